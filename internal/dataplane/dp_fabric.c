@@ -1,0 +1,177 @@
+#include "dp_fabric.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+const char *dp_status_text(int status) {
+    switch ((dp_status)status) {
+    case DP_OK: return "ok";
+    case DP_BUSY: return "busy";
+    case DP_INVALID: return "invalid argument";
+    case DP_TOO_LARGE: return "too large";
+    case DP_NO_FUNCTION: return "no such function";
+    case DP_BAD_BLOB: return "bad address blob";
+    case DP_BAD_LIBRARY: return "library cannot be loaded";
+    case DP_BAD_REQUEST: return "request refused as malformed";
+    case DP_WRONG_THREAD: return "used by two threads at once";
+    case DP_UNSUPPORTED: return "unsupported";
+    case DP_NO_DEVICE: return "no such device";
+    case DP_FUNCTION_FAILED: return "function failed";
+    case DP_RESULT_TOO_LARGE: return "result larger than the capacity";
+    case DP_DEADLINE: return "deadline exceeded";
+    case DP_CANCELLED: return "cancelled";
+    case DP_CONNECTION: return "connection broken";
+    case DP_PEER_GONE: return "peer gone";
+    case DP_WORKER_DIED: return "worker died";
+    case DP_PROTOCOL: return "protocol violation by the peer";
+    case DP_LEASE_ENDED: return "lease ended";
+    case DP_FATAL: return "fatal";
+    }
+    return "unknown status";
+}
+
+int dp_fail(dp_error *err, int status, int sys_errno, const char *fmt, ...) {
+    if (!err)
+        return status;
+    err->status = status;
+    err->sys_errno = sys_errno;
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+    va_end(ap);
+    if (sys_errno && n >= 0 && (size_t)n < sizeof err->msg) {
+        char text[96];
+        /* GNU strerror_r may return a static string instead of filling the buffer. */
+        snprintf(err->msg + n, sizeof err->msg - (size_t)n, ": %s", strerror_r(sys_errno, text, sizeof text));
+    }
+    return status;
+}
+
+int64_t dp_now_ns(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+void dp_random(void *buf, size_t len) {
+    unsigned char *p = buf;
+    while (len) {
+        ssize_t n = getrandom(p, len, 0);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            abort();
+        }
+        p += n;
+        len -= (size_t)n;
+    }
+}
+
+int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err) {
+    static const dp_dev_options defaults = {.gid_index = -1};
+    if (!opts)
+        opts = &defaults;
+    if (provider && !strcmp(provider, "shm"))
+        return dp_shm_open(opts, out, err);
+    if (provider && !strcmp(provider, "verbs"))
+        return dp_verbs_open(opts, out, err);
+    return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs)", provider ? provider : "");
+}
+
+void dp_dev_close(dp_dev *dev) {
+    if (dev)
+        dev->ops->dev_close(dev);
+}
+
+int dp_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) { return dev->ops->domain_create(dev, out, err); }
+
+void dp_domain_destroy(dp_domain *d) {
+    if (d)
+        d->dev->ops->domain_destroy(d);
+}
+
+int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
+    if (size == 0 || size > (1ull << 40))
+        return dp_fail(err, DP_INVALID, 0, "allocate region: size %llu not in 1..2^40", (unsigned long long)size);
+    if (access & ~7u)
+        return dp_fail(err, DP_INVALID, 0, "allocate region: unknown access bits %#x", access);
+    return d->dev->ops->mem_alloc(d, size, access, out, err);
+}
+
+int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
+    if (!addr || size == 0 || size > (1ull << 40))
+        return dp_fail(err, DP_INVALID, 0, "register region: address %p size %llu", addr, (unsigned long long)size);
+    if (access & ~7u)
+        return dp_fail(err, DP_INVALID, 0, "register region: unknown access bits %#x", access);
+    return d->dev->ops->mem_register(d, addr, size, access, out, err);
+}
+
+void dp_mem_free(dp_mem *m) {
+    if (m)
+        m->domain->dev->ops->mem_free(m);
+}
+
+int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
+    if (capacity == 0 || capacity > (1u << 20))
+        return dp_fail(err, DP_INVALID, 0, "create completion queue: capacity %u not in 1..2^20", capacity);
+    return dev->ops->cq_create(dev, capacity, out, err);
+}
+
+void dp_cq_destroy(dp_cq *cq) {
+    if (cq)
+        cq->ops->cq_destroy(cq);
+}
+
+int dp_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
+    if (attr->max_send < 1 || attr->max_send > 4096 || attr->max_recv < 1 || attr->max_recv > 4096)
+        return dp_fail(err, DP_INVALID, 0, "create queue pair: max_send %u, max_recv %u not in 1..4096", attr->max_send,
+                       attr->max_recv);
+    if (attr->n_expose > DP_EXPOSE_MAX)
+        return dp_fail(err, DP_INVALID, 0, "create queue pair: %u exposed regions, at most %d", attr->n_expose,
+                       DP_EXPOSE_MAX);
+    for (uint32_t i = 0; i < attr->n_expose; i++)
+        if (!attr->expose[i] || attr->expose[i]->domain != d)
+            return dp_fail(err, DP_INVALID, 0, "create queue pair: exposed region %u is not of its domain", i);
+    if (cq->dev != d->dev)
+        return dp_fail(err, DP_INVALID, 0, "create queue pair: completion queue of another device");
+    uint32_t need = attr->max_send + attr->max_recv;
+    if (cq->reserved + need > cq->capacity)
+        return dp_fail(err, DP_INVALID, 0, "create queue pair: completion queue of %u has %u left, %u needed",
+                       cq->capacity, cq->capacity - cq->reserved, need);
+    int st = d->dev->ops->qp_create(d, cq, attr, out, err);
+    if (st == DP_OK)
+        cq->reserved += need;
+    return st;
+}
+
+int dp_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err) {
+    if (*len < DP_BLOB_MAX)
+        return dp_fail(err, DP_INVALID, 0, "export blob: room for %u bytes, %d needed", *len, DP_BLOB_MAX);
+    return qp->ops->qp_export(qp, blob, len, err);
+}
+
+int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err) {
+    if (qp->state != DP_QP_INIT)
+        return dp_fail(err, DP_INVALID, 0, "connect: queue pair is not in the initial state (reset it first)");
+    return qp->ops->qp_connect(qp, blob, len, err);
+}
+
+int dp_qp_reset(dp_qp *qp, dp_error *err) { return qp->ops->qp_reset(qp, err); }
+
+void dp_qp_destroy(dp_qp *qp) {
+    if (!qp)
+        return;
+    qp->cq->reserved -= qp->max_send + qp->max_recv;
+    qp->ops->qp_destroy(qp);
+}
+
+void dp_qp_break(dp_qp *qp, int status) {
+    int32_t none = 0;
+    /* The first reason stays. Release pairs with the acquire in dp_qp_broken. */
+    __atomic_compare_exchange_n(&qp->broken, &none, status, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    dp_cq_wake(qp->cq);
+}

@@ -1,0 +1,313 @@
+/* The fabric: remote memory semantics and no more of them than rfaas uses.
+ *
+ *   device ── domain ── memory region            one device per provider instance
+ *     │          └───── queue pair ──┐           a queue pair belongs to one domain and one completion queue
+ *     └── completion queue ──────────┘
+ *
+ * Providers implement `dp_ops`; nothing above this header knows which one it talks to, and no verbs
+ * type appears in it. Semantics are those of a reliable connected queue pair:
+ *
+ *   - Operations of one queue pair take effect in the order they were posted, with one exception: the data
+ *     of a write-with-immediate is in place when its completion is polled at the target, and a provider may
+ *     put it there no sooner. Do not read or overwrite those bytes from the initiator's side before that.
+ *   - A receive is consumed by each write-with-immediate and each send. Posting receives is the
+ *     target's duty; counting them is the initiator's (the channel does). A post that finds no room
+ *     in the local queue returns DP_BUSY and has no effect.
+ *   - A failed operation moves the queue pair to the error state. Later posts return DP_CONNECTION
+ *     until dp_qp_reset and a new dp_qp_connect.
+ *   - Completions of local operations appear only for DP_SIGNALED ones and for failures. The provider
+ *     signals others by itself as often as it must to reclaim its queue, and hides those completions.
+ *   - A completion queue is never overrun: each queue pair reserves max_send + max_recv of its
+ *     completion queue's capacity when it is created, and creation fails when there is not enough.
+ *
+ * Threads: a completion queue and the queue pairs on it are used by one thread at a time. Any thread
+ * may call dp_cq_wake and dp_qp_break. Devices and domains are thread safe.
+ */
+#ifndef RFAAS_DP_FABRIC_H
+#define RFAAS_DP_FABRIC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dp_status.h"
+
+#define DP_CACHE_LINE 64
+#define DP_BLOB_MAX 128 /* bytes of a queue-pair blob, any provider */
+#define DP_EXPOSE_MAX 8 /* regions a queue pair exposes to its peer */
+
+typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2 } dp_provider_id;
+
+/* What a region's peer may do with it. Local access is always read and write. */
+enum {
+    DP_REMOTE_READ = 1,
+    DP_REMOTE_WRITE = 2,
+    DP_REMOTE_ATOMIC = 4, /* words reached by fetch-and-add and compare-and-swap */
+};
+
+/* Capabilities of a device. */
+enum {
+    DP_CAP_SYNC_SOURCE = 1, /* a post has consumed its source before it returns: no lkey needed */
+    DP_CAP_RKEY_PTR = 2,    /* dp_rkey_ptr can return a pointer */
+};
+
+/* Flags of a post. */
+enum {
+    DP_SIGNALED = 1, /* the initiator gets a completion */
+    DP_MORE = 2,     /* another post on this queue pair follows at once: its notification may wait for it */
+};
+
+typedef enum dp_op {
+    DP_OP_RECV = 1,     /* a send arrived in a posted receive; byte_len is its size */
+    DP_OP_RECV_IMM = 2, /* a write-with-immediate arrived; imm is set, byte_len is the bytes written */
+    DP_OP_WRITE = 3,
+    DP_OP_READ = 4,
+    DP_OP_FETCH_ADD = 5,
+    DP_OP_CMP_SWAP = 6,
+    DP_OP_SEND = 7,
+} dp_op;
+
+/* Status of a completion: DP_OK, DP_INVALID (remote access refused: key, bounds or rights),
+ * DP_PEER_GONE (retries exceeded or peer process ended), DP_CONNECTION (flushed or broken). */
+typedef struct dp_wc {
+    uint64_t wr_id;   /* as given to the post, or to the receive that was consumed */
+    struct dp_qp *qp; /* queue pair it belongs to */
+    int32_t status;
+    uint32_t imm;
+    uint32_t byte_len;
+    uint32_t op; /* a dp_op */
+} dp_wc;
+
+typedef struct dp_sge {
+    const void *addr;
+    uint32_t len;
+    uint32_t lkey; /* dp_mem.lkey; ignored with DP_CAP_SYNC_SOURCE and for inline data */
+} dp_sge;
+
+typedef struct dp_dev_options {
+    const char *device;    /* verbs: device name, NULL or "" for the first with an active port */
+    int port;              /* verbs: 1-based, 0 for the first active */
+    int gid_index;         /* verbs: -1 chooses (RoCE v2 IPv4-mapped first, then RoCE v2, then any) */
+    int pkey_index;        /* verbs: default 0 */
+    int traffic_class;     /* verbs: 0..255 */
+    int service_level;     /* verbs: 0..15 */
+    int mtu;               /* verbs: 256..4096 bytes, 0 for the port's active MTU */
+    int timeout;           /* verbs: local ack timeout exponent 1..31, 0 for the default 14 (67 ms) */
+    int retry_count;       /* verbs: 1..7, 0 for the default 7 */
+    int active_side_only;  /* shm: this process only connects to blobs whose owners listen (workers) */
+} dp_dev_options;
+
+typedef struct dp_ops dp_ops;
+
+typedef struct dp_dev {
+    const dp_ops *ops;
+    dp_provider_id provider;
+    uint32_t caps;
+    uint32_t max_inline; /* upper bound of what a queue pair may take inline; rely on dp_qp.max_inline */
+    uint32_t max_msg;    /* bytes of one write */
+    uint32_t max_send_msg; /* bytes of one send */
+    char name[64];       /* for people: "shm", "rxe0 port 1 gid 1" */
+} dp_dev;
+
+typedef struct dp_domain {
+    dp_dev *dev;
+} dp_domain;
+
+typedef struct dp_mem {
+    dp_domain *domain;
+    void *addr;
+    uint64_t size;
+    uint32_t lkey;
+    uint32_t rkey;
+    uint32_t access;
+} dp_mem;
+
+typedef struct dp_cq {
+    const dp_ops *ops;
+    dp_dev *dev;
+    uint32_t capacity;
+    uint32_t reserved; /* by the queue pairs on it */
+} dp_cq;
+
+typedef struct dp_qp_attr {
+    uint32_t max_send;   /* posts outstanding, 1..4096 */
+    uint32_t max_recv;   /* receives posted, 1..4096 */
+    uint32_t max_inline; /* wished; the provider may give less or more, see dp_qp.max_inline */
+    /* Regions that the peer may reach through this queue pair. shm gives exactly these to the peer;
+     * verbs gives the whole domain, so put nothing else remotely accessible into it. */
+    dp_mem *expose[DP_EXPOSE_MAX];
+    uint32_t n_expose;
+} dp_qp_attr;
+
+typedef enum dp_qp_state { DP_QP_INIT, DP_QP_CONNECTED, DP_QP_ERROR } dp_qp_state;
+
+typedef struct dp_qp {
+    const dp_ops *ops;
+    dp_domain *domain;
+    dp_cq *cq;
+    void *user;          /* owner's, untouched by providers */
+    uint32_t max_inline; /* bytes a post takes from any memory, registered or not */
+    uint32_t max_send;
+    uint32_t max_recv;
+    int32_t state; /* dp_qp_state, written by the owner thread only */
+    int32_t broken; /* 0 or a dp_status, set by any thread (atomic): the peer is gone or gave up */
+} dp_qp;
+
+struct dp_ops {
+    void (*dev_close)(dp_dev *);
+    int (*domain_create)(dp_dev *, dp_domain **, dp_error *);
+    void (*domain_destroy)(dp_domain *);
+    int (*mem_alloc)(dp_domain *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
+    int (*mem_register)(dp_domain *, void *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
+    void (*mem_free)(dp_mem *);
+    int (*cq_create)(dp_dev *, uint32_t capacity, dp_cq **, dp_error *);
+    void (*cq_destroy)(dp_cq *);
+    int (*cq_poll)(dp_cq *, dp_wc *, int n);
+    int (*cq_arm)(dp_cq *);
+    void (*cq_disarm)(dp_cq *);
+    int (*cq_wait)(dp_cq *, int64_t timeout_ns);
+    void (*cq_wake)(dp_cq *);
+    void (*cq_promise_hot)(dp_cq *, bool);
+    int (*qp_create)(dp_domain *, dp_cq *, const dp_qp_attr *, dp_qp **, dp_error *);
+    int (*qp_export)(dp_qp *, void *blob, uint32_t *len, dp_error *);
+    int (*qp_connect)(dp_qp *, const void *blob, uint32_t len, dp_error *);
+    int (*qp_reset)(dp_qp *, dp_error *);
+    void (*qp_destroy)(dp_qp *);
+    int (*post_write)(dp_qp *, const dp_sge *, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
+                      uint32_t flags);
+    int (*post_write_imm)(dp_qp *, const dp_sge *, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
+                          uint64_t wr_id, uint32_t flags);
+    int (*post_read)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+    int (*post_fetch_add)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
+                          uint32_t flags);
+    int (*post_cmp_swap)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t expect,
+                         uint64_t desired, uint64_t wr_id, uint32_t flags);
+    int (*post_send)(dp_qp *, const dp_sge *, uint64_t wr_id, uint32_t flags);
+    int (*post_recv)(dp_qp *, const dp_sge *, uint64_t wr_id);
+    void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
+    int (*qp_probe)(dp_qp *);
+};
+
+/* ---- devices ---- */
+
+/* dp_dev_open opens a device of the provider named "shm" or "verbs"; opts may be NULL for defaults
+ * (gid_index is then -1). "verbs" without a usable device: DP_NO_DEVICE naming what was looked for. */
+int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
+/* Everything made from the device must be gone. */
+void dp_dev_close(dp_dev *dev);
+/* Provider openers, called through dp_dev_open. */
+int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
+int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
+/* dp_verbs_preload loads libibverbs' providers and the device list, so that later opens in forked
+ * children are quick. It opens no device. Returns the number of devices, 0 when there are none. */
+int dp_verbs_preload(void);
+
+/* ---- domains and memory ---- */
+
+int dp_domain_create(dp_dev *dev, dp_domain **out, dp_error *err);
+void dp_domain_destroy(dp_domain *d);
+
+/* dp_mem_alloc allocates zeroed, page-aligned, prefaulted memory of at least size bytes (size 1 ..
+ * 1 TiB) and registers it. The provider owns it until dp_mem_free. Followed by an inaccessible page. */
+int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
+/* dp_mem_register registers memory of the caller's, who keeps it mapped until dp_mem_free. shm can
+ * register such memory for local use only (access 0); anything else there is DP_UNSUPPORTED. */
+int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
+void dp_mem_free(dp_mem *m);
+
+/* ---- completion queues ---- */
+
+int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
+void dp_cq_destroy(dp_cq *cq);
+/* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. */
+static inline int dp_cq_poll(dp_cq *cq, dp_wc *wc, int n) { return cq->ops->cq_poll(cq, wc, n); }
+/* To block: dp_cq_arm, dp_cq_poll once more (0 completions), dp_cq_wait. A completion that arrives after
+ * dp_cq_arm returned ends the wait. If the poll found something, dp_cq_disarm (or simply go on and arm
+ * again later). */
+static inline int dp_cq_arm(dp_cq *cq) { return cq->ops->cq_arm(cq); }
+static inline void dp_cq_disarm(dp_cq *cq) { cq->ops->cq_disarm(cq); }
+/* dp_cq_wait blocks until an event, a wake or the time-out (negative: none). Spurious returns are
+ * allowed. Returns DP_OK or DP_FATAL. */
+static inline int dp_cq_wait(dp_cq *cq, int64_t timeout_ns) { return cq->ops->cq_wait(cq, timeout_ns); }
+/* dp_cq_wake ends the present or the next dp_cq_wait. Any thread. Async-signal-safe. */
+static inline void dp_cq_wake(dp_cq *cq) { cq->ops->cq_wake(cq); }
+/* dp_cq_promise_hot(true) promises peers that this side polls without blocking until the promise is
+ * withdrawn, so that they may leave out the barrier before the sleeping flag. dp_cq_arm withdraws it. A hint:
+ * providers may ignore it. */
+static inline void dp_cq_promise_hot(dp_cq *cq, bool hot) { cq->ops->cq_promise_hot(cq, hot); }
+
+/* ---- queue pairs ---- */
+
+int dp_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err);
+/* dp_qp_export writes the blob that the peer needs to connect: *len is the room on entry (at least
+ * DP_BLOB_MAX), the blob's size on return. A blob is good for one connection: reset makes a new one. */
+int dp_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
+/* dp_qp_connect connects to the peer whose blob this is. Both sides connect; receives posted before
+ * dp_qp_export are in place when the peer's first operation arrives, whichever side connects first.
+ * Blobs are checked byte by byte: wrong length, magic, version, provider, node: DP_BAD_BLOB. */
+int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
+/* dp_qp_reset takes the queue pair from any state back to DP_QP_INIT: posted receives, outstanding
+ * operations and undelivered completions are dropped, and the old peer can no longer reach the exposed regions through
+ * it. (shm gives them new pages with the old contents; a region that another queue pair exposes too keeps its pages.) */
+int dp_qp_reset(dp_qp *qp, dp_error *err);
+void dp_qp_destroy(dp_qp *qp);
+/* dp_qp_break marks the queue pair as broken for `status` and wakes its completion queue. Any thread. */
+void dp_qp_break(dp_qp *qp, int status);
+static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->broken, __ATOMIC_ACQUIRE); }
+/* dp_qp_probe looks, without blocking, whether the peer still exists; marks the queue pair broken if not.
+ * Costs a system call at most; waiters without a monitor thread call it every few milliseconds. */
+static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
+
+/* ---- operations; all return DP_OK, DP_BUSY, DP_INVALID, DP_CONNECTION or (atomics) DP_UNSUPPORTED at once ---- */
+
+/* Writes the n (0..2) pieces, in order, to consecutive remote bytes from raddr. */
+static inline int dp_post_write(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
+                                uint32_t flags) {
+    return qp->ops->post_write(qp, sge, n, raddr, rkey, wr_id, flags);
+}
+static inline int dp_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey,
+                                    uint32_t imm, uint64_t wr_id, uint32_t flags) {
+    return qp->ops->post_write_imm(qp, sge, n, raddr, rkey, imm, wr_id, flags);
+}
+/* Reads sge->len remote bytes into sge->addr (registered local memory). */
+static inline int dp_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
+                               uint32_t flags) {
+    return qp->ops->post_read(qp, sge, raddr, rkey, wr_id, flags);
+}
+/* Atomics work on one naturally aligned remote u64; its old value lands in the 8 bytes at sge->addr. */
+static inline int dp_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
+                                    uint64_t wr_id, uint32_t flags) {
+    return qp->ops->post_fetch_add(qp, sge, raddr, rkey, add, wr_id, flags);
+}
+static inline int dp_post_cmp_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
+                                   uint64_t desired, uint64_t wr_id, uint32_t flags) {
+    return qp->ops->post_cmp_swap(qp, sge, raddr, rkey, expect, desired, wr_id, flags);
+}
+/* Sends up to dev->max_send_msg bytes into the peer's oldest posted receive. */
+static inline int dp_post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
+    return qp->ops->post_send(qp, sge, wr_id, flags);
+}
+/* Posts a receive; sge may be NULL when only writes-with-immediate are expected. */
+static inline int dp_post_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id) {
+    return qp->ops->post_recv(qp, sge, wr_id);
+}
+/* dp_rkey_ptr returns a local pointer to len bytes of the peer's region for plain loads and stores, or
+ * NULL without DP_CAP_RKEY_PTR, with a bad key or bounds, or without write access. Valid until reset. */
+static inline void *dp_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len) {
+    return qp->ops->rkey_ptr(qp, raddr, rkey, len);
+}
+
+/* ---- small things every C file needs ---- */
+
+static inline void dp_cpu_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+/* Monotonic clock, ns. */
+int64_t dp_now_ns(void);
+/* Cryptographically random bytes (getrandom); ends the process if the kernel has none. */
+void dp_random(void *buf, size_t len);
+
+#endif

@@ -1,0 +1,51 @@
+/* What both ends of a channel share: the layout of a side's memory and the blob that describes it. */
+#ifndef RFAAS_DP_LAYOUT_H
+#define RFAAS_DP_LAYOUT_H
+
+#include "dp_fabric.h"
+#include "dp_wire.h"
+
+/* A side's region: `depth` slots, then the bulk area. */
+typedef struct dp_layout {
+    uint32_t depth;
+    uint32_t eager;  /* payload bytes per slot */
+    uint32_t stride; /* bytes per slot */
+    uint64_t bulk;
+    uint64_t bulk_at; /* offset of the bulk area */
+    uint64_t size;
+} dp_layout;
+
+/* The side that a blob describes, checked. */
+typedef struct dp_side {
+    dp_layout layout;
+    uint32_t generation;
+    uint64_t addr; /* of its region */
+    uint32_t rkey;
+    uint8_t qp_blob[DP_BLOB_MAX];
+    uint32_t qp_len;
+} dp_side;
+
+static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, uint64_t bulk) {
+    l->depth = depth;
+    l->eager = eager;
+    l->stride = DP_SLOT_ROOM + eager;
+    l->bulk = bulk;
+    l->bulk_at = (uint64_t)depth * l->stride;
+    l->size = l->bulk_at + bulk;
+}
+
+/* Offset of a slot's payload. */
+static inline uint64_t dp_slot_payload(const dp_layout *l, uint32_t slot) {
+    return (uint64_t)slot * l->stride + DP_SLOT_ROOM;
+}
+static inline uint64_t dp_bulk_at(const dp_layout *l, uint32_t units) {
+    return l->bulk_at + (uint64_t)units * DP_BULK_UNIT;
+}
+
+/* Writes this side's blob. */
+int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generation, const dp_mem *m, void *blob,
+                   uint32_t *len, dp_error *err);
+/* Reads and checks the other side's blob: every field, the checksum, the provider. */
+int dp_side_decode(const void *blob, uint32_t len, uint8_t role, dp_provider_id provider, dp_side *out, dp_error *err);
+
+#endif

@@ -1,0 +1,171 @@
+/* The shm provider: remote memory semantics between processes of one host.
+ *
+ * Every region, receive ring and completion-queue page is a sealed memfd of its owner's, mapped by the peer. A
+ * remote write is a store; its notification is an entry of the target's receive ring:
+ *
+ *     0        8      12   13   14   15   16              24                              64
+ *     | seq|imm | len  |reg |head| op | 0  |    offset     |   first `head` bytes of data   |
+ *
+ * An entry is one cache line and is published by one 8-byte release store of (imm << 32 | seq), seq being the
+ * entry's position + 1, so the consumer polls the line that carries the message and no index is shared. What
+ * fits into the line's 40 data bytes travels in it (the receiver's poll stores it at its target, as a
+ * network adapter may scatter small data to the completion entry); of longer data the part before the
+ * target's next cache-line boundary does, so that a header that ends on a boundary rides in the entry and the
+ * payload is stored straight into its lines.
+ *
+ * dp_shm.c holds the objects and operations, dp_shm_link.c how two processes exchange descriptors and how
+ * the end of one is noticed by the other.
+ */
+#ifndef RFAAS_DP_SHM_H
+#define RFAAS_DP_SHM_H
+
+#include <pthread.h>
+
+#include "dp_fabric.h"
+
+#define SHM_INLINE 40
+#define SHM_SEND_MAX 1024 /* bytes of a send: one bounce slot */
+#define SHM_RING_MAX 4096
+#define SHM_PAGE 4096u
+
+typedef struct shm_entry {
+    uint64_t seq_imm; /* published last */
+    uint32_t len;
+    uint8_t region; /* index into the target queue pair's exposed regions */
+    uint8_t head;   /* bytes of data[] that belong at offset */
+    uint8_t op;     /* DP_OP_RECV or DP_OP_RECV_IMM */
+    uint8_t zero;
+    uint64_t offset; /* in the region */
+    uint8_t data[SHM_INLINE];
+} shm_entry;
+_Static_assert(sizeof(shm_entry) == DP_CACHE_LINE, "a ring entry is one cache line");
+
+/* A queue pair's receive segment: written by the peer but for `posted`. */
+typedef struct shm_segment {
+    uint32_t posted; /* receives ever posted: written by the owner, the peer's credit */
+    uint8_t pad[DP_CACHE_LINE - 4];
+    shm_entry ring[]; /* ring_size entries, then ring_size bounce slots of SHM_SEND_MAX bytes */
+} shm_segment;
+
+/* State of a completion queue's owner, first word of its page; the futex that it sleeps on.
+ * HOT:      promises not to sleep; before it leaves this state it makes every peer's CPU pass a barrier
+ *           (membarrier), so peers need none of their own.
+ * AWAKE:    may go to sleep at any time: peers pass a full barrier between publishing and looking here.
+ * SLEEPING: sleeps or is about to: the peer that moves it to AWAKE wakes it. */
+enum { SHM_AWAKE = 0, SHM_SLEEPING = 1, SHM_HOT = 2 };
+
+typedef struct shm_dev shm_dev;
+typedef struct shm_qp shm_qp;
+
+typedef struct shm_mem {
+    dp_mem m;
+    int fd;           /* -1: the caller's memory */
+    uint32_t exposed; /* queue pairs that expose it */
+} shm_mem;
+
+typedef struct shm_cq {
+    dp_cq c;
+    uint32_t *mode; /* in the page that peers map */
+    int fd;
+    bool hot;        /* mode is SHM_HOT */
+    uint32_t n_cold; /* connected peers that are not reached by membarrier: no hot promise with any */
+    int32_t wake;    /* a wake for the next wait (atomic) */
+    shm_qp **qps;
+    uint32_t n_qps, cap_qps;
+    uint32_t turn;  /* queue pair polled first */
+    dp_wc *local;   /* completions of local operations */
+    uint32_t local_head, local_tail, local_mask;
+} shm_cq;
+
+typedef struct shm_region { /* of the peer, mapped here */
+    uint32_t rkey;
+    uint32_t access;
+    uint64_t base;
+    uint64_t size;
+    uint8_t *map;
+} shm_region;
+
+/* What the peer handed over: descriptors first, mappings after shm_peer_map. */
+typedef struct shm_peer {
+    uint8_t token[16];
+    uint32_t ring_size;
+    uint32_t reached; /* its process is registered for membarrier */
+    uint32_t n_regions;
+    shm_region regions[DP_EXPOSE_MAX];
+    int fds[2 + DP_EXPOSE_MAX]; /* receive segment, completion-queue page, regions; -1 when closed */
+    shm_segment *segment;
+    uint8_t *bounce;
+    uint32_t *mode;
+} shm_peer;
+
+typedef struct shm_recv {
+    uint64_t wr_id;
+    void *addr;
+    uint32_t len;
+} shm_recv;
+
+struct shm_qp {
+    dp_qp q;
+    /* Receiving. */
+    shm_segment *segment;
+    uint8_t *bounce;
+    uint32_t ring_size, mask;
+    uint32_t rpos;      /* next entry to look at */
+    uint32_t rposted;   /* receives ever posted */
+    shm_recv *recvs;    /* by position & mask */
+    /* Sending. */
+    uint32_t spos;      /* next entry of the peer's ring */
+    uint32_t credit;    /* peer's `posted` when last looked at */
+    uint32_t unpolled;  /* completions of ours in the local queue */
+    bool owed;          /* DP_MORE messages are published and the peer is not notified */
+    shm_peer peer;
+    bool connected;
+    /* Exchange, under the device's lock. */
+    uint8_t token[16];
+    int seg_fd;
+    shm_peer *deposit; /* what a peer that connected first left here */
+    bool taken;        /* the token was used */
+    shm_qp *next;
+    uint32_t n_expose;
+    shm_mem *expose[DP_EXPOSE_MAX];
+};
+
+typedef struct shm_link shm_link; /* a socket to a peer process */
+
+struct shm_dev {
+    dp_dev d;
+    bool active_only;
+    bool membarrier;
+    uint8_t boot_id[16];
+    uint64_t netns;
+    /* Everything below under lock. */
+    pthread_mutex_t lock;
+    shm_qp *qps;
+    shm_link *links;
+    uint64_t next_link;
+    uint32_t n_strangers; /* accepted sockets that have not said hello */
+    bool listening;
+    uint8_t name[16]; /* of the listening abstract socket */
+    int listen_fd, epoll_fd, stop_fd;
+    pthread_t monitor;
+};
+
+/* memfd of size bytes, sealed against resizing, mapped with a PROT_NONE page behind it. */
+int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, void **map, dp_error *err);
+void shm_unmap(void *map, uint64_t size);
+/* Maps the peer's descriptors and closes them. */
+int shm_peer_map(shm_peer *p, dp_error *err);
+void shm_peer_clear(shm_peer *p);
+
+uint64_t shm_segment_size(uint32_t ring_size);
+
+/* dp_shm_link.c */
+int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_error *err);
+int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *blob, uint32_t len, dp_error *err);
+/* Closes the queue pair's links and forgets deposits; its token is dead afterwards. */
+void shm_link_forget(shm_dev *dev, shm_qp *qp);
+int shm_link_probe(shm_dev *dev, shm_qp *qp);
+void shm_link_close(shm_dev *dev);
+int shm_link_identity(shm_dev *dev, dp_error *err);
+
+#endif

@@ -1,0 +1,113 @@
+/* Protection domains and memory regions of the verbs provider. */
+#include "dp_verbs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+typedef struct dpv_mem {
+    dp_mem base;
+    struct ibv_mr *mr;
+    void *map;      /* NULL for the caller's memory */
+    size_t map_len; /* guard page included */
+} dpv_mem;
+
+int dpv_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) {
+    dpv_domain *d = calloc(1, sizeof *d);
+    if (!d)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create domain on %s", dev->name);
+    d->base.dev = dev;
+    d->pd = ibv_alloc_pd(dpv_dev_of(dev)->ctx);
+    if (!d->pd) {
+        int e = errno;
+        free(d);
+        return dp_fail(err, dpv_status_of(e), e, "ibv_alloc_pd on %s", dev->name);
+    }
+    *out = &d->base;
+    return DP_OK;
+}
+
+void dpv_domain_destroy(dp_domain *base) {
+    dpv_domain *d = dpv_domain_of(base);
+    ibv_dealloc_pd(d->pd);
+    free(d);
+}
+
+uint32_t dpv_access_flags(uint32_t access) {
+    return (access & DP_REMOTE_READ ? IBV_ACCESS_REMOTE_READ : 0u) |
+           (access & DP_REMOTE_WRITE ? IBV_ACCESS_REMOTE_WRITE : 0u) |
+           (access & DP_REMOTE_ATOMIC ? IBV_ACCESS_REMOTE_ATOMIC : 0u);
+}
+
+int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access, dp_mem **out,
+                     dp_error *err) {
+    dpv_domain *d = dpv_domain_of(base);
+    dpv_dev *dev = dpv_dev_of(base->dev);
+    if (access & DP_REMOTE_ATOMIC && !dev->atomics)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "register region: %s has no remote atomics", dev->base.name);
+    dpv_mem *m = calloc(1, sizeof *m);
+    if (!m)
+        return dp_fail(err, DP_FATAL, ENOMEM, "register region of %llu bytes", (unsigned long long)size);
+    m->mr = ibv_reg_mr(d->pd, addr, size, (int)(IBV_ACCESS_LOCAL_WRITE | dpv_access_flags(access)));
+    if (!m->mr) {
+        int e = errno;
+        free(m);
+        struct rlimit lim;
+        /* The usual reason, and one whose message should name the cure. */
+        if (e == ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &lim) && lim.rlim_cur != RLIM_INFINITY)
+            return dp_fail(err, DP_FATAL, e, "ibv_reg_mr of %llu bytes on %s (RLIMIT_MEMLOCK is %llu)",
+                           (unsigned long long)size, dev->base.name, (unsigned long long)lim.rlim_cur);
+        return dp_fail(err, dpv_status_of(e), e, "ibv_reg_mr of %llu bytes at %p on %s",
+                       (unsigned long long)size, addr, dev->base.name);
+    }
+    m->base = (dp_mem){.domain = base,
+                       .addr = addr,
+                       .size = size,
+                       .lkey = m->mr->lkey,
+                       .rkey = m->mr->rkey,
+                       .access = access};
+    *out = &m->base;
+    return DP_OK;
+}
+
+int dpv_mem_alloc(dp_domain *base, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t body = (size + page - 1) & ~(page - 1);
+    /* Under vm.overcommit_memory=1 the mapping itself never fails: filling it would wake the OOM killer. */
+    if (body / page > (uint64_t)sysconf(_SC_PHYS_PAGES))
+        return dp_fail(err, DP_FATAL, ENOMEM, "allocate region: %llu bytes exceed this machine's memory",
+                       (unsigned long long)size);
+    size_t len = (size_t)(body + page);
+    char *map = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return dp_fail(err, DP_FATAL, errno, "allocate region: mmap of %llu bytes", (unsigned long long)size);
+    /* Shared: after a fork, private pages that the device has pinned would stay with one side only, and the
+     * other would write to a copy that the device never sees. */
+    if (mmap(map, (size_t)body, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE,
+             -1, 0) == MAP_FAILED) {
+        int e = errno;
+        munmap(map, len);
+        return dp_fail(err, DP_FATAL, e, "allocate region: mmap of %llu bytes", (unsigned long long)size);
+    }
+    /* Registered to the byte, so that the device refuses what lies behind the size asked for. */
+    int st = dpv_mem_register(base, map, size, access, out, err);
+    if (st != DP_OK) {
+        munmap(map, len);
+        return st;
+    }
+    dpv_mem *m = (dpv_mem *)*out;
+    m->map = map;
+    m->map_len = len;
+    return DP_OK;
+}
+
+void dpv_mem_free(dp_mem *base) {
+    dpv_mem *m = (dpv_mem *)base;
+    /* Deregistered first: until then the device may write there. Should that fail, the device still holds
+     * the pages, so keep them mapped rather than let it write into somebody else's. */
+    if (ibv_dereg_mr(m->mr) == 0 && m->map)
+        munmap(m->map, m->map_len);
+    free(m);
+}

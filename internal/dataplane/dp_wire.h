@@ -1,0 +1,111 @@
+/* The invocation protocol as bytes. docs/PROTOCOL.md draws the same with rulers; static assertions here
+ * and golden bytes in the tests bind the two. All integers are little endian.
+ *
+ * A slot is 64 bytes of header room followed by the payload, so payloads start on a cache line. A
+ * header is placed so that it ENDS where the payload begins: header and payload are consecutive and one
+ * write carries both.
+ *
+ *   slot + 0        32 or 40       64                    64 + eager
+ *        |  unused  |   header     |  payload ...         |
+ */
+#ifndef RFAAS_DP_WIRE_H
+#define RFAAS_DP_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "rfaas needs a little-endian machine"
+#endif
+
+#define DP_WIRE_VERSION 1
+#define DP_SLOT_ROOM 64 /* header room before each payload */
+
+#define DP_DEPTH_MAX 1024
+#define DP_EAGER_MAX (256u << 10)
+#define DP_EAGER_DEFAULT (16u << 10)
+#define DP_BULK_MAX (1ull << 32)
+#define DP_BULK_DEFAULT (2ull << 20)
+#define DP_BULK_UNIT 64 /* bulk offsets are counted in these */
+
+/* Immediate value, both directions: slot in the high half, low half of the call id in the low half. */
+static inline uint32_t dp_imm(uint32_t slot, uint32_t call_id) { return slot << 16 | (call_id & 0xffff); }
+static inline uint32_t dp_imm_slot(uint32_t imm) { return imm >> 16; }
+static inline uint32_t dp_imm_tag(uint32_t imm) { return imm & 0xffff; }
+
+/* Request flags. */
+enum {
+    DP_REQ_BULK_IN = 1,    /* the payload is in the worker's bulk area at in_offset, not in the slot */
+    DP_REQ_BULK_OUT = 2,   /* the result goes to the client's bulk area at out_offset, not into the slot */
+    DP_REQ_EXCLUSIVE = 4,  /* no other call of this channel is outstanding or unread */
+};
+
+/* Request header. The first 8 bytes travel only when a bulk flag is set (32-byte form); otherwise the
+ * message starts at `generation` (24-byte form). */
+typedef struct dp_request {
+    uint32_t in_offset;  /* in DP_BULK_UNIT bytes */
+    uint32_t out_offset; /* in DP_BULK_UNIT bytes */
+    uint32_t generation; /* of the channel; another one is refused */
+    uint32_t call_id;
+    uint32_t size;     /* payload bytes */
+    uint32_t capacity; /* result bytes that the caller accepts */
+    uint16_t function; /* index into the worker's table */
+    uint16_t flags;
+    uint32_t reserved; /* 0 */
+} dp_request;
+
+#define DP_REQ_LONG 32
+#define DP_REQ_SHORT 24
+
+/* Reply header. */
+typedef struct dp_reply {
+    uint32_t generation;
+    uint32_t call_id;
+    int32_t status; /* a dp_status: DP_OK, or why there is no result */
+    uint32_t size;  /* result bytes; with DP_RESULT_TOO_LARGE the bytes that the result has; with
+                       DP_FUNCTION_FAILED the bytes of the function's message in the slot */
+} dp_reply;
+
+#define DP_REPLY_SIZE 16
+
+_Static_assert(sizeof(dp_request) == DP_REQ_LONG, "request header");
+_Static_assert(offsetof(dp_request, generation) == DP_REQ_LONG - DP_REQ_SHORT, "short form is the tail");
+_Static_assert(offsetof(dp_request, call_id) == 12 && offsetof(dp_request, size) == 16 &&
+                   offsetof(dp_request, capacity) == 20 && offsetof(dp_request, function) == 24 &&
+                   offsetof(dp_request, flags) == 26 && offsetof(dp_request, reserved) == 28,
+               "request header layout");
+_Static_assert(sizeof(dp_reply) == DP_REPLY_SIZE && offsetof(dp_reply, call_id) == 4 &&
+                   offsetof(dp_reply, status) == 8 && offsetof(dp_reply, size) == 12,
+               "reply header layout");
+
+/* Channel blob: what one side tells the other, carried opaquely by the control plane. */
+#define DP_CHANNEL_MAGIC 0x48434652u /* "RFCH" */
+#define DP_CHANNEL_BLOB_MAX 256
+enum { DP_ROLE_CLIENT = 1, DP_ROLE_WORKER = 2 };
+
+typedef struct dp_channel_blob {
+    uint32_t magic;
+    uint16_t version;  /* DP_WIRE_VERSION */
+    uint8_t role;      /* DP_ROLE_* */
+    uint8_t provider;  /* dp_provider_id */
+    uint32_t generation; /* client's choice, never 0; the worker repeats it */
+    uint16_t depth;    /* slots, 1..DP_DEPTH_MAX */
+    uint16_t qp_len;   /* bytes of the queue-pair blob that follows */
+    uint32_t eager;    /* payload bytes per slot, multiple of 64 */
+    uint32_t slots_rkey;
+    uint64_t slots_addr; /* first slot in the sender's memory */
+    uint64_t bulk;       /* bytes of the bulk area, multiple of 64; may be 0 */
+    uint64_t bulk_addr;
+    uint32_t bulk_rkey;
+    uint32_t crc; /* CRC32C of the whole blob with this field 0 */
+} dp_channel_blob; /* queue-pair blob follows */
+
+_Static_assert(sizeof(dp_channel_blob) == 56, "channel blob");
+_Static_assert(offsetof(dp_channel_blob, slots_addr) == 24 && offsetof(dp_channel_blob, bulk) == 32 &&
+                   offsetof(dp_channel_blob, bulk_rkey) == 48 && offsetof(dp_channel_blob, crc) == 52,
+               "channel blob layout");
+
+/* CRC32C (Castagnoli), bit-reflected, initial and final inversion. */
+uint32_t dp_crc32c(const void *data, size_t len);
+
+#endif
