@@ -1,0 +1,40 @@
+/* A channel with its server in a second process or thread, for the channel tests. */
+#ifndef RFAAS_CTEST_SERVED_H
+#define RFAAS_CTEST_SERVED_H
+
+#include "../dp_serve.h"
+#include "harness.h"
+
+/* Functions of the test servers, by index. */
+enum {
+    FN_ECHO,     /* copies its payload */
+    FN_EMPTY,    /* touches nothing, returns the payload's size */
+    FN_TOO_LARGE, /* returns 1 + what the caller accepts, writing it too */
+    FN_FAIL,     /* fails with a message */
+    FN_SLOW,     /* payload: u32 milliseconds; echoes */
+    FN_CRASH,    /* SIGSEGV */
+    FN_FILL,     /* payload: u32 n; returns n bytes of pattern n */
+    FN_COUNT
+};
+
+typedef struct served {
+    dp_dev *dev;
+    dp_endpoint *ep;
+    dp_channel *ch;
+    t_peer peer;
+    dp_wait_mode mode;
+} served;
+
+/* Opens a channel of this shape whose server is a process (or a thread with a device of its own). */
+void served_open(served *s, bool process, dp_wait_mode mode, uint32_t depth, uint32_t eager, uint64_t bulk);
+/* Closes the client's side and waits for the server, which must end by itself. */
+void served_close(served *s);
+/* After the server was killed: the client's side only. */
+void served_close_client(served *s);
+/* Starts another server for the (reset) channel. */
+void served_again(served *s, bool process);
+
+/* One good synchronous call with `n` bytes of pattern `seed`, echoed. */
+void served_echo(served *s, uint32_t n, uint32_t seed);
+
+#endif

@@ -1,0 +1,175 @@
+package dataplane
+
+/*
+#cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wno-unused-parameter
+#cgo LDFLAGS: -libverbs -ldl -pthread
+#include <stdlib.h>
+#include "dp_channel.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Provider names, as Open takes them.
+const (
+	SHM   = "shm"   // processes of one host
+	Verbs = "verbs" // InfiniBand, RoCE, soft-RoCE
+)
+
+// Options choose and configure a verbs device; shm has none. The zero value with GIDIndex -1 is the default.
+type Options struct {
+	Device       string // "" takes the first with an active port
+	Port         int    // from 1; 0 takes the first active one
+	GIDIndex     int    // -1 chooses: RoCE v2 over IPv4, then RoCE v2, then any
+	PKeyIndex    int
+	TrafficClass int // 0..255
+	ServiceLevel int // 0..15
+	MTU          int // bytes; 0 takes the port's
+	Timeout      int // local ack timeout exponent, 0 takes the default
+	RetryCount   int // 1..7, 0 takes the default
+}
+
+// Device is an open provider instance. Safe for concurrent use.
+type Device struct {
+	c *C.dp_dev
+}
+
+// Open opens a device of the provider. Errors are ErrUnsupported (no such device) and ErrInvalid.
+func Open(provider string, o Options) (*Device, error) {
+	name, dev := C.CString(provider), C.CString(o.Device)
+	defer C.free(unsafe.Pointer(name))
+	defer C.free(unsafe.Pointer(dev))
+	opts := C.dp_dev_options{
+		device: dev, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
+		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
+		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
+	}
+	var d Device
+	var e C.dp_error
+	if st := C.dp_dev_open(name, &opts, &d.c, &e); st != 0 {
+		return nil, cError("open "+provider, &e)
+	}
+	return &d, nil
+}
+
+// Close closes the device; its endpoints must be closed.
+func (d *Device) Close() {
+	C.dp_dev_close(d.c)
+	d.c = nil
+}
+
+// Name describes the device for people: "shm", "rxe0 port 1 gid 1".
+func (d *Device) Name() string { return C.GoString(&d.c.name[0]) }
+
+// Provider is SHM or Verbs.
+func (d *Device) Provider() string {
+	if d.c.provider == C.DP_PROVIDER_VERBS {
+		return Verbs
+	}
+	return SHM
+}
+
+// WaitMode says how a thread waits for a message; package invoke defines the terms.
+type WaitMode int
+
+// The waiting policies.
+const (
+	Adaptive WaitMode = C.DP_WAIT_ADAPTIVE
+	Hot      WaitMode = C.DP_WAIT_HOT
+	Warm     WaitMode = C.DP_WAIT_WARM
+)
+
+func (m WaitMode) String() string {
+	switch m {
+	case Adaptive:
+		return "adaptive"
+	case Hot:
+		return "hot"
+	case Warm:
+		return "warm"
+	}
+	return fmt.Sprintf("WaitMode(%d)", int(m))
+}
+
+// ParseWaitMode is the inverse of String.
+func ParseWaitMode(s string) (WaitMode, error) {
+	for _, m := range []WaitMode{Adaptive, Hot, Warm} {
+		if s == m.String() {
+			return m, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: wait mode %q (adaptive, hot, warm)", ErrInvalid, s)
+}
+
+// Endpoint is what one thread of control waits on: a completion queue with channels. One goroutine at a time.
+type Endpoint struct {
+	c *C.dp_endpoint
+}
+
+// NewEndpoint makes an endpoint for up to maxChannels channels of up to maxDepth slots.
+func (d *Device) NewEndpoint(maxChannels, maxDepth int, mode WaitMode) (*Endpoint, error) {
+	if maxChannels < 1 || maxDepth < 1 || maxChannels > 1<<20 || maxDepth > 1<<20 {
+		return nil, &Error{Op: "create endpoint", Status: StatusInvalid,
+			Detail: fmt.Sprintf("%d channels of depth %d", maxChannels, maxDepth)}
+	}
+	var ep Endpoint
+	var e C.dp_error
+	if C.dp_endpoint_create(d.c, C.uint32_t(maxChannels), C.uint32_t(maxDepth), C.dp_wait_mode(mode), &ep.c, &e) != 0 {
+		return nil, cError("create endpoint", &e)
+	}
+	return &ep, nil
+}
+
+// Close frees the endpoint; its channels and regions must be closed.
+func (ep *Endpoint) Close() {
+	C.dp_endpoint_destroy(ep.c)
+	ep.c = nil
+}
+
+// SetMode changes how the endpoint waits.
+func (ep *Endpoint) SetMode(m WaitMode) { C.dp_endpoint_set_mode(ep.c, C.dp_wait_mode(m)) }
+
+// WaitAny returns when a call of any channel has ended since the last WaitAny, or StatusDeadline at deadline
+// (monotonic ns as from Now, 0 for none).
+func (ep *Endpoint) WaitAny(deadline int64) Status {
+	return Status(C.dp_endpoint_wait_any(ep.c, C.int64_t(deadline)))
+}
+
+// Handle is the C object, for the C interface.
+func (ep *Endpoint) Handle() unsafe.Pointer { return unsafe.Pointer(ep.c) }
+
+// Region is registered memory outside the Go heap: payloads in it are sent without a copy where the provider can.
+type Region struct {
+	c *C.dp_mem
+}
+
+// Alloc allocates size bytes of zeroed, page-aligned registered memory.
+func (ep *Endpoint) Alloc(size int) (*Region, error) {
+	if size < 1 {
+		return nil, &Error{Op: "allocate region", Status: StatusInvalid, Detail: fmt.Sprintf("size %d", size)}
+	}
+	var r Region
+	var e C.dp_error
+	if C.dp_mem_alloc(C.dp_endpoint_domain(ep.c), C.uint64_t(size), 0, &r.c, &e) != 0 {
+		return nil, cError("allocate region", &e)
+	}
+	return &r, nil
+}
+
+// Bytes is the memory, valid until Free.
+func (r *Region) Bytes() []byte { return unsafe.Slice((*byte)(r.c.addr), int(r.c.size)) }
+
+// Free deregisters and frees the memory. No call may be using it.
+func (r *Region) Free() {
+	C.dp_mem_free(r.c)
+	r.c = nil
+}
+
+// Handle is the C object, for the C interface.
+func (r *Region) Handle() unsafe.Pointer { return unsafe.Pointer(r.c) }
+
+// Now is the clock of deadlines: CLOCK_MONOTONIC in nanoseconds.
+func Now() int64 { return int64(C.dp_now_ns()) }

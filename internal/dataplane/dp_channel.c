@@ -1,0 +1,666 @@
+#include "dp_channel.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dp_bulk.h"
+#include "dp_layout.h"
+#include "dp_wait.h"
+
+#define POLL_BATCH 16
+#define NOTHING UINT32_MAX
+
+typedef enum slot_state { SLOT_FREE, SLOT_BUSY, SLOT_DONE, SLOT_ABANDONED, SLOT_FENCED } slot_state;
+
+typedef struct slot {
+    slot_state state;
+    uint32_t call_id;
+    uint32_t capacity;
+    uint32_t in_at, out_at; /* bulk ranges, NOTHING when none */
+    int32_t status;         /* of a DONE call */
+    uint32_t size;          /* of its result */
+    dp_started started;
+    const uint8_t *result;
+} slot;
+
+struct dp_endpoint {
+    dp_dev *dev;
+    dp_domain *domain;
+    dp_cq *cq;
+    dp_channel *channels;
+    dp_waiter waiter;
+    uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
+};
+
+struct dp_channel {
+    dp_endpoint *ep;
+    dp_channel *next;
+    dp_qp *qp;
+    dp_channel_config cfg;
+    dp_layout layout;
+    uint32_t generation;
+    uint32_t next_call;
+    uint32_t n_free, n_busy, n_done, n_abandoned;
+    uint32_t *free; /* stack of free slots: the last used first, it is the warmest */
+    slot *slots;
+    dp_mem *results; /* slots and bulk area that the worker writes */
+    dp_mem *staging; /* requests on their way, same layout; NULL when posts consume their source */
+    dp_bulk bulk_in, bulk_out;
+    dp_side peer;
+    int failed; /* status that ended it, 0 while it works */
+    dp_channel_stats stats;
+};
+
+/* ---- endpoints ---- */
+
+int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, dp_endpoint **out,
+                       dp_error *err) {
+    if (max_channels == 0 || max_channels > 1024 || max_depth == 0 || max_depth > DP_DEPTH_MAX)
+        return dp_fail(err, DP_INVALID, 0, "create endpoint: %u channels (1..1024) of depth %u (1..%d)", max_channels,
+                       max_depth, DP_DEPTH_MAX);
+    if (mode < DP_WAIT_ADAPTIVE || mode > DP_WAIT_WARM)
+        return dp_fail(err, DP_INVALID, 0, "create endpoint: unknown wait mode %d", mode);
+    dp_endpoint *ep = calloc(1, sizeof *ep);
+    if (!ep)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
+    ep->dev = dev;
+    dp_waiter_init(&ep->waiter, mode);
+    uint64_t capacity = (uint64_t)max_channels * (3 * max_depth + 8);
+    int st = dp_domain_create(dev, &ep->domain, err);
+    if (!st)
+        st = dp_cq_create(dev, capacity > 1u << 20 ? 1u << 20 : (uint32_t)capacity, &ep->cq, err);
+    if (st) {
+        dp_endpoint_destroy(ep);
+        return st;
+    }
+    *out = ep;
+    return DP_OK;
+}
+
+void dp_endpoint_destroy(dp_endpoint *ep) {
+    if (!ep)
+        return;
+    dp_cq_destroy(ep->cq);
+    dp_domain_destroy(ep->domain);
+    free(ep);
+}
+
+void dp_endpoint_set_mode(dp_endpoint *ep, dp_wait_mode mode) {
+    ep->waiter.mode = mode;
+    if (mode != DP_WAIT_HOT)
+        dp_cq_promise_hot(ep->cq, false);
+}
+
+dp_domain *dp_endpoint_domain(dp_endpoint *ep) { return ep->domain; }
+
+/* ---- channels ---- */
+
+static void slots_reset(dp_channel *ch) {
+    uint32_t depth = ch->cfg.depth;
+    for (uint32_t i = 0; i < depth; i++) {
+        ch->slots[i] = (slot){.state = SLOT_FREE, .in_at = NOTHING, .out_at = NOTHING};
+        ch->free[i] = depth - 1 - i;
+    }
+    ch->n_free = depth;
+    ch->n_busy = ch->n_done = ch->n_abandoned = 0;
+    ch->bulk_in.n = ch->bulk_out.n = 0;
+    ch->failed = 0;
+    do
+        dp_random(&ch->generation, sizeof ch->generation);
+    while (!ch->generation);
+    dp_random(&ch->next_call, sizeof ch->next_call); /* so that wrap-around is nothing special */
+}
+
+static int post_receives(dp_channel *ch, dp_error *err) {
+    for (uint32_t i = 0; i < ch->cfg.depth; i++) {
+        int st = dp_post_recv(ch->qp, NULL, 0);
+        if (st)
+            return dp_fail(err, st, 0, "post receive %u of %u", i, ch->cfg.depth);
+    }
+    return DP_OK;
+}
+
+int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel **out, dp_error *err) {
+    uint64_t eager = ((uint64_t)cfg->eager + 63) & ~63ull;
+    if (cfg->depth == 0 || cfg->depth > DP_DEPTH_MAX)
+        return dp_fail(err, DP_INVALID, 0, "create channel: depth %u not in 1..%d", cfg->depth, DP_DEPTH_MAX);
+    if (eager == 0 || eager > DP_EAGER_MAX)
+        return dp_fail(err, DP_INVALID, 0, "create channel: eager size %u not in 1..%u", cfg->eager, DP_EAGER_MAX);
+    if (cfg->bulk > DP_BULK_MAX)
+        return dp_fail(err, DP_INVALID, 0, "create channel: bulk size %llu above %llu", (unsigned long long)cfg->bulk,
+                       (unsigned long long)DP_BULK_MAX);
+    dp_channel *ch = calloc(1, sizeof *ch);
+    if (!ch)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create channel");
+    ch->ep = ep;
+    ch->cfg = (dp_channel_config){cfg->depth, (uint32_t)eager, (cfg->bulk + 63) & ~63ull};
+    dp_layout_set(&ch->layout, ch->cfg.depth, ch->cfg.eager, ch->cfg.bulk);
+    ch->bulk_in.total = ch->bulk_out.total = (uint32_t)(ch->cfg.bulk / DP_BULK_UNIT);
+    ch->slots = calloc(ch->cfg.depth, sizeof *ch->slots);
+    ch->free = calloc(ch->cfg.depth, sizeof *ch->free);
+    ch->bulk_in.used = calloc(ch->cfg.depth + 1, sizeof(dp_range));
+    ch->bulk_out.used = calloc(ch->cfg.depth + 1, sizeof(dp_range));
+    int st = DP_OK;
+    if (!ch->slots || !ch->free || !ch->bulk_in.used || !ch->bulk_out.used)
+        st = dp_fail(err, DP_FATAL, ENOMEM, "create channel of depth %u", ch->cfg.depth);
+    if (!st)
+        st = dp_mem_alloc(ep->domain, ch->layout.size, DP_REMOTE_WRITE, &ch->results, err);
+    if (!st && !(ep->dev->caps & DP_CAP_SYNC_SOURCE))
+        st = dp_mem_alloc(ep->domain, ch->layout.size, 0, &ch->staging, err);
+    if (!st) {
+        dp_qp_attr attr = {.max_send = 2 * ch->cfg.depth + 8, .max_recv = ch->cfg.depth, .max_inline = 256,
+                           .expose = {ch->results}, .n_expose = 1};
+        st = dp_qp_create(ep->domain, ep->cq, &attr, &ch->qp, err);
+    }
+    if (!st) {
+        ch->qp->user = ch;
+        slots_reset(ch);
+        st = post_receives(ch, err);
+    }
+    if (st) {
+        dp_channel_destroy(ch);
+        return st;
+    }
+    ch->next = ep->channels;
+    ep->channels = ch;
+    *out = ch;
+    return DP_OK;
+}
+
+void dp_channel_destroy(dp_channel *ch) {
+    if (!ch)
+        return;
+    for (dp_channel **p = &ch->ep->channels; *p; p = &(*p)->next)
+        if (*p == ch) {
+            *p = ch->next;
+            break;
+        }
+    dp_qp_destroy(ch->qp);
+    dp_mem_free(ch->results);
+    dp_mem_free(ch->staging);
+    free(ch->slots);
+    free(ch->free);
+    free(ch->bulk_in.used);
+    free(ch->bulk_out.used);
+    free(ch);
+}
+
+int dp_channel_offer(dp_channel *ch, void *blob, uint32_t *len, dp_error *err) {
+    return dp_side_encode(ch->qp, &ch->layout, DP_ROLE_CLIENT, ch->generation, ch->results, blob, len, err);
+}
+
+int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err) {
+    dp_side side;
+    int st = dp_side_decode(blob, len, DP_ROLE_WORKER, ch->ep->dev->provider, &side, err);
+    if (st)
+        return st;
+    if (side.generation != ch->generation)
+        return dp_fail(err, DP_BAD_BLOB, 0, "connect channel: the worker answers generation %#x, not %#x",
+                       side.generation, ch->generation);
+    if (side.layout.depth != ch->layout.depth || side.layout.eager != ch->layout.eager ||
+        side.layout.bulk != ch->layout.bulk)
+        return dp_fail(err, DP_BAD_BLOB, 0, "connect channel: the worker has depth %u, eager %u, bulk %llu",
+                       side.layout.depth, side.layout.eager, (unsigned long long)side.layout.bulk);
+    st = dp_qp_connect(ch->qp, side.qp_blob, side.qp_len, err);
+    if (!st)
+        ch->peer = side;
+    return st;
+}
+
+int dp_channel_reset(dp_channel *ch, dp_error *err) {
+    if (ch->n_done || (ch->n_busy && !ch->failed))
+        return dp_fail(err, DP_BUSY, 0, "reset channel: %u calls under way, %u ended but not finished", ch->n_busy,
+                       ch->n_done);
+    int st = dp_qp_reset(ch->qp, err);
+    if (st)
+        return st;
+    slots_reset(ch);
+    return post_receives(ch, err);
+}
+
+void dp_channel_fail(dp_channel *ch, int status) { dp_qp_break(ch->qp, status); }
+
+int dp_channel_status(const dp_channel *ch) { return ch->failed ? ch->failed : dp_qp_broken(ch->qp); }
+
+void dp_channel_get_stats(const dp_channel *ch, dp_channel_stats *out) {
+    *out = ch->stats;
+    out->blocked_waits = ch->ep->waiter.blocked;
+}
+
+uint32_t dp_channel_free_slots(const dp_channel *ch) { return ch->n_free; }
+
+const dp_channel_config *dp_channel_get_config(const dp_channel *ch) { return &ch->cfg; }
+
+/* ---- slots ---- */
+
+static void give_bulk(dp_channel *ch, slot *s) {
+    if (s->in_at != NOTHING)
+        dp_bulk_give(&ch->bulk_in, s->in_at);
+    if (s->out_at != NOTHING)
+        dp_bulk_give(&ch->bulk_out, s->out_at);
+    s->in_at = s->out_at = NOTHING;
+}
+
+static void slot_free(dp_channel *ch, uint32_t i) {
+    slot *s = &ch->slots[i];
+    if (s->in_at != NOTHING || s->out_at != NOTHING)
+        give_bulk(ch, s);
+    s->state = SLOT_FREE;
+    ch->free[ch->n_free++] = i;
+}
+
+/* The end of the connection is the end of every call on it; abandoned ones stay fenced until the reset, since
+ * the old worker may still write to them. */
+static void channel_failed(dp_channel *ch, int status) {
+    if (ch->failed)
+        return;
+    ch->failed = status;
+    for (uint32_t i = 0; i < ch->cfg.depth; i++) {
+        slot *s = &ch->slots[i];
+        if (s->state == SLOT_BUSY) {
+            s->state = SLOT_DONE;
+            s->status = status;
+            s->size = 0;
+            s->started = DP_MAYBE_EXECUTED;
+            ch->n_busy--;
+            ch->n_done++;
+            ch->ep->ended++;
+        } else if (s->state == SLOT_ABANDONED) {
+            s->state = SLOT_FENCED;
+            ch->n_abandoned--;
+        }
+    }
+}
+
+/* ---- replies ---- */
+
+/* Everything in an immediate and a header is the worker's word and checked. */
+static void on_reply(dp_channel *ch, const dp_wc *wc) {
+    uint32_t i = dp_imm_slot(wc->imm);
+    /* The receive goes back before the slot can be free: credits never run short of slots. */
+    if (dp_post_recv(ch->qp, NULL, 0)) {
+        channel_failed(ch, DP_CONNECTION);
+        return;
+    }
+    if (i >= ch->cfg.depth) {
+        ch->stats.strays++;
+        return;
+    }
+    slot *s = &ch->slots[i];
+    uint8_t *payload = (uint8_t *)ch->results->addr + dp_slot_payload(&ch->layout, i);
+    dp_reply h;
+    memcpy(&h, payload - DP_REPLY_SIZE, sizeof h);
+    if ((s->state != SLOT_BUSY && s->state != SLOT_ABANDONED) || h.generation != ch->generation ||
+        h.call_id != s->call_id || dp_imm_tag(wc->imm) != (h.call_id & 0xffff)) {
+        ch->stats.strays++; /* repeated, forged or of another life: no call of ours */
+        return;
+    }
+    if (s->state == SLOT_ABANDONED) {
+        ch->n_abandoned--;
+        ch->stats.late_replies++;
+        slot_free(ch, i);
+        return;
+    }
+    s->state = SLOT_DONE;
+    s->started = DP_MAYBE_EXECUTED;
+    s->result = payload;
+    ch->n_busy--;
+    ch->n_done++;
+    ch->ep->ended++;
+    ch->stats.replies++;
+    if (h.status == DP_OK) {
+        bool in_bulk = s->out_at != NOTHING;
+        if (h.size > s->capacity || wc->byte_len != DP_REPLY_SIZE + (in_bulk ? 0 : h.size)) {
+            s->status = DP_PROTOCOL;
+            s->size = 0;
+            return;
+        }
+        if (in_bulk)
+            s->result = (uint8_t *)ch->results->addr + dp_bulk_at(&ch->layout, s->out_at);
+        s->status = DP_OK;
+        s->size = h.size;
+        ch->stats.bytes_out += h.size;
+        return;
+    }
+    /* A refusal or failure. Only statuses that a worker may use pass; the message, if any, is in the slot. */
+    switch (h.status) {
+    case DP_BAD_REQUEST:
+    case DP_NO_FUNCTION:
+    case DP_TOO_LARGE:
+        s->started = DP_NOT_STARTED;
+        s->size = 0;
+        break;
+    case DP_FUNCTION_FAILED:
+        s->size = h.size <= ch->cfg.eager && wc->byte_len == DP_REPLY_SIZE + h.size ? h.size : 0;
+        break;
+    case DP_RESULT_TOO_LARGE:
+        s->size = h.size; /* what the caller should have room for */
+        break;
+    default:
+        h.status = DP_PROTOCOL;
+        s->size = 0;
+    }
+    s->status = h.status;
+}
+
+/* Handles what has arrived; true when there was something. */
+static bool progress(dp_endpoint *ep) {
+    dp_wc wc[POLL_BATCH];
+    int n = dp_cq_poll(ep->cq, wc, POLL_BATCH);
+    if (n == 0)
+        return false;
+    for (int k = 0; k < n; k++) {
+        dp_channel *ch = wc[k].qp->user;
+        if (wc[k].status == DP_OK) {
+            if (wc[k].op == DP_OP_RECV_IMM && !ch->failed)
+                on_reply(ch, &wc[k]);
+        } else {
+            int why = dp_qp_broken(ch->qp);
+            channel_failed(ch, why ? why : wc[k].status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION);
+        }
+    }
+    if (n < 0)
+        for (dp_channel *ch = ep->channels; ch; ch = ch->next)
+            channel_failed(ch, DP_FATAL);
+    return true;
+}
+
+/* Ends the calls of channels that another thread or the provider declared broken. */
+static bool reap_broken(dp_endpoint *ep) {
+    bool any = false;
+    for (dp_channel *ch = ep->channels; ch; ch = ch->next) {
+        int why = dp_qp_broken(ch->qp);
+        if (why && !ch->failed) {
+            channel_failed(ch, why);
+            any = true;
+        }
+    }
+    return any;
+}
+
+/* ---- waiting ---- */
+
+static void probe_all(dp_endpoint *ep) {
+    for (dp_channel *ch = ep->channels; ch; ch = ch->next)
+        if (!ch->failed && ch->n_busy)
+            dp_qp_probe(ch->qp);
+}
+
+/* Blocks until something may have happened. */
+static void block(dp_endpoint *ep, int64_t deadline_ns) {
+    if (dp_cq_arm(ep->cq))
+        return;
+    if (progress(ep) || reap_broken(ep)) {
+        dp_cq_disarm(ep->cq);
+        return;
+    }
+    int64_t timeout = dp_waiter_timeout(&ep->waiter, deadline_ns);
+    ep->waiter.blocked++;
+    dp_cq_wait(ep->cq, timeout);
+}
+
+/* One step of waiting after a poll found nothing. DP_DEADLINE when it is too late. */
+static int idle(dp_endpoint *ep, int64_t deadline_ns) {
+    dp_waiter *w = &ep->waiter;
+    int what = dp_waiter_spin(w);
+    if (what == DP_SPIN_ON)
+        return DP_OK;
+    if (reap_broken(ep))
+        return DP_OK;
+    if (deadline_ns && w->now >= deadline_ns)
+        return DP_DEADLINE;
+    if (w->now >= w->probe_at) {
+        w->probe_at = w->now + DP_PROBE_EVERY_NS;
+        probe_all(ep);
+    }
+    if (what == DP_SPIN_BLOCK)
+        block(ep, deadline_ns);
+    return DP_OK;
+}
+
+static inline void begin_wait(dp_endpoint *ep) {
+    dp_waiter_begin(&ep->waiter);
+    if (ep->waiter.mode == DP_WAIT_HOT && !ep->waiter.shared_until)
+        dp_cq_promise_hot(ep->cq, true);
+}
+
+int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
+    if (i >= ch->cfg.depth)
+        return DP_INVALID;
+    slot *s = &ch->slots[i];
+    dp_endpoint *ep = ch->ep;
+    begin_wait(ep);
+    for (;;) {
+        if (s->state != SLOT_BUSY)
+            return s->state == SLOT_DONE ? DP_OK : DP_INVALID;
+        if (progress(ep))
+            continue;
+        if (idle(ep, deadline_ns))
+            return DP_DEADLINE;
+    }
+}
+
+int dp_channel_test(dp_channel *ch, uint32_t i) {
+    if (i >= ch->cfg.depth)
+        return DP_INVALID;
+    slot *s = &ch->slots[i];
+    if (s->state == SLOT_BUSY && !progress(ch->ep))
+        reap_broken(ch->ep);
+    return s->state == SLOT_DONE ? 1 : s->state == SLOT_BUSY ? 0 : DP_INVALID;
+}
+
+int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) {
+    begin_wait(ep);
+    while (ep->ended == ep->seen) {
+        if (progress(ep))
+            continue;
+        if (idle(ep, deadline_ns))
+            return DP_DEADLINE;
+    }
+    ep->seen = ep->ended;
+    return DP_OK;
+}
+
+/* ---- calls ---- */
+
+/* Writes a payload into the worker's bulk area, in messages that the device takes. */
+static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr) {
+    const uint8_t *p = data;
+    while (size) {
+        uint32_t part = size < ch->ep->dev->max_msg ? size : ch->ep->dev->max_msg;
+        dp_sge sge = {p, part, lkey};
+        int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, DP_MORE);
+        if (st)
+            return st;
+        p += part;
+        raddr += part;
+        size -= part;
+    }
+    return DP_OK;
+}
+
+/* Takes bulk ranges for the call as its sizes ask. */
+static int take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity) {
+    if (size > ch->cfg.eager &&
+        dp_bulk_take(&ch->bulk_in, (uint32_t)(((uint64_t)size + 63) / DP_BULK_UNIT), &s->in_at)) {
+        s->in_at = NOTHING;
+        return DP_BUSY;
+    }
+    if (capacity > ch->cfg.eager &&
+        dp_bulk_take(&ch->bulk_out, (uint32_t)(((uint64_t)capacity + 63) / DP_BULK_UNIT), &s->out_at)) {
+        s->out_at = NOTHING;
+        give_bulk(ch, s);
+        return DP_BUSY;
+    }
+    return DP_OK;
+}
+
+/* Posts the request; the header on the stack and the payload where it lies, or both from staging when the
+ * device reads its source later. */
+static int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
+                        const dp_mem *reg) {
+    const slot *s = &ch->slots[i];
+    uint8_t *stage = ch->staging ? (uint8_t *)ch->staging->addr + dp_slot_payload(&ch->layout, i) : NULL;
+    if (s->in_at != NOTHING) {
+        const void *src = in;
+        uint32_t lkey = reg ? reg->lkey : 0;
+        if (stage && !reg) {
+            uint8_t *copy = (uint8_t *)ch->staging->addr + dp_bulk_at(&ch->layout, s->in_at);
+            memcpy(copy, in, size);
+            src = copy;
+            lkey = ch->staging->lkey;
+        }
+        int st = write_bulk(ch, src, size, lkey, ch->peer.addr + dp_bulk_at(&ch->layout, s->in_at));
+        if (st)
+            return st;
+        size = 0;
+    }
+    uint32_t head = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT) ? DP_REQ_LONG : DP_REQ_SHORT;
+    const uint8_t *bytes = (const uint8_t *)h + DP_REQ_LONG - head;
+    dp_sge sge[2] = {{bytes, head, 0}, {in, size, reg ? reg->lkey : 0}};
+    int n = size ? 2 : 1;
+    if (stage && head + size > ch->qp->max_inline) {
+        memcpy(stage - head, bytes, head);
+        sge[0] = (dp_sge){stage - head, head, ch->staging->lkey};
+        if (size && !reg) {
+            memcpy(stage, in, size);
+            sge[0].len += size;
+            n = 1;
+        }
+    }
+    uint64_t raddr = ch->peer.addr + dp_slot_payload(&ch->layout, i) - head;
+    return dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
+}
+
+int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                      uint32_t capacity, uint32_t *out) {
+    if (__builtin_expect(ch->failed != 0, 0))
+        return ch->failed;
+    if (function > UINT16_MAX)
+        return DP_NO_FUNCTION;
+    if (size && !in)
+        return DP_INVALID;
+    bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
+    if (!eager && ((size > ch->cfg.eager && size > ch->cfg.bulk) ||
+                   (capacity > ch->cfg.eager && capacity > ch->cfg.bulk)))
+        return DP_TOO_LARGE;
+    if (reg && ((const uint8_t *)in < (const uint8_t *)reg->addr ||
+                (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
+        return DP_INVALID;
+    if (!ch->n_free) {
+        progress(ch->ep); /* a late reply may have freed one */
+        if (!ch->n_free) {
+            ch->stats.busy++;
+            return reap_broken(ch->ep) && ch->failed ? ch->failed : DP_BUSY;
+        }
+    }
+    uint32_t i = ch->free[ch->n_free - 1];
+    slot *s = &ch->slots[i];
+    if (!eager) {
+        int st = take_bulk(ch, s, size, capacity);
+        if (st) {
+            ch->stats.busy++;
+            return st;
+        }
+    }
+    dp_request h = {
+        .in_offset = s->in_at != NOTHING ? s->in_at : 0,
+        .out_offset = s->out_at != NOTHING ? s->out_at : 0,
+        .generation = ch->generation,
+        .call_id = ch->next_call,
+        .size = size,
+        .capacity = capacity,
+        .function = (uint16_t)function,
+        .flags = (uint16_t)((s->in_at != NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != NOTHING ? DP_REQ_BULK_OUT : 0) |
+                            (ch->n_free == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
+    };
+    int st = post_request(ch, i, &h, in, size, reg);
+    if (__builtin_expect(st != DP_OK, 0)) {
+        if (!eager)
+            give_bulk(ch, s);
+        if (st == DP_CONNECTION) {
+            int why = dp_qp_broken(ch->qp);
+            channel_failed(ch, why ? why : DP_CONNECTION);
+            return ch->failed;
+        }
+        if (st == DP_BUSY) {
+            ch->stats.busy++;
+            progress(ch->ep);
+        }
+        return st;
+    }
+    ch->n_free--;
+    ch->n_busy++;
+    ch->next_call++;
+    ch->stats.calls++;
+    ch->stats.bytes_in += size;
+    s->state = SLOT_BUSY;
+    s->call_id = h.call_id;
+    s->capacity = capacity;
+    *out = i;
+    return DP_OK;
+}
+
+int dp_channel_result(dp_channel *ch, uint32_t i, const void **res, uint32_t *size, dp_started *started) {
+    if (i >= ch->cfg.depth || ch->slots[i].state != SLOT_DONE)
+        return DP_INVALID;
+    const slot *s = &ch->slots[i];
+    if (res)
+        *res = s->result;
+    if (size)
+        *size = s->size;
+    if (started)
+        *started = s->started;
+    return s->status;
+}
+
+int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_started *started) {
+    if (i >= ch->cfg.depth || ch->slots[i].state != SLOT_DONE)
+        return DP_INVALID;
+    slot *s = &ch->slots[i];
+    int st = s->status;
+    if (size)
+        *size = s->size;
+    if (started)
+        *started = s->started;
+    if (st == DP_OK && out && s->size)
+        memcpy(out, s->result, s->size);
+    ch->n_done--;
+    slot_free(ch, i);
+    return st;
+}
+
+void dp_channel_abandon(dp_channel *ch, uint32_t i) {
+    if (i >= ch->cfg.depth)
+        return;
+    slot *s = &ch->slots[i];
+    if (s->state == SLOT_BUSY) {
+        s->state = SLOT_ABANDONED;
+        ch->n_busy--;
+        ch->n_abandoned++;
+        ch->stats.abandoned++;
+    } else if (s->state == SLOT_DONE) {
+        ch->n_done--;
+        slot_free(ch, i);
+    }
+}
+
+int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                    uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started) {
+    uint32_t i;
+    int st = dp_channel_submit(ch, function, in, size, reg, capacity, &i);
+    if (__builtin_expect(st != DP_OK, 0)) {
+        *started = DP_NOT_STARTED;
+        *out_size = 0;
+        return st;
+    }
+    st = dp_channel_wait(ch, i, deadline_ns);
+    if (__builtin_expect(st != DP_OK, 0)) {
+        dp_channel_abandon(ch, i);
+        *started = DP_MAYBE_EXECUTED;
+        *out_size = 0;
+        return st;
+    }
+    return dp_channel_finish(ch, i, out, out_size, started);
+}

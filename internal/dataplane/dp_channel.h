@@ -1,0 +1,92 @@
+/* Channels: the client's side of an invocation. dp_serve.h is the worker's.
+ *
+ * An endpoint is a device, a domain and a completion queue for one thread; a channel is a queue pair with
+ * `depth` slots to one worker. Slot states:
+ *
+ *            submit                 reply                    finish
+ *   FREE ───────────────▶ BUSY ───────────────▶ DONE ─────────────────────▶ FREE
+ *     ▲                    │ deadline, cancel
+ *     │    reply           ▼                      channel fails: BUSY, ABANDONED ──▶ FENCED
+ *     └──────────────── ABANDONED                 reconnect:     FENCED ──▶ FREE (BUSY ones after finish)
+ *
+ * The reply of an abandoned call lands in memory of this library, is recognised by its call id, and only
+ * then is the slot free again; caller memory is written by dp_channel_finish alone, on the caller's thread.
+ *
+ * Threads: an endpoint with its channels is used by one thread at a time; dp_channel_fail may be called by any.
+ */
+#ifndef RFAAS_DP_CHANNEL_H
+#define RFAAS_DP_CHANNEL_H
+
+#include "dp_fabric.h"
+#include "dp_wire.h"
+
+typedef enum dp_wait_mode {
+    DP_WAIT_ADAPTIVE = 0, /* spin for a budget of about one wake-up, then block */
+    DP_WAIT_HOT = 1,      /* spin; blocks only when this core is evidently shared with another runner */
+    DP_WAIT_WARM = 2,     /* block at once */
+} dp_wait_mode;
+
+typedef struct dp_endpoint dp_endpoint;
+typedef struct dp_channel dp_channel;
+
+typedef struct dp_channel_config {
+    uint32_t depth; /* 1..DP_DEPTH_MAX */
+    uint32_t eager; /* bytes, rounded up to 64; 64..DP_EAGER_MAX */
+    uint64_t bulk;  /* bytes, rounded up to 64; 0..DP_BULK_MAX: total of the large payloads in flight, each way */
+} dp_channel_config;
+
+/* Whether the function may have run when a call failed. */
+typedef enum dp_started { DP_NOT_STARTED = 0, DP_MAYBE_EXECUTED = 1 } dp_started;
+
+/* max_channels bounds the completion queue: the endpoint carries that many channels of depth max_depth. */
+int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, dp_endpoint **out,
+                       dp_error *err);
+/* Its channels must have been destroyed. */
+void dp_endpoint_destroy(dp_endpoint *ep);
+void dp_endpoint_set_mode(dp_endpoint *ep, dp_wait_mode mode);
+
+int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel **out, dp_error *err);
+void dp_channel_destroy(dp_channel *ch);
+/* dp_channel_offer writes the client's blob (room of DP_CHANNEL_BLOB_MAX). */
+int dp_channel_offer(dp_channel *ch, void *blob, uint32_t *len, dp_error *err);
+/* dp_channel_connect takes the worker's answer. */
+int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
+/* dp_channel_reset prepares a failed (or any) channel for a new offer. DP_BUSY while calls wait to be finished. */
+int dp_channel_reset(dp_channel *ch, dp_error *err);
+/* dp_channel_fail ends every call of the channel with status (a connection or lease class). Any thread. */
+void dp_channel_fail(dp_channel *ch, int status);
+/* 0 or the status that failed it. */
+int dp_channel_status(const dp_channel *ch);
+
+/* dp_channel_submit starts a call: function index, payload, the most result bytes wanted. *slot names the call until
+ * dp_channel_finish or abandonment. The payload may be reused when submit returns, unless it lies in `reg` (a
+ * region of this endpoint's domain, or NULL): then it must stay unchanged until the call ends.
+ * Errors are all NOT_STARTED: DP_BUSY, DP_TOO_LARGE, DP_INVALID, connection class. */
+int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                      uint32_t capacity, uint32_t *slot);
+/* dp_channel_test makes progress without blocking. 1: the call ended (finish it), 0: not yet. */
+int dp_channel_test(dp_channel *ch, uint32_t slot);
+/* dp_channel_wait returns when the call ended or deadline_ns (CLOCK_MONOTONIC, 0: none) passed; DP_OK or DP_DEADLINE. */
+int dp_channel_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns);
+/* dp_channel_result gives the ended call's status and its result in library memory, valid until finish. */
+int dp_channel_result(dp_channel *ch, uint32_t slot, const void **res, uint32_t *size, dp_started *started);
+/* dp_channel_finish copies the result to out (if not NULL, at most the submitted capacity) and frees the slot.
+ * Returns the call's status. */
+int dp_channel_finish(dp_channel *ch, uint32_t slot, void *out, uint32_t *size, dp_started *started);
+/* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
+void dp_channel_abandon(dp_channel *ch, uint32_t slot);
+/* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE). */
+int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                    uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started);
+/* dp_endpoint_wait_any makes progress until any call of any channel has ended since the last look, or deadline. */
+int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns);
+
+typedef struct dp_channel_stats {
+    uint64_t calls, replies, abandoned, late_replies, strays, busy, blocked_waits, bytes_in, bytes_out;
+} dp_channel_stats;
+void dp_channel_get_stats(const dp_channel *ch, dp_channel_stats *out);
+uint32_t dp_channel_free_slots(const dp_channel *ch);
+dp_domain *dp_endpoint_domain(dp_endpoint *ep);
+const dp_channel_config *dp_channel_get_config(const dp_channel *ch);
+
+#endif

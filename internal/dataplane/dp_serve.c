@@ -1,0 +1,382 @@
+#include "dp_serve.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "dp_layout.h"
+#include "dp_wait.h"
+
+#define POLL_BATCH 16
+/* Results up to this size are produced in scratch and copied: that is cheaper than a function that
+ * writes to lines which the client's core holds. */
+#define IN_PLACE_MIN 256
+#define POST_PATIENCE_NS 2000000000 /* a client that gives no credit for so long broke the protocol */
+
+struct dp_server {
+    dp_server_config cfg;
+    dp_dev *dev;
+    dp_domain *domain;
+    dp_cq *cq;
+    dp_qp *qp;
+    dp_layout layout;
+    dp_side client;
+    dp_mem *requests; /* slots and bulk area that the client writes */
+    dp_mem *staging;  /* results on their way, same layout; NULL when `out` is the client's memory itself */
+    uint8_t *out;     /* where results are put: staging, or the client's region mapped here */
+    uint8_t *scratch; /* results that must not touch anything else; an inaccessible page follows */
+    uint64_t scratch_size;
+    const dp_function *functions;
+    uint32_t n_functions;
+    dp_waiter waiter;
+    dp_server_stats own, *stats;
+    dp_wc *pending; /* completions found while a post waited for room */
+    uint32_t n_pending, cap_pending;
+    int32_t stop; /* atomic */
+};
+
+static __thread dp_invocation *current_invocation;
+
+dp_invocation *dp_current_invocation(void) { return current_invocation; }
+
+/* ---- set-up ---- */
+
+static int scratch_create(dp_server *s, dp_error *err) {
+    uint64_t want = s->layout.eager > s->layout.bulk ? s->layout.eager : s->layout.bulk;
+    s->scratch_size = (want + 4095) & ~4095ull;
+    uint8_t *p = mmap(NULL, s->scratch_size + 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mprotect(p, s->scratch_size, PROT_READ | PROT_WRITE))
+        return dp_fail(err, DP_FATAL, errno, "scratch memory of %llu bytes", (unsigned long long)s->scratch_size);
+    /* Only the eager part is prefaulted: large results are normally produced in place. */
+    madvise(p, (s->layout.eager + 4095) & ~4095u, MADV_POPULATE_WRITE);
+    s->scratch = p;
+    return DP_OK;
+}
+
+static int check_limits(const dp_server_config *cfg, const dp_layout *l, dp_error *err) {
+    uint32_t depth = cfg->max_depth ? cfg->max_depth : DP_DEPTH_MAX;
+    uint32_t eager = cfg->max_eager ? cfg->max_eager : DP_EAGER_MAX;
+    uint64_t bulk = cfg->max_bulk ? cfg->max_bulk : DP_BULK_MAX;
+    if (l->depth > depth)
+        return dp_fail(err, DP_INVALID, 0, "channel of depth %u, this executor allows %u", l->depth, depth);
+    if (l->eager > eager)
+        return dp_fail(err, DP_INVALID, 0, "channel of eager size %u, this executor allows %u", l->eager, eager);
+    if (l->bulk > bulk)
+        return dp_fail(err, DP_INVALID, 0, "channel of bulk size %llu, this executor allows %llu",
+                       (unsigned long long)l->bulk, (unsigned long long)bulk);
+    return DP_OK;
+}
+
+static int server_connect(dp_server *s, dp_error *err) {
+    int st = dp_domain_create(s->dev, &s->domain, err);
+    if (!st)
+        st = dp_cq_create(s->dev, 3 * s->layout.depth + 8, &s->cq, err);
+    if (!st)
+        st = dp_mem_alloc(s->domain, s->layout.size, DP_REMOTE_WRITE, &s->requests, err);
+    if (!st && !(s->dev->caps & DP_CAP_RKEY_PTR))
+        st = dp_mem_alloc(s->domain, s->layout.size, 0, &s->staging, err);
+    if (!st)
+        st = scratch_create(s, err);
+    if (st)
+        return st;
+    dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
+                       .expose = {s->requests}, .n_expose = 1};
+    st = dp_qp_create(s->domain, s->cq, &attr, &s->qp, err);
+    for (uint32_t i = 0; !st && i < s->layout.depth; i++) {
+        st = dp_post_recv(s->qp, NULL, 0);
+        if (st)
+            dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
+    }
+    if (!st)
+        st = dp_qp_connect(s->qp, s->client.qp_blob, s->client.qp_len, err);
+    if (st)
+        return st;
+    s->out = s->staging ? s->staging->addr
+                        : dp_rkey_ptr(s->qp, s->client.addr, s->client.rkey, s->layout.size);
+    if (!s->out)
+        return dp_fail(err, DP_BAD_BLOB, 0, "channel blob: no region of %llu bytes at %#llx",
+                       (unsigned long long)s->layout.size, (unsigned long long)s->client.addr);
+    return DP_OK;
+}
+
+int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
+                     dp_error *err) {
+    dp_server *s = calloc(1, sizeof *s);
+    if (!s)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    s->cfg = *cfg;
+    s->dev = dev;
+    s->stats = &s->own;
+    dp_waiter_init(&s->waiter, cfg->mode);
+    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, dev->provider, &s->client, err);
+    if (!st)
+        st = check_limits(cfg, &s->client.layout, err);
+    if (!st) {
+        s->layout = s->client.layout;
+        s->cap_pending = 3 * s->layout.depth + 8;
+        s->pending = calloc(s->cap_pending, sizeof *s->pending);
+        st = s->pending ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    }
+    if (st) {
+        dp_server_destroy(s);
+        return st;
+    }
+    *out = s;
+    return DP_OK;
+}
+
+int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err) {
+    return dp_side_encode(s->qp, &s->layout, DP_ROLE_WORKER, s->client.generation, s->requests, blob, len, err);
+}
+
+void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n) {
+    s->functions = table;
+    s->n_functions = n;
+}
+
+void dp_server_share_stats(dp_server *s, dp_server_stats *shared) { s->stats = shared; }
+
+void dp_server_stop(dp_server *s) {
+    __atomic_store_n(&s->stop, 1, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
+void dp_server_destroy(dp_server *s) {
+    if (!s)
+        return;
+    dp_qp_destroy(s->qp);
+    dp_mem_free(s->requests);
+    dp_mem_free(s->staging);
+    dp_cq_destroy(s->cq);
+    dp_domain_destroy(s->domain);
+    if (s->scratch)
+        munmap(s->scratch, s->scratch_size + 4096);
+    free(s->pending);
+    free(s);
+}
+
+/* ---- replies ---- */
+
+/* The send queue is full: its completions make room. What else arrives is kept for the main loop. */
+static int make_room(dp_server *s, int64_t *since) {
+    int64_t now = dp_now_ns();
+    if (!*since)
+        *since = now;
+    if (dp_qp_broken(s->qp) || now - *since > POST_PATIENCE_NS)
+        return DP_PROTOCOL;
+    uint32_t room = s->cap_pending - s->n_pending;
+    int n = room ? dp_cq_poll(s->cq, s->pending + s->n_pending, (int)room) : 0;
+    if (n < 0)
+        return DP_FATAL;
+    s->n_pending += (uint32_t)n;
+    dp_cpu_pause();
+    return DP_OK;
+}
+
+static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t raddr) {
+    const uint8_t *p = data;
+    int64_t since = 0;
+    while (size) {
+        uint32_t part = size < s->dev->max_msg ? (uint32_t)size : s->dev->max_msg;
+        dp_sge sge = {p, part, s->staging ? s->staging->lkey : 0};
+        int st = dp_post_write(s->qp, &sge, 1, raddr, s->client.rkey, 0, DP_MORE);
+        if (st == DP_BUSY) {
+            if ((st = make_room(s, &since)))
+                return st;
+            continue;
+        }
+        if (st)
+            return st;
+        p += part;
+        raddr += part;
+        size -= part;
+    }
+    return DP_OK;
+}
+
+/* Sends the reply header and, unless the result is in the bulk area, `size` bytes of payload at `data`. */
+static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void *data, uint32_t size) {
+    uint64_t at = dp_slot_payload(&s->layout, slot);
+    dp_sge sge[2] = {{h, DP_REPLY_SIZE, 0}, {data, size, 0}};
+    int n = size ? 2 : 1;
+    if (s->staging && DP_REPLY_SIZE + size > s->qp->max_inline) {
+        uint8_t *place = s->out + at;
+        if (size && data != place)
+            memcpy(place, data, size);
+        memcpy(place - DP_REPLY_SIZE, h, DP_REPLY_SIZE);
+        sge[0] = (dp_sge){place - DP_REPLY_SIZE, DP_REPLY_SIZE + size, s->staging->lkey};
+        n = 1;
+    }
+    int64_t since = 0;
+    for (;;) {
+        int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at - DP_REPLY_SIZE, s->client.rkey,
+                                   dp_imm(slot, h->call_id), slot, 0);
+        if (st != DP_BUSY)
+            return st;
+        if ((st = make_room(s, &since)))
+            return st;
+    }
+}
+
+/* ---- requests ---- */
+
+/* Reads the header of the request in `slot` once and checks the copy. 0, or the status to refuse with. */
+static inline int read_request(const dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
+    const dp_layout *l = &s->layout;
+    memcpy(h, (const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG, sizeof *h);
+    uint32_t bulk = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
+    uint32_t head = bulk ? DP_REQ_LONG : DP_REQ_SHORT;
+    if (h->generation != s->client.generation || (h->call_id & 0xffff) != dp_imm_tag(wc->imm) || h->reserved ||
+        (h->flags & ~(DP_REQ_BULK_IN | DP_REQ_BULK_OUT | DP_REQ_EXCLUSIVE)))
+        return DP_BAD_REQUEST;
+    if (bulk & DP_REQ_BULK_IN) {
+        uint64_t at = (uint64_t)h->in_offset * DP_BULK_UNIT;
+        if (wc->byte_len != head || at > l->bulk || h->size > l->bulk - at)
+            return DP_BAD_REQUEST;
+    } else if (h->size > l->eager || wc->byte_len != head + h->size) {
+        return DP_BAD_REQUEST;
+    }
+    if (bulk & DP_REQ_BULK_OUT) {
+        uint64_t at = (uint64_t)h->out_offset * DP_BULK_UNIT;
+        if (at > l->bulk || h->capacity > l->bulk - at)
+            return DP_BAD_REQUEST;
+    } else if (h->capacity > l->eager) {
+        return DP_BAD_REQUEST;
+    }
+    return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION;
+}
+
+/* Runs the function. Where it writes: straight to the result's place when nothing else lies behind it that
+ * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. */
+static int run(dp_server *s, uint32_t slot, const dp_request *h) {
+    const dp_layout *l = &s->layout;
+    uint8_t *requests = s->requests->addr;
+    bool bulk_out = h->flags & DP_REQ_BULK_OUT;
+    void *args = requests + (h->flags & DP_REQ_BULK_IN ? dp_bulk_at(l, h->in_offset) : dp_slot_payload(l, slot));
+    uint64_t at = bulk_out ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
+    bool in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
+    uint8_t *res = in_place ? s->out + at : s->scratch;
+    uint64_t room = in_place ? l->size - at : s->scratch_size;
+    dp_invocation inv;
+    inv.capacity = h->capacity;
+    inv.room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+    inv.failed = 0;
+    inv.message_len = 0;
+    current_invocation = &inv;
+    uint32_t size = s->functions[h->function](args, h->size, res);
+    current_invocation = NULL;
+    s->stats->calls++;
+    s->stats->bytes_in += h->size;
+    dp_reply reply = {h->generation, h->call_id, DP_OK, size};
+    if (__builtin_expect(inv.failed, 0)) {
+        s->stats->failed++;
+        reply.status = DP_FUNCTION_FAILED;
+        reply.size = inv.message_len < l->eager ? inv.message_len : l->eager;
+        return post_reply(s, slot, &reply, inv.message, reply.size);
+    }
+    if (__builtin_expect(size > h->capacity, 0)) {
+        s->stats->failed++;
+        reply.status = DP_RESULT_TOO_LARGE;
+        return post_reply(s, slot, &reply, NULL, 0);
+    }
+    s->stats->bytes_out += size;
+    if (!bulk_out)
+        return post_reply(s, slot, &reply, res, size);
+    if (s->staging && !in_place) {
+        memcpy(s->out + at, res, size);
+        res = s->out + at;
+    }
+    int st = post_write(s, res, size, s->client.addr + at);
+    return st ? st : post_reply(s, slot, &reply, NULL, 0);
+}
+
+static int handle(dp_server *s, const dp_wc *wc) {
+    if (wc->status)
+        return wc->status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
+    if (wc->op != DP_OP_RECV_IMM)
+        return DP_OK;
+    uint32_t slot = dp_imm_slot(wc->imm);
+    if (slot >= s->layout.depth)
+        return DP_PROTOCOL; /* there is no place to which a refusal could go */
+    /* The receive goes back before the reply leaves: the client may call again the moment it has it. */
+    int st = dp_post_recv(s->qp, NULL, 0);
+    if (st)
+        return st;
+    dp_request h;
+    int refuse = read_request(s, slot, wc, &h);
+    if (__builtin_expect(refuse, 0)) {
+        s->stats->refused++;
+        dp_reply reply = {h.generation, h.call_id, refuse, 0};
+        return post_reply(s, slot, &reply, NULL, 0);
+    }
+    return run(s, slot, &h);
+}
+
+/* ---- the loop ---- */
+
+/* Handles what was polled; 0 or the status that ends the server. */
+static int handle_all(dp_server *s, const dp_wc *wc, int n) {
+    for (int i = 0; i < n; i++) {
+        int st = handle(s, &wc[i]);
+        if (st)
+            return st;
+    }
+    while (s->n_pending) { /* arrived while a reply waited for room; handling may add more behind it */
+        dp_wc next = s->pending[0];
+        memmove(s->pending, s->pending + 1, --s->n_pending * sizeof next);
+        int st = handle(s, &next);
+        if (st)
+            return st;
+    }
+    return DP_OK;
+}
+
+static int idle(dp_server *s) {
+    dp_waiter *w = &s->waiter;
+    int what = dp_waiter_spin(w);
+    if (what == DP_SPIN_ON)
+        return DP_OK;
+    if (w->now >= w->probe_at) {
+        w->probe_at = w->now + DP_PROBE_EVERY_NS;
+        dp_qp_probe(s->qp);
+    }
+    if (what == DP_SPIN_LOOK)
+        return DP_OK;
+    dp_cq_arm(s->cq);
+    dp_wc wc[POLL_BATCH];
+    int n = dp_cq_poll(s->cq, wc, POLL_BATCH);
+    if (n || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+        dp_cq_disarm(s->cq);
+        return n > 0 ? handle_all(s, wc, n) : DP_OK;
+    }
+    s->stats->blocked_waits++;
+    return dp_cq_wait(s->cq, DP_BLOCK_MAX_NS);
+}
+
+int dp_server_run(dp_server *s) {
+    dp_wc wc[POLL_BATCH];
+    for (;;) {
+        dp_waiter_begin(&s->waiter);
+        if (s->cfg.mode == DP_WAIT_HOT && !s->waiter.shared_until)
+            dp_cq_promise_hot(s->cq, true);
+        int n;
+        while ((n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
+            if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED))
+                return DP_OK;
+            int broken = dp_qp_broken(s->qp);
+            if (broken)
+                return broken;
+            int st = idle(s);
+            if (st)
+                return st;
+        }
+        if (n < 0)
+            return DP_FATAL;
+        int st = handle_all(s, wc, n);
+        if (st)
+            return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
+        if (__builtin_expect(__atomic_load_n(&s->stop, __ATOMIC_RELAXED), 0))
+            return DP_OK;
+    }
+}

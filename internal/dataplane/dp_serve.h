@@ -1,0 +1,49 @@
+/* The worker's side: one server, one channel, one thread.
+ *
+ * dp_server_create takes the client's blob and connects; dp_server_blob is the answer for the client.
+ * dp_server_run serves until it is stopped, the client is gone or broke the protocol. */
+#ifndef RFAAS_DP_SERVE_H
+#define RFAAS_DP_SERVE_H
+
+#include "dp_channel.h"
+
+typedef uint32_t (*dp_function)(void *args, uint32_t size, void *res);
+
+typedef struct dp_server dp_server;
+
+typedef struct dp_server_config {
+    dp_wait_mode mode;
+    uint32_t max_depth; /* what a client may ask for at most; 0: the protocol's limits */
+    uint32_t max_eager;
+    uint64_t max_bulk;
+} dp_server_config;
+
+typedef struct dp_server_stats {
+    uint64_t calls, refused, failed, bytes_in, bytes_out;
+    uint64_t blocked_waits;
+} dp_server_stats;
+
+int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
+                     dp_error *err);
+int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err);
+/* Functions by index; the table is the caller's and stays while the server runs. n at most 65536. */
+void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n);
+/* dp_server_run returns DP_OK after dp_server_stop, DP_PEER_GONE when the client went away, DP_PROTOCOL, ... */
+int dp_server_run(dp_server *s);
+/* Async-signal-safe, any thread. */
+void dp_server_stop(dp_server *s);
+/* Written by the serving thread only; stats may be in memory shared with the executor. */
+void dp_server_share_stats(dp_server *s, dp_server_stats *shared);
+void dp_server_destroy(dp_server *s);
+
+/* What rfaas_function.h's calls act on: the invocation that runs on this thread, or NULL. */
+typedef struct dp_invocation {
+    uint32_t capacity;
+    uint32_t room; /* bytes that may be written at res without touching anything else's memory */
+    int failed;
+    uint32_t message_len;
+    char message[512];
+} dp_invocation;
+dp_invocation *dp_current_invocation(void);
+
+#endif

@@ -1,0 +1,62 @@
+/* How a thread waits for a completion queue: hot spins, warm blocks, adaptive spins for about as long as one
+ * wake-up takes and then blocks.
+ *
+ * A spinner that shares its core with another runnable thread delays the very peer it waits for. The kernel
+ * tells: a long gap between two looks at the clock together with an involuntary context switch. Such a
+ * spinner blocks for a while whatever its mode, then tries again: when spinners exceed cores, everybody blocks.
+ */
+#ifndef RFAAS_DP_WAIT_H
+#define RFAAS_DP_WAIT_H
+
+#include "dp_channel.h"
+
+/* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
+#define DP_SPIN_BUDGET_NS 50000
+#define DP_SPINS_PER_LOOK 64
+#define DP_SHARED_GAP_NS 500000       /* longer without a look: something else ran on this core */
+#define DP_SHARED_BLOCK_NS 1000000000 /* then block for this long before spinning is tried again */
+#define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter looks after its peer this often */
+#define DP_PROBE_EVERY_NS 100000000   /* a spinning one this often */
+
+typedef struct dp_waiter {
+    dp_wait_mode mode;
+    uint32_t spins;
+    int64_t now;          /* at the last look */
+    int64_t since;        /* when this wait began to spin; 0: not looked yet */
+    int64_t shared_until; /* block until then; 0: the core is ours */
+    int64_t probe_at;
+    long switches; /* involuntary ones of this thread when last counted */
+    uint64_t blocked;
+} dp_waiter;
+
+void dp_waiter_init(dp_waiter *w, dp_wait_mode mode);
+
+/* A new wait begins. */
+static inline void dp_waiter_begin(dp_waiter *w) {
+    w->spins = 0;
+    w->since = 0;
+}
+
+enum { DP_SPIN_ON = 0, DP_SPIN_LOOK = 1, DP_SPIN_BLOCK = 2 };
+
+/* Clock, budget and sharing, every DP_SPINS_PER_LOOK spins. */
+int dp_waiter_look(dp_waiter *w);
+
+/* dp_waiter_spin pauses once. DP_SPIN_LOOK: w->now is fresh, look at deadlines and peers. DP_SPIN_BLOCK: likewise, and
+ * block now. */
+static inline int dp_waiter_spin(dp_waiter *w) {
+    if (w->mode != DP_WAIT_WARM && !w->shared_until) {
+        dp_cpu_pause();
+        if (++w->spins % DP_SPINS_PER_LOOK)
+            return DP_SPIN_ON;
+    }
+    return dp_waiter_look(w);
+}
+
+/* How long to block at most when the deadline (0: none) is that: never longer than DP_BLOCK_MAX_NS. */
+static inline int64_t dp_waiter_timeout(const dp_waiter *w, int64_t deadline_ns) {
+    int64_t left = deadline_ns ? deadline_ns - w->now : DP_BLOCK_MAX_NS;
+    return left < 0 ? 0 : left < DP_BLOCK_MAX_NS ? left : DP_BLOCK_MAX_NS;
+}
+
+#endif
