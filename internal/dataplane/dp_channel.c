@@ -432,8 +432,10 @@ int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
     dp_endpoint *ep = ch->ep;
     begin_wait(ep);
     for (;;) {
-        if (s->state != SLOT_BUSY)
+        if (s->state != SLOT_BUSY) {
+            dp_waiter_end(&ep->waiter);
             return s->state == SLOT_DONE ? DP_OK : DP_INVALID;
+        }
         if (progress(ep))
             continue;
         if (idle(ep, deadline_ns))
@@ -459,6 +461,7 @@ int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) {
             return DP_DEADLINE;
     }
     ep->seen = ep->ended;
+    dp_waiter_end(&ep->waiter);
     return DP_OK;
 }
 

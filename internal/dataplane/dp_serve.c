@@ -373,6 +373,7 @@ int dp_server_run(dp_server *s) {
         }
         if (n < 0)
             return DP_FATAL;
+        dp_waiter_end(&s->waiter);
         int st = handle_all(s, wc, n);
         if (st)
             return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;

@@ -9,6 +9,24 @@ static long involuntary_switches(void) {
 
 void dp_waiter_init(dp_waiter *w, dp_wait_mode mode) { *w = (dp_waiter){.mode = mode}; }
 
+/* This thread was away from `before` to w->now. */
+static void count_gap(dp_waiter *w) {
+    long switches = involuntary_switches();
+    bool switched = switches != w->switches;
+    w->switches = switches;
+    if (!switched)
+        return; /* the machine, not the scheduler */
+    w->gaps = w->now - w->gap_at <= DP_SHARED_NEAR_NS ? w->gaps + 1 : 1;
+    w->gap_at = w->now;
+    if (w->gaps < DP_SHARED_GAPS)
+        return;
+    w->gaps = 0;
+    /* Found again soon after the last period: wait longer. */
+    bool again = w->shared_for && w->now - w->shared_ended < 4 * DP_SHARED_NEAR_NS;
+    w->shared_for = !again ? DP_SHARED_MIN_NS : w->shared_for < DP_SHARED_MAX_NS ? 2 * w->shared_for : DP_SHARED_MAX_NS;
+    w->shared_until = w->now + w->shared_for;
+}
+
 int dp_waiter_look(dp_waiter *w) {
     int64_t before = w->now;
     w->now = dp_now_ns();
@@ -16,15 +34,16 @@ int dp_waiter_look(dp_waiter *w) {
         return DP_SPIN_BLOCK;
     if (!w->since) { /* first look of this wait: what lies before it was not spent here */
         w->since = w->now;
-    } else if (w->now - before > DP_SHARED_GAP_NS) {
-        long switches = involuntary_switches();
-        if (switches != w->switches)
-            w->shared_until = w->now + DP_SHARED_BLOCK_NS;
-        w->switches = switches;
+    } else if (!w->shared_until && w->now - before > DP_SHARED_GAP_NS) {
+        count_gap(w);
     }
-    if (w->now < w->shared_until)
-        return DP_SPIN_BLOCK;
-    w->shared_until = 0;
+    if (w->shared_until) {
+        if (w->now < w->shared_until)
+            return DP_SPIN_BLOCK;
+        w->shared_until = 0;
+        w->shared_ended = w->now;
+        w->since = w->now;
+    }
     if (w->mode == DP_WAIT_ADAPTIVE && w->now - w->since > DP_SPIN_BUDGET_NS)
         return DP_SPIN_BLOCK;
     return DP_SPIN_LOOK;

@@ -2,8 +2,9 @@
  * wake-up takes and then blocks.
  *
  * A spinner that shares its core with another runnable thread delays the very peer it waits for. The kernel
- * tells: a long gap between two looks at the clock together with an involuntary context switch. Such a
- * spinner blocks for a while whatever its mode, then tries again: when spinners exceed cores, everybody blocks.
+ * tells: a long gap between two looks at the clock together with an involuntary context switch. One such gap may
+ * be anything; several in quick succession are a shared core. Such a spinner blocks for a while whatever
+ * its mode, then tries again, ever more rarely: when spinners exceed cores, everybody blocks.
  */
 #ifndef RFAAS_DP_WAIT_H
 #define RFAAS_DP_WAIT_H
@@ -13,8 +14,11 @@
 /* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
 #define DP_SPIN_BUDGET_NS 50000
 #define DP_SPINS_PER_LOOK 64
-#define DP_SHARED_GAP_NS 500000       /* longer without a look: something else ran on this core */
-#define DP_SHARED_BLOCK_NS 1000000000 /* then block for this long before spinning is tried again */
+#define DP_SHARED_GAP_NS 500000      /* longer without a look: something else ran on this core */
+#define DP_SHARED_NEAR_NS 40000000   /* gaps no further apart than this belong together */
+#define DP_SHARED_GAPS 3             /* so many: the core is shared */
+#define DP_SHARED_MIN_NS 50000000    /* then block for so long before spinning is tried again, */
+#define DP_SHARED_MAX_NS 1600000000  /* doubled each time up to this */
 #define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter looks after its peer this often */
 #define DP_PROBE_EVERY_NS 100000000   /* a spinning one this often */
 
@@ -24,6 +28,10 @@ typedef struct dp_waiter {
     int64_t now;          /* at the last look */
     int64_t since;        /* when this wait began to spin; 0: not looked yet */
     int64_t shared_until; /* block until then; 0: the core is ours */
+    int64_t shared_for;   /* length of the last such period */
+    int64_t shared_ended; /* when it ended */
+    int64_t gap_at;       /* last gap */
+    int gaps;             /* in quick succession */
     int64_t probe_at;
     long switches; /* involuntary ones of this thread when last counted */
     uint64_t blocked;
@@ -36,6 +44,10 @@ static inline void dp_waiter_begin(dp_waiter *w) {
     w->spins = 0;
     w->since = 0;
 }
+
+/* A wait that went on for a while is over: its last stretch counts too, for a spinner that was switched out
+ * mostly finds its message when it comes back. */
+static inline void dp_waiter_end(dp_waiter *w);
 
 enum { DP_SPIN_ON = 0, DP_SPIN_LOOK = 1, DP_SPIN_BLOCK = 2 };
 
@@ -51,6 +63,11 @@ static inline int dp_waiter_spin(dp_waiter *w) {
             return DP_SPIN_ON;
     }
     return dp_waiter_look(w);
+}
+
+static inline void dp_waiter_end(dp_waiter *w) {
+    if (__builtin_expect(w->since != 0 && w->mode != DP_WAIT_WARM, 0))
+        dp_waiter_look(w);
 }
 
 /* How long to block at most when the deadline (0: none) is that: never longer than DP_BLOCK_MAX_NS. */

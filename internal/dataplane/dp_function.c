@@ -1,0 +1,68 @@
+/* The extras of rfaas_function.h, on top of the serve loop's current invocation. */
+#define RFAAS_FUNCTION_IMPLEMENTATION
+#include "rfaas_function.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "dp_serve.h"
+
+uint32_t rfaas_result_capacity(void) {
+    const dp_invocation *inv = dp_current_invocation();
+    return inv ? inv->capacity : UINT32_MAX;
+}
+
+uint32_t rfaas_fail(const char *format, ...) {
+    dp_invocation *inv = dp_current_invocation();
+    va_list ap;
+    va_start(ap, format);
+    if (inv) {
+        int n = vsnprintf(inv->message, sizeof inv->message, format, ap);
+        inv->failed = 1;
+        inv->message_len = n < 0 ? 0 : (size_t)n < sizeof inv->message ? (uint32_t)n : sizeof inv->message - 1;
+    } else {
+        vfprintf(stderr, format, ap);
+    }
+    va_end(ap);
+    return 0;
+}
+
+void *rfaas_state(size_t size, int *fresh) {
+    /* Of the serving thread, since a process can serve on several (tests do; a worker has one). Ends with it. */
+    static __thread void *block;
+    static __thread size_t block_size;
+    if (fresh)
+        *fresh = 0;
+    if (size == 0 || !dp_current_invocation())
+        return NULL;
+    if (!block) {
+        if (size > SIZE_MAX - 63)
+            return NULL;
+        block = aligned_alloc(64, (size + 63) & ~(size_t)63);
+        if (!block)
+            return NULL;
+        memset(block, 0, size);
+        block_size = size;
+        if (fresh)
+            *fresh = 1;
+    }
+    return size <= block_size ? block : NULL;
+}
+
+uint32_t rfaas_worker_cores(void) {
+    /* Larger than cpu_set_t: the call fails when the kernel knows more CPUs than fit. */
+    static uint32_t cores; /* atomic */
+    uint32_t n = __atomic_load_n(&cores, __ATOMIC_RELAXED);
+    if (n)
+        return n;
+    enum { MAX = 8192 };
+    cpu_set_t *set = CPU_ALLOC(MAX);
+    if (set && sched_getaffinity(0, CPU_ALLOC_SIZE(MAX), set) == 0)
+        n = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(MAX), set);
+    CPU_FREE(set);
+    if (n == 0)
+        n = 1;
+    __atomic_store_n(&cores, n, __ATOMIC_RELAXED);
+    return n;
+}

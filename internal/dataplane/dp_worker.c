@@ -1,0 +1,306 @@
+/* The worker from its first instruction to its exit. The order of its steps is a rule, not a taste:
+ *
+ *   die with the executor, own session, default signals     before anything can hang or crash
+ *   own descriptors only                                     before a device opens new ones
+ *   pin                                                      before memory is touched, so that it is near
+ *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
+ *   monitor thread, memory limit                             before user code, which could hang or eat everything
+ *   user's library; LOADED                                   the first foreign instruction is its constructor
+ *   serve
+ *
+ * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
+ */
+#include "dp_worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Descriptors of a worker while it starts. Code and names are closed before it serves. */
+enum { FD_LOG_OUT = 1, FD_LOG_ERR = 2, FD_SOCK = 3, FD_CODE = 4, FD_NAMES = 5, FD_FREE = 6 };
+
+#define MONITOR_STACK (64u << 10)
+
+typedef struct worker {
+    uint32_t id;
+    const dp_msg_spawn *m;
+    dp_dev *dev;
+    dp_server *server;
+} worker;
+
+_Noreturn static void leave(int code) {
+    /* Buffered output of the functions, then out: destructors of user code could hang or crash, and the kernel
+     * takes back memory, keys and queue pairs anyway. */
+    fflush(stdout);
+    fflush(stderr);
+    _exit(code);
+}
+
+_Noreturn static void fail(const worker *w, int sock, int status, const char *text) {
+    dp_msg_send_failure(sock, DP_MSG_FAILED, w->id, status, text);
+    leave(DP_EXIT_FAILED);
+}
+
+/* ---- steps ---- */
+
+static void detach(const worker *w, int sock, pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(DP_EXIT_ORPHAN);
+    setsid();
+    for (int sig = 1; sig < NSIG; sig++)
+        signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    char name[16];
+    snprintf(name, sizeof name, "rfaas-w%u", w->id);
+    prctl(PR_SET_NAME, name);
+    uint32_t pid = (uint32_t)getpid();
+    dp_msg_send(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, -1);
+}
+
+static void close_from(int first) {
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, first, ~0u, 0) == 0)
+        return;
+#endif
+    for (long fd = sysconf(_SC_OPEN_MAX) - 1; fd >= first; fd--)
+        close((int)fd);
+}
+
+/* Puts the given descriptors where the enumeration above says and closes all others. */
+static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null < 0)
+        fail(w, fds->sock, DP_FATAL, "open /dev/null");
+    const struct {
+        int from, to, flags;
+    } moves[] = {
+        {null, 0, 0},
+        {fds->log, FD_LOG_OUT, 0},
+        {fds->log, FD_LOG_ERR, 0},
+        {fds->sock, FD_SOCK, O_CLOEXEC},
+        {fds->code, FD_CODE, O_CLOEXEC},
+        {fds->names, FD_NAMES, O_CLOEXEC},
+    };
+    enum { N = sizeof moves / sizeof *moves };
+    /* First out of the way, so that no target covers a source. */
+    int high[N];
+    for (int i = 0; i < N; i++) {
+        high[i] = fcntl(moves[i].from, F_DUPFD_CLOEXEC, FD_FREE);
+        if (high[i] < 0)
+            fail(w, fds->sock, DP_FATAL, "no descriptors left for a worker");
+    }
+    for (int i = 0; i < N; i++)
+        if (dup3(high[i], moves[i].to, moves[i].flags) < 0)
+            fail(w, high[3], DP_FATAL, "place a worker's descriptors");
+    close_from(FD_FREE);
+    /* A crash must not swallow the last lines. */
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    setenv("GFORTRAN_UNBUFFERED_PRECONNECTED", "y", 1);
+}
+
+static void write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t n = write(fd, text, strlen(text));
+    (void)n; /* best effort */
+    close(fd);
+}
+
+static void yield_to_others(void) {
+    /* A guest on an idle node goes first when memory runs out. */
+    write_file("/proc/self/oom_score_adj", "1000");
+    /* Dumping a large process takes seconds in which its client would wait. Soft: a function may raise it. */
+    struct rlimit core;
+    if (getrlimit(RLIMIT_CORE, &core) == 0) {
+        core.rlim_cur = 0;
+        setrlimit(RLIMIT_CORE, &core);
+    }
+}
+
+static void pin(const worker *w) {
+    int wanted = 0;
+    for (int i = 0; i < DP_CPUS_MAX; i++)
+        wanted += w->m->cpus[i / 8] >> (i % 8) & 1;
+    if (!wanted)
+        return;
+    /* The set is larger than ours: sched_getaffinity fails when the kernel knows more CPUs than fit. */
+    union {
+        unsigned char bytes[8192 / 8];
+        unsigned long words[8192 / 8 / sizeof(unsigned long)];
+    } set, got;
+    memset(&set, 0, sizeof set);
+    memset(&got, 0, sizeof got);
+    memcpy(set.bytes, w->m->cpus, sizeof w->m->cpus);
+    long set_failed = syscall(SYS_sched_setaffinity, 0, sizeof set, &set);
+    int e = set_failed ? errno : 0;
+    syscall(SYS_sched_getaffinity, 0, sizeof got, &got);
+    /* The kernel silently leaves out CPUs that do not exist or are outside our cpuset, if any is left. Find the
+     * culprit; if the whole call failed, whether each alone would do. */
+    for (int i = 0; i < DP_CPUS_MAX; i++) {
+        int bit = 1 << (i % 8);
+        if (!(w->m->cpus[i / 8] & bit) || (!set_failed && got.bytes[i / 8] & bit))
+            continue;
+        if (set_failed) {
+            memset(&set, 0, sizeof set);
+            set.bytes[i / 8] = (unsigned char)bit;
+            if (syscall(SYS_sched_setaffinity, 0, sizeof set, &set) == 0)
+                continue;
+            e = errno;
+        }
+        dp_error err;
+        dp_fail(&err, DP_INVALID, e, "pin worker: CPU %d does not exist or is not this executor's to use", i);
+        fail(w, FD_SOCK, DP_INVALID, err.msg);
+    }
+    if (set_failed) {
+        dp_error err;
+        dp_fail(&err, DP_FATAL, e, "pin worker to %d CPUs", wanted);
+        fail(w, FD_SOCK, DP_FATAL, err.msg);
+    }
+}
+
+static void connect_client(worker *w) {
+    const dp_msg_spawn *m = w->m;
+    dp_dev_options opts = {
+        .device = m->device,
+        .port = m->port,
+        .gid_index = m->gid_index,
+        .pkey_index = (int)m->pkey_index,
+        .traffic_class = (int)m->traffic_class,
+        .service_level = (int)m->service_level,
+        .mtu = (int)m->mtu,
+        .active_side_only = 1,
+    };
+    dp_server_config cfg = {
+        .mode = (dp_wait_mode)m->wait_mode,
+        .max_depth = m->max_depth,
+        .max_eager = m->max_eager,
+        .max_bulk = m->max_bulk,
+    };
+    dp_error err = {0};
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    int st = dp_dev_open(m->provider == DP_PROVIDER_SHM ? "shm" : "verbs", &opts, &w->dev, &err);
+    if (st == DP_OK)
+        st = dp_server_create(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err);
+    if (st == DP_OK)
+        st = dp_server_blob(w->server, blob, &len, &err);
+    if (st != DP_OK)
+        fail(w, FD_SOCK, st, err.msg);
+    dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
+}
+
+/* Blocks until the executor says STOP or is gone, and passes that on to the serving thread. */
+static void *monitor(void *arg) {
+    dp_server *server = arg;
+    for (;;) {
+        struct {
+            dp_msg_head head;
+            char rest[16];
+        } msg;
+        ssize_t n = recv(FD_SOCK, &msg, sizeof msg, 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        int stop = n == (ssize_t)sizeof msg.head && msg.head.magic == DP_MSG_MAGIC &&
+                   msg.head.version == DP_WIRE_VERSION && msg.head.type == DP_MSG_STOP;
+        if (n <= 0 || stop) {
+            dp_server_stop(server);
+            return NULL;
+        }
+    }
+}
+
+static void start_monitor(const worker *w) {
+    pthread_attr_t attr;
+    pthread_t thread;
+    /* Signals are for the thread that runs functions. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attr, MONITOR_STACK);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int e = pthread_create(&thread, &attr, monitor, w->server);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    if (e) {
+        dp_error err;
+        dp_fail(&err, DP_FATAL, e, "start the worker's monitor thread");
+        fail(w, FD_SOCK, DP_FATAL, err.msg);
+    }
+}
+
+/* Until each worker has a memory cgroup, the limit is on private writable memory (RLIMIT_DATA): an allocation beyond it
+ * fails. It does not count shared mappings nor what children of the function use. RLIMIT_AS would count what the
+ * fabric maps too, and address space that sanitizers and runtimes only reserve. */
+static void limit_memory(const worker *w) {
+    if (!w->m->memory_limit)
+        return;
+    unsigned long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    int n = f ? fscanf(f, "%*u %*u %*u %*u %*u %llu", &pages) : 0;
+    if (f)
+        fclose(f);
+    if (n != 1)
+        fail(w, FD_SOCK, DP_FATAL, "memory limit: cannot read /proc/self/statm");
+    rlim_t now = pages * (unsigned long long)sysconf(_SC_PAGESIZE);
+    struct rlimit data;
+    getrlimit(RLIMIT_DATA, &data);
+    rlim_t limit = now + w->m->memory_limit;
+    if (limit < now || limit > data.rlim_max)
+        limit = data.rlim_max;
+    data.rlim_cur = data.rlim_max = limit;
+    if (setrlimit(RLIMIT_DATA, &data)) {
+        dp_error err;
+        dp_fail(&err, DP_FATAL, errno, "memory limit of %llu bytes", (unsigned long long)w->m->memory_limit);
+        fail(w, FD_SOCK, DP_FATAL, err.msg);
+    }
+}
+
+static void load_functions(const worker *w) {
+    static char text[DP_MSG_MAX];
+    dp_function *table = NULL;
+    int st = dp_worker_load(FD_CODE, FD_NAMES, w->m->n_functions, &table, text, sizeof text);
+    if (st != DP_OK)
+        fail(w, FD_SOCK, st, text);
+    close(FD_CODE);
+    close(FD_NAMES);
+    dp_server_set_functions(w->server, table, w->m->n_functions);
+    dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &w->m->n_functions, sizeof w->m->n_functions, -1);
+}
+
+static int exit_code(int status) {
+    switch (status) {
+    case DP_OK: return DP_EXIT_STOPPED;
+    case DP_PEER_GONE:
+    case DP_CONNECTION: return DP_EXIT_CLIENT_GONE;
+    case DP_PROTOCOL: return DP_EXIT_PROTOCOL;
+    default: return DP_EXIT_FABRIC;
+    }
+}
+
+_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent) {
+    worker w = {.id = id, .m = m};
+    detach(&w, fds->sock, parent);
+    own_descriptors(&w, fds);
+    yield_to_others();
+    pin(&w);
+    connect_client(&w);
+    start_monitor(&w);
+    limit_memory(&w);
+    load_functions(&w);
+    leave(exit_code(dp_server_run(w.server)));
+}

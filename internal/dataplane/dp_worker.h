@@ -1,0 +1,134 @@
+/* rfaas-worker: the zygote and its workers, and what they say to the executor.
+ *
+ * The executor starts `rfaas-worker zygote` once with a SOCK_SEQPACKET socket as descriptor 3. The zygote loads the
+ * providers, then answers spawn messages by cloning workers whose parent is the executor (CLONE_PARENT), each
+ * with its own seqpacket socket to the executor. The zygote never opens a device and never runs user code.
+ *
+ *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices}
+ *   executor ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code memfd, names memfd, log pipe}
+ *   executor ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text})
+ *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor
+ *   executor ◀─ worker socket ─── worker      READY {channel blob}      connected to the client's queue pair
+ *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
+ *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
+ *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
+ *
+ * STARTED repeats the pid so that the executor can reap a worker whose zygote died before it answered.
+ * After READY the process runs the user's code, which holds the worker socket too: the executor believes nothing
+ * that comes over it from then on except that loading has ended.
+ *
+ * One message is one packet: the 16-byte head, then `len` bytes of body. Little endian. Descriptors travel
+ * by SCM_RIGHTS with the packet they belong to. A closed worker socket is a STOP, a closed zygote socket ends
+ * the zygote but not its workers. internal/zygote/message.go is the Go side of this file; its tests compare the bytes.
+ *
+ *   dp_worker_zygote.c  messages, the zygote's loop, cloning
+ *   dp_worker.c         the worker from its first instruction to its exit
+ *   dp_worker_load.c    checking and loading the user's library
+ *   dp_worker_main.c    main() of rfaas-worker
+ */
+#ifndef RFAAS_DP_WORKER_H
+#define RFAAS_DP_WORKER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "dp_serve.h"
+#include "dp_wire.h"
+
+#define DP_MSG_MAGIC 0x4b574652u /* "RFWK" */
+#define DP_MSG_MAX 4096          /* bytes of a message, head included */
+
+enum {
+    DP_MSG_SPAWN = 1,
+    DP_MSG_SPAWNED = 2,
+    DP_MSG_SPAWN_FAILED = 3,
+    DP_MSG_READY = 4,
+    DP_MSG_LOADED = 5,
+    DP_MSG_FAILED = 6,
+    DP_MSG_STOP = 7,
+    DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices} */
+    DP_MSG_STARTED = 9,
+};
+
+/* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker
+ * that exits 0 without having been told to stop was ended by its function. */
+enum {
+    DP_EXIT_STOPPED = 0,
+    DP_EXIT_USAGE = 2,
+    DP_EXIT_FAILED = 90,      /* the worker could not start; FAILED says why */
+    DP_EXIT_CLIENT_GONE = 91, /* the client's process ended or its queue pair broke */
+    DP_EXIT_PROTOCOL = 92,    /* the client broke the protocol */
+    DP_EXIT_FABRIC = 93,      /* the device failed */
+    DP_EXIT_ORPHAN = 94,      /* the executor was gone before the worker could tie itself to it */
+    DP_EXIT_ZYGOTE = 95,      /* the zygote cannot work here; standard error says why */
+};
+
+typedef struct dp_msg_head {
+    uint32_t magic;
+    uint16_t version; /* DP_WIRE_VERSION */
+    uint16_t type;
+    uint32_t id; /* of the worker, chosen by the executor */
+    uint32_t len;
+} dp_msg_head;
+_Static_assert(sizeof(dp_msg_head) == 16, "message head");
+
+#define DP_CPUS_MAX 1024
+
+#define DP_FUNCTIONS_MAX 65536     /* a request's function index has 16 bits */
+#define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */
+#define DP_SPAWN_FDS 4
+
+/* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
+ * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker). Unused bytes are 0. */
+typedef struct dp_msg_spawn {
+    uint8_t provider; /* dp_provider_id */
+    uint8_t wait_mode;
+    uint8_t port;
+    uint8_t pad0;
+    int32_t gid_index; /* -1: choose */
+    uint32_t pkey_index;
+    uint32_t traffic_class;
+    uint32_t service_level;
+    uint32_t mtu;
+    uint32_t max_depth;
+    uint32_t max_eager;
+    uint64_t max_bulk;
+    uint64_t memory_limit;  /* bytes of private writable memory that user code may add, 0: unlimited */
+    uint32_t n_functions;   /* 1..DP_FUNCTIONS_MAX */
+    uint32_t blob_len;      /* client's channel blob, 1..DP_CHANNEL_BLOB_MAX */
+    uint8_t cpus[DP_CPUS_MAX / 8]; /* bit i: pin to logical CPU i; no bit at all: not pinned */
+    char device[64];        /* ends with a NUL; empty: the first usable */
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+} dp_msg_spawn;
+_Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
+                   offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&
+                   sizeof(dp_msg_spawn) == 504,
+               "spawn message layout");
+
+/* Body of SPAWNED and STARTED: {u32 pid}. Body of READY: the worker's channel blob. Body of LOADED: {u32 functions}.
+ * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
+
+/* Runs the zygote on the given socket until it closes; returns the exit status. The process has one thread. */
+int dp_zygote_run(int sock);
+
+/* ---- between this room's files ---- */
+
+/* Sends one packet, with descriptor fd if it is not -1. Blocks while the socket is full. 0 or an errno. */
+int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd);
+/* Sends {status, text}; text longer than a packet is cut. */
+int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
+
+typedef struct dp_worker_fds {
+    int sock, code, names, log;
+} dp_worker_fds;
+
+/* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. */
+_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent);
+
+/* dp_worker_load checks and loads the library in the sealed memfd `code` and looks up n functions by the names in the
+ * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays
+ * loaded and the table allocated until the process ends. Runs the library's constructors. */
+int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
+
+#endif

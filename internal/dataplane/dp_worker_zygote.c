@@ -1,0 +1,342 @@
+/* Messages, the zygote's loop, cloning. */
+#include "dp_worker.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef CLONE_PIDFD
+#define CLONE_PIDFD 0x00001000
+#endif
+
+/* Descriptors of one packet that are taken, to be closed if they are not the four of a SPAWN. The kernel closes what
+ * does not fit and sets MSG_CTRUNC. */
+#define FDS_TAKEN 16
+
+/* ---- messages ---- */
+
+int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd) {
+    dp_msg_head head = {DP_MSG_MAGIC, DP_WIRE_VERSION, type, id, len};
+    struct iovec iov[2] = {{&head, sizeof head}, {(void *)body, len}};
+    union {
+        struct cmsghdr align;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = len ? 2 : 1};
+    if (fd >= 0) {
+        memset(&control, 0, sizeof control);
+        m.msg_control = &control;
+        m.msg_controllen = sizeof control;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    for (;;) {
+        if (sendmsg(sock, &m, MSG_NOSIGNAL) >= 0)
+            return 0;
+        if (errno != EINTR)
+            return errno;
+    }
+}
+
+int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text) {
+    char body[DP_MSG_MAX - sizeof(dp_msg_head)];
+    int32_t st = status;
+    size_t n = strlen(text);
+    if (n > sizeof body - sizeof st)
+        n = sizeof body - sizeof st;
+    memcpy(body, &st, sizeof st);
+    memcpy(body + sizeof st, text, n);
+    return dp_msg_send(sock, type, id, body, (uint32_t)(sizeof st + n), -1);
+}
+
+typedef struct packet {
+    union {
+        dp_msg_head head;
+        unsigned char bytes[DP_MSG_MAX];
+    };
+    size_t len;
+    bool cut; /* longer than DP_MSG_MAX, or more descriptors than FDS_TAKEN */
+    int fds[FDS_TAKEN];
+    int n_fds;
+} packet;
+
+static void packet_close(packet *p) {
+    for (int i = 0; i < p->n_fds; i++)
+        close(p->fds[i]);
+    p->n_fds = 0;
+}
+
+/* 1: a packet, 0: the socket closed, negative: -errno. */
+static int packet_recv(int sock, packet *p) {
+    union {
+        struct cmsghdr align;
+        char room[CMSG_SPACE(FDS_TAKEN * sizeof(int))];
+    } control;
+    struct iovec iov = {p->bytes, sizeof p->bytes};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t n;
+    do
+        n = recvmsg(sock, &m, MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return -errno;
+    p->len = (size_t)n;
+    p->cut = m.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
+    p->n_fds = 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        int got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        for (int i = 0; i < got && p->n_fds < FDS_TAKEN; i++)
+            memcpy(&p->fds[p->n_fds++], CMSG_DATA(c) + (size_t)i * sizeof(int), sizeof(int));
+    }
+    /* A packet of no bytes with descriptors is no end of file, but nobody sends one. */
+    return n > 0 || p->n_fds > 0;
+}
+
+/* ---- validation ---- */
+
+static bool all_zero(const void *from, size_t n) {
+    const unsigned char *b = from;
+    while (n)
+        if (b[--n])
+            return false;
+    return true;
+}
+
+static int check_range(const char *what, int64_t v, int64_t low, int64_t high, dp_error *err) {
+    if (v < low || v > high)
+        return dp_fail(err, DP_INVALID, 0, "spawn: %s %lld not in %lld..%lld", what, (long long)v, (long long)low,
+                       (long long)high);
+    return DP_OK;
+}
+
+static int check_device(const char *device, size_t room, dp_error *err) {
+    size_t n = strnlen(device, room);
+    if (n == room)
+        return dp_fail(err, DP_INVALID, 0, "spawn: device name is longer than %zu bytes", room - 1);
+    for (size_t i = 0; i < n; i++)
+        if (device[i] <= ' ' || device[i] > '~')
+            return dp_fail(err, DP_INVALID, 0, "spawn: byte %zu of the device name is %#x", i,
+                           (unsigned)(unsigned char)device[i]);
+    if (!all_zero(device + n, room - n))
+        return dp_fail(err, DP_INVALID, 0, "spawn: bytes after the end of the device name");
+    return DP_OK;
+}
+
+static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
+    const struct {
+        const char *what;
+        int64_t v, low, high;
+    } ranges[] = {
+        {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS},
+        {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
+        {"reserved byte", m->pad0, 0, 0},
+        {"GID index", m->gid_index, -1, 255},
+        {"P_Key index", m->pkey_index, 0, 65535},
+        {"traffic class", m->traffic_class, 0, 255},
+        {"service level", m->service_level, 0, 15},
+        {"MTU", m->mtu, 0, 4096},
+        {"depth limit", m->max_depth, 0, DP_DEPTH_MAX},
+        {"eager limit", m->max_eager, 0, DP_EAGER_MAX},
+        {"function count", m->n_functions, 1, DP_FUNCTIONS_MAX},
+        {"blob length", m->blob_len, 1, DP_CHANNEL_BLOB_MAX},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (check_range(ranges[i].what, ranges[i].v, ranges[i].low, ranges[i].high, err) != DP_OK)
+            return DP_INVALID;
+    if (m->max_bulk > DP_BULK_MAX)
+        return dp_fail(err, DP_INVALID, 0, "spawn: bulk limit %llu not in 0..%llu", (unsigned long long)m->max_bulk,
+                       (unsigned long long)DP_BULK_MAX);
+    if (!all_zero(m->blob + m->blob_len, sizeof m->blob - m->blob_len))
+        return dp_fail(err, DP_INVALID, 0, "spawn: bytes after the end of the client's blob");
+    return check_device(m->device, sizeof m->device, err);
+}
+
+/* The head, the length and the descriptors; then the body. */
+static int check_packet(const packet *p, dp_error *err) {
+    if (p->len < sizeof(dp_msg_head))
+        return dp_fail(err, DP_PROTOCOL, 0, "message of %zu bytes, the head alone has %zu", p->len,
+                       sizeof(dp_msg_head));
+    if (p->head.magic != DP_MSG_MAGIC)
+        return dp_fail(err, DP_PROTOCOL, 0, "message begins %#x, not %#x", p->head.magic, DP_MSG_MAGIC);
+    if (p->head.version != DP_WIRE_VERSION)
+        return dp_fail(err, DP_PROTOCOL, 0, "message of wire version %u, this is rfaas-worker of version %d",
+                       p->head.version, DP_WIRE_VERSION);
+    if (p->head.type != DP_MSG_SPAWN)
+        return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN", p->head.type);
+    if (p->cut)
+        return dp_fail(err, DP_PROTOCOL, 0, "spawn: more than %d bytes or %d descriptors", DP_MSG_MAX, FDS_TAKEN);
+    if (p->head.len != p->len - sizeof(dp_msg_head) || p->head.len != sizeof(dp_msg_spawn))
+        return dp_fail(err, DP_PROTOCOL, 0, "spawn: body of %zu bytes, %u announced, %zu needed",
+                       p->len - sizeof(dp_msg_head), p->head.len, sizeof(dp_msg_spawn));
+    if (p->n_fds != DP_SPAWN_FDS)
+        return dp_fail(err, DP_PROTOCOL, 0, "spawn: %d descriptors, %d needed", p->n_fds, DP_SPAWN_FDS);
+    return DP_OK;
+}
+
+/* ---- cloning ---- */
+
+/* glibc keeps a thread's id in its struct pthread, where recursive, robust and priority-inheriting mutexes (and, before
+ * 2.35, abort and raise) read it. fork() renews it in the child by CLONE_CHILD_SETTID with the field's address; a
+ * raw clone must do the same, but the address is private. So it is found: the only word that holds the thread's id at
+ * the same place of struct pthread in two threads. The struct has more than 1 KiB in every glibc since 2.17. */
+#define TID_SCAN 1024
+
+typedef struct tid_scan {
+    bool fits[TID_SCAN / sizeof(pid_t)];
+} tid_scan;
+
+static void *tid_scan_thread(void *arg) {
+    tid_scan *s = arg;
+    pid_t tid = (pid_t)syscall(SYS_gettid);
+    const pid_t *words = (const pid_t *)pthread_self();
+    for (size_t i = 0; i < TID_SCAN / sizeof(pid_t); i++)
+        s->fits[i] = s->fits[i] && words[i] == tid;
+    return NULL;
+}
+
+/* The address of the calling thread's field, or NULL. */
+static pid_t *tid_field(void) {
+    tid_scan scan;
+    memset(&scan, 1, sizeof scan);
+    tid_scan_thread(&scan);
+    pthread_t other;
+    if (pthread_create(&other, NULL, tid_scan_thread, &scan))
+        return NULL;
+    pthread_join(other, NULL);
+    pid_t *found = NULL;
+    for (size_t i = 0; i < TID_SCAN / sizeof(pid_t); i++) {
+        if (!scan.fits[i])
+            continue;
+        if (found)
+            return NULL;
+        found = (pid_t *)pthread_self() + i;
+    }
+    return found;
+}
+
+typedef struct zygote {
+    int sock;
+    pid_t parent; /* executor */
+    pid_t *tid;   /* see above */
+    void *robust; /* head of the list of robust mutexes: the kernel forgets it in a child, fork() repeats it */
+    size_t robust_len;
+} zygote;
+
+/* Like fork(), but the child is the executor's. Returns 0 in the child, the child's pid, or -errno. */
+static pid_t clone_worker(const zygote *z, int *pidfd) {
+    /* With CLONE_PARENT the signal at exit is that of the zygote itself, which is SIGCHLD since execve. */
+    unsigned long flags = CLONE_PARENT | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+#if defined(__x86_64__)
+    long pid = syscall(SYS_clone, flags, NULL, pidfd, z->tid, 0);
+#else /* aarch64, ppc64le, riscv64: the last two change places */
+    long pid = syscall(SYS_clone, flags, NULL, pidfd, 0, z->tid);
+#endif
+    if (pid < 0)
+        return -errno;
+    if (pid == 0)
+        syscall(SYS_set_robust_list, z->robust, z->robust_len);
+    return (pid_t)pid;
+}
+
+/* Answers one SPAWN. Returns 0, or the errno with which the executor's socket failed. */
+static int spawn(const zygote *z, packet *p) {
+    uint32_t id = p->len >= sizeof p->head ? p->head.id : 0;
+    dp_msg_spawn m;
+    dp_error err;
+    int st = check_packet(p, &err);
+    if (st == DP_OK) {
+        memcpy(&m, p->bytes + sizeof p->head, sizeof m);
+        st = check_spawn(&m, &err);
+    }
+    if (st != DP_OK)
+        return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg);
+
+    /* No signal may find the child with the zygote's view of the world; the worker unblocks them. */
+    sigset_t all, old;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &old);
+    int pidfd = -1;
+    pid_t pid = clone_worker(z, &pidfd);
+    if (pid == 0)
+        dp_worker_live(id, &m, &(dp_worker_fds){p->fds[0], p->fds[1], p->fds[2], p->fds[3]}, z->parent);
+    sigprocmask(SIG_SETMASK, &old, NULL);
+    if (pid < 0) {
+        dp_fail(&err, DP_FATAL, -pid, "clone worker %u", id);
+        return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, DP_FATAL, err.msg);
+    }
+    uint32_t body = (uint32_t)pid;
+    int e = dp_msg_send(z->sock, DP_MSG_SPAWNED, id, &body, sizeof body, pidfd);
+    if (e) {
+        /* The executor knows from STARTED what to reap. */
+        syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
+        dp_fail(&err, DP_FATAL, e, "pass the descriptor of worker %u", id);
+        e = dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, DP_FATAL, err.msg);
+    }
+    close(pidfd);
+    return e;
+}
+
+/* ---- loop ---- */
+
+static int zygote_start(zygote *z) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    /* Should the executor have died before that, the socket is closed and the loop ends at once. */
+    z->parent = getppid();
+    prctl(PR_SET_NAME, "rfaas-zygote");
+    signal(SIGPIPE, SIG_IGN);
+    z->tid = tid_field();
+    if (!z->tid) {
+        fprintf(stderr, "rfaas-worker: cannot find where this C library keeps a thread's id\n");
+        return DP_EXIT_ZYGOTE;
+    }
+    if (syscall(SYS_get_robust_list, 0, &z->robust, &z->robust_len)) {
+        fprintf(stderr, "rfaas-worker: get_robust_list: %s\n", strerror(errno));
+        return DP_EXIT_ZYGOTE;
+    }
+    uint32_t hello[2] = {DP_WIRE_VERSION, (uint32_t)dp_verbs_preload()};
+    int e = dp_msg_send(z->sock, DP_MSG_HELLO, 0, hello, sizeof hello, -1);
+    if (e) {
+        fprintf(stderr, "rfaas-worker: descriptor %d: %s\n", z->sock, strerror(e));
+        return DP_EXIT_ZYGOTE;
+    }
+    return 0;
+}
+
+int dp_zygote_run(int sock) {
+    zygote z = {.sock = sock};
+    int st = zygote_start(&z);
+    if (st)
+        return st;
+    for (;;) {
+        packet p;
+        int got = packet_recv(sock, &p);
+        if (got == 0)
+            return DP_EXIT_STOPPED;
+        if (got < 0) {
+            fprintf(stderr, "rfaas-worker: receive from the executor: %s\n", strerror(-got));
+            return DP_EXIT_ZYGOTE;
+        }
+        int e = spawn(&z, &p);
+        packet_close(&p);
+        if (e) {
+            if (e != EPIPE && e != ECONNRESET)
+                fprintf(stderr, "rfaas-worker: send to the executor: %s\n", strerror(e));
+            return e == EPIPE || e == ECONNRESET ? DP_EXIT_STOPPED : DP_EXIT_ZYGOTE;
+        }
+    }
+}

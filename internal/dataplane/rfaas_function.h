@@ -1,0 +1,88 @@
+/* For functions that rfaas executes. C and C++; from Fortran bind the functions below by ISO_C_BINDING.
+ *
+ * A function has C linkage and this type:
+ *
+ *     uint32_t f(void *args, uint32_t size, void *res);
+ *
+ *   args   `size` bytes of input, aligned to 64. The function may overwrite them; they are gone when it returns.
+ *   res    where the result goes, aligned to 64. There is room for rfaas_result_capacity() bytes, not more.
+ *   return bytes of the result. More than the capacity: the caller gets "result larger than the capacity" and the
+ *          size that it should offer, but no bytes.
+ *
+ * Compile with -shared -fPIC. Nothing but the above is needed; a function that uses no extras need not include this
+ * header. One worker calls one function at a time, always on the same thread, pinned to the worker's cores; it may use
+ * threads of its own. Static variables live as long as the worker, which is the lease. What a function prints goes
+ * to a bounded log that comes back with an error. A crash ends the worker and this call, nobody else's.
+ *
+ * The extras are weak references: a library that uses them loads and runs in any program, for tests or as local
+ * fallback, where they do what is said under "elsewhere". They act on the call that runs on the calling thread. On
+ * other threads of a worker (OpenMP regions) rfaas_result_capacity and rfaas_fail do as elsewhere, rfaas_state returns
+ * NULL, and rfaas_worker_cores is the same.
+ */
+#ifndef RFAAS_FUNCTION_H
+#define RFAAS_FUNCTION_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifdef RFAAS_FUNCTION_IMPLEMENTATION
+#define RFAAS_FUNCTION_EXTRA __attribute__((visibility("default")))
+#else
+#define RFAAS_FUNCTION_EXTRA __attribute__((weak))
+#endif
+
+/* Bytes that the caller accepts as result. Elsewhere UINT32_MAX. */
+RFAAS_FUNCTION_EXTRA uint32_t rfaas_result_capacity(void);
+
+/* Marks this call as failed with a message (printf's format; at most 511 bytes, the rest is cut). The caller gets an
+ * error with the message; the function's return value and result are ignored. The worker goes on. The last message
+ * wins. Returns 0, so that a function can end by `return rfaas_fail("negative volatility %g", v);`. Elsewhere prints
+ * the message to standard error. */
+RFAAS_FUNCTION_EXTRA uint32_t rfaas_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* A block of memory that this worker keeps between calls, zeroed at first, aligned to 64. *fresh (if fresh is not
+ * NULL) becomes 1 when this call made it, else 0. There is one block per worker, of the size asked for first; asking
+ * for more, for 0 bytes, or when memory is short returns NULL. It ends with the lease. Elsewhere there is one block
+ * per source file. */
+RFAAS_FUNCTION_EXTRA void *rfaas_state(size_t size, int *fresh);
+
+/* Cores that this worker is pinned to, at least 1: how many threads make sense. Elsewhere 1. */
+RFAAS_FUNCTION_EXTRA uint32_t rfaas_worker_cores(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifndef RFAAS_FUNCTION_IMPLEMENTATION
+
+__attribute__((unused)) static inline void *rfaas_state_elsewhere(size_t size, int *fresh) {
+    static void *block;
+    static size_t block_size;
+    int made = 0;
+    if (!block && size && size <= SIZE_MAX - 63) {
+        char *room = (char *)calloc(1, size + 63);
+        if (room) {
+            block = room + (64 - (uintptr_t)room % 64) % 64;
+            block_size = size;
+            made = 1;
+        }
+    }
+    if (fresh)
+        *fresh = made;
+    return size && size <= block_size ? block : NULL;
+}
+
+/* A macro's own name is not expanded again: these call the function when there is one. */
+#define rfaas_result_capacity() (rfaas_result_capacity ? rfaas_result_capacity() : UINT32_MAX)
+#define rfaas_fail(...) (rfaas_fail ? rfaas_fail(__VA_ARGS__) : (uint32_t)(0 * fprintf(stderr, __VA_ARGS__)))
+#define rfaas_state(size, fresh) (rfaas_state ? rfaas_state(size, fresh) : rfaas_state_elsewhere(size, fresh))
+#define rfaas_worker_cores() (rfaas_worker_cores ? rfaas_worker_cores() : (uint32_t)1)
+
+#endif
+#endif

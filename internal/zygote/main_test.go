@@ -1,0 +1,439 @@
+package zygote
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names of testdata/functions.c, in index order.
+var testNames = []string{"echo", "crash", "aborts", "exits", "hangs", "chatty", "forks", "allocates", "extras",
+	"thread_id", "threads", "fails", "surroundings"}
+
+const (
+	fnEcho = iota
+	fnCrash
+	fnAborts
+	fnExits
+	fnHangs
+	fnChatty
+	fnForks
+	fnAllocates
+	fnExtras
+	fnThreadID
+	fnThreads
+	fnFails
+	fnSurroundings
+)
+
+const dataplane = "../dataplane"
+
+// buildDir holds what the tests compile once.
+var buildDir string
+
+func TestMain(m *testing.M) {
+	if os.Getenv("ZYGOTE_TEST_EXECUTOR") != "" {
+		beExecutor()
+		return
+	}
+	dir, err := os.MkdirTemp("", "zygote-test")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	buildDir = dir
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func workerPath(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("RFAAS_WORKER")
+	if path == "" {
+		path = "../../libexec/rfaas-worker"
+	}
+	path, err := filepath.Abs(path)
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		t.Fatalf("no rfaas-worker (run make build, or set RFAAS_WORKER): %v", err)
+	}
+	return path
+}
+
+// testLog shows the supervisor's log with the test's output.
+func testLog(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(testWriter{t}, nil))
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+func startZygote(t testing.TB) *Zygote {
+	t.Helper()
+	z, err := Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { z.Close() })
+	return z
+}
+
+// current is the living zygote.
+func current(t testing.TB, z *Zygote) *process {
+	t.Helper()
+	p, err := z.process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// compile runs gcc once per source and set of flags and returns the product's path.
+var compiled sync.Map
+
+func compile(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out := filepath.Join(buildDir, name)
+	once, _ := compiled.LoadOrStore(name, sync.OnceValue(func() error {
+		cmd := exec.Command("gcc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
+			"-pthread", "-I" + dataplane, "-o", out}, args...)...)
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w\n%s", cmd.Args, err, text)
+		}
+		return nil
+	}))
+	if err := once.(func() error)(); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func writeSource(t testing.TB, name, source string) string {
+	t.Helper()
+	c := filepath.Join(buildDir, name+".c")
+	if err := os.WriteFile(c, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func library(t testing.TB, name, source string) string {
+	t.Helper()
+	return compile(t, name, "-shared", "-fPIC", writeSource(t, name, source))
+}
+
+func testLibrary(t testing.TB) string {
+	return compile(t, "functions.so", "-shared", "-fPIC", "testdata/functions.c")
+}
+
+func sealed(t testing.TB, b []byte) *os.File {
+	t.Helper()
+	f, err := SealedMemfd("code", bytes.NewReader(b), 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func sealedFile(t testing.TB, path string) *os.File {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sealed(t, b)
+}
+
+// client is a process of testdata/client.c.
+type client struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func clientPath(t testing.TB) string {
+	t.Helper()
+	sources, _ := filepath.Glob(dataplane + "/dp_*.c")
+	args := []string{"testdata/client.c"}
+	for _, s := range sources {
+		if filepath.Base(s) != "dp_worker_main.c" {
+			args = append(args, s)
+		}
+	}
+	return compile(t, "client", append(args, "-libverbs", "-ldl")...)
+}
+
+func newClient(path string) (*client, error) {
+	c := &client{cmd: exec.Command(path)}
+	c.cmd.Stderr = os.Stderr
+	in, err := c.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	c.in, c.out = in, bufio.NewReader(out)
+	return c, c.cmd.Start()
+}
+
+func startClient(t testing.TB) *client {
+	t.Helper()
+	c, err := newClient(clientPath(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.end)
+	return c
+}
+
+func (c *client) end() {
+	c.in.Close()
+	c.cmd.Process.Kill()
+	c.cmd.Wait()
+}
+
+func (c *client) ask(format string, args ...any) (string, error) {
+	if _, err := fmt.Fprintf(c.in, format+"\n", args...); err != nil {
+		return "", err
+	}
+	line, err := c.out.ReadString('\n')
+	if err != nil {
+		return "", err
+	}
+	line = strings.TrimSpace(line)
+	if text, bad := strings.CutPrefix(line, "error "); bad {
+		return "", errors.New(text)
+	}
+	return line, nil
+}
+
+func (c *client) offer() (channel int, blob []byte, err error) {
+	line, err := c.ask("offer")
+	if err != nil {
+		return 0, nil, err
+	}
+	number, text, _ := strings.Cut(line, " ")
+	channel, err = strconv.Atoi(number)
+	if err != nil {
+		return 0, nil, err
+	}
+	blob, err = hex.DecodeString(text)
+	return channel, blob, err
+}
+
+// leased is a worker with its channel.
+type leased struct {
+	*Worker
+	c       *client
+	channel int
+}
+
+type reply struct {
+	status int
+	data   []byte
+}
+
+func (l *leased) call(function int, payload []byte) (reply, error) {
+	p := "-"
+	if len(payload) > 0 {
+		p = hex.EncodeToString(payload)
+	}
+	line, err := l.c.ask("call %d %d %d %s", l.channel, function, 1024, p)
+	if err != nil {
+		return reply{}, err
+	}
+	var r reply
+	var size int
+	var text string
+	if _, err := fmt.Sscan(line, &r.status, &size, &text); err != nil {
+		return reply{}, err
+	}
+	if text != "-" {
+		r.data, err = hex.DecodeString(text)
+	}
+	return r, err
+}
+
+func (l *leased) mustCall(t testing.TB, function int, payload []byte) []byte {
+	t.Helper()
+	r, err := l.call(function, payload)
+	if err != nil || r.status != 0 {
+		t.Fatalf("call %s: status %d, %v", testNames[function], r.status, err)
+	}
+	return r.data
+}
+
+// spec offers a channel and describes a worker for it.
+func (c *client) spec(t testing.TB, code *os.File) (Spec, int) {
+	t.Helper()
+	channel, blob, err := c.offer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Spec{Provider: "shm", GIDIndex: -1, WaitMode: 2, Code: code, Names: testNames, ClientBlob: blob}, channel
+}
+
+func (c *client) connect(w *Worker, channel int) error {
+	_, err := c.ask("connect %d %x", channel, w.Blob())
+	return err
+}
+
+// lease spawns a worker and connects to it; change may alter the Spec.
+func lease(t testing.TB, z *Zygote, c *client, change func(*Spec)) *leased {
+	t.Helper()
+	spec, channel := c.spec(t, sealedFile(t, testLibrary(t)))
+	if change != nil {
+		change(&spec)
+	}
+	w, err := z.Spawn(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Kill(); <-w.Done() })
+	if err := c.connect(w, channel); err != nil {
+		t.Fatal(err)
+	}
+	return &leased{w, c, channel}
+}
+
+func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(d):
+		t.Fatalf("%s: not within %v", what, d)
+	}
+}
+
+func eventually(t testing.TB, d time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(d); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, d)
+		}
+	}
+}
+
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	state := b[bytes.LastIndexByte(b, ')')+2]
+	return state != 'Z' && state != 'X'
+}
+
+func openFDs(t testing.TB, pid int) int {
+	t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// children counts this process's children, zombies included.
+func children(t testing.TB) int {
+	t.Helper()
+	n := 0
+	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	if len(tasks) == 0 {
+		t.Skip("this kernel has no /proc/*/task/*/children")
+	}
+	for _, f := range tasks {
+		b, _ := os.ReadFile(f)
+		n += len(strings.Fields(string(b)))
+	}
+	return n
+}
+
+// leakCheck notes what there is now and returns a check that nothing was added.
+func leakCheck(t testing.TB) func() {
+	t.Helper()
+	count := func() [3]int { return [3]int{openFDs(t, os.Getpid()), children(t), runtime.NumGoroutine()} }
+	before := count()
+	return func() {
+		t.Helper()
+		var now [3]int
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			now = count()
+			if now[0] <= before[0] && now[1] <= before[1] && now[2] <= before[2] {
+				return
+			}
+		}
+		stacks := make([]byte, 1<<16)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		fds, _ := filepath.Glob("/proc/self/fd/*")
+		for i, f := range fds {
+			to, _ := os.Readlink(f)
+			fds[i] = filepath.Base(f) + "=" + to
+		}
+		t.Fatalf("leak: descriptors %d -> %d, children %d -> %d, goroutines %d -> %d\n%v\n%s", before[0], now[0], before[1],
+			now[1], before[2], now[2], fds, stacks)
+	}
+}
+
+func wantError(t testing.TB, err error, status int32, texts ...string) {
+	t.Helper()
+	var we *WorkerError
+	if !errors.As(err, &we) {
+		t.Fatalf("error %v (%T), want a WorkerError", err, err)
+	}
+	if we.Status != status {
+		t.Errorf("status %d (%s), want %d", we.Status, we.Text, status)
+	}
+	for _, text := range texts {
+		if !strings.Contains(we.Text, text) {
+			t.Errorf("error %q does not say %q", we.Text, text)
+		}
+	}
+}
+
+// beExecutor is the subprocess of TestExecutorKilled: it starts a zygote and a worker, says their pids and waits.
+func beExecutor() {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Println("error", err)
+			os.Exit(1)
+		}
+	}
+	z, err := Start(context.Background(), Config{Path: os.Getenv("ZYGOTE_TEST_EXECUTOR"), Log: slog.Default()})
+	fail(err)
+	code, err := os.Open(os.Getenv("ZYGOTE_TEST_CODE"))
+	fail(err)
+	memfd, err := SealedMemfd("code", code, 1<<30)
+	fail(err)
+	blob, err := hex.DecodeString(os.Getenv("ZYGOTE_TEST_BLOB"))
+	fail(err)
+	spec := Spec{Provider: "shm", WaitMode: 2, Code: memfd, Names: testNames, ClientBlob: blob}
+	w, err := z.Spawn(context.Background(), spec)
+	fail(err)
+	fmt.Println("pids", z.current.cmd.Process.Pid, w.PID())
+	unix.Pause()
+}

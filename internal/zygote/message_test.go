@@ -1,0 +1,290 @@
+package zygote
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The C side writes the same message by its structs, and says its constants.
+const goldenProgram = `
+#include <stdio.h>
+#include <string.h>
+#include "dp_worker.h"
+static void dump(const void *p, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        printf("%02x", ((const unsigned char *)p)[i]);
+    printf("\n");
+}
+int main(void) {
+    struct { dp_msg_head head; dp_msg_spawn body; } m;
+    memset(&m, 0, sizeof m);
+    m.head = (dp_msg_head){DP_MSG_MAGIC, DP_WIRE_VERSION, DP_MSG_SPAWN, 0x01020304, sizeof m.body};
+    m.body.provider = DP_PROVIDER_VERBS;
+    m.body.wait_mode = DP_WAIT_WARM;
+    m.body.port = 3;
+    m.body.gid_index = -1;
+    m.body.pkey_index = 0x1112;
+    m.body.traffic_class = 106;
+    m.body.service_level = 7;
+    m.body.mtu = 4096;
+    m.body.max_depth = 1000;
+    m.body.max_eager = 0x12340;
+    m.body.max_bulk = 0x1020304;
+    m.body.memory_limit = 0x1122334455667788;
+    m.body.n_functions = 2;
+    m.body.blob_len = 5;
+    m.body.cpus[0] = 1 << 1;
+    m.body.cpus[1] = 1 << 2;
+    m.body.cpus[127] = 1 << 7;
+    strcpy(m.body.device, "mlx5_0");
+    memcpy(m.body.blob, "\1\2\3\4\5", 5);
+    dump(&m, sizeof m);
+    int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_READY, DP_MSG_LOADED, DP_MSG_FAILED,
+        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
+        DP_CHANNEL_BLOB_MAX, DP_DEPTH_MAX, DP_EAGER_MAX, DP_SPAWN_FDS, DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM, DP_INVALID,
+        DP_BAD_BLOB, DP_BAD_LIBRARY, DP_WORKER_DIED, DP_FATAL, DP_EXIT_STOPPED, DP_EXIT_FAILED, DP_EXIT_CLIENT_GONE,
+        DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10)};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        printf("%d ", constants[i]);
+    printf("\n");
+    return 0;
+}
+`
+
+var goldenSpec = Spec{
+	Provider: "verbs", Device: "mlx5_0", Port: 3, GIDIndex: -1, PKeyIndex: 0x1112, TrafficClass: 106, ServiceLevel: 7,
+	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
+	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
+}
+
+// goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
+const goldenBytes = "5246574b0100010004030201f8010000" + // head: magic, version, type, id, length
+	"02020300ffffffff121100006a000000" + // provider, wait mode, port; GID index; P_Key index; traffic class
+	"0700000000100000e803000040230100" + // service level; MTU; depth; eager
+	"04030201000000008877665544332211" + // bulk; memory limit
+	"0200000005000000" // functions; blob length
+
+func TestMessagesMatchC(t *testing.T) {
+	body, err := spawnBody(&goldenSpec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := hex.EncodeToString((&message{msgSpawn, 0x01020304, body}).encode())
+	if !strings.HasPrefix(got, goldenBytes) {
+		t.Errorf("message\n%s\ndoes not begin\n%s", got, goldenBytes)
+	}
+	source := writeSource(t, "golden", goldenProgram)
+	out, err := exec.Command(compile(t, "golden", source)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, numbers, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	if c != got {
+		t.Errorf("C  %s\nGo %s", c, got)
+	}
+	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgReady), int(msgLoaded), int(msgFailed),
+		int(msgStop), int(msgHello), int(msgStarted), msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
+		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
+		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10}
+	if got := strings.Fields(numbers); len(got) != len(want) {
+		t.Fatalf("%d constants, want %d", len(got), len(want))
+	} else {
+		for i, v := range want {
+			if got[i] != strconv.Itoa(v) {
+				t.Errorf("constant %d: C %s, Go %d", i, got[i], v)
+			}
+		}
+	}
+}
+
+func FuzzDecodeMessage(f *testing.F) {
+	f.Add((&message{msgFailed, 7, []byte{0x38, 0xff, 0xff, 0xff, 'x'}}).encode())
+	f.Add((&message{msgHello, 0, []byte{1, 0, 0, 0, 2, 0, 0, 0}}).encode())
+	f.Add([]byte("RFWK"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decodeMessage(b)
+		if err != nil {
+			return
+		}
+		if !bytes.Equal(m.encode(), b) {
+			t.Errorf("%x does not come back", b)
+		}
+		if e := m.failure(); e.Status >= 0 {
+			t.Errorf("failure with status %d", e.Status)
+		}
+		m.u32(0)
+		m.u32(1)
+	})
+}
+
+// rawZygote is a zygote without its supervisor, to be sent anything.
+type rawZygote struct {
+	t    *testing.T
+	conn *net.UnixConn
+	cmd  *exec.Cmd
+}
+
+func startRaw(t *testing.T) *rawZygote {
+	t.Helper()
+	ours, theirs, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := os.NewFile(uintptr(theirs), "child")
+	r := &rawZygote{t, ours, exec.Command(workerPath(t), "zygote")}
+	r.cmd.ExtraFiles = []*os.File{child}
+	r.cmd.Stderr = os.Stderr
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	onStarterThread(func() { err = r.cmd.Start() })
+	child.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ours.Close(); r.cmd.Wait() })
+	if m := r.recv(); m.typ != msgHello || m.u32(0) != wireVersion {
+		t.Fatalf("greeting %+v", m)
+	}
+	return r
+}
+
+func (r *rawZygote) recv() message {
+	r.t.Helper()
+	r.conn.SetReadDeadline(time.Now().Add(2 * time.Second))
+	buf := make([]byte, msgMax)
+	n, err := r.conn.Read(buf)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m, err := decodeMessage(buf[:n])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+func TestZygoteRefusesBadMessages(t *testing.T) {
+	r := startRaw(t)
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	fd := int(null.Fd())
+	spec := goldenSpec
+	spec.Provider, spec.CPUs = "shm", nil
+	body, err := spawnBody(&spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := (&message{msgSpawn, 9, body}).encode()
+	patch := func(at int, b ...byte) []byte {
+		m := bytes.Clone(good)
+		copy(m[at:], b)
+		return m
+	}
+	word := func(v uint32) []byte { return binary.LittleEndian.AppendUint32(nil, v) }
+	const B = headSize
+	before := openFDs(t, r.cmd.Process.Pid)
+	for _, tc := range []struct {
+		name string
+		msg  []byte
+		fds  int
+		says string
+	}{
+		{"one byte", good[:1], 0, "1 bytes"},
+		{"part of the head", good[:15], 4, "15 bytes"},
+		{"head alone", good[:16], 4, "0 bytes"},
+		{"truncated", good[:len(good)-1], 4, "503 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), 4, "505 bytes"},
+		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), 4, "4096 bytes"},
+		{"magic", patch(0, 'X'), 4, "0x4b574658"},
+		{"version", patch(4, 2), 4, "version 2"},
+		{"type", patch(6, 4), 4, "type 4"},
+		{"announced length", patch(12, 1), 4, "257 announced"},
+		{"no descriptors", good, 0, "0 descriptors"},
+		{"three descriptors", good, 3, "3 descriptors"},
+		{"five descriptors", good, 5, "5 descriptors"},
+		{"40 descriptors", good, 40, "16 descriptors"},
+		{"provider 0", patch(B+0, 0), 4, "provider 0"},
+		{"provider 3", patch(B+0, 3), 4, "provider 3"},
+		{"wait mode", patch(B+1, 9), 4, "wait mode 9"},
+		{"reserved", patch(B+3, 1), 4, "reserved"},
+		{"GID index", patch(B+4, word(256)...), 4, "GID index 256"},
+		{"P_Key index", patch(B+8, word(65536)...), 4, "P_Key index 65536"},
+		{"traffic class", patch(B+12, word(256)...), 4, "traffic class 256"},
+		{"service level", patch(B+16, word(16)...), 4, "service level 16"},
+		{"MTU", patch(B+20, word(4097)...), 4, "MTU 4097"},
+		{"depth", patch(B+24, word(1025)...), 4, "depth limit 1025"},
+		{"eager", patch(B+28, word(1<<20)...), 4, "eager limit 1048576"},
+		{"bulk", patch(B+36, word(2)...), 4, "bulk limit"},
+		{"no functions", patch(B+48, word(0)...), 4, "function count 0"},
+		{"many functions", patch(B+48, word(65537)...), 4, "function count 65537"},
+		{"no blob", patch(B+52, word(0)...), 4, "blob length 0"},
+		{"long blob", patch(B+52, word(257)...), 4, "blob length 257"},
+		{"bytes after the blob", patch(B+503, 1), 4, "after the end of the client's blob"},
+		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), 4, "device name"},
+		{"device with a control character", patch(B+184, '\n'), 4, "0xa"},
+		{"bytes after the device", patch(B+184+20, 'x'), 4, "after the end of the device name"},
+	} {
+		var rights []byte
+		if tc.fds > 0 {
+			fds := make([]int, tc.fds)
+			for i := range fds {
+				fds[i] = fd
+			}
+			rights = unix.UnixRights(fds...)
+		}
+		if _, _, err := r.conn.WriteMsgUnix(tc.msg, rights, nil); err != nil {
+			t.Fatalf("%s: %v", tc.name, err)
+		}
+		m := r.recv()
+		if m.typ != msgSpawnFailed {
+			t.Errorf("%s: answer of type %d", tc.name, m.typ)
+			continue
+		}
+		e := m.failure()
+		if !strings.Contains(e.Text, tc.says) {
+			t.Errorf("%s: %q does not say %q", tc.name, e.Text, tc.says)
+		}
+		if len(tc.msg) >= headSize && tc.name != "magic" && m.id != 9 {
+			t.Errorf("%s: answer for worker %d", tc.name, m.id)
+		}
+	}
+	// It answers first and closes then.
+	eventually(t, time.Second, "zygote has closed what it received", func() bool {
+		return openFDs(t, r.cmd.Process.Pid) == before
+	})
+}
+
+func TestProgram(t *testing.T) {
+	path := workerPath(t)
+	for _, tc := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--version"}, 0, "wire version 1"},
+		{[]string{"--help"}, 0, "usage"},
+		{nil, 2, "usage"},
+		{[]string{"fly"}, 2, `"fly"`},
+		{[]string{"zygote"}, 2, "descriptor 3"},
+		{[]string{"zygote", "x"}, 2, "usage"},
+	} {
+		cmd := exec.Command(path, tc.args...)
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != tc.code || !strings.Contains(string(out), tc.says) {
+			t.Errorf("%q: exit %d, %q", tc.args, code, out)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package zygote
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TailSize is how much of a worker's output is kept.
+const TailSize = 4 << 10
+
+// tail keeps the last TailSize bytes written to it.
+type tail struct {
+	mu    sync.Mutex
+	ring  [TailSize]byte
+	total uint64
+}
+
+func (t *tail) write(b []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if skip := len(b) - TailSize; skip > 0 {
+		b = b[skip:]
+		t.total += uint64(skip)
+	}
+	at := int(t.total % TailSize)
+	n := copy(t.ring[at:], b)
+	copy(t.ring[:], b[n:])
+	t.total += uint64(len(b))
+}
+
+func (t *tail) bytes() []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.total <= TailSize {
+		return append([]byte(nil), t.ring[:t.total]...)
+	}
+	at := t.total % TailSize
+	return append(append(make([]byte, 0, TailSize), t.ring[at:]...), t.ring[:at]...)
+}
+
+// output drains the pipe that is a worker's stdout and stderr, so that the worker never waits for anybody's interest.
+type output struct {
+	tail
+	pipe *os.File
+	done chan struct{}
+}
+
+// newOutput returns the reading side and the descriptor of the writing side, which is the caller's.
+func newOutput() (*output, int, error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return nil, -1, os.NewSyscallError("pipe2", err)
+	}
+	if err := unix.SetNonblock(p[0], true); err != nil {
+		unix.Close(p[0])
+		unix.Close(p[1])
+		return nil, -1, os.NewSyscallError("fcntl", err)
+	}
+	o := &output{pipe: os.NewFile(uintptr(p[0]), "worker output"), done: make(chan struct{})}
+	go o.drain()
+	return o, p[1], nil
+}
+
+func (o *output) drain() {
+	defer close(o.done)
+	var buf [TailSize]byte
+	for {
+		n, err := o.pipe.Read(buf[:])
+		o.write(buf[:n])
+		if err != nil {
+			return
+		}
+	}
+}
+
+// finish reads what is in the pipe and closes it. Whoever still holds the other side, a process that the function left
+// behind, cannot keep it open.
+func (o *output) finish() {
+	o.pipe.SetReadDeadline(time.Unix(1, 0))
+	<-o.done
+	o.pipe.SetReadDeadline(time.Time{})
+	c, err := o.pipe.SyscallConn()
+	if err == nil {
+		var buf [64 << 10]byte // a pipe's capacity: what was there when the worker died is had in one round
+		for range 2 {
+			n := 0
+			c.Read(func(fd uintptr) bool {
+				n, _ = unix.Read(int(fd), buf[:])
+				return true
+			})
+			if n <= 0 {
+				break
+			}
+			o.write(buf[:n])
+		}
+	}
+	o.pipe.Close()
+}

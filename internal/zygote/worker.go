@@ -1,0 +1,218 @@
+package zygote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit says how a worker ended.
+type Exit struct {
+	Signal    int    // that killed it, or 0
+	Code      int    // exit status, if it was not killed
+	Requested bool   // Stop, Kill or Close had been called before
+	Reason    string // for people: "signal 11 (SIGSEGV)", "exit status 91 (the client is gone)"
+	// OutputTail is the last TailSize bytes of what the worker printed.
+	OutputTail []byte
+}
+
+// Worker is a running worker process, or one that ran. All methods may be called by any goroutine.
+type Worker struct {
+	id     uint32
+	pid    int
+	pidfd  *os.File
+	conn   *net.UnixConn
+	output *output
+	blob   []byte
+
+	stopped atomic.Bool // Stop was called: a clean exit is as it should be
+	killed  atomic.Bool
+	done    chan struct{}
+	exit    Exit // written before done is closed
+
+	// conn is closed by the later of watch and start: what the worker sent before it ended is still to be read.
+	mu       sync.Mutex
+	starting bool
+	ended    bool
+}
+
+// Blob is the worker's channel blob, for the client to connect to. The caller does not change it.
+func (w *Worker) Blob() []byte { return w.blob }
+
+// PID is the worker's process id, good for messages only: after Done it may be another's.
+func (w *Worker) PID() int { return w.pid }
+
+// Done is closed when the process has ended and has been reaped: then its cores are free and its keys dead.
+func (w *Worker) Done() <-chan struct{} { return w.done }
+
+// Exit says how the worker ended. Before Done is closed its Reason is "running".
+func (w *Worker) Exit() Exit {
+	select {
+	case <-w.done:
+		return w.exit
+	default:
+		return Exit{Reason: "running"}
+	}
+}
+
+// OutputTail is the last TailSize bytes of what the worker has printed so far.
+func (w *Worker) OutputTail() []byte { return w.output.bytes() }
+
+// Kill ends the process now. It does not wait; Done does.
+func (w *Worker) Kill() {
+	w.killed.Store(true)
+	killPidfd(w.pidfd)
+}
+
+// Stop lets the running call finish and ends the worker; when ctx ends first, it is killed. Returns when the process
+// has been reaped: nil after a stop, an error that wraps ctx's when it took a kill.
+func (w *Worker) Stop(ctx context.Context) error {
+	w.stopped.Store(true)
+	m := message{typ: msgStop, id: w.id}
+	// Fails when the worker is gone already, or never reads its socket; both end below.
+	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	w.conn.Write(m.encode())
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-w.done:
+		return nil
+	default:
+	}
+	w.Kill()
+	<-w.done
+	return fmt.Errorf("worker %d did not stop and was killed: %w", w.id, context.Cause(ctx))
+}
+
+// watch waits for the end of the process and cleans up behind it.
+func (w *Worker) watch(ended func()) {
+	st, err := reap(w.pidfd)
+	w.output.finish()
+	w.pidfd.Close()
+	w.exit = Exit{
+		Signal:     int(st.signal),
+		Code:       st.code,
+		Requested:  w.stopped.Load() || w.killed.Load(),
+		OutputTail: w.output.bytes(),
+	}
+	w.exit.Reason = w.reason(st)
+	if err != nil {
+		w.exit.Reason = "unknown: " + err.Error()
+	}
+	ended()
+	w.mu.Lock()
+	w.ended = true
+	if !w.starting {
+		w.conn.Close()
+	}
+	w.mu.Unlock()
+	close(w.done)
+}
+
+// started ends the start: nobody reads the worker's messages any more.
+func (w *Worker) started() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.starting = false
+	if w.ended {
+		w.conn.Close()
+	}
+}
+
+func (w *Worker) reason(st status) string {
+	note := ""
+	switch {
+	case st.signal == unix.SIGKILL && w.killed.Load():
+		return "killed by the executor"
+	case st.signal == unix.SIGKILL:
+		return st.String() + ": out of memory, or killed from outside"
+	case st.signal != 0:
+		return st.String()
+	case st.code == exitStopped && w.stopped.Load():
+		return "stopped"
+	case st.code == exitFailed:
+		note = "it could not start"
+	case st.code == exitClientGone:
+		note = "the client is gone"
+	case st.code == exitProtocol:
+		note = "the client broke the protocol"
+	case st.code == exitFabric:
+		note = "the device failed"
+	case st.code == exitOrphan:
+		note = "it did not find its executor"
+	default:
+		note = "user code ended the process"
+	}
+	return fmt.Sprintf("%s (%s)", st, note)
+}
+
+// start reads the worker's messages up to LOADED.
+func (w *Worker) start(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	buf := make([]byte, msgMax)
+	for {
+		// Read, not ReadMsgUnix: descriptors that user code might send are closed by the kernel.
+		n, err := w.conn.Read(buf)
+		if err != nil {
+			return w.startFailed(ctx, err)
+		}
+		m, err := decodeMessage(buf[:n])
+		if err != nil {
+			return fmt.Errorf("worker %d: %w", w.id, err)
+		}
+		switch {
+		case m.typ == msgStarted && w.blob == nil:
+		case m.typ == msgReady && w.blob == nil && len(m.body) > 0 && len(m.body) <= blobMax:
+			w.blob = append([]byte(nil), m.body...)
+		case m.typ == msgLoaded && w.blob != nil:
+			return nil
+		case m.typ == msgFailed:
+			return m.failure()
+		default:
+			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.typ, len(m.body))
+		}
+	}
+}
+
+// startFailed names what happened when the socket closed or time ran out before LOADED.
+func (w *Worker) startFailed(ctx context.Context, err error) error {
+	doing, status := "connecting to the client", statusWorkerDied
+	if w.blob != nil {
+		// The process belonged to the library's constructors by then.
+		doing, status = "loading the library", statusBadLibrary
+	}
+	if ctx.Err() != nil {
+		cause := context.Cause(ctx)
+		if errors.Is(cause, errSpawnTimeout) {
+			return &WorkerError{status, fmt.Sprintf("worker took longer than %v for %s", SpawnTimeout, doing)}
+		}
+		return fmt.Errorf("start worker: %s: %w", doing, cause)
+	}
+	if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+		return fmt.Errorf("worker %d: %w", w.id, err)
+	}
+	// The socket closes with the process, unless user code closed it alone.
+	select {
+	case <-w.done:
+	case <-time.After(time.Second):
+		w.Kill()
+		<-w.done
+	}
+	text := fmt.Sprintf("worker ended while %s: %s", doing, w.exit.Reason)
+	if len(w.exit.OutputTail) > 0 {
+		text += "; it printed: " + printable(w.exit.OutputTail)
+	}
+	return &WorkerError{status, text}
+}

@@ -1,0 +1,402 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// SpawnTimeout bounds Spawn: constructors of user code can hang.
+const SpawnTimeout = 10 * time.Second
+
+const spawnTries = 3 // with different zygotes
+
+var (
+	errSpawnTimeout = errors.New("spawn timed out")
+	errClosed       = errors.New("zygote supervisor is closed")
+)
+
+// Config of a Zygote. Both fields are mandatory.
+type Config struct {
+	Path string // of the rfaas-worker program
+	Log  *slog.Logger
+}
+
+// Spec says what a worker is to be.
+type Spec struct {
+	Provider string // "shm" or "verbs"
+	// For verbs, as in dp_dev_options: zero values choose, except GIDIndex, where -1 does.
+	Device       string
+	Port         int
+	GIDIndex     int
+	PKeyIndex    int
+	TrafficClass int
+	ServiceLevel int
+	MTU          int
+
+	WaitMode   uint8    // 0 adaptive, 1 hot, 2 warm
+	CPUs       []int    // to pin to; none: not pinned
+	Code       *os.File // the user's library in a sealed memfd (SealedMemfd); stays the caller's
+	Names      []string // functions, in index order
+	ClientBlob []byte   // the client's channel blob
+
+	// What the client may ask for at most; 0 is the protocol's own limit.
+	MaxDepth uint32
+	MaxEager uint32
+	MaxBulk  uint64
+	// MemoryLimit is how much private writable memory, in bytes, user code may add; 0: no limit. Allocations beyond it
+	// fail. It does not count shared mappings and child processes: it stands in for a memory cgroup (issue 4).
+	MemoryLimit uint64
+}
+
+// Zygote supervises the zygote process and holds the workers. All methods may be called by any goroutine.
+type Zygote struct {
+	cfg    Config
+	nextID atomic.Uint32
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when supervise returned
+
+	mu      sync.Mutex
+	current *process      // nil while there is none
+	changed chan struct{} // closed and renewed when current changes
+	devices int
+	closed  bool
+	workers map[*Worker]struct{}
+}
+
+// Start starts the zygote process and returns when it has loaded its providers. A zygote that dies is replaced;
+// workers live on meanwhile. ctx bounds the start only.
+func Start(ctx context.Context, cfg Config) (*Zygote, error) {
+	p, err := startProcess(ctx, cfg.Path, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	z := &Zygote{
+		cfg:     cfg,
+		ended:   make(chan struct{}),
+		current: p,
+		changed: make(chan struct{}),
+		devices: p.devices,
+		workers: map[*Worker]struct{}{},
+	}
+	z.ctx, z.cancel = context.WithCancel(context.Background())
+	go z.supervise(p)
+	return z, nil
+}
+
+// VerbsDevices is how many RDMA devices the zygote found when it last started.
+func (z *Zygote) VerbsDevices() int {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.devices
+}
+
+// Close kills and reaps the remaining workers and the zygote.
+func (z *Zygote) Close() error {
+	z.mu.Lock()
+	first := !z.closed
+	z.closed = true
+	var workers []*Worker
+	for w := range z.workers {
+		workers = append(workers, w)
+	}
+	z.mu.Unlock()
+	for _, w := range workers {
+		w.Kill()
+	}
+	for _, w := range workers {
+		<-w.done
+	}
+	z.cancel()
+	<-z.ended
+	if !first {
+		return errClosed
+	}
+	return nil
+}
+
+// ---- supervision ----
+
+func (z *Zygote) set(p *process) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.current = p
+	if p != nil {
+		z.devices = p.devices
+	}
+	close(z.changed)
+	z.changed = make(chan struct{})
+}
+
+// supervise keeps a zygote alive until Close.
+func (z *Zygote) supervise(p *process) {
+	defer close(z.ended)
+	const shortest, longest = 20 * time.Millisecond, 5 * time.Second
+	delay := shortest
+	for {
+		since := time.Now()
+		select {
+		case <-p.gone:
+		case <-z.ctx.Done():
+			p.stop()
+			return
+		}
+		z.set(nil)
+		z.cfg.Log.Error("zygote ended; starting another", "status", p.err)
+		if time.Since(since) > longest {
+			delay = shortest
+		}
+		if p = z.replace(&delay, longest); p == nil {
+			return
+		}
+		z.set(p)
+	}
+}
+
+// replace starts zygotes until one works; the first at once, later ones with growing delay. nil after Close.
+func (z *Zygote) replace(delay *time.Duration, longest time.Duration) *process {
+	for {
+		p, err := startProcess(z.ctx, z.cfg.Path, z.cfg.Log)
+		if err == nil {
+			if z.ctx.Err() != nil {
+				p.stop()
+				return nil
+			}
+			return p
+		}
+		if z.ctx.Err() != nil {
+			return nil
+		}
+		z.cfg.Log.Error("zygote does not start", "err", err, "next_try", *delay)
+		select {
+		case <-time.After(*delay):
+		case <-z.ctx.Done():
+			return nil
+		}
+		*delay = min(2**delay, longest)
+	}
+}
+
+// process waits for a living zygote.
+func (z *Zygote) process(ctx context.Context) (*process, error) {
+	for {
+		z.mu.Lock()
+		p, changed, closed := z.current, z.changed, z.closed
+		z.mu.Unlock()
+		if closed {
+			return nil, errClosed
+		}
+		if p != nil && !p.isDead() {
+			return p, nil
+		}
+		select {
+		case <-changed:
+		case <-z.ctx.Done():
+			return nil, errClosed
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no zygote: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// ---- spawning ----
+
+// Spawn starts a worker and returns when it is connected to the client (its Blob is the answer for the client) and has
+// loaded the code. Blocks for SpawnTimeout at most. When it fails, nothing of the worker is left; a *WorkerError says
+// what the worker, the zygote or the check of the Spec found. When ctx ends, the error wraps ctx's.
+func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
+	body, err := spawnBody(&spec)
+	if err != nil {
+		return nil, err
+	}
+	names, err := namesBlock(spec.Names)
+	if err != nil {
+		return nil, err
+	}
+	if spec.Code == nil {
+		return nil, &WorkerError{statusBadLibrary, "no code"}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
+	defer cancel()
+	for try := 1; ; try++ {
+		w, err := z.spawn(ctx, body, names, spec.Code)
+		if !errors.Is(err, errZygoteDied) {
+			return w, err
+		}
+		if try == spawnTries {
+			return nil, fmt.Errorf("start worker: %w, %d times", err, try)
+		}
+	}
+}
+
+// parts are what an executor holds of a worker, and the descriptors that go to it.
+type parts struct {
+	conn   *net.UnixConn
+	output *output
+	theirs []int // worker socket, names, log; closed once sent
+}
+
+func newParts(names []byte) (*parts, error) {
+	p := &parts{}
+	memfd, err := SealedMemfd("rfaas-names", bytes.NewReader(names), namesMax)
+	if err != nil {
+		return nil, err
+	}
+	defer memfd.Close()
+	var namesFD int
+	err = control(memfd, func(fd int) (err error) {
+		namesFD, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	conn, sock, err := socketPair()
+	if err != nil {
+		unix.Close(namesFD)
+		return nil, err
+	}
+	out, log, err := newOutput()
+	if err != nil {
+		conn.Close()
+		closeAll([]int{sock, namesFD})
+		return nil, err
+	}
+	p.conn, p.output, p.theirs = conn, out, []int{sock, namesFD, log}
+	return p, nil
+}
+
+func (p *parts) closeTheirs() {
+	closeAll(p.theirs)
+	p.theirs = nil
+}
+
+func (p *parts) close() {
+	p.closeTheirs()
+	p.conn.Close()
+	p.output.finish()
+}
+
+func (z *Zygote) spawn(ctx context.Context, body, names []byte, code *os.File) (*Worker, error) {
+	proc, err := z.process(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parts, err := newParts(names)
+	if err != nil {
+		return nil, fmt.Errorf("start worker: %w", err)
+	}
+	id := z.nextID.Add(1)
+	var ch <-chan answer
+	err = control(code, func(fd int) (err error) {
+		ch, err = proc.send(id, body, []int{parts.theirs[0], fd, parts.theirs[1], parts.theirs[2]})
+		return err
+	})
+	parts.closeTheirs()
+	if err != nil {
+		// Not sent, or sent to a dead zygote; but if the zygote made a worker before, that one tells us.
+		parts.discard(answer{})
+		return nil, err
+	}
+	answered := make(chan answer, 1)
+	go func() { answered <- proc.await(ch) }()
+	select {
+	case a := <-answered:
+		if errors.Is(a.err, errZygoteDied) {
+			// A worker that was made all the same lives on, and has used up the client's blob perhaps: it is kept.
+			if a.pidfd, a.pid = parts.orphan(); a.pidfd != nil {
+				a.err = nil
+			}
+		}
+		if a.err != nil {
+			parts.discard(a)
+			return nil, a.err
+		}
+		return z.adopt(ctx, id, parts, a)
+	case <-ctx.Done():
+		go func() { parts.discard(<-answered) }()
+		return nil, fmt.Errorf("start worker: %w", context.Cause(ctx))
+	}
+}
+
+// discard ends the worker of a failed spawn, if there is one, and reaps it.
+func (p *parts) discard(a answer) {
+	defer p.close()
+	if a.pidfd == nil {
+		a.pidfd, _ = p.orphan()
+	}
+	if a.pidfd == nil {
+		return
+	}
+	killPidfd(a.pidfd)
+	reap(a.pidfd)
+	a.pidfd.Close()
+}
+
+// orphan finds the worker of a zygote that died between making it and telling us. The worker says STARTED with its pid,
+// or its end of the socket closes. It is our child and unreaped, so the pid is still its own.
+func (p *parts) orphan() (pidfd *os.File, pid int) {
+	p.conn.SetReadDeadline(time.Now().Add(time.Second))
+	defer p.conn.SetReadDeadline(time.Time{})
+	buf := make([]byte, msgMax)
+	n, err := p.conn.Read(buf)
+	if err != nil {
+		return nil, 0
+	}
+	m, err := decodeMessage(buf[:n])
+	if err != nil || m.typ != msgStarted || len(m.body) != 4 || m.u32(0) <= 1 {
+		return nil, 0
+	}
+	pid = int(m.u32(0))
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, 0
+	}
+	if _, _, err := waitPidfd(fd, unix.WNOWAIT); err != nil { // ECHILD: not ours
+		unix.Close(fd)
+		return nil, 0
+	}
+	pidfd, err = newPidfd(fd)
+	if err != nil {
+		return nil, 0
+	}
+	return pidfd, pid
+}
+
+// adopt makes a Worker of a cloned process and sees it through its start.
+func (z *Zygote) adopt(ctx context.Context, id uint32, p *parts, a answer) (*Worker, error) {
+	w := &Worker{
+		id: id, pid: a.pid, pidfd: a.pidfd, conn: p.conn, output: p.output,
+		done: make(chan struct{}), starting: true,
+	}
+	z.mu.Lock()
+	closed := z.closed
+	z.workers[w] = struct{}{}
+	z.mu.Unlock()
+	go w.watch(func() {
+		z.mu.Lock()
+		delete(z.workers, w)
+		z.mu.Unlock()
+	})
+	err := errClosed
+	if !closed {
+		err = w.start(ctx)
+	}
+	w.started()
+	if err != nil {
+		w.Kill()
+		<-w.done
+		return nil, err
+	}
+	return w, nil
+}

@@ -1,0 +1,464 @@
+package zygote
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestStart(t *testing.T) {
+	check := leakCheck(t)
+	z := startZygote(t)
+	pid := current(t, z).cmd.Process.Pid
+	t.Logf("%d verbs devices", z.VerbsDevices())
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if alive(pid) {
+		t.Error("zygote alive after Close")
+	}
+	if err := z.Close(); err == nil {
+		t.Error("second Close succeeded")
+	}
+	spec := Spec{Provider: "shm", ClientBlob: []byte{1}, Names: []string{"f"}, Code: os.Stdin}
+	if _, err := z.Spawn(t.Context(), spec); !errors.Is(err, errClosed) {
+		t.Errorf("Spawn after Close: %v", err)
+	}
+	check()
+}
+
+func TestStartFailures(t *testing.T) {
+	silent := compile(t, "silent", writeSource(t, "silent", "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"))
+	onStarterThread(func() {})
+	check := leakCheck(t)
+	for _, c := range []struct{ path, says string }{
+		{"/nonexistent/rfaas-worker", "no such file"},
+		{"/bin/true", "no greeting"},
+		{"/bin/false", "exit status 1"},
+	} {
+		_, err := Start(t.Context(), Config{Path: c.path, Log: testLog(t)})
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", c.path, err, c.says)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := Start(ctx, Config{Path: silent, Log: testLog(t)}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("silent program: %v", err)
+	}
+	check()
+}
+
+func TestCall(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	w := lease(t, z, c, func(s *Spec) { s.CPUs = []int{1} })
+	if got := w.mustCall(t, fnEcho, []byte("hello")); string(got) != "hello" {
+		t.Errorf("echo: %q", got)
+	}
+	around := w.mustCall(t, fnSurroundings, nil)
+	word := func(i int) int { return int(int64(binary.LittleEndian.Uint64(around[8*i:]))) }
+	if word(0) != 2 {
+		t.Errorf("CPU mask %#x, want 0x2", word(0))
+	}
+	if word(1) != w.PID() {
+		t.Errorf("session %d, pid %d", word(1), w.PID())
+	}
+	if word(2) != os.Getpid() {
+		t.Errorf("parent %d, we are %d", word(2), os.Getpid())
+	}
+	if word(3) > 16 {
+		t.Errorf("%d open descriptors", word(3))
+	}
+	if word(4) != 0 {
+		t.Errorf("%d signals blocked", word(4))
+	}
+	if e := w.Exit(); e.Reason != "running" {
+		t.Errorf("exit before the end: %+v", e)
+	}
+	if err := w.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := w.Exit(); e.Reason != "stopped" || e.Code != 0 || e.Signal != 0 || !e.Requested {
+		t.Errorf("exit %+v", e)
+	}
+	if alive(w.PID()) {
+		t.Error("alive after Stop")
+	}
+	if err := w.Stop(t.Context()); err != nil {
+		t.Errorf("second Stop: %v", err)
+	}
+	w.Kill()
+}
+
+func TestStopKillsWhatHangs(t *testing.T) {
+	z := startZygote(t)
+	w := lease(t, z, startClient(t), nil)
+	called := make(chan reply)
+	go func() {
+		r, _ := w.call(fnHangs, nil)
+		called <- r
+	}()
+	time.Sleep(50 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	if err := w.Stop(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Stop: %v", err)
+	}
+	if e := w.Exit(); e.Signal != int(unix.SIGKILL) || e.Reason != "killed by the executor" {
+		t.Errorf("exit %+v", e)
+	}
+	if r := <-called; r.status/100 != -5 {
+		t.Errorf("call ended with %d", r.status)
+	}
+	if d := time.Since(begin); d > time.Second {
+		t.Errorf("call ended after %v", d)
+	}
+}
+
+func TestCrashes(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	for _, tc := range []struct {
+		function     int
+		payload      []byte
+		signal, code int
+		reason, tail string
+	}{
+		{fnCrash, nil, 11, 0, "signal 11 (SIGSEGV)", "about to crash\n"},
+		{fnAborts, nil, 6, 0, "signal 6 (SIGABRT)", ""},
+		{fnExits, []byte{0}, 0, 0, "exit status 0 (user code ended the process)", ""},
+		{fnExits, []byte{3}, 0, 3, "exit status 3 (user code ended the process)", ""},
+	} {
+		w := lease(t, z, c, nil)
+		begin := time.Now()
+		r, err := w.call(tc.function, tc.payload)
+		if err != nil || r.status/100 != -5 {
+			t.Errorf("%s: status %d, %v", testNames[tc.function], r.status, err)
+		}
+		if d := time.Since(begin); d > time.Second {
+			t.Errorf("%s: call ended after %v", testNames[tc.function], d)
+		}
+		within(t, time.Second, testNames[tc.function], w.Done())
+		e := w.Exit()
+		if e.Signal != tc.signal || e.Code != tc.code || e.Reason != tc.reason || e.Requested ||
+			string(e.OutputTail) != tc.tail {
+			t.Errorf("%s: %+v, tail %q", testNames[tc.function], e, e.OutputTail)
+		}
+	}
+}
+
+func TestKilledFromOutside(t *testing.T) {
+	z := startZygote(t)
+	w := lease(t, z, startClient(t), nil)
+	unix.Kill(w.PID(), unix.SIGKILL)
+	within(t, time.Second, "exit", w.Done())
+	if e := w.Exit(); e.Signal != 9 || !strings.HasPrefix(e.Reason, "signal 9 (SIGKILL)") {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestClientKilled(t *testing.T) {
+	z := startZygote(t)
+	for _, mode := range []uint8{1, 2} {
+		c := startClient(t)
+		w := lease(t, z, c, func(s *Spec) { s.WaitMode = mode })
+		w.mustCall(t, fnEcho, []byte("x"))
+		c.cmd.Process.Kill()
+		within(t, time.Second, "exit", w.Done())
+		if e := w.Exit(); e.Code != exitClientGone || !strings.Contains(e.Reason, "client is gone") {
+			t.Errorf("mode %d: %+v", mode, e)
+		}
+	}
+}
+
+func TestZygoteKilledWorkersLiveOn(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	w := lease(t, z, c, nil)
+	first := current(t, z)
+	for range 3 {
+		current(t, z).cmd.Process.Kill()
+		// Spawn works through the gap, or with the successor.
+		next := lease(t, z, c, nil)
+		if got := next.mustCall(t, fnEcho, []byte("new")); string(got) != "new" {
+			t.Errorf("echo of the new: %q", got)
+		}
+		if got := w.mustCall(t, fnEcho, []byte("old")); string(got) != "old" {
+			t.Errorf("echo of the old: %q", got)
+		}
+	}
+	if current(t, z) == first {
+		t.Error("zygote not replaced")
+	}
+	if err := w.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Zygotes are killed at random moments while workers are spawned: every spawn succeeds or fails cleanly.
+func TestZygoteKilledDuringSpawns(t *testing.T) {
+	c := startClient(t)
+	code := sealedFile(t, testLibrary(t))
+	onStarterThread(func() {})
+	check := leakCheck(t)
+	z := startZygote(t)
+	stop := make(chan struct{})
+	var killer sync.WaitGroup
+	killer.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(1+i%7*3) * time.Millisecond):
+			}
+			z.mu.Lock()
+			p := z.current
+			z.mu.Unlock()
+			if p != nil {
+				p.cmd.Process.Kill()
+			}
+		}
+	})
+	good := 0
+	for range 60 {
+		spec, channel := c.spec(t, code)
+		w, err := z.Spawn(t.Context(), spec)
+		if err == nil {
+			good++
+			if err := c.connect(w, channel); err != nil {
+				t.Error(err)
+			}
+			w.Kill()
+			<-w.Done()
+		} else if !errors.Is(err, errZygoteDied) {
+			t.Error(err)
+		}
+		c.ask("close %d", channel)
+	}
+	close(stop)
+	killer.Wait()
+	t.Logf("%d of 60 spawns succeeded", good)
+	if good == 0 {
+		t.Error("no spawn succeeded")
+	}
+	z.Close()
+	check()
+}
+
+func TestZygoteHangs(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	w := lease(t, z, c, nil)
+	unix.Kill(current(t, z).cmd.Process.Pid, unix.SIGSTOP)
+	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := z.Spawn(ctx, spec); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Spawn by a stopped zygote: %v", err)
+	}
+	w.mustCall(t, fnEcho, []byte("x"))
+	unix.Kill(current(t, z).cmd.Process.Pid, unix.SIGCONT)
+	// The late answer is thrown away with its worker; the next one is not confused by it.
+	if got := lease(t, z, c, nil).mustCall(t, fnEcho, []byte("y")); string(got) != "y" {
+		t.Errorf("echo: %q", got)
+	}
+	eventually(t, 2*time.Second, "late worker gone", func() bool { return children(t) == 4 }) // client, zygote, two workers
+}
+
+func TestExecutorKilled(t *testing.T) {
+	c := startClient(t)
+	_, blob, err := c.offer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "ZYGOTE_TEST_EXECUTOR="+workerPath(t), "ZYGOTE_TEST_CODE="+testLibrary(t),
+		"ZYGOTE_TEST_BLOB="+hex.EncodeToString(blob))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	var zygote, worker int
+	if _, err := fmt.Sscanf(line, "pids %d %d", &zygote, &worker); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	if !alive(zygote) || !alive(worker) {
+		t.Fatal("not running")
+	}
+	cmd.Process.Kill()
+	eventually(t, 2*time.Second, "zygote and worker dead", func() bool { return !alive(zygote) && !alive(worker) })
+}
+
+func TestCloseKillsWorkers(t *testing.T) {
+	c := startClient(t)
+	code := testLibrary(t)
+	onStarterThread(func() {})
+	check := leakCheck(t)
+	z, err := Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	memfd, err := SealedMemfd("code", f, 1<<30)
+	f.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		spec, _ := c.spec(t, memfd)
+		if _, err := z.Spawn(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	memfd.Close()
+	z.Close()
+	check()
+}
+
+func TestManySpawnsLeakNothing(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	code := sealedFile(t, testLibrary(t))
+	bad := sealed(t, []byte("not a library"))
+	check := leakCheck(t)
+	zygote := current(t, z).cmd.Process.Pid
+	zygoteFDs := openFDs(t, zygote)
+	var took [2][]time.Duration // not pinned, pinned: only the latter waits for a certain core
+	for i := range 200 {
+		spec, channel := c.spec(t, code)
+		pinned := i / 4 % 2
+		if pinned == 1 {
+			spec.CPUs = []int{i % 2}
+		}
+		if i%4 == 3 {
+			spec.Code = bad
+		}
+		begin := time.Now()
+		w, err := z.Spawn(t.Context(), spec)
+		if i%4 == 3 {
+			if err == nil {
+				t.Fatal("loaded what is no library")
+			}
+		} else {
+			if err != nil {
+				t.Fatal(err)
+			}
+			took[pinned] = append(took[pinned], time.Since(begin))
+			if i%4 == 0 {
+				if err := c.connect(w, channel); err != nil {
+					t.Fatal(err)
+				}
+				(&leased{w, c, channel}).mustCall(t, fnEcho, []byte("x"))
+			}
+			if i%4 == 1 {
+				w.Kill()
+				<-w.Done()
+			} else if err := w.Stop(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := c.ask("close %d", channel); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pinned, d := range took {
+		slices.Sort(d)
+		t.Logf("spawn to LOADED, pinned %d: p10 %v, median %v, p90 %v, max %v of %d", pinned, d[len(d)/10], d[len(d)/2],
+			d[len(d)*9/10], d[len(d)-1], len(d))
+	}
+	check()
+	eventually(t, time.Second, "zygote has no more descriptors than before", func() bool {
+		return openFDs(t, zygote) == zygoteFDs
+	})
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if n := len(z.workers); n != 0 {
+		t.Errorf("%d workers still known", n)
+	}
+}
+
+func TestConcurrentSpawns(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	code := sealedFile(t, testLibrary(t))
+	var specs []Spec
+	for range 16 {
+		spec, _ := c.spec(t, code)
+		specs = append(specs, spec)
+	}
+	var wg sync.WaitGroup
+	for _, spec := range specs {
+		wg.Go(func() {
+			w, err := z.Spawn(t.Context(), spec)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := w.Stop(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestSpawnCancelled(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	hang := library(t, "hang.so", hangingConstructor+emptyFunction)
+	code := sealedFile(t, hang)
+	check := leakCheck(t)
+	spec, channel := c.spec(t, code)
+	spec.Names = []string{"f"}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err := z.Spawn(ctx, spec)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "loading the library") {
+		t.Errorf("hanging constructor: %v", err)
+	}
+	c.ask("close %d", channel)
+
+	// The same when the time for a spawn is over.
+	spec, channel = c.spec(t, code)
+	spec.Names = []string{"f"}
+	body, err := spawnBody(&spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel = context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errSpawnTimeout)
+	defer cancel()
+	_, err = z.spawn(ctx, body, []byte("f\x00"), code)
+	wantError(t, err, statusBadLibrary, "longer than", "loading the library")
+	c.ask("close %d", channel)
+
+	spec, _ = c.spec(t, code)
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	if _, err := z.Spawn(ctx, spec); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled before: %v", err)
+	}
+	check()
+}

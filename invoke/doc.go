@@ -1,0 +1,21 @@
+// Package invoke is the invocation protocol as Go sees it: the terms, the waiting policies and the bytes that
+// client and worker agree on. The C core (internal/dataplane) implements it; the executor, which runs no C, uses
+// this package to check what a client sends before a worker is made for it. docs/PROTOCOL.md is the specification.
+//
+// # Terms
+//
+// A hot invocation finds its worker spinning on its receive queue: the request costs the network's latency and no
+// system call on either side.
+//
+// A warm invocation finds its worker connected, loaded and blocked: the request's completion event wakes it, so the
+// call costs one wake-up more than a hot one in each direction that blocks.
+//
+// A cold invocation finds no worker: one is made (forked, connected, its code loaded) first.
+//
+// # Policies
+//
+// Each side of a connection waits by one of three policies. Hot spins. Warm blocks. Adaptive, the default, spins for
+// about as long as one wake-up takes and then blocks: it is never more than twice as slow as the better of the two.
+// Under every policy a side that notices that it shares its core with another runnable thread blocks for a
+// second before it tries to spin again: when spinners exceed cores, everybody blocks.
+package invoke

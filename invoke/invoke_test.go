@@ -1,0 +1,110 @@
+package invoke
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// golden returns the bytes that docs/PROTOCOL.md states under a name.
+func golden(t *testing.T, name string) []byte {
+	t.Helper()
+	doc, err := os.ReadFile("../docs/PROTOCOL.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile("(?s)```hex " + name + "\n(.*?)```").FindSubmatch(doc)
+	if m == nil {
+		t.Fatalf("docs/PROTOCOL.md has no golden bytes %q", name)
+	}
+	b, err := hex.DecodeString(strings.Join(strings.Fields(string(m[1])), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestGoldenHeaders(t *testing.T) {
+	short := Request{Generation: 0x1a2b3c4d, CallID: 0x10002, Size: 64, Capacity: 256, Function: 3, Flags: FlagExclusive}
+	long := Request{InOffset: 16, OutOffset: 32, Generation: 0x1a2b3c4d, CallID: 0x10003, Size: 1 << 20, Capacity: 2 << 20,
+		Function: 3, Flags: FlagBulkIn | FlagBulkOut}
+	reply := Reply{Generation: 0x1a2b3c4d, CallID: 0x10002, Size: 64}
+	tooLarge := Reply{Generation: 0x1a2b3c4d, CallID: 0x10003, Status: -401, Size: 3 << 20}
+	for name, got := range map[string][]byte{
+		"request_short": short.Marshal(), "request_long": long.Marshal(),
+		"reply": reply.Marshal(), "reply_too_large": tooLarge.Marshal(),
+	} {
+		if want := golden(t, name); !bytes.Equal(got, want) {
+			t.Errorf("%s: %x, the specification says %x", name, got, want)
+		}
+	}
+	if got := Immediate(5, 0x10002); got != 0x50002 {
+		t.Errorf("immediate %#x", got)
+	}
+}
+
+func testBlob() *ChannelBlob {
+	return &ChannelBlob{Role: RoleClient, Provider: ProviderSHM, Generation: 0x1a2b3c4d, Depth: 8, Eager: 16384,
+		Bulk: 2 << 20, SlotsAddr: 0x7f0011223340, SlotsRkey: 0x11, BulkAddr: 0x7f0011223340 + 8*(64+16384), BulkRkey: 0x11,
+		QueuePair: []byte{1, 2, 3, 4}}
+}
+
+func TestGoldenChannelBlob(t *testing.T) {
+	want := golden(t, "channel_blob")
+	if got := testBlob().Marshal(); !bytes.Equal(got, want) {
+		t.Fatalf("%x, the specification says %x", got, want)
+	}
+	b, err := UnmarshalChannelBlob(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := b.Marshal(); !bytes.Equal(again, want) {
+		t.Fatalf("decoded and encoded again: %x", again)
+	}
+}
+
+func TestDamagedChannelBlobs(t *testing.T) {
+	good := testBlob().Marshal()
+	for n := range good {
+		if _, err := UnmarshalChannelBlob(good[:n]); !errors.Is(err, ErrBlob) {
+			t.Errorf("%d of %d bytes: %v", n, len(good), err)
+		}
+	}
+	for bit := range 8 * len(good) {
+		bad := bytes.Clone(good)
+		bad[bit/8] ^= 1 << (bit % 8)
+		if _, err := UnmarshalChannelBlob(bad); !errors.Is(err, ErrBlob) {
+			t.Errorf("bit %d changed: %v", bit, err)
+		}
+	}
+	for name, change := range map[string]func(*ChannelBlob){
+		"role 3":       func(b *ChannelBlob) { b.Role = 3 },
+		"provider 9":   func(b *ChannelBlob) { b.Provider = 9 },
+		"generation 0": func(b *ChannelBlob) { b.Generation = 0 },
+		"depth 0":      func(b *ChannelBlob) { b.Depth = 0 },
+		"depth 1025":   func(b *ChannelBlob) { b.Depth = 1025 },
+		"eager size 0": func(b *ChannelBlob) { b.Eager = 0 },
+		"eager size 9": func(b *ChannelBlob) { b.Eager = 9 },
+		"bulk size 65": func(b *ChannelBlob) { b.Bulk = 65 },
+	} {
+		b := testBlob()
+		change(b)
+		if _, err := UnmarshalChannelBlob(b.Marshal()); !errors.Is(err, ErrBlob) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func FuzzChannelBlob(f *testing.F) {
+	f.Add(testBlob().Marshal())
+	f.Fuzz(func(t *testing.T, data []byte) {
+		b, err := UnmarshalChannelBlob(data)
+		if err == nil && !bytes.Equal(b.Marshal(), data) {
+			t.Fatalf("%x decodes to %+v, which encodes to %x", data, b, b.Marshal())
+		}
+	})
+}
