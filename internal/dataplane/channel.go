@@ -8,6 +8,8 @@ package dataplane
 #cgo noescape dp_channel_submit
 #cgo nocallback dp_channel_submit
 #cgo noescape dp_channel_finish
+#cgo noescape dp_channel_result
+#cgo nocallback dp_channel_result
 #cgo nocallback dp_channel_finish
 #cgo nocallback dp_channel_wait
 #cgo nocallback dp_channel_test
@@ -170,6 +172,13 @@ func (ch *Channel) Message(slot uint32) string {
 		return ""
 	}
 	return C.GoStringN((*C.char)(res), C.int(size))
+}
+
+// LastMessage is what the function said in the last call that ended with StatusFunctionFailed.
+func (ch *Channel) LastMessage() string {
+	var n C.uint32_t
+	p := C.dp_channel_message(ch.c, &n)
+	return C.GoStringN(p, C.int(n))
 }
 
 // Abandon gives up a call, under way or ended. Its slot is free when the late reply has come.

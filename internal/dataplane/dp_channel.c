@@ -47,9 +47,13 @@ struct dp_channel {
     dp_mem *results; /* slots and bulk area that the worker writes */
     dp_mem *staging; /* requests on their way, same layout; NULL when posts consume their source */
     dp_bulk bulk_in, bulk_out;
+    dp_mailbox *mail;   /* the worker's, mapped here; NULL without shared memory */
+    uint32_t mail_slot; /* slot of the call in the mailbox, NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
     dp_channel_stats stats;
+    uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
+    char message[512];
 };
 
 /* ---- endpoints ---- */
@@ -105,6 +109,8 @@ static void slots_reset(dp_channel *ch) {
     ch->n_free = depth;
     ch->n_busy = ch->n_done = ch->n_abandoned = 0;
     ch->bulk_in.n = ch->bulk_out.n = 0;
+    ch->mail = NULL;
+    ch->mail_slot = NOTHING;
     ch->failed = 0;
     do
         dp_random(&ch->generation, sizeof ch->generation);
@@ -203,9 +209,11 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
         return dp_fail(err, DP_BAD_BLOB, 0, "connect channel: the worker has depth %u, eager %u, bulk %llu",
                        side.layout.depth, side.layout.eager, (unsigned long long)side.layout.bulk);
     st = dp_qp_connect(ch->qp, side.qp_blob, side.qp_len, err);
-    if (!st)
-        ch->peer = side;
-    return st;
+    if (st)
+        return st;
+    ch->peer = side;
+    ch->mail = dp_rkey_ptr(ch->qp, side.addr + side.layout.mail_at, side.rkey, sizeof *ch->mail);
+    return DP_OK;
 }
 
 int dp_channel_reset(dp_channel *ch, dp_error *err) {
@@ -256,6 +264,7 @@ static void channel_failed(dp_channel *ch, int status) {
     if (ch->failed)
         return;
     ch->failed = status;
+    ch->mail_slot = NOTHING;
     for (uint32_t i = 0; i < ch->cfg.depth; i++) {
         slot *s = &ch->slots[i];
         if (s->state == SLOT_BUSY) {
@@ -275,6 +284,72 @@ static void channel_failed(dp_channel *ch, int status) {
 
 /* ---- replies ---- */
 
+/* A call of ours has its reply: BUSY becomes DONE, ABANDONED becomes FREE. True when somebody waits for it. */
+static inline bool settle(dp_channel *ch, uint32_t i) {
+    slot *s = &ch->slots[i];
+    if (i == ch->mail_slot)
+        ch->mail_slot = NOTHING;
+    if (__builtin_expect(s->state == SLOT_ABANDONED, 0)) {
+        ch->n_abandoned--;
+        ch->stats.late_replies++;
+        slot_free(ch, i);
+        return false;
+    }
+    s->state = SLOT_DONE;
+    s->started = DP_MAYBE_EXECUTED;
+    ch->n_busy--;
+    ch->n_done++;
+    ch->ep->ended++;
+    ch->stats.replies++;
+    return true;
+}
+
+/* A status other than OK as it came from the worker. Only those that a worker may use pass. */
+static void refused(slot *s, int status, uint32_t size) {
+    s->status = status;
+    s->size = 0;
+    switch (status) {
+    case DP_BAD_REQUEST:
+    case DP_NO_FUNCTION:
+    case DP_TOO_LARGE:
+        s->started = DP_NOT_STARTED;
+        break;
+    case DP_FUNCTION_FAILED:
+    case DP_RESULT_TOO_LARGE:
+        s->size = size; /* of the message; of the result that the caller should have room for */
+        break;
+    default:
+        s->status = DP_PROTOCOL;
+    }
+}
+
+/* Looks into the mailbox. Its words are the worker's and checked. */
+static inline bool take_mail(dp_channel *ch) {
+    if (ch->mail_slot == NOTHING)
+        return false;
+    slot *s = &ch->slots[ch->mail_slot];
+    /* Acquire pairs with the release in the worker's post_mail(). */
+    bool in_line = s->capacity <= DP_MAIL_RESULT;
+    uint64_t word = __atomic_load_n(in_line ? &ch->mail->reply : &ch->mail->long_reply, __ATOMIC_ACQUIRE);
+    if (dp_mail_call_id(word) != s->call_id)
+        return false;
+    if (!settle(ch, ch->mail_slot))
+        return true;
+    uint32_t size = dp_mail_result_size(word);
+    int status = dp_mail_status(word);
+    if (__builtin_expect(status != DP_OK, 0)) {
+        refused(s, status, status == DP_RESULT_TOO_LARGE ? size : 0);
+    } else if (__builtin_expect(size > s->capacity || size > DP_MAIL_MAX, 0)) {
+        refused(s, DP_PROTOCOL, 0);
+    } else {
+        s->status = DP_OK;
+        s->size = size;
+        s->result = in_line ? (uint8_t *)ch->mail->result : ch->mail->more_result;
+        ch->stats.bytes_out += size;
+    }
+    return true;
+}
+
 /* Everything in an immediate and a header is the worker's word and checked. */
 static void on_reply(dp_channel *ch, const dp_wc *wc) {
     uint32_t i = dp_imm_slot(wc->imm);
@@ -289,31 +364,19 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
     }
     slot *s = &ch->slots[i];
     uint8_t *payload = (uint8_t *)ch->results->addr + dp_slot_payload(&ch->layout, i);
-    dp_reply h;
-    memcpy(&h, payload - DP_REPLY_SIZE, sizeof h);
+    dp_reply h = dp_reply_load(payload - DP_REPLY_SIZE);
     if ((s->state != SLOT_BUSY && s->state != SLOT_ABANDONED) || h.generation != ch->generation ||
         h.call_id != s->call_id || dp_imm_tag(wc->imm) != (h.call_id & 0xffff)) {
         ch->stats.strays++; /* repeated, forged or of another life: no call of ours */
         return;
     }
-    if (s->state == SLOT_ABANDONED) {
-        ch->n_abandoned--;
-        ch->stats.late_replies++;
-        slot_free(ch, i);
+    if (!settle(ch, i))
         return;
-    }
-    s->state = SLOT_DONE;
-    s->started = DP_MAYBE_EXECUTED;
     s->result = payload;
-    ch->n_busy--;
-    ch->n_done++;
-    ch->ep->ended++;
-    ch->stats.replies++;
     if (h.status == DP_OK) {
         bool in_bulk = s->out_at != NOTHING;
         if (h.size > s->capacity || wc->byte_len != DP_REPLY_SIZE + (in_bulk ? 0 : h.size)) {
-            s->status = DP_PROTOCOL;
-            s->size = 0;
+            refused(s, DP_PROTOCOL, 0);
             return;
         }
         if (in_bulk)
@@ -323,33 +386,19 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
         ch->stats.bytes_out += h.size;
         return;
     }
-    /* A refusal or failure. Only statuses that a worker may use pass; the message, if any, is in the slot. */
-    switch (h.status) {
-    case DP_BAD_REQUEST:
-    case DP_NO_FUNCTION:
-    case DP_TOO_LARGE:
-        s->started = DP_NOT_STARTED;
-        s->size = 0;
-        break;
-    case DP_FUNCTION_FAILED:
-        s->size = h.size <= ch->cfg.eager && wc->byte_len == DP_REPLY_SIZE + h.size ? h.size : 0;
-        break;
-    case DP_RESULT_TOO_LARGE:
-        s->size = h.size; /* what the caller should have room for */
-        break;
-    default:
-        h.status = DP_PROTOCOL;
-        s->size = 0;
-    }
-    s->status = h.status;
+    bool has_message = h.size <= ch->cfg.eager && wc->byte_len == DP_REPLY_SIZE + h.size;
+    refused(s, h.status, h.status == DP_FUNCTION_FAILED && !has_message ? 0 : h.size);
 }
 
 /* Handles what has arrived; true when there was something. */
 static bool progress(dp_endpoint *ep) {
+    bool mail = false;
+    for (dp_channel *ch = ep->channels; ch; ch = ch->next)
+        mail |= take_mail(ch);
     dp_wc wc[POLL_BATCH];
     int n = dp_cq_poll(ep->cq, wc, POLL_BATCH);
     if (n == 0)
-        return false;
+        return mail;
     for (int k = 0; k < n; k++) {
         dp_channel *ch = wc[k].qp->user;
         if (wc[k].status == DP_OK) {
@@ -432,6 +481,10 @@ int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
     dp_endpoint *ep = ch->ep;
     begin_wait(ep);
     for (;;) {
+        if (take_mail(ch) && s->state == SLOT_DONE) {
+            dp_waiter_end(&ep->waiter);
+            return DP_OK;
+        }
         if (s->state != SLOT_BUSY) {
             dp_waiter_end(&ep->waiter);
             return s->state == SLOT_DONE ? DP_OK : DP_INVALID;
@@ -501,7 +554,7 @@ static int take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity) 
 
 /* Posts the request; the header on the stack and the payload where it lies, or both from staging when the
  * device reads its source later. */
-static int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
+static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
                         const dp_mem *reg) {
     const slot *s = &ch->slots[i];
     uint8_t *stage = ch->staging ? (uint8_t *)ch->staging->addr + dp_slot_payload(&ch->layout, i) : NULL;
@@ -520,7 +573,9 @@ static int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const v
         size = 0;
     }
     uint32_t head = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT) ? DP_REQ_LONG : DP_REQ_SHORT;
-    const uint8_t *bytes = (const uint8_t *)h + DP_REQ_LONG - head;
+    uint64_t words[4];
+    dp_request_pack(words, h);
+    const uint8_t *bytes = (const uint8_t *)words + DP_REQ_LONG - head;
     dp_sge sge[2] = {{bytes, head, 0}, {in, size, reg ? reg->lkey : 0}};
     int n = size ? 2 : 1;
     if (stage && head + size > ch->qp->max_inline) {
@@ -536,6 +591,31 @@ static int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const v
     return dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
 }
 
+/* Starts a call by the mailbox. The caller has checked that nothing else is under way and that it fits. */
+static inline void submit_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity,
+                               uint32_t *out) {
+    uint32_t i = ch->free[--ch->n_free];
+    slot *s = &ch->slots[i];
+    dp_mailbox *m = ch->mail;
+    uint32_t call_id = ch->next_call++;
+    s->state = SLOT_BUSY;
+    s->call_id = call_id;
+    s->capacity = capacity;
+    ch->mail_slot = i;
+    ch->n_busy++;
+    ch->stats.calls++;
+    ch->stats.bytes_in += size;
+    if (size <= DP_MAIL_PAYLOAD)
+        dp_copy_small(m->payload, in, size);
+    else
+        memcpy(m->more_payload, in, size);
+    m->sizes = dp_mail_sizes(ch->generation, i, capacity);
+    /* Release pairs with the acquire in the worker's take_mail(). */
+    __atomic_store_n(&m->request, dp_mail_request(call_id, function, size), __ATOMIC_RELEASE);
+    dp_qp_notify(ch->qp);
+    *out = i;
+}
+
 int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
                       uint32_t capacity, uint32_t *out) {
     if (__builtin_expect(ch->failed != 0, 0))
@@ -544,6 +624,14 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         return DP_NO_FUNCTION;
     if (size && !in)
         return DP_INVALID;
+    if (ch->mail && ch->n_free == ch->cfg.depth && size <= DP_MAIL_MAX && capacity <= ch->cfg.eager && !reg) {
+        if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
+            channel_failed(ch, dp_qp_broken(ch->qp));
+            return ch->failed;
+        }
+        submit_mail(ch, function, in, size, capacity, out);
+        return DP_OK;
+    }
     bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
     if (!eager && ((size > ch->cfg.eager && size > ch->cfg.bulk) ||
                    (capacity > ch->cfg.eager && capacity > ch->cfg.bulk)))
@@ -627,11 +715,24 @@ int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_
         *size = s->size;
     if (started)
         *started = s->started;
-    if (st == DP_OK && out && s->size)
-        memcpy(out, s->result, s->size);
+    if (__builtin_expect(st == DP_FUNCTION_FAILED, 0)) {
+        ch->message_len = s->size < sizeof ch->message ? s->size : sizeof ch->message;
+        memcpy(ch->message, s->result, ch->message_len);
+    }
+    if (st == DP_OK && out) {
+        if (s->size < 64)
+            dp_copy_small(out, s->result, s->size);
+        else
+            memcpy(out, s->result, s->size);
+    }
     ch->n_done--;
     slot_free(ch, i);
     return st;
+}
+
+const char *dp_channel_message(const dp_channel *ch, uint32_t *len) {
+    *len = ch->message_len;
+    return ch->message;
 }
 
 void dp_channel_abandon(dp_channel *ch, uint32_t i) {

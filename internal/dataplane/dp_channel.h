@@ -73,6 +73,9 @@ int dp_channel_result(dp_channel *ch, uint32_t slot, const void **res, uint32_t 
 /* dp_channel_finish copies the result to out (if not NULL, at most the submitted capacity) and frees the slot.
  * Returns the call's status. */
 int dp_channel_finish(dp_channel *ch, uint32_t slot, void *out, uint32_t *size, dp_started *started);
+/* dp_channel_message is what the function said in the last call that finished with DP_FUNCTION_FAILED: *len bytes (at most
+ * 512), valid until the next finish or call. */
+const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 /* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
 /* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE). */

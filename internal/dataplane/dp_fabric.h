@@ -124,6 +124,10 @@ typedef struct dp_mem {
 typedef struct dp_cq {
     const dp_ops *ops;
     dp_dev *dev;
+    /* A provider whose completions show in one word may say so: while the low half of *peek differs from
+     * peek_value there is nothing to poll. NULL: nobody knows before polling. */
+    const uint64_t *peek;
+    uint32_t peek_value;
     uint32_t capacity;
     uint32_t reserved; /* by the queue pairs on it */
 } dp_cq;
@@ -185,6 +189,7 @@ struct dp_ops {
     int (*post_recv)(dp_qp *, const dp_sge *, uint64_t wr_id);
     void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
     int (*qp_probe)(dp_qp *);
+    void (*qp_notify)(dp_qp *);
 };
 
 /* ---- devices ---- */
@@ -219,7 +224,11 @@ void dp_mem_free(dp_mem *m);
 int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
 void dp_cq_destroy(dp_cq *cq);
 /* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. */
-static inline int dp_cq_poll(dp_cq *cq, dp_wc *wc, int n) { return cq->ops->cq_poll(cq, wc, n); }
+static inline int dp_cq_poll(dp_cq *cq, dp_wc *wc, int n) {
+    if (cq->peek && (uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) != cq->peek_value)
+        return 0;
+    return cq->ops->cq_poll(cq, wc, n);
+}
 /* To block: dp_cq_arm, dp_cq_poll once more (0 completions), dp_cq_wait. A completion that arrives after
  * dp_cq_arm returned ends the wait. If the poll found something, dp_cq_disarm (or simply go on and arm
  * again later). */
@@ -295,6 +304,9 @@ static inline int dp_post_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id) {
 static inline void *dp_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len) {
     return qp->ops->rkey_ptr(qp, raddr, rkey, len);
 }
+
+/* After stores through dp_rkey_ptr: wakes the peer if it blocks, as a write-with-immediate would. */
+static inline void dp_qp_notify(dp_qp *qp) { qp->ops->qp_notify(qp); }
 
 /* ---- small things every C file needs ---- */
 

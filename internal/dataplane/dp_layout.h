@@ -3,15 +3,17 @@
 #define RFAAS_DP_LAYOUT_H
 
 #include "dp_fabric.h"
+#include "dp_mailbox.h"
 #include "dp_wire.h"
 
-/* A side's region: `depth` slots, then the bulk area. */
+/* A side's region: `depth` slots, the bulk area, the mailbox. */
 typedef struct dp_layout {
     uint32_t depth;
     uint32_t eager;  /* payload bytes per slot */
     uint32_t stride; /* bytes per slot */
     uint64_t bulk;
     uint64_t bulk_at; /* offset of the bulk area */
+    uint64_t mail_at; /* offset of the mailbox */
     uint64_t size;
 } dp_layout;
 
@@ -31,7 +33,8 @@ static inline void dp_layout_set(dp_layout *l, uint32_t depth, uint32_t eager, u
     l->stride = DP_SLOT_ROOM + eager;
     l->bulk = bulk;
     l->bulk_at = (uint64_t)depth * l->stride;
-    l->size = l->bulk_at + bulk;
+    l->mail_at = (l->bulk_at + bulk + DP_MAIL_ALIGN - 1) & ~(uint64_t)(DP_MAIL_ALIGN - 1);
+    l->size = l->mail_at + sizeof(dp_mailbox);
 }
 
 /* Offset of a slot's payload. */

@@ -29,6 +29,9 @@ struct dp_server {
     uint64_t scratch_size;
     const dp_function *functions;
     uint32_t n_functions;
+    dp_mailbox *mail;      /* in our requests region; NULL without shared memory */
+    uint64_t mail_seen;    /* last request word that was taken */
+    _Alignas(DP_CACHE_LINE) uint64_t mail_args[8]; /* its payload, if short: copied once */
     dp_waiter waiter;
     dp_server_stats own, *stats;
     dp_wc *pending; /* completions found while a post waited for room */
@@ -97,14 +100,17 @@ static int server_connect(dp_server *s, dp_error *err) {
     if (!s->out)
         return dp_fail(err, DP_BAD_BLOB, 0, "channel blob: no region of %llu bytes at %#llx",
                        (unsigned long long)s->layout.size, (unsigned long long)s->client.addr);
+    if (!s->staging)
+        s->mail = (dp_mailbox *)(void *)((uint8_t *)s->requests->addr + s->layout.mail_at);
     return DP_OK;
 }
 
 int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
                      dp_error *err) {
-    dp_server *s = calloc(1, sizeof *s);
+    dp_server *s = aligned_alloc(DP_CACHE_LINE, sizeof *s);
     if (!s)
         return dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    memset(s, 0, sizeof *s);
     s->cfg = *cfg;
     s->dev = dev;
     s->stats = &s->own;
@@ -198,13 +204,15 @@ static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t ra
 /* Sends the reply header and, unless the result is in the bulk area, `size` bytes of payload at `data`. */
 static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void *data, uint32_t size) {
     uint64_t at = dp_slot_payload(&s->layout, slot);
-    dp_sge sge[2] = {{h, DP_REPLY_SIZE, 0}, {data, size, 0}};
+    uint64_t words[2];
+    dp_reply_pack(words, h);
+    dp_sge sge[2] = {{words, DP_REPLY_SIZE, 0}, {data, size, 0}};
     int n = size ? 2 : 1;
     if (s->staging && DP_REPLY_SIZE + size > s->qp->max_inline) {
         uint8_t *place = s->out + at;
         if (size && data != place)
             memcpy(place, data, size);
-        memcpy(place - DP_REPLY_SIZE, h, DP_REPLY_SIZE);
+        memcpy(place - DP_REPLY_SIZE, words, DP_REPLY_SIZE);
         sge[0] = (dp_sge){place - DP_REPLY_SIZE, DP_REPLY_SIZE + size, s->staging->lkey};
         n = 1;
     }
@@ -224,7 +232,7 @@ static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void
 /* Reads the header of the request in `slot` once and checks the copy. 0, or the status to refuse with. */
 static inline int read_request(const dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
     const dp_layout *l = &s->layout;
-    memcpy(h, (const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG, sizeof *h);
+    *h = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG);
     uint32_t bulk = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
     uint32_t head = bulk ? DP_REQ_LONG : DP_REQ_SHORT;
     if (h->generation != s->client.generation || (h->call_id & 0xffff) != dp_imm_tag(wc->imm) || h->reserved ||
@@ -247,49 +255,126 @@ static inline int read_request(const dp_server *s, uint32_t slot, const dp_wc *w
     return h->function < s->n_functions ? DP_OK : DP_NO_FUNCTION;
 }
 
+typedef struct outcome {
+    int status;
+    uint32_t size;
+    uint8_t *res;
+    uint64_t at; /* offset of the result's place in the client's region */
+    bool in_place;
+} outcome;
+
 /* Runs the function. Where it writes: straight to the result's place when nothing else lies behind it that
  * counts (the client says so), otherwise to scratch, so that a result larger than announced harms nobody. */
-static int run(dp_server *s, uint32_t slot, const dp_request *h) {
+static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, void *args, dp_invocation *inv,
+                           outcome *o) {
     const dp_layout *l = &s->layout;
-    uint8_t *requests = s->requests->addr;
-    bool bulk_out = h->flags & DP_REQ_BULK_OUT;
-    void *args = requests + (h->flags & DP_REQ_BULK_IN ? dp_bulk_at(l, h->in_offset) : dp_slot_payload(l, slot));
-    uint64_t at = bulk_out ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
-    bool in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
-    uint8_t *res = in_place ? s->out + at : s->scratch;
-    uint64_t room = in_place ? l->size - at : s->scratch_size;
-    dp_invocation inv;
-    inv.capacity = h->capacity;
-    inv.room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
-    inv.failed = 0;
-    inv.message_len = 0;
-    current_invocation = &inv;
-    uint32_t size = s->functions[h->function](args, h->size, res);
+    o->at = h->flags & DP_REQ_BULK_OUT ? dp_bulk_at(l, h->out_offset) : dp_slot_payload(l, slot);
+    o->in_place = (h->flags & DP_REQ_EXCLUSIVE) && h->capacity > IN_PLACE_MIN;
+    o->res = o->in_place ? s->out + o->at : s->scratch;
+    uint64_t room = o->in_place ? l->mail_at - o->at : s->scratch_size;
+    inv->capacity = h->capacity;
+    inv->room = room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
+    inv->failed = 0;
+    inv->message_len = 0;
+    current_invocation = inv;
+    o->size = s->functions[h->function](args, h->size, o->res);
     current_invocation = NULL;
     s->stats->calls++;
     s->stats->bytes_in += h->size;
-    dp_reply reply = {h->generation, h->call_id, DP_OK, size};
-    if (__builtin_expect(inv.failed, 0)) {
+    if (__builtin_expect(inv->failed != 0, 0)) {
         s->stats->failed++;
-        reply.status = DP_FUNCTION_FAILED;
-        reply.size = inv.message_len < l->eager ? inv.message_len : l->eager;
-        return post_reply(s, slot, &reply, inv.message, reply.size);
-    }
-    if (__builtin_expect(size > h->capacity, 0)) {
+        o->status = DP_FUNCTION_FAILED;
+    } else if (__builtin_expect(o->size > h->capacity, 0)) {
         s->stats->failed++;
-        reply.status = DP_RESULT_TOO_LARGE;
-        return post_reply(s, slot, &reply, NULL, 0);
+        o->status = DP_RESULT_TOO_LARGE;
+    } else {
+        s->stats->bytes_out += o->size;
+        o->status = DP_OK;
     }
-    s->stats->bytes_out += size;
-    if (!bulk_out)
-        return post_reply(s, slot, &reply, res, size);
-    if (s->staging && !in_place) {
-        memcpy(s->out + at, res, size);
-        res = s->out + at;
-    }
-    int st = post_write(s, res, size, s->client.addr + at);
-    return st ? st : post_reply(s, slot, &reply, NULL, 0);
 }
+
+/* Answers by the queue pair. */
+static int reply(dp_server *s, uint32_t slot, const dp_request *h, const dp_invocation *inv, outcome *o) {
+    dp_reply r = {h->generation, h->call_id, o->status, o->size};
+    if (o->status == DP_FUNCTION_FAILED) {
+        r.size = inv->message_len < s->layout.eager ? inv->message_len : s->layout.eager;
+        return post_reply(s, slot, &r, inv->message, r.size);
+    }
+    if (o->status)
+        return post_reply(s, slot, &r, NULL, 0);
+    if (!(h->flags & DP_REQ_BULK_OUT))
+        return post_reply(s, slot, &r, o->res, o->size);
+    if (s->staging && !o->in_place) {
+        memcpy(s->out + o->at, o->res, o->size);
+        o->res = s->out + o->at;
+    }
+    int st = post_write(s, o->res, o->size, s->client.addr + o->at);
+    return st ? st : post_reply(s, slot, &r, NULL, 0);
+}
+
+/* ---- the mailbox ---- */
+
+static inline void post_mail(dp_server *s, uint64_t *where, uint32_t call_id, int status, uint32_t size) {
+    /* Release pairs with the acquire in the client's take_mail(). */
+    __atomic_store_n(where, dp_mail_reply(call_id, status, size), __ATOMIC_RELEASE);
+    dp_qp_notify(s->qp);
+}
+
+static int answer_mail(dp_server *s, uint64_t word);
+
+/* Serves the request in the mailbox if there is a new one: 1 served, 0 none, negative: the status that ends the server. */
+static inline int take_mail(dp_server *s) {
+    if (!s->mail)
+        return 0;
+    /* Acquire pairs with the release in the client's submit_mail(). */
+    uint64_t word = __atomic_load_n(&s->mail->request, __ATOMIC_ACQUIRE);
+    if (word == s->mail_seen)
+        return 0;
+    s->mail_seen = word;
+    return answer_mail(s, word);
+}
+
+static int answer_mail(dp_server *s, uint64_t word) {
+    dp_mailbox *m = s->mail;
+    uint64_t sizes = *(const volatile uint64_t *)&m->sizes;
+    uint32_t slot = dp_mail_slot(sizes);
+    dp_request h = {.generation = dp_mail_generation(sizes), .call_id = dp_mail_call_id(word),
+                    .size = dp_mail_size(word), .capacity = dp_mail_capacity(sizes),
+                    .function = (uint16_t)dp_mail_function(word), .flags = DP_REQ_EXCLUSIVE};
+    int refuse = h.generation != s->client.generation || h.size > DP_MAIL_MAX || h.capacity > s->layout.eager ||
+                         slot >= s->layout.depth
+                     ? DP_BAD_REQUEST
+                 : h.function < s->n_functions ? DP_OK
+                                               : DP_NO_FUNCTION;
+    if (__builtin_expect(refuse != DP_OK, 0)) {
+        s->stats->refused++;
+        post_mail(s, h.capacity <= DP_MAIL_RESULT ? &m->reply : &m->long_reply, h.call_id, refuse, 0);
+        return 1;
+    }
+    void *args = m->more_payload;
+    if (h.size <= DP_MAIL_PAYLOAD) {
+        s->mail_args[0] = *(const volatile uint64_t *)&m->payload[0];
+        s->mail_args[1] = *(const volatile uint64_t *)&m->payload[1];
+        args = s->mail_args;
+    }
+    dp_invocation inv;
+    outcome o;
+    execute(s, slot, &h, args, &inv, &o);
+    if (o.status || o.size > DP_MAIL_MAX) {
+        int st = reply(s, slot, &h, &inv, &o);
+        return st ? st : 1;
+    }
+    if (h.capacity <= DP_MAIL_RESULT) {
+        dp_copy_small(m->result, o.res, o.size);
+        post_mail(s, &m->reply, h.call_id, DP_OK, o.size);
+    } else {
+        memcpy(m->more_result, o.res, o.size);
+        post_mail(s, &m->long_reply, h.call_id, DP_OK, o.size);
+    }
+    return 1;
+}
+
+/* ---- the queue pair ---- */
 
 static int handle(dp_server *s, const dp_wc *wc) {
     if (wc->status)
@@ -307,10 +392,15 @@ static int handle(dp_server *s, const dp_wc *wc) {
     int refuse = read_request(s, slot, wc, &h);
     if (__builtin_expect(refuse, 0)) {
         s->stats->refused++;
-        dp_reply reply = {h.generation, h.call_id, refuse, 0};
-        return post_reply(s, slot, &reply, NULL, 0);
+        dp_reply r = {h.generation, h.call_id, refuse, 0};
+        return post_reply(s, slot, &r, NULL, 0);
     }
-    return run(s, slot, &h);
+    void *args = (uint8_t *)s->requests->addr +
+                 (h.flags & DP_REQ_BULK_IN ? dp_bulk_at(&s->layout, h.in_offset) : dp_slot_payload(&s->layout, slot));
+    dp_invocation inv;
+    outcome o;
+    execute(s, slot, &h, args, &inv, &o);
+    return reply(s, slot, &h, &inv, &o);
 }
 
 /* ---- the loop ---- */
@@ -346,7 +436,10 @@ static int idle(dp_server *s) {
     dp_cq_arm(s->cq);
     dp_wc wc[POLL_BATCH];
     int n = dp_cq_poll(s->cq, wc, POLL_BATCH);
-    if (n || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+    int mail = take_mail(s);
+    if (mail < 0)
+        return mail;
+    if (n || mail || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
         dp_cq_disarm(s->cq);
         return n > 0 ? handle_all(s, wc, n) : DP_OK;
     }
@@ -360,8 +453,8 @@ int dp_server_run(dp_server *s) {
         dp_waiter_begin(&s->waiter);
         if (s->cfg.mode == DP_WAIT_HOT && !s->waiter.shared_until)
             dp_cq_promise_hot(s->cq, true);
-        int n;
-        while ((n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
+        int n = 0, mail;
+        while ((mail = take_mail(s)) == 0 && (n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
             if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED))
                 return DP_OK;
             int broken = dp_qp_broken(s->qp);
@@ -371,9 +464,11 @@ int dp_server_run(dp_server *s) {
             if (st)
                 return st;
         }
-        if (n < 0)
-            return DP_FATAL;
         dp_waiter_end(&s->waiter);
+        if (mail > 0)
+            continue;
+        if (mail < 0 || n < 0)
+            return mail < 0 ? mail : DP_FATAL;
         int st = handle_all(s, wc, n);
         if (st)
             return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;

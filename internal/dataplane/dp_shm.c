@@ -1,4 +1,5 @@
 #include "dp_shm.h"
+#include "dp_wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -201,15 +202,60 @@ static void shm_cq_destroy(dp_cq *c) {
     free(cq);
 }
 
+/* One queue pair and no local completion: everything there is to poll shows in its next entry. */
+static inline void show_next(shm_cq *cq) {
+    if (cq->n_qps == 1 && cq->local_head == cq->local_tail) {
+        const shm_qp *qp = cq->qps[0];
+        cq->c.peek = &qp->segment->ring[qp->rpos & qp->mask].seq_imm;
+        cq->c.peek_value = qp->rpos + 1;
+    } else {
+        cq->c.peek = NULL;
+    }
+}
+
 static void local_push(shm_qp *qp, uint64_t wr_id, int status, dp_op op, uint32_t len) {
     shm_cq *cq = (shm_cq *)qp->q.cq;
     /* Never overruns: unpolled is bounded by max_send, and the queue has room for every queue pair's. */
     cq->local[cq->local_tail++ & cq->local_mask] =
         (dp_wc){.wr_id = wr_id, .qp = &qp->q, .status = status, .op = op, .byte_len = len};
     qp->unpolled++;
+    cq->c.peek = NULL;
 }
 
-/* Takes the entry at rpos if there is one. 1 taken, 0 none. */
+/* Ends the connection: the peer broke the provider's protocol. */
+static __attribute__((noinline, cold)) int violation(shm_qp *qp, dp_wc *wc) {
+    wc->status = DP_CONNECTION;
+    qp->q.state = DP_QP_ERROR;
+    dp_qp_break(&qp->q, DP_PROTOCOL);
+    return 1;
+}
+
+/* Stores the data that rode in an entry at its target, whose coordinates are the peer's word and checked. */
+static inline bool store_head(shm_qp *qp, const uint8_t *data, uint32_t head, uint32_t region, uint64_t offset) {
+    if (region >= qp->n_expose || head > SHM_INLINE)
+        return false;
+    const dp_mem *m = &qp->expose[region]->m;
+    if (!(m->access & DP_REMOTE_WRITE) || offset > m->size || head > m->size - offset)
+        return false;
+    dp_copy_small((uint8_t *)m->addr + offset, data, head);
+    return true;
+}
+
+static __attribute__((noinline)) int take_send(shm_qp *qp, dp_wc *wc, const shm_entry *e, const shm_recv *r,
+                                               uint32_t at) {
+    wc->imm = 0;
+    if (wc->byte_len > SHM_SEND_MAX)
+        return violation(qp, wc);
+    if (wc->byte_len > r->len) {
+        wc->status = DP_INVALID;
+        qp->q.state = DP_QP_ERROR;
+    } else if (wc->byte_len) {
+        memcpy(r->addr, wc->byte_len <= SHM_INLINE ? e->data : qp->bounce + (uint64_t)at * SHM_SEND_MAX, wc->byte_len);
+    }
+    return 1;
+}
+
+/* Takes the next message if there is one. 1 taken, 0 none. */
 static inline int take_entry(shm_qp *qp, dp_wc *wc) {
     uint32_t pos = qp->rpos;
     const shm_entry *e = &qp->segment->ring[pos & qp->mask];
@@ -217,44 +263,27 @@ static inline int take_entry(shm_qp *qp, dp_wc *wc) {
     uint64_t v = __atomic_load_n(&e->seq_imm, __ATOMIC_ACQUIRE);
     if ((uint32_t)v != pos + 1)
         return 0;
-    if (qp->q.state == DP_QP_ERROR)
+    if (__builtin_expect(qp->q.state == DP_QP_ERROR, 0))
         return 0;
-    /* The entry is the peer's memory: it is read once and checked before use. */
-    uint32_t len = *(volatile const uint32_t *)&e->len;
-    uint8_t region = *(volatile const uint8_t *)&e->region, head = *(volatile const uint8_t *)&e->head;
-    uint8_t op = *(volatile const uint8_t *)&e->op;
-    uint64_t offset = *(volatile const uint64_t *)&e->offset;
     const shm_recv *r = &qp->recvs[pos & qp->mask];
-    *wc = (dp_wc){.wr_id = r->wr_id, .qp = &qp->q, .imm = (uint32_t)(v >> 32), .byte_len = len, .op = op};
-    if (pos == qp->rposted) /* no receive posted: the peer overran its credit */
-        goto violation;
+    wc->wr_id = r->wr_id;
+    wc->qp = &qp->q;
+    wc->status = DP_OK;
+    wc->op = DP_OP_RECV_IMM;
+    if (__builtin_expect(pos == qp->rposted, 0)) /* no receive posted: the peer overran its credit */
+        return violation(qp, wc);
     qp->rpos = pos + 1;
-    if (op == DP_OP_RECV_IMM) {
-        if (head) {
-            if (region >= qp->n_expose || head > SHM_INLINE)
-                goto violation;
-            const dp_mem *m = &qp->expose[region]->m;
-            if (!(m->access & DP_REMOTE_WRITE) || offset > m->size || head > m->size - offset)
-                goto violation;
-            memcpy((uint8_t *)m->addr + offset, e->data, head);
-        }
-        return 1;
+    /* The entry is the peer's memory: each word is read once and checked before use. */
+    uint64_t what = *(const volatile uint64_t *)&e->what;
+    uint32_t head = what >> 40 & 0xff, op = what >> 48 & 0xff;
+    wc->imm = (uint32_t)(v >> 32);
+    wc->byte_len = (uint32_t)what;
+    if (__builtin_expect(op != DP_OP_RECV_IMM, 0)) {
+        wc->op = op;
+        return op == DP_OP_RECV ? take_send(qp, wc, e, r, pos & qp->mask) : violation(qp, wc);
     }
-    if (op == DP_OP_RECV && len <= SHM_SEND_MAX) {
-        wc->imm = 0;
-        if (len > r->len) {
-            wc->status = DP_INVALID;
-            qp->q.state = DP_QP_ERROR;
-            return 1;
-        }
-        if (len)
-            memcpy(r->addr, len <= SHM_INLINE ? e->data : qp->bounce + (uint64_t)(pos & qp->mask) * SHM_SEND_MAX, len);
-        return 1;
-    }
-violation:
-    wc->status = DP_CONNECTION;
-    qp->q.state = DP_QP_ERROR;
-    dp_qp_break(&qp->q, DP_PROTOCOL);
+    if (head && !store_head(qp, e->data, head, what >> 32 & 0xff, *(const volatile uint64_t *)&e->offset))
+        return violation(qp, wc);
     return 1;
 }
 
@@ -270,6 +299,7 @@ static int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     if (n_qps == 1) {
         while (got < n && take_entry(cq->qps[0], &wc[got]))
             got++;
+        show_next(cq);
         return got;
     }
     /* The first to be polled changes with each call that found its fill, so that none starves. */
@@ -365,6 +395,7 @@ static int segment_renew(shm_qp *qp, dp_error *err) {
     qp->seg_fd = fd;
     qp->bounce = (uint8_t *)map + sizeof(shm_segment) + (uint64_t)qp->ring_size * sizeof(shm_entry);
     qp->rpos = qp->rposted = qp->spos = qp->credit = 0;
+    show_next((shm_cq *)qp->q.cq);
     return DP_OK;
 }
 
@@ -419,6 +450,7 @@ static int shm_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
         qp->expose[i]->exposed++;
     dp_random(qp->token, sizeof qp->token);
     cq->qps[cq->n_qps++] = qp;
+    show_next(cq);
     pthread_mutex_lock(&dev->lock);
     qp->next = dev->qps;
     dev->qps = qp;
@@ -459,6 +491,7 @@ static void qp_disconnect(shm_qp *qp) {
             cq->local[keep++ & cq->local_mask] = cq->local[i & cq->local_mask];
     cq->local_tail = keep;
     qp->unpolled = 0;
+    show_next(cq);
 }
 
 static int shm_qp_reset(dp_qp *q, dp_error *err) {
@@ -500,6 +533,7 @@ static void shm_qp_destroy(dp_qp *q) {
             break;
         }
     cq->turn = 0;
+    show_next(cq);
     for (uint32_t i = 0; i < qp->n_expose; i++)
         qp->expose[i]->exposed--;
     qp_free(qp);
@@ -559,10 +593,7 @@ static int refuse(shm_qp *qp, uint64_t wr_id, dp_op op) {
 }
 
 static inline uint64_t total_of(const dp_sge *sge, int n) {
-    uint64_t total = 0;
-    for (int i = 0; i < n; i++)
-        total += sge[i].len;
-    return total;
+    return n == 2 ? (uint64_t)sge[0].len + sge[1].len : n == 1 ? sge[0].len : 0;
 }
 
 static inline void put(uint8_t *dst, const void *src, uint64_t len) {
@@ -580,7 +611,8 @@ static inline bool has_credit(shm_qp *qp) {
     return qp->spos != qp->credit;
 }
 
-static inline void publish(shm_qp *qp, shm_entry *e, uint32_t imm, uint32_t flags) {
+static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm, uint32_t flags) {
+    e->what = what;
     /* Release pairs with the acquire in take_entry(). */
     __atomic_store_n(&e->seq_imm, (uint64_t)imm << 32 | (uint32_t)(qp->spos + 1), __ATOMIC_RELEASE);
     qp->spos++;
@@ -613,6 +645,37 @@ static int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, ui
     return settle(qp, DP_OK, flags);
 }
 
+static inline void put_small(uint8_t *dst, const dp_sge *sge, int n) {
+    if (n > 0) {
+        dp_copy_small(dst, sge[0].addr, sge[0].len);
+        if (n > 1)
+            dp_copy_small(dst + sge[0].len, sge[1].addr, sge[1].len);
+    }
+}
+
+/* Data that exceeds an entry: what lies before the target's next line into `head`, the rest to its target. */
+static uint32_t put_split(uint8_t *head, uint8_t *dst, const dp_sge *sge, int n) {
+    uint32_t want = (uint32_t)-(uintptr_t)dst & (DP_CACHE_LINE - 1);
+    if (want > SHM_INLINE)
+        want = 0;
+    dst += want;
+    uint32_t filled = 0;
+    for (int k = 0; k < n; k++) {
+        const uint8_t *src = sge[k].addr;
+        uint32_t len = sge[k].len;
+        if (filled < want) {
+            uint32_t part = len < want - filled ? len : want - filled;
+            dp_copy_small(head + filled, src, part);
+            filled += part;
+            src += part;
+            len -= part;
+        }
+        put(dst, src, len);
+        dst += len;
+    }
+    return want;
+}
+
 static int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
                               uint64_t wr_id, uint32_t flags) {
     shm_qp *qp = (shm_qp *)q;
@@ -627,36 +690,16 @@ static int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr
         return refuse(qp, wr_id, DP_OP_WRITE);
     if (!has_credit(qp))
         return settle(qp, DP_BUSY, flags);
-    shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
     uint64_t offset = total ? raddr - qp->peer.regions[i].base : 0;
+    shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
     uint32_t head = (uint32_t)total;
-    if (head > SHM_INLINE) {
-        head = (uint32_t)(-raddr) & (DP_CACHE_LINE - 1);
-        if (head > SHM_INLINE)
-            head = 0;
+    if (total <= SHM_INLINE) {
+        put_small(e->data, sge, n);
+    } else {
+        head = put_split(e->data, qp->peer.regions[i].map + offset, sge, n);
     }
-    /* The first `head` bytes into the entry, the rest to its target. */
-    uint8_t *dst = total ? qp->peer.regions[i].map + offset + head : NULL;
-    uint32_t filled = 0;
-    for (int k = 0; k < n; k++) {
-        const uint8_t *src = sge[k].addr;
-        uint32_t len = sge[k].len;
-        if (filled < head) {
-            uint32_t part = len < head - filled ? len : head - filled;
-            memcpy(e->data + filled, src, part);
-            filled += part;
-            src += part;
-            len -= part;
-        }
-        put(dst, src, len);
-        dst += len;
-    }
-    e->len = (uint32_t)total;
-    e->region = (uint8_t)i;
-    e->head = (uint8_t)head;
-    e->op = DP_OP_RECV_IMM;
     e->offset = offset;
-    publish(qp, e, imm, flags);
+    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head, DP_OP_RECV_IMM), imm, flags);
     if (flags & DP_SIGNALED)
         local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
     return DP_OK;
@@ -674,11 +717,8 @@ static int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t f
     uint32_t at = qp->spos & (qp->peer.ring_size - 1);
     shm_entry *e = &qp->peer.segment->ring[at];
     put(sge->len <= SHM_INLINE ? e->data : qp->peer.bounce + (uint64_t)at * SHM_SEND_MAX, sge->addr, sge->len);
-    e->len = sge->len;
-    e->region = e->head = 0;
-    e->op = DP_OP_RECV;
     e->offset = 0;
-    publish(qp, e, 0, flags);
+    publish(qp, e, shm_what(sge->len, 0, 0, DP_OP_RECV), 0, flags);
     if (flags & DP_SIGNALED)
         local_push(qp, wr_id, DP_OK, DP_OP_SEND, sge->len);
     return DP_OK;
@@ -753,6 +793,8 @@ static int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id) {
     return DP_OK;
 }
 
+static void shm_qp_notify(dp_qp *q) { notify((shm_qp *)q); }
+
 static void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len) {
     shm_qp *qp = (shm_qp *)q;
     if (q->state != DP_QP_CONNECTED)
@@ -790,4 +832,5 @@ static const dp_ops shm_ops = {
     .post_recv = shm_post_recv,
     .rkey_ptr = shm_rkey_ptr,
     .qp_probe = shm_qp_probe,
+    .qp_notify = shm_qp_notify,
 };

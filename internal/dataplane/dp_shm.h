@@ -30,14 +30,16 @@
 
 typedef struct shm_entry {
     uint64_t seq_imm; /* published last */
-    uint32_t len;
-    uint8_t region; /* index into the target queue pair's exposed regions */
-    uint8_t head;   /* bytes of data[] that belong at offset */
-    uint8_t op;     /* DP_OP_RECV or DP_OP_RECV_IMM */
-    uint8_t zero;
-    uint64_t offset; /* in the region */
+    uint64_t what;    /* shm_what() */
+    uint64_t offset;  /* in the region */
     uint8_t data[SHM_INLINE];
 } shm_entry;
+
+/* len: bytes written; region: index into the target queue pair's exposed regions; head: bytes of data[] that
+ * belong at offset; op: DP_OP_RECV or DP_OP_RECV_IMM. One word, so that writer and reader move it whole. */
+static inline uint64_t shm_what(uint32_t len, uint32_t region, uint32_t head, uint32_t op) {
+    return len | (uint64_t)region << 32 | (uint64_t)head << 40 | (uint64_t)op << 48;
+}
 _Static_assert(sizeof(shm_entry) == DP_CACHE_LINE, "a ring entry is one cache line");
 
 /* A queue pair's receive segment: written by the peer but for `posted`. */

@@ -198,6 +198,7 @@ int dpv_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
 int dpv_qp_reset(dp_qp *qp, dp_error *err);
 void dpv_qp_destroy(dp_qp *qp);
 int dpv_qp_probe(dp_qp *qp);
+void dpv_qp_notify(dp_qp *qp);
 
 /* ---- blob ---- */
 

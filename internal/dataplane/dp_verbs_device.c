@@ -41,6 +41,7 @@ static const dp_ops dpv_ops = {
     .post_recv = dpv_post_recv,
     .rkey_ptr = dpv_rkey_ptr,
     .qp_probe = dpv_qp_probe,
+    .qp_notify = dpv_qp_notify,
 };
 
 int dpv_status_of(int sys_errno) {

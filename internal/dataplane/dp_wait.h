@@ -16,7 +16,9 @@
 #define DP_SPINS_PER_LOOK 64
 #define DP_SHARED_GAP_NS 500000      /* longer without a look: something else ran on this core */
 #define DP_SHARED_NEAR_NS 40000000   /* gaps no further apart than this belong together */
+#ifndef DP_SHARED_GAPS
 #define DP_SHARED_GAPS 3             /* so many: the core is shared */
+#endif
 #define DP_SHARED_MIN_NS 50000000    /* then block for so long before spinning is tried again, */
 #define DP_SHARED_MAX_NS 1600000000  /* doubled each time up to this */
 #define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter looks after its peer this often */

@@ -196,7 +196,7 @@ static const end_opts raw_opts = {.size = 64 << 10, .max_send = 32, .max_recv = 
 
 static void raw_open(raw *r) {
     end_open(&r->e, &raw_opts, NULL);
-    dp_layout_set(&r->l, 8, 256, 4096);
+    dp_layout_set(&r->l, 8, 512, 4096);
     CHECK_LE(r->l.size, r->e.mem->size);
     r->generation = 77;
 }
@@ -254,9 +254,9 @@ T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
         {"tag", good, 8, 6, DP_BAD_REQUEST},
         {"size below the bytes sent", good, 9, 5, DP_BAD_REQUEST},
         {"size above the bytes sent", good, 7, 5, DP_BAD_REQUEST},
-        {"size above the slot", {.generation = 77, .call_id = 5, .size = 257, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
+        {"size above the slot", {.generation = 77, .call_id = 5, .size = 513, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
         {"size of 4 GB", {.generation = 77, .call_id = 5, .size = ~0u, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
-        {"capacity above the slot", {.generation = 77, .call_id = 5, .size = 8, .capacity = 257}, 8, 5, DP_BAD_REQUEST},
+        {"capacity above the slot", {.generation = 77, .call_id = 5, .size = 8, .capacity = 513}, 8, 5, DP_BAD_REQUEST},
         {"flags", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 8}, 8, 5, DP_BAD_REQUEST},
         {"reserved", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .reserved = 1}, 8, 5, DP_BAD_REQUEST},
         {"function", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .function = FN_COUNT}, 8, 5,
@@ -396,12 +396,12 @@ T_CASE(hostile_worker, "channel/hostile-worker") {
     dp_dev_options o = quick_options();
     CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &s.dev, &err), err);
     CHECK_OK_ERR(dp_endpoint_create(s.dev, 1, 8, s.mode, &s.ep, &err), err);
-    CHECK_OK_ERR(dp_channel_create(s.ep, &(dp_channel_config){8, 256, 4096}, &s.ch, &err), err);
+    CHECK_OK_ERR(dp_channel_create(s.ep, &(dp_channel_config){8, 512, 4096}, &s.ch, &err), err);
     served_again(&s, true);
     uint32_t slot, size;
-    uint8_t out[256];
+    uint8_t out[512] = {0}; /* all payloads exceed the mailbox */
     dp_started started;
-    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &slot));
+    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, out, 300, NULL, 8, &slot));
     for (int i = 0; i < 7; i++) {
         t_sync(s.peer.sock);
         if (i < 5)
@@ -414,11 +414,140 @@ T_CASE(hostile_worker, "channel/hostile-worker") {
     CHECK_OK(dp_channel_finish(s.ch, slot, out, &size, NULL));
     CHECK_EQ(size, 8);
     CHECK_EQ(dp_channel_free_slots(s.ch), 8);
-    CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 100, &size, 0, &started), DP_PROTOCOL);
-    CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 100, &size, 0, &started), DP_PROTOCOL);
+    CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 300, NULL, out, 100, &size, 0, &started), DP_PROTOCOL);
+    CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 300, NULL, out, 100, &size, 0, &started), DP_PROTOCOL);
     dp_channel_stats st;
     dp_channel_get_stats(s.ch, &st);
     CHECK_EQ(st.strays, 6);
+    t_sync(s.peer.sock);
+    t_peer_join(&s.peer);
+    served_close_client(&s);
+}
+
+/* ---- the mailbox ---- */
+
+static dp_mailbox *raw_mail(raw *r, bool own) {
+    if (own)
+        return (dp_mailbox *)(void *)(end_bytes(&r->e) + r->l.mail_at);
+    dp_mailbox *m = dp_rkey_ptr(r->e.qp, r->peer.addr + r->l.mail_at, r->peer.rkey, sizeof *m);
+    CHECK(m);
+    return m;
+}
+
+T_CASE(hostile_client_mail, "channel/hostile-client-mailbox", .providers = T_SHM) {
+    t_peer p;
+    t_peer_start(&p, true, server_side, NULL);
+    raw r;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len;
+    dp_error err;
+    raw_open(&r);
+    raw_blob(&r, DP_ROLE_CLIENT, blob, &len);
+    t_send(p.sock, &len, sizeof len);
+    t_send(p.sock, blob, len);
+    t_recv(p.sock, &len, sizeof len);
+    t_recv(p.sock, blob, len);
+    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_WORKER, r.e.dev->provider, &r.peer, &err), err);
+    CHECK_OK_ERR(dp_qp_connect(r.e.qp, r.peer.qp_blob, r.peer.qp_len, &err), err);
+    dp_mailbox *m = raw_mail(&r, false);
+    const struct {
+        const char *what;
+        uint32_t generation, slot, capacity, function, size;
+        int status;
+    } t[] = {
+        {"good", 77, 0, 8, FN_ECHO, 8, DP_OK},
+        {"generation", 78, 0, 8, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"slot", 77, 8, 8, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"size", 77, 0, 8, FN_ECHO, 257, DP_BAD_REQUEST},
+        {"capacity", 77, 0, 513, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"function", 77, 0, 8, FN_COUNT, 8, DP_NO_FUNCTION},
+        {"good at the end", 77, 0, 24, FN_ECHO, 24, DP_OK},
+    };
+    for (uint32_t i = 0; i < sizeof t / sizeof *t; i++) {
+        t_note("%s", t[i].what);
+        uint64_t *reply = t[i].capacity <= DP_MAIL_RESULT ? &m->reply : &m->long_reply;
+        m->sizes = dp_mail_sizes(t[i].generation, t[i].slot, t[i].capacity);
+        __atomic_store_n(&m->request, dp_mail_request(100 + i, t[i].function, t[i].size), __ATOMIC_RELEASE);
+        dp_qp_notify(r.e.qp);
+        int64_t until = dp_now_ns() + poll_ns();
+        while (dp_mail_call_id(__atomic_load_n(reply, __ATOMIC_ACQUIRE)) != 100 + i)
+            CHECKF(dp_now_ns() < until, "%s: no answer", t[i].what);
+        CHECK_STATUS(dp_mail_status(*reply), t[i].status);
+        CHECK_EQ(dp_mail_result_size(*reply), t[i].status ? 0 : t[i].size);
+    }
+    end_close(&r.e);
+    int ended;
+    t_recv(p.sock, &ended, sizeof ended);
+    CHECK_STATUS(ended, DP_PEER_GONE);
+    t_peer_join(&p);
+}
+
+static void mail_forger(int sock, void *arg) {
+    (void)arg;
+    raw r;
+    dp_error err;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len;
+    t_name("forger");
+    t_recv(sock, &len, sizeof len);
+    t_recv(sock, blob, len);
+    raw_open(&r);
+    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_CLIENT, r.e.dev->provider, &r.peer, &err), err);
+    r.generation = r.peer.generation;
+    raw_blob(&r, DP_ROLE_WORKER, blob, &len);
+    CHECK_OK_ERR(dp_qp_connect(r.e.qp, r.peer.qp_blob, r.peer.qp_len, &err), err);
+    t_send(sock, &len, sizeof len);
+    t_send(sock, blob, len);
+    dp_mailbox *m = raw_mail(&r, true);
+    const struct {
+        uint32_t id_plus;
+        int status;
+        uint32_t size;
+    } forged[] = {
+        {1, DP_OK, 8},             /* no call of the client's */
+        {0, DP_OK, 9},             /* more than it accepts: a broken promise */
+        {0, DP_LEASE_ENDED, 0},    /* not a worker's to say */
+        {0, DP_OK, 0xffff},
+        {0, DP_OK, 8},             /* true at last */
+    };
+    uint64_t seen = 0, word;
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+        if (i == 0 || !forged[i - 1].id_plus) {
+            while ((word = __atomic_load_n(&m->request, __ATOMIC_ACQUIRE)) == seen)
+                dp_cpu_pause();
+            seen = word;
+        }
+        uint32_t id = dp_mail_call_id(seen) + forged[i].id_plus;
+        __atomic_store_n(&m->reply, dp_mail_reply(id, forged[i].status, forged[i].size), __ATOMIC_RELEASE);
+        dp_qp_notify(r.e.qp);
+        if (forged[i].id_plus)
+            t_sync(sock);
+    }
+    t_sync(sock);
+    end_close(&r.e);
+}
+
+T_CASE(hostile_worker_mail, "channel/hostile-worker-mailbox", .providers = T_SHM) {
+    served s = {.mode = DP_WAIT_ADAPTIVE};
+    dp_error err;
+    t_peer_start(&s.peer, true, mail_forger, NULL);
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &s.dev, &err), err);
+    CHECK_OK_ERR(dp_endpoint_create(s.dev, 1, 8, s.mode, &s.ep, &err), err);
+    CHECK_OK_ERR(dp_channel_create(s.ep, &(dp_channel_config){8, 512, 4096}, &s.ch, &err), err);
+    served_again(&s, true);
+    uint32_t slot, size;
+    uint8_t out[512];
+    dp_started started;
+    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &slot));
+    CHECK_EQ(dp_channel_test(s.ch, slot), 0);
+    t_sync(s.peer.sock);
+    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+    CHECK_STATUS(dp_channel_finish(s.ch, slot, out, &size, NULL), DP_PROTOCOL);
+    for (int i = 0; i < 2; i++)
+        CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 8, &size, 0, &started), DP_PROTOCOL);
+    CHECK_OK(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 8, &size, 0, &started));
+    CHECK_EQ(size, 8);
+    CHECK_EQ(dp_channel_free_slots(s.ch), 8);
     t_sync(s.peer.sock);
     t_peer_join(&s.peer);
     served_close_client(&s);

@@ -433,7 +433,7 @@ DUO_CASE(worker_left, worker_right, "connect/active-side-only", &worker_opts)
 
 /* Both at the same moment, over and over. */
 static void crossing(duo *d) {
-    for (int i = 0; i < t_pick(300, 20); i++) {
+    for (int i = 0; i < t_pick(100, 20); i++) {
         card mine;
         end_card(&d->e, &mine);
         t_send(d->sock, &mine, sizeof mine);
@@ -450,7 +450,7 @@ static void crossing(duo *d) {
 static void crossing_left(duo *d) { crossing(d); }
 static void crossing_right(duo *d) { crossing(d); }
 static const end_opts crossing_opts = {.unconnected = true};
-DUO_CASE(crossing_left, crossing_right, "connect/both-at-once", &crossing_opts)
+DUO_CASE(crossing_left, crossing_right, "connect/both-at-once", &crossing_opts, .seconds = 20)
 
 /* ---- reset ---- */
 
@@ -525,6 +525,7 @@ static void check_told(end *e, int st) {
         dp_qp_probe(e->qp);
         t_sleep_ms(1);
     }
+    CHECK_STATUS(dp_post_write(e->qp, NULL, 0, 0, 0, 1, DP_SIGNALED), DP_CONNECTION);
 }
 
 /* Once the right side has reset, what the left side still posts changes nothing there, and the left side is told. */

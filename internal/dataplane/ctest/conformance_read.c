@@ -277,36 +277,47 @@ DUO_CASE(ptr_left, ptr_right, "rkey-ptr/semantics", &ptr_opts)
 
 /* ---- order across kinds ---- */
 
-/* A write-with-immediate takes effect in its turn like everything else, whether or not the target has polled it
- * yet: a later read or atomic sees it, a later write stands. At several sizes and alignments, since providers
- * carry small data in other ways. */
+/* Writes-with-immediate among other operations, at several sizes and alignments, since providers carry small data
+ * in other ways. The data of a write-with-immediate is in place when the target has polled it, perhaps no
+ * sooner: from then on reads and atomics see it and later writes stand. It never undoes what lies beside it, and
+ * comes after what was posted before it. */
 static const struct {
     uint32_t size, align;
-} imm_shapes[] = {{8, 0}, {40, 0}, {8, 56}, {64, 24}, {64, 32}, {200, 40}, {4096, 16}};
-enum { IMM_SHAPES = sizeof imm_shapes / sizeof *imm_shapes };
+} imm_shapes[] = {{8, 0}, {40, 0}, {41, 0}, {8, 56}, {64, 24}, {64, 32}, {200, 40}, {4096, 16}};
+enum { IMM_SHAPES = sizeof imm_shapes / sizeof *imm_shapes, AT = 8192 };
 
 static void imm_order_left(duo *d) {
     end *e = &d->e;
     for (int i = 0; i < IMM_SHAPES; i++) {
         uint32_t size = imm_shapes[i].size;
-        uint64_t at = 8192 + imm_shapes[i].align;
+        uint64_t at = AT + imm_shapes[i].align;
         t_note("%u bytes at %u mod 64", size, imm_shapes[i].align);
-        memset(local_bytes(e), 0x01, size);
-        memset(local_bytes(e) + 8192, 0x02, size);
-        dp_sge one = local_sge(e, 0, size), two = local_sge(e, 8192, size), in = local_sge(e, 16384, size),
-               word = local_sge(e, 32768, 8);
-        /* The right side polls nothing until the last sync. */
+        memset(local_bytes(e), 1, 4096);
+        memset(local_bytes(e) + 4096, 2, 4096);
+        dp_sge one = local_sge(e, 0, size), two = local_sge(e, 4096, size), in = local_sge(e, 16384, size);
+        dp_sge word = local_sge(e, 32768, 8), beside = local_sge(e, 4096, 16);
+        /* First: polled by the target, then read, added to, overwritten. */
         end_write_imm(e, &one, 1, PEER(d, at), 1, 1, 0);
+        t_sync(d->sock);
+        t_sync(d->sock);
         CHECK_OK(dp_post_read(e->qp, &in, PEER(d, at), 2, DP_SIGNALED));
         end_sent(e, 2, DP_OP_READ);
-        CHECKF(local_bytes(e)[16384] == 1 && local_bytes(e)[16384 + size - 1] == 1,
-               "a read does not see the write-with-immediate before it");
+        CHECK_BYTES(local_bytes(e) + 16384, 1, size);
         CHECK_OK(dp_post_fetch_add(e->qp, &word, PEER(d, at), 1, 3, DP_SIGNALED));
         end_sent(e, 3, DP_OP_FETCH_ADD);
         CHECK_EQ(*(uint64_t *)(local_bytes(e) + 32768), 0x0101010101010101ull);
-        end_write_imm(e, &one, 1, PEER(d, at), 2, 4, 0);
-        end_write(e, &two, 1, PEER(d, at), 5, DP_SIGNALED);
-        end_sent(e, 5, DP_OP_WRITE);
+        end_write(e, &two, 1, PEER(d, at), 4, 0);
+        end_write_imm(e, NULL, 0, PEER(d, 0), 2, 5, 0);
+        t_sync(d->sock);
+        /* Second: without a poll in between, the same bytes by a write and by two writes-with-immediate, and
+         * their neighbours by later writes. */
+        t_sync(d->sock);
+        end_write(e, &one, 1, PEER(d, at), 6, 0);
+        end_write_imm(e, &one, 1, PEER(d, at), 3, 7, 0);
+        end_write_imm(e, &two, 1, PEER(d, at), 4, 8, 0);
+        end_write(e, &beside, 1, PEER(d, at - 16), 9, 0);
+        end_write(e, &beside, 1, PEER(d, at + size), 10, DP_SIGNALED);
+        end_sent(e, 10, DP_OP_WRITE);
         t_sync(d->sock);
         t_sync(d->sock);
     }
@@ -315,14 +326,27 @@ static void imm_order_left(duo *d) {
 static void imm_order_right(duo *d) {
     end *e = &d->e;
     for (int i = 0; i < IMM_SHAPES; i++) {
-        t_note("%u bytes at %u mod 64", imm_shapes[i].size, imm_shapes[i].align);
-        t_sync(d->sock);
+        uint32_t size = imm_shapes[i].size;
+        unsigned char *at = end_bytes(e) + AT + imm_shapes[i].align;
+        t_note("%u bytes at %u mod 64", size, imm_shapes[i].align);
         CHECK_EQ(end_imm(e).imm, 1);
+        t_sync(d->sock);
+        t_sync(d->sock);
         CHECK_EQ(end_imm(e).imm, 2);
-        /* Later than both: the plain write. */
-        CHECK_BYTES(end_bytes(e) + 8192 + imm_shapes[i].align, 2, imm_shapes[i].size);
+        CHECK_BYTES(at, 2, size);
+        t_sync(d->sock);
+        memset(end_bytes(e), 0, e->mem->size);
+        t_sync(d->sock);
+        t_sync(d->sock); /* all is posted and done */
+        CHECK_EQ(end_imm(e).imm, 3);
+        CHECK_EQ(end_imm(e).imm, 4);
+        CHECK_BYTES(at, 2, size);
+        CHECK_BYTES(at - 16, 2, 16);
+        CHECK_BYTES(at + size, 2, 16);
+        CHECK_BYTES(at - 32, 0, 16);
+        CHECK_BYTES(at + size + 16, 0, 16);
         memset(end_bytes(e), 0, e->mem->size);
         t_sync(d->sock);
     }
 }
-DUO_CASE(imm_order_left, imm_order_right, "write/imm-in-order-with-others", NULL)
+DUO_CASE(imm_order_left, imm_order_right, "write/imm-among-others", NULL)
