@@ -1,0 +1,195 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var home = []string{"HOME=/home/a"}
+
+func load(args, environ []string) (Executor, string, error) {
+	var out bytes.Buffer
+	c, err := LoadExecutor(args, append(environ, home...), &out, "v1")
+	return c, out.String(), err
+}
+
+func TestDefaultsAreValid(t *testing.T) {
+	c, _, err := load(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Listen != "127.0.0.1:7465" || c.VerbsGIDIndex != -1 || c.VerbsPort != 0 || c.CodeLimit != 256<<20 || c.Grace != 10*time.Second ||
+		c.LogLevel != slog.LevelInfo || c.ProviderList() != nil || c.Cores.String() != "auto" || c.SecretFile != "/home/a/.rfaas/secret" {
+		t.Errorf("%+v", c)
+	}
+	m, err := LoadManager(nil, home, io.Discard, "v1")
+	if err != nil || m.Listen != "127.0.0.1:7464" || m.Heartbeat != time.Second {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+func TestLayers(t *testing.T) {
+	yaml := write(t, "c.yaml", "grace: 1s\nmemory: 1GiB\ncores: 2-3\nlog-level: debug\nmax-workers: 7\nallow-plaintext: true\n")
+	toml := write(t, "c.toml", "grace = \"1s\"\nmemory = \"1GiB\"\ncores = \"2-3\"\nlog-level = \"debug\"\nmax-workers = 7\nallow-plaintext = true\n")
+	for _, file := range []string{yaml, toml} {
+		c, _, err := load([]string{"--config", file, "--grace", "3s"},
+			[]string{"RFAAS_EXECUTOR_GRACE=2s", "RFAAS_EXECUTOR_MEMORY=2GiB", "RFAAS_EXECUTORMEMORY=9", "RFAAS_MANAGER_LISTEN=x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Grace != 3*time.Second || c.Memory != 2<<30 || c.Cores.String() != "2-3" || c.LogLevel != slog.LevelDebug || c.MaxWorkers != 7 || !c.AllowPlaintext {
+			t.Errorf("%s: %+v", file, c)
+		}
+	}
+}
+
+func TestWrongSettings(t *testing.T) {
+	for name, c := range map[string]struct {
+		args, env []string
+		text      string
+	}{
+		"unknown flag":     {[]string{"--graze", "1s"}, nil, "--graze"},
+		"argument":         {[]string{"serve"}, nil, `"serve"`},
+		"unknown key":      {[]string{"--config", write(t, "c.yaml", "graze: 1s\n")}, nil, `"graze"`},
+		"unknown nested":   {[]string{"--config", write(t, "c.toml", "[verbs]\ndevice = \"x\"\n")}, nil, `"verbs.device"`},
+		"broken file":      {[]string{"--config", write(t, "c.yaml", "a: [")}, nil, "c.yaml"},
+		"absent file":      {[]string{"--config", "/nonexistent.yaml"}, nil, "/nonexistent.yaml"},
+		"other file":       {[]string{"--config", "x.ini"}, nil, "x.ini"},
+		"list for a text":  {[]string{"--config", write(t, "c.yaml", "cores: [1, 2]\n")}, nil, "cores"},
+		"map for a number": {[]string{"--config", write(t, "c.yaml", "grace: {a: 1}\n")}, nil, "grace"},
+		"duration":         {[]string{"--grace", "soon"}, nil, "soon (from --grace)"},
+		"env":              {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
+		"no grace":         {[]string{"--grace", "0s"}, nil, "grace: 0s"},
+		"size":             {[]string{"--memory", "lots"}, nil, `"lots"`},
+		"cores":            {[]string{"--cores", "3-1"}, nil, "3-1"},
+		"provider":         {[]string{"--providers", "shm,pigeon"}, nil, `"pigeon"`},
+		"port":             {[]string{"--verbs-port", "256"}, nil, "verbs-port: 256"},
+		"mtu":              {[]string{"--verbs-mtu", "1500"}, nil, "1500"},
+		"traffic class":    {[]string{"--verbs-traffic-class", "256"}, nil, "256"},
+		"number":           {[]string{"--verbs-port", "one"}, nil, "one"},
+		"address":          {[]string{"--listen", "here"}, nil, `"here"`},
+		"public address":   {[]string{"--listen", "0.0.0.0:1"}, nil, "--allow-plaintext"},
+		"public manager":   {[]string{"--manager", "10.0.0.1:1"}, nil, "manager: "},
+		"lease":            {[]string{"--lease-default", "2h", "--lease-max", "1h"}, nil, "2h0m0s"},
+		"code":             {[]string{"--code-limit", "2GiB"}, nil, "2GiB"},
+		"log":              {[]string{"--log-format", "xml"}, nil, `"xml"`},
+		"level":            {[]string{"--log-level", "loud"}, nil, "loud"},
+		"two at once":      {[]string{"--log-format", "xml", "--verbs-port", "-1"}, nil, "verbs-port: -1 is not in 0..255\nlog-format"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := load(c.args, c.env)
+			if !errors.Is(err, ErrUsage) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("error %v, want %q", err, c.text)
+			}
+		})
+	}
+	if _, err := LoadExecutor(nil, nil, io.Discard, ""); err == nil || !strings.Contains(err.Error(), "HOME") {
+		t.Errorf("no place for the secret: %v", err)
+	}
+}
+
+func TestFlagsThatEndTheProgram(t *testing.T) {
+	for flag, text := range map[string]string{"--help": "RFAAS_EXECUTOR_LISTEN", "--version": "executor v1", "--check-config": "good",
+		"--print-config": "grace: \"5s\""} {
+		_, out, err := load([]string{flag, "--grace", "5s"}, nil)
+		if !errors.Is(err, ErrDone) || !strings.Contains(out, text) {
+			t.Errorf("%s: %v, output %q", flag, err, out)
+		}
+	}
+	if _, _, err := load([]string{"--check-config", "--grace", "-1s"}, nil); !errors.Is(err, ErrUsage) {
+		t.Errorf("--check-config with a wrong setting: %v", err)
+	}
+}
+
+// What --print-config writes is a settings file that means the same.
+func TestPrintedConfigReadsBack(t *testing.T) {
+	_, first, err := load([]string{"--print-config", "--cores", "1-2", "--memory", "3GiB", "--allow-plaintext", "--log-level", "warn"}, nil)
+	if !errors.Is(err, ErrDone) {
+		t.Fatal(err)
+	}
+	_, second, err := load([]string{"--print-config", "--config", write(t, "c.yaml", first)}, nil)
+	if !errors.Is(err, ErrDone) || first != second {
+		t.Errorf("%v\n%s\n%s", err, first, second)
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for in, want := range map[string]Bytes{"": 0, "auto": 0, "17": 17, "64KiB": 64 << 10, "64 kib": 64 << 10, "1.5GB": 15e8, "2T": 2 << 40, "3b": 3} {
+		var b Bytes
+		if err := b.UnmarshalText([]byte(in)); err != nil || b != want {
+			t.Errorf("%q: %d, %v", in, b, err)
+		}
+		var back Bytes
+		if err := back.UnmarshalText([]byte(b.String())); err != nil || back != b {
+			t.Errorf("%d is written as %q", b, b.String())
+		}
+	}
+	for _, in := range []string{"-1", "1Q", "GiB", "1e400GB", "17e18KiB", "nanB", "-1KiB"} {
+		var b Bytes
+		if err := b.UnmarshalText([]byte(in)); err == nil {
+			t.Errorf("%q is %d", in, b)
+		}
+	}
+}
+
+func TestCores(t *testing.T) {
+	allowed := []int{0, 2, 3, 5}
+	for in, want := range map[string]string{"auto": "[0 2 3 5]", "": "[0 2 3 5]", "2": "[0 2]", "2-3": "[2 3]", "5,0": "[0 5]", "3,2-3,": "[2 3]", "0-0": "[0]"} {
+		var c Cores
+		if err := c.UnmarshalText([]byte(in)); err != nil {
+			t.Errorf("%q: %v", in, err)
+		}
+		got, err := c.Pick(allowed)
+		if fmt.Sprint(got) != want || err != nil {
+			t.Errorf("%q: %v, %v", in, got, err)
+		}
+		var back Cores
+		if err := back.UnmarshalText([]byte(c.String())); err != nil || back.String() != c.String() {
+			t.Errorf("%q is written as %q", in, c.String())
+		}
+	}
+	for _, in := range []string{"0", "-1", "1025", "5", "1-1", "4,5"} {
+		var c Cores
+		err := c.UnmarshalText([]byte(in))
+		if err == nil {
+			_, err = c.Pick(allowed)
+		}
+		if err == nil {
+			t.Errorf("%q is accepted", in)
+		}
+	}
+	for _, in := range []string{"a", "1-", "-", ",", "2-1", "0-1024", "1--2"} {
+		if err := new(Cores).UnmarshalText([]byte(in)); err == nil {
+			t.Errorf("%q is accepted", in)
+		}
+	}
+}
+
+func TestAdvertisedAddress(t *testing.T) {
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range [][3]string{{"", "127.0.0.1:5", "127.0.0.1:5"}, {"node:1", "0.0.0.0:5", "node:1"}, {"", "[::]:5", name + ":5"}, {"", "unix:/x", "unix:/x"}} {
+		if got := AdvertisedAddress(c[0], c[1]); got != c[2] {
+			t.Errorf("%q, %q: %q, want %q", c[0], c[1], got, c[2])
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// Executor is what cmd/executor can be told. Sizes are in bytes.
+type Executor struct {
+	Listen         string `mapstructure:"listen"`
+	Advertise      string `mapstructure:"advertise"` // empty: the bound address
+	AllowPlaintext bool   `mapstructure:"allow-plaintext"`
+	AddressFile    string `mapstructure:"address-file"`
+	SecretFile     string `mapstructure:"secret-file"`
+	Manager        string `mapstructure:"manager"` // empty: none
+
+	Cores     Cores  `mapstructure:"cores"`
+	Memory    Bytes  `mapstructure:"memory"` // 0: what is available at start
+	Providers string `mapstructure:"providers"`
+
+	VerbsDevice       string `mapstructure:"verbs-device"` // empty: the first usable one
+	VerbsPort         int    `mapstructure:"verbs-port"`
+	VerbsGIDIndex     int    `mapstructure:"verbs-gid-index"` // -1: choose
+	VerbsPKeyIndex    int    `mapstructure:"verbs-pkey-index"`
+	VerbsTrafficClass int    `mapstructure:"verbs-traffic-class"`
+	VerbsServiceLevel int    `mapstructure:"verbs-service-level"`
+	VerbsMTU          int    `mapstructure:"verbs-mtu"` // 0: the port's
+
+	Worker    string `mapstructure:"worker"` // empty: ../libexec/rfaas-worker from the executable
+	CodeLimit Bytes  `mapstructure:"code-limit"`
+	CodeCache Bytes  `mapstructure:"code-cache"`
+	MaxBulk   Bytes  `mapstructure:"max-bulk"`
+
+	MaxWorkers      int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
+	LeaseDefault    time.Duration `mapstructure:"lease-default"`
+	LeaseMax        time.Duration `mapstructure:"lease-max"`
+	HolderFirstUse  time.Duration `mapstructure:"holder-first-use"`
+	HolderReturn    time.Duration `mapstructure:"holder-return"`
+	SpawnTimeout    time.Duration `mapstructure:"spawn-timeout"`
+	Grace           time.Duration `mapstructure:"grace"`
+	LogLevel        slog.Level    `mapstructure:"log-level"`
+	LogFormat       string        `mapstructure:"log-format"`
+	providersParsed []string
+}
+
+var executorOptions = []option{
+	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
+	{"advertise", "", "address that clients shall use (default: the bound one)"},
+	{"allow-plaintext", "false", "permit a control address that is not loopback, without TLS"},
+	{"address-file", "", "write the bound address into this file once ready"},
+	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
+	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
+	{"cores", "auto", "logical CPUs to lend: a count, a list like 2-5,8-8, or auto for all that this process may use"},
+	{"memory", "auto", "memory to lend, like 16GiB, or auto for what is available at start"},
+	{"providers", "auto", "fabrics to offer: auto, shm, verbs or shm,verbs"},
+	{"verbs-device", "", "verbs device (default: the first with an active port)"},
+	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
+	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
+	{"verbs-pkey-index", "0", "P_Key index"},
+	{"verbs-traffic-class", "0", "traffic class, 0 to 255"},
+	{"verbs-service-level", "0", "service level, 0 to 15"},
+	{"verbs-mtu", "0", "path MTU in bytes, 0 for the port's"},
+	{"worker", "", "path of rfaas-worker (default: ../libexec/rfaas-worker beside this program)"},
+	{"code-limit", "256MiB", "largest library that may be uploaded"},
+	{"code-cache", "1GiB", "memory for uploaded libraries"},
+	{"max-bulk", "1GiB", "largest bulk area of one worker"},
+	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
+	{"lease-default", "1h", "duration of a lease that names none"},
+	{"lease-max", "24h", "longest lease"},
+	{"holder-first-use", "10s", "how long a granted lease waits for its holder"},
+	{"holder-return", "2s", "how long a lease survives a holder that went away"},
+	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
+	{"grace", "10s", "how long SIGTERM lets running calls finish"},
+	{"log-level", "info", "debug, info, warn or error"},
+	{"log-format", "text", "text or json"},
+}
+
+// LoadExecutor reads the executor's settings from its arguments (without the program's name) and environment.
+// Errors: ErrDone when the program shall exit with 0, ErrUsage otherwise. What --help and the like print goes to out.
+func LoadExecutor(args, environ []string, out io.Writer, version string) (Executor, error) {
+	var c Executor
+	p := program{name: "executor", about: "lends this node's cores to functions that are called by remote memory write",
+		prefix: "RFAAS_EXECUTOR_", version: version, options: executorOptions}
+	err := p.load(args, environ, out, &c)
+	if err == nil {
+		c.SecretFile, err = secretFile(c.SecretFile, environ)
+	}
+	return c, err
+}
+
+// secretFile is the setting, or the place that daemons and clients agree on without one.
+func secretFile(setting string, environ []string) (string, error) {
+	if setting != "" {
+		return setting, nil
+	}
+	return control.SecretPath(func(name string) string {
+		value := ""
+		for _, kv := range environ {
+			if n, v, _ := strings.Cut(kv, "="); n == name {
+				value = v
+			}
+		}
+		return value
+	})
+}
+
+// ProviderList returns the providers that were asked for by name; nil means auto.
+func (c *Executor) ProviderList() []string { return c.providersParsed }
+
+// Logger makes the logger that the settings describe.
+func (c *Executor) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
+
+func (c *Executor) validate() error {
+	var v validator
+	v.address("listen", c.Listen, c.AllowPlaintext)
+	if c.Advertise != "" {
+		_, err := control.ParseAddress(c.Advertise)
+		v.check("advertise", err)
+	}
+	if c.Manager != "" {
+		v.address("manager", c.Manager, c.AllowPlaintext)
+	}
+	if c.Providers != "auto" {
+		for name := range strings.SplitSeq(c.Providers, ",") {
+			name = strings.TrimSpace(name)
+			if name != "shm" && name != "verbs" {
+				v.failf("providers: %q is neither shm nor verbs", name)
+			}
+			c.providersParsed = append(c.providersParsed, name)
+		}
+		slices.Sort(c.providersParsed)
+		c.providersParsed = slices.Compact(c.providersParsed)
+	}
+	if len(c.VerbsDevice) > 63 {
+		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
+	}
+	v.between("verbs-port", c.VerbsPort, 0, 255)
+	v.between("verbs-gid-index", c.VerbsGIDIndex, -1, 1<<15)
+	v.between("verbs-pkey-index", c.VerbsPKeyIndex, 0, 1<<15)
+	v.between("verbs-traffic-class", c.VerbsTrafficClass, 0, 255)
+	v.between("verbs-service-level", c.VerbsServiceLevel, 0, 15)
+	if !slices.Contains([]int{0, 256, 512, 1024, 2048, 4096}, c.VerbsMTU) {
+		v.failf("verbs-mtu: %d is not 0, 256, 512, 1024, 2048 or 4096", c.VerbsMTU)
+	}
+	if c.CodeLimit == 0 || c.CodeLimit > c.CodeCache {
+		v.failf("code-limit: %v is not between 1 and code-cache (%v)", c.CodeLimit, c.CodeCache)
+	}
+	if c.MaxBulk > 1<<32 {
+		v.failf("max-bulk: %v is above 4GiB", c.MaxBulk)
+	}
+	v.between("max-workers", c.MaxWorkers, 0, maxCPU)
+	v.positive("lease-default", c.LeaseDefault)
+	v.positive("lease-max", c.LeaseMax)
+	if c.LeaseDefault > c.LeaseMax {
+		v.failf("lease-default: %v is longer than lease-max (%v)", c.LeaseDefault, c.LeaseMax)
+	}
+	v.positive("holder-first-use", c.HolderFirstUse)
+	v.positive("holder-return", c.HolderReturn)
+	v.positive("spawn-timeout", c.SpawnTimeout)
+	v.positive("grace", c.Grace)
+	v.logFormat(c.LogFormat)
+	return v.err()
+}
+
+// validator collects what is wrong, so that one run shows all of it.
+type validator struct{ errs *multierror.Error }
+
+func (v *validator) failf(format string, args ...any) {
+	v.errs = multierror.Append(v.errs, fmt.Errorf(format, args...))
+}
+
+func (v *validator) check(key string, err error) {
+	if err != nil {
+		v.failf("%s: %w", key, err)
+	}
+}
+
+func (v *validator) between(key string, n, lo, hi int) {
+	if n < lo || n > hi {
+		v.failf("%s: %d is not in %d..%d", key, n, lo, hi)
+	}
+}
+
+func (v *validator) positive(key string, d time.Duration) {
+	if d <= 0 {
+		v.failf("%s: %v is not above 0", key, d)
+	}
+}
+
+func (v *validator) address(key, addr string, plaintext bool) {
+	a, err := control.ParseAddress(addr)
+	if err == nil {
+		err = a.CheckPlaintext(plaintext)
+	}
+	v.check(key, err)
+}
+
+func (v *validator) logFormat(f string) {
+	if f != "text" && f != "json" {
+		v.failf("log-format: %q is neither text nor json", f)
+	}
+}
+
+func (v *validator) err() error {
+	if v.errs != nil {
+		v.errs.ErrorFormat = lines
+	}
+	return v.errs.ErrorOrNil()
+}
+
+// AdvertisedAddress is what clients shall dial: the setting, else the bound address with the host's name in the place
+// of a wildcard.
+func AdvertisedAddress(setting, bound string) string {
+	if setting != "" {
+		return setting
+	}
+	host, port, err := net.SplitHostPort(bound)
+	if err != nil {
+		return bound
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		if name, err := os.Hostname(); err == nil {
+			return net.JoinHostPort(name, port)
+		}
+	}
+	return bound
+}

@@ -1,0 +1,207 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/hashicorp/go-multierror"
+	"github.com/spf13/pflag"
+	"github.com/spf13/viper"
+)
+
+// ErrUsage marks a wrong command line or wrong settings: exit code 2.
+var ErrUsage = errors.New("usage")
+
+// ErrDone means that the program has done what its flags asked for (--help, --version, --check-config,
+// --print-config) and shall exit with 0.
+var ErrDone = errors.New("done")
+
+// option is one setting of a program.
+type option struct {
+	key   string
+	value string // default, as text
+	help  string
+}
+
+// program is what the loader needs to know of a program.
+type program struct {
+	name    string // of the executable
+	about   string
+	prefix  string // of environment variables, "RFAAS_EXECUTOR_"
+	version string
+	options []option
+}
+
+// load fills into (a pointer to the program's struct) from args and environ and validates it. Text that the flags
+// ask for goes to out.
+func (p program) load(args, environ []string, out io.Writer, into interface{ validate() error }) error {
+	flags := pflag.NewFlagSet(p.name, pflag.ContinueOnError)
+	flags.SortFlags = false
+	flags.Usage = func() {}
+	flags.SetOutput(io.Discard)
+	file := flags.String("config", "", "settings file, YAML or TOML")
+	check := flags.Bool("check-config", false, "check the settings and exit")
+	show := flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
+	version := flags.Bool("version", false, "print the version and exit")
+	help := flags.BoolP("help", "h", false, "print this help and exit")
+	for _, o := range p.options {
+		if o.value == "true" || o.value == "false" {
+			flags.Bool(o.key, o.value == "true", o.help)
+		} else {
+			flags.String(o.key, o.value, o.help)
+		}
+	}
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("%w: %w (--help lists the flags)", ErrUsage, err)
+	}
+	if *help {
+		fmt.Fprintf(out, "%s: %s\n\nUsage: %s [flags]\n\n%s\nA setting may also stand in the --config file under the same name, or in the\n"+
+			"environment as %s and the name in capitals (%s).\n",
+			p.name, p.about, p.name, flags.FlagUsages(), p.prefix, p.envName("listen"))
+		return ErrDone
+	}
+	if *version {
+		fmt.Fprintf(out, "%s %s\n", p.name, p.version)
+		return ErrDone
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("%w: unexpected argument %q", ErrUsage, flags.Arg(0))
+	}
+
+	values, source, err := p.merge(flags, *file, environ)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUsage, err)
+	}
+	if err := decode(values, source, into); err != nil {
+		return fmt.Errorf("%w: %w", ErrUsage, err)
+	}
+	if err := into.validate(); err != nil {
+		return fmt.Errorf("%w: %w", ErrUsage, err)
+	}
+	switch {
+	case *show:
+		p.print(out, values)
+		return ErrDone
+	case *check:
+		fmt.Fprintln(out, "the settings are good")
+		return ErrDone
+	}
+	return nil
+}
+
+func (p program) envName(key string) string {
+	return p.prefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
+}
+
+// merge puts the layers on top of each other. source says where each value came from, for error messages.
+func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (values map[string]any, source map[string]string, err error) {
+	values, source = map[string]any{}, map[string]string{}
+	for _, o := range p.options {
+		values[o.key], source[o.key] = o.value, "default"
+	}
+	if file != "" {
+		v := viper.New()
+		v.SetConfigFile(file)
+		if ext := filepath.Ext(file); ext != ".yaml" && ext != ".yml" && ext != ".toml" {
+			return nil, nil, fmt.Errorf("settings file %s: the name must end in .yaml, .yml or .toml", file)
+		}
+		if err := v.ReadInConfig(); err != nil {
+			return nil, nil, fmt.Errorf("settings file %s: %w", file, err)
+		}
+		for _, key := range slices.Sorted(slices.Values(v.AllKeys())) {
+			if _, ok := values[key]; !ok {
+				return nil, nil, fmt.Errorf("settings file %s: unknown key %q (known: %s)", file, key,
+					strings.Join(slices.Sorted(maps.Keys(values)), ", "))
+			}
+			values[key], source[key] = v.Get(key), file
+		}
+	}
+	for _, kv := range environ {
+		name, value, _ := strings.Cut(kv, "=")
+		for _, o := range p.options {
+			if name == p.envName(o.key) {
+				values[o.key], source[o.key] = value, name
+			}
+		}
+	}
+	flags.Visit(func(f *pflag.Flag) {
+		if _, ok := values[f.Name]; ok {
+			values[f.Name], source[f.Name] = f.Value.String(), "--"+f.Name
+		}
+	})
+	return values, source, nil
+}
+
+// decode turns each value into its field's type, so that every error can name the setting and where it came from.
+func decode(values map[string]any, source map[string]string, into any) error {
+	var result *multierror.Error
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
+			Result:           into,
+			WeaklyTypedInput: true,
+			ErrorUnused:      true,
+			DecodeHook: mapstructure.ComposeDecodeHookFunc(
+				mapstructure.StringToTimeDurationHookFunc(),
+				textHook,
+			),
+		})
+		if err != nil {
+			return err
+		}
+		if err := d.Decode(map[string]any{key: values[key]}); err != nil {
+			result = multierror.Append(result, fmt.Errorf("%s = %v (from %s): %w", key, values[key], source[key], cause(err)))
+		}
+	}
+	if result != nil {
+		result.ErrorFormat = lines
+	}
+	return result.ErrorOrNil()
+}
+
+// lines writes several errors one per line.
+func lines(errs []error) string {
+	var b strings.Builder
+	for i, e := range errs {
+		if i > 0 {
+			b.WriteString("\n")
+		}
+		b.WriteString(e.Error())
+	}
+	return b.String()
+}
+
+// cause takes mapstructure's own prefix off.
+func cause(err error) error {
+	var de *mapstructure.DecodeError
+	if errors.As(err, &de) {
+		return de.Unwrap()
+	}
+	return err
+}
+
+func (p program) print(out io.Writer, values map[string]any) {
+	for _, o := range p.options {
+		text, err := json.Marshal(fmt.Sprint(values[o.key])) // a JSON string is a YAML string
+		if err != nil {
+			continue // a string always marshals
+		}
+		fmt.Fprintf(out, "# %s\n%s: %s\n", o.help, o.key, text)
+	}
+}
+
+// Logger makes the program's logger. format is "text" or "json"; level as slog writes it.
+func newLogger(w io.Writer, format string, level slog.Level) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}

@@ -1,0 +1,129 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Address is a parsed control address: "host:port", "[v6]:port" or "unix:PATH".
+type Address struct {
+	Network string // "tcp" or "unix"
+	Target  string // what package net wants: host:port or the path
+}
+
+// String is the address as it is written in configuration.
+func (a Address) String() string {
+	if a.Network == "unix" {
+		return "unix:" + a.Target
+	}
+	return a.Target
+}
+
+// ParseAddress checks the form of an address without resolving anything.
+func ParseAddress(s string) (Address, error) {
+	if path, ok := strings.CutPrefix(s, "unix:"); ok {
+		path = strings.TrimPrefix(path, "//") // unix:///run/x as gRPC writes it
+		// sun_path holds 108 bytes with its NUL.
+		if path == "" || len(path) > 107 {
+			return Address{}, fmt.Errorf("address %q: the socket path has %d bytes, want 1 to 107", s, len(path))
+		}
+		return Address{Network: "unix", Target: path}, nil
+	}
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return Address{}, fmt.Errorf("address %q: want host:port or unix:PATH", s)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return Address{}, fmt.Errorf("address %q: port %q is not in 0..65535", s, port)
+	}
+	return Address{Network: "tcp", Target: s}, nil
+}
+
+// Local says whether nobody outside of this node can be on the way: a unix socket or a loopback address. A host
+// name other than localhost is not local, whatever it resolves to.
+func (a Address) Local() bool {
+	if a.Network == "unix" {
+		return true
+	}
+	host, _, err := net.SplitHostPort(a.Target)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// CheckPlaintext refuses an address on whose way the secret could be read, unless allow.
+func (a Address) CheckPlaintext(allow bool) error {
+	if allow || a.Local() {
+		return nil
+	}
+	return fmt.Errorf("address %s is not loopback or a unix socket, and the control plane has no TLS yet "+
+		"(it comes with identity): the secret would travel readably; --allow-plaintext permits it on a trusted network", a)
+}
+
+// Listen opens a control port. A non-local address is refused unless allowPlaintext. A unix socket is made
+// with mode 0600; a socket file that nobody serves any more is replaced, one that is served is an error.
+func Listen(addr string, allowPlaintext bool) (net.Listener, error) {
+	a, err := ParseAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.CheckPlaintext(allowPlaintext); err != nil {
+		return nil, err
+	}
+	if a.Network == "unix" {
+		if err := removeStaleSocket(a.Target); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.Listen(a.Network, a.Target)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if a.Network == "unix" {
+		if err := os.Chmod(a.Target, 0o600); err != nil {
+			l.Close()
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// ListenerAddress returns the bound address in the form that ParseAddress takes, with the real port.
+func ListenerAddress(l net.Listener) string {
+	if l.Addr().Network() == "unix" {
+		return "unix:" + l.Addr().String()
+	}
+	return l.Addr().String()
+}
+
+// removeStaleSocket removes a socket file that a killed daemon left behind.
+func removeStaleSocket(path string) error {
+	st, err := os.Lstat(path)
+	if err != nil {
+		return nil // absent, or net.Listen says it better
+	}
+	if st.Mode().Type() != os.ModeSocket {
+		return fmt.Errorf("listen: %s exists and is not a socket", path)
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+		return fmt.Errorf("listen: %s: %w", path, syscall.EADDRINUSE)
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return os.Remove(path)
+	}
+	return fmt.Errorf("listen: %w", err)
+}

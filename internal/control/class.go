@@ -1,0 +1,171 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Class says what the caller of a failed operation does next. The numbers are those of dp_status_class.
+type Class uint8
+
+// The classes.
+const (
+	ClassBusy        Class = 1 // try again later
+	ClassInvalid     Class = 2 // fix the call
+	ClassUnsupported Class = 3 // take another path
+	ClassFunction    Class = 4 // the function failed, the connection is good
+	ClassConnection  Class = 5 // reconnect
+	ClassLease       Class = 6 // acquire again
+	ClassFatal       Class = 7 // stop
+)
+
+var classNames = [...]string{ClassBusy: "busy", ClassInvalid: "invalid", ClassUnsupported: "unsupported",
+	ClassFunction: "function", ClassConnection: "connection", ClassLease: "lease", ClassFatal: "fatal"}
+
+// String is the class's name, "none" for 0.
+func (c Class) String() string {
+	if c == 0 || int(c) >= len(classNames) {
+		return "none"
+	}
+	return classNames[c]
+}
+
+// Code is the gRPC code that stands for the class on the wire. The code alone is ambiguous; ErrorInfo has the class.
+func (c Class) Code() codes.Code {
+	switch c {
+	case ClassBusy:
+		return codes.ResourceExhausted
+	case ClassInvalid:
+		return codes.InvalidArgument
+	case ClassUnsupported:
+		return codes.Unimplemented
+	case ClassFunction:
+		return codes.Aborted
+	case ClassConnection:
+		return codes.Unavailable
+	case ClassLease:
+		return codes.NotFound
+	default:
+		return codes.Internal
+	}
+}
+
+// errorDomain marks our ErrorInfo among those that others may attach.
+const errorDomain = "rfaas"
+
+// statusKey is ErrorInfo metadata: the data plane's status number (dp_status.h) as decimal text.
+const statusKey = "dp_status"
+
+// Errorf makes an error of the class with the class's code. It crosses gRPC unchanged.
+func Errorf(c Class, format string, args ...any) error {
+	return makeError(c, c.Code(), -100*int32(c), fmt.Sprintf(format, args...))
+}
+
+// CodeErrorf is Errorf with another code, where a class has two (a lease that ended is FailedPrecondition).
+func CodeErrorf(c Class, code codes.Code, format string, args ...any) error {
+	return makeError(c, code, -100*int32(c), fmt.Sprintf(format, args...))
+}
+
+// StatusError makes an error of a data plane status (a negative dp_status) with its text.
+func StatusError(dpStatus int32, text string) error {
+	c := Class(-dpStatus / 100)
+	if c.String() == "none" {
+		c, dpStatus = ClassFatal, -100*int32(ClassFatal)
+	}
+	return makeError(c, c.Code(), dpStatus, text)
+}
+
+func makeError(c Class, code codes.Code, dpStatus int32, text string) error {
+	// A gRPC message is UTF-8 or it does not travel.
+	st := status.New(code, strings.ToValidUTF8(text, "\ufffd"))
+	with, err := st.WithDetails(&errdetails.ErrorInfo{Reason: c.String(), Domain: errorDomain,
+		Metadata: map[string]string{statusKey: strconv.Itoa(int(dpStatus))}})
+	if err == nil {
+		st = with
+	}
+	return st.Err()
+}
+
+// Text returns an error's message as people should read it, without gRPC's wrapping.
+func Text(err error) string {
+	if st, ok := status.FromError(err); ok && st.Code() != codes.OK {
+		return st.Message()
+	}
+	return err.Error()
+}
+
+// StatusOf returns the dp_status that stands for an error: the one that it carries, else the plain one of its
+// class; 0 for nil.
+func StatusOf(err error) int32 {
+	if info := infoOf(err); info != nil {
+		if n, err := strconv.ParseInt(info.GetMetadata()[statusKey], 10, 32); err == nil && n < 0 {
+			return int32(n)
+		}
+	}
+	return -100 * int32(ClassOf(err))
+}
+
+// infoOf returns our detail, nil if there is none.
+func infoOf(err error) *errdetails.ErrorInfo {
+	st, ok := status.FromError(err)
+	if !ok {
+		return nil
+	}
+	for _, d := range st.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok && info.GetDomain() == errorDomain {
+			return info
+		}
+	}
+	return nil
+}
+
+func unauthenticated(why string) error {
+	return CodeErrorf(ClassInvalid, codes.Unauthenticated, "%s: client and daemon must read the same secret file "+
+		"(%s, else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret)", why, SecretFileEnv)
+}
+
+// ClassOf returns the class of an error that came over gRPC or from Errorf, wrapped or not; 0 for nil. An error
+// without our detail (the peer is gone, the message was too long) is classed by its code.
+func ClassOf(err error) Class {
+	if err == nil {
+		return 0
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return ClassConnection
+	}
+	st, ok := status.FromError(err)
+	if !ok {
+		return ClassFatal
+	}
+	if info := infoOf(err); info != nil {
+		for c, name := range classNames {
+			if name != "" && name == info.GetReason() {
+				return Class(c)
+			}
+		}
+	}
+	switch st.Code() {
+	case codes.ResourceExhausted:
+		return ClassBusy
+	case codes.InvalidArgument, codes.OutOfRange, codes.AlreadyExists, codes.Unauthenticated, codes.PermissionDenied:
+		return ClassInvalid
+	case codes.Unimplemented:
+		return ClassUnsupported
+	case codes.NotFound, codes.FailedPrecondition:
+		return ClassLease
+	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded, codes.Aborted:
+		return ClassConnection
+	default:
+		return ClassFatal
+	}
+}
+
+// IsClassed says whether the error, or one that it wraps, carries a class of its own.
+func IsClassed(err error) bool { return infoOf(err) != nil }

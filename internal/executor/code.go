@@ -1,0 +1,212 @@
+package executor
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// sum is a SHA-256.
+type sum [sha256.Size]byte
+
+// code is a library in a sealed memfd. Its fields do not change after it is in the store, except refs and used,
+// which the store's lock guards.
+type code struct {
+	sum   sum
+	size  uint64
+	file  *os.File
+	names []string // functions by index
+
+	refs int
+	used uint64 // the store's tick when it was last let go
+}
+
+// codeStore keeps the node's libraries by hash. Every library is there once, in memory that is sealed before
+// anybody may use it. Libraries that no lease uses make room for new ones, the longest unused first.
+type codeStore struct {
+	limit, total uint64 // bytes of one library, of all
+	inspect      func(*os.File) ([]string, error)
+
+	mu      sync.Mutex
+	used    uint64 // bytes, those being uploaded included
+	tick    uint64
+	codes   map[sum]*code
+	uploads map[sum]chan struct{} // closed when the upload is over
+}
+
+func newCodeStore(limit, total uint64, node *glibc) *codeStore {
+	return &codeStore{limit: limit, total: total, codes: map[sum]*code{}, uploads: map[sum]chan struct{}{},
+		inspect: func(f *os.File) ([]string, error) { return inspect(f, node) }}
+}
+
+// acquire returns the library with a reference, nil if the node does not have it.
+func (s *codeStore) acquire(h sum) *code {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.codes[h]
+	if c != nil {
+		c.refs++
+	}
+	return c
+}
+
+// release gives a reference back.
+func (s *codeStore) release(c *code) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.refs--
+	s.tick++
+	c.used = s.tick
+}
+
+// add stores a library whose bytes next returns piece by piece. Of
+// several that add the same hash one reads its pieces and the others wait for it; should it fail, one of them goes
+// on. known says that nothing was read.
+func (s *codeStore) add(ctx context.Context, h sum, size uint64, next func() ([]byte, error)) (names []string, known bool, err error) {
+	if size == 0 || size > s.limit {
+		return nil, false, control.Errorf(control.ClassInvalid, "library of %d bytes: this executor takes 1 to %d", size, s.limit)
+	}
+	for {
+		names, over, err := s.claim(h, size)
+		if err != nil || names != nil {
+			return names, names != nil, err
+		}
+		if over == nil {
+			break
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return nil, false, control.Errorf(control.ClassConnection, "upload: %v", context.Cause(ctx))
+		}
+	}
+	c, err := s.receive(h, size, next)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.uploads[h])
+	delete(s.uploads, h)
+	if err != nil {
+		s.used -= size
+		return nil, false, err
+	}
+	s.tick++
+	c.used = s.tick
+	s.codes[h] = c
+	return c.names, false, nil
+}
+
+// claim returns the names of a known library, or the end of somebody else's upload to wait for, or neither: then
+// the upload is the caller's, and size bytes are set aside for it.
+func (s *codeStore) claim(h sum, size uint64) (names []string, over chan struct{}, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.codes[h]; c != nil {
+		s.tick++
+		c.used = s.tick
+		return c.names, nil, nil
+	}
+	if over := s.uploads[h]; over != nil {
+		return nil, over, nil
+	}
+	for s.used+size > s.total {
+		if !s.evict() {
+			return nil, nil, control.Errorf(control.ClassBusy, "library of %d bytes: %d of %d bytes for code are in use", size, s.used, s.total)
+		}
+	}
+	s.used += size
+	s.uploads[h] = make(chan struct{})
+	return nil, nil, nil
+}
+
+// evict drops the library that was not in use for the longest time; false if all are in use.
+func (s *codeStore) evict() bool {
+	var oldest *code
+	for _, c := range s.codes {
+		if c.refs == 0 && (oldest == nil || c.used < oldest.used) {
+			oldest = c
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	delete(s.codes, oldest.sum)
+	s.used -= oldest.size
+	oldest.file.Close()
+	return true
+}
+
+// receive reads, checks and seals a library.
+func (s *codeStore) receive(h sum, size uint64, next func() ([]byte, error)) (*code, error) {
+	p := &pieces{next: next, left: size}
+	hash := sha256.New()
+	f, err := zygote.SealedMemfd("rfaas-code", io.TeeReader(p, hash), int64(size))
+	if p.err != nil {
+		err = p.err // without the wrapping, it has a class
+	}
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	names, err := s.check(f, h, sum(hash.Sum(nil)))
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &code{sum: h, size: size, file: f, names: names}, nil
+}
+
+func (s *codeStore) check(f *os.File, announced, got sum) ([]string, error) {
+	if got != announced {
+		return nil, invalidf("upload: announced as SHA-256 %x, its bytes give %x", announced[:], got[:])
+	}
+	names, err := s.inspect(f)
+	if err != nil {
+		return nil, control.StatusError(statusBadLibrary, fmt.Sprintf("library %x: %v", announced[:6], err))
+	}
+	return names, nil
+}
+
+// pieces reads as one what comes in pieces: exactly left bytes.
+type pieces struct {
+	next func() ([]byte, error)
+	left uint64
+	data []byte // of the current piece, unread
+	err  error
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	for len(p.data) == 0 {
+		if p.left == 0 {
+			return 0, io.EOF
+		}
+		if p.data, p.err = p.next(); p.err != nil {
+			return 0, p.err
+		}
+		if uint64(len(p.data)) > p.left {
+			p.err = invalidf("upload: more bytes than were announced")
+			return 0, p.err
+		}
+		p.left -= uint64(len(p.data))
+	}
+	n := copy(b, p.data)
+	p.data = p.data[n:]
+	return n, nil
+}
+
+// close drops every library. Nothing may be in use.
+func (s *codeStore) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for h, c := range s.codes {
+		c.file.Close()
+		delete(s.codes, h)
+	}
+}
+
+// statusBadLibrary is DP_BAD_LIBRARY of dp_status.h.
+const statusBadLibrary = -204

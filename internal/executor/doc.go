@@ -1,0 +1,14 @@
+// Package executor is the daemon on a node that lends its cores: it grants leases, keeps uploaded code, starts and
+// reaps workers, tells holders what happens to them, and reports to the resource manager.
+//
+// Why this room exists: cmd/executor is a thin main. What it starts has to be tested in one process, with a
+// fake in the place of the zygote, on a loopback connection, under the race detector.
+//
+// The executor never runs user code and takes no part in invocations: workers write results straight into the
+// client's memory. Its bookkeeping is package lease; this package adds processes and connections.
+//
+// # Lock order
+//
+// Executor.mu, then holding.mu, then the lease table's own lock. codeStore.mu is taken alone. No lock is held while
+// a worker starts or ends, or while something is sent.
+package executor

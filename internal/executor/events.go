@@ -1,0 +1,101 @@
+package executor
+
+import (
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// Events tells a holder what happens to its lease, until the lease ends. While it is open the holder counts as
+// present. A newer stream of the same lease takes the place of an older one.
+func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamingServer[control.Event]) error {
+	id := lease.ID(req.GetLeaseId())
+	h, err := e.find(id)
+	if err != nil {
+		return err
+	}
+	presence, err := e.table.Open(id)
+	if err != nil {
+		return grpcError(err)
+	}
+	defer e.table.Away(id, presence)
+	h.newest(presence)
+	if err := stream.Send(&control.Event{Kind: control.Event_KIND_OPEN}); err != nil {
+		return err
+	}
+	t := teller{h: h, presence: presence, told: make([]uint64, len(h.seats))}
+	for {
+		events, last, changed, err := t.news()
+		if err != nil {
+			return err
+		}
+		for _, ev := range events {
+			if err := stream.Send(ev); err != nil {
+				return err
+			}
+		}
+		if last {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+// newest notes the latest stream, so that older ones end.
+func (h *holding) newest(presence uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.presence = max(h.presence, presence)
+	h.notify()
+}
+
+// teller is one stream's memory of what it has told.
+type teller struct {
+	h        *holding
+	presence uint64
+	told     []uint64 // deaths of each seat
+	draining bool
+}
+
+// news returns what the stream has not told yet; last says that nothing will follow, changed is closed when there is more.
+func (t *teller) news() (events []*control.Event, last bool, changed <-chan struct{}, err error) {
+	h := t.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.presence != t.presence {
+		return nil, false, nil, control.CodeErrorf(control.ClassConnection, codes.Aborted,
+			"another event stream of lease %d was opened", h.id)
+	}
+	if h.draining && !t.draining {
+		t.draining = true
+		events = append(events, &control.Event{Kind: control.Event_KIND_DRAINING})
+	}
+	if !h.ending { // then a worker's end is no news
+		events = t.deaths(events)
+	}
+	if h.final != nil {
+		events, last = append(events, h.final), true
+	}
+	return events, last, h.changed, nil
+}
+
+// deaths appends the workers that are dead and not told yet. Under the holding's lock.
+func (t *teller) deaths(events []*control.Event) []*control.Event {
+	for i := range t.h.seats {
+		s := &t.h.seats[i]
+		if !s.dead || t.told[i] == s.deaths {
+			continue
+		}
+		t.told[i] = s.deaths
+		x := s.worker.Exit()
+		events = append(events, &control.Event{Kind: control.Event_KIND_WORKER_DIED, Worker: uint32(i),
+			Pid: int32(s.worker.PID()), Reason: x.Reason, OutputTail: x.OutputTail})
+	}
+	return events
+}

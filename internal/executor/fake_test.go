@@ -1,0 +1,385 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
+const starterThread = "github.com/rfaas-go/rfaas/internal/zygote.onStarterThread.func1.1"
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(starterThread)) }
+
+// testBound is how long a test waits for what must happen.
+const testBound = 20 * time.Second
+
+// fakeSpawner starts workers that are not there. It checks what no zygote can: that no core ever has two workers.
+type fakeSpawner struct {
+	t *testing.T
+	// before, if set, runs before a worker starts; its error is the spawn's.
+	before func(ctx context.Context, s zygote.Spec) error
+	// reap, if set, runs between a worker's end and Done.
+	reap  func(w *fakeWorker)
+	verbs int
+
+	mu      sync.Mutex
+	pid     int
+	workers []*fakeWorker
+	cores   map[int]*fakeWorker
+}
+
+type fakeWorker struct {
+	z    *fakeSpawner
+	spec zygote.Spec
+	pid  int
+	once sync.Once
+	done chan struct{}
+	exit zygote.Exit
+
+	stubborn bool // does not stop when asked
+	stopped  atomic.Bool
+	killed   atomic.Bool
+}
+
+func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) {
+	if z.before != nil {
+		if err := z.before(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.pid++
+	w := &fakeWorker{z: z, spec: s, pid: z.pid, done: make(chan struct{})}
+	if len(s.CPUs) == 0 {
+		z.t.Error("worker without cores")
+	}
+	for _, c := range s.CPUs {
+		if z.cores[c] != nil {
+			z.t.Errorf("core %d has a living worker (pid %d) and gets another", c, z.cores[c].pid)
+		}
+		z.cores[c] = w
+	}
+	z.workers = append(z.workers, w)
+	return w, nil
+}
+
+func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
+func (z *fakeSpawner) Close() error      { return nil }
+
+// alive returns the workers that are not reaped.
+func (z *fakeSpawner) alive() (list []*fakeWorker) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for _, w := range z.workers {
+		select {
+		case <-w.done:
+		default:
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+func (w *fakeWorker) Blob() []byte          { return fmt.Appendf(nil, "worker %d", w.pid) }
+func (w *fakeWorker) PID() int              { return w.pid }
+func (w *fakeWorker) Done() <-chan struct{} { return w.done }
+func (w *fakeWorker) Exit() zygote.Exit     { return w.exit }
+
+// die ends the worker.
+func (w *fakeWorker) die(x zygote.Exit) {
+	w.once.Do(func() {
+		go func() {
+			if w.z.reap != nil {
+				w.z.reap(w)
+			}
+			w.z.mu.Lock()
+			defer w.z.mu.Unlock()
+			for _, c := range w.spec.CPUs {
+				w.z.cores[c] = nil
+			}
+			w.exit = x
+			close(w.done)
+		}()
+	})
+}
+
+func (w *fakeWorker) Kill() {
+	w.killed.Store(true)
+	w.die(zygote.Exit{Signal: 9, Requested: true, Reason: "killed by the executor"})
+}
+
+func (w *fakeWorker) Stop(ctx context.Context) error {
+	w.stopped.Store(true)
+	if !w.stubborn {
+		w.die(zygote.Exit{Requested: true, Reason: "stopped"})
+		<-w.done
+		return nil
+	}
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		w.Kill()
+		<-w.done
+		return ctx.Err()
+	}
+}
+
+// node is an executor with fake workers behind a real control port.
+type node struct {
+	t    *testing.T
+	e    *Executor
+	z    *fakeSpawner
+	port *control.Port
+	conn *grpc.ClientConn
+	control.ExecutorClient
+	log *syncBuffer
+	lib []byte // a "library" that is stored already
+	sum sum
+}
+
+// syncBuffer is a log that tests read.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func testSettings(t *testing.T) config.Executor {
+	t.Helper()
+	s, err := config.LoadExecutor([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "secret")},
+		nil, io.Discard, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.CodeLimit, s.CodeCache = 1<<20, 3<<20
+	return s
+}
+
+// newNode starts an executor with four cores; change may alter its configuration.
+func newNode(t *testing.T, change ...func(*Config)) *node {
+	t.Helper()
+	n := &node{t: t, log: &syncBuffer{}, lib: []byte("\x7fELF library of the tests")}
+	n.z = &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
+	n.sum = sha256.Sum256(n.lib)
+	cfg := Config{Settings: testSettings(t), CPUs: []int{0, 1, 2, 3}, Memory: 4 << 30, Providers: []string{"shm"}, Node: "node",
+		NodeID: "id", Spawner: n.z, Log: slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	for _, c := range change {
+		c(&cfg)
+	}
+	var err error
+	if n.e, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	n.e.codes.inspect = func(f *os.File) ([]string, error) { return []string{"alpha", "beta"}, nil }
+	if _, _, err := n.e.codes.add(t.Context(), n.sum, uint64(len(n.lib)), once(n.lib)); err != nil {
+		t.Fatal(err)
+	}
+	n.port, err = control.OpenPort(control.PortConfig{Listen: cfg.Settings.Listen, SecretFile: cfg.Settings.SecretFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.e.Register(n.port.Server)
+	if err := n.port.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.e.Run(ctx) })
+	n.conn = n.dial()
+	n.ExecutorClient = control.NewExecutorClient(n.conn)
+	t.Cleanup(func() {
+		n.conn.Close()
+		drain, stop := context.WithTimeout(context.Background(), testBound)
+		defer stop()
+		n.e.Drain(drain)
+		n.port.Close(drain)
+		cancel()
+		wg.Wait()
+		if left := n.z.alive(); len(left) > 0 {
+			t.Errorf("%d workers are left after the drain", len(left))
+		}
+		if c := n.e.table.Capacity(); c.FreeCores != c.Cores || c.FreeMemory != c.Memory || c.Leases != 0 {
+			t.Errorf("capacity after the drain: %+v", c)
+		}
+		n.e.mu.Lock()
+		defer n.e.mu.Unlock()
+		if len(n.e.holdings) > 0 {
+			t.Errorf("%d holdings are left", len(n.e.holdings))
+		}
+	})
+	return n
+}
+
+// dial makes another connection, as another client.
+func (n *node) dial() *grpc.ClientConn {
+	n.t.Helper()
+	conn, err := control.Dial(n.port.Address, control.DialConfig{SecretFile: n.e.cfg.Settings.SecretFile})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return conn
+}
+
+// once is a reader of pieces that has one.
+func once(b []byte) func() ([]byte, error) {
+	return func() ([]byte, error) { return b, nil }
+}
+
+// clientBlob makes a channel blob that passes the executor's look at it.
+func clientBlob(provider byte) []byte {
+	b := make([]byte, blobHead+40)
+	le := binary.LittleEndian
+	le.PutUint32(b, blobMagic)
+	le.PutUint16(b[4:], blobVersion)
+	b[6], b[7] = roleClient, provider
+	le.PutUint32(b[8:], 77)
+	le.PutUint16(b[12:], 16)
+	le.PutUint16(b[14:], 40)
+	le.PutUint32(b[16:], 4096)
+	rand.Read(b[blobHead:])
+	return sealBlob(b)
+}
+
+func sealBlob(b []byte) []byte {
+	le := binary.LittleEndian
+	le.PutUint32(b[blobHead-4:], 0)
+	le.PutUint32(b[blobHead-4:], crc32.Checksum(b, castagnoli))
+	return b
+}
+
+// request is a good request for workers.
+func (n *node) request(workers int) *control.LeaseRequest {
+	r := &control.LeaseRequest{ProtocolVersion: control.ProtocolVersion, RequestId: make([]byte, 16), CodeSha256: n.sum[:],
+		Workers: uint32(workers), Provider: "shm", Tenant: "alice"}
+	rand.Read(r.RequestId)
+	for range workers {
+		r.ClientBlobs = append(r.ClientBlobs, clientBlob(providerShm))
+	}
+	return r
+}
+
+func (n *node) lease(workers int) *control.LeaseReply {
+	n.t.Helper()
+	l, err := n.Lease(n.ctx(), n.request(workers))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if len(l.GetWorkers()) != workers || l.GetCodeUnknown() {
+		n.t.Fatalf("grant %v, want %d workers", l, workers)
+	}
+	return l
+}
+
+func (n *node) release(id uint64) {
+	n.t.Helper()
+	if _, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: id}); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// ctx bounds a call of the test.
+func (n *node) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), testBound)
+	n.t.Cleanup(cancel)
+	return ctx
+}
+
+// events opens a lease's stream and reads the first event.
+func (n *node) events(id uint64) *events {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testBound)
+	n.t.Cleanup(cancel)
+	s, err := n.Events(ctx, &control.EventsRequest{LeaseId: id})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	ev := &events{t: n.t, s: s, cancel: cancel}
+	ev.want(control.Event_KIND_OPEN)
+	return ev
+}
+
+type events struct {
+	t      *testing.T
+	s      grpc.ServerStreamingClient[control.Event]
+	cancel context.CancelFunc
+}
+
+func (e *events) want(kind control.Event_Kind) *control.Event {
+	e.t.Helper()
+	ev, err := e.s.Recv()
+	if err != nil {
+		e.t.Fatalf("no %v event: %v", kind, err)
+	}
+	if ev.GetKind() != kind {
+		e.t.Fatalf("event %v, want %v", ev, kind)
+	}
+	return ev
+}
+
+func (e *events) wantEnd() {
+	e.t.Helper()
+	if ev, err := e.s.Recv(); err != io.EOF {
+		e.t.Fatalf("event %v, error %v; want the end of the stream", ev, err)
+	}
+}
+
+// eventually waits until cond holds. It is for what has no event of its own.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	bound := time.After(testBound)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-bound:
+			t.Fatalf("not within %v: %s", testBound, what)
+		}
+	}
+}
+
+func (n *node) free() int { return n.e.table.Capacity().FreeCores }
+
+// rawConn connects to the control port without gRPC.
+func (n *node) rawConn() net.Conn {
+	n.t.Helper()
+	c, err := net.DialTimeout("tcp", n.port.Address, testBound)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return c
+}

@@ -1,0 +1,372 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+var segfault = zygote.Exit{Signal: 11, Reason: "signal 11 (SIGSEGV)", OutputTail: []byte("last words")}
+
+func TestWorkerDeathIsReported(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(3)
+	ev := n.events(l.GetLeaseId())
+	w := n.z.alive()[0]
+	var index uint32
+	for i, g := range l.GetWorkers() {
+		if int(g.GetPid()) == w.pid {
+			index = uint32(i)
+		}
+	}
+	w.die(segfault)
+	e := ev.want(control.Event_KIND_WORKER_DIED)
+	if e.GetWorker() != index || e.GetReason() != segfault.Reason || string(e.GetOutputTail()) != "last words" || int(e.GetPid()) != w.pid {
+		t.Errorf("event %v", e)
+	}
+	if n.free() != 1 {
+		t.Errorf("%d cores free: a dead worker's core stays with its lease", n.free())
+	}
+	n.release(l.GetLeaseId())
+	ev.want(control.Event_KIND_LEASE_ENDED) // and no further deaths before it
+}
+
+// A death before the stream is there, or between two streams, is not lost.
+func TestDeathIsToldToALateStream(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(1)
+	n.z.alive()[0].die(segfault)
+	eventually(t, "the worker is reaped", func() bool { return len(n.z.alive()) == 0 })
+	for range 2 {
+		ev := n.events(l.GetLeaseId())
+		ev.want(control.Event_KIND_WORKER_DIED)
+		ev.cancel()
+	}
+}
+
+func TestReplace(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(2)
+	id := l.GetLeaseId()
+	ev := n.events(id)
+	replace := func(worker uint32, blob []byte) (*control.ReplaceReply, error) {
+		return n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: id, Worker: worker, ClientBlob: blob})
+	}
+	_, err := replace(1, clientBlob(providerShm))
+	wantError(t, err, codes.FailedPrecondition, control.ClassInvalid, "worker 1", "alive")
+	_, err = replace(2, clientBlob(providerShm))
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "worker 2", "0 to 1")
+	_, err = replace(1, nil)
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "client_blob", "0 bytes")
+	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: 1, ClientBlob: clientBlob(providerShm)})
+	wantError(t, err, codes.NotFound, control.ClassLease, "lease 1:")
+
+	victim := func() *fakeWorker {
+		h, err := n.e.find(lease.ID(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.seats[1].worker.(*fakeWorker)
+	}
+	for range 3 {
+		w := victim()
+		w.die(segfault)
+		if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetWorker() != 1 || int(e.GetPid()) != w.pid {
+			t.Fatalf("event %v", e)
+		}
+		r, err := replace(1, clientBlob(providerShm))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(r.GetWorker().GetCpus()) != fmt.Sprint(l.GetWorkers()[1].GetCpus()) || int(r.GetWorker().GetPid()) == w.pid {
+			t.Errorf("replacement %v for %v", r.GetWorker(), l.GetWorkers()[1])
+		}
+	}
+
+	// One that does not start leaves the seat free for another attempt; two at once are one too many.
+	victim().die(segfault)
+	ev.want(control.Event_KIND_WORKER_DIED)
+	n.z.before = func(context.Context, zygote.Spec) error {
+		_, err := replace(1, clientBlob(providerShm))
+		wantError(t, err, codes.ResourceExhausted, control.ClassBusy, "being replaced")
+		return &zygote.WorkerError{Status: -203, Text: "blob"}
+	}
+	_, err = replace(1, clientBlob(providerShm))
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "blob")
+	n.z.before = nil
+	if _, err = replace(1, clientBlob(providerShm)); err != nil {
+		t.Fatal(err)
+	}
+	n.release(id)
+	_, err = replace(1, clientBlob(providerShm))
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
+}
+
+// A lease that ends while a replacement starts takes the replacement with it.
+func TestReplaceDuringRelease(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(1)
+	ev := n.events(l.GetLeaseId())
+	n.z.alive()[0].die(segfault)
+	ev.want(control.Event_KIND_WORKER_DIED)
+	released := make(chan error, 1)
+	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+		go func() {
+			_, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId()})
+			released <- err
+		}()
+		<-ctx.Done() // the end of the lease ends the start
+		return nil   // but it was too late
+	}
+	_, err := n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(providerShm)})
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	if n.free() != 4 || len(n.z.alive()) != 0 {
+		t.Errorf("%d cores free, %d workers alive", n.free(), len(n.z.alive()))
+	}
+}
+
+func TestHolderThatNeverComes(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.HolderFirstUse = 20 * time.Millisecond })
+	l := n.lease(4)
+	eventually(t, "the lease has ended", func() bool { return n.free() == 4 })
+	if len(n.z.alive()) != 0 {
+		t.Errorf("%d workers alive with all cores free", len(n.z.alive()))
+	}
+	s, err := n.Events(n.ctx(), &control.EventsRequest{LeaseId: l.GetLeaseId()})
+	if err == nil {
+		_, err = s.Recv()
+	}
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "did not open")
+}
+
+func TestHolderThatDies(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.HolderReturn = 20 * time.Millisecond })
+	other := n.dial()
+	ctx := n.ctx()
+	l, err := control.NewExecutorClient(other).Lease(ctx, n.request(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := control.NewExecutorClient(other).Events(ctx, &control.EventsRequest{LeaseId: l.GetLeaseId()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	other.Close()
+	eventually(t, "the lease has ended", func() bool { return n.free() == 4 })
+	_, err = n.Release(ctx, &control.ReleaseRequest{LeaseId: l.GetLeaseId()})
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "went away")
+}
+
+func TestHolderThatComesBack(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.HolderReturn = time.Hour })
+	l := n.lease(1)
+	n.events(l.GetLeaseId()).cancel()
+	ev := n.events(l.GetLeaseId())
+	n.z.alive()[0].die(segfault)
+	ev.want(control.Event_KIND_WORKER_DIED)
+	n.release(l.GetLeaseId())
+	ev.want(control.Event_KIND_LEASE_ENDED)
+}
+
+// The newest stream counts: an old one whose end comes late takes nothing away.
+func TestNewerStreamTakesOver(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.HolderReturn = time.Nanosecond })
+	l := n.lease(1)
+	old := n.events(l.GetLeaseId())
+	ev := n.events(l.GetLeaseId())
+	if _, err := old.s.Recv(); status.Code(err) != codes.Aborted || control.ClassOf(err) != control.ClassConnection {
+		t.Errorf("old stream: %v", err)
+	}
+	n.z.alive()[0].die(segfault)
+	ev.want(control.Event_KIND_WORKER_DIED)
+	n.release(l.GetLeaseId())
+}
+
+func TestExpiry(t *testing.T) {
+	n := newNode(t)
+	req := n.request(2)
+	req.DurationMs = 50
+	l, err := n.Lease(n.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev := n.events(l.GetLeaseId())
+	if e := ev.want(control.Event_KIND_LEASE_ENDED); !strings.Contains(e.GetReason(), "expired") {
+		t.Errorf("reason %q", e.GetReason())
+	}
+	ev.wantEnd()
+	eventually(t, "the cores are free", func() bool { return n.free() == 4 })
+	_, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId()})
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "expired")
+}
+
+func TestDrain(t *testing.T) {
+	n := newNode(t)
+	a, b := n.lease(2), n.lease(1)
+	ea, eb := n.events(a.GetLeaseId()), n.events(b.GetLeaseId())
+	running := n.z.alive()
+	n.e.Drain(n.ctx())
+	for _, ev := range []*events{ea, eb} {
+		ev.want(control.Event_KIND_DRAINING)
+		if e := ev.want(control.Event_KIND_LEASE_ENDED); !strings.Contains(e.GetReason(), "draining") {
+			t.Errorf("reason %q", e.GetReason())
+		}
+		ev.wantEnd()
+	}
+	for _, w := range running {
+		if !w.stopped.Load() || w.killed.Load() {
+			t.Errorf("worker %d: asked to stop: %t, killed: %t", w.pid, w.stopped.Load(), w.killed.Load())
+		}
+	}
+	if n.free() != 4 {
+		t.Errorf("%d cores free", n.free())
+	}
+	_, err := n.Lease(n.ctx(), n.request(1))
+	if i, ierr := n.Info(n.ctx(), &control.InfoRequest{ProtocolVersion: 1}); ierr != nil || !i.GetDraining() {
+		t.Errorf("info %v, %v", i, ierr)
+	}
+	// The code is gone with the drain, so an answer that the code is unknown would send the client uploading.
+	wantError(t, err, codes.Unavailable, control.ClassBusy, "draining")
+}
+
+func TestDrainIsBounded(t *testing.T) {
+	n := newNode(t)
+	n.lease(2)
+	for _, w := range n.z.alive() {
+		w.stubborn = true
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	n.e.Drain(ctx)
+	if len(n.z.alive()) != 0 {
+		t.Errorf("%d workers alive", len(n.z.alive()))
+	}
+}
+
+func TestDrainDuringLease(t *testing.T) {
+	n := newNode(t)
+	entered := make(chan struct{}, 4)
+	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+		entered <- struct{}{}
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := n.Lease(n.ctx(), n.request(2))
+		failed <- err
+	}()
+	<-entered
+	n.e.Drain(n.ctx())
+	wantError(t, <-failed, codes.Unavailable, control.ClassBusy, "drains")
+}
+
+// TestHammer leases, kills, replaces, disconnects and releases from many sides. The fake checks that no core ever has two
+// workers; the node's clean-up checks that all capacity is back.
+func TestHammer(t *testing.T) {
+	n := newNode(t, func(c *Config) {
+		c.CPUs = []int{0, 1, 2, 3, 4, 5, 6, 7}
+		c.Settings.HolderReturn = time.Millisecond
+	})
+	n.z.before = func(context.Context, zygote.Spec) error {
+		if rand.IntN(20) == 0 {
+			return &zygote.WorkerError{Status: -204, Text: "no luck"}
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 40 {
+				n.hammerOnce(t)
+			}
+		})
+	}
+	stop := make(chan struct{})
+	var killer sync.WaitGroup
+	killer.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if list := n.z.alive(); len(list) > 0 {
+				list[rand.IntN(len(list))].die(segfault)
+			}
+		}
+	})
+	wg.Wait()
+	close(stop)
+	killer.Wait()
+	n.z.before = nil
+	eventually(t, "all cores are free", func() bool { return n.free() == 8 })
+}
+
+func (n *node) hammerOnce(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), testBound)
+	defer cancel()
+	l, err := n.Lease(ctx, n.request(1+rand.IntN(4)))
+	if err != nil {
+		if c := control.ClassOf(err); c != control.ClassBusy && c != control.ClassInvalid {
+			t.Errorf("lease: %v", err)
+		}
+		return
+	}
+	id := l.GetLeaseId()
+	s, err := n.Events(ctx, &control.EventsRequest{LeaseId: id})
+	if err != nil {
+		t.Errorf("events: %v", err)
+		return
+	}
+	leave := rand.IntN(3) == 0 // without a word
+	released, failed := false, false
+	for {
+		e, err := s.Recv()
+		if err != nil {
+			if err != io.EOF && control.ClassOf(err) != control.ClassLease {
+				t.Errorf("stream: %v", err)
+			}
+			return
+		}
+		switch e.GetKind() {
+		case control.Event_KIND_WORKER_DIED:
+			_, err := n.Replace(ctx, &control.ReplaceRequest{LeaseId: id, Worker: e.GetWorker(), ClientBlob: clientBlob(providerShm)})
+			if c := control.ClassOf(err); err != nil && c != control.ClassInvalid && c != control.ClassLease {
+				t.Errorf("replace: %v", err)
+			}
+			failed = err != nil // then nothing may ever happen again
+		case control.Event_KIND_LEASE_ENDED:
+			return
+		}
+		if leave {
+			return
+		}
+		if !released && (failed || rand.IntN(2) == 0) {
+			released = true
+			if _, err := n.Release(ctx, &control.ReleaseRequest{LeaseId: id}); err != nil {
+				t.Errorf("release: %v", err)
+			}
+		}
+	}
+}

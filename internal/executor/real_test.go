@@ -1,0 +1,265 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+const realSource = `
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+uint32_t crash(void *a, uint32_t n, void *r) { write(2, "last words", 10); *(volatile int *)8 = 1; return 0; }
+uint32_t echo(void *a, uint32_t n, void *r) { memcpy(r, a, n); return n; }
+`
+
+// real is an executor with real workers, and a client's side to it.
+type real struct {
+	*node
+	stop     context.CancelFunc
+	done     chan error
+	endpoint *dataplane.Endpoint
+}
+
+// newReal starts an executor as cmd/executor does.
+func newReal(t *testing.T) *real {
+	t.Helper()
+	worker := os.Getenv("RFAAS_WORKER")
+	if worker == "" {
+		worker = "../../libexec/rfaas-worker"
+	}
+	if _, err := os.Stat(worker); err != nil {
+		t.Fatalf("no rfaas-worker (run make build, or set RFAAS_WORKER): %v", err)
+	}
+	s := testSettings(t)
+	s.Worker, s.Cores, s.AddressFile = worker, config.Cores{Count: 1}, filepath.Join(t.TempDir(), "address")
+	r := &real{node: &node{t: t, log: &syncBuffer{}}, done: make(chan error, 1)}
+	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	ctx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	go func() { r.done <- Serve(ctx, s, log) }()
+	var address string
+	eventually(t, "the executor is ready", func() bool {
+		b, err := os.ReadFile(s.AddressFile)
+		address = strings.TrimSpace(string(b))
+		return err == nil
+	})
+	conn, err := control.Dial(address, control.DialConfig{SecretFile: s.SecretFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.conn, r.ExecutorClient = conn, control.NewExecutorClient(conn)
+	dev, err := dataplane.Open(dataplane.SHM, dataplane.Options{GIDIndex: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.endpoint, err = dev.NewEndpoint(4, 4, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.endpoint.Close()
+		dev.Close()
+		conn.Close()
+		stop()
+		if err := <-r.done; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("the executor said:\n%s", r.log.String())
+		}
+	})
+	return r
+}
+
+func (r *real) channel() (*dataplane.Channel, []byte) {
+	r.t.Helper()
+	ch, err := r.endpoint.NewChannel(dataplane.ChannelConfig{Depth: 1, Eager: 4096})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	blob, err := ch.Offer()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ch, blob
+}
+
+func (r *real) deploy(lib []byte) (sum, []string) {
+	r.t.Helper()
+	h := sum(sha256.Sum256(lib))
+	reply, err := control.Upload(r.ctx(), r.ExecutorClient, "lib.so", h, int64(len(lib)), bytes.NewReader(lib))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return h, reply.GetFunctions()
+}
+
+func (r *real) ask(h sum, blob []byte) (*control.LeaseReply, error) {
+	n := &node{t: r.t, sum: h}
+	req := n.request(1)
+	req.ClientBlobs[0] = blob
+	return r.Lease(r.ctx(), req)
+}
+
+// call invokes function fn and checks that the result is the argument.
+func (r *real) call(ch *dataplane.Channel, fn uint32) {
+	r.t.Helper()
+	out := make([]byte, 64)
+	n, _, st := ch.Call(fn, []byte("over there"), out, dataplane.Now()+int64(testBound))
+	if st != 0 || string(out[:n]) != "over there" {
+		r.t.Fatalf("call: %q, status %d", out[:n], st)
+	}
+}
+
+func gone(pid int32) bool { return unix.Kill(int(pid), 0) == unix.ESRCH }
+
+func TestRealWorkers(t *testing.T) {
+	r := newReal(t)
+	h, functions := r.deploy(compile(t, realSource, "-shared", "-fPIC"))
+	if fmt.Sprint(functions) != "[crash echo]" {
+		t.Fatalf("functions %v", functions)
+	}
+	ch, blob := r.channel()
+	defer ch.Close()
+	l, err := r.ask(h, blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ev := r.events(l.GetLeaseId())
+	w := l.GetWorkers()[0]
+	if err := ch.Connect(w.GetBlob()); err != nil {
+		t.Fatal(err)
+	}
+	r.call(ch, 1)
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(int(w.GetPid()), &set); err != nil || set.Count() != 1 || !set.IsSet(int(w.GetCpus()[0])) {
+		t.Errorf("the worker's cores are %v (%v), its grant says %v", set, err, w.GetCpus())
+	}
+
+	// A crash is told at once and the worker can be replaced on its core.
+	before := time.Now()
+	if _, _, st := ch.Call(0, nil, nil, dataplane.Now()+int64(testBound)); st == 0 {
+		t.Error("the crash had a result")
+	}
+	e := ev.want(control.Event_KIND_WORKER_DIED)
+	if took := time.Since(before); took > time.Second {
+		t.Errorf("the death was told after %v", took)
+	}
+	if !strings.Contains(e.GetReason(), "SIGSEGV") || string(e.GetOutputTail()) != "last words" || e.GetPid() != w.GetPid() {
+		t.Errorf("event %v", e)
+	}
+	ch2, blob2 := r.channel()
+	defer ch2.Close()
+	rep, err := r.Replace(r.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: blob2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ch2.Connect(rep.GetWorker().GetBlob()); err != nil {
+		t.Fatal(err)
+	}
+	r.call(ch2, 1)
+	r.release(l.GetLeaseId())
+	if !gone(rep.GetWorker().GetPid()) {
+		t.Error("Release returned and the worker is still there")
+	}
+	ev.want(control.Event_KIND_LEASE_ENDED)
+
+	// A lease that goes on when the executor drains.
+	ch3, blob3 := r.channel()
+	defer ch3.Close()
+	if l, err = r.ask(h, blob3); err != nil {
+		t.Fatal(err)
+	}
+	ev = r.events(l.GetLeaseId())
+	r.stop()
+	ev.want(control.Event_KIND_DRAINING)
+	ev.want(control.Event_KIND_LEASE_ENDED)
+	if pid := l.GetWorkers()[0].GetPid(); !gone(pid) {
+		t.Error("the lease ended and its worker is still there")
+	}
+}
+
+func TestRealFailures(t *testing.T) {
+	r := newReal(t)
+	refused := func(h sum, text string) {
+		t.Helper()
+		ch, blob := r.channel() // a blob connects once
+		defer ch.Close()
+		_, err := r.ask(h, blob)
+		wantError(t, err, codes.InvalidArgument, control.ClassInvalid, text)
+		if control.StatusOf(err) != statusBadLibrary {
+			t.Errorf("status %d", control.StatusOf(err))
+		}
+	}
+	dep := filepath.Join(t.TempDir(), "libnotthere.so")
+	if err := os.WriteFile(dep, compile(t, "int dep(void) { return 1; }", "-shared", "-fPIC", "-Wl,-soname,libnotthere.so.7"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h, _ := r.deploy(compile(t, "int dep(void); int f(void) { return dep(); }", "-shared", "-fPIC", dep))
+	refused(h, "libnotthere.so.7")
+	h, _ = r.deploy(compile(t, "int absent_symbol(void); int f(void) { return absent_symbol(); }", "-shared", "-fPIC"))
+	refused(h, "absent_symbol")
+	h, _ = r.deploy(compile(t, "#include <stdlib.h>\n__attribute__((constructor)) static void c(void) { abort(); } int f(void) { return 1; }", "-shared", "-fPIC"))
+	refused(h, "signal 6")
+
+	i, err := r.Info(r.ctx(), &control.InfoRequest{ProtocolVersion: 1})
+	if err != nil || i.GetFreeCores() != i.GetCores() {
+		t.Errorf("after refused leases: %v, %v", i, err)
+	}
+}
+
+// Leases come and go and leave nothing: no descriptor, no process, no core.
+func TestRealLeaseCycles(t *testing.T) {
+	r := newReal(t)
+	h, _ := r.deploy(compile(t, realSource, "-shared", "-fPIC"))
+	cycle := func() {
+		ch, blob := r.channel()
+		defer ch.Close()
+		l, err := r.ask(h, blob)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ch.Connect(l.GetWorkers()[0].GetBlob()); err != nil {
+			t.Fatal(err)
+		}
+		ev := r.events(l.GetLeaseId())
+		r.call(ch, 1)
+		r.release(l.GetLeaseId())
+		ev.want(control.Event_KIND_LEASE_ENDED)
+		ev.wantEnd()
+	}
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	cycle() // what is made once is there now
+	before, start := open(), time.Now()
+	const cycles = 100
+	for range cycles {
+		cycle()
+	}
+	t.Logf("%v for a lease, a first call and the release", (time.Since(start) / cycles).Round(time.Microsecond))
+	eventually(t, "the descriptors are back", func() bool { return open() <= before })
+	i, err := r.Info(r.ctx(), &control.InfoRequest{ProtocolVersion: 1})
+	if err != nil || i.GetFreeCores() != i.GetCores() || i.GetFreeMemoryBytes() != i.GetMemoryBytes() {
+		t.Errorf("capacity at the end: %v, %v", i, err)
+	}
+}

@@ -1,0 +1,270 @@
+package executor
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// Random, cut and half-sent bytes on the control port do not disturb the daemon.
+func TestRandomBytesOnTheControlPort(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(1)
+	ev := n.events(l.GetLeaseId())
+	silent := n.rawConn() // says nothing, ever
+	defer silent.Close()
+	preface := "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	for i := range 60 {
+		c := n.rawConn()
+		b := make([]byte, 1+i*50)
+		rand.Read(b)
+		switch i % 4 {
+		case 1:
+			b = append([]byte(preface), b...)
+		case 2:
+			b = append([]byte(preface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"), b...) // and empty settings
+		case 3:
+			b = []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		}
+		c.Write(b) // may fail: the daemon may have hung up already
+		c.Close()
+	}
+	// A good frame with a message that is none.
+	err := n.conn.Invoke(n.ctx(), "/rfaas.control.v1.Executor/Lease", rawMessage{0xff, 0xff, 0xff}, &control.LeaseReply{},
+		grpc.ForceCodec(rawCodec{}))
+	if code := status.Code(err); code != codes.Internal && code != codes.InvalidArgument {
+		t.Errorf("malformed message: %v", err)
+	}
+	n.release(n.lease(3).GetLeaseId())
+	n.release(l.GetLeaseId())
+	ev.want(control.Event_KIND_LEASE_ENDED)
+	if s := n.log.String(); strings.Contains(s, "ERROR") || strings.Contains(s, "WARN") {
+		t.Errorf("the log:\n%s", s)
+	}
+}
+
+type rawMessage []byte
+
+// rawCodec sends bytes as they are under the name of protobuf.
+type rawCodec struct{}
+
+func (rawCodec) Marshal(v any) ([]byte, error)   { return v.(rawMessage), nil }
+func (rawCodec) Unmarshal(_ []byte, _ any) error { return nil }
+func (rawCodec) Name() string                    { return "proto" }
+
+func TestServe(t *testing.T) {
+	s := testSettings(t)
+	s.AddressFile = filepath.Join(t.TempDir(), "address")
+	s.Cores, s.Memory = config.Cores{Count: 1}, 1<<30
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}, verbs: 1}
+	go func() { done <- serveWith(ctx, s, z, slog.New(slog.DiscardHandler)) }()
+	var address string
+	eventually(t, "the address file", func() bool {
+		b, err := os.ReadFile(s.AddressFile)
+		address = strings.TrimSpace(string(b))
+		return err == nil
+	})
+	conn, err := control.Dial(address, control.DialConfig{SecretFile: s.SecretFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	i, err := control.NewExecutorClient(conn).Info(t.Context(), &control.InfoRequest{ProtocolVersion: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i.GetCores() != 1 || i.GetMemoryBytes() != 1<<30 || fmt.Sprint(i.GetProviders()) != "[shm verbs]" || i.GetNode() == "" {
+		t.Errorf("info %v", i)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("serve: %v", err)
+	}
+	if _, err := os.Stat(s.AddressFile); !os.IsNotExist(err) {
+		t.Errorf("the address file outlives its daemon: %v", err)
+	}
+}
+
+func TestServeRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*config.Executor)
+		text   string
+	}{
+		"no worker program":        {func(s *config.Executor) { s.Worker = "/nonexistent/worker" }, "/nonexistent/worker"},
+		"a directory in its place": {func(s *config.Executor) { s.Worker = t.TempDir() }, "start "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testSettings(t)
+			c.change(&s)
+			if err := Serve(t.Context(), s, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("error %v, want %q", err, c.text)
+			}
+		})
+	}
+	for name, c := range map[string]struct {
+		change func(*config.Executor)
+		text   string
+	}{
+		"verbs":        {func(s *config.Executor) { *s = loaded(t, "--providers", "verbs") }, "no verbs device"},
+		"cores":        {func(s *config.Executor) { s.Cores = config.Cores{List: []int{1023}} }, "CPU 1023"},
+		"address":      {func(s *config.Executor) { s.Listen = "192.0.2.1:1"; s.AllowPlaintext = true }, "192.0.2.1"},
+		"address file": {func(s *config.Executor) { s.AddressFile = "/nonexistent/file" }, "/nonexistent"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testSettings(t)
+			c.change(&s)
+			z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
+			if err := serveWith(t.Context(), s, z, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("error %v, want %q", err, c.text)
+			}
+		})
+	}
+}
+
+func loaded(t *testing.T, args ...string) config.Executor {
+	t.Helper()
+	s, err := config.LoadExecutor(append(args, "--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "s")), nil, io.Discard, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestAvailableMemory(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(n uint64) {
+		t.Helper()
+		if got, err := availableMemory(root); err != nil || got != n {
+			t.Errorf("%d, %v; want %d", got, err, n)
+		}
+	}
+	if _, err := availableMemory(root); err == nil {
+		t.Error("no meminfo and no error")
+	}
+	write("proc/meminfo", "MemTotal: 900 kB\nMemAvailable:   800 kB\n")
+	want(800 << 10)
+	write("proc/self/cgroup", "0::/a/b\n")
+	write("sys/fs/cgroup/a/b/memory.max", "max\n")
+	want(800 << 10)
+	write("sys/fs/cgroup/a/memory.max", "4096\n")
+	want(4096)
+	write("proc/self/cgroup", "5:cpu:/x\n4:memory,hugetlb:/slurm\n0::/\n")
+	write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "9000\n")
+	want(9000)
+}
+
+// managerStub is a manager whose answers a test chooses.
+type managerStub struct {
+	control.UnimplementedManagerServer
+	calls   chan string
+	unknown chan bool
+}
+
+func (m *managerStub) Register(_ context.Context, r *control.RegisterRequest) (*control.RegisterReply, error) {
+	m.calls <- "register " + r.GetAddress()
+	return &control.RegisterReply{ExecutorId: 5, HeartbeatMs: 10}, nil
+}
+
+func (m *managerStub) Heartbeat(_ context.Context, r *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
+	m.calls <- fmt.Sprint("heartbeat ", r.GetExecutorId())
+	return &control.HeartbeatReply{Unknown: <-m.unknown}, nil
+}
+
+func (m *managerStub) Deregister(_ context.Context, r *control.DeregisterRequest) (*control.DeregisterReply, error) {
+	m.calls <- fmt.Sprint("deregister ", r.GetExecutorId())
+	return &control.DeregisterReply{}, nil
+}
+
+// Fault 8: an executor that registered at the wrong moment was lost for ever.
+func TestRegistration(t *testing.T) {
+	n := newNode(t)
+	socket := "unix:" + filepath.Join(t.TempDir(), "manager")
+	secret := n.e.cfg.Settings.SecretFile
+	conn, err := control.Dial(socket, control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	log := &syncBuffer{}
+	r := newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.NewTextHandler(log, nil)))
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); r.run(ctx) }()
+	eventually(t, "the log says that the manager is away", func() bool { return strings.Contains(log.String(), "does not answer") })
+
+	start := func() (*managerStub, *control.Port) {
+		port, err := control.OpenPort(control.PortConfig{Listen: socket, SecretFile: secret})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &managerStub{calls: make(chan string), unknown: make(chan bool, 1)}
+		control.RegisterManagerServer(port.Server, m)
+		if err := port.Serve(); err != nil {
+			t.Fatal(err)
+		}
+		return m, port
+	}
+	expect := func(m *managerStub, want string) {
+		t.Helper()
+		select {
+		case got := <-m.calls:
+			if got != want {
+				t.Fatalf("call %q, want %q", got, want)
+			}
+		case <-time.After(testBound):
+			t.Fatalf("no call, want %q", want)
+		}
+	}
+	m, port := start() // after the executor
+	expect(m, "register here:1")
+	expect(m, "heartbeat 5")
+	m.unknown <- false
+	expect(m, "heartbeat 5")
+	m.unknown <- true
+	expect(m, "register here:1")
+	expect(m, "heartbeat 5")
+	port.Server.Stop() // killed in the middle of a call
+	m.unknown <- false
+
+	m, port = start()
+	expect(m, "heartbeat 5")
+	m.unknown <- true // a new one does not know us
+	expect(m, "register here:1")
+	expect(m, "heartbeat 5")
+	m.unknown <- false
+	stop()
+	for call := range m.calls {
+		if call == "deregister 5" {
+			break
+		}
+		m.unknown <- false
+	}
+	<-done
+	port.Close(n.ctx())
+}

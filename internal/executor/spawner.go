@@ -1,0 +1,42 @@
+package executor
+
+import (
+	"context"
+
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// Worker is a running worker process, what a *zygote.Worker is.
+type Worker interface {
+	Blob() []byte
+	PID() int
+	// Done is closed when the process is reaped; Exit is valid afterwards.
+	Done() <-chan struct{}
+	Exit() zygote.Exit
+	// Stop lets the running call finish, kills when ctx ends, and returns when the process is reaped.
+	Stop(ctx context.Context) error
+	// Kill does not wait.
+	Kill()
+}
+
+// Spawner starts workers, what a *zygote.Zygote does. Tests put a fake here.
+type Spawner interface {
+	// Spawn returns when the worker has connected to its client and loaded its code, or when nothing of it is left.
+	Spawn(ctx context.Context, s zygote.Spec) (Worker, error)
+	VerbsDevices() int
+	Close() error
+}
+
+// zygoteSpawner makes a Spawner of a zygote.
+type zygoteSpawner struct{ *zygote.Zygote }
+
+func (z zygoteSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) {
+	w, err := z.Zygote.Spawn(ctx, s)
+	if err != nil {
+		return nil, err // and not a nil *zygote.Worker in an interface
+	}
+	return w, nil
+}
+
+// exitClientGone is the status of a worker whose client hung up (DP_EXIT_CLIENT_GONE of dp_worker.h).
+const exitClientGone = 91

@@ -1,0 +1,77 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// uploadPause is how long an upload may send nothing, since others may wait for it.
+const uploadPause = 30 * time.Second
+
+// Upload stores a library.
+func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
+	// Recv cannot be given a deadline of its own; it ends when this function returns.
+	chunks := make(chan *control.UploadChunk)
+	fault := make(chan error, 1)
+	go func() {
+		for {
+			c, err := stream.Recv()
+			if err != nil {
+				fault <- err
+				return
+			}
+			select {
+			case chunks <- c:
+			case <-stream.Context().Done():
+				return
+			}
+		}
+	}()
+	recv := func() (*control.UploadChunk, error) {
+		pause := time.NewTimer(uploadPause)
+		defer pause.Stop()
+		select {
+		case c := <-chunks:
+			return c, nil
+		case err := <-fault:
+			if errors.Is(err, io.EOF) {
+				return nil, invalidf("upload: it ended before all bytes had come")
+			}
+			return nil, err
+		case <-pause.C:
+			return nil, control.Errorf(control.ClassConnection, "upload: nothing came for %v", uploadPause)
+		}
+	}
+	first, err := recv()
+	if err != nil {
+		return err
+	}
+	h, err := checkSum("sha256", first.GetSha256())
+	if err != nil {
+		return err
+	}
+	next := func() ([]byte, error) {
+		if c := first; c != nil {
+			first = nil
+			return c.GetData(), nil
+		}
+		c, err := recv()
+		if err == nil && len(c.GetData()) == 0 {
+			err = invalidf("upload: a chunk without data")
+		}
+		return c.GetData(), err
+	}
+	name, size := first.GetName(), first.GetSize()
+	names, known, err := e.codes.add(stream.Context(), h, size, next)
+	if err != nil {
+		return err
+	}
+	e.log.Debug("library stored", "name", name, "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "functions", len(names), "known", known)
+	return stream.SendAndClose(&control.UploadReply{Functions: names, WasKnown: known})
+}

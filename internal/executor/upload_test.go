@@ -1,0 +1,188 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+func library(size int) ([]byte, sum) {
+	b := make([]byte, size)
+	rand.Read(b)
+	return b, sha256.Sum256(b)
+}
+
+func (n *node) upload(b []byte, h sum, size int) (*control.UploadReply, error) {
+	return control.Upload(n.ctx(), n.ExecutorClient, "lib.so", h, int64(size), bytes.NewReader(b))
+}
+
+func TestUpload(t *testing.T) {
+	n := newNode(t)
+	b, h := library(700_001)
+	r, err := n.upload(b, h, len(b))
+	if err != nil || r.GetWasKnown() || fmt.Sprint(r.GetFunctions()) != "[alpha beta]" {
+		t.Fatalf("upload: %v, %v", r, err)
+	}
+	if r, err = n.upload(b, h, len(b)); err != nil || !r.GetWasKnown() || len(r.GetFunctions()) != 2 {
+		t.Fatalf("second upload: %v, %v", r, err)
+	}
+	c := n.e.codes.acquire(h)
+	defer n.e.codes.release(c)
+	got := make([]byte, len(b))
+	if _, err := c.file.ReadAt(got, 0); err != nil || !bytes.Equal(got, b) {
+		t.Fatalf("stored code differs (%v)", err)
+	}
+	if _, err := c.file.WriteAt([]byte{0}, 0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("writing into stored code: %v, want EPERM", err)
+	}
+	if err := c.file.Truncate(1); !errors.Is(err, unix.EPERM) {
+		t.Errorf("cutting stored code: %v, want EPERM", err)
+	}
+}
+
+func TestBadUploads(t *testing.T) {
+	n := newNode(t)
+	b, h := library(1000)
+	send := func(chunks ...*control.UploadChunk) error {
+		s, err := n.Upload(n.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range chunks {
+			if s.Send(c) != nil {
+				break // the answer is there
+			}
+		}
+		_, err = s.CloseAndRecv()
+		return err
+	}
+	head := func(size uint64, data []byte) *control.UploadChunk {
+		return &control.UploadChunk{Sha256: h[:], Size: size, Data: data}
+	}
+	const invalid, inv = codes.InvalidArgument, control.ClassInvalid
+	n.e.codes.inspect = func(*os.File) ([]string, error) { return nil, errors.New("it exports no functions") }
+	for name, c := range map[string]struct {
+		err  error
+		text []string
+	}{
+		"nothing":         {send(), []string{"before all bytes"}},
+		"short hash":      {send(&control.UploadChunk{Sha256: h[:5], Size: 10}), []string{"sha256 has 5 bytes", "32"}},
+		"no size":         {send(head(0, b)), []string{"0 bytes"}},
+		"above the limit": {send(head(1<<20+1, nil)), []string{"1048577", "1048576"}},
+		"absurd size":     {send(head(1<<63, nil)), []string{"9223372036854775808"}},
+		"cut":             {send(head(1000, b[:999])), []string{"before all bytes"}},
+		"too long":        {send(head(999, b)), []string{"more bytes than"}},
+		"too long later":  {send(head(1000, b[:500]), &control.UploadChunk{Data: b[:501]}), []string{"more bytes than"}},
+		"empty chunk":     {send(head(1000, b[:500]), &control.UploadChunk{}), []string{"without data"}},
+		"other bytes":     {send(head(1000, bytes.Repeat([]byte{7}, 1000))), []string{"SHA-256", fmt.Sprintf("%x", h[:])}},
+		"not a library":   {send(head(1000, b)), []string{"it exports no functions", fmt.Sprintf("%x", h[:6])}},
+	} {
+		t.Run(name, func(t *testing.T) { wantError(t, c.err, invalid, inv, c.text...) })
+	}
+	if c := n.e.codes.acquire(h); c != nil {
+		t.Error("a refused library is stored")
+	}
+	n.e.codes.mu.Lock()
+	defer n.e.codes.mu.Unlock()
+	if n.e.codes.used != uint64(len(n.lib)) || len(n.e.codes.uploads) != 0 {
+		t.Errorf("refused uploads left %d bytes in use and %d uploads", n.e.codes.used, len(n.e.codes.uploads))
+	}
+}
+
+// Uploads of the same library at the same time are one; when the first uploader fails another takes over.
+func TestUploadsCollapse(t *testing.T) {
+	s := newCodeStore(1<<20, 1<<20, nil)
+	var inspected atomic.Int32
+	s.inspect = func(*os.File) ([]string, error) { inspected.Add(1); return []string{"f"}, nil }
+	b, h := library(1000)
+
+	broken := errors.New("connection lost")
+	entered, fail := make(chan struct{}), make(chan struct{})
+	first := make(chan error, 1)
+	go func() {
+		_, _, err := s.add(context.Background(), h, 1000, func() ([]byte, error) {
+			close(entered)
+			<-fail
+			return nil, broken
+		})
+		first <- err
+	}()
+	<-entered
+	var read atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			names, _, err := s.add(context.Background(), h, 1000, func() ([]byte, error) { read.Add(1); return b, nil })
+			if err != nil || len(names) != 1 {
+				t.Errorf("add: %v, %v", names, err)
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, _, err := s.add(ctx, h, 1000, nil); control.ClassOf(err) != control.ClassConnection {
+		t.Errorf("waiting with an ended context: %v", err)
+	}
+	if read.Load() != 0 {
+		t.Error("somebody read while the first upload was going on")
+	}
+	close(fail)
+	wg.Wait()
+	if err := <-first; control.ClassOf(err) != control.ClassFatal {
+		t.Errorf("the broken upload: %v", err)
+	}
+	if read.Load() != 1 || inspected.Load() != 1 {
+		t.Errorf("read %d times, inspected %d times; want once", read.Load(), inspected.Load())
+	}
+	s.close()
+}
+
+func TestCodeMakesRoom(t *testing.T) {
+	s := newCodeStore(1000, 2500, nil)
+	s.inspect = func(*os.File) ([]string, error) { return []string{"f"}, nil }
+	add := func() (sum, error) {
+		b, h := library(1000)
+		_, _, err := s.add(t.Context(), h, 1000, once(b))
+		return h, err
+	}
+	a, _ := add()
+	b, _ := add()
+	inUse := s.acquire(a)
+	if _, err := add(); err != nil {
+		t.Fatal(err)
+	}
+	if s.acquire(b) != nil {
+		t.Error("the unused library is still there")
+	}
+	keep := s.acquire(a)
+	if keep == nil {
+		t.Fatal("a library in use was dropped")
+	}
+	c, err := add() // drops the third
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := s.acquire(c)
+	if _, err := add(); control.ClassOf(err) != control.ClassBusy {
+		t.Errorf("no room: %v, want busy", err)
+	}
+	s.release(inUse)
+	s.release(keep)
+	s.release(both)
+	if _, err := add(); err != nil {
+		t.Errorf("room again: %v", err)
+	}
+	s.close()
+}

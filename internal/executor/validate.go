@@ -1,0 +1,129 @@
+package executor
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+const (
+	// minMemory is the least that a worker process can run in, in bytes.
+	minMemory = 16 << 20
+	maxTenant = 255
+)
+
+func invalidf(format string, args ...any) error {
+	return control.Errorf(control.ClassInvalid, format, args...)
+}
+
+// checkVersion refuses a peer of another protocol.
+func checkVersion(v uint32) error {
+	if v != control.ProtocolVersion {
+		return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition,
+			"protocol_version %d: this executor speaks %d", v, control.ProtocolVersion)
+	}
+	return nil
+}
+
+// checkSum reads a SHA-256 from a message.
+func checkSum(field string, b []byte) (sum, error) {
+	if len(b) != sha256.Size {
+		return sum{}, invalidf("%s has %d bytes, want %d", field, len(b), sha256.Size)
+	}
+	return sum(b), nil
+}
+
+// terms checks everything about a request that needs no state and turns it into what the lease table wants.
+func (e *Executor) terms(req *control.LeaseRequest) (rid lease.RequestID, t lease.Terms, code sum, err error) {
+	fail := func(err error) (lease.RequestID, lease.Terms, sum, error) { return rid, t, code, err }
+	if err := checkVersion(req.GetProtocolVersion()); err != nil {
+		return fail(err)
+	}
+	if n := len(req.GetRequestId()); n != control.RequestIDSize {
+		return fail(invalidf("request_id has %d bytes, want %d", n, control.RequestIDSize))
+	}
+	rid = lease.RequestID(req.GetRequestId())
+	if code, err = checkSum("code_sha256", req.GetCodeSha256()); err != nil {
+		return fail(err)
+	}
+	if t, err = e.sizes(req); err != nil {
+		return fail(err)
+	}
+	if err := e.checkProvider(req.GetProvider()); err != nil {
+		return fail(err)
+	}
+	if _, ok := control.WaitMode_name[int32(req.GetWaitMode())]; !ok {
+		return fail(invalidf("wait_mode %d is unknown", req.GetWaitMode()))
+	}
+	if n := len(req.GetClientBlobs()); n != t.Workers {
+		return fail(invalidf("%d client_blobs for %d workers, want one for each", n, t.Workers))
+	}
+	for i, b := range req.GetClientBlobs() {
+		if err := checkBlob(b, req.GetProvider()); err != nil {
+			return fail(control.StatusError(statusBadBlob, fmt.Sprintf("client_blobs[%d]: %v", i, err)))
+		}
+	}
+	if n := len(req.GetTenant()); n > maxTenant || !utf8.ValidString(req.GetTenant()) {
+		return fail(invalidf("tenant has %d bytes, want at most %d of UTF-8", n, maxTenant))
+	}
+	t.Tenant = req.GetTenant()
+	bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+	if err != nil {
+		return fail(invalidf("lease request: %v", err))
+	}
+	t.Fingerprint = sha256.Sum256(bytes)
+	return rid, t, code, nil
+}
+
+// sizes checks the numbers of a request and fills in defaults.
+func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
+	var t lease.Terms
+	capacity := e.table.Capacity()
+	if n := req.GetWorkers(); n < 1 || n > uint32(e.maxWorkers) {
+		return t, invalidf("workers %d: this executor gives 1 to %d to a lease", n, e.maxWorkers)
+	}
+	t.Workers = int(req.GetWorkers())
+	t.CoresPerWorker = max(1, int(req.GetCoresPerWorker()))
+	if c := req.GetCoresPerWorker(); c > uint32(capacity.Cores) || t.Workers*t.CoresPerWorker > capacity.Cores {
+		return t, invalidf("workers %d with cores_per_worker %d: this executor lends %d cores", t.Workers, c, capacity.Cores)
+	}
+	t.MemoryPerWorker = req.GetMemoryPerWorker()
+	if t.MemoryPerWorker == 0 {
+		t.MemoryPerWorker = capacity.Memory / uint64(capacity.Cores) * uint64(t.CoresPerWorker)
+	}
+	if m := t.MemoryPerWorker; m < minMemory || m > capacity.Memory/uint64(t.Workers) {
+		return t, invalidf("memory_per_worker %d with %d workers: this executor lends %d to each worker at least and %d to all",
+			m, t.Workers, minMemory, capacity.Memory)
+	}
+	s := &e.cfg.Settings
+	t.Duration = s.LeaseDefault
+	if ms := req.GetDurationMs(); ms != 0 {
+		if ms > uint64(s.LeaseMax/time.Millisecond) {
+			return t, invalidf("duration_ms %d: this executor gives at most %d (%v)", ms, s.LeaseMax.Milliseconds(), s.LeaseMax)
+		}
+		t.Duration = time.Duration(ms) * time.Millisecond
+	}
+	return t, nil
+}
+
+func (e *Executor) checkProvider(name string) error {
+	switch {
+	case providerID(name) == 0:
+		return invalidf("provider %q is unknown: want shm or verbs", name)
+	case !slices.Contains(e.cfg.Providers, name):
+		return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition,
+			"provider %q is not available on this node, which offers %v", name, e.cfg.Providers)
+	}
+	return nil
+}
+
+// statusBadBlob is DP_BAD_BLOB of dp_status.h.
+const statusBadBlob = -203

@@ -1,0 +1,204 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func info(incarnation byte, free uint32) *control.InfoReply {
+	return &control.InfoReply{Incarnation: append(make([]byte, 15), incarnation), Node: "n", NodeId: "boot/1", Cores: 4, FreeCores: free}
+}
+
+// clock is a settable clock.
+type clock struct{ now time.Time }
+
+func (c *clock) Now() time.Time { return c.now }
+
+func newManager() (*Manager, *clock) {
+	c := &clock{time.Unix(1e9, 0)}
+	return New(time.Second, slog.New(slog.DiscardHandler), c.Now), c
+}
+
+func register(t *testing.T, m *Manager, address string, i *control.InfoReply) uint64 {
+	t.Helper()
+	r, err := m.Register(t.Context(), &control.RegisterRequest{ProtocolVersion: 1, Address: address, Info: i})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.GetHeartbeatMs() != 1000 || r.GetExecutorId() == 0 {
+		t.Fatalf("reply %v", r)
+	}
+	return r.GetExecutorId()
+}
+
+// list is "address free alive" of every executor.
+func list(t *testing.T, m *Manager) string {
+	t.Helper()
+	r, err := m.List(t.Context(), &control.ListRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range r.GetExecutors() {
+		out = append(out, fmt.Sprintf("%s %d %t", e.GetAddress(), e.GetInfo().GetFreeCores(), e.GetAlive()))
+	}
+	return strings.Join(out, ", ")
+}
+
+func heartbeat(t *testing.T, m *Manager, id uint64, i *control.InfoReply) bool {
+	t.Helper()
+	r, err := m.Heartbeat(t.Context(), &control.HeartbeatRequest{ExecutorId: id, Info: i})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return !r.GetUnknown()
+}
+
+func want(t *testing.T, m *Manager, text string) {
+	t.Helper()
+	if got := list(t, m); got != text {
+		t.Fatalf("list %q, want %q", got, text)
+	}
+}
+
+func TestLifeOfAnExecutor(t *testing.T) {
+	m, c := newManager()
+	a := register(t, m, "b:1", info(1, 4))
+	b := register(t, m, "a:1", info(2, 2))
+	want(t, m, "a:1 2 true, b:1 4 true")
+	c.now = c.now.Add(3*time.Second - 1)
+	if !heartbeat(t, m, a, info(1, 3)) {
+		t.Fatal("unknown")
+	}
+	want(t, m, "a:1 2 true, b:1 3 true")
+	c.now = c.now.Add(1)
+	want(t, m, "a:1 2 false, b:1 3 true")
+	if died := m.table.sweep(); fmt.Sprint(died) != "[a:1]" {
+		t.Errorf("died: %v", died)
+	}
+	if died := m.table.sweep(); died != nil {
+		t.Errorf("died twice: %v", died)
+	}
+	if !heartbeat(t, m, b, info(2, 1)) { // is back
+		t.Fatal("a returning executor is unknown")
+	}
+	want(t, m, "a:1 1 true, b:1 3 true")
+	if _, err := m.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: a}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, m, "a:1 1 true")
+	if heartbeat(t, m, a, info(1, 3)) {
+		t.Error("an executor that left is known")
+	}
+	if _, err := m.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: a}); err != nil {
+		t.Errorf("leaving twice: %v", err)
+	}
+	c.now = c.now.Add(forgetAfter)
+	m.table.sweep()
+	want(t, m, "")
+}
+
+func TestRegisterAgain(t *testing.T) {
+	m, _ := newManager()
+	a := register(t, m, "a:1", info(1, 4))
+	if again := register(t, m, "a:1", info(1, 3)); again != a {
+		t.Errorf("the same incarnation got another id")
+	}
+	b := register(t, m, "a:1", info(2, 2)) // started anew
+	if b == a {
+		t.Error("another incarnation got the same id")
+	}
+	want(t, m, "a:1 2 true")
+	if heartbeat(t, m, a, info(1, 4)) {
+		t.Error("the earlier incarnation is known")
+	}
+	if heartbeat(t, m, b, info(3, 4)) {
+		t.Error("an id with another incarnation is known")
+	}
+	// A local address means another place on another node.
+	register(t, m, "127.0.0.1:1", info(4, 1))
+	elsewhere := info(5, 1)
+	elsewhere.NodeId = "boot/2"
+	register(t, m, "127.0.0.1:1", elsewhere)
+	want(t, m, "127.0.0.1:1 1 true, 127.0.0.1:1 1 true, a:1 2 true")
+}
+
+func TestBadRequests(t *testing.T) {
+	m, _ := newManager()
+	for name, c := range map[string]struct {
+		req  *control.RegisterRequest
+		code codes.Code
+		text string
+	}{
+		"version":     {&control.RegisterRequest{ProtocolVersion: 2, Address: "a:1", Info: info(1, 1)}, codes.FailedPrecondition, "2"},
+		"address":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "nowhere", Info: info(1, 1)}, codes.InvalidArgument, "nowhere"},
+		"no info":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1"}, codes.InvalidArgument, "incarnation"},
+		"free > all":  {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: info(1, 9)}, codes.InvalidArgument, "9"},
+		"long a name": {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Node: strings.Repeat("x", 256)}}, codes.InvalidArgument, "256"},
+	} {
+		if _, err := m.Register(t.Context(), c.req); status.Code(err) != c.code || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := m.Heartbeat(t.Context(), &control.HeartbeatRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("heartbeat without info: %v", err)
+	}
+	want(t, m, "")
+}
+
+func TestServe(t *testing.T) {
+	dir := t.TempDir()
+	s, err := config.LoadManager([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(dir, "secret"),
+		"--address-file", filepath.Join(dir, "address"), "--heartbeat", "10ms"}, nil, io.Discard, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, s, slog.New(slog.DiscardHandler)) }()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	var address []byte
+	for range 20_000 {
+		if address, err = os.ReadFile(s.AddressFile); err == nil {
+			break
+		}
+		<-tick.C
+	}
+	conn, err := control.Dial(strings.TrimSpace(string(address)), control.DialConfig{SecretFile: s.SecretFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := control.NewManagerClient(conn)
+	if _, err := client.Register(t.Context(), &control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: info(1, 1)}); err != nil {
+		t.Fatal(err)
+	}
+	for alive := true; alive; <-tick.C { // the test's own time limit bounds it
+		r, err := client.List(t.Context(), &control.ListRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		alive = r.GetExecutors()[0].GetAlive()
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
