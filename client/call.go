@@ -1,0 +1,320 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Bounds of one stay inside the data plane when a context has to be looked at now and then.
+const (
+	firstSlice = 200_000   // ns
+	lastSlice  = 5_000_000 // ns
+)
+
+// Function is a function of a lease's library. Safe for concurrent use.
+type Function struct {
+	lease *Lease
+	index uint32
+	name  string
+}
+
+// Name is the function's name.
+func (f *Function) Name() string { return f.name }
+
+func (f *Function) op() string { return "invoke " + f.name }
+
+// Invoke calls the function with payload in on a free worker, waiting for one if need be, and waits for the result,
+// which is stored to out; len(out) is the most that it may have, and a len(out) above the lease's eager size reserves
+// that much of its bulk area. n is the result's size. Makes no allocation.
+//
+// The context bounds the call; when it ends first the call is given up and may still run (Error.Started). Without Done
+// channel (context.Background()) a call is one crossing into C. Replacing a dead worker before the call is not
+// bounded by the context but by the session's time-out.
+//
+// Errors: ErrFunction (the function failed, or StatusResultTooLarge and n is the size that it has), ErrConnection (the
+// worker died), ErrInvalid (too large), ErrBusy (all slots are taken by submitted calls), ErrLease.
+func (f *Function) Invoke(ctx context.Context, in, out []byte) (n int, err error) {
+	w, err := f.lease.claimAny(ctx, "invoke")
+	if err != nil {
+		return 0, err
+	}
+	n, started, st := w.run(ctx, f.index, in, out)
+	if st != dataplane.OK {
+		n, err = w.recover(ctx, f, in, out, true, outcome{n: n, started: started, status: st})
+	}
+	f.lease.give(w)
+	return n, err
+}
+
+// Invoke is Function.Invoke on this worker.
+func (w *Worker) Invoke(ctx context.Context, f *Function, in, out []byte) (n int, err error) {
+	if err := w.check(f); err != nil {
+		return 0, err
+	}
+	if err := w.claim(ctx, "invoke"); err != nil {
+		return 0, err
+	}
+	n, started, st := w.run(ctx, f.index, in, out)
+	if st != dataplane.OK {
+		n, err = w.recover(ctx, f, in, out, false, outcome{n: n, started: started, status: st})
+	}
+	w.lease.give(w)
+	return n, err
+}
+
+func (w *Worker) check(f *Function) error {
+	if f == nil || f.lease != w.lease {
+		return fail("invoke", dataplane.StatusInvalid, "the function is nil or of another lease")
+	}
+	return nil
+}
+
+// run makes one attempt. The claim's holder.
+func (w *Worker) run(ctx context.Context, fn uint32, in, out []byte) (n int, started bool, st Status) {
+	if ctx.Done() == nil && len(w.buffers) == 0 {
+		return w.ch.Call(fn, in, out, 0)
+	}
+	if ctx.Err() != nil {
+		return 0, false, StatusCancelled
+	}
+	slot, st := w.submit(fn, in, len(out))
+	if st != dataplane.OK {
+		return 0, false, st
+	}
+	if st := w.await(ctx, slot); st != dataplane.OK {
+		w.ch.Abandon(slot)
+		return 0, true, st
+	}
+	return w.ch.Finish(slot, out)
+}
+
+func (w *Worker) submit(fn uint32, in []byte, capacity int) (uint32, Status) {
+	if r := w.region(in); r != nil {
+		return w.ch.SubmitRegion(fn, r, in, capacity)
+	}
+	return w.ch.Submit(fn, in, capacity)
+}
+
+// await waits for a call to end or the context: OK, StatusDeadline or StatusCancelled.
+func (w *Worker) await(ctx context.Context, slot uint32) Status {
+	for slice := int64(firstSlice); ; slice = min(2*slice, lastSlice) {
+		if w.ch.Wait(slot, w.until(ctx, slice)) == dataplane.OK {
+			return dataplane.OK
+		}
+		if st := contextStatus(ctx); st != dataplane.OK {
+			return st
+		}
+	}
+}
+
+// until is the end of a slice in the data plane's clock, not later than the context's deadline.
+func (w *Worker) until(ctx context.Context, slice int64) int64 {
+	end := w.lease.now() + slice
+	if d, ok := ctx.Deadline(); ok {
+		end = min(end, w.lease.startN+int64(d.Sub(w.lease.start)))
+	}
+	return max(end, 1) // 0 would mean no deadline
+}
+
+func contextStatus(ctx context.Context) Status {
+	switch err := ctx.Err(); {
+	case err == nil:
+		return dataplane.OK
+	case errors.Is(err, context.DeadlineExceeded):
+		return StatusDeadline
+	default:
+		return StatusCancelled
+	}
+}
+
+// recover goes on after a failed attempt that has not started anything: on a new worker in the place of a dead one, or,
+// with any, on another one when this one's slots are full. It returns the call's result or its error.
+func (w *Worker) recover(ctx context.Context, f *Function, in, out []byte, any bool, o outcome) (int, error) {
+	if !o.started && o.status.Class() == ErrConnection {
+		if err := w.repair(); err != nil {
+			return 0, fmt.Errorf("%s: %w", f.op(), err)
+		}
+		o.n, o.started, o.status = w.run(ctx, f.index, in, out)
+	}
+	if any && !o.started && o.status == dataplane.StatusBusy {
+		for _, other := range w.lease.workers {
+			if other == w || !other.try() {
+				continue
+			}
+			o.n, o.started, o.status = other.run(ctx, f.index, in, out)
+			if o.status != dataplane.StatusBusy || o.started {
+				if o.status != dataplane.OK {
+					n, err := other.recover(ctx, f, in, out, false, o)
+					w.lease.give(other)
+					return n, err
+				}
+				w.lease.give(other)
+				return o.n, nil
+			}
+			w.lease.give(other)
+		}
+	}
+	switch {
+	case o.status == dataplane.OK:
+		return o.n, nil
+	case o.status == StatusTooLarge && !o.started:
+		e := w.explain(f.op(), o.n, false, o.status).(*Error)
+		e.Detail = fmt.Sprintf("payload of %d and room for %d bytes; the lease has eager %d, bulk %d bytes", len(in), len(out),
+			w.lease.config.Eager, w.lease.config.Bulk)
+		return 0, e
+	case o.status == StatusDeadline || o.status == StatusCancelled:
+		return 0, contextError(ctx, f.op(), fmt.Sprintf("on worker %d", w.index), o.started)
+	case o.status == StatusResultTooLarge:
+		return o.n, w.explain(f.op(), o.n, true, o.status)
+	}
+	return 0, w.explain(f.op(), o.n, o.started, o.status)
+}
+
+// Call is a call in flight: a value that may be copied, of which one copy is asked for the result or cancelled.
+type Call struct {
+	worker *Worker
+	f      *Function
+	slot   uint32
+	seq    uint32
+}
+
+// Submit starts a call on this worker and returns at once; capacity is the most bytes that the result may have. in may
+// be reused when Submit returns, unless it lies in a Buffer. ErrBusy when the lease's depth is exhausted. Every Call
+// needs a Result or a Cancel, or its slot stays taken.
+func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
+	if err := w.check(f); err != nil {
+		return Call{}, err
+	}
+	if err := w.claim(ctx, "invoke"); err != nil {
+		return Call{}, err
+	}
+	defer w.lease.give(w)
+	slot, st := w.submit(f.index, in, capacity)
+	if st.Class() == ErrConnection {
+		if err := w.repair(); err != nil {
+			return Call{}, fmt.Errorf("%s: %w", f.op(), err)
+		}
+		slot, st = w.submit(f.index, in, capacity)
+	}
+	if st != dataplane.OK {
+		_, err := w.recover(ctx, f, in, nil, false, outcome{status: st, started: st.Class() == ErrConnection})
+		return Call{}, err
+	}
+	if w.lastSeq++; w.lastSeq == 0 {
+		w.lastSeq = 1
+	}
+	w.slots[slot] = submitted{seq: w.lastSeq, capacity: capacity}
+	return Call{worker: w, f: f, slot: slot, seq: w.lastSeq}, nil
+}
+
+// enter claims the call's worker. lost is set when the call ended with a worker that was replaced.
+func (c Call) enter(ctx context.Context, op string) (lost *outcome, err error) {
+	if c.worker == nil {
+		return nil, fail(op, dataplane.StatusInvalid, "the zero Call")
+	}
+	w := c.worker
+	if err := w.claim(ctx, op); err != nil {
+		return nil, err
+	}
+	if w.slots[c.slot].seq == c.seq {
+		return nil, nil
+	}
+	if o, ok := w.lost[c.seq]; ok {
+		return &o, nil
+	}
+	w.lease.give(w)
+	return nil, fail(op, dataplane.StatusInvalid, "call %d of %s on worker %d was asked for or cancelled already", c.seq, c.f.name, w.index)
+}
+
+// Wait returns nil when the call has ended, well or not: Result tells. When the context ends first the call goes on and
+// may be waited for again.
+func (c Call) Wait(ctx context.Context) error {
+	const op = "wait"
+	for slice := int64(firstSlice); ; slice = min(2*slice, lastSlice) {
+		lost, err := c.enter(ctx, op)
+		if err != nil {
+			return err
+		}
+		w := c.worker
+		ended := lost != nil || w.ch.Wait(c.slot, w.until(ctx, slice)) == dataplane.OK
+		if w.waiting.Load() > 0 {
+			slice = firstSlice / 2 // others want to submit
+		}
+		w.lease.give(w)
+		if ended {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return contextError(ctx, op, fmt.Sprintf("%s on worker %d goes on", c.f.name, w.index), true)
+		}
+	}
+}
+
+// Test says whether the call has ended. It does not wait for the call, but for other goroutines that are using the
+// worker.
+func (c Call) Test() (bool, error) {
+	lost, err := c.enter(context.Background(), "test")
+	if err != nil {
+		return false, err
+	}
+	defer c.worker.lease.give(c.worker)
+	return lost != nil || c.worker.ch.Test(c.slot), nil
+}
+
+// Result stores the result of an ended call to out and frees its slot: once per call. n is its size. ErrBusy when the
+// call has not ended; other errors are as of Invoke.
+func (c Call) Result(out []byte) (n int, err error) {
+	lost, err := c.enter(context.Background(), "result")
+	if err != nil {
+		return 0, err
+	}
+	w := c.worker
+	defer w.lease.give(w)
+	var o outcome
+	if lost != nil {
+		o = *lost
+		delete(w.lost, c.seq)
+		if o.status == dataplane.OK {
+			if len(o.data) > len(out) {
+				return len(o.data), w.explain(c.f.op(), len(o.data), true, StatusResultTooLarge)
+			}
+			return copy(out, o.data), nil
+		}
+	} else {
+		if !w.ch.Test(c.slot) {
+			return 0, fail("result", dataplane.StatusBusy, "%s on worker %d has not ended", c.f.name, w.index)
+		}
+		o = w.collect(c.slot, out)
+		w.slots[c.slot] = submitted{}
+	}
+	if o.status == dataplane.OK {
+		return o.n, nil
+	}
+	if o.err != nil {
+		return 0, fmt.Errorf("%s: %w", c.f.op(), o.err)
+	}
+	if o.status != StatusResultTooLarge {
+		return 0, w.explain(c.f.op(), o.n, o.started, o.status)
+	}
+	return o.n, w.explain(c.f.op(), o.n, true, o.status)
+}
+
+// Cancel gives up the call. The function may run nevertheless; its result is dropped and the slot is free when the
+// worker has answered. Cancelling a call that was asked for already does nothing.
+func (c Call) Cancel() {
+	lost, err := c.enter(context.Background(), "cancel")
+	if err != nil {
+		return
+	}
+	w := c.worker
+	if lost != nil {
+		delete(w.lost, c.seq)
+	} else {
+		w.ch.Abandon(c.slot)
+		w.slots[c.slot] = submitted{}
+	}
+	w.lease.give(w)
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const root = "../.."
+
+// built returns the absolute path of something that make build makes, or fails.
+func built(t *testing.T, path string) string {
+	t.Helper()
+	p, err := filepath.Abs(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(p); err != nil {
+		t.Fatalf("%s is missing: run make build first", path)
+	}
+	return p
+}
+
+// startExecutor starts an executor that lends two cores and returns its address.
+func startExecutor(t *testing.T, secret string) string {
+	t.Helper()
+	providers := "shm"
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		providers = "verbs"
+	}
+	cmd := exec.Command(built(t, "bin/executor"), "--listen", "127.0.0.1:0", "--secret-file", secret, "--cores", "2", "--providers", providers, "--grace", "2s")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready, done := make(chan string, 1), make(chan struct{})
+	var log strings.Builder
+	go func() {
+		defer close(done)
+		for s := bufio.NewScanner(stderr); s.Scan(); {
+			log.WriteString(s.Text() + "\n")
+			if _, rest, ok := strings.Cut(s.Text(), "msg=ready address="); ok {
+				addr, _, _ := strings.Cut(rest, " ")
+				ready <- addr
+			}
+		}
+		cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGTERM)
+		<-done
+		if t.Failed() {
+			t.Logf("the executor said:\n%s", log.String())
+		}
+	})
+	select {
+	case addr := <-ready:
+		return addr
+	case <-done:
+		t.Fatalf("the executor ended at once:\n%s", log.String())
+	case <-time.After(20 * time.Second):
+		t.Fatal("the executor was not ready within 20 s")
+	}
+	return ""
+}
+
+// TestCProgram runs testdata/api_test.c against lib/librfaas.so, alone and as MPI program.
+func TestCProgram(t *testing.T) {
+	header, lib := filepath.Dir(built(t, "include/rfaas.h")), filepath.Dir(built(t, "lib/librfaas.so"))
+	functions := built(t, "build/functions/echo.so")
+	for _, c := range []struct {
+		name, compiler string
+		flags, run     []string
+	}{
+		{"plain", "gcc", nil, nil},
+		{"openmpi", "mpicc.openmpi", []string{"-DWITH_MPI"}, []string{"mpirun.openmpi", "--bind-to", "none", "-n", "2"}},
+		{"mpich", "mpicc.mpich", []string{"-DWITH_MPI"}, []string{"mpirun.mpich", "-n", "2"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.run != nil && os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+				t.Skip("the virtual machine runs the plain one")
+			}
+			if _, err := exec.LookPath(c.compiler); err != nil {
+				t.Fatalf("%s is missing: run make deps", c.compiler)
+			}
+			program := filepath.Join(t.TempDir(), "api_test")
+			args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-I", header, "-o", program,
+				"testdata/api_test.c", "-L", lib, "-lrfaas", "-pthread", "-Wl,-rpath," + lib}, c.flags...)
+			if out, err := exec.Command(c.compiler, args...).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", c.compiler, err, out)
+			}
+			secret := filepath.Join(t.TempDir(), "secret")
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+			defer cancel()
+			line := append(append([]string(nil), c.run...), program, functions)
+			cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+			cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=",
+				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// The tags and operations on the two sides of the seam are the same numbers.
+func TestSeamNumbers(t *testing.T) {
+	header, err := os.ReadFile(root + "/internal/dataplane/rfaas_api.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := map[string]int{}
+	for _, m := range regexp.MustCompile(`RFAAS_(OP|TAG|EVENT)_([A-Z_]+) = (\d+)`).FindAllStringSubmatch(string(header), -1) {
+		c[m[1]+m[2]], _ = strconv.Atoi(m[3])
+	}
+	source, err := os.ReadFile("wire.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, m := range regexp.MustCompile(`(?m)^\t(op|tag|event)([A-Za-z]+) += (\d+)$`).FindAllStringSubmatch(string(source), -1) {
+		name := strings.ToUpper(m[1]) + strings.ToUpper(regexp.MustCompile(`([a-z])([A-Z])`).ReplaceAllString(m[2], "${1}_$2"))
+		if want, _ := strconv.Atoi(m[3]); c[name] != want {
+			t.Errorf("%s is %d in Go and %d in C", name, want, c[name])
+		}
+		n++
+	}
+	if n != len(c) || n == 0 {
+		t.Errorf("%d numbers in Go, %d in C", n, len(c))
+	}
+}
+
+func TestMessage(t *testing.T) {
+	var m message
+	m.u64(tagKey, 1<<63+5)
+	m.str(tagLibrary, "libx.so")
+	m.bytes(tagBlob, nil)
+	m.bytes(tagBlob, []byte{1, 2, 3})
+	f, err := decode(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.u64(tagKey) != 1<<63+5 || f.str(tagLibrary) != "libx.so" || len(f[tagBlob]) != 2 || string(f[tagBlob][1]) != "\x01\x02\x03" {
+		t.Errorf("decoded %v", f)
+	}
+	for cut := 1; cut < len(m); cut++ {
+		f, err := decode(m[:cut])
+		whole := cut == 16 || cut == 16+15 || cut == 16+15+8
+		if (err == nil) != whole {
+			t.Errorf("the first %d bytes: %v, %v", cut, f, err)
+		}
+	}
+}
+
+func FuzzService(f *testing.F) {
+	var m message
+	m.u64(tagKey, 1)
+	m.u64(tagSession, 1)
+	f.Add(uint32(opPlan), []byte(m))
+	f.Add(uint32(opGrant), []byte{1, 0, 0, 0, 255, 255, 255, 255})
+	s := newService(func([]byte) {})
+	f.Fuzz(func(t *testing.T, op uint32, req []byte) {
+		if op == opSessionOpen {
+			return // that one dials
+		}
+		if status, reply := s.handle(op, req); status == 0 && op != opRelease {
+			t.Errorf("operation %d of nothing gives success: %x", op, reply)
+		}
+	})
+}
+
+// A message never decodes to more than it holds.
+func TestDecodeRandom(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 10000 {
+		b := make([]byte, r.IntN(64))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		if len(b) >= fieldHead && r.IntN(2) == 0 {
+			binary.LittleEndian.PutUint32(b[4:], uint32(r.IntN(64)))
+		}
+		f, err := decode(b)
+		total := 0
+		for _, values := range f {
+			for _, v := range values {
+				total += fieldHead + len(v)
+			}
+		}
+		if err == nil && total != len(b) {
+			t.Fatalf("%x decodes to %d of %d bytes", b, total, len(b))
+		}
+	}
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+const flagAllowPlaintext = 1
+
+// service answers the messages of the seam. Safe for concurrent use; operations of one lease come one at a time.
+type service struct {
+	event func([]byte) // towards C
+
+	mu       sync.Mutex
+	sessions map[uint64]*grant.Control
+	leases   map[uint64]*lease
+	next     uint64
+}
+
+// lease is one key's state: pending until it is granted.
+type lease struct {
+	pending *grant.Pending
+	held    *grant.Held
+}
+
+func newService(event func([]byte)) *service {
+	return &service{event: event, sessions: make(map[uint64]*grant.Control), leases: make(map[uint64]*lease)}
+}
+
+// handle runs one operation and returns its status and reply; a failure's reply has the text.
+func (s *service) handle(op uint32, req []byte) (status int32, reply []byte) {
+	f, err := decode(req)
+	var out message
+	if err == nil {
+		err = s.run(op, f, &out)
+	}
+	if err == nil {
+		return int32(dataplane.OK), out
+	}
+	st := int32(dataplane.StatusFatal)
+	var typed *dataplane.Error
+	if errors.As(err, &typed) {
+		st = int32(typed.Status)
+	}
+	out = nil
+	out.str(tagText, err.Error())
+	return st, out
+}
+
+func (s *service) run(op uint32, f fields, out *message) error {
+	ctx := context.Background() // every operation is bounded by the session's time-out
+	switch op {
+	case opSessionOpen:
+		return s.sessionOpen(ctx, f, out)
+	case opSessionClose:
+		return s.sessionClose(f)
+	case opPlan:
+		return s.plan(ctx, f)
+	case opNext:
+		return s.nextCandidate(f, out)
+	case opGrant:
+		return s.grant(ctx, f, out)
+	case opReplace:
+		return s.replace(ctx, f, out)
+	case opRelease:
+		return s.release(ctx, f)
+	}
+	return &dataplane.Error{Op: "control", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("unknown operation %d", op)}
+}
+
+func (s *service) sessionOpen(ctx context.Context, f fields, out *message) error {
+	o := grant.Options{
+		Manager:        f.str(tagManager),
+		Executor:       f.str(tagExecutor),
+		Provider:       f.str(tagProvider),
+		Tenant:         f.str(tagTenant),
+		AllowPlaintext: f.u64(tagFlags)&flagAllowPlaintext != 0,
+		Timeout:        time.Duration(f.u64(tagTimeoutNs)),
+	}.WithEnvironment(os.Getenv)
+	c, err := grant.Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next++
+	s.sessions[s.next] = c
+	out.u64(tagSession, s.next)
+	return nil
+}
+
+func (s *service) sessionClose(f fields) error {
+	id := f.u64(tagSession)
+	s.mu.Lock()
+	c := s.sessions[id]
+	delete(s.sessions, id)
+	s.mu.Unlock()
+	if c == nil {
+		return unknown("session", id)
+	}
+	c.Close()
+	return nil
+}
+
+func (s *service) plan(ctx context.Context, f fields) error {
+	id, key := f.u64(tagSession), f.u64(tagKey)
+	s.mu.Lock()
+	c := s.sessions[id]
+	s.mu.Unlock()
+	if c == nil {
+		return unknown("session", id)
+	}
+	spec := grant.Spec{
+		Library:        f.str(tagLibrary),
+		Workers:        int(f.u64(tagWorkers)),
+		CoresPerWorker: int(f.u64(tagCores)),
+		Memory:         f.u64(tagMemory),
+		Mode:           control.WaitMode(f.u64(tagWaitMode)),
+		Duration:       time.Duration(f.u64(tagDurationNs)),
+		Executor:       f.str(tagExecutor),
+		Depth:          int(f.u64(tagDepth)),
+		Eager:          int(f.u64(tagEager)),
+		Bulk:           f.u64(tagBulk),
+	}
+	if code := f[tagCode]; len(code) > 0 {
+		spec.Code = append([]byte(nil), code[0]...) // the request is C's memory
+	}
+	p, err := c.Prepare(ctx, spec)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases[key] = &lease{pending: p}
+	return nil
+}
+
+func (s *service) lease(f fields) (uint64, *lease, error) {
+	key := f.u64(tagKey)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.leases[key]; l != nil {
+		return key, l, nil
+	}
+	return key, nil, unknown("lease", key)
+}
+
+func (s *service) nextCandidate(f fields, out *message) error {
+	_, l, err := s.lease(f)
+	if err != nil {
+		return err
+	}
+	c, err := l.pending.Next()
+	if err != nil {
+		return err
+	}
+	out.str(tagExecutor, c.Address)
+	out.str(tagNode, c.Node)
+	out.str(tagProvider, c.Provider)
+	return nil
+}
+
+func (s *service) grant(ctx context.Context, f fields, out *message) error {
+	key, l, err := s.lease(f)
+	if err != nil {
+		return err
+	}
+	held, err := l.pending.Grant(ctx, copies(f[tagBlob]))
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	l.held = held
+	s.mu.Unlock()
+	out.u64(tagLeaseID, held.ID)
+	for _, w := range held.Workers {
+		out.bytes(tagBlob, w.Blob)
+		out.u64(tagPID, uint64(w.PID))
+	}
+	for _, name := range held.Functions {
+		out.str(tagFunction, name)
+	}
+	held.Watch(func(e grant.Event) { s.tell(key, e) })
+	return nil
+}
+
+// tell passes an event on to C.
+func (s *service) tell(key uint64, e grant.Event) {
+	var m message
+	m.u64(tagKey, key)
+	switch e.Kind {
+	case grant.WorkerDied:
+		m.u64(tagEvent, eventWorkerDied)
+		m.u64(tagWorker, uint64(e.Worker))
+		m.u64(tagPID, uint64(e.PID))
+	case grant.LeaseEnded:
+		m.u64(tagEvent, eventLeaseEnded)
+	case grant.Draining:
+		m.u64(tagEvent, eventDraining)
+	}
+	m.u64(tagStatus, uint64(int64(e.Status)))
+	m.str(tagText, e.Reason)
+	m.bytes(tagOutput, e.Output)
+	s.event(m)
+}
+
+func (s *service) replace(ctx context.Context, f fields, out *message) error {
+	_, l, err := s.lease(f)
+	if err != nil {
+		return err
+	}
+	blobs := copies(f[tagBlob])
+	if l.held == nil || len(blobs) != 1 {
+		return &dataplane.Error{Op: "replace a worker", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("%d blobs, want 1, of a granted lease", len(blobs))}
+	}
+	w, err := l.held.Replace(ctx, int(f.u64(tagWorker)), blobs[0])
+	if err != nil {
+		return err
+	}
+	out.bytes(tagBlob, w.Blob)
+	out.u64(tagPID, uint64(w.PID))
+	return nil
+}
+
+func (s *service) release(ctx context.Context, f fields) error {
+	key, l, err := s.lease(f)
+	if err != nil {
+		return nil // it was never planned
+	}
+	s.mu.Lock()
+	delete(s.leases, key)
+	s.mu.Unlock()
+	if l.held == nil {
+		return nil
+	}
+	return l.held.Release(ctx)
+}
+
+func copies(in [][]byte) [][]byte {
+	out := make([][]byte, len(in))
+	for i, b := range in {
+		out[i] = append([]byte(nil), b...)
+	}
+	return out
+}
+
+func unknown(what string, id uint64) error {
+	return &dataplane.Error{Op: "control", Status: dataplane.StatusInvalid, Detail: fmt.Sprintf("unknown %s %#x", what, id)}
+}

@@ -1,0 +1,448 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+func TestInvoke(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2, Bulk: 4 << 20})
+	echo := function(t, l, "echo")
+	for _, size := range []int{0, 1, 8, 64, 4096, 16 << 10, 16<<10 + 1, 1 << 20, 4 << 20} {
+		in := make([]byte, size)
+		for i := range in {
+			in[i] = byte(i * 7)
+		}
+		out := make([]byte, size)
+		for range 3 {
+			n, err := echo.Invoke(context.Background(), in, out)
+			if err != nil {
+				t.Fatalf("%d bytes: %v", size, err)
+			}
+			if n != size || !bytes.Equal(in, out) {
+				t.Fatalf("%d bytes: %d came back, equal %v", size, n, bytes.Equal(in, out))
+			}
+		}
+	}
+}
+
+func u64(v uint64) []byte { return binary.LittleEndian.AppendUint64(nil, v) }
+
+func TestInvokeFromManyGoroutines(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2, WaitMode: client.Warm})
+	echo := function(t, l, "echo")
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			out := make([]byte, 8)
+			for i := range 200 {
+				in := u64(uint64(g)<<32 | uint64(i))
+				if n, err := echo.Invoke(t.Context(), in, out); err != nil || n != 8 || !bytes.Equal(in, out) {
+					t.Errorf("goroutine %d, call %d: %d bytes %x, %v", g, i, n, out, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestInvokeMakesNoAllocation(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	echo := function(t, l, "echo")
+	in, out := make([]byte, 64), make([]byte, 64)
+	background := context.Background()
+	cancellable, cancel := context.WithCancel(background)
+	defer cancel()
+	for name, ctx := range map[string]context.Context{"background": background, "cancellable": cancellable} {
+		if a := testing.AllocsPerRun(200, func() {
+			if _, err := echo.Invoke(ctx, in, out); err != nil {
+				t.Fatal(err)
+			}
+		}); a != 0 {
+			t.Errorf("%s: %v allocations per call, want 0", name, a)
+		}
+	}
+}
+
+// A worker that dies ends its call with a named error within a second, and the next call finds a new one.
+func TestDeadWorkerIsNamedAndReplaced(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	count, echo := function(t, l, "count"), function(t, l, "echo")
+	out := make([]byte, 8)
+	for _, c := range []struct {
+		function, in string
+		want         []string
+	}{
+		{"crash", "", []string{"signal 11", "worker 0"}},
+		{"call_abort", "", []string{"signal 6"}},
+		{"call_exit", "\x07\x00\x00\x00\x00\x00\x00\x00", []string{"7"}},
+		{"print_and_crash", "last words", []string{"signal 11", "last words"}},
+	} {
+		t.Run(c.function, func(t *testing.T) {
+			start := time.Now()
+			_, err := function(t, l, c.function).Invoke(context.Background(), []byte(c.in), out)
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("it took %v to hear of it", took)
+			}
+			var e *client.Error
+			if !errors.Is(err, client.ErrConnection) || !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started {
+				t.Fatalf("got %v (%#v), want a worker that died", err, e)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not name %q", err, want)
+				}
+			}
+			if n, err := echo.Invoke(context.Background(), []byte("again"), out); err != nil || string(out[:n]) != "again" {
+				t.Fatalf("the next call: %q, %v", out[:n], err)
+			}
+			if _, err := count.Invoke(context.Background(), nil, out); err != nil || !bytes.Equal(out, u64(1)) {
+				t.Errorf("the worker has counted %x, want 1 in a new one; %v", out, err)
+			}
+		})
+	}
+	if l.Replaced() != 4 {
+		t.Errorf("%d workers were replaced, want 4", l.Replaced())
+	}
+}
+
+func TestKilledWorkerEndsCallsInFlight(t *testing.T) {
+	for _, mode := range []client.WaitMode{client.Adaptive, client.Hot, client.Warm} {
+		t.Run(fmt.Sprint(mode), func(t *testing.T) {
+			w := newWorld(t)
+			l := w.lease(t, client.LeaseOptions{WaitMode: mode})
+			sleep, pid := function(t, l, "sleep_ns"), function(t, l, "pid")
+			out := make([]byte, 8)
+			if _, err := pid.Invoke(t.Context(), nil, out); err != nil {
+				t.Fatal(err)
+			}
+			victim := int(binary.LittleEndian.Uint64(out))
+			var calls []client.Call
+			for range 3 {
+				c, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(time.Minute)), 8)
+				if err != nil {
+					t.Fatal(err)
+				}
+				calls = append(calls, c)
+			}
+			if victim != l.Worker(0).PID() {
+				t.Logf("worker says it is process %d, the executor %d", victim, l.Worker(0).PID())
+				victim = l.Worker(0).PID()
+			}
+			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			killed := time.Now()
+			for i, c := range calls {
+				if err := c.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				_, err := c.Result(out)
+				var e *client.Error
+				if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !strings.Contains(err.Error(), "signal 9") {
+					t.Errorf("call %d: %v", i, err)
+				}
+			}
+			if d := time.Since(killed); d > time.Second {
+				t.Errorf("the calls ended %v after the kill, want within 1 s", d)
+			}
+			if _, err := pid.Invoke(t.Context(), nil, out); err != nil || bytes.Equal(out, u64(uint64(victim))) {
+				t.Errorf("the next call: %x, %v", out, err)
+			}
+		})
+	}
+}
+
+func TestSubmit(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Depth: 4})
+	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
+	worker := l.Worker(0)
+	out := make([]byte, 64)
+
+	var calls []client.Call
+	for i := range 4 {
+		c, err := worker.Submit(t.Context(), echo, u64(uint64(i)), 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls = append(calls, c)
+	}
+	if _, err := worker.Submit(t.Context(), echo, nil, 8); !errors.Is(err, client.ErrBusy) {
+		t.Errorf("a call more than the depth: %v, want busy", err)
+	}
+	for i := range calls { // the last one first
+		i := len(calls) - 1 - i
+		if err := calls[i].Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if ended, err := calls[i].Test(); !ended || err != nil {
+			t.Errorf("Test after Wait: %v, %v", ended, err)
+		}
+		if n, err := calls[i].Result(out); err != nil || !bytes.Equal(out[:n], u64(uint64(i))) {
+			t.Errorf("call %d: %x, %v", i, out[:n], err)
+		}
+		if _, err := calls[i].Result(out); !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("asked twice: %v, want invalid", err)
+		}
+		calls[i].Cancel() // nothing happens
+	}
+
+	c, err := worker.Submit(t.Context(), sleep, u64(200e6), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Result(out); !errors.Is(err, client.ErrBusy) {
+		t.Errorf("result of a running call: %v, want busy", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := c.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, client.ErrFunction) {
+		t.Errorf("wait with deadline: %v", err)
+	}
+	if err := c.Wait(t.Context()); err != nil { // it went on
+		t.Error(err)
+	}
+	if _, err := c.Result(out); err != nil {
+		t.Error(err)
+	}
+	c, err = worker.Submit(t.Context(), sleep, u64(20e6), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Cancel()
+	if err := c.Wait(t.Context()); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("wait after cancel: %v, want invalid", err)
+	}
+	if err := (client.Call{}).Wait(t.Context()); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("the zero call: %v, want invalid", err)
+	}
+	if n, err := echo.Invoke(t.Context(), []byte("after"), out); err != nil || string(out[:n]) != "after" {
+		t.Errorf("after all: %q, %v", out[:n], err)
+	}
+}
+
+func TestDeadlineAndCancel(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	sleep, echo := function(t, l, "sleep_ns"), function(t, l, "echo")
+	out := make([]byte, 8)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := sleep.Invoke(ctx, u64(300e6), out)
+	var e *client.Error
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || e.Status != client.StatusDeadline || !e.Started {
+		t.Errorf("deadline: %v", err)
+	}
+	if d := time.Since(start); d > 200*time.Millisecond {
+		t.Errorf("the deadline of 20 ms was noticed after %v", d)
+	}
+	if _, err := echo.Invoke(ctx, nil, out); !errors.Is(err, context.DeadlineExceeded) || (errors.As(err, &e) && e.Started) {
+		t.Errorf("a context that had ended: %v", err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	time.AfterFunc(20*time.Millisecond, stop)
+	if _, err := sleep.Invoke(ctx, u64(300e6), out); !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Status != client.StatusCancelled {
+		t.Errorf("cancel: %v", err)
+	}
+	// The late replies belong to nobody.
+	for i := range uint64(20) {
+		if _, err := echo.Invoke(t.Context(), u64(i), out); err != nil || !bytes.Equal(out, u64(i)) {
+			t.Fatalf("call %d after the given up ones: %x, %v", i, out, err)
+		}
+	}
+}
+
+func TestFunctionErrors(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Bulk: 1 << 20})
+	out := make([]byte, 64)
+	_, err := function(t, l, "fail").Invoke(t.Context(), []byte("negative volatility"), out)
+	var e *client.Error
+	if !errors.Is(err, client.ErrFunction) || !errors.As(err, &e) || e.Status != client.StatusFunctionFailed {
+		t.Errorf("failing function: %v", err)
+	}
+	if !strings.Contains(err.Error(), "negative volatility") {
+		t.Errorf("%q does not have the function's message", err)
+	}
+	_, err = function(t, l, "fail").Invoke(context.Background(), []byte("negative volatility"), out)
+	if !errors.Is(err, client.ErrFunction) || !strings.Contains(err.Error(), "negative volatility") {
+		t.Errorf("synchronous: %q does not have the function's message", err)
+	}
+	n, err := function(t, l, "too_large").Invoke(t.Context(), nil, out)
+	if !errors.As(err, &e) || e.Status != client.StatusResultTooLarge || n != 65 {
+		t.Errorf("too large result: %d, %v", n, err)
+	}
+	n, err = function(t, l, "echo").Invoke(t.Context(), make([]byte, 100), out)
+	if !errors.As(err, &e) || e.Status != client.StatusResultTooLarge {
+		t.Errorf("result above the room: %d, %v", n, err)
+	}
+	_, err = function(t, l, "sum").Invoke(t.Context(), make([]byte, 1<<20+1), out)
+	if !errors.Is(err, client.ErrInvalid) || !errors.As(err, &e) || e.Status != client.StatusTooLarge || !strings.Contains(err.Error(), "1048577") {
+		t.Errorf("payload above the bulk area: %v", err)
+	}
+	if _, err := function(t, l, "echo").Invoke(t.Context(), []byte("ok"), out); err != nil {
+		t.Errorf("after the errors: %v", err)
+	}
+}
+
+func TestBufferPayloads(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Bulk: 1 << 20})
+	worker, sum := l.Worker(0), function(t, l, "sum")
+	b, err := worker.Alloc(t.Context(), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Bytes() {
+		b.Bytes()[i] = 1
+	}
+	out := make([]byte, 8)
+	for _, size := range []int{0, 8, 4096, 100_000, 1 << 20} {
+		if _, err := worker.Invoke(t.Context(), sum, b.Bytes()[:size], out); err != nil || !bytes.Equal(out, u64(uint64(size))) {
+			t.Errorf("%d bytes: %x, %v", size, out, err)
+		}
+	}
+	if err := b.Free(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := b.Free(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReleaseEndsCalls(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	sleep := function(t, l, "sleep_ns")
+	ended := make(chan error, 2)
+	for i := range 2 {
+		go func() {
+			_, err := l.Worker(i).Invoke(context.Background(), sleep, u64(uint64(time.Minute)), nil)
+			ended <- err
+		}()
+	}
+	time.Sleep(50 * time.Millisecond)
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, client.ErrLease) {
+				t.Errorf("a call in flight ended with %v, want lease", err)
+			}
+		case <-time.After(2 * time.Second):
+			t.Fatal("a call did not end with its lease")
+		}
+	}
+	if _, err := sleep.Invoke(t.Context(), nil, nil); !errors.Is(err, client.ErrLease) {
+		t.Errorf("a call after release: %v, want lease", err)
+	}
+	if l.Err() == nil {
+		t.Error("a released lease has no error")
+	}
+	// The cores are free again.
+	again := w.lease(t, client.LeaseOptions{Workers: 2})
+	if err := again.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLeaseExpires(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Duration: 300 * time.Millisecond})
+	start := time.Now()
+	_, err := function(t, l, "sleep_ns").Invoke(context.Background(), u64(uint64(time.Minute)), make([]byte, 8))
+	if !errors.Is(err, client.ErrLease) || !strings.Contains(err.Error(), "expired") {
+		t.Errorf("a call in an expiring lease: %v", err)
+	}
+	if d := time.Since(start); d > 2*time.Second {
+		t.Errorf("it ended after %v", d)
+	}
+	if !errors.Is(l.Err(), client.ErrLease) {
+		t.Errorf("lease's error: %v", l.Err())
+	}
+}
+
+func TestExecutorKilled(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	time.AfterFunc(50*time.Millisecond, func() { w.signal(syscall.SIGKILL) })
+	start := time.Now()
+	_, err := function(t, l, "sleep_ns").Invoke(context.Background(), u64(uint64(time.Minute)), make([]byte, 8))
+	if !errors.Is(err, client.ErrConnection) && !errors.Is(err, client.ErrLease) {
+		t.Errorf("a call whose executor was killed: %v", err)
+	}
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("it ended after %v", d)
+	}
+	start = time.Now()
+	if _, err := function(t, l, "echo").Invoke(context.Background(), nil, nil); err == nil {
+		t.Error("a call without an executor worked")
+	}
+	if d := time.Since(start); d > 12*time.Second {
+		t.Errorf("the next call ended after %v", d)
+	}
+}
+
+func TestManagerFindsExecutor(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	manager := start(t, "bin/resource-manager", secret)
+	w := &world{secret: secret}
+	w.session = w.connect(t, client.Options{Manager: manager.Address, Provider: "auto"})
+	_, err := w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), manager.Address) {
+		t.Errorf("a manager without executors: %v", err)
+	}
+	for range 2 {
+		start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--manager", manager.Address)
+	}
+	l := waitForLease(t, w, client.LeaseOptions{Workers: 2})
+	second := waitForLease(t, w, client.LeaseOptions{Workers: 2})
+	if l.Executor() == second.Executor() {
+		t.Errorf("both leases are on %s, which has two cores", l.Executor())
+	}
+	if _, err := w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2}); !errors.Is(err, client.ErrBusy) {
+		t.Errorf("a lease of what is not free: %v, want busy", err)
+	}
+	if _, err := w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 3}); !errors.Is(err, client.ErrInvalid) {
+		t.Errorf("a lease larger than every node: %v, want invalid", err)
+	}
+	out := make([]byte, 2)
+	if _, err := function(t, second, "echo").Invoke(t.Context(), []byte("hi"), out); err != nil || string(out) != "hi" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// waitForLease tries until executors have registered.
+func waitForLease(t *testing.T, w *world, o client.LeaseOptions) *client.Lease {
+	t.Helper()
+	o.Library = built(t, "build/functions/echo.so")
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		l, err := w.session.Lease(t.Context(), o)
+		if err == nil {
+			return l
+		}
+		if time.Now().After(end) || !errors.Is(err, client.ErrBusy) && !errors.Is(err, client.ErrInvalid) {
+			t.Fatal(err)
+		}
+	}
+}

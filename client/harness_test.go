@@ -1,0 +1,156 @@
+package client_test
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// root is the repository, where make build left the programs.
+const root = ".."
+
+// built returns the path of something that make build makes, or fails.
+func built(t testing.TB, path string) string {
+	t.Helper()
+	p, err := filepath.Abs(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(p); err != nil {
+		t.Fatalf("%s is missing: run make build first", path)
+	}
+	return p
+}
+
+// daemon is a running executor or resource manager.
+type daemon struct {
+	cmd     *exec.Cmd
+	Address string
+	done    chan struct{} // closed when it has ended
+}
+
+// start runs a daemon on a free loopback port and returns when it is ready. It is stopped with the test.
+func start(t testing.TB, program, secret string, args ...string) *daemon {
+	t.Helper()
+	cmd := exec.Command(built(t, program), append([]string{"--listen", "127.0.0.1:0", "--secret-file", secret}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{cmd: cmd, done: make(chan struct{})}
+	ready := make(chan string, 1)
+	var log strings.Builder
+	go func() {
+		defer close(d.done)
+		for s := bufio.NewScanner(stderr); s.Scan(); {
+			log.WriteString(s.Text() + "\n")
+			if _, rest, ok := strings.Cut(s.Text(), "msg=ready address="); ok {
+				addr, _, _ := strings.Cut(rest, " ")
+				ready <- addr
+			}
+		}
+		cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		d.signal(syscall.SIGTERM)
+		select {
+		case <-d.done:
+		case <-time.After(20 * time.Second):
+			d.signal(syscall.SIGKILL)
+			t.Errorf("%s did not end within 20 s of SIGTERM", program)
+			<-d.done
+		}
+		if t.Failed() {
+			t.Logf("%s said:\n%s", program, log.String())
+		}
+	})
+	select {
+	case d.Address = <-ready:
+	case <-d.done:
+		t.Fatalf("%s ended at once:\n%s", program, log.String())
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s was not ready within 20 s", program)
+	}
+	return d
+}
+
+func (d *daemon) signal(s syscall.Signal) { _ = d.cmd.Process.Signal(s) }
+
+// provider is what these tests run on: RFAAS_TEST_PROVIDER, else shm.
+func provider() string {
+	if p := os.Getenv("RFAAS_TEST_PROVIDER"); p != "" {
+		return p
+	}
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		return "verbs"
+	}
+	return "shm"
+}
+
+// world is an executor with a session to it.
+type world struct {
+	*daemon
+	secret  string
+	session *client.Session
+}
+
+// newWorld starts an executor that lends two cores.
+func newWorld(t testing.TB, args ...string) *world {
+	t.Helper()
+	w := &world{secret: filepath.Join(t.TempDir(), "secret")}
+	w.daemon = start(t, "bin/executor", w.secret, append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)...)
+	w.session = w.connect(t, client.Options{Executor: w.Address})
+	return w
+}
+
+func (w *world) connect(t testing.TB, o client.Options) *client.Session {
+	t.Helper()
+	o.SecretFile = w.secret
+	if o.Provider == "" {
+		o.Provider = provider()
+	}
+	s, err := client.Connect(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil && !t.Failed() {
+			t.Logf("close: %v", err)
+		}
+	})
+	return s
+}
+
+// lease takes a lease of the test functions; Adaptive unless the options say otherwise.
+func (w *world) lease(t testing.TB, o client.LeaseOptions) *client.Lease {
+	t.Helper()
+	if o.Library == "" {
+		o.Library = built(t, "build/functions/echo.so")
+	}
+	l, err := w.session.Lease(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func function(t testing.TB, l *client.Lease, name string) *client.Function {
+	t.Helper()
+	f, err := l.Function(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}

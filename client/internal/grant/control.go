@@ -1,0 +1,289 @@
+package grant
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"google.golang.org/grpc"
+)
+
+// Environment variables that fill in what Options leaves empty.
+const (
+	EnvManager        = "RFAAS_MANAGER"
+	EnvExecutor       = "RFAAS_EXECUTOR"
+	EnvProvider       = "RFAAS_PROVIDER"
+	EnvAllowPlaintext = "RFAAS_ALLOW_PLAINTEXT"
+)
+
+// DefaultTimeout bounds a control operation whose context has no deadline.
+const DefaultTimeout = 10 * time.Second
+
+// Options says where executors are found. WithEnvironment fills the empty fields.
+type Options struct {
+	Manager        string        // host:port or unix:PATH of a resource manager
+	Executor       string        // or of one executor
+	Provider       string        // "shm", "verbs" or "auto"
+	Tenant         string        // account that pays
+	SecretFile     string        // empty: control's default
+	AllowPlaintext bool          // see control.DialConfig
+	Timeout        time.Duration // 0: DefaultTimeout
+}
+
+// WithEnvironment returns o with empty fields taken from the environment. An address in o wins over both
+// addresses there; with both in the environment the manager wins.
+func (o Options) WithEnvironment(getenv func(string) string) Options {
+	if o.Manager == "" && o.Executor == "" {
+		o.Manager = getenv(EnvManager)
+		if o.Manager == "" {
+			o.Executor = getenv(EnvExecutor)
+		}
+	}
+	if o.Provider == "" {
+		o.Provider = getenv(EnvProvider)
+	}
+	if !o.AllowPlaintext {
+		o.AllowPlaintext, _ = strconv.ParseBool(getenv(EnvAllowPlaintext))
+	}
+	if o.Tenant == "" {
+		o.Tenant = cmp.Or(getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
+	}
+	return o
+}
+
+// Control holds the connections of one session to a manager and to executors. Safe for concurrent use.
+type Control struct {
+	opts   Options
+	nodeID string
+
+	mu     sync.Mutex
+	conns  map[string]*grpc.ClientConn
+	closed bool
+}
+
+// Open checks the options and reaches the manager or executor once, so that a wrong address is found here.
+func Open(ctx context.Context, o Options) (*Control, error) {
+	const op = "connect"
+	if o.Manager == "" && o.Executor == "" {
+		return nil, fail(op, dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
+	}
+	if o.Manager != "" && o.Executor != "" {
+		return nil, fail(op, dataplane.StatusInvalid, "both a manager (%s) and an executor (%s) are given, want one", o.Manager, o.Executor)
+	}
+	switch o.Provider {
+	case "":
+		o.Provider = "auto"
+	case "auto", "shm", "verbs":
+	default:
+		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs", o.Provider)
+	}
+	if o.Timeout < 0 {
+		return nil, fail(op, dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
+	}
+	if o.Timeout == 0 {
+		o.Timeout = DefaultTimeout
+	}
+	id, err := control.NodeID()
+	if err != nil {
+		return nil, fail(op, dataplane.StatusFatal, "%v", err)
+	}
+	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn)}
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	if o.Manager != "" {
+		_, err = c.list(ctx)
+	} else {
+		_, err = c.info(ctx, o.Executor)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close closes the connections. Leases must have been released; those that were not end when their executor
+// notices.
+func (c *Control) Close() {
+	c.mu.Lock()
+	conns := c.conns
+	c.conns, c.closed = nil, true
+	c.mu.Unlock()
+	for _, conn := range conns {
+		conn.Close()
+	}
+}
+
+// bound gives control operations the session's time-out unless the context has a tighter one.
+func (c *Control) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.opts.Timeout)
+}
+
+// dial returns the connection to addr: one per address and session.
+func (c *Control) dial(op, addr string) (*grpc.ClientConn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fail(op, dataplane.StatusInvalid, "the session is closed")
+	}
+	if conn := c.conns[addr]; conn != nil {
+		return conn, nil
+	}
+	conn, err := control.Dial(addr, control.DialConfig{SecretFile: c.opts.SecretFile, AllowPlaintext: c.opts.AllowPlaintext})
+	if err != nil {
+		e := fromControl(op, "", err)
+		if control.ClassOf(err) == control.ClassFatal { // the secret file: something for the caller to put right
+			e = fail(op, dataplane.StatusInvalid, "%v", err)
+		}
+		return nil, e
+	}
+	c.conns[addr] = conn
+	return conn, nil
+}
+
+func (c *Control) info(ctx context.Context, addr string) (*control.InfoReply, error) {
+	const op = "ask the executor"
+	conn, err := c.dial(op, addr)
+	if err != nil {
+		return nil, err
+	}
+	r, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
+	if err != nil {
+		return nil, fromControl(op, addr, err)
+	}
+	if r.ProtocolVersion != control.ProtocolVersion {
+		return nil, fail(op, dataplane.StatusProtocol, "%s speaks control protocol %d, this client %d", addr, r.ProtocolVersion, control.ProtocolVersion)
+	}
+	return r, nil
+}
+
+func (c *Control) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
+	const op = "ask the resource manager"
+	conn, err := c.dial(op, c.opts.Manager)
+	if err != nil {
+		return nil, err
+	}
+	r, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
+	if err != nil {
+		return nil, fromControl(op, c.opts.Manager, err)
+	}
+	return r.Executors, nil
+}
+
+// Candidate is an executor that may grant a lease.
+type Candidate struct {
+	Address  string
+	Node     string // host name, for people
+	Provider string // "shm" or "verbs", decided
+	info     *control.InfoReply
+}
+
+// provider decides how to reach the node that info describes; an error says why there is no way.
+func (c *Control) provider(addr string, info *control.InfoReply) (string, error) {
+	const op = "choose a provider"
+	local := info.NodeId != "" && info.NodeId == c.nodeID
+	offers := func(p string) bool { return slices.Contains(info.Providers, p) }
+	switch c.opts.Provider {
+	case "shm":
+		if !local {
+			return "", fail(op, dataplane.StatusUnsupported, "provider shm: executor %s runs on node %q, not on this one", addr, info.Node)
+		}
+		if !offers("shm") {
+			return "", fail(op, dataplane.StatusUnsupported, "executor %s offers %v, not shm", addr, info.Providers)
+		}
+		return "shm", nil
+	case "verbs":
+		if !offers("verbs") {
+			return "", fail(op, dataplane.StatusUnsupported, "executor %s offers %v, not verbs", addr, info.Providers)
+		}
+		return "verbs", nil
+	}
+	if local && offers("shm") {
+		return "shm", nil
+	}
+	if offers("verbs") {
+		return "verbs", nil
+	}
+	return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v: shm needs the same node and network name space, "+
+		"verbs an RDMA device", addr, info.Node, info.Providers)
+}
+
+// candidates lists the executors to try for a lease, the best first. With none, the error tells why.
+func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
+	const op = "find an executor"
+	if addr := cmp.Or(s.Executor, c.opts.Executor); addr != "" {
+		info, err := c.info(ctx, addr)
+		if err != nil {
+			return nil, err
+		}
+		// Found here and not by the executor: the channels of a lease that cannot be may take gigabytes.
+		if need := uint32(s.Workers * s.CoresPerWorker); need > info.Cores {
+			return nil, fail(op, dataplane.StatusInvalid, "%d workers of %d cores need %d cores, executor %s lends %d",
+				s.Workers, s.CoresPerWorker, need, addr, info.Cores)
+		} else if need > info.FreeCores {
+			return nil, fail(op, dataplane.StatusBusy, "%d workers of %d cores need %d cores, executor %s has %d of %d free",
+				s.Workers, s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
+		}
+		p, err := c.provider(addr, info)
+		if err != nil {
+			return nil, err
+		}
+		return []Candidate{{Address: addr, Node: info.Node, Provider: p, info: info}}, nil
+	}
+	entries, err := c.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		found        []Candidate
+		alive        int
+		most, mostOf uint32
+		noWay        error
+	)
+	need := uint32(s.Workers * s.CoresPerWorker)
+	for _, e := range entries {
+		if !e.Alive || e.Info == nil || e.Info.Draining {
+			continue
+		}
+		alive++
+		most, mostOf = max(most, e.Info.FreeCores), max(mostOf, e.Info.Cores)
+		if e.Info.FreeCores < need {
+			continue
+		}
+		p, err := c.provider(e.Address, e.Info)
+		if err != nil {
+			noWay = err
+			continue
+		}
+		found = append(found, Candidate{Address: e.Address, Node: e.Info.Node, Provider: p, info: e.Info})
+	}
+	switch {
+	case len(found) > 0:
+	case noWay != nil:
+		return nil, noWay
+	case alive == 0:
+		return nil, fail(op, dataplane.StatusBusy, "the resource manager %s knows %d executors, none of them alive and open", c.opts.Manager, len(entries))
+	case mostOf < need:
+		return nil, fail(op, dataplane.StatusInvalid, "%d workers of %d cores need %d cores on one node, the largest of %d executors has %d",
+			s.Workers, s.CoresPerWorker, need, alive, mostOf)
+	default:
+		return nil, fail(op, dataplane.StatusBusy, "%d workers of %d cores need %d free cores on one node, the freest of %d executors has %d",
+			s.Workers, s.CoresPerWorker, need, alive, most)
+	}
+	// This node first, then the freest; equal ones in random order, so that many ranks do not run after one.
+	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+	slices.SortStableFunc(found, func(a, b Candidate) int {
+		if c.opts.Provider == "auto" && a.Provider != b.Provider {
+			return cmp.Compare(a.Provider, b.Provider) // "shm" before "verbs"
+		}
+		return cmp.Compare(b.info.FreeCores, a.info.FreeCores)
+	})
+	return found, nil
+}

@@ -1,0 +1,82 @@
+// Package grant is the control side of a client: it finds an executor, takes a lease there with the blobs of
+// channels that somebody else made, and watches over it. It moves bytes and names only and never sees a channel,
+// so both the Go client and the C library stand on it, and an agent that serves many ranks can.
+//
+//	Open ──▶ Control ── Prepare ──▶ Pending ── Next, Grant ──▶ Held ── Watch, Replace ──▶ Release
+//
+// Everything here is off the invocation path.
+package grant
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func fail(op string, st dataplane.Status, format string, args ...any) error {
+	return &dataplane.Error{Op: op, Status: st, Detail: fmt.Sprintf(format, args...)}
+}
+
+// fromControl makes a typed error of what a control call returned. who is the address that was called.
+func fromControl(op, who string, err error) error {
+	var typed *dataplane.Error
+	if err == nil || errors.As(err, &typed) {
+		return err
+	}
+	st, detail := dataplane.Status(control.StatusOf(err)), err.Error()
+	var code codes.Code
+	if s, ok := status.FromError(err); ok {
+		detail, code = s.Message(), s.Code()
+	}
+	if st == dataplane.StatusConnection {
+		st = dataplane.StatusPeerGone
+	}
+	if _, dial, ok := strings.Cut(detail, "Error while dialing: "); ok {
+		detail = strings.TrimSuffix(dial, "\"") // "dial tcp 127.0.0.1:1: connect: connection refused"
+	}
+	switch {
+	case code == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded):
+		st, detail = dataplane.StatusDeadline, "no answer in time"
+	case code == codes.Canceled || errors.Is(err, context.Canceled):
+		st, detail = dataplane.StatusCancelled, "cancelled"
+	case code == codes.Unimplemented && strings.HasPrefix(detail, "unknown service"):
+		st, detail = dataplane.StatusProtocol, "another kind of daemon answers there: "+detail
+	case code == codes.Unavailable && strings.Contains(detail, "error reading server preface"):
+		st, detail = dataplane.StatusProtocol, "what listens there does not speak the control protocol"
+	}
+	if who != "" {
+		detail = who + ": " + detail
+	}
+	if ctx := contextError(st); ctx != nil {
+		return &ContextError{Err: &dataplane.Error{Op: op, Status: st, Detail: detail}, Cause: ctx}
+	}
+	return &dataplane.Error{Op: op, Status: st, Detail: detail}
+}
+
+func contextError(st dataplane.Status) error {
+	switch st {
+	case dataplane.StatusDeadline:
+		return context.DeadlineExceeded
+	case dataplane.StatusCancelled:
+		return context.Canceled
+	}
+	return nil
+}
+
+// ContextError is an error that a context caused: errors.Is finds both the class and the context's error.
+type ContextError struct {
+	Err   *dataplane.Error
+	Cause error
+}
+
+// Error is the text of the typed error.
+func (e *ContextError) Error() string { return e.Err.Error() }
+
+// Unwrap gives both.
+func (e *ContextError) Unwrap() []error { return []error{e.Err, e.Cause} }

@@ -1,0 +1,300 @@
+package grant
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Limits of a lease that both sides know (dp_wire.h; the executor may have tighter ones).
+const (
+	MaxWorkers = 4096
+	MaxLibrary = 1 << 30
+)
+
+// Spec is what a lease shall be.
+type Spec struct {
+	Library        string // path of the shared library, or
+	Code           []byte // its bytes; Library is then only its name for people
+	Workers        int
+	CoresPerWorker int
+	Memory         uint64 // bytes per worker, 0: the executor's default
+	Mode           control.WaitMode
+	Duration       time.Duration
+	Executor       string // address, empty: the session's choice
+	Depth, Eager   int    // of the channels that will be offered
+	Bulk           uint64
+}
+
+// Pending is a lease before it is granted: candidates in order, the library read and hashed. One goroutine.
+type Pending struct {
+	c          *Control
+	spec       Spec
+	code       []byte
+	name       string
+	sha        [sha256.Size]byte
+	candidates []Candidate
+	current    int // index of the candidate that Next gave, -1 before
+	last       error
+	granted    bool
+}
+
+// Prepare checks the spec, reads the library and finds candidates.
+func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
+	const op = "lease"
+	if s.CoresPerWorker == 0 {
+		s.CoresPerWorker = 1
+	}
+	switch {
+	case s.Workers < 1 || s.Workers > MaxWorkers:
+		return nil, fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", s.Workers, MaxWorkers)
+	case s.CoresPerWorker < 1 || s.CoresPerWorker > 1<<16:
+		return nil, fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
+	case s.Duration < 0:
+		return nil, fail(op, dataplane.StatusInvalid, "duration %v is negative", s.Duration)
+	case s.Mode < 0 || s.Mode > control.WaitMode_WAIT_MODE_WARM:
+		return nil, fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
+	}
+	p := &Pending{c: c, spec: s, code: s.Code, name: filepath.Base(s.Library), current: -1}
+	if s.Code == nil {
+		var err error
+		if p.code, err = readLibrary(s.Library); err != nil {
+			return nil, err
+		}
+	}
+	if err := checkELF(s.Library, p.code); err != nil {
+		return nil, err
+	}
+	p.sha = sha256.Sum256(p.code)
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	var err error
+	p.candidates, err = c.candidates(ctx, &s)
+	return p, err
+}
+
+func readLibrary(path string) ([]byte, error) {
+	const op = "read the library"
+	if path == "" {
+		return nil, fail(op, dataplane.StatusInvalid, "no library is given: want a path or bytes")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
+	case !st.Mode().IsRegular():
+		return nil, fail(op, dataplane.StatusBadLibrary, "%s is not a regular file", path)
+	case st.Size() > MaxLibrary:
+		return nil, fail(op, dataplane.StatusBadLibrary, "%s has %d bytes, want at most %d", path, st.Size(), MaxLibrary)
+	}
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
+	}
+	return b, nil
+}
+
+// checkELF finds at once what needs no executor to find. The executor checks everything.
+func checkELF(path string, b []byte) error {
+	if path == "" {
+		path = "library"
+	}
+	if len(b) < 64 || string(b[:4]) != "\x7fELF" {
+		return fail("check the library", dataplane.StatusBadLibrary, "%s is not an ELF shared library (%d bytes, begins with %q)", path, len(b), b[:min(len(b), 8)])
+	}
+	return nil
+}
+
+// Next returns the next executor to try. When there is none left, the error says why the last one refused.
+func (p *Pending) Next() (Candidate, error) {
+	const op = "lease"
+	for p.current+1 < len(p.candidates) {
+		p.current++
+		cand := p.candidates[p.current]
+		i := cand.info
+		switch {
+		case i.MaxDepth != 0 && p.spec.Depth > int(i.MaxDepth):
+			p.last = fail(op, dataplane.StatusInvalid, "depth %d, executor %s allows %d", p.spec.Depth, cand.Address, i.MaxDepth)
+		case i.MaxEager != 0 && p.spec.Eager > int(i.MaxEager):
+			p.last = fail(op, dataplane.StatusInvalid, "eager %d bytes, executor %s allows %d", p.spec.Eager, cand.Address, i.MaxEager)
+		case i.MaxBulk != 0 && p.spec.Bulk > i.MaxBulk:
+			p.last = fail(op, dataplane.StatusInvalid, "bulk area of %d bytes, executor %s allows %d", p.spec.Bulk, cand.Address, i.MaxBulk)
+		default:
+			return cand, nil
+		}
+	}
+	if p.last == nil {
+		p.last = fail(op, dataplane.StatusBusy, "no executor is left to ask")
+	}
+	return Candidate{}, p.last
+}
+
+// Worker is what the executor says of a worker that it started.
+type Worker struct {
+	Blob []byte // of its channel
+	PID  int    // on its node; names it in events
+	CPUs []uint32
+}
+
+func workerOf(w *control.WorkerGrant) Worker {
+	return Worker{Blob: w.GetBlob(), PID: int(w.GetPid()), CPUs: w.GetCpus()}
+}
+
+// Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.
+func (p *Pending) Granted() bool { return p.granted }
+
+// Held is a granted lease. Safe for concurrent use.
+type Held struct {
+	Candidate
+	ID        uint64
+	Workers   []Worker
+	Functions []string // by index
+	Duration  time.Duration
+
+	c     *Control
+	cl    control.ExecutorClient
+	watch *watch
+}
+
+// Grant asks the present candidate for the lease; blobs are the offers of one channel per worker. ErrBusy class, or a
+// candidate that cannot be reached: the caller may go on with Next and fresh offers. Nothing is leased after an
+// error.
+func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
+	const op = "lease"
+	cand := p.candidates[p.current]
+	ctx, cancel := p.c.bound(ctx)
+	defer cancel()
+	conn, err := p.c.dial(op, cand.Address)
+	if err != nil {
+		p.last = err
+		return nil, err
+	}
+	cl := control.NewExecutorClient(conn)
+	r, err := p.ask(ctx, cl, blobs)
+	if err == nil && r.CodeUnknown {
+		if err = p.upload(ctx, cl, cand.Address); err == nil {
+			r, err = p.ask(ctx, cl, blobs)
+		}
+		if err == nil && r.CodeUnknown {
+			err = fail(op, dataplane.StatusProtocol, "%s does not know the library right after its upload", cand.Address)
+		}
+	}
+	if err != nil {
+		p.last = fromControl(op, cand.Address, err)
+		return nil, p.last
+	}
+	p.granted = true
+	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl,
+		Duration: time.Duration(r.DurationMs) * time.Millisecond}
+	for _, w := range r.Workers {
+		h.Workers = append(h.Workers, workerOf(w))
+	}
+	if len(h.Workers) != len(blobs) {
+		_ = h.Release(ctx)
+		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
+		return nil, p.last
+	}
+	return h, nil
+}
+
+// ask sends one lease request. When the connection broke on the way it asks once more under the same request id,
+// which the executor answers with the first grant if there was one.
+func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]byte) (*control.LeaseReply, error) {
+	id := make([]byte, control.RequestIDSize)
+	rand.Read(id)
+	req := &control.LeaseRequest{
+		ProtocolVersion: control.ProtocolVersion,
+		RequestId:       id,
+		CodeSha256:      p.sha[:],
+		Workers:         uint32(p.spec.Workers),
+		CoresPerWorker:  uint32(p.spec.CoresPerWorker),
+		MemoryPerWorker: p.spec.Memory,
+		Provider:        p.candidates[p.current].Provider,
+		WaitMode:        p.spec.Mode,
+		ClientBlobs:     blobs,
+		Tenant:          p.c.opts.Tenant,
+	}
+	if p.spec.Duration > 0 {
+		req.DurationMs = uint64(max(p.spec.Duration/time.Millisecond, 1))
+	}
+	r, err := cl.Lease(ctx, req)
+	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
+		r, err = cl.Lease(ctx, req)
+	}
+	return r, err
+}
+
+// dialFailed says that nobody was reached at all, so that asking again at once makes no sense.
+func dialFailed(err error) bool {
+	s, _ := status.FromError(err)
+	return len(s.Details()) > 0 || containsAny(s.Message(), "connection error", "Error while dialing")
+}
+
+func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr string) error {
+	_, err := control.Upload(ctx, cl, p.name, p.sha, int64(len(p.code)), bytes.NewReader(p.code))
+	if err == nil {
+		return nil
+	}
+	e := fromControl("upload the library", addr, err)
+	var typed *dataplane.Error
+	if errors.As(e, &typed) && errors.Is(typed, dataplane.ErrInvalid) {
+		if typed.Status == dataplane.StatusInvalid {
+			typed.Status = dataplane.StatusBadLibrary
+		}
+		typed.Detail = p.name + ": " + typed.Detail
+	}
+	return e
+}
+
+// Replace asks for a new worker in the place of worker i. A broken connection may be known here before the executor
+// has seen the old worker end: then it asks again until it has.
+func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
+	const op = "replace a worker"
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	pause := time.Millisecond
+	for {
+		r, err := h.cl.Replace(ctx, &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob})
+		if err == nil {
+			return workerOf(r.GetWorker()), nil
+		}
+		alive := status.Code(err) == codes.FailedPrecondition && control.ClassOf(err) == control.ClassInvalid
+		if !alive {
+			return Worker{}, fromControl(op, h.Address, err)
+		}
+		select {
+		case <-ctx.Done():
+			return Worker{}, fromControl(op, h.Address, err)
+		case <-time.After(pause):
+			pause = min(2*pause, 50*time.Millisecond)
+		}
+	}
+}
+
+// Release ends the lease and its watch. Releasing a lease that has ended already is no error.
+func (h *Held) Release(ctx context.Context) error {
+	h.StopWatch()
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID})
+	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) {
+		return nil
+	}
+	return err
+}

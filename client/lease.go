@@ -1,0 +1,370 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/bits"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// WaitMode says how both sides wait for messages.
+type WaitMode int
+
+// The waiting policies.
+const (
+	Adaptive WaitMode = iota // spin for about as long as a wake-up takes, then block
+	Hot                      // spin: lowest latency, one core each on both sides
+	Warm                     // block at once: no core is burnt
+)
+
+// DefaultDepth is the number of calls in flight per worker when LeaseOptions.Depth is 0.
+const DefaultDepth = 8
+
+// LeaseOptions say what to lease. Library or Code is mandatory.
+type LeaseOptions struct {
+	Library        string // path of the shared library with the functions, on this machine
+	Code           []byte // or its bytes
+	Workers        int    // 0: 1
+	CoresPerWorker int    // 0: 1
+	Memory         uint64 // bytes per worker; 0: the executor's default
+	Depth          int    // calls in flight per worker; 0: DefaultDepth
+	Eager          int    // bytes of payload that travel with the request; 0: 16 KiB
+	// Bulk is how many bytes the large payloads in flight may take together, per worker and direction, so also the
+	// largest payload and result; 0: 2 MiB, negative: none, Eager is the limit then.
+	Bulk     int64
+	WaitMode WaitMode
+	Duration time.Duration // the lease ends by itself after this time; 0: the executor's default
+	Executor string        // address: this executor and no other; empty: the session's choice
+}
+
+// Lease is a number of workers on one executor. Safe for concurrent use.
+type Lease struct {
+	session *Session
+	held    *grant.Held
+	workers []*Worker
+	byName  map[string]*Function
+	config  dataplane.ChannelConfig
+
+	free    []atomic.Uint64 // bit per worker that nobody is using
+	waiting atomic.Int32    // goroutines in claimAny
+	wake    chan struct{}
+
+	ctx    context.Context // ends with the lease
+	cancel context.CancelFunc
+	heal   sync.WaitGroup
+	start  time.Time // with startNs: the data plane's clock without a call into C
+	startN int64
+
+	replaced atomic.Uint64
+	released atomic.Bool
+
+	mu     sync.Mutex
+	ended  Status // not OK: why the lease is no more
+	reason string
+}
+
+// Lease takes a lease: it finds an executor, connects and loads the library there, which is sent only if the node
+// does not have it. Blocks up to the session's time-out. Nothing stays leased after an error. Errors: ErrBusy (not
+// enough free cores), ErrInvalid (also a library that cannot be loaded: StatusBadLibrary), ErrUnsupported,
+// ErrConnection.
+func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
+	cfg, err := o.channel()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.control.Prepare(ctx, grant.Spec{Library: o.Library, Code: o.Code, Workers: cmp.Or(o.Workers, 1),
+		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration,
+		Executor: o.Executor, Depth: cfg.Depth, Eager: cfg.Eager, Bulk: uint64(cfg.Bulk)})
+	if err != nil {
+		return nil, err
+	}
+	for {
+		c, err := p.Next()
+		if err != nil {
+			return nil, err
+		}
+		l, err := s.leaseFrom(ctx, p, c, o, cfg)
+		if err == nil {
+			return l, nil
+		}
+		// Somebody was quicker, or that executor is gone: the next one. Pending keeps the error for when there is none.
+		if p.Granted() || (!errors.Is(err, ErrBusy) && !errors.Is(err, ErrConnection)) || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// channel checks the sizes and fills in the defaults.
+func (o *LeaseOptions) channel() (dataplane.ChannelConfig, error) {
+	const op = "lease"
+	cfg := dataplane.ChannelConfig{Depth: cmp.Or(o.Depth, DefaultDepth), Eager: cmp.Or(o.Eager, dataplane.DefaultEager),
+		Bulk: max(cmp.Or(o.Bulk, dataplane.DefaultBulk), 0)}
+	switch {
+	case cfg.Depth < 1 || cfg.Depth > dataplane.MaxDepth:
+		return cfg, fail(op, dataplane.StatusInvalid, "depth %d, want 1 to %d", o.Depth, dataplane.MaxDepth)
+	case cfg.Eager < 1 || cfg.Eager > dataplane.MaxEager:
+		return cfg, fail(op, dataplane.StatusInvalid, "eager %d bytes, want 1 to %d", o.Eager, dataplane.MaxEager)
+	case cfg.Bulk > dataplane.MaxBulk:
+		return cfg, fail(op, dataplane.StatusInvalid, "bulk %d bytes, want at most %d", o.Bulk, dataplane.MaxBulk)
+	case o.Workers < 0:
+		return cfg, fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", o.Workers, grant.MaxWorkers)
+	}
+	return cfg, nil
+}
+
+// leaseFrom makes channels on the candidate's provider and asks it for the lease.
+func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candidate, o LeaseOptions, cfg dataplane.ChannelConfig) (*Lease, error) {
+	dev, err := s.device(c.Provider)
+	if err != nil {
+		return nil, err
+	}
+	n := cmp.Or(o.Workers, 1)
+	l := &Lease{session: s, config: cfg, free: make([]atomic.Uint64, (n+63)/64), wake: make(chan struct{}, n),
+		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now()}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	blobs := make([][]byte, n)
+	for i := range blobs {
+		w, err := newWorker(l, i, dev, cfg, dataplane.WaitMode(o.WaitMode))
+		if err == nil {
+			l.workers = append(l.workers, w)
+			blobs[i], err = w.ch.Offer()
+		}
+		if err != nil {
+			l.closeWorkers()
+			return nil, err
+		}
+	}
+	if l.held, err = p.Grant(ctx, blobs); err != nil {
+		l.closeWorkers()
+		return nil, err
+	}
+	for i, name := range l.held.Functions {
+		l.byName[name] = &Function{lease: l, index: uint32(i), name: name}
+	}
+	for i, w := range l.workers {
+		if err := w.connect(l.held.Workers[i]); err != nil {
+			_ = l.held.Release(ctx)
+			l.closeWorkers()
+			return nil, err
+		}
+		l.free[i/64].Or(1 << (i % 64))
+	}
+	if !s.enter(l) {
+		_ = l.held.Release(ctx)
+		l.closeWorkers()
+		return nil, fail("lease", dataplane.StatusInvalid, "the session is closed")
+	}
+	l.held.Watch(l.onEvent)
+	return l, nil
+}
+
+func (l *Lease) closeWorkers() {
+	l.cancel()
+	for _, w := range l.workers {
+		w.close()
+	}
+}
+
+// Workers returns the number of workers.
+func (l *Lease) Workers() int { return len(l.workers) }
+
+// Worker returns worker i, 0 <= i < Workers(). It panics on another index, as a slice would.
+func (l *Lease) Worker(i int) *Worker { return l.workers[i] }
+
+// Functions returns the names of the library's functions in the order of their indices.
+func (l *Lease) Functions() []string { return slices.Clone(l.held.Functions) }
+
+// Function finds a function by name. ErrInvalid (StatusNoFunction) names the nearest one and those that exist.
+func (l *Lease) Function(name string) (*Function, error) {
+	if f := l.byName[name]; f != nil {
+		return f, nil
+	}
+	names := l.Functions()
+	hint := ""
+	if near := nearest(name, names); near != "" {
+		hint = ", did you mean \"" + near + "\"?"
+	}
+	const most = 20
+	more := ""
+	if len(names) > most {
+		names, more = names[:most], ", ..."
+	}
+	return nil, fail("find function", StatusNoFunction, "the library has no function %q%s It has: %s%s", name,
+		cmp.Or(hint, "."), strings.Join(names, ", "), more)
+}
+
+// ID is the lease's number at its executor.
+func (l *Lease) ID() uint64 { return l.held.ID }
+
+// Executor is the control address of the executor.
+func (l *Lease) Executor() string { return l.held.Address }
+
+// Node is the host name of the executor's node.
+func (l *Lease) Node() string { return l.held.Node }
+
+// Provider is "shm" or "verbs".
+func (l *Lease) Provider() string { return l.held.Provider }
+
+// Duration is how long the lease lasts from its grant; 0: without end.
+func (l *Lease) Duration() time.Duration { return l.held.Duration }
+
+// Replaced is how many workers died and were replaced.
+func (l *Lease) Replaced() uint64 { return l.replaced.Load() }
+
+// Err is nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended.
+func (l *Lease) Err() error {
+	if l.released.Load() {
+		return fail("lease", StatusLeaseEnded, "it was released")
+	}
+	return l.endedError("lease")
+}
+
+func (l *Lease) endedError(op string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended == dataplane.OK {
+		return nil
+	}
+	return fail(op, l.ended, "the lease on %s ended: %s", l.held.Address, l.reason)
+}
+
+// Release ends the lease. Calls in flight end with ErrLease. A second Release does nothing.
+func (l *Lease) Release(ctx context.Context) error {
+	if l.released.Swap(true) {
+		return nil
+	}
+	l.end(StatusLeaseEnded, "released by its holder")
+	l.cancel()
+	l.held.StopWatch() // nobody starts to heal any more
+	l.heal.Wait()
+	for _, w := range l.workers {
+		w.take() // what is inside comes out, since the channels failed
+	}
+	err := l.held.Release(ctx)
+	l.closeWorkers()
+	l.session.leave(l)
+	return err
+}
+
+// end notes why the lease is no more and ends all calls. The first reason stays.
+func (l *Lease) end(st Status, reason string) {
+	l.mu.Lock()
+	if l.ended == dataplane.OK {
+		l.ended, l.reason = st, reason
+	}
+	l.mu.Unlock()
+	for _, w := range l.workers {
+		w.fail(st)
+	}
+}
+
+// onEvent runs on the watch's goroutine.
+func (l *Lease) onEvent(e grant.Event) {
+	switch e.Kind {
+	case grant.LeaseEnded:
+		l.end(e.Status, e.Reason)
+	case grant.WorkerDied:
+		if e.Worker >= 0 && e.Worker < len(l.workers) {
+			l.workers[e.Worker].died(e)
+		}
+	}
+}
+
+// now is the data plane's clock.
+func (l *Lease) now() int64 { return l.startN + int64(time.Since(l.start)) }
+
+// ---- free workers ----
+//
+// A worker is used by whoever cleared its bit. No lock: a claim is a compare-and-swap, and who finds nothing waits
+// for a token. A releaser sets the bit before it looks for waiters, a waiter announces itself before it looks
+// for bits; both are sequentially consistent, so that one of them sees the other.
+
+func (l *Lease) tryAny() *Worker {
+	for i := range l.free {
+		for m := l.free[i].Load(); m != 0; m = l.free[i].Load() {
+			if l.free[i].CompareAndSwap(m, m&(m-1)) {
+				return l.workers[i*64+bits.TrailingZeros64(m)] // the lowest: it is the warmest
+			}
+		}
+	}
+	return nil
+}
+
+// claimAny takes a free worker, waiting for one if need be.
+func (l *Lease) claimAny(ctx context.Context, op string) (*Worker, error) {
+	if w := l.tryAny(); w != nil {
+		return w, nil
+	}
+	l.waiting.Add(1)
+	defer l.waiting.Add(-1)
+	for {
+		if w := l.tryAny(); w != nil {
+			return w, nil
+		}
+		select {
+		case <-l.wake:
+		case <-l.ctx.Done():
+			return nil, fail(op, StatusLeaseEnded, "the lease was released")
+		case <-ctx.Done():
+			return nil, contextError(ctx, op, "no worker became free", false)
+		}
+	}
+}
+
+// give makes a worker free again.
+func (l *Lease) give(w *Worker) {
+	l.free[w.index/64].Or(1 << (w.index % 64))
+	if w.waiting.Load() > 0 {
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+	if l.waiting.Load() > 0 {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// nearest returns the name that differs least, "" when none is near.
+func nearest(name string, names []string) string {
+	best, distance := "", max(2, len(name)/3)+1
+	for _, n := range names {
+		if d := edits(strings.ToLower(name), strings.ToLower(n)); d < distance {
+			best, distance = n, d
+		}
+	}
+	return best
+}
+
+// edits is the Levenshtein distance.
+func edits(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

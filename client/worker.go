@@ -1,0 +1,412 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// explainTime is how long an error waits for the event that tells how its worker died.
+const explainTime = 250 * time.Millisecond
+
+// Worker is one place in a lease: a remote process on its cores, replaced when it dies. Safe for concurrent use:
+// calls on one worker run one after the other, except that up to the lease's depth may be submitted before the first
+// is waited for.
+type Worker struct {
+	lease *Lease
+	index int
+	ep    *dataplane.Endpoint
+	ch    *dataplane.Channel
+
+	wake    chan struct{}
+	waiting atomic.Int32 // goroutines in claim
+
+	// Of whoever holds the claim:
+	slots   []submitted        // by slot of the channel
+	lastSeq uint32             // of submitted calls
+	lost    map[uint32]outcome // by sequence: calls that ended when the worker was replaced, not yet asked for
+	buffers []*Buffer
+
+	mu      sync.Mutex // what events touch
+	pid     int        // the process that the channel is connected to, 0 while there is none
+	deadPID int        // the last one reported dead
+	silent  int        // one that broke and of which no event has told in time
+	failing int        // calls of fail that are inside the data plane
+	reason  string
+	output  string
+	changed chan struct{} // closed and replaced at each event
+}
+
+// submitted is a slot's call; seq 0 means none.
+type submitted struct {
+	seq      uint32
+	capacity int
+}
+
+// outcome is what a call came to.
+type outcome struct {
+	data    []byte
+	n       int
+	started bool
+	status  Status
+	err     error
+}
+
+func newWorker(l *Lease, i int, dev *dataplane.Device, cfg dataplane.ChannelConfig, mode dataplane.WaitMode) (*Worker, error) {
+	w := &Worker{lease: l, index: i, wake: make(chan struct{}, 1), slots: make([]submitted, cfg.Depth), changed: make(chan struct{})}
+	var err error
+	if w.ep, err = dev.NewEndpoint(1, cfg.Depth, mode); err != nil {
+		return nil, err
+	}
+	if w.ch, err = w.ep.NewChannel(cfg); err != nil {
+		w.ep.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *Worker) close() {
+	w.ch.Close()
+	for _, b := range w.buffers {
+		b.region.Free()
+		b.region = nil
+	}
+	w.buffers = nil
+	w.ep.Close()
+}
+
+// Index is the worker's number in its lease.
+func (w *Worker) Index() int { return w.index }
+
+// PID is the process id of the worker on its node, 0 while it is being replaced.
+func (w *Worker) PID() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pid
+}
+
+// ---- claims ----
+
+func (w *Worker) try() bool {
+	word, bit := &w.lease.free[w.index/64], uint64(1)<<(w.index%64)
+	return word.Load()&bit != 0 && word.And(^bit)&bit != 0
+}
+
+// claim takes this worker, waiting until it is free.
+func (w *Worker) claim(ctx context.Context, op string) error {
+	if w.try() {
+		return nil
+	}
+	w.waiting.Add(1)
+	defer w.waiting.Add(-1)
+	for {
+		if w.try() {
+			return nil
+		}
+		select {
+		case <-w.wake:
+		case <-w.lease.ctx.Done():
+			return fail(op, StatusLeaseEnded, "the lease was released")
+		case <-ctx.Done():
+			return contextError(ctx, op, fmt.Sprintf("worker %d did not become free", w.index), false)
+		}
+	}
+}
+
+// take claims the worker for good; only for Release.
+func (w *Worker) take() {
+	w.waiting.Add(1)
+	for !w.try() {
+		<-w.wake
+	}
+	w.waiting.Add(-1)
+}
+
+// ---- connections ----
+
+// connect takes the executor's answer to this worker's offer.
+func (w *Worker) connect(g grant.Worker) error {
+	if err := w.ch.Connect(g.Blob); err != nil {
+		return fmt.Errorf("connect worker %d: %w", w.index, err)
+	}
+	st := Status(dataplane.OK)
+	w.lease.mu.Lock()
+	st = w.lease.ended
+	w.lease.mu.Unlock()
+	w.mu.Lock()
+	w.pid = g.PID
+	if st == dataplane.OK && w.pid != 0 && w.deadPID == w.pid {
+		st = StatusWorkerDied // its event was quicker than the grant
+	}
+	w.mu.Unlock()
+	if st != dataplane.OK {
+		w.ch.Fail(st)
+	}
+	return nil
+}
+
+// notify tells that something under mu has changed. Under mu.
+func (w *Worker) notify() {
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// fail ends the calls on the present connection. Any goroutine. No lock is held inside the data plane; repair waits
+// until nobody is there, so that a failure meant for one connection never hits the next.
+func (w *Worker) fail(st Status) {
+	w.mu.Lock()
+	hit := w.pid != 0
+	if hit {
+		w.failing++
+	}
+	w.mu.Unlock()
+	if hit {
+		w.ch.Fail(st)
+		w.mu.Lock()
+		w.failing--
+		w.notify()
+		w.mu.Unlock()
+	}
+}
+
+// died handles the event of a worker's death.
+func (w *Worker) died(e grant.Event) {
+	w.mu.Lock()
+	w.deadPID, w.reason, w.output = e.PID, e.Reason, strings.ToValidUTF8(strings.TrimSpace(string(e.Output)), "?")
+	hit := w.pid != 0 && w.pid == w.deadPID // else a late report of one that was replaced already
+	w.notify()
+	w.mu.Unlock()
+	if !hit {
+		return
+	}
+	w.fail(StatusWorkerDied)
+	w.lease.heal.Go(func() { // replaced in the background, so that the next call finds a worker
+		if w.claim(w.lease.ctx, "replace worker") != nil {
+			return
+		}
+		defer w.lease.give(w)
+		if w.ch.Status() != dataplane.OK {
+			_ = w.repair() // whoever uses it next tries again and gets the error
+		}
+	})
+}
+
+// repair puts a new worker in the place of one whose connection failed. The claim's holder.
+func (w *Worker) repair() error {
+	op := fmt.Sprintf("replace worker %d", w.index)
+	if err := w.lease.endedError(op); err != nil {
+		return err
+	}
+	w.settle()
+	w.mu.Lock()
+	for w.failing > 0 {
+		changed := w.changed
+		w.mu.Unlock()
+		<-changed
+		w.mu.Lock()
+	}
+	w.pid = 0
+	w.mu.Unlock()
+	if err := w.ch.Reset(); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	blob, err := w.ch.Offer()
+	var g grant.Worker
+	if err == nil {
+		// Not bound to the caller's context: given up half-way it would leave a worker that nobody is connected to.
+		g, err = w.lease.held.Replace(w.lease.ctx, w.index, blob)
+	}
+	if err == nil {
+		err = w.connect(g)
+	}
+	if err != nil {
+		w.ch.Fail(StatusPeerGone) // so that the next use tries again
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	w.lease.replaced.Add(1)
+	return nil
+}
+
+// settle ends the calls in flight of a failed connection and keeps what they came to.
+func (w *Worker) settle() {
+	for slot := range w.slots {
+		s := w.slots[slot]
+		if s.seq == 0 {
+			continue
+		}
+		o := outcome{started: true, status: dataplane.StatusConnection}
+		if w.ch.Test(uint32(slot)) {
+			o = w.collect(uint32(slot), make([]byte, s.capacity))
+		} else {
+			w.ch.Abandon(uint32(slot))
+		}
+		if o.status != dataplane.OK && o.err == nil {
+			o.err = w.explain("call", o.n, o.started, o.status)
+		}
+		if w.lost == nil {
+			w.lost = make(map[uint32]outcome)
+		}
+		w.lost[s.seq] = o
+		w.slots[slot] = submitted{}
+	}
+}
+
+// collect takes an ended call off the channel.
+func (w *Worker) collect(slot uint32, out []byte) (o outcome) {
+	message := w.ch.Message(slot)
+	o.n, o.started, o.status = w.ch.Finish(slot, out)
+	if o.status == dataplane.OK {
+		o.data = out[:o.n]
+	} else if o.status == StatusFunctionFailed {
+		o.err = &Error{Op: "call", Status: o.status, Detail: message, Started: true}
+	}
+	return o
+}
+
+// explain makes the error of a call that ended with st. For a broken connection it waits a moment for the event
+// that tells how the worker died.
+func (w *Worker) explain(op string, n int, started bool, st Status) error {
+	e := &Error{Op: op, Status: st, Started: started}
+	switch st.Class() {
+	default:
+		e.Detail = fmt.Sprintf("worker %d", w.index)
+	case ErrInvalid:
+		e.Detail = fmt.Sprintf("worker %d; the lease has depth %d, eager %d, bulk %d bytes", w.index,
+			w.lease.config.Depth, w.lease.config.Eager, w.lease.config.Bulk)
+	case ErrFunction:
+		switch st {
+		case StatusResultTooLarge:
+			e.Detail = fmt.Sprintf("it has %d bytes", n)
+		case StatusFunctionFailed:
+			e.Detail = w.ch.LastMessage()
+		}
+	case ErrBusy:
+		e.Detail = fmt.Sprintf("worker %d has %d calls in flight or not asked for", w.index, w.lease.config.Depth)
+	case ErrConnection, ErrLease:
+		w.explainDeath(e)
+	}
+	return e
+}
+
+func (w *Worker) explainDeath(e *Error) {
+	timer := time.NewTimer(explainTime)
+	defer timer.Stop()
+	for {
+		if err, _ := w.lease.endedError(e.Op).(*Error); err != nil {
+			e.Status, e.Detail = err.Status, err.Detail
+			return
+		}
+		w.mu.Lock()
+		dead, wait, changed := w.pid != 0 && w.deadPID == w.pid, w.pid != 0 && w.silent != w.pid, w.changed
+		if dead {
+			e.Status, e.Detail = StatusWorkerDied, fmt.Sprintf("worker %d: %s", w.index, w.reason)
+			if w.output != "" {
+				e.Detail += "; its last output: " + w.output
+			}
+		}
+		w.mu.Unlock()
+		if dead {
+			return
+		}
+		if e.Detail == "" {
+			e.Detail = fmt.Sprintf("worker %d", w.index)
+		}
+		if !wait || !e.Started {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			w.mu.Lock()
+			w.silent = w.pid // once is enough
+			w.mu.Unlock()
+		case <-w.lease.ctx.Done():
+			return
+		}
+	}
+}
+
+// ---- registered buffers ----
+
+// Buffer is registered memory outside the Go heap. A large payload inside it is sent by its worker without being copied
+// first; it must then not change until the call has ended.
+type Buffer struct {
+	worker *Worker
+	region *dataplane.Region
+}
+
+// Alloc returns a zeroed buffer of size bytes for calls on this worker. It lives until Free or the lease's release.
+func (w *Worker) Alloc(ctx context.Context, size int) (*Buffer, error) {
+	const op = "allocate buffer"
+	if err := w.claim(ctx, op); err != nil {
+		return nil, err
+	}
+	defer w.lease.give(w)
+	r, err := w.ep.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	b := &Buffer{worker: w, region: r}
+	w.buffers = append(w.buffers, b)
+	return b, nil
+}
+
+// Bytes is the memory, valid until Free or the lease's release; nil after Free.
+func (b *Buffer) Bytes() []byte {
+	if b.region == nil {
+		return nil
+	}
+	return b.region.Bytes()
+}
+
+// Free gives the memory back. ErrBusy while calls are in flight on its worker: they may still read it. A second
+// Free does nothing.
+func (b *Buffer) Free(ctx context.Context) error {
+	const op = "free buffer"
+	w := b.worker
+	if w.lease.released.Load() {
+		return nil
+	}
+	if err := w.claim(ctx, op); err != nil {
+		return err
+	}
+	defer w.lease.give(w)
+	if b.region == nil {
+		return nil
+	}
+	if w.ch.Status() == dataplane.OK && w.ch.FreeSlots() < w.lease.config.Depth {
+		return fail(op, dataplane.StatusBusy, "calls are in flight on worker %d", w.index)
+	}
+	for i, other := range w.buffers {
+		if other == b {
+			w.buffers = append(w.buffers[:i], w.buffers[i+1:]...)
+			break
+		}
+	}
+	b.region.Free()
+	b.region = nil
+	return nil
+}
+
+// region returns the registered memory that holds the whole payload, or nil. The claim's holder.
+func (w *Worker) region(in []byte) *dataplane.Region {
+	if len(w.buffers) == 0 || len(in) == 0 {
+		return nil
+	}
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(in)))
+	for _, b := range w.buffers {
+		m := b.region.Bytes()
+		from := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
+		if at >= from && at+uintptr(len(in)) <= from+uintptr(len(m)) {
+			return b.region
+		}
+	}
+	return nil
+}

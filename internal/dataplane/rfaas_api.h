@@ -1,0 +1,210 @@
+/* Private side of the C API (rfaas.h): handles, the seam to the control part, error texts.
+ *
+ *   program ── rfaas.h ──▶ rfaas_api.c          calls: C from end to end, on dp_channel_*
+ *                          rfaas_api_lease.c    sessions, leases, replacing workers
+ *                               │  ▲
+ *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)
+ *                          control part: Go in this process (client/capi), one day an agent per node
+ *
+ * Only bytes cross the seam: no pointer into either side's memory means anything to the other.
+ */
+#ifndef RFAAS_API_PRIVATE_H
+#define RFAAS_API_PRIVATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "dp_channel.h"
+#include "rfaas.h"
+
+/* ---- the seam ----
+ * A message is a sequence of fields {u16 tag, u16 0, u32 length, bytes}, little endian, without padding. Numbers are
+ * 8 bytes. Unknown tags are skipped; a tag may repeat (lists, in order). */
+enum {
+    RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS       -> SESSION */
+    RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> */
+    RFAAS_OP_PLAN = 3,          /* SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
+                                   DURATION_NS DEPTH EAGER BULK EXECUTOR                   -> */
+    RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
+    RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
+    RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB -> BLOB PID */
+    RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage */
+};
+enum {
+    RFAAS_TAG_SESSION = 1,
+    RFAAS_TAG_KEY = 2, /* a lease, chosen by this side */
+    RFAAS_TAG_MANAGER = 3,
+    RFAAS_TAG_EXECUTOR = 4,
+    RFAAS_TAG_PROVIDER = 5,
+    RFAAS_TAG_TENANT = 6,
+    RFAAS_TAG_FLAGS = 7,
+    RFAAS_TAG_TIMEOUT_NS = 8,
+    RFAAS_TAG_LIBRARY = 9,
+    RFAAS_TAG_CODE = 10,
+    RFAAS_TAG_WORKERS = 11,
+    RFAAS_TAG_CORES = 12,
+    RFAAS_TAG_MEMORY = 13,
+    RFAAS_TAG_WAIT_MODE = 14,
+    RFAAS_TAG_DURATION_NS = 15,
+    RFAAS_TAG_DEPTH = 16,
+    RFAAS_TAG_EAGER = 17,
+    RFAAS_TAG_BULK = 18,
+    RFAAS_TAG_BLOB = 19,
+    RFAAS_TAG_FUNCTION = 20,
+    RFAAS_TAG_NODE = 21,
+    RFAAS_TAG_LEASE_ID = 22,
+    RFAAS_TAG_WORKER = 23,
+    RFAAS_TAG_EVENT = 24,  /* RFAAS_EVENT_* */
+    RFAAS_TAG_STATUS = 25, /* two's complement */
+    RFAAS_TAG_TEXT = 26,   /* of a failure: reply of any operation */
+    RFAAS_TAG_OUTPUT = 27, /* last bytes that a worker printed */
+    RFAAS_TAG_PID = 28,    /* names a worker of its node */
+};
+enum { RFAAS_EVENT_WORKER_DIED = 1, RFAAS_EVENT_LEASE_ENDED = 2, RFAAS_EVENT_DRAINING = 3 };
+
+/* The control part. Returns a status; *reply is from malloc and freed by the caller, may be NULL. Blocks as long as
+ * the operation takes. Any thread. */
+typedef int32_t (*rfaas_control_fn)(uint32_t op, const void *req, uint64_t len, void **reply, uint64_t *reply_len);
+
+/* The control part that is linked in, if any (client/capi). */
+extern int32_t rfaas_control_default(uint32_t op, void *req, uint64_t len, void **reply, uint64_t *reply_len)
+    __attribute__((weak));
+
+/* rfaas_control_register sets the control part for the next rfaas_init; NULL: the one that is linked in. */
+void rfaas_control_register(rfaas_control_fn fn);
+/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS TEXT OUTPUT. Never blocks for long. Any thread. */
+void rfaas_control_event(const void *msg, uint64_t len);
+
+typedef struct rfaas_msg {
+    uint8_t *data;
+    uint64_t len, cap;
+    bool failed; /* out of memory */
+} rfaas_msg;
+void rfaas_msg_u64(rfaas_msg *m, uint16_t tag, uint64_t v);
+void rfaas_msg_bytes(rfaas_msg *m, uint16_t tag, const void *data, uint64_t len);
+void rfaas_msg_str(rfaas_msg *m, uint16_t tag, const char *s); /* NULL: nothing */
+void rfaas_msg_free(rfaas_msg *m);
+/* rfaas_msg_check says whether the whole message is well formed. The readers below want a checked one. */
+bool rfaas_msg_check(const rfaas_msg *m);
+/* rfaas_msg_find returns the n-th field with the tag, or NULL. */
+const uint8_t *rfaas_msg_find(const rfaas_msg *m, uint16_t tag, uint32_t n, uint32_t *len);
+uint64_t rfaas_msg_get_u64(const rfaas_msg *m, uint16_t tag, uint64_t absent);
+uint64_t rfaas_msg_nth_u64(const rfaas_msg *m, uint16_t tag, uint32_t n, uint64_t absent);
+/* Copies a string, cut to cap - 1 bytes, always terminated. */
+void rfaas_msg_get_str(const rfaas_msg *m, uint16_t tag, char *out, size_t cap);
+
+/* ---- errors ---- */
+
+/* Sets this thread's error and returns status. */
+int rfaas_api_fail(int status, int started, const char *fmt, ...) __attribute__((format(printf, 3, 4), cold));
+/* The same with a constant text and no formatting: for RFAAS_BUSY, which loops run into. */
+int rfaas_api_fail_const(int status, const char *text);
+
+/* ---- handles ---- */
+
+#define RFAAS_LEASES_MAX 4096
+#define RFAAS_SESSIONS_MAX 256
+#define RFAAS_WORKERS_MAX 1024
+#define RFAAS_LEASE_MAGIC 0x4c464652u
+#define RFAAS_SESSION_MAGIC 0x53464652u
+#define RFAAS_DEPTH_DEFAULT 8
+
+enum { RFAAS_STATE_DOWN = 0, RFAAS_STATE_UP = 1, RFAAS_STATE_FORKED = 2 };
+extern int rfaas_api_state; /* written under the table's mutex, read everywhere */
+
+typedef enum rfaas_request_state { RFAAS_REQ_FREE = 0, RFAAS_REQ_FLYING, RFAAS_REQ_ENDED } rfaas_request_state;
+
+typedef struct rfaas_request_slot {
+    uint64_t id; /* the handle, 0 when free */
+    void *out;
+    int64_t deadline; /* CLOCK_MONOTONIC ns, 0: none */
+    uint32_t capacity;
+    uint32_t size;
+    int32_t status;
+    uint32_t worker;
+    uint32_t slot;
+    rfaas_function function;
+    uint32_t next_free; /* index + 1 */
+    uint8_t state;      /* rfaas_request_state */
+    uint8_t started;
+    char *text; /* of an ended call with an error, malloc, or NULL */
+} rfaas_request_slot;
+
+typedef struct rfaas_worker {
+    dp_channel *ch;
+    uint32_t in_flight; /* requests in state FLYING */
+    bool broken;        /* replacing failed half-way: the channel is not connected */
+    /* Under the lease's mutex: */
+    uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
+    uint64_t dead_pid;   /* last one reported dead */
+    uint64_t silent_pid; /* one that broke and of which no event has told in time */
+    char reason[256];
+    char output[512];
+} rfaas_worker;
+
+typedef struct rfaas_buffer {
+    dp_mem *mem;
+    struct rfaas_buffer *next;
+} rfaas_buffer;
+
+/* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
+struct rfaas_lease {
+    uint32_t magic;
+    uint32_t busy; /* a thread is inside; relaxed atomic */
+    uint32_t n_workers;
+    uint32_t n_functions;
+    rfaas_worker *workers;
+    uint32_t sync_worker; /* where the last synchronous call went: its lines are warm */
+    uint32_t next_worker;
+    rfaas_buffer *buffers;
+    dp_endpoint *ep;
+    rfaas_request_slot *requests;
+    uint32_t requests_used;
+    uint32_t requests_free; /* index + 1 */
+    uint64_t request_seq;
+    dp_channel_config cfg;
+    char **functions;
+    rfaas_session *session;
+    uint32_t index; /* in the table */
+    uint64_t lease_id;
+    uint32_t replaced;
+    char node[64], executor[128], provider[16];
+
+    pthread_mutex_t mu; /* for what events touch */
+    pthread_cond_t changed;
+    uint64_t key; /* 0: no events */
+    int ended;    /* status once the lease ended */
+    char ended_reason[256];
+};
+
+struct rfaas_session {
+    uint32_t magic;
+    uint32_t index;
+    uint64_t id; /* of the control part */
+    dp_dev_options dev;
+    char device[64];
+    pthread_mutex_t mu;
+    dp_dev *shm, *verbs;
+    uint32_t opening; /* leases being opened or open, under the table's mutex */
+};
+
+/* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */
+#define RFAAS_REQ_LEASE_BITS 12
+#define RFAAS_REQ_INDEX_BITS 20
+#define RFAAS_REQ_SEQ_MASK 0xffffffffu
+_Static_assert(RFAAS_LEASES_MAX == 1 << RFAAS_REQ_LEASE_BITS, "lease index in a request handle");
+_Static_assert((uint64_t)RFAAS_WORKERS_MAX * DP_DEPTH_MAX == 1 << RFAAS_REQ_INDEX_BITS, "request index in a handle");
+
+/* The lease with a table index, or NULL. */
+rfaas_lease *rfaas_api_lease_at(uint32_t index);
+/* Why a lease handle cannot be used: sets the error and returns RFAAS_INVALID. */
+int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
+/* rfaas_api_repair puts a new worker in the place of one whose channel failed. The lease's thread. */
+int rfaas_api_repair(rfaas_lease *l, uint32_t worker);
+/* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
+void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
+/* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
+ * the status, which becomes RFAAS_WORKER_DIED or RFAAS_LEASE_ENDED when that is the better known reason. */
+int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
+
+#endif
