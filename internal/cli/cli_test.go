@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stub is an executor and a manager with fixed answers.
+type stub struct {
+	control.UnimplementedExecutorServer
+	control.UnimplementedManagerServer
+	got bytes.Buffer
+}
+
+func (*stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	return &control.InfoReply{}, nil
+}
+
+func (s *stub) Upload(st grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
+	for {
+		c, err := st.Recv()
+		if err != nil {
+			break
+		}
+		if string(c.GetData()) == "bad" {
+			return control.Errorf(control.ClassInvalid, "not an ELF file")
+		}
+		s.got.Write(c.GetData())
+	}
+	return st.SendAndClose(&control.UploadReply{Functions: []string{"alpha", "beta"}})
+}
+
+func (*stub) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
+	return &control.ListReply{Executors: []*control.ExecutorEntry{
+		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
+		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1}},
+		{Address: "c:1", Alive: true, Info: &control.InfoReply{Node: "n3", Cores: 4, FreeCores: 1, Draining: true}},
+		{Address: "d:1", Info: &control.InfoReply{Node: "n4"}},
+	}}, nil
+}
+
+// world is a daemon and the environment of a user.
+func world(t *testing.T) (*stub, *control.Port, func(args ...string) (code int, stdout, stderr string)) {
+	t.Helper()
+	secret := filepath.Join(t.TempDir(), "secret")
+	p, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stub{}
+	control.RegisterExecutorServer(p.Server, s)
+	control.RegisterManagerServer(p.Server, s)
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(context.Background()) })
+	env := map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_EXECUTOR": p.Address, "RFAAS_MANAGER": p.Address}
+	return s, p, func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, args)
+		return code, out.String(), errs.String()
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	_, _, run := world(t)
+	for _, c := range []struct {
+		args []string
+		code int
+		text string
+	}{
+		{[]string{"version"}, 0, "rfaas v1"},
+		{[]string{"--help"}, 0, "executors"},
+		{nil, 0, "executors"},
+		{[]string{"nonsense"}, 2, `"nonsense"`},
+		{[]string{"version", "--nonsense"}, 2, "--nonsense"},
+		{[]string{"version", "x"}, 2, `"x"`},
+		{[]string{"deploy"}, 2, "accepts 1 arg"},
+		{[]string{"deploy", "/nonexistent.so"}, 1, "/nonexistent.so"},
+		{[]string{"deploy", "/"}, 1, "not a regular file"},
+		{[]string{"executors", "--manager", "nowhere"}, 1, `"nowhere"`},
+		{[]string{"executors", "--manager", "192.0.2.1:5"}, 1, "--allow-plaintext"},
+		{[]string{"executors", "--secret-file", "/nonexistent/secret"}, 1, "made by the first executor"},
+		{[]string{"executors", "--manager", "unix:/nonexistent/socket"}, 1, "/nonexistent/socket"},
+	} {
+		code, out, errs := run(c.args...)
+		if code != c.code || !strings.Contains(out+errs, c.text) || (code != 0) != (errs != "") || strings.Contains(errs, "rpc error") {
+			t.Errorf("%q: code %d, output %q, errors %q; want %d and %q", c.args, code, out, errs, c.code, c.text)
+		}
+	}
+}
+
+func TestExecutors(t *testing.T) {
+	_, _, run := world(t)
+	code, out, errs := run("executors")
+	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    shm,verbs  300ms ago", "busy", "draining", "dead"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s%s", want, out, errs)
+		}
+	}
+	_, out, _ = run("executors", "--json")
+	var rows []executorRow
+	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 4 || rows[0].FreeCores != 4 || rows[3].State != "dead" {
+		t.Errorf("%v, %v", rows, err)
+	}
+}
+
+func TestDeploy(t *testing.T) {
+	s, _, run := world(t)
+	lib := filepath.Join(t.TempDir(), "lib.so")
+	content := bytes.Repeat([]byte("0123456789abcdef"), 200_000) // several chunks
+	if err := os.WriteFile(lib, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := run("deploy", lib)
+	if code != 0 || !strings.Contains(out, "0  alpha\n") || !strings.Contains(out, "1  beta\n") || !bytes.Equal(s.got.Bytes(), content) {
+		t.Errorf("code %d, %s%s; %d bytes came", code, out, errs, s.got.Len())
+	}
+	_, out, _ = run("deploy", "--json", lib)
+	var d deployed
+	if err := json.Unmarshal([]byte(out), &d); err != nil || len(d.Functions) != 2 || d.Functions[1] != (deployedFunction{1, "beta"}) || d.Bytes != int64(len(content)) || len(d.SHA256) != 64 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if err := os.WriteFile(lib, []byte("bad"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := run("deploy", lib); code != 1 || !strings.Contains(errs, "lib.so on 127.0.0.1:") || !strings.Contains(errs, "not an ELF file") {
+		t.Errorf("code %d, %s", code, errs)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	_, p, run := world(t)
+	// A test binary has no executor beside it: one problem at least, with the way to mend it.
+	code, out, errs := run("doctor")
+	for _, want := range []string{"verbs devices", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if code != 1 || !strings.Contains(errs, "found a problem") {
+		t.Errorf("code %d, %s", code, errs)
+	}
+	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
+	var list []finding
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 7 {
+		t.Fatalf("%v, %v", list, err)
+	}
+	if f := list[5]; f.State != "note" || f.Mend == "" {
+		t.Errorf("an executor that is not there: %+v", f)
+	}
+	wrong := filepath.Join(t.TempDir(), "secret")
+	if _, err := control.EnsureSecret(wrong); err != nil {
+		t.Fatal(err)
+	}
+	if _, out, _ := run("doctor", "--secret-file", wrong); !strings.Contains(out, "wrong secret") {
+		t.Errorf("another user's secret:\n%s", out)
+	}
+}
+
+func TestVerbsDevices(t *testing.T) {
+	class := t.TempDir()
+	if d := verbsDevices(filepath.Join(class, "absent")); d != nil || checkDevices(d).State != "note" {
+		t.Errorf("no devices: %v", d)
+	}
+	port := filepath.Join(class, "mlx5_0", "ports", "1")
+	if err := os.MkdirAll(port, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for state, want := range map[string]string{"1: DOWN\n": "problem", "4: ACTIVE\n": "ok"} {
+		if err := os.WriteFile(filepath.Join(port, "state"), []byte(state), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if f := checkDevices(verbsDevices(class)); f.State != want || !strings.Contains(f.Detail, "mlx5_0 port 1") {
+			t.Errorf("%q: %+v", state, f)
+		}
+	}
+}

@@ -1,0 +1,2 @@
+// Package cli is the program rfaas: a file per subcommand, listed in newRoot.
+package cli

@@ -1,0 +1,231 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/executor"
+)
+
+// finding is the result of one check.
+type finding struct {
+	Check  string `json:"check"`
+	State  string `json:"state"` // ok, note or problem
+	Detail string `json:"detail"`
+	Mend   string `json:"mend,omitempty"`
+}
+
+func ok(check, format string, args ...any) finding {
+	return finding{Check: check, State: "ok", Detail: fmt.Sprintf(format, args...)}
+}
+
+func note(check, mend, format string, args ...any) finding {
+	return finding{Check: check, State: "note", Detail: fmt.Sprintf(format, args...), Mend: mend}
+}
+
+func problem(check, mend, format string, args ...any) finding {
+	return finding{Check: check, State: "problem", Detail: fmt.Sprintf(format, args...), Mend: mend}
+}
+
+func newDoctor(a *app) *cobra.Command {
+	var executorAddr, manager string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check what rfaas needs on this node, and say how to mend what is missing",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			devices := verbsDevices("/sys/class/infiniband")
+			list := []finding{
+				checkDevices(devices),
+				checkMemlock(len(devices) > 0),
+				checkCores(),
+				a.checkSecret(),
+				checkPrograms(),
+				a.checkPort(c.Context(), "executor", executorAddr, func(ctx context.Context, conn *grpc.ClientConn) error {
+					_, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
+					return err
+				}),
+				a.checkPort(c.Context(), "resource manager", manager, func(ctx context.Context, conn *grpc.ClientConn) error {
+					_, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
+					return err
+				}),
+			}
+			return a.report(list, asJSON)
+		},
+	}
+	a.addressFlag(c, &executorAddr, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	a.addressFlag(c, &manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "address of the resource manager")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	return c
+}
+
+func (a *app) report(list []finding, asJSON bool) error {
+	problems := 0
+	for _, f := range list {
+		if f.State == "problem" {
+			problems++
+		}
+	}
+	if asJSON {
+		if err := a.printJSON(list); err != nil {
+			return err
+		}
+	} else {
+		for _, f := range list {
+			fmt.Fprintf(a.Stdout, "%-8s %-16s %s\n", f.State, f.Check, f.Detail)
+			if f.Mend != "" {
+				fmt.Fprintf(a.Stdout, "%-25s -> %s\n", "", f.Mend)
+			}
+		}
+	}
+	if problems > 0 {
+		return fmt.Errorf("%d of %d checks found a problem", problems, len(list))
+	}
+	return nil
+}
+
+// verbsDevices lists the RDMA devices below a class directory with the state of their ports.
+func verbsDevices(class string) []string {
+	entries, err := os.ReadDir(class)
+	if err != nil {
+		return nil // no RDMA core in this kernel
+	}
+	var out []string
+	for _, e := range entries {
+		ports, _ := filepath.Glob(filepath.Join(class, e.Name(), "ports", "*", "state"))
+		for _, p := range ports {
+			b, err := os.ReadFile(p)
+			if err != nil {
+				continue
+			}
+			_, state, _ := strings.Cut(strings.TrimSpace(string(b)), ": ") // "4: ACTIVE"
+			out = append(out, fmt.Sprintf("%s port %s %s", e.Name(), filepath.Base(filepath.Dir(p)), state))
+		}
+	}
+	return out
+}
+
+func checkDevices(devices []string) finding {
+	const check = "verbs devices"
+	text := strings.Join(devices, "; ")
+	switch {
+	case len(devices) == 0:
+		return note(check, "for RoCE without hardware: rdma link add rxe0 type rxe netdev <interface>",
+			"none: functions run on this node's own cores by shared memory only")
+	case !strings.Contains(text, "ACTIVE"):
+		return problem(check, "look at the cable and the subnet manager (ibstat)", "no active port: %s", text)
+	}
+	return ok(check, "%s", text)
+}
+
+// enoughMemlock is what a few workers with default slots and bulk areas register.
+const enoughMemlock = 64 << 20
+
+func checkMemlock(verbs bool) finding {
+	const check = "locked memory"
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &lim); err != nil {
+		return problem(check, "", "getrlimit: %v", err)
+	}
+	if lim.Cur == unix.RLIM_INFINITY {
+		return ok(check, "unlimited")
+	}
+	if lim.Cur >= enoughMemlock {
+		return ok(check, "%d KiB", lim.Cur>>10)
+	}
+	if unix.Geteuid() == 0 {
+		return ok(check, "%d KiB, but root is not bound by it", lim.Cur>>10)
+	}
+	const mend = "put `* - memlock unlimited` into /etc/security/limits.d/rdma.conf, and LimitMEMLOCK=infinity into the unit of slurmd or of the executor"
+	if verbs {
+		return problem(check, mend, "limit of %d KiB: too little to register memory with the device", lim.Cur>>10)
+	}
+	return note(check, mend, "limit of %d KiB: shared memory does not need it, a verbs device will", lim.Cur>>10)
+}
+
+func checkCores() finding {
+	const check = "cores"
+	cpus, err := executor.AllowedCPUs()
+	if err != nil {
+		return problem(check, "", "%v", err)
+	}
+	if len(cpus) == 1 {
+		return note(check, "give the process more cores (taskset, mpirun --bind-to none, srun -c)",
+			"one (%d): a caller and a worker take turns on it, and every call costs a wake-up", cpus[0])
+	}
+	return ok(check, "%d that this process may use", len(cpus))
+}
+
+func (a *app) checkSecret() finding {
+	const check = "secret"
+	path, err := a.secretPath()
+	if err != nil {
+		return problem(check, "set HOME or "+control.SecretFileEnv, "%v", err)
+	}
+	switch _, err := control.LoadSecret(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return note(check, "start an executor or a resource manager, it makes one", "%s does not exist yet", path)
+	case err != nil:
+		return problem(check, "chmod 600 it, or remove it and start the daemons anew", "%v", err)
+	}
+	return ok(check, "%s", path)
+}
+
+func checkPrograms() finding {
+	const check = "programs"
+	worker, err := executor.DefaultWorkerPath()
+	if err != nil {
+		return problem(check, "", "%v", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return problem(check, "", "%v", err)
+	}
+	daemon := filepath.Join(filepath.Dir(self), "executor")
+	for _, p := range []string{daemon, worker} {
+		if err := unix.Access(p, unix.X_OK); err != nil {
+			return problem(check, "make build, or make install", "%s: %v", filepath.Clean(p), err)
+		}
+	}
+	return ok(check, "%s, %s", filepath.Clean(daemon), filepath.Clean(worker))
+}
+
+// checkPort says who answers at an address.
+func (a *app) checkPort(ctx context.Context, who, addr string, call func(context.Context, *grpc.ClientConn) error) finding {
+	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, 3*time.Second))
+	defer cancel()
+	conn, err := a.dial(addr)
+	if errors.Is(err, fs.ErrNotExist) {
+		return note(who, "start it", "not asked: there is no secret yet")
+	}
+	if err != nil {
+		return problem(who, "", "%s", control.Text(err))
+	}
+	defer conn.Close()
+	err = call(ctx, conn)
+	switch status.Code(err) {
+	case codes.OK:
+		return ok(who, "answers at %s", addr)
+	case codes.Unauthenticated:
+		return problem(who, "use the secret file of the user that started it ("+control.SecretFileEnv+")", "%s: %s", addr, control.Text(err))
+	case codes.Unavailable:
+		return note(who, "start it, or name another address", "nobody answers at %s", addr)
+	case codes.DeadlineExceeded:
+		return problem(who, "something else may listen there (ss -ltnp)", "%s took a connection and does not answer", addr)
+	}
+	return problem(who, "", "%s: %s", addr, control.Text(err))
+}

@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// Env is the world that the program sees. All fields are mandatory.
+type Env struct {
+	Version        string
+	Getenv         func(string) string
+	Stdout, Stderr io.Writer
+}
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// Run runs the program with its arguments (without its name) and returns the exit code.
+func Run(ctx context.Context, env Env, args []string) int {
+	a := &app{Env: env}
+	root := newRoot(a)
+	root.SetArgs(args)
+	root.SetOut(env.Stdout)
+	root.SetErr(env.Stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(env.Stderr, "rfaas: %s\n", control.Text(err))
+	if !a.started {
+		return exitUsage // cobra refused the command line
+	}
+	return exitFailure
+}
+
+// app is what subcommands share.
+type app struct {
+	Env
+	started bool // the command line was good
+
+	secretFile     string
+	allowPlaintext bool
+	timeout        time.Duration
+}
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "rfaas",
+		Short:         "Functions executed by remote memory write",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRun: func(*cobra.Command, []string) {
+			a.started = true
+		},
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.secretFile, "secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)")
+	f.BoolVar(&a.allowPlaintext, "allow-plaintext", false, "permit addresses that are not loopback, without TLS")
+	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon")
+	root.AddCommand(
+		newVersion(a),
+		newExecutors(a),
+		newDeploy(a),
+		newInvoke(a),
+		newDoctor(a),
+		newBench(a),
+	)
+	return root
+}
+
+// secretPath returns the secret file's path: the flag, else where daemons look too.
+func (a *app) secretPath() (string, error) {
+	if a.secretFile != "" {
+		return a.secretFile, nil
+	}
+	return control.SecretPath(a.Getenv)
+}
+
+// dial connects to a daemon.
+func (a *app) dial(addr string) (*grpc.ClientConn, error) {
+	path, err := a.secretPath()
+	if err != nil {
+		return nil, err
+	}
+	return control.Dial(addr, control.DialConfig{SecretFile: path, AllowPlaintext: a.allowPlaintext})
+}
+
+// addressFlag adds a flag for a daemon's address: its default is the environment variable, else fallback.
+func (a *app) addressFlag(c *cobra.Command, into *string, name, variable, fallback, help string) {
+	value := a.Getenv(variable)
+	if value == "" {
+		value = fallback
+	}
+	c.Flags().StringVar(into, name, value, help+" ($"+variable+")")
+}
+
+// printJSON writes v, indented, as the whole output.
+func (a *app) printJSON(v any) error {
+	e := json.NewEncoder(a.Stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
