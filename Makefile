@@ -1,0 +1,283 @@
+# rfaas: functions executed by remote memory write. `make help` lists the targets.
+#
+# Go keeps track of its own dependencies, so Go targets always ask `go build`, which does nothing when nothing
+# changed. C programs are rebuilt when a source, a header, the list of sources or a flag has changed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+MPI ?= openmpi# openmpi, mpich, or none to build without the MPI examples
+V ?=#            1: show the commands
+BENCH_ARGS ?= --provider shm --client c --mode hot --payload 8,64,1024,4096,65536,1048576 --depth 1
+
+GO ?= go
+CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
+Q := $(if $(filter 1,$(V)),,@)
+# $(call say,VERB,WHAT): one line for each thing made.
+SILENT := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+say = @$(if $(SILENT),:,printf '  %-8s %s\n' '$(1)' '$(2)')
+
+# A tag or commit of git, else the file VERSION of a release archive.
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || cat VERSION 2>/dev/null || echo unknown)
+SONAME := librfaas.so.0
+
+DP := internal/dataplane
+CFLAGS ?= -O2 -g
+# Warnings are errors where they must not pass unseen; a newer compiler's must not stop a user.
+DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
+DP_LIBS := -libverbs -ldl
+SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+GO_LDFLAGS := -X main.version=$(VERSION)
+# We stamp the version ourselves: go's own way fails in a clone that belongs to somebody else.
+GO_BUILD = $(GO) build -buildvcs=false
+
+.PHONY: help
+help: ## this list
+	@printf 'rfaas %s\n\n' '$(VERSION)'
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS=$$'\t' read -r target text; do \
+		printf '  make %-14s %s\n' "$$target" "$$text"; done
+	@printf '\nVariables: V=1 shows the commands; MPI=openmpi|mpich|none; PREFIX=%s and DESTDIR for install.\n' '$(PREFIX)'
+
+# ---------------------------------------------------------------------------------------------- using it
+
+.PHONY: deps run bench
+deps: ## install the packages that are missing (as root or by sudo), or say which
+	$(Q)scripts/deps
+
+run: ## build what is needed and show it: an MPI program that offloads work
+	$(Q)scripts/deps
+	$(Q)$(MAKE) --no-print-directory build
+	$(Q)scripts/demo
+
+bench: build ## latency on this machine, with the floor measured beside it (BENCH_ARGS="...")
+	$(Q)bin/rfaas bench latency $(BENCH_ARGS)
+
+# ---------------------------------------------------------------------------------------------- building
+
+.PHONY: build programs worker library headers examples
+build: programs worker library headers examples ## everything: bin, libexec, lib, include and the examples
+
+# $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
+unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
+
+.PHONY: FORCE
+FORCE:
+
+programs: # bin/executor, bin/resource-manager, bin/rfaas
+	$(call say,GO,bin/)
+	$(Q)mkdir -p bin
+	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/...
+
+# $(call c_program,OUTPUT,OBJECT DIRECTORY,SOURCES,FLAGS,LINK FLAGS): objects in their own directory, remade when
+# sources, included headers or the flags change.
+define c_program
+$(1): $(patsubst %.c,$(2)/%.o,$(3)) $(2)/flags
+	$$(call say,LD,$$@)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $(4) -o $$@ $$(filter %.o,$$^) $(5) $$(LDFLAGS) $$(DP_LIBS)
+
+$(2)/%.o: %.c $(2)/flags
+	$$(call say,CC,$$<)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $(4) $$(VERSION_FLAG) -MMD -MP -c -o $$@ $$<
+
+$(2)/flags: FORCE
+	@printf '%s\n' '$$(CC) $(4) $(5) $$(LDFLAGS)' $(3) | $$(call unless_same,$$@)
+
+-include $(patsubst %.c,$(2)/%.d,$(3))
+endef
+
+DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
+CTEST_SOURCES := $(sort $(wildcard $(DP)/ctest/*.c)) $(filter-out $(DP)/dp_worker_main.c,$(DP_SOURCES))
+
+# Small forks: the worker holds nothing that it does not run.
+WORKER_SOURCES := $(filter-out $(DP)/dp_bench%,$(DP_SOURCES))
+BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_worker%,$(DP_SOURCES)) $(wildcard $(DP)/bench_peer_main.c)
+
+worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the other side of `rfaas bench`
+$(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
+$(eval $(call c_program,libexec/rfaas-bench-peer,build/bench-peer,$(BENCH_PEER_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
+build/worker/$(DP)/dp_worker_main.o: VERSION_FLAG := -DRFAAS_VERSION='"$(VERSION)"'
+build/worker/$(DP)/dp_worker_main.o: build/version
+build/version: FORCE
+	@echo '$(VERSION)' | $(call unless_same,$@)
+
+# Exported is what rfaas.h declares, and nothing else: an MPI program may well have its own dp_something, and the
+# functions of rfaas_function.h must stay undefined in a client, which is how a library of functions knows that it
+# runs as a local fallback.
+library: build/librfaas.map # lib/librfaas.so
+	$(call say,GO,lib/librfaas.so)
+	$(Q)mkdir -p build/capi lib
+	$(Q)$(GO_BUILD) -buildmode=c-shared -o build/capi/librfaas.so \
+		-ldflags '$(GO_LDFLAGS) -extldflags "-Wl,-soname,$(SONAME) -Wl,--version-script=$(CURDIR)/build/librfaas.map"' \
+		./client/capi
+	$(Q)cmp -s build/capi/librfaas.so lib/$(SONAME) || install -m 755 build/capi/librfaas.so lib/$(SONAME)
+	$(Q)[[ -L lib/librfaas.so ]] || ln -sfn $(SONAME) lib/librfaas.so
+
+build/librfaas.map: $(DP)/rfaas.h
+	$(Q)mkdir -p $(@D)
+	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
+	$(Q)rm -f build/capi/librfaas.so # go does not know that it depends on this
+
+HEADERS := rfaas.h rfaas_function.h
+headers: $(HEADERS:%=include/%) # include/rfaas.h, include/rfaas_function.h
+include/%.h: $(DP)/%.h
+	$(call say,COPY,$@)
+	$(Q)install -D -m 644 $< $@
+
+# ---------------------------------------------------------------------------------------------- examples
+
+FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard examples/functions/*.c))
+MPI_PROGRAMS := $(patsubst examples/mpi/%/,build/examples/%,$(sort $(dir $(wildcard examples/mpi/*/*.c))))
+MPICC ?= $(firstword $(shell command -v mpicc.$(strip $(MPI)) mpicc))
+
+examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
+
+build/functions/%.so: examples/functions/%.c | headers
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -Wall -Wextra $(CFLAGS) -fPIC -shared -Iinclude -MMD -MP -o $@ $< -lm
+
+# One program for each directory of C files. Rebuilt when another MPI is chosen.
+build/examples/mpi: FORCE
+	@printf '%s\n' '$(MPI) $(MPICC) $(CFLAGS)' | $(call unless_same,$@)
+
+define mpi_program
+$(1): $(wildcard examples/mpi/$(notdir $(1))/*.[ch] examples/functions/*.h) build/examples/mpi | headers library
+	$$(call say,MPICC,$$@)
+	@[[ -n '$$(MPICC)' ]] || { echo 'no mpicc for MPI=$$(MPI): run make deps, set MPICC, or build with MPI=none' >&2; exit 1; }
+	$$(Q)$$(MPICC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $$(CFLAGS) -Iinclude -Iexamples/functions -o $$@ $$(filter %.c,$$^) \
+		-Llib -lrfaas '-Wl,-rpath,$$$$ORIGIN/../../lib' -lm
+endef
+$(foreach program,$(MPI_PROGRAMS),$(eval $(call mpi_program,$(program))))
+
+-include $(FUNCTIONS:.so=.d)
+
+# ---------------------------------------------------------------------------------------------- checking
+
+# Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost.
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|internal/houselaw)(/|$$)')
+# Packages whose tests also run on verbs, in the virtual machine.
+SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor client client/capi internal/cli; do \
+	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
+
+.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-install test-demo test-softroce check lint lint-go lint-c lint-sh
+test: ## everything that must pass: all lanes, with a table at the end
+	$(Q)scripts/test
+
+# Tests that need what could not be built fail by themselves; the others still tell something.
+try_build = $(MAKE) --no-print-directory build || echo 'make build failed; going on with the tests' >&2
+
+test-go: ## Go tests
+	$(Q)$(try_build)
+	$(Q)$(GO) vet ./...
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./...
+
+test-race: ## Go tests under the race detector
+	$(Q)$(try_build)
+	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s $(RACE_PACKAGES)
+
+test-c: test-c-plain test-c-asan ## conformance and unit tests of the C core on shm, plain and with sanitizers
+
+test-c-plain: build/ctest/dp_test
+	$(Q)build/ctest/dp_test --provider shm
+
+test-c-asan: build/ctest/dp_test-asan
+	$(Q)build/ctest/dp_test-asan --provider shm
+
+$(eval $(call c_program,build/ctest/dp_test,build/ctest/plain,$(CTEST_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
+$(eval $(call c_program,build/ctest/dp_test-asan,build/ctest/asan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE),-rdynamic))
+
+test-install: # installs, uses what is there, uninstalls
+	$(Q)scripts/test --install-check
+
+# What `make run` shows, with either MPI.
+test-demo: build
+	$(Q)scripts/demo
+	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
+	$(Q)scripts/demo
+	$(Q)$(MAKE) --no-print-directory examples
+
+test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
+	$(Q)$(try_build)
+	$(Q)rm -rf build/gotest && mkdir -p build/gotest
+	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
+	$(Q)scripts/softroce/run --timeout 540 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
+
+check: build lint build/ctest/dp_test ## before a commit: lint and the quick tests
+	$(Q)build/ctest/dp_test --provider shm
+	$(Q)$(GO) test -short -vet=off ./...
+
+lint: lint-go lint-c lint-sh ## gofmt, go vet, staticcheck, compiler warnings, shellcheck
+
+STATICCHECK := build/tools/staticcheck
+$(STATICCHECK): tools/go.mod tools/go.sum
+	$(call say,TOOLS,$(@D))
+	$(Q)mkdir -p $(@D)
+	$(Q)cd tools && $(GO) build -buildvcs=false -o ../$(@D)/ tool
+	$(Q)touch $@
+
+lint-go: $(STATICCHECK)
+	$(call say,LINT,go)
+	$(Q)bad=$$(find . -name '*.go' -not -path './build/*' -print0 | xargs -0 -r gofmt -l -s); \
+		[[ -z $$bad ]] || { printf 'gofmt -s would change:\n%s\n' "$$bad" >&2; exit 1; }
+	$(Q)$(GO) vet ./...
+	$(Q)$(STATICCHECK) ./...
+
+# Compiled for real, since many warnings come from the optimiser only. Headers must stand alone.
+lint-c:
+	$(call say,LINT,c)
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c) | xargs -P 2 -I FILE \
+		$(CC) $(DP_CFLAGS) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.h) | xargs -P 2 -I FILE \
+		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
+
+# SC2317 takes what only a trap calls for unreachable.
+lint-sh:
+	$(call say,LINT,sh)
+	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts .ci/run | xargs -r shellcheck -x -e SC2317
+	$(Q)grep -rlE '^#!/bin/sh' scripts | xargs -r shellcheck -x -e SC2317 -s dash
+
+# ---------------------------------------------------------------------------------------------- installing
+
+BINDIR := $(DESTDIR)$(PREFIX)/bin
+LIBDIR := $(DESTDIR)$(PREFIX)/lib
+INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
+	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%)
+DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
+
+.PHONY: install uninstall clean distclean proto
+install: build ## into PREFIX, below DESTDIR
+	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
+	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas}
+	$(Q)install -m 755 $(addprefix bin/,executor resource-manager rfaas) $(BINDIR)
+	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
+	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
+	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
+	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
+	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
+	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
+		'Description: functions executed by remote memory write' 'Version: $(VERSION)' \
+		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
+
+uninstall: ## remove what install put there
+	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
+	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas
+
+clean: ## remove what was built (the virtual machine's image stays: make distclean)
+	$(Q)rm -rf bin lib libexec include
+	$(Q)[[ ! -d build ]] || find build -mindepth 1 -maxdepth 1 -not -name softroce -exec rm -rf {} +
+
+distclean: clean ## clean, and the virtual machine's image too
+	$(Q)rm -rf build
+
+proto: $(STATICCHECK) ## generate internal/control's Go code again (needs protoc)
+	@command -v protoc >/dev/null || { echo 'protoc is missing (Debian: protobuf-compiler)' >&2; exit 1; }
+	$(Q)protoc --plugin=build/tools/protoc-gen-go --plugin=build/tools/protoc-gen-go-grpc -I. \
+		--go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative \
+		internal/control/control.proto

@@ -1,0 +1,58 @@
+package houselaw
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// The program that a newcomer copies out of README.md must compile.
+func TestReadmeExampleCompiles(t *testing.T) {
+	m := regexp.MustCompile("(?s)```c\n(.*?)```").FindStringSubmatch(source(t, "README.md"))
+	if m == nil {
+		t.Fatal("README.md has no C example")
+	}
+	cmd := exec.Command("gcc", "-Wall", "-Werror", "-fsyntax-only", "-I../dataplane", "-x", "c", "-")
+	cmd.Stdin = strings.NewReader(m[1])
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+}
+
+// Settings that docs/operations.md names exist.
+func TestDocumentedSettingsExist(t *testing.T) {
+	text := source(t, "docs/operations.md")
+	known := source(t, "internal/config/executor.go") + source(t, "internal/config/manager.go") +
+		`{"help", {"print-config", {"check-config", {"config",`
+	names := regexp.MustCompile("--([a-z][a-z-]+)").FindAllStringSubmatch(text, -1)
+	_, table, _ := strings.Cut(text, "| setting | default |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for _, row := range strings.Split(table, "\n")[2:] {
+		for name := range strings.SplitSeq(strings.Split(row, "|")[1], ",") {
+			names = append(names, []string{"", strings.TrimSpace(name)})
+		}
+	}
+	if len(names) < 15 {
+		t.Fatalf("docs/operations.md names %d settings", len(names))
+	}
+	for _, n := range names {
+		if !strings.Contains(known, `{"`+n[1]+`",`) {
+			t.Errorf("docs/operations.md names the setting %q, which internal/config does not have", n[1])
+		}
+	}
+}
+
+// Links from one document to another lead somewhere.
+func TestDocumentLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
+	for _, doc := range []string{"README.md", "RATIONALE.md", "docs/PROTOCOL.md", "docs/operations.md"} {
+		for _, m := range link.FindAllStringSubmatch(source(t, doc), -1) {
+			if _, err := os.Stat(filepath.Join("..", "..", filepath.Dir(doc), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", doc, m[1], err)
+			}
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package houselaw
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/rfaas-go/rfaas"
+
+// rooms states for every room which other rooms it may import. A room is a directory below the module's root with all
+// that is in it; the longest entry that contains a package is its room. Within a room everything may import
+// everything. Dependencies point down: programs, then what programs are made of, then the public packages, then
+// the protocol, then the ground.
+var rooms = map[string][]string{
+	// Programs. Thin: what they do is in the rooms below.
+	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli"},
+	"cmd/resource-manager": {"internal/manager", "internal/config", "internal/cli"},
+	"cmd/rfaas":            {"internal/cli", "internal/config"},
+
+	// What programs are made of.
+	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
+		"internal/config", "internal/control", "internal/dataplane", "internal/zygote"},
+	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/config", "internal/control",
+		"internal/dataplane", "internal/zygote"},
+	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane"},
+
+	// Public packages.
+	"client/capi": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane"},
+	"client":      {"invoke", "internal/config", "internal/control", "internal/dataplane"},
+	"lease":       {},
+	"accounting":  {},
+	"invoke":      {"internal/dataplane"},
+
+	// The ground.
+	"internal/zygote":    {"internal/dataplane"},
+	"internal/board":     {"internal/dataplane"},
+	"internal/control":   {},
+	"internal/config":    {"internal/control"},
+	"internal/dataplane": {},
+	"internal/houselaw":  {},
+
+	// What stands on the public packages like any other user.
+	"examples": {"client", "invoke"},
+	// What `rfaas bench` runs: it starts what it measures.
+	"benchmarks": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane", "internal/executor",
+		"internal/manager", "internal/zygote"},
+}
+
+// cgoRooms may import "C": the data plane, the exports of librfaas.so, and the binding of MPI.
+var cgoRooms = []string{"internal/dataplane", "client/capi", "examples/mpi"}
+
+// noCgo rooms reach no C at all, not even through what they import.
+var noCgo = []string{"lease", "accounting"}
+
+type listed struct {
+	ImportPath   string
+	Standard     bool
+	CgoFiles     []string
+	CFiles       []string
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Deps         []string
+}
+
+// list returns every package of the module and all they depend on.
+func list(t *testing.T) map[string]listed {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Standard,CgoFiles,CFiles,Imports,TestImports,XTestImports,Deps",
+		"./...")
+	cmd.Dir = "../.."
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	all := map[string]listed{}
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		all[p.ImportPath] = p
+	}
+	return all
+}
+
+// inModule returns the path below the module's root.
+func inModule(importPath string) (string, bool) {
+	return strings.CutPrefix(importPath, module+"/")
+}
+
+// roomOf returns the room of a path below the module's root, or "".
+func roomOf(p string) string {
+	for ; p != "."; p = path.Dir(p) {
+		if _, ok := rooms[p]; ok {
+			return p
+		}
+	}
+	return ""
+}
+
+func within(p string, roots []string) bool {
+	return slices.ContainsFunc(roots, func(r string) bool { return p == r || strings.HasPrefix(p, r+"/") })
+}
+
+// breaches returns what package p, imported by the given path, imports against the law.
+func breaches(p string, imports []string) []string {
+	room := roomOf(p)
+	if room == "" {
+		return []string{p + " is in no room: add it to `rooms` in imports_test.go, and to ARCHITECTURE or RATIONALE.md"}
+	}
+	var bad []string
+	for _, i := range imports {
+		target, ours := inModule(i)
+		if !ours {
+			continue
+		}
+		to := roomOf(target)
+		if to != room && !slices.Contains(rooms[room], to) {
+			bad = append(bad, p+" imports "+target+": room "+room+" may import "+strings.Join(rooms[room], ", "))
+		}
+	}
+	return bad
+}
+
+func TestImportsPointDown(t *testing.T) {
+	seen := 0
+	for ip, pkg := range list(t) {
+		p, ours := inModule(ip)
+		if !ours {
+			continue
+		}
+		seen++
+		// A package's tests may use what the package may, and testing helpers of the same room.
+		for _, b := range breaches(p, slices.Concat(pkg.Imports, pkg.TestImports, pkg.XTestImports)) {
+			t.Error(b)
+		}
+	}
+	if seen < 2 {
+		t.Fatalf("go list shows %d packages of %s", seen, module)
+	}
+}
+
+func TestRoomsHaveNoCycle(t *testing.T) {
+	state := map[string]int{} // 1: on the way, 2: done
+	var visit func(room string, way []string)
+	visit = func(room string, way []string) {
+		if _, ok := rooms[room]; !ok {
+			t.Errorf("%v leads to %q, which is no room", way, room)
+			return
+		}
+		switch state[room] {
+		case 1:
+			t.Errorf("rooms import each other: %v", append(way, room))
+		case 0:
+			state[room] = 1
+			for _, next := range rooms[room] {
+				visit(next, append(slices.Clone(way), room))
+			}
+			state[room] = 2
+		}
+	}
+	for room := range rooms {
+		visit(room, nil)
+	}
+}
+
+func TestCgoStaysInItsRooms(t *testing.T) {
+	all := list(t)
+	for ip, pkg := range all {
+		p, ours := inModule(ip)
+		if !ours {
+			continue
+		}
+		if (len(pkg.CgoFiles) > 0 || len(pkg.CFiles) > 0) && !within(p, cgoRooms) {
+			t.Errorf("%s has C (%s): C lives in %s", p, strings.Join(slices.Concat(pkg.CgoFiles, pkg.CFiles), ", "),
+				strings.Join(cgoRooms, ", "))
+		}
+		if !within(p, noCgo) {
+			continue
+		}
+		for _, d := range append(pkg.Deps, ip) {
+			if d == "runtime/cgo" || len(all[d].CgoFiles) > 0 && !all[d].Standard {
+				t.Errorf("%s reaches cgo through %s", p, d)
+			}
+		}
+	}
+}
+
+// The law's own test: it must be able to find something.
+func TestBreachesAreFound(t *testing.T) {
+	for _, c := range []struct {
+		pkg, imports string
+		want         int
+	}{
+		{"lease", "accounting", 1},
+		{"accounting", "lease", 1},
+		{"lease", "internal/dataplane", 1},
+		{"invoke", "client", 1},
+		{"internal/dataplane", "internal/control", 1},
+		{"client", "internal/executor", 1},
+		{"client", "client/capi", 1},
+		{"cmd/executor", "internal/dataplane", 1},
+		{"nowhere/at/all", "lease", 1},
+		{"client/capi", "client", 0},
+		{"client/internal/cache", "client", 0},
+		{"internal/executor", "lease", 0},
+		{"lease", "lease/sub", 0},
+	} {
+		if got := breaches(c.pkg, []string{"fmt", module + "/" + c.imports}); len(got) != c.want {
+			t.Errorf("%s imports %s: %v, want %d breaches", c.pkg, c.imports, got, c.want)
+		}
+	}
+}
