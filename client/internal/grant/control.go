@@ -242,10 +242,10 @@ func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) 
 		return nil, err
 	}
 	var (
-		found        []Candidate
-		alive        int
-		most, mostOf uint32
-		noWay        error
+		found  []Candidate
+		alive  int
+		mostOf uint32
+		noWay  error
 	)
 	need := uint32(s.Workers * s.CoresPerWorker)
 	for _, e := range entries {
@@ -253,8 +253,10 @@ func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) 
 			continue
 		}
 		alive++
-		most, mostOf = max(most, e.Info.FreeCores), max(mostOf, e.Info.Cores)
-		if e.Info.FreeCores < need {
+		mostOf = max(mostOf, e.Info.Cores)
+		// The manager knows what was free at the last heartbeat; only the executor knows what is free now. So one
+		// that seems full is asked too, after the others.
+		if e.Info.Cores < need {
 			continue
 		}
 		p, err := c.provider(e.Address, e.Info)
@@ -270,16 +272,19 @@ func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) 
 		return nil, noWay
 	case alive == 0:
 		return nil, fail(op, dataplane.StatusBusy, "the resource manager %s knows %d executors, none of them alive and open", c.opts.Manager, len(entries))
-	case mostOf < need:
+	default:
 		return nil, fail(op, dataplane.StatusInvalid, "%d workers of %d cores need %d cores on one node, the largest of %d executors has %d",
 			s.Workers, s.CoresPerWorker, need, alive, mostOf)
-	default:
-		return nil, fail(op, dataplane.StatusBusy, "%d workers of %d cores need %d free cores on one node, the freest of %d executors has %d",
-			s.Workers, s.CoresPerWorker, need, alive, most)
 	}
 	// This node first, then the freest; equal ones in random order, so that many ranks do not run after one.
 	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
 	slices.SortStableFunc(found, func(a, b Candidate) int {
+		if aFits, bFits := a.info.FreeCores >= need, b.info.FreeCores >= need; aFits != bFits {
+			if aFits {
+				return -1
+			}
+			return 1
+		}
 		if c.opts.Provider == "auto" && a.Provider != b.Provider {
 			return cmp.Compare(a.Provider, b.Provider) // "shm" before "verbs"
 		}
