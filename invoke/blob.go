@@ -107,6 +107,9 @@ func UnmarshalChannelBlob(data []byte) (*ChannelBlob, error) {
 	if v := le.Uint16(data[4:]); v != Version {
 		return bad("version %d, this side speaks %d", v, Version)
 	}
+	if n := int(le.Uint16(data[14:])); HeaderSize+n != len(data) { // before the checksum: a cut blob is to be called so
+		return bad("%d bytes hold a queue-pair blob of %d", len(data), n)
+	}
 	sum := crc32.Update(0, castagnoli, data[:52])
 	sum = crc32.Update(sum, castagnoli, []byte{0, 0, 0, 0})
 	sum = crc32.Update(sum, castagnoli, data[56:])
@@ -120,9 +123,7 @@ func UnmarshalChannelBlob(data []byte) (*ChannelBlob, error) {
 		Bulk: le.Uint64(data[32:]), BulkAddr: le.Uint64(data[40:]), BulkRkey: le.Uint32(data[48:]),
 		QueuePair: append([]byte(nil), data[HeaderSize:]...),
 	}
-	switch n := int(le.Uint16(data[14:])); {
-	case n != len(b.QueuePair):
-		return bad("%d bytes hold a queue-pair blob of %d", len(data), n)
+	switch {
 	case b.Role != RoleClient && b.Role != RoleWorker:
 		return bad("role %d", b.Role)
 	case b.Provider != ProviderSHM && b.Provider != ProviderVerbs:

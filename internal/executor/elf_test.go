@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rfaas-go/rfaas/invoke"
 )
 
 // compile builds C source with flags and returns the file's bytes.
@@ -160,15 +162,10 @@ func FuzzInspect(f *testing.F) {
 func TestConstantsOfTheDataPlane(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"dp_wire.h": {
-			fmt.Sprintf("#define DP_CHANNEL_MAGIC 0x%xu", blobMagic),
-			fmt.Sprintf("#define DP_WIRE_VERSION %d\n", blobVersion),
-			fmt.Sprintf("#define DP_CHANNEL_BLOB_MAX %d\n", blobMax),
-			fmt.Sprintf("sizeof(dp_channel_blob) == %d", blobHead),
-			fmt.Sprintf("DP_ROLE_CLIENT = %d", roleClient),
-			fmt.Sprintf("#define DP_DEPTH_MAX %d\n", maxDepth),
-			fmt.Sprintf("#define DP_EAGER_MAX (%du << 10)", maxEager>>10),
+			fmt.Sprintf("#define DP_DEPTH_MAX %d\n", invoke.MaxDepth),
+			fmt.Sprintf("#define DP_EAGER_MAX (%du << 10)", invoke.MaxEager>>10),
 		},
-		"dp_fabric.h": {fmt.Sprintf("DP_PROVIDER_SHM = %d, DP_PROVIDER_VERBS = %d", providerShm, providerVerbs)},
+		"dp_fabric.h": {fmt.Sprintf("DP_PROVIDER_SHM = %d, DP_PROVIDER_VERBS = %d", invoke.ProviderSHM, invoke.ProviderVerbs)},
 		"dp_status.h": {fmt.Sprintf("DP_BAD_LIBRARY = %d", statusBadLibrary), fmt.Sprintf("DP_BAD_BLOB = %d", statusBadBlob)},
 		"dp_worker.h": {fmt.Sprintf("DP_EXIT_CLIENT_GONE = %d", exitClientGone)},
 	} {

@@ -15,6 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -116,7 +117,7 @@ func (e *Executor) info() *control.InfoReply {
 		Node:            e.cfg.Node, NodeId: e.cfg.NodeID, Incarnation: e.incarnation[:],
 		Cores: uint32(c.Cores), FreeCores: uint32(c.FreeCores),
 		MemoryBytes: c.Memory, FreeMemoryBytes: c.FreeMemory,
-		Providers: e.cfg.Providers, MaxDepth: maxDepth, MaxEager: maxEager,
+		Providers: e.cfg.Providers, MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager,
 		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining(),
 	}
 }

@@ -5,9 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"log/slog"
 	"net"
@@ -24,6 +22,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 )
 
 // The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
@@ -260,25 +259,14 @@ func once(b []byte) func() ([]byte, error) {
 }
 
 // clientBlob makes a channel blob that passes the executor's look at it.
-func clientBlob(provider byte) []byte {
-	b := make([]byte, blobHead+40)
-	le := binary.LittleEndian
-	le.PutUint32(b, blobMagic)
-	le.PutUint16(b[4:], blobVersion)
-	b[6], b[7] = roleClient, provider
-	le.PutUint32(b[8:], 77)
-	le.PutUint16(b[12:], 16)
-	le.PutUint16(b[14:], 40)
-	le.PutUint32(b[16:], 4096)
-	rand.Read(b[blobHead:])
-	return sealBlob(b)
-}
-
-func sealBlob(b []byte) []byte {
-	le := binary.LittleEndian
-	le.PutUint32(b[blobHead-4:], 0)
-	le.PutUint32(b[blobHead-4:], crc32.Checksum(b, castagnoli))
-	return b
+func clientBlob(provider invoke.Provider, change ...func(*invoke.ChannelBlob)) []byte {
+	b := invoke.ChannelBlob{Role: invoke.RoleClient, Provider: provider, Generation: 77, Depth: 16, Eager: 4096,
+		QueuePair: make([]byte, 40)}
+	rand.Read(b.QueuePair)
+	for _, c := range change {
+		c(&b)
+	}
+	return b.Marshal()
 }
 
 // request is a good request for workers.
@@ -287,7 +275,7 @@ func (n *node) request(workers int) *control.LeaseRequest {
 		Workers: uint32(workers), Provider: "shm", Tenant: "alice"}
 	rand.Read(r.RequestId)
 	for range workers {
-		r.ClientBlobs = append(r.ClientBlobs, clientBlob(providerShm))
+		r.ClientBlobs = append(r.ClientBlobs, clientBlob(invoke.ProviderSHM))
 	}
 	return r
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -79,7 +80,7 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 		Provider: req.GetProvider(), Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU,
 		WaitMode: uint8(req.GetWaitMode()), Code: c.file, Names: c.names,
-		MaxDepth: maxDepth, MaxEager: maxEager, MaxBulk: uint64(s.MaxBulk), MemoryLimit: terms.MemoryPerWorker,
+		MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager, MaxBulk: uint64(s.MaxBulk), MemoryLimit: terms.MemoryPerWorker,
 	}
 }
 
@@ -186,7 +187,7 @@ func (e *Executor) Replace(_ context.Context, req *control.ReplaceRequest) (*con
 	if err != nil {
 		return nil, err
 	}
-	if err := checkBlob(req.GetClientBlob(), h.spec.Provider); err != nil {
+	if err := e.checkBlob(req.GetClientBlob(), h.spec.Provider); err != nil {
 		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: %v", err))
 	}
 	i := int(req.GetWorker())

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -64,13 +65,13 @@ func TestReplace(t *testing.T) {
 	replace := func(worker uint32, blob []byte) (*control.ReplaceReply, error) {
 		return n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: id, Worker: worker, ClientBlob: blob})
 	}
-	_, err := replace(1, clientBlob(providerShm))
+	_, err := replace(1, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.FailedPrecondition, control.ClassInvalid, "worker 1", "alive")
-	_, err = replace(2, clientBlob(providerShm))
+	_, err = replace(2, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "worker 2", "0 to 1")
 	_, err = replace(1, nil)
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "client_blob", "0 bytes")
-	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: 1, ClientBlob: clientBlob(providerShm)})
+	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: 1, ClientBlob: clientBlob(invoke.ProviderSHM)})
 	wantError(t, err, codes.NotFound, control.ClassLease, "lease 1:")
 
 	victim := func() *fakeWorker {
@@ -88,7 +89,7 @@ func TestReplace(t *testing.T) {
 		if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetWorker() != 1 || int(e.GetPid()) != w.pid {
 			t.Fatalf("event %v", e)
 		}
-		r, err := replace(1, clientBlob(providerShm))
+		r, err := replace(1, clientBlob(invoke.ProviderSHM))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,18 +102,18 @@ func TestReplace(t *testing.T) {
 	victim().die(segfault)
 	ev.want(control.Event_KIND_WORKER_DIED)
 	n.z.before = func(context.Context, zygote.Spec) error {
-		_, err := replace(1, clientBlob(providerShm))
+		_, err := replace(1, clientBlob(invoke.ProviderSHM))
 		wantError(t, err, codes.ResourceExhausted, control.ClassBusy, "being replaced")
 		return &zygote.WorkerError{Status: -203, Text: "blob"}
 	}
-	_, err = replace(1, clientBlob(providerShm))
+	_, err = replace(1, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "blob")
 	n.z.before = nil
-	if _, err = replace(1, clientBlob(providerShm)); err != nil {
+	if _, err = replace(1, clientBlob(invoke.ProviderSHM)); err != nil {
 		t.Fatal(err)
 	}
 	n.release(id)
-	_, err = replace(1, clientBlob(providerShm))
+	_, err = replace(1, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
 }
 
@@ -132,7 +133,7 @@ func TestReplaceDuringRelease(t *testing.T) {
 		<-ctx.Done() // the end of the lease ends the start
 		return nil   // but it was too late
 	}
-	_, err := n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(providerShm)})
+	_, err := n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(invoke.ProviderSHM)})
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
 	if err := <-released; err != nil {
 		t.Fatal(err)
@@ -351,7 +352,7 @@ func (n *node) hammerOnce(t *testing.T) {
 		}
 		switch e.GetKind() {
 		case control.Event_KIND_WORKER_DIED:
-			_, err := n.Replace(ctx, &control.ReplaceRequest{LeaseId: id, Worker: e.GetWorker(), ClientBlob: clientBlob(providerShm)})
+			_, err := n.Replace(ctx, &control.ReplaceRequest{LeaseId: id, Worker: e.GetWorker(), ClientBlob: clientBlob(invoke.ProviderSHM)})
 			if c := control.ClassOf(err); err != nil && c != control.ClassInvalid && c != control.ClassLease {
 				t.Errorf("replace: %v", err)
 			}

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 )
 
 // wantError checks code, class and text of an error that came over gRPC.
@@ -76,6 +78,11 @@ func TestLeaseAndRelease(t *testing.T) {
 	}
 }
 
+// blobOf replaces the first client blob of a request by one that differs from a good one.
+func blobOf(change func(*invoke.ChannelBlob)) func(*control.LeaseRequest) {
+	return func(r *control.LeaseRequest) { r.ClientBlobs[0] = clientBlob(invoke.ProviderSHM, change) }
+}
+
 func TestBadLeaseRequests(t *testing.T) {
 	n := newNode(t)
 	const invalid, inv = codes.InvalidArgument, control.ClassInvalid
@@ -107,25 +114,18 @@ func TestBadLeaseRequests(t *testing.T) {
 		"empty blob":       {func(r *control.LeaseRequest) { r.ClientBlobs[1] = nil }, invalid, inv, []string{"client_blobs[1]", "0 bytes"}},
 		"cut blob":         {func(r *control.LeaseRequest) { r.ClientBlobs[1] = r.ClientBlobs[1][:90] }, invalid, inv, []string{"client_blobs[1]", "90 bytes"}},
 		"long blob":        {func(r *control.LeaseRequest) { r.ClientBlobs[1] = make([]byte, 257) }, invalid, inv, []string{"257 bytes"}},
-		"verbs blob":       {func(r *control.LeaseRequest) { r.ClientBlobs[0] = clientBlob(providerVerbs) }, invalid, inv, []string{"provider 2", "shm"}},
+		"verbs blob":       {blobOf(func(b *invoke.ChannelBlob) { b.Provider = invoke.ProviderVerbs }), invalid, inv, []string{"provider 2", "shm"}},
+		"third provider":   {blobOf(func(b *invoke.ChannelBlob) { b.Provider = 3 }), invalid, inv, []string{"provider 3"}},
 		"flipped bit":      {func(r *control.LeaseRequest) { r.ClientBlobs[0][70] ^= 1 }, invalid, inv, []string{"checksum"}},
-		"blob's version": {func(r *control.LeaseRequest) {
-			r.ClientBlobs[0][4] = 2
-			sealBlob(r.ClientBlobs[0])
-		}, invalid, inv, []string{"wire version 2"}},
-		"worker's blob": {func(r *control.LeaseRequest) {
-			r.ClientBlobs[0][6] = 2
-			sealBlob(r.ClientBlobs[0])
-		}, invalid, inv, []string{"role 2"}},
-		"depth 0": {func(r *control.LeaseRequest) {
-			r.ClientBlobs[0][12] = 0
-			sealBlob(r.ClientBlobs[0])
-		}, invalid, inv, []string{"depth 0"}},
-		"depth 1025": {func(r *control.LeaseRequest) {
-			r.ClientBlobs[0][12], r.ClientBlobs[0][13] = 1, 4
-			sealBlob(r.ClientBlobs[0])
-		}, invalid, inv, []string{"depth 1025"}},
-		"tenant": {func(r *control.LeaseRequest) { r.Tenant = strings.Repeat("x", 256) }, invalid, inv, []string{"256"}},
+		"random blob":      {func(r *control.LeaseRequest) { rand.Read(r.ClientBlobs[0]) }, invalid, inv, []string{"client_blobs[0]", "magic"}},
+		"blob's version":   {func(r *control.LeaseRequest) { r.ClientBlobs[0][4] = 2 }, invalid, inv, []string{"version 2"}},
+		"worker's blob":    {blobOf(func(b *invoke.ChannelBlob) { b.Role = invoke.RoleWorker }), invalid, inv, []string{"role 2"}},
+		"generation":       {blobOf(func(b *invoke.ChannelBlob) { b.Generation = 0 }), invalid, inv, []string{"generation 0"}},
+		"depth 0":          {blobOf(func(b *invoke.ChannelBlob) { b.Depth = 0 }), invalid, inv, []string{"depth 0"}},
+		"depth 1025":       {blobOf(func(b *invoke.ChannelBlob) { b.Depth = 1025 }), invalid, inv, []string{"depth 1025"}},
+		"eager":            {blobOf(func(b *invoke.ChannelBlob) { b.Eager = 1 << 20 }), invalid, inv, []string{"eager size 1048576"}},
+		"bulk":             {blobOf(func(b *invoke.ChannelBlob) { b.Bulk = 1<<30 + 64 }), invalid, inv, []string{"bulk size 1073741888", "allows 1073741824"}},
+		"tenant":           {func(r *control.LeaseRequest) { r.Tenant = strings.Repeat("x", 256) }, invalid, inv, []string{"256"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := n.request(2)

@@ -67,7 +67,7 @@ func (e *Executor) terms(req *control.LeaseRequest) (rid lease.RequestID, t leas
 		return fail(invalidf("%d client_blobs for %d workers, want one for each", n, t.Workers))
 	}
 	for i, b := range req.GetClientBlobs() {
-		if err := checkBlob(b, req.GetProvider()); err != nil {
+		if err := e.checkBlob(b, req.GetProvider()); err != nil {
 			return fail(control.StatusError(statusBadBlob, fmt.Sprintf("client_blobs[%d]: %v", i, err)))
 		}
 	}
