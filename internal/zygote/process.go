@@ -19,8 +19,13 @@ import (
 // errZygoteDied: the zygote ended before it answered. Nothing was started, or it has been killed again.
 var errZygoteDied = errors.New("zygote ended")
 
-// answerTimeout is how long a zygote may take for HELLO and for one clone (about 0.2 ms) before it counts as hung.
-const answerTimeout = 10 * time.Second
+const (
+	// helloTimeout is how long a zygote may take to load its providers.
+	helloTimeout = 10 * time.Second
+	// answerTimeout is how long it may take for one clone (about 0.2 ms) before it counts as hung. Well below what
+	// callers wait for a worker, so that another zygote can still serve them.
+	answerTimeout = 4 * time.Second
+)
 
 // process is one life of the zygote.
 type process struct {
@@ -104,7 +109,7 @@ func socketPair() (*net.UnixConn, int, error) {
 }
 
 func (p *process) hello(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { p.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()

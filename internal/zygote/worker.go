@@ -32,6 +32,7 @@ type Worker struct {
 	conn   *net.UnixConn
 	output *output
 	blob   []byte
+	began  bool // it has said STARTED; of start
 
 	stopped atomic.Bool // Stop was called: a clean exit is as it should be
 	killed  atomic.Bool
@@ -174,6 +175,7 @@ func (w *Worker) start(ctx context.Context) error {
 		}
 		switch {
 		case m.typ == msgStarted && w.blob == nil:
+			w.began = true
 		case m.typ == msgReady && w.blob == nil && len(m.body) > 0 && len(m.body) <= blobMax:
 			w.blob = append([]byte(nil), m.body...)
 		case m.typ == msgLoaded && w.blob != nil:
@@ -188,15 +190,18 @@ func (w *Worker) start(ctx context.Context) error {
 
 // startFailed names what happened when the socket closed or time ran out before LOADED.
 func (w *Worker) startFailed(ctx context.Context, err error) error {
-	doing, status := "connecting to the client", statusWorkerDied
-	if w.blob != nil {
+	doing, status := "beginning to run", statusWorkerDied
+	switch {
+	case w.blob != nil:
 		// The process belonged to the library's constructors by then.
 		doing, status = "loading the library", statusBadLibrary
+	case w.began:
+		doing = "connecting to the client"
 	}
 	if ctx.Err() != nil {
 		cause := context.Cause(ctx)
-		if errors.Is(cause, errSpawnTimeout) {
-			return &WorkerError{status, fmt.Sprintf("worker took longer than %v for %s", SpawnTimeout, doing)}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return fmt.Errorf("%w: %w", &WorkerError{status, "worker hangs while " + doing}, cause)
 		}
 		return fmt.Errorf("start worker: %s: %w", doing, cause)
 	}

@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SpawnTimeout bounds Spawn: constructors of user code can hang.
+// SpawnTimeout bounds a Spawn whose context has no deadline: constructors of user code can hang.
 const SpawnTimeout = 10 * time.Second
 
 const spawnTries = 3 // with different zygotes
 
 var (
-	errSpawnTimeout = errors.New("spawn timed out")
+	errSpawnTimeout = fmt.Errorf("not done within %v", SpawnTimeout)
 	errClosed       = errors.New("zygote supervisor is closed")
 )
 
@@ -212,8 +212,9 @@ func (z *Zygote) process(ctx context.Context) (*process, error) {
 // ---- spawning ----
 
 // Spawn starts a worker and returns when it is connected to the client (its Blob is the answer for the client) and has
-// loaded the code. Blocks for SpawnTimeout at most. When it fails, nothing of the worker is left; a *WorkerError says
-// what the worker, the zygote or the check of the Spec found. When ctx ends, the error wraps ctx's.
+// loaded the code. Blocks until ctx's deadline, for SpawnTimeout if it has none, and a few seconds more if the zygote
+// hangs. When it fails, nothing of the worker is left; a *WorkerError says what the worker, the zygote or the check of
+// the Spec found. When ctx ends, the error wraps ctx's and says what was waited for.
 func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	body, err := spawnBody(&spec)
 	if err != nil {
@@ -226,8 +227,11 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	if spec.Code == nil {
 		return nil, &WorkerError{statusBadLibrary, "no code"}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
-	defer cancel()
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
+		defer cancel()
+	}
 	for try := 1; ; try++ {
 		w, err := z.spawn(ctx, body, names, spec.Code)
 		if !errors.Is(err, errZygoteDied) {
@@ -324,8 +328,10 @@ func (z *Zygote) spawn(ctx context.Context, body, names []byte, code *os.File) (
 		}
 		return z.adopt(ctx, id, parts, a)
 	case <-ctx.Done():
-		go func() { parts.discard(<-answered) }()
-		return nil, fmt.Errorf("start worker: %w", context.Cause(ctx))
+		// The worker may be there in a moment, on cores that the caller takes for free when this returns. A zygote that
+		// hangs is killed after answerTimeout.
+		parts.discard(<-answered)
+		return nil, fmt.Errorf("start worker: waiting for the zygote to clone it: %w", context.Cause(ctx))
 	}
 }
 
