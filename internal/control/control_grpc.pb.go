@@ -42,7 +42,8 @@ type ExecutorClient interface {
 	Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error)
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[UploadChunk, UploadReply], error)
-	// Replace starts a new worker in the place of one that died.
+	// Replace starts a new worker in the place of one that died, or kills one that its holder cannot reach. Repeating a
+	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
@@ -141,7 +142,8 @@ type ExecutorServer interface {
 	Lease(context.Context, *LeaseRequest) (*LeaseReply, error)
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(grpc.ClientStreamingServer[UploadChunk, UploadReply]) error
-	// Replace starts a new worker in the place of one that died.
+	// Replace starts a new worker in the place of one that died, or kills one that its holder cannot reach. Repeating a
+	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.

@@ -222,6 +222,10 @@ func (e *Executor) Drain(ctx context.Context) {
 
 // grpcError classes what the lease table says.
 func grpcError(err error) error {
+	var we *zygote.WorkerError
+	if errors.As(err, &we) {
+		return control.StatusError(we.Status, err.Error())
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -237,10 +241,6 @@ func grpcError(err error) error {
 		return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "%v", err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return control.Errorf(control.ClassConnection, "%v", err)
-	}
-	var we *zygote.WorkerError
-	if errors.As(err, &we) {
-		return control.StatusError(we.Status, err.Error())
 	}
 	if control.IsClassed(err) {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -44,7 +45,8 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	if h != nil {
 		// Not bound to ctx: a caller that lost its connection repeats the request and gets this grant. One that
 		// does not come back loses it by the first-use deadline.
-		e.work.Go(func() { e.start(h, req.GetClientBlobs()) })
+		limit := e.spawnLimit(ctx)
+		e.work.Go(func() { e.start(h, req.GetClientBlobs(), limit) })
 	} else {
 		e.codes.release(code)
 	}
@@ -85,8 +87,8 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 }
 
 // start brings a requested lease to granted, or undoes it.
-func (e *Executor) start(h *holding, blobs [][]byte) {
-	workers, err := e.spawnAll(h, blobs)
+func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
+	workers, err := e.spawnAll(h, blobs, limit)
 	if err != nil {
 		close(h.started)
 		if ferr := e.table.Fail(h.id, err); ferr != nil {
@@ -102,8 +104,7 @@ func (e *Executor) start(h *holding, blobs [][]byte) {
 	reply := &control.LeaseReply{LeaseId: uint64(h.id), Functions: h.code.names,
 		DurationMs: uint64(l.Terms.Duration.Milliseconds())}
 	for i, w := range workers {
-		reply.Workers = append(reply.Workers, h.grant(i, w))
-		h.seatWorker(i, w) // cannot be ending before it is granted
+		reply.Workers = append(reply.Workers, h.seatWorker(i, w, blobs[i])) // cannot be ending before it is granted
 		e.watch(h, i, w)
 	}
 	h.mu.Lock()
@@ -129,11 +130,25 @@ func (e *Executor) watch(h *holding, i int, w Worker) {
 	})
 }
 
+// spawnLimit is how long starting workers may take for a caller: when they hang, the answer that says where must reach
+// the caller before it gives up.
+func (e *Executor) spawnLimit(caller context.Context) time.Duration {
+	limit := e.cfg.Settings.SpawnTimeout
+	if end, ok := caller.Deadline(); ok {
+		limit = min(limit, max(time.Until(end), 0)*9/10)
+	}
+	return limit
+}
+
+// spawnContext is the context in which workers of a lease start.
+func spawnContext(h *holding, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(h.ctx, limit, fmt.Errorf("not done within %v", limit.Round(time.Millisecond)))
+}
+
 // spawnAll starts all workers of a lease side by side. When one fails the others are stopped, and none is left when
 // it returns.
-func (e *Executor) spawnAll(h *holding, blobs [][]byte) ([]Worker, error) {
-	ctx, cancel := context.WithTimeoutCause(h.ctx, e.cfg.Settings.SpawnTimeout,
-		control.Errorf(control.ClassConnection, "the workers did not start within %v", e.cfg.Settings.SpawnTimeout))
+func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]Worker, error) {
+	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
 	var wg sync.WaitGroup
 	var once sync.Once
@@ -169,20 +184,25 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 	if err == nil {
 		return w, nil
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		if errors.Is(cause, context.Canceled) && h.ctx.Err() != nil {
-			return nil, control.CodeErrorf(control.ClassBusy, codes.Unavailable, "worker %d: not started, the lease ends or the node drains", i)
-		}
-		if control.IsClassed(cause) {
-			return nil, cause
-		}
-	}
 	e.log.Info("worker did not start", "lease", uint64(h.id), "worker", i, "error", err)
+	var known *zygote.WorkerError
+	switch {
+	case ctx.Err() == nil || errors.As(err, &known):
+	case h.ctx.Err() != nil:
+		return nil, control.CodeErrorf(control.ClassBusy, codes.Unavailable, "worker %d: not started, the lease ends or the node drains", i)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return nil, control.Errorf(control.ClassConnection, "worker %d: %v", i, err) // it says what hung
+	}
 	return nil, fmt.Errorf("worker %d: %w", i, err)
 }
 
-// Replace starts a new worker on the cores of one that died.
-func (e *Executor) Replace(_ context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
+// replaceGrace is how long a worker that is to be replaced may take to end by itself. Its holder may have noticed
+// its death before we have, and how it died is worth knowing.
+const replaceGrace = 100 * time.Millisecond
+
+// Replace starts a new worker in the place of one that died, or that its holder cannot reach any more. Repeating a
+// request with the same blob gives the same worker.
+func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
 	h, err := e.find(lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err
@@ -190,50 +210,54 @@ func (e *Executor) Replace(_ context.Context, req *control.ReplaceRequest) (*con
 	if err := e.checkBlob(req.GetClientBlob(), h.spec.Provider); err != nil {
 		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: %v", err))
 	}
-	i := int(req.GetWorker())
-	if err := h.claimSeat(req.GetWorker()); err != nil {
-		return nil, err
+	for {
+		c, err := h.claimSeat(req.GetWorker(), req.GetClientBlob())
+		switch {
+		case err != nil:
+			return nil, err
+		case c.grant != nil:
+			return &control.ReplaceReply{Worker: c.grant}, nil
+		case c.old != nil:
+			defer h.settle(req.GetWorker())
+			return e.replace(ctx, h, int(req.GetWorker()), c.old, req.GetClientBlob())
+		}
+		select {
+		case <-c.wait:
+		case <-ctx.Done():
+			return nil, control.Errorf(control.ClassConnection, "worker %d of lease %d is being replaced: %v", req.GetWorker(), h.id, context.Cause(ctx))
+		}
 	}
-	defer h.spawns.Done()
-	ctx, cancel := context.WithTimeoutCause(h.ctx, e.cfg.Settings.SpawnTimeout,
-		control.Errorf(control.ClassConnection, "worker %d did not start within %v", i, e.cfg.Settings.SpawnTimeout))
+}
+
+// replace starts a worker in a claimed seat. Not ended by the caller's context: what was begun is finished, and the
+// caller may ask again.
+func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker, blob []byte) (*control.ReplaceReply, error) {
+	ctx, cancel := spawnContext(h, e.spawnLimit(caller))
 	defer cancel()
-	w, err := e.spawn(ctx, h, i, req.GetClientBlob())
+	grace := time.NewTimer(replaceGrace)
+	defer grace.Stop()
+	select {
+	case <-old.Done():
+	case <-grace.C:
+		e.log.Info("a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID())
+		old.Kill()
+		<-old.Done()
+	}
+	h.died(i, old)
+	w, err := e.spawn(ctx, h, i, blob)
 	if err != nil {
-		h.freeSeat(i)
+		if h.ctx.Err() != nil {
+			return nil, h.endingError()
+		}
 		return nil, grpcError(err)
 	}
-	if !h.seatWorker(i, w) {
+	grant := h.seatWorker(i, w, blob)
+	if grant == nil {
 		stopAll(ctx, []Worker{w}, false)
 		return nil, e.ended(h.id)
 	}
 	e.watch(h, i, w)
-	return &control.ReplaceReply{Worker: h.grant(i, w)}, nil
-}
-
-// claimSeat reserves a dead worker's seat for a replacement; spawns.Done must follow.
-func (h *holding) claimSeat(i uint32) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case i >= uint32(len(h.seats)):
-		return invalidf("worker %d: lease %d has workers 0 to %d", i, h.id, len(h.seats)-1)
-	case h.ending || h.draining:
-		return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "lease %d is ending", h.id)
-	case h.seats[i].replacing:
-		return control.Errorf(control.ClassBusy, "worker %d of lease %d is being replaced", i, h.id)
-	case !h.seats[i].dead:
-		return control.CodeErrorf(control.ClassInvalid, codes.FailedPrecondition, "worker %d of lease %d is alive", i, h.id)
-	}
-	h.seats[i].replacing = true
-	h.spawns.Add(1)
-	return nil
-}
-
-func (h *holding) freeSeat(i int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.seats[i].replacing = false
+	return &control.ReplaceReply{Worker: grant}, nil
 }
 
 // Release ends a lease and returns when its workers are reaped and its cores are free.

@@ -65,9 +65,7 @@ func TestReplace(t *testing.T) {
 	replace := func(worker uint32, blob []byte) (*control.ReplaceReply, error) {
 		return n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: id, Worker: worker, ClientBlob: blob})
 	}
-	_, err := replace(1, clientBlob(invoke.ProviderSHM))
-	wantError(t, err, codes.FailedPrecondition, control.ClassInvalid, "worker 1", "alive")
-	_, err = replace(2, clientBlob(invoke.ProviderSHM))
+	_, err := replace(2, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "worker 2", "0 to 1")
 	_, err = replace(1, nil)
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "client_blob", "0 bytes")
@@ -98,14 +96,10 @@ func TestReplace(t *testing.T) {
 		}
 	}
 
-	// One that does not start leaves the seat free for another attempt; two at once are one too many.
+	// One that does not start leaves the seat free for another attempt.
 	victim().die(segfault)
 	ev.want(control.Event_KIND_WORKER_DIED)
-	n.z.before = func(context.Context, zygote.Spec) error {
-		_, err := replace(1, clientBlob(invoke.ProviderSHM))
-		wantError(t, err, codes.ResourceExhausted, control.ClassBusy, "being replaced")
-		return &zygote.WorkerError{Status: -203, Text: "blob"}
-	}
+	n.z.before = func(context.Context, zygote.Spec) error { return &zygote.WorkerError{Status: -203, Text: "blob"} }
 	_, err = replace(1, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "blob")
 	n.z.before = nil
@@ -115,6 +109,101 @@ func TestReplace(t *testing.T) {
 	n.release(id)
 	_, err = replace(1, clientBlob(invoke.ProviderSHM))
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
+}
+
+// A holder that cannot reach a living worker, or that never heard of it because the answer was lost, gets another one
+// for a new blob, and the same one for the same blob.
+func TestReplaceOfALivingWorker(t *testing.T) {
+	n := newNode(t)
+	id := n.lease(1).GetLeaseId()
+	ev := n.events(id)
+	replace := func(blob []byte) int32 {
+		t.Helper()
+		r, err := n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: id, ClientBlob: blob})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetWorker().GetPid()
+	}
+	first := n.z.alive()[0]
+	blob := clientBlob(invoke.ProviderSHM)
+	second := replace(blob)
+	if !first.killed.Load() || int(second) == first.pid {
+		t.Errorf("the living worker %d was killed: %t; its replacement is %d", first.pid, first.killed.Load(), second)
+	}
+	if again := replace(blob); again != second {
+		t.Errorf("the same blob got worker %d, then %d", second, again)
+	}
+	third := replace(clientBlob(invoke.ProviderSHM))
+	if list := n.z.alive(); len(list) != 1 || int32(list[0].pid) != third {
+		t.Errorf("%d workers alive, want worker %d alone", len(list), third)
+	}
+	// The late reports about those before do not end it.
+	n.z.alive()[0].die(segfault)
+	for {
+		e, err := ev.s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.GetPid() == third {
+			break
+		}
+	}
+	n.release(id)
+}
+
+// Two requests for one seat come one after the other, the later one's blob stays, and no core ever has two workers.
+func TestReplaceTwiceAtOnce(t *testing.T) {
+	n := newNode(t)
+	id := n.lease(1).GetLeaseId()
+	n.z.alive()[0].die(segfault)
+	entered, gate := make(chan struct{}, 2), make(chan struct{})
+	n.z.before = func(context.Context, zygote.Spec) error {
+		entered <- struct{}{}
+		<-gate
+		return nil
+	}
+	pids := make(chan int32, 3)
+	blob := clientBlob(invoke.ProviderSHM)
+	ask := func(blob []byte) {
+		r, err := n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: id, ClientBlob: blob})
+		if err != nil {
+			t.Error(err)
+		}
+		pids <- r.GetWorker().GetPid()
+	}
+	go ask(blob)
+	<-entered
+	go ask(blob)
+	impatient, cancel := context.WithTimeout(n.ctx(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := n.Replace(impatient, &control.ReplaceRequest{LeaseId: id, ClientBlob: clientBlob(invoke.ProviderSHM)}); err == nil {
+		t.Error("a replacement succeeded while another one hung")
+	}
+	close(gate)
+	if a, b := <-pids, <-pids; a != b {
+		t.Errorf("the same blob got workers %d and %d", a, b)
+	}
+	n.release(id)
+}
+
+// A lease that expires while its worker is replaced ends the replacement with it.
+func TestExpiryDuringReplace(t *testing.T) {
+	n := newNode(t)
+	r := n.request(1)
+	r.DurationMs = 150
+	l, err := n.Lease(n.ctx(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.events(l.GetLeaseId())
+	n.z.before = func(ctx context.Context, _ zygote.Spec) error {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), ClientBlob: clientBlob(invoke.ProviderSHM)})
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "ending")
+	eventually(t, "the cores are free", func() bool { return n.free() == 4 })
 }
 
 // A lease that ends while a replacement starts takes the replacement with it.

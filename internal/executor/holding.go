@@ -2,7 +2,10 @@ package executor
 
 import (
 	"context"
+	"crypto/sha256"
 	"sync"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -41,9 +44,11 @@ type holding struct {
 type seat struct {
 	cpus      []int
 	worker    Worker
-	dead      bool // reaped, not replaced
+	offer     sum                  // of the client blob that worker is connected to
+	grant     *control.WorkerGrant // what the holder was told of worker
+	dead      bool                 // reaped, not replaced
 	deaths    uint64
-	replacing bool
+	replacing chan struct{} // closed when the replacement under way has started or failed; nil: there is none
 }
 
 func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
@@ -78,34 +83,82 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	return g
 }
 
-// seatWorker puts a started worker into its seat, watched. False: the lease is ending, and the worker is still
-// the caller's to kill.
-func (h *holding) seatWorker(i int, w Worker) bool {
+// seatWorker puts a started worker into its seat. nil: the lease is ending, and the worker is still the caller's to
+// kill.
+func (h *holding) seatWorker(i int, w Worker, blob []byte) *control.WorkerGrant {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := &h.seats[i]
-	s.replacing = false
 	if h.ending {
-		return false
+		return nil
 	}
-	s.worker, s.dead = w, false
-	return true
+	s := &h.seats[i]
+	s.worker, s.offer, s.grant, s.dead = w, sha256.Sum256(blob), h.grant(i, w), false
+	return s.grant
+}
+
+// claimed is what a request to replace a worker may do next: exactly one field is set.
+type claimed struct {
+	grant *control.WorkerGrant // nothing: this is the worker that an earlier copy of the request got
+	wait  <-chan struct{}      // wait for another replacement and look again
+	old   Worker               // replace this one, dead or not; settle must follow
+}
+
+// claimSeat looks at a seat for somebody who offers blob in the place of its worker. A worker that lives makes
+// room: its holder cannot use it, since a connection broke or the answer that named it was lost.
+func (h *holding) claimSeat(i uint32, blob []byte) (c claimed, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i >= uint32(len(h.seats)) {
+		return c, invalidf("worker %d: lease %d has workers 0 to %d", i, h.id, len(h.seats)-1)
+	}
+	s := &h.seats[i]
+	switch {
+	case h.ending || h.draining:
+		return c, h.endingError()
+	case s.replacing != nil:
+		c.wait = s.replacing
+	case !s.dead && s.offer == sha256.Sum256(blob):
+		c.grant = s.grant
+	default:
+		c.old = s.worker
+		s.replacing = make(chan struct{})
+		h.spawns.Add(1)
+	}
+	return c, nil
+}
+
+// settle ends what claimSeat began.
+func (h *holding) settle(i uint32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(h.seats[i].replacing)
+	h.seats[i].replacing = nil
+	h.spawns.Done()
+}
+
+func (h *holding) endingError() error {
+	return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "lease %d is ending", h.id)
 }
 
 // watch notes a worker's death; it returns when the worker is reaped. report says whether it died while its lease
 // went on.
 func (h *holding) watch(i int, w Worker, report func(zygote.Exit)) {
 	<-w.Done()
-	h.mu.Lock()
-	s := &h.seats[i]
-	s.dead = true
-	s.deaths++
-	ending := h.ending
-	h.notify()
-	h.mu.Unlock()
-	if !ending {
+	if !h.died(i, w) {
 		report(w.Exit())
 	}
+}
+
+// died notes that a worker is reaped, once, and unless another one has its seat. It says whether the lease is ending.
+func (h *holding) died(i int, w Worker) (ending bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s := &h.seats[i]; s.worker == w && !s.dead {
+		s.dead = true
+		s.deaths++
+		h.notify()
+	}
+	return h.ending
 }
 
 // drain tells the holder that the node will leave, and starts no more workers.

@@ -287,6 +287,30 @@ func TestSpawnTimeout(t *testing.T) {
 	}
 }
 
+// When workers hang, the answer that says where comes before the caller gives up.
+func TestHangIsToldInTime(t *testing.T) {
+	n := newNode(t)
+	n.z.before = func(ctx context.Context, s zygote.Spec) error {
+		<-ctx.Done()
+		return fmt.Errorf("start worker: connecting to the client: %w", context.Cause(ctx))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := n.Lease(ctx, n.request(1))
+	wantError(t, err, codes.Unavailable, control.ClassConnection, "worker 0", "connecting to the client", "not done within")
+	n.z.before = func(ctx context.Context, s zygote.Spec) error {
+		<-ctx.Done()
+		return fmt.Errorf("%w: %w", &zygote.WorkerError{Status: statusBadLibrary, Text: "worker hangs while loading the library"}, context.Cause(ctx))
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = n.Lease(ctx, n.request(1))
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "loading the library", "not done within")
+	if n.free() != 4 {
+		t.Errorf("%d cores free", n.free())
+	}
+}
+
 func TestZygoteTrouble(t *testing.T) {
 	n := newNode(t)
 	n.z.before = func(context.Context, zygote.Spec) error { return errors.New("no zygote") }

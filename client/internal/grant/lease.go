@@ -262,29 +262,21 @@ func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr st
 	return e
 }
 
-// Replace asks for a new worker in the place of worker i. A broken connection may be known here before the executor
-// has seen the old worker end: then it asks again until it has.
+// Replace asks for a new worker in the place of worker i, which is killed if it lives. When the connection broke on the
+// way it asks once more: the same blob gets the worker that was made for it.
 func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
 	const op = "replace a worker"
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	pause := time.Millisecond
-	for {
-		r, err := h.cl.Replace(ctx, &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob})
-		if err == nil {
-			return workerOf(r.GetWorker()), nil
-		}
-		alive := status.Code(err) == codes.FailedPrecondition && control.ClassOf(err) == control.ClassInvalid
-		if !alive {
-			return Worker{}, fromControl(op, h.Address, err)
-		}
-		select {
-		case <-ctx.Done():
-			return Worker{}, fromControl(op, h.Address, err)
-		case <-time.After(pause):
-			pause = min(2*pause, 50*time.Millisecond)
-		}
+	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob}
+	r, err := h.cl.Replace(ctx, req)
+	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
+		r, err = h.cl.Replace(ctx, req)
 	}
+	if err != nil {
+		return Worker{}, fromControl(op, h.Address, err)
+	}
+	return workerOf(r.GetWorker()), nil
 }
 
 // Release ends the lease and its watch. Releasing a lease that has ended already is no error.
