@@ -182,27 +182,17 @@ static __attribute__((noinline, cold)) void keep_message(const rfaas_lease *l, r
                    worker, size ? ": " : "", size > 512 ? 512 : (int)size, size ? (const char *)text : "");
 }
 
-/* dp_channel_call, but a function's message gets out. */
 static inline int call(const rfaas_lease *l, uint32_t w, rfaas_function fn, const void *in, uint32_t in_size,
                        const dp_mem *reg, void *out, uint32_t capacity, uint32_t *got, int64_t deadline,
                        dp_started *started) {
     dp_channel *ch = l->workers[w].ch;
-    uint32_t slot;
-    *started = DP_NOT_STARTED;
-    int status = dp_channel_submit(ch, fn, in, in_size, reg, capacity, &slot);
-    if (UNLIKELY(status != DP_OK))
-        return status;
-    *started = DP_MAYBE_EXECUTED;
-    status = dp_channel_wait(ch, slot, deadline);
-    if (UNLIKELY(status != DP_OK)) {
-        dp_channel_abandon(ch, slot);
-        return status;
+    int status = dp_channel_call(ch, fn, in, in_size, reg, out, capacity, got, deadline, started);
+    if (UNLIKELY(status == DP_FUNCTION_FAILED)) {
+        uint32_t size;
+        const char *text = dp_channel_message(ch, &size);
+        keep_message(l, fn, w, text, size);
     }
-    const void *res;
-    status = dp_channel_result(ch, slot, &res, got, started);
-    if (UNLIKELY(status == DP_FUNCTION_FAILED))
-        keep_message(l, fn, w, res, *got);
-    return dp_channel_finish(ch, slot, out, got, started);
+    return status;
 }
 
 /* The first attempt failed. Goes through the workers that may be used, replaces dead ones, and reports. */
