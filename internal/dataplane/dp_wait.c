@@ -1,5 +1,6 @@
 #include "dp_wait.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 
 static long involuntary_switches(void) {
@@ -44,7 +45,16 @@ int dp_waiter_look(dp_waiter *w) {
         w->shared_ended = w->now;
         w->since = w->now;
     }
-    if (w->mode == DP_WAIT_ADAPTIVE && w->now - w->since > DP_SPIN_BUDGET_NS)
-        return DP_SPIN_BLOCK;
+    if (w->now - w->since > DP_SPIN_BUDGET_NS) {
+        if (w->mode == DP_WAIT_ADAPTIVE)
+            return DP_SPIN_BLOCK;
+        /* A long wait: let whoever waits for this core have it, first of all the peer, should it have woken here, and
+         * the kernel thread that moves soft-RoCE's packets. Without, each waits for the end of our time slice. */
+        if (w->now >= w->yield_at) {
+            sched_yield();
+            w->now = dp_now_ns();
+            w->yield_at = w->now + DP_SPIN_BUDGET_NS;
+        }
+    }
     return DP_SPIN_LOOK;
 }

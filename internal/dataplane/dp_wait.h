@@ -35,6 +35,7 @@ typedef struct dp_waiter {
     int64_t gap_at;       /* last gap */
     int gaps;             /* in quick succession */
     int64_t probe_at;
+    int64_t yield_at;
     long switches; /* involuntary ones of this thread when last counted */
     uint64_t blocked;
 } dp_waiter;
