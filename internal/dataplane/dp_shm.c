@@ -182,10 +182,12 @@ static int shm_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *
     cq->local_mask = room - 1;
     cq->local = calloc(room, sizeof *cq->local);
     void *page = NULL;
-    if (!cq->local || shm_segment_create("a completion queue", SHM_PAGE, true, &cq->fd, &page, err)) {
+    int st = cq->local ? shm_segment_create("a completion queue", SHM_PAGE, true, &cq->fd, &page, err)
+                       : dp_fail(err, DP_FATAL, ENOMEM, "create completion queue of %u", capacity);
+    if (st) {
         free(cq->local);
         free(cq);
-        return dp_fail(err, DP_FATAL, ENOMEM, "create completion queue of %u", capacity);
+        return st;
     }
     fcntl(cq->fd, F_ADD_SEALS, F_SEAL_SEAL);
     cq->mode = page;
@@ -323,8 +325,10 @@ static int shm_cq_arm(dp_cq *c) {
          * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
     }
-    /* A locked exchange is a full barrier: the caller's next poll comes after it. Partner: the fence in notify(). */
-    __atomic_exchange_n(cq->mode, SHM_SLEEPING, __ATOMIC_SEQ_CST);
+    __atomic_store_n(cq->mode, SHM_SLEEPING, __ATOMIC_RELAXED);
+    /* The caller's next poll must come after this. An exchange alone would not do: on aarch64 later loads may pass
+     * its store. Partners: the fence in notify(), the one in shm_cq_wake. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
     return DP_OK;
 }
 
@@ -366,10 +370,13 @@ static int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
 
 static void shm_cq_wake(dp_cq *c) {
     shm_cq *cq = (shm_cq *)c;
-    __atomic_store_n(&cq->wake, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&cq->wake, 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* partner: the one in shm_cq_arm */
     uint32_t sleeping = SHM_SLEEPING;
-    if (__atomic_compare_exchange_n(cq->mode, &sleeping, SHM_AWAKE, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        futex(cq->mode, FUTEX_WAKE, 1, NULL);
+    __atomic_compare_exchange_n(cq->mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    /* Whatever the flag said: peers write it too, and one may have died after it took the flag from SLEEPING and before
+     * it woke us. */
+    futex(cq->mode, FUTEX_WAKE, 1, NULL);
 }
 
 /* ---- queue pairs ---- */
@@ -559,9 +566,10 @@ static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, u
 static inline void notify(shm_qp *qp) {
     uint32_t *mode = qp->peer.mode;
     qp->owed = false;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
     if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_HOT)
         return; /* partner: the membarrier in shm_cq_arm */
-    /* The entry must be visible before mode is read. Partner: the exchange in shm_cq_arm. */
+    /* The entry must be visible before mode is read. Partner: the fence in shm_cq_arm. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     uint32_t sleeping = SHM_SLEEPING;
     if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_SLEEPING &&

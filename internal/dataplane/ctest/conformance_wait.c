@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "../dp_shm.h"
 #include "ends.h"
 
 #define PEER(d, off) (d)->peer.regions[0].addr + (off), (d)->peer.regions[0].rkey
@@ -77,6 +78,18 @@ static void wake_later(int sock, void *arg) {
         dp_cq_wake(w->cq);
 }
 
+typedef struct scribble {
+    dp_cq *cq;
+    uint32_t flag;
+} scribble;
+
+static void scribble_later(int sock, void *arg) {
+    (void)sock;
+    scribble *s = arg;
+    t_sleep_ms(30);
+    __atomic_store_n(((shm_cq *)s->cq)->mode, s->flag, __ATOMIC_SEQ_CST);
+}
+
 /* Waits without a time-out: only the event can end it. Spurious returns are let pass until *done. */
 static void wait_until(dp_cq *cq, bool (*done)(void *), void *arg) {
     for (int i = 0; !done(arg); i++) {
@@ -100,6 +113,30 @@ T_CASE(wake_present, "wait/wake-ends-present-wait") {
         wait_until(e.cq, never_twice, &once);
         t_peer_join(&p);
         /* The wake may have come after a spurious return: use it up. */
+        dp_cq_wake(e.cq);
+        CHECK_OK(dp_cq_wait(e.cq, -1));
+    }
+    end_close(&e);
+}
+
+/* A peer that died between taking the sleeping flag and waking us, or that scribbles over the flag. */
+T_CASE(wake_flag, "wait/wake-whatever-the-flag-says", .providers = T_SHM) {
+    static const uint32_t flags[] = {SHM_AWAKE, SHM_HOT, 77};
+    end e;
+    end_open(&e, NULL, NULL);
+    for (int i = 0; i < 3; i++) {
+        waker w = {e.cq, e.qp, 60, 0};
+        t_peer p, q;
+        scribble s = {e.cq, flags[i]};
+        t_peer_start(&q, false, scribble_later, &s);
+        t_peer_start(&p, false, wake_later, &w);
+        int64_t t0 = dp_now_ns();
+        CHECK_OK(dp_cq_arm(e.cq));
+        CHECK_OK(dp_cq_wait(e.cq, 2000000000));
+        CHECKF(dp_now_ns() - t0 < 1000000000, "flag %u: woken after %lld ms", flags[i],
+               (long long)(dp_now_ns() - t0) / 1000000);
+        t_peer_join(&p);
+        t_peer_join(&q);
         dp_cq_wake(e.cq);
         CHECK_OK(dp_cq_wait(e.cq, -1));
     }
