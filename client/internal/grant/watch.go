@@ -73,6 +73,9 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 		case errors.Is(err, dataplane.ErrLease):
 			return Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "the executor does not know the lease any more"}, true
 		}
+		if nobodyListens(err) { // its process has ended, and its workers with it
+			return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "executor " + err.Error()}, true
+		}
 		now := time.Now()
 		if opened || brokenSince.IsZero() {
 			brokenSince, pause = now, 20*time.Millisecond
@@ -112,6 +115,12 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 		}
 	}
 	return nil, opened, fromControl(op, h.Address, err)
+}
+
+// nobodyListens says that the node answered, and that there is no executor at the address: unlike silence, which a
+// network in trouble gives, that is certain.
+func nobodyListens(err error) bool {
+	return err != nil && containsAny(err.Error(), "connect: connection refused", "connect: no such file or directory")
 }
 
 func containsAny(s string, parts ...string) bool {

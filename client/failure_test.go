@@ -1,0 +1,343 @@
+package client_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// children returns the living child processes of a process.
+func children(t *testing.T, pid int) (list []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("no tasks of process %d: %v", pid, err)
+	}
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task) // a thread may have ended
+		for _, f := range strings.Fields(string(b)) {
+			n, err := strconv.Atoi(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// running says whether a process runs; a zombie does not.
+func running(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, ok := strings.Cut(string(b), ") ")
+	return err == nil && ok && rest[0] != 'Z' && rest[0] != 'X'
+}
+
+// within fails unless cond holds soon enough, and returns how long it took.
+func within(t *testing.T, d time.Duration, what string, cond func() bool) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for !cond() {
+		if time.Since(start) > d {
+			t.Errorf("not within %v: %s", d, what)
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(start)
+}
+
+// zygote returns the executor's zygote: its only child that is no worker of the lease.
+func zygote(t *testing.T, w *world, l *client.Lease) int {
+	t.Helper()
+	for _, pid := range children(t, w.cmd.Process.Pid) {
+		mine := false
+		for i := range l.Workers() {
+			mine = mine || l.Worker(i).PID() == pid
+		}
+		if !mine {
+			return pid
+		}
+	}
+	t.Fatal("the executor has no zygote")
+	return 0
+}
+
+// A killed executor takes zygote and workers with it, and calls end with a named error within a second.
+func TestExecutorKilledLeavesNothing(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	pids := children(t, w.cmd.Process.Pid)
+	if len(pids) != 3 {
+		t.Fatalf("the executor has children %v, want a zygote and two workers", pids)
+	}
+	sleep := function(t, l, "sleep_ns")
+	ended := make(chan error, 2)
+	for i := range 2 {
+		go func() {
+			_, err := l.Worker(i).Invoke(context.Background(), sleep, u64(uint64(time.Minute)), make([]byte, 8))
+			ended <- err
+		}()
+	}
+	time.Sleep(100 * time.Millisecond) // until they run
+	w.signal(syscall.SIGKILL)
+	start := time.Now()
+	for range 2 {
+		err := <-ended
+		var e *client.Error
+		if !errors.As(err, &e) || !errors.Is(err, client.ErrConnection) || !e.Started {
+			t.Errorf("a call whose executor was killed: %v", err)
+		}
+	}
+	took := time.Since(start)
+	if took > time.Second {
+		t.Errorf("the calls ended %v after the kill, want within 1 s", took)
+	}
+	gone := within(t, time.Second, "zygote and workers are gone", func() bool {
+		for _, pid := range pids {
+			if running(pid) {
+				return false
+			}
+		}
+		return true
+	})
+	t.Logf("calls ended after %v, processes after %v more", took.Round(time.Microsecond), gone.Round(time.Microsecond))
+}
+
+// SIGTERM lets running calls finish, ends those that do not with a lease error after the grace, and the executor
+// exits with 0.
+func TestExecutorStopsWithCallsInFlight(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	pids := children(t, w.cmd.Process.Pid)
+	sleep := function(t, l, "sleep_ns")
+	short, long := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := l.Worker(0).Invoke(context.Background(), sleep, u64(uint64(500*time.Millisecond)), make([]byte, 8))
+		short <- err
+	}()
+	go func() {
+		_, err := l.Worker(1).Invoke(context.Background(), sleep, u64(uint64(time.Minute)), make([]byte, 8))
+		long <- err
+	}()
+	time.Sleep(100 * time.Millisecond) // until they run
+	w.signal(syscall.SIGTERM)
+	start := time.Now()
+	if err := <-short; err != nil {
+		t.Errorf("a call that was running: %v", err)
+	}
+	if err := <-long; !errors.Is(err, client.ErrLease) || !strings.Contains(err.Error(), "draining") {
+		t.Errorf("a call that did not finish: %v", err)
+	}
+	if d := time.Since(start); d < time.Second || d > 4*time.Second {
+		t.Errorf("it ended after %v, the grace is 2 s", d)
+	}
+	select {
+	case <-w.done:
+	case <-time.After(5 * time.Second):
+		t.Fatal("the executor is still there")
+	}
+	if code := w.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("the executor exited with %d", code)
+	}
+	for _, pid := range pids {
+		if running(pid) {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+	if _, err := l.Worker(0).Invoke(t.Context(), sleep, nil, nil); !errors.Is(err, client.ErrLease) {
+		t.Errorf("a call afterwards: %v, want lease", err)
+	}
+}
+
+// Workers live on when the zygote dies, and dead workers are replaced by another zygote.
+func TestZygoteKilled(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	echo, count := function(t, l, "echo"), function(t, l, "count")
+	out := make([]byte, 8)
+	if _, err := count.Invoke(t.Context(), nil, out); err != nil {
+		t.Fatal(err)
+	}
+	old := zygote(t, w, l)
+	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := count.Invoke(t.Context(), nil, out); err != nil || out[0] != 2 {
+		t.Errorf("a call after the zygote's death: %x, %v", out, err)
+	}
+	if _, err := function(t, l, "crash").Invoke(t.Context(), nil, out); !errors.Is(err, client.ErrConnection) {
+		t.Errorf("crash: %v", err)
+	}
+	if n, err := echo.Invoke(t.Context(), []byte("again"), out); err != nil || string(out[:n]) != "again" {
+		t.Errorf("on a worker of the next zygote: %q, %v", out[:n], err)
+	}
+	if next := zygote(t, w, l); next == old {
+		t.Errorf("the zygote is still process %d", old)
+	}
+}
+
+// A worker whose connection broke while it lives is killed and replaced: user code has closed its sockets.
+func TestUnreachableWorkerIsReplaced(t *testing.T) {
+	if provider() == "verbs" {
+		t.Skip("on verbs nothing tells a waiting client that its worker's queue pair is gone while the worker lives")
+	}
+	w := newWorld(t)
+	// Not descriptor 3, by which the executor would end the worker itself.
+	library := compile(t, "closes.so", `#include <stdint.h>
+#include <unistd.h>
+uint32_t closes(void *a, uint32_t n, void *r) { (void)a; (void)n; (void)r; for (int fd = 4; fd < 256; fd++) close(fd); for (;;) pause(); }
+uint32_t fine(void *a, uint32_t n, void *r) { (void)a; (void)n; *(char *)r = 1; return 1; }
+`)
+	l := w.lease(t, client.LeaseOptions{Library: library})
+	first := l.Worker(0).PID()
+	start := time.Now()
+	_, err := function(t, l, "closes").Invoke(context.Background(), nil, nil)
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("the call ended after %v", d)
+	}
+	if !errors.Is(err, client.ErrConnection) {
+		t.Errorf("a call whose connection broke: %v", err)
+	}
+	start = time.Now()
+	out := make([]byte, 1)
+	if _, err := function(t, l, "fine").Invoke(t.Context(), nil, out); err != nil || out[0] != 1 {
+		t.Errorf("the next call: %x, %v", out, err)
+	}
+	if d := time.Since(start); d > 2*time.Second {
+		t.Errorf("it took %v", d)
+	}
+	if running(first) {
+		t.Errorf("the unreachable worker %d still runs", first)
+	}
+}
+
+// TestClientProcess is not a test: TestClientKilled runs it as a process of its own.
+func TestClientProcess(t *testing.T) {
+	address, secret := os.Getenv("TEST_CLIENT_OF"), os.Getenv("TEST_CLIENT_SECRET")
+	if address == "" {
+		t.Skip("only for TestClientKilled")
+	}
+	s, err := client.Connect(context.Background(), client.Options{Executor: address, SecretFile: secret, Provider: provider()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := l.Function("sleep_ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Worker(0).Submit(context.Background(), f, u64(uint64(time.Minute)), 8); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("workers %d %d\n", l.Worker(0).PID(), l.Worker(1).PID())
+	select {}
+}
+
+// A killed client's lease ends, its workers are reaped, also one in the middle of a call, and the cores are free.
+func TestClientKilled(t *testing.T) {
+	w := newWorld(t)
+	cmd := exec.Command(os.Args[0], "-test.run=^TestClientProcess$")
+	cmd.Env = append(os.Environ(), "TEST_CLIENT_OF="+w.Address, "TEST_CLIENT_SECRET="+w.secret)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pids [2]int
+	said := ""
+	for s := bufio.NewScanner(stdout); s.Scan(); {
+		said += s.Text() + "\n"
+		if n, _ := fmt.Sscanf(s.Text(), "workers %d %d", &pids[0], &pids[1]); n == 2 {
+			break
+		}
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	if pids[1] == 0 {
+		t.Fatalf("the client said:\n%s", said)
+	}
+	took := within(t, 5*time.Second, "the workers are reaped", func() bool { return !running(pids[0]) && !running(pids[1]) })
+	var l *client.Lease
+	took += within(t, 2*time.Second, "the cores are free", func() bool {
+		l, err = w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
+		return err == nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("everything was free %v after the kill", took.Round(time.Millisecond))
+	if list := children(t, w.cmd.Process.Pid); len(list) != 3 {
+		t.Errorf("the executor has children %v, want a zygote and two workers", list)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What was closed stays closed and says so.
+func TestUseAfterClose(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	echo := function(t, l, "echo")
+	buffer, err := l.Worker(0).Alloc(t.Context(), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call, err := l.Worker(0).Submit(t.Context(), echo, nil, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.session.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.session.Close(); err != nil {
+		t.Errorf("closed twice: %v", err)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Errorf("released after the session's end: %v", err)
+	}
+	if _, err := w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")}); !errors.Is(err, client.ErrInvalid) || !strings.Contains(err.Error(), "closed") {
+		t.Errorf("a lease in a closed session: %v", err)
+	}
+	for what, err := range map[string]error{
+		"invoke":           second(echo.Invoke(t.Context(), nil, nil)),
+		"invoke on worker": second(l.Worker(0).Invoke(t.Context(), echo, nil, nil)),
+		"submit":           second(l.Worker(0).Submit(t.Context(), echo, nil, 0)),
+		"wait":             call.Wait(t.Context()),
+		"test":             second(call.Test()),
+		"result":           second(call.Result(nil)),
+		"alloc":            second(l.Worker(0).Alloc(t.Context(), 8)),
+		"lease's error":    l.Err(),
+	} {
+		if !errors.Is(err, client.ErrLease) {
+			t.Errorf("%s: %v, want lease", what, err)
+		}
+	}
+	call.Cancel()
+	if buffer.Bytes() != nil {
+		t.Error("a buffer outlives its lease")
+	}
+	if err := buffer.Free(t.Context()); err != nil {
+		t.Errorf("free: %v", err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
