@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/control"
 )
 
 // compile makes a shared library of C source and returns its path.
@@ -28,6 +29,101 @@ func compile(t *testing.T, name, source string, flags ...string) string {
 		t.Fatalf("gcc: %v\n%s", err, b)
 	}
 	return out
+}
+
+// newerGlibc makes a library that needs a C library of the future.
+func newerGlibc(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	script := filepath.Join(dir, "versions")
+	if err := os.WriteFile(script, []byte("GLIBC_2.99 { global: of_the_future; };\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stub := compile(t, "libc.so.6", "int of_the_future(void) { return 1; }", "-nostdlib", "-Wl,-soname,libc.so.6", "-Wl,--version-script="+script)
+	return compile(t, "newer.so", `#include <stdint.h>
+int of_the_future(void);
+uint32_t f(void *a, uint32_t n, void *r) { (void)a; (void)n; (void)r; return of_the_future(); }
+`, "-nostdlib", stub)
+}
+
+// stranger is an executor of another protocol version.
+type stranger struct {
+	control.UnimplementedExecutorServer
+}
+
+func (stranger) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	return &control.InfoReply{ProtocolVersion: 7}, nil
+}
+
+// liar is an executor that grants what nobody can connect to.
+type liar struct {
+	control.UnimplementedExecutorServer
+	workers  []*control.WorkerGrant
+	released chan uint64
+}
+
+func (l *liar) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	id, err := control.NodeID()
+	return &control.InfoReply{ProtocolVersion: control.ProtocolVersion, NodeId: id, Cores: 8, FreeCores: 8,
+		Providers: []string{"shm", "verbs"}}, err
+}
+
+func (l *liar) Lease(context.Context, *control.LeaseRequest) (*control.LeaseReply, error) {
+	return &control.LeaseReply{LeaseId: 5, Workers: l.workers, Functions: []string{"f"}}, nil
+}
+
+func (l *liar) Release(_ context.Context, r *control.ReleaseRequest) (*control.ReleaseReply, error) {
+	l.released <- r.GetLeaseId()
+	return &control.ReleaseReply{}, nil
+}
+
+// A grant that is no good is an error that says why, and it is given back.
+func TestBadGrant(t *testing.T) {
+	for name, c := range map[string]struct {
+		workers []*control.WorkerGrant
+		names   string
+	}{
+		"no workers":   {nil, "granted 0 workers, 1 were asked for"},
+		"more workers": {[]*control.WorkerGrant{{}, {}}, "granted 2 workers"},
+		"no blob":      {[]*control.WorkerGrant{{Pid: 1}}, "blob of 0 bytes"},
+		"random blob":  {[]*control.WorkerGrant{{Pid: 1, Blob: []byte(strings.Repeat("blob", 34))}}, "magic"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			secret := filepath.Join(t.TempDir(), "secret")
+			bad := &liar{workers: c.workers, released: make(chan uint64, 9)}
+			s, err := client.Connect(t.Context(), client.Options{Executor: serve(t, secret, bad), SecretFile: secret, Provider: provider()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			_, err = s.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+			if err == nil || !strings.Contains(err.Error(), c.names) {
+				t.Errorf("%v, want %q", err, c.names)
+			}
+			if len(bad.released) != 1 {
+				t.Errorf("the lease was released %d times, want once", len(bad.released))
+			}
+		})
+	}
+}
+
+// serve serves an executor of the tests and returns its address.
+func serve(t *testing.T, secret string, e control.ExecutorServer) string {
+	t.Helper()
+	port, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.RegisterExecutorServer(port.Server, e)
+	if err := port.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		port.Close(ctx)
+	})
+	return port.Address
 }
 
 func write(t *testing.T, name string, content []byte) string {
@@ -71,6 +167,7 @@ func TestBadLease(t *testing.T) {
 		{"missing dependency", client.LeaseOptions{Library: compile(t, "dependency.so",
 			function+"int helper(void); uint32_t g(void *a, uint32_t n, void *r) { helper(); return f(a, n, r); }", helper)},
 			client.ErrInvalid, "libhelper_that_is_missing.so"},
+		{"glibc", client.LeaseOptions{Library: newerGlibc(t)}, client.ErrInvalid, "GLIBC_2.99"},
 		{"too many workers", client.LeaseOptions{Library: good, Workers: 3}, client.ErrInvalid, "3"},
 		{"negative workers", client.LeaseOptions{Library: good, Workers: -1}, client.ErrInvalid, "-1"},
 		{"absurd workers", client.LeaseOptions{Library: good, Workers: 1 << 30}, client.ErrInvalid, "1073741824"},
@@ -152,6 +249,7 @@ func TestBadConnect(t *testing.T) {
 		{"silence", client.Options{Executor: silent.Addr().String(), Timeout: 300 * time.Millisecond}, nil, silent.Addr().String()},
 		{"manager as executor", client.Options{Executor: manager.Address}, client.ErrConnection, manager.Address},
 		{"executor as manager", client.Options{Manager: executor.Address}, client.ErrConnection, executor.Address},
+		{"other version", client.Options{Executor: serve(t, secret, stranger{})}, client.ErrConnection, "control protocol 7, this client 1"},
 		{"provider", client.Options{Executor: executor.Address, Provider: "smoke"}, client.ErrInvalid, "smoke"},
 		{"time-out", client.Options{Executor: executor.Address, Timeout: -1}, client.ErrInvalid, "-1"},
 		{"secret", client.Options{Executor: executor.Address, SecretFile: wrong}, client.ErrInvalid, "secret"},

@@ -152,14 +152,14 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 	}
 	for i, w := range l.workers {
 		if err := w.connect(l.held.Workers[i]); err != nil {
-			_ = l.held.Release(ctx)
+			_ = l.held.Release(context.WithoutCancel(ctx))
 			l.closeWorkers()
 			return nil, err
 		}
 		l.free[i/64].Or(1 << (i % 64))
 	}
 	if !s.enter(l) {
-		_ = l.held.Release(ctx)
+		_ = l.held.Release(context.WithoutCancel(ctx))
 		l.closeWorkers()
 		return nil, fail("lease", dataplane.StatusInvalid, "the session is closed")
 	}

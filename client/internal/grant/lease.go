@@ -206,7 +206,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
 	if len(h.Workers) != len(blobs) {
-		_ = h.Release(ctx)
+		_ = h.Release(context.WithoutCancel(ctx))
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
 		return nil, p.last
 	}
