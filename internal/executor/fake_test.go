@@ -177,9 +177,9 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-func testSettings(t *testing.T) config.Executor {
+func testSettings(t *testing.T, args ...string) config.Executor {
 	t.Helper()
-	s, err := config.LoadExecutor([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "secret")},
+	s, err := config.LoadExecutor(append([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "secret")}, args...),
 		nil, io.Discard, "test")
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/invoke"
 )
 
 const realSource = `
@@ -27,6 +28,14 @@ const realSource = `
 uint32_t crash(void *a, uint32_t n, void *r) { write(2, "last words", 10); *(volatile int *)8 = 1; return 0; }
 uint32_t echo(void *a, uint32_t n, void *r) { memcpy(r, a, n); return n; }
 `
+
+// realProvider is what tests with real workers run on: verbs in the virtual machine, where a missing device is a failure.
+func realProvider() string {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		return dataplane.Verbs
+	}
+	return dataplane.SHM
+}
 
 // real is an executor with real workers, and a client's side to it.
 type real struct {
@@ -46,7 +55,7 @@ func newReal(t *testing.T) *real {
 	if _, err := os.Stat(worker); err != nil {
 		t.Fatalf("no rfaas-worker (run make build, or set RFAAS_WORKER): %v", err)
 	}
-	s := testSettings(t)
+	s := testSettings(t, "--providers", realProvider())
 	s.Worker, s.Cores, s.AddressFile = worker, config.Cores{Count: 1}, filepath.Join(t.TempDir(), "address")
 	r := &real{node: &node{t: t, log: &syncBuffer{}}, done: make(chan error, 1)}
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -64,7 +73,7 @@ func newReal(t *testing.T) *real {
 		t.Fatal(err)
 	}
 	r.conn, r.ExecutorClient = conn, control.NewExecutorClient(conn)
-	dev, err := dataplane.Open(dataplane.SHM, dataplane.Options{GIDIndex: -1})
+	dev, err := dataplane.Open(realProvider(), dataplane.Options{GIDIndex: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +121,7 @@ func (r *real) deploy(lib []byte) (sum, []string) {
 func (r *real) ask(h sum, blob []byte) (*control.LeaseReply, error) {
 	n := &node{t: r.t, sum: h}
 	req := n.request(1)
-	req.ClientBlobs[0] = blob
+	req.Provider, req.ClientBlobs[0] = realProvider(), blob
 	return r.Lease(r.ctx(), req)
 }
 
@@ -153,12 +162,18 @@ func TestRealWorkers(t *testing.T) {
 
 	// A crash is told at once and the worker can be replaced on its core.
 	before := time.Now()
-	if _, _, st := ch.Call(0, nil, nil, dataplane.Now()+int64(testBound)); st == 0 {
-		t.Error("the crash had a result")
-	}
+	ended := make(chan dataplane.Status, 1)
+	go func() {
+		_, _, st := ch.Call(0, nil, nil, dataplane.Now()+int64(testBound))
+		ended <- st
+	}()
 	e := ev.want(control.Event_KIND_WORKER_DIED)
 	if took := time.Since(before); took > time.Second {
 		t.Errorf("the death was told after %v", took)
+	}
+	ch.Fail(dataplane.StatusWorkerDied) // as clients do: on verbs a connection does not tell by itself
+	if st := <-ended; st.Class() != dataplane.ErrConnection {
+		t.Errorf("the call ended with %v", st)
 	}
 	if !strings.Contains(e.GetReason(), "SIGSEGV") || string(e.GetOutputTail()) != "last words" || e.GetPid() != w.GetPid() {
 		t.Errorf("event %v", e)
@@ -217,10 +232,51 @@ func TestRealFailures(t *testing.T) {
 	h, _ = r.deploy(compile(t, "#include <stdlib.h>\n__attribute__((constructor)) static void c(void) { abort(); } int f(void) { return 1; }", "-shared", "-fPIC"))
 	refused(h, "signal 6")
 
+	// Queue-pair blobs that only the provider in the worker can judge. The last ones come from nobody.
+	h, _ = r.deploy(compile(t, realSource, "-shared", "-fPIC"))
+	ch, good := r.channel()
+	defer ch.Close()
+	other := byte(invoke.ProviderVerbs)
+	if realProvider() == dataplane.Verbs {
+		other = byte(invoke.ProviderSHM)
+	}
+	for name, c := range map[string]struct {
+		change func(qp []byte) []byte
+		text   string
+	}{
+		"short":          {func(qp []byte) []byte { return qp[:len(qp)-1] }, fmt.Sprint(len(queuePair(t, good)) - 1)},
+		"long":           {func(qp []byte) []byte { return append(qp, 0) }, fmt.Sprint(len(queuePair(t, good)) + 1)},
+		"none":           {func(qp []byte) []byte { return nil }, "0 bytes"},
+		"other provider": {func(qp []byte) []byte { qp[6] = other; return qp }, fmt.Sprintf("provider %d", other)},
+		"magic":          {func(qp []byte) []byte { qp[0] ^= 0xff; return qp }, "magic"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, err := invoke.UnmarshalChannelBlob(good)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.QueuePair = c.change(b.QueuePair)
+			_, err = r.ask(h, b.Marshal())
+			wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "worker 0", c.text)
+			if control.StatusOf(err) != statusBadBlob {
+				t.Errorf("status %d", control.StatusOf(err))
+			}
+		})
+	}
+
 	i, err := r.Info(r.ctx(), &control.InfoRequest{ProtocolVersion: 1})
 	if err != nil || i.GetFreeCores() != i.GetCores() {
 		t.Errorf("after refused leases: %v, %v", i, err)
 	}
+}
+
+func queuePair(t *testing.T, blob []byte) []byte {
+	t.Helper()
+	b, err := invoke.UnmarshalChannelBlob(blob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.QueuePair
 }
 
 // Leases come and go and leave nothing: no descriptor, no process, no core.
@@ -252,11 +308,14 @@ func TestRealLeaseCycles(t *testing.T) {
 	}
 	cycle() // what is made once is there now
 	before, start := open(), time.Now()
-	const cycles = 100
+	cycles := 100
+	if realProvider() == dataplane.Verbs {
+		cycles = 20 // an emulated machine
+	}
 	for range cycles {
 		cycle()
 	}
-	t.Logf("%v for a lease, a first call and the release", (time.Since(start) / cycles).Round(time.Microsecond))
+	t.Logf("%v for a lease, a first call and the release", (time.Since(start) / time.Duration(cycles)).Round(time.Microsecond))
 	eventually(t, "the descriptors are back", func() bool { return open() <= before })
 	i, err := r.Info(r.ctx(), &control.InfoRequest{ProtocolVersion: 1})
 	if err != nil || i.GetFreeCores() != i.GetCores() || i.GetFreeMemoryBytes() != i.GetMemoryBytes() {
