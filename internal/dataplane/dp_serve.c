@@ -441,7 +441,7 @@ static int idle(dp_server *s) {
         return mail;
     if (n || mail || dp_qp_broken(s->qp) || __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
         dp_cq_disarm(s->cq);
-        return n > 0 ? handle_all(s, wc, n) : DP_OK;
+        return n < 0 ? DP_FATAL : handle_all(s, wc, n);
     }
     s->stats->blocked_waits++;
     return dp_cq_wait(s->cq, DP_BLOCK_MAX_NS);
@@ -462,15 +462,15 @@ int dp_server_run(dp_server *s) {
                 return broken;
             int st = idle(s);
             if (st)
-                return st;
+                return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
         }
         dp_waiter_end(&s->waiter);
-        if (mail > 0)
-            continue;
-        if (mail < 0 || n < 0)
-            return mail < 0 ? mail : DP_FATAL;
-        int st = handle_all(s, wc, n);
-        if (st)
+        /* Requests come by the queue pair only after one in the mailbox, which the poll's acquire shows us: it is served
+         * first, for its result may be made in place, where an overrun must not meet a later call's result. */
+        if (n > 0)
+            mail = take_mail(s);
+        int st = mail < 0 ? mail : n < 0 ? DP_FATAL : n || s->n_pending ? handle_all(s, wc, n) : DP_OK;
+        if (__builtin_expect(st != DP_OK, 0))
             return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
         if (__builtin_expect(__atomic_load_n(&s->stop, __ATOMIC_RELAXED), 0))
             return DP_OK;

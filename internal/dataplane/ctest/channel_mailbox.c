@@ -1,0 +1,201 @@
+/* The mailbox beside the queue pair, and channels at their limits: what only an unlucky moment or a hostile peer shows. */
+
+#include "../dp_layout.h"
+#include "ends.h"
+#include "served.h"
+
+/* ---- a provider whose operations the case can take part in ---- */
+
+static dp_ops hooked;
+static const dp_ops *real;
+
+static int hooked_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
+    int st = real->cq_create(dev, capacity, out, err);
+    if (!st)
+        (*out)->ops = &hooked;
+    return st;
+}
+
+static int hooked_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
+    int st = real->qp_create(d, cq, attr, out, err);
+    if (!st)
+        (*out)->ops = &hooked;
+    cq->peek = NULL;
+    return st;
+}
+
+static void hook(dp_dev *dev) {
+    real = dev->ops;
+    hooked = *real;
+    hooked.cq_create = hooked_cq_create;
+    hooked.qp_create = hooked_qp_create;
+    dev->ops = &hooked;
+}
+
+/* ---- a server in a thread, with functions of the case's ---- */
+
+typedef struct local {
+    served s; /* the client */
+    const dp_function *table;
+    uint32_t n;
+    dp_server *server;
+    int (*server_poll)(dp_cq *, dp_wc *, int); /* instead of the server's own */
+    int ended;
+} local;
+
+static void local_server(int sock, void *arg) {
+    local *l = arg;
+    dp_error err;
+    dp_dev *dev;
+    dp_dev_options o = quick_options();
+    o.active_side_only = 1;
+    uint32_t len;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    t_name("server");
+    t_recv(sock, &len, sizeof len);
+    t_recv(sock, blob, len);
+    CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &dev, &err), err);
+    if (l->server_poll) {
+        hook(dev);
+        hooked.cq_poll = l->server_poll;
+    }
+    CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = l->s.mode}, blob, len, &l->server, &err), err);
+    dp_server_set_functions(l->server, l->table, l->n);
+    len = sizeof blob;
+    CHECK_OK_ERR(dp_server_blob(l->server, blob, &len, &err), err);
+    t_send(sock, &len, sizeof len);
+    t_send(sock, blob, len);
+    l->ended = dp_server_run(l->server);
+    dp_server_destroy(l->server);
+    dp_dev_close(dev);
+}
+
+static void local_connect(local *l) {
+    dp_error err;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    t_peer_start(&l->s.peer, false, local_server, l);
+    CHECK_OK_ERR(dp_channel_offer(l->s.ch, blob, &len, &err), err);
+    t_send(l->s.peer.sock, &len, sizeof len);
+    t_send(l->s.peer.sock, blob, len);
+    t_recv(l->s.peer.sock, &len, sizeof len);
+    t_recv(l->s.peer.sock, blob, len);
+    CHECK_OK_ERR(dp_channel_connect(l->s.ch, blob, len, &err), err);
+}
+
+static void local_client(local *l, const dp_dev_options *o, bool hook_it, dp_channel_config cfg) {
+    dp_error err;
+    CHECK_OK_ERR(dp_dev_open(t_provider(), o, &l->s.dev, &err), err);
+    if (hook_it)
+        hook(l->s.dev);
+    CHECK_OK_ERR(dp_endpoint_create(l->s.dev, 1, cfg.depth, l->s.mode, &l->s.ep, &err), err);
+    CHECK_OK_ERR(dp_channel_create(l->s.ep, &cfg, &l->s.ch, &err), err);
+}
+
+static void local_close(local *l) {
+    dp_server_stop(l->server); /* verbs tells no server that its client left */
+    t_peer_join(&l->s.peer);
+    served_close_client(&l->s);
+}
+
+/* ---- order of the mailbox and the queue pair ---- */
+
+static int stage; /* 1: the server's next poll waits; 2: it does; 3: go on */
+
+static int late_poll(dp_cq *cq, dp_wc *wc, int n) {
+    int one = 1;
+    if (__atomic_compare_exchange_n(&stage, &one, 2, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        while (__atomic_load_n(&stage, __ATOMIC_SEQ_CST) != 3)
+            dp_cpu_pause();
+    int got = real->cq_poll(cq, wc, n);
+    cq->peek = NULL;
+    return got;
+}
+
+static uint32_t f_echo(void *args, uint32_t n, void *res) {
+    memcpy(res, args, n);
+    return n;
+}
+
+static uint32_t f_overrun(void *args, uint32_t n, void *res) {
+    (void)args;
+    (void)n;
+    memset(res, 0xEE, 2 * (1024 + DP_SLOT_ROOM));
+    return 2000;
+}
+
+/* The first call is alone when it starts, so its result is made in place. It comes by the mailbox, the second one by
+ * the queue pair, both after the server looked into the one and before it looked into the other. Whoever serves
+ * the second one first lets the first one's overrun spoil its result. */
+T_CASE(mail_first, "channel/mailbox-before-queue-pair", .providers = T_SHM) {
+    static const dp_function table[] = {f_echo, f_overrun};
+    local l = {.table = table, .n = 2, .server_poll = late_poll, .s.mode = DP_WAIT_HOT};
+    uint8_t in[600], out[600];
+    uint32_t slot[2], size;
+    local_client(&l, NULL, false, (dp_channel_config){4, 1024, 0});
+    local_connect(&l);
+    served_echo(&l.s, 8, 1);
+    __atomic_store_n(&stage, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&stage, __ATOMIC_SEQ_CST) != 2)
+        dp_cpu_pause();
+    fill_pattern(in, sizeof in, 5);
+    CHECK_OK(dp_channel_submit(l.s.ch, 1, in, 8, NULL, 1000, &slot[0]));
+    CHECK_OK(dp_channel_submit(l.s.ch, 0, in, sizeof in, NULL, sizeof in, &slot[1]));
+    __atomic_store_n(&stage, 3, __ATOMIC_SEQ_CST);
+    CHECK_OK(dp_channel_wait(l.s.ch, slot[1], 0));
+    CHECK_OK(dp_channel_wait(l.s.ch, slot[0], 0));
+    CHECK_STATUS(dp_channel_finish(l.s.ch, slot[0], NULL, NULL, NULL), DP_RESULT_TOO_LARGE);
+    CHECK_OK(dp_channel_finish(l.s.ch, slot[1], out, &size, NULL));
+    CHECK_EQ(size, sizeof in);
+    CHECK_PATTERN(out, size, 5);
+    local_close(&l);
+}
+
+/* ---- a server that always finds work ---- */
+
+static dp_mailbox *endless;
+static local *endless_server;
+static uint32_t endless_calls;
+
+static uint32_t f_again(void *args, uint32_t n, void *res) {
+    (void)args;
+    (void)n;
+    (void)res;
+    if (++endless_calls == 1000)
+        dp_server_stop(endless_server->server);
+    if (endless_calls < 100000) /* what a hostile client would write meanwhile */
+        __atomic_store_n(&endless->request, dp_mail_request(endless_calls, 0, 8), __ATOMIC_RELEASE);
+    return 0;
+}
+
+T_CASE(stop_busy, "channel/stop-while-requests-keep-coming", .providers = T_SHM) {
+    static const dp_function table[] = {f_again};
+    local l = {.table = table, .n = 1, .s.mode = DP_WAIT_HOT};
+    static const end_opts opts = {.size = 64 << 10};
+    end e;
+    dp_layout lay;
+    dp_side side;
+    dp_error err;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    end_open(&e, &opts, NULL);
+    dp_layout_set(&lay, 8, 512, 4096);
+    t_peer_start(&l.s.peer, false, local_server, &l);
+    CHECK_OK_ERR(dp_side_encode(e.qp, &lay, DP_ROLE_CLIENT, 77, e.mem, blob, &len, &err), err);
+    t_send(l.s.peer.sock, &len, sizeof len);
+    t_send(l.s.peer.sock, blob, len);
+    t_recv(l.s.peer.sock, &len, sizeof len);
+    t_recv(l.s.peer.sock, blob, len);
+    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_WORKER, e.dev->provider, &side, &err), err);
+    CHECK_OK_ERR(dp_qp_connect(e.qp, side.qp_blob, side.qp_len, &err), err);
+    endless_server = &l;
+    endless = dp_rkey_ptr(e.qp, side.addr + lay.mail_at, side.rkey, sizeof *endless);
+    CHECK(endless);
+    endless->sizes = dp_mail_sizes(77, 0, 8);
+    __atomic_store_n(&endless->request, dp_mail_request(1000000, 0, 8), __ATOMIC_RELEASE);
+    dp_qp_notify(e.qp);
+    t_peer_join(&l.s.peer);
+    CHECK_OK(l.ended);
+    CHECK_EQ(endless_calls, 1000);
+    end_close(&e);
+}
