@@ -10,6 +10,8 @@
 
 #define POLL_BATCH 16
 #define NOTHING UINT32_MAX
+#define LOOK_EVERY 16               /* polls that found something, until a waiter looks at the clock all the same */
+#define PART_PATIENCE_NS 2000000000 /* between two messages of one payload */
 
 typedef enum slot_state { SLOT_FREE, SLOT_BUSY, SLOT_DONE, SLOT_ABANDONED, SLOT_FENCED } slot_state;
 
@@ -48,6 +50,7 @@ struct dp_channel {
     dp_mem *staging; /* requests on their way, same layout; NULL when posts consume their source */
     dp_bulk bulk_in, bulk_out;
     dp_mailbox *mail;   /* the worker's, mapped here; NULL without shared memory */
+    uint32_t mail_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */
     uint32_t mail_slot; /* slot of the call in the mailbox, NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
@@ -142,6 +145,8 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
     ch->ep = ep;
     ch->cfg = (dp_channel_config){cfg->depth, (uint32_t)eager, (cfg->bulk + 63) & ~63ull};
     dp_layout_set(&ch->layout, ch->cfg.depth, ch->cfg.eager, ch->cfg.bulk);
+    uint64_t carries = ch->cfg.eager > ch->cfg.bulk ? ch->cfg.eager : ch->cfg.bulk;
+    ch->mail_max = carries < DP_MAIL_MAX ? (uint32_t)carries : DP_MAIL_MAX;
     ch->bulk_in.total = ch->bulk_out.total = (uint32_t)(ch->cfg.bulk / DP_BULK_UNIT);
     ch->slots = calloc(ch->cfg.depth, sizeof *ch->slots);
     ch->free = calloc(ch->cfg.depth, sizeof *ch->free);
@@ -216,15 +221,21 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
     return DP_OK;
 }
 
+static void channel_failed(dp_channel *ch, int status);
+
 int dp_channel_reset(dp_channel *ch, dp_error *err) {
     if (ch->n_done || (ch->n_busy && !ch->failed))
         return dp_fail(err, DP_BUSY, 0, "reset channel: %u calls under way, %u ended but not finished", ch->n_busy,
                        ch->n_done);
+    /* From here on the worker's memory may be unmapped: should the reset fail, the channel is and stays failed. */
+    channel_failed(ch, DP_CONNECTION);
+    ch->mail = NULL;
     int st = dp_qp_reset(ch->qp, err);
-    if (st)
-        return st;
-    slots_reset(ch);
-    return post_receives(ch, err);
+    if (!st)
+        st = post_receives(ch, err);
+    if (!st)
+        slots_reset(ch);
+    return st;
 }
 
 void dp_channel_fail(dp_channel *ch, int status) { dp_qp_break(ch->qp, status); }
@@ -468,6 +479,15 @@ static int idle(dp_endpoint *ep, int64_t deadline_ns) {
     return DP_OK;
 }
 
+/* After a poll that found something: a worker that sends without end keeps nobody from his deadline, nor from the end of
+ * another channel. True when the deadline has passed. */
+static inline bool flooded(dp_endpoint *ep, uint32_t *found, int64_t deadline_ns) {
+    if (++*found % LOOK_EVERY)
+        return false;
+    reap_broken(ep);
+    return deadline_ns && dp_now_ns() >= deadline_ns;
+}
+
 static inline void begin_wait(dp_endpoint *ep) {
     dp_waiter_begin(&ep->waiter);
     if (ep->waiter.mode == DP_WAIT_HOT && !ep->waiter.shared_until)
@@ -480,7 +500,7 @@ int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
     slot *s = &ch->slots[i];
     dp_endpoint *ep = ch->ep;
     begin_wait(ep);
-    for (;;) {
+    for (uint32_t found = 0;;) {
         if (take_mail(ch) && s->state == SLOT_DONE) {
             dp_waiter_end(&ep->waiter);
             return DP_OK;
@@ -489,8 +509,11 @@ int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
             dp_waiter_end(&ep->waiter);
             return s->state == SLOT_DONE ? DP_OK : DP_INVALID;
         }
-        if (progress(ep))
+        if (progress(ep)) {
+            if (flooded(ep, &found, deadline_ns) && s->state == SLOT_BUSY)
+                return DP_DEADLINE;
             continue;
+        }
         if (idle(ep, deadline_ns))
             return DP_DEADLINE;
     }
@@ -507,9 +530,12 @@ int dp_channel_test(dp_channel *ch, uint32_t i) {
 
 int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) {
     begin_wait(ep);
-    while (ep->ended == ep->seen) {
-        if (progress(ep))
+    for (uint32_t found = 0; ep->ended == ep->seen;) {
+        if (progress(ep)) {
+            if (flooded(ep, &found, deadline_ns) && ep->ended == ep->seen)
+                return DP_DEADLINE;
             continue;
+        }
         if (idle(ep, deadline_ns))
             return DP_DEADLINE;
     }
@@ -520,15 +546,32 @@ int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) {
 
 /* ---- calls ---- */
 
+/* The send queue filled up in the middle of a request: from its start it would fill up again. DP_BUSY: post once more. */
+static int make_room(dp_channel *ch, int64_t *since) {
+    int64_t now = dp_now_ns();
+    if (!*since)
+        *since = now;
+    if (!progress(ch->ep))
+        reap_broken(ch->ep);
+    if (!ch->failed && now - *since > PART_PATIENCE_NS)
+        channel_failed(ch, DP_CONNECTION);
+    dp_cpu_pause();
+    return ch->failed ? DP_CONNECTION : DP_BUSY;
+}
+
 /* Writes a payload into the worker's bulk area, in messages that the device takes. */
 static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr) {
     const uint8_t *p = data;
+    int64_t since = 0;
     while (size) {
         uint32_t part = size < ch->ep->dev->max_msg ? size : ch->ep->dev->max_msg;
         dp_sge sge = {p, part, lkey};
         int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, DP_MORE);
+        if (st == DP_BUSY && p != data && (st = make_room(ch, &since)) == DP_BUSY)
+            continue;
         if (st)
             return st;
+        since = 0;
         p += part;
         raddr += part;
         size -= part;
@@ -588,16 +631,28 @@ static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, 
         }
     }
     uint64_t raddr = ch->peer.addr + dp_slot_payload(&ch->layout, i) - head;
-    return dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
+    for (int64_t since = 0;;) {
+        int st = dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
+        if (__builtin_expect(st != DP_BUSY || s->in_at == NOTHING, 1))
+            return st;
+        if ((st = make_room(ch, &since)) != DP_BUSY)
+            return st;
+    }
 }
 
-/* Starts a call by the mailbox. The caller has checked that nothing else is under way and that it fits. */
-static inline void submit_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity,
+/* Starts a call by the mailbox. The caller has checked that nothing else is under way and that it fits. False: a word
+ * of the mailbox carries this call's id already, as one 2^32 calls old may; the queue pair knows no such words. */
+static inline bool submit_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity,
                                uint32_t *out) {
+    dp_mailbox *m = ch->mail;
+    uint32_t call_id = ch->next_call;
+    const uint64_t *reply = capacity <= DP_MAIL_RESULT ? &m->reply : &m->long_reply;
+    if (__builtin_expect(dp_mail_call_id(__atomic_load_n(reply, __ATOMIC_RELAXED)) == call_id ||
+                             dp_mail_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
+        return false;
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
-    dp_mailbox *m = ch->mail;
-    uint32_t call_id = ch->next_call++;
+    ch->next_call++;
     s->state = SLOT_BUSY;
     s->call_id = call_id;
     s->capacity = capacity;
@@ -614,6 +669,7 @@ static inline void submit_mail(dp_channel *ch, uint32_t function, const void *in
     __atomic_store_n(&m->request, dp_mail_request(call_id, function, size), __ATOMIC_RELEASE);
     dp_qp_notify(ch->qp);
     *out = i;
+    return true;
 }
 
 int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
@@ -624,13 +680,13 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         return DP_NO_FUNCTION;
     if (size && !in)
         return DP_INVALID;
-    if (ch->mail && ch->n_free == ch->cfg.depth && size <= DP_MAIL_MAX && capacity <= ch->cfg.eager && !reg) {
+    if (ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg) {
         if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
             channel_failed(ch, dp_qp_broken(ch->qp));
             return ch->failed;
         }
-        submit_mail(ch, function, in, size, capacity, out);
-        return DP_OK;
+        if (submit_mail(ch, function, in, size, capacity, out))
+            return DP_OK;
     }
     bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
     if (!eager && ((size > ch->cfg.eager && size > ch->cfg.bulk) ||
@@ -646,13 +702,15 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
             return reap_broken(ch->ep) && ch->failed ? ch->failed : DP_BUSY;
         }
     }
-    uint32_t i = ch->free[ch->n_free - 1];
+    uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
-    if (!eager) {
-        int st = take_bulk(ch, s, size, capacity);
-        if (st) {
+    if (!eager && take_bulk(ch, s, size, capacity)) {
+        if (!progress(ch->ep)) /* a late reply may give room back */
+            reap_broken(ch->ep);
+        if (ch->failed || take_bulk(ch, s, size, capacity)) {
+            slot_free(ch, i);
             ch->stats.busy++;
-            return st;
+            return ch->failed ? ch->failed : DP_BUSY;
         }
     }
     dp_request h = {
@@ -664,12 +722,11 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         .capacity = capacity,
         .function = (uint16_t)function,
         .flags = (uint16_t)((s->in_at != NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != NOTHING ? DP_REQ_BULK_OUT : 0) |
-                            (ch->n_free == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
+                            (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
     };
     int st = post_request(ch, i, &h, in, size, reg);
     if (__builtin_expect(st != DP_OK, 0)) {
-        if (!eager)
-            give_bulk(ch, s);
+        slot_free(ch, i);
         if (st == DP_CONNECTION) {
             int why = dp_qp_broken(ch->qp);
             channel_failed(ch, why ? why : DP_CONNECTION);
@@ -681,7 +738,6 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         }
         return st;
     }
-    ch->n_free--;
     ch->n_busy++;
     ch->next_call++;
     ch->stats.calls++;
@@ -717,7 +773,8 @@ int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_
         *started = s->started;
     if (__builtin_expect(st == DP_FUNCTION_FAILED, 0)) {
         ch->message_len = s->size < sizeof ch->message ? s->size : sizeof ch->message;
-        memcpy(ch->message, s->result, ch->message_len);
+        if (ch->message_len)
+            memcpy(ch->message, s->result, ch->message_len);
     }
     if (st == DP_OK && out) {
         if (s->size < 64)

@@ -553,6 +553,78 @@ T_CASE(hostile_worker_mail, "channel/hostile-worker-mailbox", .providers = T_SHM
     served_close_client(&s);
 }
 
+/* The mailbox holds an answer to a call that has not been made: after 2^32 calls a stale one may. */
+static void foreteller(int sock, void *arg) {
+    (void)arg;
+    raw r;
+    dp_error err;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len;
+    uint64_t word;
+    t_name("foreteller");
+    t_recv(sock, &len, sizeof len);
+    t_recv(sock, blob, len);
+    raw_open(&r);
+    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_CLIENT, r.e.dev->provider, &r.peer, &err), err);
+    r.generation = r.peer.generation;
+    raw_blob(&r, DP_ROLE_WORKER, blob, &len);
+    CHECK_OK_ERR(dp_qp_connect(r.e.qp, r.peer.qp_blob, r.peer.qp_len, &err), err);
+    t_send(sock, &len, sizeof len);
+    t_send(sock, blob, len);
+    dp_mailbox *m = raw_mail(&r, true);
+    while (!(word = __atomic_load_n(&m->request, __ATOMIC_ACQUIRE)))
+        dp_cpu_pause();
+    uint32_t id = dp_mail_call_id(word);
+    __atomic_store_n(&m->reply, dp_mail_reply(id, DP_OK, 8), __ATOMIC_RELEASE);
+    dp_qp_notify(r.e.qp);
+    /* One answer each in the short and the long place, and a request that looks served. */
+    for (uint32_t k = 1; k <= 3; k++) {
+        t_sync(sock);
+        uint64_t *at = k == 1 ? &m->reply : k == 2 ? &m->long_reply : &m->request;
+        __atomic_store_n(at, dp_mail_reply(id + k, DP_OK, 8), __ATOMIC_RELEASE);
+        t_sync(sock);
+        dp_wc wc = end_imm(&r.e);
+        uint32_t slot = dp_imm_slot(wc.imm);
+        dp_request q;
+        memcpy(&q, end_bytes(&r.e) + dp_slot_payload(&r.l, slot) - DP_REQ_LONG, sizeof q);
+        CHECK_EQ(q.call_id, id + k);
+        dp_reply h = {q.generation, q.call_id, DP_OK, 4};
+        memcpy(local_bytes(&r.e), &h, sizeof h);
+        memset(local_bytes(&r.e) + sizeof h, (int)k, 4);
+        dp_sge sge = local_sge(&r.e, 0, DP_REPLY_SIZE + 4);
+        end_write_imm(&r.e, &sge, 1, r.peer.addr + dp_slot_payload(&r.l, slot) - DP_REPLY_SIZE, r.peer.rkey,
+                      dp_imm(slot, q.call_id), 0, DP_SIGNALED);
+        end_sent(&r.e, 0, DP_OP_WRITE);
+    }
+    t_sync(sock);
+    end_close(&r.e);
+}
+
+T_CASE(stale_mail, "channel/stale-mailbox-word", .providers = T_SHM) {
+    served s = {.mode = DP_WAIT_ADAPTIVE};
+    dp_error err;
+    t_peer_start(&s.peer, true, foreteller, NULL);
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &s.dev, &err), err);
+    CHECK_OK_ERR(dp_endpoint_create(s.dev, 1, 8, s.mode, &s.ep, &err), err);
+    CHECK_OK_ERR(dp_channel_create(s.ep, &(dp_channel_config){8, 512, 4096}, &s.ch, &err), err);
+    served_again(&s, true);
+    uint32_t size;
+    uint8_t out[512];
+    dp_started started;
+    CHECK_OK(dp_channel_call(s.ch, FN_ECHO, "12345678", 8, NULL, out, 8, &size, 0, &started));
+    CHECK_EQ(size, 8);
+    for (int k = 1; k <= 3; k++) {
+        t_sync(s.peer.sock);
+        t_sync(s.peer.sock);
+        CHECK_OK(dp_channel_call(s.ch, FN_ECHO, "12345678", 8, NULL, out, k == 2 ? 300 : 8, &size, 0, &started));
+        CHECK_EQ(size, 4);
+        CHECK_BYTES(out, k, 4);
+    }
+    t_sync(s.peer.sock);
+    t_peer_join(&s.peer);
+    served_close_client(&s);
+}
+
 /* ---- damaged channel blobs ---- */
 
 T_CASE(blobs, "channel/damaged-blobs") {

@@ -1,4 +1,7 @@
 /* The mailbox beside the queue pair, and channels at their limits: what only an unlucky moment or a hostile peer shows. */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/resource.h>
 
 #include "../dp_layout.h"
 #include "ends.h"
@@ -198,4 +201,198 @@ T_CASE(stop_busy, "channel/stop-while-requests-keep-coming", .providers = T_SHM)
     CHECK_OK(l.ended);
     CHECK_EQ(endless_calls, 1000);
     end_close(&e);
+}
+
+/* ---- a client that always finds something ---- */
+
+static int64_t flood_until;
+static dp_qp *flooded;
+
+static int flood_poll(dp_cq *cq, dp_wc *wc, int n) {
+    (void)n;
+    if (dp_now_ns() > flood_until)
+        return real->cq_poll(cq, wc, n);
+    *wc = (dp_wc){.qp = flooded, .op = DP_OP_RECV_IMM, .imm = dp_imm(60000, 0)};
+    return 1;
+}
+
+static int flood_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id) {
+    return dp_now_ns() > flood_until ? real->post_recv(qp, sge, wr_id) : DP_OK;
+}
+
+static int flood_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
+                           uint64_t wr_id, uint32_t flags) {
+    flooded = qp;
+    qp->cq->peek = NULL;
+    return real->post_write_imm(qp, sge, n, raddr, rkey, imm, wr_id, flags);
+}
+
+static uint32_t f_sleep(void *args, uint32_t n, void *res) {
+    (void)args;
+    (void)n;
+    (void)res;
+    t_sleep_ms(300);
+    return 0;
+}
+
+T_CASE(flood, "channel/deadline-in-a-flood", .providers = T_SHM) {
+    static const dp_function table[] = {f_sleep};
+    static const dp_wait_mode modes[] = {DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM};
+    for (int m = 0; m < 3; m++)
+        for (int any = 0; any < 2; any++) {
+            t_note("mode %d, %s", modes[m], any ? "wait_any" : "wait");
+            local l = {.table = table, .n = 1, .s.mode = modes[m]};
+            uint8_t in[400] = {0};
+            uint32_t slot;
+            local_client(&l, NULL, true, (dp_channel_config){4, 1024, 0});
+            local_connect(&l);
+            hooked.cq_poll = flood_poll;
+            hooked.post_recv = flood_recv;
+            hooked.post_write_imm = flood_write_imm;
+            int64_t t0 = dp_now_ns();
+            flood_until = t0 + 1000000000;
+            CHECK_OK(dp_channel_submit(l.s.ch, 0, in, sizeof in, NULL, 8, &slot));
+            CHECK_STATUS(any ? dp_endpoint_wait_any(l.s.ep, t0 + 20000000) : dp_channel_wait(l.s.ch, slot, t0 + 20000000),
+                         DP_DEADLINE);
+            CHECKF(dp_now_ns() - t0 < 500000000, "a deadline of 20 ms took %lld ms",
+                   (long long)(dp_now_ns() - t0) / 1000000);
+            flood_until = 0;
+            dp_channel_abandon(l.s.ch, slot);
+            local_close(&l);
+        }
+}
+
+/* ---- limits ---- */
+
+/* What a channel carries does not depend on which way a call takes. */
+T_CASE(limits, "channel/limits-are-the-same-when-busy") {
+    served s;
+    uint8_t in[257] = {0};
+    uint32_t ms = 20, slot, size;
+    dp_started started;
+    for (int bulk = 0; bulk < 2; bulk++) {
+        served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, bulk ? 4096 : 0);
+        for (uint32_t n = 63; n <= 257; n = n < 66 ? n + 1 : n + 64 - n % 64 + 1)
+            for (int busy = 0; busy < 2; busy++) {
+                t_note("%u bytes, %s, bulk %d", n, busy ? "busy" : "idle", bulk);
+                if (busy)
+                    CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, &ms, 4, NULL, 4, &slot));
+                CHECK_STATUS(dp_channel_call(s.ch, FN_EMPTY, in, n, NULL, NULL, 64, &size, 0, &started),
+                             n > 64 ? (bulk ? DP_RESULT_TOO_LARGE : DP_TOO_LARGE) : DP_OK);
+                if (busy) {
+                    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+                    CHECK_OK(dp_channel_finish(s.ch, slot, NULL, NULL, NULL));
+                }
+            }
+        served_close(&s);
+    }
+}
+
+/* Bulk room that an abandoned call held comes back although nobody waits for anything. */
+T_CASE(bulk_abandoned, "channel/bulk-room-after-abandoned-call") {
+    served s;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 1024);
+    uint8_t buf[1024] = {50};
+    uint32_t size, slot;
+    dp_started started;
+    CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, buf, 1024, NULL, buf, 8, &size, dp_now_ns() + 5000000, &started),
+                 DP_DEADLINE);
+    int st;
+    int64_t until = dp_now_ns() + poll_ns();
+    do
+        st = dp_channel_submit(s.ch, FN_ECHO, buf, 1024, NULL, 1024, &slot);
+    while (st == DP_BUSY && dp_now_ns() < until);
+    CHECK_OK(st);
+    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+    CHECK_OK(dp_channel_finish(s.ch, slot, buf, &size, NULL));
+    CHECK_EQ(size, 1024);
+    CHECK_EQ(dp_channel_free_slots(s.ch), 4);
+    served_close(&s);
+}
+
+/* The same while the channel breaks. */
+T_CASE(bulk_broken, "channel/bulk-room-on-a-broken-channel") {
+    served s;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 1024);
+    uint8_t buf[1024] = {200};
+    uint32_t slot, other;
+    CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, buf, 1024, NULL, 8, &slot));
+    CHECK_STATUS(dp_channel_submit(s.ch, FN_ECHO, buf, 1024, NULL, 8, &other), DP_BUSY);
+    dp_channel_fail(s.ch, DP_LEASE_ENDED);
+    CHECK_STATUS(dp_channel_submit(s.ch, FN_ECHO, buf, 1024, NULL, 8, &other), DP_LEASE_ENDED);
+    CHECK_STATUS(dp_channel_finish(s.ch, slot, NULL, NULL, NULL), DP_LEASE_ENDED);
+    t_peer_kill(&s.peer);
+    served_close_client(&s);
+}
+
+/* A payload of more messages than the send queue holds. */
+static int small_write(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
+                       uint32_t flags) {
+    static int posts;
+    return ++posts % 8 ? real->post_write(qp, sge, n, raddr, rkey, wr_id, flags) : DP_BUSY;
+}
+
+T_CASE(many_parts, "channel/payload-of-many-messages") {
+    static const dp_function table[] = {f_echo};
+    local l = {.table = table, .n = 1};
+    dp_dev_options o = quick_options();
+    uint32_t n = 200 << 10;
+    uint8_t *in = malloc(n), *out = malloc(n);
+    fill_pattern(in, n, 3);
+    local_client(&l, &o, true, (dp_channel_config){2, 64, 1 << 20});
+    if (!t_is_verbs()) /* its queue takes any number of writes; one that does not is full now and then */
+        hooked.post_write = small_write;
+    l.s.dev->max_msg = 4096;
+    local_connect(&l);
+    for (int i = 0; i < 3; i++) {
+        uint32_t slot, size;
+        int st, tries = 0;
+        do
+            st = dp_channel_submit(l.s.ch, 0, in, n, NULL, n, &slot);
+        while (st == DP_BUSY && tries++ < 1000);
+        CHECK_OK(st);
+        CHECK_OK(dp_channel_wait(l.s.ch, slot, 0));
+        CHECK_OK(dp_channel_finish(l.s.ch, slot, out, &size, NULL));
+        CHECK_EQ(size, n);
+        CHECK_PATTERN(out, n, 3);
+    }
+    free(in);
+    free(out);
+    local_close(&l);
+}
+
+/* ---- resets that fail ---- */
+
+T_CASE(reset_fails, "channel/reset-without-descriptors", .providers = T_SHM) {
+    served s;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 4, 64, 0);
+    uint32_t ms = 100, size, slot;
+    dp_started started;
+    dp_error err;
+    CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, &ms, 4, &size, dp_now_ns() + 5000000, &started),
+                 DP_DEADLINE); /* by the mailbox, and not answered */
+    struct rlimit old, none;
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+    none = old;
+    none.rlim_cur = 3;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+    dp_cq *cq;
+    dp_error cq_err;
+    int cq_st = dp_cq_create(s.dev, 8, &cq, &cq_err);
+    int st = dp_channel_reset(s.ch, &err);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+    CHECK_STATUS(st, DP_FATAL);
+    CHECK_EQ(err.sys_errno, EMFILE);
+    CHECK_STATUS(cq_st, DP_FATAL);
+    CHECK_EQ(cq_err.sys_errno, EMFILE);
+    CHECK_NE(dp_channel_status(s.ch), DP_OK);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(dp_status_class(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &slot)), 5);
+    CHECK_STATUS(dp_endpoint_wait_any(s.ep, dp_now_ns() + 1000000), DP_DEADLINE);
+    CHECK_OK_ERR(dp_channel_reset(s.ch, &err), err);
+    t_peer_join(&s.peer);
+    served_again(&s, false);
+    served_echo(&s, 8, 1);
+    CHECK_EQ(dp_channel_free_slots(s.ch), 4);
+    served_close(&s);
 }
