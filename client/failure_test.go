@@ -237,6 +237,10 @@ func TestClientProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A death that was told proves that the event stream is in place; before that a lease waits longer for its holder.
+	victim := l.Worker(1).PID()
+	syscall.Kill(victim, syscall.SIGKILL)
+	within(t, 10*time.Second, "the worker is replaced", func() bool { return l.Replaced() == 1 && l.Worker(1).PID() != victim })
 	f, err := l.Function("sleep_ns")
 	if err != nil {
 		t.Fatal(err)
