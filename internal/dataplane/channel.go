@@ -3,8 +3,18 @@ package dataplane
 /*
 #include "dp_channel.h"
 
-#cgo noescape dp_channel_call
-#cgo nocallback dp_channel_call
+// dp_channel_call with its three results in one word: a pointer to Go memory costs a check by the runtime.
+// Size in bits 0..31, minus the status in 32..47, whether it may have started in 48.
+static uint64_t call_packed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
+                            uint32_t capacity, int64_t deadline_ns) {
+	uint32_t got = 0;
+	dp_started started;
+	int status = dp_channel_call(ch, function, in, size, NULL, out, capacity, &got, deadline_ns, &started);
+	return got | (uint64_t)(uint16_t)-status << 32 | (uint64_t)(started == DP_MAYBE_EXECUTED) << 48;
+}
+
+#cgo noescape call_packed
+#cgo nocallback call_packed
 #cgo noescape dp_channel_submit
 #cgo nocallback dp_channel_submit
 #cgo noescape dp_channel_finish
@@ -105,14 +115,12 @@ func (ch *Channel) Status() Status { return Status(C.dp_channel_status(ch.c)) }
 // as of Now, 0 for none. n is the result's size; with StatusResultTooLarge, the size that it has. maybe tells whether
 // the function may have run when st is not OK. Does not allocate.
 func (ch *Channel) Call(fn uint32, in, out []byte, deadline int64) (n int, maybe bool, st Status) {
-	var size C.uint32_t
-	var started C.dp_started
 	if int64(len(in)) > int64(^uint32(0)) || int64(len(out)) > int64(^uint32(0)) {
 		return 0, false, StatusTooLarge
 	}
-	st = Status(C.dp_channel_call(ch.c, C.uint32_t(fn), unsafe.Pointer(unsafe.SliceData(in)), C.uint32_t(len(in)), nil,
-		unsafe.Pointer(unsafe.SliceData(out)), C.uint32_t(len(out)), &size, C.int64_t(deadline), &started))
-	return int(size), started == C.DP_MAYBE_EXECUTED, st
+	r := C.call_packed(ch.c, C.uint32_t(fn), unsafe.Pointer(unsafe.SliceData(in)), C.uint32_t(len(in)),
+		unsafe.Pointer(unsafe.SliceData(out)), C.uint32_t(len(out)), C.int64_t(deadline))
+	return int(uint32(r)), r>>48 != 0, -Status(uint16(r >> 32))
 }
 
 // Submit starts a call and returns its slot. The payload is copied or sent before it returns.

@@ -1,0 +1,62 @@
+/* The insides of endpoints and channels: dp_channel.c makes, connects and resets them, dp_call.c runs the calls. */
+#ifndef RFAAS_DP_CHANNEL_IMPL_H
+#define RFAAS_DP_CHANNEL_IMPL_H
+
+#include "dp_bulk.h"
+#include "dp_channel.h"
+#include "dp_layout.h"
+#include "dp_wait.h"
+
+#define DP_NOTHING UINT32_MAX /* no bulk range, no slot */
+
+typedef enum slot_state { SLOT_FREE, SLOT_BUSY, SLOT_DONE, SLOT_ABANDONED, SLOT_FENCED } slot_state;
+
+typedef struct slot {
+    slot_state state;
+    uint32_t call_id;
+    uint32_t capacity;
+    uint32_t in_at, out_at; /* bulk ranges, DP_NOTHING when none */
+    int32_t status;         /* of a DONE call */
+    uint32_t size;          /* of its result */
+    dp_started started;
+    const uint8_t *result;
+} slot;
+
+struct dp_endpoint {
+    dp_dev *dev;
+    dp_domain *domain;
+    dp_cq *cq;
+    dp_channel *channels;
+    dp_waiter waiter;
+    uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
+};
+
+struct dp_channel {
+    dp_endpoint *ep;
+    dp_channel *next;
+    dp_qp *qp;
+    dp_channel_config cfg;
+    dp_layout layout;
+    uint32_t generation;
+    uint32_t next_call;
+    uint32_t n_free, n_busy, n_done, n_abandoned;
+    uint32_t *free; /* stack of free slots: the last used first, it is the warmest */
+    slot *slots;
+    dp_mem *results; /* slots and bulk area that the worker writes */
+    dp_mem *staging; /* requests on their way, same layout; NULL when posts consume their source */
+    dp_bulk bulk_in, bulk_out;
+    dp_mailbox *mail;   /* the worker's, mapped here; NULL without shared memory */
+    uint32_t mail_max;  /* largest payload that takes the mailbox: no larger than the channel carries otherwise */
+    uint32_t mail_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
+    dp_side peer;
+    int failed; /* status that ended it, 0 while it works */
+    dp_channel_stats stats;
+    uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
+    char message[512];
+};
+
+/* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
+ * since the old worker may still write to them. The endpoint's thread. */
+void dp_channel_end_calls(dp_channel *ch, int status);
+
+#endif
