@@ -1,0 +1,151 @@
+package latency
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Clients and functions that can be measured.
+const (
+	ClientC  = "c"
+	ClientGo = "go"
+
+	FunctionEcho  = "echo"  // copies its payload to its result
+	FunctionEmpty = "empty" // as many bytes, untouched
+
+	BuffersCopied     = "copied"     // payload and result in the caller's memory
+	BuffersRegistered = "registered" // payload in registered memory, the result left where it arrives
+)
+
+const (
+	// modeTolerance is by how much the calibrations of one pair may differ.
+	modeTolerance = 0.25
+	// attemptsPerPair bounds how many pairs are tried for each that is wanted.
+	attemptsPerPair = 4
+	// nearNS is the bare flag round trip below which two CPUs share a cache.
+	nearNS = 250
+	// memoryMax bounds what payload and depth may need.
+	memoryMax = 1 << 30
+)
+
+// Config says what to measure. Provider, Clients, Modes and Payloads are mandatory.
+type Config struct {
+	Provider string
+	Device   dataplane.Options // verbs
+	Clients  []string
+	Modes    []dataplane.WaitMode
+	Payloads []int // bytes
+	Depth    int   // calls in flight; 0: 1
+	Slots    int   // of the channel; 0: 8, the default of the client library, or Depth if that is more
+	Eager    int   // bytes; 0: the default
+	Function string
+	Buffers  string        // of the C client
+	Pairs    int           // good ones wanted; 0: 15
+	Batch    time.Duration // length of a batch; 0: 5 ms on shm when spinning, else 10 ms
+	Rounds   int           // calls of a batch; 0: as Batch says
+	Duration time.Duration // bound of one result; 0: 30 s
+	CPUs     []int         // of client and peer; nil: chosen
+	Peer     string        // path of rfaas-bench-peer; "": the peer is a thread of this process (tests)
+	Progress func(line string)
+}
+
+// Validate checks the configuration and sets defaults.
+func (c *Config) Validate() error {
+	if c.Provider != dataplane.SHM && c.Provider != dataplane.Verbs {
+		return fmt.Errorf("provider %q (shm, verbs)", c.Provider)
+	}
+	if len(c.Clients) == 0 || len(c.Modes) == 0 || len(c.Payloads) == 0 {
+		return errors.New("nothing to measure: clients, modes and payloads must each name one")
+	}
+	for _, k := range c.Clients {
+		if k != ClientC && k != ClientGo {
+			return fmt.Errorf("client %q (c, go)", k)
+		}
+	}
+	c.Depth = or(c.Depth, 1)
+	c.Slots = or(c.Slots, max(c.Depth, 8))
+	if c.Depth < 1 || c.Depth > c.Slots || c.Slots > dataplane.MaxDepth {
+		return fmt.Errorf("depth %d of %d slots (1..%d)", c.Depth, c.Slots, dataplane.MaxDepth)
+	}
+	c.Eager = or(c.Eager, dataplane.DefaultEager)
+	if c.Eager < 1 || c.Eager > dataplane.MaxEager {
+		return fmt.Errorf("eager size %d (1..%d)", c.Eager, dataplane.MaxEager)
+	}
+	for _, p := range c.Payloads {
+		if p < 1 || int64(p)*int64(c.Depth) > memoryMax {
+			return fmt.Errorf("payload of %d bytes, %d in flight (1 byte to %d MiB together)", p, c.Depth, memoryMax>>20)
+		}
+	}
+	if c.Function == "" {
+		// The shm floor copies at all places, so the function does; a bare verbs floor sends what is there.
+		c.Function = FunctionEcho
+		if c.Provider == dataplane.Verbs {
+			c.Function = FunctionEmpty
+		}
+	}
+	if c.Function != FunctionEcho && c.Function != FunctionEmpty {
+		return fmt.Errorf("function %q (echo, empty)", c.Function)
+	}
+	if c.Buffers == "" {
+		c.Buffers = BuffersCopied
+		if c.Provider == dataplane.Verbs {
+			c.Buffers = BuffersRegistered
+		}
+	}
+	if c.Buffers != BuffersCopied && c.Buffers != BuffersRegistered {
+		return fmt.Errorf("buffers %q (copied, registered)", c.Buffers)
+	}
+	c.Pairs = or(c.Pairs, 15)
+	c.Duration = or(c.Duration, 30*time.Second)
+	if c.Pairs < 1 || c.Rounds < 0 || c.Batch < 0 || c.Duration < 0 {
+		return fmt.Errorf("pairs %d, rounds %d, batch %v, duration %v: must not be negative", c.Pairs, c.Rounds, c.Batch, c.Duration)
+	}
+	if c.Progress == nil {
+		c.Progress = func(string) {}
+	}
+	return c.chooseCPUs()
+}
+
+func (c *Config) chooseCPUs() error {
+	allowed, err := allowedCPUs()
+	if err != nil {
+		return err
+	}
+	if c.CPUs == nil {
+		c.CPUs = choosePair(allowed, siblingsOf)
+	}
+	if len(c.CPUs) != 2 {
+		return fmt.Errorf("CPUs %v: two are needed, the client's and the peer's", c.CPUs)
+	}
+	for _, cpu := range c.CPUs {
+		if !slices.Contains(allowed, cpu) {
+			return fmt.Errorf("CPU %d is not among those that this process may use: %v", cpu, allowed)
+		}
+	}
+	if c.CPUs[0] == c.CPUs[1] && slices.ContainsFunc(c.Modes, func(m dataplane.WaitMode) bool { return m != dataplane.Warm }) {
+		return fmt.Errorf("client and peer share CPU %d: only --mode warm can be measured on one CPU, spinners would wait for each other's time slices", c.CPUs[0])
+	}
+	return nil
+}
+
+// batch is the wished length of a batch in this mode.
+func (c *Config) batch(m dataplane.WaitMode) time.Duration {
+	switch {
+	case c.Batch > 0:
+		return c.Batch
+	case c.Provider == dataplane.SHM && m != dataplane.Warm:
+		return 5 * time.Millisecond
+	}
+	return 10 * time.Millisecond
+}
+
+func or[T int | time.Duration](v, otherwise T) T {
+	if v == 0 {
+		return otherwise
+	}
+	return v
+}

@@ -1,0 +1,115 @@
+package latency
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// allowedCPUs returns the CPUs that this thread may run on, ascending.
+func allowedCPUs() ([]int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("read the CPU affinity: %w", err)
+	}
+	var cpus []int
+	for cpu := 0; cpu < 8*len(set)*8 && len(cpus) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus, nil
+}
+
+// siblingsOf returns the hardware threads of the CPU's core, as far as the kernel tells.
+func siblingsOf(cpu int) []int {
+	text, err := os.ReadFile(fmt.Sprintf("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu))
+	if err != nil {
+		return []int{cpu}
+	}
+	return parseCPUList(strings.TrimSpace(string(text)))
+}
+
+// parseCPUList reads the kernel's form: 0-3,8. What it cannot read it leaves out.
+func parseCPUList(s string) []int {
+	var cpus []int
+	for part := range strings.SplitSeq(s, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		a, errA := strconv.Atoi(from)
+		b, errB := strconv.Atoi(to)
+		for c := a; errA == nil && errB == nil && c <= b; c++ {
+			cpus = append(cpus, c)
+		}
+	}
+	return cpus
+}
+
+// choosePair returns two of the allowed CPUs, of different cores where there are two, and spares CPU 0, which serves most
+// interrupts, where it can. With one CPU it is returned twice.
+func choosePair(allowed []int, siblings func(int) []int) []int {
+	if len(allowed) == 1 {
+		return []int{allowed[0], allowed[0]}
+	}
+	candidates := slices.Clone(allowed)
+	if len(candidates) > 4 && candidates[0] == 0 {
+		candidates = candidates[1:]
+	}
+	first := candidates[0]
+	same := siblings(first)
+	for _, cpu := range candidates[1:] {
+		if !slices.Contains(same, cpu) {
+			return []int{first, cpu}
+		}
+	}
+	return []int{first, candidates[1]}
+}
+
+// pin binds the calling thread to the client's CPU and all other threads of this process to the CPUs that neither client nor
+// peer use, or to the client's if there are no others: the threads of the Go runtime would otherwise take the peer's CPU
+// from it whenever they wake. New threads inherit that. Returns what undoes it.
+func pin(client, peer int, allowed []int) (undo func(), err error) {
+	var all, mine, others unix.CPUSet
+	for _, cpu := range allowed {
+		all.Set(cpu)
+		if cpu != client && cpu != peer {
+			others.Set(cpu)
+		}
+	}
+	mine.Set(client)
+	if others.Count() == 0 {
+		others = mine
+	}
+	if err := setAffinity(&others); err != nil {
+		return nil, fmt.Errorf("move the runtime's threads off CPU %d: %w", peer, err)
+	}
+	if err := unix.SchedSetaffinity(0, &mine); err != nil {
+		return nil, fmt.Errorf("pin to CPU %d: %w", client, err)
+	}
+	return func() { _ = setAffinity(&all) }, nil
+}
+
+// setAffinity sets that of every thread.
+func setAffinity(set *unix.CPUSet) error {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks {
+		id, err := strconv.Atoi(t.Name())
+		if err != nil {
+			continue
+		}
+		if err := unix.SchedSetaffinity(id, set); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,392 @@
+package latency
+
+import (
+	"bytes"
+	"context"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+func TestQuantile(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		q      float64
+		want   float64
+	}{
+		{[]float64{3}, 0.5, 3},
+		{[]float64{2, 1}, 0.5, 1.5},
+		{[]float64{9, 1, 5}, 0.5, 5},
+		{[]float64{4, 1, 3, 2}, 0.25, 1.75},
+		{[]float64{4, 1, 3, 2}, 1, 4},
+		{[]float64{4, 1, 3, 2}, 0, 1},
+	} {
+		before := slices.Clone(c.values)
+		if got := quantile(c.values, c.q); got != c.want {
+			t.Errorf("quantile(%v, %v) = %v, want %v", c.values, c.q, got, c.want)
+		}
+		if !slices.Equal(before, c.values) {
+			t.Errorf("quantile changed its argument to %v", c.values)
+		}
+	}
+	if got := median(nil); !math.IsNaN(got) {
+		t.Errorf("median of nothing is %v", got)
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	ten := []int64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
+	for _, c := range []struct {
+		sorted []int64
+		q      float64
+		want   int64
+	}{
+		{ten, 0.5, 5}, {ten, 0.9, 9}, {ten, 0.91, 10}, {ten, 0.99, 10}, {ten, 1, 10}, {ten, 0, 1},
+		{[]int64{7}, 0.999, 7}, {nil, 0.5, 0},
+	} {
+		if got := percentile(c.sorted, c.q); got != c.want {
+			t.Errorf("percentile(%v, %v) = %d, want %d", c.sorted, c.q, got, c.want)
+		}
+	}
+}
+
+func TestPairingDiscardsChangesOfMode(t *testing.T) {
+	var p pairing
+	for _, c := range []struct {
+		means, calibrations []float64
+		want                bool
+	}{
+		{[]float64{100, 110}, []float64{130, 131, 129}, true},
+		{[]float64{100, 500}, []float64{130, 131, 530}, false}, // moved at the end
+		{[]float64{400, 110}, []float64{130, 530, 130}, false}, // moved there and back
+		{[]float64{400, 440}, []float64{530, 530, 540}, true},  // the other mode, but throughout
+		{[]float64{100, 120}, []float64{130, 162, 130}, true},  // within a quarter
+		{[]float64{100, 120}, []float64{130, 164, 130}, false}, // above
+		{[]float64{100, 120}, []float64{0, 130, 130}, false},   // no calibration at all
+	} {
+		if got := p.add(c.means, c.calibrations); got != c.want {
+			t.Errorf("pair with calibrations %v counts: %v, want %v", c.calibrations, got, c.want)
+		}
+	}
+	if p.len() != 3 || p.discarded != 4 {
+		t.Fatalf("%d good, %d discarded", p.len(), p.discarded)
+	}
+	if got := p.ratios(1, 0); !slices.Equal(got, []float64{1.1, 1.1, 1.2}) {
+		t.Errorf("ratios %v", got)
+	}
+	if got := p.differences(1, 0); !slices.Equal(got, []float64{10, 40, 20}) {
+		t.Errorf("differences %v", got)
+	}
+	if got := p.mean(0); got != 100 {
+		t.Errorf("mean of the floor %v", got)
+	}
+}
+
+func TestChoosePair(t *testing.T) {
+	smt := func(cpu int) []int { return []int{cpu &^ 1, cpu | 1} } // 0-1, 2-3, ...
+	alone := func(cpu int) []int { return []int{cpu} }
+	for _, c := range []struct {
+		allowed  []int
+		siblings func(int) []int
+		want     []int
+	}{
+		{[]int{3}, alone, []int{3, 3}},
+		{[]int{0, 1}, alone, []int{0, 1}},
+		{[]int{0, 1}, smt, []int{0, 1}}, // nothing better
+		{[]int{0, 1, 2, 3}, smt, []int{0, 2}},
+		{[]int{0, 1, 2, 3, 4, 5}, smt, []int{1, 2}},
+		{[]int{8, 9, 10, 11, 12, 13}, smt, []int{8, 10}},
+	} {
+		if got := choosePair(c.allowed, c.siblings); !slices.Equal(got, c.want) {
+			t.Errorf("of %v: %v, want %v", c.allowed, got, c.want)
+		}
+	}
+}
+
+func TestParseCPUList(t *testing.T) {
+	for s, want := range map[string][]int{"0-2,5": {0, 1, 2, 5}, "7": {7}, "": nil, "x,3": {3}} {
+		if got := parseCPUList(s); !slices.Equal(got, want) {
+			t.Errorf("%q: %v, want %v", s, got, want)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := func() Config {
+		return Config{Provider: "shm", Clients: []string{"c"}, Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8}}
+	}
+	for name, c := range map[string]struct {
+		change func(*Config)
+		says   string
+	}{
+		"provider": {func(c *Config) { c.Provider = "tcp" }, `"tcp"`},
+		"client":   {func(c *Config) { c.Clients = []string{"rust"} }, `"rust"`},
+		"nothing":  {func(c *Config) { c.Payloads = nil }, "nothing to measure"},
+		"payload":  {func(c *Config) { c.Payloads = []int{0} }, "payload of 0"},
+		"memory":   {func(c *Config) { c.Payloads = []int{1 << 30}; c.Depth = 2 }, "in flight"},
+		"depth":    {func(c *Config) { c.Depth = 9; c.Slots = 4 }, "depth 9 of 4"},
+		"slots":    {func(c *Config) { c.Slots = 5000 }, "5000"},
+		"eager":    {func(c *Config) { c.Eager = 1 << 30 }, "eager size"},
+		"function": {func(c *Config) { c.Function = "sort" }, `"sort"`},
+		"pairs":    {func(c *Config) { c.Pairs = -1 }, "pairs -1"},
+		"one CPU":  {func(c *Config) { c.CPUs = []int{0} }, "two are needed"},
+		"no CPU":   {func(c *Config) { c.CPUs = []int{0, 9999} }, "CPU 9999"},
+		"hot on one": {func(c *Config) {
+			all, _ := allowedCPUs()
+			c.CPUs = []int{all[0], all[0]}
+			c.Modes = []dataplane.WaitMode{dataplane.Warm, dataplane.Hot}
+		}, "only --mode warm"},
+	} {
+		cfg := good()
+		c.change(&cfg)
+		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error %v, want one that says %q", name, err, c.says)
+		}
+	}
+	cfg := good()
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Depth != 1 || cfg.Pairs != 15 || cfg.Function != FunctionEcho || len(cfg.CPUs) != 2 {
+		t.Errorf("defaults %+v", cfg)
+	}
+}
+
+func example() *Result {
+	near := true
+	return &Result{Name: "latency", Provider: "shm", Client: "c", Mode: "hot", Function: "echo", Buffers: "copied", Payload: 8, Depth: 1, Samples: 3,
+		P50NS: 181, P90NS: 190, P99NS: 250, P999NS: 1200, MaxNS: 31000, FloorName: "ping-pong", FloorP50: 170, Ratio: 1.0625,
+		RatioLow: 1.05, RatioHigh: 1.07, MeanNS: 180.5, FloorMeanNS: 170.25, OpsPerS: 5.5e6, Pairs: 15, PairsDiscarded: 2,
+		Complete: true, Calibration: Calibration{131, Number(math.NaN())}, Near: &near, Method: "as told"}
+}
+
+func TestJSONKeepsItsFields(t *testing.T) {
+	var b bytes.Buffer
+	if err := WriteJSON(&b, example()); err != nil {
+		t.Fatal(err)
+	}
+	line := b.String()
+	for _, want := range []string{`"name":"latency"`, `"provider":"shm"`, `"client":"c"`, `"mode":"hot"`, `"payload":8`, `"depth":1`,
+		`"samples":3`, `"p50_ns":181`, `"p90_ns":190`, `"p99_ns":250`, `"p999_ns":1200`, `"max_ns":31000`, `"floor_p50_ns":170`,
+		`"ratio":1.0625`, `"pairs_discarded":2`, `"ops_per_s":5500000`, `"calibration_ns":{"before":131,"after":null}`} {
+		if !strings.Contains(line, want) {
+			t.Errorf("no %s in %s", want, line)
+		}
+	}
+	if strings.Contains(line, "go_over_c_ns") || strings.Contains(line, "ratio_payload_only") {
+		t.Errorf("fields that were not asked for in %s", line)
+	}
+	if strings.Count(line, "\n") != 1 {
+		t.Errorf("not one line: %q", line)
+	}
+	back, err := ReadJSON(strings.NewReader("$ a prompt\n" + line + "a table\n" + line))
+	if err != nil || len(back) != 2 {
+		t.Fatalf("%d results, %v", len(back), err)
+	}
+	if r := back[0]; r.Key() != example().Key() || r.Ratio != 1.0625 || !math.IsNaN(float64(r.Calibration.After)) || !*r.Near {
+		t.Errorf("came back as %+v", r)
+	}
+	if _, err := ReadJSON(strings.NewReader("{broken\n")); err == nil {
+		t.Error("a broken line was read")
+	}
+}
+
+func TestTableAndCSV(t *testing.T) {
+	var table, csv bytes.Buffer
+	other := example()
+	other.Payload, other.Ratio, other.Complete = 1<<20, Number(math.NaN()), false
+	if err := WriteTable(&table, example(), other); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(table.String(), "\n")
+	if len(lines) < 4 || len(lines[0]) != len(lines[1]) || len(lines[1]) != len(lines[2]) {
+		t.Errorf("not aligned:\n%s", table.String())
+	}
+	if !strings.Contains(lines[1], "1.062") || !strings.Contains(lines[1], "15 (-2)") || !strings.Contains(lines[2], "!") {
+		t.Errorf("rows say\n%s", table.String())
+	}
+	if err := WriteCSV(&csv, example()); err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Split(strings.TrimSpace(csv.String()), "\n")
+	if len(rows) != 2 || strings.Count(rows[0], ",") != strings.Count(rows[1], ",") || !strings.HasPrefix(rows[1], "latency,shm,c,hot,echo,copied,8,1,3,181") {
+		t.Errorf("CSV:\n%s", csv.String())
+	}
+}
+
+// quick is a measurement against a peer in this process that takes well under a second.
+func quick(provider string) Config {
+	return Config{Provider: provider, Device: dataplane.Options{GIDIndex: -1}, Clients: []string{"c", "go"},
+		Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{1, 8, 64, 100_000}, Pairs: 2, Rounds: 20, Duration: 5 * time.Second}
+}
+
+func providers(t *testing.T, f func(t *testing.T, provider string)) {
+	for _, p := range []string{dataplane.SHM, dataplane.Verbs} {
+		t.Run(p, func(t *testing.T) {
+			if d, err := dataplane.Open(p, dataplane.Options{GIDIndex: -1}); err != nil {
+				if p == dataplane.SHM || os.Getenv("RFAAS_REQUIRE_VERBS") == "1" {
+					t.Fatal(err)
+				}
+				t.Skip(err)
+			} else {
+				d.Close()
+			}
+			f(t, p)
+		})
+	}
+}
+
+func TestRunProvider(t *testing.T) {
+	providers(t, func(t *testing.T, provider string) {
+		for _, c := range []struct {
+			name   string
+			change func(*Config)
+			want   int
+		}{
+			{"warm", func(*Config) {}, 8},
+			{"hot", func(c *Config) { c.Modes = []dataplane.WaitMode{dataplane.Hot} }, 8},
+			{"pipelined", func(c *Config) {
+				c.Modes, c.Depth, c.Payloads = []dataplane.WaitMode{dataplane.Adaptive}, 16, []int{8, 1000}
+			}, 4},
+			{"registered", func(c *Config) { c.Buffers, c.Clients = BuffersRegistered, []string{"c"} }, 4},
+			{"registered, pipelined", func(c *Config) {
+				c.Modes, c.Depth, c.Buffers, c.Clients = []dataplane.WaitMode{dataplane.Adaptive}, 4, BuffersRegistered, []string{"c"}
+			}, 4},
+			{"empty", func(c *Config) { c.Function, c.Payloads, c.Clients = FunctionEmpty, []int{8}, []string{"c"} }, 1},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				cfg := quick(provider)
+				c.change(&cfg)
+				if all, _ := allowedCPUs(); len(all) < 2 && cfg.Modes[0] != dataplane.Warm {
+					t.Skip("one CPU")
+				}
+				var got []*Result
+				if err := Run(context.Background(), cfg, func(r *Result) error { got = append(got, r); return nil }); err != nil {
+					t.Fatal(err)
+				}
+				if len(got) != c.want {
+					t.Fatalf("%d results, want %d", len(got), c.want)
+				}
+				for _, r := range got {
+					if r.Pairs+r.PairsDiscarded < 1 {
+						t.Errorf("%s: no pair was tried", r.Key())
+					}
+					if r.Pairs > 0 && (r.P50NS <= 0 || r.MaxNS < r.P999NS || r.P999NS < r.P50NS || r.OpsPerS <= 0 || r.Samples != r.Pairs*r.BatchCalls) {
+						t.Errorf("%s: %+v", r.Key(), r)
+					}
+					if r.FloorName != "none" && r.Pairs > 0 && !(r.Ratio > 0) {
+						t.Errorf("%s: ratio %v to %s", r.Key(), r.Ratio, r.FloorName)
+					}
+				}
+			})
+		}
+	})
+}
+
+func TestRunCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := Run(ctx, quick(dataplane.SHM), func(*Result) error { return nil }); err == nil || !strings.Contains(err.Error(), "canceled") {
+		t.Fatalf("error %v", err)
+	}
+}
+
+// A call from Go allocates nothing.
+func TestCallDoesNotAllocateProvider(t *testing.T) {
+	providers(t, func(t *testing.T, provider string) {
+		cfg := quick(provider)
+		if err := cfg.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		s, err := openSession(&cfg, dataplane.Warm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		for _, size := range []int{8, 64, 4096, 100_000} {
+			in, out := s.in[:size], s.out[:size]
+			bad := 0
+			allocs := testing.AllocsPerRun(50, func() {
+				if n, _, st := s.channel.Call(dataplane.BenchEcho, in, out, 0); st != dataplane.OK || n != size {
+					bad++
+				}
+			})
+			if bad > 0 || allocs != 0 {
+				t.Errorf("%d B: %v allocations a call, %d calls failed", size, allocs, bad)
+			}
+		}
+		allocs := testing.AllocsPerRun(50, func() {
+			slot, st := s.channel.Submit(dataplane.BenchEcho, s.in[:8], 8)
+			if st == dataplane.OK {
+				st = s.channel.Wait(slot, 0)
+			}
+			if st == dataplane.OK {
+				_, _, st = s.channel.Finish(slot, s.out[:8])
+			}
+			if st != dataplane.OK {
+				t.Errorf("status %v", st)
+			}
+		})
+		if allocs != 0 {
+			t.Errorf("%v allocations for submit, wait and finish", allocs)
+		}
+	})
+}
+
+func TestCheck(t *testing.T) {
+	good := example()
+	if v := Check(good); !v.Bounded || !v.OK() || v.Disturbed {
+		t.Errorf("good: %+v", v)
+	}
+	slow := example()
+	slow.Ratio = 1.3
+	if v := Check(slow); v.OK() || !strings.Contains(v.Exceeds[0], "1.3, bound 1.25") {
+		t.Errorf("slow: %+v", v)
+	}
+	unknown := example()
+	unknown.Ratio = Number(math.NaN())
+	if v := Check(unknown); v.OK() {
+		t.Error("an unknown ratio passes")
+	}
+	few := example()
+	few.Ratio, few.Pairs = 1.3, 4
+	if v := Check(few); !v.OK() || !v.Disturbed {
+		t.Errorf("few pairs: %+v", v)
+	}
+	other := example()
+	other.Payload, other.Ratio = 9, 100
+	if v := Check(other); v.Bounded || !v.OK() {
+		t.Errorf("unbounded: %+v", v)
+	}
+	viaGo := example()
+	viaGo.Client, viaGo.Ratio, viaGo.GoOverC = "go", 5, 79
+	if v := Check(viaGo); !v.Bounded || !v.OK() {
+		t.Errorf("go: %+v", v)
+	}
+	viaGo.GoOverC = 81
+	if v := Check(viaGo); v.OK() {
+		t.Error("81 ns over C pass")
+	}
+}
+
+func TestCompare(t *testing.T) {
+	a, b, gone, fresh, again := example(), example(), example(), example(), example()
+	b.Ratio, gone.Payload, fresh.Mode, again.Ratio = 1.1688, 5, "warm", 1.275
+	changes, onlyOld, onlyNew := Compare([]*Result{a, gone}, []*Result{b, fresh, again})
+	if len(changes) != 1 || changes[0].New != again || math.Abs(changes[0].Worse()-0.2) > 1e-9 {
+		t.Errorf("changes %+v", changes)
+	}
+	if len(onlyOld) != 1 || onlyOld[0] != gone.Key() || len(onlyNew) != 1 || onlyNew[0] != fresh.Key() {
+		t.Errorf("only old %v, only new %v", onlyOld, onlyNew)
+	}
+	a.Ratio = Number(math.NaN())
+	b.P50NS = 2 * a.P50NS
+	if c := (Change{"", a, b}); c.Worse() != 1 {
+		t.Errorf("without a floor: %v", c.Worse())
+	}
+}

@@ -1,0 +1,276 @@
+package latency
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+)
+
+// Result is one measurement. The JSON form is read by other programs: fields are added, never changed.
+type Result struct {
+	Name     string `json:"name"` // "latency"
+	Provider string `json:"provider"`
+	Client   string `json:"client"`
+	Mode     string `json:"mode"`
+	Function string `json:"function"`
+	Buffers  string `json:"buffers"` // copied or registered
+	Payload  int    `json:"payload"` // bytes there, and as many back
+	Depth    int    `json:"depth"`   // calls in flight
+
+	// Single calls, from batches in which each is timed.
+	Samples int   `json:"samples"`
+	P50NS   int64 `json:"p50_ns"`
+	P90NS   int64 `json:"p90_ns"`
+	P99NS   int64 `json:"p99_ns"`
+	P999NS  int64 `json:"p999_ns"`
+	MaxNS   int64 `json:"max_ns"`
+
+	// The floor, measured beside it.
+	FloorName string `json:"floor_name"`
+	FloorP50  int64  `json:"floor_p50_ns"`
+
+	// Ratios are medians over the good pairs of the batch means' ratios; quartiles beside the main one.
+	Ratio     Number `json:"ratio"`
+	RatioLow  Number `json:"ratio_q1"`
+	RatioHigh Number `json:"ratio_q3"`
+	// RatioPayloadOnly is to a floor that moves the payload without our headers (verbs).
+	RatioPayloadOnly Number `json:"ratio_payload_only,omitzero"`
+	// GoOverC is by how much the Go client's mean is above the C client's, ns.
+	GoOverC Number `json:"go_over_c_ns,omitzero"`
+
+	MeanNS      Number  `json:"mean_ns"` // medians of batch means
+	FloorMeanNS Number  `json:"floor_mean_ns"`
+	OpsPerS     float64 `json:"ops_per_s"`
+
+	Pairs          int  `json:"pairs"`
+	PairsDiscarded int  `json:"pairs_discarded"` // calibrations differed
+	PairsShared    int  `json:"pairs_shared"`    // discarded too: a hot waiter blocked, since something else ran on its core
+	PairsAwake     int  `json:"pairs_awake"`     // discarded too: the client of floor or calls did not block though warm
+	Complete       bool `json:"complete"`        // as many good pairs as were asked for
+
+	Calibration Calibration `json:"calibration_ns"`
+	Near        *bool       `json:"near,omitempty"` // shm: client and peer share a cache
+
+	Slots      int     `json:"slots"`
+	Eager      int     `json:"eager"`
+	BatchCalls int     `json:"batch_calls"`
+	CPUClient  int     `json:"cpu_client"`
+	CPUPeer    int     `json:"cpu_peer"`
+	ClockNS    float64 `json:"clock_ns"` // of one reading, contained in each sample, of floor and calls alike
+	Load       float64 `json:"load_avg"` // of the last minute, when it began
+	Seconds    float64 `json:"seconds"`  // that it took
+	StartedAt  string  `json:"started_at"`
+	Method     string  `json:"method"`
+}
+
+// Calibration is the bare round trip before and after the pairs: medians over the good ones, ns.
+type Calibration struct {
+	Before Number `json:"before"`
+	After  Number `json:"after"`
+}
+
+// Number is a float that may be unknown: NaN, null in JSON. The zero value is a number that was not asked for.
+type Number float64
+
+// MarshalJSON writes null for what is unknown.
+func (n Number) MarshalJSON() ([]byte, error) {
+	f := float64(n)
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return []byte("null"), nil
+	}
+	return strconv.AppendFloat(nil, f, 'g', 6, 64), nil
+}
+
+// UnmarshalJSON is its inverse.
+func (n *Number) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		*n = Number(math.NaN())
+		return nil
+	}
+	f, err := strconv.ParseFloat(string(b), 64)
+	*n = Number(f)
+	return err
+}
+
+func (n Number) format(decimals int) string {
+	if math.IsNaN(float64(n)) {
+		return "-"
+	}
+	return strconv.FormatFloat(float64(n), 'f', decimals, 64)
+}
+
+// Key names what was measured: results of the same key can be compared.
+func (r *Result) Key() string {
+	return fmt.Sprintf("%s %s %s %s %s %d B depth %d", r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Payload, r.Depth)
+}
+
+// WriteJSON writes one object on one line for each result.
+func WriteJSON(w io.Writer, results ...*Result) error {
+	e := json.NewEncoder(w)
+	for _, r := range results {
+		if err := e.Encode(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReadJSON is the inverse of WriteJSON. Lines that begin with anything but { are left out, so that the output of a terminal
+// session can be given.
+func ReadJSON(r io.Reader) ([]*Result, error) {
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return nil, err
+	}
+	var out []*Result
+	for i, line := range strings.Split(string(text), "\n") {
+		if !strings.HasPrefix(strings.TrimSpace(line), "{") {
+			continue
+		}
+		var one Result
+		if err := json.Unmarshal([]byte(line), &one); err != nil {
+			return nil, fmt.Errorf("line %d: %w", i+1, err)
+		}
+		out = append(out, &one)
+	}
+	return out, nil
+}
+
+var csvColumns = []struct {
+	name string
+	of   func(*Result) string
+}{
+	{"name", func(r *Result) string { return r.Name }},
+	{"provider", func(r *Result) string { return r.Provider }},
+	{"client", func(r *Result) string { return r.Client }},
+	{"mode", func(r *Result) string { return r.Mode }},
+	{"function", func(r *Result) string { return r.Function }},
+	{"buffers", func(r *Result) string { return r.Buffers }},
+	{"payload", func(r *Result) string { return strconv.Itoa(r.Payload) }},
+	{"depth", func(r *Result) string { return strconv.Itoa(r.Depth) }},
+	{"samples", func(r *Result) string { return strconv.Itoa(r.Samples) }},
+	{"p50_ns", func(r *Result) string { return strconv.FormatInt(r.P50NS, 10) }},
+	{"p90_ns", func(r *Result) string { return strconv.FormatInt(r.P90NS, 10) }},
+	{"p99_ns", func(r *Result) string { return strconv.FormatInt(r.P99NS, 10) }},
+	{"p999_ns", func(r *Result) string { return strconv.FormatInt(r.P999NS, 10) }},
+	{"max_ns", func(r *Result) string { return strconv.FormatInt(r.MaxNS, 10) }},
+	{"floor_name", func(r *Result) string { return r.FloorName }},
+	{"floor_p50_ns", func(r *Result) string { return strconv.FormatInt(r.FloorP50, 10) }},
+	{"mean_ns", func(r *Result) string { return r.MeanNS.format(1) }},
+	{"floor_mean_ns", func(r *Result) string { return r.FloorMeanNS.format(1) }},
+	{"ratio", func(r *Result) string { return r.Ratio.format(4) }},
+	{"ratio_payload_only", func(r *Result) string { return asked(r.RatioPayloadOnly, 4) }},
+	{"go_over_c_ns", func(r *Result) string { return asked(r.GoOverC, 1) }},
+	{"ops_per_s", func(r *Result) string { return strconv.FormatFloat(r.OpsPerS, 'f', 0, 64) }},
+	{"pairs", func(r *Result) string { return strconv.Itoa(r.Pairs) }},
+	{"pairs_discarded", func(r *Result) string { return strconv.Itoa(r.PairsDiscarded) }},
+	{"pairs_shared", func(r *Result) string { return strconv.Itoa(r.PairsShared) }},
+	{"pairs_awake", func(r *Result) string { return strconv.Itoa(r.PairsAwake) }},
+	{"calibration_before_ns", func(r *Result) string { return r.Calibration.Before.format(1) }},
+	{"calibration_after_ns", func(r *Result) string { return r.Calibration.After.format(1) }},
+}
+
+func asked(n Number, decimals int) string {
+	if n == 0 {
+		return ""
+	}
+	return n.format(decimals)
+}
+
+// WriteCSV writes a line of names and one for each result.
+func WriteCSV(w io.Writer, results ...*Result) error {
+	c := csv.NewWriter(w)
+	row := make([]string, len(csvColumns))
+	for i, k := range csvColumns {
+		row[i] = k.name
+	}
+	if err := c.Write(row); err != nil {
+		return err
+	}
+	for _, r := range results {
+		for i, k := range csvColumns {
+			row[i] = k.of(r)
+		}
+		if err := c.Write(row); err != nil {
+			return err
+		}
+	}
+	c.Flush()
+	return c.Error()
+}
+
+// WriteTable writes what people read: microseconds, and below it how it was measured.
+func WriteTable(w io.Writer, results ...*Result) error {
+	if len(results) == 0 {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "provider\tclient\tmode\tdepth\tbytes\tp50 us\tp90\tp99\tp99.9\tmax\tfloor\tratio\tquartiles\tpayload only\tover C ns\tcalls/s\tpairs\t")
+	for _, r := range results {
+		pairs := strconv.Itoa(r.Pairs)
+		if n := r.PairsDiscarded + r.PairsShared + r.PairsAwake; n > 0 {
+			pairs += fmt.Sprintf(" (-%d)", n)
+		}
+		if !r.Complete {
+			pairs += " !"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Depth, r.Payload,
+			micro(r.P50NS), micro(r.P90NS), micro(r.P99NS), micro(r.P999NS), micro(r.MaxNS), micro(r.FloorP50),
+			r.Ratio.format(3), r.RatioLow.format(2), r.RatioHigh.format(2), dash(asked(r.RatioPayloadOnly, 3)), dash(asked(r.GoOverC, 0)),
+			rate(r.OpsPerS), pairs)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	last := results[len(results)-1]
+	said := map[string]bool{}
+	for _, r := range results {
+		if line := fmt.Sprintf("floor of %s, %s, %d B: %s", r.Provider, r.Mode, r.Payload, r.FloorName); !said[line] {
+			said[line] = true
+			fmt.Fprintln(w, line)
+		}
+	}
+	place := ""
+	if last.Near != nil {
+		place = ", far placement"
+		if *last.Near {
+			place = ", near placement"
+		}
+	}
+	_, err := fmt.Fprintf(w, "%s. CPUs %d and %d%s; calibration %s ns before, %s ns after; load %.1f.\n", last.Method, last.CPUClient,
+		last.CPUPeer, place, last.Calibration.Before.format(0), last.Calibration.After.format(0), last.Load)
+	return err
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func micro(ns int64) string {
+	switch us := float64(ns) / 1e3; {
+	case us < 10:
+		return strconv.FormatFloat(us, 'f', 3, 64)
+	case us < 1000:
+		return strconv.FormatFloat(us, 'f', 1, 64)
+	default:
+		return strconv.FormatFloat(us, 'f', 0, 64)
+	}
+}
+
+func rate(perSecond float64) string {
+	switch {
+	case perSecond >= 1e6:
+		return strconv.FormatFloat(perSecond/1e6, 'f', 2, 64) + " M"
+	case perSecond >= 1e4:
+		return strconv.FormatFloat(perSecond/1e3, 'f', 1, 64) + " k"
+	}
+	return strconv.FormatFloat(perSecond, 'f', 0, 64)
+}

@@ -1,0 +1,440 @@
+package latency
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Run measures every mode, client and payload of cfg, hands each result to emit as it is there, and returns the first
+// error. It takes the calling thread and the CPUs of cfg for itself and stops the collector while it measures.
+func Run(ctx context.Context, cfg Config, emit func(*Result) error) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, mode := range cfg.Modes {
+		if err := runMode(ctx, &cfg, mode, emit); err != nil {
+			return fmt.Errorf("%s %s: %w", cfg.Provider, mode, err)
+		}
+	}
+	return nil
+}
+
+func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit func(*Result) error) error {
+	if cfg.Peer != "" { // a peer in this process would be pinned with us
+		allowed, err := allowedCPUs()
+		if err != nil {
+			return err
+		}
+		undo, err := pin(cfg.CPUs[0], cfg.CPUs[1], allowed)
+		if err != nil {
+			return err
+		}
+		defer undo()
+	}
+	s, err := openSession(cfg, mode)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	for _, payload := range cfg.Payloads {
+		if err := s.bench.Verify(payload); err != nil {
+			return s.explain(err)
+		}
+		for _, client := range cfg.Clients {
+			runtime.GC()
+			m := &measurement{s: s, cfg: cfg, client: client, payload: payload}
+			r, err := m.run(ctx)
+			if err != nil {
+				return s.explain(err)
+			}
+			if err := emit(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// side is one of what is compared in a pair.
+type side struct {
+	name string
+	run  func(warm, n int, samples []int64) (float64, error)
+}
+
+// measurement is one result in the making.
+type measurement struct {
+	s       *session
+	cfg     *Config
+	client  string
+	payload int
+
+	sides    []side // the floor first, what is measured last
+	only, c  int    // of sides: the payload-only floor, the C client beside the Go client; 0: none
+	n, warm  int    // calls of a batch
+	pairs    pairing
+	awake    int // warm pairs in which the client did not block
+	shared   int // pairs in which a hot waiter blocked, since something else ran on its core
+	samples  []int64
+	floors   []int64
+	room     []int64
+	calibN   int
+	calibOf  dataplane.BenchKind
+	calibLen int
+}
+
+func (m *measurement) run(ctx context.Context) (*Result, error) {
+	began := time.Now()
+	load := loadAverage()
+	m.chooseCalibration()
+	floor, err := m.chooseFloor()
+	if err != nil {
+		return nil, err
+	}
+	m.setSides(floor)
+	if err := m.sizeBatch(); err != nil {
+		return nil, err
+	}
+	said := time.Now()
+	for attempt := 0; m.pairs.len() < m.cfg.Pairs && m.pairs.discarded+m.awake < (attemptsPerPair-1)*m.cfg.Pairs; attempt++ {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if attempt > 0 && time.Since(began) > m.cfg.Duration {
+			break
+		}
+		shared := m.shared
+		if err := m.pair(attempt%2 == 1); err != nil {
+			return nil, err
+		}
+		if m.shared > shared {
+			time.Sleep(100 * time.Millisecond) // the waiter tries to spin again in a second
+		}
+		if time.Since(said) > time.Second {
+			said = time.Now()
+			m.cfg.Progress(fmt.Sprintf("%s %s %s %d B depth %d: %d of %d pairs, %d discarded, %d on a shared core, %d awake", m.cfg.Provider, m.client, m.s.mode,
+				m.payload, m.cfg.Depth, m.pairs.len(), m.cfg.Pairs, m.pairs.discarded, m.shared, m.awake))
+		}
+	}
+	r := m.result(floor)
+	r.Load, r.StartedAt, r.Seconds = load, began.UTC().Format(time.RFC3339), time.Since(began).Seconds()
+	return r, nil
+}
+
+// ---- floors ----
+
+// floorKind is a bare round trip with what it moves.
+type floorKind struct {
+	kind        dataplane.BenchKind
+	size, reply int
+}
+
+// floorKinds are the candidates for what is measured: the fastest is the floor.
+func (m *measurement) floorKinds() []floorKind {
+	p := m.payload
+	warm := m.s.mode == dataplane.Warm
+	switch {
+	case m.cfg.Provider == dataplane.Verbs && m.cfg.Depth > 1:
+		return nil // a later cut measures bandwidth
+	case m.cfg.Provider == dataplane.Verbs:
+		kind, head := dataplane.BenchImm, dataplane.RequestHeader
+		if warm {
+			kind = dataplane.BenchImmWarm
+		}
+		if p > m.cfg.Eager {
+			head = dataplane.BulkRequestHeader
+		}
+		return []floorKind{{kind, p + head, p + dataplane.ReplyHeader}}
+	case m.cfg.Depth > 1 && warm:
+		return nil // blocking with many in flight has no plain counterpart
+	case m.cfg.Depth > 1:
+		return []floorKind{{dataplane.BenchRing, p, p}}
+	case warm:
+		return []floorKind{{dataplane.BenchEventfd, p, p}, {dataplane.BenchFutex, p, p}}
+	}
+	return []floorKind{{dataplane.BenchNear, p, p}, {dataplane.BenchApart, p, p}}
+}
+
+// chooseFloor returns the fastest candidate: the smallest median of interleaved batches. nil when there is none.
+func (m *measurement) chooseFloor() (*floorKind, error) {
+	kinds := m.floorKinds()
+	if len(kinds) < 2 {
+		if len(kinds) == 0 {
+			return nil, nil
+		}
+		return &kinds[0], nil
+	}
+	const rounds = 7
+	n := m.trial()
+	means := make([][]float64, len(kinds))
+	for range rounds {
+		for i, k := range kinds {
+			before := blocks()
+			mean, err := m.s.floor(k.kind, k.size, k.reply, 2+n/8, n, nil)
+			if err != nil {
+				return nil, err
+			}
+			if m.mustBlock() && !blockedIn(n, blocks()-before) {
+				mean = math.Inf(1)
+			}
+			means[i] = append(means[i], mean)
+		}
+	}
+	best := 0
+	for i := range kinds {
+		if median(means[i]) < median(means[best]) {
+			best = i
+		}
+	}
+	return &kinds[best], nil
+}
+
+// mustBlock says whether round trips count only if the client blocked in them. Two processes that wake each other by system
+// calls can fall into a step in which each looks again just before it would sleep, and no one ever does: twenty times
+// faster, for hundreds of round trips on end, floor and calls alike. A floor in one step and calls in the other are no pair.
+func (m *measurement) mustBlock() bool {
+	return m.cfg.Provider == dataplane.SHM && m.s.mode == dataplane.Warm
+}
+
+// blocks is how often the calling thread has blocked.
+func blocks() int {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &u)
+	return int(u.Nvcsw)
+}
+
+// blockedIn says whether so many blocks are those of n round trips in which the client blocked.
+func blockedIn(n, blocks int) bool { return blocks >= n-n/10 }
+
+// trial is a length for batches of which nothing is known yet: about a millisecond.
+func (m *measurement) trial() int {
+	switch {
+	case m.cfg.Provider == dataplane.Verbs || m.s.mode == dataplane.Warm:
+		return 30
+	case m.payload > 16<<10:
+		return 30
+	}
+	return 2000
+}
+
+// ---- calibration ----
+
+func (m *measurement) chooseCalibration() {
+	switch {
+	case m.cfg.Provider == dataplane.Verbs:
+		m.calibOf, m.calibLen, m.calibN = dataplane.BenchImm, 8, 40
+	case m.cfg.CPUs[0] == m.cfg.CPUs[1]:
+		m.calibOf, m.calibLen, m.calibN = dataplane.BenchEventfd, 1, 100
+	default:
+		m.calibOf, m.calibLen, m.calibN = dataplane.BenchFlag, 0, 400
+	}
+}
+
+// calibrate is the bare round trip of now. A few short batches, of which the median: one that was interrupted does not
+// look like a change of placement.
+func (m *measurement) calibrate() (float64, error) {
+	var means [5]float64
+	for i := range means {
+		mean, err := m.s.floor(m.calibOf, m.calibLen, m.calibLen, m.calibN/4, m.calibN, nil)
+		if err != nil {
+			return 0, err
+		}
+		means[i] = mean
+	}
+	return median(means[:]), nil
+}
+
+// ---- pairs ----
+
+func (m *measurement) setSides(floor *floorKind) {
+	s, p := m.s, m.payload
+	m.sides, m.only, m.c = nil, 0, 0
+	bare := func(k floorKind) func(int, int, []int64) (float64, error) {
+		return func(warm, n int, samples []int64) (float64, error) {
+			return s.floor(k.kind, k.size, k.reply, warm, n, samples)
+		}
+	}
+	if floor != nil {
+		m.sides = append(m.sides, side{floor.kind.String(), bare(*floor)})
+		if m.cfg.Provider == dataplane.Verbs {
+			m.only = len(m.sides)
+			m.sides = append(m.sides, side{"payload only", bare(floorKind{floor.kind, p, p})})
+		}
+	} else {
+		// The calibration stands in, so that pairs can be judged; no ratio is reported.
+		m.sides = append(m.sides, side{"none", func(warm, n int, samples []int64) (float64, error) {
+			return s.floor(m.calibOf, m.calibLen, m.calibLen, warm, n, samples)
+		}})
+	}
+	calls := func(client string) side {
+		return side{client, func(warm, n int, samples []int64) (float64, error) { return s.calls(client, p, warm, n, samples) }}
+	}
+	if m.client == ClientGo {
+		m.c = len(m.sides)
+		m.sides = append(m.sides, calls(ClientC))
+	}
+	m.sides = append(m.sides, calls(m.client))
+}
+
+// sizeBatch chooses how many calls a batch has, and warms everything up.
+func (m *measurement) sizeBatch() error {
+	measured := m.sides[len(m.sides)-1]
+	best := math.Inf(1)
+	for range 3 {
+		mean, err := measured.run(m.cfg.Depth+2, m.trial()+2*m.cfg.Depth, nil)
+		if err != nil {
+			return err
+		}
+		best = min(best, mean)
+	}
+	m.n = m.cfg.Rounds
+	if m.n == 0 {
+		least := max(20, 20*m.cfg.Depth)
+		m.n = min(max(int(float64(m.cfg.batch(m.s.mode))/best), least), 500_000)
+	}
+	m.warm = min(2+m.n/8, 1000) + m.cfg.Depth
+	m.room = make([]int64, m.n)
+	for _, side := range m.sides {
+		if _, err := side.run(m.warm, m.n, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pair runs a batch of each side between calibrations. It counts if the calibrations agree, no hot waiter blocked and every
+// warm one did; then batches follow in which each round trip is timed.
+func (m *measurement) pair(reverse bool) error {
+	order := make([]int, len(m.sides))
+	for i := range order {
+		order[i] = i
+	}
+	if reverse {
+		slices.Reverse(order)
+	}
+	means := make([]float64, len(m.sides))
+	calibrations := make([]float64, 0, len(m.sides)+1)
+	client, peer := m.s.bench.Blocked()
+	c, err := m.calibrate()
+	if err != nil {
+		return err
+	}
+	calibrations = append(calibrations, c)
+	awake := false
+	for _, i := range order {
+		before := blocks()
+		if means[i], err = m.sides[i].run(m.warm, m.n, nil); err != nil {
+			return err
+		}
+		awake = awake || m.mustBlock() && !blockedIn(m.n, blocks()-before)
+		if c, err = m.calibrate(); err != nil {
+			return err
+		}
+		calibrations = append(calibrations, c)
+	}
+	if awake {
+		m.awake++
+		return nil
+	}
+	if c, p := m.s.bench.Blocked(); m.s.mode == dataplane.Hot && (c != client || p != peer) {
+		m.shared++
+		return nil
+	}
+	if !m.pairs.add(means, calibrations) {
+		return nil
+	}
+	last := len(m.sides) - 1
+	for _, i := range order {
+		if i != 0 && i != last {
+			continue
+		}
+		n := min(m.n, 20_000)
+		if _, err := m.sides[i].run(m.warm, n, m.room); err != nil {
+			return err
+		}
+		if i == last {
+			m.samples = append(m.samples, m.room[:n]...)
+		} else {
+			m.floors = append(m.floors, m.room[:n]...)
+		}
+	}
+	return nil
+}
+
+// ---- result ----
+
+func (m *measurement) result(floor *floorKind) *Result {
+	p := &m.pairs
+	last := len(m.sides) - 1
+	slices.Sort(m.samples)
+	slices.Sort(m.floors)
+	nan := Number(math.NaN())
+	r := &Result{
+		Name: "latency", Provider: m.cfg.Provider, Client: m.client, Mode: m.s.mode.String(), Function: m.cfg.Function, Buffers: m.buffers(),
+		Payload: m.payload, Depth: m.cfg.Depth, Samples: len(m.samples),
+		P50NS: percentile(m.samples, 0.5), P90NS: percentile(m.samples, 0.9), P99NS: percentile(m.samples, 0.99),
+		P999NS: percentile(m.samples, 0.999), MaxNS: percentile(m.samples, 1),
+		FloorName: "none", Ratio: nan, RatioLow: nan, RatioHigh: nan, FloorMeanNS: nan,
+		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= m.cfg.Pairs,
+		Calibration: Calibration{Number(median(p.before)), Number(median(p.after))},
+		Slots:       m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.CPUs[1],
+		ClockNS: dataplane.BenchClock(), Method: m.method(),
+	}
+	if floor != nil {
+		ratios := p.ratios(last, 0)
+		r.FloorName, r.FloorP50, r.FloorMeanNS = m.sides[0].name, percentile(m.floors, 0.5), Number(p.mean(0))
+		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
+	}
+	if m.only > 0 {
+		r.RatioPayloadOnly = Number(median(p.ratios(last, m.only)))
+	}
+	if m.c > 0 {
+		r.GoOverC = Number(median(p.differences(last, m.c)))
+	}
+	if p.len() > 0 {
+		r.OpsPerS = 1e9 / float64(r.MeanNS)
+	}
+	if m.calibOf == dataplane.BenchFlag && p.len() > 0 {
+		near := r.Calibration.Before < nearNS
+		r.Near = &near
+	}
+	return r
+}
+
+// buffers of what is measured: the Go client's calls copy.
+func (m *measurement) buffers() string {
+	if m.client == ClientGo {
+		return BuffersCopied
+	}
+	return m.cfg.Buffers
+}
+
+func (m *measurement) method() string {
+	return fmt.Sprintf("median of %d paired, interleaved batches of %d calls after %d untimed ones, between calibrations by %s that differ by at most %.0f %%; percentiles from separate batches with a clock reading per call",
+		m.cfg.Pairs, m.n, m.warm, m.calibOf, modeTolerance*100)
+}
+
+// loadAverage of the last minute; NaN never, 0 when unknown.
+func loadAverage() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	load, _ := strconv.ParseFloat(first, 64)
+	return load
+}

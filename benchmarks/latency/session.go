@@ -1,0 +1,300 @@
+package latency
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// session is an open channel to a running peer, with the bare floors beside it. It belongs to a locked thread.
+type session struct {
+	cfg     *Config
+	mode    dataplane.WaitMode
+	dev     *dataplane.Device
+	bench   *dataplane.Bench
+	channel *dataplane.Channel
+	in, out []byte // of the Go client
+
+	mu       sync.Mutex // orders abort and close
+	closed   bool
+	peerEnd  chan struct{} // closed when the peer has ended
+	peerErr  error         // valid then
+	kill     func()
+	closeFDs func()
+}
+
+// openFDs makes what client and peer share. closeAll closes all but the peer's end of the socket.
+func openFDs(memory int64) (mine, theirs dataplane.BenchFDs, closeAll func(), err error) {
+	var open []int
+	closeAll = func() {
+		for _, fd := range open {
+			_ = unix.Close(fd)
+		}
+	}
+	fail := func(what string, err error) (dataplane.BenchFDs, dataplane.BenchFDs, func(), error) {
+		closeAll()
+		if theirs.Socket > 0 {
+			_ = unix.Close(theirs.Socket)
+		}
+		return mine, theirs, nil, fmt.Errorf("%s: %w", what, err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail("socketpair", err)
+	}
+	open = append(open, pair[0])
+	theirs.Socket = pair[1]
+	mem, err := unix.MemfdCreate("rfaas-bench", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fail("memfd", err)
+	}
+	open = append(open, mem)
+	if err := unix.Ftruncate(mem, memory); err != nil {
+		return fail(fmt.Sprintf("shared memory of %d bytes", memory), err)
+	}
+	var events [2]int
+	for i := range events {
+		if events[i], err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+			return fail("eventfd", err)
+		}
+		open = append(open, events[i])
+	}
+	mine = dataplane.BenchFDs{Socket: pair[0], Memory: mem, Ping: events[0], Pong: events[1]}
+	theirs.Memory, theirs.Ping, theirs.Pong = mem, events[0], events[1]
+	return mine, theirs, closeAll, nil
+}
+
+// openSession starts a peer and connects to it.
+func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
+	payload := slices.Max(cfg.Payloads)
+	mine, theirs, closeFDs, err := openFDs(dataplane.BenchMemory(payload, cfg.Depth))
+	if err != nil {
+		return nil, err
+	}
+	closeTheirs := sync.OnceFunc(func() { _ = unix.Close(theirs.Socket) })
+	s := &session{cfg: cfg, mode: mode, peerEnd: make(chan struct{}), closeFDs: func() { closeTheirs(); closeFDs() },
+		in: make([]byte, payload), out: make([]byte, payload)}
+	clear(s.in) // prefaults
+	clear(s.out)
+	if err := s.startPeer(theirs); err != nil {
+		s.closeFDs()
+		return nil, err
+	}
+	if cfg.Peer != "" {
+		closeTheirs() // the peer has its own: if it ends, we read the end of the file
+	}
+	if err := s.connect(mine, payload); err != nil {
+		s.close()
+		return nil, err
+	}
+	go s.watch()
+	return s, nil
+}
+
+func (s *session) startPeer(fds dataplane.BenchFDs) error {
+	if s.cfg.Peer == "" {
+		s.kill = func() { _ = unix.Shutdown(fds.Socket, unix.SHUT_RDWR) }
+		go func() {
+			s.peerErr = dataplane.ServeBench(fds)
+			close(s.peerEnd)
+		}()
+		return nil
+	}
+	cmd := exec.Command(s.cfg.Peer)
+	cmd.Stderr = os.Stderr
+	for i, fd := range []int{fds.Socket, fds.Memory, fds.Ping, fds.Pong} {
+		dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("descriptor %d of the peer: %w", i, err)
+		}
+		f := os.NewFile(uintptr(dup), "")
+		defer f.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	}
+	// Its own process group: the terminal's Ctrl-C is for us, who then end it. If we die, it does.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the bench's peer: %w (make build makes it; --peer says where it is)", err)
+	}
+	s.kill = func() { _ = cmd.Process.Kill() }
+	go func() {
+		s.peerErr = cmd.Wait()
+		close(s.peerEnd)
+	}()
+	return nil
+}
+
+func (s *session) connect(fds dataplane.BenchFDs, payload int) error {
+	dev, err := dataplane.Open(s.cfg.Provider, s.cfg.Device)
+	if err != nil {
+		return err
+	}
+	s.dev = dev
+	peerCPU := s.cfg.CPUs[1]
+	if s.cfg.Peer == "" {
+		peerCPU = -1 // a goroutine's thread is not ours to pin
+	}
+	var bulk int64
+	if payload > s.cfg.Eager {
+		bulk = int64((payload+63)&^63) * int64(s.cfg.Depth)
+	}
+	s.bench, err = dev.OpenBench(s.cfg.Device, dataplane.BenchConfig{Slots: s.cfg.Slots, Depth: s.cfg.Depth, Eager: s.cfg.Eager,
+		Bulk: max(bulk, dataplane.DefaultBulk), Payload: payload, Mode: s.mode, PeerCPU: peerCPU,
+		Registered: s.cfg.Buffers == BuffersRegistered}, fds)
+	if err != nil {
+		return err
+	}
+	s.channel = s.bench.Channel()
+	return nil
+}
+
+// watch ends whatever waits for the peer when that has ended before its time.
+func (s *session) watch() {
+	<-s.peerEnd
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.bench.Abort()
+	}
+}
+
+// close ends the peer and waits for it.
+func (s *session) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	if s.bench != nil {
+		s.bench.Close() // a peer on shm sees its client go
+	}
+	if s.bench == nil || s.cfg.Provider != dataplane.SHM && s.cfg.Peer != "" {
+		s.kill()
+	}
+	select {
+	case <-s.peerEnd:
+	case <-time.After(5 * time.Second):
+		s.kill()
+		<-s.peerEnd
+	}
+	if s.dev != nil {
+		s.dev.Close()
+	}
+	s.closeFDs()
+}
+
+// floor runs one batch of bare round trips and returns the mean, ns.
+func (s *session) floor(k dataplane.BenchKind, size, reply, warm, n int, samples []int64) (float64, error) {
+	ns, err := s.bench.Floor(k, size, reply, warm, n, samples)
+	return float64(ns) / float64(n), err
+}
+
+func (s *session) function() uint32 {
+	if s.cfg.Function == FunctionEmpty {
+		return dataplane.BenchEmpty
+	}
+	return dataplane.BenchEcho
+}
+
+// calls runs one batch of calls by a client and returns the mean, ns.
+func (s *session) calls(client string, size, warm, n int, samples []int64) (float64, error) {
+	if client == ClientC {
+		ns, err := s.bench.Calls(s.function(), size, warm, n, samples)
+		return float64(ns) / float64(n), err
+	}
+	if _, err := s.goCalls(size, warm, nil); err != nil {
+		return 0, err
+	}
+	ns, err := s.goCalls(size, n, samples)
+	return float64(ns) / float64(n), err
+}
+
+// goCalls is what a Go program would write: a call per round trip, or a window of them.
+func (s *session) goCalls(size, n int, samples []int64) (int64, error) {
+	if s.cfg.Depth > 1 {
+		return s.goPipeline(size, n, samples)
+	}
+	in, out, fn := s.in[:size], s.out[:size], s.function()
+	// The scheduler takes the processor from a goroutine after 10 ms, which for one that is locked to its thread means to
+	// wait for another thread. Yielding now puts that off until the batch is over.
+	runtime.Gosched()
+	begin := time.Now()
+	last := time.Duration(0)
+	for i := range n {
+		in[0] = byte(i)
+		got, _, st := s.channel.Call(fn, in, out, 0)
+		if st != dataplane.OK || got != size {
+			return 0, callError(st, got, size)
+		}
+		if samples != nil {
+			now := time.Since(begin)
+			samples[i] = int64(now - last)
+			last = now
+		}
+	}
+	return int64(time.Since(begin)), nil
+}
+
+func (s *session) goPipeline(size, n int, samples []int64) (int64, error) {
+	in, out, fn, depth := s.in[:size], s.out[:size], s.function(), s.cfg.Depth
+	slots := make([]uint32, depth)
+	submitted := make([]time.Duration, depth)
+	runtime.Gosched()
+	begin := time.Now()
+	for head, tail := 0, 0; tail < n; {
+		for ; head < n && head-tail < depth; head++ {
+			in[0] = byte(head)
+			if samples != nil {
+				submitted[head%depth] = time.Since(begin)
+			}
+			slot, st := s.channel.Submit(fn, in, size)
+			if st != dataplane.OK {
+				return 0, callError(st, 0, size)
+			}
+			slots[head%depth] = slot
+		}
+		st := s.channel.Wait(slots[tail%depth], 0)
+		got := 0
+		if st == dataplane.OK {
+			got, _, st = s.channel.Finish(slots[tail%depth], out)
+		}
+		if st != dataplane.OK || got != size {
+			return 0, callError(st, got, size)
+		}
+		if samples != nil {
+			samples[tail] = int64(time.Since(begin) - submitted[tail%depth])
+		}
+		tail++
+	}
+	return int64(time.Since(begin)), nil
+}
+
+func callError(st dataplane.Status, got, size int) error {
+	if st != dataplane.OK {
+		return &dataplane.Error{Op: fmt.Sprintf("call of %d bytes", size), Status: st}
+	}
+	return fmt.Errorf("call of %d bytes: the result has %d", size, got)
+}
+
+// explain prefers what happened to the peer over what the client saw of it.
+func (s *session) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-s.peerEnd:
+		if s.peerErr != nil {
+			return errors.Join(err, fmt.Errorf("the peer ended: %w", s.peerErr))
+		}
+	case <-time.After(100 * time.Millisecond):
+	}
+	return err
+}

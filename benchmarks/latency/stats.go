@@ -1,0 +1,96 @@
+package latency
+
+import (
+	"math"
+	"slices"
+)
+
+// median of values in any order; NaN when there are none. values is left as it was.
+func median(values []float64) float64 {
+	return quantile(values, 0.5)
+}
+
+// quantile interpolates between the values, as in R's type 7. NaN when there are none.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	s := slices.Sorted(slices.Values(values))
+	at := q * float64(len(s)-1)
+	low := int(at)
+	if low+1 >= len(s) {
+		return s[len(s)-1]
+	}
+	return s[low] + (at-float64(low))*(s[low+1]-s[low])
+}
+
+// percentile of ascending samples: the smallest that is not exceeded by a share q of them. 0 when there are none.
+func percentile(sorted []int64, q float64) int64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	at := int(math.Ceil(q*float64(len(sorted)))) - 1
+	return sorted[min(max(at, 0), len(sorted)-1)]
+}
+
+// sameMode says whether calibrations were taken in one mode of the machine: cross-core latency jumps by factors when
+// a hypervisor moves a virtual CPU, and drifts by a few per cent otherwise.
+func sameMode(calibrations []float64, tolerance float64) bool {
+	if len(calibrations) == 0 {
+		return true
+	}
+	low, high := slices.Min(calibrations), slices.Max(calibrations)
+	return low > 0 && high <= low*(1+tolerance)
+}
+
+// pairing collects paired batch means of several sides, the first of which is the floor.
+type pairing struct {
+	means     [][]float64 // by side, in the order of pairs
+	before    []float64   // calibration before each pair
+	after     []float64
+	discarded int
+}
+
+// add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts.
+func (p *pairing) add(means, calibrations []float64) bool {
+	if !sameMode(calibrations, modeTolerance) {
+		p.discarded++
+		return false
+	}
+	if p.means == nil {
+		p.means = make([][]float64, len(means))
+	}
+	for i, m := range means {
+		p.means[i] = append(p.means[i], m)
+	}
+	p.before = append(p.before, calibrations[0])
+	p.after = append(p.after, calibrations[len(calibrations)-1])
+	return true
+}
+
+func (p *pairing) len() int { return len(p.before) }
+
+// mean is the median of a side's batch means.
+func (p *pairing) mean(side int) float64 {
+	if p.means == nil {
+		return math.NaN()
+	}
+	return median(p.means[side])
+}
+
+// each applies f to the two sides' means of every pair.
+func (p *pairing) each(a, b int, f func(a, b float64) float64) []float64 {
+	out := make([]float64, p.len())
+	for i := range out {
+		out[i] = f(p.means[a][i], p.means[b][i])
+	}
+	return out
+}
+
+func (p *pairing) ratios(of, to int) []float64 {
+	return p.each(of, to, func(a, b float64) float64 { return a / b })
+}
+
+func (p *pairing) differences(of, to int) []float64 {
+	return p.each(of, to, func(a, b float64) float64 { return a - b })
+}

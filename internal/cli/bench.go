@@ -1,0 +1,295 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+func newBench(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure calls beside their floor",
+		Long: `Measure calls beside their floor: what a careful program could do with the same bytes and nothing else.
+
+Everything is started that is needed; no executor takes part. benchmarks/README.md tells the method.`,
+		Args: cobra.NoArgs,
+	}
+	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a))
+	return c
+}
+
+// benchFlags are what latency and guard share.
+type benchFlags struct {
+	cfg      latency.Config
+	asJSON   bool
+	clients  []string
+	modes    []string
+	payloads []string
+}
+
+func (b *benchFlags) common(c *cobra.Command) {
+	f := c.Flags()
+	b.cfg.Device.GIDIndex = -1
+	f.StringVar(&b.cfg.Provider, "provider", dataplane.SHM, "shm or verbs")
+	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result")
+	f.DurationVar(&b.cfg.Batch, "batch", 0, "length of a batch (default: 5ms on shm when spinning, else 10ms)")
+	f.IntVar(&b.cfg.Rounds, "rounds", 0, "calls of a batch, instead of --batch")
+	f.DurationVar(&b.cfg.Duration, "duration", 30*time.Second, "bound of one result")
+	f.IntSliceVar(&b.cfg.CPUs, "cpus", nil, "CPUs of client and peer (default: two of different cores)")
+	f.IntVar(&b.cfg.Slots, "slots", 0, "slots of the channel (default: 8, or --depth if that is more)")
+	f.IntVar(&b.cfg.Eager, "eager", dataplane.DefaultEager, "bytes of payload that fit a slot")
+	f.StringVar(&b.cfg.Function, "function", "", "echo (copies) or empty (default: echo on shm, whose floor copies; empty on verbs)")
+	f.StringVar(&b.cfg.Buffers, "buffers", "", "of the C client: copied from and to its memory, or registered (default: copied on shm, registered on verbs)")
+	f.StringVar(&b.cfg.Device.Device, "device", "", "verbs: device (default: the first with an active port)")
+	f.IntVar(&b.cfg.Device.Port, "port", 0, "verbs: port (default: the first active one)")
+	f.IntVar(&b.cfg.Device.GIDIndex, "gid-index", -1, "verbs: GID index (default: chosen)")
+	f.IntVar(&b.cfg.Device.PKeyIndex, "pkey-index", 0, "verbs: P_Key index")
+	f.IntVar(&b.cfg.Device.TrafficClass, "traffic-class", 0, "verbs: traffic class")
+	f.IntVar(&b.cfg.Device.ServiceLevel, "service-level", 0, "verbs: service level")
+	f.IntVar(&b.cfg.Device.MTU, "mtu", 0, "verbs: MTU (default: the port's)")
+	f.StringVar(&b.cfg.Peer, "peer", "", "path of rfaas-bench-peer (default: ../libexec/rfaas-bench-peer beside this program)")
+	f.BoolVar(&b.asJSON, "json", false, "print a JSON object per result, one a line")
+}
+
+// complete turns the flags into the configuration.
+func (b *benchFlags) complete(a *app) error {
+	b.cfg.Clients = b.clients
+	b.cfg.Modes, b.cfg.Payloads = nil, nil
+	for _, s := range b.modes {
+		m, err := dataplane.ParseWaitMode(s)
+		if err != nil {
+			return err
+		}
+		b.cfg.Modes = append(b.cfg.Modes, m)
+	}
+	for _, s := range b.payloads {
+		var n config.Bytes
+		if err := n.UnmarshalText([]byte(s)); err != nil {
+			return fmt.Errorf("payload: %w", err)
+		}
+		if n < 1 || n > 1<<30 {
+			return fmt.Errorf("payload %q: 1 byte to 1GiB", s)
+		}
+		b.cfg.Payloads = append(b.cfg.Payloads, int(n))
+	}
+	if b.cfg.Peer == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find rfaas-bench-peer beside this program: %w", err)
+		}
+		b.cfg.Peer = filepath.Join(filepath.Dir(self), "..", "libexec", "rfaas-bench-peer")
+	}
+	b.cfg.Progress = a.progress()
+	return b.cfg.Validate()
+}
+
+// progress returns what prints progress lines: at once and always on a terminal, else now and then when it takes long.
+func (a *app) progress() func(string) {
+	last, every := time.Now(), 15*time.Second
+	if f, is := a.Stderr.(*os.File); is {
+		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
+			every = 0
+		}
+	}
+	return func(line string) {
+		if time.Since(last) >= every {
+			last = time.Now()
+			fmt.Fprintf(a.Stderr, "%s\n", line)
+		}
+	}
+}
+
+// badUsage makes an error one of the command line.
+func (a *app) badUsage(err error) error {
+	a.started = false
+	return err
+}
+
+func newBenchLatency(a *app) *cobra.Command {
+	var b benchFlags
+	var asCSV, check bool
+	c := &cobra.Command{
+		Use:   "latency",
+		Short: "Round trips of calls, beside bare ones of the same bytes",
+		Example: `  rfaas bench latency --payload 8,64,1KiB,64KiB,1MiB
+  rfaas bench latency --client c,go --mode hot,warm --json >now.json
+  rfaas bench latency --depth 64 --payload 8
+  rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if b.asJSON && asCSV {
+				return a.badUsage(errors.New("--json and --csv: one of them"))
+			}
+			if err := b.complete(a); err != nil {
+				return a.badUsage(err)
+			}
+			return a.benchLatency(c.Context(), &b, asCSV, check)
+		},
+	}
+	b.common(c)
+	f := c.Flags()
+	f.StringSliceVar(&b.clients, "client", []string{latency.ClientC}, "c, go: which client calls (several: c,go)")
+	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
+	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
+	f.IntVar(&b.cfg.Depth, "depth", 1, "calls in flight")
+	f.BoolVar(&asCSV, "csv", false, "print comma-separated values")
+	f.BoolVar(&check, "check", false, "exit with 1 when a ratio is above its bound (those of rfaas bench guard)")
+	return c
+}
+
+func (a *app) benchLatency(ctx context.Context, b *benchFlags, asCSV, check bool) error {
+	var results []*latency.Result
+	err := latency.Run(ctx, b.cfg, func(r *latency.Result) error {
+		results = append(results, r)
+		if b.asJSON {
+			return latency.WriteJSON(a.Stdout, r)
+		}
+		return nil
+	})
+	if err == nil || len(results) > 0 { // what was measured before an error is not lost
+		switch {
+		case asCSV:
+			err = errors.Join(err, latency.WriteCSV(a.Stdout, results...))
+		case !b.asJSON:
+			err = errors.Join(err, latency.WriteTable(a.Stdout, results...))
+		}
+	}
+	if err != nil || !check {
+		return err
+	}
+	rep := &latency.GuardReport{Results: results}
+	for _, r := range results {
+		v := latency.Check(r)
+		rep.Exceeds = append(rep.Exceeds, v.Exceeds...)
+		if v.Disturbed {
+			rep.Disturbed = append(rep.Disturbed, r.Key())
+		}
+	}
+	return a.verdict(rep)
+}
+
+// verdict says what is above its bound, and what nothing can be said of.
+func (a *app) verdict(rep *latency.GuardReport) error {
+	for _, key := range rep.Disturbed {
+		fmt.Fprintf(a.Stderr, "rfaas: %s: too few undisturbed pairs for a verdict\n", key)
+	}
+	if len(rep.Exceeds) > 0 {
+		return fmt.Errorf("above the bound:\n  %s", strings.Join(rep.Exceeds, "\n  "))
+	}
+	return nil
+}
+
+func newBenchGuard(a *app) *cobra.Command {
+	var b benchFlags
+	var repeats int
+	c := &cobra.Command{
+		Use:   "guard",
+		Short: "Measure what has a bound, and fail when it is exceeded",
+		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
+What is above its bound is measured again, so that noise does not fail it.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own
+			if err := b.complete(a); err != nil {
+				return a.badUsage(err)
+			}
+			rep, err := latency.Guard(c.Context(), b.cfg, repeats, func(r *latency.Result) error {
+				if b.asJSON {
+					return latency.WriteJSON(a.Stdout, r)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			if !b.asJSON {
+				if err := latency.WriteTable(a.Stdout, rep.Results...); err != nil {
+					return err
+				}
+			}
+			return a.verdict(rep)
+		},
+	}
+	b.common(c)
+	c.Flags().IntVar(&repeats, "repeats", 3, "how often at most each is measured")
+	return c
+}
+
+func newBenchCompare(a *app) *cobra.Command {
+	var worse float64
+	c := &cobra.Command{
+		Use:   "compare A.json B.json",
+		Short: "Compare two files of bench --json",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			old, err := readResults(args[0])
+			if err != nil {
+				return err
+			}
+			now, err := readResults(args[1])
+			if err != nil {
+				return err
+			}
+			return a.benchCompare(args, old, now, worse)
+		},
+	}
+	c.Flags().Float64Var(&worse, "fail-above", 0, "exit with 1 when a ratio has grown by more than this share, as 0.1 (default: never)")
+	return c
+}
+
+func (a *app) benchCompare(names []string, old, now []*latency.Result, worse float64) error {
+	changes, onlyOld, onlyNew := latency.Compare(old, now)
+	if len(changes) == 0 {
+		return fmt.Errorf("%s and %s have no measurement in common", names[0], names[1])
+	}
+	if err := latency.WriteChanges(a.Stdout, changes); err != nil {
+		return err
+	}
+	for _, one := range []struct {
+		name string
+		keys []string
+	}{{names[0], onlyOld}, {names[1], onlyNew}} {
+		for _, key := range one.keys {
+			fmt.Fprintf(a.Stdout, "only in %s: %s\n", one.name, key)
+		}
+	}
+	var grown []string
+	for _, c := range changes {
+		if worse > 0 && c.Worse() > worse {
+			grown = append(grown, fmt.Sprintf("%s: %+.1f %%", c.Key, 100*c.Worse()))
+		}
+	}
+	if len(grown) > 0 {
+		return fmt.Errorf("grown by more than %g %%:\n  %s", 100*worse, strings.Join(grown, "\n  "))
+	}
+	return nil
+}
+
+func readResults(path string) ([]*latency.Result, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	results, err := latency.ReadJSON(io.LimitReader(f, 1<<28))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(results) == 0 {
+		return nil, fmt.Errorf("%s: no results in it (rfaas bench latency --json writes them)", path)
+	}
+	return results, nil
+}

@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+)
+
+func runBench(args ...string) (code int, stdout, stderr string) {
+	var out, err bytes.Buffer
+	code = Run(context.Background(), Env{Version: "test", Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &err},
+		append([]string{"bench"}, args...))
+	return code, out.String(), err.String()
+}
+
+func TestBenchRefuses(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"latency --provider tcp", 2, `"tcp"`},
+		{"latency --payload 8,many", 2, `"many"`},
+		{"latency --payload 0", 2, `"0"`},
+		{"latency --mode lukewarm", 2, `"lukewarm"`},
+		{"latency --client c,rust", 2, `"rust"`},
+		{"latency --depth 5000", 2, "5000"},
+		{"latency --cpus 7777,7778", 2, "7777"},
+		{"latency --json --csv", 2, "one of them"},
+		{"latency extra", 2, "extra"},
+		{"latency --mode warm --peer /nowhere/peer", 1, "/nowhere/peer"},
+		{"latency --mode warm --peer /bin/false", 1, "peer"},
+		{"compare one", 2, "2 arg"},
+		{"compare /nowhere/a /nowhere/b", 1, "/nowhere/a"},
+	} {
+		code, stdout, stderr := runBench(strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(stderr, c.says) || stdout != "" {
+			t.Errorf("bench %s: exit %d (want %d), stderr %q (want %q in it), stdout %q", c.args, code, c.code, stderr, c.says, stdout)
+		}
+	}
+}
+
+func writeResults(t *testing.T, name string, results ...*latency.Result) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := latency.WriteJSON(f, results...); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestBenchCompare(t *testing.T) {
+	result := func(payload int, ratio float64) *latency.Result {
+		return &latency.Result{Name: "latency", Provider: "shm", Client: "c", Mode: "hot", Function: "echo", Payload: payload, Depth: 1,
+			P50NS: 100, Ratio: latency.Number(ratio)}
+	}
+	a := writeResults(t, "a.json", result(8, 1), result(64, math.NaN()))
+	b := writeResults(t, "b.json", result(8, 1.2), result(512, 1))
+	code, stdout, stderr := runBench("compare", a, b)
+	if code != 0 || !strings.Contains(stdout, "+20.0 %") || !strings.Contains(stdout, "only in "+a) || !strings.Contains(stdout, "only in "+b) {
+		t.Errorf("exit %d, stderr %q\n%s", code, stderr, stdout)
+	}
+	if code, _, stderr := runBench("compare", "--fail-above", "0.1", a, b); code != 1 || !strings.Contains(stderr, "8 B depth 1: +20.0 %") {
+		t.Errorf("grown by 20 %%: exit %d, %q", code, stderr)
+	}
+	if code, _, _ := runBench("compare", "--fail-above", "0.3", a, b); code != 0 {
+		t.Errorf("within the limit: exit %d", code)
+	}
+	if code, _, stderr := runBench("compare", a, writeResults(t, "c.json", result(9, 1))); code != 1 || !strings.Contains(stderr, "in common") {
+		t.Errorf("nothing in common: exit %d, %q", code, stderr)
+	}
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, []byte("a table\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := runBench("compare", a, empty); code != 1 || !strings.Contains(stderr, "no results") {
+		t.Errorf("an empty file: exit %d, %q", code, stderr)
+	}
+}

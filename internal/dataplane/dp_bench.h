@@ -1,0 +1,173 @@
+/* The measuring core of `rfaas bench`: a real channel, and beside it in the same two processes and threads the
+ * floors, that is what a careful program could do with the same bytes and nothing else.
+ *
+ * A client (this process) and a peer (libexec/rfaas-bench-peer, on a core of its own) share a socket, a memfd and
+ * two eventfds. The peer serves a channel with dp_server_run, as a worker does. Its function DP_BENCH_FN_FLOOR *is*
+ * the floor's server: it runs the wanted number of bare round trips and returns. So both are measured between
+ * the same threads, and the peer needs no second mode, no stop and no restart.
+ *
+ *    client                                         peer, in dp_server_run
+ *      | call FLOOR {kind, sizes, rounds} ────────▶   | area->ready = run
+ *      | bare round trip 1 .. rounds  ◀──────────▶   | bare round trip 1 .. rounds
+ *      |                        ◀──────────────────   | returns, as any function
+ *      | call ECHO, EMPTY ... (the measurement)       |
+ *
+ * Buffers of the measurement and of the floors' clients are the same; everything is prefaulted.
+ * Threads: a dp_bench belongs to the thread that opened it.
+ */
+#ifndef RFAAS_DP_BENCH_H
+#define RFAAS_DP_BENCH_H
+
+#include "dp_serve.h"
+
+/* Functions of the peer. */
+enum { DP_BENCH_FN_ECHO = 0, DP_BENCH_FN_EMPTY = 1, DP_BENCH_FN_FLOOR = 2, DP_BENCH_FN_VERBS = 3, DP_BENCH_FNS = 4 };
+
+typedef enum dp_bench_kind {
+    DP_BENCH_FLAG = 1, /* two flags on a line each, no payload: the calibration */
+    DP_BENCH_NEAR,     /* flag word with the payload right behind it: 8 bytes share the flag's line */
+    DP_BENCH_APART,    /* flag on a line of its own, payload aligned */
+    DP_BENCH_RING,     /* two rings of single producer and consumer, entries of a word and the payload */
+    DP_BENCH_EVENTFD,  /* as APART, but both sides block in read of an eventfd */
+    DP_BENCH_FUTEX,    /* as APART, but both sides block in FUTEX_WAIT on the flag */
+    DP_BENCH_IMM,      /* verbs: bare write-with-immediate, both polling */
+    DP_BENCH_IMM_WARM, /* verbs: the same, both blocked on their completion channel */
+} dp_bench_kind;
+
+/* What one run of a floor is. The argument of DP_BENCH_FN_FLOOR. */
+typedef struct dp_bench_run {
+    uint32_t kind;
+    uint32_t size;   /* bytes from client to peer */
+    uint32_t reply;  /* bytes back */
+    uint32_t window; /* RING: round trips in flight, at most `entries` */
+    uint32_t entries; /* RING: of each ring, a power of two */
+    uint32_t pad;
+    uint64_t rounds;
+    uint64_t run; /* number of this run; the peer stores it to `ready` when it is about to begin */
+} dp_bench_run;
+
+/* Head of the shared memory: each word on a line of its own. Boxes and rings follow. */
+typedef struct dp_bench_area {
+    _Alignas(64) uint64_t ready;
+    _Alignas(64) uint64_t ping; /* FLAG */
+    _Alignas(64) uint64_t pong;
+    _Alignas(64) dp_server_stats stats; /* of the peer's server */
+} dp_bench_area;
+#define DP_BENCH_HEAD 4096
+
+/* Descriptors that the peer inherits. */
+enum { DP_BENCH_FD_SOCKET = 3, DP_BENCH_FD_MEMORY = 4, DP_BENCH_FD_PING = 5, DP_BENCH_FD_PONG = 6 };
+
+typedef struct dp_bench_fds {
+    int socket; /* seqpacket */
+    int memory; /* memfd of dp_bench_memory() bytes */
+    int ping;   /* eventfd that wakes the peer */
+    int pong;   /* eventfd that wakes the client */
+} dp_bench_fds;
+
+typedef struct dp_bench_config {
+    uint32_t slots;   /* of the channel */
+    uint32_t depth;   /* calls in flight, at most slots */
+    uint32_t eager;
+    uint32_t payload; /* most bytes of one call */
+    uint64_t bulk;
+    dp_wait_mode mode; /* of both sides */
+    int peer_cpu;      /* the peer pins itself there; -1: not */
+    /* Calls take their payload from registered memory and leave the result where it arrived, as a bare ping-pong on a
+     * network adapter does, instead of copying from and to the caller's memory. */
+    bool registered;
+} dp_bench_config;
+
+typedef struct dp_bench dp_bench;
+
+/* Bytes of shared memory that runs with these sizes need. */
+uint64_t dp_bench_memory(uint32_t payload, uint32_t depth);
+
+/* dp_bench_open connects to the peer that holds the other end of fds. The descriptors stay the caller's. */
+int dp_bench_open(dp_dev *dev, const dp_dev_options *opts, const dp_bench_config *cfg, const dp_bench_fds *fds,
+                  dp_bench **out, dp_error *err);
+void dp_bench_close(dp_bench *b);
+/* dp_bench_abort ends what blocks in the bench, with an error. For whoever sees that the peer is gone. Any thread. */
+void dp_bench_abort(dp_bench *b);
+dp_channel *dp_bench_channel(dp_bench *b);
+
+/* One batch of bare round trips: `warm` untimed ones, then `n`. *ns is the time of the n together. With samples
+ * (room for n) each is timed by itself as well: the clock is read once between two round trips. With kind RING as
+ * many as the depth are in flight, and a sample is the time from an entry's push to its reply's pop. */
+int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n,
+                   int64_t *samples, int64_t *ns, dp_error *err);
+/* The same with calls of a function whose result is as long as its payload; `depth` in flight. */
+int dp_bench_calls(dp_bench *b, uint32_t function, uint32_t size, uint32_t warm, uint32_t n, int64_t *samples,
+                   int64_t *ns, dp_error *err);
+/* dp_bench_verify makes one echo call of fresh bytes and compares what comes back. */
+int dp_bench_verify(dp_bench *b, uint32_t size, dp_error *err);
+/* dp_bench_blocked says how often client and peer have blocked while waiting for calls. */
+void dp_bench_blocked(const dp_bench *b, uint64_t *client, uint64_t *peer);
+/* Median cost of reading the clock, ns. */
+double dp_bench_clock_ns(void);
+
+/* dp_bench_serve is the peer: until its client is gone. An error is also sent to the client. */
+int dp_bench_serve(const dp_bench_fds *fds, dp_error *err);
+
+/* ---- between the files of the bench ---- */
+
+#define DP_BENCH_MAGIC 0x48434e42u /* "BNCH" */
+
+/* First message, client to peer. */
+typedef struct dp_bench_hello {
+    uint32_t magic;
+    int32_t mode;
+    int32_t peer_cpu;
+    uint32_t payload;
+    char provider[16];
+    char device[64];
+    int32_t port, gid_index, pkey_index, traffic_class, service_level, mtu, timeout, retry_count;
+    uint32_t blob_len;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+} dp_bench_hello;
+
+/* Answer. */
+typedef struct dp_bench_answer {
+    uint32_t magic;
+    int32_t status;
+    uint32_t blob_len;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    char msg[244];
+} dp_bench_answer;
+
+/* What a floor's loops work on, on either side. */
+typedef struct dp_bench_side {
+    dp_bench_area *area;
+    uint64_t size;     /* of the shared memory */
+    int ping, pong;    /* eventfds */
+    uint8_t *in, *out; /* client only */
+    struct dp_bench_verbs *verbs; /* NULL on shm */
+} dp_bench_side;
+
+/* Every loop below gives up after this long without a sign of the other side. */
+#define DP_BENCH_PATIENCE_NS 10000000000
+
+/* Both return DP_OK, or what stopped them: DP_PEER_GONE, DP_CONNECTION. The client's times all but the first `warm`. */
+int dp_bench_floor_server(const dp_bench_side *s, const dp_bench_run *r);
+int dp_bench_floor_client(const dp_bench_side *s, const dp_bench_run *r, uint32_t warm, int64_t *samples, int64_t *ns);
+/* Zeroes the words that a run counts in. */
+void dp_bench_floor_reset(const dp_bench_side *s, const dp_bench_run *r);
+/* Bytes of a ring entry for that payload. */
+static inline uint64_t dp_bench_stride(uint32_t size) { return (size + sizeof(uint64_t) + 63) & ~63ull; }
+
+/* A bare queue pair on a verbs device, and what its peer must know. */
+typedef struct dp_bench_verbs dp_bench_verbs;
+typedef struct dp_bench_card {
+    uint32_t qpn, psn, rkey, lid;
+    uint64_t addr;
+    uint8_t gid[16];
+} dp_bench_card;
+int dp_bench_verbs_create(dp_dev *dev, uint32_t payload, dp_bench_verbs **out, dp_bench_card *card, dp_error *err);
+int dp_bench_verbs_connect(dp_bench_verbs *v, const dp_bench_card *peer, dp_error *err);
+void dp_bench_verbs_destroy(dp_bench_verbs *v);
+/* Any thread: ends the wait of the one that is in dp_bench_verbs_client. */
+void dp_bench_verbs_abort(dp_bench_verbs *v);
+int dp_bench_verbs_server(dp_bench_verbs *v, const dp_bench_run *r);
+int dp_bench_verbs_client(dp_bench_verbs *v, const dp_bench_run *r, uint32_t warm, int64_t *samples, int64_t *ns);
+
+#endif

@@ -1,0 +1,272 @@
+/* The floor on a verbs device: one bare reliable connected queue pair at each end and nothing between the program
+ * and libibverbs. It shares with the channel only what must be the same for a fair comparison: the open device,
+ * its port, GID, MTU and time-outs, which is why it looks into the provider's device. */
+#include "dp_bench.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "dp_verbs.h"
+
+#define QUEUE 64
+#define SIGNAL_EVERY 16
+#define WISHED_INLINE 256
+#define ROOM 64 /* for a header before the payload */
+
+struct dp_bench_verbs {
+    dpv_dev *dev;
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    uint8_t *memory; /* first half is sent from, second half received into */
+    uint64_t half;
+    uint32_t max_inline;
+    uint32_t psn;
+    dp_bench_card peer;
+    uint32_t unsignalled;
+    uint32_t events; /* not yet acknowledged */
+};
+
+/* ---- set-up ---- */
+
+static int make_qp(dp_bench_verbs *v, dp_error *err) {
+    for (uint32_t want = WISHED_INLINE;; want /= 2) {
+        struct ibv_qp_init_attr a = {
+            .send_cq = v->cq,
+            .recv_cq = v->cq,
+            .cap = {.max_send_wr = QUEUE, .max_recv_wr = QUEUE, .max_send_sge = 1, .max_recv_sge = 1,
+                    .max_inline_data = want},
+            .qp_type = IBV_QPT_RC,
+        };
+        v->qp = ibv_create_qp(v->pd, &a);
+        if (v->qp) {
+            v->max_inline = a.cap.max_inline_data;
+            break;
+        }
+        if (!want)
+            return dp_fail(err, dpv_status_of(errno), errno, "bench: ibv_create_qp on %s", v->dev->base.name);
+    }
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .pkey_index = v->dev->pkey_index, .port_num = v->dev->port,
+                            .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    int e = ibv_modify_qp(v->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    return e ? dp_fail(err, dpv_status_of(e), e, "bench: ibv_modify_qp to INIT on %s", v->dev->base.name) : DP_OK;
+}
+
+static int post_receive(dp_bench_verbs *v) {
+    struct ibv_recv_wr wr = {.wr_id = 1}, *bad;
+    return ibv_post_recv(v->qp, &wr, &bad) ? DP_CONNECTION : DP_OK;
+}
+
+static int make(dp_bench_verbs *v, uint32_t payload, dp_error *err) {
+    const char *name = v->dev->base.name;
+    v->half = (ROOM + payload + 4095) & ~4095ull;
+    v->memory = mmap(NULL, 2 * v->half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (v->memory == MAP_FAILED) {
+        v->memory = NULL;
+        return dp_fail(err, DP_FATAL, errno, "bench: %llu bytes", (unsigned long long)(2 * v->half));
+    }
+    v->pd = ibv_alloc_pd(v->dev->ctx);
+    v->channel = ibv_create_comp_channel(v->dev->ctx);
+    if (!v->pd || !v->channel)
+        return dp_fail(err, dpv_status_of(errno), errno, "bench: domain and event channel on %s", name);
+    v->cq = ibv_create_cq(v->dev->ctx, 2 * QUEUE, NULL, v->channel, 0);
+    v->mr = ibv_reg_mr(v->pd, v->memory, 2 * v->half, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (!v->cq || !v->mr)
+        return dp_fail(err, dpv_status_of(errno), errno, "bench: completion queue and region on %s", name);
+    int st = make_qp(v, err);
+    for (int i = 0; !st && i < QUEUE / 2; i++)
+        if (post_receive(v))
+            st = dp_fail(err, DP_FATAL, 0, "bench: post receive %d on %s", i, name);
+    return st;
+}
+
+int dp_bench_verbs_create(dp_dev *dev, uint32_t payload, dp_bench_verbs **out, dp_bench_card *card, dp_error *err) {
+    if (dev->provider != DP_PROVIDER_VERBS)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "bench: %s is not a verbs device", dev->name);
+    dp_bench_verbs *v = calloc(1, sizeof *v);
+    if (!v)
+        return dp_fail(err, DP_FATAL, ENOMEM, "bench: queue pair");
+    v->dev = dpv_dev_of(dev);
+    int st = make(v, payload, err);
+    if (st) {
+        dp_bench_verbs_destroy(v);
+        return st;
+    }
+    dp_random(&v->psn, sizeof v->psn);
+    v->psn &= 0xffffff;
+    *card = (dp_bench_card){.qpn = v->qp->qp_num, .psn = v->psn, .rkey = v->mr->rkey, .lid = v->dev->lid,
+                            .addr = (uint64_t)(uintptr_t)v->memory + v->half};
+    memcpy(card->gid, v->dev->gid.raw, sizeof card->gid);
+    *out = v;
+    return DP_OK;
+}
+
+void dp_bench_verbs_destroy(dp_bench_verbs *v) {
+    if (!v)
+        return;
+    if (v->qp)
+        ibv_destroy_qp(v->qp);
+    if (v->cq) {
+        if (v->events)
+            ibv_ack_cq_events(v->cq, v->events);
+        ibv_destroy_cq(v->cq);
+    }
+    if (v->mr)
+        ibv_dereg_mr(v->mr);
+    if (v->channel)
+        ibv_destroy_comp_channel(v->channel);
+    if (v->pd)
+        ibv_dealloc_pd(v->pd);
+    if (v->memory)
+        munmap(v->memory, 2 * v->half);
+    free(v);
+}
+
+int dp_bench_verbs_connect(dp_bench_verbs *v, const dp_bench_card *peer, dp_error *err) {
+    const dpv_dev *d = v->dev;
+    v->peer = *peer;
+    struct ibv_qp_attr a = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = d->mtu,
+        .dest_qp_num = peer->qpn,
+        .rq_psn = peer->psn,
+        .max_dest_rd_atomic = 1,
+        .min_rnr_timer = 12,
+        .ah_attr = {.dlid = (uint16_t)peer->lid, .sl = d->service_level, .port_num = d->port},
+    };
+    if (d->use_grh) {
+        a.ah_attr.is_global = 1;
+        a.ah_attr.grh = (struct ibv_global_route){.sgid_index = d->gid_index, .hop_limit = 64,
+                                                  .traffic_class = d->traffic_class};
+        memcpy(a.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
+    }
+    int e = ibv_modify_qp(v->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    if (e)
+        return dp_fail(err, DP_CONNECTION, e, "bench: ibv_modify_qp to RTR on %s", d->base.name);
+    struct ibv_qp_attr s = {.qp_state = IBV_QPS_RTS, .sq_psn = v->psn, .timeout = d->timeout,
+                            .retry_cnt = d->retry_count, .rnr_retry = 7, .max_rd_atomic = 1};
+    e = ibv_modify_qp(v->qp, &s, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                     IBV_QP_MAX_QP_RD_ATOMIC);
+    return e ? dp_fail(err, DP_CONNECTION, e, "bench: ibv_modify_qp to RTS on %s", d->base.name) : DP_OK;
+}
+
+void dp_bench_verbs_abort(dp_bench_verbs *v) {
+    struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
+    ibv_modify_qp(v->qp, &a, IBV_QP_STATE); /* flushes the posted receives, which wakes whoever waits for one */
+}
+
+/* ---- round trips ---- */
+
+static inline int post(dp_bench_verbs *v, uint32_t size) {
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)v->memory, .length = size, .lkey = v->mr->lkey};
+    struct ibv_send_wr wr, *bad;
+    wr.wr_id = 0;
+    wr.next = NULL;
+    wr.sg_list = &sge;
+    wr.num_sge = size ? 1 : 0;
+    wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    wr.send_flags = size && size <= v->max_inline ? IBV_SEND_INLINE : 0;
+    wr.imm_data = htonl(size);
+    wr.wr.rdma.remote_addr = v->peer.addr;
+    wr.wr.rdma.rkey = v->peer.rkey;
+    /* Send-queue entries are given back by signalled completions only, which the wait for the answer collects. */
+    if (++v->unsignalled == SIGNAL_EVERY) {
+        wr.send_flags |= IBV_SEND_SIGNALED;
+        v->unsignalled = 0;
+    }
+    return ibv_post_send(v->qp, &wr, &bad) ? DP_CONNECTION : DP_OK;
+}
+
+/* Takes completions. 1: the peer's write has arrived and a receive is posted in its receive's place; 0: not yet. */
+static inline int poll_write(dp_bench_verbs *v) {
+    struct ibv_wc wc[4];
+    int n = ibv_poll_cq(v->cq, 4, wc);
+    int arrived = 0;
+    for (int i = 0; i < n; i++) {
+        if (wc[i].status != IBV_WC_SUCCESS)
+            return wc[i].status == IBV_WC_RETRY_EXC_ERR ? DP_PEER_GONE : DP_CONNECTION;
+        if (wc[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+            if (post_receive(v))
+                return DP_CONNECTION;
+            arrived = 1;
+        }
+    }
+    return n < 0 ? DP_FATAL : arrived;
+}
+
+static inline int await_hot(dp_bench_verbs *v) {
+    int64_t since = 0;
+    for (uint32_t spins = 1;; spins++) {
+        int st = poll_write(v);
+        if (st)
+            return st < 0 ? st : DP_OK;
+        dp_cpu_pause();
+        if (__builtin_expect(!(spins & 0x3ffff), 0)) {
+            int64_t now = dp_now_ns();
+            if (!since)
+                since = now;
+            if (now - since > DP_BENCH_PATIENCE_NS)
+                return DP_PEER_GONE;
+        }
+    }
+}
+
+static int await_warm(dp_bench_verbs *v) {
+    for (;;) {
+        int st = poll_write(v);
+        if (!st) {
+            if (ibv_req_notify_cq(v->cq, 0))
+                return DP_FATAL;
+            st = poll_write(v); /* what came before the request */
+        }
+        if (st)
+            return st < 0 ? st : DP_OK;
+        struct ibv_cq *cq;
+        void *context;
+        /* Without a time-out, as a bare program would: dp_bench_verbs_abort ends it when the peer is gone. */
+        if (ibv_get_cq_event(v->channel, &cq, &context))
+            return DP_FATAL;
+        if (++v->events == QUEUE) {
+            ibv_ack_cq_events(v->cq, v->events);
+            v->events = 0;
+        }
+    }
+}
+
+int dp_bench_verbs_server(dp_bench_verbs *v, const dp_bench_run *r) {
+    for (uint64_t i = 0; i < r->rounds; i++) {
+        int st = r->kind == DP_BENCH_IMM ? await_hot(v) : await_warm(v);
+        if (!st)
+            st = post(v, r->reply);
+        if (st)
+            return st;
+    }
+    return DP_OK;
+}
+
+int dp_bench_verbs_client(dp_bench_verbs *v, const dp_bench_run *r, uint32_t warm, int64_t *samples, int64_t *ns) {
+    int64_t begin = dp_now_ns(), last = begin;
+    for (uint64_t i = 0; i < r->rounds; i++) {
+        if (i == warm)
+            begin = last = dp_now_ns();
+        v->memory[0] = (uint8_t)i;
+        int st = post(v, r->size);
+        if (!st)
+            st = r->kind == DP_BENCH_IMM ? await_hot(v) : await_warm(v);
+        if (st)
+            return st;
+        if (samples && i >= warm) {
+            int64_t now = dp_now_ns();
+            *samples++ = now - last;
+            last = now;
+        }
+    }
+    *ns = dp_now_ns() - begin;
+    return DP_OK;
+}
