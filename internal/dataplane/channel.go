@@ -3,9 +3,10 @@ package dataplane
 /*
 #include "dp_channel.h"
 
-// dp_channel_call with its three results in one word: a pointer to Go memory costs a check by the runtime.
+// dp_channel_call with its three results in one word and pointers to bytes: cgo checks at run time what a void pointer or
+// a pointer to a pointer refers to, and a pointer to bytes not at all.
 // Size in bits 0..31, minus the status in 32..47, whether it may have started in 48.
-static uint64_t call_packed(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
+static uint64_t call_packed(dp_channel *ch, uint32_t function, const uint8_t *in, uint32_t size, uint8_t *out,
                             uint32_t capacity, int64_t deadline_ns) {
 	uint32_t got = 0;
 	dp_started started;
@@ -118,10 +119,12 @@ func (ch *Channel) Call(fn uint32, in, out []byte, deadline int64) (n int, maybe
 	if int64(len(in)) > int64(^uint32(0)) || int64(len(out)) > int64(^uint32(0)) {
 		return 0, false, StatusTooLarge
 	}
-	r := C.call_packed(ch.c, C.uint32_t(fn), unsafe.Pointer(unsafe.SliceData(in)), C.uint32_t(len(in)),
-		unsafe.Pointer(unsafe.SliceData(out)), C.uint32_t(len(out)), C.int64_t(deadline))
+	r := C.call_packed(ch.c, C.uint32_t(fn), bytesOf(in), C.uint32_t(len(in)), bytesOf(out), C.uint32_t(len(out)),
+		C.int64_t(deadline))
 	return int(uint32(r)), r>>48 != 0, -Status(uint16(r >> 32))
 }
+
+func bytesOf(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // Submit starts a call and returns its slot. The payload is copied or sent before it returns.
 func (ch *Channel) Submit(fn uint32, in []byte, capacity int) (slot uint32, st Status) {
