@@ -211,6 +211,9 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: %v", err))
 	}
 	for {
+		if ctx.Err() != nil { // a worker must not be replaced for somebody who has given up
+			return nil, control.Errorf(control.ClassConnection, "worker %d of lease %d was being replaced: %v", req.GetWorker(), h.id, context.Cause(ctx))
+		}
 		c, err := h.claimSeat(req.GetWorker(), req.GetClientBlob())
 		switch {
 		case err != nil:
@@ -224,7 +227,6 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 		select {
 		case <-c.wait:
 		case <-ctx.Done():
-			return nil, control.Errorf(control.ClassConnection, "worker %d of lease %d is being replaced: %v", req.GetWorker(), h.id, context.Cause(ctx))
 		}
 	}
 }
