@@ -3,22 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 static const dp_ops shm_ops;
-
-static long futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout) {
-    /* Not FUTEX_PRIVATE: the waker is another process. */
-    return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
-}
 
 static uint64_t page_up(uint64_t n) { return (n + SHM_PAGE - 1) & ~(uint64_t)(SHM_PAGE - 1); }
 
@@ -204,181 +196,6 @@ static void shm_cq_destroy(dp_cq *c) {
     free(cq);
 }
 
-/* One queue pair and no local completion: everything there is to poll shows in its next entry. */
-static inline void show_next(shm_cq *cq) {
-    if (cq->n_qps == 1 && cq->local_head == cq->local_tail) {
-        const shm_qp *qp = cq->qps[0];
-        cq->c.peek = &qp->segment->ring[qp->rpos & qp->mask].seq_imm;
-        cq->c.peek_value = qp->rpos + 1;
-    } else {
-        cq->c.peek = NULL;
-    }
-}
-
-static void local_push(shm_qp *qp, uint64_t wr_id, int status, dp_op op, uint32_t len) {
-    shm_cq *cq = (shm_cq *)qp->q.cq;
-    /* Never overruns: unpolled is bounded by max_send, and the queue has room for every queue pair's. */
-    cq->local[cq->local_tail++ & cq->local_mask] =
-        (dp_wc){.wr_id = wr_id, .qp = &qp->q, .status = status, .op = op, .byte_len = len};
-    qp->unpolled++;
-    cq->c.peek = NULL;
-}
-
-/* Ends the connection: the peer broke the provider's protocol. */
-static __attribute__((noinline, cold)) int violation(shm_qp *qp, dp_wc *wc) {
-    wc->status = DP_CONNECTION;
-    qp->q.state = DP_QP_ERROR;
-    dp_qp_break(&qp->q, DP_PROTOCOL);
-    return 1;
-}
-
-/* Stores the data that rode in an entry at its target, whose coordinates are the peer's word and checked. */
-static inline bool store_head(shm_qp *qp, const uint8_t *data, uint32_t head, uint32_t region, uint64_t offset) {
-    if (region >= qp->n_expose || head > SHM_INLINE)
-        return false;
-    const dp_mem *m = &qp->expose[region]->m;
-    if (!(m->access & DP_REMOTE_WRITE) || offset > m->size || head > m->size - offset)
-        return false;
-    dp_copy_small((uint8_t *)m->addr + offset, data, head);
-    return true;
-}
-
-static __attribute__((noinline)) int take_send(shm_qp *qp, dp_wc *wc, const shm_entry *e, const shm_recv *r,
-                                               uint32_t at) {
-    wc->imm = 0;
-    if (wc->byte_len > SHM_SEND_MAX)
-        return violation(qp, wc);
-    if (wc->byte_len > r->len) {
-        wc->status = DP_INVALID;
-        qp->q.state = DP_QP_ERROR;
-    } else if (wc->byte_len) {
-        memcpy(r->addr, wc->byte_len <= SHM_INLINE ? e->data : qp->bounce + (uint64_t)at * SHM_SEND_MAX, wc->byte_len);
-    }
-    return 1;
-}
-
-/* Takes the next message if there is one. 1 taken, 0 none. */
-static inline int take_entry(shm_qp *qp, dp_wc *wc) {
-    uint32_t pos = qp->rpos;
-    const shm_entry *e = &qp->segment->ring[pos & qp->mask];
-    /* Acquire pairs with the release in publish(): the entry and the data it announces are visible. */
-    uint64_t v = __atomic_load_n(&e->seq_imm, __ATOMIC_ACQUIRE);
-    if ((uint32_t)v != pos + 1)
-        return 0;
-    if (__builtin_expect(qp->q.state == DP_QP_ERROR, 0))
-        return 0;
-    const shm_recv *r = &qp->recvs[pos & qp->mask];
-    wc->wr_id = r->wr_id;
-    wc->qp = &qp->q;
-    wc->status = DP_OK;
-    wc->op = DP_OP_RECV_IMM;
-    if (__builtin_expect(pos == qp->rposted, 0)) /* no receive posted: the peer overran its credit */
-        return violation(qp, wc);
-    qp->rpos = pos + 1;
-    /* The entry is the peer's memory: each word is read once and checked before use. */
-    uint64_t what = *(const volatile uint64_t *)&e->what;
-    uint32_t head = what >> 40 & 0xff, op = what >> 48 & 0xff;
-    wc->imm = (uint32_t)(v >> 32);
-    wc->byte_len = (uint32_t)what;
-    if (__builtin_expect(op != DP_OP_RECV_IMM, 0)) {
-        wc->op = op;
-        return op == DP_OP_RECV ? take_send(qp, wc, e, r, pos & qp->mask) : violation(qp, wc);
-    }
-    if (head && !store_head(qp, e->data, head, what >> 32 & 0xff, *(const volatile uint64_t *)&e->offset))
-        return violation(qp, wc);
-    return 1;
-}
-
-static int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
-    shm_cq *cq = (shm_cq *)c;
-    int got = 0;
-    while (cq->local_head != cq->local_tail && got < n) {
-        wc[got] = cq->local[cq->local_head++ & cq->local_mask];
-        ((shm_qp *)wc[got].qp)->unpolled--;
-        got++;
-    }
-    uint32_t n_qps = cq->n_qps;
-    if (n_qps == 1) {
-        while (got < n && take_entry(cq->qps[0], &wc[got]))
-            got++;
-        show_next(cq);
-        return got;
-    }
-    /* The first to be polled changes with each call that found its fill, so that none starves. */
-    for (uint32_t k = 0; k < n_qps && got < n; k++) {
-        uint32_t at = cq->turn + k;
-        shm_qp *qp = cq->qps[at >= n_qps ? at - n_qps : at];
-        while (got < n && take_entry(qp, &wc[got]))
-            got++;
-    }
-    if (got == n && n_qps)
-        cq->turn = (cq->turn + 1) % n_qps;
-    return got;
-}
-
-static int shm_cq_arm(dp_cq *c) {
-    shm_cq *cq = (shm_cq *)c;
-    if (cq->hot) {
-        cq->hot = false;
-        __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_SEQ_CST);
-        /* Peers that saw HOT left their barrier out: pass one on their CPUs. Partner of the early return in
-         * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
-        syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
-    }
-    __atomic_store_n(cq->mode, SHM_SLEEPING, __ATOMIC_RELAXED);
-    /* The caller's next poll must come after this. An exchange alone would not do: on aarch64 later loads may pass
-     * its store. Partners: the fence in notify(), the one in shm_cq_wake. */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    return DP_OK;
-}
-
-static void shm_cq_disarm(dp_cq *c) {
-    shm_cq *cq = (shm_cq *)c;
-    if (!cq->hot)
-        __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELEASE);
-}
-
-static void shm_cq_promise_hot(dp_cq *c, bool hot) {
-    shm_cq *cq = (shm_cq *)c;
-    if (cq->hot == hot)
-        return;
-    if (hot) {
-        if (cq->n_cold || !((shm_dev *)cq->c.dev)->membarrier)
-            return;
-        cq->hot = true;
-        __atomic_store_n(cq->mode, SHM_HOT, __ATOMIC_RELEASE);
-    } else {
-        shm_cq_arm(c);
-        shm_cq_disarm(c);
-    }
-}
-
-static int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
-    shm_cq *cq = (shm_cq *)c;
-    if (!__atomic_exchange_n(&cq->wake, 0, __ATOMIC_ACQ_REL)) {
-        struct timespec ts, *t = NULL;
-        if (timeout_ns >= 0) {
-            ts = (struct timespec){timeout_ns / 1000000000, timeout_ns % 1000000000};
-            t = &ts;
-        }
-        /* EAGAIN: somebody moved it to AWAKE already. EINTR, ETIMEDOUT: the caller looks again. */
-        futex(cq->mode, FUTEX_WAIT, SHM_SLEEPING, t);
-    }
-    __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELEASE);
-    return DP_OK;
-}
-
-static void shm_cq_wake(dp_cq *c) {
-    shm_cq *cq = (shm_cq *)c;
-    __atomic_store_n(&cq->wake, 1, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* partner: the one in shm_cq_arm */
-    uint32_t sleeping = SHM_SLEEPING;
-    __atomic_compare_exchange_n(cq->mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-    /* Whatever the flag said: peers write it too, and one may have died after it took the flag from SLEEPING and before
-     * it woke us. */
-    futex(cq->mode, FUTEX_WAKE, 1, NULL);
-}
-
 /* ---- queue pairs ---- */
 
 uint64_t shm_segment_size(uint32_t ring_size) {
@@ -402,7 +219,7 @@ static int segment_renew(shm_qp *qp, dp_error *err) {
     qp->seg_fd = fd;
     qp->bounce = (uint8_t *)map + sizeof(shm_segment) + (uint64_t)qp->ring_size * sizeof(shm_entry);
     qp->rpos = qp->rposted = qp->spos = qp->credit = 0;
-    show_next((shm_cq *)qp->q.cq);
+    shm_show_next((shm_cq *)qp->q.cq);
     return DP_OK;
 }
 
@@ -457,7 +274,7 @@ static int shm_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
         qp->expose[i]->exposed++;
     dp_random(qp->token, sizeof qp->token);
     cq->qps[cq->n_qps++] = qp;
-    show_next(cq);
+    shm_show_next(cq);
     pthread_mutex_lock(&dev->lock);
     qp->next = dev->qps;
     dev->qps = qp;
@@ -498,7 +315,7 @@ static void qp_disconnect(shm_qp *qp) {
             cq->local[keep++ & cq->local_mask] = cq->local[i & cq->local_mask];
     cq->local_tail = keep;
     qp->unpolled = 0;
-    show_next(cq);
+    shm_show_next(cq);
 }
 
 static int shm_qp_reset(dp_qp *q, dp_error *err) {
@@ -540,276 +357,13 @@ static void shm_qp_destroy(dp_qp *q) {
             break;
         }
     cq->turn = 0;
-    show_next(cq);
+    shm_show_next(cq);
     for (uint32_t i = 0; i < qp->n_expose; i++)
         qp->expose[i]->exposed--;
     qp_free(qp);
 }
 
 static int shm_qp_probe(dp_qp *q) { return shm_link_probe((shm_dev *)q->domain->dev, (shm_qp *)q); }
-
-/* ---- operations ---- */
-
-/* Index of the peer's region that holds [raddr, raddr+len), with the right `need`; -1 none. */
-static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len, uint32_t need) {
-    for (uint32_t i = 0; i < qp->peer.n_regions; i++) {
-        const shm_region *r = &qp->peer.regions[i];
-        if (r->rkey != rkey)
-            continue;
-        uint64_t offset = raddr - r->base; /* wraps to a huge value below base */
-        return (r->access & need) && offset <= r->size && len <= r->size - offset ? (int)i : -1;
-    }
-    return -1;
-}
-
-/* Tells the peer that there is something, unless it promised to look by itself. */
-static inline void notify(shm_qp *qp) {
-    uint32_t *mode = qp->peer.mode;
-    qp->owed = false;
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
-    if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_HOT)
-        return; /* partner: the membarrier in shm_cq_arm */
-    /* The entry must be visible before mode is read. Partner: the fence in shm_cq_arm. */
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    uint32_t sleeping = SHM_SLEEPING;
-    if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_SLEEPING &&
-        __atomic_compare_exchange_n(mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        futex(mode, FUTEX_WAKE, 1, NULL);
-}
-
-/* A post that ends a DP_MORE batch without a message of its own gives the notification that the batch owes. */
-static inline int settle(shm_qp *qp, int status, uint32_t flags) {
-    if (__builtin_expect(qp->owed, 0) && (status != DP_OK || !(flags & DP_MORE)))
-        notify(qp);
-    return status;
-}
-
-static inline int may_post(shm_qp *qp) {
-    if (qp->q.state != DP_QP_CONNECTED)
-        return qp->q.state == DP_QP_ERROR ? DP_CONNECTION : DP_INVALID;
-    if (__atomic_load_n(&qp->q.broken, __ATOMIC_RELAXED))
-        return DP_CONNECTION;
-    return qp->unpolled >= qp->q.max_send ? settle(qp, DP_BUSY, 0) : DP_OK;
-}
-
-/* Remote access refused: as a network adapter would, a completion and the error state. */
-static int refuse(shm_qp *qp, uint64_t wr_id, dp_op op) {
-    settle(qp, DP_OK, 0);
-    qp->q.state = DP_QP_ERROR;
-    local_push(qp, wr_id, DP_INVALID, op, 0);
-    return DP_OK;
-}
-
-static inline uint64_t total_of(const dp_sge *sge, int n) {
-    return n == 2 ? (uint64_t)sge[0].len + sge[1].len : n == 1 ? sge[0].len : 0;
-}
-
-static inline void put(uint8_t *dst, const void *src, uint64_t len) {
-    /* A result that was produced in place (dp_rkey_ptr) is already there. */
-    if (len && dst != src)
-        memcpy(dst, src, len);
-}
-
-/* Room for one more message in the peer's ring? */
-static inline bool has_credit(shm_qp *qp) {
-    if (qp->spos != qp->credit)
-        return true;
-    /* Acquire pairs with the release in shm_post_recv: the peer has read the entry that we are about to reuse. */
-    qp->credit = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
-    return qp->spos != qp->credit;
-}
-
-static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm, uint32_t flags) {
-    e->what = what;
-    /* Release pairs with the acquire in take_entry(). */
-    __atomic_store_n(&e->seq_imm, (uint64_t)imm << 32 | (uint32_t)(qp->spos + 1), __ATOMIC_RELEASE);
-    qp->spos++;
-    if (flags & DP_MORE)
-        qp->owed = true;
-    else
-        notify(qp);
-}
-
-static int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
-                          uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    if (n < 0 || n > 2)
-        return settle(qp, DP_INVALID, flags);
-    uint64_t total = total_of(sge, n);
-    /* Nothing to write needs no key, as on a network adapter. */
-    int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
-    if (i < 0)
-        return refuse(qp, wr_id, DP_OP_WRITE);
-    uint8_t *dst = total ? qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base) : NULL;
-    for (int k = 0; total && k < n; k++) {
-        put(dst, sge[k].addr, sge[k].len);
-        dst += sge[k].len;
-    }
-    if (flags & DP_SIGNALED)
-        local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
-    return settle(qp, DP_OK, flags);
-}
-
-static inline void put_small(uint8_t *dst, const dp_sge *sge, int n) {
-    if (n > 0) {
-        dp_copy_small(dst, sge[0].addr, sge[0].len);
-        if (n > 1)
-            dp_copy_small(dst + sge[0].len, sge[1].addr, sge[1].len);
-    }
-}
-
-/* Data that exceeds an entry: what lies before the target's next line into `head`, the rest to its target. */
-static uint32_t put_split(uint8_t *head, uint8_t *dst, const dp_sge *sge, int n) {
-    uint32_t want = (uint32_t)-(uintptr_t)dst & (DP_CACHE_LINE - 1);
-    if (want > SHM_INLINE)
-        want = 0;
-    dst += want;
-    uint32_t filled = 0;
-    for (int k = 0; k < n; k++) {
-        const uint8_t *src = sge[k].addr;
-        uint32_t len = sge[k].len;
-        if (filled < want) {
-            uint32_t part = len < want - filled ? len : want - filled;
-            dp_copy_small(head + filled, src, part);
-            filled += part;
-            src += part;
-            len -= part;
-        }
-        put(dst, src, len);
-        dst += len;
-    }
-    return want;
-}
-
-static int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
-                              uint64_t wr_id, uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    if (n < 0 || n > 2)
-        return settle(qp, DP_INVALID, flags);
-    uint64_t total = total_of(sge, n);
-    int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
-    if (i < 0 || total > UINT32_MAX)
-        return refuse(qp, wr_id, DP_OP_WRITE);
-    if (!has_credit(qp))
-        return settle(qp, DP_BUSY, flags);
-    uint64_t offset = total ? raddr - qp->peer.regions[i].base : 0;
-    shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
-    uint32_t head = (uint32_t)total;
-    if (total <= SHM_INLINE) {
-        put_small(e->data, sge, n);
-    } else {
-        head = put_split(e->data, qp->peer.regions[i].map + offset, sge, n);
-    }
-    e->offset = offset;
-    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head, DP_OP_RECV_IMM), imm, flags);
-    if (flags & DP_SIGNALED)
-        local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
-    return DP_OK;
-}
-
-static int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    if (sge->len > SHM_SEND_MAX)
-        return settle(qp, DP_INVALID, flags);
-    if (!has_credit(qp))
-        return settle(qp, DP_BUSY, flags);
-    uint32_t at = qp->spos & (qp->peer.ring_size - 1);
-    shm_entry *e = &qp->peer.segment->ring[at];
-    put(sge->len <= SHM_INLINE ? e->data : qp->peer.bounce + (uint64_t)at * SHM_SEND_MAX, sge->addr, sge->len);
-    e->offset = 0;
-    publish(qp, e, shm_what(sge->len, 0, 0, DP_OP_RECV), 0, flags);
-    if (flags & DP_SIGNALED)
-        local_push(qp, wr_id, DP_OK, DP_OP_SEND, sge->len);
-    return DP_OK;
-}
-
-static int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    int i = find_region(qp, raddr, rkey, sge->len, DP_REMOTE_READ);
-    if (i < 0)
-        return refuse(qp, wr_id, DP_OP_READ);
-    put((uint8_t *)sge->addr, qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base), sge->len);
-    if (flags & DP_SIGNALED)
-        local_push(qp, wr_id, DP_OK, DP_OP_READ, sge->len);
-    return settle(qp, DP_OK, flags);
-}
-
-/* The word that an atomic works on, or NULL. */
-static uint64_t *atomic_word(shm_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey) {
-    int i = find_region(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC);
-    if (i < 0 || (raddr & 7) || sge->len < 8)
-        return NULL;
-    return (uint64_t *)(void *)(qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base));
-}
-
-static int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
-                              uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    uint64_t *word = atomic_word(qp, sge, raddr, rkey);
-    if (!word)
-        return refuse(qp, wr_id, DP_OP_FETCH_ADD);
-    uint64_t old = __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST);
-    memcpy((void *)sge->addr, &old, 8);
-    if (flags & DP_SIGNALED)
-        local_push(qp, wr_id, DP_OK, DP_OP_FETCH_ADD, 8);
-    return settle(qp, DP_OK, flags);
-}
-
-static int shm_post_cmp_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                             uint64_t desired, uint64_t wr_id, uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    uint64_t *word = atomic_word(qp, sge, raddr, rkey);
-    if (!word)
-        return refuse(qp, wr_id, DP_OP_CMP_SWAP);
-    uint64_t old = expect;
-    __atomic_compare_exchange_n(word, &old, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    memcpy((void *)sge->addr, &old, 8);
-    if (flags & DP_SIGNALED)
-        local_push(qp, wr_id, DP_OK, DP_OP_CMP_SWAP, 8);
-    return settle(qp, DP_OK, flags);
-}
-
-static int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id) {
-    shm_qp *qp = (shm_qp *)q;
-    if (q->state == DP_QP_ERROR)
-        return DP_CONNECTION;
-    if (qp->rposted - qp->rpos >= q->max_recv)
-        return DP_BUSY;
-    qp->recvs[qp->rposted & qp->mask] =
-        (shm_recv){wr_id, sge ? (void *)sge->addr : NULL, sge ? sge->len : 0};
-    qp->rposted++;
-    /* Release pairs with the acquire in has_credit(): our reads of the entry that this frees are done. */
-    __atomic_store_n(&qp->segment->posted, qp->rposted, __ATOMIC_RELEASE);
-    return DP_OK;
-}
-
-static void shm_qp_notify(dp_qp *q) { notify((shm_qp *)q); }
-
-static void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len) {
-    shm_qp *qp = (shm_qp *)q;
-    if (q->state != DP_QP_CONNECTED)
-        return NULL;
-    int i = find_region(qp, raddr, rkey, len, DP_REMOTE_WRITE);
-    return i < 0 ? NULL : qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base);
-}
 
 static const dp_ops shm_ops = {
     .dev_close = shm_dev_close,

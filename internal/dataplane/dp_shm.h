@@ -13,13 +13,17 @@
  * target's next cache-line boundary does, so that a header that ends on a boundary rides in the entry and the
  * payload is stored straight into its lines.
  *
- * dp_shm.c holds the objects and operations, dp_shm_link.c how two processes exchange descriptors and how
- * the end of one is noticed by the other.
+ * dp_shm.c holds the objects, dp_shm_cq.c and dp_shm_post.c the operations, dp_shm_link.c how two processes exchange
+ * descriptors and how the end of one is noticed by the other.
  */
 #ifndef RFAAS_DP_SHM_H
 #define RFAAS_DP_SHM_H
 
+#include <linux/futex.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "dp_fabric.h"
 
@@ -160,6 +164,53 @@ int shm_peer_map(shm_peer *p, dp_error *err);
 void shm_peer_clear(shm_peer *p);
 
 uint64_t shm_segment_size(uint32_t ring_size);
+
+/* ---- for the provider's own files ---- */
+
+/* Not FUTEX_PRIVATE: the waker is another process. */
+static inline long shm_futex(uint32_t *word, int op, uint32_t value, const struct timespec *timeout) {
+    return syscall(SYS_futex, word, op, value, timeout, NULL, 0);
+}
+
+/* One queue pair and no local completion: everything there is to poll shows in its next entry. */
+static inline void shm_show_next(shm_cq *cq) {
+    if (cq->n_qps == 1 && cq->local_head == cq->local_tail) {
+        const shm_qp *qp = cq->qps[0];
+        cq->c.peek = &qp->segment->ring[qp->rpos & qp->mask].seq_imm;
+        cq->c.peek_value = qp->rpos + 1;
+    } else {
+        cq->c.peek = NULL;
+    }
+}
+
+static inline void shm_local_push(shm_qp *qp, uint64_t wr_id, int status, dp_op op, uint32_t len) {
+    shm_cq *cq = (shm_cq *)qp->q.cq;
+    /* Never overruns: unpolled is bounded by max_send, and the queue has room for every queue pair's. */
+    cq->local[cq->local_tail++ & cq->local_mask] =
+        (dp_wc){.wr_id = wr_id, .qp = &qp->q, .status = status, .op = op, .byte_len = len};
+    qp->unpolled++;
+    cq->c.peek = NULL;
+}
+
+/* dp_shm_cq.c: what arrives, sleeping and waking. dp_shm_post.c: what is sent. The operations of dp_ops. */
+int shm_cq_poll(dp_cq *c, dp_wc *wc, int n);
+int shm_cq_arm(dp_cq *c);
+void shm_cq_disarm(dp_cq *c);
+void shm_cq_promise_hot(dp_cq *c, bool hot);
+int shm_cq_wait(dp_cq *c, int64_t timeout_ns);
+void shm_cq_wake(dp_cq *c);
+int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t
+                       wr_id, uint32_t flags);
+int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t flags);
+int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
+                       uint32_t flags);
+int shm_post_cmp_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect, uint64_t desired,
+                      uint64_t wr_id, uint32_t flags);
+int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id);
+void shm_qp_notify(dp_qp *q);
+void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 
 /* dp_shm_link.c */
 int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_error *err);

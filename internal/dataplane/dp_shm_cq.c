@@ -1,0 +1,161 @@
+/* Completion queues of shm: taking messages out of receive rings, sleeping and waking. */
+#include <linux/membarrier.h>
+#include <string.h>
+
+#include "dp_shm.h"
+#include "dp_wire.h"
+
+/* Ends the connection: the peer broke the provider's protocol. */
+static __attribute__((noinline, cold)) int violation(shm_qp *qp, dp_wc *wc) {
+    wc->status = DP_CONNECTION;
+    qp->q.state = DP_QP_ERROR;
+    dp_qp_break(&qp->q, DP_PROTOCOL);
+    return 1;
+}
+
+/* Stores the data that rode in an entry at its target, whose coordinates are the peer's word and checked. */
+static inline bool store_head(shm_qp *qp, const uint8_t *data, uint32_t head, uint32_t region, uint64_t offset) {
+    if (region >= qp->n_expose || head > SHM_INLINE)
+        return false;
+    const dp_mem *m = &qp->expose[region]->m;
+    if (!(m->access & DP_REMOTE_WRITE) || offset > m->size || head > m->size - offset)
+        return false;
+    dp_copy_small((uint8_t *)m->addr + offset, data, head);
+    return true;
+}
+
+static __attribute__((noinline)) int take_send(shm_qp *qp, dp_wc *wc, const shm_entry *e, const shm_recv *r,
+                                               uint32_t at) {
+    wc->imm = 0;
+    if (wc->byte_len > SHM_SEND_MAX)
+        return violation(qp, wc);
+    if (wc->byte_len > r->len) {
+        wc->status = DP_INVALID;
+        qp->q.state = DP_QP_ERROR;
+    } else if (wc->byte_len) {
+        memcpy(r->addr, wc->byte_len <= SHM_INLINE ? e->data : qp->bounce + (uint64_t)at * SHM_SEND_MAX, wc->byte_len);
+    }
+    return 1;
+}
+
+/* Takes the next message if there is one. 1 taken, 0 none. */
+static inline int take_entry(shm_qp *qp, dp_wc *wc) {
+    uint32_t pos = qp->rpos;
+    const shm_entry *e = &qp->segment->ring[pos & qp->mask];
+    /* Acquire pairs with the release in publish(): the entry and the data it announces are visible. */
+    uint64_t v = __atomic_load_n(&e->seq_imm, __ATOMIC_ACQUIRE);
+    if ((uint32_t)v != pos + 1)
+        return 0;
+    if (__builtin_expect(qp->q.state == DP_QP_ERROR, 0))
+        return 0;
+    const shm_recv *r = &qp->recvs[pos & qp->mask];
+    wc->wr_id = r->wr_id;
+    wc->qp = &qp->q;
+    wc->status = DP_OK;
+    wc->op = DP_OP_RECV_IMM;
+    if (__builtin_expect(pos == qp->rposted, 0)) /* no receive posted: the peer overran its credit */
+        return violation(qp, wc);
+    qp->rpos = pos + 1;
+    /* The entry is the peer's memory: each word is read once and checked before use. */
+    uint64_t what = *(const volatile uint64_t *)&e->what;
+    uint32_t head = what >> 40 & 0xff, op = what >> 48 & 0xff;
+    wc->imm = (uint32_t)(v >> 32);
+    wc->byte_len = (uint32_t)what;
+    if (__builtin_expect(op != DP_OP_RECV_IMM, 0)) {
+        wc->op = op;
+        return op == DP_OP_RECV ? take_send(qp, wc, e, r, pos & qp->mask) : violation(qp, wc);
+    }
+    if (head && !store_head(qp, e->data, head, what >> 32 & 0xff, *(const volatile uint64_t *)&e->offset))
+        return violation(qp, wc);
+    return 1;
+}
+
+int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
+    shm_cq *cq = (shm_cq *)c;
+    int got = 0;
+    while (cq->local_head != cq->local_tail && got < n) {
+        wc[got] = cq->local[cq->local_head++ & cq->local_mask];
+        ((shm_qp *)wc[got].qp)->unpolled--;
+        got++;
+    }
+    uint32_t n_qps = cq->n_qps;
+    if (n_qps == 1) {
+        while (got < n && take_entry(cq->qps[0], &wc[got]))
+            got++;
+        shm_show_next(cq);
+        return got;
+    }
+    /* The first to be polled changes with each call that found its fill, so that none starves. */
+    for (uint32_t k = 0; k < n_qps && got < n; k++) {
+        uint32_t at = cq->turn + k;
+        shm_qp *qp = cq->qps[at >= n_qps ? at - n_qps : at];
+        while (got < n && take_entry(qp, &wc[got]))
+            got++;
+    }
+    if (got == n && n_qps)
+        cq->turn = (cq->turn + 1) % n_qps;
+    return got;
+}
+
+int shm_cq_arm(dp_cq *c) {
+    shm_cq *cq = (shm_cq *)c;
+    if (cq->hot) {
+        cq->hot = false;
+        __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_SEQ_CST);
+        /* Peers that saw HOT left their barrier out: pass one on their CPUs. Partner of the early return in
+         * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
+        syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+    }
+    __atomic_store_n(cq->mode, SHM_SLEEPING, __ATOMIC_RELAXED);
+    /* The caller's next poll must come after this. An exchange alone would not do: on aarch64 later loads may pass
+     * its store. Partners: the fence in notify(), the one in shm_cq_wake. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return DP_OK;
+}
+
+void shm_cq_disarm(dp_cq *c) {
+    shm_cq *cq = (shm_cq *)c;
+    if (!cq->hot)
+        __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELEASE);
+}
+
+void shm_cq_promise_hot(dp_cq *c, bool hot) {
+    shm_cq *cq = (shm_cq *)c;
+    if (cq->hot == hot)
+        return;
+    if (hot) {
+        if (cq->n_cold || !((shm_dev *)cq->c.dev)->membarrier)
+            return;
+        cq->hot = true;
+        __atomic_store_n(cq->mode, SHM_HOT, __ATOMIC_RELEASE);
+    } else {
+        shm_cq_arm(c);
+        shm_cq_disarm(c);
+    }
+}
+
+int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
+    shm_cq *cq = (shm_cq *)c;
+    if (!__atomic_exchange_n(&cq->wake, 0, __ATOMIC_ACQ_REL)) {
+        struct timespec ts, *t = NULL;
+        if (timeout_ns >= 0) {
+            ts = (struct timespec){timeout_ns / 1000000000, timeout_ns % 1000000000};
+            t = &ts;
+        }
+        /* EAGAIN: somebody moved it to AWAKE already. EINTR, ETIMEDOUT: the caller looks again. */
+        shm_futex(cq->mode, FUTEX_WAIT, SHM_SLEEPING, t);
+    }
+    __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELEASE);
+    return DP_OK;
+}
+
+void shm_cq_wake(dp_cq *c) {
+    shm_cq *cq = (shm_cq *)c;
+    __atomic_store_n(&cq->wake, 1, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* partner: the one in shm_cq_arm */
+    uint32_t sleeping = SHM_SLEEPING;
+    __atomic_compare_exchange_n(cq->mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    /* Whatever the flag said: peers write it too, and one may have died after it took the flag from SLEEPING and before
+     * it woke us. */
+    shm_futex(cq->mode, FUTEX_WAKE, 1, NULL);
+}

@@ -1,0 +1,266 @@
+/* Operations of shm: stores into the peer's memory and entries for its receive ring. */
+#include <string.h>
+
+#include "dp_shm.h"
+#include "dp_wire.h"
+
+/* Index of the peer's region that holds [raddr, raddr+len), with the right `need`; -1 none. */
+static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len, uint32_t need) {
+    for (uint32_t i = 0; i < qp->peer.n_regions; i++) {
+        const shm_region *r = &qp->peer.regions[i];
+        if (r->rkey != rkey)
+            continue;
+        uint64_t offset = raddr - r->base; /* wraps to a huge value below base */
+        return (r->access & need) && offset <= r->size && len <= r->size - offset ? (int)i : -1;
+    }
+    return -1;
+}
+
+/* Tells the peer that there is something, unless it promised to look by itself. */
+static inline void notify(shm_qp *qp) {
+    uint32_t *mode = qp->peer.mode;
+    qp->owed = false;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
+    if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_HOT)
+        return; /* partner: the membarrier in shm_cq_arm */
+    /* The entry must be visible before mode is read. Partner: the fence in shm_cq_arm. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    uint32_t sleeping = SHM_SLEEPING;
+    if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_SLEEPING &&
+        __atomic_compare_exchange_n(mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        shm_futex(mode, FUTEX_WAKE, 1, NULL);
+}
+
+/* A post that ends a DP_MORE batch without a message of its own gives the notification that the batch owes. */
+static inline int settle(shm_qp *qp, int status, uint32_t flags) {
+    if (__builtin_expect(qp->owed, 0) && (status != DP_OK || !(flags & DP_MORE)))
+        notify(qp);
+    return status;
+}
+
+static inline int may_post(shm_qp *qp) {
+    if (qp->q.state != DP_QP_CONNECTED)
+        return qp->q.state == DP_QP_ERROR ? DP_CONNECTION : DP_INVALID;
+    if (__atomic_load_n(&qp->q.broken, __ATOMIC_RELAXED))
+        return DP_CONNECTION;
+    return qp->unpolled >= qp->q.max_send ? settle(qp, DP_BUSY, 0) : DP_OK;
+}
+
+/* Remote access refused: as a network adapter would, a completion and the error state. */
+static int refuse(shm_qp *qp, uint64_t wr_id, dp_op op) {
+    settle(qp, DP_OK, 0);
+    qp->q.state = DP_QP_ERROR;
+    shm_local_push(qp, wr_id, DP_INVALID, op, 0);
+    return DP_OK;
+}
+
+static inline uint64_t total_of(const dp_sge *sge, int n) {
+    return n == 2 ? (uint64_t)sge[0].len + sge[1].len : n == 1 ? sge[0].len : 0;
+}
+
+static inline void put(uint8_t *dst, const void *src, uint64_t len) {
+    /* A result that was produced in place (dp_rkey_ptr) is already there. */
+    if (len && dst != src)
+        memcpy(dst, src, len);
+}
+
+/* Room for one more message in the peer's ring? */
+static inline bool has_credit(shm_qp *qp) {
+    if (qp->spos != qp->credit)
+        return true;
+    /* Acquire pairs with the release in shm_post_recv: the peer has read the entry that we are about to reuse. */
+    qp->credit = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
+    return qp->spos != qp->credit;
+}
+
+static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm, uint32_t flags) {
+    e->what = what;
+    /* Release pairs with the acquire in take_entry(). */
+    __atomic_store_n(&e->seq_imm, (uint64_t)imm << 32 | (uint32_t)(qp->spos + 1), __ATOMIC_RELEASE);
+    qp->spos++;
+    if (flags & DP_MORE)
+        qp->owed = true;
+    else
+        notify(qp);
+}
+
+int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
+                          uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    int st = may_post(qp);
+    if (st)
+        return st;
+    if (n < 0 || n > 2)
+        return settle(qp, DP_INVALID, flags);
+    uint64_t total = total_of(sge, n);
+    /* Nothing to write needs no key, as on a network adapter. */
+    int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
+    if (i < 0)
+        return refuse(qp, wr_id, DP_OP_WRITE);
+    uint8_t *dst = total ? qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base) : NULL;
+    for (int k = 0; total && k < n; k++) {
+        put(dst, sge[k].addr, sge[k].len);
+        dst += sge[k].len;
+    }
+    if (flags & DP_SIGNALED)
+        shm_local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
+    return settle(qp, DP_OK, flags);
+}
+
+static inline void put_small(uint8_t *dst, const dp_sge *sge, int n) {
+    if (n > 0) {
+        dp_copy_small(dst, sge[0].addr, sge[0].len);
+        if (n > 1)
+            dp_copy_small(dst + sge[0].len, sge[1].addr, sge[1].len);
+    }
+}
+
+/* Data that exceeds an entry: what lies before the target's next line into `head`, the rest to its target. */
+static uint32_t put_split(uint8_t *head, uint8_t *dst, const dp_sge *sge, int n) {
+    uint32_t want = (uint32_t)-(uintptr_t)dst & (DP_CACHE_LINE - 1);
+    if (want > SHM_INLINE)
+        want = 0;
+    dst += want;
+    uint32_t filled = 0;
+    for (int k = 0; k < n; k++) {
+        const uint8_t *src = sge[k].addr;
+        uint32_t len = sge[k].len;
+        if (filled < want) {
+            uint32_t part = len < want - filled ? len : want - filled;
+            dp_copy_small(head + filled, src, part);
+            filled += part;
+            src += part;
+            len -= part;
+        }
+        put(dst, src, len);
+        dst += len;
+    }
+    return want;
+}
+
+int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,
+                              uint64_t wr_id, uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    int st = may_post(qp);
+    if (st)
+        return st;
+    if (n < 0 || n > 2)
+        return settle(qp, DP_INVALID, flags);
+    uint64_t total = total_of(sge, n);
+    int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
+    if (i < 0 || total > UINT32_MAX)
+        return refuse(qp, wr_id, DP_OP_WRITE);
+    if (!has_credit(qp))
+        return settle(qp, DP_BUSY, flags);
+    uint64_t offset = total ? raddr - qp->peer.regions[i].base : 0;
+    shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
+    uint32_t head = (uint32_t)total;
+    if (total <= SHM_INLINE) {
+        put_small(e->data, sge, n);
+    } else {
+        head = put_split(e->data, qp->peer.regions[i].map + offset, sge, n);
+    }
+    e->offset = offset;
+    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head, DP_OP_RECV_IMM), imm, flags);
+    if (flags & DP_SIGNALED)
+        shm_local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
+    return DP_OK;
+}
+
+int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    int st = may_post(qp);
+    if (st)
+        return st;
+    if (sge->len > SHM_SEND_MAX)
+        return settle(qp, DP_INVALID, flags);
+    if (!has_credit(qp))
+        return settle(qp, DP_BUSY, flags);
+    uint32_t at = qp->spos & (qp->peer.ring_size - 1);
+    shm_entry *e = &qp->peer.segment->ring[at];
+    put(sge->len <= SHM_INLINE ? e->data : qp->peer.bounce + (uint64_t)at * SHM_SEND_MAX, sge->addr, sge->len);
+    e->offset = 0;
+    publish(qp, e, shm_what(sge->len, 0, 0, DP_OP_RECV), 0, flags);
+    if (flags & DP_SIGNALED)
+        shm_local_push(qp, wr_id, DP_OK, DP_OP_SEND, sge->len);
+    return DP_OK;
+}
+
+int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    int st = may_post(qp);
+    if (st)
+        return st;
+    int i = find_region(qp, raddr, rkey, sge->len, DP_REMOTE_READ);
+    if (i < 0)
+        return refuse(qp, wr_id, DP_OP_READ);
+    put((uint8_t *)sge->addr, qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base), sge->len);
+    if (flags & DP_SIGNALED)
+        shm_local_push(qp, wr_id, DP_OK, DP_OP_READ, sge->len);
+    return settle(qp, DP_OK, flags);
+}
+
+/* The word that an atomic works on, or NULL. */
+static uint64_t *atomic_word(shm_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey) {
+    int i = find_region(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC);
+    if (i < 0 || (raddr & 7) || sge->len < 8)
+        return NULL;
+    return (uint64_t *)(void *)(qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base));
+}
+
+int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
+                              uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    int st = may_post(qp);
+    if (st)
+        return st;
+    uint64_t *word = atomic_word(qp, sge, raddr, rkey);
+    if (!word)
+        return refuse(qp, wr_id, DP_OP_FETCH_ADD);
+    uint64_t old = __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST);
+    memcpy((void *)sge->addr, &old, 8);
+    if (flags & DP_SIGNALED)
+        shm_local_push(qp, wr_id, DP_OK, DP_OP_FETCH_ADD, 8);
+    return settle(qp, DP_OK, flags);
+}
+
+int shm_post_cmp_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
+                             uint64_t desired, uint64_t wr_id, uint32_t flags) {
+    shm_qp *qp = (shm_qp *)q;
+    int st = may_post(qp);
+    if (st)
+        return st;
+    uint64_t *word = atomic_word(qp, sge, raddr, rkey);
+    if (!word)
+        return refuse(qp, wr_id, DP_OP_CMP_SWAP);
+    uint64_t old = expect;
+    __atomic_compare_exchange_n(word, &old, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    memcpy((void *)sge->addr, &old, 8);
+    if (flags & DP_SIGNALED)
+        shm_local_push(qp, wr_id, DP_OK, DP_OP_CMP_SWAP, 8);
+    return settle(qp, DP_OK, flags);
+}
+
+int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id) {
+    shm_qp *qp = (shm_qp *)q;
+    if (q->state == DP_QP_ERROR)
+        return DP_CONNECTION;
+    if (qp->rposted - qp->rpos >= q->max_recv)
+        return DP_BUSY;
+    qp->recvs[qp->rposted & qp->mask] =
+        (shm_recv){wr_id, sge ? (void *)sge->addr : NULL, sge ? sge->len : 0};
+    qp->rposted++;
+    /* Release pairs with the acquire in has_credit(): our reads of the entry that this frees are done. */
+    __atomic_store_n(&qp->segment->posted, qp->rposted, __ATOMIC_RELEASE);
+    return DP_OK;
+}
+
+void shm_qp_notify(dp_qp *q) { notify((shm_qp *)q); }
+
+void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len) {
+    shm_qp *qp = (shm_qp *)q;
+    if (q->state != DP_QP_CONNECTED)
+        return NULL;
+    int i = find_region(qp, raddr, rkey, len, DP_REMOTE_WRITE);
+    return i < 0 ? NULL : qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base);
+}
