@@ -273,7 +273,7 @@ func TestRunProvider(t *testing.T) {
 					t.Fatalf("%d results, want %d", len(got), c.want)
 				}
 				for _, r := range got {
-					if r.Pairs+r.PairsDiscarded < 1 {
+					if r.Pairs+r.PairsDiscarded+r.PairsShared+r.PairsAwake < 1 {
 						t.Errorf("%s: no pair was tried", r.Key())
 					}
 					if r.Pairs > 0 && (r.P50NS <= 0 || r.MaxNS < r.P999NS || r.P999NS < r.P50NS || r.OpsPerS <= 0 || r.Samples != r.Pairs*r.BatchCalls) {
