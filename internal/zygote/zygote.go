@@ -54,7 +54,7 @@ type Spec struct {
 	MaxEager uint32
 	MaxBulk  uint64
 	// MemoryLimit is how much private writable memory, in bytes, user code may add; 0: no limit. Allocations beyond it
-	// fail. It does not count shared mappings and child processes: it stands in for a memory cgroup (issue 4).
+	// fail. It does not count shared mappings and child processes: it stands in for a memory cgroup.
 	MemoryLimit uint64
 }
 
