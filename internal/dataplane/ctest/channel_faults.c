@@ -209,6 +209,22 @@ static void raw_blob(raw *r, uint8_t role, uint8_t *blob, uint32_t *len) {
 
 static void server_side(int sock, void *arg);
 
+/* A hand-made client, connected to a server process. */
+static void raw_client(raw *r, t_peer *p) {
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len;
+    dp_error err;
+    t_peer_start(p, true, server_side, NULL);
+    raw_open(r);
+    raw_blob(r, DP_ROLE_CLIENT, blob, &len);
+    t_send(p->sock, &len, sizeof len);
+    t_send(p->sock, blob, len);
+    t_recv(p->sock, &len, sizeof len);
+    t_recv(p->sock, blob, len);
+    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_WORKER, r->e.dev->provider, &r->peer, &err), err);
+    CHECK_OK_ERR(dp_qp_connect(r->e.qp, r->peer.qp_blob, r->peer.qp_len, &err), err);
+}
+
 static void raw_request(raw *r, uint32_t slot, dp_request h, uint32_t payload, uint32_t tag) {
     uint32_t head = h.flags & 3 ? DP_REQ_LONG : DP_REQ_SHORT;
     memcpy(local_bytes(&r->e), (uint8_t *)&h + DP_REQ_LONG - head, head);
@@ -229,19 +245,8 @@ static dp_reply raw_reply(raw *r, uint32_t slot, uint32_t call_id) {
 
 T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
     t_peer p;
-    t_peer_start(&p, true, server_side, NULL);
     raw r;
-    uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len;
-    dp_error err;
-    raw_open(&r);
-    raw_blob(&r, DP_ROLE_CLIENT, blob, &len);
-    t_send(p.sock, &len, sizeof len);
-    t_send(p.sock, blob, len);
-    t_recv(p.sock, &len, sizeof len);
-    t_recv(p.sock, blob, len);
-    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_WORKER, r.e.dev->provider, &r.peer, &err), err);
-    CHECK_OK_ERR(dp_qp_connect(r.e.qp, r.peer.qp_blob, r.peer.qp_len, &err), err);
+    raw_client(&r, &p);
     const dp_request good = {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .function = FN_ECHO};
     struct {
         const char *what;
@@ -436,19 +441,8 @@ static dp_mailbox *raw_mail(raw *r, bool own) {
 
 T_CASE(hostile_client_mail, "channel/hostile-client-mailbox", .providers = T_SHM) {
     t_peer p;
-    t_peer_start(&p, true, server_side, NULL);
     raw r;
-    uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len;
-    dp_error err;
-    raw_open(&r);
-    raw_blob(&r, DP_ROLE_CLIENT, blob, &len);
-    t_send(p.sock, &len, sizeof len);
-    t_send(p.sock, blob, len);
-    t_recv(p.sock, &len, sizeof len);
-    t_recv(p.sock, blob, len);
-    CHECK_OK_ERR(dp_side_decode(blob, len, DP_ROLE_WORKER, r.e.dev->provider, &r.peer, &err), err);
-    CHECK_OK_ERR(dp_qp_connect(r.e.qp, r.peer.qp_blob, r.peer.qp_len, &err), err);
+    raw_client(&r, &p);
     dp_mailbox *m = raw_mail(&r, false);
     const struct {
         const char *what;
