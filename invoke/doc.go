@@ -17,5 +17,6 @@
 // Each side of a connection waits by one of three policies. Hot spins. Warm blocks. Adaptive, the default, spins for
 // about as long as one wake-up takes and then blocks: it is never more than twice as slow as the better of the two.
 // Under every policy a side that notices that it shares its core with another runnable thread blocks for a
-// second before it tries to spin again: when spinners exceed cores, everybody blocks.
+// while, 50 ms at first and longer each time it is found again at once, before it tries to spin: when spinners exceed
+// cores, everybody blocks. A hot side whose wait has become long yields its core every 50 us.
 package invoke

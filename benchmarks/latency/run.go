@@ -122,7 +122,11 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 		if m.shared > shared {
-			time.Sleep(100 * time.Millisecond) // the waiter tries to spin again in a second
+			// The waiter blocks for 50 ms or more before it tries to spin again: nothing tells when.
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
 		}
 		if time.Since(said) > time.Second {
 			said = time.Now()
