@@ -1,0 +1,238 @@
+package accounting
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// ErrConflict is an entry whose Key belongs to another tenant.
+var ErrConflict = errors.New("account entry of another tenant")
+
+// ErrLedger is a ledger file that cannot be what it should be.
+var ErrLedger = errors.New("bad ledger")
+
+// Buckets of the ledger:
+//
+//	rfaas   "version" -> 1
+//	leases  incarnation 16 | lease 8 | part 4 (big endian) -> entry as in the journal, without padding
+//	hours   hours since 1970, 4 bytes big endian | tenant  -> Total, 8 times lo 8 | hi 8, little endian
+//
+// hours is what the differences of leases' merges add up to, written in the same transaction.
+var (
+	bucketMeta    = []byte("rfaas")
+	bucketLeases  = []byte("leases")
+	bucketHours   = []byte("hours")
+	keyVersion    = []byte("version")
+	ledgerVersion = []byte{1}
+)
+
+// Ledger is the resource manager's accounts, in a file that survives a crash at any moment. Merging is idempotent
+// and knows no order. Safe for concurrent use; one process at a time.
+type Ledger struct {
+	db *bbolt.DB
+}
+
+// OpenLedger opens the ledger at path, or makes it. It waits for at most timeout for another process that has it open.
+func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
+	if err != nil {
+		return nil, fmt.Errorf("ledger %s: %w", path, err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours} {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		meta := tx.Bucket(bucketMeta)
+		switch v := meta.Get(keyVersion); {
+		case v == nil:
+			return meta.Put(keyVersion, ledgerVersion)
+		case !bytes.Equal(v, ledgerVersion):
+			return fmt.Errorf("%w: version %x, this program knows %x", ErrLedger, v, ledgerVersion)
+		}
+		return nil
+	})
+	if err != nil {
+		db.Close()
+		return nil, fmt.Errorf("ledger %s: %w", path, err)
+	}
+	return &Ledger{db: db}, nil
+}
+
+// Close closes the file.
+func (l *Ledger) Close() error { return l.db.Close() }
+
+// Merge takes in what is known of some leases. With a nil error all of it is on disk. Entries that are ErrInvalid or
+// ErrConflict or that meet a damaged record (ErrLedger) are left out and the others are merged all the same; any other
+// error means that nothing is. now bounds the hours that use is booked in, since the clocks of nodes differ.
+func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
+	var bad []error
+	err := l.db.Update(func(tx *bbolt.Tx) error {
+		bad = nil
+		for i := range entries {
+			err := merge(tx, now, &entries[i])
+			if errors.Is(err, ErrInvalid) || errors.Is(err, ErrConflict) || errors.Is(err, ErrLedger) {
+				bad = append(bad, err)
+			} else if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	return errors.Join(bad...)
+}
+
+func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
+	if err := e.Check(); err != nil {
+		return err
+	}
+	leases := tx.Bucket(bucketLeases)
+	key := ledgerKey(e.Key)
+	merged := *e
+	var before Use
+	if b := leases.Get(key); b != nil {
+		old, err := parseEntry(b)
+		if err != nil {
+			return fmt.Errorf("%w: lease %v: %w", ErrLedger, e.Key, err)
+		}
+		if old.Tenant != e.Tenant {
+			return fmt.Errorf("%w: lease %v is of %q, not of %q", ErrConflict, e.Key, old.Tenant, e.Tenant)
+		}
+		if old.Use.Covers(e.Use) && (old.Final || !e.Final) {
+			return nil
+		}
+		before = old.Use
+		old.merge(e)
+		merged = old
+	}
+	if err := leases.Put(key, appendEntry(nil, &merged)); err != nil {
+		return err
+	}
+	return book(tx, hourOf(e.AsOf, now), e.Tenant, merged.Use.Since(before))
+}
+
+// book adds to a tenant's total of an hour.
+func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
+	hours := tx.Bucket(bucketHours)
+	key := append(binary.BigEndian.AppendUint32(nil, hour), tenant...)
+	total, err := parseTotal(hours.Get(key))
+	if err != nil {
+		return err
+	}
+	total.Add(u)
+	b := make([]byte, 0, totalSize)
+	for _, n := range total {
+		b = binary.LittleEndian.AppendUint64(b, n.Lo)
+		b = binary.LittleEndian.AppendUint64(b, n.Hi)
+	}
+	return hours.Put(key, b)
+}
+
+const totalSize = NumCounters * 16
+
+func parseTotal(b []byte) (Total, error) {
+	var t Total
+	if b == nil {
+		return t, nil
+	}
+	if len(b) != totalSize {
+		return t, fmt.Errorf("%w: a total of %d bytes, want %d", ErrLedger, len(b), totalSize)
+	}
+	for i := range t {
+		t[i].Lo = binary.LittleEndian.Uint64(b[16*i:])
+		t[i].Hi = binary.LittleEndian.Uint64(b[16*i+8:])
+	}
+	return t, nil
+}
+
+func ledgerKey(k Key) []byte {
+	b := append(make([]byte, 0, 28), k.Incarnation[:]...)
+	b = binary.BigEndian.AppendUint64(b, k.Lease)
+	return binary.BigEndian.AppendUint32(b, k.Part)
+}
+
+// hourOf is the hour that use as of t is booked in: not before 1970 and not after now.
+func hourOf(t, now time.Time) uint32 {
+	if t.After(now) {
+		t = now
+	}
+	return uint32(min(max(t.Unix(), 0)/3600, 1<<32-1))
+}
+
+// Lease returns what the ledger has of a Key.
+func (l *Ledger) Lease(k Key) (e Entry, known bool, err error) {
+	err = l.db.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucketLeases).Get(ledgerKey(k))
+		if b == nil {
+			return nil
+		}
+		known = true
+		e, err = parseEntry(b)
+		return err
+	})
+	if err != nil {
+		return e, known, fmt.Errorf("ledger: %w", err)
+	}
+	return e, known, nil
+}
+
+// Leases calls f with every lease of a tenant ("" for all) that used something at or after since, until f returns
+// false. The ledger must not be changed meanwhile by the caller.
+func (l *Ledger) Leases(tenant string, since time.Time, f func(Entry) bool) error {
+	err := l.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketLeases).Cursor()
+		for k, v := c.First(); k != nil; k, v = c.Next() {
+			e, err := parseEntry(v)
+			if err != nil {
+				return fmt.Errorf("%w: lease %x: %w", ErrLedger, k, err)
+			}
+			if tenant != "" && e.Tenant != tenant || e.AsOf.Before(since) {
+				continue
+			}
+			if !f(e) {
+				break
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	return nil
+}
+
+// Totals returns the totals of tenants ("" for all) from the hour of since on.
+func (l *Ledger) Totals(tenant string, since time.Time) (map[string]Total, error) {
+	totals := map[string]Total{}
+	err := l.db.View(func(tx *bbolt.Tx) error {
+		first := binary.BigEndian.AppendUint32(nil, hourOf(since, since))
+		c := tx.Bucket(bucketHours).Cursor()
+		for k, v := c.Seek(first); k != nil; k, v = c.Next() {
+			name := string(k[4:])
+			if tenant != "" && name != tenant {
+				continue
+			}
+			t, err := parseTotal(v)
+			if err != nil {
+				return err
+			}
+			sum := totals[name]
+			sum.AddTotal(t)
+			totals[name] = sum
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ledger: %w", err)
+	}
+	return totals, nil
+}

@@ -1,0 +1,375 @@
+package accounting
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+)
+
+// now is later than anything in these tests.
+var now = time.Unix(1e6, 0)
+
+func openLedger(t *testing.T, path string) *Ledger {
+	t.Helper()
+	l, err := OpenLedger(path, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func units(t *testing.T, l *Ledger, tenant string, since time.Time, c Counter) int64 {
+	t.Helper()
+	totals, err := l.Totals(tenant, since)
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := totals[tenant]
+	return total.Of(c).Int64()
+}
+
+func TestLedger(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger")
+	l := openLedger(t, path)
+	if _, err := OpenLedger(path, 10*time.Millisecond); !errors.Is(err, berrors.ErrTimeout) || !strings.Contains(err.Error(), path) {
+		t.Errorf("opened twice: %v", err)
+	}
+	bob := entry(2, 10)
+	bob.Tenant = "bob"
+	thief := entry(1, 1000)
+	thief.Tenant = "bob"
+	for range 3 {
+		if err := l.Merge(now, entry(1, 3), entry(1, 2), bob); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := l.Merge(now, thief, Entry{}, entry(3, 1))
+	if !errors.Is(err, ErrConflict) || !errors.Is(err, ErrInvalid) {
+		t.Errorf("%v", err)
+	}
+	later := entry(1, 4000) // an hour later
+	later.Final = true
+	if err := l.Merge(now, later); err != nil {
+		t.Fatal(err)
+	}
+	stale := entry(1, 5)
+	if err := l.Merge(now, stale); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	l = openLedger(t, path)
+	defer l.Close()
+	e, known, err := l.Lease(later.Key)
+	if err != nil || !known || e != later {
+		t.Errorf("%v %v %v", e, known, err)
+	}
+	if _, known, err := l.Lease(Key{Lease: 77}); known || err != nil {
+		t.Errorf("%v %v", known, err)
+	}
+	for _, c := range []struct {
+		tenant string
+		since  int64
+		want   int64
+	}{{"ann", 0, 4001}, {"ann", 7200, 4001}, {"ann", 3 * 3600, 3997}, {"ann", 4 * 3600, 0}, {"bob", 0, 10}} {
+		if got := units(t, l, c.tenant, time.Unix(c.since, 0), CoreMicros); got != c.want {
+			t.Errorf("%s since %d: %d, want %d", c.tenant, c.since, got, c.want)
+		}
+	}
+	var leases []uint64
+	if err := l.Leases("ann", time.Unix(7202, 0), func(e Entry) bool { leases = append(leases, e.Lease); return true }); err != nil || len(leases) != 1 || leases[0] != 1 {
+		t.Errorf("%v %v", leases, err)
+	}
+	leases = nil
+	if err := l.Leases("", time.Time{}, func(e Entry) bool { leases = append(leases, e.Lease); return len(leases) < 2 }); err != nil || len(leases) != 2 {
+		t.Errorf("%v %v", leases, err)
+	}
+	// A clock that is ahead books in the present hour.
+	ahead := entry(9, 0)
+	ahead.AsOf, ahead.Use[CoreMicros] = now.Add(1000*time.Hour), 6
+	if err := l.Merge(now, ahead); err != nil || units(t, l, "ann", now, CoreMicros) != 6 || units(t, l, "ann", now.Add(time.Hour), CoreMicros) != 0 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestLedgerOfAnotherVersionOrKind(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger")
+	l := openLedger(t, path)
+	set := func(bucket, key, value []byte) {
+		if err := l.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put(key, value) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Merge(now, entry(1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	set(bucketLeases, ledgerKey(entry(1, 1).Key), []byte("garbage"))
+	if err := l.Merge(now, entry(2, 1), entry(1, 2)); !errors.Is(err, ErrLedger) {
+		t.Errorf("%v", err)
+	}
+	if _, known, _ := l.Lease(entry(2, 1).Key); !known {
+		t.Error("one damaged record stops the others")
+	}
+	if _, _, err := l.Lease(entry(1, 1).Key); err == nil {
+		t.Error("garbage was read")
+	}
+	if err := l.Leases("", time.Time{}, func(Entry) bool { return true }); !errors.Is(err, ErrLedger) {
+		t.Errorf("%v", err)
+	}
+	set(bucketHours, binary.BigEndian.AppendUint32(nil, 7), []byte("short"))
+	if _, err := l.Totals("", time.Time{}); !errors.Is(err, ErrLedger) {
+		t.Errorf("%v", err)
+	}
+	set(bucketMeta, keyVersion, []byte{9})
+	l.Close()
+	if _, err := OpenLedger(path, time.Second); !errors.Is(err, ErrLedger) || !strings.Contains(err.Error(), "09") {
+		t.Errorf("%v", err)
+	}
+	if err := os.WriteFile(path, []byte("not a database"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenLedger(path, time.Second); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Executors with journals, a network that loses, repeats, delays and reorders, a manager with a ledger; all of them crash.
+// When everybody has calmed down, the ledger has what was used to the unit: never more, and of an executor that crashed
+// at least what it had written.
+func TestModel(t *testing.T) {
+	dir := t.TempDir()
+	seeds := uint64(40)
+	if testing.Short() {
+		seeds = 8
+	}
+	for seed := range seeds {
+		model(t, filepath.Join(dir, string(rune('a'+seed))), seed)
+	}
+}
+
+type modelExecutor struct {
+	disk        *crashDisk
+	journal     *Journal
+	incarnation byte
+	leases      map[uint64]Entry // running
+	next        uint64
+}
+
+func model(t *testing.T, path string, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	l := openLedger(t, path)
+	l.db.NoSync = true    // the process crashes, not the disk; bbolt's own tests crash disks
+	used := map[Key]Use{} // the truth
+	safe := map[Key]Use{} // what may not be lost any more
+	var network []Entry
+	var executors []*modelExecutor
+	starts := byte(0)
+	start := func(x *modelExecutor) {
+		starts++
+		x.incarnation, x.leases, x.journal = starts, map[uint64]Entry{}, x.disk.open(t)
+	}
+	for range 3 {
+		x := &modelExecutor{disk: &crashDisk{r: r, file: &crashFile{}}}
+		executors = append(executors, x)
+		start(x)
+	}
+	// settle drops what the ledger covers.
+	settle := func(x *modelExecutor) {
+		for _, e := range x.journal.Live() {
+			got, known, err := l.Lease(e.Key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, running := x.leases[e.Lease]; known && got.Use.Covers(e.Use) && !(running && e.Incarnation[0] == x.incarnation) {
+				x.journal.Drop(e.Key)
+			}
+		}
+	}
+	deliver := func(i int) {
+		if err := l.Merge(now, network[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 400 {
+		x := executors[r.IntN(len(executors))]
+		switch r.IntN(10) {
+		case 0:
+			x.next++
+			e := entry(x.next, 0)
+			e.Incarnation = [16]byte{x.incarnation}
+			x.leases[x.next] = e
+		case 1, 2: // work
+			for id, e := range x.leases {
+				e.Use[r.IntN(NumCounters)] += r.Uint64N(1000)
+				x.leases[id], used[e.Key] = e, e.Use
+			}
+		case 3, 4: // an interval is over
+			for id, e := range x.leases {
+				if e.Final = r.IntN(4) == 0; e.Final {
+					delete(x.leases, id)
+				}
+				if err := x.journal.Put(e); err != nil {
+					t.Fatal(err)
+				}
+				safe[e.Key] = e.Use
+			}
+		case 5: // reports all it has
+			network = append(network, x.journal.Live()...)
+		case 6:
+			if len(network) > 0 {
+				i := r.IntN(len(network))
+				deliver(i)
+				if r.IntN(3) > 0 { // else it will come again
+					network[i] = network[len(network)-1]
+					network = network[:len(network)-1]
+				}
+			}
+		case 7:
+			settle(x)
+		case 8:
+			if r.IntN(3) == 0 {
+				x.disk.crash()
+				start(x)
+			}
+		case 9:
+			if r.IntN(3) == 0 {
+				l.Close()
+				l = openLedger(t, path)
+				l.db.NoSync = true
+				network = network[:len(network)/2]
+			}
+		}
+	}
+	for _, x := range executors { // calm
+		if err := l.Merge(now, x.journal.Live()...); err != nil {
+			t.Fatal(err)
+		}
+		settle(x)
+		for _, e := range x.journal.Live() {
+			if _, running := x.leases[e.Lease]; !running {
+				t.Errorf("seed %d: %v stays in the journal", seed, e.Key)
+			}
+		}
+	}
+	for i := range network { // and what was late
+		deliver(i)
+	}
+	var sum Total
+	for k, u := range used {
+		e, known, err := l.Lease(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := safe[k]; !known && s != (Use{}) || !e.Use.Covers(s) || !u.Covers(e.Use) {
+			t.Errorf("seed %d: %v: ledger %v, safe %v, used %v", seed, k, e.Use, s, u)
+		}
+		sum.Add(e.Use)
+	}
+	totals, err := l.Totals("", time.Time{})
+	if err != nil || totals["ann"] != sum {
+		t.Errorf("seed %d: hours add up to %v, leases to %v (%v)", seed, totals["ann"], sum, err)
+	}
+	l.Close()
+}
+
+// A full disk is an error, costs nothing that was there, and is over when there is room.
+func TestDiskFull(t *testing.T) {
+	const env = "RFAAS_TEST_SMALL_DISK"
+	if dir := os.Getenv(env); dir != "" {
+		diskFull(t, dir)
+		return
+	}
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A file system of 256 KiB, mounted where only the child sees it.
+	cmd := exec.Command("sh", "-c", `mount -t tmpfs -o size=256k none "$0" && exec "$1" -test.run='^TestDiskFull$' -test.v`, dir, self)
+	cmd.Env = append(os.Environ(), env+"="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) || strings.Contains(string(out), "mount:") {
+		t.Skipf("no name spaces here: %v %s", err, out)
+	}
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestDiskFull") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func diskFull(t *testing.T, dir string) {
+	l := openLedger(t, filepath.Join(dir, "ledger"))
+	j, err := OpenJournal(dir, "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.Merge(now, entry(1, 1)), j.Put(entry(1, 1))); err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(dir, "ballast")
+	f, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for block := make([]byte, 512); err == nil; {
+		_, err = f.Write(block)
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	f.Close()
+	var ledgerErr, journalErr error
+	fits := uint64(1) // entries until each is full
+	for i := uint64(2); i < 2000 && (ledgerErr == nil || journalErr == nil); i++ {
+		if journalErr == nil {
+			journalErr = j.Put(entry(i, i))
+		}
+		if ledgerErr == nil {
+			if ledgerErr = l.Merge(now, entry(i, i)); ledgerErr == nil {
+				fits = i
+			}
+		}
+	}
+	if !errors.Is(ledgerErr, syscall.ENOSPC) || !errors.Is(journalErr, syscall.ENOSPC) {
+		t.Fatalf("ledger: %v, journal: %v", ledgerErr, journalErr)
+	}
+	if e, known, err := l.Lease(entry(fits, 0).Key); err != nil || !known || e != entry(fits, fits) {
+		t.Errorf("%v %v %v", e, known, err)
+	}
+	if _, known, err := l.Lease(entry(fits+1, 0).Key); known || err != nil {
+		t.Errorf("there is what was refused: %v", err)
+	}
+	n := len(j.Live()) // in memory, the refused one included
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.Merge(now, entry(fits+1, 7)), j.Put(entry(1, 9))); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	j.Close()
+	l = openLedger(t, filepath.Join(dir, "ledger"))
+	defer l.Close()
+	if j, err = OpenJournal(dir, "n"); err != nil || len(j.Live()) != n {
+		t.Fatalf("%v: %d in the journal, want %d", err, len(j.Live()), n)
+	}
+	j.Close()
+	want := int64(7)
+	for i := int64(1); i <= int64(fits); i++ {
+		want += i
+	}
+	if got := units(t, l, "ann", time.Time{}, CoreMicros); got != want {
+		t.Errorf("%d units in the ledger, want %d", got, want)
+	}
+}
