@@ -32,14 +32,14 @@ var rooms = map[string][]string{
 
 	// Public packages.
 	"client/capi": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane"},
-	"client":      {"invoke", "internal/config", "internal/control", "internal/dataplane"},
+	"client":      {"invoke", "internal/board", "internal/config", "internal/control", "internal/dataplane"},
 	"lease":       {},
 	"accounting":  {},
 	"invoke":      {"internal/dataplane"},
 
 	// The ground.
 	"internal/zygote":    {"internal/dataplane"},
-	"internal/board":     {"internal/dataplane"},
+	"internal/board":     {},
 	"internal/control":   {},
 	"internal/config":    {"internal/control"},
 	"internal/dataplane": {},
@@ -56,7 +56,7 @@ var rooms = map[string][]string{
 var cgoRooms = []string{"internal/dataplane", "client/capi", "examples/mpi"}
 
 // noCgo rooms reach no C at all, not even through what they import.
-var noCgo = []string{"lease", "accounting"}
+var noCgo = []string{"lease", "accounting", "internal/board"}
 
 type listed struct {
 	ImportPath   string

@@ -1,0 +1,142 @@
+package board
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// State of an executor, as its line says.
+type State uint8
+
+// The states. Open and Draining are written by the executor, Silent and Left by the manager into the line of one that
+// does not write any more; if it lives after all, its next write says so.
+const (
+	Empty    State = iota // nobody is there
+	Open                  // gives out leases
+	Draining              // gives out no more
+	Silent                // has not written for some heartbeats
+	Left                  // has signed off
+)
+
+var stateNames = [...]string{"empty", "open", "draining", "silent", "left"}
+
+func (s State) String() string {
+	if int(s) >= len(stateNames) {
+		return fmt.Sprintf("state %d", uint8(s))
+	}
+	return stateNames[s]
+}
+
+// Providers is a set of fabrics.
+type Providers uint8
+
+// The fabrics.
+const (
+	SHM   Providers = 1 << iota // usable from the same node only
+	Verbs                       // usable from any node of the network
+)
+
+// ProvidersOf makes a set of names; unknown ones are left out.
+func ProvidersOf(names []string) Providers {
+	var p Providers
+	for _, n := range names {
+		switch n {
+		case "shm":
+			p |= SHM
+		case "verbs":
+			p |= Verbs
+		}
+	}
+	return p
+}
+
+// Line is what changes about an executor.
+type Line struct {
+	Beat        uint64    // counts the writes of this line by this incarnation, from 1
+	Incarnation uint64    // first 8 bytes of the executor's
+	Written     time.Time // by the executor's clock, in milliseconds
+	Until       time.Time // until when the node can be had, in seconds; zero: no end is known
+	Slot        uint32
+	Cores       uint32 // lent
+	FreeCores   uint32 // of them
+	MemoryMiB   uint32
+	FreeMiB     uint32
+	Leases      uint32
+	State       State
+	Providers   Providers
+}
+
+// ShortIncarnation is what of an executor's incarnation stands in its line.
+func ShortIncarnation(i [16]byte) uint64 { return binary.LittleEndian.Uint64(i[:8]) }
+
+func unixMilli(t time.Time) uint64 {
+	if t.IsZero() {
+		return 0
+	}
+	return uint64(max(t.UnixMilli(), 0))
+}
+
+// Encode writes the line into LineSize bytes.
+func (l *Line) Encode(b []byte) {
+	_ = b[:LineSize]
+	le := binary.LittleEndian
+	le.PutUint64(b[0:], l.Beat)
+	le.PutUint64(b[8:], l.Incarnation)
+	le.PutUint64(b[16:], unixMilli(l.Written))
+	le.PutUint64(b[24:], unixMilli(l.Until)/1000)
+	le.PutUint32(b[32:], l.Slot)
+	le.PutUint32(b[36:], l.Cores)
+	le.PutUint32(b[40:], l.FreeCores)
+	le.PutUint32(b[44:], l.MemoryMiB)
+	le.PutUint32(b[48:], l.FreeMiB)
+	le.PutUint32(b[52:], l.Leases)
+	b[56], b[57], b[58], b[59] = byte(l.State), byte(l.Providers), 0, 0
+	seal(b[:LineSize])
+}
+
+// ParseLine reads the line of a slot. A line that was never written is Empty. ErrTorn: read again. Any other error: the line is
+// not what an executor writes.
+func ParseLine(b []byte, slot uint32) (Line, error) {
+	b = b[:LineSize]
+	if !sealed(b) {
+		if empty(b) {
+			return Line{Slot: slot}, nil
+		}
+		return Line{}, fmt.Errorf("line %d: %w", slot, ErrTorn)
+	}
+	le := binary.LittleEndian
+	l := Line{Beat: le.Uint64(b), Incarnation: le.Uint64(b[8:]), Slot: le.Uint32(b[32:]), Cores: le.Uint32(b[36:]),
+		FreeCores: le.Uint32(b[40:]), MemoryMiB: le.Uint32(b[44:]), FreeMiB: le.Uint32(b[48:]), Leases: le.Uint32(b[52:]),
+		State: State(b[56]), Providers: Providers(b[57])}
+	written, until := le.Uint64(b[16:]), le.Uint64(b[24:])
+	switch {
+	case l.Slot != slot:
+		return Line{}, fmt.Errorf("%w: line %d stands in slot %d", ErrLayout, l.Slot, slot)
+	case int(l.State) >= len(stateNames):
+		return Line{}, fmt.Errorf("%w: line %d: %v", ErrLayout, slot, l.State)
+	case l.FreeCores > l.Cores || l.FreeMiB > l.MemoryMiB:
+		return Line{}, fmt.Errorf("%w: line %d: %d of %d cores and %d of %d MiB are free", ErrLayout, slot, l.FreeCores, l.Cores, l.FreeMiB, l.MemoryMiB)
+	case written > 1<<52 || until > 1<<42:
+		return Line{}, fmt.Errorf("%w: line %d: written at %d ms, available until %d s", ErrLayout, slot, written, until)
+	}
+	if written != 0 {
+		l.Written = time.UnixMilli(int64(written))
+	}
+	if until != 0 {
+		l.Until = time.Unix(int64(until), 0)
+	}
+	return l, nil
+}
+
+// StaleAfter is how many heartbeats old a line may be, besides ClockSkew, before a reader doubts it. The manager's own judgement
+// (Silent) needs no clocks to agree; this one holds also when the manager is stopped.
+const StaleAfter = 4
+
+// ClockSkew is how far the clocks of two nodes may be apart.
+const ClockSkew = 5 * time.Second
+
+// Stale says whether nobody has written the line for so long that its executor is doubtful.
+func (l *Line) Stale(now time.Time, heartbeat time.Duration) bool {
+	return now.Sub(l.Written) > StaleAfter*heartbeat+ClockSkew
+}
