@@ -166,6 +166,8 @@ void dp_server_destroy(dp_server *s) {
 
 /* The send queue is full: its completions make room. What else arrives is kept for the main loop. */
 static int make_room(dp_server *s, int64_t *since) {
+    if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED))
+        return DP_CANCELLED;
     int64_t now = dp_now_ns();
     if (!*since)
         *since = now;
@@ -461,6 +463,8 @@ int dp_server_run(dp_server *s) {
             if (broken)
                 return broken;
             int st = idle(s);
+            if (st == DP_CANCELLED)
+                return DP_OK;
             if (st)
                 return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
         }
@@ -470,9 +474,9 @@ int dp_server_run(dp_server *s) {
         if (n > 0)
             mail = take_mail(s);
         int st = mail < 0 ? mail : n < 0 ? DP_FATAL : n || s->n_pending ? handle_all(s, wc, n) : DP_OK;
-        if (__builtin_expect(st != DP_OK, 0))
-            return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
         if (__builtin_expect(__atomic_load_n(&s->stop, __ATOMIC_RELAXED), 0))
             return DP_OK;
+        if (__builtin_expect(st != DP_OK, 0))
+            return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;
     }
 }

@@ -90,10 +90,24 @@ static int shm_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t ac
 static void shm_mem_free(dp_mem *mem) {
     shm_mem *m = (shm_mem *)mem;
     if (m->fd >= 0) {
-        shm_unmap(m->m.addr, m->m.size);
+        if (m->lost)
+            munmap((uint8_t *)m->m.addr + page_up(m->m.size), SHM_PAGE);
+        else
+            shm_unmap(m->m.addr, m->m.size);
         close(m->fd);
     }
     free(m);
+}
+
+/* After a mapping over the region's own has failed: before Linux 6.12 the old one may be gone. Nobody else may get
+ * its place, for shm_mem_free would unmap it. */
+static void mem_keep_place(shm_mem *m) {
+    uint64_t len = page_up(m->m.size);
+    if (mmap(m->m.addr, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, m->fd, 0) == MAP_FAILED &&
+        errno != EEXIST &&
+        mmap(m->m.addr, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) ==
+            MAP_FAILED)
+        m->lost = true;
 }
 
 /* Gives the region new pages with the old contents: whoever still maps the old ones writes to orphans. */
@@ -109,6 +123,7 @@ static int mem_renew(shm_mem *m, dp_error *err) {
         MAP_FAILED) {
         int e = errno;
         close(fd);
+        mem_keep_place(m);
         return dp_fail(err, DP_FATAL, e, "map a renewed region of %llu bytes", (unsigned long long)m->m.size);
     }
     fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL);

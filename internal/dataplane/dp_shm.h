@@ -13,8 +13,8 @@
  * target's next cache-line boundary does, so that a header that ends on a boundary rides in the entry and the
  * payload is stored straight into its lines.
  *
- * dp_shm.c holds the objects, dp_shm_cq.c and dp_shm_post.c the operations, dp_shm_link.c how two processes exchange
- * descriptors and how the end of one is noticed by the other.
+ * dp_shm.c holds the objects, dp_shm_cq.c and dp_shm_post.c the operations; dp_shm_link.c, dp_shm_monitor.c and
+ * dp_shm_peer.c how two processes exchange descriptors and how the end of one is noticed by the other.
  */
 #ifndef RFAAS_DP_SHM_H
 #define RFAAS_DP_SHM_H
@@ -66,6 +66,7 @@ typedef struct shm_qp shm_qp;
 typedef struct shm_mem {
     dp_mem m;
     int fd;           /* -1: the caller's memory */
+    bool lost;        /* nothing is mapped at its address any more, and somebody else's memory may be */
     uint32_t exposed; /* queue pairs that expose it */
 } shm_mem;
 
@@ -74,6 +75,8 @@ typedef struct shm_cq {
     uint32_t *mode; /* in the page that peers map */
     int fd;
     bool hot;        /* mode is SHM_HOT */
+    bool no_barrier; /* membarrier was refused: no hot promise again */
+    bool unsure;     /* it was refused when a promise was withdrawn: the next wait is short */
     uint32_t n_cold; /* connected peers that are not reached by membarrier: no hot promise with any */
     int32_t wake;    /* a wake for the next wait (atomic) */
     shm_qp **qps;
@@ -151,6 +154,7 @@ struct shm_dev {
     uint64_t next_link;
     uint32_t n_strangers; /* accepted sockets that have not said hello */
     bool listening;
+    bool paused; /* no descriptor for a newcomer; the monitor thread's own */
     uint8_t name[16]; /* of the listening abstract socket */
     int listen_fd, epoll_fd, stop_fd;
     pthread_t monitor;
@@ -212,7 +216,7 @@ int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id);
 void shm_qp_notify(dp_qp *q);
 void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 
-/* dp_shm_link.c */
+/* dp_shm_link.c; dp_shm_monitor.c: shm_link_close */
 int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *blob, uint32_t len, dp_error *err);
 /* Closes the queue pair's links and forgets deposits; its token is dead afterwards. */

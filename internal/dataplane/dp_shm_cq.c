@@ -5,6 +5,8 @@
 #include "dp_shm.h"
 #include "dp_wire.h"
 
+#define UNSURE_NS 1000000
+
 /* Ends the connection: the peer broke the provider's protocol. */
 static __attribute__((noinline, cold)) int violation(shm_qp *qp, dp_wc *wc) {
     wc->status = DP_CONNECTION;
@@ -104,7 +106,8 @@ int shm_cq_arm(dp_cq *c) {
         __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_SEQ_CST);
         /* Peers that saw HOT left their barrier out: pass one on their CPUs. Partner of the early return in
          * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
-        syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+        if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
+            cq->no_barrier = cq->unsure = true; /* forbidden since we registered, as a sandbox may */
     }
     __atomic_store_n(cq->mode, SHM_SLEEPING, __ATOMIC_RELAXED);
     /* The caller's next poll must come after this. An exchange alone would not do: on aarch64 later loads may pass
@@ -124,7 +127,7 @@ void shm_cq_promise_hot(dp_cq *c, bool hot) {
     if (cq->hot == hot)
         return;
     if (hot) {
-        if (cq->n_cold || !((shm_dev *)cq->c.dev)->membarrier)
+        if (cq->n_cold || cq->no_barrier || !((shm_dev *)cq->c.dev)->membarrier)
             return;
         cq->hot = true;
         __atomic_store_n(cq->mode, SHM_HOT, __ATOMIC_RELEASE);
@@ -138,6 +141,11 @@ int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
     shm_cq *cq = (shm_cq *)c;
     if (!__atomic_exchange_n(&cq->wake, 0, __ATOMIC_ACQ_REL)) {
         struct timespec ts, *t = NULL;
+        /* Without the barrier an entry may still be in its writer's store buffer, and the writer has seen the promise:
+         * no wake will come, but the entry soon. */
+        if (cq->unsure && (timeout_ns < 0 || timeout_ns > UNSURE_NS))
+            timeout_ns = UNSURE_NS;
+        cq->unsure = false;
         if (timeout_ns >= 0) {
             ts = (struct timespec){timeout_ns / 1000000000, timeout_ns % 1000000000};
             t = &ts;

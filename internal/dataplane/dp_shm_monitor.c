@@ -1,0 +1,243 @@
+/* The sockets of shm: the one that listens, those to peers, and the thread that greets newcomers and notices the end of
+ * a peer. */
+#include "dp_shm_link.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define STRANGERS_MAX 128
+#define PAUSE_MS 100 /* without a descriptor for a newcomer: when to look again */
+
+enum { ID_LISTEN = 0, ID_STOP = 1, ID_FIRST_LINK = 2 };
+
+/* ---- links ---- */
+
+static bool watch(const shm_dev *dev, const shm_link *l) {
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = l->id};
+    return epoll_ctl(dev->epoll_fd, EPOLL_CTL_ADD, l->fd, &ev) == 0;
+}
+
+shm_link *shm_link_add(shm_dev *dev, int fd, shm_qp *qp) {
+    shm_link *l = calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    *l = (shm_link){.next = dev->links, .id = dev->next_link++, .fd = fd, .qp = qp};
+    if (dev->listening && !watch(dev, l)) {
+        free(l);
+        return NULL;
+    }
+    dev->links = l;
+    return l;
+}
+
+void shm_link_drop(shm_dev *dev, shm_link *gone) {
+    for (shm_link **p = &dev->links; *p; p = &(*p)->next)
+        if (*p == gone) {
+            *p = gone->next;
+            break;
+        }
+    dev->n_strangers -= !gone->qp;
+    close(gone->fd); /* leaves epoll with it */
+    free(gone);
+}
+
+static shm_qp *qp_by_token(shm_dev *dev, const uint8_t token[16]) {
+    for (shm_qp *qp = dev->qps; qp; qp = qp->next) {
+        unsigned diff = 0; /* not memcmp: a token is a secret */
+        for (int i = 0; i < 16; i++)
+            diff |= qp->token[i] ^ token[i];
+        if (!diff)
+            return qp;
+    }
+    return NULL;
+}
+
+/* ---- monitor thread ---- */
+
+/* Drops the stranger that has said nothing for the longest; false when there is none. */
+static bool drop_oldest_stranger(shm_dev *dev) {
+    shm_link *oldest = NULL; /* new ones are put in front */
+    for (shm_link *l = dev->links; l; l = l->next)
+        if (!l->qp)
+            oldest = l;
+    if (oldest)
+        shm_link_drop(dev, oldest);
+    return oldest != NULL;
+}
+
+/* Whether newcomers are accepted. Those that are not wait in the socket's queue. */
+static void listen_on(shm_dev *dev, bool on) {
+    struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.u64 = ID_LISTEN};
+    epoll_ctl(dev->epoll_fd, EPOLL_CTL_MOD, dev->listen_fd, &ev);
+    dev->paused = !on;
+}
+
+static void accept_stranger(shm_dev *dev) {
+    int fd;
+    while ((fd = accept4(dev->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
+        if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
+            return; /* the newcomer has left again */
+        if (!drop_oldest_stranger(dev)) {
+            /* The socket stays readable: to poll it until a descriptor is free would keep a core busy. */
+            listen_on(dev, false);
+            return;
+        }
+    }
+    if (dev->n_strangers >= STRANGERS_MAX)
+        drop_oldest_stranger(dev);
+    if (shm_link_add(dev, fd, NULL))
+        dev->n_strangers++;
+    else
+        close(fd);
+}
+
+static void greet_stranger(shm_dev *dev, shm_link *l) {
+    shm_hello h;
+    shm_peer p;
+    int e = shm_hello_recv(l->fd, MSG_DONTWAIT, &h, &p);
+    if (e == EAGAIN)
+        return;
+    shm_qp *qp = e || h.status || shm_token_is_zero(h.from) ? NULL : qp_by_token(dev, h.to);
+    shm_peer *deposit = qp && !qp->taken ? malloc(sizeof *deposit) : NULL;
+    if (!deposit) {
+        if (e == EMFILE)
+            shm_hello_send(l->fd, dev, NULL, DP_FATAL, h.from);
+        else if (!e)
+            shm_hello_send(l->fd, dev, NULL, qp ? DP_BUSY : DP_BAD_BLOB, h.from);
+        shm_peer_clear(&p);
+        shm_link_drop(dev, l);
+        return;
+    }
+    *deposit = p;
+    qp->deposit = deposit;
+    qp->taken = true;
+    l->qp = qp;
+    dev->n_strangers--;
+    shm_hello_send(l->fd, dev, qp, DP_OK, h.from);
+}
+
+static void link_event(shm_dev *dev, uint64_t id) {
+    for (shm_link *l = dev->links; l; l = l->next) {
+        if (l->id != id)
+            continue;
+        if (!l->qp) {
+            greet_stranger(dev, l);
+            return;
+        }
+        /* Nothing is ever said after hello: readable means closed, or a peer that breaks the rules. */
+        dp_qp_break(&l->qp->q, DP_PEER_GONE);
+        epoll_ctl(dev->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
+        return;
+    }
+}
+
+static void *monitor(void *arg) {
+    shm_dev *dev = arg;
+    for (;;) {
+        struct epoll_event ev[16];
+        int n = epoll_wait(dev->epoll_fd, ev, 16, dev->paused ? PAUSE_MS : -1);
+        if (n < 0 && errno != EINTR)
+            return NULL;
+        pthread_mutex_lock(&dev->lock);
+        if (dev->paused)
+            listen_on(dev, true);
+        bool stop = false;
+        for (int i = 0; i < n && !stop; i++) {
+            if (ev[i].data.u64 == ID_STOP)
+                stop = true;
+            else if (ev[i].data.u64 == ID_LISTEN)
+                accept_stranger(dev);
+            else
+                link_event(dev, ev[i].data.u64);
+        }
+        pthread_mutex_unlock(&dev->lock);
+        if (stop)
+            return NULL;
+    }
+}
+
+/* ---- listening ---- */
+
+socklen_t shm_listen_address(const uint8_t name[16], struct sockaddr_un *a) {
+    memset(a, 0, sizeof *a);
+    a->sun_family = AF_UNIX;
+    char *p = a->sun_path + 1; /* the leading NUL makes it abstract: no file, gone with the process */
+    p += sprintf(p, "rfaas-shm-");
+    for (int i = 0; i < 16; i++)
+        p += sprintf(p, "%02x", name[i]);
+    return (socklen_t)(p - (char *)a);
+}
+
+static int start_monitor(shm_dev *dev) {
+    /* Signals belong to the program's threads. */
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, PTHREAD_STACK_MIN > (64 << 10) ? (size_t)PTHREAD_STACK_MIN : 64 << 10);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int e = pthread_create(&dev->monitor, &attr, monitor, dev);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return e;
+}
+
+int shm_listen_start(shm_dev *dev, dp_error *err) {
+    struct sockaddr_un a;
+    dp_random(dev->name, sizeof dev->name);
+    socklen_t len = shm_listen_address(dev->name, &a);
+    dev->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    dev->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    dev->stop_fd = eventfd(0, EFD_CLOEXEC);
+    struct epoll_event on_listen = {.events = EPOLLIN, .data.u64 = ID_LISTEN};
+    struct epoll_event on_stop = {.events = EPOLLIN, .data.u64 = ID_STOP};
+    int e = 0;
+    if (dev->listen_fd < 0 || dev->epoll_fd < 0 || dev->stop_fd < 0 ||
+        bind(dev->listen_fd, (struct sockaddr *)&a, len) || listen(dev->listen_fd, 64) ||
+        epoll_ctl(dev->epoll_fd, EPOLL_CTL_ADD, dev->listen_fd, &on_listen) ||
+        epoll_ctl(dev->epoll_fd, EPOLL_CTL_ADD, dev->stop_fd, &on_stop))
+        e = errno;
+    dev->next_link += ID_FIRST_LINK;
+    for (shm_link *l = dev->links; !e && l; l = l->next) { /* made before we listened */
+        l->id = dev->next_link++;
+        if (!watch(dev, l))
+            e = errno;
+    }
+    dev->paused = false;
+    if (!e)
+        e = start_monitor(dev);
+    if (e) {
+        int *fds[] = {&dev->listen_fd, &dev->epoll_fd, &dev->stop_fd};
+        for (int i = 0; i < 3; i++) {
+            if (*fds[i] >= 0)
+                close(*fds[i]);
+            *fds[i] = -1;
+        }
+        return dp_fail(err, DP_FATAL, e, "start listening for shm peers");
+    }
+    dev->listening = true;
+    return DP_OK;
+}
+
+void shm_link_close(shm_dev *dev) {
+    if (dev->listening) {
+        uint64_t one = 1;
+        while (write(dev->stop_fd, &one, sizeof one) < 0 && errno == EINTR)
+            ;
+        pthread_join(dev->monitor, NULL);
+        close(dev->listen_fd);
+        close(dev->epoll_fd);
+        close(dev->stop_fd);
+        dev->listening = false;
+    }
+    while (dev->links)
+        shm_link_drop(dev, dev->links);
+}

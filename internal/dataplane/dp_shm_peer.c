@@ -1,0 +1,184 @@
+/* What a peer hands over: hello messages with descriptors, and the memory behind them. Every word of it is the peer's and
+ * checked. */
+#include "dp_shm_link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- peers ---- */
+
+static void peer_init(shm_peer *p) {
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i < SHM_HELLO_FDS; i++)
+        p->fds[i] = -1;
+}
+
+void shm_peer_clear(shm_peer *p) {
+    if (p->segment)
+        shm_unmap(p->segment, shm_segment_size(p->ring_size));
+    if (p->mode)
+        shm_unmap(p->mode, SHM_PAGE);
+    for (uint32_t i = 0; i < p->n_regions; i++)
+        shm_unmap(p->regions[i].map, p->regions[i].size);
+    for (int i = 0; i < SHM_HELLO_FDS; i++)
+        if (p->fds[i] >= 0)
+            close(p->fds[i]);
+    peer_init(p);
+}
+
+/* Maps fd if it is a memfd that can no longer shrink and holds size bytes. */
+static void *map_checked(int fd, uint64_t size, bool writable) {
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) || fstat(fd, &st) ||
+        (uint64_t)st.st_size < size) {
+        errno = EBADF;
+        return NULL;
+    }
+    uint64_t len = (size + SHM_PAGE - 1) & ~(uint64_t)(SHM_PAGE - 1);
+    uint8_t *at = mmap(NULL, len + SHM_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    if (mmap(at, len, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        int e = errno;
+        munmap(at, len + SHM_PAGE);
+        errno = e;
+        return NULL;
+    }
+    /* Page tables now rather than at the first call; a hint. */
+    madvise(at, len, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    return at;
+}
+
+int shm_peer_map(shm_peer *p, dp_error *err) {
+    p->segment = map_checked(p->fds[0], shm_segment_size(p->ring_size), true);
+    if (!p->segment)
+        return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's receive ring of %u", p->ring_size);
+    p->bounce = (uint8_t *)p->segment + sizeof(shm_segment) + (uint64_t)p->ring_size * sizeof(shm_entry);
+    p->mode = map_checked(p->fds[1], SHM_PAGE, true);
+    if (!p->mode)
+        return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's completion-queue page");
+    for (uint32_t i = 0; i < p->n_regions; i++) {
+        shm_region *r = &p->regions[i];
+        bool writable = r->access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC);
+        r->map = map_checked(p->fds[2 + i], r->size, writable);
+        if (!r->map)
+            return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's region of %llu bytes",
+                           (unsigned long long)r->size);
+    }
+    for (int i = 0; i < SHM_HELLO_FDS; i++)
+        if (p->fds[i] >= 0) {
+            close(p->fds[i]);
+            p->fds[i] = -1;
+        }
+    return DP_OK;
+}
+
+/* ---- hello ---- */
+
+int shm_hello_send(int fd, const shm_dev *dev, const shm_qp *qp, int status, const uint8_t to[16]) {
+    shm_hello h = {.magic = SHM_HELLO_MAGIC, .version = SHM_LINK_VERSION, .status = status, .reached = dev->membarrier};
+    memcpy(h.to, to, 16);
+    int fds[SHM_HELLO_FDS], n = 0;
+    if (qp) {
+        memcpy(h.from, qp->token, 16);
+        h.ring_size = qp->ring_size;
+        h.n_regions = (uint16_t)qp->n_expose;
+        fds[n++] = qp->seg_fd;
+        fds[n++] = ((shm_cq *)qp->q.cq)->fd;
+        for (uint32_t i = 0; i < qp->n_expose; i++) {
+            const shm_mem *m = qp->expose[i];
+            h.regions[i] = (shm_hello_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size};
+            fds[n++] = m->fd;
+        }
+    }
+    union {
+        struct cmsghdr align;
+        char buf[CMSG_SPACE(sizeof fds)];
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec iov = {&h, sizeof h};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (n) {
+        msg.msg_control = control.buf;
+        msg.msg_controllen = CMSG_SPACE((size_t)n * sizeof(int));
+        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN((size_t)n * sizeof(int));
+        memcpy(CMSG_DATA(c), fds, (size_t)n * sizeof(int));
+    }
+    for (;;) {
+        ssize_t sent = sendmsg(fd, &msg, MSG_NOSIGNAL);
+        if (sent == (ssize_t)sizeof h)
+            return 0;
+        if (sent < 0 && errno == EINTR)
+            continue;
+        return sent < 0 ? errno : EPROTO;
+    }
+}
+
+int shm_hello_check(const shm_hello *h, int n_fds, shm_peer *p) {
+    if (h->magic != SHM_HELLO_MAGIC || h->version != SHM_LINK_VERSION)
+        return EPROTO;
+    if (h->status)
+        return 0; /* a refusal: nothing else in it counts */
+    if (h->n_regions > DP_EXPOSE_MAX || n_fds != 2 + h->n_regions || h->ring_size == 0 ||
+        h->ring_size > SHM_RING_MAX || (h->ring_size & (h->ring_size - 1)))
+        return EPROTO;
+    memcpy(p->token, h->from, 16);
+    p->ring_size = h->ring_size;
+    p->reached = h->reached;
+    for (uint32_t i = 0; i < h->n_regions; i++) {
+        const shm_hello_region *r = &h->regions[i];
+        /* Page-aligned, so that what is aligned by its remote address is so in our mapping: atomics rely on it. */
+        if (r->size == 0 || r->size > SHM_REGION_MAX || r->base % SHM_PAGE || r->base > UINT64_MAX - r->size ||
+            (r->access & ~(uint32_t)(DP_REMOTE_READ | DP_REMOTE_WRITE | DP_REMOTE_ATOMIC)))
+            return EPROTO;
+        p->regions[i] = (shm_region){.rkey = r->rkey, .access = r->access, .base = r->base, .size = r->size};
+    }
+    p->n_regions = h->n_regions;
+    return 0;
+}
+
+int shm_hello_recv(int fd, int flags, shm_hello *h, shm_peer *p) {
+    union {
+        struct cmsghdr align;
+        char buf[CMSG_SPACE(SHM_HELLO_FDS * sizeof(int))];
+    } control;
+    struct iovec iov = {h, sizeof *h};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf,
+                         .msg_controllen = sizeof control.buf};
+    ssize_t n;
+    do
+        n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC | flags);
+    while (n < 0 && errno == EINTR);
+    peer_init(p);
+    if (n < 0)
+        return errno;
+    int n_fds = 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c))
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            int k = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            for (int i = 0; i < k; i++) {
+                int got;
+                memcpy(&got, CMSG_DATA(c) + (size_t)i * sizeof(int), sizeof got);
+                if (n_fds < SHM_HELLO_FDS)
+                    p->fds[n_fds++] = got;
+                else
+                    close(got);
+            }
+        }
+    if (n == 0)
+        return ECONNRESET;
+    if (n != (ssize_t)sizeof *h || (msg.msg_flags & MSG_TRUNC))
+        return EPROTO;
+    if (msg.msg_flags & MSG_CTRUNC) /* more than anybody sends, or this process has none left */
+        return n_fds == SHM_HELLO_FDS ? EPROTO : EMFILE;
+    return shm_hello_check(h, n_fds, p);
+}
