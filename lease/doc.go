@@ -3,19 +3,40 @@
 // goroutines and no clock of its own. The owner (internal/executor) starts and kills workers and tells the table
 // what happened; the table says what is allowed and what is due.
 //
-//	            Request              Grant                 Open
-//	(nothing) ──────────▶ requested ────────▶ granted ───────────────▶ active ◀──┐ Open: the holder
-//	                          │                  │                      │  └─────┘ is back
-//	                          │ Fail             │ not opened in time   │
-//	                          ▼                  ▼                      ▼
-//	                      forgotten           revoked         released, expired, revoked
-//
-//	granted, active ── End ──▶ released | expired | revoked ── Reaped ──▶ remembered without resources
+//	            Request              Grant                 Open                  Notice
+//	(nothing) ──────────▶ requested ────────▶ granted ─────────────▶ active ◀───────────────▶ expiring
+//	                          │                  │                    │  └──┐ Open: the         │  Renew, back to
+//	                          │ Fail             │ not opened in      │  ◀──┘ holder is back    │  active
+//	                          ▼                  ▼ time: revoked      ▼                         ▼
+//	                      forgotten           released, expired, revoked, drained (End, from any of the three)
+//	                                             │                    │
+//	                                             │ Keep               │ Reaped: the cores are free
+//	                                             ▼ (released only)    ▼
+//	                                           kept ─────────▶ remembered without resources
+//	                                             │     Drop, Reaped
+//	                                             └──▶ requested, as the next lease of the same holder (Reuse)
 //
 // An ended lease keeps its cores and memory until the owner has reaped the last worker and says so: that is the
 // fence, nobody else gets a core on which the old holder's code could still run. Afterwards the table
 // remembers for a while how the lease ended, so that a second release or a late request gets an answer that
 // says why, and so that it changes nothing.
+//
+// A released lease may be kept with its workers for the same holder's next one. What is kept counts as free: when
+// somebody else needs it, Request takes it away and says in Lease.Evict whose workers must be reaped first.
+//
+// # Cores
+//
+// The unit is the physical core: all of its logical CPUs that may be leased belong to one worker. Config.Share permits
+// that several leases get the same core; 1 is the rule. Cores of the NUMA nodes in Config.Near go first, and a lease
+// stays on one node where it can.
+//
+// # Time
+//
+// A lease ends at Expires by the executor's clock. Its holder is told durations, never times of day, and counts
+// them from before it asked; it stops Config.Margin earlier. So a clock that is wrong does no harm, and a
+// holder never uses a lease that its executor has ended for time.
+//
+// # Requests
 //
 // A request id leases once. A repetition gets the first one's lease, also when the first is still being
 // granted (Wait); with other terms it is refused. A request that failed is forgotten, since it holds nothing.

@@ -17,14 +17,16 @@ var (
 	ErrEnded = errors.New("lease has ended")
 	// ErrState: the lease is in a state in which this cannot happen.
 	ErrState = errors.New("wrong state")
-	// ErrDraining: the node gives out no more leases.
+	// ErrDraining: the node gives out no more leases and renews none.
 	ErrDraining = errors.New("draining")
+	// ErrNotKept: what was to be used again is not kept any more, or not for these terms. A new lease may do.
+	ErrNotKept = errors.New("not kept")
 )
 
 // EndedError says how a lease ended. It is ErrEnded.
 type EndedError struct {
 	ID     ID
-	State  State // Released, Expired or Revoked
+	State  State // Released, Expired, Revoked or Drained
 	Reason string
 }
 

@@ -19,13 +19,15 @@ const (
 	Requested State = iota + 1 // resources are set aside, workers are being started
 	Granted                    // the holder has the grant and has not come yet
 	Active                     // the holder has been here
+	Expiring                   // active, and the holder has been told that the end is near
 	Released                   // ended by its holder
 	Expired                    // ended by time
 	Revoked                    // ended by the node
+	Drained                    // ended with the node's service, after the calls that ran
 )
 
-var stateNames = [...]string{Requested: "requested", Granted: "granted", Active: "active",
-	Released: "released", Expired: "expired", Revoked: "revoked"}
+var stateNames = [...]string{Requested: "requested", Granted: "granted", Active: "active", Expiring: "expiring",
+	Released: "released", Expired: "expired", Revoked: "revoked", Drained: "drained"}
 
 func (s State) String() string {
 	if s == 0 || int(s) >= len(stateNames) {
@@ -37,16 +39,41 @@ func (s State) String() string {
 // Ended says whether the state is a last one.
 func (s State) Ended() bool { return s >= Released }
 
+// Wait is the waiting policy of a lease's workers. The numbers are those of the control protocol.
+type Wait uint8
+
+// The waiting policies.
+const (
+	Adaptive Wait = iota // spin for about as long as a wake-up takes, then block
+	Hot                  // spin
+	Warm                 // block at once
+)
+
 // Terms are what a request asks for.
 type Terms struct {
 	Workers         int           // at least 1
-	CoresPerWorker  int           // logical CPUs for each worker, at least 1
+	CoresPerWorker  int           // physical cores for each worker, at least 1
 	MemoryPerWorker uint64        // bytes
-	Duration        time.Duration // from the grant on, above 0
-	Tenant          string
-	// Fingerprint stands for everything else that was asked (code, blobs, ...). A repeated request id with another
+	Duration        time.Duration // from the grant on, above 0; Renew prolongs
+	Wait            Wait
+	CallLimit       time.Duration // longest that one call may run; 0: no limit
+	Tenant          string        // who holds it and pays
+	// Kind stands for what makes workers fit for another lease: code, provider, client process, sizes. The zero Kind fits
+	// nothing.
+	Kind [32]byte
+	// Fingerprint stands for everything that was asked (code, blobs, ...). A repeated request id with another
 	// fingerprint is refused instead of being given what somebody else asked for.
 	Fingerprint [32]byte
+}
+
+// memory is what all workers get together.
+func (t Terms) memory() uint64 { return uint64(t.Workers) * t.MemoryPerWorker }
+
+// fit says whether workers that were started for old can serve t.
+func (t Terms) fit(old Terms) bool {
+	return t.Kind != [32]byte{} && t.Kind == old.Kind && t.Tenant == old.Tenant && t.Workers == old.Workers &&
+		t.CoresPerWorker == old.CoresPerWorker && t.MemoryPerWorker == old.MemoryPerWorker && t.Wait == old.Wait &&
+		t.CallLimit == old.CallLimit
 }
 
 // Lease is a copy of what the table knows of one lease.
@@ -56,8 +83,15 @@ type Lease struct {
 	State     State
 	Terms     Terms
 	CPUs      [][]int   // of each worker, ascending
+	Granted   time.Time // zero until granted
 	Expires   time.Time // zero until granted
+	Holder    time.Time // when the holder stops using it: Config.Margin before Expires
 	Reason    string    // why it ended
+
+	// Reuses is the released lease whose workers this one goes on with; 0: none.
+	Reuses ID
+	// Evict are released leases whose kept workers must be reaped, and Reaped called for, before this lease's are started.
+	Evict []ID
 
 	rec *record // what Wait waits on; it outlives the table's memory of the lease
 }
@@ -70,12 +104,19 @@ type record struct {
 	presence uint64        // number of the holder's latest stream
 	present  bool
 	comeBy   time.Time // when the absent holder must have come; zero while it is present
+	notice   time.Time // when the holder is told that the end is near
+	kept     time.Time // until when its workers are kept; zero: they are not
+	dropped  bool      // they were; now they are to be reaped
 	reaped   bool
+
+	shares [][]int // of each worker: indices into the table's cores
+	memory uint64  // bytes held
 }
 
 func (r *record) copy() Lease {
 	l := r.Lease
 	l.rec = r
+	l.Evict = slices.Clone(r.Evict)
 	l.CPUs = make([][]int, len(r.CPUs))
 	for i, c := range r.CPUs {
 		l.CPUs[i] = slices.Clone(c)
@@ -85,16 +126,26 @@ func (r *record) copy() Lease {
 
 func (r *record) ended() error { return &EndedError{ID: r.ID, State: r.State, Reason: r.Reason} }
 
-// deadline is when the lease ends by itself, and how. Zero time: never.
-func (r *record) deadline() (time.Time, State, string) {
-	if r.State != Granted && r.State != Active {
-		return time.Time{}, 0, ""
+// due is when something has to happen next to the lease by itself, and what. Zero time: never.
+func (r *record) due(now time.Time) (at time.Time, d Due) {
+	d.ID = r.ID
+	switch r.State {
+	case Released:
+		d.State, d.Reason = Released, "kept long enough"
+		return r.kept, d
+	case Granted, Active, Expiring:
+	default:
+		return time.Time{}, d
 	}
-	if !r.comeBy.IsZero() && r.comeBy.Before(r.Expires) {
+	at, d.State, d.Reason = r.Expires, Expired, "its time is over"
+	if r.State == Active && now.Before(r.Expires) { // else it is too late for a notice
+		at, d.State, d.Reason = r.notice, Expiring, ""
+	}
+	if !r.comeBy.IsZero() && r.comeBy.Before(at) {
+		at, d.State, d.Reason = r.comeBy, Revoked, "the holder went away"
 		if r.State == Granted {
-			return r.comeBy, Revoked, "the holder did not open its event stream in time"
+			d.Reason = "the holder did not open its event stream in time"
 		}
-		return r.comeBy, Revoked, "the holder went away"
 	}
-	return r.Expires, Expired, "its time is over"
+	return at, d
 }

@@ -9,14 +9,21 @@ import (
 	"time"
 )
 
-// Config of a table. CPUs and NewID are mandatory.
+// Config of a table. Cores and NewID are mandatory.
 type Config struct {
-	CPUs   []int  // logical CPUs that may be leased, each once
+	Cores  []Core // that may be leased, each logical CPU once
 	Memory uint64 // bytes that may be leased
+	Near   []int  // NUMA nodes whose cores go first
+	Share  int    // leases that may have the same core; 0: 1
 
 	// FirstUse is how long a granted lease waits for its holder; Return how long an active one does after its holder
 	// went away. 0: 10 s and 2 s.
 	FirstUse, Return time.Duration
+	// Margin is how long before the end the holder stops, at most a tenth of the duration; Notice how long before the end
+	// it is told, at most a third. 0: 500 ms and 30 s.
+	Margin, Notice time.Duration
+	// Keep is how long what was released is kept. 0: 1 minute.
+	Keep time.Duration
 
 	// Now is the clock. nil: time.Now.
 	Now func() time.Time
@@ -27,11 +34,12 @@ type Config struct {
 	Remember int
 }
 
-// Capacity is what a table has.
+// Capacity is what a table has. Cores are physical ones, times Config.Share.
 type Capacity struct {
-	Cores, FreeCores   int
+	Cores, FreeCores   int // what is kept is free
 	Memory, FreeMemory uint64
-	Leases             int // that hold resources
+	Leases             int // that hold resources, the kept ones not counted
+	Kept               int
 }
 
 // Table keeps the leases. All methods may be called from any goroutine; only Wait blocks.
@@ -39,14 +47,16 @@ type Table struct {
 	cfg     Config
 	changed chan struct{} // capacity 1: a deadline may have become earlier
 
-	mu       sync.Mutex
-	free     []int // ascending
-	memory   uint64
-	draining bool
-	leases   map[ID]*record
-	requests map[RequestID]*record
-	past     []ID // reaped leases still remembered, oldest first
-	holding  int  // leases with resources
+	mu         sync.Mutex
+	cores      *cores
+	memory     uint64 // free, nobody keeps it
+	keptMemory uint64
+	draining   bool
+	leases     map[ID]*record
+	requests   map[RequestID]*record
+	past       []ID // reaped leases still remembered, oldest first
+	kept       []ID // oldest first
+	holding    int  // leases with resources that are not kept
 }
 
 // New makes an empty table.
@@ -54,36 +64,37 @@ func New(cfg Config) (*Table, error) {
 	if cfg.NewID == nil {
 		return nil, fmt.Errorf("lease table: no NewID: %w", ErrInvalid)
 	}
-	cpus := slices.Clone(cfg.CPUs)
-	slices.Sort(cpus)
-	if len(cpus) == 0 {
-		return nil, fmt.Errorf("lease table: no cores: %w", ErrInvalid)
-	}
-	for i, c := range cpus {
-		if c < 0 || i > 0 && cpus[i-1] == c {
-			return nil, fmt.Errorf("lease table: core %d is negative or named twice: %w", c, ErrInvalid)
-		}
+	cores, err := newCores(cfg.Cores, cfg.Near, cmp.Or(cfg.Share, 1))
+	if err != nil {
+		return nil, err
 	}
 	cfg.FirstUse = cmp.Or(cfg.FirstUse, 10*time.Second)
 	cfg.Return = cmp.Or(cfg.Return, 2*time.Second)
+	cfg.Margin = cmp.Or(cfg.Margin, 500*time.Millisecond)
+	cfg.Notice = cmp.Or(cfg.Notice, 30*time.Second)
+	cfg.Keep = cmp.Or(cfg.Keep, time.Minute)
 	cfg.Remember = cmp.Or(cfg.Remember, 1024)
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Table{cfg: cfg, changed: make(chan struct{}, 1), free: cpus, memory: cfg.Memory,
+	return &Table{cfg: cfg, changed: make(chan struct{}, 1), cores: cores, memory: cfg.Memory,
 		leases: map[ID]*record{}, requests: map[RequestID]*record{}}, nil
 }
 
 // Request sets resources aside for the terms and returns the lease in state Requested with first true: the
-// caller starts the workers and then calls Grant or Fail. With first false the id was seen before: the caller
-// calls Wait. Errors: ErrInvalid (never possible here, or the id came with other terms), ErrBusy, ErrDraining,
-// ErrEnded (the id's lease is over).
-func (t *Table) Request(rid RequestID, terms Terms) (l Lease, first bool, err error) {
+// caller reaps the workers of Lease.Evict, starts the new ones and then calls Grant or Fail. With first false the id was
+// seen before: the caller calls Wait.
+//
+// reuse names a kept lease whose workers shall go on, 0 none: there is nothing to start then, unless one of them has died.
+//
+// Errors: ErrInvalid (never possible here, or the id came with other terms), ErrBusy, ErrDraining, ErrNotKept, ErrEnded
+// (the id's lease is over).
+func (t *Table) Request(rid RequestID, terms Terms, reuse ID) (l Lease, first bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.requests[rid]; r != nil {
 		switch {
-		case r.Terms != terms:
+		case r.Terms != terms || r.Reuses != reuse:
 			return Lease{}, false, fmt.Errorf("request id %x was used with other terms: %w", rid[:], ErrInvalid)
 		case r.State.Ended():
 			return Lease{}, false, r.ended()
@@ -93,49 +104,129 @@ func (t *Table) Request(rid RequestID, terms Terms) (l Lease, first bool, err er
 	if t.draining {
 		return Lease{}, false, ErrDraining
 	}
-	if err := t.fits(terms); err != nil {
+	if err := t.possible(terms); err != nil {
 		return Lease{}, false, err
 	}
 	r := &record{settled: make(chan struct{})}
+	if reuse != 0 {
+		err = t.takeOver(r, &terms, reuse)
+	} else {
+		err = t.take(r, &terms)
+	}
+	if err != nil {
+		return Lease{}, false, err
+	}
 	r.ID, r.RequestID, r.State, r.Terms = t.newID(), rid, Requested, terms
-	r.CPUs = t.take(terms.Workers, terms.CoresPerWorker)
-	t.memory -= uint64(terms.Workers) * terms.MemoryPerWorker
+	r.CPUs = t.cores.cpus(r.shares)
 	t.holding++
 	t.leases[r.ID], t.requests[rid] = r, r
 	return r.copy(), true, nil
 }
 
-// fits checks the terms against what there is and what is free. Divisions, since products could wrap.
-func (t *Table) fits(terms Terms) error {
+// possible checks the terms against what there is. Divisions, since products could wrap.
+func (t *Table) possible(terms Terms) error {
 	w, c, m := terms.Workers, terms.CoresPerWorker, terms.MemoryPerWorker
-	all := len(t.cfg.CPUs)
+	all := t.cores.total()
 	switch {
 	case w < 1:
 		return fmt.Errorf("%d workers: want at least 1: %w", w, ErrInvalid)
 	case c < 1:
 		return fmt.Errorf("%d cores per worker: want at least 1: %w", c, ErrInvalid)
-	case w > all/c:
+	case w > all/c || c > len(t.cores.list):
 		return fmt.Errorf("%d workers with %d cores each: the node lends %d cores: %w", w, c, all, ErrInvalid)
 	case m > t.cfg.Memory/uint64(w):
 		return fmt.Errorf("%d workers with %d bytes each: the node lends %d bytes: %w", w, m, t.cfg.Memory, ErrInvalid)
 	case terms.Duration <= 0:
 		return fmt.Errorf("duration %v: want more than 0: %w", terms.Duration, ErrInvalid)
-	case w*c > len(t.free):
-		return fmt.Errorf("%d cores wanted, %d of %d are free: %w", w*c, len(t.free), all, ErrBusy)
-	case uint64(w)*m > t.memory:
-		return fmt.Errorf("%d bytes wanted, %d of %d are free: %w", uint64(w)*m, t.memory, t.cfg.Memory, ErrBusy)
+	case terms.CallLimit < 0:
+		return fmt.Errorf("time limit per call %v: want 0 or more: %w", terms.CallLimit, ErrInvalid)
+	case terms.Wait > Warm:
+		return fmt.Errorf("waiting policy %d is none of %d to %d: %w", terms.Wait, Adaptive, Warm, ErrInvalid)
 	}
 	return nil
 }
 
-// take removes the lowest free cores, so that a worker's cores are neighbours where they can be.
-func (t *Table) take(workers, each int) [][]int {
-	out := make([][]int, workers)
-	for i := range out {
-		out[i] = slices.Clone(t.free[i*each : (i+1)*each])
+// take finds cores and memory for the terms. When there are not enough free ones, what is kept has to go, the oldest
+// first.
+func (t *Table) take(r *record, terms *Terms) error {
+	have := make([]int, len(t.cores.list))
+	for i := range have {
+		have[i] = t.cores.available(i)
 	}
-	t.free = slices.Delete(t.free, 0, workers*each)
-	return out
+	memory := t.memory
+	victims := 0
+	for {
+		if memory >= terms.memory() {
+			if r.shares = t.cores.place(terms.Workers, terms.CoresPerWorker, have); r.shares != nil {
+				break
+			}
+		}
+		if victims == len(t.kept) {
+			return t.busy(terms)
+		}
+		v := t.leases[t.kept[victims]]
+		count(have, v.shares, 1)
+		memory += v.memory
+		victims++
+	}
+	r.memory = terms.memory()
+	evicted := slices.Clone(t.kept[:victims])
+	for _, id := range evicted {
+		t.drop(t.leases[id])
+	}
+	r.Evict = evicted
+	t.charge(r, evicted)
+	return nil
+}
+
+// charge books what a new lease takes: from what is free, and where that is not enough from the victims, which keep the
+// rest until they are reaped.
+func (t *Table) charge(r *record, victims []ID) {
+	for _, s := range r.shares {
+		for _, i := range s {
+			if t.cores.available(i) > 0 {
+				t.cores.used[i]++
+				continue
+			}
+			for _, id := range victims {
+				if t.leases[id].yield(i) {
+					break
+				}
+			}
+		}
+	}
+	need := r.memory
+	from := min(need, t.memory)
+	t.memory -= from
+	for _, id := range victims {
+		v := t.leases[id]
+		need -= from
+		from = min(need, v.memory)
+		v.memory -= from
+	}
+}
+
+// yield gives up one share of core i.
+func (r *record) yield(i int) bool {
+	for w, s := range r.shares {
+		if at := slices.Index(s, i); at >= 0 {
+			r.shares[w] = slices.Delete(slices.Clone(s), at, at+1)
+			return true
+		}
+	}
+	return false
+}
+
+func (t *Table) busy(terms *Terms) error {
+	free, memory := t.cores.free(), t.memory+t.keptMemory
+	if need := terms.Workers * terms.CoresPerWorker; need > free {
+		return fmt.Errorf("%d cores wanted, %d of %d are free: %w", need, free, t.cores.total(), ErrBusy)
+	}
+	if need := terms.memory(); need > memory {
+		return fmt.Errorf("%d bytes wanted, %d of %d are free: %w", need, memory, t.cfg.Memory, ErrBusy)
+	}
+	return fmt.Errorf("%d different cores wanted for each of %d workers, those that are free are not different enough: %w",
+		terms.CoresPerWorker, terms.Workers, ErrBusy)
 }
 
 func (t *Table) newID() ID {
@@ -146,13 +237,11 @@ func (t *Table) newID() ID {
 	}
 }
 
-// giveBack returns exactly what was taken. Called once per lease, by Fail or Reaped.
+// giveBack returns exactly what a lease holds. Called once per lease, by Fail or Reaped.
 func (t *Table) giveBack(r *record) {
-	for _, cpus := range r.CPUs {
-		t.free = append(t.free, cpus...)
-	}
-	slices.Sort(t.free)
-	t.memory += uint64(r.Terms.Workers) * r.Terms.MemoryPerWorker
+	count(t.cores.used, r.shares, -1)
+	t.memory += r.memory
+	r.shares, r.memory = nil, 0
 	t.holding--
 }
 
@@ -165,8 +254,8 @@ func (t *Table) Grant(id ID) (Lease, error) {
 		return Lease{}, err
 	}
 	now := t.cfg.Now()
-	r.State = Granted
-	r.Expires = now.Add(r.Terms.Duration)
+	r.State, r.Granted = Granted, now
+	t.setEnd(r, now, r.Terms.Duration)
 	r.comeBy = now.Add(t.cfg.FirstUse)
 	close(r.settled)
 	t.wake()
@@ -209,76 +298,6 @@ func (t *Table) Wait(ctx context.Context, l Lease) (Lease, error) {
 	return r.copy(), nil
 }
 
-// Open notes that the holder is here (its event stream is open) and returns the number of this presence for Away.
-// A newer presence takes the place of an older one.
-func (t *Table) Open(id ID) (presence uint64, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r, err := t.find(id, Granted, Active)
-	if err != nil {
-		return 0, err
-	}
-	r.State = Active
-	r.presence++
-	r.present, r.comeBy = true, time.Time{}
-	return r.presence, nil
-}
-
-// Away notes that a presence is over; the holder has Config.Return to come back. It does nothing when a newer
-// presence has begun or the lease has ended.
-func (t *Table) Away(id ID, presence uint64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r := t.leases[id]
-	if r == nil || r.State != Active || !r.present || r.presence != presence {
-		return
-	}
-	r.present = false
-	r.comeBy = t.cfg.Now().Add(t.cfg.Return)
-	t.wake()
-}
-
-// End ends a granted or active lease as Released, Expired or Revoked. Exactly one call succeeds for a lease: its
-// caller stops the workers and then calls Reaped. Its resources stay taken until then.
-func (t *Table) End(id ID, how State, reason string) (Lease, error) {
-	if !how.Ended() {
-		return Lease{}, fmt.Errorf("lease %d: end as %v: %w", id, how, ErrState)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r, err := t.find(id, Granted, Active)
-	if err != nil {
-		return Lease{}, err
-	}
-	r.State, r.Reason = how, reason
-	r.present, r.comeBy = false, time.Time{}
-	return r.copy(), nil
-}
-
-// Reaped gives back the resources of an ended lease whose last worker is gone. A second call is ErrState and
-// changes nothing.
-func (t *Table) Reaped(id ID) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r := t.leases[id]
-	if r == nil {
-		return unknown(id)
-	}
-	if !r.State.Ended() || r.reaped {
-		return fmt.Errorf("lease %d is %v, resources given back: %t: %w", id, r.State, r.reaped, ErrState)
-	}
-	r.reaped = true
-	t.giveBack(r)
-	t.past = append(t.past, id)
-	if len(t.past) > t.cfg.Remember {
-		old := t.leases[t.past[0]]
-		delete(t.leases, old.ID)
-		delete(t.requests, old.RequestID)
-		t.past = slices.Delete(t.past, 0, 1)
-	}
-	return nil
-}
-
 // find returns a lease that is in one of the states.
 func (t *Table) find(id ID, states ...State) (*record, error) {
 	r := t.leases[id]
@@ -304,45 +323,26 @@ func (t *Table) Get(id ID) (Lease, error) {
 	return r.copy(), nil
 }
 
-// Drain makes every further new request ErrDraining. Leases that exist stay.
-func (t *Table) Drain() {
+// List returns the leases that hold resources, the oldest grant first, those that are kept not among them.
+func (t *Table) List() []Lease {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.draining = true
+	var list []Lease
+	for _, r := range t.leases {
+		if !r.reaped && r.kept.IsZero() {
+			list = append(list, r.copy())
+		}
+	}
+	slices.SortFunc(list, func(a, b Lease) int { return cmp.Or(a.Granted.Compare(b.Granted), cmp.Compare(a.ID, b.ID)) })
+	return list
 }
 
 // Capacity returns what there is and what is free.
 func (t *Table) Capacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return Capacity{Cores: len(t.cfg.CPUs), FreeCores: len(t.free),
-		Memory: t.cfg.Memory, FreeMemory: t.memory, Leases: t.holding}
-}
-
-// Due is a lease whose deadline has passed, and how its owner shall End it.
-type Due struct {
-	ID     ID
-	State  State
-	Reason string
-}
-
-// Due returns the leases whose deadline has passed and the next deadline after them (zero: none). It ends
-// nothing: the owner does, and may find that somebody else was faster.
-func (t *Table) Due() (due []Due, next time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := t.cfg.Now()
-	for id, r := range t.leases {
-		at, how, reason := r.deadline()
-		switch {
-		case at.IsZero():
-		case !at.After(now):
-			due = append(due, Due{ID: id, State: how, Reason: reason})
-		case next.IsZero() || at.Before(next):
-			next = at
-		}
-	}
-	return due, next
+	return Capacity{Cores: t.cores.total(), FreeCores: t.cores.free(), Memory: t.cfg.Memory,
+		FreeMemory: t.memory + t.keptMemory, Leases: t.holding, Kept: len(t.kept)}
 }
 
 // Changed receives when a deadline may have become earlier than the last Due said. One owner reads it.

@@ -18,14 +18,30 @@ import (
 var version = "unknown"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop) // the second signal is not caught and ends the program at once
-	os.Exit(run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	ctx, now := terminations()
+	os.Exit(run(ctx, now, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// run is main without the process: it serves until ctx ends and returns the exit code, 0 for a clean end, 1 for a
-// failure, 2 for a wrong command line or wrong settings.
-func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+// terminations returns two contexts: the first SIGTERM or SIGINT ends the first one, the second the second one. The third
+// is not caught and ends the program.
+func terminations() (first, second context.Context) {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	first, endFirst := context.WithCancel(context.Background())
+	second, endSecond := context.WithCancel(context.Background())
+	go func() {
+		<-signals
+		endFirst()
+		<-signals
+		signal.Stop(signals)
+		endSecond()
+	}()
+	return first, second
+}
+
+// run is main without the process: it serves until ctx ends, lets what runs finish until now ends or the grace is over, and
+// returns the exit code, 0 for a clean end, 1 for a failure, 2 for a wrong command line or wrong settings.
+func run(ctx, now context.Context, args, environ []string, stdout, stderr io.Writer) int {
 	settings, err := config.LoadExecutor(args, environ, stdout, version)
 	switch {
 	case errors.Is(err, config.ErrDone):
@@ -37,7 +53,7 @@ func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) 
 		fmt.Fprintf(stderr, "executor: %v\n", err)
 		return 1
 	}
-	if err := executor.Serve(ctx, settings, settings.Logger(stderr)); err != nil {
+	if err := executor.Serve(ctx, now, settings, settings.Logger(stderr)); err != nil {
 		fmt.Fprintf(stderr, "executor: %v\n", err)
 		return 1
 	}

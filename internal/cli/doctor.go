@@ -18,6 +18,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/executor"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // finding is the result of one check.
@@ -159,7 +160,7 @@ func checkMemlock(verbs bool) finding {
 
 func checkCores() finding {
 	const check = "cores"
-	cpus, err := executor.AllowedCPUs()
+	cpus, err := topology.Affinity()
 	if err != nil {
 		return problem(check, "", "%v", err)
 	}

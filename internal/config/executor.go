@@ -24,9 +24,10 @@ type Executor struct {
 	SecretFile     string `mapstructure:"secret-file"`
 	Manager        string `mapstructure:"manager"` // empty: none
 
-	Cores     Cores  `mapstructure:"cores"`
-	Memory    Bytes  `mapstructure:"memory"` // 0: what is available at start
-	Providers string `mapstructure:"providers"`
+	Cores      Cores  `mapstructure:"cores"`
+	ShareCores int    `mapstructure:"share-cores"` // leases that may have the same core
+	Memory     Bytes  `mapstructure:"memory"`      // 0: what is available at start
+	Providers  string `mapstructure:"providers"`
 
 	VerbsDevice       string `mapstructure:"verbs-device"` // empty: the first usable one
 	VerbsPort         int    `mapstructure:"verbs-port"`
@@ -44,6 +45,8 @@ type Executor struct {
 	MaxWorkers      int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
 	LeaseDefault    time.Duration `mapstructure:"lease-default"`
 	LeaseMax        time.Duration `mapstructure:"lease-max"`
+	LeaseMargin     time.Duration `mapstructure:"lease-margin"`
+	LeaseNotice     time.Duration `mapstructure:"lease-notice"`
 	HolderFirstUse  time.Duration `mapstructure:"holder-first-use"`
 	HolderReturn    time.Duration `mapstructure:"holder-return"`
 	SpawnTimeout    time.Duration `mapstructure:"spawn-timeout"`
@@ -60,7 +63,8 @@ var executorOptions = []option{
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
-	{"cores", "auto", "logical CPUs to lend: a count, a list like 2-5,8-8, or auto for all that this process may use"},
+	{"cores", "auto", "what to lend: a count of cores, a list of logical CPUs like 2-5,8-8, or auto for all that this process may use"},
+	{"share-cores", "1", "leases that may have the same core; above 1 the node is oversubscribed and calls take turns"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for what is available at start"},
 	{"providers", "auto", "fabrics to offer: auto, shm, verbs or shm,verbs"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
@@ -76,7 +80,9 @@ var executorOptions = []option{
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
 	{"lease-default", "1h", "duration of a lease that names none"},
-	{"lease-max", "24h", "longest lease"},
+	{"lease-max", "24h", "longest lease, and longest renewal"},
+	{"lease-margin", "500ms", "how long before a lease's end its holder stops using it (at most a tenth of the lease)"},
+	{"lease-notice", "30s", "how long before a lease's end its holder is told (at most a third of the lease)"},
 	{"holder-first-use", "10s", "how long a granted lease waits for its holder"},
 	{"holder-return", "2s", "how long a lease survives a holder that went away"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
@@ -164,6 +170,9 @@ func (c *Executor) validate() error {
 	if c.LeaseDefault > c.LeaseMax {
 		v.failf("lease-default: %v is longer than lease-max (%v)", c.LeaseDefault, c.LeaseMax)
 	}
+	v.positive("lease-margin", c.LeaseMargin)
+	v.positive("lease-notice", c.LeaseNotice)
+	v.between("share-cores", c.ShareCores, 1, 64)
 	v.positive("holder-first-use", c.HolderFirstUse)
 	v.positive("holder-return", c.HolderReturn)
 	v.positive("spawn-timeout", c.SpawnTimeout)

@@ -56,8 +56,8 @@ func (b Bytes) String() string {
 	return strconv.FormatUint(uint64(b), 10)
 }
 
-// Cores is which logical CPUs the executor lends: a count ("4"), a list ("2-5,8", and "0," or "0-0" for the one
-// CPU 0), or "auto" for all that the process may run on.
+// Cores is what the executor lends: a count of physical cores ("4"), a list of logical CPUs ("2-5,8", and "0," or "0-0"
+// for the one CPU 0), or "auto" for all that the process may run on.
 type Cores struct {
 	List  []int // ascending, each once; nil unless a list was given
 	Count int   // 0 unless a count was given
@@ -125,22 +125,4 @@ func (c Cores) String() string {
 		i = j + 1
 	}
 	return strings.Join(parts, ",")
-}
-
-// Pick returns the CPUs to lend out of those that the process may use. A CPU outside of them is an error.
-func (c Cores) Pick(allowed []int) ([]int, error) {
-	switch {
-	case c.Count > len(allowed):
-		return nil, fmt.Errorf("cores: %d wanted, this process may use %d (%v)", c.Count, len(allowed), Cores{List: allowed})
-	case c.Count > 0:
-		return slices.Clone(allowed[:c.Count]), nil
-	case c.List == nil:
-		return slices.Clone(allowed), nil
-	}
-	for _, cpu := range c.List {
-		if !slices.Contains(allowed, cpu) {
-			return nil, fmt.Errorf("cores: CPU %d is not among those that this process may use (%v)", cpu, Cores{List: allowed})
-		}
-	}
-	return slices.Clone(c.List), nil
 }

@@ -73,14 +73,68 @@ func (WaitMode) EnumDescriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{0}
 }
 
+// How a worker came to be there.
+type StartPath int32
+
+const (
+	StartPath_START_PATH_UNSPECIFIED StartPath = 0
+	StartPath_START_PATH_COLD        StartPath = 1 // cloned for this lease
+	StartPath_START_PATH_WARM        StartPath = 2 // from the pool of workers that wait
+	StartPath_START_PATH_CACHED      StartPath = 3 // kept from the lease that was to be reused
+)
+
+// Enum value maps for StartPath.
+var (
+	StartPath_name = map[int32]string{
+		0: "START_PATH_UNSPECIFIED",
+		1: "START_PATH_COLD",
+		2: "START_PATH_WARM",
+		3: "START_PATH_CACHED",
+	}
+	StartPath_value = map[string]int32{
+		"START_PATH_UNSPECIFIED": 0,
+		"START_PATH_COLD":        1,
+		"START_PATH_WARM":        2,
+		"START_PATH_CACHED":      3,
+	}
+)
+
+func (x StartPath) Enum() *StartPath {
+	p := new(StartPath)
+	*p = x
+	return p
+}
+
+func (x StartPath) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StartPath) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_control_control_proto_enumTypes[1].Descriptor()
+}
+
+func (StartPath) Type() protoreflect.EnumType {
+	return &file_internal_control_control_proto_enumTypes[1]
+}
+
+func (x StartPath) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StartPath.Descriptor instead.
+func (StartPath) EnumDescriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{1}
+}
+
 type Event_Kind int32
 
 const (
 	Event_KIND_UNSPECIFIED Event_Kind = 0
 	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place
 	Event_KIND_WORKER_DIED Event_Kind = 2
-	Event_KIND_LEASE_ENDED Event_Kind = 3 // released, expired, revoked: reason says which
-	Event_KIND_DRAINING    Event_Kind = 4
+	Event_KIND_LEASE_ENDED Event_Kind = 3 // released, expired, revoked, drained: reason begins with which
+	Event_KIND_DRAINING    Event_Kind = 4 // the node leaves in in_ms: start nothing new, finish, release
+	Event_KIND_EXPIRING    Event_Kind = 5 // the lease ends in in_ms unless it is renewed
 )
 
 // Enum value maps for Event_Kind.
@@ -91,6 +145,7 @@ var (
 		2: "KIND_WORKER_DIED",
 		3: "KIND_LEASE_ENDED",
 		4: "KIND_DRAINING",
+		5: "KIND_EXPIRING",
 	}
 	Event_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -98,6 +153,7 @@ var (
 		"KIND_WORKER_DIED": 2,
 		"KIND_LEASE_ENDED": 3,
 		"KIND_DRAINING":    4,
+		"KIND_EXPIRING":    5,
 	}
 )
 
@@ -112,11 +168,11 @@ func (x Event_Kind) String() string {
 }
 
 func (Event_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_control_control_proto_enumTypes[1].Descriptor()
+	return file_internal_control_control_proto_enumTypes[2].Descriptor()
 }
 
 func (Event_Kind) Type() protoreflect.EnumType {
-	return &file_internal_control_control_proto_enumTypes[1]
+	return &file_internal_control_control_proto_enumTypes[2]
 }
 
 func (x Event_Kind) Number() protoreflect.EnumNumber {
@@ -125,7 +181,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22, 0}
 }
 
 type InfoRequest struct {
@@ -325,8 +381,14 @@ type LeaseRequest struct {
 	ClientBlobs     [][]byte               `protobuf:"bytes,9,rep,name=client_blobs,json=clientBlobs,proto3" json:"client_blobs,omitempty"` // one channel blob per worker
 	DurationMs      uint64                 `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`  // 0: the executor's default
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: no limit
+	// 16 random bytes of the client process, or none. With them, released workers may be kept for its next lease.
+	ClientId []byte `protobuf:"bytes,13,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
+	// A lease of this client that it has released with `keep`: its workers go on as they are, connected to the channels that
+	// they have. Everything else must be as it was then; client_blobs are empty. 0: new workers.
+	ReuseLease    uint64 `protobuf:"varint,14,opt,name=reuse_lease,json=reuseLease,proto3" json:"reuse_lease,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaseRequest) Reset() {
@@ -436,13 +498,36 @@ func (x *LeaseRequest) GetTenant() string {
 	return ""
 }
 
+func (x *LeaseRequest) GetCallLimitMs() uint64 {
+	if x != nil {
+		return x.CallLimitMs
+	}
+	return 0
+}
+
+func (x *LeaseRequest) GetClientId() []byte {
+	if x != nil {
+		return x.ClientId
+	}
+	return nil
+}
+
+func (x *LeaseRequest) GetReuseLease() uint64 {
+	if x != nil {
+		return x.ReuseLease
+	}
+	return 0
+}
+
 type LeaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown   bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
 	LeaseId       uint64                 `protobuf:"varint,2,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Workers       []*WorkerGrant         `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
-	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"` // by index
-	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
+	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
+	HolderMs      uint64                 `protobuf:"varint,6,opt,name=holder_ms,json=holderMs,proto3" json:"holder_ms,omitempty"`       // the holder stops after this time, counted from before it asked
+	NotKept       bool                   `protobuf:"varint,7,opt,name=not_kept,json=notKept,proto3" json:"not_kept,omitempty"`          // reuse_lease is not there any more: nothing is leased, ask for new workers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -512,11 +597,27 @@ func (x *LeaseReply) GetDurationMs() uint64 {
 	return 0
 }
 
+func (x *LeaseReply) GetHolderMs() uint64 {
+	if x != nil {
+		return x.HolderMs
+	}
+	return 0
+}
+
+func (x *LeaseReply) GetNotKept() bool {
+	if x != nil {
+		return x.NotKept
+	}
+	return false
+}
+
 type WorkerGrant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // the worker's channel blob
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // the worker's channel blob; empty when it is a cached one
 	Cpus          []uint32               `protobuf:"varint,2,rep,packed,name=cpus,proto3" json:"cpus,omitempty"`
 	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	Path          StartPath              `protobuf:"varint,4,opt,name=path,proto3,enum=rfaas.control.v1.StartPath" json:"path,omitempty"`
+	Steps         *StartSteps            `protobuf:"bytes,5,opt,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +673,97 @@ func (x *WorkerGrant) GetPid() int32 {
 	return 0
 }
 
+func (x *WorkerGrant) GetPath() StartPath {
+	if x != nil {
+		return x.Path
+	}
+	return StartPath_START_PATH_UNSPECIFIED
+}
+
+func (x *WorkerGrant) GetSteps() *StartSteps {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// What a worker's start took, in ns; 0: there was no such step.
+type StartSteps struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // clone, until the worker's first word
+	Sandbox       uint64                 `protobuf:"varint,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // identity, name spaces, limits
+	Connect       uint64                 `protobuf:"varint,3,opt,name=connect,proto3" json:"connect,omitempty"` // device, memory, queue pair
+	Code          uint64                 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`       // library
+	Total         uint64                 `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`     // from the request for a worker until it serves
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartSteps) Reset() {
+	*x = StartSteps{}
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartSteps) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartSteps) ProtoMessage() {}
+
+func (x *StartSteps) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartSteps.ProtoReflect.Descriptor instead.
+func (*StartSteps) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StartSteps) GetFork() uint64 {
+	if x != nil {
+		return x.Fork
+	}
+	return 0
+}
+
+func (x *StartSteps) GetSandbox() uint64 {
+	if x != nil {
+		return x.Sandbox
+	}
+	return 0
+}
+
+func (x *StartSteps) GetConnect() uint64 {
+	if x != nil {
+		return x.Connect
+	}
+	return 0
+}
+
+func (x *StartSteps) GetCode() uint64 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *StartSteps) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
 type UploadChunk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sha256        []byte                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"` // first chunk
@@ -584,7 +776,7 @@ type UploadChunk struct {
 
 func (x *UploadChunk) Reset() {
 	*x = UploadChunk{}
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +788,7 @@ func (x *UploadChunk) String() string {
 func (*UploadChunk) ProtoMessage() {}
 
 func (x *UploadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +801,7 @@ func (x *UploadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadChunk.ProtoReflect.Descriptor instead.
 func (*UploadChunk) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *UploadChunk) GetSha256() []byte {
@@ -650,7 +842,7 @@ type UploadReply struct {
 
 func (x *UploadReply) Reset() {
 	*x = UploadReply{}
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +854,7 @@ func (x *UploadReply) String() string {
 func (*UploadReply) ProtoMessage() {}
 
 func (x *UploadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +867,7 @@ func (x *UploadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadReply.ProtoReflect.Descriptor instead.
 func (*UploadReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UploadReply) GetFunctions() []string {
@@ -703,7 +895,7 @@ type ReplaceRequest struct {
 
 func (x *ReplaceRequest) Reset() {
 	*x = ReplaceRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -715,7 +907,7 @@ func (x *ReplaceRequest) String() string {
 func (*ReplaceRequest) ProtoMessage() {}
 
 func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -728,7 +920,7 @@ func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReplaceRequest) GetLeaseId() uint64 {
@@ -761,7 +953,7 @@ type ReplaceReply struct {
 
 func (x *ReplaceReply) Reset() {
 	*x = ReplaceReply{}
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +965,7 @@ func (x *ReplaceReply) String() string {
 func (*ReplaceReply) ProtoMessage() {}
 
 func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +978,7 @@ func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceReply.ProtoReflect.Descriptor instead.
 func (*ReplaceReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReplaceReply) GetWorker() *WorkerGrant {
@@ -799,13 +991,15 @@ func (x *ReplaceReply) GetWorker() *WorkerGrant {
 type ReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Keep          bool                   `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`     // the channels are in order and nothing is in flight: the workers may be kept for reuse_lease
+	Finish        bool                   `protobuf:"varint,3,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +1011,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +1024,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReleaseRequest) GetLeaseId() uint64 {
@@ -840,15 +1034,30 @@ func (x *ReleaseRequest) GetLeaseId() uint64 {
 	return 0
 }
 
+func (x *ReleaseRequest) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
+}
+
+func (x *ReleaseRequest) GetFinish() bool {
+	if x != nil {
+		return x.Finish
+	}
+	return false
+}
+
 type ReleaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -860,7 +1069,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -873,7 +1082,474 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReleaseReply) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+type RenewRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	DurationMs    uint64                 `protobuf:"varint,2,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // from now on; 0: what the lease was granted for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RenewRequest) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *RenewRequest) GetDurationMs() uint64 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+type RenewReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DurationMs    uint64                 `protobuf:"varint,1,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // from the renewal, by the executor's clock
+	HolderMs      uint64                 `protobuf:"varint,2,opt,name=holder_ms,json=holderMs,proto3" json:"holder_ms,omitempty"`       // as in LeaseReply
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewReply) Reset() {
+	*x = RenewReply{}
+	mi := &file_internal_control_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewReply) ProtoMessage() {}
+
+func (x *RenewReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
+func (*RenewReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RenewReply) GetDurationMs() uint64 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+func (x *RenewReply) GetHolderMs() uint64 {
+	if x != nil {
+		return x.HolderMs
+	}
+	return 0
+}
+
+type LeasesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeasesRequest) Reset() {
+	*x = LeasesRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeasesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeasesRequest) ProtoMessage() {}
+
+func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
+func (*LeasesRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+}
+
+type LeasesReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Leases        []*LeaseEntry          `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeasesReply) Reset() {
+	*x = LeasesReply{}
+	mi := &file_internal_control_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeasesReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeasesReply) ProtoMessage() {}
+
+func (x *LeasesReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
+func (*LeasesReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LeasesReply) GetLeases() []*LeaseEntry {
+	if x != nil {
+		return x.Leases
+	}
+	return nil
+}
+
+type LeaseEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"` // requested, granted, active, expiring, released, expired, revoked, drained
+	Workers       uint32                 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
+	Cpus          []uint32               `protobuf:"varint,5,rep,packed,name=cpus,proto3" json:"cpus,omitempty"`
+	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	AgeMs         uint64                 `protobuf:"varint,7,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"` // since the grant
+	LeftMs        uint64                 `protobuf:"varint,8,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseEntry) Reset() {
+	*x = LeaseEntry{}
+	mi := &file_internal_control_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseEntry) ProtoMessage() {}
+
+func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
+func (*LeaseEntry) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LeaseEntry) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *LeaseEntry) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *LeaseEntry) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *LeaseEntry) GetWorkers() uint32 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *LeaseEntry) GetCpus() []uint32 {
+	if x != nil {
+		return x.Cpus
+	}
+	return nil
+}
+
+func (x *LeaseEntry) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *LeaseEntry) GetAgeMs() uint64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *LeaseEntry) GetLeftMs() uint64 {
+	if x != nil {
+		return x.LeftMs
+	}
+	return 0
+}
+
+type RevokeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // told to the holder
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeRequest) Reset() {
+	*x = RevokeRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeRequest) ProtoMessage() {}
+
+func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
+func (*RevokeRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RevokeRequest) GetLeaseId() uint64 {
+	if x != nil {
+		return x.LeaseId
+	}
+	return 0
+}
+
+func (x *RevokeRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type RevokeReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeReply) Reset() {
+	*x = RevokeReply{}
+	mi := &file_internal_control_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeReply) ProtoMessage() {}
+
+func (x *RevokeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
+func (*RevokeReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+}
+
+type DrainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	GraceMs       uint64                 `protobuf:"varint,1,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"` // 0: the executor's setting
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                   // told to the holders
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DrainRequest) GetGraceMs() uint64 {
+	if x != nil {
+		return x.GraceMs
+	}
+	return 0
+}
+
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DrainReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainReply) Reset() {
+	*x = DrainReply{}
+	mi := &file_internal_control_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainReply) ProtoMessage() {}
+
+func (x *DrainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
+func (*DrainReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 type EventsRequest struct {
@@ -885,7 +1561,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +1573,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +1586,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -927,13 +1603,14 @@ type Event struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`                           // "signal 11 (SIGSEGV)", "exit status 1", ...
 	OutputTail    []byte                 `protobuf:"bytes,4,opt,name=output_tail,json=outputTail,proto3" json:"output_tail,omitempty"` // last bytes that the worker printed
 	Pid           int32                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`                                // of the worker that died: tells a late report from one about its replacement
+	InMs          uint64                 `protobuf:"varint,6,opt,name=in_ms,json=inMs,proto3" json:"in_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1622,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1635,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -996,6 +1673,13 @@ func (x *Event) GetPid() int32 {
 	return 0
 }
 
+func (x *Event) GetInMs() uint64 {
+	if x != nil {
+		return x.InMs
+	}
+	return 0
+}
+
 type RegisterRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
@@ -1007,7 +1691,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1703,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1716,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -1066,7 +1750,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1762,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1775,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -1118,7 +1802,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1814,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1827,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -1169,7 +1853,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1865,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1878,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -1213,7 +1897,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1909,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1922,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -1256,7 +1940,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1952,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1965,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 type ListRequest struct {
@@ -1292,7 +1976,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1988,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +2001,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 type ListReply struct {
@@ -1329,7 +2013,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +2025,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +2038,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -1377,7 +2061,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +2073,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +2086,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -1462,7 +2146,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	" \x01(\rR\bmaxDepth\x12\x1b\n" +
 	"\tmax_eager\x18\v \x01(\rR\bmaxEager\x12\x19\n" +
 	"\bmax_bulk\x18\f \x01(\x04R\amaxBulk\x12\x1a\n" +
-	"\bdraining\x18\r \x01(\bR\bdraining\"\x9a\x03\n" +
+	"\bdraining\x18\r \x01(\bR\bdraining\"\xfc\x03\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -1478,7 +2162,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vduration_ms\x18\n" +
 	" \x01(\x04R\n" +
 	"durationMs\x12\x16\n" +
-	"\x06tenant\x18\v \x01(\tR\x06tenant\"\xc2\x01\n" +
+	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
+	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x1b\n" +
+	"\tclient_id\x18\r \x01(\fR\bclientId\x12\x1f\n" +
+	"\vreuse_lease\x18\x0e \x01(\x04R\n" +
+	"reuseLease\"\xfa\x01\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -1486,11 +2174,22 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\aworkers\x18\x03 \x03(\v2\x1d.rfaas.control.v1.WorkerGrantR\aworkers\x12\x1c\n" +
 	"\tfunctions\x18\x04 \x03(\tR\tfunctions\x12\x1f\n" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
-	"durationMs\"G\n" +
+	"durationMs\x12\x1b\n" +
+	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\x12\x19\n" +
+	"\bnot_kept\x18\a \x01(\bR\anotKept\"\xac\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
-	"\x03pid\x18\x03 \x01(\x05R\x03pid\"a\n" +
+	"\x03pid\x18\x03 \x01(\x05R\x03pid\x12/\n" +
+	"\x04path\x18\x04 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x04path\x122\n" +
+	"\x05steps\x18\x05 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\"~\n" +
+	"\n" +
+	"StartSteps\x12\x12\n" +
+	"\x04fork\x18\x01 \x01(\x04R\x04fork\x12\x18\n" +
+	"\asandbox\x18\x02 \x01(\x04R\asandbox\x12\x18\n" +
+	"\aconnect\x18\x03 \x01(\x04R\aconnect\x12\x12\n" +
+	"\x04code\x18\x04 \x01(\x04R\x04code\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\x04R\x05total\"a\n" +
 	"\vUploadChunk\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
@@ -1505,25 +2204,61 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vclient_blob\x18\x03 \x01(\fR\n" +
 	"clientBlob\"E\n" +
 	"\fReplaceReply\x125\n" +
-	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"+\n" +
+	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"W\n" +
 	"\x0eReleaseRequest\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\x0e\n" +
-	"\fReleaseReply\"*\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x12\n" +
+	"\x04keep\x18\x02 \x01(\bR\x04keep\x12\x16\n" +
+	"\x06finish\x18\x03 \x01(\bR\x06finish\"\"\n" +
+	"\fReleaseReply\x12\x12\n" +
+	"\x04kept\x18\x01 \x01(\bR\x04kept\"J\n" +
+	"\fRenewRequest\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x1f\n" +
+	"\vduration_ms\x18\x02 \x01(\x04R\n" +
+	"durationMs\"J\n" +
+	"\n" +
+	"RenewReply\x12\x1f\n" +
+	"\vduration_ms\x18\x01 \x01(\x04R\n" +
+	"durationMs\x12\x1b\n" +
+	"\tholder_ms\x18\x02 \x01(\x04R\bholderMs\"\x0f\n" +
+	"\rLeasesRequest\"C\n" +
+	"\vLeasesReply\x124\n" +
+	"\x06leases\x18\x01 \x03(\v2\x1c.rfaas.control.v1.LeaseEntryR\x06leases\"\xd6\x01\n" +
+	"\n" +
+	"LeaseEntry\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x18\n" +
+	"\aworkers\x18\x04 \x01(\rR\aworkers\x12\x12\n" +
+	"\x04cpus\x18\x05 \x03(\rR\x04cpus\x12!\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x15\n" +
+	"\x06age_ms\x18\a \x01(\x04R\x05ageMs\x12\x17\n" +
+	"\aleft_ms\x18\b \x01(\x04R\x06leftMs\"B\n" +
+	"\rRevokeRequest\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\r\n" +
+	"\vRevokeReply\"A\n" +
+	"\fDrainRequest\x12\x19\n" +
+	"\bgrace_ms\x18\x01 \x01(\x04R\agraceMs\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\f\n" +
+	"\n" +
+	"DrainReply\"*\n" +
 	"\rEventsRequest\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\x88\x02\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\xb0\x02\n" +
 	"\x05Event\x120\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1c.rfaas.control.v1.Event.KindR\x04kind\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1f\n" +
 	"\voutput_tail\x18\x04 \x01(\fR\n" +
 	"outputTail\x12\x10\n" +
-	"\x03pid\x18\x05 \x01(\x05R\x03pid\"j\n" +
+	"\x03pid\x18\x05 \x01(\x05R\x03pid\x12\x13\n" +
+	"\x05in_ms\x18\x06 \x01(\x04R\x04inMs\"}\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_OPEN\x10\x01\x12\x14\n" +
 	"\x10KIND_WORKER_DIED\x10\x02\x12\x14\n" +
 	"\x10KIND_LEASE_ENDED\x10\x03\x12\x11\n" +
-	"\rKIND_DRAINING\x10\x04\"\x87\x01\n" +
+	"\rKIND_DRAINING\x10\x04\x12\x11\n" +
+	"\rKIND_EXPIRING\x10\x05\"\x87\x01\n" +
 	"\x0fRegisterRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12/\n" +
@@ -1555,13 +2290,22 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bWaitMode\x12\x16\n" +
 	"\x12WAIT_MODE_ADAPTIVE\x10\x00\x12\x11\n" +
 	"\rWAIT_MODE_HOT\x10\x01\x12\x12\n" +
-	"\x0eWAIT_MODE_WARM\x10\x022\xbf\x03\n" +
+	"\x0eWAIT_MODE_WARM\x10\x02*h\n" +
+	"\tStartPath\x12\x1a\n" +
+	"\x16START_PATH_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fSTART_PATH_COLD\x10\x01\x12\x13\n" +
+	"\x0fSTART_PATH_WARM\x10\x02\x12\x15\n" +
+	"\x11START_PATH_CACHED\x10\x032\xe1\x05\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12H\n" +
 	"\x06Upload\x12\x1d.rfaas.control.v1.UploadChunk\x1a\x1d.rfaas.control.v1.UploadReply(\x01\x12K\n" +
 	"\aReplace\x12 .rfaas.control.v1.ReplaceRequest\x1a\x1e.rfaas.control.v1.ReplaceReply\x12K\n" +
-	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12D\n" +
+	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12E\n" +
+	"\x05Renew\x12\x1e.rfaas.control.v1.RenewRequest\x1a\x1c.rfaas.control.v1.RenewReply\x12H\n" +
+	"\x06Leases\x12\x1f.rfaas.control.v1.LeasesRequest\x1a\x1d.rfaas.control.v1.LeasesReply\x12H\n" +
+	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
+	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12D\n" +
 	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xc6\x02\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
@@ -1582,68 +2326,90 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 	return file_internal_control_control_proto_rawDescData
 }
 
-var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),             // 0: rfaas.control.v1.WaitMode
-	(Event_Kind)(0),           // 1: rfaas.control.v1.Event.Kind
-	(*InfoRequest)(nil),       // 2: rfaas.control.v1.InfoRequest
-	(*InfoReply)(nil),         // 3: rfaas.control.v1.InfoReply
-	(*LeaseRequest)(nil),      // 4: rfaas.control.v1.LeaseRequest
-	(*LeaseReply)(nil),        // 5: rfaas.control.v1.LeaseReply
-	(*WorkerGrant)(nil),       // 6: rfaas.control.v1.WorkerGrant
-	(*UploadChunk)(nil),       // 7: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),       // 8: rfaas.control.v1.UploadReply
-	(*ReplaceRequest)(nil),    // 9: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),      // 10: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),    // 11: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),      // 12: rfaas.control.v1.ReleaseReply
-	(*EventsRequest)(nil),     // 13: rfaas.control.v1.EventsRequest
-	(*Event)(nil),             // 14: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),   // 15: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),     // 16: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),  // 17: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),    // 18: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil), // 19: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),   // 20: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),       // 21: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),         // 22: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),     // 23: rfaas.control.v1.ExecutorEntry
+	(StartPath)(0),            // 1: rfaas.control.v1.StartPath
+	(Event_Kind)(0),           // 2: rfaas.control.v1.Event.Kind
+	(*InfoRequest)(nil),       // 3: rfaas.control.v1.InfoRequest
+	(*InfoReply)(nil),         // 4: rfaas.control.v1.InfoReply
+	(*LeaseRequest)(nil),      // 5: rfaas.control.v1.LeaseRequest
+	(*LeaseReply)(nil),        // 6: rfaas.control.v1.LeaseReply
+	(*WorkerGrant)(nil),       // 7: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),        // 8: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),       // 9: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),       // 10: rfaas.control.v1.UploadReply
+	(*ReplaceRequest)(nil),    // 11: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),      // 12: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),    // 13: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),      // 14: rfaas.control.v1.ReleaseReply
+	(*RenewRequest)(nil),      // 15: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),        // 16: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),     // 17: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),       // 18: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),        // 19: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),     // 20: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),       // 21: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),      // 22: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),        // 23: rfaas.control.v1.DrainReply
+	(*EventsRequest)(nil),     // 24: rfaas.control.v1.EventsRequest
+	(*Event)(nil),             // 25: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),   // 26: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),     // 27: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),  // 28: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),    // 29: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil), // 30: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),   // 31: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),       // 32: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),         // 33: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),     // 34: rfaas.control.v1.ExecutorEntry
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	6,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	6,  // 2: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	1,  // 3: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	3,  // 4: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	3,  // 5: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	23, // 6: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	3,  // 7: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	2,  // 8: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	4,  // 9: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	7,  // 10: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	9,  // 11: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	11, // 12: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	13, // 13: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	15, // 14: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	17, // 15: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	19, // 16: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	21, // 17: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	3,  // 18: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	5,  // 19: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	8,  // 20: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	10, // 21: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	12, // 22: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	14, // 23: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	16, // 24: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	18, // 25: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	20, // 26: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	22, // 27: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	18, // [18:28] is the sub-list for method output_type
-	8,  // [8:18] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	7,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	1,  // 2: rfaas.control.v1.WorkerGrant.path:type_name -> rfaas.control.v1.StartPath
+	8,  // 3: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	7,  // 4: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	19, // 5: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 6: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 7: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	4,  // 8: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	34, // 9: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 10: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	3,  // 11: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	5,  // 12: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	9,  // 13: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	11, // 14: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	13, // 15: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	15, // 16: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	17, // 17: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	20, // 18: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	22, // 19: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	24, // 20: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	26, // 21: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	28, // 22: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	30, // 23: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	32, // 24: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	4,  // 25: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	6,  // 26: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	10, // 27: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	12, // 28: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	14, // 29: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	16, // 30: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	18, // 31: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	21, // 32: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	23, // 33: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	25, // 34: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	27, // 35: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	29, // 36: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	31, // 37: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	33, // 38: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	25, // [25:39] is the sub-list for method output_type
+	11, // [11:25] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -1656,8 +2422,8 @@ func file_internal_control_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   22,
+			NumEnums:      3,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

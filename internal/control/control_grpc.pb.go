@@ -27,6 +27,10 @@ const (
 	Executor_Upload_FullMethodName  = "/rfaas.control.v1.Executor/Upload"
 	Executor_Replace_FullMethodName = "/rfaas.control.v1.Executor/Replace"
 	Executor_Release_FullMethodName = "/rfaas.control.v1.Executor/Release"
+	Executor_Renew_FullMethodName   = "/rfaas.control.v1.Executor/Renew"
+	Executor_Leases_FullMethodName  = "/rfaas.control.v1.Executor/Leases"
+	Executor_Revoke_FullMethodName  = "/rfaas.control.v1.Executor/Revoke"
+	Executor_Drain_FullMethodName   = "/rfaas.control.v1.Executor/Drain"
 	Executor_Events_FullMethodName  = "/rfaas.control.v1.Executor/Events"
 )
 
@@ -46,6 +50,13 @@ type ExecutorClient interface {
 	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
+	// Renew makes a lease last longer. It never makes it shorter.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error)
+	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
+	Leases(ctx context.Context, in *LeasesRequest, opts ...grpc.CallOption) (*LeasesReply, error)
+	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
+	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeReply, error)
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 }
@@ -111,6 +122,46 @@ func (c *executorClient) Release(ctx context.Context, in *ReleaseRequest, opts .
 	return out, nil
 }
 
+func (c *executorClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewReply)
+	err := c.cc.Invoke(ctx, Executor_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) Leases(ctx context.Context, in *LeasesRequest, opts ...grpc.CallOption) (*LeasesReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LeasesReply)
+	err := c.cc.Invoke(ctx, Executor_Leases_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeReply)
+	err := c.cc.Invoke(ctx, Executor_Revoke_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *executorClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainReply)
+	err := c.cc.Invoke(ctx, Executor_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[1], Executor_Events_FullMethodName, cOpts...)
@@ -146,6 +197,13 @@ type ExecutorServer interface {
 	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
+	// Renew makes a lease last longer. It never makes it shorter.
+	Renew(context.Context, *RenewRequest) (*RenewReply, error)
+	// Leases lists the leases that the caller may see: its tenant's, or all for an operator.
+	Leases(context.Context, *LeasesRequest) (*LeasesReply, error)
+	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
+	Revoke(context.Context, *RevokeRequest) (*RevokeReply, error)
+	Drain(context.Context, *DrainRequest) (*DrainReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	mustEmbedUnimplementedExecutorServer()
@@ -172,6 +230,18 @@ func (UnimplementedExecutorServer) Replace(context.Context, *ReplaceRequest) (*R
 }
 func (UnimplementedExecutorServer) Release(context.Context, *ReleaseRequest) (*ReleaseReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedExecutorServer) Renew(context.Context, *RenewRequest) (*RenewReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Renew not implemented")
+}
+func (UnimplementedExecutorServer) Leases(context.Context, *LeasesRequest) (*LeasesReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Leases not implemented")
+}
+func (UnimplementedExecutorServer) Revoke(context.Context, *RevokeRequest) (*RevokeReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Revoke not implemented")
+}
+func (UnimplementedExecutorServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedExecutorServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Errorf(codes.Unimplemented, "method Events not implemented")
@@ -276,6 +346,78 @@ func _Executor_Release_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executor_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Renew(ctx, req.(*RenewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_Leases_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LeasesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Leases(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Leases_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Leases(ctx, req.(*LeasesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_Revoke_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Revoke(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Revoke_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Revoke(ctx, req.(*RevokeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Executor_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Executor_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -309,6 +451,22 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _Executor_Release_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _Executor_Renew_Handler,
+		},
+		{
+			MethodName: "Leases",
+			Handler:    _Executor_Leases_Handler,
+		},
+		{
+			MethodName: "Revoke",
+			Handler:    _Executor_Revoke_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _Executor_Drain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

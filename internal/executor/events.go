@@ -1,6 +1,8 @@
 package executor
 
 import (
+	"time"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -59,8 +61,8 @@ func (h *holding) newest(presence uint64) {
 type teller struct {
 	h        *holding
 	presence uint64
-	told     []uint64 // deaths of each seat
-	draining bool
+	told     []uint64          // deaths of each seat
+	sent     [2]*control.Event // the latest notice, and that the node drains
 }
 
 // news returns what the stream has not told yet; last says that nothing will follow, changed is closed when there is more.
@@ -72,9 +74,12 @@ func (t *teller) news() (events []*control.Event, last bool, changed <-chan stru
 		return nil, false, nil, control.CodeErrorf(control.ClassConnection, codes.Aborted,
 			"another event stream of lease %d was opened", h.id)
 	}
-	if h.draining && !t.draining {
-		t.draining = true
-		events = append(events, &control.Event{Kind: control.Event_KIND_DRAINING})
+	for i, ev := range []*control.Event{h.notice, h.leaving} {
+		if ev != nil && ev != t.sent[i] && !h.ending {
+			t.sent[i] = ev
+			left := max(time.Until(h.deadline), 0).Milliseconds()
+			events = append(events, &control.Event{Kind: ev.Kind, Reason: ev.Reason, InMs: uint64(left)})
+		}
 	}
 	if !h.ending { // then a worker's end is no news
 		events = t.deaths(events)

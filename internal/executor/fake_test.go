@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
+	"github.com/rfaas-go/rfaas/lease"
 )
 
 // The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
@@ -188,13 +190,21 @@ func testSettings(t *testing.T, args ...string) config.Executor {
 	return s
 }
 
+// testCores are n cores of one CPU.
+func testCores(n int) (list []lease.Core) {
+	for i := range n {
+		list = append(list, lease.Core{CPUs: []int{i}})
+	}
+	return list
+}
+
 // newNode starts an executor with four cores; change may alter its configuration.
 func newNode(t *testing.T, change ...func(*Config)) *node {
 	t.Helper()
 	n := &node{t: t, log: &syncBuffer{}, lib: []byte("\x7fELF library of the tests")}
 	n.z = &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
 	n.sum = sha256.Sum256(n.lib)
-	cfg := Config{Settings: testSettings(t), CPUs: []int{0, 1, 2, 3}, Memory: 4 << 30, Providers: []string{"shm"}, Node: "node",
+	cfg := Config{Settings: testSettings(t), Cores: testCores(4), Memory: 4 << 30, Providers: []string{"shm"}, Node: "node",
 		NodeID: "id", Spawner: n.z, Log: slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, c := range change {
 		c(&cfg)
@@ -224,7 +234,7 @@ func newNode(t *testing.T, change ...func(*Config)) *node {
 		n.conn.Close()
 		drain, stop := context.WithTimeout(context.Background(), testBound)
 		defer stop()
-		n.e.Drain(drain)
+		n.e.DrainUntil(drain, drainReason)
 		n.port.Close(drain)
 		cancel()
 		wg.Wait()
@@ -359,6 +369,29 @@ func eventually(t *testing.T, what string, cond func() bool) {
 		}
 	}
 }
+
+// waitAddress waits until a daemon is ready and returns its address.
+func waitAddress(t *testing.T, file string) (address string) {
+	t.Helper()
+	eventually(t, "the daemon is ready", func() bool {
+		b, err := os.ReadFile(file)
+		address = strings.TrimSpace(string(b))
+		return err == nil
+	})
+	return address
+}
+
+// upload stores a library.
+func upload(t *testing.T, c control.ExecutorClient, lib []byte) sum {
+	t.Helper()
+	h := sum(sha256.Sum256(lib))
+	if _, err := control.Upload(t.Context(), c, "lib.so", h, int64(len(lib)), bytes.NewReader(lib)); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func leaseID(l *control.LeaseReply) lease.ID { return lease.ID(l.GetLeaseId()) }
 
 func (n *node) free() int { return n.e.table.Capacity().FreeCores }
 

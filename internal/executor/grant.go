@@ -58,7 +58,8 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.reply, nil
+	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names,
+		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), HolderMs: milliseconds(l.Holder.Sub(e.now()))}, nil
 }
 
 // request sets the resources aside. The holding is nil when the request is a repetition. Lease and holding come
@@ -66,7 +67,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	l, first, err := e.table.Request(rid, terms)
+	l, first, err := e.table.Request(rid, terms, 0)
 	if err != nil || !first {
 		return l, nil, err
 	}
@@ -101,14 +102,13 @@ func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
 	if err != nil { // cannot be: only this goroutine moves a requested lease
 		e.log.Error("granted lease is not in the table", "lease", uint64(h.id), "error", err)
 	}
-	reply := &control.LeaseReply{LeaseId: uint64(h.id), Functions: h.code.names,
-		DurationMs: uint64(l.Terms.Duration.Milliseconds())}
+	var granted []*control.WorkerGrant
 	for i, w := range workers {
-		reply.Workers = append(reply.Workers, h.seatWorker(i, w, blobs[i])) // cannot be ending before it is granted
+		granted = append(granted, h.seatWorker(i, w, blobs[i])) // cannot be ending before it is granted
 		e.watch(h, i, w)
 	}
 	h.mu.Lock()
-	h.reply = reply
+	h.granted = granted
 	h.mu.Unlock()
 	if _, err := e.table.Grant(h.id); err != nil {
 		e.log.Error("lease not granted", "lease", uint64(h.id), "error", err)
@@ -260,16 +260,4 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 	}
 	e.watch(h, i, w)
 	return &control.ReplaceReply{Worker: grant}, nil
-}
-
-// Release ends a lease and returns when its workers are reaped and its cores are free.
-func (e *Executor) Release(_ context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
-	h, err := e.beginEnd(lease.ID(req.GetLeaseId()), lease.Released, "")
-	if err != nil {
-		return nil, grpcError(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace) // whether the caller waits or not
-	defer cancel()
-	e.finishEnd(ctx, h, true)
-	return &control.ReleaseReply{}, nil
 }

@@ -302,6 +302,7 @@ func TestExpiry(t *testing.T) {
 		t.Fatal(err)
 	}
 	ev := n.events(l.GetLeaseId())
+	ev.want(control.Event_KIND_EXPIRING)
 	if e := ev.want(control.Event_KIND_LEASE_ENDED); !strings.Contains(e.GetReason(), "expired") {
 		t.Errorf("reason %q", e.GetReason())
 	}
@@ -316,7 +317,7 @@ func TestDrain(t *testing.T) {
 	a, b := n.lease(2), n.lease(1)
 	ea, eb := n.events(a.GetLeaseId()), n.events(b.GetLeaseId())
 	running := n.z.alive()
-	n.e.Drain(n.ctx())
+	n.e.DrainUntil(n.ctx(), drainReason)
 	for _, ev := range []*events{ea, eb} {
 		ev.want(control.Event_KIND_DRAINING)
 		if e := ev.want(control.Event_KIND_LEASE_ENDED); !strings.Contains(e.GetReason(), "draining") {
@@ -348,7 +349,7 @@ func TestDrainIsBounded(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	n.e.Drain(ctx)
+	n.e.DrainUntil(ctx, drainReason)
 	if len(n.z.alive()) != 0 {
 		t.Errorf("%d workers alive", len(n.z.alive()))
 	}
@@ -368,7 +369,7 @@ func TestDrainDuringLease(t *testing.T) {
 		failed <- err
 	}()
 	<-entered
-	n.e.Drain(n.ctx())
+	n.e.DrainUntil(n.ctx(), drainReason)
 	wantError(t, <-failed, codes.Unavailable, control.ClassBusy, "drains")
 }
 
@@ -376,7 +377,7 @@ func TestDrainDuringLease(t *testing.T) {
 // workers; the node's clean-up checks that all capacity is back.
 func TestHammer(t *testing.T) {
 	n := newNode(t, func(c *Config) {
-		c.CPUs = []int{0, 1, 2, 3, 4, 5, 6, 7}
+		c.Cores = testCores(8)
 		c.Settings.HolderReturn = time.Millisecond
 	})
 	n.z.before = func(context.Context, zygote.Spec) error {

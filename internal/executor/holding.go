@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -31,10 +32,12 @@ type holding struct {
 
 	mu       sync.Mutex
 	seats    []seat
-	reply    *control.LeaseReply // set before the grant
-	presence uint64              // newest event stream
+	granted  []*control.WorkerGrant // of the first workers; set before the grant
+	presence uint64                 // newest event stream
 	ending   bool
-	draining bool
+	notice   *control.Event // that the end is near, told while it is so
+	leaving  *control.Event // that the node drains
+	deadline time.Time      // of notice or, once the node drains, of leaving
 	final    *control.Event // the last event, once it shall be told
 	last     *control.Event // what final will be
 	changed  chan struct{}  // closed and replaced at every change
@@ -113,7 +116,7 @@ func (h *holding) claimSeat(i uint32, blob []byte) (c claimed, err error) {
 	}
 	s := &h.seats[i]
 	switch {
-	case h.ending || h.draining:
+	case h.ending || h.leaving != nil:
 		return c, h.endingError()
 	case s.replacing != nil:
 		c.wait = s.replacing
@@ -161,13 +164,34 @@ func (h *holding) died(i int, w Worker) (ending bool) {
 	return h.ending
 }
 
-// drain tells the holder that the node will leave, and starts no more workers.
-func (h *holding) drain() {
+// drain tells the holder that the node will leave at a time, and starts no more workers. present says whether the holder
+// is there to be told.
+func (h *holding) drain(until time.Time, reason string) (present bool) {
 	h.cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.draining = true
+	h.notice, h.deadline = nil, until
+	h.leaving = &control.Event{Kind: control.Event_KIND_DRAINING, Reason: reason}
 	h.notify()
+	return h.presence > 0
+}
+
+// expiring tells the holder that the lease ends at a time.
+func (h *holding) expiring(end time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.leaving != nil {
+		return
+	}
+	h.notice, h.deadline = &control.Event{Kind: control.Event_KIND_EXPIRING}, end
+	h.notify()
+}
+
+// renewed takes a notice back that a stream has not told yet.
+func (h *holding) renewed() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.notice = nil
 }
 
 // end notes that the lease has ended. Whoever is killed learns why before its connection breaks; a holder that
@@ -182,7 +206,7 @@ func (h *holding) end(how lease.State, reason string) {
 	defer h.mu.Unlock()
 	h.ending = true
 	h.last = &control.Event{Kind: control.Event_KIND_LEASE_ENDED, Reason: text}
-	if how != lease.Released && !h.draining {
+	if how != lease.Released && how != lease.Drained {
 		h.final = h.last
 	}
 	h.notify()

@@ -1,93 +1,54 @@
 package executor
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/topology"
+	"github.com/rfaas-go/rfaas/lease"
 )
 
-// AllowedCPUs returns the logical CPUs that this process may run on, ascending: what the batch system, a cpuset or
-// taskset left to it.
-func AllowedCPUs() ([]int, error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil, fmt.Errorf("sched_getaffinity: %w", err)
-	}
-	var cpus []int
-	for i := range len(set) * strconv.IntSize {
-		if set.IsSet(i) {
-			cpus = append(cpus, i)
+// pickCores returns the cores to lend: those that this process may use, less what the settings and the batch system leave
+// out. allowed are logical CPUs, near NUMA nodes to prefer; root is where /sys is. unbound says that the batch system has
+// assigned fewer CPUs than it lets this process use, so that which ones are ours is a guess.
+func pickCores(root string, want config.Cores, allowed, near []int, slurm topology.Slurm) (cores []topology.Core, unbound bool, err error) {
+	use := allowed
+	if want.List != nil {
+		for _, cpu := range want.List {
+			if !slices.Contains(allowed, cpu) {
+				return nil, false, fmt.Errorf("cores: CPU %d is not among those that this process may use (%v)", cpu, config.Cores{List: allowed})
+			}
 		}
+		use = want.List
 	}
-	return cpus, nil
+	if cores, err = topology.Cores(root, use); err != nil {
+		return nil, false, err
+	}
+	if want.List == nil { // who names CPUs knows better
+		cores, unbound = slurm.Limit(cores)
+	}
+	if want.Count > len(cores) {
+		return nil, unbound, fmt.Errorf("cores: %d wanted, this process may use %d (CPUs %v)", want.Count, len(cores),
+			config.Cores{List: topology.CPUs(cores)})
+	}
+	if want.Count > 0 {
+		cores = topology.First(cores, want.Count, near)
+	}
+	return cores, unbound, nil
 }
 
-// availableMemory returns how many bytes this process and its children can use now: what the kernel calls available,
-// or less where a control group says so.
-func availableMemory(root string) (uint64, error) {
-	b, err := os.ReadFile(filepath.Join(root, "proc/meminfo"))
-	if err != nil {
-		return 0, fmt.Errorf("available memory: %w", err)
+// leaseCores are the same cores as the lease table wants them.
+func leaseCores(cores []topology.Core) []lease.Core {
+	list := make([]lease.Core, len(cores))
+	for i, c := range cores {
+		list[i] = lease.Core{CPUs: c.CPUs, Node: c.Node}
 	}
-	var available uint64
-	for line := range bytes.Lines(b) {
-		f := bytes.Fields(line)
-		if len(f) < 2 || string(f[0]) != "MemAvailable:" {
-			continue
-		}
-		kib, err := strconv.ParseUint(string(f[1]), 10, 54)
-		if err != nil {
-			return 0, fmt.Errorf("available memory: %q in meminfo: %w", f[1], err)
-		}
-		available = kib << 10
-	}
-	if available == 0 {
-		return 0, fmt.Errorf("available memory: no MemAvailable in meminfo")
-	}
-	return min(available, cgroupLimit(root)), nil
-}
-
-// cgroupLimit returns the least memory limit of this process's control groups, version 2 or 1; the largest number if
-// there is none.
-func cgroupLimit(root string) uint64 {
-	limit := ^uint64(0)
-	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
-	if err != nil {
-		return limit
-	}
-	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
-		parts := strings.SplitN(s.Text(), ":", 3) // id:controllers:path
-		if len(parts) != 3 {
-			continue
-		}
-		mount, file := "sys/fs/cgroup", "memory.max"
-		if parts[1] != "" {
-			if !slices.Contains(strings.Split(parts[1], ","), "memory") {
-				continue
-			}
-			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-		}
-		// A parent's limit counts too.
-		for dir := filepath.Join("/", parts[2]); ; dir = filepath.Dir(dir) {
-			text, err := os.ReadFile(filepath.Join(root, mount, dir, file))
-			if n, perr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && perr == nil {
-				limit = min(limit, n)
-			}
-			if dir == "/" {
-				break
-			}
-		}
-	}
-	return limit
+	return list
 }
 
 // chooseProviders returns what this node offers: what was asked for, or what there is.

@@ -61,7 +61,7 @@ func newReal(t *testing.T) *real {
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
-	go func() { r.done <- Serve(ctx, s, log) }()
+	go func() { r.done <- Serve(ctx, context.Background(), s, log) }()
 	var address string
 	eventually(t, "the executor is ready", func() bool {
 		b, err := os.ReadFile(s.AddressFile)

@@ -5,15 +5,19 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
-// Serve runs an executor on this node until ctx ends, then drains it. nil: it ended as it should.
-func Serve(ctx context.Context, s config.Executor, log *slog.Logger) error {
+// Serve runs an executor on this node until ctx ends or somebody asks for it by the control port, then drains it. now ends
+// the drain at once. nil: it ended as it should.
+func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error {
 	path, err := workerPath(&s)
 	if err != nil {
 		return err
@@ -24,11 +28,11 @@ func Serve(ctx context.Context, s config.Executor, log *slog.Logger) error {
 		return fmt.Errorf("start %s: %w", path, err)
 	}
 	defer z.Close()
-	return serveWith(ctx, s, zygoteSpawner{z}, log)
+	return serveWith(ctx, now, s, zygoteSpawner{z}, log)
 }
 
 // serveWith is Serve with workers from anywhere.
-func serveWith(ctx context.Context, s config.Executor, spawner Spawner, log *slog.Logger) error {
+func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log *slog.Logger) error {
 	cfg, err := nodeConfig(s, spawner, log)
 	if err != nil {
 		return err
@@ -62,7 +66,7 @@ func serveWith(ctx context.Context, s config.Executor, spawner Spawner, log *slo
 	if err := port.Serve(); err != nil {
 		return err
 	}
-	log.Info("ready", "address", port.Address, "cores", config.Cores{List: cfg.CPUs}.String(),
+	log.Info("ready", "address", port.Address, "cores", len(cfg.Cores), "cpus", config.Cores{List: cfg.cpus()}.String(),
 		"memory", config.Bytes(cfg.Memory).String(), "providers", cfg.Providers)
 	if reg != nil {
 		// Before the port closes, so that nobody is sent here any more; the last one registered is the first to go.
@@ -72,19 +76,23 @@ func serveWith(ctx context.Context, s config.Executor, spawner Spawner, log *slo
 		defer gone.Wait()
 		defer stop()
 	}
+	drain := drainRequest{s.Grace, drainReason}
 	select {
 	case <-ctx.Done():
+	case drain = <-e.DrainAsked():
 	case err = <-port.Failed():
 		err = fmt.Errorf("control port: %w", err)
 	}
-	log.Info("draining", "grace", s.Grace)
-	drainCtx, stop := context.WithTimeout(context.Background(), s.Grace)
+	began := time.Now()
+	log.Info("draining", "grace", drain.grace, "reason", drain.reason)
+	drainCtx, stop := context.WithTimeout(now, drain.grace)
 	defer stop()
 	e.BeginDrain()
 	if reg != nil {
 		reg.report()
 	}
-	e.Drain(drainCtx)
+	e.DrainUntil(drainCtx, drain.reason)
+	log.Info("drained", "after", time.Since(began).Round(time.Millisecond))
 	return err
 }
 
@@ -99,19 +107,42 @@ func (e *Executor) shutdown(port *control.Port) {
 	e.codes.close()
 }
 
+// cpus are the logical CPUs that are lent, ascending.
+func (c *Config) cpus() (list []int) {
+	for _, core := range c.Cores {
+		list = append(list, core.CPUs...)
+	}
+	slices.Sort(list)
+	return list
+}
+
 // nodeConfig finds out what this node has.
 func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, error) {
 	cfg := Config{Settings: s, Spawner: spawner, Log: log, Memory: uint64(s.Memory)}
-	allowed, err := AllowedCPUs()
+	allowed, err := topology.Affinity()
 	if err != nil {
 		return cfg, err
 	}
-	if cfg.CPUs, err = s.Cores.Pick(allowed); err != nil {
+	slurm, err := topology.ReadSlurm(os.Getenv)
+	if err != nil {
 		return cfg, err
 	}
+	cfg.Near = topology.Near("/", s.VerbsDevice)
+	cores, unbound, err := pickCores("/", s.Cores, allowed, cfg.Near, slurm)
+	if err != nil {
+		return cfg, err
+	}
+	if unbound {
+		log.Warn("Slurm binds this process to no CPUs; the first of those that the node has are lent, as many as it assigned",
+			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
+	}
+	cfg.Cores = leaseCores(cores)
 	if cfg.Memory == 0 {
-		if cfg.Memory, err = availableMemory("/"); err != nil {
+		if cfg.Memory, err = topology.AvailableMemory("/"); err != nil {
 			return cfg, err
+		}
+		if slurm.Memory != 0 {
+			cfg.Memory = min(cfg.Memory, slurm.Memory)
 		}
 	}
 	if cfg.Providers, err = chooseProviders(s.ProviderList(), spawner.VerbsDevices()); err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // Random, cut and half-sent bytes on the control port do not disturb the daemon.
@@ -73,7 +74,7 @@ func TestServe(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}, verbs: 1}
-	go func() { done <- serveWith(ctx, s, z, slog.New(slog.DiscardHandler)) }()
+	go func() { done <- serveWith(ctx, context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
 	var address string
 	eventually(t, "the address file", func() bool {
 		b, err := os.ReadFile(s.AddressFile)
@@ -112,7 +113,7 @@ func TestServeRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := testSettings(t)
 			c.change(&s)
-			if err := Serve(t.Context(), s, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
+			if err := Serve(t.Context(), t.Context(), s, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("error %v, want %q", err, c.text)
 			}
 		})
@@ -130,7 +131,7 @@ func TestServeRefuses(t *testing.T) {
 			s := testSettings(t)
 			c.change(&s)
 			z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
-			if err := serveWith(t.Context(), s, z, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
+			if err := serveWith(t.Context(), t.Context(), s, z, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("error %v, want %q", err, c.text)
 			}
 		})
@@ -146,37 +147,63 @@ func loaded(t *testing.T, args ...string) config.Executor {
 	return s
 }
 
-func TestAvailableMemory(t *testing.T) {
+// What is lent, of a machine with two sockets whose adapter is on the second one.
+func TestPickCores(t *testing.T) {
 	root := t.TempDir()
-	write := func(path, text string) {
-		t.Helper()
-		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	for cpu := range 16 {
+		dir := filepath.Join(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology", cpu))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "core_cpus_list"), fmt.Appendf(nil, "%d,%d\n", cpu%8, cpu%8+8), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := func(n uint64) {
-		t.Helper()
-		if got, err := availableMemory(root); err != nil || got != n {
-			t.Errorf("%d, %v; want %d", got, err, n)
+	for node, cpus := range []string{"0-3,8-11\n", "4-7,12-15\n"} {
+		dir := filepath.Join(root, fmt.Sprintf("sys/devices/system/node/node%d", node))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cpulist"), []byte(cpus), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if _, err := availableMemory(root); err == nil {
-		t.Error("no meminfo and no error")
+	all := make([]int, 16)
+	for i := range all {
+		all[i] = i
 	}
-	write("proc/meminfo", "MemTotal: 900 kB\nMemAvailable:   800 kB\n")
-	want(800 << 10)
-	write("proc/self/cgroup", "0::/a/b\n")
-	write("sys/fs/cgroup/a/b/memory.max", "max\n")
-	want(800 << 10)
-	write("sys/fs/cgroup/a/memory.max", "4096\n")
-	want(4096)
-	write("proc/self/cgroup", "5:cpu:/x\n4:memory,hugetlb:/slurm\n0::/\n")
-	write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "9000\n")
-	want(9000)
+	for name, c := range map[string]struct {
+		want    string // the setting
+		allowed []int
+		slurm   topology.Slurm
+		cores   string
+		unbound bool
+		text    string // of the error
+	}{
+		"all":                   {"auto", []int{0, 1, 8}, topology.Slurm{}, "[{[0 8] 0} {[1] 0}]", false, ""},
+		"a count, near ones":    {"3", all, topology.Slurm{}, "[{[4 12] 1} {[5 13] 1} {[6 14] 1}]", false, ""},
+		"a list":                {"2-3,11-11", all, topology.Slurm{CPUs: 1}, "[{[2] 0} {[3 11] 0}]", false, ""},
+		"bound by Slurm":        {"auto", []int{4, 12}, topology.Slurm{CPUs: 2}, "[{[4 12] 1}]", false, ""},
+		"assigned, not bound":   {"auto", all, topology.Slurm{CPUs: 4}, "[{[0 8] 0} {[1 9] 0}]", true, ""},
+		"more than there is":    {"3", []int{0, 1, 8}, topology.Slurm{}, "", false, "3 wanted, this process may use 2"},
+		"more than Slurm gives": {"5", all, topology.Slurm{CPUs: 8}, "", true, "5 wanted, this process may use 4"},
+		"not ours":              {"3-4", []int{4, 12}, topology.Slurm{}, "", false, "CPU 3 is not among"},
+	} {
+		var want config.Cores
+		if err := want.UnmarshalText([]byte(c.want)); err != nil {
+			t.Fatal(err)
+		}
+		got, unbound, err := pickCores(root, want, c.allowed, []int{1}, c.slurm)
+		if c.text != "" {
+			if err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%s: %v, %v; want %q", name, got, err, c.text)
+			}
+			continue
+		}
+		if err != nil || fmt.Sprint(got) != c.cores || unbound != c.unbound {
+			t.Errorf("%s: %v, unbound %t, %v; want %s", name, got, unbound, err, c.cores)
+		}
+	}
 }
 
 // managerStub is a manager whose answers a test chooses.

@@ -92,7 +92,7 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	}
 	t.Workers = int(req.GetWorkers())
 	t.CoresPerWorker = max(1, int(req.GetCoresPerWorker()))
-	if c := req.GetCoresPerWorker(); c > uint32(capacity.Cores) || t.Workers*t.CoresPerWorker > capacity.Cores {
+	if c := req.GetCoresPerWorker(); c > uint32(len(e.cfg.Cores)) || t.Workers*t.CoresPerWorker > capacity.Cores {
 		return t, invalidf("workers %d with cores_per_worker %d: this executor lends %d cores", t.Workers, c, capacity.Cores)
 	}
 	t.MemoryPerWorker = req.GetMemoryPerWorker()
@@ -103,14 +103,16 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 		return t, invalidf("memory_per_worker %d with %d workers: this executor lends %d to each worker at least and %d to all",
 			m, t.Workers, minMemory, capacity.Memory)
 	}
-	s := &e.cfg.Settings
-	t.Duration = s.LeaseDefault
-	if ms := req.GetDurationMs(); ms != 0 {
-		if ms > uint64(s.LeaseMax/time.Millisecond) {
-			return t, invalidf("duration_ms %d: this executor gives at most %d (%v)", ms, s.LeaseMax.Milliseconds(), s.LeaseMax)
-		}
-		t.Duration = time.Duration(ms) * time.Millisecond
+	var err error
+	if t.Duration, err = e.duration(req.GetDurationMs(), e.cfg.Settings.LeaseDefault); err != nil {
+		return t, err
 	}
+	if ms := req.GetCallLimitMs(); ms > uint64(e.cfg.Settings.LeaseMax/time.Millisecond) {
+		return t, invalidf("call_limit_ms %d: want at most %d, the longest lease (%v), or 0 for no limit", ms,
+			e.cfg.Settings.LeaseMax.Milliseconds(), e.cfg.Settings.LeaseMax)
+	}
+	t.CallLimit = time.Duration(req.GetCallLimitMs()) * time.Millisecond
+	t.Wait = lease.Wait(req.GetWaitMode())
 	return t, nil
 }
 

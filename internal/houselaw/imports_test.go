@@ -25,9 +25,9 @@ var rooms = map[string][]string{
 
 	// What programs are made of.
 	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
-		"internal/config", "internal/control", "internal/dataplane", "internal/zygote"},
+		"internal/config", "internal/control", "internal/dataplane", "internal/topology", "internal/zygote"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/config", "internal/control",
-		"internal/dataplane", "internal/zygote"},
+		"internal/dataplane", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane"},
 
 	// Public packages.
@@ -42,6 +42,7 @@ var rooms = map[string][]string{
 	"internal/board":     {},
 	"internal/control":   {},
 	"internal/config":    {"internal/control"},
+	"internal/topology":  {},
 	"internal/dataplane": {},
 	"internal/houselaw":  {},
 

@@ -1,0 +1,139 @@
+package executor
+
+import (
+	"context"
+	"time"
+	"unicode/utf8"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// Release ends a lease and returns when its workers are reaped and its cores are free.
+func (e *Executor) Release(_ context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
+	how, reason := lease.Released, ""
+	if req.GetFinish() && e.isDraining() {
+		how, reason = lease.Drained, drainReason
+	}
+	h, err := e.beginEnd(lease.ID(req.GetLeaseId()), how, reason)
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	// Whether the caller waits or not.
+	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace)
+	if req.GetFinish() {
+		cancel()
+		ctx, cancel = e.finishContext()
+	}
+	defer cancel()
+	e.finishEnd(ctx, h, true)
+	return &control.ReleaseReply{}, nil
+}
+
+// duration reads a duration of a request; 0 is the default.
+func (e *Executor) duration(ms uint64, def time.Duration) (time.Duration, error) {
+	longest := e.cfg.Settings.LeaseMax
+	switch {
+	case ms == 0:
+		return def, nil
+	case ms > uint64(longest/time.Millisecond):
+		return 0, invalidf("duration_ms %d: this executor gives at most %d (%v)", ms, longest.Milliseconds(), longest)
+	}
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
+// Renew makes a lease last longer.
+func (e *Executor) Renew(_ context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
+	h, err := e.find(lease.ID(req.GetLeaseId()))
+	if err != nil {
+		return nil, err
+	}
+	l, err := e.table.Get(h.id)
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	d, err := e.duration(req.GetDurationMs(), l.Terms.Duration)
+	if err != nil {
+		return nil, err
+	}
+	if l, err = e.table.Renew(h.id, d); err != nil {
+		return nil, grpcError(err)
+	}
+	h.renewed()
+	e.log.Debug("lease renewed", "lease", uint64(h.id), "until", l.Expires, "tenant", l.Terms.Tenant)
+	now := e.now()
+	return &control.RenewReply{DurationMs: milliseconds(l.Expires.Sub(now)), HolderMs: milliseconds(l.Holder.Sub(now))}, nil
+}
+
+// milliseconds is a time that is left, rounded down.
+func milliseconds(d time.Duration) uint64 { return uint64(max(d, 0) / time.Millisecond) }
+
+// Leases lists the leases that have resources.
+func (e *Executor) Leases(context.Context, *control.LeasesRequest) (*control.LeasesReply, error) {
+	now := e.now()
+	reply := &control.LeasesReply{}
+	for _, l := range e.table.List() {
+		entry := &control.LeaseEntry{LeaseId: uint64(l.ID), Tenant: l.Terms.Tenant, State: l.State.String(),
+			Workers: uint32(l.Terms.Workers), MemoryBytes: l.Terms.MemoryPerWorker * uint64(l.Terms.Workers)}
+		for _, w := range l.CPUs {
+			for _, cpu := range w {
+				entry.Cpus = append(entry.Cpus, uint32(cpu))
+			}
+		}
+		if !l.Granted.IsZero() {
+			entry.AgeMs, entry.LeftMs = milliseconds(now.Sub(l.Granted)), milliseconds(l.Expires.Sub(now))
+		}
+		reply.Leases = append(reply.Leases, entry)
+	}
+	return reply, nil
+}
+
+// maxReason bounds what an operator may say, in bytes.
+const maxReason = 200
+
+func checkReason(reason, def string) (string, error) {
+	switch {
+	case reason == "":
+		return def, nil
+	case len(reason) > maxReason || !utf8.ValidString(reason):
+		return "", invalidf("reason has %d bytes, want at most %d of UTF-8", len(reason), maxReason)
+	}
+	return reason, nil
+}
+
+// Revoke ends a lease at once and returns when its workers are reaped and its cores are free.
+func (e *Executor) Revoke(_ context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
+	reason, err := checkReason(req.GetReason(), "by an operator")
+	if err != nil {
+		return nil, err
+	}
+	h, err := e.beginEnd(lease.ID(req.GetLeaseId()), lease.Revoked, reason)
+	if err != nil {
+		return nil, grpcError(err)
+	}
+	e.finishEnd(context.Background(), h, false)
+	return &control.RevokeReply{}, nil
+}
+
+// maxGrace bounds what an operator may ask for.
+const maxGrace = 24 * time.Hour
+
+// Drain asks the executor to end as SIGTERM does. It answers at once.
+func (e *Executor) Drain(_ context.Context, req *control.DrainRequest) (*control.DrainReply, error) {
+	reason, err := checkReason(req.GetReason(), drainReason)
+	if err != nil {
+		return nil, err
+	}
+	grace := e.cfg.Settings.Grace
+	if ms := req.GetGraceMs(); ms != 0 {
+		if ms > uint64(maxGrace/time.Millisecond) {
+			return nil, invalidf("grace_ms %d: want at most %d (%v)", ms, maxGrace.Milliseconds(), maxGrace)
+		}
+		grace = time.Duration(ms) * time.Millisecond
+	}
+	select {
+	case e.asked <- drainRequest{grace, reason}:
+	default: // it has been asked already
+	}
+	return &control.DrainReply{}, nil
+}

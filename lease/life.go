@@ -1,0 +1,170 @@
+package lease
+
+import (
+	"fmt"
+	"time"
+)
+
+// setEnd makes a lease last d from now on.
+func (t *Table) setEnd(r *record, now time.Time, d time.Duration) {
+	r.Expires = now.Add(d)
+	r.Holder = r.Expires.Add(-min(t.cfg.Margin, d/10))
+	r.notice = r.Expires.Add(-min(t.cfg.Notice, d/3))
+}
+
+// Open notes that the holder is here (its event stream is open) and returns the number of this presence for Away.
+// A newer presence takes the place of an older one.
+func (t *Table) Open(id ID) (presence uint64, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, err := t.find(id, Granted, Active, Expiring)
+	if err != nil {
+		return 0, err
+	}
+	if r.State == Granted {
+		r.State = Active
+		t.wake()
+	}
+	r.presence++
+	r.present, r.comeBy = true, time.Time{}
+	return r.presence, nil
+}
+
+// Away notes that a presence is over; the holder has Config.Return to come back. It does nothing when a newer
+// presence has begun or the lease has ended.
+func (t *Table) Away(id ID, presence uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.leases[id]
+	if r == nil || r.State.Ended() || !r.present || r.presence != presence {
+		return
+	}
+	r.present = false
+	r.comeBy = t.cfg.Now().Add(t.cfg.Return)
+	t.wake()
+}
+
+// Notice makes an active lease expiring, when Due has said so, and returns it. An error: it has been renewed or has
+// ended.
+func (t *Table) Notice(id ID) (Lease, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, err := t.find(id, Active)
+	if err != nil {
+		return Lease{}, err
+	}
+	if t.cfg.Now().Before(r.notice) {
+		return Lease{}, fmt.Errorf("lease %d has been renewed: %w", id, ErrState)
+	}
+	r.State = Expiring
+	return r.copy(), nil
+}
+
+// Renew makes a lease last at least d from now on; it never makes it shorter. Errors: ErrInvalid (d), ErrDraining,
+// ErrUnknown, ErrEnded, ErrState (not granted yet).
+func (t *Table) Renew(id ID, d time.Duration) (Lease, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, err := t.find(id, Granted, Active, Expiring)
+	if err != nil {
+		return Lease{}, err
+	}
+	now := t.cfg.Now()
+	switch {
+	case d <= 0:
+		return Lease{}, fmt.Errorf("renew lease %d for %v: want more than 0: %w", id, d, ErrInvalid)
+	case t.draining:
+		return Lease{}, fmt.Errorf("renew lease %d: %w", id, ErrDraining)
+	case !now.Before(r.Expires): // nobody has come round to ending it; its holder has stopped
+		return Lease{}, fmt.Errorf("renew lease %d: %w", id, &EndedError{ID: id, State: Expired, Reason: "its time is over"})
+	}
+	if r.Expires.Before(now.Add(d)) {
+		t.setEnd(r, now, d)
+	}
+	if r.State == Expiring && now.Before(r.notice) {
+		r.State = Active
+	}
+	t.wake() // not for an earlier deadline, but the next one may be the notice
+	return r.copy(), nil
+}
+
+// End ends a granted, active or expiring lease as Released, Expired, Revoked or Drained. Exactly one call succeeds for a
+// lease: its caller stops the workers and then calls Reaped, or Keep. Its resources stay taken until then.
+func (t *Table) End(id ID, how State, reason string) (Lease, error) {
+	if !how.Ended() {
+		return Lease{}, fmt.Errorf("lease %d: end as %v: %w", id, how, ErrState)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, err := t.find(id, Granted, Active, Expiring)
+	if err != nil {
+		return Lease{}, err
+	}
+	r.State, r.Reason = how, reason
+	r.present, r.comeBy = false, time.Time{}
+	return r.copy(), nil
+}
+
+// Reaped gives back the resources of an ended lease whose last worker is gone. A second call is ErrState and
+// changes nothing, and so is one for a lease that is kept: Drop it first.
+func (t *Table) Reaped(id ID) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.leases[id]
+	if r == nil {
+		return unknown(id)
+	}
+	if !r.State.Ended() || r.reaped || !r.kept.IsZero() {
+		return fmt.Errorf("lease %d is %v, resources given back: %t, kept: %t: %w", id, r.State, r.reaped, !r.kept.IsZero(), ErrState)
+	}
+	t.giveBack(r)
+	t.bury(r)
+	return nil
+}
+
+// bury notes that a lease has no resources any more and forgets the oldest of those.
+func (t *Table) bury(r *record) {
+	r.reaped = true
+	t.past = append(t.past, r.ID)
+	if len(t.past) > t.cfg.Remember {
+		old := t.leases[t.past[0]]
+		delete(t.leases, old.ID)
+		delete(t.requests, old.RequestID)
+		t.past = t.past[1:]
+	}
+}
+
+// Drain makes every further new request and renewal ErrDraining. Leases that exist stay, and so does what is kept: the
+// owner drops it.
+func (t *Table) Drain() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.draining = true
+}
+
+// Due is something that is due: State Expiring asks for Notice, Released for Drop (of what is kept), the others for End
+// in that state.
+type Due struct {
+	ID     ID
+	State  State
+	Reason string
+}
+
+// Due returns what is due and the next deadline after it (zero: none). It changes nothing: the owner does, and may find
+// that somebody else was faster.
+func (t *Table) Due() (due []Due, next time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.cfg.Now()
+	for _, r := range t.leases {
+		at, d := r.due(now)
+		switch {
+		case at.IsZero():
+		case !at.After(now):
+			due = append(due, d)
+		case next.IsZero() || at.Before(next):
+			next = at
+		}
+	}
+	return due, next
+}
