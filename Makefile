@@ -50,7 +50,7 @@ deps: ## install the packages that are missing (as root or by sudo), or say whic
 	$(Q)scripts/deps
 
 run: ## build what is needed and show it: an MPI program that offloads work
-	$(Q)scripts/deps
+	$(Q)scripts/deps build mpi
 	$(Q)$(MAKE) --no-print-directory build
 	$(Q)scripts/demo
 
