@@ -22,19 +22,23 @@ func main() {
 	os.Exit(run(ctx, now, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// terminations returns two contexts: the first SIGTERM or SIGINT ends the first one, the second the second one. The third
-// is not caught and ends the program.
+// terminations returns two contexts: the first SIGTERM or SIGINT ends the first one, a SIGINT after that the second one.
+// Another SIGTERM changes nothing: batch systems send it more than once, to every process of a job. One more SIGINT is not
+// caught and ends the program.
 func terminations() (first, second context.Context) {
-	signals := make(chan os.Signal, 2)
+	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	first, endFirst := context.WithCancel(context.Background())
 	second, endSecond := context.WithCancel(context.Background())
 	go func() {
 		<-signals
 		endFirst()
-		<-signals
-		signal.Stop(signals)
-		endSecond()
+		for s := range signals {
+			if s == syscall.SIGINT {
+				signal.Reset(syscall.SIGINT)
+				endSecond()
+			}
+		}
 	}()
 	return first, second
 }

@@ -1,6 +1,6 @@
 /* The worker from its first instruction to its exit. The order of its steps is a rule, not a taste:
  *
- *   die with the executor, own session, default signals     before anything can hang or crash
+ *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
  *   pin                                                      before memory is touched, so that it is near
  *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
@@ -53,6 +53,10 @@ _Noreturn static void fail(const worker *w, int sock, int status, const char *te
 
 /* ---- steps ---- */
 
+/* Batch systems send SIGTERM to every process of a job. It is for the executor, which lets calls finish. A handler and not
+ * SIG_IGN, which programs that functions start would inherit. */
+static void for_the_executor(int sig) { (void)sig; }
+
 static void detach(const worker *w, int sock, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -60,6 +64,7 @@ static void detach(const worker *w, int sock, pid_t parent) {
     setsid();
     for (int sig = 1; sig < NSIG; sig++)
         signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
+    signal(SIGTERM, for_the_executor);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);

@@ -299,6 +299,7 @@ static int zygote_start(zygote *z) {
     z->parent = getppid();
     prctl(PR_SET_NAME, "rfaas-zygote");
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGTERM, SIG_IGN); /* the executor decides; workers set it back */
     z->tid = tid_field();
     if (!z->tid) {
         fprintf(stderr, "rfaas-worker: cannot find where this C library keeps a thread's id\n");

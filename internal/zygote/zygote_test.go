@@ -171,6 +171,42 @@ func TestKilledFromOutside(t *testing.T) {
 	}
 }
 
+// A batch system sends SIGTERM to all processes of a job, and more than once. Only the executor heeds it.
+func TestTermIsForTheExecutor(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	w := lease(t, z, c, nil)
+	first := current(t, z)
+	for range 3 {
+		unix.Kill(w.PID(), unix.SIGTERM)
+		unix.Kill(first.cmd.Process.Pid, unix.SIGTERM)
+		if got := w.mustCall(t, fnEcho, []byte("still")); string(got) != "still" {
+			t.Errorf("echo: %q", got)
+		}
+		if got := lease(t, z, c, nil).mustCall(t, fnEcho, []byte("new")); string(got) != "new" {
+			t.Errorf("echo of a new worker: %q", got)
+		}
+	}
+	if current(t, z) != first {
+		t.Error("the zygote was replaced")
+	}
+	// What a function starts can be ended by SIGTERM: a handler ends with execve, ignoring would not.
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range []string{"SigIgn", "SigBlk"} {
+		_, rest, _ := strings.Cut(string(status), field+":\t")
+		var mask uint64
+		if _, err := fmt.Sscanf(rest, "%x", &mask); err != nil || mask&(1<<(unix.SIGTERM-1)) != 0 {
+			t.Errorf("%s %x, %v", field, mask, err)
+		}
+	}
+	if err := w.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestClientKilled(t *testing.T) {
 	z := startZygote(t)
 	for _, mode := range []uint8{1, 2} {
