@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -45,7 +46,7 @@ func (s *stub) Upload(st grpc.ClientStreamingServer[control.UploadChunk, control
 func (*stub) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
 	return &control.ListReply{Executors: []*control.ExecutorEntry{
 		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
-		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1}},
+		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1, AvailableUntil: uint64(time.Now().Add(time.Minute).Unix())}},
 		{Address: "c:1", Alive: true, Info: &control.InfoReply{Node: "n3", Cores: 4, FreeCores: 1, Draining: true}},
 		{Address: "d:1", Info: &control.InfoReply{Node: "n4"}},
 	}}, nil
@@ -105,15 +106,19 @@ func TestExitCodes(t *testing.T) {
 func TestExecutors(t *testing.T) {
 	_, _, run := world(t)
 	code, out, errs := run("executors")
-	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    shm,verbs  300ms ago", "busy", "draining", "dead"} {
+	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    shm,verbs  -         300ms ago", "busy", "draining", "dead"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}
 	}
+	table := out
 	_, out, _ = run("executors", "--json")
 	var rows []executorRow
 	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 4 || rows[0].FreeCores != 4 || rows[3].State != "dead" {
 		t.Errorf("%v, %v", rows, err)
+	}
+	if until := time.Unix(int64(rows[1].Until), 0); time.Until(until) < 50*time.Second || !strings.Contains(table, until.Format(time.TimeOnly)) {
+		t.Errorf("available until %v, in\n%s", until, table)
 	}
 }
 

@@ -23,7 +23,8 @@ type executorRow struct {
 	MemoryBytes     uint64   `json:"memory_bytes"`
 	FreeMemoryBytes uint64   `json:"free_memory_bytes"`
 	Providers       []string `json:"providers"`
-	AgeMS           uint64   `json:"age_ms"` // since the last heartbeat
+	AgeMS           uint64   `json:"age_ms"`          // since the last heartbeat
+	Until           uint64   `json:"available_until"` // Unix seconds, 0: not known
 	Incarnation     string   `json:"incarnation"`
 }
 
@@ -40,7 +41,7 @@ func rowOf(e *control.ExecutorEntry) executorRow {
 	}
 	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: state, Cores: i.GetCores(),
 		FreeCores: i.GetFreeCores(), MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(),
-		Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation())}
+		Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation())}
 }
 
 func newExecutors(a *app) *cobra.Command {
@@ -83,14 +84,26 @@ func (a *app) printExecutors(rows []executorRow) error {
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tPROVIDERS\tSEEN")
+	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tPROVIDERS\tUNTIL\tSEEN")
 	for _, r := range rows {
 		age := time.Duration(r.AgeMS) * time.Millisecond
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%s\t%v ago\n", r.Address, r.Node, r.State, r.FreeCores, r.Cores,
-			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), strings.Join(r.Providers, ","), age.Round(100*time.Millisecond))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%s\t%s\t%v ago\n", r.Address, r.Node, r.State, r.FreeCores, r.Cores,
+			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), strings.Join(r.Providers, ","), untilText(r.Until), age.Round(100*time.Millisecond))
 	}
 	return w.Flush()
 }
 
 // mib rounds a size down for people.
 func mib(n uint64) string { return config.Bytes(n &^ (1<<20 - 1)).String() }
+
+// untilText is local time of day, with the date unless it is within a day.
+func untilText(unix uint64) string {
+	if unix == 0 {
+		return "-"
+	}
+	t := time.Unix(int64(unix), 0)
+	if left := time.Until(t); left > 24*time.Hour || left < -24*time.Hour {
+		return t.Format(time.DateTime)
+	}
+	return t.Format(time.TimeOnly)
+}

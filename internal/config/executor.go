@@ -51,6 +51,7 @@ type Executor struct {
 	HolderReturn    time.Duration `mapstructure:"holder-return"`
 	SpawnTimeout    time.Duration `mapstructure:"spawn-timeout"`
 	Grace           time.Duration `mapstructure:"grace"`
+	Until           Instant       `mapstructure:"until"` // zero: not known
 	LogLevel        slog.Level    `mapstructure:"log-level"`
 	LogFormat       string        `mapstructure:"log-format"`
 	providersParsed []string
@@ -87,6 +88,7 @@ var executorOptions = []option{
 	{"holder-return", "2s", "how long a lease survives a holder that went away"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
+	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
 }

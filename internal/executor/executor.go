@@ -98,6 +98,7 @@ func (e *Executor) info() *control.InfoReply {
 		MemoryBytes: c.Memory, FreeMemoryBytes: c.FreeMemory,
 		Providers: e.cfg.Providers, MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager,
 		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining(),
+		AvailableUntil: e.cfg.Settings.Until.Unix(),
 	}
 }
 

@@ -77,9 +77,13 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		defer stop()
 	}
 	drain := drainRequest{s.Grace, drainReason}
+	wanted, stopTimer := wantedBack(&s, time.Now())
+	defer stopTimer()
 	select {
 	case <-ctx.Done():
 	case drain = <-e.DrainAsked():
+	case <-wanted:
+		drain.reason = "the node is wanted back at " + s.Until.String()
 	case err = <-port.Failed():
 		err = fmt.Errorf("control port: %w", err)
 	}
