@@ -197,10 +197,21 @@ static bool reap_broken(dp_endpoint *ep) {
 
 /* ---- waiting ---- */
 
-static void probe_all(dp_endpoint *ep) {
+/* Abandoned calls count: their slots come back with a reply or when the peer is known to be gone. */
+static void probe_all(dp_endpoint *ep, int64_t now) {
+    if (now < ep->waiter.probe_at)
+        return;
+    ep->waiter.probe_at = now + DP_PROBE_EVERY_NS;
     for (dp_channel *ch = ep->channels; ch; ch = ch->next)
-        if (!ch->failed && ch->n_busy)
+        if (!ch->failed && (ch->n_busy || ch->n_abandoned))
             dp_qp_probe(ch->qp);
+}
+
+/* Progress for a caller who does not wait here but comes again. */
+static void look(dp_endpoint *ep) {
+    if (!progress(ep) && ++ep->looks % DP_LOOKS_PER_PROBE == 0)
+        probe_all(ep, dp_now_ns());
+    reap_broken(ep);
 }
 
 /* Blocks until something may have happened. */
@@ -226,10 +237,7 @@ static int idle(dp_endpoint *ep, int64_t deadline_ns) {
         return DP_OK;
     if (deadline_ns && w->now >= deadline_ns)
         return DP_DEADLINE;
-    if (w->now >= w->probe_at) {
-        w->probe_at = w->now + DP_PROBE_EVERY_NS;
-        probe_all(ep);
-    }
+    probe_all(ep, w->now);
     if (what == DP_SPIN_BLOCK)
         block(ep, deadline_ns);
     return DP_OK;
@@ -279,8 +287,8 @@ int dp_channel_test(dp_channel *ch, uint32_t i) {
     if (i >= ch->cfg.depth)
         return DP_INVALID;
     slot *s = &ch->slots[i];
-    if (s->state == SLOT_BUSY && !progress(ch->ep))
-        reap_broken(ch->ep);
+    if (s->state == SLOT_BUSY)
+        look(ch->ep);
     return s->state == SLOT_DONE ? 1 : s->state == SLOT_BUSY ? 0 : DP_INVALID;
 }
 
@@ -452,17 +460,16 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
                 (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
         return DP_INVALID;
     if (!ch->n_free) {
-        progress(ch->ep); /* a late reply may have freed one */
+        look(ch->ep); /* a late reply may have freed one */
         if (!ch->n_free) {
             ch->stats.busy++;
-            return reap_broken(ch->ep) && ch->failed ? ch->failed : DP_BUSY;
+            return ch->failed ? ch->failed : DP_BUSY;
         }
     }
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
     if (!eager && take_bulk(ch, s, size, capacity)) {
-        if (!progress(ch->ep)) /* a late reply may give room back */
-            reap_broken(ch->ep);
+        look(ch->ep); /* a late reply may give room back */
         if (ch->failed || take_bulk(ch, s, size, capacity)) {
             slot_free(ch, i);
             ch->stats.busy++;

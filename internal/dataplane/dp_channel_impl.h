@@ -29,6 +29,7 @@ struct dp_endpoint {
     dp_channel *channels;
     dp_waiter waiter;
     uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
+    uint32_t looks;       /* that found nothing, of callers who wait by looking again and again */
 };
 
 struct dp_channel {

@@ -91,8 +91,10 @@ typedef struct dp_dev_options {
     int traffic_class;     /* verbs: 0..255 */
     int service_level;     /* verbs: 0..15 */
     int mtu;               /* verbs: 256..4096 bytes, 0 for the port's active MTU */
-    int timeout;           /* verbs: local ack timeout exponent 1..31, 0 for the default 14 (67 ms) */
-    int retry_count;       /* verbs: 1..7, 0 for the default 7 */
+    int timeout;           /* verbs: local ack timeout exponent 1..31, 0 for the default 16 (268 ms) */
+    int retry_count;       /* verbs: 1..7, 0 for the default 6; soft-RoCE takes 7 for "for ever" */
+    int keepalive_ms;      /* verbs: how long a peer may be silent until dp_qp_probe asks it for a sign of life;
+                              1..3600000, 0 for the default 1000 */
     int active_side_only;  /* shm: this process only connects to blobs whose owners listen (workers) */
 } dp_dev_options;
 
@@ -262,8 +264,11 @@ void dp_qp_destroy(dp_qp *qp);
 /* dp_qp_break marks the queue pair as broken for `status` and wakes its completion queue. Any thread. */
 void dp_qp_break(dp_qp *qp, int status);
 static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->broken, __ATOMIC_ACQUIRE); }
-/* dp_qp_probe looks, without blocking, whether the peer still exists; marks the queue pair broken if not.
- * Costs a system call at most; waiters without a monitor thread call it every few milliseconds. */
+/* dp_qp_probe looks, without blocking, whether the peer still exists; marks the queue pair broken if not. Whoever waits
+ * calls it several times a second: it costs a system call. A peer behind a network shows only by answering, so probing
+ * posts a write of no bytes when the peer was last heard of keepalive_ms ago (and has been posted to or heard of at all,
+ * for it may connect later); the probe after the retries ran out finds the queue pair broken with DP_PEER_GONE. It takes
+ * one place of max_send while it is under way; its completion is not shown. */
 static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
 
 /* ---- operations; all return DP_OK, DP_BUSY, DP_INVALID, DP_CONNECTION or (atomics) DP_UNSUPPORTED at once ---- */

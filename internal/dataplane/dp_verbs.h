@@ -43,6 +43,11 @@
 #define DPV_RD_ATOMIC 16            /* reads and atomics in flight, each direction */
 #define DPV_POLL_BATCH 16           /* completions taken from the device at once */
 #define DPV_ACK_BATCH 64            /* acknowledging an event takes a lock: do it for many */
+#define DPV_KEEPALIVE_MS 1000       /* a peer not heard of for so long is asked for a sign of life */
+#define DPV_TIMEOUT 16              /* local ack time-out exponent (268 ms), and how often a packet is repeated: see */
+#define DPV_RETRY_COUNT 6           /* RATIONALE.md, "How does a waiter notice a silent peer?" */
+
+#define DPV_KEEPALIVE 0x80000000u /* flag of a post of our own (with the DP_ ones): no completion of it is shown */
 
 typedef struct dpv_qp dpv_qp;
 typedef struct dpv_cq dpv_cq;
@@ -67,6 +72,7 @@ typedef struct dpv_dev {
     uint8_t timeout;
     uint8_t retry_count;
     bool atomics;
+    int64_t keepalive_ns;
     uint32_t inline_cap;  /* atomic; what creating queue pairs has shown the device to grant */
     uint32_t next_vector; /* atomic; completion vectors are dealt in turn */
     /* Guards the list of completion queues, and makes "read an event and mark its queue pair" one step
@@ -124,6 +130,10 @@ struct dpv_qp {
     uint32_t signal_every;
     uint32_t reads_end; /* counter behind the newest read or atomic, while reads_pending */
     bool reads_pending;
+    bool asking;         /* a keepalive is under way */
+    uint32_t heard_send; /* tails when the peer was last known to be there, */
+    uint32_t heard_recv;
+    int64_t heard_at;    /* and when that was seen; 0: not looked yet */
     uint32_t recv_head;
     uint32_t recv_tail;
     uint32_t recv_held;
@@ -220,6 +230,9 @@ int dpv_post_cmp_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rke
                       uint64_t desired, uint64_t wr_id, uint32_t flags);
 int dpv_post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags);
 int dpv_post_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id);
+/* A write of no bytes, which the peer's adapter acknowledges without its owner noticing. It takes an ordinary place in
+ * the send queue; the provider consumes its completion, and breaks the queue pair if it failed. */
+int dpv_post_keepalive(dpv_qp *q);
 void *dpv_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len);
 
 #endif

@@ -113,6 +113,19 @@ static int status_of_post(enum ibv_wc_status s) {
     }
 }
 
+/* The rest of translate() for a failed completion. False: it is a keepalive's, whose failure the mark tells. */
+static bool failed(dpv_qp *q, const struct ibv_wc *in, dp_wc *out) {
+    bool receive = in->wr_id & DPV_RECV_BIT;
+    bool keepalive = !receive && q->sent[in->wr_id & q->send_mask].flags & DPV_KEEPALIVE;
+    bool first = q->base.state != DP_QP_ERROR;
+    out->status = receive ? DP_CONNECTION : status_of_post(in->status);
+    q->base.state = DP_QP_ERROR;
+    /* A keepalive that was flushed tells nothing: what failed before it has, or had, a completion to show. */
+    if (out->status == DP_PEER_GONE || (keepalive && first))
+        dp_qp_break(&q->base, out->status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION);
+    return !keepalive;
+}
+
 /* Books one completion of the device and turns it into ours. False: not for the caller (a signal for our
  * own bookkeeping, or of an earlier life). */
 static inline bool translate(const dpv_cq *cq, const struct ibv_wc *in, dp_wc *out) {
@@ -142,8 +155,11 @@ static inline bool translate(const dpv_cq *cq, const struct ibv_wc *in, dp_wc *o
             return false;
         q->send_tail += done;
         const dpv_sent *s = &q->sent[index & q->send_mask];
-        if (ok && !(s->flags & DP_SIGNALED))
+        if (ok && !(s->flags & DP_SIGNALED)) {
+            if (s->flags & DPV_KEEPALIVE)
+                q->asking = false;
             return false;
+        }
         out->wr_id = s->wr_id;
         out->imm = 0;
         out->byte_len = 0;
@@ -151,11 +167,7 @@ static inline bool translate(const dpv_cq *cq, const struct ibv_wc *in, dp_wc *o
     }
     out->qp = &q->base;
     out->status = DP_OK;
-    if (__builtin_expect(!ok, 0)) {
-        out->status = in->wr_id & DPV_RECV_BIT ? DP_CONNECTION : status_of_post(in->status);
-        q->base.state = DP_QP_ERROR;
-    }
-    return true;
+    return __builtin_expect(ok, 1) || failed(q, in, out);
 }
 
 /* Each completion in the stash holds room of its queue pair until delivered. */
@@ -230,6 +242,8 @@ static void begin_life(dpv_cq *cq, dpv_qp *q) {
     q->recv_head = q->recv_tail = q->recv_held = 0;
     q->unsignalled = 0;
     q->reads_pending = false;
+    q->asking = false;
+    q->heard_at = 0;
 }
 
 int dpv_cq_attach(dpv_cq *cq, dpv_qp *q, dp_error *err) {

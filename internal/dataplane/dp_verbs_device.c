@@ -115,6 +115,8 @@ static int check_options(const dp_dev_options *o, dp_error *err) {
         st = check_range("timeout", o->timeout, 0, 31, err);
     if (st == DP_OK)
         st = check_range("retry_count", o->retry_count, 0, 7, err);
+    if (st == DP_OK)
+        st = check_range("keepalive_ms", o->keepalive_ms, 0, 3600000, err);
     if (st == DP_OK && o->mtu && !mtu_code(o->mtu))
         st = dp_fail(err, DP_INVALID, 0, "open verbs device: mtu %d is none of 256, 512, 1024, 2048, 4096",
                      o->mtu);
@@ -321,8 +323,9 @@ static int configure(dpv_dev *dev, const struct ibv_port_attr *port, const dp_de
         return st;
     dev->traffic_class = (uint8_t)o->traffic_class;
     dev->service_level = (uint8_t)o->service_level;
-    dev->timeout = (uint8_t)(o->timeout ? o->timeout : 14);
-    dev->retry_count = (uint8_t)(o->retry_count ? o->retry_count : 7);
+    dev->timeout = (uint8_t)(o->timeout ? o->timeout : DPV_TIMEOUT);
+    dev->retry_count = (uint8_t)(o->retry_count ? o->retry_count : DPV_RETRY_COUNT);
+    dev->keepalive_ns = (int64_t)(o->keepalive_ms ? o->keepalive_ms : DPV_KEEPALIVE_MS) * 1000000;
     dev->rd_atomic = clamp_rd_atomic(&dev->attr);
     dev->atomics = dev->attr.atomic_cap != IBV_ATOMIC_NONE;
     dev->inline_cap = DPV_MAX_INLINE;

@@ -42,7 +42,7 @@ static ALWAYS_INLINE int post(dpv_qp *q, struct ibv_send_wr *wr, uint32_t op, ui
             return DP_CONNECTION;
     }
     uint32_t head = q->send_head;
-    bool signal = flags & DP_SIGNALED || q->unsignalled + 1 >= q->signal_every;
+    bool signal = flags & (DP_SIGNALED | DPV_KEEPALIVE) || q->unsignalled + 1 >= q->signal_every;
     bool is_read = op == DP_OP_READ || op == DP_OP_FETCH_ADD || op == DP_OP_CMP_SWAP;
     wr->wr_id = q->tag | (head & DPV_INDEX_MASK);
     wr->next = NULL;
@@ -126,6 +126,11 @@ int dpv_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint
 int dpv_post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
     return post_out(dpv_qp_of(qp), IBV_WR_SEND, sge, sge ? 1 : 0, 0, 0, 0, qp->domain->dev->max_send_msg,
                     DP_OP_SEND, wr_id, flags);
+}
+
+int dpv_post_keepalive(dpv_qp *q) {
+    struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE};
+    return post(q, &wr, DP_OP_WRITE, 0, DPV_KEEPALIVE);
 }
 
 int dpv_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id,

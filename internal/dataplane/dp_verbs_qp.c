@@ -291,6 +291,22 @@ int dpv_qp_reset(dp_qp *base, dp_error *err) {
     return st;
 }
 
+/* Asks the peer for a sign of life when it has given none for a while and none is under way. Its completions, and the
+ * acknowledgements that ours stand for, are signs: while there is traffic nothing is asked. Nor before the first post or
+ * receive, for a peer may take its time to connect. A full queue needs no further post to fail. */
+static void keepalive(dpv_qp *q) {
+    if (q->asking || (q->send_head == 0 && q->recv_tail == 0))
+        return;
+    int64_t now = dp_now_ns();
+    if (!q->heard_at || q->send_tail != q->heard_send || q->recv_tail != q->heard_recv) {
+        q->heard_at = now;
+        q->heard_send = q->send_tail;
+        q->heard_recv = q->recv_tail;
+    } else if (now - q->heard_at >= dpv_dev_of(q->base.domain->dev)->keepalive_ns) {
+        q->asking = dpv_post_keepalive(q) == DP_OK;
+    }
+}
+
 int dpv_qp_probe(dp_qp *base) {
     int broken = dp_qp_broken(base);
     if (broken)
@@ -299,12 +315,16 @@ int dpv_qp_probe(dp_qp *base) {
         return base->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
     struct ibv_qp_attr a;
     struct ibv_qp_init_attr init;
-    if (ibv_query_qp(dpv_qp_of(base)->qp, &a, IBV_QP_STATE, &init) == 0 && a.qp_state == IBV_QPS_RTS)
+    if (ibv_query_qp(dpv_qp_of(base)->qp, &a, IBV_QP_STATE, &init) == 0 && a.qp_state == IBV_QPS_RTS) {
+        keepalive(dpv_qp_of(base));
         return DP_OK;
+    }
+    /* The reason may be in a completion that nobody has polled yet: it marks the queue pair first. */
+    dpv_cq_drain(dpv_cq_of(base->cq));
     dp_qp_break(base, DP_CONNECTION);
     /* Whatever else the kernel knows (device removed, queue overrun) waits in the event descriptor. */
     dpv_dev_drain_events(dpv_dev_of(base->domain->dev));
-    return DP_CONNECTION;
+    return dp_qp_broken(base);
 }
 
 /* No store reaches a peer but by a post, and that notifies by itself. */

@@ -23,6 +23,7 @@
 #define DP_SHARED_MAX_NS 1600000000  /* doubled each time up to this */
 #define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter looks after its peer this often */
 #define DP_PROBE_EVERY_NS 100000000   /* a spinning one this often */
+#define DP_LOOKS_PER_PROBE 16         /* one that only looks now and then thinks of it at each so many fruitless looks */
 
 typedef struct dp_waiter {
     dp_wait_mode mode;

@@ -150,9 +150,9 @@ static void death(dp_wait_mode mode, bool crash) {
     CHECK_EQ(dp_channel_free_slots(s.ch), 4);
     served_close(&s);
 }
-T_CASE(death_hot, "channel/worker-killed-hot", .providers = T_SHM) { death(DP_WAIT_HOT, false); }
-T_CASE(death_warm, "channel/worker-killed-warm", .providers = T_SHM) { death(DP_WAIT_WARM, false); }
-T_CASE(death_crash, "channel/worker-crashes", .providers = T_SHM) { death(DP_WAIT_ADAPTIVE, true); }
+T_CASE(death_hot, "channel/worker-killed-hot") { death(DP_WAIT_HOT, false); }
+T_CASE(death_warm, "channel/worker-killed-warm") { death(DP_WAIT_WARM, false); }
+T_CASE(death_crash, "channel/worker-crashes") { death(DP_WAIT_ADAPTIVE, true); }
 
 static void *fail_later(void *arg) {
     t_sleep_ms(20);

@@ -96,7 +96,7 @@ static void local_client(local *l, const dp_dev_options *o, bool hook_it, dp_cha
 }
 
 static void local_close(local *l) {
-    dp_server_stop(l->server); /* verbs tells no server that its client left */
+    dp_server_stop(l->server); /* on verbs it does not miss a client that never called */
     t_peer_join(&l->s.peer);
     served_close_client(&l->s);
 }

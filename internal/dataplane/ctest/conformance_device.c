@@ -46,6 +46,8 @@ T_CASE(bad_options, "device/bad-options", .providers = T_VERBS) {
         {"timeout -1", {.gid_index = -1, .timeout = -1}, 0},
         {"retry count 8", {.gid_index = -1, .retry_count = 8}, 0},
         {"retry count -1", {.gid_index = -1, .retry_count = -1}, 0},
+        {"keepalive of 3600001 ms", {.gid_index = -1, .keepalive_ms = 3600001}, 0},
+        {"keepalive of -1 ms", {.gid_index = -1, .keepalive_ms = -1}, 0},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         dp_error err = {0};

@@ -7,7 +7,7 @@ int64_t poll_ns(void) { return (int64_t)((t_is_verbs() ? 15e9 : 5e9) * t_time_sc
 
 dp_dev_options quick_options(void) {
     /* 4.096 us << 10 = 4.2 ms, three times; the device may round up. */
-    return (dp_dev_options){.gid_index = -1, .timeout = 10, .retry_count = 2};
+    return (dp_dev_options){.gid_index = -1, .timeout = 10, .retry_count = 2, .keepalive_ms = 20};
 }
 
 /* ---- an end ---- */

@@ -58,7 +58,7 @@ static uint32_t f_fill(void *args, uint32_t n, void *res) {
     return size;
 }
 
-static const dp_function functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill};
+const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill};
 
 static void server_main(int sock, void *arg) {
     dp_wait_mode mode = *(dp_wait_mode *)arg;
@@ -74,7 +74,7 @@ static void server_main(int sock, void *arg) {
     t_recv(sock, blob, len);
     CHECK_OK_ERR(dp_dev_open(t_provider(), &o, &dev, &err), err);
     CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = mode}, blob, len, &s, &err), err);
-    dp_server_set_functions(s, functions, FN_COUNT);
+    dp_server_set_functions(s, served_functions, FN_COUNT);
     len = sizeof blob;
     CHECK_OK_ERR(dp_server_blob(s, blob, &len, &err), err);
     t_send(sock, &len, sizeof len);
@@ -118,13 +118,6 @@ void served_close_client(served *s) {
 }
 
 void served_close(served *s) {
-    if (t_is_verbs()) {
-        /* On a network nobody tells a server that its client left: the executor stops it, here the test. */
-        dp_channel_reset(s->ch, NULL);
-        t_peer_kill(&s->peer);
-        served_close_client(s);
-        return;
-    }
     served_close_client(s);
     t_peer_join(&s->peer);
 }

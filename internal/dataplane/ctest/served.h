@@ -16,6 +16,7 @@ enum {
     FN_FILL,     /* payload: u32 n; returns n bytes of pattern n */
     FN_COUNT
 };
+extern const dp_function served_functions[FN_COUNT];
 
 typedef struct served {
     dp_dev *dev;

@@ -1,0 +1,209 @@
+/* A peer that dies without a word, behind a network, with the time-outs that users have: calls and servers end all the
+ * same, within seconds, however they wait. On shm the word comes at once. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "ends.h"
+#include "served.h"
+
+#define MS 1000000ll
+
+/* verbs: a second of quiet, the next look and seven times 268 ms are 3.1 s; as much again for a busy machine. */
+static int64_t bound(void) { return (int64_t)((t_is_verbs() ? 6000 : 1000) * MS * t_time_scale()); }
+
+static void server_of(int sock, void *arg) {
+    (void)arg;
+    dp_error err;
+    dp_dev *dev;
+    dp_server *s;
+    uint32_t len;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    t_name("server");
+    t_recv(sock, &len, sizeof len);
+    t_recv(sock, blob, len);
+    CHECK_OK_ERR(dp_dev_open(t_provider(), &(dp_dev_options){.gid_index = -1, .active_side_only = 1}, &dev, &err), err);
+    CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = DP_WAIT_WARM}, blob, len, &s, &err), err);
+    dp_server_set_functions(s, served_functions, FN_COUNT);
+    len = sizeof blob;
+    CHECK_OK_ERR(dp_server_blob(s, blob, &len, &err), err);
+    t_send(sock, &len, sizeof len);
+    t_send(sock, blob, len);
+    int st = dp_server_run(s);
+    t_send(sock, &st, sizeof st);
+    dp_server_destroy(s);
+    dp_dev_close(dev);
+}
+
+static void connect_channel(dp_channel *ch, int sock) {
+    dp_error err;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    CHECK_OK_ERR(dp_channel_offer(ch, blob, &len, &err), err);
+    t_send(sock, &len, sizeof len);
+    t_send(sock, blob, len);
+    t_recv(sock, &len, sizeof len);
+    t_recv(sock, blob, len);
+    CHECK_OK_ERR(dp_channel_connect(ch, blob, len, &err), err);
+}
+
+/* ---- the worker's node dies ---- */
+
+enum { SPINNING, BLOCKED, LOOKING, ANY, ABANDONED, WAYS };
+static const char *const way_names[] = {"spinning", "blocked", "looking now and then", "waiting for any call",
+                                        "finding no free slot"};
+
+typedef struct waiting {
+    int way;
+    t_peer worker;
+    dp_endpoint *ep;
+    dp_channel *ch;
+    pthread_t thread;
+    int64_t took_ns;
+    int64_t *killed_ns;
+    pthread_barrier_t *ready;
+} waiting;
+
+static void *wait_for_nobody(void *arg) {
+    waiting *w = arg;
+    uint32_t ms = 60000, slot, other, size;
+    dp_started started;
+    t_name(way_names[w->way]);
+    CHECK_OK(dp_channel_call(w->ch, FN_ECHO, &ms, 4, NULL, &ms, 4, &size, 0, &started));
+    CHECK_OK(dp_channel_submit(w->ch, FN_SLOW, &ms, 4, NULL, 4, &slot));
+    t_sleep_ms(50); /* so that the request was delivered: what is lost with the peer is noticed by that */
+    pthread_barrier_wait(w->ready); /* now they are killed */
+    pthread_barrier_wait(w->ready);
+    int64_t until = *w->killed_ns + 3 * bound();
+    switch (w->way) {
+    case LOOKING:
+        while (dp_channel_test(w->ch, slot) == 0 && dp_now_ns() < until)
+            usleep(1000);
+        break;
+    case ANY:
+        CHECK_OK(dp_endpoint_wait_any(w->ep, until)); /* the first call */
+        CHECK_OK(dp_endpoint_wait_any(w->ep, until));
+        break;
+    case ABANDONED:
+        dp_channel_abandon(w->ch, slot);
+        while (dp_channel_submit(w->ch, FN_ECHO, &ms, 4, NULL, 4, &other) == DP_BUSY && dp_now_ns() < until)
+            usleep(1000);
+        break;
+    default: CHECK_OK(dp_channel_wait(w->ch, slot, until));
+    }
+    w->took_ns = dp_now_ns() - *w->killed_ns;
+    CHECK_STATUS(dp_channel_status(w->ch), DP_PEER_GONE);
+    if (w->way != ABANDONED) {
+        CHECK_STATUS(dp_channel_finish(w->ch, slot, NULL, &size, &started), DP_PEER_GONE);
+        CHECK_EQ(started, DP_MAYBE_EXECUTED);
+    }
+    return NULL;
+}
+
+T_CASE(silent_workers, "channel/silent-worker", .seconds = 30, .verbs_seconds = 60) {
+    waiting w[WAYS];
+    dp_dev *dev;
+    dp_error err;
+    pthread_barrier_t ready;
+    int64_t killed;
+    for (int i = 0; i < WAYS; i++)
+        t_peer_start(&w[i].worker, true, server_of, NULL);
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &dev, &err), err);
+    pthread_barrier_init(&ready, NULL, WAYS + 1);
+    for (int i = 0; i < WAYS; i++) {
+        dp_wait_mode mode = i == BLOCKED ? DP_WAIT_WARM : i == SPINNING ? DP_WAIT_HOT : DP_WAIT_ADAPTIVE;
+        w[i].way = i;
+        w[i].killed_ns = &killed;
+        w[i].ready = &ready;
+        CHECK_OK_ERR(dp_endpoint_create(dev, 1, 1, mode, &w[i].ep, &err), err);
+        CHECK_OK_ERR(dp_channel_create(w[i].ep, &(dp_channel_config){1, 64, 0}, &w[i].ch, &err), err);
+        connect_channel(w[i].ch, w[i].worker.sock);
+        CHECK_EQ(pthread_create(&w[i].thread, NULL, wait_for_nobody, &w[i]), 0);
+    }
+    pthread_barrier_wait(&ready);
+    killed = dp_now_ns();
+    for (int i = 0; i < WAYS; i++)
+        t_peer_kill(&w[i].worker);
+    pthread_barrier_wait(&ready);
+    for (int i = 0; i < WAYS; i++) {
+        pthread_join(w[i].thread, NULL);
+        printf("    a client %s: peer gone after %.2f s\n", way_names[i], (double)w[i].took_ns / 1e9);
+        CHECKF(w[i].took_ns < bound(), "%s: noticed after %lld ms", way_names[i], (long long)(w[i].took_ns / MS));
+        dp_channel_destroy(w[i].ch);
+        dp_endpoint_destroy(w[i].ep);
+    }
+    pthread_barrier_destroy(&ready);
+    dp_dev_close(dev);
+}
+
+/* ---- the client's node dies ---- */
+
+static void client_of(int sock, void *arg) {
+    (void)arg;
+    dp_error err;
+    dp_dev *dev;
+    dp_endpoint *ep;
+    dp_channel *ch;
+    uint32_t v = 7, size;
+    dp_started started;
+    t_name("client");
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &dev, &err), err);
+    CHECK_OK_ERR(dp_endpoint_create(dev, 1, 4, DP_WAIT_WARM, &ep, &err), err);
+    CHECK_OK_ERR(dp_channel_create(ep, &(dp_channel_config){4, 64, 0}, &ch, &err), err);
+    connect_channel(ch, sock);
+    CHECK_OK(dp_channel_call(ch, FN_ECHO, &v, 4, NULL, &v, 4, &size, 0, &started));
+    t_sync(sock);
+    pause();
+}
+
+typedef struct serving {
+    dp_wait_mode mode;
+    t_peer client, server;
+    int ended;
+    int64_t ended_ns;
+} serving;
+
+static void serve(int sock, void *arg) {
+    serving *v = arg;
+    t_name(v->mode == DP_WAIT_HOT ? "hot server" : "warm server");
+    dp_error err;
+    dp_dev *dev;
+    dp_server *s;
+    uint32_t len;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    t_recv(v->client.sock, &len, sizeof len);
+    t_recv(v->client.sock, blob, len);
+    CHECK_OK_ERR(dp_dev_open(t_provider(), &(dp_dev_options){.gid_index = -1, .active_side_only = 1}, &dev, &err), err);
+    CHECK_OK_ERR(dp_server_create(dev, &(dp_server_config){.mode = v->mode}, blob, len, &s, &err), err);
+    dp_server_set_functions(s, served_functions, FN_COUNT);
+    len = sizeof blob;
+    CHECK_OK_ERR(dp_server_blob(s, blob, &len, &err), err);
+    t_send(v->client.sock, &len, sizeof len);
+    t_send(v->client.sock, blob, len);
+    t_sync(sock);
+    v->ended = dp_server_run(s);
+    v->ended_ns = dp_now_ns();
+    dp_server_destroy(s);
+    dp_dev_close(dev);
+}
+
+T_CASE(silent_client, "channel/silent-client", .seconds = 30, .verbs_seconds = 60) {
+    serving v[2] = {{.mode = DP_WAIT_HOT}, {.mode = DP_WAIT_WARM}};
+    for (int i = 0; i < 2; i++)
+        t_peer_start(&v[i].client, true, client_of, NULL);
+    for (int i = 0; i < 2; i++)
+        t_peer_start(&v[i].server, false, serve, &v[i]);
+    for (int i = 0; i < 2; i++) {
+        t_sync(v[i].server.sock);
+        t_sync(v[i].client.sock);
+    }
+    int64_t killed = dp_now_ns();
+    for (int i = 0; i < 2; i++)
+        t_peer_kill(&v[i].client);
+    for (int i = 0; i < 2; i++) {
+        t_peer_join(&v[i].server);
+        int64_t took = v[i].ended_ns - killed;
+        CHECK_STATUS(v[i].ended, DP_PEER_GONE);
+        printf("    a %s server: client gone after %.2f s\n", i ? "blocked" : "spinning", (double)took / 1e9);
+        CHECKF(took < bound(), "noticed after %lld ms", (long long)(took / MS));
+    }
+}
