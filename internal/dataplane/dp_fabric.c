@@ -110,6 +110,18 @@ int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp
     return d->dev->ops->mem_register(d, addr, size, access, out, err);
 }
 
+int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
+                  dp_error *err) {
+    if (size == 0 || offset > whole->size || size > whole->size - offset)
+        return dp_fail(err, DP_INVALID, 0, "window of %llu bytes at %llu of a region of %llu", (unsigned long long)size,
+                       (unsigned long long)offset, (unsigned long long)whole->size);
+    if (access & ~7u)
+        return dp_fail(err, DP_INVALID, 0, "window: unknown access bits %#x", access);
+    if (!d->dev->ops->mem_window)
+        return dp_mem_register(d, (char *)whole->addr + offset, size, access, out, err);
+    return d->dev->ops->mem_window(d, whole, offset, size, access, out, err);
+}
+
 void dp_mem_free(dp_mem *m) {
     if (m)
         m->domain->dev->ops->mem_free(m);

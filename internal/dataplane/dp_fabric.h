@@ -164,6 +164,7 @@ struct dp_ops {
     void (*domain_destroy)(dp_domain *);
     int (*mem_alloc)(dp_domain *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
     int (*mem_register)(dp_domain *, void *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
+    int (*mem_window)(dp_domain *, dp_mem *, uint64_t offset, uint64_t size, uint32_t access, dp_mem **, dp_error *);
     void (*mem_free)(dp_mem *);
     int (*cq_create)(dp_dev *, uint32_t capacity, dp_cq **, dp_error *);
     void (*cq_destroy)(dp_cq *);
@@ -219,6 +220,12 @@ int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_
 /* dp_mem_register registers memory of the caller's, who keeps it mapped until dp_mem_free. shm can
  * register such memory for local use only (access 0); anything else there is DP_UNSUPPORTED. */
 int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
+/* dp_mem_window registers a part of `whole` again, in any domain and with rights of its own: what some peers may only
+ * read, one may write. It has a key of its own and the part's address. `whole` is of dp_mem_alloc and outlives it; on
+ * verbs it may be of another device, also of shm. On shm a peer's process maps the pages that the part touches, and one
+ * that may not write cannot map them writable; its queue pair checks the exact bounds. */
+int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
+                  dp_error *err);
 void dp_mem_free(dp_mem *m);
 
 /* ---- completion queues ---- */

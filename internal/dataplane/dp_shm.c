@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/membarrier.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,8 +34,9 @@ static void *map_guarded(int fd, uint64_t size, int prot, bool populate) {
 }
 
 void shm_unmap(void *map, uint64_t size) {
+    uintptr_t skew = (uintptr_t)map & (SHM_PAGE - 1);
     if (map)
-        munmap(map, page_up(size) + SHM_PAGE);
+        munmap((char *)map - skew, page_up(skew + size) + SHM_PAGE);
 }
 
 int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, void **map, dp_error *err) {
@@ -49,6 +52,12 @@ int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, 
         return dp_fail(err, DP_FATAL, e, "memory for %s, %llu bytes", what, (unsigned long long)size);
     }
     return DP_OK;
+}
+
+static void new_rkey(shm_mem *m) {
+    do
+        dp_random(&m->m.rkey, sizeof m->m.rkey);
+    while (!m->m.rkey);
 }
 
 static int shm_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
@@ -67,9 +76,7 @@ static int shm_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **
     m->m.domain = d;
     m->m.size = size;
     m->m.access = access;
-    do
-        dp_random(&m->m.rkey, sizeof m->m.rkey);
-    while (!m->m.rkey);
+    new_rkey(m);
     *out = &m->m;
     return DP_OK;
 }
@@ -87,10 +94,41 @@ static int shm_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t ac
     return DP_OK;
 }
 
+static int shm_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
+                          dp_error *err) {
+    const shm_mem *w = (const shm_mem *)whole;
+    if (whole->domain->dev->provider != DP_PROVIDER_SHM || w->fd < 0)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "window: shm has windows of regions of dp_mem_alloc only");
+    bool writable = access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC);
+    if (writable && !(w->m.access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC)))
+        return dp_fail(err, DP_INVALID, 0, "window: access bits %#x of a region with %#x", access, w->m.access);
+    shm_mem *m = calloc(1, sizeof *m);
+    if (!m)
+        return dp_fail(err, DP_FATAL, ENOMEM, "window");
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", w->fd);
+    /* A descriptor opened for reading gives no writable mapping, and with this mode another user cannot open a better
+     * one by way of it. */
+    m->fd = fchmod(w->fd, 0600) ? -1 : writable ? fcntl(w->fd, F_DUPFD_CLOEXEC, 0) : open(path, O_RDONLY | O_CLOEXEC);
+    if (m->fd < 0) {
+        int e = errno;
+        free(m);
+        return dp_fail(err, DP_FATAL, e, "window: descriptor");
+    }
+    m->window = true;
+    m->offset = w->offset + offset;
+    m->m = (dp_mem){.domain = d, .addr = (char *)whole->addr + offset, .size = size, .access = access};
+    new_rkey(m);
+    *out = &m->m;
+    return DP_OK;
+}
+
 static void shm_mem_free(dp_mem *mem) {
     shm_mem *m = (shm_mem *)mem;
     if (m->fd >= 0) {
-        if (m->lost)
+        if (m->window)
+            ; /* the mapping is of the whole */
+        else if (m->lost)
             munmap((uint8_t *)m->m.addr + page_up(m->m.size), SHM_PAGE);
         else
             shm_unmap(m->m.addr, m->m.size);
@@ -339,7 +377,8 @@ static int shm_qp_reset(dp_qp *q, dp_error *err) {
     qp_disconnect(qp);
     int st = segment_renew(qp, err);
     for (uint32_t i = 0; !st && had_peer && i < qp->n_expose; i++)
-        if (qp->expose[i]->exposed == 1 && (qp->expose[i]->m.access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC)))
+        if (qp->expose[i]->exposed == 1 && !qp->expose[i]->window &&
+            (qp->expose[i]->m.access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC)))
             st = mem_renew(qp->expose[i], err);
     if (st) {
         q->state = DP_QP_ERROR;
@@ -386,6 +425,7 @@ static const dp_ops shm_ops = {
     .domain_destroy = shm_domain_destroy,
     .mem_alloc = shm_mem_alloc,
     .mem_register = shm_mem_register,
+    .mem_window = shm_mem_window,
     .mem_free = shm_mem_free,
     .cq_create = shm_cq_create,
     .cq_destroy = shm_cq_destroy,

@@ -66,6 +66,8 @@ typedef struct shm_qp shm_qp;
 typedef struct shm_mem {
     dp_mem m;
     int fd;           /* -1: the caller's memory */
+    bool window;      /* the mapping is another region's */
+    uint64_t offset;  /* in fd */
     bool lost;        /* nothing is mapped at its address any more, and somebody else's memory may be */
     uint32_t exposed; /* queue pairs that expose it */
 } shm_mem;
@@ -91,6 +93,7 @@ typedef struct shm_region { /* of the peer, mapped here */
     uint32_t access;
     uint64_t base;
     uint64_t size;
+    uint64_t offset; /* in its descriptor */
     uint8_t *map;
 } shm_region;
 
@@ -162,6 +165,7 @@ struct shm_dev {
 
 /* memfd of size bytes, sealed against resizing, mapped with a PROT_NONE page behind it. */
 int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, void **map, dp_error *err);
+/* map may lie within its first page. */
 void shm_unmap(void *map, uint64_t size);
 /* Maps the peer's descriptors and closes them. */
 int shm_peer_map(shm_peer *p, dp_error *err);

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <sys/un.h>
 
-#define SHM_LINK_VERSION 1
+#define SHM_LINK_VERSION 2
 #define SHM_BLOB_MAGIC 0x53514652u  /* "RFQS" */
 #define SHM_HELLO_MAGIC 0x48534652u /* "RFSH" */
 #define SHM_HELLO_FDS (2 + DP_EXPOSE_MAX)
@@ -34,6 +34,7 @@ _Static_assert(sizeof(shm_blob) == 80 && offsetof(shm_blob, boot_id) == 16 && of
 typedef struct shm_hello_region {
     uint32_t rkey, access;
     uint64_t base, size;
+    uint64_t offset; /* in the descriptor */
 } shm_hello_region;
 
 typedef struct shm_hello {

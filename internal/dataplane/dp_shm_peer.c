@@ -31,20 +31,21 @@ void shm_peer_clear(shm_peer *p) {
     peer_init(p);
 }
 
-/* Maps fd if it is a memfd that can no longer shrink and holds size bytes. */
-static void *map_checked(int fd, uint64_t size, bool writable) {
+/* Maps size bytes from offset of fd if it is a memfd that can no longer shrink and holds them. */
+static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable) {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) || fstat(fd, &st) ||
-        (uint64_t)st.st_size < size) {
+        (uint64_t)st.st_size < offset || (uint64_t)st.st_size - offset < size) {
         errno = EBADF;
         return NULL;
     }
-    uint64_t len = (size + SHM_PAGE - 1) & ~(uint64_t)(SHM_PAGE - 1);
+    uint64_t skew = offset & (SHM_PAGE - 1), len = (skew + size + SHM_PAGE - 1) & ~(uint64_t)(SHM_PAGE - 1);
     uint8_t *at = mmap(NULL, len + SHM_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return NULL;
-    if (mmap(at, len, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    if (mmap(at, len, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd,
+             (off_t)(offset - skew)) == MAP_FAILED) {
         int e = errno;
         munmap(at, len + SHM_PAGE);
         errno = e;
@@ -52,21 +53,21 @@ static void *map_checked(int fd, uint64_t size, bool writable) {
     }
     /* Page tables now rather than at the first call; a hint. */
     madvise(at, len, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-    return at;
+    return at + skew;
 }
 
 int shm_peer_map(shm_peer *p, dp_error *err) {
-    p->segment = map_checked(p->fds[0], shm_segment_size(p->ring_size), true);
+    p->segment = map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true);
     if (!p->segment)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's receive ring of %u", p->ring_size);
     p->bounce = (uint8_t *)p->segment + sizeof(shm_segment) + (uint64_t)p->ring_size * sizeof(shm_entry);
-    p->mode = map_checked(p->fds[1], SHM_PAGE, true);
+    p->mode = map_checked(p->fds[1], 0, SHM_PAGE, true);
     if (!p->mode)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's completion-queue page");
     for (uint32_t i = 0; i < p->n_regions; i++) {
         shm_region *r = &p->regions[i];
         bool writable = r->access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC);
-        r->map = map_checked(p->fds[2 + i], r->size, writable);
+        r->map = map_checked(p->fds[2 + i], r->offset, r->size, writable);
         if (!r->map)
             return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's region of %llu bytes",
                            (unsigned long long)r->size);
@@ -93,7 +94,8 @@ int shm_hello_send(int fd, const shm_dev *dev, const shm_qp *qp, int status, con
         fds[n++] = ((shm_cq *)qp->q.cq)->fd;
         for (uint32_t i = 0; i < qp->n_expose; i++) {
             const shm_mem *m = qp->expose[i];
-            h.regions[i] = (shm_hello_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size};
+            h.regions[i] = (shm_hello_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size,
+                                              m->offset};
             fds[n++] = m->fd;
         }
     }
@@ -136,11 +138,13 @@ int shm_hello_check(const shm_hello *h, int n_fds, shm_peer *p) {
     p->reached = h->reached;
     for (uint32_t i = 0; i < h->n_regions; i++) {
         const shm_hello_region *r = &h->regions[i];
-        /* Page-aligned, so that what is aligned by its remote address is so in our mapping: atomics rely on it. */
-        if (r->size == 0 || r->size > SHM_REGION_MAX || r->base % SHM_PAGE || r->base > UINT64_MAX - r->size ||
+        /* What is aligned by its remote address must be so in our mapping: atomics rely on it. */
+        if (r->size == 0 || r->size > SHM_REGION_MAX || r->offset > SHM_REGION_MAX ||
+            (r->base - r->offset) % SHM_PAGE || r->base > UINT64_MAX - r->size ||
             (r->access & ~(uint32_t)(DP_REMOTE_READ | DP_REMOTE_WRITE | DP_REMOTE_ATOMIC)))
             return EPROTO;
-        p->regions[i] = (shm_region){.rkey = r->rkey, .access = r->access, .base = r->base, .size = r->size};
+        p->regions[i] = (shm_region){.rkey = r->rkey, .access = r->access, .base = r->base, .size = r->size,
+                                     .offset = r->offset};
     }
     p->n_regions = h->n_regions;
     return 0;

@@ -262,7 +262,7 @@ T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
     memcpy(good.to, b.token, 16);
     memcpy(good.from, qp->token, 16);
     const dp_mem *m = other.mem;
-    good.regions[0] = (shm_hello_region){m->rkey, m->access, (uint64_t)(uintptr_t)m->addr, m->size};
+    good.regions[0] = (shm_hello_region){m->rkey, m->access, (uint64_t)(uintptr_t)m->addr, m->size, 0};
 #define WITH(what, change, n_fds, answer)                                                                              \
     do {                                                                                                               \
         shm_hello h = good;                                                                                            \
@@ -283,6 +283,8 @@ T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
     WITH("a region of no bytes", h.regions[0].size = 0, 3, 1);
     WITH("a region beyond 2^40", h.regions[0].size = SHM_REGION_MAX + 1, 3, 1);
     WITH("a region that is not page-aligned", h.regions[0].base += 64, 3, 1);
+    WITH("an offset that does not go with the address", h.regions[0].offset = 64, 3, 1);
+    WITH("an offset beyond 2^40", h.regions[0].offset = SHM_REGION_MAX + SHM_PAGE, 3, 1);
     WITH("a region at the end of everything", h.regions[0].base = UINT64_MAX - 4095, 3, 1);
     WITH("unknown rights", h.regions[0].access |= 8, 3, 1);
     WITH("another token", h.to[3] ^= 1, 3, DP_BAD_BLOB);

@@ -1,0 +1,215 @@
+#include "dp_raw.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dp_wire.h"
+
+#define SPIN_NS 50000           /* then block */
+#define BLOCK_MAX_NS 100000000  /* and look after the peer this often */
+
+/* Memory: DP_RAW_CHUNK for operations that are waited for, then a place for each write that is not. */
+#define SCRATCH_SIZE (DP_RAW_CHUNK + DP_RAW_BATCH * DP_RAW_POSTED_MAX)
+
+struct dp_raw {
+    dp_cq *cq;
+    dp_qp *qp;
+    dp_mem *scratch;
+    uint64_t next_id;     /* of the next post; odd ones are not waited for */
+    uint32_t posted;      /* writes ever posted, */
+    uint32_t reaped;      /* and those whose completion came */
+    int status;           /* what ended the connection */
+};
+
+int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err) {
+    if (n > DP_EXPOSE_MAX)
+        return dp_fail(err, DP_INVALID, 0, "create queue pair: %u exposed regions, at most %d", n, DP_EXPOSE_MAX);
+    dp_raw *r = calloc(1, sizeof *r);
+    if (!r)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
+    dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n};
+    for (uint32_t i = 0; i < n; i++)
+        attr.expose[i] = expose[i];
+    int st = dp_mem_alloc(d, SCRATCH_SIZE, 0, &r->scratch, err);
+    if (!st)
+        st = dp_cq_create(d->dev, attr.max_send + attr.max_recv, &r->cq, err);
+    if (!st)
+        st = dp_qp_create(d, r->cq, &attr, &r->qp, err);
+    if (st) {
+        dp_raw_destroy(r);
+        return st;
+    }
+    *out = r;
+    return DP_OK;
+}
+
+void dp_raw_destroy(dp_raw *r) {
+    if (!r)
+        return;
+    /* The queue pair first: until it is gone the device may read and write the memory. */
+    dp_qp_destroy(r->qp);
+    dp_cq_destroy(r->cq);
+    dp_mem_free(r->scratch);
+    free(r);
+}
+
+int dp_raw_export(dp_raw *r, void *blob, uint32_t *len, dp_error *err) { return dp_qp_export(r->qp, blob, len, err); }
+
+int dp_raw_connect(dp_raw *r, const void *blob, uint32_t len, dp_error *err) {
+    return dp_qp_connect(r->qp, blob, len, err);
+}
+
+/* The first reason stays. */
+static int over(dp_raw *r, int status) {
+    if (!r->status)
+        r->status = status;
+    return status;
+}
+
+int dp_raw_broken(dp_raw *r) {
+    if (!r->status && r->qp->state == DP_QP_CONNECTED && !dp_qp_broken(r->qp))
+        dp_qp_probe(r->qp);
+    int broken = dp_qp_broken(r->qp);
+    return r->status ? r->status : broken ? broken : r->qp->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
+}
+
+/* Takes completions until none is there. *done counts those of waited-for posts, which come in order. 0 or a status. */
+static int drain(dp_raw *r, uint32_t *done) {
+    dp_wc wc[8];
+    int n;
+    while ((n = dp_cq_poll(r->cq, wc, 8)) > 0)
+        for (int i = 0; i < n; i++) {
+            if (wc[i].status)
+                return over(r, wc[i].status);
+            if (wc[i].wr_id & 1)
+                r->reaped++;
+            else
+                ++*done;
+        }
+    return n < 0 ? over(r, n) : DP_OK;
+}
+
+/* Waits until `want` posts have completed. */
+static int await(dp_raw *r, uint32_t want, uint32_t *done, int64_t deadline) {
+    int64_t since = dp_now_ns();
+    for (;;) {
+        int st = drain(r, done);
+        if (st || *done >= want)
+            return st;
+        if ((st = dp_qp_broken(r->qp)))
+            return over(r, st);
+        int64_t now = dp_now_ns();
+        if (now >= deadline)
+            return over(r, DP_DEADLINE);
+        if (now - since < SPIN_NS) {
+            for (int i = 0; i < 32; i++)
+                dp_cpu_pause();
+            continue;
+        }
+        if ((st = dp_cq_arm(r->cq)) || (st = drain(r, done)))
+            return over(r, st);
+        if (*done >= want) {
+            dp_cq_disarm(r->cq);
+            return DP_OK;
+        }
+        int64_t left = deadline - now;
+        if ((st = dp_cq_wait(r->cq, left < BLOCK_MAX_NS ? left : BLOCK_MAX_NS)))
+            return over(r, st);
+        dp_qp_probe(r->qp);
+    }
+}
+
+/* What posting returned: DP_BUSY cannot be, since everything posted before has been waited for or counted. */
+static int posted(dp_raw *r, int st) { return st == DP_OK ? DP_OK : over(r, st); }
+
+static dp_sge scratch_at(const dp_raw *r, uint32_t offset, uint32_t len) {
+    return (dp_sge){(uint8_t *)r->scratch->addr + offset, len, r->scratch->lkey};
+}
+
+static uint64_t even_id(dp_raw *r) { return (r->next_id += 2) & ~1ull; }
+
+int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
+    int st = dp_raw_broken(r);
+    for (uint64_t at = 0; !st && at < len;) {
+        uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
+        dp_sge s = scratch_at(r, 0, n);
+        st = posted(r, dp_post_read(r->qp, &s, raddr + at, rkey, even_id(r), DP_SIGNALED));
+        if (!st && !(st = await(r, 1, &done, deadline)))
+            memcpy((uint8_t *)dst + at, s.addr, n);
+        at += n;
+    }
+    return st;
+}
+
+int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
+    int st = dp_raw_broken(r);
+    for (uint64_t at = 0; !st && at < len;) {
+        uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
+        dp_sge s = scratch_at(r, 0, n);
+        memcpy(r->scratch->addr, (const uint8_t *)src + at, n);
+        st = posted(r, dp_post_write(r->qp, &s, 1, raddr + at, rkey, even_id(r), DP_SIGNALED));
+        if (!st)
+            st = await(r, 1, &done, deadline);
+        at += n;
+    }
+    return st;
+}
+
+int dp_raw_cmp_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expect, uint64_t desired, uint64_t *old,
+                    int64_t deadline) {
+    uint32_t done = 0;
+    dp_sge s = scratch_at(r, 0, 8);
+    int st = dp_raw_broken(r);
+    if (!st)
+        st = posted(r, dp_post_cmp_swap(r->qp, &s, raddr, rkey, expect, desired, even_id(r), DP_SIGNALED));
+    if (!st && !(st = await(r, 1, &done, deadline)))
+        memcpy(old, s.addr, 8);
+    return st;
+}
+
+int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,
+                     uint32_t *done, int64_t deadline) {
+    *done = 0;
+    if (n > DP_RAW_BATCH)
+        return DP_INVALID;
+    int st = dp_raw_broken(r);
+    uint32_t i = 0;
+    for (; !st && i < n; i++) {
+        dp_sge s = scratch_at(r, 8 * i, 8);
+        st = posted(r, dp_post_fetch_add(r->qp, &s, raddr[i], rkey, add[i], even_id(r), DP_SIGNALED));
+    }
+    if (!st)
+        st = await(r, n, done, deadline);
+    for (i = 0; i < *done; i++)
+        memcpy(&old[i], (uint8_t *)r->scratch->addr + 8 * i, 8);
+    return st;
+}
+
+int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
+    uint32_t none = 0;
+    int st = dp_raw_broken(r);
+    if (!st)
+        st = drain(r, &none);
+    if (st)
+        return st;
+    if (len > DP_RAW_POSTED_MAX)
+        return DP_INVALID;
+    if (r->posted - r->reaped >= DP_RAW_BATCH)
+        return DP_BUSY;
+    uint32_t at = DP_RAW_CHUNK + r->posted % DP_RAW_BATCH * DP_RAW_POSTED_MAX;
+    dp_sge s = scratch_at(r, at, len);
+    memcpy((uint8_t *)r->scratch->addr + at, src, len);
+    st = posted(r, dp_post_write(r->qp, &s, 1, raddr, rkey, even_id(r) | 1, DP_SIGNALED));
+    if (!st)
+        r->posted++;
+    return st;
+}
+
+int dp_raw_reap(dp_raw *r) {
+    uint32_t none = 0;
+    int st = dp_raw_broken(r);
+    if (!st)
+        st = drain(r, &none);
+    return st ? st : (int)(r->posted - r->reaped);
+}

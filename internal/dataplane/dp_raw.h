@@ -1,0 +1,42 @@
+/* A queue pair for control: remote reads, writes and atomics one at a time, each waited for. Simple and safe rather than
+ * fast: data goes through memory of its own, so that a late operation never meets the caller's. Nothing per invocation
+ * uses it.
+ *
+ * One thread at a time, but dp_raw_broken. */
+#ifndef RFAAS_DP_RAW_H
+#define RFAAS_DP_RAW_H
+
+#include "dp_fabric.h"
+
+#define DP_RAW_BATCH 16                /* atomics of one call, and writes that are not waited for */
+#define DP_RAW_POSTED_MAX 256          /* bytes of such a write */
+#define DP_RAW_CHUNK (64u << 10)       /* larger reads and writes are made in pieces */
+
+typedef struct dp_raw dp_raw;
+
+/* The peer may reach the n regions of `expose`, all of domain d, and on verbs all of d. */
+int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err);
+void dp_raw_destroy(dp_raw *r);
+int dp_raw_export(dp_raw *r, void *blob, uint32_t *len, dp_error *err);
+int dp_raw_connect(dp_raw *r, const void *blob, uint32_t len, dp_error *err);
+/* 0, or why the connection is of no use any more. Looks whether the peer still exists. */
+int dp_raw_broken(dp_raw *r);
+
+/* All return DP_OK when the operation is complete; DP_INVALID when the peer refused it (key, bounds, rights); DP_DEADLINE
+ * (dp_now_ns), DP_PEER_GONE or DP_CONNECTION when it may or may not have happened. After any of these the connection is
+ * over. */
+int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
+int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
+int dp_raw_cmp_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expect, uint64_t desired, uint64_t *old,
+                    int64_t deadline_ns);
+/* Adds add[i] to the word at raddr[i], i < n <= DP_RAW_BATCH, in this order. *done is how many are known to have happened, and
+ * old[i] is valid for those. */
+int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,
+                     uint32_t *done, int64_t deadline_ns);
+
+/* dp_raw_post writes up to DP_RAW_POSTED_MAX bytes without waiting. DP_BUSY: DP_RAW_BATCH writes are under way. dp_raw_reap
+ * looks what has become of them: how many are still under way, or a negative status. */
+int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey);
+int dp_raw_reap(dp_raw *r);
+
+#endif

@@ -1,0 +1,248 @@
+package dataplane
+
+/*
+#include "dp_raw.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+)
+
+// Access is what a peer may do with memory.
+type Access uint32
+
+// The rights; a peer that may add and swap may do so to aligned words of 8 bytes.
+const (
+	RemoteRead   Access = C.DP_REMOTE_READ
+	RemoteWrite  Access = C.DP_REMOTE_WRITE
+	RemoteAtomic Access = C.DP_REMOTE_ATOMIC
+)
+
+// Limits of a Conn.
+const (
+	MaxExposed = C.DP_EXPOSE_MAX     // regions
+	MaxAdds    = C.DP_RAW_BATCH      // of one FetchAdd
+	MaxPosted  = C.DP_RAW_POSTED_MAX // bytes of one Post
+)
+
+// Domain is a protection domain: on verbs a peer reaches the memory of the domain that its connection is in, and no other.
+// Safe for concurrent use.
+type Domain struct{ c *C.dp_domain }
+
+// NewDomain makes a domain.
+func (d *Device) NewDomain() (*Domain, error) {
+	var dom Domain
+	var e C.dp_error
+	if C.dp_domain_create(d.c, &dom.c, &e) != 0 {
+		return nil, cError("create domain", &e)
+	}
+	return &dom, nil
+}
+
+// Close frees the domain; its connections and memory must be closed.
+func (d *Domain) Close() {
+	C.dp_domain_destroy(d.c)
+	d.c = nil
+}
+
+// Memory is registered memory outside the Go heap that peers may reach.
+type Memory struct{ c *C.dp_mem }
+
+// Ref is what a peer needs to reach memory.
+type Ref struct {
+	Addr uint64
+	Key  uint32
+	Size uint64
+}
+
+// Alloc allocates size bytes of zeroed, page-aligned memory, which peers may reach as access says.
+func (d *Domain) Alloc(size uint64, access Access) (*Memory, error) {
+	var m Memory
+	var e C.dp_error
+	if C.dp_mem_alloc(d.c, C.uint64_t(size), C.uint32_t(access), &m.c, &e) != 0 {
+		return nil, cError("allocate memory", &e)
+	}
+	return &m, nil
+}
+
+// Window makes size bytes at offset of whole reachable by peers of this domain, with rights of their own. whole must
+// stay until the window is freed; on verbs it may be of any device.
+func (d *Domain) Window(whole *Memory, offset, size uint64, access Access) (*Memory, error) {
+	var m Memory
+	var e C.dp_error
+	if C.dp_mem_window(d.c, whole.c, C.uint64_t(offset), C.uint64_t(size), C.uint32_t(access), &m.c, &e) != 0 {
+		return nil, cError("window of memory", &e)
+	}
+	return &m, nil
+}
+
+// Bytes is the memory, valid until Free. Peers change it as they may.
+func (m *Memory) Bytes() []byte { return unsafe.Slice((*byte)(m.c.addr), int(m.c.size)) }
+
+// Ref is what a peer needs.
+func (m *Memory) Ref() Ref {
+	return Ref{Addr: uint64(uintptr(m.c.addr)), Key: uint32(m.c.rkey), Size: uint64(m.c.size)}
+}
+
+// Free takes the memory away. No connection may expose it any more.
+func (m *Memory) Free() {
+	C.dp_mem_free(m.c)
+	m.c = nil
+}
+
+// Conn is a connection for control: remote operations that are waited for one by one. After an error it is of no use any more.
+// Safe for concurrent use; operations take turns. An *Error with StatusInvalid means that the peer refused: nothing happened.
+// With another status the operation may have happened.
+type Conn struct {
+	mu sync.Mutex
+	c  *C.dp_raw // nil after Close
+}
+
+// NewConn makes a connection that is not connected yet. The peer may reach the exposed memory, which is of this domain.
+func (d *Domain) NewConn(expose ...*Memory) (*Conn, error) {
+	if len(expose) > MaxExposed {
+		return nil, &Error{Op: "create connection", Status: StatusInvalid, Detail: fmt.Sprintf("%d exposed regions, at most %d", len(expose), MaxExposed)}
+	}
+	var regions [MaxExposed]*C.dp_mem
+	for i, m := range expose {
+		regions[i] = m.c
+	}
+	var c Conn
+	var e C.dp_error
+	if C.dp_raw_create(d.c, &regions[0], C.uint32_t(len(expose)), &c.c, &e) != 0 {
+		return nil, cError("create connection", &e)
+	}
+	return &c, nil
+}
+
+// Blob is what the peer needs to connect.
+func (c *Conn) Blob() ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return nil, closedConn("export connection")
+	}
+	blob := make([]byte, C.DP_BLOB_MAX)
+	n := C.uint32_t(len(blob))
+	var e C.dp_error
+	if C.dp_raw_export(c.c, unsafe.Pointer(&blob[0]), &n, &e) != 0 {
+		return nil, cError("export connection", &e)
+	}
+	return blob[:n], nil
+}
+
+// Connect takes the peer's blob. Both sides connect, in any order.
+func (c *Conn) Connect(blob []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return closedConn("connect")
+	}
+	var e C.dp_error
+	if C.dp_raw_connect(c.c, unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob)), &e) != 0 {
+		return cError("connect", &e)
+	}
+	return nil
+}
+
+// Close ends the connection. What was under way may still happen at the peer.
+func (c *Conn) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	C.dp_raw_destroy(c.c)
+	c.c = nil
+}
+
+func closedConn(op string) error {
+	return &Error{Op: op, Status: StatusConnection, Detail: "the connection is closed"}
+}
+
+// do runs an operation with the connection locked.
+func (c *Conn) do(op string, f func(r *C.dp_raw) C.int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return closedConn(op)
+	}
+	if st := Status(f(c.c)); st != OK {
+		return &Error{Op: op, Status: st, Started: st != StatusInvalid && st != StatusBusy}
+	}
+	return nil
+}
+
+// Err looks whether the peer still exists and returns why the connection is of no use, if so.
+func (c *Conn) Err() error {
+	return c.do("remote memory", func(r *C.dp_raw) C.int { return C.dp_raw_broken(r) })
+}
+
+func deadline(timeout time.Duration) C.int64_t { return C.int64_t(Now() + int64(timeout)) }
+
+// Read copies len(b) bytes of the peer's memory from an address on.
+func (c *Conn) Read(b []byte, addr uint64, key uint32, timeout time.Duration) error {
+	return c.do("remote read", func(r *C.dp_raw) C.int {
+		return C.dp_raw_read(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint64_t(len(b)), C.uint64_t(addr), C.uint32_t(key), deadline(timeout))
+	})
+}
+
+// Write copies b to the peer's memory.
+func (c *Conn) Write(b []byte, addr uint64, key uint32, timeout time.Duration) error {
+	return c.do("remote write", func(r *C.dp_raw) C.int {
+		return C.dp_raw_write(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint64_t(len(b)), C.uint64_t(addr), C.uint32_t(key), deadline(timeout))
+	})
+}
+
+// Post is a Write of at most MaxPosted bytes that is not waited for. ErrBusy: too many are under way.
+func (c *Conn) Post(b []byte, addr uint64, key uint32) error {
+	return c.do("remote write", func(r *C.dp_raw) C.int {
+		return C.dp_raw_post(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(clampU32(len(b))), C.uint64_t(addr), C.uint32_t(key))
+	})
+}
+
+// Posted is how many Posts are still under way.
+func (c *Conn) Posted() (n int, err error) {
+	err = c.do("remote write", func(r *C.dp_raw) C.int {
+		n = int(C.dp_raw_reap(r))
+		return C.int(min(n, 0))
+	})
+	return max(n, 0), err
+}
+
+// CompareSwap stores desired to the peer's word if it is expect, and returns what it was.
+func (c *Conn) CompareSwap(addr uint64, key uint32, expect, desired uint64, timeout time.Duration) (old uint64, err error) {
+	var was C.uint64_t
+	err = c.do("remote compare-and-swap", func(r *C.dp_raw) C.int {
+		return C.dp_raw_cmp_swap(r, C.uint64_t(addr), C.uint32_t(key), C.uint64_t(expect), C.uint64_t(desired), &was, deadline(timeout))
+	})
+	return uint64(was), err
+}
+
+// Add is an addition to a word of the peer's.
+type Add struct {
+	Addr  uint64
+	Value uint64
+	Old   uint64 // result: what the word was before
+}
+
+// FetchAdd does up to MaxAdds additions in their order. done is how many are known to have happened: all of them unless there is
+// an error; of the others each may have.
+func (c *Conn) FetchAdd(adds []Add, key uint32, timeout time.Duration) (done int, err error) {
+	if len(adds) > MaxAdds {
+		return 0, &Error{Op: "remote fetch-and-add", Status: StatusInvalid, Detail: fmt.Sprintf("%d additions, at most %d", len(adds), MaxAdds)}
+	}
+	var addr, value, old [MaxAdds]C.uint64_t
+	for i, a := range adds {
+		addr[i], value[i] = C.uint64_t(a.Addr), C.uint64_t(a.Value)
+	}
+	var n C.uint32_t
+	err = c.do("remote fetch-and-add", func(r *C.dp_raw) C.int {
+		return C.dp_raw_fetch_add(r, C.uint32_t(len(adds)), &addr[0], C.uint32_t(key), &value[0], &old[0], &n, deadline(timeout))
+	})
+	for i := range int(n) {
+		adds[i].Old = uint64(old[i])
+	}
+	return int(n), err
+}
