@@ -155,14 +155,14 @@ func (m *measurement) floorKinds() []floorKind {
 	case m.cfg.Provider == dataplane.Verbs && m.cfg.Depth > 1:
 		return nil // a later cut measures bandwidth
 	case m.cfg.Provider == dataplane.Verbs:
-		kind, head := dataplane.BenchImm, dataplane.RequestHeader
+		kind, head := dataplane.BenchImm, 0
 		if warm {
 			kind = dataplane.BenchImmWarm
 		}
 		if p > m.cfg.Eager {
 			head = dataplane.BulkRequestHeader
 		}
-		return []floorKind{{kind, p + head, p + dataplane.ReplyHeader}}
+		return []floorKind{{kind, p + head, p}}
 	case m.cfg.Depth > 1 && warm:
 		return nil // blocking with many in flight has no plain counterpart
 	case m.cfg.Depth > 1:

@@ -54,13 +54,9 @@ const (
 	BenchEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes, untouched
 )
 
-// Bytes of header before the payload of a small call, as they travel.
-const (
-	RequestHeader = C.DP_REQ_SHORT
-	ReplyHeader   = C.DP_REPLY_SIZE
-	// BulkRequestHeader is that of a call whose payload or result does not fit a slot.
-	BulkRequestHeader = C.DP_REQ_LONG
-)
+// BulkRequestHeader is the bytes of header that a request carries whose payload or result does not fit a slot. Other
+// requests that repeat the last one's header, and replies, carry none.
+const BulkRequestHeader = C.DP_REQ_LONG
 
 // BenchConfig sizes a Bench.
 type BenchConfig struct {

@@ -117,6 +117,20 @@ static inline bool take_mail(dp_channel *ch) {
     return true;
 }
 
+/* What came, with header or bare, for the slot of its immediate; false: no reply to a call of ours. A bare reply says no
+ * more than the tag, which is enough: a slot has one call at a time and none before that call's reply has come. */
+static inline bool read_reply(const dp_channel *ch, const slot *s, const uint8_t *payload, const dp_wc *wc,
+                              dp_reply *h) {
+    if (s->state != SLOT_BUSY && s->state != SLOT_ABANDONED)
+        return false;
+    if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
+        *h = (dp_reply){.status = DP_OK, .size = wc->byte_len};
+        return dp_imm_tag(wc->imm) == (s->call_id & 0xffff);
+    }
+    *h = dp_reply_load(payload - DP_REPLY_SIZE);
+    return h->generation == ch->generation && h->call_id == s->call_id && dp_imm_tag(wc->imm) == (h->call_id & 0xffff);
+}
+
 /* Everything in an immediate and a header is the worker's word and checked. */
 static void on_reply(dp_channel *ch, const dp_wc *wc) {
     uint32_t i = dp_imm_slot(wc->imm);
@@ -131,10 +145,9 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
     }
     slot *s = &ch->slots[i];
     uint8_t *payload = (uint8_t *)ch->results->addr + dp_slot_payload(&ch->layout, i);
-    dp_reply h = dp_reply_load(payload - DP_REPLY_SIZE);
-    if ((s->state != SLOT_BUSY && s->state != SLOT_ABANDONED) || h.generation != ch->generation ||
-        h.call_id != s->call_id || dp_imm_tag(wc->imm) != (h.call_id & 0xffff)) {
-        ch->stats.strays++; /* repeated, forged or of another life: no call of ours */
+    dp_reply h;
+    if (!read_reply(ch, s, payload, wc, &h)) {
+        ch->stats.strays++; /* repeated, forged or of another life */
         return;
     }
     if (!settle(ch, i))
@@ -142,7 +155,8 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
     s->result = payload;
     if (h.status == DP_OK) {
         bool in_bulk = s->out_at != DP_NOTHING;
-        if (h.size > s->capacity || wc->byte_len != DP_REPLY_SIZE + (in_bulk ? 0 : h.size)) {
+        if (h.size > s->capacity ||
+            (!dp_imm_bare(wc->imm) && wc->byte_len != DP_REPLY_SIZE + (in_bulk ? 0 : h.size))) {
             refused(s, DP_PROTOCOL, 0);
             return;
         }
@@ -359,6 +373,19 @@ static int take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity) 
     return DP_OK;
 }
 
+/* Posts a request that is its payload and nothing else. */
+static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const void *in, uint32_t size,
+                            const dp_mem *reg) {
+    uint64_t at = dp_slot_payload(&ch->layout, i);
+    dp_sge sge = {in, size, reg ? reg->lkey : 0};
+    if (ch->staging && !reg && size > ch->qp->max_inline) {
+        sge = (dp_sge){(uint8_t *)ch->staging->addr + at, size, ch->staging->lkey};
+        memcpy((uint8_t *)ch->staging->addr + at, in, size);
+    }
+    return dp_post_write_imm(ch->qp, &sge, size != 0, ch->peer.addr + at, ch->peer.rkey,
+                             DP_IMM_BARE | dp_imm(i, call_id), i, 0);
+}
+
 /* Posts the request; the header on the stack and the payload where it lies, or both from staging when the
  * device reads its source later. */
 static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
@@ -487,7 +514,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
                             (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
     };
-    int st = post_request(ch, i, &h, in, size, reg);
+    bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
+    int st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg);
     if (__builtin_expect(st != DP_OK, 0)) {
         slot_free(ch, i);
         if (st == DP_CONNECTION) {
@@ -508,6 +536,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     s->state = SLOT_BUSY;
     s->call_id = h.call_id;
     s->capacity = capacity;
+    s->told = eager ? dp_told(&h) : DP_UNTOLD;
+    s->told_id = h.call_id;
     *out = i;
     return DP_OK;
 }

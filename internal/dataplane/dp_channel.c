@@ -51,7 +51,7 @@ dp_domain *dp_endpoint_domain(dp_endpoint *ep) { return ep->domain; }
 static void slots_reset(dp_channel *ch) {
     uint32_t depth = ch->cfg.depth;
     for (uint32_t i = 0; i < depth; i++) {
-        ch->slots[i] = (slot){.state = SLOT_FREE, .in_at = DP_NOTHING, .out_at = DP_NOTHING};
+        ch->slots[i] = (slot){.state = SLOT_FREE, .in_at = DP_NOTHING, .out_at = DP_NOTHING, .told = DP_UNTOLD};
         ch->free[i] = depth - 1 - i;
     }
     ch->n_free = depth;

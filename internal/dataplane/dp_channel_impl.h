@@ -16,11 +16,19 @@ typedef struct slot {
     uint32_t call_id;
     uint32_t capacity;
     uint32_t in_at, out_at; /* bulk ranges, DP_NOTHING when none */
+    uint64_t told;          /* what the last header for this slot said, dp_told(); DP_UNTOLD when there was none */
+    uint32_t told_id;       /* call id of the last request, with header or bare */
     int32_t status;         /* of a DONE call */
     uint32_t size;          /* of its result */
     dp_started started;
     const uint8_t *result;
 } slot;
+
+/* What a bare request repeats. Headers of calls with bulk ranges are told afresh each time. */
+static inline uint64_t dp_told(const dp_request *h) {
+    return (uint64_t)h->capacity << 32 | (uint32_t)h->function << 16 | h->flags;
+}
+#define DP_UNTOLD UINT64_MAX /* no header says that: these flags do not exist */
 
 struct dp_endpoint {
     dp_dev *dev;

@@ -23,6 +23,7 @@ struct dp_server {
     dp_layout layout;
     dp_side client;
     dp_mem *requests; /* slots and bulk area that the client writes */
+    dp_request *told; /* by slot: the last header that came, which bare requests repeat */
     dp_mem *staging;  /* results on their way, same layout; NULL when `out` is the client's memory itself */
     uint8_t *out;     /* where results are put: staging, or the client's region mapped here */
     uint8_t *scratch; /* results that must not touch anything else; an inaccessible page follows */
@@ -122,7 +123,8 @@ int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *clien
         s->layout = s->client.layout;
         s->cap_pending = 3 * s->layout.depth + 8;
         s->pending = calloc(s->cap_pending, sizeof *s->pending);
-        st = s->pending ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+        s->told = calloc(s->layout.depth, sizeof *s->told);
+        st = s->pending && s->told ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
     }
     if (st) {
         dp_server_destroy(s);
@@ -159,6 +161,7 @@ void dp_server_destroy(dp_server *s) {
     if (s->scratch)
         munmap(s->scratch, s->scratch_size + 4096);
     free(s->pending);
+    free(s->told);
     free(s);
 }
 
@@ -203,6 +206,30 @@ static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t ra
     return DP_OK;
 }
 
+/* Posts what ends a request. */
+static int post_last(dp_server *s, const dp_sge *sge, int n, uint64_t at, uint32_t imm) {
+    int64_t since = 0;
+    for (;;) {
+        int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at, s->client.rkey, imm, 0, 0);
+        if (st != DP_BUSY)
+            return st;
+        if ((st = make_room(s, &since)))
+            return st;
+    }
+}
+
+/* Sends a result to its place at offset `at` and nothing else: all is well. */
+static inline int post_bare(dp_server *s, uint32_t slot, uint32_t call_id, uint64_t at, const void *data,
+                            uint32_t size) {
+    dp_sge sge = {data, size, 0};
+    if (s->staging && size > s->qp->max_inline) {
+        sge = (dp_sge){s->out + at, size, s->staging->lkey};
+        if (data != sge.addr)
+            memcpy(s->out + at, data, size);
+    }
+    return post_last(s, &sge, size != 0, at, DP_IMM_BARE | dp_imm(slot, call_id));
+}
+
 /* Sends the reply header and, unless the result is in the bulk area, `size` bytes of payload at `data`. */
 static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void *data, uint32_t size) {
     uint64_t at = dp_slot_payload(&s->layout, slot);
@@ -218,25 +245,31 @@ static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void
         sge[0] = (dp_sge){place - DP_REPLY_SIZE, DP_REPLY_SIZE + size, s->staging->lkey};
         n = 1;
     }
-    int64_t since = 0;
-    for (;;) {
-        int st = dp_post_write_imm(s->qp, sge, n, s->client.addr + at - DP_REPLY_SIZE, s->client.rkey,
-                                   dp_imm(slot, h->call_id), slot, 0);
-        if (st != DP_BUSY)
-            return st;
-        if ((st = make_room(s, &since)))
-            return st;
-    }
+    return post_last(s, sge, n, at - DP_REPLY_SIZE, dp_imm(slot, h->call_id));
 }
 
 /* ---- requests ---- */
 
-/* Reads the header of the request in `slot` once and checks the copy. 0, or the status to refuse with. */
-static inline int read_request(const dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
+/* The header that the request in `slot` has or means, checked. A header is read once; what is checked and kept
+ * is the copy. 0, or the status to refuse with. */
+static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
     const dp_layout *l = &s->layout;
-    *h = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG);
-    uint32_t bulk = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
-    uint32_t head = bulk ? DP_REQ_LONG : DP_REQ_SHORT;
+    dp_request *told = &s->told[slot];
+    uint32_t head, bulk;
+    if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
+        head = 0;
+        told->call_id += (dp_imm_tag(wc->imm) - told->call_id) & 0xffff;
+        told->size = wc->byte_len;
+        bulk = told->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
+        *h = *told;
+        if (bulk)
+            return DP_BAD_REQUEST; /* bulk ranges are good for one call */
+    } else {
+        *h = *told = dp_request_load((const uint8_t *)s->requests->addr + dp_slot_payload(l, slot) - DP_REQ_LONG);
+        bulk = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT);
+        head = bulk ? DP_REQ_LONG : DP_REQ_SHORT;
+    }
+    /* Where no header has come, generation is 0, which no channel has. */
     if (h->generation != s->client.generation || (h->call_id & 0xffff) != dp_imm_tag(wc->imm) || h->reserved ||
         (h->flags & ~(DP_REQ_BULK_IN | DP_REQ_BULK_OUT | DP_REQ_EXCLUSIVE)))
         return DP_BAD_REQUEST;
@@ -304,8 +337,8 @@ static int reply(dp_server *s, uint32_t slot, const dp_request *h, const dp_invo
     }
     if (o->status)
         return post_reply(s, slot, &r, NULL, 0);
-    if (!(h->flags & DP_REQ_BULK_OUT))
-        return post_reply(s, slot, &r, o->res, o->size);
+    if (__builtin_expect(o->size <= s->dev->max_msg, 1))
+        return post_bare(s, slot, h->call_id, o->at, o->res, o->size);
     if (s->staging && !o->in_place) {
         memcpy(s->out + o->at, o->res, o->size);
         o->res = s->out + o->at;

@@ -11,6 +11,7 @@
 #ifndef RFAAS_DP_WIRE_H
 #define RFAAS_DP_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,10 +29,17 @@
 #define DP_BULK_DEFAULT (2ull << 20)
 #define DP_BULK_UNIT 64 /* bulk offsets are counted in these */
 
-/* Immediate value, both directions: slot in the high half, low half of the call id in the low half. */
+/* Immediate value, both directions: BARE in the highest bit, slot in the rest of the high half, low half of the call id
+ * in the low half.
+ *
+ * A bare message is payload alone, and its size is what arrived. A bare request means the header that last came for
+ * its slot, with this size, and the next call id that ends in the tag. A bare reply means DP_OK. */
+#define DP_IMM_BARE 0x80000000u
+#define DP_IMM_TAGS 0x10000u /* different tags: a call id further than that from the last header's needs a header */
 static inline uint32_t dp_imm(uint32_t slot, uint32_t call_id) { return slot << 16 | (call_id & 0xffff); }
-static inline uint32_t dp_imm_slot(uint32_t imm) { return imm >> 16; }
+static inline uint32_t dp_imm_slot(uint32_t imm) { return imm >> 16 & 0x7fff; }
 static inline uint32_t dp_imm_tag(uint32_t imm) { return imm & 0xffff; }
+static inline bool dp_imm_bare(uint32_t imm) { return imm >> 31; }
 
 /* Request flags. */
 enum {
@@ -57,7 +65,7 @@ typedef struct dp_request {
 #define DP_REQ_LONG 32
 #define DP_REQ_SHORT 24
 
-/* Reply header. */
+/* Reply header. It travels when the status is not DP_OK, and with a result too large for one message. */
 typedef struct dp_reply {
     uint32_t generation;
     uint32_t call_id;

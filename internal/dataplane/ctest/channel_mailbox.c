@@ -212,7 +212,7 @@ static int flood_poll(dp_cq *cq, dp_wc *wc, int n) {
     (void)n;
     if (dp_now_ns() > flood_until)
         return real->cq_poll(cq, wc, n);
-    *wc = (dp_wc){.qp = flooded, .op = DP_OP_RECV_IMM, .imm = dp_imm(60000, 0)};
+    *wc = (dp_wc){.qp = flooded, .op = DP_OP_RECV_IMM, .imm = dp_imm(32000, 0)};
     return 1;
 }
 

@@ -60,6 +60,9 @@ T_CASE(wire_immediate, "wire/immediate") {
     CHECK_EQ(dp_imm_slot(0x00050002), 5u);
     CHECK_EQ(dp_imm_tag(0x00050002), 2u);
     CHECK_EQ(dp_imm(DP_DEPTH_MAX - 1, 0xffffffff), 0x03ffffffu);
+    CHECK(!dp_imm_bare(0x7fffffff));
+    CHECK(dp_imm_bare(0x80050002));
+    CHECK_EQ(dp_imm_slot(0x80050002), 5u);
 }
 
 T_CASE(wire_layout, "wire/layout") {

@@ -1,0 +1,130 @@
+/* Hand-made clients and workers that break the protocol of the queue pair. */
+#include "../dp_layout.h"
+#include "forged.h"
+
+T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {
+    t_peer p;
+    raw r;
+    raw_client(&r, &p);
+    const dp_request good = {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .function = FN_ECHO};
+    struct {
+        const char *what;
+        dp_request h;
+        uint32_t payload, tag;
+        int status;
+    } bad[] = {
+        {"good", good, 8, 5, DP_OK},
+        {"generation", {.generation = 78, .call_id = 5, .size = 8, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
+        {"tag", good, 8, 6, DP_BAD_REQUEST},
+        {"size below the bytes sent", good, 9, 5, DP_BAD_REQUEST},
+        {"size above the bytes sent", good, 7, 5, DP_BAD_REQUEST},
+        {"size above the slot", {.generation = 77, .call_id = 5, .size = 513, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
+        {"size of 4 GB", {.generation = 77, .call_id = 5, .size = ~0u, .capacity = 8}, 8, 5, DP_BAD_REQUEST},
+        {"capacity above the slot", {.generation = 77, .call_id = 5, .size = 8, .capacity = 513}, 8, 5, DP_BAD_REQUEST},
+        {"flags", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 8}, 8, 5, DP_BAD_REQUEST},
+        {"reserved", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .reserved = 1}, 8, 5, DP_BAD_REQUEST},
+        {"function", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .function = FN_COUNT}, 8, 5,
+         DP_NO_FUNCTION},
+        {"function 65535", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .function = 65535}, 8, 5,
+         DP_NO_FUNCTION},
+        {"bulk in beyond", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 1, .in_offset = 64}, 0, 5,
+         DP_BAD_REQUEST},
+        {"bulk in wrapped", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 1, .in_offset = ~0u}, 0,
+         5, DP_BAD_REQUEST},
+        {"bulk in longer than its rest",
+         {.generation = 77, .call_id = 5, .size = 65, .capacity = 8, .flags = 1, .in_offset = 63}, 0, 5, DP_BAD_REQUEST},
+        {"bulk out beyond", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 2, .out_offset = 65}, 8,
+         5, DP_BAD_REQUEST},
+        {"bulk with a payload in the slot", {.generation = 77, .call_id = 5, .size = 8, .capacity = 8, .flags = 1}, 8, 5,
+         DP_BAD_REQUEST},
+        {"good at the end", good, 8, 5, DP_OK},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        t_note("%s", bad[i].what);
+        raw_request(&r, (uint32_t)i % 8, bad[i].h, bad[i].payload, bad[i].tag);
+        dp_reply h = raw_reply(&r, (uint32_t)i % 8, bad[i].h.call_id);
+        CHECKF(h.status == bad[i].status, "%s: answered %s", bad[i].what, dp_status_text(h.status));
+        CHECK_EQ(h.size, bad[i].status == DP_OK ? 8 : 0);
+    }
+    /* A slot that does not exist leaves no place for a refusal: the server ends the connection. */
+    raw_request_as(&r, 0, good, 0, dp_imm(8, 5));
+    int ended;
+    t_recv(p.sock, &ended, sizeof ended);
+    CHECK_STATUS(ended, DP_PROTOCOL);
+    t_peer_join(&p);
+    end_close(&r.e);
+}
+
+static void forger(int sock, void *arg) {
+    (void)arg;
+    raw r;
+    raw_worker(&r, sock);
+    /* The client's one call, read by hand. */
+    dp_request q;
+    uint32_t slot = raw_take(&r, &q, NULL);
+    const uint32_t imm = dp_imm(slot, q.call_id), bare = DP_IMM_BARE | imm;
+    const struct {
+        uint32_t at, imm;
+        dp_reply h;
+    } forged[] = {
+        {slot + 1, dp_imm(slot + 1, q.call_id), {q.generation, q.call_id, DP_OK, 8}}, /* a slot that is free */
+        {slot, imm, {q.generation, q.call_id + 65536, DP_OK, 8}},                     /* another call, same tag */
+        {slot, imm, {q.generation + 1, q.call_id, DP_OK, 8}},
+        {slot, imm ^ 1, {q.generation, q.call_id, DP_OK, 8}},
+        {7, dp_imm(32000, q.call_id), {q.generation, q.call_id, DP_OK, 8}}, /* no such slot */
+        {7, DP_IMM_BARE | dp_imm(32000, q.call_id), {0}},
+        {slot + 1, DP_IMM_BARE | dp_imm(slot + 1, q.call_id), {0}}, /* bare: a slot that is free, another call */
+        {slot, bare ^ 1, {0}},
+        {slot, bare, {0}},                                   /* the true one */
+        {slot, bare, {0}},                                   /* repeated */
+        {slot, imm, {q.generation, q.call_id, DP_OK, 8}},    /* repeated, with header */
+    };
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+        if (dp_imm_bare(forged[i].imm))
+            raw_answer_bare(&r, forged[i].at, 8, (int)i, forged[i].imm);
+        else
+            raw_answer(&r, forged[i].at, forged[i].h, 8, (int)i, forged[i].imm);
+        t_sync(sock); /* it is there */
+        t_sync(sock); /* and was looked at */
+    }
+    /* More than a call accepts, with header and bare; and a status that no worker may use. */
+    for (int k = 0; k < 3; k++) {
+        slot = raw_take(&r, &q, NULL);
+        if (k == 1)
+            raw_answer_bare(&r, slot, 200, k, DP_IMM_BARE | dp_imm(slot, q.call_id));
+        else
+            raw_answer(&r, slot, (dp_reply){q.generation, q.call_id, k ? DP_LEASE_ENDED : DP_OK, k ? 0 : 200},
+                       k ? 0 : 200, k, dp_imm(slot, q.call_id));
+    }
+    t_sync(sock);
+    end_close(&r.e);
+}
+
+T_CASE(hostile_worker, "channel/hostile-worker") {
+    enum { FORGED = 11, TRUE_ONE = 8 };
+    served s;
+    served_by(&s, forger);
+    uint32_t slot, size;
+    uint8_t out[512] = {0}; /* all payloads exceed the mailbox */
+    dp_started started;
+    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, out, 300, NULL, 8, &slot));
+    for (int i = 0; i < FORGED; i++) {
+        t_sync(s.peer.sock);
+        if (i < TRUE_ONE)
+            CHECK_EQ(dp_channel_test(s.ch, slot), 0);
+        else
+            CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+        t_sync(s.peer.sock);
+    }
+    CHECK_STATUS(dp_endpoint_wait_any(s.ep, dp_now_ns() + 1000000000), DP_OK);
+    CHECK_OK(dp_channel_finish(s.ch, slot, out, &size, NULL));
+    CHECK_EQ(size, 8);
+    CHECK_EQ(dp_channel_free_slots(s.ch), 8);
+    for (int k = 0; k < 3; k++)
+        CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 300, NULL, out, 100, &size, 0, &started), DP_PROTOCOL);
+    dp_channel_stats st;
+    dp_channel_get_stats(s.ch, &st);
+    CHECK_EQ(st.strays, FORGED - 1);
+    t_sync(s.peer.sock);
+    served_by_close(&s);
+}

@@ -1,0 +1,138 @@
+/* Hand-made clients and workers that break the protocol of the mailbox. */
+#include "forged.h"
+
+T_CASE(hostile_client_mail, "channel/hostile-client-mailbox", .providers = T_SHM) {
+    t_peer p;
+    raw r;
+    raw_client(&r, &p);
+    dp_mailbox *m = raw_mail(&r, false);
+    const struct {
+        const char *what;
+        uint32_t generation, slot, capacity, function, size;
+        int status;
+    } t[] = {
+        {"good", 77, 0, 8, FN_ECHO, 8, DP_OK},
+        {"generation", 78, 0, 8, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"slot", 77, 8, 8, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"size", 77, 0, 8, FN_ECHO, 257, DP_BAD_REQUEST},
+        {"capacity", 77, 0, 513, FN_ECHO, 8, DP_BAD_REQUEST},
+        {"function", 77, 0, 8, FN_COUNT, 8, DP_NO_FUNCTION},
+        {"good at the end", 77, 0, 24, FN_ECHO, 24, DP_OK},
+    };
+    for (uint32_t i = 0; i < sizeof t / sizeof *t; i++) {
+        t_note("%s", t[i].what);
+        uint64_t *reply = t[i].capacity <= DP_MAIL_RESULT ? &m->reply : &m->long_reply;
+        m->sizes = dp_mail_sizes(t[i].generation, t[i].slot, t[i].capacity);
+        __atomic_store_n(&m->request, dp_mail_request(100 + i, t[i].function, t[i].size), __ATOMIC_RELEASE);
+        dp_qp_notify(r.e.qp);
+        int64_t until = dp_now_ns() + poll_ns();
+        while (dp_mail_call_id(__atomic_load_n(reply, __ATOMIC_ACQUIRE)) != 100 + i)
+            CHECKF(dp_now_ns() < until, "%s: no answer", t[i].what);
+        CHECK_STATUS(dp_mail_status(*reply), t[i].status);
+        CHECK_EQ(dp_mail_result_size(*reply), t[i].status ? 0 : t[i].size);
+    }
+    end_close(&r.e);
+    int ended;
+    t_recv(p.sock, &ended, sizeof ended);
+    CHECK_STATUS(ended, DP_PEER_GONE);
+    t_peer_join(&p);
+}
+
+static void mail_forger(int sock, void *arg) {
+    (void)arg;
+    raw r;
+    raw_worker(&r, sock);
+    dp_mailbox *m = raw_mail(&r, true);
+    const struct {
+        uint32_t id_plus;
+        int status;
+        uint32_t size;
+    } forged[] = {
+        {1, DP_OK, 8},             /* no call of the client's */
+        {0, DP_OK, 9},             /* more than it accepts: a broken promise */
+        {0, DP_LEASE_ENDED, 0},    /* not a worker's to say */
+        {0, DP_OK, 0xffff},
+        {0, DP_OK, 8},             /* true at last */
+    };
+    uint64_t seen = 0, word;
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+        if (i == 0 || !forged[i - 1].id_plus) {
+            while ((word = __atomic_load_n(&m->request, __ATOMIC_ACQUIRE)) == seen)
+                dp_cpu_pause();
+            seen = word;
+        }
+        uint32_t id = dp_mail_call_id(seen) + forged[i].id_plus;
+        __atomic_store_n(&m->reply, dp_mail_reply(id, forged[i].status, forged[i].size), __ATOMIC_RELEASE);
+        dp_qp_notify(r.e.qp);
+        if (forged[i].id_plus)
+            t_sync(sock);
+    }
+    t_sync(sock);
+    end_close(&r.e);
+}
+
+T_CASE(hostile_worker_mail, "channel/hostile-worker-mailbox", .providers = T_SHM) {
+    served s;
+    served_by(&s, mail_forger);
+    uint32_t slot, size;
+    uint8_t out[512];
+    dp_started started;
+    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &slot));
+    CHECK_EQ(dp_channel_test(s.ch, slot), 0);
+    t_sync(s.peer.sock);
+    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+    CHECK_STATUS(dp_channel_finish(s.ch, slot, out, &size, NULL), DP_PROTOCOL);
+    for (int i = 0; i < 2; i++)
+        CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 8, &size, 0, &started), DP_PROTOCOL);
+    CHECK_OK(dp_channel_call(s.ch, FN_ECHO, out, 8, NULL, out, 8, &size, 0, &started));
+    CHECK_EQ(size, 8);
+    CHECK_EQ(dp_channel_free_slots(s.ch), 8);
+    t_sync(s.peer.sock);
+    served_by_close(&s);
+}
+
+/* The mailbox holds an answer to a call that has not been made: after 2^32 calls a stale one may. */
+static void foreteller(int sock, void *arg) {
+    (void)arg;
+    raw r;
+    uint64_t word;
+    raw_worker(&r, sock);
+    dp_mailbox *m = raw_mail(&r, true);
+    while (!(word = __atomic_load_n(&m->request, __ATOMIC_ACQUIRE)))
+        dp_cpu_pause();
+    uint32_t id = dp_mail_call_id(word);
+    __atomic_store_n(&m->reply, dp_mail_reply(id, DP_OK, 8), __ATOMIC_RELEASE);
+    dp_qp_notify(r.e.qp);
+    /* One answer each in the short and the long place, and a request that looks served. */
+    for (uint32_t k = 1; k <= 3; k++) {
+        t_sync(sock);
+        uint64_t *at = k == 1 ? &m->reply : k == 2 ? &m->long_reply : &m->request;
+        __atomic_store_n(at, dp_mail_reply(id + k, DP_OK, 8), __ATOMIC_RELEASE);
+        t_sync(sock);
+        dp_request q;
+        uint32_t slot = raw_take(&r, &q, NULL);
+        CHECK_EQ(q.call_id, id + k);
+        raw_answer_bare(&r, slot, 4, (int)k, DP_IMM_BARE | dp_imm(slot, q.call_id));
+    }
+    t_sync(sock);
+    end_close(&r.e);
+}
+
+T_CASE(stale_mail, "channel/stale-mailbox-word", .providers = T_SHM) {
+    served s;
+    served_by(&s, foreteller);
+    uint32_t size;
+    uint8_t out[512];
+    dp_started started;
+    CHECK_OK(dp_channel_call(s.ch, FN_ECHO, "12345678", 8, NULL, out, 8, &size, 0, &started));
+    CHECK_EQ(size, 8);
+    for (int k = 1; k <= 3; k++) {
+        t_sync(s.peer.sock);
+        t_sync(s.peer.sock);
+        CHECK_OK(dp_channel_call(s.ch, FN_ECHO, "12345678", 8, NULL, out, k == 2 ? 300 : 8, &size, 0, &started));
+        CHECK_EQ(size, 4);
+        CHECK_BYTES(out, k, 4);
+    }
+    t_sync(s.peer.sock);
+    served_by_close(&s);
+}
