@@ -272,12 +272,32 @@ static inline void begin_wait(dp_endpoint *ep) {
         dp_cq_promise_hot(ep->cq, true);
 }
 
+/* The first spins of a wait for a reply on a line of its own: one look per pause at the word that will change, and at the
+ * queue, since every further instruction between two looks delays the reply. Where request and reply share a line the general
+ * way is better: there a look that comes too early takes the line from the worker. False: go on with that. */
+static inline bool spin_for_mail(dp_channel *ch, const slot *s) {
+    const dp_cq *cq = ch->ep->cq;
+    const dp_waiter *w = &ch->ep->waiter;
+    if (s->capacity <= DP_MAIL_RESULT || w->mode == DP_WAIT_WARM || w->shared_until || !cq->peek)
+        return false;
+    for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
+        if (dp_mail_call_id(__atomic_load_n(&ch->mail->long_reply, __ATOMIC_RELAXED)) == s->call_id)
+            return take_mail(ch) && s->state == SLOT_DONE;
+        if ((uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) == cq->peek_value)
+            return false;
+        dp_cpu_pause();
+    }
+    return false;
+}
+
 int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
     if (i >= ch->cfg.depth)
         return DP_INVALID;
     slot *s = &ch->slots[i];
     dp_endpoint *ep = ch->ep;
     begin_wait(ep);
+    if (i == ch->mail_slot && spin_for_mail(ch, s))
+        return DP_OK;
     for (uint32_t found = 0;;) {
         if (take_mail(ch) && s->state == SLOT_DONE) {
             dp_waiter_end(&ep->waiter);
@@ -454,7 +474,7 @@ static inline bool submit_mail(dp_channel *ch, uint32_t function, const void *in
     if (size <= DP_MAIL_PAYLOAD)
         dp_copy_small(m->payload, in, size);
     else
-        memcpy(m->more_payload, in, size);
+        dp_copy_mail(m->more_payload, in, size);
     m->sizes = dp_mail_sizes(ch->generation, i, capacity);
     /* Release pairs with the acquire in the worker's take_mail(). */
     __atomic_store_n(&m->request, dp_mail_request(call_id, function, size), __ATOMIC_RELEASE);
@@ -570,10 +590,10 @@ int dp_channel_finish(dp_channel *ch, uint32_t i, void *out, uint32_t *size, dp_
             memcpy(ch->message, s->result, ch->message_len);
     }
     if (st == DP_OK && out) {
-        if (s->size < 64)
+        if (s->size <= DP_MAIL_RESULT)
             dp_copy_small(out, s->result, s->size);
         else
-            memcpy(out, s->result, s->size);
+            dp_copy_mail(out, s->result, s->size);
     }
     ch->n_done--;
     slot_free(ch, i);

@@ -46,6 +46,25 @@ _Static_assert(offsetof(dp_mailbox, reply) == 32 && offsetof(dp_mailbox, more_pa
                    sizeof(dp_mailbox) == 704,
                "mailbox layout");
 
+/* n bytes, most likely 17 to 64 of them: two or four pieces of 16, which overlap, and no call. */
+static inline void dp_copy_mail(void *dst, const void *src, uint32_t n) {
+    typedef uint64_t piece __attribute__((vector_size(16), aligned(1), may_alias));
+    uint8_t *d = dst;
+    const uint8_t *s = src;
+    if (__builtin_expect(n - 17 > 64 - 17, 0)) {
+        __builtin_memcpy(d, s, n);
+        return;
+    }
+    piece first = *(const piece *)s, last = *(const piece *)(s + n - 16);
+    if (n > 32) {
+        piece second = *(const piece *)(s + 16), third = *(const piece *)(s + n - 32);
+        *(piece *)(d + 16) = second;
+        *(piece *)(d + n - 32) = third;
+    }
+    *(piece *)d = first;
+    *(piece *)(d + n - 16) = last;
+}
+
 static inline uint64_t dp_mail_request(uint32_t call_id, uint32_t function, uint32_t size) {
     return (uint64_t)call_id << 32 | function << 16 | size << 7;
 }

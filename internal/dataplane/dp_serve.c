@@ -403,7 +403,7 @@ static int answer_mail(dp_server *s, uint64_t word) {
         dp_copy_small(m->result, o.res, o.size);
         post_mail(s, &m->reply, h.call_id, DP_OK, o.size);
     } else {
-        memcpy(m->more_result, o.res, o.size);
+        dp_copy_mail(m->more_result, o.res, o.size);
         post_mail(s, &m->long_reply, h.call_id, DP_OK, o.size);
     }
     return 1;
