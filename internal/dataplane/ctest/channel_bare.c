@@ -134,7 +134,7 @@ T_CASE(bare_sent, "channel/bare-when", .seconds = 20, .verbs_seconds = 60) {
         if (round == 0)
             last_bare(&s, DP_IMM_TAGS, FN_EMPTY, 300, 401);
     }
-    int32_t end = 0;
-    t_send(s.peer.sock, &end, sizeof end);
+    int32_t none = 0;
+    t_send(s.peer.sock, &none, sizeof none);
     served_by_close(&s);
 }
