@@ -250,25 +250,27 @@ BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%)
+SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 
 .PHONY: install uninstall clean distclean proto
 install: build ## into PREFIX, below DESTDIR
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
-	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas}
+	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm}
 	$(Q)install -m 755 $(addprefix bin/,executor resource-manager rfaas) $(BINDIR)
 	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
+	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
 		'Description: functions executed by remote memory write' 'Version: $(VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
 
 uninstall: ## remove what install put there
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
-	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas
+	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 
 clean: ## remove what was built (the virtual machine's image stays: make distclean)
 	$(Q)rm -rf bin lib libexec include

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -37,6 +38,10 @@ func Run(ctx context.Context, env Env, args []string) int {
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
+	}
+	var status exitStatus
+	if errors.As(err, &status) {
+		return int(status)
 	}
 	fmt.Fprintf(env.Stderr, "rfaas: %s\n", control.Text(err))
 	if !a.started {
@@ -76,6 +81,7 @@ func newRoot(a *app) *cobra.Command {
 		newInvoke(a),
 		newDoctor(a),
 		newBench(a),
+		newSlurm(a),
 	)
 	return root
 }

@@ -25,7 +25,8 @@ var rooms = map[string][]string{
 
 	// What programs are made of.
 	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
-		"internal/config", "internal/control", "internal/dataplane", "internal/topology", "internal/zygote"},
+		"internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote"},
+	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/config", "internal/control",
 		"internal/dataplane", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane"},

@@ -1,0 +1,210 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/internal/slurm"
+)
+
+func newSlurm(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "slurm",
+		Short: "Executors on the idle nodes of a Slurm cluster",
+		Long: `Executors on the idle nodes of a Slurm cluster, which leave the moment a job wants the node.
+
+docs/slurm.md is the administrator's guide.`,
+		Args: cobra.NoArgs,
+	}
+	c.AddCommand(newSlurmFollow(a), newSlurmStop(a), newSlurmRun(a), newSlurmInit(a))
+	return c
+}
+
+// exitStatus is the status of a program that was run, to be passed on without a word.
+type exitStatus int
+
+func (s exitStatus) Error() string { return "exit status " + strconv.Itoa(int(s)) }
+
+// jobFlags name the executor jobs.
+type jobFlags struct{ partition, prefix string }
+
+func (f *jobFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&f.partition, "partition", "", "partition of the executor jobs, one whose jobs are preempted (mandatory)")
+	c.Flags().StringVar(&f.prefix, "job-name", "rfaas-", "beginning of the jobs' names; the node's name follows")
+	c.MarkFlagRequired("partition")
+}
+
+func newSlurmFollow(a *app) *cobra.Command {
+	var j jobFlags
+	f := slurm.Follow{Policy: slurm.Policy{}}
+	p := &f.Policy
+	var logLevel slog.Level
+	c := &cobra.Command{
+		Use:   "follow --partition PARTITION [flags] [-- SBATCH-ARGS...]",
+		Short: "Keep one executor job for each idle node",
+		Long: `Keep one executor job for each node of a partition whose jobs are preempted: running where the node is idle, waiting where
+it is not, so that the scheduler starts it in the moment that the node becomes idle.
+
+Nothing is remembered outside Slurm: the jobs' names say for which node they are. It may be killed and started anew at any
+time, and several at once do no harm. When it ends the jobs stay; "rfaas slurm stop" cancels them. It runs anywhere where
+sbatch works, as the user whose jobs they shall be. Settings of the executors are in the job script or in the environment
+(RFAAS_EXECUTOR_MANAGER and others), which sbatch passes on.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			f.Partition, f.Prefix, f.Args = j.partition, j.prefix, args
+			f.Log = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: logLevel}))
+			if f.Script == "" {
+				var err error
+				if f.Script, err = defaultScript("executor.sbatch"); err != nil {
+					return err
+				}
+			}
+			return f.Run(c.Context())
+		},
+	}
+	j.register(c)
+	fl := c.Flags()
+	fl.StringVar(&f.Script, "script", "", "job script (default: ../share/rfaas/slurm/executor.sbatch beside this program)")
+	fl.DurationVar(&f.Interval, "interval", time.Second, "how often Slurm is asked for nodes and jobs")
+	fl.DurationVar(&f.PlanEvery, "plan-interval", 15*time.Second, "how often it is asked for its plan")
+	fl.DurationVar(&p.Longest, "longest", 4*time.Hour, "time limit of a job on a node that nobody is planned to want")
+	fl.DurationVar(&p.Shortest, "shortest", time.Minute, "least time limit, and --time-min of the jobs")
+	fl.DurationVar(&p.LeastGap, "least-gap", 20*time.Second, "leave a node alone that is wanted sooner than this")
+	fl.BoolVar(&p.Ahead, "ahead", true, "submit jobs for busy nodes too, which wait")
+	fl.IntVar(&p.MaxAhead, "max-ahead", 256, "most jobs that wait for busy nodes")
+	fl.Float64Var(&p.Rate, "rate", 10, "submissions per second, on average")
+	fl.IntVar(&p.Burst, "burst", 64, "submissions at once")
+	fl.DurationVar(&p.Again, "again", time.Second, "least time between two submissions for one node")
+	fl.DurationVar(&p.AgainMost, "again-most", 5*time.Minute, "the same when its jobs fail: doubled each time, up to this")
+	fl.TextVar(&logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
+	return c
+}
+
+func newSlurmStop(a *app) *cobra.Command {
+	var j jobFlags
+	c := &cobra.Command{
+		Use:   "stop --partition PARTITION",
+		Short: "Cancel the executor jobs",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			f := slurm.Follow{Partition: j.partition, Prefix: j.prefix}
+			n, err := f.Stop(c.Context())
+			if err == nil {
+				fmt.Fprintf(a.Stdout, "%d jobs cancelled\n", n)
+			}
+			return err
+		},
+	}
+	j.register(c)
+	return c
+}
+
+func newSlurmRun(a *app) *cobra.Command {
+	var program string
+	var killAfter time.Duration
+	var noSpace bool
+	c := &cobra.Command{
+		Use:   "run [flags] [-- EXECUTOR-ARGS...]",
+		Short: "In a job: run an executor that knows when the job ends and leaves nothing behind",
+		Long: `Run an executor in a Slurm job. It is told when the job's time is over (--until), SIGTERM is passed on at once, and nothing
+of it is left when it has ended: it runs in a process name space of its own where the system allows one.
+
+The exit status is the executor's.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			log := slog.New(slog.NewTextHandler(a.Stderr, nil))
+			if program == "" {
+				var err error
+				if program, err = sibling("executor"); err != nil {
+					return err
+				}
+			}
+			// Further ones must not end us while the executor drains.
+			repeated := make(chan os.Signal, 1)
+			signal.Notify(repeated, syscall.SIGTERM)
+			defer signal.Stop(repeated)
+			run := slurm.Contain{Init: []string{"/proc/self/exe", "slurm", "init"}, Program: program, Args: args,
+				Env: a.jobEnv(c.Context(), log), KillAfter: killAfter, Log: log, NoSpace: noSpace}
+			status, err := run.Run(c.Context())
+			if err == nil && status != 0 {
+				err = exitStatus(status)
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&program, "program", "", "the executor (default: beside this program)")
+	c.Flags().DurationVar(&killAfter, "kill-after", 3*time.Second, "from SIGTERM until everything is killed; more than the executor's --grace")
+	c.Flags().BoolVar(&noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process name space")
+	return c
+}
+
+// jobEnv is the environment for an executor in a job: ours, and when the job ends.
+func (a *app) jobEnv(ctx context.Context, log *slog.Logger) []string {
+	const until = "RFAAS_EXECUTOR_UNTIL"
+	env := os.Environ()
+	job := a.Getenv("SLURM_JOB_ID")
+	if job == "" || a.Getenv(until) != "" {
+		return env
+	}
+	if end := a.Getenv("SLURM_JOB_END_TIME"); end != "" { // Slurm 23.02 and later
+		return append(env, until+"="+end)
+	}
+	end, err := (&slurm.Commands{Timeout: 2 * time.Second}).EndTime(ctx, job)
+	if err != nil {
+		log.Warn("when the job ends is not known", "job", job, "error", err)
+		return env
+	}
+	return append(env, until+"="+strconv.FormatInt(end.Unix(), 10))
+}
+
+func newSlurmInit(*app) *cobra.Command {
+	return &cobra.Command{
+		Use:                "init",
+		Hidden:             true, // slurm run starts it
+		DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			status, err := slurm.RunInit(args)
+			if err == nil && status != 0 {
+				err = exitStatus(status)
+			}
+			return err
+		},
+	}
+}
+
+// sibling returns the path of a program beside this one.
+func sibling(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("where is %s: %w", name, err)
+	}
+	if real, err := filepath.EvalSymlinks(self); err == nil {
+		self = real
+	}
+	return filepath.Join(filepath.Dir(self), name), nil
+}
+
+// defaultScript finds a file of scripts/slurm, installed or in the source tree.
+func defaultScript(name string) (string, error) {
+	bin, err := sibling("..")
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range []string{"share/rfaas/slurm", "scripts/slurm"} {
+		path := filepath.Join(bin, dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("no " + name + " beside this program: name it by --script")
+}

@@ -1,0 +1,180 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Follow is what a Follower is made of. All fields but Args are mandatory.
+type Follow struct {
+	Commands
+	Partition string
+	Prefix    string   // of the jobs' names; a node's name follows
+	Script    string   // of the jobs
+	Args      []string // further ones for sbatch
+	Interval  time.Duration
+	PlanEvery time.Duration // the plan changes slowly and is long
+	Policy    Policy
+	Log       *slog.Logger
+}
+
+// check says what is wrong.
+func (f *Follow) check() error {
+	for name, value := range map[string]string{"partition": f.Partition, "job name": f.Prefix} {
+		if value == "" || strings.ContainsAny(value, "|\n\t ,") {
+			return fmt.Errorf("%s %q: empty, or with a space, comma or bar", name, value)
+		}
+	}
+	if f.Interval < 100*time.Millisecond || f.PlanEvery < f.Interval {
+		return fmt.Errorf("interval %v, for the plan %v: want at least 100ms, and the plan not more often", f.Interval, f.PlanEvery)
+	}
+	if st, err := os.Stat(f.Script); err != nil || st.IsDir() {
+		return fmt.Errorf("job script %s: %w", f.Script, cmpErr(err, errors.New("is a directory")))
+	}
+	return nil
+}
+
+func cmpErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+// Run keeps one executor job for each node until ctx ends. The jobs stay then: a Follower that is started anew finds them.
+// Slurm that does not answer is asked again.
+func (f *Follow) Run(ctx context.Context) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	planner, err := NewPlanner(f.Policy)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(f.Interval)
+	defer tick.Stop()
+	var plan Plan
+	var planned time.Time
+	away := false
+	for {
+		if planned.IsZero() || time.Since(planned) >= f.PlanEvery {
+			p, perr := f.Plan(ctx, f.Partition)
+			if perr == nil {
+				plan, planned = p, time.Now()
+			}
+			err = perr
+		}
+		if err == nil {
+			err = f.step(ctx, planner, plan)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !away:
+			f.Log.Warn("Slurm does not do what it is asked; it is asked again", "error", err)
+		case err == nil && away:
+			f.Log.Info("Slurm answers again")
+		}
+		away, err = err != nil, nil
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// step looks once and does what is to be done.
+func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) error {
+	nodes, err := f.Nodes(ctx, f.Partition)
+	if err != nil {
+		return err
+	}
+	// After the nodes: a job that ended in between would look like an idle node without one.
+	jobs, err := f.Jobs(ctx, f.Partition, f.Prefix)
+	if err != nil {
+		return err
+	}
+	v := View{Nodes: nodes, Jobs: jobs, Plan: plan}
+	if gone := planner.Gone(jobs); len(gone) > 0 {
+		if v.Ended, err = f.states(ctx, gone); err != nil {
+			return err
+		}
+		for _, id := range gone {
+			f.Log.Info("executor job ended", "job", id, "node", planner.seen[id], "state", v.Ended[id])
+		}
+	}
+	a := planner.Decide(time.Now(), v)
+	if err := f.Cancel(ctx, a.Cancel); err != nil {
+		return err
+	}
+	for _, id := range a.Cancel {
+		f.Log.Info("executor job cancelled", "job", id)
+	}
+	return f.submitAll(ctx, planner, a.Submit)
+}
+
+// submitAll submits; a node whose job is refused does not keep the others from theirs.
+func (f *Follow) submitAll(ctx context.Context, planner *Planner, list []Submission) error {
+	refused := 0
+	for _, s := range list {
+		id, err := f.Submit(ctx, f.Partition, f.Prefix, f.Script, f.Args, s)
+		if err == nil {
+			refused = 0
+			f.Log.Info("executor job submitted", "job", id, "node", s.Node, "limit", s.Limit)
+			continue
+		}
+		again := planner.Refused(s.Node, time.Now())
+		if refused++; refused >= 3 || ctx.Err() != nil {
+			return err // it is not the node
+		}
+		f.Log.Warn("executor job refused", "node", s.Node, "error", err, "again_in", again)
+	}
+	return nil
+}
+
+// states asks how jobs ended. Slurm forgets them after some minutes: they are missing in the answer.
+func (f *Follow) states(ctx context.Context, ids []int64) (map[int64]string, error) {
+	list := make([]string, len(ids))
+	for i, id := range ids {
+		list[i] = strconv.FormatInt(id, 10)
+	}
+	out, err := f.run(ctx, "squeue", "--noheader", "--states=all", "--jobs="+strings.Join(list, ","), "--format=%i|%T")
+	if err != nil {
+		if strings.Contains(err.Error(), "Invalid job id") {
+			return nil, nil
+		}
+		return nil, err
+	}
+	states := map[int64]string{}
+	for line := range strings.Lines(out) {
+		number, state, _ := strings.Cut(strings.TrimSpace(line), "|")
+		id, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("squeue: job number %q: %w", number, err)
+		}
+		states[id] = state
+	}
+	return states, nil
+}
+
+// Stop cancels all of the executor jobs, those that run and those that wait, and returns how many.
+func (f *Follow) Stop(ctx context.Context) (int, error) {
+	jobs, err := f.Jobs(ctx, f.Partition, f.Prefix)
+	if err != nil {
+		return 0, err
+	}
+	var ids []int64
+	for _, j := range jobs {
+		if j.State != Ending {
+			ids = append(ids, j.ID)
+		}
+	}
+	return len(ids), f.Cancel(ctx, ids)
+}

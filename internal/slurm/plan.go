@@ -1,0 +1,137 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Plan is when nodes are wanted, by name: the earliest start of a job that the scheduler plans there, or of a reservation.
+// A node that is not in it is not wanted as far as the plan goes.
+type Plan map[string]time.Time
+
+// wanted notes that nodes are wanted from a time on.
+func (p Plan) wanted(hosts []string, from time.Time) {
+	for _, h := range hosts {
+		if t, ok := p[h]; !ok || from.Before(t) {
+			p[h] = from
+		}
+	}
+}
+
+// Plan asks for the scheduler's plan. The jobs in partition own, ours and others that are preempted like them, do not count.
+func (c *Commands) Plan(ctx context.Context, own string) (Plan, error) {
+	out, err := c.run(ctx, "squeue", "--noheader", "--states=PENDING", "--format=%S|%P|%Y")
+	if err != nil {
+		return nil, err
+	}
+	p := Plan{}
+	if err := p.addJobs(out, own); err != nil {
+		return nil, err
+	}
+	if out, err = c.run(ctx, "scontrol", "--oneliner", "show", "reservation"); err != nil {
+		return nil, err
+	}
+	return p, p.addReservations(out)
+}
+
+func (p Plan) addJobs(out, own string) error {
+	for line := range strings.Lines(out) {
+		f := strings.Split(strings.TrimSpace(line), "|")
+		if len(f) != 3 {
+			return fmt.Errorf("squeue: %q has %d fields, want 3", line, len(f))
+		}
+		start, planned := parseTime(f[0])
+		if !planned || f[1] == own {
+			continue
+		}
+		hosts, err := ExpandHosts(f[2])
+		if err != nil {
+			return fmt.Errorf("squeue: %w", err)
+		}
+		p.wanted(hosts, start)
+	}
+	return nil
+}
+
+func (p Plan) addReservations(out string) error {
+	for line := range strings.Lines(out) {
+		fields := map[string]string{}
+		for _, kv := range strings.Fields(line) {
+			name, value, _ := strings.Cut(kv, "=")
+			fields[name] = value
+		}
+		if fields["ReservationName"] == "" {
+			continue // "No reservations in the system"
+		}
+		start, ok := parseTime(fields["StartTime"])
+		if !ok {
+			return fmt.Errorf("scontrol: reservation %s: start time %q", fields["ReservationName"], fields["StartTime"])
+		}
+		hosts, err := ExpandHosts(fields["Nodes"])
+		if err != nil {
+			return fmt.Errorf("scontrol: reservation %s: %w", fields["ReservationName"], err)
+		}
+		p.wanted(hosts, start)
+	}
+	return nil
+}
+
+// Submission is an executor job to be.
+type Submission struct {
+	Node     string
+	Limit    time.Duration // whole minutes
+	LimitMin time.Duration // what the scheduler may cut it to
+}
+
+// Submit submits an executor job. args are further ones for sbatch, script is the job's script.
+func (c *Commands) Submit(ctx context.Context, partition, prefix, script string, args []string, s Submission) (int64, error) {
+	all := []string{"--parsable", "--partition=" + partition, "--job-name=" + prefix + s.Node, "--nodelist=" + s.Node,
+		"--nodes=1", "--ntasks=1", "--exclusive", "--mem=0", "--no-requeue", "--open-mode=append",
+		// Two of one name never run at the same time, whoever submits them.
+		"--dependency=singleton", "--time=" + minutes(s.Limit), "--time-min=" + minutes(s.LimitMin)}
+	out, err := c.run(ctx, "sbatch", append(append(all, args...), script)...)
+	if err != nil {
+		return 0, err
+	}
+	number, _, _ := strings.Cut(strings.TrimSpace(out), ";") // with a cluster's name behind it
+	var id int64
+	if _, err := fmt.Sscanf(number, "%d", &id); err != nil || id <= 0 {
+		return 0, fmt.Errorf("sbatch: %q is no job number", strings.TrimSpace(out))
+	}
+	return id, nil
+}
+
+// minutes writes a duration for --time.
+func minutes(d time.Duration) string { return fmt.Sprint(max(1, int64(d/time.Minute))) }
+
+// Cancel cancels jobs. Those that wait are gone, those that run are told by SIGTERM.
+func (c *Commands) Cancel(ctx context.Context, ids []int64) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	args := make([]string, len(ids))
+	for i, id := range ids {
+		args[i] = fmt.Sprint(id)
+	}
+	_, err := c.run(ctx, "scancel", args...)
+	return err
+}
+
+// EndTime asks when a job ends by its time limit.
+func (c *Commands) EndTime(ctx context.Context, job string) (time.Time, error) {
+	out, err := c.run(ctx, "squeue", "--noheader", "--jobs="+job, "--states=all", "--format=%e")
+	if err != nil {
+		return time.Time{}, err
+	}
+	end, ok := parseTime(out)
+	if !ok {
+		return time.Time{}, fmt.Errorf("squeue: job %s: end time %q: %w", job, strings.TrimSpace(out), errNoEnd)
+	}
+	return end, nil
+}
+
+// errNoEnd: the job has no time limit, or is not there.
+var errNoEnd = errors.New("no end is known")

@@ -1,0 +1,257 @@
+package slurm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Commands runs Slurm's programs. The zero value runs those in PATH with this process's environment.
+type Commands struct {
+	// Run, if set, takes the place of starting a program: it returns what the program prints.
+	Run func(ctx context.Context, name string, args ...string) (string, error)
+	// Timeout bounds each program; 0: 20 s.
+	Timeout time.Duration
+}
+
+// run runs a program and returns its standard output. The error has what it printed to standard error.
+func (c *Commands) run(ctx context.Context, name string, args ...string) (string, error) {
+	if c.Run != nil {
+		return c.Run(ctx, name, args...)
+	}
+	limit := c.Timeout
+	if limit == 0 {
+		limit = 20 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = cleanEnv(os.Environ())
+	cmd.WaitDelay = time.Second
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if err == nil {
+		return out.String(), nil
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("no answer within %v", limit)
+		if errors.Is(context.Cause(ctx), context.Canceled) {
+			err = context.Canceled
+		}
+	}
+	if text := strings.TrimSpace(errs.String()); text != "" {
+		err = fmt.Errorf("%w: %s", err, strings.ReplaceAll(text, "\n", "; "))
+	}
+	return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+}
+
+// cleanEnv is the environment without what changes the output or the meaning of Slurm's commands: settings of the user for
+// them, and those of a job in which we may run.
+func cleanEnv(env []string) []string {
+	out := make([]string, 0, len(env)+2)
+	for _, kv := range env {
+		name, _, _ := strings.Cut(kv, "=")
+		drop := name == "LC_ALL" || name == "SLURM_TIME_FORMAT"
+		for _, prefix := range []string{"SQUEUE_", "SINFO_", "SBATCH_", "SCANCEL_", "SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "SLURM_NTASKS",
+			"SLURM_TASK", "SLURM_CPU", "SLURM_MEM", "SLURM_TIME", "SLURM_PROC", "SLURM_LOCAL"} {
+			drop = drop || strings.HasPrefix(name, prefix)
+		}
+		if !drop {
+			out = append(out, kv)
+		}
+	}
+	return append(out, "LC_ALL=C", "SLURM_TIME_FORMAT=%s")
+}
+
+// NodeState is what of a node's state matters here.
+type NodeState int
+
+const (
+	Unusable NodeState = iota // down, drained, reserved, powered off, silent
+	Idle                      // nothing runs there
+	Mixed                     // jobs have part of it
+	Busy                      // jobs have all of it, or it is being cleaned up after one
+)
+
+func (s NodeState) String() string { return [...]string{"unusable", "idle", "mixed", "busy"}[s] }
+
+// Node is a node of the partition.
+type Node struct {
+	Name      string
+	State     NodeState
+	Text      string // the state as Slurm writes it
+	CPUs      int
+	FreeCPUs  int
+	Memory    uint64 // bytes, as Slurm knows it
+	FreeBytes uint64 // not allocated to jobs
+}
+
+// nodesFormat is what parseNodes reads.
+const nodesFormat = "NodeHost:|,StateLong:|,CPUsState:|,Memory:|,AllocMem:|"
+
+// Nodes asks for the nodes of a partition.
+func (c *Commands) Nodes(ctx context.Context, partition string) ([]Node, error) {
+	out, err := c.run(ctx, "sinfo", "--noheader", "--Node", "--partition="+partition, "--Format="+nodesFormat)
+	if err != nil {
+		return nil, err
+	}
+	return parseNodes(out)
+}
+
+func parseNodes(out string) ([]Node, error) {
+	var nodes []Node
+	for line := range strings.Lines(out) {
+		f := strings.Split(strings.TrimSpace(line), "|")
+		if len(f) < 5 {
+			return nil, fmt.Errorf("sinfo: %q has %d fields, want 5", line, len(f))
+		}
+		n := Node{Name: f[0], Text: f[1], State: nodeState(f[1])}
+		var alloc, idle, other int
+		if _, err := fmt.Sscanf(f[2], "%d/%d/%d/%d", &alloc, &idle, &other, &n.CPUs); err != nil {
+			return nil, fmt.Errorf("sinfo: node %s: CPUs %q: %w", n.Name, f[2], err)
+		}
+		total, err := strconv.ParseUint(f[3], 10, 40)
+		if err != nil {
+			return nil, fmt.Errorf("sinfo: node %s: memory %q: %w", n.Name, f[3], err)
+		}
+		used, err := strconv.ParseUint(f[4], 10, 40)
+		if err != nil {
+			return nil, fmt.Errorf("sinfo: node %s: allocated memory %q: %w", n.Name, f[4], err)
+		}
+		n.FreeCPUs, n.Memory, n.FreeBytes = idle, total<<20, (total-min(used, total))<<20
+		nodes = append(nodes, n)
+	}
+	return nodes, nil
+}
+
+// nodeState reads a state like "idle", "mixed-" or "down*". The sign at the end is a flag: "-" is planned for a job later,
+// all others keep jobs away.
+func nodeState(text string) NodeState {
+	base := strings.TrimRight(strings.ToLower(text), "-")
+	switch {
+	case strings.ContainsAny(base, "*~#%$@^!+"):
+		return Unusable
+	case base == "idle" || base == "planned":
+		return Idle
+	case base == "mixed":
+		return Mixed
+	case base == "allocated" || base == "completing":
+		return Busy
+	}
+	return Unusable
+}
+
+// JobState is what of a job's state matters here.
+type JobState int
+
+const (
+	Pending JobState = iota
+	Running
+	Ending // gone in a moment
+)
+
+func (s JobState) String() string { return [...]string{"pending", "running", "ending"}[s] }
+
+// Job is one of our executor jobs.
+type Job struct {
+	ID        int64
+	Node      string // from its name
+	State     JobState
+	Limit     time.Duration // time limit
+	Submitted time.Time
+	End       time.Time // of a running job, by its limit
+	Reason    string    // why it waits
+}
+
+// jobsFormat is what parseJobs reads. The name comes last: others' may contain anything.
+const jobsFormat = "%i|%T|%l|%V|%e|%r|%j"
+
+// Jobs asks for this user's jobs in a partition whose name is prefix and a node's name.
+func (c *Commands) Jobs(ctx context.Context, partition, prefix string) ([]Job, error) {
+	out, err := c.run(ctx, "squeue", "--noheader", "--me", "--partition="+partition, "--format="+jobsFormat)
+	if err != nil {
+		return nil, err
+	}
+	return parseJobs(out, prefix)
+}
+
+func parseJobs(out, prefix string) ([]Job, error) {
+	var jobs []Job
+	for line := range strings.Lines(out) {
+		f := strings.SplitN(strings.TrimRight(line, "\n"), "|", 7)
+		if len(f) < 7 {
+			return nil, fmt.Errorf("squeue: %q has %d fields, want 7", line, len(f))
+		}
+		node, ours := strings.CutPrefix(strings.TrimSpace(f[6]), prefix)
+		if !ours || node == "" {
+			continue
+		}
+		j := Job{Node: node, Reason: f[5]}
+		var err error
+		if j.ID, err = strconv.ParseInt(strings.TrimSpace(f[0]), 10, 64); err != nil {
+			return nil, fmt.Errorf("squeue: job number %q: %w", f[0], err)
+		}
+		switch f[1] {
+		case "PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT":
+			j.State = Pending
+		case "COMPLETING", "SIGNALING", "STAGE_OUT":
+			j.State = Ending
+		default:
+			j.State = Running
+		}
+		if j.Limit, err = parseLimit(f[2]); err != nil {
+			return nil, fmt.Errorf("squeue: job %d: %w", j.ID, err)
+		}
+		j.Submitted, _ = parseTime(f[3])
+		j.End, _ = parseTime(f[4])
+		jobs = append(jobs, j)
+	}
+	return jobs, nil
+}
+
+// parseTime reads Unix seconds; false for N/A and the like.
+func parseTime(s string) (time.Time, bool) {
+	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
+	if err != nil || n <= 0 {
+		return time.Time{}, false
+	}
+	return time.Unix(n, 0), true
+}
+
+// unlimited is how long a job without a time limit runs.
+const unlimited = 365 * 24 * time.Hour
+
+// parseLimit reads a time limit: [days-]hours:minutes:seconds, minutes:seconds, UNLIMITED.
+func parseLimit(s string) (time.Duration, error) {
+	s = strings.TrimSpace(s)
+	if s == "UNLIMITED" || s == "NOT_SET" || s == "INVALID" {
+		return unlimited, nil
+	}
+	days, clock, found := strings.Cut(s, "-")
+	if !found {
+		days, clock = "0", s
+	}
+	d, err := strconv.ParseUint(days, 10, 16)
+	total := time.Duration(d) * 24 * time.Hour
+	parts := strings.Split(clock, ":")
+	if err != nil || len(parts) < 2 || len(parts) > 3 {
+		return 0, fmt.Errorf("%q is no time limit", s)
+	}
+	unit := time.Second
+	for i := len(parts) - 1; i >= 0; i-- {
+		n, err := strconv.ParseUint(parts[i], 10, 32)
+		if err != nil {
+			return 0, fmt.Errorf("%q is no time limit", s)
+		}
+		total += time.Duration(n) * unit
+		unit *= 60
+	}
+	return total, nil
+}
