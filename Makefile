@@ -163,7 +163,7 @@ $(foreach program,$(MPI_PROGRAMS),$(eval $(call mpi_program,$(program))))
 # Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|internal/houselaw)(/|$$)')
 # Packages whose tests also run on verbs, in the virtual machine.
-SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor client client/capi internal/cli; do \
+SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor internal/manager client client/capi internal/cli; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
 .PHONY: test test-go test-race test-c test-c-plain test-c-asan test-install test-demo test-softroce check lint lint-go lint-c lint-sh

@@ -50,14 +50,14 @@ func ParseTariff(currency, text string) (Tariff, error) {
 		name, value, ok := strings.Cut(part, "=")
 		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
 		if !ok || !slices.ContainsFunc(Items(), func(i Item) bool { return i.Name == name }) {
-			return t, fmt.Errorf("tariff: %q is not ITEM=PRICE with one of the items %s", part, itemNames())
+			return t, fmt.Errorf("%q is not ITEM=PRICE with one of the items %s", part, itemNames())
 		}
 		if t.prices[name] != nil {
-			return t, fmt.Errorf("tariff: %s has two prices", name)
+			return t, fmt.Errorf("%s has two prices", name)
 		}
 		price, ok := decimal(value)
 		if !ok {
-			return t, fmt.Errorf("tariff: %s: %q is not a price like 0.02", name, value)
+			return t, fmt.Errorf("%s: %q is not a price like 0.02", name, value)
 		}
 		t.prices[name] = price
 	}

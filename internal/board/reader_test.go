@@ -119,6 +119,18 @@ func TestSlots(t *testing.T) {
 	}
 	old := line
 	table.Release(3)
+	ghost := old // of one that does not know yet
+	ghost.Encode(table.line(3))
+	ghost.Encode(table.line(15)[:LineSize])
+	table.Tidy()
+	for _, s := range []uint32{3, 15} {
+		if l, err := table.ReadLine(s); err != nil || l.State != Empty {
+			t.Errorf("%+v %v", l, err)
+		}
+	}
+	if l, err := table.ReadLine(9); err != nil || l.State != Open {
+		t.Errorf("%+v %v", l, err)
+	}
 	take(t, table, 23, nil)
 	if _, err := newReader(t, m, "").Identity(&old); !errors.Is(err, ErrGone) {
 		t.Errorf("the identity of another: %v", err)

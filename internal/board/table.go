@@ -17,6 +17,7 @@ type Table struct {
 	slots []string // node id of whoever has the slot; "" and !taken: free
 	taken []bool
 	free  []uint32 // released slots below head.Used, ascending
+	high  uint32   // slots that were ever used
 }
 
 // ErrFull is a board without a free slot.
@@ -63,6 +64,7 @@ func (t *Table) Take(id *Identity, l *Line) (uint32, error) {
 		t.free = t.free[1:]
 	} else {
 		t.head.Used++
+		t.high = max(t.high, t.head.Used)
 	}
 	t.taken[slot], t.slots[slot] = true, id.NodeID
 	copy(t.mem[t.head.IdentityOffset(slot):], record[:])
@@ -88,6 +90,16 @@ func (t *Table) Release(slot uint32) {
 		t.head.Used--
 	}
 	t.writeHeader()
+}
+
+// Tidy empties the lines of free slots. On shm a writer whose rights have been taken away may not know it yet and write once
+// more.
+func (t *Table) Tidy() {
+	for slot := range t.high {
+		if !t.taken[slot] && !empty(t.line(slot)) {
+			clear(t.line(slot))
+		}
+	}
 }
 
 // WriteLine writes a line for an executor that does not write its own, or the first one.

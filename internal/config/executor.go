@@ -138,17 +138,7 @@ func (c *Executor) validate() error {
 	if c.Manager != "" {
 		v.address("manager", c.Manager, c.AllowPlaintext)
 	}
-	if c.Providers != "auto" {
-		for name := range strings.SplitSeq(c.Providers, ",") {
-			name = strings.TrimSpace(name)
-			if name != "shm" && name != "verbs" {
-				v.failf("providers: %q is neither shm nor verbs", name)
-			}
-			c.providersParsed = append(c.providersParsed, name)
-		}
-		slices.Sort(c.providersParsed)
-		c.providersParsed = slices.Compact(c.providersParsed)
-	}
+	c.providersParsed = v.providers(c.Providers)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}
@@ -206,6 +196,23 @@ func (v *validator) positive(key string, d time.Duration) {
 	if d <= 0 {
 		v.failf("%s: %v is not above 0", key, d)
 	}
+}
+
+// providers reads a list of providers; nil means auto.
+func (v *validator) providers(list string) []string {
+	if list == "auto" {
+		return nil
+	}
+	var names []string
+	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
+		if name != "shm" && name != "verbs" {
+			v.failf("providers: %q is neither shm nor verbs", name)
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (v *validator) address(key, addr string, plaintext bool) {

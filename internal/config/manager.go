@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
@@ -15,8 +16,19 @@ type Manager struct {
 	AddressFile    string        `mapstructure:"address-file"`
 	SecretFile     string        `mapstructure:"secret-file"`
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
+	Executors      int           `mapstructure:"executors"`
+	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
+	Tariff         string        `mapstructure:"tariff"`
+	Currency       string        `mapstructure:"currency"`
+	Providers      string        `mapstructure:"providers"`
+	VerbsDevice    string        `mapstructure:"verbs-device"`
+	VerbsPort      int           `mapstructure:"verbs-port"`
+	VerbsGIDIndex  int           `mapstructure:"verbs-gid-index"`
 	LogLevel       slog.Level    `mapstructure:"log-level"`
 	LogFormat      string        `mapstructure:"log-format"`
+
+	providersParsed []string
+	tariffParsed    accounting.Tariff
 }
 
 var managerOptions = []option{
@@ -25,6 +37,14 @@ var managerOptions = []option{
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
+	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
+	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
+	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
+	{"currency", "", "name of the money on bills"},
+	{"providers", "auto", "fabrics over which its memory can be reached: auto, shm, verbs or shm,verbs"},
+	{"verbs-device", "", "verbs device (default: the first with an active port)"},
+	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
+	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
 }
@@ -41,6 +61,15 @@ func LoadManager(args, environ []string, out io.Writer, version string) (Manager
 	return c, err
 }
 
+// maxExecutors bounds a board.
+const maxExecutors = 1 << 20
+
+// ProviderList returns the providers that were asked for by name; nil means auto.
+func (c *Manager) ProviderList() []string { return c.providersParsed }
+
+// Prices returns the tariff.
+func (c *Manager) Prices() accounting.Tariff { return c.tariffParsed }
+
 // Logger makes the logger that the settings describe.
 func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
@@ -50,6 +79,16 @@ func (c *Manager) validate() error {
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)
 	}
+	v.between("executors", c.Executors, 1, maxExecutors)
+	var err error
+	c.tariffParsed, err = accounting.ParseTariff(c.Currency, c.Tariff)
+	v.check("tariff", err)
+	c.providersParsed = v.providers(c.Providers)
+	if len(c.VerbsDevice) > 63 {
+		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
+	}
+	v.between("verbs-port", c.VerbsPort, 0, 255)
+	v.between("verbs-gid-index", c.VerbsGIDIndex, -1, 1<<15)
 	v.logFormat(c.LogFormat)
 	return v.err()
 }

@@ -1752,6 +1752,7 @@ type RegisterReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ExecutorId    uint64                 `protobuf:"varint,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
 	HeartbeatMs   uint64                 `protobuf:"varint,2,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"` // dictated by the manager
+	Manager       *ManagerHelloReply     `protobuf:"bytes,3,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1798,6 +1799,13 @@ func (x *RegisterReply) GetHeartbeatMs() uint64 {
 		return x.HeartbeatMs
 	}
 	return 0
+}
+
+func (x *RegisterReply) GetManager() *ManagerHelloReply {
+	if x != nil {
+		return x.Manager
+	}
+	return nil
 }
 
 type HeartbeatRequest struct {
@@ -2132,6 +2140,864 @@ func (x *ExecutorEntry) GetAlive() bool {
 	return false
 }
 
+// Memory that can be reached over a queue pair.
+type MemoryRef struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addr          uint64                 `protobuf:"varint,1,opt,name=addr,proto3" json:"addr,omitempty"`
+	Key           uint32                 `protobuf:"varint,2,opt,name=key,proto3" json:"key,omitempty"`
+	Size          uint64                 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryRef) Reset() {
+	*x = MemoryRef{}
+	mi := &file_internal_control_control_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryRef) ProtoMessage() {}
+
+func (x *MemoryRef) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
+func (*MemoryRef) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *MemoryRef) GetAddr() uint64 {
+	if x != nil {
+		return x.Addr
+	}
+	return 0
+}
+
+func (x *MemoryRef) GetKey() uint32 {
+	if x != nil {
+		return x.Key
+	}
+	return 0
+}
+
+func (x *MemoryRef) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type ManagerHelloRequest struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ManagerHelloRequest) Reset() {
+	*x = ManagerHelloRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ManagerHelloRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ManagerHelloRequest) ProtoMessage() {}
+
+func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
+func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
+	if x != nil {
+		return x.ProtocolVersion
+	}
+	return 0
+}
+
+type ManagerHelloReply struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	NodeId          string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // as in InfoReply
+	Providers       []string               `protobuf:"bytes,3,rep,name=providers,proto3" json:"providers,omitempty"`         // over which its memory can be reached; none: by messages only
+	HeartbeatMs     uint64                 `protobuf:"varint,4,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ManagerHelloReply) Reset() {
+	*x = ManagerHelloReply{}
+	mi := &file_internal_control_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ManagerHelloReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ManagerHelloReply) ProtoMessage() {}
+
+func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
+func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
+	if x != nil {
+		return x.ProtocolVersion
+	}
+	return 0
+}
+
+func (x *ManagerHelloReply) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ManagerHelloReply) GetProviders() []string {
+	if x != nil {
+		return x.Providers
+	}
+	return nil
+}
+
+func (x *ManagerHelloReply) GetHeartbeatMs() uint64 {
+	if x != nil {
+		return x.HeartbeatMs
+	}
+	return 0
+}
+
+type AttachExecutorRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ExecutorId    uint64                 `protobuf:"varint,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	Incarnation   []byte                 `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // 16 bytes
+	Provider      string                 `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
+	Blob          []byte                 `protobuf:"bytes,4,opt,name=blob,proto3" json:"blob,omitempty"` // of the executor's queue pair
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachExecutorRequest) Reset() {
+	*x = AttachExecutorRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachExecutorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachExecutorRequest) ProtoMessage() {}
+
+func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
+func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *AttachExecutorRequest) GetExecutorId() uint64 {
+	if x != nil {
+		return x.ExecutorId
+	}
+	return 0
+}
+
+func (x *AttachExecutorRequest) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
+func (x *AttachExecutorRequest) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *AttachExecutorRequest) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+type AttachExecutorReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // of the manager's
+	Slot          uint32                 `protobuf:"varint,2,opt,name=slot,proto3" json:"slot,omitempty"`
+	Line          *MemoryRef             `protobuf:"bytes,3,opt,name=line,proto3" json:"line,omitempty"` // docs/BOARD.md
+	Cells         *MemoryRef             `protobuf:"bytes,4,opt,name=cells,proto3" json:"cells,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachExecutorReply) Reset() {
+	*x = AttachExecutorReply{}
+	mi := &file_internal_control_control_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachExecutorReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachExecutorReply) ProtoMessage() {}
+
+func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
+func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *AttachExecutorReply) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *AttachExecutorReply) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *AttachExecutorReply) GetLine() *MemoryRef {
+	if x != nil {
+		return x.Line
+	}
+	return nil
+}
+
+func (x *AttachExecutorReply) GetCells() *MemoryRef {
+	if x != nil {
+		return x.Cells
+	}
+	return nil
+}
+
+type AttachClientRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	Blob          []byte                 `protobuf:"bytes,2,opt,name=blob,proto3" json:"blob,omitempty"`
+	Mailbox       *MemoryRef             `protobuf:"bytes,3,opt,name=mailbox,proto3" json:"mailbox,omitempty"` // of the client's, or none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachClientRequest) Reset() {
+	*x = AttachClientRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachClientRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachClientRequest) ProtoMessage() {}
+
+func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
+func (*AttachClientRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *AttachClientRequest) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *AttachClientRequest) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *AttachClientRequest) GetMailbox() *MemoryRef {
+	if x != nil {
+		return x.Mailbox
+	}
+	return nil
+}
+
+type AttachClientReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"`
+	Board         *MemoryRef             `protobuf:"bytes,2,opt,name=board,proto3" json:"board,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachClientReply) Reset() {
+	*x = AttachClientReply{}
+	mi := &file_internal_control_control_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachClientReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachClientReply) ProtoMessage() {}
+
+func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
+func (*AttachClientReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *AttachClientReply) GetBlob() []byte {
+	if x != nil {
+		return x.Blob
+	}
+	return nil
+}
+
+func (x *AttachClientReply) GetBoard() *MemoryRef {
+	if x != nil {
+		return x.Board
+	}
+	return nil
+}
+
+// The sums of one lease, or of a part of it (accounting.Entry).
+type AccountEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   []byte                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // 16 bytes
+	Lease         uint64                 `protobuf:"varint,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	Part          uint32                 `protobuf:"varint,3,opt,name=part,proto3" json:"part,omitempty"`
+	Tenant        string                 `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
+	BeganNs       int64                  `protobuf:"varint,6,opt,name=began_ns,json=beganNs,proto3" json:"began_ns,omitempty"` // Unix time
+	AsOfNs        int64                  `protobuf:"varint,7,opt,name=as_of_ns,json=asOfNs,proto3" json:"as_of_ns,omitempty"`
+	Final         bool                   `protobuf:"varint,8,opt,name=final,proto3" json:"final,omitempty"`
+	Use           []uint64               `protobuf:"varint,9,rep,packed,name=use,proto3" json:"use,omitempty"` // 8 counters
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AccountEntry) Reset() {
+	*x = AccountEntry{}
+	mi := &file_internal_control_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccountEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccountEntry) ProtoMessage() {}
+
+func (x *AccountEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
+func (*AccountEntry) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *AccountEntry) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
+func (x *AccountEntry) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *AccountEntry) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *AccountEntry) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *AccountEntry) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AccountEntry) GetBeganNs() int64 {
+	if x != nil {
+		return x.BeganNs
+	}
+	return 0
+}
+
+func (x *AccountEntry) GetAsOfNs() int64 {
+	if x != nil {
+		return x.AsOfNs
+	}
+	return 0
+}
+
+func (x *AccountEntry) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
+}
+
+func (x *AccountEntry) GetUse() []uint64 {
+	if x != nil {
+		return x.Use
+	}
+	return nil
+}
+
+type SettleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Entries       []*AccountEntry        `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRequest) Reset() {
+	*x = SettleRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRequest) ProtoMessage() {}
+
+func (x *SettleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
+func (*SettleRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *SettleRequest) GetEntries() []*AccountEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+type SettleReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleReply) Reset() {
+	*x = SettleReply{}
+	mi := &file_internal_control_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleReply) ProtoMessage() {}
+
+func (x *SettleReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
+func (*SettleReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+}
+
+type BillRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"` // empty: all
+	Since         int64                  `protobuf:"varint,2,opt,name=since,proto3" json:"since,omitempty"`  // Unix time in s, 0: from the beginning; rounded down to the hour
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BillRequest) Reset() {
+	*x = BillRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BillRequest) ProtoMessage() {}
+
+func (x *BillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
+func (*BillRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *BillRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *BillRequest) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+type BillReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bills         []*TenantBill          `protobuf:"bytes,1,rep,name=bills,proto3" json:"bills,omitempty"`
+	Currency      string                 `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	Trouble       string                 `protobuf:"bytes,3,opt,name=trouble,proto3" json:"trouble,omitempty"` // why the accounts are not up to date or not kept for good, empty: they are
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BillReply) Reset() {
+	*x = BillReply{}
+	mi := &file_internal_control_control_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BillReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BillReply) ProtoMessage() {}
+
+func (x *BillReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
+func (*BillReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *BillReply) GetBills() []*TenantBill {
+	if x != nil {
+		return x.Bills
+	}
+	return nil
+}
+
+func (x *BillReply) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
+func (x *BillReply) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+type TenantBill struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Amount        string                 `protobuf:"bytes,2,opt,name=amount,proto3" json:"amount,omitempty"`
+	Lines         []*BillLine            `protobuf:"bytes,3,rep,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TenantBill) Reset() {
+	*x = TenantBill{}
+	mi := &file_internal_control_control_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TenantBill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TenantBill) ProtoMessage() {}
+
+func (x *TenantBill) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
+func (*TenantBill) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *TenantBill) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *TenantBill) GetAmount() string {
+	if x != nil {
+		return x.Amount
+	}
+	return ""
+}
+
+func (x *TenantBill) GetLines() []*BillLine {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+type BillLine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Item          string                 `protobuf:"bytes,1,opt,name=item,proto3" json:"item,omitempty"`
+	Units         string                 `protobuf:"bytes,2,opt,name=units,proto3" json:"units,omitempty"`
+	Quantity      string                 `protobuf:"bytes,3,opt,name=quantity,proto3" json:"quantity,omitempty"`
+	Price         string                 `protobuf:"bytes,4,opt,name=price,proto3" json:"price,omitempty"`
+	Amount        string                 `protobuf:"bytes,5,opt,name=amount,proto3" json:"amount,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BillLine) Reset() {
+	*x = BillLine{}
+	mi := &file_internal_control_control_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BillLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BillLine) ProtoMessage() {}
+
+func (x *BillLine) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
+func (*BillLine) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *BillLine) GetItem() string {
+	if x != nil {
+		return x.Item
+	}
+	return ""
+}
+
+func (x *BillLine) GetUnits() string {
+	if x != nil {
+		return x.Units
+	}
+	return ""
+}
+
+func (x *BillLine) GetQuantity() string {
+	if x != nil {
+		return x.Quantity
+	}
+	return ""
+}
+
+func (x *BillLine) GetPrice() string {
+	if x != nil {
+		return x.Price
+	}
+	return ""
+}
+
+func (x *BillLine) GetAmount() string {
+	if x != nil {
+		return x.Amount
+	}
+	return ""
+}
+
 var File_internal_control_control_proto protoreflect.FileDescriptor
 
 const file_internal_control_control_proto_rawDesc = "" +
@@ -2271,11 +3137,12 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0fRegisterRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12/\n" +
-	"\x04info\x18\x03 \x01(\v2\x1b.rfaas.control.v1.InfoReplyR\x04info\"S\n" +
+	"\x04info\x18\x03 \x01(\v2\x1b.rfaas.control.v1.InfoReplyR\x04info\"\x92\x01\n" +
 	"\rRegisterReply\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
 	"executorId\x12!\n" +
-	"\fheartbeat_ms\x18\x02 \x01(\x04R\vheartbeatMs\"d\n" +
+	"\fheartbeat_ms\x18\x02 \x01(\x04R\vheartbeatMs\x12=\n" +
+	"\amanager\x18\x03 \x01(\v2#.rfaas.control.v1.ManagerHelloReplyR\amanager\"d\n" +
 	"\x10HeartbeatRequest\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
 	"executorId\x12/\n" +
@@ -2295,7 +3162,67 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12/\n" +
 	"\x04info\x18\x03 \x01(\v2\x1b.rfaas.control.v1.InfoReplyR\x04info\x12\x15\n" +
 	"\x06age_ms\x18\x04 \x01(\x04R\x05ageMs\x12\x14\n" +
-	"\x05alive\x18\x05 \x01(\bR\x05alive*I\n" +
+	"\x05alive\x18\x05 \x01(\bR\x05alive\"E\n" +
+	"\tMemoryRef\x12\x12\n" +
+	"\x04addr\x18\x01 \x01(\x04R\x04addr\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\rR\x03key\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x04R\x04size\"@\n" +
+	"\x13ManagerHelloRequest\x12)\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\x98\x01\n" +
+	"\x11ManagerHelloReply\x12)\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1c\n" +
+	"\tproviders\x18\x03 \x03(\tR\tproviders\x12!\n" +
+	"\fheartbeat_ms\x18\x04 \x01(\x04R\vheartbeatMs\"\x8a\x01\n" +
+	"\x15AttachExecutorRequest\x12\x1f\n" +
+	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
+	"executorId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x1a\n" +
+	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x12\n" +
+	"\x04blob\x18\x04 \x01(\fR\x04blob\"\xa1\x01\n" +
+	"\x13AttachExecutorReply\x12\x12\n" +
+	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
+	"\x04slot\x18\x02 \x01(\rR\x04slot\x12/\n" +
+	"\x04line\x18\x03 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x04line\x121\n" +
+	"\x05cells\x18\x04 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x05cells\"|\n" +
+	"\x13AttachClientRequest\x12\x1a\n" +
+	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
+	"\x04blob\x18\x02 \x01(\fR\x04blob\x125\n" +
+	"\amailbox\x18\x03 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\amailbox\"Z\n" +
+	"\x11AttachClientReply\x12\x12\n" +
+	"\x04blob\x18\x01 \x01(\fR\x04blob\x121\n" +
+	"\x05board\x18\x02 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x05board\"\xe3\x01\n" +
+	"\fAccountEntry\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\fR\vincarnation\x12\x14\n" +
+	"\x05lease\x18\x02 \x01(\x04R\x05lease\x12\x12\n" +
+	"\x04part\x18\x03 \x01(\rR\x04part\x12\x16\n" +
+	"\x06tenant\x18\x04 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\x12\x19\n" +
+	"\bbegan_ns\x18\x06 \x01(\x03R\abeganNs\x12\x18\n" +
+	"\bas_of_ns\x18\a \x01(\x03R\x06asOfNs\x12\x14\n" +
+	"\x05final\x18\b \x01(\bR\x05final\x12\x10\n" +
+	"\x03use\x18\t \x03(\x04R\x03use\"I\n" +
+	"\rSettleRequest\x128\n" +
+	"\aentries\x18\x01 \x03(\v2\x1e.rfaas.control.v1.AccountEntryR\aentries\"\r\n" +
+	"\vSettleReply\";\n" +
+	"\vBillRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\x03R\x05since\"u\n" +
+	"\tBillReply\x122\n" +
+	"\x05bills\x18\x01 \x03(\v2\x1c.rfaas.control.v1.TenantBillR\x05bills\x12\x1a\n" +
+	"\bcurrency\x18\x02 \x01(\tR\bcurrency\x12\x18\n" +
+	"\atrouble\x18\x03 \x01(\tR\atrouble\"n\n" +
+	"\n" +
+	"TenantBill\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06amount\x18\x02 \x01(\tR\x06amount\x120\n" +
+	"\x05lines\x18\x03 \x03(\v2\x1a.rfaas.control.v1.BillLineR\x05lines\"~\n" +
+	"\bBillLine\x12\x12\n" +
+	"\x04item\x18\x01 \x01(\tR\x04item\x12\x14\n" +
+	"\x05units\x18\x02 \x01(\tR\x05units\x12\x1a\n" +
+	"\bquantity\x18\x03 \x01(\tR\bquantity\x12\x14\n" +
+	"\x05price\x18\x04 \x01(\tR\x05price\x12\x16\n" +
+	"\x06amount\x18\x05 \x01(\tR\x06amount*I\n" +
 	"\bWaitMode\x12\x16\n" +
 	"\x12WAIT_MODE_ADAPTIVE\x10\x00\x12\x11\n" +
 	"\rWAIT_MODE_HOT\x10\x01\x12\x12\n" +
@@ -2315,13 +3242,18 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06Leases\x12\x1f.rfaas.control.v1.LeasesRequest\x1a\x1d.rfaas.control.v1.LeasesReply\x12H\n" +
 	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
 	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12D\n" +
-	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xc6\x02\n" +
+	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xe7\x05\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
 	"\tHeartbeat\x12\".rfaas.control.v1.HeartbeatRequest\x1a .rfaas.control.v1.HeartbeatReply\x12T\n" +
 	"\n" +
 	"Deregister\x12#.rfaas.control.v1.DeregisterRequest\x1a!.rfaas.control.v1.DeregisterReply\x12B\n" +
-	"\x04List\x12\x1d.rfaas.control.v1.ListRequest\x1a\x1b.rfaas.control.v1.ListReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
+	"\x04List\x12\x1d.rfaas.control.v1.ListRequest\x1a\x1b.rfaas.control.v1.ListReply\x12S\n" +
+	"\x05Hello\x12%.rfaas.control.v1.ManagerHelloRequest\x1a#.rfaas.control.v1.ManagerHelloReply\x12`\n" +
+	"\x0eAttachExecutor\x12'.rfaas.control.v1.AttachExecutorRequest\x1a%.rfaas.control.v1.AttachExecutorReply\x12Z\n" +
+	"\fAttachClient\x12%.rfaas.control.v1.AttachClientRequest\x1a#.rfaas.control.v1.AttachClientReply\x12H\n" +
+	"\x06Settle\x12\x1f.rfaas.control.v1.SettleRequest\x1a\x1d.rfaas.control.v1.SettleReply\x12B\n" +
+	"\x04Bill\x12\x1d.rfaas.control.v1.BillRequest\x1a\x1b.rfaas.control.v1.BillReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
 
 var (
 	file_internal_control_control_proto_rawDescOnce sync.Once
@@ -2336,43 +3268,57 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_internal_control_control_proto_goTypes = []any{
-	(WaitMode)(0),             // 0: rfaas.control.v1.WaitMode
-	(StartPath)(0),            // 1: rfaas.control.v1.StartPath
-	(Event_Kind)(0),           // 2: rfaas.control.v1.Event.Kind
-	(*InfoRequest)(nil),       // 3: rfaas.control.v1.InfoRequest
-	(*InfoReply)(nil),         // 4: rfaas.control.v1.InfoReply
-	(*LeaseRequest)(nil),      // 5: rfaas.control.v1.LeaseRequest
-	(*LeaseReply)(nil),        // 6: rfaas.control.v1.LeaseReply
-	(*WorkerGrant)(nil),       // 7: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),        // 8: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),       // 9: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),       // 10: rfaas.control.v1.UploadReply
-	(*ReplaceRequest)(nil),    // 11: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),      // 12: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),    // 13: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),      // 14: rfaas.control.v1.ReleaseReply
-	(*RenewRequest)(nil),      // 15: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),        // 16: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),     // 17: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),       // 18: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),        // 19: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),     // 20: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),       // 21: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),      // 22: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),        // 23: rfaas.control.v1.DrainReply
-	(*EventsRequest)(nil),     // 24: rfaas.control.v1.EventsRequest
-	(*Event)(nil),             // 25: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),   // 26: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),     // 27: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),  // 28: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),    // 29: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil), // 30: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),   // 31: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),       // 32: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),         // 33: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),     // 34: rfaas.control.v1.ExecutorEntry
+	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
+	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
+	(Event_Kind)(0),               // 2: rfaas.control.v1.Event.Kind
+	(*InfoRequest)(nil),           // 3: rfaas.control.v1.InfoRequest
+	(*InfoReply)(nil),             // 4: rfaas.control.v1.InfoReply
+	(*LeaseRequest)(nil),          // 5: rfaas.control.v1.LeaseRequest
+	(*LeaseReply)(nil),            // 6: rfaas.control.v1.LeaseReply
+	(*WorkerGrant)(nil),           // 7: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 8: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 9: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 10: rfaas.control.v1.UploadReply
+	(*ReplaceRequest)(nil),        // 11: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 12: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 13: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 14: rfaas.control.v1.ReleaseReply
+	(*RenewRequest)(nil),          // 15: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 16: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 17: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 18: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 19: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 20: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 21: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 22: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 23: rfaas.control.v1.DrainReply
+	(*EventsRequest)(nil),         // 24: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 25: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 26: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 27: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 28: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 29: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 30: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 31: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 32: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 33: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 34: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 35: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 36: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 37: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 38: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 39: rfaas.control.v1.AttachExecutorReply
+	(*AttachClientRequest)(nil),   // 40: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 41: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 42: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 43: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 44: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 45: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 46: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 47: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 48: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
@@ -2383,42 +3329,60 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	19, // 5: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
 	2,  // 6: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
 	4,  // 7: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	4,  // 8: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	34, // 9: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 10: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	3,  // 11: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	5,  // 12: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	9,  // 13: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	11, // 14: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	13, // 15: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	15, // 16: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	17, // 17: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	20, // 18: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	22, // 19: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	24, // 20: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	26, // 21: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	28, // 22: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	30, // 23: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	32, // 24: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	4,  // 25: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	6,  // 26: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	10, // 27: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	12, // 28: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	14, // 29: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	16, // 30: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	18, // 31: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	21, // 32: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	23, // 33: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	25, // 34: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	27, // 35: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	29, // 36: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	31, // 37: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	33, // 38: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	25, // [25:39] is the sub-list for method output_type
-	11, // [11:25] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	37, // 8: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 9: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	34, // 10: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 11: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	35, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	35, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	35, // 14: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	35, // 15: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	42, // 16: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	47, // 17: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	48, // 18: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 19: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	5,  // 20: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	9,  // 21: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	11, // 22: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	13, // 23: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	15, // 24: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	17, // 25: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	20, // 26: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	22, // 27: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	24, // 28: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	26, // 29: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	28, // 30: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	30, // 31: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	32, // 32: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	36, // 33: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	38, // 34: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	40, // 35: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	43, // 36: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	45, // 37: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	4,  // 38: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	6,  // 39: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	10, // 40: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	12, // 41: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	14, // 42: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	16, // 43: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	18, // 44: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	21, // 45: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	23, // 46: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	25, // 47: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	27, // 48: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	29, // 49: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	31, // 50: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	33, // 51: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	37, // 52: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	39, // 53: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	41, // 54: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	44, // 55: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	46, // 56: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	38, // [38:57] is the sub-list for method output_type
+	19, // [19:38] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -2432,7 +3396,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   32,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -485,10 +485,15 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Manager_Register_FullMethodName   = "/rfaas.control.v1.Manager/Register"
-	Manager_Heartbeat_FullMethodName  = "/rfaas.control.v1.Manager/Heartbeat"
-	Manager_Deregister_FullMethodName = "/rfaas.control.v1.Manager/Deregister"
-	Manager_List_FullMethodName       = "/rfaas.control.v1.Manager/List"
+	Manager_Register_FullMethodName       = "/rfaas.control.v1.Manager/Register"
+	Manager_Heartbeat_FullMethodName      = "/rfaas.control.v1.Manager/Heartbeat"
+	Manager_Deregister_FullMethodName     = "/rfaas.control.v1.Manager/Deregister"
+	Manager_List_FullMethodName           = "/rfaas.control.v1.Manager/List"
+	Manager_Hello_FullMethodName          = "/rfaas.control.v1.Manager/Hello"
+	Manager_AttachExecutor_FullMethodName = "/rfaas.control.v1.Manager/AttachExecutor"
+	Manager_AttachClient_FullMethodName   = "/rfaas.control.v1.Manager/AttachClient"
+	Manager_Settle_FullMethodName         = "/rfaas.control.v1.Manager/Settle"
+	Manager_Bill_FullMethodName           = "/rfaas.control.v1.Manager/Bill"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -501,6 +506,16 @@ type ManagerClient interface {
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatReply, error)
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterReply, error)
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListReply, error)
+	// Hello says how the manager's memory can be reached.
+	Hello(ctx context.Context, in *ManagerHelloRequest, opts ...grpc.CallOption) (*ManagerHelloReply, error)
+	// Attach connects a registered executor to its line and its cells, which are zero. A second one of the same executor
+	// takes the place of the first.
+	AttachExecutor(ctx context.Context, in *AttachExecutorRequest, opts ...grpc.CallOption) (*AttachExecutorReply, error)
+	// AttachClient connects a client to the board, and its mailbox to the changes.
+	AttachClient(ctx context.Context, in *AttachClientRequest, opts ...grpc.CallOption) (*AttachClientReply, error)
+	// Settle merges sums into the ledger; they are on its disk when it returns. For what cannot be charged to a cell.
+	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error)
+	Bill(ctx context.Context, in *BillRequest, opts ...grpc.CallOption) (*BillReply, error)
 }
 
 type managerClient struct {
@@ -551,6 +566,56 @@ func (c *managerClient) List(ctx context.Context, in *ListRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *managerClient) Hello(ctx context.Context, in *ManagerHelloRequest, opts ...grpc.CallOption) (*ManagerHelloReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ManagerHelloReply)
+	err := c.cc.Invoke(ctx, Manager_Hello_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) AttachExecutor(ctx context.Context, in *AttachExecutorRequest, opts ...grpc.CallOption) (*AttachExecutorReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AttachExecutorReply)
+	err := c.cc.Invoke(ctx, Manager_AttachExecutor_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) AttachClient(ctx context.Context, in *AttachClientRequest, opts ...grpc.CallOption) (*AttachClientReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AttachClientReply)
+	err := c.cc.Invoke(ctx, Manager_AttachClient_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SettleReply)
+	err := c.cc.Invoke(ctx, Manager_Settle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) Bill(ctx context.Context, in *BillRequest, opts ...grpc.CallOption) (*BillReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BillReply)
+	err := c.cc.Invoke(ctx, Manager_Bill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -561,6 +626,16 @@ type ManagerServer interface {
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatReply, error)
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterReply, error)
 	List(context.Context, *ListRequest) (*ListReply, error)
+	// Hello says how the manager's memory can be reached.
+	Hello(context.Context, *ManagerHelloRequest) (*ManagerHelloReply, error)
+	// Attach connects a registered executor to its line and its cells, which are zero. A second one of the same executor
+	// takes the place of the first.
+	AttachExecutor(context.Context, *AttachExecutorRequest) (*AttachExecutorReply, error)
+	// AttachClient connects a client to the board, and its mailbox to the changes.
+	AttachClient(context.Context, *AttachClientRequest) (*AttachClientReply, error)
+	// Settle merges sums into the ledger; they are on its disk when it returns. For what cannot be charged to a cell.
+	Settle(context.Context, *SettleRequest) (*SettleReply, error)
+	Bill(context.Context, *BillRequest) (*BillReply, error)
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -582,6 +657,21 @@ func (UnimplementedManagerServer) Deregister(context.Context, *DeregisterRequest
 }
 func (UnimplementedManagerServer) List(context.Context, *ListRequest) (*ListReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedManagerServer) Hello(context.Context, *ManagerHelloRequest) (*ManagerHelloReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Hello not implemented")
+}
+func (UnimplementedManagerServer) AttachExecutor(context.Context, *AttachExecutorRequest) (*AttachExecutorReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method AttachExecutor not implemented")
+}
+func (UnimplementedManagerServer) AttachClient(context.Context, *AttachClientRequest) (*AttachClientReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method AttachClient not implemented")
+}
+func (UnimplementedManagerServer) Settle(context.Context, *SettleRequest) (*SettleReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Settle not implemented")
+}
+func (UnimplementedManagerServer) Bill(context.Context, *BillRequest) (*BillReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Bill not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -676,6 +766,96 @@ func _Manager_List_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_Hello_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ManagerHelloRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Hello(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Hello_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Hello(ctx, req.(*ManagerHelloRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_AttachExecutor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachExecutorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).AttachExecutor(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_AttachExecutor_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).AttachExecutor(ctx, req.(*AttachExecutorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_AttachClient_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachClientRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).AttachClient(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_AttachClient_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).AttachClient(ctx, req.(*AttachClientRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_Settle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SettleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Settle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Settle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Settle(ctx, req.(*SettleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_Bill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Bill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Bill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Bill(ctx, req.(*BillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -698,6 +878,26 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Manager_List_Handler,
+		},
+		{
+			MethodName: "Hello",
+			Handler:    _Manager_Hello_Handler,
+		},
+		{
+			MethodName: "AttachExecutor",
+			Handler:    _Manager_AttachExecutor_Handler,
+		},
+		{
+			MethodName: "AttachClient",
+			Handler:    _Manager_AttachClient_Handler,
+		},
+		{
+			MethodName: "Settle",
+			Handler:    _Manager_Settle_Handler,
+		},
+		{
+			MethodName: "Bill",
+			Handler:    _Manager_Bill_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

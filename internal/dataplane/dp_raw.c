@@ -67,11 +67,16 @@ static int over(dp_raw *r, int status) {
     return status;
 }
 
-int dp_raw_broken(dp_raw *r) {
-    if (!r->status && r->qp->state == DP_QP_CONNECTED && !dp_qp_broken(r->qp))
-        dp_qp_probe(r->qp);
+/* What is known without looking. */
+static int known_broken(const dp_raw *r) {
     int broken = dp_qp_broken(r->qp);
     return r->status ? r->status : broken ? broken : r->qp->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
+}
+
+int dp_raw_broken(dp_raw *r) {
+    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED)
+        dp_qp_probe(r->qp);
+    return known_broken(r);
 }
 
 /* Takes completions until none is there. *done counts those of waited-for posts, which come in order. 0 or a status. */
@@ -130,7 +135,7 @@ static dp_sge scratch_at(const dp_raw *r, uint32_t offset, uint32_t len) {
 static uint64_t even_id(dp_raw *r) { return (r->next_id += 2) & ~1ull; }
 
 int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
-    int st = dp_raw_broken(r);
+    int st = known_broken(r);
     for (uint64_t at = 0; !st && at < len;) {
         uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
         dp_sge s = scratch_at(r, 0, n);
@@ -143,7 +148,7 @@ int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rke
 }
 
 int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
-    int st = dp_raw_broken(r);
+    int st = known_broken(r);
     for (uint64_t at = 0; !st && at < len;) {
         uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
         dp_sge s = scratch_at(r, 0, n);
@@ -160,7 +165,7 @@ int dp_raw_cmp_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expect, u
                     int64_t deadline) {
     uint32_t done = 0;
     dp_sge s = scratch_at(r, 0, 8);
-    int st = dp_raw_broken(r);
+    int st = known_broken(r);
     if (!st)
         st = posted(r, dp_post_cmp_swap(r->qp, &s, raddr, rkey, expect, desired, even_id(r), DP_SIGNALED));
     if (!st && !(st = await(r, 1, &done, deadline)))
@@ -173,7 +178,7 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
     *done = 0;
     if (n > DP_RAW_BATCH)
         return DP_INVALID;
-    int st = dp_raw_broken(r);
+    int st = known_broken(r);
     uint32_t i = 0;
     for (; !st && i < n; i++) {
         dp_sge s = scratch_at(r, 8 * i, 8);
@@ -188,7 +193,7 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
 
 int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
     uint32_t none = 0;
-    int st = dp_raw_broken(r);
+    int st = known_broken(r);
     if (!st)
         st = drain(r, &none);
     if (st)
@@ -208,7 +213,7 @@ int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32
 
 int dp_raw_reap(dp_raw *r) {
     uint32_t none = 0;
-    int st = dp_raw_broken(r);
+    int st = known_broken(r);
     if (!st)
         st = drain(r, &none);
     return st ? st : (int)(r->posted - r->reaped);

@@ -2,7 +2,7 @@
  * fast: data goes through memory of its own, so that a late operation never meets the caller's. Nothing per invocation
  * uses it.
  *
- * One thread at a time, but dp_raw_broken. */
+ * One thread at a time. */
 #ifndef RFAAS_DP_RAW_H
 #define RFAAS_DP_RAW_H
 

@@ -25,15 +25,15 @@ var rooms = map[string][]string{
 
 	// What programs are made of.
 	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
-		"internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote"},
+		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote"},
 	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
-	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/config", "internal/control",
+	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
 		"internal/dataplane", "internal/topology", "internal/zygote"},
-	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane"},
+	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link"},
 
 	// Public packages.
 	"client/capi": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane"},
-	"client":      {"invoke", "internal/board", "internal/config", "internal/control", "internal/dataplane"},
+	"client":      {"invoke", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane"},
 	"lease":       {},
 	"accounting":  {},
 	"invoke":      {"internal/dataplane"},
@@ -41,8 +41,9 @@ var rooms = map[string][]string{
 	// The ground.
 	"internal/zygote":    {"internal/dataplane"},
 	"internal/board":     {},
+	"internal/link":      {"accounting", "internal/board", "internal/control", "internal/dataplane"},
 	"internal/control":   {},
-	"internal/config":    {"internal/control"},
+	"internal/config":    {"accounting", "internal/control"},
 	"internal/topology":  {},
 	"internal/dataplane": {},
 	"internal/houselaw":  {},

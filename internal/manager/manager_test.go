@@ -30,9 +30,15 @@ type clock struct{ now time.Time }
 
 func (c *clock) Now() time.Time { return c.now }
 
-func newManager() (*Manager, *clock) {
+func newManager(t *testing.T) (*Manager, *clock) {
+	t.Helper()
 	c := &clock{time.Unix(1e9, 0)}
-	return New(time.Second, slog.New(slog.DiscardHandler), c.Now), c
+	m, err := New(Config{Heartbeat: time.Second, Slots: 64, Log: slog.New(slog.DiscardHandler), Now: c.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m, c
 }
 
 func register(t *testing.T, m *Manager, address string, i *control.InfoReply) uint64 {
@@ -78,7 +84,7 @@ func want(t *testing.T, m *Manager, text string) {
 }
 
 func TestLifeOfAnExecutor(t *testing.T) {
-	m, c := newManager()
+	m, c := newManager(t)
 	a := register(t, m, "b:1", info(1, 4))
 	b := register(t, m, "a:1", info(2, 2))
 	want(t, m, "a:1 2 true, b:1 4 true")
@@ -115,7 +121,7 @@ func TestLifeOfAnExecutor(t *testing.T) {
 }
 
 func TestRegisterAgain(t *testing.T) {
-	m, _ := newManager()
+	m, _ := newManager(t)
 	a := register(t, m, "a:1", info(1, 4))
 	if again := register(t, m, "a:1", info(1, 3)); again != a {
 		t.Errorf("the same incarnation got another id")
@@ -140,7 +146,7 @@ func TestRegisterAgain(t *testing.T) {
 }
 
 func TestBadRequests(t *testing.T) {
-	m, _ := newManager()
+	m, _ := newManager(t)
 	for name, c := range map[string]struct {
 		req  *control.RegisterRequest
 		code codes.Code
@@ -165,7 +171,7 @@ func TestBadRequests(t *testing.T) {
 func TestServe(t *testing.T) {
 	dir := t.TempDir()
 	s, err := config.LoadManager([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(dir, "secret"),
-		"--address-file", filepath.Join(dir, "address"), "--heartbeat", "10ms"}, nil, io.Discard, "test")
+		"--address-file", filepath.Join(dir, "address"), "--heartbeat", "10ms", "--executors", "64", "--state-dir", filepath.Join(dir, "state")}, nil, io.Discard, "test")
 	if err != nil {
 		t.Fatal(err)
 	}

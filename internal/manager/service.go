@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -9,44 +10,128 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
-	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
+
+// Config is what a Manager is made of.
+type Config struct {
+	Heartbeat time.Duration     // wanted of executors
+	Slots     int               // executors that it has room for
+	Providers []string          // over which its memory can be reached, those that are there
+	Asked     bool              // they were asked for by name: one that is not there is an error
+	Verbs     dataplane.Options // of the device
+	StateDir  string            // of the ledger; empty: in memory
+	Tariff    accounting.Tariff
+	Log       *slog.Logger
+	Now       func() time.Time // nil: time.Now
+}
 
 // Manager is the control.ManagerServer.
 type Manager struct {
 	control.UnimplementedManagerServer
-	table *table
-	log   *slog.Logger
+	cfg      Config
+	log      *slog.Logger
+	table    *table
+	memory   *memory
+	notifier *notifier
+	accounts *accounts
+	nodeID   string
 }
 
-// New makes a manager that wants a heartbeat every interval. now is the clock, nil for time.Now.
-func New(interval time.Duration, log *slog.Logger, now func() time.Time) *Manager {
-	if now == nil {
-		now = time.Now
+// New makes a manager that nobody knows yet. Close it.
+func New(cfg Config) (*Manager, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
+	m := &Manager{cfg: cfg, log: cfg.Log}
+	var err error
+	if m.nodeID, err = control.NodeID(); err != nil {
+		return nil, err
+	}
+	if m.accounts, err = openAccounts(cfg.StateDir, cfg.Tariff, cfg.Log, cfg.Now); err != nil {
+		return nil, err
+	}
+	epoch := rand.Uint64() | 1
+	if m.memory, err = openMemory(cfg.Providers, cfg.Asked, cfg.Verbs, cfg.Slots, cfg.Heartbeat, epoch, cfg.Log); err != nil {
+		m.accounts.close()
+		return nil, err
+	}
+	m.notifier = newNotifier(epoch)
 	// Ids start anywhere, so that one from before a restart names nobody else.
-	return &Manager{table: newTable(interval, rand.Uint64()>>16<<8|1, now), log: log}
+	m.table = newTable(cfg.Heartbeat, rand.Uint64()>>16<<8|1, cfg.Now, m.memory.table)
+	m.table.changed = func(c board.Change) {
+		m.notifier.change(c)
+		m.memory.table.Changed(m.notifier.changes())
+	}
+	m.table.dropped = m.accounts.drop
+	return m, nil
+}
+
+// Close ends all connections, brings the last charges into the ledger and frees everything. No call may be running.
+func (m *Manager) Close() {
+	m.notifier.close()
+	live := m.table.attachments()
+	for _, a := range live {
+		a.fence()
+	}
+	m.accounts.harvest(live)
+	for _, a := range append(live, m.accounts.fenced...) {
+		a.free()
+	}
+	m.memory.close()
+	m.accounts.close()
 }
 
 // AddTo adds the manager's service to a server.
 func (m *Manager) AddTo(s *grpc.Server) { control.RegisterManagerServer(s, m) }
 
-// Run marks silent executors until ctx ends.
+// Run marks silent executors, tells subscribers and keeps the accounts until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
-	tick := time.NewTicker(m.table.interval)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.tell(ctx)
+	}()
+	tick := time.NewTicker(m.cfg.Heartbeat)
 	defer tick.Stop()
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return
 		case <-tick.C:
 			for _, address := range m.table.sweep() {
 				m.log.Warn("executor is silent", "address", address, "missed", missed)
 			}
+			m.notifier.sweep()
+			m.harvest()
+		}
+	}
+	<-done
+}
+
+// retryMailbox is how soon a subscriber that was behind is tried again.
+const retryMailbox = time.Millisecond
+
+// tell writes mailboxes until ctx ends.
+func (m *Manager) tell(ctx context.Context) {
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.notifier.wake:
+		case <-retry.C:
+		}
+		if m.notifier.post() {
+			retry.Reset(retryMailbox)
 		}
 	}
 }
+
+func (m *Manager) harvest() { m.accounts.harvest(m.table.attachments()) }
 
 func checkInfo(info *control.InfoReply) error {
 	if n := len(info.GetIncarnation()); n != 16 {
@@ -55,17 +140,44 @@ func checkInfo(info *control.InfoReply) error {
 	if n := len(info.GetNode()); n > 255 {
 		return control.Errorf(control.ClassInvalid, "info.node has %d bytes, want at most 255", n)
 	}
+	if n := len(info.GetNodeId()); n > 255 {
+		return control.Errorf(control.ClassInvalid, "info.node_id has %d bytes, want at most 255", n)
+	}
 	if info.GetFreeCores() > info.GetCores() {
 		return control.Errorf(control.ClassInvalid, "info.free_cores %d is more than info.cores %d", info.GetFreeCores(), info.GetCores())
+	}
+	if info.GetFreeMemoryBytes() > info.GetMemoryBytes() {
+		return control.Errorf(control.ClassInvalid, "info.free_memory_bytes %d is more than info.memory_bytes %d",
+			info.GetFreeMemoryBytes(), info.GetMemoryBytes())
 	}
 	return nil
 }
 
+func checkVersion(v uint32) error {
+	if v != control.ProtocolVersion {
+		return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition,
+			"protocol_version %d: this resource manager speaks %d", v, control.ProtocolVersion)
+	}
+	return nil
+}
+
+func (m *Manager) hello() *control.ManagerHelloReply {
+	return &control.ManagerHelloReply{ProtocolVersion: control.ProtocolVersion, NodeId: m.nodeID, Providers: m.memory.providers(),
+		HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds())}
+}
+
+// Hello says how the manager's memory can be reached.
+func (m *Manager) Hello(_ context.Context, req *control.ManagerHelloRequest) (*control.ManagerHelloReply, error) {
+	if err := checkVersion(req.GetProtocolVersion()); err != nil {
+		return nil, err
+	}
+	return m.hello(), nil
+}
+
 // Register adds an executor.
 func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*control.RegisterReply, error) {
-	if v := req.GetProtocolVersion(); v != control.ProtocolVersion {
-		return nil, control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition,
-			"protocol_version %d: this resource manager speaks %d", v, control.ProtocolVersion)
+	if err := checkVersion(req.GetProtocolVersion()); err != nil {
+		return nil, err
 	}
 	if _, err := control.ParseAddress(req.GetAddress()); err != nil {
 		return nil, control.Errorf(control.ClassInvalid, "%v", err)
@@ -73,16 +185,67 @@ func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*co
 	if err := checkInfo(req.GetInfo()); err != nil {
 		return nil, err
 	}
-	id, replaced := m.table.register(req.GetAddress(), req.GetInfo())
-	if id == 0 {
-		return nil, control.Errorf(control.ClassBusy, "the table is full with %d executors", maxExecutors)
+	id, replaced, err := m.table.register(req.GetAddress(), req.GetInfo())
+	switch {
+	case errors.Is(err, board.ErrFull):
+		return nil, control.Errorf(control.ClassBusy, "%v", err)
+	case err != nil:
+		return nil, control.Errorf(control.ClassInvalid, "%v", err)
 	}
 	m.log.Info("executor registered", "address", req.GetAddress(), "node", req.GetInfo().GetNode(), "id", id,
 		"cores", req.GetInfo().GetCores(), "replaced", replaced)
-	return &control.RegisterReply{ExecutorId: id, HeartbeatMs: uint64(m.table.interval.Milliseconds())}, nil
+	return &control.RegisterReply{ExecutorId: id, HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Manager: m.hello()}, nil
 }
 
-// Heartbeat notes that an executor lives and what it has free.
+// AttachExecutor connects a registered executor to its line and cells.
+func (m *Manager) AttachExecutor(_ context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+	var slot uint32
+	a, err := m.table.attach(req.GetExecutorId(), req.GetIncarnation(), func(s, cores uint32) (*attachment, error) {
+		slot = s
+		return m.memory.attachExecutor(req.GetProvider(), m.table.node(req.GetExecutorId()), s, cores, req.GetBlob())
+	})
+	if err != nil {
+		return nil, controlError(err)
+	}
+	m.log.Debug("executor attached", "id", req.GetExecutorId(), "slot", slot, "provider", req.GetProvider())
+	return &control.AttachExecutorReply{Blob: a.blob, Slot: slot, Line: refOf(a.line), Cells: refOf(a.cells)}, nil
+}
+
+// AttachClient connects a client to the board.
+func (m *Manager) AttachClient(_ context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
+	dev, err := m.memory.device(req.GetProvider())
+	if err != nil {
+		return nil, err
+	}
+	s := &subscriber{}
+	if box := req.GetMailbox(); box != nil {
+		if box.GetSize() < board.MailboxSize {
+			return nil, control.Errorf(control.ClassInvalid, "mailbox.size %d, want %d", box.GetSize(), board.MailboxSize)
+		}
+		s.mailbox = dataplane.Ref{Addr: box.GetAddr(), Key: box.GetKey(), Size: box.GetSize()}
+	}
+	var blob []byte
+	if s.conn, blob, err = connectTo(dev.clients, req.GetBlob(), dev.view); err != nil {
+		return nil, controlError(err)
+	}
+	reply := &control.AttachClientReply{Blob: blob, Board: refOf(dev.view)}
+	m.notifier.add(s)
+	return reply, nil
+}
+
+// controlError classes what the data plane says.
+func controlError(err error) error {
+	var de *dataplane.Error
+	switch {
+	case control.IsClassed(err):
+		return err
+	case errors.As(err, &de):
+		return control.StatusError(int32(de.Status), err.Error())
+	}
+	return control.Errorf(control.ClassFatal, "%v", err)
+}
+
+// Heartbeat notes that an executor lives and what it has free. Executors that write their line do not send any.
 func (m *Manager) Heartbeat(_ context.Context, req *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
 	if err := checkInfo(req.GetInfo()); err != nil {
 		return nil, err
@@ -105,38 +268,4 @@ func (m *Manager) Deregister(_ context.Context, req *control.DeregisterRequest) 
 // List returns every executor, dead ones marked.
 func (m *Manager) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
 	return &control.ListReply{Executors: m.table.list()}, nil
-}
-
-// Serve runs a resource manager until ctx ends. nil: it ended as it should.
-func Serve(ctx context.Context, s config.Manager, log *slog.Logger) error {
-	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, AddressFile: s.AddressFile})
-	if err != nil {
-		return err
-	}
-	m := New(s.Heartbeat, log, nil)
-	m.AddTo(port.Server)
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
-		defer cancel()
-		port.Close(ctx)
-	}()
-	if err := port.Serve(); err != nil {
-		return err
-	}
-	log.Info("ready", "address", port.Address)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		m.Run(ctx)
-	}()
-	select {
-	case <-ctx.Done():
-	case err = <-port.Failed():
-	}
-	cancel()
-	<-done
-	return err
 }

@@ -2,12 +2,14 @@ package manager
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
@@ -16,33 +18,39 @@ const (
 	missed = 3
 	// forgetAfter is how long a dead executor is still listed.
 	forgetAfter = time.Hour
-	// maxExecutors bounds the table.
-	maxExecutors = 100_000
 )
 
-// entry is one executor.
+// entry is one executor. All of it is the table's, under its lock.
 type entry struct {
 	id      uint64
 	address string
 	key     string
 	info    *control.InfoReply
-	seen    time.Time // last heartbeat
-	dead    bool      // as far as the log is told
+	slot    uint32
+	beat    uint64      // of the line when last looked at, or as last written here
+	seen    time.Time   // when the beat changed
+	state   board.State // as subscribers are told
+	memory  *attachment // how the executor reaches its line and cells; nil: by messages, and the table writes its line
 }
 
-// table is the executors by id and by address. All methods may be called from any goroutine.
+// table is the executors by id and by address, and their places on the board. All methods may be called from any
+// goroutine. Lock order: table, then whatever changed calls.
 type table struct {
 	interval time.Duration // of heartbeats
 	now      func() time.Time
+	changed  func(board.Change) // called under the lock; must not block
+	dropped  func(*attachment)  // likewise: the executor has gone, or has another one
 
 	mu     sync.Mutex
+	board  *board.Table
 	nextID uint64
 	byID   map[uint64]*entry
 	byKey  map[string]*entry
 }
 
-func newTable(interval time.Duration, firstID uint64, now func() time.Time) *table {
-	return &table{interval: interval, now: now, nextID: firstID, byID: map[uint64]*entry{}, byKey: map[string]*entry{}}
+func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *board.Table) *table {
+	return &table{interval: interval, now: now, nextID: firstID, byID: map[uint64]*entry{}, byKey: map[string]*entry{}, board: b,
+		changed: func(board.Change) {}, dropped: func(*attachment) {}}
 }
 
 // key is what two executors cannot share: an address, which for a local one means the address on that node.
@@ -53,26 +61,93 @@ func key(address string, info *control.InfoReply) string {
 	return address
 }
 
+func incarnationOf(info *control.InfoReply) (i [16]byte) {
+	copy(i[:], info.GetIncarnation())
+	return i
+}
+
+// identity is what clients are told about an executor.
+func identity(address string, info *control.InfoReply) *board.Identity {
+	id := &board.Identity{Incarnation: incarnationOf(info), Cores: info.GetCores(), MaxDepth: info.GetMaxDepth(), MaxEager: info.GetMaxEager(),
+		MaxBulk: info.GetMaxBulk(), Memory: info.GetMemoryBytes(), Node: info.GetNode(), NodeID: info.GetNodeId(), Control: address}
+	if ap, err := netip.ParseAddrPort(address); err == nil {
+		kind := board.IPv6
+		if ap.Addr().Is4() {
+			kind = board.IPv4
+		}
+		id.Addresses = append(id.Addresses, board.Address{Kind: kind, IP: ap.Addr(), Port: ap.Port()})
+	}
+	return id
+}
+
+// line is what an executor that has no remote memory would write.
+func (t *table) line(e *entry) *board.Line {
+	e.beat++
+	l := lineOf(e.info, e.slot, e.beat, t.now())
+	return &l
+}
+
+// lineOf makes the line of an executor.
+func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) board.Line {
+	l := board.Line{Beat: beat, Incarnation: board.ShortIncarnation(incarnationOf(info)), Written: now, Slot: slot,
+		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: uint32(min(info.GetMemoryBytes()>>20, 1<<32-1)),
+		FreeMiB: uint32(min(info.GetFreeMemoryBytes()>>20, 1<<32-1)), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
+	if info.GetDraining() {
+		l.State = board.Draining
+	}
+	if until := info.GetAvailableUntil(); until > 0 && until < 1<<40 {
+		l.Until = time.Unix(int64(until), 0)
+	}
+	return l
+}
+
+// tell notes the state of an executor and tells subscribers if it is new. Under the lock.
+func (t *table) tell(e *entry, s board.State) {
+	if e.state == s {
+		return
+	}
+	e.state = s
+	t.changed(board.Change{Slot: e.slot, Incarnation: uint32(board.ShortIncarnation(incarnationOf(e.info))), State: s})
+}
+
 // register adds an executor. An earlier one at the same address is replaced: it is gone, since its address is taken.
-// The same incarnation keeps its id. 0: the table is full.
-func (t *table) register(address string, info *control.InfoReply) (id uint64, replaced bool) {
+// The same incarnation keeps its id.
+func (t *table) register(address string, info *control.InfoReply) (id uint64, replaced bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := key(address, info)
 	old := t.byKey[k]
 	if old != nil && string(old.info.GetIncarnation()) == string(info.GetIncarnation()) {
-		old.info, old.seen, old.dead = info, t.now(), false
-		return old.id, false
+		t.heard(old, info)
+		return old.id, false, nil
 	}
 	if old != nil {
-		delete(t.byID, old.id)
-	} else if len(t.byID) >= maxExecutors {
-		return 0, false
+		t.drop(old)
 	}
 	e := &entry{id: t.nextID, address: address, key: k, info: info, seen: t.now()}
+	if e.slot, err = t.board.Take(identity(address, info), t.line(e)); err != nil {
+		return 0, old != nil, err
+	}
 	t.nextID++
 	t.byID[e.id], t.byKey[k] = e, e
-	return e.id, old != nil
+	t.tell(e, t.stateOf(e))
+	return e.id, old != nil, nil
+}
+
+func (t *table) stateOf(e *entry) board.State {
+	if e.info.GetDraining() {
+		return board.Draining
+	}
+	return board.Open
+}
+
+// heard notes a message of an executor. Under the lock.
+func (t *table) heard(e *entry, info *control.InfoReply) {
+	e.info, e.seen = info, t.now()
+	if e.memory == nil {
+		t.board.WriteLine(t.line(e))
+	}
+	t.tell(e, t.stateOf(e))
 }
 
 // heartbeat notes that an executor lives. known is false if it must register; back is true if it had counted as dead.
@@ -83,8 +158,8 @@ func (t *table) heartbeat(id uint64, info *control.InfoReply) (known, back bool)
 	if e == nil || string(e.info.GetIncarnation()) != string(info.GetIncarnation()) {
 		return false, false
 	}
-	back = e.dead
-	e.info, e.seen, e.dead = info, t.now(), false
+	back = e.state == board.Silent
+	t.heard(e, info)
 	return true, back
 }
 
@@ -100,9 +175,93 @@ func (t *table) deregister(id uint64) string {
 	return e.address
 }
 
+// drop forgets an executor. Under the lock.
 func (t *table) drop(e *entry) {
+	if e.memory != nil {
+		e.memory.fence() // before anybody else has the slot
+		t.dropped(e.memory)
+		e.memory = nil
+	}
+	t.tell(e, board.Left)
+	t.board.Release(e.slot)
 	delete(t.byID, e.id)
 	delete(t.byKey, e.key)
+}
+
+// attach gives an executor a way to its memory in the place of an earlier one. An error: it is not registered.
+func (t *table) attach(id uint64, incarnation []byte, make func(slot uint32, cores uint32) (*attachment, error)) (*attachment, error) {
+	find := func() (*entry, error) {
+		e := t.byID[id]
+		if e == nil || string(e.info.GetIncarnation()) != string(incarnation) {
+			return nil, control.Errorf(control.ClassLease, "executor %d of incarnation %x is not registered", id, incarnation)
+		}
+		return e, nil
+	}
+	t.mu.Lock()
+	e, err := find()
+	if err != nil {
+		t.mu.Unlock()
+		return nil, err
+	}
+	slot, cores := e.slot, e.info.GetCores()
+	t.mu.Unlock()
+	a, err := make(slot, cores) // talks to the executor's process
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if again, err := find(); err != nil || again != e {
+		a.fence()
+		t.dropped(a)
+		return nil, cmp.Or(err, control.Errorf(control.ClassBusy, "executor %d has registered again meanwhile", id))
+	}
+	if e.memory != nil {
+		e.memory.fence()
+		t.dropped(e.memory)
+	}
+	e.memory = a
+	return a, nil
+}
+
+// node is the host name of an executor.
+func (t *table) node(id uint64) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e := t.byID[id]; e != nil {
+		return e.info.GetNode()
+	}
+	return ""
+}
+
+// attachments returns all that are in use.
+func (t *table) attachments() []*attachment {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []*attachment
+	for _, e := range t.byID {
+		if e.memory != nil {
+			all = append(all, e.memory)
+		}
+	}
+	return all
+}
+
+// refresh reads what an executor has written to its line. Under the lock.
+func (t *table) refresh(e *entry) {
+	if e.memory == nil {
+		return
+	}
+	l, err := t.board.ReadLine(e.slot)
+	if err != nil || l.Beat == e.beat || l.Incarnation != board.ShortIncarnation(incarnationOf(e.info)) {
+		return // torn, old, or nonsense: the next beat will tell
+	}
+	e.beat, e.seen = l.Beat, t.now()
+	info := proto.CloneOf(e.info)
+	info.FreeCores, info.FreeMemoryBytes = min(l.FreeCores, info.Cores), uint64(l.FreeMiB)<<20
+	info.Draining = l.State == board.Draining
+	e.info = info
+	t.tell(e, t.stateOf(e))
 }
 
 func (t *table) silent(e *entry, now time.Time) bool { return now.Sub(e.seen) >= missed*t.interval }
@@ -114,6 +273,7 @@ func (t *table) list() []*control.ExecutorEntry {
 	now := t.now()
 	out := make([]*control.ExecutorEntry, 0, len(t.byID))
 	for _, e := range t.byID {
+		t.refresh(e)
 		out = append(out, &control.ExecutorEntry{ExecutorId: e.id, Address: e.address,
 			Info: proto.CloneOf(e.info), AgeMs: uint64(max(0, now.Sub(e.seen)).Milliseconds()), Alive: !t.silent(e, now)})
 	}
@@ -123,24 +283,33 @@ func (t *table) list() []*control.ExecutorEntry {
 	return out
 }
 
-// sweep marks the silent ones dead, returns the addresses of those that were not marked before, and forgets those
-// that are dead for long.
+// sweep reads the lines, marks the silent ones, returns the addresses of those that were not marked before, and forgets
+// those that are dead for long.
 func (t *table) sweep() (died []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
 	for _, e := range t.byID {
+		t.refresh(e)
 		if !t.silent(e, now) {
 			continue
 		}
-		if !e.dead {
-			e.dead = true
+		if e.state != board.Silent {
 			died = append(died, e.address)
+			if l, err := t.board.ReadLine(e.slot); err == nil {
+				t.board.Mark(l, board.Silent)
+			} else { // it died in the middle of a write
+				l := lineOf(e.info, e.slot, e.beat, e.seen)
+				l.State = board.Silent
+				t.board.WriteLine(&l)
+			}
+			t.tell(e, board.Silent)
 		}
 		if now.Sub(e.seen) >= forgetAfter {
 			t.drop(e)
 		}
 	}
+	t.board.Tidy()
 	slices.Sort(died)
 	return died
 }

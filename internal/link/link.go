@@ -1,0 +1,226 @@
+package link
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Timeout bounds one remote operation.
+const Timeout = 2 * time.Second
+
+// Provider chooses how to reach a manager from the node nodeID: shared memory on its own node, else verbs; wanted ("shm",
+// "verbs") allows only one. Empty: there is no way, and messages must do.
+func Provider(hello *control.ManagerHelloReply, nodeID string, wanted string) string {
+	offers := func(p string) bool {
+		return slices.Contains(hello.GetProviders(), p) && (wanted == "" || wanted == "auto" || wanted == p)
+	}
+	switch {
+	case nodeID != "" && hello.GetNodeId() == nodeID && offers(dataplane.SHM):
+		return dataplane.SHM
+	case offers(dataplane.Verbs):
+		return dataplane.Verbs
+	}
+	return ""
+}
+
+func ref(m *control.MemoryRef) dataplane.Ref {
+	return dataplane.Ref{Addr: m.GetAddr(), Key: m.GetKey(), Size: m.GetSize()}
+}
+
+// end is what both ends have in common.
+type end struct {
+	domain *dataplane.Domain
+	conn   *dataplane.Conn
+	own    *dataplane.Memory // that the manager may reach, or nil
+}
+
+func newEnd(dev *dataplane.Device, size uint64) (e end, blob []byte, err error) {
+	if e.domain, err = dev.NewDomain(); err != nil {
+		return e, nil, err
+	}
+	var expose []*dataplane.Memory
+	if size > 0 {
+		if e.own, err = e.domain.Alloc(size, dataplane.RemoteWrite); err != nil {
+			e.Close()
+			return e, nil, err
+		}
+		expose = append(expose, e.own)
+	}
+	if e.conn, err = e.domain.NewConn(expose...); err == nil {
+		blob, err = e.conn.Blob()
+	}
+	if err != nil {
+		e.Close()
+	}
+	return e, blob, err
+}
+
+// Close ends the connection and frees everything.
+func (e *end) Close() {
+	if e.conn != nil {
+		e.conn.Close()
+	}
+	if e.own != nil {
+		e.own.Free()
+		e.own = nil
+	}
+	if e.domain != nil {
+		e.domain.Close()
+		e.domain = nil
+	}
+}
+
+// Err says why the end is of no use any more, nil if nothing is known.
+func (e *end) Err() error { return e.conn.Err() }
+
+// Executor is an executor's end. Safe for concurrent use, but for Close.
+type Executor struct {
+	end
+	line  dataplane.Ref
+	cells dataplane.Ref
+	slot  uint32
+}
+
+// AttachExecutor connects a registered executor to its line and to its cells, which are all zero.
+func AttachExecutor(ctx context.Context, m control.ManagerClient, dev *dataplane.Device, id uint64, incarnation [16]byte) (*Executor, error) {
+	e, blob, err := newEnd(dev, 0)
+	if err != nil {
+		return nil, err
+	}
+	x := &Executor{end: e}
+	r, err := m.AttachExecutor(ctx, &control.AttachExecutorRequest{ExecutorId: id, Incarnation: incarnation[:], Provider: dev.Provider(), Blob: blob})
+	if err == nil {
+		x.line, x.cells, x.slot = ref(r.GetLine()), ref(r.GetCells()), r.GetSlot()
+		err = x.conn.Connect(r.GetBlob())
+	}
+	if err == nil && (x.line.Size != board.LineSize || x.cells.Size%accounting.CellSize != 0) {
+		err = fmt.Errorf("the resource manager gave a line of %d bytes and %d bytes of cells", x.line.Size, x.cells.Size)
+	}
+	if err != nil {
+		x.Close()
+		return nil, err
+	}
+	return x, nil
+}
+
+// WriteLine writes the line, whose Slot it sets.
+func (x *Executor) WriteLine(l board.Line) error {
+	l.Slot = x.slot
+	var b [board.LineSize]byte
+	l.Encode(b[:])
+	return x.conn.Write(b[:], x.line.Addr, x.line.Key, Timeout)
+}
+
+// Cells is how many cells there are.
+func (x *Executor) Cells() int { return int(x.cells.Size / accounting.CellSize) }
+
+func (x *Executor) cell(i int) uint64 { return x.cells.Addr + uint64(i)*accounting.CellSize }
+
+// WriteHead says whose cell i is, or that it is nobody's.
+func (x *Executor) WriteHead(i int, h accounting.CellHead) error {
+	var b [accounting.CellHeadSize]byte
+	h.Encode(b[:])
+	return x.conn.Write(b[:], x.cell(i)+accounting.CellHeadOffset, x.cells.Key, Timeout)
+}
+
+// Charge brings the counters of cell i from the sums that they have to others, by one addition for each that differs.
+func (x *Executor) Charge(i int, from, to accounting.Use) error {
+	var adds []dataplane.Add
+	var which []int
+	for c, n := range to.Since(from) {
+		if n > 0 {
+			adds = append(adds, dataplane.Add{Addr: x.cell(i) + uint64(8*c), Value: n})
+			which = append(which, c)
+		}
+	}
+	if len(adds) == 0 {
+		return nil
+	}
+	if _, err := x.conn.FetchAdd(adds, x.cells.Key, Timeout); err != nil {
+		return err
+	}
+	for k, a := range adds {
+		if a.Old != from[which[k]] {
+			return fmt.Errorf("cell %d: %v was %d, want %d: somebody else writes there", i, accounting.Counter(which[k]), a.Old, from[which[k]])
+		}
+	}
+	return nil
+}
+
+// Receipt reads what the ledger has of cell i; false: no receipt yet, or one that was being written.
+func (x *Executor) Receipt(i int) (accounting.Receipt, bool, error) {
+	var b [accounting.ReceiptSize]byte
+	if err := x.conn.Read(b[:], x.cell(i)+accounting.ReceiptOffset, x.cells.Key, Timeout); err != nil {
+		return accounting.Receipt{}, false, err
+	}
+	r, ok := accounting.ParseReceipt(b[:])
+	return r, ok, nil
+}
+
+// Clear frees cell i: nobody's, then all zero, for the next.
+func (x *Executor) Clear(i int) error {
+	if err := x.WriteHead(i, accounting.CellHead{}); err != nil {
+		return err
+	}
+	var zero [accounting.NumCounters * 8]byte
+	return x.conn.Write(zero[:], x.cell(i), x.cells.Key, Timeout)
+}
+
+// Client is a client's end: a board.Memory, and a mailbox. Safe for concurrent use, but for Close.
+type Client struct {
+	end
+	board dataplane.Ref
+}
+
+// AttachClient connects a client to the board, and subscribes it to the changes.
+func AttachClient(ctx context.Context, m control.ManagerClient, dev *dataplane.Device) (*Client, error) {
+	e, blob, err := newEnd(dev, board.MailboxSize)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{end: e}
+	box := e.own.Ref()
+	r, err := m.AttachClient(ctx, &control.AttachClientRequest{Provider: dev.Provider(), Blob: blob,
+		Mailbox: &control.MemoryRef{Addr: box.Addr, Key: box.Key, Size: box.Size}})
+	if err == nil {
+		c.board = ref(r.GetBoard())
+		err = c.conn.Connect(r.GetBlob())
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Read reads from the board.
+func (c *Client) Read(b []byte, offset uint64) error {
+	if offset > c.board.Size || uint64(len(b)) > c.board.Size-offset {
+		return fmt.Errorf("board: %d bytes at %d of %d", len(b), offset, c.board.Size)
+	}
+	return c.conn.Read(b, c.board.Addr+offset, c.board.Key, Timeout)
+}
+
+// Size is the board's bytes.
+func (c *Client) Size() uint64 { return c.board.Size }
+
+// Mailbox reads the mailbox, which is this process's memory. A copy that was torn is made again.
+func (c *Client) Mailbox() (board.Mailbox, error) {
+	var b [board.MailboxSize]byte
+	var err error
+	for range 100 {
+		copy(b[:], c.own.Bytes())
+		var m board.Mailbox
+		if m, err = board.ParseMailbox(b[:]); err == nil {
+			return m, nil
+		}
+	}
+	return board.Mailbox{}, err
+}

@@ -1,0 +1,231 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// ledgerWait is how long another resource manager that ends may hold the ledger.
+const ledgerWait = 5 * time.Second
+
+// accounts brings what executors charge into the ledger.
+type accounts struct {
+	ledger *accounting.Ledger
+	tariff accounting.Tariff
+	path   string // of a ledger that is to vanish, empty if it is kept
+	log    *slog.Logger
+	now    func() time.Time
+
+	harvesting sync.Mutex // one at a time
+
+	mu      sync.Mutex
+	fenced  []*attachment // whose executors have gone, until the ledger has their cells
+	trouble error         // why the last harvest failed
+}
+
+// openAccounts opens the ledger in a directory; with none it is kept in memory, for as long as the manager runs.
+func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
+	a := &accounts{tariff: tariff, log: log, now: now}
+	if dir == "" {
+		tmp, err := os.MkdirTemp("", "rfaas-ledger-")
+		if err != nil {
+			return nil, fmt.Errorf("ledger: %w", err)
+		}
+		dir, a.path = tmp, tmp
+	} else if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("ledger: %w", err)
+	}
+	var err error
+	if a.ledger, err = accounting.OpenLedger(filepath.Join(dir, "ledger"), ledgerWait); err != nil && a.path != "" {
+		os.RemoveAll(a.path)
+	}
+	if a.path != "" && err == nil {
+		os.RemoveAll(a.path) // the open file stays until it is closed
+	}
+	return a, err
+}
+
+func (a *accounts) close() { a.ledger.Close() }
+
+// drop takes over an attachment whose executor has gone, until its last charges are in the ledger. It does not block.
+func (a *accounts) drop(x *attachment) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fenced = append(a.fenced, x)
+}
+
+// cell is where an entry was found.
+type cell struct {
+	from  *attachment
+	index int
+	entry accounting.Entry
+}
+
+// harvest reads the cells, merges what is new into the ledger and, when that is on disk, gives the receipts.
+func (a *accounts) harvest(live []*attachment) {
+	a.harvesting.Lock()
+	defer a.harvesting.Unlock()
+	a.mu.Lock()
+	fenced := a.fenced
+	a.fenced = nil
+	a.mu.Unlock()
+	var cells []cell
+	now := a.now()
+	for _, x := range live {
+		cells = append(cells, x.read(now)...)
+	}
+	for _, x := range fenced {
+		cells = append(cells, x.read(now)...)
+	}
+	if !a.merge(now, cells) {
+		a.mu.Lock()
+		a.fenced = append(a.fenced, fenced...)
+		a.mu.Unlock()
+		return // the cells and the journals still have it
+	}
+	for _, x := range fenced {
+		x.free()
+	}
+}
+
+// merge brings cells into the ledger and gives the receipts; false: nothing is on disk.
+func (a *accounts) merge(now time.Time, cells []cell) bool {
+	if len(cells) == 0 {
+		return true
+	}
+	entries := make([]accounting.Entry, len(cells))
+	for i := range cells {
+		entries[i] = cells[i].entry
+	}
+	err := a.ledger.Merge(now, entries...)
+	a.note(err)
+	partial := errors.Is(err, accounting.ErrInvalid) || errors.Is(err, accounting.ErrConflict) || errors.Is(err, accounting.ErrLedger)
+	if err != nil && !partial {
+		return false
+	}
+	for i := range cells {
+		c := &cells[i]
+		if partial {
+			if e, known, err := a.ledger.Lease(c.entry.Key); err != nil || !known || e.Tenant != c.entry.Tenant || !e.Use.Covers(c.entry.Use) {
+				continue
+			}
+		}
+		c.from.receipt(c.index, &c.entry)
+	}
+	return true
+}
+
+// note logs trouble once, and its end.
+func (a *accounts) note(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case err != nil && a.trouble == nil:
+		a.log.Error("the ledger does not take charges; they stay in memory and with the executors, and it is tried again", "error", err)
+	case err == nil && a.trouble != nil:
+		a.log.Info("the ledger takes charges again")
+	}
+	a.trouble = err
+}
+
+// read returns the cells that say more than the ledger has.
+func (x *attachment) read(now time.Time) []cell {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return nil
+	}
+	var cells []cell
+	b := x.cells.Bytes()
+	for i := range x.merged {
+		e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], x.node, now)
+		if err != nil || !used {
+			continue // a torn one is whole next time
+		}
+		if m := &x.merged[i]; m.Key == e.Key && m.Use.Covers(e.Use) && m.Final == e.Final {
+			continue
+		}
+		cells = append(cells, cell{x, i, e})
+	}
+	return cells
+}
+
+// receipt tells the executor that an entry is on disk.
+func (x *attachment) receipt(i int, e *accounting.Entry) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return
+	}
+	x.merged[i] = *e
+	r := accounting.Receipt{Key: e.Key, Final: e.Final, Use: e.Use}
+	var b [accounting.ReceiptSize]byte
+	r.Encode(b[:])
+	copy(x.cells.Bytes()[i*accounting.CellSize+accounting.ReceiptOffset:], b[:])
+}
+
+// state says what is wrong, if anything is.
+func (a *accounts) state() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.trouble != nil:
+		return a.trouble.Error()
+	case a.path != "":
+		return "the accounts are in memory only and end with the resource manager (--state-dir keeps them)"
+	}
+	return ""
+}
+
+// Settle merges sums that come by message.
+func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
+	entries := make([]accounting.Entry, 0, len(req.GetEntries()))
+	for _, r := range req.GetEntries() {
+		if len(r.GetIncarnation()) != 16 || len(r.GetUse()) != accounting.NumCounters {
+			return nil, control.Errorf(control.ClassInvalid, "account entry with %d bytes of incarnation and %d counters, want 16 and %d",
+				len(r.GetIncarnation()), len(r.GetUse()), accounting.NumCounters)
+		}
+		e := accounting.Entry{Key: accounting.Key{Lease: r.GetLease(), Part: r.GetPart()}, Tenant: r.GetTenant(), Node: r.GetNode(),
+			Began: time.Unix(0, r.GetBeganNs()), AsOf: time.Unix(0, r.GetAsOfNs()), Final: r.GetFinal()}
+		copy(e.Incarnation[:], r.GetIncarnation())
+		copy(e.Use[:], r.GetUse())
+		entries = append(entries, e)
+	}
+	err := m.accounts.ledger.Merge(m.accounts.now(), entries...)
+	switch {
+	case errors.Is(err, accounting.ErrInvalid), errors.Is(err, accounting.ErrConflict):
+		return nil, control.Errorf(control.ClassInvalid, "%v", err)
+	case err != nil:
+		return nil, control.Errorf(control.ClassBusy, "%v", err)
+	}
+	return &control.SettleReply{}, nil
+}
+
+// Bill says what tenants owe.
+func (m *Manager) Bill(_ context.Context, req *control.BillRequest) (*control.BillReply, error) {
+	a := m.accounts
+	since := time.Unix(max(req.GetSince(), 0), 0).Truncate(time.Hour)
+	m.harvest() // what was charged until now
+	totals, err := a.ledger.Totals(req.GetTenant(), since)
+	if err != nil {
+		return nil, control.Errorf(control.ClassFatal, "%v", err)
+	}
+	reply := &control.BillReply{Currency: a.tariff.Currency, Trouble: a.state()}
+	for _, b := range accounting.Bills(&a.tariff, totals, since) {
+		t := &control.TenantBill{Tenant: b.Tenant, Amount: b.Amount}
+		for _, l := range b.Lines {
+			t.Lines = append(t.Lines, &control.BillLine{Item: l.Item, Units: l.Units, Quantity: l.Quantity, Price: l.Price, Amount: l.Amount})
+		}
+		reply.Bills = append(reply.Bills, t)
+	}
+	return reply, nil
+}

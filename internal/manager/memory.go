@@ -1,0 +1,229 @@
+package manager
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// memory is the board and the ways to it: its bytes, one device for each provider, and on each a domain in which clients
+// see it read-only. docs/BOARD.md says who may reach what.
+type memory struct {
+	whole   *dataplane.Memory // nil: nobody reaches the board but by messages
+	domain  *dataplane.Domain
+	devices []*device
+	table   *board.Table
+}
+
+type device struct {
+	*dataplane.Device
+	clients *dataplane.Domain
+	view    *dataplane.Memory
+}
+
+// openMemory lays out a board for a number of executors that the providers can reach. Providers without a device here are left
+// out, with a line in the log, unless they were asked for by name.
+func openMemory(providers []string, asked bool, options dataplane.Options, slots int, heartbeat time.Duration, epoch uint64, log *slog.Logger) (*memory, error) {
+	head, err := board.NewHeader(epoch, slots, uint32(heartbeat.Milliseconds()))
+	if err != nil {
+		return nil, err
+	}
+	m := &memory{}
+	for _, p := range providers {
+		if err := m.open(p, options, &head); err != nil {
+			if asked {
+				m.close()
+				return nil, fmt.Errorf("provider %s: %w", p, err)
+			}
+			log.Debug("provider left out", "provider", p, "error", err)
+		}
+	}
+	if m.whole != nil {
+		m.table, err = board.NewTable(m.whole.Bytes(), head)
+	} else {
+		m.table, err = board.NewTable(make([]byte, head.Size()), head)
+	}
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *memory) open(provider string, options dataplane.Options, head *board.Header) error {
+	dev, err := dataplane.Open(provider, options)
+	if err != nil {
+		return err
+	}
+	d := &device{Device: dev}
+	m.devices = append(m.devices, d) // closed with the others, however far we get
+	fail := func(err error) error {
+		d.close()
+		m.devices = slices.DeleteFunc(m.devices, func(x *device) bool { return x == d })
+		return err
+	}
+	if m.whole == nil {
+		if m.domain, err = dev.NewDomain(); err != nil {
+			return fail(err)
+		}
+		// Nobody is given this region, only windows of it.
+		if m.whole, err = m.domain.Alloc(head.Size(), dataplane.RemoteRead|dataplane.RemoteWrite); err != nil {
+			m.domain.Close()
+			m.domain = nil
+			return fail(err)
+		}
+	}
+	if d.clients, err = dev.NewDomain(); err == nil {
+		d.view, err = d.clients.Window(m.whole, 0, head.Size(), dataplane.RemoteRead)
+	}
+	if err != nil {
+		if len(m.devices) == 1 {
+			m.whole.Free()
+			m.domain.Close()
+			m.whole, m.domain = nil, nil
+		}
+		return fail(err)
+	}
+	return nil
+}
+
+func (d *device) close() {
+	if d.view != nil {
+		d.view.Free()
+	}
+	if d.clients != nil {
+		d.clients.Close()
+	}
+	d.Close()
+}
+
+// close frees everything; connections must be closed. The device of the board's own memory is the first and goes last.
+func (m *memory) close() {
+	for _, d := range slices.Backward(m.devices) {
+		if d == m.devices[0] && m.whole != nil {
+			if d.view != nil {
+				d.view.Free()
+				d.view = nil
+			}
+			m.whole.Free()
+			m.domain.Close()
+			m.whole = nil
+		}
+		d.close()
+	}
+	m.devices = nil
+}
+
+func (m *memory) providers() []string {
+	names := make([]string, 0, len(m.devices))
+	for _, d := range m.devices {
+		names = append(names, d.Provider())
+	}
+	return names
+}
+
+func (m *memory) device(provider string) (*device, error) {
+	for _, d := range m.devices {
+		if d.Provider() == provider {
+			return d, nil
+		}
+	}
+	return nil, control.Errorf(control.ClassUnsupported, "provider %q: this resource manager can be reached by %v", provider, m.providers())
+}
+
+// attachment is an executor's way to its line and its cells: a domain that has nothing else.
+type attachment struct {
+	node   string
+	domain *dataplane.Domain
+	line   *dataplane.Memory
+	cells  *dataplane.Memory
+	conn   *dataplane.Conn
+	blob   []byte // of conn
+
+	mu     sync.Mutex         // of what follows; never held while the table's lock is waited for
+	merged []accounting.Entry // of each cell, what the ledger has; zero: nothing
+	closed bool
+}
+
+// cellsFor is how many cells an executor gets: one for each lease that it can have, and for those that wait for a receipt.
+func cellsFor(cores uint32) int { return int(min(2*uint64(cores)+16, 4096)) }
+
+// attachExecutor connects an executor's queue pair to its line and to fresh cells.
+func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob []byte) (*attachment, error) {
+	dev, err := m.device(provider)
+	if err != nil {
+		return nil, err
+	}
+	a := &attachment{node: node, merged: make([]accounting.Entry, cellsFor(cores))}
+	head := m.table.Header() // the offsets do not change
+	if a.domain, err = dev.NewDomain(); err == nil {
+		a.line, err = a.domain.Window(m.whole, head.LineOffset(slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)
+	}
+	if err == nil {
+		a.cells, err = a.domain.Alloc(uint64(len(a.merged)*accounting.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)
+	}
+	if err == nil {
+		a.conn, a.blob, err = connectTo(a.domain, blob, a.line, a.cells)
+	}
+	if err != nil {
+		a.fence()
+		a.free()
+		return nil, err
+	}
+	return a, nil
+}
+
+// connectTo makes a queue pair for the one whose blob this is.
+func connectTo(d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
+	c, err := d.NewConn(expose...)
+	if err != nil {
+		return nil, nil, err
+	}
+	mine, err := c.Blob()
+	if err == nil {
+		err = c.Connect(blob)
+	}
+	if err != nil {
+		c.Close()
+		return nil, nil, err
+	}
+	return c, mine, nil
+}
+
+// fence takes the executor's way away: what it sends from now on is refused. Its last charges stand in the cells.
+func (a *attachment) fence() {
+	if a.conn != nil {
+		a.conn.Close()
+	}
+}
+
+// free gives the memory back. fence first, and what the cells held is lost.
+func (a *attachment) free() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return
+	}
+	a.closed = true
+	if a.cells != nil {
+		a.cells.Free()
+	}
+	if a.line != nil {
+		a.line.Free()
+	}
+	if a.domain != nil {
+		a.domain.Close()
+	}
+}
+
+func refOf(m *dataplane.Memory) *control.MemoryRef {
+	r := m.Ref()
+	return &control.MemoryRef{Addr: r.Addr, Key: r.Key, Size: r.Size}
+}

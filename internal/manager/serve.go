@@ -1,0 +1,60 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Serve runs a resource manager until ctx ends. nil: it ended as it should.
+func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) {
+	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
+		SecretFile: s.SecretFile, AddressFile: s.AddressFile})
+	if err != nil {
+		return err
+	}
+	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
+		StateDir: s.StateDir, Tariff: s.Prices(), Log: log,
+		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
+	if cfg.Providers == nil {
+		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
+	}
+	closePort := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
+		defer cancel()
+		port.Close(ctx)
+	}
+	m, err := New(cfg)
+	if err != nil {
+		closePort()
+		return fmt.Errorf("resource manager: %w", err)
+	}
+	m.AddTo(port.Server)
+	defer m.Close() // after the port: no call is running any more
+	defer closePort()
+	if err := port.Serve(); err != nil {
+		return err
+	}
+	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
+	if text := m.accounts.state(); text != "" {
+		log.Warn(text)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.Run(ctx)
+	}()
+	select {
+	case <-ctx.Done():
+	case err = <-port.Failed():
+	}
+	cancel()
+	<-done
+	return err
+}
