@@ -201,10 +201,10 @@ func (h *holding) end(how lease.State, reason string) {
 	if reason != "" {
 		text += ": " + reason
 	}
-	h.cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ending = true
+	h.cancel() // after ending is set: a start that this ends must see why
 	h.last = &control.Event{Kind: control.Event_KIND_LEASE_ENDED, Reason: text}
 	if how != lease.Released && how != lease.Drained {
 		h.final = h.last
