@@ -27,6 +27,8 @@ const char *dp_status_text(int status) {
     case DP_CONNECTION: return "connection broken";
     case DP_PEER_GONE: return "peer gone";
     case DP_WORKER_DIED: return "worker died";
+    case DP_TIME_LIMIT: return "time limit exceeded";
+    case DP_MEMORY_LIMIT: return "memory limit exceeded";
     case DP_PROTOCOL: return "protocol violation by the peer";
     case DP_LEASE_ENDED: return "lease ended";
     case DP_FATAL: return "fatal";

@@ -312,6 +312,7 @@ static inline void execute(dp_server *s, uint32_t slot, const dp_request *h, voi
     inv->failed = 0;
     inv->message_len = 0;
     current_invocation = inv;
+    __atomic_store_n(&s->stats->running, (s->stats->calls + 1) << 16 | h->function, __ATOMIC_RELAXED);
     o->size = s->functions[h->function](args, h->size, o->res);
     current_invocation = NULL;
     s->stats->calls++;

@@ -19,6 +19,9 @@ typedef struct dp_server_config {
 } dp_server_config;
 
 typedef struct dp_server_stats {
+    /* Number of the last call that began, from 1, << 16 | its function: that function runs while the number is above
+     * `calls`. */
+    uint64_t running;
     uint64_t calls, refused, failed, bytes_in, bytes_out;
     uint64_t blocked_waits;
 } dp_server_stats;

@@ -36,6 +36,8 @@ typedef enum dp_status {
     DP_PEER_GONE = -501,   /* the peer process ended */
     DP_WORKER_DIED = -502, /* the executor reported the worker's death */
     DP_PROTOCOL = -503,    /* the peer broke the protocol */
+    DP_TIME_LIMIT = -504,  /* a function ran longer than the lease allows: its worker was killed */
+    DP_MEMORY_LIMIT = -505, /* a function died of its memory limit, and its worker with it */
 
     DP_LEASE_ENDED = -600, /* released, expired or revoked */
 

@@ -4,7 +4,7 @@
  *   own descriptors only                                     before a device opens new ones
  *   pin                                                      before memory is touched, so that it is near
  *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
- *   monitor thread, memory limit                             before user code, which could hang or eat everything
+ *   monitor thread, memory limit, crash notes                before user code, which could hang, eat everything or crash
  *   user's library; LOADED                                   the first foreign instruction is its constructor
  *   serve
  *
@@ -20,14 +20,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Descriptors of a worker while it starts. Code and names are closed before it serves. */
-enum { FD_LOG_OUT = 1, FD_LOG_ERR = 2, FD_SOCK = 3, FD_CODE = 4, FD_NAMES = 5, FD_FREE = 6 };
+/* Descriptors of a worker while it starts. Code, names and page are closed before it serves. */
+enum { FD_LOG_OUT = 1, FD_LOG_ERR = 2, FD_SOCK = 3, FD_CODE = 4, FD_NAMES = 5, FD_PAGE = 6, FD_FREE = 7 };
 
 #define MONITOR_STACK (64u << 10)
 
@@ -36,6 +38,7 @@ typedef struct worker {
     const dp_msg_spawn *m;
     dp_dev *dev;
     dp_server *server;
+    dp_worker_page *page;
 } worker;
 
 _Noreturn static void leave(int code) {
@@ -98,6 +101,7 @@ static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
         {fds->sock, FD_SOCK, O_CLOEXEC},
         {fds->code, FD_CODE, O_CLOEXEC},
         {fds->names, FD_NAMES, O_CLOEXEC},
+        {fds->page, FD_PAGE, O_CLOEXEC},
     };
     enum { N = sizeof moves / sizeof *moves };
     /* First out of the way, so that no target covers a source. */
@@ -114,6 +118,17 @@ static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
     /* A crash must not swallow the last lines. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     setenv("GFORTRAN_UNBUFFERED_PRECONNECTED", "y", 1);
+}
+
+static void map_page(worker *w) {
+    struct stat sb;
+    if (fstat(FD_PAGE, &sb) || sb.st_size != DP_PAGE_SIZE)
+        fail(w, FD_SOCK, DP_INVALID, "the worker's page is not a file of 4096 bytes");
+    void *page = mmap(NULL, DP_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, FD_PAGE, 0);
+    if (page == MAP_FAILED)
+        fail(w, FD_SOCK, DP_FATAL, "map the worker's page");
+    close(FD_PAGE);
+    w->page = page;
 }
 
 static void write_file(const char *path, const char *text) {
@@ -205,6 +220,7 @@ static void connect_client(worker *w) {
         st = dp_server_blob(w->server, blob, &len, &err);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, err.msg);
+    dp_server_share_stats(w->server, &w->page->stats);
     dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
 }
 
@@ -301,11 +317,13 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     worker w = {.id = id, .m = m};
     detach(&w, fds->sock, parent);
     own_descriptors(&w, fds);
+    map_page(&w);
     yield_to_others();
     pin(&w);
     connect_client(&w);
     start_monitor(&w);
     limit_memory(&w);
+    dp_crash_note(w.page);
     load_functions(&w);
     leave(exit_code(dp_server_run(w.server)));
 }

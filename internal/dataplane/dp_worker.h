@@ -5,13 +5,15 @@
  * with its own seqpacket socket to the executor. The zygote never opens a device and never runs user code.
  *
  *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices}
- *   executor ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code memfd, names memfd, log pipe}
+ *   executor ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
  *   executor ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text})
  *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor
  *   executor ◀─ worker socket ─── worker      READY {channel blob}      connected to the client's queue pair
  *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
+ *
+ * What the worker shows of itself while it runs and when it dies is in a page that the two share (dp_worker_page).
  *
  * STARTED repeats the pid so that the executor can reap a worker whose zygote died before it answered.
  * After READY the process runs the user's code, which holds the worker socket too: the executor believes nothing
@@ -24,6 +26,7 @@
  *   dp_worker_zygote.c  messages, the zygote's loop, cloning
  *   dp_worker.c         the worker from its first instruction to its exit
  *   dp_worker_load.c    checking and loading the user's library
+ *   dp_worker_crash.c   what is left behind when user code ends the process
  *   dp_worker_main.c    main() of rfaas-worker
  */
 #ifndef RFAAS_DP_WORKER_H
@@ -77,10 +80,11 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 
 #define DP_FUNCTIONS_MAX 65536     /* a request's function index has 16 bits */
 #define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */
-#define DP_SPAWN_FDS 4
+#define DP_SPAWN_FDS 5
 
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
- * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker). Unused bytes are 0. */
+ * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
+ * bytes). Unused bytes are 0. */
 typedef struct dp_msg_spawn {
     uint8_t provider; /* dp_provider_id */
     uint8_t wait_mode;
@@ -109,6 +113,45 @@ _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, 
 /* Body of SPAWNED and STARTED: {u32 pid}. Body of READY: the worker's channel blob. Body of LOADED: {u32 functions}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
 
+/* ---- the page ---- */
+
+enum {
+    DP_DEATH_NONE = 0,
+    DP_DEATH_NOTED = 1,  /* everything but the text */
+    DP_DEATH_TRACED = 2, /* the text too */
+};
+enum { DP_DEATH_STACK_OVERFLOW = 1 };
+
+/* How user code ended the process, as far as that can be said from inside. */
+typedef struct dp_worker_death {
+    uint32_t state;    /* written last */
+    int32_t signal;    /* 0: exit() was called */
+    int32_t code;      /* si_code of the signal, or the exit status */
+    int32_t sys_errno; /* of the dying thread: left by the last call of its that failed */
+    uint64_t address;  /* si_addr */
+    uint32_t sender;   /* process that sent the signal, if one did */
+    uint32_t flags;    /* DP_DEATH_* */
+    uint32_t text_len;
+    uint32_t pad;
+    /* Backtrace, innermost frame first, one line each: "price+0x1f" for the user's library, "library+0x1139" where it
+     * names no symbol, "cos+0x2a (libm.so.6)" for others. */
+    char text[3584];
+} dp_worker_death;
+
+#define DP_PAGE_SIZE 4096
+
+/* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */
+typedef struct dp_worker_page {
+    dp_server_stats stats;
+    uint8_t gap[256 - sizeof(dp_server_stats)];
+    dp_worker_death death;
+} dp_worker_page;
+_Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
+                   offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
+                   sizeof(dp_worker_page) <= DP_PAGE_SIZE,
+               "worker page layout");
+
 /* Runs the zygote on the given socket until it closes; returns the exit status. The process has one thread. */
 int dp_zygote_run(int sock);
 
@@ -120,7 +163,7 @@ int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t
 int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
 
 typedef struct dp_worker_fds {
-    int sock, code, names, log;
+    int sock, code, names, log, page;
 } dp_worker_fds;
 
 /* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. */
@@ -130,5 +173,11 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
  * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays
  * loaded and the table allocated until the process ends. Runs the library's constructors. */
 int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
+
+/* dp_crash_prepare loads what backtraces need, so that a dying process need not; once, in the zygote. */
+void dp_crash_prepare(void);
+/* dp_crash_note makes this process write into the page how it dies: by a signal that user code can cause, or exit().
+ * SIGXCPU counts as one: the executor sends it to learn where a function hangs. Call it on the serving thread. */
+void dp_crash_note(dp_worker_page *page);
 
 #endif

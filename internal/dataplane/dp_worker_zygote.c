@@ -19,7 +19,7 @@
 #define CLONE_PIDFD 0x00001000
 #endif
 
-/* Descriptors of one packet that are taken, to be closed if they are not the four of a SPAWN. The kernel closes what
+/* Descriptors of one packet that are taken, to be closed if they are not those of a SPAWN. The kernel closes what
  * does not fit and sets MSG_CTRUNC. */
 #define FDS_TAKEN 16
 
@@ -273,7 +273,7 @@ static int spawn(const zygote *z, packet *p) {
     int pidfd = -1;
     pid_t pid = clone_worker(z, &pidfd);
     if (pid == 0)
-        dp_worker_live(id, &m, &(dp_worker_fds){p->fds[0], p->fds[1], p->fds[2], p->fds[3]}, z->parent);
+        dp_worker_live(id, &m, &(dp_worker_fds){p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4]}, z->parent);
     sigprocmask(SIG_SETMASK, &old, NULL);
     if (pid < 0) {
         dp_fail(&err, DP_FATAL, -pid, "clone worker %u", id);
@@ -309,6 +309,7 @@ static int zygote_start(zygote *z) {
         fprintf(stderr, "rfaas-worker: get_robust_list: %s\n", strerror(errno));
         return DP_EXIT_ZYGOTE;
     }
+    dp_crash_prepare();
     uint32_t hello[2] = {DP_WIRE_VERSION, (uint32_t)dp_verbs_preload()};
     int e = dp_msg_send(z->sock, DP_MSG_HELLO, 0, hello, sizeof hello, -1);
     if (e) {

@@ -35,6 +35,8 @@ const (
 	StatusPeerGone       Status = C.DP_PEER_GONE
 	StatusWorkerDied     Status = C.DP_WORKER_DIED
 	StatusProtocol       Status = C.DP_PROTOCOL
+	StatusTimeLimit      Status = C.DP_TIME_LIMIT
+	StatusMemoryLimit    Status = C.DP_MEMORY_LIMIT
 	StatusLeaseEnded     Status = C.DP_LEASE_ENDED
 	StatusFatal          Status = C.DP_FATAL
 )

@@ -80,6 +80,8 @@ extern "C" {
 #define RFAAS_PEER_GONE (-501)   /* the other process or node is gone, or cannot be reached */
 #define RFAAS_WORKER_DIED (-502) /* the worker died; the text says how. The next call gets a new worker */
 #define RFAAS_PROTOCOL (-503)    /* the other side does not keep to the protocol, or has another version */
+#define RFAAS_TIME_LIMIT (-504)  /* a function ran longer than the lease's max_call_ns; its worker was killed */
+#define RFAAS_MEMORY_LIMIT (-505) /* a function exceeded the lease's memory and died of it, and its worker with it */
 
 #define RFAAS_LEASE_ENDED (-600) /* released, expired or revoked: take a new lease */
 

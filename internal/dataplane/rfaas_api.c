@@ -19,6 +19,7 @@ _Static_assert(RFAAS_OK == DP_OK && RFAAS_BUSY == DP_BUSY && RFAAS_INVALID == DP
                    RFAAS_DEADLINE == DP_DEADLINE && RFAAS_CANCELLED == DP_CANCELLED &&
                    RFAAS_CONNECTION == DP_CONNECTION && RFAAS_PEER_GONE == DP_PEER_GONE &&
                    RFAAS_WORKER_DIED == DP_WORKER_DIED && RFAAS_PROTOCOL == DP_PROTOCOL &&
+                   RFAAS_TIME_LIMIT == DP_TIME_LIMIT && RFAAS_MEMORY_LIMIT == DP_MEMORY_LIMIT &&
                    RFAAS_LEASE_ENDED == DP_LEASE_ENDED && RFAAS_FATAL == DP_FATAL,
                "rfaas.h repeats dp_status.h");
 _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED == (int)DP_MAYBE_EXECUTED &&

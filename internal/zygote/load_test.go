@@ -95,7 +95,7 @@ func TestBadLibraries(t *testing.T) {
 		{"constructor crashes", lib("crashes", crashingConstructor+emptyFunction), []string{"f"}, statusBadLibrary,
 			[]string{"loading the library", "SIGSEGV", "in constructor"}},
 		{"constructor exits", lib("exits", exitingConstructor+emptyFunction), []string{"f"}, statusBadLibrary,
-			[]string{"loading the library", "exit status 4"}},
+			[]string{"loading the library", "called exit(4)"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec, channel := c.spec(t, sealed(t, tc.code))

@@ -14,7 +14,7 @@ const (
 	msgMax      = 4096
 	headSize    = 16
 	spawnSize   = 504
-	spawnFDs    = 4
+	spawnFDs    = 5
 
 	cpusMax      = 1024
 	functionsMax = 65536
@@ -42,11 +42,13 @@ const (
 
 // Statuses of dp_status.h that this package gives itself.
 const (
-	statusInvalid    int32 = -200
-	statusBadBlob    int32 = -203
-	statusBadLibrary int32 = -204
-	statusWorkerDied int32 = -502
-	statusFatal      int32 = -700
+	statusInvalid     int32 = -200
+	statusBadBlob     int32 = -203
+	statusBadLibrary  int32 = -204
+	statusWorkerDied  int32 = -502
+	statusTimeLimit   int32 = -504
+	statusMemoryLimit int32 = -505
+	statusFatal       int32 = -700
 )
 
 // Exit statuses of dp_worker.h.

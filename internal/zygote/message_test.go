@@ -54,7 +54,11 @@ int main(void) {
         DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
         DP_CHANNEL_BLOB_MAX, DP_DEPTH_MAX, DP_EAGER_MAX, DP_SPAWN_FDS, DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM, DP_INVALID,
         DP_BAD_BLOB, DP_BAD_LIBRARY, DP_WORKER_DIED, DP_FATAL, DP_EXIT_STOPPED, DP_EXIT_FAILED, DP_EXIT_CLIENT_GONE,
-        DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10)};
+        DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10), DP_TIME_LIMIT, DP_MEMORY_LIMIT,
+        DP_PAGE_SIZE, offsetof(dp_worker_page, death), offsetof(dp_worker_death, text), sizeof((dp_worker_death *)0)->text,
+        DP_DEATH_NOTED, DP_DEATH_STACK_OVERFLOW, offsetof(dp_worker_page, stats.calls), offsetof(dp_worker_page, stats.refused),
+        offsetof(dp_worker_page, stats.failed), offsetof(dp_worker_page, stats.bytes_in),
+        offsetof(dp_worker_page, stats.bytes_out), offsetof(dp_worker_death, text_len), offsetof(dp_worker_death, flags)};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         printf("%d ", constants[i]);
     printf("\n");
@@ -96,7 +100,8 @@ func TestMessagesMatchC(t *testing.T) {
 	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgReady), int(msgLoaded), int(msgFailed),
 		int(msgStop), int(msgHello), int(msgStarted), msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
-		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10}
+		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
+		int(statusTimeLimit), int(statusMemoryLimit), pageSize, pageDeath, deathText, textMax, deathNoted, overflowed, 8, 16, 24, 32, 40, 32, 28}
 	if got := strings.Fields(numbers); len(got) != len(want) {
 		t.Fatalf("%d constants, want %d", len(got), len(want))
 	} else {
@@ -203,39 +208,39 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		says string
 	}{
 		{"one byte", good[:1], 0, "1 bytes"},
-		{"part of the head", good[:15], 4, "15 bytes"},
-		{"head alone", good[:16], 4, "0 bytes"},
-		{"truncated", good[:len(good)-1], 4, "503 bytes"},
-		{"one byte too many", append(bytes.Clone(good), 0), 4, "505 bytes"},
-		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), 4, "4096 bytes"},
-		{"magic", patch(0, 'X'), 4, "0x4b574658"},
-		{"version", patch(4, 2), 4, "version 2"},
-		{"type", patch(6, 4), 4, "type 4"},
-		{"announced length", patch(12, 1), 4, "257 announced"},
+		{"part of the head", good[:15], spawnFDs, "15 bytes"},
+		{"head alone", good[:16], spawnFDs, "0 bytes"},
+		{"truncated", good[:len(good)-1], spawnFDs, "503 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), spawnFDs, "505 bytes"},
+		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), spawnFDs, "4096 bytes"},
+		{"magic", patch(0, 'X'), spawnFDs, "0x4b574658"},
+		{"version", patch(4, 2), spawnFDs, "version 2"},
+		{"type", patch(6, 4), spawnFDs, "type 4"},
+		{"announced length", patch(12, 1), spawnFDs, "257 announced"},
 		{"no descriptors", good, 0, "0 descriptors"},
-		{"three descriptors", good, 3, "3 descriptors"},
-		{"five descriptors", good, 5, "5 descriptors"},
+		{"four descriptors", good, 4, "4 descriptors"},
+		{"six descriptors", good, 6, "6 descriptors"},
 		{"40 descriptors", good, 40, "16 descriptors"},
-		{"provider 0", patch(B+0, 0), 4, "provider 0"},
-		{"provider 3", patch(B+0, 3), 4, "provider 3"},
-		{"wait mode", patch(B+1, 9), 4, "wait mode 9"},
-		{"reserved", patch(B+3, 1), 4, "reserved"},
-		{"GID index", patch(B+4, word(256)...), 4, "GID index 256"},
-		{"P_Key index", patch(B+8, word(65536)...), 4, "P_Key index 65536"},
-		{"traffic class", patch(B+12, word(256)...), 4, "traffic class 256"},
-		{"service level", patch(B+16, word(16)...), 4, "service level 16"},
-		{"MTU", patch(B+20, word(4097)...), 4, "MTU 4097"},
-		{"depth", patch(B+24, word(1025)...), 4, "depth limit 1025"},
-		{"eager", patch(B+28, word(1<<20)...), 4, "eager limit 1048576"},
-		{"bulk", patch(B+36, word(2)...), 4, "bulk limit"},
-		{"no functions", patch(B+48, word(0)...), 4, "function count 0"},
-		{"many functions", patch(B+48, word(65537)...), 4, "function count 65537"},
-		{"no blob", patch(B+52, word(0)...), 4, "blob length 0"},
-		{"long blob", patch(B+52, word(257)...), 4, "blob length 257"},
-		{"bytes after the blob", patch(B+503, 1), 4, "after the end of the client's blob"},
-		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), 4, "device name"},
-		{"device with a control character", patch(B+184, '\n'), 4, "0xa"},
-		{"bytes after the device", patch(B+184+20, 'x'), 4, "after the end of the device name"},
+		{"provider 0", patch(B+0, 0), spawnFDs, "provider 0"},
+		{"provider 3", patch(B+0, 3), spawnFDs, "provider 3"},
+		{"wait mode", patch(B+1, 9), spawnFDs, "wait mode 9"},
+		{"reserved", patch(B+3, 1), spawnFDs, "reserved"},
+		{"GID index", patch(B+4, word(256)...), spawnFDs, "GID index 256"},
+		{"P_Key index", patch(B+8, word(65536)...), spawnFDs, "P_Key index 65536"},
+		{"traffic class", patch(B+12, word(256)...), spawnFDs, "traffic class 256"},
+		{"service level", patch(B+16, word(16)...), spawnFDs, "service level 16"},
+		{"MTU", patch(B+20, word(4097)...), spawnFDs, "MTU 4097"},
+		{"depth", patch(B+24, word(1025)...), spawnFDs, "depth limit 1025"},
+		{"eager", patch(B+28, word(1<<20)...), spawnFDs, "eager limit 1048576"},
+		{"bulk", patch(B+36, word(2)...), spawnFDs, "bulk limit"},
+		{"no functions", patch(B+48, word(0)...), spawnFDs, "function count 0"},
+		{"many functions", patch(B+48, word(65537)...), spawnFDs, "function count 65537"},
+		{"no blob", patch(B+52, word(0)...), spawnFDs, "blob length 0"},
+		{"long blob", patch(B+52, word(257)...), spawnFDs, "blob length 257"},
+		{"bytes after the blob", patch(B+503, 1), spawnFDs, "after the end of the client's blob"},
+		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), spawnFDs, "device name"},
+		{"device with a control character", patch(B+184, '\n'), spawnFDs, "0xa"},
+		{"bytes after the device", patch(B+184+20, 'x'), spawnFDs, "after the end of the device name"},
 	} {
 		var rights []byte
 		if tc.fds > 0 {

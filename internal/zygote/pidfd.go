@@ -1,7 +1,6 @@
 package zygote
 
 import (
-	"fmt"
 	"os"
 	"unsafe"
 
@@ -23,6 +22,8 @@ type childInfo struct {
 	status                int32
 }
 
+func childOf(si *unix.Siginfo) *childInfo { return (*childInfo)(unsafe.Pointer(si)) }
+
 const cldExited = 1 // CLD_EXITED
 
 // waitPidfd asks for the end of a child. ok is false while it runs. The child stays a zombie with unix.WNOWAIT.
@@ -40,7 +41,7 @@ func waitPidfd(fd int, options int) (st status, ok bool, err error) {
 	if err != nil {
 		return status{}, false, os.NewSyscallError("waitid", err)
 	}
-	ci := (*childInfo)(unsafe.Pointer(&si))
+	ci := childOf(&si)
 	if ci.pid == 0 {
 		return status{}, false, nil
 	}
@@ -100,15 +101,4 @@ func reap(pidfd *os.File) (status, error) {
 func killPidfd(pidfd *os.File) {
 	// ESRCH: it has been reaped. Anything else cannot happen to a child of ours.
 	control(pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) })
-}
-
-func (s status) String() string {
-	if s.signal != 0 {
-		name := unix.SignalName(s.signal)
-		if name == "" {
-			name = "unknown"
-		}
-		return fmt.Sprintf("signal %d (%s)", int(s.signal), name)
-	}
-	return fmt.Sprintf("exit status %d", s.code)
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -39,6 +40,8 @@ type process struct {
 	mu      sync.Mutex
 	dead    bool
 	pending map[uint32]chan answer // by worker; each gets exactly one answer
+
+	stopNoticed atomic.Bool
 }
 
 // answer is what became of a SPAWN: a pidfd, or err.

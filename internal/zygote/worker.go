@@ -14,16 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exit says how a worker ended.
-type Exit struct {
-	Signal    int    // that killed it, or 0
-	Code      int    // exit status, if it was not killed
-	Requested bool   // Stop, Kill or Close had been called before
-	Reason    string // for people: "signal 11 (SIGSEGV)", "exit status 91 (the client is gone)"
-	// OutputTail is the last TailSize bytes of what the worker printed.
-	OutputTail []byte
-}
-
 // Worker is a running worker process, or one that ran. All methods may be called by any goroutine.
 type Worker struct {
 	id     uint32
@@ -31,11 +21,17 @@ type Worker struct {
 	pidfd  *os.File
 	conn   *net.UnixConn
 	output *output
+	page   *page
 	blob   []byte
 	began  bool // it has said STARTED; of start
 
+	names       []string
+	memoryLimit uint64
+	symbol      func(offset uint64) string
+
 	stopped atomic.Bool // Stop was called: a clean exit is as it should be
 	killed  atomic.Bool
+	verdict atomic.Pointer[verdict] // why the executor ended it by itself
 	done    chan struct{}
 	exit    Exit // written before done is closed
 
@@ -43,6 +39,8 @@ type Worker struct {
 	mu       sync.Mutex
 	starting bool
 	ended    bool
+
+	stopNoticed atomic.Bool
 }
 
 // Blob is the worker's channel blob, for the client to connect to. The caller does not change it.
@@ -66,6 +64,17 @@ func (w *Worker) Exit() Exit {
 
 // OutputTail is the last TailSize bytes of what the worker has printed so far.
 func (w *Worker) OutputTail() []byte { return w.output.bytes() }
+
+// Counters is what the worker says that it has done so far.
+func (w *Worker) Counters() Counters { return w.page.counters() }
+
+// Running is the function that runs now, "" between calls.
+func (w *Worker) Running() string {
+	if _, index, ok := w.page.running(); ok && index < len(w.names) {
+		return w.names[index]
+	}
+	return ""
+}
 
 // Kill ends the process now. It does not wait; Done does.
 func (w *Worker) Kill() {
@@ -101,13 +110,8 @@ func (w *Worker) watch(ended func()) {
 	st, err := reap(w.pidfd)
 	w.output.finish()
 	w.pidfd.Close()
-	w.exit = Exit{
-		Signal:     int(st.signal),
-		Code:       st.code,
-		Requested:  w.stopped.Load() || w.killed.Load(),
-		OutputTail: w.output.bytes(),
-	}
-	w.exit.Reason = w.reason(st)
+	w.page.freeze()
+	w.exit = w.makeExit(st)
 	if err != nil {
 		w.exit.Reason = "unknown: " + err.Error()
 	}
@@ -129,33 +133,6 @@ func (w *Worker) started() {
 	if w.ended {
 		w.conn.Close()
 	}
-}
-
-func (w *Worker) reason(st status) string {
-	note := ""
-	switch {
-	case st.signal == unix.SIGKILL && w.killed.Load():
-		return "killed by the executor"
-	case st.signal == unix.SIGKILL:
-		return st.String() + ": out of memory, or killed from outside"
-	case st.signal != 0:
-		return st.String()
-	case st.code == exitStopped && w.stopped.Load():
-		return "stopped"
-	case st.code == exitFailed:
-		note = "it could not start"
-	case st.code == exitClientGone:
-		note = "the client is gone"
-	case st.code == exitProtocol:
-		note = "the client broke the protocol"
-	case st.code == exitFabric:
-		note = "the device failed"
-	case st.code == exitOrphan:
-		note = "it did not find its executor"
-	default:
-		note = "user code ended the process"
-	}
-	return fmt.Sprintf("%s (%s)", st, note)
 }
 
 // start reads the worker's messages up to LOADED.

@@ -56,6 +56,10 @@ type Spec struct {
 	// MemoryLimit is how much private writable memory, in bytes, user code may add; 0: no limit. Allocations beyond it
 	// fail. It does not count shared mappings and child processes: it stands in for a memory cgroup.
 	MemoryLimit uint64
+	// CallLimit is how long one call may take; 0: no limit. A worker that exceeds it is killed.
+	CallLimit time.Duration
+	// Symbol names a place in the user's library by its offset, for backtraces; "" if it has no name. May be nil.
+	Symbol func(offset uint64) string
 }
 
 // Zygote supervises the zygote process and holds the workers. All methods may be called by any goroutine.
@@ -64,7 +68,7 @@ type Zygote struct {
 	nextID atomic.Uint32
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when supervise returned
+	tasks  sync.WaitGroup // supervise, watchStops
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
@@ -83,14 +87,15 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 	}
 	z := &Zygote{
 		cfg:     cfg,
-		ended:   make(chan struct{}),
 		current: p,
 		changed: make(chan struct{}),
 		devices: p.devices,
 		workers: map[*Worker]struct{}{},
 	}
 	z.ctx, z.cancel = context.WithCancel(context.Background())
+	z.tasks.Add(2)
 	go z.supervise(p)
+	go z.watchStops()
 	return z, nil
 }
 
@@ -118,7 +123,7 @@ func (z *Zygote) Close() error {
 		<-w.done
 	}
 	z.cancel()
-	<-z.ended
+	z.tasks.Wait()
 	if !first {
 		return errClosed
 	}
@@ -140,7 +145,7 @@ func (z *Zygote) set(p *process) {
 
 // supervise keeps a zygote alive until Close.
 func (z *Zygote) supervise(p *process) {
-	defer close(z.ended)
+	defer z.tasks.Done()
 	const shortest, longest = 20 * time.Millisecond, 5 * time.Second
 	delay := shortest
 	for {
@@ -233,7 +238,7 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		defer cancel()
 	}
 	for try := 1; ; try++ {
-		w, err := z.spawn(ctx, body, names, spec.Code)
+		w, err := z.spawn(ctx, &spec, body, names)
 		if !errors.Is(err, errZygoteDied) {
 			return w, err
 		}
@@ -247,7 +252,8 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 type parts struct {
 	conn   *net.UnixConn
 	output *output
-	theirs []int // worker socket, names, log; closed once sent
+	page   *page
+	theirs []int // worker socket, names, log, page; closed once sent
 }
 
 func newParts(names []byte) (*parts, error) {
@@ -276,7 +282,14 @@ func newParts(names []byte) (*parts, error) {
 		closeAll([]int{sock, namesFD})
 		return nil, err
 	}
-	p.conn, p.output, p.theirs = conn, out, []int{sock, namesFD, log}
+	page, pageFD, err := newPage()
+	if err != nil {
+		conn.Close()
+		closeAll([]int{sock, namesFD, log})
+		out.finish()
+		return nil, err
+	}
+	p.conn, p.output, p.page, p.theirs = conn, out, page, []int{sock, namesFD, log, pageFD}
 	return p, nil
 }
 
@@ -289,9 +302,10 @@ func (p *parts) close() {
 	p.closeTheirs()
 	p.conn.Close()
 	p.output.finish()
+	p.page.freeze()
 }
 
-func (z *Zygote) spawn(ctx context.Context, body, names []byte, code *os.File) (*Worker, error) {
+func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
 	proc, err := z.process(ctx)
 	if err != nil {
 		return nil, err
@@ -302,8 +316,8 @@ func (z *Zygote) spawn(ctx context.Context, body, names []byte, code *os.File) (
 	}
 	id := z.nextID.Add(1)
 	var ch <-chan answer
-	err = control(code, func(fd int) (err error) {
-		ch, err = proc.send(id, body, []int{parts.theirs[0], fd, parts.theirs[1], parts.theirs[2]})
+	err = control(spec.Code, func(fd int) (err error) {
+		ch, err = proc.send(id, body, []int{parts.theirs[0], fd, parts.theirs[1], parts.theirs[2], parts.theirs[3]})
 		return err
 	})
 	parts.closeTheirs()
@@ -326,7 +340,7 @@ func (z *Zygote) spawn(ctx context.Context, body, names []byte, code *os.File) (
 			parts.discard(a)
 			return nil, a.err
 		}
-		return z.adopt(ctx, id, parts, a)
+		return z.adopt(ctx, id, spec, parts, a)
 	case <-ctx.Done():
 		// The worker may be there in a moment, on cores that the caller takes for free when this returns. A zygote that
 		// hangs is killed after answerTimeout.
@@ -380,9 +394,10 @@ func (p *parts) orphan() (pidfd *os.File, pid int) {
 }
 
 // adopt makes a Worker of a cloned process and sees it through its start.
-func (z *Zygote) adopt(ctx context.Context, id uint32, p *parts, a answer) (*Worker, error) {
+func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, p *parts, a answer) (*Worker, error) {
 	w := &Worker{
-		id: id, pid: a.pid, pidfd: a.pidfd, conn: p.conn, output: p.output,
+		id: id, pid: a.pid, pidfd: a.pidfd, conn: p.conn, output: p.output, page: p.page,
+		names: spec.Names, memoryLimit: spec.MemoryLimit, symbol: spec.Symbol,
 		done: make(chan struct{}), starting: true,
 	}
 	z.mu.Lock()
@@ -403,6 +418,9 @@ func (z *Zygote) adopt(ctx context.Context, id uint32, p *parts, a answer) (*Wor
 		w.Kill()
 		<-w.done
 		return nil, err
+	}
+	if spec.CallLimit > 0 {
+		go w.limitCalls(spec.CallLimit)
 	}
 	return w, nil
 }

@@ -1,0 +1,278 @@
+package zygote
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names of testdata/deaths.c.
+var deathNames = []string{"echo", "segv", "bus", "fpe", "ill", "aborts", "frees_twice", "exits", "quits", "recurses",
+	"large_frame", "jumps", "wild", "kills_itself", "stops_itself", "crashes_in_thread", "eats_memory", "loops",
+	"loops_deaf", "sleeps"}
+
+func deathFunction(t testing.TB, name string) int {
+	t.Helper()
+	i := slices.Index(deathNames, name)
+	if i < 0 {
+		t.Fatalf("no function %q", name)
+	}
+	return i
+}
+
+// deathLease spawns a worker with the functions that crash.
+func deathLease(t testing.TB, z *Zygote, c *client, change func(*Spec)) *leased {
+	t.Helper()
+	code := sealedFile(t, compile(t, "deaths.so", "-shared", "-fPIC", "testdata/deaths.c"))
+	return lease(t, z, c, func(s *Spec) {
+		s.Code, s.Names = code, deathNames
+		if change != nil {
+			change(s)
+		}
+	})
+}
+
+func u64(v uint64) []byte { return binary.LittleEndian.AppendUint64(nil, v) }
+
+// What user code can do to its process comes back as a sentence, the functions on the stack and the last words.
+func TestDeathIsExplained(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	const mib64 = 64 << 20
+	for _, tc := range []struct {
+		function string
+		payload  []byte
+		status   int32
+		reason   string // begins with
+		stack    string // these functions in this order
+		tail     string // contains
+	}{
+		{"segv", nil, statusWorkerDied, "SIGSEGV at address 0x8", "library visible_middle segv", "about to crash\n"},
+		{"bus", nil, statusWorkerDied, "SIGBUS at address 0x", "bus", ""},
+		{"fpe", u64(7), statusWorkerDied, "SIGFPE at address 0x", "fpe", ""},
+		{"ill", nil, statusWorkerDied, "SIGILL at address 0x", "ill", ""},
+		{"aborts", nil, statusWorkerDied, "SIGABRT: abort was called", "abort aborts", ""},
+		{"frees_twice", nil, statusWorkerDied, "SIGABRT: abort was called", "abort frees_twice", "free(): double free"},
+		{"exits", []byte{3}, statusWorkerDied, "called exit(3)", "exit exits", ""},
+		{"exits", []byte{exitClientGone}, statusWorkerDied, "called exit(91)", "exit exits", ""},
+		{"quits", []byte{4}, statusWorkerDied, "called exit(4)", "", ""},
+		{"quits", []byte{0}, statusWorkerDied, "called exit(0)", "", ""},
+		{"recurses", nil, statusWorkerDied, "SIGSEGV at address 0x", "recurses ...", ""},
+		{"large_frame", nil, statusWorkerDied, "SIGSEGV at address 0x", "large_frame", ""},
+		{"jumps", nil, statusWorkerDied, "SIGSEGV at address 0x0", "0x0 jumps", ""},
+		{"wild", nil, statusWorkerDied, "SIGSEGV at an address that cannot exist", "wild", ""},
+		{"kills_itself", nil, statusWorkerDied, "SIGTERM", "", ""},
+		{"crashes_in_thread", nil, statusWorkerDied, "SIGSEGV at address 0x10", "library", ""},
+		{"eats_memory", u64(80 << 20), statusMemoryLimit, "exceeded its memory limit of 64 MiB (SIGSEGV at address 0x0", "eats_memory", ""},
+	} {
+		w := deathLease(t, z, c, func(s *Spec) { s.MemoryLimit = mib64 })
+		begin := time.Now()
+		r, err := w.call(deathFunction(t, tc.function), tc.payload)
+		if err != nil || r.status/100 != -5 {
+			t.Errorf("%s: status %d, %v", tc.function, r.status, err)
+		}
+		within(t, 3*time.Second, tc.function, w.Done())
+		if d := time.Since(begin); d > 2*time.Second {
+			t.Errorf("%s: it took %v", tc.function, d)
+		}
+		x := w.Exit()
+		if x.Status != tc.status || !strings.HasPrefix(x.Reason, tc.reason) || x.Requested || x.Function != tc.function {
+			t.Errorf("%s: %+v", tc.function, x)
+		}
+		if strings.HasSuffix(tc.stack, "...") || tc.function == "large_frame" {
+			if !strings.Contains(x.Reason, "stack overflow") {
+				t.Errorf("%s: %q does not say what it was", tc.function, x.Reason)
+			}
+		}
+		wantStack(t, x.Backtrace, tc.stack)
+		if !strings.Contains(string(x.OutputTail), tc.tail) {
+			t.Errorf("%s: it printed %q, want %q", tc.function, x.OutputTail, tc.tail)
+		}
+	}
+}
+
+// wantStack checks that the backtrace has lines for these functions, in this order.
+func wantStack(t *testing.T, backtrace, functions string) {
+	t.Helper()
+	lines := strings.Split(backtrace, "\n")
+	for _, f := range strings.Fields(functions) {
+		i := slices.IndexFunc(lines, func(l string) bool { return l == f || strings.HasPrefix(l, f+"+0x") })
+		if i < 0 {
+			t.Errorf("no %s (of %s) where it should be in\n%s", f, functions, backtrace)
+			return
+		}
+		lines = lines[i+1:]
+	}
+	if functions == "" && backtrace != "" {
+		t.Errorf("a backtrace from nowhere:\n%s", backtrace)
+	}
+}
+
+// Places without a name are named by whoever knows the library's symbol table.
+func TestBacktraceIsSymbolised(t *testing.T) {
+	z := startZygote(t)
+	var asked uint64
+	w := deathLease(t, z, startClient(t), func(s *Spec) {
+		s.Symbol = func(offset uint64) string { asked = offset; return "hidden\n_inner+0x2" }
+	})
+	w.call(deathFunction(t, "segv"), nil)
+	within(t, 2*time.Second, "exit", w.Done())
+	if x := w.Exit(); asked == 0 || !strings.HasPrefix(x.Backtrace, "hidden _inner+0x2\nvisible_middle+0x") {
+		t.Errorf("offset %#x:\n%s", asked, x.Backtrace)
+	}
+}
+
+// A crash leaves its neighbours alone: they answer throughout.
+func TestNeighboursOfACrash(t *testing.T) {
+	z := startZygote(t)
+	neighbour := deathLease(t, z, startClient(t), func(s *Spec) { s.WaitMode = 1 })
+	stop := make(chan struct{})
+	var calls int
+	var longest time.Duration
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			begin := time.Now()
+			r, err := neighbour.call(0, []byte("still here"))
+			if err != nil || string(r.data) != "still here" {
+				t.Errorf("call %d: %+v, %v", calls, r, err)
+				return
+			}
+			longest = max(longest, time.Since(begin))
+			calls++
+		}
+	})
+	c := startClient(t)
+	for _, name := range []string{"segv", "frees_twice", "exits", "recurses", "bus"} {
+		w := deathLease(t, z, c, nil)
+		w.call(deathFunction(t, name), []byte{1})
+		within(t, 3*time.Second, name, w.Done())
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d calls of the neighbour, the longest took %v", calls, longest)
+	if calls < 10 {
+		t.Errorf("only %d calls", calls)
+	}
+}
+
+// A call that exceeds its limit ends with its worker, which says where it was; shorter ones are left alone.
+func TestTimeLimit(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	const limit = 300 * time.Millisecond
+	for _, tc := range []struct {
+		function string
+		payload  []byte
+		stack    string
+	}{
+		{"loops", nil, "library loops"},
+		{"loops_deaf", nil, ""},
+		{"sleeps", u64(60_000), "sleeps"},
+	} {
+		w := deathLease(t, z, c, func(s *Spec) { s.CallLimit = limit })
+		for range 3 { // together longer than the limit
+			w.mustCall(t, 0, []byte("x"))
+			if r, err := w.call(deathFunction(t, "sleeps"), u64(150)); err != nil || r.status != 0 {
+				t.Fatalf("a call within the limit: %+v, %v", r, err)
+			}
+		}
+		begin := time.Now()
+		r, err := w.call(deathFunction(t, tc.function), tc.payload)
+		took := time.Since(begin)
+		if err != nil || r.status/100 != -5 {
+			t.Errorf("%s: %+v, %v", tc.function, r, err)
+		}
+		if took < limit || took > limit+2*time.Second {
+			t.Errorf("%s: ended after %v, the limit is %v", tc.function, took, limit)
+		}
+		within(t, time.Second, "exit", w.Done())
+		x := w.Exit()
+		if x.Status != statusTimeLimit || x.Reason != "exceeded its time limit of 300ms" || x.Function != tc.function || x.Requested {
+			t.Errorf("%s: %+v", tc.function, x)
+		}
+		wantStack(t, x.Backtrace, tc.stack)
+		t.Logf("%s ended after %v", tc.function, took.Round(time.Millisecond))
+	}
+}
+
+// A stopped worker is killed after a moment; one that goes on in time is left alone.
+func TestStoppedWorker(t *testing.T) {
+	z := startZygote(t)
+	c := startClient(t)
+	w := deathLease(t, z, c, nil)
+	unix.Kill(w.PID(), unix.SIGSTOP)
+	eventually(t, time.Second, "the stop is noticed", w.stopNoticed.Load)
+	unix.Kill(w.PID(), unix.SIGCONT)
+	eventually(t, 3*time.Second, "the stop is looked at again", func() bool { return !w.stopNoticed.Load() })
+	w.mustCall(t, 0, []byte("x"))
+
+	begin := time.Now()
+	r, err := w.call(deathFunction(t, "stops_itself"), nil)
+	if d := time.Since(begin); err != nil || r.status/100 != -5 || d > 3*time.Second || d < stopPatience {
+		t.Errorf("a call that stops its worker: %+v, %v after %v", r, err, d)
+	}
+	within(t, time.Second, "exit", w.Done())
+	if x := w.Exit(); x.Reason != "was stopped (SIGSTOP) and killed" || x.Function != "stops_itself" || x.Status != statusWorkerDied {
+		t.Errorf("%+v", x)
+	}
+}
+
+// A stopped zygote is replaced before anybody asks it for a worker.
+func TestStoppedZygote(t *testing.T) {
+	z := startZygote(t)
+	first := current(t, z)
+	unix.Kill(first.cmd.Process.Pid, unix.SIGSTOP)
+	within(t, 3*time.Second, "the stopped zygote's end", first.gone)
+	deathLease(t, z, startClient(t), nil).mustCall(t, 0, []byte("x"))
+}
+
+// Whatever a worker writes into its page, the executor stays calm.
+func TestHostilePage(t *testing.T) {
+	mem := make([]byte, pageSize)
+	for i := range mem {
+		mem[i] = 0xff
+	}
+	p := &page{mem: mem}
+	w := &Worker{names: deathNames, page: p, output: &output{}, memoryLimit: 1}
+	for _, st := range []status{{}, {code: 91}, {signal: unix.SIGSEGV}, {signal: unix.SIGALRM}, {signal: 77}} {
+		x := w.makeExit(st)
+		if x.Reason == "" || len(x.Backtrace) > 3*textMax || x.Function != "" {
+			t.Errorf("%+v: %+v", st, x)
+		}
+	}
+	copy(p.mem[pageDeath+deathText:], "one\x00\x1b[31m\ntwo\n")
+	if x := w.makeExit(status{}); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
+		t.Errorf("%q", x.Backtrace)
+	}
+}
+
+// What the worker counts is what was done.
+func TestCounters(t *testing.T) {
+	z := startZygote(t)
+	w := lease(t, z, startClient(t), nil)
+	w.mustCall(t, fnEcho, []byte("four"))
+	w.call(fnFails, []byte("x"))
+	running := make(chan struct{})
+	go func() { w.call(fnHangs, nil); close(running) }()
+	eventually(t, 2*time.Second, "the call runs", func() bool { return w.Running() == "hangs" })
+	if got, want := w.Counters(), (Counters{Calls: 2, Failed: 1, BytesIn: 5, BytesOut: 4}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	w.Kill()
+	<-w.Done()
+	<-running
+	if x := w.Exit(); x.Function != "hangs" || x.Counters.Calls != 2 || w.Running() != "hangs" {
+		t.Errorf("%+v, %q", x, w.Running())
+	}
+}

@@ -1,0 +1,182 @@
+package zygote
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit says how a worker ended.
+type Exit struct {
+	Signal    int    // that killed it, or 0
+	Code      int    // exit status, if it was not killed
+	Requested bool   // Stop, Kill or Close had been called before
+	Status    int32  // what its calls ended with: a dp_status of class connection
+	Function  string // that was running, "" for none
+	Reason    string // for people: "SIGSEGV at address 0x8", "exceeded its time limit of 2s", "called exit(3)"
+	// Backtrace has a line for each function that was on the stack, innermost first; "" where it could not be had.
+	Backtrace string
+	// OutputTail is the last TailSize bytes of what the worker printed.
+	OutputTail []byte
+	Counters   Counters
+}
+
+// verdict is why the executor itself ended a worker.
+type verdict struct {
+	status int32
+	text   string
+}
+
+// makeExit puts together what the kernel, the page and the pipe say of a dead worker.
+func (w *Worker) makeExit(st status) Exit {
+	x := Exit{
+		Signal:     int(st.signal),
+		Code:       st.code,
+		Requested:  w.stopped.Load() || w.killed.Load(),
+		Status:     statusWorkerDied,
+		OutputTail: w.output.bytes(),
+		Counters:   w.page.counters(),
+	}
+	d := w.page.death()
+	if d.noted {
+		x.Backtrace = w.backtrace(d.text)
+	}
+	if _, index, ok := w.page.running(); ok && index < len(w.names) {
+		x.Function = w.names[index]
+	}
+	if v := w.verdict.Load(); v != nil {
+		x.Status, x.Reason = v.status, v.text
+		return x
+	}
+	if d.noted && st.signal == unix.SIGALRM { // its handler hung
+		x.Signal = int(d.signal)
+	}
+	x.Reason = w.reason(st, x.Function != "", &d)
+	if w.memoryLimit > 0 && d.outOfMemory(st) {
+		x.Status = statusMemoryLimit
+		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (%s)", sizeText(w.memoryLimit), x.Reason)
+	}
+	return x
+}
+
+// outOfMemory says that the process ended in the way of one whose allocation has just failed: it used the null pointer
+// that it got, or gave up.
+func (d *death) outOfMemory(st status) bool {
+	const nearNull = 1 << 20
+	if !d.noted || d.errno != unix.ENOMEM {
+		return false
+	}
+	switch st.signal {
+	case 0:
+		return d.signal == 0
+	case unix.SIGSEGV:
+		return d.signal == st.signal && d.address < nearNull && !d.overflow
+	case unix.SIGABRT:
+		return d.signal == st.signal
+	}
+	return false
+}
+
+func (w *Worker) reason(st status, inFunction bool, d *death) string {
+	note := ""
+	switch {
+	case st.signal == unix.SIGKILL && w.killed.Load():
+		return "killed by the executor"
+	case st.signal == unix.SIGKILL:
+		return "SIGKILL: out of memory, or killed from outside"
+	case d.noted && d.signal != 0 && (st.signal == d.signal || st.signal == unix.SIGALRM):
+		return d.signalText(w.pid)
+	case st.signal != 0:
+		return signalName(st.signal)
+	case st.code == exitStopped && w.stopped.Load():
+		return "stopped"
+	case inFunction:
+		return fmt.Sprintf("called exit(%d)", st.code)
+	case st.code == exitFailed:
+		note = "it could not start"
+	case st.code == exitClientGone:
+		note = "the client is gone"
+	case st.code == exitProtocol:
+		note = "the client broke the protocol"
+	case st.code == exitFabric:
+		note = "the device failed"
+	case st.code == exitOrphan:
+		note = "it did not find its executor"
+	default:
+		return fmt.Sprintf("called exit(%d)", st.code)
+	}
+	return fmt.Sprintf("exit status %d (%s)", st.code, note)
+}
+
+// signalText says what a signal was about. The numbers are si_code's.
+func (d *death) signalText(pid int) string {
+	name := signalName(d.signal)
+	if d.code <= 0 {
+		if d.signal == unix.SIGABRT && d.sender == uint32(pid) {
+			return name + ": abort was called"
+		}
+		if d.sender == uint32(pid) {
+			return name + ", raised by itself"
+		}
+		return fmt.Sprintf("%s, sent by process %d", name, d.sender)
+	}
+	switch d.signal {
+	case unix.SIGSEGV, unix.SIGBUS, unix.SIGILL, unix.SIGFPE:
+	default:
+		return name
+	}
+	const siKernel = 0x80 // no address is known
+	if d.code == siKernel {
+		return name + " at an address that cannot exist"
+	}
+	text := fmt.Sprintf("%s at address %#x", name, d.address)
+	switch {
+	case d.overflow:
+		text += ": stack overflow"
+	case d.signal == unix.SIGFPE && d.code == 1:
+		text += ": integer division by zero"
+	case d.signal == unix.SIGBUS && d.code == 2:
+		text += ": no memory there"
+	}
+	return text
+}
+
+func signalName(s unix.Signal) string {
+	if name := unix.SignalName(s); name != "" {
+		return name
+	}
+	return fmt.Sprintf("signal %d", int(s))
+}
+
+// backtrace cleans what the worker wrote, and names the places in the user's library that it could not.
+func (w *Worker) backtrace(text []byte) string {
+	var b strings.Builder
+	for line := range strings.SplitSeq(strings.TrimSuffix(string(text), "\n"), "\n") {
+		line = printable([]byte(line))
+		var offset uint64
+		if n, _ := fmt.Sscanf(line, "library+0x%x", &offset); n == 1 && w.symbol != nil {
+			if name := w.symbol(offset); name != "" {
+				line = printable([]byte(name))
+			}
+		}
+		if b.Len() > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// sizeText writes a number of bytes in the largest unit that it is a multiple of.
+func sizeText(n uint64) string {
+	for shift, unit := range map[int]string{30: "GiB", 20: "MiB", 10: "KiB"} {
+		if m := n >> shift; m > 0 && m<<shift == n && m < 1<<10 {
+			return fmt.Sprintf("%d %s", m, unit)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+func timeLimitText(d time.Duration) string { return fmt.Sprintf("exceeded its time limit of %v", d) }

@@ -1,0 +1,148 @@
+/* Functions that end their worker in every way we know; by name, see death_test.go. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "rfaas_function.h"
+
+#define FUNCTION(name) uint32_t name(__attribute__((unused)) void *args, __attribute__((unused)) uint32_t size, \
+                                     __attribute__((unused)) void *res)
+
+FUNCTION(echo) {
+    memcpy(res, args, size);
+    return size;
+}
+
+/* Not exported: only the symbol table has its name. */
+static __attribute__((noinline)) void hidden_inner(volatile int *p) {
+    printf("about to crash\n");
+    *p = 1;
+    printf("not reached\n");
+}
+
+__attribute__((noinline)) void visible_middle(volatile int *p) {
+    hidden_inner(p);
+    printf("not reached\n");
+}
+
+FUNCTION(segv) {
+    visible_middle((int *)8);
+    return 0;
+}
+
+/* A page of a file beyond the file's end. */
+FUNCTION(bus) {
+    int fd = memfd_create("short", 0);
+    char *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    p[5] = 1;
+    return 0;
+}
+
+FUNCTION(fpe) {
+    volatile int zero = 0;
+    return (uint32_t)(*(int *)args / zero);
+}
+
+FUNCTION(ill) { __builtin_trap(); }
+
+FUNCTION(aborts) { abort(); }
+
+FUNCTION(frees_twice) {
+    void *volatile p = malloc(32);
+    free(p);
+    free(p);
+    return 0;
+}
+
+FUNCTION(exits) { exit(*(unsigned char *)args); }
+
+FUNCTION(quits) { _exit(*(unsigned char *)args); }
+
+FUNCTION(recurses) {
+    volatile char frame[512];
+    frame[0] = 1;
+    return size == UINT32_MAX ? 0 : recurses((void *)frame, size + 1, res) + (uint32_t)frame[0];
+}
+
+/* One frame that is larger than the stack. */
+FUNCTION(large_frame) {
+    volatile char frame[256 << 20];
+    frame[size] = 1;
+    frame[128 << 20] = 1;
+    return (uint32_t)frame[size];
+}
+
+static int nothing(void) { return 0; }
+
+FUNCTION(jumps) {
+    int (*volatile nowhere)(void) = size ? nothing : NULL;
+    return (uint32_t)nowhere() + 1;
+}
+
+FUNCTION(wild) {
+    *(volatile int *)0x8000000000000000 = 1;
+    return 0;
+}
+
+FUNCTION(kills_itself) {
+    kill(getpid(), SIGTERM);
+    for (;;)
+        pause();
+}
+
+FUNCTION(stops_itself) {
+    raise(SIGSTOP);
+    return 0;
+}
+
+static void *crash_in_thread(void *arg) {
+    *(volatile int *)16 = 1;
+    return arg;
+}
+
+FUNCTION(crashes_in_thread) {
+    pthread_t t;
+    pthread_create(&t, NULL, crash_in_thread, NULL);
+    pthread_join(t, NULL);
+    return 0;
+}
+
+/* Does what a program does that never checks an allocation; args: u64 bytes. */
+FUNCTION(eats_memory) {
+    uint64_t n;
+    memcpy(&n, args, sizeof n);
+    char *p = malloc(n);
+    for (uint64_t i = 0; i < n; i += 4096)
+        *(volatile char *)&p[i] = 1; /* or the compiler drops it all */
+    return 0;
+}
+
+static __attribute__((noinline)) void spin_here(void) {
+    for (volatile uint64_t i = 0;; i++) {
+    }
+}
+
+FUNCTION(loops) {
+    spin_here();
+    return 0;
+}
+
+/* Loops with every signal blocked. */
+FUNCTION(loops_deaf) {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
+    spin_here();
+    return 0;
+}
+
+FUNCTION(sleeps) {
+    uint64_t ms;
+    memcpy(&ms, args, sizeof ms);
+    usleep((useconds_t)ms * 1000);
+    return 0;
+}
