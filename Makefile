@@ -4,6 +4,7 @@
 # changed. C programs are rebuilt when a source, a header, the list of sources or a flag has changed.
 
 SHELL := /bin/bash
+, := ,
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -194,6 +195,52 @@ CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 $(eval $(call c_program,build/ctest/dp_test,build/ctest/plain,$(CTEST_SOURCES),$(DP_CFLAGS) $(CFLAGS),$(CTEST_LINK)))
 $(eval $(call c_program,build/ctest/dp_test-asan,build/ctest/asan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE),$(CTEST_LINK)))
 
+# ---- fuzzing: internal/dataplane/fuzz/README.md
+
+FUZZ_NAMES := $(patsubst $(DP)/fuzz/fuzz_%.c,%,$(sort $(wildcard $(DP)/fuzz/fuzz_*.c)))
+FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+	-I$(DP)/fuzz/stub
+# What is under test; main() and what would run a worker are of no use there.
+FUZZED := $(filter-out $(DP)/dp_worker_main.c $(DP)/dp_bench%,$(DP_SOURCES)) $(DP)/fuzz/fabric.c
+
+# $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
+define fuzz_build
+$(1)/lib.a: $(patsubst %.c,$(1)/%.o,$(FUZZED))
+	$$(call say,AR,$$@)
+	$$(Q)rm -f $$@ && ar rcs $$@ $$(filter %.o,$$^)
+
+$(1)/%.o: %.c $(1)/flags
+	$$(call say,CC,$$<)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$(2) $(FUZZ_CFLAGS) $(3) -MMD -MP -c -o $$@ $$<
+
+$(1)/flags: FORCE
+	@printf '%s\n' '$(2) $(FUZZ_CFLAGS) $(3) $(4)' | $$(call unless_same,$$@)
+
+$(addprefix $(1)/,$(FUZZ_NAMES)): $(1)/%: $(1)/$(DP)/fuzz/fuzz_%.o $(1)/lib.a $(5)
+	$$(call say,LD,$$@)
+	$$(Q)$(2) $(FUZZ_CFLAGS) $(4) -o $$@ $$^ $(DP_LIBS) -lm
+
+-include $(patsubst %.c,$(1)/%.d,$(FUZZED) $(FUZZ_NAMES:%=$(DP)/fuzz/fuzz_%.c))
+endef
+
+# gcc, and the driver of our own, which must not be instrumented.
+$(eval $(call fuzz_build,build/fuzz/gcc,$(CC),-fsanitize-coverage=trace-pc$(,)trace-cmp,,build/fuzz/driver.o))
+build/fuzz/driver.o: $(DP)/fuzz/driver.c $(DP)/fuzz/fuzz.h
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(DP_CFLAGS) -O2 -g -c -o $@ $<
+test-fuzz:
+	$(Q)scripts/fuzz --quick
+
+FUZZTIME ?= 60s
+.PHONY: test-fuzz fuzz
+fuzz: ## every fuzz target for a while (FUZZTIME=60s each)
+	$(Q)scripts/fuzz --time $(FUZZTIME)
+
+# clang and libFuzzer, for `make fuzz` where there is a clang.
+$(eval $(call fuzz_build,build/fuzz/clang,clang,-fsanitize=fuzzer-no-link,-fsanitize=fuzzer,))
+
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check
 
@@ -233,8 +280,8 @@ lint-go: $(STATICCHECK)
 # Compiled for real, since many warnings come from the optimiser only. Headers must stand alone.
 lint-c:
 	$(call say,LINT,c)
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c) | xargs -P 2 -I FILE \
-		$(CC) $(DP_CFLAGS) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c $(DP)/fuzz/*.c) | xargs -P 2 -I FILE \
+		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP)/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 

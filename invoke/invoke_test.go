@@ -2,8 +2,10 @@ package invoke
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"hash/crc32"
 	"os"
 	"regexp"
 	"strings"
@@ -99,12 +101,32 @@ func TestDamagedChannelBlobs(t *testing.T) {
 	}
 }
 
+// mend puts the right checksum into what has the length of a blob, for random bytes never have it.
 func FuzzChannelBlob(f *testing.F) {
-	f.Add(testBlob().Marshal())
-	f.Fuzz(func(t *testing.T, data []byte) {
+	f.Add(false, testBlob().Marshal())
+	f.Add(true, testBlob().Marshal())
+	worker := testBlob()
+	worker.Role, worker.Provider, worker.Depth, worker.Eager, worker.Bulk = RoleWorker, ProviderVerbs, MaxDepth, MaxEager, MaxBulk
+	worker.QueuePair = make([]byte, MaxBlob-HeaderSize)
+	f.Add(true, worker.Marshal())
+	f.Fuzz(func(t *testing.T, mend bool, data []byte) {
+		if mend && len(data) >= HeaderSize {
+			data = bytes.Clone(data)
+			copy(data[52:56], []byte{0, 0, 0, 0})
+			binary.LittleEndian.PutUint32(data[52:], crc32.Checksum(data, castagnoli))
+		}
 		b, err := UnmarshalChannelBlob(data)
-		if err == nil && !bytes.Equal(b.Marshal(), data) {
+		if err != nil {
+			if !errors.Is(err, ErrBlob) {
+				t.Errorf("%v", err)
+			}
+			return
+		}
+		if !bytes.Equal(b.Marshal(), data) {
 			t.Fatalf("%x decodes to %+v, which encodes to %x", data, b, b.Marshal())
+		}
+		if b.Generation == 0 || b.Depth == 0 || b.Depth > MaxDepth || b.Eager == 0 || b.Eager > MaxEager || b.Bulk > MaxBulk {
+			t.Errorf("%+v", b)
 		}
 	})
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/hashicorp/go-multierror"
@@ -121,7 +123,9 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 				return nil, nil, fmt.Errorf("settings file %s: unknown key %q (known: %s)", file, key,
 					strings.Join(slices.Sorted(maps.Keys(values)), ", "))
 			}
-			values[key], source[key] = v.Get(key), file
+			if values[key], source[key] = v.Get(key), file; values[key] == nil {
+				return nil, nil, fmt.Errorf("settings file %s: %s has no value", file, key)
+			}
 		}
 	}
 	for _, kv := range environ {
@@ -144,6 +148,10 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 func decode(values map[string]any, source map[string]string, into any) error {
 	var result *multierror.Error
 	for _, key := range slices.Sorted(maps.Keys(values)) {
+		if text, ok := values[key].(string); ok && (!utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl)) {
+			result = multierror.Append(result, fmt.Errorf("%s = %q (from %s): not a line of text", key, text, source[key]))
+			continue
+		}
 		d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
 			Result:           into,
 			WeaklyTypedInput: true,

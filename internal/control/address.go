@@ -29,7 +29,9 @@ func (a Address) String() string {
 // ParseAddress checks the form of an address without resolving anything.
 func ParseAddress(s string) (Address, error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
-		path = strings.TrimPrefix(path, "//") // unix:///run/x as gRPC writes it
+		if strings.HasPrefix(path, "//") { // unix:///run/x as gRPC writes it
+			path = "/" + strings.TrimLeft(path, "/")
+		}
 		// sun_path holds 108 bytes with its NUL.
 		if path == "" || len(path) > 107 {
 			return Address{}, fmt.Errorf("address %q: the socket path has %d bytes, want 1 to 107", s, len(path))

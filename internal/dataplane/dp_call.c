@@ -507,7 +507,9 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
                 (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
         return DP_INVALID;
     if (!ch->n_free) {
-        look(ch->ep); /* a late reply may have freed one */
+        look(ch->ep); /* a late reply may have freed one, and the end of the connection may have come behind it */
+        if (ch->failed)
+            return ch->failed;
         if (!ch->n_free) {
             ch->stats.busy++;
             return ch->failed ? ch->failed : DP_BUSY;

@@ -1,9 +1,11 @@
 package executor
 
 import (
+	"bytes"
 	"debug/elf"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -11,8 +13,11 @@ import (
 	"strings"
 )
 
-// maxFunctions is how many functions an index of a request can name.
-const maxFunctions = 1 << 16
+const (
+	maxFunctions = 1 << 16 // how many an index of a request can name
+	maxName      = 1 << 10 // bytes of a function's name; longer ones are left out
+	maxNames     = 2 << 20 // bytes of all names, for they travel in one message
+)
 
 // glibc is a version of the C library.
 type glibc struct{ major, minor int }
@@ -52,88 +57,69 @@ func machine() elf.Machine {
 
 // inspect checks that r is a shared library that this node can load and returns its functions, sorted by bytes: a
 // function's place is its index. node is the node's C library, nil if unknown. What only the dynamic linker
-// can know, such as a missing dependency, is left to the worker.
-func inspect(r io.ReaderAt, node *glibc) (names []string, err error) {
-	defer func() {
-		// debug/elf says of itself that it is not hardened, and this is anybody's file.
-		if p := recover(); p != nil {
-			names, err = nil, fmt.Errorf("malformed ELF file: %v", p)
-		}
-	}()
-	var magic [len(elf.ELFMAG)]byte
-	if n, _ := r.ReadAt(magic[:], 0); string(magic[:n]) != elf.ELFMAG {
-		return nil, fmt.Errorf("not an ELF file: it begins with the bytes % x", magic[:n])
-	}
-	f, err := elf.NewFile(r)
+// can know, such as a missing dependency, is left to the worker. r is anybody's file.
+func inspect(r io.ReaderAt, node *glibc) ([]string, error) {
+	f, err := openELF(r)
 	if err != nil {
-		return nil, fmt.Errorf("malformed ELF file: %w", err)
+		return nil, err
 	}
-	if f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB {
-		return nil, fmt.Errorf("ELF class %v, %v; this node wants 64 bits, little endian", f.Class, f.Data)
+	if f.machine != machine() {
+		return nil, fmt.Errorf("built for %v, this node is %v", f.machine, machine())
 	}
-	if f.Machine != machine() {
-		return nil, fmt.Errorf("built for %v, this node is %v", f.Machine, machine())
+	if f.kind != elf.ET_DYN {
+		return nil, fmt.Errorf("ELF type %v, not a shared library (link with -shared)", f.kind)
 	}
-	if f.Type != elf.ET_DYN {
-		return nil, fmt.Errorf("ELF type %v, not a shared library (link with -shared)", f.Type)
+	flags, err := f.dynamic(elf.DT_FLAGS_1)
+	if err != nil {
+		return nil, err
 	}
-	if flags, err := f.DynValue(elf.DT_FLAGS_1); err == nil && len(flags) > 0 && elf.DynFlag1(flags[0])&elf.DF_1_PIE != 0 {
+	if elf.DynFlag1(flags)&elf.DF_1_PIE != 0 {
 		return nil, fmt.Errorf("a position-independent program, not a shared library (link with -shared)")
 	}
 	if err := checkGlibc(f, node); err != nil {
 		return nil, err
 	}
-	names, err = functions(f)
+	names, err := functions(f)
 	if err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {
 		return nil, fmt.Errorf("it exports no functions (C linkage and default visibility are needed)")
 	}
-	if len(names) > maxFunctions {
-		return nil, fmt.Errorf("it exports %d functions, at most %d can be called", len(names), maxFunctions)
-	}
 	return names, nil
 }
 
 // functions lists what the library exports to C.
-func functions(f *elf.File) ([]string, error) {
-	symbols, err := f.DynamicSymbols()
-	if err != nil {
-		return nil, fmt.Errorf("no dynamic symbols: %w", err)
-	}
-	var names []string
-	for _, s := range symbols {
-		if elf.ST_BIND(s.Info) != elf.STB_GLOBAL || elf.ST_TYPE(s.Info) != elf.STT_FUNC ||
-			elf.ST_VISIBILITY(s.Other) != elf.STV_DEFAULT || s.Section == elf.SHN_UNDEF {
-			continue
+func functions(f *elfFile) ([]string, error) {
+	known := map[string]bool{}
+	total := 0
+	err := f.symbols(func(name []byte) error {
+		if bytes.HasPrefix(name, []byte("_Z")) || string(name) == "_init" || string(name) == "_fini" || known[string(name)] {
+			return nil
 		}
-		if s.Name == "" || s.Name == "_init" || s.Name == "_fini" || strings.HasPrefix(s.Name, "_Z") {
-			continue
+		if len(known) == maxFunctions {
+			return fmt.Errorf("it exports more than %d functions, which is how many can be called", maxFunctions)
 		}
-		names = append(names, s.Name)
-	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+		if total += len(name) + 1; total > maxNames {
+			return fmt.Errorf("the names of its functions take more than %d bytes", maxNames)
+		}
+		known[string(name)] = true
+		return nil
+	})
+	return slices.Sorted(maps.Keys(known)), err
 }
 
 // checkGlibc compares the C library that f needs with the node's.
-func checkGlibc(f *elf.File, node *glibc) error {
-	if node == nil || f.SectionByType(elf.SHT_GNU_VERNEED) == nil {
-		return nil // it needs no particular version of anything
+func checkGlibc(f *elfFile, node *glibc) error {
+	if node == nil {
+		return nil
 	}
-	needs, err := f.DynamicVersionNeeds()
-	if err != nil {
-		return fmt.Errorf("malformed version section: %w", err)
-	}
-	for _, lib := range needs {
-		for _, n := range lib.Needs {
-			if v, ok := parseGlibc(n.Dep); ok && node.less(v) {
-				return fmt.Errorf("needs GLIBC_%v of %s, this node has glibc %v: build it on a system as old as the node", v, lib.Name, node)
-			}
+	return f.versionsNeeded(func(library, version string) error {
+		if v, ok := parseGlibc(version); ok && node.less(v) {
+			return fmt.Errorf("needs GLIBC_%v of %q, this node has glibc %v: build it on a system as old as the node", v, library, node)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // nodeGlibc finds the C library that the program at path runs with and returns its version; nil if it cannot be

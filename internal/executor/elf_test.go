@@ -147,17 +147,6 @@ func TestParseGlibc(t *testing.T) {
 	}
 }
 
-func FuzzInspect(f *testing.F) {
-	f.Add(compile(f, functionsSource, "-shared", "-fPIC"))
-	f.Add([]byte("\x7fELF"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		names, err := inspect(bytes.NewReader(b), &glibc{2, 36})
-		if (err == nil) != (len(names) > 0) {
-			t.Errorf("functions %v with error %v", names, err)
-		}
-	})
-}
-
 // The numbers that this package repeats from C.
 func TestConstantsOfTheDataPlane(t *testing.T) {
 	for file, lines := range map[string][]string{

@@ -37,7 +37,7 @@ const testBound = 20 * time.Second
 
 // fakeSpawner starts workers that are not there. It checks what no zygote can: that no core ever has two workers.
 type fakeSpawner struct {
-	t *testing.T
+	t testing.TB
 	// before, if set, runs before a worker starts; its error is the spawn's.
 	before func(ctx context.Context, s zygote.Spec) error
 	// reap, if set, runs between a worker's end and Done.

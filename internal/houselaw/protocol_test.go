@@ -112,7 +112,7 @@ func TestSizesOfDocumentAndCode(t *testing.T) {
 // The targets that people and CI rely on.
 func TestMakefileTargets(t *testing.T) {
 	text := source(t, "Makefile")
-	for target := range strings.FieldsSeq("help deps build run test test-go test-race test-c test-softroce lint check bench install uninstall clean proto") {
+	for target := range strings.FieldsSeq("help deps build run test test-go test-race test-c test-softroce fuzz lint check bench install uninstall clean proto") {
 		if !regexp.MustCompile(fmt.Sprintf(`(?m)^%s:.* ## `, target)).MatchString(text) {
 			t.Errorf("Makefile: no documented target %s", target)
 		}

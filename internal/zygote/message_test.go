@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -125,8 +126,14 @@ func FuzzDecodeMessage(f *testing.F) {
 		if !bytes.Equal(m.encode(), b) {
 			t.Errorf("%x does not come back", b)
 		}
-		if e := m.failure(); e.Status >= 0 {
+		e := m.failure()
+		if e.Status >= 0 {
 			t.Errorf("failure with status %d", e.Status)
+		}
+		for _, r := range e.Text {
+			if r < ' ' || r == 0x7f || r == utf8.RuneError {
+				t.Errorf("the text has %#x: %q", r, e.Text)
+			}
 		}
 		m.u32(0)
 		m.u32(1)

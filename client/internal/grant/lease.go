@@ -23,6 +23,9 @@ const (
 	MaxLibrary = 1 << 30
 )
 
+// maxDuration is longer than any lease.
+const maxDuration = 100 * 365 * 24 * time.Hour
+
 // Spec is what a lease shall be.
 type Spec struct {
 	Library        string // path of the shared library, or
@@ -205,12 +208,16 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
-	if len(h.Workers) != len(blobs) {
-		_ = h.Release(context.WithoutCancel(ctx))
+	switch {
+	case len(h.Workers) != len(blobs):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted %d workers, %d were asked for", cand.Address, len(h.Workers), len(blobs))
-		return nil, p.last
+	case r.DurationMs > uint64(maxDuration/time.Millisecond):
+		p.last = fail(op, dataplane.StatusProtocol, "%s granted a lease of %d ms", cand.Address, r.DurationMs)
+	default:
+		return h, nil
 	}
-	return h, nil
+	_ = h.Release(context.WithoutCancel(ctx))
+	return nil, p.last
 }
 
 // ask sends one lease request. When the connection broke on the way it asks once more under the same request id,

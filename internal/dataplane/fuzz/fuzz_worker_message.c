@@ -1,0 +1,57 @@
+/* Messages from the executor to the zygote: a packet as it comes from the socket. Byte 0: how many descriptors come with
+ * it. */
+#include "../dp_worker_zygote.c"
+
+#include "fuzz.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static int pair[2] = {-1, -1};
+    static int lowest = -1;
+    input in = {data, size};
+    int n = take8(&in) % (FDS_TAKEN + 4);
+    if (pair[0] < 0) {
+        MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+        lowest = dup(0);
+        close(lowest);
+    }
+    int fds[FDS_TAKEN + 4] = {0};
+    union {
+        struct cmsghdr align;
+        char buf[CMSG_SPACE(sizeof fds)];
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec iov = {(void *)in.at, in.left};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (n) {
+        m.msg_control = control.buf;
+        m.msg_controllen = CMSG_SPACE((size_t)n * sizeof(int));
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN((size_t)n * sizeof(int));
+        memcpy(CMSG_DATA(c), fds, (size_t)n * sizeof(int));
+    }
+    if (in.left == 0 || sendmsg(pair[0], &m, MSG_NOSIGNAL) < 0)
+        return 0;
+    packet *p = malloc(sizeof *p);
+    dp_error err = {0};
+    MUST(packet_recv(pair[1], p) == 1);
+    int st = check_packet(p, &err);
+    if (st == DP_OK) {
+        dp_msg_spawn s;
+        memcpy(&s, p->bytes + sizeof p->head, sizeof s);
+        st = check_spawn(&s, &err);
+        if (st == DP_OK) {
+            MUST(strnlen(s.device, sizeof s.device) < sizeof s.device);
+            MUST(s.n_functions >= 1 && s.n_functions <= DP_FUNCTIONS_MAX && s.blob_len >= 1 && s.blob_len <= sizeof s.blob);
+            MUST(s.wait_mode <= DP_WAIT_WARM && s.max_depth <= DP_DEPTH_MAX && s.max_bulk <= DP_BULK_MAX);
+        }
+    }
+    MUST(st == DP_OK || (err.status == st && err.msg[0]));
+    packet_close(p);
+    free(p);
+    int free_fd = dup(0);
+    MUST(free_fd == lowest);
+    close(free_fd);
+    return 0;
+}

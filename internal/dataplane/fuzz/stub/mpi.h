@@ -1,0 +1,2 @@
+/* Enough of MPI for examples/mpi/blackscholes/example.h. */
+typedef int MPI_Comm;
