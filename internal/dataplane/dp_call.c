@@ -540,8 +540,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     int st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg);
     if (__builtin_expect(st != DP_OK, 0)) {
         slot_free(ch, i);
-        if (st == DP_CONNECTION) {
-            int why = dp_qp_broken(ch->qp);
+        int why = dp_qp_broken(ch->qp); /* also of one that is not connected, since replacing its worker failed */
+        if (st == DP_CONNECTION || why) {
             dp_channel_end_calls(ch, why ? why : DP_CONNECTION);
             return ch->failed;
         }

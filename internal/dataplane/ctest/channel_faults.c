@@ -131,8 +131,11 @@ static void death(dp_wait_mode mode, bool crash) {
     uint32_t slot[2], size, ms = 10000;
     dp_started started;
     CHECK_OK(dp_channel_submit(s.ch, crash ? FN_CRASH : FN_SLOW, &ms, 4, NULL, 4, &slot[0]));
-    CHECK_OK(dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &slot[1]));
-    dp_channel_abandon(s.ch, slot[1]);
+    int second = dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &slot[1]);
+    if (second == DP_OK)
+        dp_channel_abandon(s.ch, slot[1]);
+    else /* it was gone by then */
+        CHECKF(crash && second == DP_PEER_GONE, "a second call: %s", dp_status_text(second));
     int64_t t0 = dp_now_ns();
     if (!crash)
         t_peer_kill(&s.peer);
@@ -178,6 +181,13 @@ static void failed_by_control(dp_wait_mode mode) {
     t_peer_kill(&s.peer);
     CHECK_OK(dp_channel_reset(s.ch, NULL));
     CHECK_STATUS(dp_channel_status(s.ch), DP_OK);
+    /* Its worker could not be replaced: calls on the channel without a connection say what it was failed with. */
+    dp_channel_fail(s.ch, DP_PEER_GONE);
+    for (int i = 0; i < 3; i++) {
+        CHECK_STATUS(dp_channel_call(s.ch, FN_ECHO, &ms, 4, NULL, &ms, 4, &size, 0, &started), DP_PEER_GONE);
+        CHECK_EQ(started, DP_NOT_STARTED);
+    }
+    CHECK_OK(dp_channel_reset(s.ch, NULL));
     served_close_client(&s);
 }
 T_CASE(control_hot, "channel/failed-by-control-hot") { failed_by_control(DP_WAIT_HOT); }
