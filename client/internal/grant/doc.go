@@ -48,7 +48,14 @@ func fromControl(op, who string, err error) error {
 	case code == codes.Unimplemented && strings.HasPrefix(detail, "unknown service"):
 		st, detail = dataplane.StatusProtocol, "another kind of daemon answers there: "+detail
 	case code == codes.Unavailable && strings.Contains(detail, "error reading server preface"):
-		st, detail = dataplane.StatusProtocol, "what listens there does not speak the control protocol"
+		switch { // the kernel connects for a process that is stopped or about to end
+		case containsAny(detail, "deadline exceeded", "i/o timeout", "use of closed network connection"): // closed by gRPC, in the end
+			st, detail = dataplane.StatusPeerGone, "it takes connections and does not answer"
+		case containsAny(detail, "EOF", "connection reset", "broken pipe"):
+			st, detail = dataplane.StatusPeerGone, "it broke the connection before its first answer"
+		default:
+			st, detail = dataplane.StatusProtocol, "what listens there does not speak the control protocol"
+		}
 	}
 	if who != "" {
 		detail = who + ": " + detail
