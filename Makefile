@@ -162,22 +162,22 @@ $(foreach program,$(MPI_PROGRAMS),$(eval $(call mpi_program,$(program))))
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|internal/houselaw)(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw)(/|$$)')
 # Packages whose tests also run on verbs, in the virtual machine.
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor internal/manager client client/capi internal/cli; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-install test-demo test-softroce check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-faults test-kills test-install test-demo test-softroce test-softroce-faults check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)scripts/test
 
 # Tests that need what could not be built fail by themselves; the others still tell something.
-try_build = $(MAKE) --no-print-directory build || echo 'make build failed; going on with the tests' >&2
+try_build = $(MAKE) --no-print-directory build test-programs || echo 'make build failed; going on with the tests' >&2
 
 test-go: ## Go tests
 	$(Q)$(try_build)
 	$(Q)$(GO) vet ./...
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s ./...
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v /tests/)
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
@@ -241,6 +241,29 @@ fuzz: ## every fuzz target for a while (FUZZTIME=60s each)
 # clang and libFuzzer, for `make fuzz` where there is a clang.
 $(eval $(call fuzz_build,build/fuzz/clang,clang,-fsanitize=fuzzer-no-link,-fsanitize=fuzzer,))
 
+# Client processes of tests/faults, and what they call.
+.PHONY: test-programs
+test-programs: build/faults/caller build/faults/race build/faults/work.so
+
+build/faults/%: tests/faults/testdata/%.c tests/faults/testdata/work.h | headers library
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -Iinclude -o $@ $< -Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib'
+
+build/faults/%.so: tests/faults/testdata/%.c tests/faults/testdata/work.h | headers
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -fPIC -shared -Iinclude -o $@ $<
+
+# Most of these wait for something to be noticed, so many run side by side.
+test-faults: ## everything is killed and stopped, one at a time; cancels and deadlines race with a million replies
+	$(Q)$(try_build)
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip TestRandomKills ./tests/faults -calls 1000000
+
+test-kills: ## 300 random kills under load
+	$(Q)$(try_build)
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 300
+
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check
 
@@ -257,7 +280,13 @@ test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real ve
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
 	$(Q)scripts/softroce/run --timeout 540 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
 
-check: build lint build/ctest/dp_test ## before a commit: lint and the quick tests
+test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
+	$(Q)$(try_build)
+	$(Q)mkdir -p build/gotest-faults && $(GO) test -c -o build/gotest-faults/ ./tests/faults
+	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
+		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -kills 30 -calls 8000
+
+check: build test-programs lint build/ctest/dp_test ## before a commit: lint and the quick tests
 	$(Q)build/ctest/dp_test --provider shm
 	$(Q)$(GO) test -short -vet=off ./...
 
@@ -282,6 +311,9 @@ lint-c:
 	$(call say,LINT,c)
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c $(DP)/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP)/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c tests/*/testdata/*.c) | xargs -P 2 -I FILE \
+		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 

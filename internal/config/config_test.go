@@ -75,6 +75,7 @@ func TestWrongSettings(t *testing.T) {
 		"list for a text":  {[]string{"--config", write(t, "c.yaml", "cores: [1, 2]\n")}, nil, "cores"},
 		"map for a number": {[]string{"--config", write(t, "c.yaml", "grace: {a: 1}\n")}, nil, "grace"},
 		"duration":         {[]string{"--grace", "soon"}, nil, "soon (from --grace)"},
+		"no unit":          {[]string{"--grace", "10"}, nil, "10 (from --grace)"},
 		"env":              {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
 		"no grace":         {[]string{"--grace", "0s"}, nil, "grace: 0s"},
 		"size":             {[]string{"--memory", "lots"}, nil, `"lots"`},

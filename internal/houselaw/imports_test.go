@@ -50,6 +50,8 @@ var rooms = map[string][]string{
 
 	// What stands on the public packages like any other user.
 	"examples": {"client", "invoke"},
+	// Tests of the whole system from outside: it knows programs and the client.
+	"tests/faults": {"client"},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane", "internal/executor",
 		"internal/manager", "internal/zygote"},

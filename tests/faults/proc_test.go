@@ -1,0 +1,101 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// What /proc tells about processes.
+
+// stat returns name, state and parent of a process; ok is false when there is none.
+func stat(pid int) (name string, state byte, parent int, ok bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", 0, 0, false
+	}
+	s := string(b)
+	open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
+	if n, err := fmt.Sscanf(s[end+1:], " %c %d", &state, &parent); n != 2 || err != nil {
+		return "", 0, 0, false
+	}
+	return s[open+1 : end], state, parent, true
+}
+
+// children returns the child processes of a process, zombies included.
+func children(pid int) (list []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task) // a thread may have ended
+		for _, f := range strings.Fields(string(b)) {
+			if n, err := strconv.Atoi(f); err == nil {
+				list = append(list, n)
+			}
+		}
+	}
+	return list
+}
+
+// living returns the children of a process that are no zombies, by what they are.
+func living(pid int) (zygotes, workers []int) {
+	for _, c := range children(pid) {
+		switch name, state, _, ok := stat(c); {
+		case !ok || state == 'Z' || state == 'X':
+		case name == "rfaas-zygote":
+			zygotes = append(zygotes, c)
+		default:
+			workers = append(workers, c)
+		}
+	}
+	return zygotes, workers
+}
+
+// openFiles is how many descriptors a process has open; -1 when there is no such process.
+func openFiles(pid int) int {
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return -1
+	}
+	if pid == os.Getpid() {
+		return len(list) - 1 // that of the directory itself
+	}
+	return len(list)
+}
+
+// sharedMappings is how many mappings of shared or device memory a process has.
+func sharedMappings(pid int) (n int) {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, "memfd:") || strings.Contains(line, "uverbs") {
+			n++
+		}
+	}
+	return n
+}
+
+// handle is a process that a signal cannot miss: another one with the same id never gets it.
+type handle struct{ pid, fd int }
+
+// hold takes a handle of a child of parent. ok is false when the child is gone.
+func hold(pid, parent int) (handle, bool) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return handle{}, false
+	}
+	if _, state, p, ok := stat(pid); !ok || p != parent || state == 'Z' {
+		unix.Close(fd)
+		return handle{}, false
+	}
+	return handle{pid, fd}, true
+}
+
+func (h handle) signal(s unix.Signal) { _ = unix.PidfdSendSignal(h.fd, s, nil, 0) }
+func (h handle) close()               { unix.Close(h.fd) }
+
+func readProc(pid int, file string) ([]byte, error) {
+	return os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+}

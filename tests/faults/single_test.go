@@ -1,0 +1,284 @@
+package faults
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// The kills and stops one by one: what a caller sees of each, and how soon. The bounds are of a busy machine.
+
+// soon is how soon somebody hears of a death: a second, or more where the machine is emulated.
+func soon() time.Duration {
+	if provider() == "verbs" {
+		return 3 * time.Second
+	}
+	return time.Second
+}
+
+// pair is an executor, a resource manager and a client that calls without end, 20 ms a call.
+type pair struct {
+	*world
+	executor *daemon
+	caller   *caller
+	language string
+}
+
+func newPair(t *testing.T, language string) *pair {
+	w := newWorld(t)
+	w.newManager()
+	p := &pair{world: w, executor: w.newExecutor("executor"), language: language}
+	p.caller = p.newSteady(1)
+	p.ready(p.caller)
+	return p
+}
+
+// ready waits until a caller has the lease that it keeps.
+func (p *pair) ready(c *caller) {
+	p.Helper()
+	select {
+	case <-c.ready:
+	case <-c.done:
+		p.Fatalf("caller %s ended (%v):\n%s", c.name, c.state, c.log.tail(2000))
+	case <-time.After(30 * time.Second):
+		p.Fatalf("caller %s is not ready after 30 s:\n%s\nits threads:\n%s", c.name, c.log.tail(2000), stacks(c.pid()))
+	}
+	p.served(c, 20*time.Second)
+}
+
+func (p *pair) newSteady(seed uint64) *caller {
+	return p.newCaller(callerOptions{language: p.language, steady: true, seed: seed, maxBytes: 4096, pause: 20 * time.Millisecond,
+		timeout: callerBound})
+}
+
+// single runs a test for either kind of client, side by side; on verbs, where the machine is emulated, for one.
+func single(t *testing.T, onVerbs string, test func(*pair)) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for what falls silent")
+	}
+	languages := []string{"c", "go"}
+	if provider() == "verbs" {
+		languages = []string{onVerbs}
+	}
+	for _, language := range languages {
+		t.Run(language, func(t *testing.T) {
+			t.Parallel()
+			test(newPair(t, language))
+		})
+	}
+}
+
+// worker is the one worker, nil while there is none.
+func (p *pair) worker() handle {
+	var h handle
+	p.eventually(10*time.Second, "the executor has one worker", func() bool {
+		_, workers := living(p.executor.pid())
+		ok := len(workers) == 1
+		if ok {
+			h, ok = hold(workers[0], p.executor.pid())
+		}
+		return ok
+	})
+	p.Cleanup(h.close)
+	return h
+}
+
+func (p *pair) zygote() handle {
+	h, ok := hold(p.executor.zygote(), p.executor.pid())
+	if !ok {
+		p.Fatal("the executor has no zygote")
+	}
+	p.Cleanup(h.close)
+	return h
+}
+
+// served waits until a caller gets three more right results, and returns how long it took.
+func (p *pair) served(c *caller, within time.Duration) time.Duration {
+	p.Helper()
+	before := c.right.Load()
+	return p.eventually(within, "the caller is served", func() bool {
+		c.check()
+		p.lastly = c.log.tail(2000)
+		return c.right.Load() >= before+3
+	})
+}
+
+// fails waits for the next error that a caller sees, checks it, and returns how long after the hit it came.
+func (p *pair) fails(c *caller, hit time.Time, within time.Duration, statuses ...client.Status) callError {
+	p.Helper()
+	var e callError
+	p.eventually(within, "the caller sees an error", func() bool {
+		c.check()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, e = range c.errors {
+			if e.at.After(hit) {
+				return true
+			}
+		}
+		p.lastly = fmt.Sprintf("%d right results, errors %v", c.right.Load(), c.errors)
+		return false
+	})
+	took := e.at.Sub(hit)
+	p.Logf("seen after %v: %s", took.Round(time.Millisecond), e.text)
+	if took > within || !slices.Contains(statuses, client.Status(e.status)) {
+		p.Errorf("after %v: status %d, %s; want one of %v within %v", took, e.status, e.text, statuses, within)
+	}
+	return e
+}
+
+// undisturbed checks that for some time a caller gets right results and nothing else, none of them late.
+func (p *pair) undisturbed(c *caller, d time.Duration) {
+	p.Helper()
+	c.mu.Lock()
+	before := len(c.errors)
+	c.mu.Unlock()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if took := p.served(c, 3*time.Second); took > 2*time.Second {
+			p.Errorf("three calls took %v", took)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.errors) != before {
+		p.Errorf("the caller saw %+v", c.errors[before:])
+	}
+}
+
+// free waits until the executor holds nothing for anybody.
+func (p *pair) free(within time.Duration) time.Duration {
+	p.Helper()
+	return p.eventually(within, "every core is free", func() bool {
+		list, err := p.executors()
+		_, workers := living(p.executor.pid())
+		p.lastly = fmt.Sprintf("%+v, %v, workers %v", list, err, workers)
+		return err == nil && len(list) == 1 && list[0].FreeCores == list[0].Cores && len(workers) == 0
+	})
+}
+
+func TestWorkerKilled(t *testing.T) {
+	single(t, "c", func(p *pair) {
+		hit := time.Now()
+		p.worker().signal(unix.SIGKILL)
+		e := p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
+		if !e.started || !strings.Contains(e.text, "signal 9") {
+			p.Errorf("started %v: %s", e.started, e.text)
+		}
+		p.Logf("served again after %v", p.served(p.caller, 5*time.Second))
+		p.caller.finish(10 * time.Second)
+	})
+}
+
+func TestZygoteKilled(t *testing.T) {
+	single(t, "go", func(p *pair) {
+		p.zygote().signal(unix.SIGKILL)
+		p.undisturbed(p.caller, time.Second)
+		hit := time.Now()
+		p.worker().signal(unix.SIGKILL)
+		p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
+		p.Logf("served again after %v", p.served(p.caller, 5*time.Second))
+		p.caller.finish(10 * time.Second)
+	})
+}
+
+// A stopped zygote disturbs nobody until a worker is wanted; then it is found out and replaced.
+func TestZygoteStopped(t *testing.T) {
+	single(t, "c", func(p *pair) {
+		p.zygote().signal(unix.SIGSTOP)
+		p.undisturbed(p.caller, time.Second)
+		hit := time.Now()
+		p.worker().signal(unix.SIGKILL)
+		p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
+		p.Logf("served again after %v", p.served(p.caller, 15*time.Second))
+		p.caller.finish(10 * time.Second)
+	})
+}
+
+func TestExecutorKilled(t *testing.T) {
+	single(t, "go", func(p *pair) {
+		workers := p.worker()
+		hit := time.Now()
+		p.executor.signal(syscall.SIGKILL)
+		// Its successor may be there before the caller has asked what became of the lease.
+		if e := p.fails(p.caller, hit, soon(), client.StatusPeerGone, client.StatusLeaseEnded); !e.started {
+			p.Errorf("a call that was running is not said to have started: %s", e.text)
+		}
+		p.Logf("served again after %v", p.served(p.caller, 10*time.Second))
+		if name, state, _, ok := stat(workers.pid); ok && state != 'Z' && name != "rfaas-zygote" {
+			p.Errorf("worker %d of the killed executor is in state %c", workers.pid, state)
+		}
+		p.caller.finish(10 * time.Second)
+	})
+}
+
+// Calls need no executor: they go on while it is stopped, until its silence counts as its end.
+func TestExecutorStopped(t *testing.T) {
+	single(t, "c", func(p *pair) {
+		hit := time.Now()
+		p.executor.signal(syscall.SIGSTOP)
+		p.undisturbed(p.caller, 3*time.Second)
+		p.fails(p.caller, hit, 30*time.Second, client.StatusPeerGone)
+		p.executor.signal(syscall.SIGCONT)
+		p.Logf("served again after %v", p.served(p.caller, 20*time.Second))
+		p.caller.finish(10 * time.Second)
+		p.free(20 * time.Second)
+	})
+}
+
+// Calls need no resource manager; who comes while it is away is told so, and is served when it is back.
+func TestManagerKilled(t *testing.T) {
+	single(t, "go", func(p *pair) {
+		p.manager.signal(syscall.SIGKILL)
+		p.undisturbed(p.caller, time.Second)
+		p.served(p.newSteady(2), 10*time.Second)
+		p.caller.finish(10 * time.Second)
+	})
+}
+
+func TestManagerStopped(t *testing.T) {
+	single(t, "c", func(p *pair) {
+		p.manager.signal(syscall.SIGSTOP)
+		hit := time.Now()
+		second := p.newSteady(2)
+		p.undisturbed(p.caller, 2*time.Second)
+		e := p.fails(second, hit, callerBound+3*time.Second, client.StatusPeerGone, client.StatusDeadline)
+		if !strings.Contains(e.text, p.manager.address) {
+			p.Errorf("the error does not say who does not answer: %s", e.text)
+		}
+		p.manager.signal(syscall.SIGCONT)
+		p.served(second, 10*time.Second)
+		p.caller.finish(10 * time.Second)
+	})
+}
+
+func TestClientKilled(t *testing.T) {
+	single(t, "go", func(p *pair) {
+		p.caller.kill()
+		p.Logf("everything was free after %v", p.free(10*time.Second))
+	})
+}
+
+// A client that is stopped for a moment goes on; one that stays silent loses its lease and is told so when it is back.
+func TestClientStopped(t *testing.T) {
+	single(t, "c", func(p *pair) {
+		p.caller.signal(syscall.SIGSTOP)
+		time.Sleep(time.Second) // as long as it is stopped
+		p.caller.signal(syscall.SIGCONT)
+		p.undisturbed(p.caller, 200*time.Millisecond)
+		p.caller.signal(syscall.SIGSTOP)
+		p.Logf("everything was free after %v", p.free(25*time.Second))
+		hit := time.Now()
+		p.caller.signal(syscall.SIGCONT)
+		p.fails(p.caller, hit, 2*time.Second, client.StatusLeaseEnded, client.StatusPeerGone, client.StatusWorkerDied)
+		p.served(p.caller, 10*time.Second)
+		p.caller.finish(10 * time.Second)
+	})
+}

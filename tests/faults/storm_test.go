@@ -1,0 +1,254 @@
+package faults
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	stopMost     = 2 * time.Second // the longest SIGSTOP of the storm
+	callerBound  = 5 * time.Second // of a caller's control operations
+	waitBound    = 15 * time.Second
+	recoverBound = 20 * time.Second
+	killsPerCalm = 10
+)
+
+// storm is everything that may be hit.
+type storm struct {
+	*world
+	*rand.Rand
+	executors []*daemon
+	callers   []*caller
+	next      uint64 // seed of the next caller
+	stopped   []stopped
+	kills     int
+	hits      map[string]int
+
+	right                 int64 // of callers that are gone
+	longCall, longControl time.Duration
+	longRecovery          time.Duration
+}
+
+// stopped is a process that was stopped, and what comes then.
+type stopped struct {
+	handle
+	what  string
+	until time.Time
+	then  unix.Signal
+	done  func() // after SIGKILL
+}
+
+// TestRandomKills kills and stops workers, zygotes, executors, the resource manager and clients at random, while
+// clients in C and Go call without end. Every call ends right or with a named error, no wait is longer than a bound, the
+// system serves every client again after each calm, and nothing is left at the end.
+func TestRandomKills(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills for a while")
+	}
+	w := newWorld(t)
+	s := &storm{world: w, Rand: rand.New(rand.NewPCG(seed(t), 0)), hits: map[string]int{}}
+	sharedBefore := shared()
+	w.newManager()
+	for i := range 2 {
+		s.executors = append(s.executors, w.newExecutor(fmt.Sprintf("executor-%d", i)))
+	}
+	for i := range 4 {
+		s.callers = append(s.callers, s.caller(i))
+	}
+	s.calm() // everybody has called: what is made once is there
+	for _, c := range s.callers {
+		s.account(c.finish(waitBound))
+	}
+	var before []idle
+	w.eventually(10*time.Second, "the executors are idle", func() bool {
+		before = before[:0]
+		for _, d := range s.executors {
+			if _, workers := living(d.pid()); len(workers) > 0 {
+				return false
+			}
+			before = append(before, d.idle())
+		}
+		return true
+	})
+	managerBefore := w.manager.idle()
+
+	for i := range s.callers {
+		s.callers[i] = s.caller(i)
+	}
+	s.calm()
+	began := time.Now()
+	for s.kills < *killsFlag {
+		s.hit()
+		s.pass(time.Duration(50+s.IntN(450)) * time.Millisecond)
+		if s.kills%killsPerCalm == 0 {
+			s.calm()
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	s.calm()
+	took := time.Since(began)
+	for _, c := range s.callers {
+		s.account(c.finish(waitBound))
+	}
+	t.Logf("%d kills and stops in %v (%v), %d right results; longest wait: call %v, control operation %v, until all served again %v",
+		s.kills, took.Round(time.Second), s.summary(), s.right, s.longCall.Round(time.Millisecond),
+		s.longControl.Round(time.Millisecond), s.longRecovery.Round(time.Millisecond))
+	if s.longCall > waitBound || s.longControl > waitBound {
+		t.Errorf("a caller waited longer than %v", waitBound)
+	}
+	w.settled(s.executors, before, 10*time.Second)
+	if now := w.manager.idle(); now.files > managerBefore.files+2 || now.mappings > managerBefore.mappings {
+		t.Errorf("the manager has %+v, at the start %+v", now, managerBefore)
+	}
+	for _, d := range append(s.executors, w.manager) {
+		d.stop()
+	}
+	w.nothingLeft(sharedBefore)
+}
+
+// caller starts the client process in place i: C and Go, with different waiting modes.
+func (s *storm) caller(i int) *caller {
+	s.next++
+	return s.newCaller(callerOptions{language: []string{"c", "go"}[i%2], seed: s.next, maxBytes: 200_000, mode: []int{0, 2, 2, 0}[i],
+		timeout: callerBound})
+}
+
+// account adds up what a caller did.
+func (s *storm) account(r *report) {
+	s.right += int64(r.Right)
+	s.noteWaits(r.CallNS, r.ControlNS)
+}
+
+func (s *storm) noteWaits(call, control int64) {
+	s.longCall = max(s.longCall, time.Duration(call))
+	s.longControl = max(s.longControl, time.Duration(control))
+}
+
+// pass lets time pass, and whoever has been stopped for long enough go on or die.
+func (s *storm) pass(d time.Duration) {
+	for end := time.Now().Add(d); ; time.Sleep(5 * time.Millisecond) {
+		now := time.Now()
+		for i := 0; i < len(s.stopped); i++ {
+			if v := s.stopped[i]; now.After(v.until) {
+				v.signal(v.then)
+				v.signal(unix.SIGCONT)
+				v.close()
+				if v.then == unix.SIGKILL {
+					s.kills++
+					if v.done != nil {
+						v.done()
+					}
+				}
+				s.stopped = append(s.stopped[:i], s.stopped[i+1:]...)
+				i--
+			}
+		}
+		if now.After(end) {
+			return
+		}
+	}
+}
+
+// hit kills or stops somebody.
+func (s *storm) hit() {
+	d := s.executors[s.IntN(len(s.executors))]
+	switch n := s.IntN(100); {
+	case n < 42:
+		if _, workers := living(d.pid()); len(workers) > 0 {
+			s.strike("worker", workers[s.IntN(len(workers))], d.pid(), nil)
+		}
+	case n < 58:
+		if zygote := d.zygote(); zygote != 0 {
+			s.strike("zygote", zygote, d.pid(), nil)
+		}
+	case n < 74:
+		s.strike("executor", d.pid(), unix.Getpid(), nil)
+	case n < 84:
+		s.strike("manager", s.manager.pid(), unix.Getpid(), nil)
+	default:
+		i := s.IntN(len(s.callers))
+		c := s.callers[i]
+		s.strike("client", c.pid(), unix.Getpid(), func() {
+			<-c.done
+			c.check()
+			s.right += c.right.Load()
+			s.noteWaits(c.callNS.Load(), c.controlNS.Load())
+			s.callers[i] = s.caller(i)
+		})
+	}
+}
+
+// strike kills a process, or stops it for a while; done runs after a kill.
+func (s *storm) strike(what string, pid, parent int, done func()) {
+	for _, v := range s.stopped {
+		if v.pid == pid {
+			return // it has been struck
+		}
+	}
+	h, ok := hold(pid, parent)
+	if !ok {
+		return
+	}
+	if s.IntN(3) > 0 {
+		s.hits[what+" killed"]++
+		h.signal(unix.SIGKILL)
+		h.close()
+		s.kills++
+		if done != nil {
+			done()
+		}
+		return
+	}
+	v := stopped{handle: h, what: what, until: time.Now().Add(50*time.Millisecond + time.Duration(s.Int64N(int64(stopMost)))), done: done}
+	v.then = unix.SIGCONT
+	if s.IntN(3) == 0 {
+		v.then = unix.SIGKILL
+	}
+	s.hits[what+" stopped"]++
+	h.signal(unix.SIGSTOP)
+	s.stopped = append(s.stopped, v)
+}
+
+// calm waits until nobody is stopped and every caller has had a right result since.
+func (s *storm) calm() {
+	s.Helper()
+	for len(s.stopped) > 0 {
+		s.pass(0)
+		time.Sleep(5 * time.Millisecond)
+	}
+	before := make([]int64, len(s.callers))
+	for i, c := range s.callers {
+		before[i] = c.right.Load()
+	}
+	took := s.eventually(recoverBound, "every client is served again", func() bool {
+		for i, c := range s.callers {
+			c.check()
+			select {
+			case <-c.done:
+				s.Fatalf("caller %s ended by itself (%v):\n%s", c.name, c.state, c.log.tail(4000))
+			default:
+			}
+			if c.right.Load() == before[i] {
+				s.lastly = fmt.Sprintf("caller %s has no right result; it said:\n%s\nits threads:\n%s", c.name, c.log.tail(2000), stacks(c.pid()))
+				return false
+			}
+		}
+		return true
+	})
+	s.longRecovery = max(s.longRecovery, took)
+}
+
+func (s *storm) summary() string {
+	var parts []string
+	for _, what := range []string{"worker", "zygote", "executor", "manager", "client"} {
+		parts = append(parts, fmt.Sprintf("%s %d+%d", what, s.hits[what+" killed"], s.hits[what+" stopped"]))
+	}
+	return strings.Join(parts, ", ")
+}
