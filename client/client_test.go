@@ -89,10 +89,10 @@ func TestDeadWorkerIsNamedAndReplaced(t *testing.T) {
 		function, in string
 		want         []string
 	}{
-		{"crash", "", []string{"signal 11", "worker 0"}},
-		{"call_abort", "", []string{"signal 6"}},
-		{"call_exit", "\x07\x00\x00\x00\x00\x00\x00\x00", []string{"7"}},
-		{"print_and_crash", "last words", []string{"signal 11", "last words"}},
+		{"crash", "", []string{"SIGSEGV at address 0x8", "function crash of worker 0", "crash+0x"}},
+		{"call_abort", "", []string{"SIGABRT", "call_abort+0x"}},
+		{"call_exit", "\x07\x00\x00\x00\x00\x00\x00\x00", []string{"called exit(7)"}},
+		{"print_and_crash", "last words", []string{"SIGSEGV", "last words"}},
 	} {
 		t.Run(c.function, func(t *testing.T) {
 			start := time.Now()
@@ -155,7 +155,7 @@ func TestKilledWorkerEndsCallsInFlight(t *testing.T) {
 				}
 				_, err := c.Result(out)
 				var e *client.Error
-				if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !strings.Contains(err.Error(), "signal 9") {
+				if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !strings.Contains(err.Error(), "SIGKILL") {
 					t.Errorf("call %d: %v", i, err)
 				}
 			}

@@ -37,7 +37,9 @@ const (
 	StatusDeadline       = dataplane.StatusDeadline
 	StatusCancelled      = dataplane.StatusCancelled
 	StatusPeerGone       = dataplane.StatusPeerGone
-	StatusWorkerDied     = dataplane.StatusWorkerDied // Detail says how
+	StatusWorkerDied     = dataplane.StatusWorkerDied  // Detail says how, Backtrace and Output where
+	StatusTimeLimit      = dataplane.StatusTimeLimit   // the function ran too long, and its worker was killed
+	StatusMemoryLimit    = dataplane.StatusMemoryLimit // the function needed too much memory and died of it
 	StatusLeaseEnded     = dataplane.StatusLeaseEnded
 )
 

@@ -43,7 +43,10 @@ type LeaseOptions struct {
 	Bulk     int64
 	WaitMode WaitMode
 	Duration time.Duration // the lease ends by itself after this time; 0: the executor's default
-	Executor string        // address: this executor and no other; empty: the session's choice
+	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
+	// StatusTimeLimit. 0: the executor's own limit, if it has one.
+	CallLimit time.Duration
+	Executor  string // address: this executor and no other; empty: the session's choice
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.
@@ -82,7 +85,7 @@ func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
 		return nil, err
 	}
 	p, err := s.control.Prepare(ctx, grant.Spec{Library: o.Library, Code: o.Code, Workers: cmp.Or(o.Workers, 1),
-		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration,
+		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration, CallLimit: o.CallLimit,
 		Executor: o.Executor, Depth: cfg.Depth, Eager: cfg.Eager, Bulk: uint64(cfg.Bulk)})
 	if err != nil {
 		return nil, err

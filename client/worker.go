@@ -14,7 +14,7 @@ import (
 )
 
 // explainTime is how long an error waits for the event that tells how its worker died.
-const explainTime = 250 * time.Millisecond
+const explainTime = 500 * time.Millisecond
 
 // Worker is one place in a lease: a remote process on its cores, replaced when it dies. Safe for concurrent use:
 // calls on one worker run one after the other, except that up to the lease's depth may be submitted before the first
@@ -34,13 +34,12 @@ type Worker struct {
 	lost    map[uint32]outcome // by sequence: calls that ended when the worker was replaced, not yet asked for
 	buffers []*Buffer
 
-	mu      sync.Mutex // what events touch
-	pid     int        // the process that the channel is connected to, 0 while there is none
-	deadPID int        // the last one reported dead
-	silent  int        // one that broke and of which no event has told in time
-	failing int        // calls of fail that are inside the data plane
-	reason  string
-	output  string
+	mu      sync.Mutex    // what events touch
+	pid     int           // the process that the channel is connected to, 0 while there is none
+	deadPID int           // the last one reported dead
+	silent  int           // one that broke and of which no event has told in time
+	failing int           // calls of fail that are inside the data plane
+	death   grant.Event   // of deadPID
 	changed chan struct{} // closed and replaced at each event
 }
 
@@ -90,6 +89,18 @@ func (w *Worker) PID() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.pid
+}
+
+// Inspection is what a worker does and has printed; its counters are its own, which the functions could forge.
+type Inspection = grant.Inspection
+
+// Inspect asks the executor about the worker, also while it runs a function or has just died. It takes a control round
+// trip and does not disturb the worker.
+func (w *Worker) Inspect(ctx context.Context) (Inspection, error) {
+	if err := w.lease.Err(); err != nil {
+		return Inspection{}, err
+	}
+	return w.lease.held.Inspect(ctx, w.index)
 }
 
 // ---- claims ----
@@ -143,7 +154,7 @@ func (w *Worker) connect(g grant.Worker) error {
 	w.mu.Lock()
 	w.pid = g.PID
 	if st == dataplane.OK && w.pid != 0 && w.deadPID == w.pid {
-		st = StatusWorkerDied // its event was quicker than the grant
+		st = w.death.Status // its event was quicker than the grant
 	}
 	w.mu.Unlock()
 	if st != dataplane.OK {
@@ -179,14 +190,14 @@ func (w *Worker) fail(st Status) {
 // died handles the event of a worker's death.
 func (w *Worker) died(e grant.Event) {
 	w.mu.Lock()
-	w.deadPID, w.reason, w.output = e.PID, e.Reason, strings.ToValidUTF8(strings.TrimSpace(string(e.Output)), "?")
+	w.deadPID, w.death = e.PID, e
 	hit := w.pid != 0 && w.pid == w.deadPID // else a late report of one that was replaced already
 	w.notify()
 	w.mu.Unlock()
 	if !hit {
 		return
 	}
-	w.fail(StatusWorkerDied)
+	w.fail(e.Status)
 	w.lease.heal.Go(func() { // replaced in the background, so that the next call finds a worker
 		if w.claim(w.lease.ctx, "replace worker") != nil {
 			return
@@ -306,10 +317,8 @@ func (w *Worker) explainDeath(e *Error) {
 		w.mu.Lock()
 		dead, wait, changed := w.pid != 0 && w.deadPID == w.pid, w.pid != 0 && w.silent != w.pid, w.changed
 		if dead {
-			e.Status, e.Detail = StatusWorkerDied, fmt.Sprintf("worker %d: %s", w.index, w.reason)
-			if w.output != "" {
-				e.Detail += "; its last output: " + w.output
-			}
+			e.Status, e.Detail, e.Backtrace = w.death.Status, w.death.Death(), w.death.Backtrace
+			e.Output = strings.ToValidUTF8(strings.TrimSpace(string(w.death.Output)), "?")
 		}
 		w.mu.Unlock()
 		if dead {
@@ -317,6 +326,9 @@ func (w *Worker) explainDeath(e *Error) {
 		}
 		if e.Detail == "" {
 			e.Detail = fmt.Sprintf("worker %d", w.index)
+			if e.Status == dataplane.StatusProtocol {
+				e.Detail += ": a function has perhaps overwritten what it shares with this process"
+			}
 		}
 		if !wait || !e.Started {
 			return

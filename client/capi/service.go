@@ -72,6 +72,8 @@ func (s *service) run(op uint32, f fields, out *message) error {
 		return s.replace(ctx, f, out)
 	case opRelease:
 		return s.release(ctx, f)
+	case opInspect:
+		return s.inspect(ctx, f, out)
 	}
 	return &dataplane.Error{Op: "control", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("unknown operation %d", op)}
 }
@@ -125,6 +127,7 @@ func (s *service) plan(ctx context.Context, f fields) error {
 		Memory:         f.u64(tagMemory),
 		Mode:           control.WaitMode(f.u64(tagWaitMode)),
 		Duration:       time.Duration(f.u64(tagDurationNs)),
+		CallLimit:      time.Duration(f.u64(tagCallLimitNs)),
 		Executor:       f.str(tagExecutor),
 		Depth:          int(f.u64(tagDepth)),
 		Eager:          int(f.u64(tagEager)),
@@ -196,8 +199,10 @@ func (s *service) grant(ctx context.Context, f fields, out *message) error {
 func (s *service) tell(key uint64, e grant.Event) {
 	var m message
 	m.u64(tagKey, key)
+	text := e.Reason
 	switch e.Kind {
 	case grant.WorkerDied:
+		text = e.Death()
 		m.u64(tagEvent, eventWorkerDied)
 		m.u64(tagWorker, uint64(e.Worker))
 		m.u64(tagPID, uint64(e.PID))
@@ -207,7 +212,8 @@ func (s *service) tell(key uint64, e grant.Event) {
 		m.u64(tagEvent, eventDraining)
 	}
 	m.u64(tagStatus, uint64(int64(e.Status)))
-	m.str(tagText, e.Reason)
+	m.str(tagText, text)
+	m.str(tagBacktrace, e.Backtrace)
 	m.bytes(tagOutput, e.Output)
 	s.event(m)
 }
@@ -227,6 +233,30 @@ func (s *service) replace(ctx context.Context, f fields, out *message) error {
 	}
 	out.bytes(tagBlob, w.Blob)
 	out.u64(tagPID, uint64(w.PID))
+	return nil
+}
+
+func (s *service) inspect(ctx context.Context, f fields, out *message) error {
+	_, l, err := s.lease(f)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	held := l.held
+	s.mu.Unlock()
+	if held == nil {
+		return &dataplane.Error{Op: "inspect a worker", Status: dataplane.StatusProtocol, Detail: "the lease is not granted yet"}
+	}
+	i, err := held.Inspect(ctx, int(f.u64(tagWorker)))
+	if err != nil {
+		return err
+	}
+	out.u64(tagPID, uint64(i.PID))
+	out.str(tagFunction, i.Running)
+	out.bytes(tagOutput, i.Output)
+	for _, n := range []uint64{i.Calls, i.Failed, i.Refused, i.BytesIn, i.BytesOut} {
+		out.u64(tagCount, n)
+	}
 	return nil
 }
 

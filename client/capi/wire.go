@@ -14,37 +14,41 @@ const (
 	opGrant        = 5
 	opReplace      = 6
 	opRelease      = 7
+	opInspect      = 8
 )
 
 const (
-	tagSession    = 1
-	tagKey        = 2
-	tagManager    = 3
-	tagExecutor   = 4
-	tagProvider   = 5
-	tagTenant     = 6
-	tagFlags      = 7
-	tagTimeoutNs  = 8
-	tagLibrary    = 9
-	tagCode       = 10
-	tagWorkers    = 11
-	tagCores      = 12
-	tagMemory     = 13
-	tagWaitMode   = 14
-	tagDurationNs = 15
-	tagDepth      = 16
-	tagEager      = 17
-	tagBulk       = 18
-	tagBlob       = 19
-	tagFunction   = 20
-	tagNode       = 21
-	tagLeaseID    = 22
-	tagWorker     = 23
-	tagEvent      = 24
-	tagStatus     = 25
-	tagText       = 26
-	tagOutput     = 27
-	tagPID        = 28
+	tagSession     = 1
+	tagKey         = 2
+	tagManager     = 3
+	tagExecutor    = 4
+	tagProvider    = 5
+	tagTenant      = 6
+	tagFlags       = 7
+	tagTimeoutNs   = 8
+	tagLibrary     = 9
+	tagCode        = 10
+	tagWorkers     = 11
+	tagCores       = 12
+	tagMemory      = 13
+	tagWaitMode    = 14
+	tagDurationNs  = 15
+	tagDepth       = 16
+	tagEager       = 17
+	tagBulk        = 18
+	tagBlob        = 19
+	tagFunction    = 20
+	tagNode        = 21
+	tagLeaseID     = 22
+	tagWorker      = 23
+	tagEvent       = 24
+	tagStatus      = 25
+	tagText        = 26
+	tagOutput      = 27
+	tagPID         = 28
+	tagBacktrace   = 29
+	tagCallLimitNs = 30
+	tagCount       = 31
 )
 
 const (

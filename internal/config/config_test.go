@@ -78,6 +78,7 @@ func TestWrongSettings(t *testing.T) {
 		"no unit":          {[]string{"--grace", "10"}, nil, "10 (from --grace)"},
 		"env":              {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
 		"no grace":         {[]string{"--grace", "0s"}, nil, "grace: 0s"},
+		"call limit":       {[]string{"--call-limit", "1us"}, nil, "call-limit: 1µs"},
 		"size":             {[]string{"--memory", "lots"}, nil, `"lots"`},
 		"cores":            {[]string{"--cores", "3-1"}, nil, "3-1"},
 		"provider":         {[]string{"--providers", "shm,pigeon"}, nil, `"pigeon"`},

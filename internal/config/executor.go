@@ -50,6 +50,7 @@ type Executor struct {
 	HolderFirstUse  time.Duration `mapstructure:"holder-first-use"`
 	HolderReturn    time.Duration `mapstructure:"holder-return"`
 	SpawnTimeout    time.Duration `mapstructure:"spawn-timeout"`
+	CallLimit       time.Duration `mapstructure:"call-limit"` // 0: none
 	Grace           time.Duration `mapstructure:"grace"`
 	Until           Instant       `mapstructure:"until"` // zero: not known
 	LogLevel        slog.Level    `mapstructure:"log-level"`
@@ -87,6 +88,7 @@ var executorOptions = []option{
 	{"holder-first-use", "10s", "how long a granted lease waits for its holder"},
 	{"holder-return", "2s", "how long a lease survives a holder that went away"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
+	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
@@ -168,6 +170,9 @@ func (c *Executor) validate() error {
 	v.positive("holder-first-use", c.HolderFirstUse)
 	v.positive("holder-return", c.HolderReturn)
 	v.positive("spawn-timeout", c.SpawnTimeout)
+	if c.CallLimit < 0 || c.CallLimit > 0 && c.CallLimit < time.Millisecond {
+		v.failf("call-limit: %v is neither 0 nor 1ms or more", c.CallLimit)
+	}
 	v.positive("grace", c.Grace)
 	v.logFormat(c.LogFormat)
 	return v.err()

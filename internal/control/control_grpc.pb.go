@@ -31,6 +31,7 @@ const (
 	Executor_Leases_FullMethodName  = "/rfaas.control.v1.Executor/Leases"
 	Executor_Revoke_FullMethodName  = "/rfaas.control.v1.Executor/Revoke"
 	Executor_Drain_FullMethodName   = "/rfaas.control.v1.Executor/Drain"
+	Executor_Inspect_FullMethodName = "/rfaas.control.v1.Executor/Inspect"
 	Executor_Events_FullMethodName  = "/rfaas.control.v1.Executor/Events"
 )
 
@@ -57,6 +58,8 @@ type ExecutorClient interface {
 	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeReply, error)
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
+	// Inspect shows what a worker does and has printed, dead or alive.
+	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 }
@@ -162,6 +165,16 @@ func (c *executorClient) Drain(ctx context.Context, in *DrainRequest, opts ...gr
 	return out, nil
 }
 
+func (c *executorClient) Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InspectReply)
+	err := c.cc.Invoke(ctx, Executor_Inspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[1], Executor_Events_FullMethodName, cOpts...)
@@ -204,6 +217,8 @@ type ExecutorServer interface {
 	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
 	Revoke(context.Context, *RevokeRequest) (*RevokeReply, error)
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
+	// Inspect shows what a worker does and has printed, dead or alive.
+	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	mustEmbedUnimplementedExecutorServer()
@@ -242,6 +257,9 @@ func (UnimplementedExecutorServer) Revoke(context.Context, *RevokeRequest) (*Rev
 }
 func (UnimplementedExecutorServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedExecutorServer) Inspect(context.Context, *InspectRequest) (*InspectReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Inspect not implemented")
 }
 func (UnimplementedExecutorServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Errorf(codes.Unimplemented, "method Events not implemented")
@@ -418,6 +436,24 @@ func _Executor_Drain_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executor_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Inspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Inspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Inspect(ctx, req.(*InspectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Executor_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -467,6 +503,10 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _Executor_Drain_Handler,
+		},
+		{
+			MethodName: "Inspect",
+			Handler:    _Executor_Inspect_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -217,8 +217,14 @@ static void probe_all(dp_endpoint *ep, int64_t now) {
         return;
     ep->waiter.probe_at = now + DP_PROBE_EVERY_NS;
     for (dp_channel *ch = ep->channels; ch; ch = ch->next)
-        if (!ch->failed && (ch->n_busy || ch->n_abandoned))
+        if (!ch->failed && (ch->n_busy || ch->n_abandoned)) {
             dp_qp_probe(ch->qp);
+            /* Only we write this word. A worker whose function has overwritten it has perhaps taken garbage for a request,
+             * and its answer to that for ours. */
+            if (ch->mail_slot != DP_NOTHING && dp_mail_call_id(__atomic_load_n(&ch->mail->request, __ATOMIC_RELAXED)) !=
+                                                   ch->slots[ch->mail_slot].call_id)
+                dp_qp_break(ch->qp, DP_PROTOCOL);
+        }
 }
 
 /* Progress for a caller who does not wait here but comes again. */

@@ -349,6 +349,8 @@ static int shm_qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *er
         ((shm_cq *)q->cq)->n_cold++;
         dp_cq_promise_hot(q->cq, false);
     }
+    /* What is there by now; a count that is less later on is garbage. */
+    qp->credit = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
     qp->connected = true;
     q->state = DP_QP_CONNECTED;
     return DP_OK;

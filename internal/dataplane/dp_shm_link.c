@@ -218,6 +218,12 @@ int shm_link_probe(shm_dev *dev, shm_qp *qp) {
                 st = DP_PEER_GONE;
         }
     pthread_mutex_unlock(&dev->lock);
+    /* Only we write the peer's ring. If our last entry is not what it was, the peer will never see it. */
+    if (!st && qp->connected && qp->spos) {
+        const shm_entry *last = &qp->peer.segment->ring[(qp->spos - 1) & (qp->peer.ring_size - 1)];
+        if ((uint32_t)__atomic_load_n(&last->seq_imm, __ATOMIC_RELAXED) != qp->spos)
+            st = DP_PROTOCOL;
+    }
     if (st)
         dp_qp_break(&qp->q, st);
     return st;

@@ -64,14 +64,21 @@ static inline void put(uint8_t *dst, const void *src, uint64_t len) {
         memcpy(dst, src, len);
 }
 
-/* Room for one more message in the peer's ring? */
-static inline bool has_credit(shm_qp *qp) {
-    if (qp->spos != qp->credit)
-        return true;
+/* Looks at the peer's count of receives: DP_OK when there is one more. The count only grows, and never beyond the ring: any
+ * other is garbage, of a function that writes where it should not. */
+static __attribute__((noinline)) int look_for_credit(shm_qp *qp) {
     /* Acquire pairs with the release in shm_post_recv: the peer has read the entry that we are about to reuse. */
-    qp->credit = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
-    return qp->spos != qp->credit;
+    uint32_t posted = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
+    if (posted - qp->credit > qp->peer.ring_size || posted - qp->spos > qp->peer.ring_size) {
+        dp_qp_break(&qp->q, DP_PROTOCOL);
+        return DP_CONNECTION;
+    }
+    qp->credit = posted;
+    return qp->spos != posted ? DP_OK : DP_BUSY;
 }
+
+/* DP_OK: there is room for one more message in the peer's ring. */
+static inline int take_credit(shm_qp *qp) { return qp->spos != qp->credit ? DP_OK : look_for_credit(qp); }
 
 static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm, uint32_t flags) {
     e->what = what;
@@ -150,8 +157,8 @@ int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint3
     int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
     if (i < 0 || total > UINT32_MAX)
         return refuse(qp, wr_id, DP_OP_WRITE);
-    if (!has_credit(qp))
-        return settle(qp, DP_BUSY, flags);
+    if ((st = take_credit(qp)))
+        return settle(qp, st, flags);
     uint64_t offset = total ? raddr - qp->peer.regions[i].base : 0;
     shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
     uint32_t head = (uint32_t)total;
@@ -174,8 +181,8 @@ int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
         return st;
     if (sge->len > SHM_SEND_MAX)
         return settle(qp, DP_INVALID, flags);
-    if (!has_credit(qp))
-        return settle(qp, DP_BUSY, flags);
+    if ((st = take_credit(qp)))
+        return settle(qp, st, flags);
     uint32_t at = qp->spos & (qp->peer.ring_size - 1);
     shm_entry *e = &qp->peer.segment->ring[at];
     put(sge->len <= SHM_INLINE ? e->data : qp->peer.bounce + (uint64_t)at * SHM_SEND_MAX, sge->addr, sge->len);
@@ -250,7 +257,7 @@ int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id) {
     qp->recvs[qp->rposted & qp->mask] =
         (shm_recv){wr_id, sge ? (void *)sge->addr : NULL, sge ? sge->len : 0};
     qp->rposted++;
-    /* Release pairs with the acquire in has_credit(): our reads of the entry that this frees are done. */
+    /* Release pairs with the acquire in look_for_credit(): our reads of the entry that this frees are done. */
     __atomic_store_n(&qp->segment->posted, qp->rposted, __ATOMIC_RELEASE);
     return DP_OK;
 }

@@ -115,10 +115,10 @@ _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, 
 
 /* ---- the page ---- */
 
+/* Numbers that garbage hardly has: the page is where a function that runs wild writes too. */
 enum {
-    DP_DEATH_NONE = 0,
-    DP_DEATH_NOTED = 1,  /* everything but the text */
-    DP_DEATH_TRACED = 2, /* the text too */
+    DP_DEATH_NOTED = 0x44454144,  /* everything but the text */
+    DP_DEATH_TRACED = 0x44454145, /* the text too */
 };
 enum { DP_DEATH_STACK_OVERFLOW = 1 };
 

@@ -83,6 +83,9 @@ type Error struct {
 	Detail  string        // names the offending value
 	Errno   syscall.Errno // of the failing system or verbs call, or 0
 	Started bool          // of a call: the function may have run
+	// Of a call whose worker died: what was on the stack, a line for each function, innermost first, and the last that
+	// the worker printed. Empty where nothing is known.
+	Backtrace, Output string
 }
 
 func (e *Error) Error() string {
@@ -93,6 +96,11 @@ func (e *Error) Error() string {
 	if e.Detail != "" {
 		b.WriteString(": ")
 		b.WriteString(e.Detail)
+	}
+	for _, more := range []struct{ title, text string }{{"on the stack", e.Backtrace}, {"its last output", e.Output}} {
+		if more.text != "" {
+			b.WriteString("\n" + more.title + ":\n    " + strings.ReplaceAll(more.text, "\n", "\n    "))
+		}
 	}
 	return b.String()
 }

@@ -80,7 +80,7 @@ extern "C" {
 #define RFAAS_PEER_GONE (-501)   /* the other process or node is gone, or cannot be reached */
 #define RFAAS_WORKER_DIED (-502) /* the worker died; the text says how. The next call gets a new worker */
 #define RFAAS_PROTOCOL (-503)    /* the other side does not keep to the protocol, or has another version */
-#define RFAAS_TIME_LIMIT (-504)  /* a function ran longer than the lease's max_call_ns; its worker was killed */
+#define RFAAS_TIME_LIMIT (-504)  /* a function ran longer than the lease's call_limit_ns; its worker was killed */
 #define RFAAS_MEMORY_LIMIT (-505) /* a function exceeded the lease's memory and died of it, and its worker with it */
 
 #define RFAAS_LEASE_ENDED (-600) /* released, expired or revoked: take a new lease */
@@ -191,10 +191,13 @@ typedef struct rfaas_lease_options {
     const void *library_data; /* or the library itself in memory; used when `library` is NULL */
     size_t library_size;      /* bytes of library_data */
     const char *executor;     /* host:port: this executor and no other; NULL or "": the session's choice */
+    /* How long one call may run: a worker that takes longer is killed and the call ends with RFAAS_TIME_LIMIT. 0: the
+     * executor's own limit, if it has one. */
+    int64_t call_limit_ns;
 } rfaas_lease_options;
 
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0 }
 
 /* rfaas_lease_open leases workers on one executor, connects to them and loads the library there. The library is sent
  * only if the node does not have it yet. Blocks up to the session's time-out. Everything in options is copied.
@@ -225,6 +228,25 @@ typedef struct rfaas_lease_details {
 
 /* rfaas_lease_info describes a lease; fills at most details->struct_size bytes. */
 RFAAS_API int rfaas_lease_info(const rfaas_lease *lease, rfaas_lease_details *details);
+
+typedef struct rfaas_worker_details {
+    uint32_t struct_size; /* set by the caller to sizeof(rfaas_worker_details) */
+    int32_t pid;          /* of the worker's process on its node */
+    /* As the worker counts, which functions could forge. */
+    uint64_t calls;     /* functions that returned */
+    uint64_t failed;    /* of them: reported failure, or had a result that was too large */
+    uint64_t refused;   /* malformed requests */
+    uint64_t bytes_in;  /* of payload */
+    uint64_t bytes_out; /* of results */
+    char running[128];  /* the function that runs now, "" between calls */
+    uint32_t output_size;
+    char output[4100]; /* the last output_size bytes (4096 at most) that it printed, and a NUL */
+} rfaas_worker_details;
+
+/* rfaas_worker_info asks the executor what a worker does and has printed, also while a function runs there or when it has
+ * just died; fills at most details->struct_size bytes. Any thread, also while another one is inside the lease, as long
+ * as nobody releases it. Blocks for a control round trip, at most the session's time-out. */
+RFAAS_API int rfaas_worker_info(const rfaas_lease *lease, int worker, rfaas_worker_details *details);
 
 /* ---- functions ---- */
 

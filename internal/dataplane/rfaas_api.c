@@ -32,7 +32,7 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 static _Thread_local struct {
     const char *text; /* constant text, or NULL: buf */
     int started;
-    char buf[1200];
+    char buf[9216]; /* a worker's last output has up to 4 KiB, its stack 3.5 */
 } last;
 
 const char *rfaas_strerror(int status) { return dp_status_text(status); }

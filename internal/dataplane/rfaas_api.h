@@ -24,11 +24,12 @@ enum {
     RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS       -> SESSION */
     RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> */
     RFAAS_OP_PLAN = 3,          /* SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
-                                   DURATION_NS DEPTH EAGER BULK EXECUTOR                   -> */
+                                   DURATION_NS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR     -> */
     RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
     RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
     RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB -> BLOB PID */
     RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage */
+    RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
 };
 enum {
     RFAAS_TAG_SESSION = 1,
@@ -59,6 +60,9 @@ enum {
     RFAAS_TAG_TEXT = 26,   /* of a failure: reply of any operation */
     RFAAS_TAG_OUTPUT = 27, /* last bytes that a worker printed */
     RFAAS_TAG_PID = 28,    /* names a worker of its node */
+    RFAAS_TAG_BACKTRACE = 29, /* of a worker that died, a line per function */
+    RFAAS_TAG_CALL_LIMIT_NS = 30,
+    RFAAS_TAG_COUNT = 31,
 };
 enum { RFAAS_EVENT_WORKER_DIED = 1, RFAAS_EVENT_LEASE_ENDED = 2, RFAAS_EVENT_DRAINING = 3 };
 
@@ -72,7 +76,7 @@ extern int32_t rfaas_control_default(uint32_t op, void *req, uint64_t len, void 
 
 /* rfaas_control_register sets the control part for the next rfaas_init; NULL: the one that is linked in. */
 void rfaas_control_register(rfaas_control_fn fn);
-/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS TEXT OUTPUT. Never blocks for long. Any thread. */
+/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS TEXT BACKTRACE OUTPUT. Never blocks for long. Any thread. */
 void rfaas_control_event(const void *msg, uint64_t len);
 
 typedef struct rfaas_msg {
@@ -138,8 +142,9 @@ typedef struct rfaas_worker {
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
     uint64_t dead_pid;   /* last one reported dead */
     uint64_t silent_pid; /* one that broke and of which no event has told in time */
-    char reason[256];
-    char output[512];
+    int death_status;    /* of dead_pid; reason and details too */
+    char reason[512];
+    char *details; /* malloc, or NULL */
 } rfaas_worker;
 
 typedef struct rfaas_buffer {
@@ -204,7 +209,7 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker);
 /* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
 void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
- * the status, which becomes RFAAS_WORKER_DIED or RFAAS_LEASE_ENDED when that is the better known reason. */
+ * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
 
 #endif

@@ -9,7 +9,7 @@
 #include "rfaas_api.h"
 
 /* How long an error waits for the event that tells how its worker died. */
-#define EXPLAIN_NS 250000000ll
+#define EXPLAIN_NS 500000000ll
 
 int rfaas_api_state = RFAAS_STATE_DOWN;
 
@@ -306,9 +306,11 @@ static void destroy_lease(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     l->key = 0;
     pthread_mutex_unlock(&l->mu);
-    for (uint32_t i = 0; i < l->n_workers; i++)
+    for (uint32_t i = 0; i < l->n_workers; i++) {
         if (l->workers[i].ch)
             dp_channel_destroy(l->workers[i].ch);
+        free(l->workers[i].details);
+    }
     while (l->buffers) {
         rfaas_buffer *b = l->buffers;
         l->buffers = b->next;
@@ -396,6 +398,8 @@ static int check_options(rfaas_lease_options *o) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: wait_mode %u is none of RFAAS_WAIT_*", op, o->wait_mode);
     if (o->duration_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)o->duration_ns);
+    if (o->call_limit_ns < 0)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: call_limit_ns %lld is negative", op, (long long)o->call_limit_ns);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
     if (!o->library && !o->library_size)
@@ -418,6 +422,7 @@ static int plan(rfaas_lease *l, const rfaas_lease_options *o) {
     rfaas_msg_u64(&req, RFAAS_TAG_MEMORY, o->memory);
     rfaas_msg_u64(&req, RFAAS_TAG_WAIT_MODE, o->wait_mode);
     rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)o->duration_ns);
+    rfaas_msg_u64(&req, RFAAS_TAG_CALL_LIMIT_NS, (uint64_t)o->call_limit_ns);
     rfaas_msg_u64(&req, RFAAS_TAG_DEPTH, o->depth);
     rfaas_msg_u64(&req, RFAAS_TAG_EAGER, o->eager);
     rfaas_msg_u64(&req, RFAAS_TAG_BULK, o->bulk);
@@ -478,7 +483,7 @@ static int connect_worker(rfaas_lease *l, uint32_t i, const rfaas_msg *reply, ui
     if (l->ended)
         dp_channel_fail(w->ch, l->ended);
     else if (w->pid && w->dead_pid == w->pid)
-        dp_channel_fail(w->ch, DP_WORKER_DIED);
+        dp_channel_fail(w->ch, w->death_status);
     pthread_mutex_unlock(&l->mu);
     return RFAAS_OK;
 }
@@ -633,6 +638,41 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
     return RFAAS_OK;
 }
 
+int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *details) {
+    static const char op[] = "worker info";
+    int status = check_lease(l, op);
+    if (status)
+        return status;
+    if (!details)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: details is NULL", op);
+    if (details->struct_size < offsetof(rfaas_worker_details, calls) || details->struct_size > 1 << 16)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: details.struct_size is %u, want sizeof(rfaas_worker_details)", op,
+                              details->struct_size);
+    if (worker < 0 || (uint32_t)worker >= l->n_workers)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
+    rfaas_msg req = {0}, reply;
+    rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->key);
+    rfaas_msg_u64(&req, RFAAS_TAG_WORKER, (uint64_t)worker);
+    if ((status = ask(op, RFAAS_OP_INSPECT, &req, &reply)))
+        return status;
+    rfaas_worker_details d = {.struct_size = details->struct_size,
+                              .pid = (int32_t)rfaas_msg_get_u64(&reply, RFAAS_TAG_PID, 0),
+                              .calls = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 0, 0),
+                              .failed = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 1, 0),
+                              .refused = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 2, 0),
+                              .bytes_in = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 3, 0),
+                              .bytes_out = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 4, 0)};
+    rfaas_msg_get_str(&reply, RFAAS_TAG_FUNCTION, d.running, sizeof d.running);
+    const uint8_t *output = rfaas_msg_find(&reply, RFAAS_TAG_OUTPUT, 0, &d.output_size);
+    if (d.output_size > sizeof d.output - 1)
+        d.output_size = sizeof d.output - 1;
+    if (output)
+        memcpy(d.output, output, d.output_size);
+    rfaas_msg_free(&reply);
+    memcpy(details, &d, details->struct_size < sizeof d ? details->struct_size : sizeof d);
+    return RFAAS_OK;
+}
+
 int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function *function) {
     static const char op[] = "find function";
     int status = check_lease(l, op);
@@ -705,6 +745,50 @@ int rfaas_free(rfaas_lease *l, void *buffer) {
 
 /* ---- workers that die ---- */
 
+/* The lines below an error's first: what was on the stack of a dead worker and what it had printed. NULL: none. */
+static char *death_details(const rfaas_msg *m) {
+    static const struct {
+        uint16_t tag;
+        const char *title;
+    } parts[] = {{RFAAS_TAG_BACKTRACE, "on the stack"}, {RFAAS_TAG_OUTPUT, "its last output"}};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f)
+        return NULL;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint32_t len = 0;
+        const char *from = (const char *)rfaas_msg_find(m, parts[i].tag, 0, &len);
+        while (len && (from[len - 1] == '\n' || !from[len - 1]))
+            len--;
+        if (len)
+            fprintf(f, "\n%s:\n    ", parts[i].title);
+        for (uint32_t k = 0; k < len; k++) {
+            if (from[k] == '\n')
+                fputs("\n    ", f);
+            else
+                fputc(from[k] ? from[k] : '?', f);
+        }
+    }
+    if (fclose(f)) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+static void note_death(rfaas_worker *w, const rfaas_msg *m, int status) {
+    rfaas_msg_get_str(m, RFAAS_TAG_TEXT, w->reason, sizeof w->reason);
+    free(w->details);
+    w->details = death_details(m);
+    w->death_status = dp_status_class(status) == RFAAS_CLASS_CONNECTION ? status : DP_WORKER_DIED;
+    /* A report about one that was replaced already, because its connection told earlier, must not end its
+     * successor; one about a successor that is still being connected is kept. */
+    w->dead_pid = rfaas_msg_get_u64(m, RFAAS_TAG_PID, 0);
+    if (w->pid && w->dead_pid == w->pid)
+        dp_channel_fail(w->ch, w->death_status);
+}
+
 void rfaas_control_event(const void *data, uint64_t len) {
     rfaas_msg m = {.data = (uint8_t *)data, .len = len};
     if (!rfaas_msg_check(&m))
@@ -719,16 +803,8 @@ void rfaas_control_event(const void *data, uint64_t len) {
     if (l->key == key) {
         switch (rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0)) {
         case RFAAS_EVENT_WORKER_DIED:
-            if (worker < l->n_workers) {
-                rfaas_worker *w = &l->workers[worker];
-                rfaas_msg_get_str(&m, RFAAS_TAG_TEXT, w->reason, sizeof w->reason);
-                rfaas_msg_get_str(&m, RFAAS_TAG_OUTPUT, w->output, sizeof w->output);
-                /* A report about one that was replaced already, because its connection told earlier, must not end its
-                 * successor; one about a successor that is still being connected is kept. */
-                w->dead_pid = rfaas_msg_get_u64(&m, RFAAS_TAG_PID, 0);
-                if (w->pid && w->dead_pid == w->pid)
-                    dp_channel_fail(w->ch, DP_WORKER_DIED);
-            }
+            if (worker < l->n_workers)
+                note_death(&l->workers[worker], &m, status);
             break;
         case RFAAS_EVENT_LEASE_ENDED:
             l->ended = status < 0 ? status : DP_LEASE_ENDED;
@@ -750,7 +826,7 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
         return status; /* the text is the function's own */
     if (dp_status_class(status) != RFAAS_CLASS_CONNECTION && dp_status_class(status) != RFAAS_CLASS_LEASE)
         return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s", op, name, worker, rfaas_strerror(status), note);
-    char why[256], output[512];
+    char why[sizeof ((rfaas_worker *)0)->reason], *details = NULL;
     rfaas_worker *w = &l->workers[worker];
     int64_t until = dp_now_ns() + EXPLAIN_NS;
     struct timespec ts = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
@@ -760,15 +836,18 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
             w->silent_pid = w->pid; /* once is enough */
     bool died = w->pid && w->dead_pid == w->pid;
     int ended = l->ended;
-    memcpy(why, ended ? l->ended_reason : w->reason, sizeof why);
-    memcpy(output, w->output, sizeof output);
+    snprintf(why, sizeof why, "%s", ended ? l->ended_reason : w->reason);
+    int death = w->death_status;
+    if (died && !ended && w->details)
+        details = strdup(w->details);
     pthread_mutex_unlock(&l->mu);
     if (ended)
         return rfaas_api_fail(ended, started, "%s %s: the lease on %s ended: %s%s", op, name, l->executor, why, note);
     if (!died)
         return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s", op, name, worker, rfaas_strerror(status), note);
-    return rfaas_api_fail(RFAAS_WORKER_DIED, started, "%s %s: worker %u died: %s%s%s%s", op, name, worker, why, note,
-                          output[0] ? "; its last output: " : "", output);
+    rfaas_api_fail(death, started, "%s %s: %s: %s%s%s", op, name, rfaas_strerror(death), why, note, details ? details : "");
+    free(details);
+    return death;
 }
 
 int rfaas_api_repair(rfaas_lease *l, uint32_t i) {

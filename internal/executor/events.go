@@ -100,7 +100,8 @@ func (t *teller) deaths(events []*control.Event) []*control.Event {
 		t.told[i] = s.deaths
 		x := s.worker.Exit()
 		events = append(events, &control.Event{Kind: control.Event_KIND_WORKER_DIED, Worker: uint32(i),
-			Pid: int32(s.worker.PID()), Reason: x.Reason, OutputTail: x.OutputTail})
+			Pid: int32(s.worker.PID()), Reason: x.Reason, OutputTail: x.OutputTail, Status: x.Status,
+			Function: x.Function, Backtrace: x.Backtrace})
 	}
 	return events
 }

@@ -107,6 +107,11 @@ func (w *fakeWorker) Blob() []byte          { return fmt.Appendf(nil, "worker %d
 func (w *fakeWorker) PID() int              { return w.pid }
 func (w *fakeWorker) Done() <-chan struct{} { return w.done }
 func (w *fakeWorker) Exit() zygote.Exit     { return w.exit }
+func (w *fakeWorker) OutputTail() []byte    { return []byte("so far") }
+func (w *fakeWorker) Running() string       { return "busy" }
+func (w *fakeWorker) Counters() zygote.Counters {
+	return zygote.Counters{Calls: 1, Refused: 2, Failed: 3, BytesIn: 4, BytesOut: 5}
+}
 
 // die ends the worker.
 func (w *fakeWorker) die(x zygote.Exit) {

@@ -84,6 +84,7 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU,
 		WaitMode: uint8(req.GetWaitMode()), Code: c.file, Names: c.names,
 		MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager, MaxBulk: uint64(s.MaxBulk), MemoryLimit: terms.MemoryPerWorker,
+		CallLimit: terms.CallLimit, Symbol: c.symbol,
 	}
 }
 
@@ -122,10 +123,10 @@ func (e *Executor) watch(h *holding, i int, w Worker) {
 	e.work.Go(func() {
 		h.watch(i, w, func(x zygote.Exit) {
 			level := slog.LevelWarn
-			if x.Signal == 0 && x.Code == exitClientGone {
+			if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
 				level = slog.LevelDebug // the event stream tells whether that was on purpose
 			}
-			e.log.Log(context.Background(), level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "reason", x.Reason)
+			e.log.Log(context.Background(), level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "function", x.Function, "reason", x.Reason)
 		})
 	})
 }

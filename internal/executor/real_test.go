@@ -230,7 +230,7 @@ func TestRealFailures(t *testing.T) {
 	h, _ = r.deploy(compile(t, "int absent_symbol(void); int f(void) { return absent_symbol(); }", "-shared", "-fPIC"))
 	refused(h, "absent_symbol")
 	h, _ = r.deploy(compile(t, "#include <stdlib.h>\n__attribute__((constructor)) static void c(void) { abort(); } int f(void) { return 1; }", "-shared", "-fPIC"))
-	refused(h, "signal 6")
+	refused(h, "SIGABRT")
 
 	// Queue-pair blobs that only the provider in the worker can judge. The last ones come from nobody.
 	h, _ = r.deploy(compile(t, realSource, "-shared", "-fPIC"))

@@ -13,6 +13,10 @@ type Worker interface {
 	// Done is closed when the process is reaped; Exit is valid afterwards.
 	Done() <-chan struct{}
 	Exit() zygote.Exit
+	// What it does, before and after.
+	OutputTail() []byte
+	Running() string
+	Counters() zygote.Counters
 	// Stop lets the running call finish, kills when ctx ends, and returns when the process is reaped.
 	Stop(ctx context.Context) error
 	// Kill does not wait.

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -107,13 +108,23 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	if t.Duration, err = e.duration(req.GetDurationMs(), e.cfg.Settings.LeaseDefault); err != nil {
 		return t, err
 	}
-	if ms := req.GetCallLimitMs(); ms > uint64(e.cfg.Settings.LeaseMax/time.Millisecond) {
-		return t, invalidf("call_limit_ms %d: want at most %d, the longest lease (%v), or 0 for no limit", ms,
-			e.cfg.Settings.LeaseMax.Milliseconds(), e.cfg.Settings.LeaseMax)
+	if t.CallLimit, err = e.callLimit(req.GetCallLimitMs()); err != nil {
+		return t, err
 	}
-	t.CallLimit = time.Duration(req.GetCallLimitMs()) * time.Millisecond
 	t.Wait = lease.Wait(req.GetWaitMode())
 	return t, nil
+}
+
+// callLimit is how long one call may run when a lease asks for this many ms; 0: no limit.
+func (e *Executor) callLimit(ms uint64) (time.Duration, error) {
+	own := e.cfg.Settings.CallLimit
+	if ms == 0 {
+		return own, nil
+	}
+	if most := cmp.Or(own, e.cfg.Settings.LeaseMax); ms > uint64(most/time.Millisecond) {
+		return 0, invalidf("call_limit_ms %d: this executor lets a call run %d at most (%v)", ms, most.Milliseconds(), most)
+	}
+	return time.Duration(ms) * time.Millisecond, nil
 }
 
 func (e *Executor) checkProvider(name string) error {

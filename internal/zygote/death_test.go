@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"strings"
@@ -14,7 +15,7 @@ import (
 // Names of testdata/deaths.c.
 var deathNames = []string{"echo", "segv", "bus", "fpe", "ill", "aborts", "frees_twice", "exits", "quits", "recurses",
 	"large_frame", "jumps", "wild", "kills_itself", "stops_itself", "crashes_in_thread", "eats_memory", "loops",
-	"loops_deaf", "sleeps"}
+	"loops_deaf", "sleeps", "scribbles"}
 
 func deathFunction(t testing.TB, name string) int {
 	t.Helper()
@@ -66,7 +67,7 @@ func TestDeathIsExplained(t *testing.T) {
 		{"large_frame", nil, statusWorkerDied, "SIGSEGV at address 0x", "large_frame", ""},
 		{"jumps", nil, statusWorkerDied, "SIGSEGV at address 0x0", "0x0 jumps", ""},
 		{"wild", nil, statusWorkerDied, "SIGSEGV at an address that cannot exist", "wild", ""},
-		{"kills_itself", nil, statusWorkerDied, "SIGTERM", "", ""},
+		{"kills_itself", nil, statusWorkerDied, "SIGUSR1", "", ""},
 		{"crashes_in_thread", nil, statusWorkerDied, "SIGSEGV at address 0x10", "library", ""},
 		{"eats_memory", u64(80 << 20), statusMemoryLimit, "exceeded its memory limit of 64 MiB (SIGSEGV at address 0x0", "eats_memory", ""},
 	} {
@@ -239,20 +240,30 @@ func TestStoppedZygote(t *testing.T) {
 
 // Whatever a worker writes into its page, the executor stays calm.
 func TestHostilePage(t *testing.T) {
-	mem := make([]byte, pageSize)
-	for i := range mem {
-		mem[i] = 0xff
-	}
-	p := &page{mem: mem}
-	w := &Worker{names: deathNames, page: p, output: &output{}, memoryLimit: 1}
-	for _, st := range []status{{}, {code: 91}, {signal: unix.SIGSEGV}, {signal: unix.SIGALRM}, {signal: 77}} {
+	mem := bytes.Repeat([]byte{0xff}, pageSize)
+	w := &Worker{names: deathNames, page: &page{mem: mem}, output: &output{}, memoryLimit: 1}
+	exit := func(st status, function string) Exit {
 		x := w.makeExit(st)
-		if x.Reason == "" || len(x.Backtrace) > 3*textMax || x.Function != "" {
+		if x.Reason == "" || len(x.Backtrace) > 3*textMax || x.Function != function || x.Status != statusWorkerDied {
 			t.Errorf("%+v: %+v", st, x)
 		}
+		return x
 	}
-	copy(p.mem[pageDeath+deathText:], "one\x00\x1b[31m\ntwo\n")
-	if x := w.makeExit(status{}); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
+	statuses := []status{{}, {code: 91}, {signal: unix.SIGSEGV}, {signal: unix.SIGALRM}, {signal: 77}}
+	for _, st := range statuses {
+		if x := exit(st, ""); x.Backtrace != "" {
+			t.Errorf("garbage became a backtrace: %q", x.Backtrace)
+		}
+	}
+	// The same in a record that seems to be one.
+	binary.LittleEndian.PutUint32(mem[pageDeath:], deathTraced)
+	binary.LittleEndian.PutUint64(mem, 0xfff0000|uint64(len(deathNames)-1))
+	binary.LittleEndian.PutUint64(mem[8:], 0xffe)
+	for _, st := range statuses {
+		exit(st, "scribbles")
+	}
+	copy(mem[pageDeath+deathText:], "one\x00\x1b[31m\ntwo\n")
+	if x := exit(status{}, "scribbles"); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
 		t.Errorf("%q", x.Backtrace)
 	}
 }

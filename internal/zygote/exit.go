@@ -43,9 +43,7 @@ func (w *Worker) makeExit(st status) Exit {
 	if d.noted {
 		x.Backtrace = w.backtrace(d.text)
 	}
-	if _, index, ok := w.page.running(); ok && index < len(w.names) {
-		x.Function = w.names[index]
-	}
+	x.Function = w.Running()
 	if v := w.verdict.Load(); v != nil {
 		x.Status, x.Reason = v.status, v.text
 		return x

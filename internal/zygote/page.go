@@ -13,12 +13,13 @@ import (
 
 // The page of dp_worker.h, byte for byte. TestMessagesMatchC compares the two.
 const (
-	pageSize   = 4096
-	pageDeath  = 256 // offset of dp_worker_death
-	deathText  = 40  // offset in it
-	textMax    = 3584
-	deathNoted = 1
-	overflowed = 1 // a stack
+	pageSize    = 4096
+	pageDeath   = 256 // offset of dp_worker_death
+	deathText   = 40  // offset in it
+	textMax     = 3584
+	deathNoted  = 0x44454144
+	deathTraced = 0x44454145
+	overflowed  = 1 // a stack
 )
 
 // Counters are what a worker says of its work. User code can write there, so they are good for information and for
@@ -104,8 +105,12 @@ func (p *page) death() death {
 	defer p.mu.Unlock()
 	b := append([]byte(nil), p.mem[pageDeath:]...)
 	le := binary.LittleEndian
+	state := le.Uint32(b)
+	if state != deathNoted && state != deathTraced {
+		return death{}
+	}
 	return death{
-		noted:    le.Uint32(b) >= deathNoted,
+		noted:    true,
 		signal:   unix.Signal(int32(le.Uint32(b[4:]))),
 		code:     int32(le.Uint32(b[8:])),
 		errno:    unix.Errno(le.Uint32(b[12:])),

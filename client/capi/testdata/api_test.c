@@ -223,7 +223,7 @@ static void deaths(uint32_t mode) {
     uint64_t out[4], victim, minute = 60000000000ull;
     on0.worker = 0;
     double start = now();
-    FAILS(rfaas_invoke(l, crash, NULL, 0, NULL, 0, NULL, &on0), RFAAS_WORKER_DIED, "signal 11");
+    FAILS(rfaas_invoke(l, crash, NULL, 0, NULL, 0, NULL, &on0), RFAAS_WORKER_DIED, "function crash of worker 0: SIGSEGV at address 0x8");
     CHECK(now() - start < 1 && rfaas_started() == RFAAS_MAYBE_EXECUTED);
     OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, &on0));
     CHECK(out[0] == 1);
@@ -240,7 +240,7 @@ static void deaths(uint32_t mode) {
         /* A call on the dead worker replaces it; the old requests keep their outcome. */
         OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, NULL));
         for (int i = 0; i < 3; i++)
-            FAILS(rfaas_wait(&r[i], NULL), RFAAS_WORKER_DIED, "signal 9");
+            FAILS(rfaas_wait(&r[i], NULL), RFAAS_WORKER_DIED, "SIGKILL");
         CHECK(now() - start < 1);
         OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, &on0));
         CHECK(out[0] == 1);
@@ -248,6 +248,45 @@ static void deaths(uint32_t mode) {
         CHECK(d.replaced == 3);
     }
     OK(rfaas_lease_release(l));
+}
+
+/* Limits end a call with a status of their own, and a worker tells what it does. */
+static void limits(void) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_lease *l = NULL;
+    o.library = library;
+    o.memory = 64 << 20;
+    o.call_limit_ns = -1;
+    FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "call_limit_ns -1");
+    o.call_limit_ns = 1000000000ll * 3600 * 24 * 400;
+    FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "call_limit_ms");
+    o.call_limit_ns = 300000000;
+    OK(rfaas_lease_open(session, &o, &l));
+    if (!l)
+        return;
+    rfaas_function sleep_ns = find(l, "sleep_ns"), print = find(l, "print"), count = find(l, "count");
+    uint64_t minute = 60000000000ull, out[2];
+    OK(rfaas_invoke(l, print, "so far", 6, NULL, 0, NULL, NULL));
+    double start = now();
+    rfaas_request r;
+    OK(rfaas_iinvoke(l, sleep_ns, &minute, 8, out, 8, NULL, &r));
+    rfaas_worker_details d = {.struct_size = sizeof d};
+    do /* it may take a moment until the function runs and its output has been read */
+        OK(rfaas_worker_info(l, 0, &d));
+    while (now() - start < 0.2 && (!d.output_size || strcmp(d.running, "sleep_ns")));
+    CHECK(!strcmp(d.output, "so far\n") && d.output_size == 7 && d.calls == 1 && d.bytes_in == 6 && d.pid > 1);
+    FAILS(rfaas_wait(&r, NULL), RFAAS_TIME_LIMIT, "function sleep_ns of worker 0: exceeded its time limit of 300ms");
+    CHECK(now() - start > 0.3 && now() - start < 3 && rfaas_started() == RFAAS_MAYBE_EXECUTED);
+    CHECK(strstr(rfaas_last_error(), "\non the stack:\n    ") && strstr(rfaas_last_error(), "\n    sleep_ns+0x") &&
+          strstr(rfaas_last_error(), "\nits last output:\n    so far"));
+    OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, NULL));
+    CHECK(out[0] == 1);
+    FAILS(rfaas_worker_info(l, 1, &d), RFAAS_INVALID, "worker 1");
+    FAILS(rfaas_worker_info(l, 0, NULL), RFAAS_INVALID, "NULL");
+    d.struct_size = 4;
+    FAILS(rfaas_worker_info(l, 0, &d), RFAAS_INVALID, "struct_size is 4");
+    OK(rfaas_lease_release(l));
+    FAILS(rfaas_worker_info(l, 0, &d), RFAAS_INVALID, "released");
 }
 
 static void buffers(void) {
@@ -321,6 +360,7 @@ static void everything(void) {
         deaths(mode);
     }
     requests();
+    limits();
     buffers();
     threads_and_fork();
     rfaas_lease *left = lease(1, 1, 0); /* finalize cleans up */

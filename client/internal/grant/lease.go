@@ -35,8 +35,9 @@ type Spec struct {
 	Memory         uint64 // bytes per worker, 0: the executor's default
 	Mode           control.WaitMode
 	Duration       time.Duration
-	Executor       string // address, empty: the session's choice
-	Depth, Eager   int    // of the channels that will be offered
+	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
+	Executor       string        // address, empty: the session's choice
+	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
 }
 
@@ -66,6 +67,8 @@ func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
 		return nil, fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
 	case s.Duration < 0:
 		return nil, fail(op, dataplane.StatusInvalid, "duration %v is negative", s.Duration)
+	case s.CallLimit < 0:
+		return nil, fail(op, dataplane.StatusInvalid, "call limit %v is negative", s.CallLimit)
 	case s.Mode < 0 || s.Mode > control.WaitMode_WAIT_MODE_WARM:
 		return nil, fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
 	}
@@ -240,6 +243,9 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 	if p.spec.Duration > 0 {
 		req.DurationMs = uint64(max(p.spec.Duration/time.Millisecond, 1))
 	}
+	if p.spec.CallLimit > 0 {
+		req.CallLimitMs = uint64(max(p.spec.CallLimit/time.Millisecond, 1))
+	}
 	r, err := cl.Lease(ctx, req)
 	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
 		r, err = cl.Lease(ctx, req)
@@ -284,6 +290,31 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) 
 		return Worker{}, fromControl(op, h.Address, err)
 	}
 	return workerOf(r.GetWorker()), nil
+}
+
+// Inspection is what an executor knows of a worker.
+type Inspection struct {
+	PID     int    // 0: there is none
+	Running string // function that runs now, "" between calls
+	Output  []byte // last bytes that the worker printed
+	// As the worker itself counts.
+	Calls    uint64 // functions that returned
+	Failed   uint64 // of Calls: failed, or the result was too large
+	Refused  uint64 // malformed requests
+	BytesIn  uint64 // of payload
+	BytesOut uint64 // of results
+}
+
+// Inspect asks what worker i does.
+func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) {
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	r, err := h.cl.Inspect(ctx, &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i)})
+	if err != nil {
+		return Inspection{}, fromControl("inspect a worker", h.Address, err)
+	}
+	return Inspection{PID: int(r.Pid), Running: r.Running, Output: r.OutputTail, Calls: r.Calls, Failed: r.Failed,
+		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut}, nil
 }
 
 // Release ends the lease and its watch. Releasing a lease that has ended already is no error.

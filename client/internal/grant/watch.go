@@ -3,6 +3,7 @@ package grant
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -30,7 +31,27 @@ type Event struct {
 	PID    int              // of the worker that died
 	Status dataplane.Status // what calls in flight end with
 	Reason string
-	Output []byte // last bytes that the worker printed
+	// Of a worker that died:
+	Function  string // that ran, "" for none
+	Backtrace string // a line for each function on the stack, innermost first
+	Output    []byte // last bytes that it printed
+}
+
+// Death is the sentence about a worker that died.
+func (e *Event) Death() string {
+	if e.Function != "" {
+		return fmt.Sprintf("function %s of worker %d: %s", e.Function, e.Worker, e.Reason)
+	}
+	return fmt.Sprintf("worker %d: %s", e.Worker, e.Reason)
+}
+
+// deathStatus is the status of an event, as far as a death can have it.
+func deathStatus(st int32) dataplane.Status {
+	switch s := dataplane.Status(st); s {
+	case dataplane.StatusTimeLimit, dataplane.StatusMemoryLimit:
+		return s
+	}
+	return dataplane.StatusWorkerDied
 }
 
 type watch struct {
@@ -107,7 +128,8 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 		case control.Event_KIND_OPEN:
 			opened = true
 		case control.Event_KIND_WORKER_DIED:
-			handle(Event{Kind: WorkerDied, Worker: int(e.Worker), PID: int(e.Pid), Status: dataplane.StatusWorkerDied, Reason: e.Reason, Output: e.OutputTail})
+			handle(Event{Kind: WorkerDied, Worker: int(e.Worker), PID: int(e.Pid), Status: deathStatus(e.Status), Reason: e.Reason,
+				Function: e.Function, Backtrace: e.Backtrace, Output: e.OutputTail})
 		case control.Event_KIND_DRAINING:
 			handle(Event{Kind: Draining, Reason: e.Reason})
 		case control.Event_KIND_LEASE_ENDED:

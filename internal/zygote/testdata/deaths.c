@@ -1,4 +1,5 @@
 /* Functions that end their worker in every way we know; by name, see death_test.go. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -89,7 +90,7 @@ FUNCTION(wild) {
 }
 
 FUNCTION(kills_itself) {
-    kill(getpid(), SIGTERM);
+    kill(getpid(), SIGUSR1);
     for (;;)
         pause();
 }
@@ -144,5 +145,42 @@ FUNCTION(sleeps) {
     uint64_t ms;
     memcpy(&ms, args, sizeof ms);
     usleep((useconds_t)ms * 1000);
+    return 0;
+}
+
+/* Overwrites what the process may write: its shared mappings, and with bit 8 of the u32 in args the private ones too,
+ * except the stack that it runs on and the device's own queues. The low byte is what it writes, 1: random bytes. Runs on
+ * what it has in registers and on the stack. */
+__attribute__((optimize("no-tree-loop-distribute-patterns"))) FUNCTION(scribbles) {
+    static char maps[1 << 16];
+    uint32_t how;
+    memcpy(&how, args, sizeof how);
+    int fd = open("/proc/self/maps", O_RDONLY), n = 0, got;
+    while ((got = (int)read(fd, maps + n, sizeof maps - 1 - (size_t)n)) > 0)
+        n += got;
+    close(fd);
+    struct {
+        volatile uint64_t *from, *to;
+    } areas[256];
+    int areas_n = 0;
+    for (char *line = strtok(maps, "\n"); line && areas_n < 256; line = strtok(NULL, "\n")) {
+        unsigned long from, to;
+        char mode[8];
+        if (sscanf(line, "%lx-%lx %7s", &from, &to, mode) != 3 || mode[1] != 'w' || strstr(line, "/dev/infiniband") ||
+            strstr(line, "[stack]") || (mode[3] != 's' && !(how & 256)))
+            continue;
+        areas[areas_n].from = (uint64_t *)from;
+        areas[areas_n++].to = (uint64_t *)to;
+    }
+    uint64_t what = (how & 255) * 0x0101010101010101u;
+    for (int i = 0; i < areas_n; i++)
+        for (volatile uint64_t *p = areas[i].from; p < areas[i].to; p++) {
+            if ((how & 255) == 1) {
+                what ^= what << 13;
+                what ^= what >> 7;
+                what ^= what << 17;
+            }
+            *p = what;
+        }
     return 0;
 }

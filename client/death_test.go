@@ -1,0 +1,206 @@
+package client_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// deaths is the library of functions that end their worker.
+func deaths(t *testing.T) string {
+	t.Helper()
+	source, err := os.ReadFile(filepath.Join(root, "internal/zygote/testdata/deaths.c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	headers, err := filepath.Abs(filepath.Join(root, "internal/dataplane"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compile(t, "deaths.so", string(source), "-O1", "-D_GNU_SOURCE", "-pthread", "-I"+headers)
+}
+
+// neighbour makes hot calls on a worker until stop is called, which says how many and how long the longest took.
+func neighbour(t *testing.T, w *client.Worker, echo *client.Function) (stop func() (int, time.Duration)) {
+	t.Helper()
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	var calls int
+	var longest time.Duration
+	pid := w.PID()
+	wg.Go(func() {
+		out := make([]byte, 8)
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			begin := time.Now()
+			n, err := w.Invoke(context.Background(), echo, []byte("hot"), out)
+			if err != nil || string(out[:n]) != "hot" {
+				t.Errorf("call %d of the neighbour: %q, %v", calls, out[:n], err)
+				return
+			}
+			longest = max(longest, time.Since(begin))
+			calls++
+		}
+	})
+	return func() (int, time.Duration) {
+		close(over)
+		wg.Wait()
+		if w.PID() != pid {
+			t.Error("the neighbour was replaced")
+		}
+		return calls, longest
+	}
+}
+
+// However a function ends its worker: its caller gets a sentence, the stack and the last words; the worker is replaced;
+// a hot neighbour in the same lease notices nothing.
+func TestDeathsAreTold(t *testing.T) {
+	w := newWorld(t)
+	const limit = time.Second
+	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 2, WaitMode: client.Hot, Memory: 64 << 20, CallLimit: limit})
+	echo := function(t, l, "echo")
+	stop := neighbour(t, l.Worker(1), echo)
+	for _, c := range []struct {
+		function      string
+		in            []byte
+		status        client.Status
+		reason, stack string
+		output        string
+	}{
+		{"segv", nil, client.StatusWorkerDied, "SIGSEGV at address 0x8", "hidden_inner+0x visible_middle+0x segv+0x", "about to crash"},
+		{"bus", nil, client.StatusWorkerDied, "SIGBUS at address 0x", "bus+0x", ""},
+		{"fpe", u64(5), client.StatusWorkerDied, "SIGFPE at address 0x", "fpe+0x", ""},
+		{"ill", nil, client.StatusWorkerDied, "SIGILL at address 0x", "ill+0x", ""},
+		{"aborts", nil, client.StatusWorkerDied, "SIGABRT: abort was called", "abort+0x aborts+0x", ""},
+		{"frees_twice", nil, client.StatusWorkerDied, "SIGABRT", "frees_twice+0x", "double free"},
+		{"exits", []byte{3}, client.StatusWorkerDied, "called exit(3)", "exits+0x", ""},
+		{"quits", []byte{4}, client.StatusWorkerDied, "called exit(4)", "", ""},
+		{"recurses", nil, client.StatusWorkerDied, "stack overflow", "recurses+0x", ""},
+		{"stops_itself", nil, client.StatusWorkerDied, "was stopped (SIGSTOP) and killed", "", ""},
+		{"loops", nil, client.StatusTimeLimit, "exceeded its time limit of 1s", "spin_here+0x loops+0x", ""},
+		{"eats_memory", u64(80 << 20), client.StatusMemoryLimit, "exceeded its memory limit of 64 MiB", "eats_memory+0x", ""},
+	} {
+		victim := l.Worker(0).PID()
+		begin := time.Now()
+		_, err := l.Worker(0).Invoke(context.Background(), function(t, l, c.function), c.in, make([]byte, 8))
+		took := time.Since(begin)
+		var e *client.Error
+		if !errors.As(err, &e) || !errors.Is(err, client.ErrConnection) || e.Status != c.status || !e.Started {
+			t.Fatalf("%s: %v (%#v)", c.function, err, e)
+		}
+		if want := "function " + c.function + " of worker 0: "; !strings.HasPrefix(e.Detail, want) || !strings.Contains(e.Detail, c.reason) {
+			t.Errorf("%s: %q, want %q and %q", c.function, e.Detail, want, c.reason)
+		}
+		rest := e.Backtrace
+		for f := range strings.FieldsSeq(c.stack) {
+			var ok bool
+			if _, rest, ok = strings.Cut(rest, f); !ok {
+				t.Errorf("%s: no %s (of %s) in\n%s", c.function, f, c.stack, e.Backtrace)
+			}
+		}
+		if !strings.Contains(e.Output, c.output) {
+			t.Errorf("%s: it printed %q, want %q", c.function, e.Output, c.output)
+		}
+		if took > 3*time.Second {
+			t.Errorf("%s: told after %v", c.function, took)
+		}
+		out := make([]byte, 8)
+		if n, err := l.Worker(0).Invoke(context.Background(), echo, []byte("again"), out); err != nil || string(out[:n]) != "again" {
+			t.Errorf("after %s: %q, %v", c.function, out[:n], err)
+		}
+		if now := l.Worker(0).PID(); now == victim || running(victim) {
+			t.Errorf("after %s: worker %d, then %d", c.function, victim, now)
+		}
+	}
+	calls, longest := stop()
+	t.Logf("%d calls of the neighbour meanwhile, the longest took %v", calls, longest.Round(time.Microsecond))
+	if calls < 20 {
+		t.Errorf("only %d calls of the neighbour", calls)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A function that overwrites all it can, slots, rings, the mailbox, the library's own data: its call ends, the client
+// lives on, and so does the neighbour.
+func TestScribblingFunction(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 2, WaitMode: client.Hot})
+	echo, scribbles := function(t, l, "echo"), function(t, l, "scribbles")
+	stop := neighbour(t, l.Worker(1), echo)
+	for _, what := range []uint32{0, 0xff, 1, 0x100, 0x1ff, 0x101} {
+		for _, size := range []int{4, 1 << 10, 64 << 10} { // by the mailbox, a slot, the bulk area
+			in := make([]byte, size)
+			binary.LittleEndian.PutUint32(in, what)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			begin := time.Now()
+			_, err := l.Worker(0).Invoke(ctx, scribbles, in, make([]byte, size))
+			t.Logf("%#x, %d bytes: %v after %v", what, size, err, time.Since(begin).Round(time.Millisecond))
+			if ctx.Err() != nil {
+				t.Errorf("%#x, %d bytes: the call did not end", what, size)
+			}
+			cancel()
+			ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+			out := make([]byte, 8)
+			n, err := l.Worker(0).Invoke(ctx, echo, []byte("again"), out)
+			if err != nil {
+				n, err = l.Worker(0).Invoke(ctx, echo, []byte("again"), out)
+			}
+			if err != nil || string(out[:n]) != "again" {
+				t.Errorf("after %#x, %d bytes: %q, %v", what, size, out[:n], err)
+			}
+			cancel()
+		}
+	}
+	calls, longest := stop()
+	t.Logf("%d calls of the neighbour meanwhile, the longest took %v", calls, longest.Round(time.Microsecond))
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a worker does can be asked while it does it.
+func TestInspect(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	worker := l.Worker(0)
+	if _, err := worker.Invoke(t.Context(), function(t, l, "print"), []byte("some words"), nil); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 5*time.Second, "the words are there", func() bool {
+		i, err := worker.Inspect(t.Context())
+		return err == nil && string(i.Output) == "some words\n"
+	})
+	call, err := worker.Submit(t.Context(), function(t, l, "sleep_ns"), u64(uint64(time.Minute)), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var i client.Inspection
+	within(t, 5*time.Second, "the function runs", func() bool {
+		i, err = worker.Inspect(t.Context())
+		return err == nil && i.Running == "sleep_ns"
+	})
+	if i.PID != worker.PID() || i.Calls != 1 || i.Failed != 0 || i.Refused != 0 || i.BytesIn != 10 || i.BytesOut != 0 {
+		t.Errorf("%+v", i)
+	}
+	call.Cancel()
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := worker.Inspect(t.Context()); !errors.Is(err, client.ErrLease) {
+		t.Errorf("after the release: %v", err)
+	}
+}

@@ -1,0 +1,36 @@
+package executor
+
+import (
+	"context"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// Inspect shows what a worker does and has printed. A dead one is shown as it ended, until it is replaced.
+func (e *Executor) Inspect(_ context.Context, req *control.InspectRequest) (*control.InspectReply, error) {
+	h, err := e.find(lease.ID(req.GetLeaseId()))
+	if err != nil {
+		return nil, err
+	}
+	w, err := h.worker(req.GetWorker())
+	if err != nil {
+		return nil, err
+	}
+	c := w.Counters()
+	return &control.InspectReply{Pid: int32(w.PID()), Running: w.Running(), OutputTail: w.OutputTail(), Calls: c.Calls,
+		Failed: c.Failed, Refused: c.Refused, BytesIn: c.BytesIn, BytesOut: c.BytesOut}, nil
+}
+
+// worker is the present worker of a seat.
+func (h *holding) worker(i uint32) (Worker, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i >= uint32(len(h.seats)) {
+		return nil, invalidf("worker %d: lease %d has workers 0 to %d", i, h.id, len(h.seats)-1)
+	}
+	if w := h.seats[i].worker; w != nil {
+		return w, nil
+	}
+	return nil, control.Errorf(control.ClassBusy, "worker %d of lease %d is being started", i, h.id)
+}

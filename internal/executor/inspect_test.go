@@ -1,0 +1,123 @@
+package executor
+
+import (
+	"bytes"
+	"debug/elf"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+func TestInspect(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(2)
+	r, err := n.Inspect(n.ctx(), &control.InspectRequest{LeaseId: l.GetLeaseId(), Worker: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.GetPid() != l.GetWorkers()[1].GetPid() || r.GetRunning() != "busy" || string(r.GetOutputTail()) != "so far" || r.GetCalls() != 1 ||
+		r.GetRefused() != 2 || r.GetFailed() != 3 || r.GetBytesIn() != 4 || r.GetBytesOut() != 5 {
+		t.Errorf("%v", r)
+	}
+	_, err = n.Inspect(n.ctx(), &control.InspectRequest{LeaseId: l.GetLeaseId(), Worker: 2})
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "worker 2", "0 to 1")
+	n.release(l.GetLeaseId())
+	_, err = n.Inspect(n.ctx(), &control.InspectRequest{LeaseId: l.GetLeaseId()})
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
+}
+
+func ms(n uint64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// inMemfd is a library as the executor keeps it.
+func inMemfd(t *testing.T, b []byte) *code {
+	t.Helper()
+	f, err := zygote.SealedMemfd("test", bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return &code{file: f, size: uint64(len(b))}
+}
+
+// The limits that workers get, and how a death by one of them is told.
+func TestCallLimit(t *testing.T) {
+	for _, tc := range []struct{ own, asked, want uint64 }{{0, 0, 0}, {0, 1500, 1500}, {2000, 0, 2000}, {2000, 1, 1}, {2000, 2000, 2000}} {
+		n := newNode(t, func(c *Config) { c.Settings.CallLimit = ms(tc.own) })
+		req := n.request(1)
+		req.CallLimitMs = tc.asked
+		l, err := n.Lease(n.ctx(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := n.z.alive()[0]
+		if w.spec.CallLimit != ms(tc.want) {
+			t.Errorf("asked for %d of %d ms: %v", tc.asked, tc.own, w.spec.CallLimit)
+		}
+		ev := n.events(l.GetLeaseId())
+		w.die(zygote.Exit{Signal: 9, Status: -504, Function: "f", Reason: "exceeded", Backtrace: "f+0x1"})
+		if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetStatus() != -504 || e.GetFunction() != "f" || e.GetBacktrace() != "f+0x1" {
+			t.Errorf("event %v", e)
+		}
+	}
+	n := newNode(t, func(c *Config) { c.Settings.CallLimit = ms(2000) })
+	req := n.request(1)
+	req.CallLimitMs = 2001
+	_, err := n.Lease(n.ctx(), req)
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "call_limit_ms 2001", "2000")
+	req.CallLimitMs = 1 << 63
+	_, err = n.Lease(n.ctx(), req)
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "call_limit_ms")
+}
+
+// Static functions have no name that the dynamic linker knows; the symbol table has it.
+func TestSymbol(t *testing.T) {
+	b := compile(t, `
+static __attribute__((noinline)) int inner(int x) { __asm__ volatile("" : "+r"(x)); return x; }
+int outer(int x) { return inner(x) + 1; }`, "-shared", "-fPIC", "-O1")
+	c := inMemfd(t, b)
+	f, err := elf.NewFile(c.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	symbols, err := f.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, s := range symbols {
+		if s.Name != "inner" && s.Name != "outer" {
+			continue
+		}
+		seen++
+		if got := c.symbol(s.Value + 1); got != s.Name+"+0x1" {
+			t.Errorf("a place in %s is called %q", s.Name, got)
+		}
+		if got := c.symbol(s.Value + s.Size); strings.HasPrefix(got, s.Name) {
+			t.Errorf("the end of %s is called %q", s.Name, got)
+		}
+	}
+	if seen != 2 {
+		t.Fatalf("%d symbols found", seen)
+	}
+	for _, offset := range []uint64{0, 1 << 40, ^uint64(0)} {
+		if got := c.symbol(offset); got != "" {
+			t.Errorf("offset %#x is called %q", offset, got)
+		}
+	}
+	stripped := compile(t, "int outer(int x) { return x + 1; }", "-shared", "-fPIC", "-s")
+	if got := inMemfd(t, stripped).symbol(0x1100); got != "" {
+		t.Errorf("a stripped library says %q", got)
+	}
+	garbage := append([]byte(nil), b...)
+	for i := 64; i < len(garbage); i++ {
+		garbage[i] = 0xff
+	}
+	if got := inMemfd(t, garbage).symbol(0x1100); got != "" {
+		t.Errorf("garbage says %q", got)
+	}
+}
