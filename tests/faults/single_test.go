@@ -169,7 +169,7 @@ func TestWorkerKilled(t *testing.T) {
 		hit := time.Now()
 		p.worker().signal(unix.SIGKILL)
 		e := p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
-		if !e.started || !strings.Contains(e.text, "signal 9") {
+		if !e.started || !strings.Contains(e.text, "SIGKILL") {
 			p.Errorf("started %v: %s", e.started, e.text)
 		}
 		p.Logf("served again after %v", p.served(p.caller, 5*time.Second))
