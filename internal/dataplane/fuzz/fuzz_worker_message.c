@@ -1,5 +1,5 @@
 /* Messages from the executor to the zygote: a packet as it comes from the socket. Byte 0: how many descriptors come with
- * it. */
+ * it: 0 as many as with a SPAWN, otherwise one less than the byte says. Byte 1: 1 makes the body as long as a SPAWN's. */
 #include "../dp_worker_zygote.c"
 
 #include "fuzz.h"
@@ -8,7 +8,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int pair[2] = {-1, -1};
     static int lowest = -1;
     input in = {data, size};
-    int n = take8(&in) % (FDS_TAKEN + 4);
+    int n = take8(&in) % (FDS_TAKEN + 5);
+    n = n ? n - 1 : DP_SPAWN_FDS;
+    uint8_t bytes[2 * DP_MSG_MAX] = {0};
+    size_t len = 0;
+    dp_msg_head spawn_head;
+    bool mend = take8(&in) == 1;
     if (pair[0] < 0) {
         MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
         lowest = dup(0);
@@ -20,7 +25,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         char buf[CMSG_SPACE(sizeof fds)];
     } control;
     memset(&control, 0, sizeof control);
-    struct iovec iov = {(void *)in.at, in.left};
+    len = in.left < sizeof bytes ? in.left : sizeof bytes;
+    memcpy(bytes, in.at, len);
+    if (mend && len >= sizeof spawn_head) {
+        len = sizeof spawn_head + sizeof(dp_msg_spawn);
+        memcpy(&spawn_head, bytes, sizeof spawn_head);
+        spawn_head.len = sizeof(dp_msg_spawn);
+        memcpy(bytes, &spawn_head, sizeof spawn_head);
+    }
+    struct iovec iov = {bytes, len};
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
     if (n) {
         m.msg_control = control.buf;
@@ -31,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         c->cmsg_len = CMSG_LEN((size_t)n * sizeof(int));
         memcpy(CMSG_DATA(c), fds, (size_t)n * sizeof(int));
     }
-    if (in.left == 0 || sendmsg(pair[0], &m, MSG_NOSIGNAL) < 0)
+    if (len == 0 || sendmsg(pair[0], &m, MSG_NOSIGNAL) < 0)
         return 0;
     packet *p = malloc(sizeof *p);
     dp_error err = {0};
