@@ -9,7 +9,9 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -123,9 +125,11 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 				return nil, nil, fmt.Errorf("settings file %s: unknown key %q (known: %s)", file, key,
 					strings.Join(slices.Sorted(maps.Keys(values)), ", "))
 			}
-			if values[key], source[key] = v.Get(key), file; values[key] == nil {
-				return nil, nil, fmt.Errorf("settings file %s: %s has no value", file, key)
+			text, err := scalar(v.Get(key))
+			if err != nil {
+				return nil, nil, fmt.Errorf("settings file %s: %s %w", file, key, err)
 			}
+			values[key], source[key] = text, file
 		}
 	}
 	for _, kv := range environ {
@@ -142,6 +146,24 @@ func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (val
 		}
 	})
 	return values, source, nil
+}
+
+// scalar is a file's value as the text that it would be as a flag, so that both mean the same: `grace: 5` lacks its unit
+// and `grace: true` is no duration.
+func scalar(v any) (string, error) {
+	switch v := v.(type) {
+	case nil:
+		return "", errors.New("has no value")
+	case string:
+		return v, nil
+	case bool, int, int64, uint64:
+		return fmt.Sprint(v), nil
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), nil
+	case time.Time:
+		return v.Format(time.RFC3339Nano), nil
+	}
+	return "", fmt.Errorf("is %v: want one value", v)
 }
 
 // decode turns each value into its field's type, so that every error can name the setting and where it came from.
