@@ -26,15 +26,23 @@ func FuzzService(f *testing.F) {
 	f.Add(byte(0), marshal(&control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: "127.0.0.1:7465", Info: info}))
 	f.Add(byte(1), marshal(&control.HeartbeatRequest{ExecutorId: 1, Info: info}))
 	f.Add(byte(2), marshal(&control.DeregisterRequest{ExecutorId: 1}))
-	f.Add(byte(3), []byte{})
+	f.Add(byte(3), marshal(&control.AttachExecutorRequest{Incarnation: info.Incarnation, Provider: "shm", Blob: make([]byte, 80)}))
+	f.Add(byte(4), marshal(&control.AttachClientRequest{Provider: "shm", Blob: make([]byte, 80)}))
+	f.Add(byte(5), marshal(&control.SettleRequest{Entries: []*control.AccountEntry{{}}}))
+	f.Add(byte(6), marshal(&control.BillRequest{}))
+	f.Add(byte(7), []byte{})
 	f.Fuzz(func(t *testing.T, op byte, b []byte) {
 		now := time.Unix(1000, 0)
-		m := New(time.Second, slog.New(slog.DiscardHandler), func() time.Time { return now })
+		m, err := New(Config{Heartbeat: time.Second, Slots: 8, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
 		first, err := m.Register(t.Context(), &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: "127.0.0.1:1", Info: info})
 		if err != nil {
 			t.Fatal(err)
 		}
-		switch op % 4 {
+		switch op % 8 {
 		case 0:
 			req := new(control.RegisterRequest)
 			if proto.Unmarshal(b, req) == nil {
@@ -43,7 +51,7 @@ func FuzzService(f *testing.F) {
 		case 1:
 			req := new(control.HeartbeatRequest)
 			if proto.Unmarshal(b, req) == nil {
-				if op&4 != 0 {
+				if op&8 != 0 {
 					req.ExecutorId = first.GetExecutorId()
 				}
 				_, err = m.Heartbeat(t.Context(), req)
@@ -52,6 +60,34 @@ func FuzzService(f *testing.F) {
 			req := new(control.DeregisterRequest)
 			if proto.Unmarshal(b, req) == nil {
 				_, err = m.Deregister(t.Context(), req)
+			}
+		case 3:
+			req := new(control.AttachExecutorRequest)
+			if proto.Unmarshal(b, req) == nil {
+				if op&8 != 0 {
+					req.ExecutorId = first.GetExecutorId()
+				}
+				_, err = m.AttachExecutor(t.Context(), req)
+			}
+		case 4:
+			req := new(control.AttachClientRequest)
+			if proto.Unmarshal(b, req) == nil {
+				_, err = m.AttachClient(t.Context(), req)
+			}
+		case 5:
+			req := new(control.SettleRequest)
+			if proto.Unmarshal(b, req) == nil {
+				_, err = m.Settle(t.Context(), req)
+			}
+		case 6:
+			req := new(control.BillRequest)
+			if proto.Unmarshal(b, req) == nil {
+				_, err = m.Bill(t.Context(), req)
+			}
+		case 7:
+			req := new(control.ManagerHelloRequest)
+			if proto.Unmarshal(b, req) == nil {
+				_, err = m.Hello(t.Context(), req)
 			}
 		}
 		if st, ok := status.FromError(err); err != nil && (!ok || control.ClassOf(err) == 0 || st.Message() == "" || !utf8.ValidString(st.Message())) {
