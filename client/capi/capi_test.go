@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
@@ -76,45 +75,6 @@ func startExecutor(t *testing.T, secret string) string {
 		t.Fatal("the executor was not ready within 20 s")
 	}
 	return ""
-}
-
-// TestCProgram runs testdata/api_test.c against lib/librfaas.so, alone and as MPI program.
-func TestCProgram(t *testing.T) {
-	header, lib := filepath.Dir(built(t, "include/rfaas.h")), filepath.Dir(built(t, "lib/librfaas.so"))
-	functions := built(t, "build/functions/echo.so")
-	for _, c := range []struct {
-		name, compiler string
-		flags, run     []string
-	}{
-		{"plain", "gcc", nil, nil},
-		{"openmpi", "mpicc.openmpi", []string{"-DWITH_MPI"}, []string{"mpirun.openmpi", "--bind-to", "none", "-n", "2"}},
-		{"mpich", "mpicc.mpich", []string{"-DWITH_MPI"}, []string{"mpirun.mpich", "-n", "2"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if c.run != nil && os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
-				t.Skip("the virtual machine runs the plain one")
-			}
-			if _, err := exec.LookPath(c.compiler); err != nil {
-				t.Fatalf("%s is missing: run make deps", c.compiler)
-			}
-			program := filepath.Join(t.TempDir(), "api_test")
-			args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-I", header, "-o", program,
-				"testdata/api_test.c", "-L", lib, "-lrfaas", "-pthread", "-Wl,-rpath," + lib}, c.flags...)
-			if out, err := exec.Command(c.compiler, args...).CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v\n%s", c.compiler, err, out)
-			}
-			secret := filepath.Join(t.TempDir(), "secret")
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
-			defer cancel()
-			line := append(append([]string(nil), c.run...), program, functions)
-			cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-			cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=",
-				"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
-			if out, err := cmd.CombinedOutput(); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
-	}
 }
 
 // The tags and operations on the two sides of the seam are the same numbers.

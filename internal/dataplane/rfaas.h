@@ -50,7 +50,7 @@ extern "C" {
 #endif
 
 #define RFAAS_VERSION_MAJOR 0
-#define RFAAS_VERSION_MINOR 1
+#define RFAAS_VERSION_MINOR 2
 
 /* ---- status codes ----
  * A status is 0 or -(class * 100 + detail). The class says what to do next; codes are stable and new details may
@@ -266,6 +266,16 @@ RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
  * still read it. */
 RFAAS_API int rfaas_free(rfaas_lease *lease, void *buffer);
 
+/* rfaas_register makes memory that the program or MPI already has into what rfaas_alloc returns: a large payload inside
+ * it is sent without being copied first. The memory stays the caller's, who must keep it mapped until rfaas_unregister
+ * or the lease's end. It may be registered with several leases; two registrations of one lease must not overlap
+ * (RFAAS_INVALID). Errors: RFAAS_FATAL when the device or the limit of locked memory (ulimit -l) refuses. */
+RFAAS_API int rfaas_register(rfaas_lease *lease, void *buffer, size_t size);
+
+/* rfaas_unregister ends what rfaas_register began; `buffer` is the same address. NULL does nothing. RFAAS_BUSY while
+ * calls are in flight. */
+RFAAS_API int rfaas_unregister(rfaas_lease *lease, void *buffer);
+
 /* ---- calls ---- */
 
 #define RFAAS_ANY_WORKER (-1)
@@ -318,6 +328,63 @@ RFAAS_API int rfaas_test(rfaas_request *request, int *done, size_t *out_size);
  * not touched any more. Its slot is free again when the worker has answered. Sets *request to RFAAS_REQUEST_NULL.
  * RFAAS_OK also if the call had ended. */
 RFAAS_API int rfaas_cancel(rfaas_request *request);
+
+/* rfaas_waitall waits for all of them, as rfaas_wait does for each. out_sizes and statuses have room for `count`
+ * values each or are NULL; null requests have size 0 and status RFAAS_OK. Returns RFAAS_OK, or the status of the first
+ * one in the array that failed, whose text rfaas_last_error() has; all have ended either way. Requests of several leases
+ * may be mixed. */
+RFAAS_API int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_sizes[], int statuses[]);
+
+#define RFAAS_UNDEFINED SIZE_MAX
+
+/* rfaas_waitany waits until one of them has ended, ends it as rfaas_wait does, and sets *index to its place, also when its
+ * status, which is returned, is an error. RFAAS_UNDEFINED: there are only null requests (RFAAS_OK), or an argument is
+ * wrong. One that has ended already gives RFAAS_INVALID and its place; set it to RFAAS_REQUEST_NULL. Fair: the
+ * search starts behind the one that ended last. */
+RFAAS_API int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t *out_size);
+
+/* ---- one function over an array ---- */
+
+typedef struct rfaas_map_options {
+    uint32_t struct_size; /* sizeof(rfaas_map_options) */
+    uint32_t flags;       /* 0 */
+    size_t chunk;         /* items of one call; 0: chosen so that all workers end at about the same time */
+    int64_t timeout_ns;   /* for the whole map; 0: none */
+} rfaas_map_options;
+
+#define RFAAS_MAP_OPTIONS_INIT \
+    { sizeof(rfaas_map_options), 0, 0, 0 }
+
+/* rfaas_map calls a function on consecutive items of an array, on all workers of the lease, and gathers the results.
+ * The function is called with k >= 1 items of in_item bytes, one behind the other, and returns k * out_item bytes, the results of
+ * these items in the same order. in: count * in_item bytes, out: room for count * out_item bytes. in_item at least 1; out_item
+ * may be 0. count 0 does nothing.
+ * The chunk that is chosen gives every worker some 16 calls, smaller ones towards the end, and keeps payload and result
+ * within `eager` where one item does. Calls keep `depth` slots of each worker full.
+ * Returns RFAAS_OK, or the first error: no call is made after it, those in flight are given up, the text names the
+ * items, and what is in `out` is undefined. A result of another size is RFAAS_FUNCTION_FAILED. Requests of the program in
+ * the same lease may be in flight and keep their slots. */
+RFAAS_API int rfaas_map(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item, void *out,
+                        size_t out_item, size_t count, const rfaas_map_options *options);
+
+/* ---- statistics ---- */
+
+typedef struct rfaas_statistics {
+    uint32_t struct_size; /* set by the caller to sizeof(rfaas_statistics) */
+    uint32_t replaced;    /* workers replaced */
+    uint64_t calls;       /* requests posted to workers */
+    uint64_t replies;     /* of these: answered in time */
+    uint64_t abandoned;   /* given up by deadline or cancel */
+    uint64_t late;        /* replies that came for abandoned ones */
+    uint64_t busy;        /* times that a worker had no free slot or no room */
+    uint64_t bytes_in;    /* payload sent */
+    uint64_t bytes_out;   /* results that came */
+    uint64_t blocked;     /* waits that went to sleep */
+} rfaas_statistics;
+
+/* rfaas_lease_statistics sums up the lease since it was opened; fills at most stats->struct_size bytes. Used by the
+ * lease's thread. */
+RFAAS_API int rfaas_lease_statistics(rfaas_lease *lease, rfaas_statistics *stats);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,11 @@
 /* Private side of the C API (rfaas.h): handles, the seam to the control part, error texts.
  *
- *   program ── rfaas.h ──▶ rfaas_api.c          calls: C from end to end, on dp_channel_*
- *                          rfaas_api_lease.c    sessions, leases, replacing workers
+ *   program ── rfaas.h ──▶ rfaas_api.c, _request.c, _map.c     calls: C from end to end, on dp_channel_*
+ *                          rfaas_api_buffer.c                  registered memory
+ *                          rfaas_api_session.c, _lease.c       handles, opening, closing, looking
+ *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
  *                               │  ▲
- *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)
+ *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)   messages: rfaas_api_msg.c
  *                          control part: Go in this process (client/capi), one day an agent per node
  *
  * Only bytes cross the seam: no pointer into either side's memory means anything to the other.
@@ -103,6 +105,8 @@ void rfaas_msg_get_str(const rfaas_msg *m, uint16_t tag, char *out, size_t cap);
 int rfaas_api_fail(int status, int started, const char *fmt, ...) __attribute__((format(printf, 3, 4), cold));
 /* The same with a constant text and no formatting: for RFAAS_BUSY, which loops run into. */
 int rfaas_api_fail_const(int status, const char *text);
+/* Sets what rfaas_started tells, without an error. */
+void rfaas_api_note_started(int started);
 
 /* ---- handles ---- */
 
@@ -147,10 +151,28 @@ typedef struct rfaas_worker {
     char *details; /* malloc, or NULL */
 } rfaas_worker;
 
+/* Memory that payloads may be sent from without a copy. */
 typedef struct rfaas_buffer {
-    dp_mem *mem;
+    void *addr;
+    uint64_t size;   /* as asked for */
+    uint64_t mapped; /* bytes that rfaas_alloc mapped here; 0: the memory is the caller's */
+    dp_mem *mem;     /* registered with the domain of the lease's home */
     struct rfaas_buffer *next;
 } rfaas_buffer;
+
+/* What one executor grants: workers, and the channels to them. */
+typedef struct rfaas_home {
+    uint64_t key; /* names the grant at the control part; its low bits are the lease's index. 0: no events any more */
+    dp_endpoint *ep;
+    rfaas_worker *workers;
+    uint32_t n_workers;
+    dp_channel_config cfg;
+    uint64_t lease_id;
+    char node[64], executor[128], provider[16];
+    /* Under the lease's mutex: */
+    int ended; /* status once it ended */
+    char ended_reason[256];
+} rfaas_home;
 
 /* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
 struct rfaas_lease {
@@ -158,28 +180,24 @@ struct rfaas_lease {
     uint32_t busy; /* a thread is inside; relaxed atomic */
     uint32_t n_workers;
     uint32_t n_functions;
-    rfaas_worker *workers;
-    uint32_t sync_worker; /* where the last synchronous call went: its lines are warm */
+    rfaas_worker *workers; /* the home's */
+    uint32_t sync_worker;  /* where the last synchronous call went: its lines are warm */
     uint32_t next_worker;
     rfaas_buffer *buffers;
-    dp_endpoint *ep;
     rfaas_request_slot *requests;
     uint32_t requests_used;
     uint32_t requests_free; /* index + 1 */
     uint64_t request_seq;
     dp_channel_config cfg;
+    rfaas_home *home;
+    rfaas_lease_options options; /* checked, with defaults filled in; its pointers are dead once the lease is open */
     char **functions;
     rfaas_session *session;
     uint32_t index; /* in the table */
-    uint64_t lease_id;
     uint32_t replaced;
-    char node[64], executor[128], provider[16];
 
-    pthread_mutex_t mu; /* for what events touch */
+    pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
     pthread_cond_t changed;
-    uint64_t key; /* 0: no events */
-    int ended;    /* status once the lease ended */
-    char ended_reason[256];
 };
 
 struct rfaas_session {
@@ -200,16 +218,60 @@ struct rfaas_session {
 _Static_assert(RFAAS_LEASES_MAX == 1 << RFAAS_REQ_LEASE_BITS, "lease index in a request handle");
 _Static_assert((uint64_t)RFAAS_WORKERS_MAX * DP_DEPTH_MAX == 1 << RFAAS_REQ_INDEX_BITS, "request index in a handle");
 
+/* ---- rfaas_api_session.c ---- */
+
+/* Tables of sessions and leases, and counts; never held during control operations. Taken before a lease's mutex. */
+extern pthread_mutex_t rfaas_api_mu;
+/* RFAAS_OK, or why the library cannot be used: not initialised, forked. */
+int rfaas_api_down(const char *op);
+int rfaas_api_bad_session(const rfaas_session *s, const char *op);
+/* Sends a request and takes the reply, which the caller frees (NULL: none is wanted). Consumes the request. On a failure
+ * the error is set from the reply's text. */
+int rfaas_api_ask(const char *op_name, uint32_t op, rfaas_msg *req, rfaas_msg *reply);
+int rfaas_api_fail_dp(const char *op, const dp_error *err);
+/* The session's device for a provider, opened once. */
+int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
+
+/* ---- rfaas_api_lease.c ---- */
+
 /* The lease with a table index, or NULL. */
 rfaas_lease *rfaas_api_lease_at(uint32_t index);
+/* A new name for one of the lease's homes. */
+uint64_t rfaas_api_new_key(const rfaas_lease *l);
 /* Why a lease handle cannot be used: sets the error and returns RFAAS_INVALID. */
 int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
+
+/* ---- rfaas_api_grant.c ---- */
+
+rfaas_home *rfaas_api_home_new(const rfaas_lease *l);
+/* Frees what a home holds on this side. NULL does nothing. */
+void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h);
+/* Tells the control part what the lease's home shall be like. */
+int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h);
+/* Goes through the candidates until one grants. Free and release (RFAAS_OP_RELEASE) the home after an error. */
+int rfaas_api_find_and_grant(rfaas_lease *l, rfaas_home *h);
+/* Gives the grant back, if there is one; the key is dead. */
+int rfaas_api_give_back(const rfaas_home *h, const char *op);
+/* One worker's offer, appended to a request; its connection to the n-th blob of a reply. */
+int rfaas_api_offer(rfaas_worker *w, rfaas_msg *req);
+int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_msg *reply, uint32_t n);
+
+/* ---- rfaas_api_worker.c ---- */
+
 /* rfaas_api_repair puts a new worker in the place of one whose channel failed. The lease's thread. */
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker);
-/* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
-void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
  * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
+
+/* ---- rfaas_api_request.c ---- */
+
+/* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
+void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
+
+/* ---- rfaas_api_buffer.c ---- */
+
+/* Frees and forgets all of them. */
+void rfaas_api_free_buffers(rfaas_lease *l);
 
 #endif

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// build compiles a program of testdata and returns its path.
+func build(t *testing.T, compiler, source string, flags ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(compiler); err != nil {
+		t.Fatalf("%s is missing: run make deps", compiler)
+	}
+	include, lib := filepath.Dir(built(t, "include/rfaas.h")), filepath.Dir(built(t, "lib/librfaas.so"))
+	program := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), filepath.Ext(source)))
+	args := append(slices.Clone(flags), "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", include, "-o", program, source, "-L", lib, "-lrfaas",
+		"-pthread", "-Wl,-rpath,"+lib)
+	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", compiler, err, out)
+	}
+	return program
+}
+
+// functions compiles testdata/functions.c.
+func functions(t *testing.T) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "functions.so")
+	include := filepath.Dir(built(t, "include/rfaas_function.h"))
+	if b, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-I", include, "-o", out, "testdata/functions.c").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, b)
+	}
+	return out
+}
+
+// run runs a program with an executor of its own and returns what it printed.
+func run(t *testing.T, line ...string) string {
+	t.Helper()
+	secret := filepath.Join(t.TempDir(), "secret")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=",
+		"TEST_LIBRARY="+functions(t), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return string(out)
+}
+
+var c11 = []string{"-std=gnu11", "-D_GNU_SOURCE"}
+
+// TestCProgram runs the programs of testdata against lib/librfaas.so, alone and as MPI programs.
+func TestCProgram(t *testing.T) {
+	for _, c := range []struct {
+		name, compiler string
+		flags, run     []string
+	}{
+		{"plain", "gcc", nil, nil},
+		{"sanitized", "gcc", []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}, nil},
+		{"openmpi", "mpicc.openmpi", []string{"-DWITH_MPI"}, []string{"mpirun.openmpi", "--bind-to", "none", "-n", "2"}},
+		{"mpich", "mpicc.mpich", []string{"-DWITH_MPI"}, []string{"mpirun.mpich", "-n", "2"}},
+	} {
+		for _, source := range []string{"api_test.c", "batch_test.c"} {
+			t.Run(c.name+"/"+source, func(t *testing.T) {
+				if c.run != nil && (os.Getenv("RFAAS_REQUIRE_VERBS") != "" || source != "api_test.c") {
+					t.Skip("the plain one says all")
+				}
+				program := build(t, c.compiler, "testdata/"+source, slices.Concat(c11, c.flags)...)
+				run(t, slices.Concat(c.run, []string{program, built(t, "build/functions/echo.so")})...)
+			})
+		}
+	}
+}
+
+// A program that was compiled with an older header runs with today's library.
+func TestFrozenHeader(t *testing.T) {
+	headers, err := filepath.Glob("testdata/frozen/*/rfaas.h")
+	if err != nil || len(headers) == 0 {
+		t.Fatalf("no frozen headers: %v", err)
+	}
+	for _, header := range headers {
+		t.Run(filepath.Base(filepath.Dir(header)), func(t *testing.T) {
+			program := build(t, "gcc", "testdata/api_test.c", append(slices.Clone(c11), "-I", filepath.Dir(header))...)
+			run(t, program, built(t, "build/functions/echo.so"))
+		})
+	}
+}

@@ -1,0 +1,267 @@
+/* Test of many calls at once through rfaas.h: waitall, waitany, map, registered memory, statistics. Needs what
+ * api_test.c needs. Exit status 0: all good. */
+#include "check.h"
+
+/* The u64s 1..n come back doubled, by a library of this program's own directory: argv[2]. */
+static rfaas_lease *doubling(uint32_t workers, uint32_t depth, uint32_t eager) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_lease *l = NULL;
+    o.library = getenv("TEST_LIBRARY");
+    o.workers = workers;
+    o.depth = depth;
+    o.eager = eager;
+    if (rfaas_lease_open(session, &o, &l)) {
+        report(__LINE__, "lease");
+        exit(1);
+    }
+    return l;
+}
+
+static void all(void) {
+    rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE), *other = NULL;
+    rfaas_function echo = find(l, "echo"), fail = find(l, "fail");
+    rfaas_request r[5];
+    uint64_t out[5];
+    size_t sizes[5];
+    int statuses[5];
+    OK(rfaas_waitall(0, NULL, NULL, NULL));
+    FAILS(rfaas_waitall(2, NULL, NULL, NULL), RFAAS_INVALID, "requests is NULL with count 2");
+    for (uint64_t i = 0; i < 5; i++)
+        OK(rfaas_iinvoke(l, i == 2 ? fail : echo, &i, sizeof i, &out[i], 8, NULL, &r[i]));
+    OK(rfaas_wait(&r[4], NULL));
+    FAILS(rfaas_waitall(5, r, sizes, statuses), RFAAS_FUNCTION_FAILED, "request 2 of 5");
+    CHECK(rfaas_started() == RFAAS_MAYBE_EXECUTED);
+    for (int i = 0; i < 5; i++) {
+        CHECK(r[i] == RFAAS_REQUEST_NULL);
+        CHECK(statuses[i] == (i == 2 ? RFAAS_FUNCTION_FAILED : RFAAS_OK));
+        CHECK(i == 2 || (sizes[i] == (i == 4 ? 0u : 8u) && out[i] == (uint64_t)i));
+    }
+    OK(rfaas_waitall(5, r, sizes, statuses)); /* null requests */
+    OK(rfaas_lease_release(l));
+
+    /* Requests of two leases. */
+    l = lease(1, 4, RFAAS_WAIT_ADAPTIVE);
+    other = lease(1, 4, RFAAS_WAIT_WARM);
+    for (uint64_t i = 0; i < 4; i++)
+        OK(rfaas_iinvoke(i % 2 ? l : other, echo, &i, sizeof i, &out[i], 8, NULL, &r[i]));
+    OK(rfaas_waitall(4, r, NULL, NULL));
+    for (uint64_t i = 0; i < 4; i++)
+        CHECK(out[i] == i);
+
+    /* The one that ends first comes first, whichever lease it is of. */
+    rfaas_function sleep_ns = find(l, "sleep_ns");
+    uint64_t ns[3] = {700000000, 20000000, 10000000};
+    for (int i = 0; i < 3; i++)
+        OK(rfaas_iinvoke(i == 1 ? other : l, sleep_ns, &ns[i], 8, &out[i], 8, NULL, &r[i]));
+    size_t at, n;
+    OK(rfaas_waitany(3, r, &at, &n));
+    CHECK(at == 1 && n == 8 && out[1] == ns[1] && !r[1] && r[0] && r[2]);
+    OK(rfaas_waitany(3, r, &at, &n));
+    CHECK(at == 0);
+    OK(rfaas_waitany(3, r, &at, &n));
+    CHECK(at == 2);
+    OK(rfaas_waitany(3, r, &at, &n));
+    CHECK(at == RFAAS_UNDEFINED && n == 0);
+    OK(rfaas_waitany(0, NULL, &at, NULL));
+    FAILS(rfaas_waitany(3, NULL, &at, &n), RFAAS_INVALID, "requests is NULL");
+    FAILS(rfaas_waitany(3, r, NULL, &n), RFAAS_INVALID, "index is NULL");
+    r[2] = 0xdeadbeefcafe;
+    CHECK(rfaas_waitany(3, r, &at, &n) == RFAAS_INVALID && at == 2);
+    r[2] = RFAAS_REQUEST_NULL;
+
+    /* A deadline ends a wait for any, too. */
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    o.timeout_ns = 10000000;
+    uint64_t longer = 300000000;
+    double start = now();
+    OK(rfaas_iinvoke(l, sleep_ns, &longer, 8, &out[0], 8, &o, &r[0]));
+    CHECK(rfaas_waitany(1, r, &at, &n) == RFAAS_DEADLINE && at == 0 && now() - start < 0.25);
+    OK(rfaas_lease_release(other));
+    OK(rfaas_lease_release(l));
+}
+
+/* One worker answers in order, so nobody may be passed over for long. */
+static void any_is_fair(void) {
+    rfaas_lease *l = lease(1, 8, RFAAS_WAIT_ADAPTIVE);
+    rfaas_function echo = find(l, "echo");
+    rfaas_request r[8];
+    uint64_t out[8];
+    int seen[8] = {0};
+    for (uint64_t i = 0; i < 8; i++)
+        OK(rfaas_iinvoke(l, echo, &i, 8, &out[i], 8, NULL, &r[i]));
+    for (int k = 0; k < 800; k++) {
+        size_t at, n;
+        uint64_t v = (uint64_t)k;
+        OK(rfaas_waitany(8, r, &at, &n));
+        if (at > 7) {
+            report(__LINE__, "index");
+            break;
+        }
+        seen[at]++;
+        OK(rfaas_iinvoke(l, echo, &v, 8, &out[at], 8, NULL, &r[at]));
+    }
+    for (int i = 0; i < 8; i++)
+        CHECK(seen[i] >= 50);
+    OK(rfaas_waitall(8, r, NULL, NULL));
+    OK(rfaas_lease_release(l));
+}
+
+static void map_n(rfaas_lease *l, rfaas_function f, size_t n, size_t chunk) {
+    uint64_t *in = malloc(n * 8 + 8), *out = calloc(n + 1, 8);
+    rfaas_map_options o = RFAAS_MAP_OPTIONS_INIT;
+    o.chunk = chunk;
+    for (size_t i = 0; i < n; i++)
+        in[i] = i + 1;
+    out[n] = 77; /* nothing is written behind the end */
+    OK(rfaas_map(l, f, in, 8, out, 8, n, chunk ? &o : NULL));
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; i++)
+        wrong += out[i] != 2 * (i + 1);
+    CHECK(wrong == 0 && out[n] == 77);
+    free(in);
+    free(out);
+}
+
+static void maps(void) {
+    rfaas_lease *l = doubling(2, 8, 4096);
+    rfaas_function twice = find(l, "twice"), odd = find(l, "odd"), picky = find(l, "picky"), slow = find(l, "slow");
+    static const size_t counts[] = {0, 1, 2, 3, 17, 1000, 100003};
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        map_n(l, twice, counts[k], 0);
+        map_n(l, twice, counts[k], 7);
+        map_n(l, twice, counts[k], 512);
+    }
+    map_n(l, twice, 100003, 100000); /* chunks of bulk size */
+    static uint64_t in[1000], out[1000];
+    for (size_t i = 0; i < 1000; i++)
+        in[i] = i;
+    OK(rfaas_map(l, twice, in, 8, NULL, 0, 0, NULL));
+    FAILS(rfaas_map(l, 999, in, 8, out, 8, 5, NULL), RFAAS_NO_FUNCTION, "999");
+    FAILS(rfaas_map(l, twice, NULL, 8, out, 8, 5, NULL), RFAAS_INVALID, "in is NULL");
+    FAILS(rfaas_map(l, twice, in, 8, NULL, 8, 5, NULL), RFAAS_INVALID, "out is NULL");
+    FAILS(rfaas_map(l, twice, in, 0, out, 8, 5, NULL), RFAAS_INVALID, "in_item is 0");
+    FAILS(rfaas_map(l, twice, in, 8, out, 8, SIZE_MAX / 4, NULL), RFAAS_INVALID, "more than memory");
+    FAILS(rfaas_map(l, twice, in, 1u << 30, out, 8, 1, NULL), RFAAS_TOO_LARGE, "1073741824");
+    FAILS(rfaas_map(NULL, twice, in, 8, out, 8, 1, NULL), RFAAS_INVALID, "NULL");
+    rfaas_map_options o = RFAAS_MAP_OPTIONS_INIT;
+    o.chunk = 1 << 20;
+    FAILS(rfaas_map(l, twice, in, 8, out, 8, 1000, &o), RFAAS_TOO_LARGE, "8388608");
+    o.chunk = 0;
+    o.timeout_ns = -3;
+    FAILS(rfaas_map(l, twice, in, 8, out, 8, 1000, &o), RFAAS_INVALID, "-3");
+    o.struct_size = 2;
+    FAILS(rfaas_map(l, twice, in, 8, out, 8, 1000, &o), RFAAS_INVALID, "struct_size");
+    /* A result of the wrong size, and an item that the function does not take. */
+    FAILS(rfaas_map(l, odd, in, 8, out, 8, 1000, NULL), RFAAS_FUNCTION_FAILED, "want");
+    rfaas_map_options single = RFAAS_MAP_OPTIONS_INIT;
+    single.chunk = 1;
+    FAILS(rfaas_map(l, picky, in, 8, out, 8, 1000, &single), RFAAS_FUNCTION_FAILED, "items 700..700");
+    CHECK(strstr(rfaas_last_error(), "item 700"));
+    map_n(l, twice, 1000, 0); /* the lease is good */
+    /* A deadline. */
+    single.timeout_ns = 30000000;
+    double start = now();
+    CHECK(rfaas_map(l, slow, in, 8, out, 8, 1000, &single) == RFAAS_DEADLINE && now() - start < 1);
+    map_n(l, twice, 100, 0); /* although all slots were given up */
+
+    /* Requests of the program's own in the same lease keep their slots, and take all of them. */
+    rfaas_request r[16];
+    uint64_t back[16];
+    for (int i = 0; i < 5; i++)
+        OK(rfaas_iinvoke(l, twice, &in[i], 8, &back[i], 8, NULL, &r[i]));
+    map_n(l, twice, 5000, 3);
+    for (int i = 5; i < 16; i++)
+        OK(rfaas_iinvoke(l, twice, &in[i], 8, &back[i], 8, NULL, &r[i]));
+    CHECK(rfaas_map(l, twice, in, 8, out, 8, 1000, NULL) == RFAAS_BUSY);
+    OK(rfaas_waitall(16, r, NULL, NULL));
+    for (uint64_t i = 0; i < 16; i++)
+        CHECK(back[i] == 2 * i);
+    map_n(l, twice, 5000, 3);
+    OK(rfaas_lease_release(l));
+
+    /* A worker that dies fails the map; the next one has a new worker. */
+    l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
+    CHECK(rfaas_map(l, find(l, "crash"), in, 8, out, 8, 10, NULL) == RFAAS_WORKER_DIED);
+    OK(rfaas_map(l, find(l, "echo"), in, 8, out, 8, 1000, NULL));
+    CHECK(!memcmp(in, out, sizeof in));
+    OK(rfaas_lease_release(l));
+}
+
+static void registered(void) {
+    rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
+    rfaas_function sum = find(l, "sum"), sleep_ns = find(l, "sleep_ns");
+    size_t size = 1 << 20;
+    unsigned char *b = malloc(size + 3);
+    void *a = NULL;
+    memset(b, 1, size + 3);
+    FAILS(rfaas_register(l, NULL, 5), RFAAS_INVALID, "NULL");
+    FAILS(rfaas_register(l, b, 0), RFAAS_INVALID, "size 0");
+    FAILS(rfaas_register(NULL, b, 5), RFAAS_INVALID, "NULL");
+    OK(rfaas_register(l, b + 3, size));
+    FAILS(rfaas_register(l, b, 4), RFAAS_INVALID, "overlap");
+    FAILS(rfaas_register(l, b + size + 2, 1), RFAAS_INVALID, "overlap");
+    OK(rfaas_register(l, b, 3));
+    OK(rfaas_alloc(l, 100000, &a));
+    memset(a, 1, 100000);
+    static const size_t sizes[] = {0, 1, 17000, 1 << 20};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        uint64_t s = 0;
+        OK(rfaas_invoke(l, sum, b + 3, sizes[k], &s, 8, NULL, NULL));
+        CHECK(s == sizes[k]);
+    }
+    uint64_t s = 0;
+    OK(rfaas_invoke(l, sum, b + 1, size, &s, 8, NULL, NULL)); /* across two buffers: copied */
+    CHECK(s == size);
+    OK(rfaas_invoke(l, sum, a, 100000, &s, 8, NULL, NULL));
+    CHECK(s == 100000);
+    FAILS(rfaas_unregister(l, a), RFAAS_INVALID, "rfaas_register gave");
+    FAILS(rfaas_free(l, b), RFAAS_INVALID, "rfaas_alloc gave");
+    FAILS(rfaas_unregister(l, b + 5), RFAAS_INVALID, "not a buffer");
+    rfaas_request r;
+    uint64_t ns = 50000000;
+    OK(rfaas_iinvoke(l, sleep_ns, &ns, 8, &s, 8, NULL, &r));
+    FAILS(rfaas_unregister(l, b), RFAAS_BUSY, "in flight");
+    OK(rfaas_wait(&r, NULL));
+    OK(rfaas_unregister(l, b));
+    OK(rfaas_unregister(l, b + 3));
+    OK(rfaas_unregister(l, NULL));
+    FAILS(rfaas_unregister(l, b), RFAAS_INVALID, "not a buffer");
+    OK(rfaas_register(l, b, size)); /* left to the lease's end */
+    OK(rfaas_lease_release(l));
+    memset(b, 2, size);
+    free(b);
+}
+
+static void statistics(void) {
+    rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
+    rfaas_function echo = find(l, "echo");
+    char in[100], out[100];
+    rfaas_statistics s = {.struct_size = sizeof s};
+    memset(in, 1, sizeof in);
+    FAILS(rfaas_lease_statistics(l, NULL), RFAAS_INVALID, "NULL");
+    FAILS(rfaas_lease_statistics(NULL, &s), RFAAS_INVALID, "NULL");
+    for (int i = 0; i < 10; i++)
+        OK(rfaas_invoke(l, echo, in, 100, out, 100, NULL, NULL));
+    OK(rfaas_lease_statistics(l, &s));
+    CHECK(s.calls == 10 && s.replies == 10 && s.bytes_in == 1000 && s.bytes_out == 1000 && !s.abandoned && !s.replaced);
+    CHECK(rfaas_invoke(l, find(l, "crash"), NULL, 0, NULL, 0, NULL, NULL) == RFAAS_WORKER_DIED);
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    for (o.worker = 0; o.worker < 2; o.worker++)
+        OK(rfaas_invoke(l, echo, in, 100, out, 100, NULL, &o));
+    OK(rfaas_lease_statistics(l, &s));
+    CHECK(s.calls == 13 && s.replies == 12 && s.replaced == 1);
+    s.struct_size = 3;
+    FAILS(rfaas_lease_statistics(l, &s), RFAAS_INVALID, "struct_size");
+    OK(rfaas_lease_release(l));
+}
+
+void everything(void) {
+    OK(rfaas_init(NULL));
+    OK(rfaas_session_open(NULL, &session));
+    all();
+    any_is_fair();
+    maps();
+    registered();
+    statistics();
+    OK(rfaas_finalize());
+}

@@ -1,0 +1,79 @@
+/* What the test programs share: checks, leases, and a main that runs everything(), in MPI programs (-DWITH_MPI) one rank
+ * after the other. */
+#include <pthread.h>
+#include <rfaas.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef WITH_MPI
+#include <mpi.h>
+#endif
+
+static int failures;
+
+static void report(int line, const char *what) {
+    fprintf(stderr, "%s:%d: %s (last error: %s)\n", __BASE_FILE__, line, what, rfaas_last_error());
+    failures++;
+}
+#define CHECK(x) ((x) ? (void)0 : report(__LINE__, #x))
+#define OK(call) CHECK((call) == RFAAS_OK)
+/* The call must fail with the status, and the error's text must name the word. */
+#define FAILS(call, status, word) \
+    (((call) == (status) && strstr(rfaas_last_error(), word)) ? (void)0 : report(__LINE__, #call " gives " #status ", " word))
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static rfaas_session *session;
+static const char *library;
+
+static rfaas_function find(rfaas_lease *l, const char *name) {
+    rfaas_function f = UINT32_MAX;
+    OK(rfaas_lease_function(l, name, &f));
+    return f;
+}
+
+static rfaas_lease *lease(uint32_t workers, uint32_t depth, uint32_t mode) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_lease *l = NULL;
+    o.library = library;
+    o.workers = workers;
+    o.depth = depth;
+    o.wait_mode = mode;
+    o.bulk = 1 << 20;
+    if (rfaas_lease_open(session, &o, &l)) {
+        report(__LINE__, "lease");
+        exit(1);
+    }
+    return l;
+}
+
+void everything(void);
+
+int main(int argc, char **argv) {
+    library = argv[1];
+#ifdef WITH_MPI
+    int rank, ranks;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    for (int turn = 0; turn < ranks; turn++) {
+        if (turn == rank)
+            everything();
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    int all;
+    MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    failures = all;
+    MPI_Finalize();
+#else
+    (void)argc;
+    everything();
+#endif
+    return failures ? 1 : 0;
+}

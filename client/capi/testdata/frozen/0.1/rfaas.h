@@ -1,0 +1,302 @@
+/* rfaas.h: call functions on leased cores of other nodes by remote memory write.
+ *
+ * Link with -lrfaas. Ten lines to offload:
+ *
+ *     rfaas_session *s;  rfaas_lease *l;  rfaas_function f;  size_t n;
+ *     rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;      // address from RFAAS_MANAGER or RFAAS_EXECUTOR
+ *     rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+ *     lo.library = "libprices.so";  lo.workers = 4;
+ *     rfaas_init(NULL);
+ *     rfaas_session_open(&so, &s);
+ *     rfaas_lease_open(s, &lo, &l);
+ *     rfaas_lease_function(l, "price", &f);
+ *     rfaas_invoke(l, f, in, in_size, out, sizeof out, &n, NULL);
+ *     rfaas_lease_release(l);  rfaas_session_close(s);  rfaas_finalize();
+ *
+ * Results of functions. Every function that returns int returns RFAAS_OK (0) or one of the negative RFAAS_* codes
+ * below. After an error, rfaas_last_error() on the same thread tells it in words and names the offending value, and
+ * rfaas_started() tells whether the remote function may have run. No output argument is written on an error
+ * unless its description says so.
+ *
+ * Threads. Sessions may be used by several threads. A lease and its requests are used by ONE thread at a time; a
+ * second thread inside the same lease gets RFAAS_WRONG_THREAD (found on a best-effort basis: it is a diagnosis, not
+ * a lock). Threads that want to call at the same time take a lease each. Any number of leases may exist.
+ * The library may be used before MPI_Init and after MPI_Finalize and at every MPI thread level; it makes no MPI
+ * call. It runs a few threads of its own that sleep unless control messages arrive.
+ *
+ * Fork. A child of fork() must not use the parent's leases: its calls return RFAAS_INVALID.
+ *
+ * Handles. Sessions and leases are opaque pointers, requests are numbers. NULL, an ended request, a released
+ * lease and a call before rfaas_init or after rfaas_finalize give RFAAS_INVALID. A pointer that never was a handle
+ * cannot be told from one and is undefined behaviour.
+ *
+ * Versions. Option structures start with their size, set by their *_INIT initialiser, so a program compiled against
+ * an older header runs with a newer library. Fields are only ever appended; 0 always means the default.
+ */
+#ifndef RFAAS_H
+#define RFAAS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define RFAAS_API __attribute__((visibility("default")))
+#else
+#define RFAAS_API
+#endif
+
+#define RFAAS_VERSION_MAJOR 0
+#define RFAAS_VERSION_MINOR 1
+
+/* ---- status codes ----
+ * A status is 0 or -(class * 100 + detail). The class says what to do next; codes are stable and new details may
+ * appear, so switch over RFAAS_CLASS(status) where the detail does not matter. */
+
+#define RFAAS_OK 0
+
+#define RFAAS_BUSY (-100) /* no free slot or core: try again after finishing some request */
+
+#define RFAAS_INVALID (-200)      /* an argument is wrong; the text names it */
+#define RFAAS_TOO_LARGE (-201)    /* payload or capacity larger than the lease's limits */
+#define RFAAS_NO_FUNCTION (-202)  /* no such function in the library */
+#define RFAAS_BAD_BLOB (-203)     /* the other side's queue-pair address is malformed */
+#define RFAAS_BAD_LIBRARY (-204)  /* the library cannot be read or loaded; the text says why */
+#define RFAAS_BAD_REQUEST (-205)  /* the worker refused a malformed request */
+#define RFAAS_WRONG_THREAD (-206) /* two threads inside one lease */
+
+#define RFAAS_UNSUPPORTED (-300) /* this provider, device or executor cannot do it */
+#define RFAAS_NO_DEVICE (-301)   /* no such RDMA device, port or GID */
+
+#define RFAAS_FUNCTION_FAILED (-400)  /* the function reported failure; the text is its message */
+#define RFAAS_RESULT_TOO_LARGE (-401) /* the result exceeds the capacity given */
+#define RFAAS_DEADLINE (-402)         /* the deadline passed; the function may still be running */
+#define RFAAS_CANCELLED (-403)        /* cancelled by rfaas_cancel */
+
+#define RFAAS_CONNECTION (-500)  /* the connection to the worker or to the control port broke */
+#define RFAAS_PEER_GONE (-501)   /* the other process or node is gone, or cannot be reached */
+#define RFAAS_WORKER_DIED (-502) /* the worker died; the text says how. The next call gets a new worker */
+#define RFAAS_PROTOCOL (-503)    /* the other side does not keep to the protocol, or has another version */
+
+#define RFAAS_LEASE_ENDED (-600) /* released, expired or revoked: take a new lease */
+
+#define RFAAS_FATAL (-700) /* out of memory, device removed, kernel refused */
+
+#define RFAAS_CLASS(status) ((status) >= 0 ? 0 : -(status) / 100)
+#define RFAAS_CLASS_BUSY 1        /* retry */
+#define RFAAS_CLASS_INVALID 2     /* fix the call */
+#define RFAAS_CLASS_UNSUPPORTED 3 /* take another path */
+#define RFAAS_CLASS_FUNCTION 4    /* this call failed, the lease is good */
+#define RFAAS_CLASS_CONNECTION 5  /* the worker is replaced at the next call */
+#define RFAAS_CLASS_LEASE 6       /* take a new lease */
+#define RFAAS_CLASS_FATAL 7       /* stop */
+
+/* rfaas_strerror returns the short English name of a status: a constant string, never NULL. Any thread. */
+RFAAS_API const char *rfaas_strerror(int status);
+
+/* rfaas_last_error returns what went wrong in the last failed call of this thread: operation, offending value,
+ * reason. Never NULL; "" when nothing failed yet. The string is the thread's and valid until its next rfaas call. */
+RFAAS_API const char *rfaas_last_error(void);
+
+#define RFAAS_NOT_STARTED 0    /* the function has not run and will not: repeating the call is safe */
+#define RFAAS_MAYBE_EXECUTED 1 /* it may have run, be running or run later */
+
+/* rfaas_started tells whether the function of the last failed invocation, wait, test or cancel of this thread may have
+ * been executed. */
+RFAAS_API int rfaas_started(void);
+
+/* ---- library ---- */
+
+/* rfaas_init starts the library. Reference counted: each successful rfaas_init needs one rfaas_finalize. options must
+ * be NULL (room for later). Thread safe. May block for some milliseconds while the library's threads start. */
+RFAAS_API int rfaas_init(const void *options);
+
+/* rfaas_finalize undoes one rfaas_init; the last one closes every session and releases every lease. No other call
+ * may be running. */
+RFAAS_API int rfaas_finalize(void);
+
+/* rfaas_version returns MAJOR * 1000 + MINOR of the library at run time. */
+RFAAS_API int rfaas_version(void);
+
+/* ---- sessions: where to find executors ---- */
+
+typedef struct rfaas_session rfaas_session;
+
+typedef struct rfaas_session_options {
+    uint32_t struct_size; /* sizeof(rfaas_session_options) */
+    int32_t port;         /* verbs: port of the device, from 1; 0: the first active one */
+    /* host:port of a resource manager. NULL or "": environment RFAAS_MANAGER, unless `executor` is given. */
+    const char *manager;
+    /* host:port of one executor, without a manager. NULL or "": environment RFAAS_EXECUTOR, if that is set and
+     * no manager is given. */
+    const char *executor;
+    /* "shm", "verbs", or "auto" (NULL, ""): environment RFAAS_PROVIDER, else shm on the executor's own node and
+     * verbs elsewhere. */
+    const char *provider;
+    const char *tenant;  /* account that pays; NULL or "": the user's name */
+    const char *device;  /* verbs: device name; NULL or "": the first with an active port */
+    int32_t gid_index;   /* verbs: -1 chooses (RoCE v2 preferred) */
+    int32_t pkey_index;  /* verbs */
+    int32_t traffic_class; /* verbs: 0..255 */
+    int32_t service_level; /* verbs: 0..15 */
+    int32_t mtu;           /* verbs: 256..4096 bytes; 0: the port's */
+    uint32_t flags;        /* RFAAS_SESSION_* or 0 */
+    int64_t timeout_ns;    /* bound for each control operation (open, lease, replacing a worker); 0: 10 s */
+} rfaas_session_options;
+
+/* Permits control addresses that are neither loopback nor unix sockets although the control plane is not encrypted;
+ * also by environment RFAAS_ALLOW_PLAINTEXT=1. */
+#define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
+
+#define RFAAS_SESSION_OPTIONS_INIT \
+    { sizeof(rfaas_session_options), 0, NULL, NULL, NULL, NULL, NULL, -1, 0, 0, 0, 0, 0, 0 }
+
+/* rfaas_session_open reaches the manager or executor once and checks its version. options may be NULL (everything
+ * from the environment). Blocks up to the time-out. Strings are copied.
+ * Errors: RFAAS_INVALID (no address, malformed address, unknown provider), RFAAS_PEER_GONE (nobody there),
+ * RFAAS_PROTOCOL (somebody else there, or another version). */
+RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
+
+/* rfaas_session_close releases the session's leases and closes it. The handle is dead afterwards. */
+RFAAS_API int rfaas_session_close(rfaas_session *session);
+
+/* ---- leases: workers on an executor ---- */
+
+typedef struct rfaas_lease rfaas_lease;
+
+#define RFAAS_WAIT_ADAPTIVE 0 /* spin for about as long as a wake-up takes, then block: the default */
+#define RFAAS_WAIT_HOT 1      /* spin: lowest latency, one core each on both sides */
+#define RFAAS_WAIT_WARM 2     /* block at once: no core is burnt */
+
+#define RFAAS_NO_BULK UINT64_MAX
+
+typedef struct rfaas_lease_options {
+    uint32_t struct_size;      /* sizeof(rfaas_lease_options) */
+    uint32_t workers;          /* 1..1024; 0: 1 */
+    uint32_t cores_per_worker; /* 0: 1 */
+    uint32_t depth;            /* calls in flight per worker, 1..1024; 0: 8 */
+    uint32_t eager;            /* bytes of payload that travel with the request, 64..262144; 0: 16384 */
+    uint32_t wait_mode;        /* RFAAS_WAIT_*, both sides */
+    /* Bytes, per worker and direction, that the large payloads in flight may take together, so also the largest
+     * payload or result; 0: 2 MiB; RFAAS_NO_BULK: none, `eager` is the limit then. At most 4 GiB. */
+    uint64_t bulk;
+    uint64_t memory;       /* bytes of memory per worker; 0: the executor's default */
+    int64_t duration_ns;   /* the lease ends by itself after this time; 0: the executor's default */
+    const char *library;   /* path of the shared library with the functions, on this machine */
+    const void *library_data; /* or the library itself in memory; used when `library` is NULL */
+    size_t library_size;      /* bytes of library_data */
+    const char *executor;     /* host:port: this executor and no other; NULL or "": the session's choice */
+} rfaas_lease_options;
+
+#define RFAAS_LEASE_OPTIONS_INIT \
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL }
+
+/* rfaas_lease_open leases workers on one executor, connects to them and loads the library there. The library is sent
+ * only if the node does not have it yet. Blocks up to the session's time-out. Everything in options is copied.
+ * Errors: RFAAS_BUSY (not enough free cores), RFAAS_INVALID, RFAAS_BAD_LIBRARY, RFAAS_UNSUPPORTED, RFAAS_NO_DEVICE,
+ * connection class. Nothing stays leased after an error. */
+RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options *options, rfaas_lease **lease);
+
+/* rfaas_lease_release gives the workers back. Calls in flight are given up; their requests end with
+ * RFAAS_INVALID at rfaas_wait. Buffers of rfaas_alloc are freed. The handle is dead afterwards, whatever is returned. */
+RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
+
+/* rfaas_lease_workers returns the number of workers, or a negative status. */
+RFAAS_API int rfaas_lease_workers(const rfaas_lease *lease);
+
+typedef struct rfaas_lease_details {
+    uint32_t struct_size; /* set by the caller to sizeof(rfaas_lease_details) */
+    uint32_t workers;
+    uint32_t depth;
+    uint32_t eager; /* bytes */
+    uint64_t bulk;  /* bytes */
+    uint64_t lease_id;
+    uint32_t functions; /* number of functions in the library */
+    uint32_t replaced;  /* workers replaced since the lease began */
+    char node[64];      /* host name of the executor's node */
+    char executor[128]; /* its control address */
+    char provider[16];  /* "shm" or "verbs" */
+} rfaas_lease_details;
+
+/* rfaas_lease_info describes a lease; fills at most details->struct_size bytes. */
+RFAAS_API int rfaas_lease_info(const rfaas_lease *lease, rfaas_lease_details *details);
+
+/* ---- functions ---- */
+
+typedef uint32_t rfaas_function; /* index into the library's table, valid for this lease */
+
+/* rfaas_lease_function finds a function by name. RFAAS_NO_FUNCTION: the text lists what there is. */
+RFAAS_API int rfaas_lease_function(const rfaas_lease *lease, const char *name, rfaas_function *function);
+
+/* ---- registered buffers ---- */
+
+/* rfaas_alloc returns size bytes (1 .. 1 TiB) of zeroed, page-aligned, registered memory in *buffer. A large payload
+ * that lies inside it is sent without being copied first, by any worker of the lease; such a payload must stay
+ * unchanged until the call ends. Freed by rfaas_free or with the lease. */
+RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
+
+/* rfaas_free frees what rfaas_alloc returned. NULL does nothing. RFAAS_BUSY while calls are in flight: they may
+ * still read it. */
+RFAAS_API int rfaas_free(rfaas_lease *lease, void *buffer);
+
+/* ---- calls ---- */
+
+#define RFAAS_ANY_WORKER (-1)
+
+typedef struct rfaas_call_options {
+    uint32_t struct_size; /* sizeof(rfaas_call_options) */
+    int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
+    int64_t timeout_ns;   /* from now; 0: none. Bounds the call, not the replacing of a dead worker before it */
+} rfaas_call_options;
+
+#define RFAAS_CALL_OPTIONS_INIT \
+    { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0 }
+
+/* rfaas_invoke calls a function and waits for its result.
+ * in, in_size: the payload; in may be NULL when in_size is 0. May be reused when the call returns, except that a
+ * payload in rfaas_alloc memory must stay unchanged after RFAAS_DEADLINE until the lease is released.
+ * out, capacity: where the result goes and the most bytes of it that are wanted; out may be NULL when capacity is 0. A
+ * capacity above the lease's `eager` reserves that much of `bulk` during the call, so do not ask for much more than
+ * is needed; one above the lease's limit counts as the limit.
+ * out_size: result bytes; may be NULL. With RFAAS_RESULT_TOO_LARGE it is set to the bytes that the result has.
+ * options: NULL for any worker and no deadline.
+ * Only the calling thread ever writes to out. Waits as the lease's wait_mode says.
+ * A worker that has died since the last call is replaced first, which takes some milliseconds. */
+RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
+                           size_t capacity, size_t *out_size, const rfaas_call_options *options);
+
+/* A call in flight. A number that can be copied, but only one copy may be waited for, tested to completion or
+ * cancelled. */
+typedef uint64_t rfaas_request;
+#define RFAAS_REQUEST_NULL ((rfaas_request)0)
+
+/* rfaas_iinvoke starts a call and returns at once. Arguments as for rfaas_invoke; `out` must stay valid until the
+ * request has ended and is written only inside rfaas_ calls on this lease. in may be reused at once unless it lies in
+ * memory of rfaas_alloc: then it must stay unchanged until the request has ended.
+ * Errors: RFAAS_BUSY when every worker (or the chosen one) has `depth` calls in flight: finish one, then retry. */
+RFAAS_API int rfaas_iinvoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
+                            size_t capacity, const rfaas_call_options *options, rfaas_request *request);
+#define rfaas_submit rfaas_iinvoke
+
+/* rfaas_wait waits for a request to end, puts the result into its `out`, sets *out_size (may be NULL) as rfaas_invoke
+ * does, sets *request to RFAAS_REQUEST_NULL and returns the call's status. RFAAS_REQUEST_NULL: returns RFAAS_OK at
+ * once with *out_size 0, as in MPI. A request that has ended already: RFAAS_INVALID. */
+RFAAS_API int rfaas_wait(rfaas_request *request, size_t *out_size);
+
+/* rfaas_test looks without blocking. Not ended: *done = 0, RFAAS_OK. Ended: *done = 1 and all that rfaas_wait does,
+ * also when the call's status is an error. RFAAS_REQUEST_NULL: *done = 1. */
+RFAAS_API int rfaas_test(rfaas_request *request, int *done, size_t *out_size);
+
+/* rfaas_cancel gives up a request. The function may run or finish nevertheless; its result is dropped and `out` is
+ * not touched any more. Its slot is free again when the worker has answered. Sets *request to RFAAS_REQUEST_NULL.
+ * RFAAS_OK also if the call had ended. */
+RFAAS_API int rfaas_cancel(rfaas_request *request);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,33 @@
+/* Functions for batch_test.c. */
+#include <errno.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "rfaas_function.h"
+
+/* Each u64, doubled. */
+uint32_t twice(void *args, uint32_t size, void *res) {
+    const uint64_t *in = args;
+    uint64_t *out = res;
+    for (uint32_t i = 0; i < size / 8; i++)
+        out[i] = 2 * in[i];
+    return size;
+}
+
+/* One byte less than it should. */
+uint32_t odd(void *args, uint32_t size, void *res) { return twice(args, size, res) - 1; }
+
+/* Does not take 700. */
+uint32_t picky(void *args, uint32_t size, void *res) {
+    if (*(uint64_t *)args == 700)
+        return rfaas_fail("item 700 is not to my taste");
+    return twice(args, size, res);
+}
+
+/* 5 ms an item. */
+uint32_t slow(void *args, uint32_t size, void *res) {
+    struct timespec t = {0, 5000000 * (long)(size / 8)};
+    while (nanosleep(&t, &t) && errno == EINTR) {
+    }
+    return twice(args, size, res);
+}

@@ -1,0 +1,173 @@
+/* One function over an array: requests in a window, each a chunk of items, until all have come back. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "rfaas_api_call.h"
+
+/* A chunk in flight. */
+typedef struct part {
+    rfaas_request_slot *r;
+    size_t first, items;
+} part;
+
+typedef struct map {
+    rfaas_lease *l;
+    rfaas_function fn;
+    const uint8_t *in;
+    uint8_t *out;
+    size_t in_item, out_item, count;
+    size_t chunk;     /* items of one call, 0: as it goes */
+    size_t max_items; /* of one call, when the chunk is chosen here */
+    size_t next;      /* first item that no call has */
+    call_plan plan;
+    part *parts;
+    size_t n_parts;
+} map;
+
+static const char op[] = "map";
+
+/* So many items that every worker gets twice `depth` calls out of what is left: the calls that are queued at a slow one
+ * are then at most half of its work. */
+static size_t next_chunk(const map *m) {
+    size_t left = m->count - m->next, n = m->chunk;
+    if (!n) {
+        n = left / ((size_t)m->l->n_workers * m->l->cfg.depth * 2);
+        if (n > m->max_items)
+            n = m->max_items;
+        if (n == 0)
+            n = 1;
+    }
+    return n < left ? n : left;
+}
+
+/* Starts calls until the workers take no more. RFAAS_OK: everything has been started. */
+static int fill(map *m) {
+    while (m->next < m->count) {
+        if (m->n_parts == (size_t)m->l->n_workers * m->l->cfg.depth)
+            return RFAAS_BUSY;
+        part *p = &m->parts[m->n_parts];
+        p->first = m->next;
+        p->items = next_chunk(m);
+        int status = rfaas_api_start(m->l, op, &m->plan, m->fn, m->in + p->first * m->in_item,
+                                     (uint32_t)(p->items * m->in_item), m->out + p->first * m->out_item,
+                                     p->items * m->out_item, &p->r);
+        if (status)
+            return status;
+        m->next += p->items;
+        m->n_parts++;
+    }
+    return RFAAS_OK;
+}
+
+/* Whether workers are busy with calls that were given up: their slots come back by themselves. */
+static bool abandoned(const rfaas_lease *l) {
+    for (uint32_t i = 0; i < l->n_workers; i++)
+        if (dp_channel_free_slots(l->workers[i].ch) + l->workers[i].in_flight < l->cfg.depth)
+            return true;
+    return false;
+}
+
+/* Takes in what has ended. */
+static int take_ended(map *m, size_t *taken) {
+    int64_t now = m->plan.deadline ? dp_now_ns() : 0;
+    *taken = 0;
+    for (size_t i = 0; i < m->n_parts;) {
+        part p = m->parts[i];
+        if (!rfaas_api_ended(m->l, p.r, now)) {
+            i++;
+            continue;
+        }
+        m->parts[i] = m->parts[--m->n_parts];
+        ++*taken;
+        size_t size = 0, want = p.items * m->out_item;
+        uint32_t worker = p.r->worker;
+        int status = rfaas_api_report(m->l, p.r, op, &size);
+        if (UNLIKELY(status == RFAAS_OK && size != want) || status == RFAAS_RESULT_TOO_LARGE)
+            return rfaas_api_fail(RFAAS_FUNCTION_FAILED, RFAAS_MAYBE_EXECUTED,
+                                  "%s: %s on worker %u returned %zu bytes for the items %zu..%zu, want %zu of %zu bytes each", op,
+                                  function_name(m->l, m->fn), worker, size, p.first, p.first + p.items - 1, p.items,
+                                  m->out_item);
+        if (UNLIKELY(status))
+            return rfaas_api_fail(status, rfaas_started(), "items %zu..%zu: %s", p.first, p.first + p.items - 1,
+                                  rfaas_last_error());
+    }
+    return RFAAS_OK;
+}
+
+static int run(map *m) {
+    for (;;) {
+        int status = fill(m);
+        if (status && status != RFAAS_BUSY)
+            return status;
+        if (!status && !m->n_parts)
+            return RFAAS_OK;
+        size_t taken;
+        int ended = take_ended(m, &taken);
+        if (ended)
+            return ended;
+        if (taken)
+            continue;
+        int64_t deadline = m->plan.deadline;
+        if (!m->n_parts) {
+            if (!abandoned(m->l))
+                return status;
+            int64_t soon = dp_now_ns() + 1000000; /* a late reply ends no call that anybody waits for */
+            if (deadline && dp_now_ns() >= deadline)
+                return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", op, m->next);
+            if (!deadline || soon < deadline)
+                deadline = soon;
+        }
+        dp_endpoint_wait_any(m->l->home->ep, deadline);
+    }
+}
+
+static int check(map *m, size_t chunk) {
+    const rfaas_lease *l = m->l;
+    uint64_t large = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
+    size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
+    if (large > UINT32_MAX)
+        large = UINT32_MAX;
+    if (m->fn >= l->n_functions)
+        return rfaas_api_bad_call(l, op, m->fn, NULL, 0, NULL, 0);
+    if (m->in_item == 0)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: in_item is 0, want at least 1 byte", op);
+    if (m->count && (!m->in || (!m->out && m->out_item)))
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL with %zu items", op, m->in ? "out" : "in", m->count);
+    if (m->count > SIZE_MAX / item)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %zu items of %zu bytes are more than memory can hold", op, m->count, item);
+    if (item > large || chunk > large / item)
+        return rfaas_api_too_large(l, op, m->fn, m->in_item * (chunk ? chunk : 1), m->out_item * (chunk ? chunk : 1));
+    m->max_items = item < l->cfg.eager ? l->cfg.eager / item : 1;
+    return RFAAS_OK;
+}
+
+int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
+              const rfaas_map_options *options) {
+    int status = rfaas_api_enter(l, op);
+    if (status)
+        return status;
+    rfaas_map_options o = RFAAS_MAP_OPTIONS_INIT;
+    if (options) {
+        if (options->struct_size < offsetof(rfaas_map_options, timeout_ns) || options->struct_size > 4096)
+            return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.struct_size is %u; start from RFAAS_MAP_OPTIONS_INIT", op,
+                                           options->struct_size));
+        memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
+    }
+    if (o.timeout_ns < 0)
+        return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns));
+    map m = {.l = l, .fn = function, .in = in, .out = out, .in_item = in_item, .out_item = out_item, .count = count,
+             .chunk = o.chunk, .plan = {.worker = RFAAS_ANY_WORKER}};
+    if ((status = check(&m, o.chunk)) || count == 0)
+        return leave(l, status);
+    if (o.timeout_ns) {
+        int64_t now = dp_now_ns();
+        m.plan.deadline = o.timeout_ns > INT64_MAX - now ? 0 : now + o.timeout_ns;
+    }
+    if (!(m.parts = malloc((size_t)l->n_workers * l->cfg.depth * sizeof *m.parts)))
+        return leave(l, rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op));
+    status = run(&m);
+    for (size_t i = 0; i < m.n_parts; i++)
+        rfaas_api_drop_request(l, m.parts[i].r);
+    free(m.parts);
+    return leave(l, status);
+}
