@@ -469,7 +469,8 @@ static int idle(dp_server *s) {
     }
     if (what == DP_SPIN_LOOK)
         return DP_OK;
-    dp_cq_arm(s->cq);
+    if (dp_cq_arm(s->cq))
+        return DP_OK; /* nothing would end the wait */
     dp_wc wc[POLL_BATCH];
     int n = dp_cq_poll(s->cq, wc, POLL_BATCH);
     int mail = take_mail(s);
