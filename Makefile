@@ -329,7 +329,7 @@ BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%)
-SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch)
+SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 
 .PHONY: install uninstall clean distclean proto

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -31,6 +32,15 @@ func TestMain(m *testing.M) {
 			status = 125
 		}
 		os.Exit(status)
+	case "hung":
+		l, err := net.Listen("unix", os.Args[1])
+		if err != nil {
+			os.Exit(1)
+		}
+		fmt.Println("up")
+		for {
+			l.Accept()
+		}
 	case "container":
 		os.Setenv("RFAAS_TEST_AS", "init")
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)

@@ -1,0 +1,426 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// bench is an agent with a Slurm and executors that are not there.
+type bench struct {
+	t     *testing.T
+	agent *Agent
+
+	mu      sync.Mutex
+	usage   Usage
+	err     error
+	asked   int
+	leased  bool
+	delay   time.Duration // of an executor that shall end
+	offers  []Offer       // of the executors so far
+	alive   int
+	crash   chan error    // ends the executor
+	changed chan struct{} // capacity 1
+}
+
+func newBench(t *testing.T, change func(*AgentConfig, *bench)) *bench {
+	b := &bench{t: t, usage: Usage{CPUs: 4, Memory: 8 << 30, Usable: true}, crash: make(chan error), changed: make(chan struct{}, 1)}
+	cfg := AgentConfig{Usage: b.ask, Launch: b.launch, Leased: func(context.Context) (bool, error) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.leased, nil
+	}, Order: []int{0, 2, 1, 3}, Spare: true, Resync: time.Hour, GrowWithin: time.Hour, Log: slog.New(slog.DiscardHandler)}
+	if change != nil {
+		change(&cfg, b)
+	}
+	b.agent = NewAgent(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.agent.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(bound):
+			t.Error("the agent does not end")
+		}
+		if b.alive != 0 {
+			t.Errorf("%d executors outlive their agent", b.alive)
+		}
+	})
+	return b
+}
+
+func (b *bench) ask(context.Context) (Usage, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked++
+	return b.usage, b.err
+}
+
+func (b *bench) launch(ctx context.Context, o Offer) error {
+	b.mu.Lock()
+	b.offers = append(b.offers, o)
+	if b.alive++; b.alive > 1 {
+		b.t.Error("two executors at once")
+	}
+	delay := b.delay
+	b.mu.Unlock()
+	b.tell()
+	var err error
+	select {
+	case <-ctx.Done():
+		time.Sleep(delay)
+	case err = <-b.crash:
+	}
+	b.mu.Lock()
+	b.alive--
+	b.mu.Unlock()
+	b.tell()
+	return err
+}
+
+func (b *bench) tell() {
+	select {
+	case b.changed <- struct{}{}:
+	default:
+	}
+}
+
+// set changes what Slurm says.
+func (b *bench) set(holds ...Hold) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.usage.Holds = holds
+}
+
+// lends waits until an executor lends exactly these.
+func (b *bench) lends(want string) {
+	b.t.Helper()
+	got := ""
+	for end := time.Now().Add(bound); time.Now().Before(end); {
+		b.mu.Lock()
+		got = ""
+		if b.alive > 0 {
+			o := b.offers[len(b.offers)-1]
+			got = fmt.Sprintf("%v %d", o.CPUs, o.Memory>>20)
+		}
+		b.mu.Unlock()
+		if got == want {
+			return
+		}
+		select {
+		case <-b.changed:
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	b.t.Fatalf("lends %q, want %q", got, want)
+}
+
+func (b *bench) prolog(job int64) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), bound)
+	defer cancel()
+	if err := b.agent.Prolog(ctx, job); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) epilog(job int64) {
+	b.t.Helper()
+	if err := b.agent.Epilog(b.t.Context(), job); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) count() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.alive
+}
+
+// A job's whole life: its prolog returns when the executor is gone, the rest of the node is lent meanwhile, all of it again
+// after its epilog, even while Slurm still counts it.
+func TestAgent(t *testing.T) {
+	b := newBench(t, func(_ *AgentConfig, b *bench) { b.delay = 30 * time.Millisecond })
+	b.lends("[0 1 2 3] 8192")
+	job := Hold{Job: 7, CPUs: []int{0, 1}, Memory: 1 << 30}
+	b.set(job)
+	b.prolog(7)
+	b.lends("[1 3] 7168") // Slurm's 0 and 1 are the kernel's 0 and 2
+	b.epilog(7)
+	b.lends("[0 1 2 3] 8192")
+	whole := Hold{Job: 8, CPUs: []int{0, 1, 2, 3}, Memory: 1 << 30}
+	b.set(job, whole)
+	b.prolog(8)
+	if n := b.count(); n != 0 {
+		t.Errorf("%d executors after the prolog of a job that has the node", n)
+	}
+	b.set(whole)
+	b.epilog(8)
+	b.lends("[0 1 2 3] 8192")
+	b.set()
+	b.prolog(9) // and cancelled
+	b.lends("[0 1 2 3] 8192")
+}
+
+// When the prolog returns there is no executor, whatever happens at the same time.
+func TestAgentPrologMeansNoExecutor(t *testing.T) {
+	b := newBench(t, func(_ *AgentConfig, b *bench) { b.delay = time.Millisecond })
+	r := rand.New(rand.NewPCG(1, 2))
+	for job := int64(1); job < 200; job++ {
+		whole := Hold{Job: job, CPUs: []int{0, 1, 2, 3}, Memory: 1 << 30}
+		b.set(whole)
+		time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond)
+		b.prolog(job)
+		if n := b.count(); n != 0 {
+			t.Fatalf("job %d: %d executors after its prolog", job, n)
+		}
+		if r.IntN(2) == 0 {
+			b.set()
+		}
+		b.epilog(job)
+	}
+	b.set()
+	b.lends("[0 1 2 3] 8192")
+}
+
+func TestAgentWholeNodesOnly(t *testing.T) {
+	b := newBench(t, func(c *AgentConfig, _ *bench) { c.Spare, c.KeepCPUs, c.KeepMemory = false, 1, 1<<30 })
+	b.lends("[1 2 3] 7168")
+	b.set(Hold{Job: 1, CPUs: []int{3}, Memory: 1 << 20})
+	b.prolog(1)
+	if s, err := b.agent.Status(t.Context()); err != nil || s.Running {
+		t.Errorf("%+v, %v", s, err)
+	}
+	b.epilog(1)
+	b.lends("[1 2 3] 7168")
+}
+
+// Hooks that are lost are made up for when Slurm is asked.
+func TestAgentLostHooks(t *testing.T) {
+	b := newBench(t, func(c *AgentConfig, _ *bench) { c.Resync = 10 * time.Millisecond })
+	b.lends("[0 1 2 3] 8192")
+	b.set(Hold{Job: 1, CPUs: []int{2}, Memory: 1 << 30})
+	b.lends("[0 2 3] 7168")
+	b.set()
+	b.lends("[0 1 2 3] 8192")
+}
+
+// An executor whose cores are leased is not replaced by a larger one, for a while.
+func TestAgentGrows(t *testing.T) {
+	b := newBench(t, func(c *AgentConfig, b *bench) { c.GrowWithin, b.leased = 300*time.Millisecond, true })
+	b.set(Hold{Job: 1, CPUs: []int{0}, Memory: 1 << 30})
+	b.prolog(1)
+	b.lends("[1 2 3] 7168")
+	begin := time.Now()
+	b.epilog(1)
+	b.lends("[0 1 2 3] 8192")
+	if d := time.Since(begin); d < 250*time.Millisecond {
+		t.Errorf("an executor in use was replaced after %v", d)
+	}
+}
+
+// A node that may not be used is looked at again without a hook.
+func TestAgentNodeComesBack(t *testing.T) {
+	b := newBench(t, func(c *AgentConfig, b *bench) { b.usage.Usable = false })
+	eventually(t, "Slurm was asked", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.asked > 0 })
+	b.mu.Lock()
+	b.usage.Usable = true
+	b.mu.Unlock()
+	b.lends("[0 1 2 3] 8192")
+}
+
+func TestAgentFailures(t *testing.T) {
+	b := newBench(t, func(_ *AgentConfig, b *bench) { b.err = errors.New("no route to the controller") })
+	eventually(t, "Slurm was asked", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.asked > 0 })
+	if n := b.count(); n != 0 {
+		t.Errorf("%d executors without knowing what jobs have", n)
+	}
+	b.mu.Lock()
+	b.err = nil
+	b.mu.Unlock()
+	b.lends("[0 1 2 3] 8192")
+	b.crash <- errors.New("exit status 1")
+	begin := time.Now()
+	eventually(t, "another executor", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.offers) == 2 })
+	if d := time.Since(begin); d < restartLeast-100*time.Millisecond {
+		t.Errorf("started again after %v", d)
+	}
+}
+
+// Slurm counts socket by socket, core by core; the kernel as the firmware pleases.
+func TestCPUOrder(t *testing.T) {
+	root := t.TempDir()
+	write := func(path, text string) {
+		path = filepath.Join(root, "sys/devices/system/cpu", path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := cpuOrder(root); err == nil {
+		t.Error("a node without CPUs")
+	}
+	write("online", "0-7")
+	// Sockets alternate, threads come last: two sockets with two cores of two threads each.
+	for cpu := range 8 {
+		write(fmt.Sprintf("cpu%d/topology/physical_package_id", cpu), fmt.Sprint(9-cpu%2))
+		write(fmt.Sprintf("cpu%d/topology/core_cpus_list", cpu), fmt.Sprintf("%d,%d", cpu%4, cpu%4+4))
+	}
+	order, err := cpuOrder(root)
+	if err != nil || fmt.Sprint(order) != "[0 4 2 6 1 5 3 7]" {
+		t.Errorf("%v, %v", order, err)
+	}
+	if order, err := cpuOrder("/"); err != nil || len(order) == 0 {
+		t.Errorf("this machine: %v, %v", order, err)
+	}
+}
+
+func TestOffer(t *testing.T) {
+	order := []int{0, 4, 1, 5, 2, 6, 3, 7}
+	u := Usage{CPUs: 8, Memory: 4 << 30, Usable: true}
+	hold := func(job int64, mib uint64, cpus ...int) Hold { return Hold{job, cpus, mib << 20} }
+	for name, c := range map[string]struct {
+		u    func(*Usage)
+		gone []int64
+		keep int
+		want string
+	}{
+		"all of it":     {want: "[0 1 2 3 4 5 6 7] 4096"},
+		"two jobs":      {u: func(u *Usage) { u.Holds = []Hold{hold(1, 1024, 0, 1), hold(2, 24, 7)} }, want: "[1 2 3 5 6] 3048"},
+		"one of them":   {u: func(u *Usage) { u.Holds = []Hold{hold(1, 1024, 0, 1), hold(2, 24, 7)} }, gone: []int64{1}, want: "[0 1 2 3 4 5 6] 4072"},
+		"no CPU left":   {u: func(u *Usage) { u.Holds = []Hold{hold(1, 1, 0, 1, 2, 3, 4, 5, 6, 7)} }, want: "[] 0"},
+		"no memory":     {u: func(u *Usage) { u.Holds = []Hold{hold(1, 4096, 0)} }, want: "[] 0"},
+		"little memory": {u: func(u *Usage) { u.Holds = []Hold{hold(1, 4090, 0)} }, want: "[] 0"},
+		"some kept":     {keep: 3, want: "[2 3 5 6 7] 4096"},
+		"all kept":      {keep: 8, want: "[] 0"},
+		"drained":       {u: func(u *Usage) { u.Usable = false }, want: "[] 0"},
+		"Slurm was told fewer": {u: func(u *Usage) { u.CPUs, u.Holds = 6, []Hold{hold(1, 96, 0, 1)} },
+			want: "[2 3 6 7] 4000"},
+		"Slurm was told more": {u: func(u *Usage) { u.CPUs, u.Holds = 100, []Hold{hold(1, 96, slices.Repeat([]int{0}, 6)...)} }, want: "[3 7] 4000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := u
+			if c.u != nil {
+				c.u(&u)
+			}
+			gone := map[int64]bool{}
+			for _, id := range c.gone {
+				gone[id] = true
+			}
+			o := offer(u, order, gone, c.keep, 0, true)
+			if got := fmt.Sprintf("%v %d", o.CPUs, o.Memory>>20); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestUsage(t *testing.T) {
+	job := "JobId=1 JobName=x=y Nodes=n1 CPU_IDs=0-1 Mem=200 GRES= Nodes=n[2-3] CPU_IDs=0,3 Mem=100 GRES= NodeList=n[1-3]\n"
+	c := Commands{Run: script{"sinfo": "n2|mixed|1/3/0/4|2048|100|\nn2|mixed|1/3/0/4|2048|100|\n", "squeue": "1\n2\n3\n", "job 1": job,
+		"job 2": "ERROR scontrol: slurm_load_jobs error: Invalid job id specified", "job 3": "JobId=3 NodeList=\n"}.run}
+	u, err := c.Usage(t.Context(), "n2")
+	if err != nil || fmt.Sprint(u) != "{4 2147483648 true [{1 [0 3] 104857600}]}" {
+		t.Errorf("%v, %v", u, err)
+	}
+	for name, s := range map[string]script{
+		"no such node": {"sinfo": ""}, "sinfo": {"sinfo": "ERROR x"}, "squeue": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "ERROR x"},
+		"job number": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "x\n"}, "scontrol": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "ERROR x"},
+		"a node's part":     {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "Nodes=n2 CPU_IDs=0 Memory=1\n"},
+		"a node's CPUs":     {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "Nodes=n2 CPU_IDs=a Mem=1\n"},
+		"a job's host list": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "Nodes=n[ CPU_IDs=0 Mem=1\n"},
+	} {
+		if u, err := (&Commands{Run: s.run}).Usage(t.Context(), "n2"); err == nil {
+			t.Errorf("%s: %v", name, u)
+		}
+	}
+}
+
+func TestHooks(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	if _, err := TellAgent(t.Context(), path, "prolog 1", false); !errors.Is(err, ErrNoAgent) {
+		t.Errorf("without an agent: %v", err)
+	}
+	l, err := ListenHooks(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, nil)
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- b.agent.ServeHooks(ctx, l, slog.New(slog.DiscardHandler)) }()
+	b.lends("[0 1 2 3] 8192")
+	b.set(Hold{Job: 5, CPUs: []int{0, 1, 2, 3}, Memory: 1})
+	if answer, err := TellAgent(t.Context(), path, "prolog 5", false); err != nil || !strings.HasSuffix(answer, "ms") || b.count() != 0 {
+		t.Errorf("%q, %v, %d executors", answer, err, b.count())
+	}
+	if answer, err := TellAgent(t.Context(), path, "status", false); err != nil || !strings.Contains(answer, `"running":false`) {
+		t.Errorf("%q, %v", answer, err)
+	}
+	if _, err := TellAgent(t.Context(), path, "epilog 5", false); err != nil {
+		t.Error(err)
+	}
+	b.lends("[0 1 2 3] 8192")
+	for _, bad := range []string{"", "prolog", "prolog x", "prolog -1", "epilog 0", "stop 1", "status 1", strings.Repeat("x", 2*lineMax)} {
+		if answer, err := TellAgent(t.Context(), path, bad, false); err == nil {
+			t.Errorf("%.20q: %q", bad, answer)
+		}
+	}
+	if _, err := ListenHooks(path); err == nil || !strings.Contains(err.Error(), "another agent") {
+		t.Errorf("a second agent: %v", err)
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	// What is left of one that was killed does not stop the next.
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close()
+	if l, err = ListenHooks(path); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+}
+
+// An agent that hangs is killed when the prolog's time is over, and only then.
+func TestHungAgentIsKilled(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "socket")
+	hung := exec.Command("/proc/self/exe", path)
+	hung.Env = append(os.Environ(), "RFAAS_TEST_AS=hung")
+	start(t, hung)
+	defer func() { hung.Process.Kill(); hung.Wait() }()
+	for _, force := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		_, err := TellAgent(ctx, path, "prolog 1", force)
+		cancel()
+		if err == nil || strings.Contains(err.Error(), "was killed") != force {
+			t.Errorf("force %v: %v", force, err)
+		}
+	}
+	hung.Wait()
+	if s := hung.ProcessState.String(); s != "signal: killed" {
+		t.Errorf("it ended by %q", s)
+	}
+}
