@@ -56,9 +56,15 @@ _Noreturn static void fail(const worker *w, int sock, int status, const char *te
 
 /* ---- steps ---- */
 
-/* Batch systems send SIGTERM to every process of a job. It is for the executor, which lets calls finish. A handler and not
- * SIG_IGN, which programs that functions start would inherit. */
-static void for_the_executor(int sig) { (void)sig; }
+/* Batch systems send SIGTERM to every process of a job. It is for the executor, which lets calls finish; only a function that
+ * sends it to its own process means it. A handler and not SIG_IGN, which programs that functions start would inherit. */
+static void for_the_executor(int sig, siginfo_t *info, void *context) {
+    (void)context;
+    if (info->si_pid != getpid())
+        return;
+    signal(sig, SIG_DFL);
+    raise(sig); /* when this returns */
+}
 
 static void detach(const worker *w, int sock, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -67,7 +73,8 @@ static void detach(const worker *w, int sock, pid_t parent) {
     setsid();
     for (int sig = 1; sig < NSIG; sig++)
         signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
-    signal(SIGTERM, for_the_executor);
+    struct sigaction term = {.sa_sigaction = for_the_executor, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigaction(SIGTERM, &term, NULL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
