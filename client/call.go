@@ -74,6 +74,9 @@ func (w *Worker) check(f *Function) error {
 
 // run makes one attempt. The claim's holder.
 func (w *Worker) run(ctx context.Context, fn uint32, in, out []byte) (n int, started bool, st Status) {
+	if w.lease.leaving.Load() {
+		return 0, false, StatusLeaseEnded
+	}
 	if ctx.Done() == nil && len(w.buffers) == 0 {
 		return w.ch.Call(fn, in, out, 0)
 	}
@@ -92,6 +95,9 @@ func (w *Worker) run(ctx context.Context, fn uint32, in, out []byte) (n int, sta
 }
 
 func (w *Worker) submit(fn uint32, in []byte, capacity int) (uint32, Status) {
+	if w.lease.leaving.Load() {
+		return 0, StatusLeaseEnded
+	}
 	if r := w.region(in); r != nil {
 		return w.ch.SubmitRegion(fn, r, in, capacity)
 	}

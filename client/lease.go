@@ -42,11 +42,16 @@ type LeaseOptions struct {
 	// largest payload and result; 0: 2 MiB, negative: none, Eager is the limit then.
 	Bulk     int64
 	WaitMode WaitMode
-	Duration time.Duration // the lease ends by itself after this time; 0: the executor's default
+	// Duration is after which time the lease ends by itself; 0: the executor's default, and Renew.
+	Duration time.Duration
+	Renew    bool // renew the lease in the background for as long as it is held
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
 	Executor  string // address: this executor and no other; empty: the session's choice
+	// OnEvent is called with what happens to the lease, one event at a time, on a goroutine of the lease. It must not block
+	// for long nor call Release.
+	OnEvent func(Event)
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.
@@ -69,8 +74,13 @@ type Lease struct {
 
 	replaced atomic.Uint64
 	released atomic.Bool
+	onEvent  func(Event)
+
+	leaving atomic.Bool   // the node drains: no call is started any more
+	closing chan struct{} // closed then
 
 	mu     sync.Mutex
+	why    string // the node drains
 	ended  Status // not OK: why the lease is no more
 	reason string
 }
@@ -85,7 +95,8 @@ func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
 		return nil, err
 	}
 	p, err := s.control.Prepare(ctx, grant.Spec{Library: o.Library, Code: o.Code, Workers: cmp.Or(o.Workers, 1),
-		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration, CallLimit: o.CallLimit,
+		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration,
+		Renew: o.Renew || o.Duration == 0, CallLimit: o.CallLimit,
 		Executor: o.Executor, Depth: cfg.Depth, Eager: cfg.Eager, Bulk: uint64(cfg.Bulk)})
 	if err != nil {
 		return nil, err
@@ -132,7 +143,8 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 	}
 	n := cmp.Or(o.Workers, 1)
 	l := &Lease{session: s, config: cfg, free: make([]atomic.Uint64, (n+63)/64), wake: make(chan struct{}, n),
-		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now()}
+		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now(), onEvent: o.OnEvent,
+		closing: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	blobs := make([][]byte, n)
 	for i := range blobs {
@@ -166,7 +178,7 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 		l.closeWorkers()
 		return nil, fail("lease", dataplane.StatusInvalid, "the session is closed")
 	}
-	l.held.Watch(l.onEvent)
+	l.held.Watch(l.handle)
 	return l, nil
 }
 
@@ -220,6 +232,23 @@ func (l *Lease) Provider() string { return l.held.Provider }
 // Duration is how long the lease lasts from its grant; 0: without end.
 func (l *Lease) Duration() time.Duration { return l.held.Duration }
 
+// Until is when the lease ends for this holder unless it is renewed: a little before the executor ends it.
+func (l *Lease) Until() time.Time { return l.held.Until() }
+
+// Renew makes the lease last at least d from now on; 0: as long as it was leased for. It never makes it shorter. Errors:
+// ErrLease (it has ended), ErrBusy (the node drains and renews nothing), ErrInvalid (longer than the executor permits),
+// ErrConnection.
+func (l *Lease) Renew(ctx context.Context, d time.Duration) error {
+	const op = "renew"
+	if l.released.Load() {
+		return fail(op, StatusLeaseEnded, "the lease was released")
+	}
+	if err := l.endedError(op); err != nil {
+		return err
+	}
+	return l.held.Renew(ctx, d)
+}
+
 // Replaced is how many workers died and were replaced.
 func (l *Lease) Replaced() uint64 { return l.replaced.Load() }
 
@@ -270,18 +299,6 @@ func (l *Lease) end(st Status, reason string) {
 	}
 }
 
-// onEvent runs on the watch's goroutine.
-func (l *Lease) onEvent(e grant.Event) {
-	switch e.Kind {
-	case grant.LeaseEnded:
-		l.end(e.Status, e.Reason)
-	case grant.WorkerDied:
-		if e.Worker >= 0 && e.Worker < len(l.workers) {
-			l.workers[e.Worker].died(e)
-		}
-	}
-}
-
 // now is the data plane's clock.
 func (l *Lease) now() int64 { return l.startN + int64(time.Since(l.start)) }
 
@@ -317,6 +334,8 @@ func (l *Lease) claimAny(ctx context.Context, op string) (*Worker, error) {
 		case <-l.wake:
 		case <-l.ctx.Done():
 			return nil, fail(op, StatusLeaseEnded, "the lease was released")
+		case <-l.closing:
+			return nil, l.leavingError(op)
 		case <-ctx.Done():
 			return nil, contextError(ctx, op, "no worker became free", false)
 		}

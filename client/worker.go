@@ -314,6 +314,11 @@ func (w *Worker) explainDeath(e *Error) {
 			e.Status, e.Detail = err.Status, err.Detail
 			return
 		}
+		if !e.Started && w.lease.leaving.Load() {
+			err := w.lease.leavingError(e.Op).(*Error)
+			e.Status, e.Detail = err.Status, err.Detail
+			return
+		}
 		w.mu.Lock()
 		dead, wait, changed := w.pid != 0 && w.deadPID == w.pid, w.pid != 0 && w.silent != w.pid, w.changed
 		if dead {

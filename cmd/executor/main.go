@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/executor"
@@ -22,25 +23,38 @@ func main() {
 	os.Exit(run(ctx, now, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
-// terminations returns two contexts: the first SIGTERM or SIGINT ends the first one, a SIGINT after that the second one.
-// Another SIGTERM changes nothing: batch systems send it more than once, to every process of a job. One more SIGINT is not
-// caught and ends the program.
+// repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
+// way.
+const repeat = time.Second
+
+// terminations returns two contexts: the first SIGTERM or SIGINT ends the first one, a later one the second one. A SIGINT
+// after that is not caught and ends the program.
 func terminations() (first, second context.Context) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	first, endFirst := context.WithCancel(context.Background())
 	second, endSecond := context.WithCancel(context.Background())
 	go func() {
-		<-signals
-		endFirst()
-		for s := range signals {
-			if s == syscall.SIGINT {
-				signal.Reset(syscall.SIGINT)
-				endSecond()
-			}
-		}
+		heed(signals, endFirst, func() {
+			signal.Reset(syscall.SIGINT)
+			endSecond()
+		})
 	}()
 	return first, second
+}
+
+// heed calls first for the first signal and second for those that mean haste, until signals is closed.
+func heed(signals <-chan os.Signal, first, second func()) {
+	if _, ok := <-signals; !ok {
+		return
+	}
+	began := time.Now()
+	first()
+	for s := range signals {
+		if s == syscall.SIGINT || time.Since(began) >= repeat {
+			second()
+		}
+	}
 }
 
 // run is main without the process: it serves until ctx ends, lets what runs finish until now ends or the grace is over, and

@@ -3,10 +3,44 @@ package main
 import (
 	"bytes"
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 )
+
+func TestSignals(t *testing.T) {
+	for _, c := range []struct {
+		signal os.Signal
+		after  time.Duration
+		want   int
+	}{
+		{syscall.SIGTERM, 0, 0},
+		{syscall.SIGTERM, repeat - 1, 0}, // the same one by another way
+		{syscall.SIGTERM, repeat, 1},
+		{syscall.SIGINT, 0, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			signals := make(chan os.Signal)
+			first, second, done := 0, 0, make(chan struct{})
+			go func() {
+				defer close(done)
+				heed(signals, func() { first++ }, func() { second++ })
+			}()
+			signals <- syscall.SIGTERM
+			time.Sleep(c.after)
+			signals <- c.signal
+			close(signals)
+			<-done
+			if first != 1 || second != c.want {
+				t.Errorf("SIGTERM and %v after it %v: first %d times, second %d times", c.after, c.signal, first, second)
+			}
+		})
+	}
+}
 
 func TestRun(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,6 +42,24 @@ func (s *stub) Upload(st grpc.ClientStreamingServer[control.UploadChunk, control
 		s.got.Write(c.GetData())
 	}
 	return st.SendAndClose(&control.UploadReply{Functions: []string{"alpha", "beta"}})
+}
+
+func (*stub) Leases(context.Context, *control.LeasesRequest) (*control.LeasesReply, error) {
+	return &control.LeasesReply{Leases: []*control.LeaseEntry{{LeaseId: 1<<63 + 1, Tenant: "alice", State: "active", Workers: 2,
+		Cpus: []uint32{2, 3, 10, 11}, MemoryBytes: 2 << 30, AgeMs: 61_000, LeftMs: 3_539_400}}}, nil
+}
+
+func (s *stub) Revoke(_ context.Context, r *control.RevokeRequest) (*control.RevokeReply, error) {
+	if r.GetLeaseId() == 7 {
+		return nil, control.Errorf(control.ClassLease, "lease 7: unknown lease")
+	}
+	fmt.Fprintf(&s.got, "revoke %d %s", r.GetLeaseId(), r.GetReason())
+	return &control.RevokeReply{}, nil
+}
+
+func (s *stub) Drain(_ context.Context, r *control.DrainRequest) (*control.DrainReply, error) {
+	fmt.Fprintf(&s.got, "drain %d %s", r.GetGraceMs(), r.GetReason())
+	return &control.DrainReply{}, nil
 }
 
 func (*stub) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
@@ -119,6 +138,44 @@ func TestExecutors(t *testing.T) {
 	}
 	if until := time.Unix(int64(rows[1].Until), 0); time.Until(until) < 50*time.Second || !strings.Contains(table, until.Format(time.TimeOnly)) {
 		t.Errorf("available until %v, in\n%s", until, table)
+	}
+}
+
+func TestLeases(t *testing.T) {
+	_, _, run := world(t)
+	code, out, errs := run("leases")
+	if code != 0 || !strings.Contains(out, "9223372036854775809  alice   active  2        2-3,10-11  2GiB    1m1s  58m59s") {
+		t.Errorf("code %d, output\n%s%s", code, out, errs)
+	}
+	code, out, _ = run("leases", "--json")
+	var rows []leaseRow
+	if err := json.Unmarshal([]byte(out), &rows); code != 0 || err != nil || len(rows) != 1 || rows[0].ID != "9223372036854775809" {
+		t.Errorf("%v, %v", rows, err)
+	}
+}
+
+func TestRevokeAndDrain(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+		got  string // what the executor was asked
+		text string // what was printed
+	}{
+		{[]string{"revoke", "9223372036854775809", "--reason", "needed"}, 0, "revoke 9223372036854775809 needed", ""},
+		{[]string{"revoke", "0x10"}, 0, "revoke 16 ", ""},
+		{[]string{"revoke", "7"}, 1, "", "lease 7: unknown lease"},
+		{[]string{"revoke", "0"}, 2, "", `"0" is no lease`},
+		{[]string{"revoke", "x"}, 2, "", `"x" is no lease`},
+		{[]string{"revoke"}, 2, "", "accepts 1 arg"},
+		{[]string{"drain"}, 0, "drain 0 ", ""},
+		{[]string{"drain", "--grace", "1m", "--reason", "maintenance"}, 0, "drain 60000 maintenance", ""},
+		{[]string{"drain", "--grace", "-1s"}, 2, "", "-1s is negative"},
+	} {
+		s, _, run := world(t)
+		code, out, errs := run(c.args...)
+		if code != c.code || s.got.String() != c.got || !strings.Contains(out+errs, c.text) || c.text == "" && out+errs != "" {
+			t.Errorf("%q: code %d, asked %q, said %q%q; want %d, %q, %q", c.args, code, s.got.String(), out, errs, c.code, c.got, c.text)
+		}
 	}
 }
 

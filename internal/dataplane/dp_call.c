@@ -196,12 +196,14 @@ static bool progress(dp_endpoint *ep) {
     return true;
 }
 
-/* Ends the calls of channels that another thread or the provider declared broken. */
+/* Ends the calls of channels that another thread or the provider declared broken. What arrived before counts: a worker
+ * that leaves answers first. */
 static bool reap_broken(dp_endpoint *ep) {
     bool any = false;
     for (dp_channel *ch = ep->channels; ch; ch = ch->next) {
         int why = dp_qp_broken(ch->qp);
         if (why && !ch->failed) {
+            progress(ep);
             dp_channel_end_calls(ch, why);
             any = true;
         }
@@ -497,14 +499,13 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         return DP_NO_FUNCTION;
     if (size && !in)
         return DP_INVALID;
-    if (ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg) {
-        if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
-            dp_channel_end_calls(ch, dp_qp_broken(ch->qp));
-            return ch->failed;
-        }
-        if (submit_mail(ch, function, in, size, capacity, out))
-            return DP_OK;
+    if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
+        reap_broken(ch->ep);
+        return ch->failed;
     }
+    if (ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg &&
+        submit_mail(ch, function, in, size, capacity, out))
+        return DP_OK;
     bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
     if (!eager && ((size > ch->cfg.eager && size > ch->cfg.bulk) ||
                    (capacity > ch->cfg.eager && capacity > ch->cfg.bulk)))
@@ -548,6 +549,7 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         slot_free(ch, i);
         int why = dp_qp_broken(ch->qp); /* also of one that is not connected, since replacing its worker failed */
         if (st == DP_CONNECTION || why) {
+            progress(ch->ep);
             dp_channel_end_calls(ch, why ? why : DP_CONNECTION);
             return ch->failed;
         }

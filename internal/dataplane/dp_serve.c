@@ -13,6 +13,9 @@
  * writes to lines which the client's core holds. */
 #define IN_PLACE_MIN 256
 #define POST_PATIENCE_NS 2000000000 /* a client that gives no credit for so long broke the protocol */
+#define FINISH_NS 2000000           /* how long a server that is to finish looks for more */
+
+enum { STOP_NOW = 1, STOP_EMPTY = 2 };
 
 struct dp_server {
     dp_server_config cfg;
@@ -37,7 +40,8 @@ struct dp_server {
     dp_server_stats own, *stats;
     dp_wc *pending; /* completions found while a post waited for room */
     uint32_t n_pending, cap_pending;
-    int32_t stop; /* atomic */
+    int32_t stop;      /* atomic: 0 or STOP_* */
+    int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
 };
 
 static __thread dp_invocation *current_invocation;
@@ -146,8 +150,25 @@ void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n)
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared) { s->stats = shared; }
 
 void dp_server_stop(dp_server *s) {
-    __atomic_store_n(&s->stop, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&s->stop, STOP_NOW, __ATOMIC_SEQ_CST);
     dp_cq_wake(s->cq);
+}
+
+void dp_server_finish(dp_server *s) {
+    int32_t serving = 0;
+    __atomic_compare_exchange_n(&s->stop, &serving, STOP_EMPTY, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
+/* Whether a server that was told to stop, and has found nothing to do, may end. One that is to finish looks for a while
+ * longer: a request may be on its way, and the last replies have to leave. */
+static bool may_end(dp_server *s, int32_t stop) {
+    if (stop == STOP_NOW)
+        return true;
+    int64_t now = dp_now_ns();
+    if (!s->finish_at)
+        s->finish_at = now + FINISH_NS;
+    return now >= s->finish_at;
 }
 
 void dp_server_destroy(dp_server *s) {
@@ -169,7 +190,7 @@ void dp_server_destroy(dp_server *s) {
 
 /* The send queue is full: its completions make room. What else arrives is kept for the main loop. */
 static int make_room(dp_server *s, int64_t *since) {
-    if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED))
+    if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED) == STOP_NOW)
         return DP_CANCELLED;
     int64_t now = dp_now_ns();
     if (!*since)
@@ -492,7 +513,8 @@ int dp_server_run(dp_server *s) {
             dp_cq_promise_hot(s->cq, true);
         int n = 0, mail;
         while ((mail = take_mail(s)) == 0 && (n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
-            if (__atomic_load_n(&s->stop, __ATOMIC_RELAXED))
+            int32_t stop = __atomic_load_n(&s->stop, __ATOMIC_RELAXED);
+            if (__builtin_expect(stop, 0) && may_end(s, stop))
                 return DP_OK;
             int broken = dp_qp_broken(s->qp);
             if (broken)
@@ -509,7 +531,8 @@ int dp_server_run(dp_server *s) {
         if (n > 0)
             mail = take_mail(s);
         int st = mail < 0 ? mail : n < 0 ? DP_FATAL : n || s->n_pending ? handle_all(s, wc, n) : DP_OK;
-        if (__builtin_expect(__atomic_load_n(&s->stop, __ATOMIC_RELAXED), 0))
+        s->finish_at = 0;
+        if (__builtin_expect(__atomic_load_n(&s->stop, __ATOMIC_RELAXED) == STOP_NOW, 0))
             return DP_OK;
         if (__builtin_expect(st != DP_OK, 0))
             return dp_qp_broken(s->qp) ? dp_qp_broken(s->qp) : st;

@@ -31,10 +31,12 @@ int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *clien
 int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err);
 /* Functions by index; the table is the caller's and stays while the server runs. n at most 65536. */
 void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n);
-/* dp_server_run returns DP_OK after dp_server_stop, DP_PEER_GONE when the client went away, DP_PROTOCOL, ... */
+/* dp_server_run returns DP_OK after dp_server_stop or dp_server_finish, DP_PEER_GONE when the client went away, DP_PROTOCOL, ... */
 int dp_server_run(dp_server *s);
-/* Async-signal-safe, any thread. */
+/* After the running call. Async-signal-safe, any thread. */
 void dp_server_stop(dp_server *s);
+/* After the calls that have arrived, and those that arrive within a moment. Any thread. */
+void dp_server_finish(dp_server *s);
 /* Written by the serving thread only; stats may be in memory shared with the executor. */
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared);
 void dp_server_destroy(dp_server *s);

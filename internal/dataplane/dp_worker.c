@@ -231,7 +231,7 @@ static void connect_client(worker *w) {
     dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
 }
 
-/* Blocks until the executor says STOP or is gone, and passes that on to the serving thread. */
+/* Blocks until the executor says STOP or is gone, and passes that and FINISH on to the serving thread. */
 static void *monitor(void *arg) {
     dp_server *server = arg;
     for (;;) {
@@ -242,9 +242,13 @@ static void *monitor(void *arg) {
         ssize_t n = recv(FD_SOCK, &msg, sizeof msg, 0);
         if (n < 0 && errno == EINTR)
             continue;
-        int stop = n == (ssize_t)sizeof msg.head && msg.head.magic == DP_MSG_MAGIC &&
-                   msg.head.version == DP_WIRE_VERSION && msg.head.type == DP_MSG_STOP;
-        if (n <= 0 || stop) {
+        int said = n == (ssize_t)sizeof msg.head && msg.head.magic == DP_MSG_MAGIC &&
+                           msg.head.version == DP_WIRE_VERSION
+                       ? msg.head.type
+                       : 0;
+        if (said == DP_MSG_FINISH)
+            dp_server_finish(server);
+        if (n <= 0 || said == DP_MSG_STOP) {
             dp_server_stop(server);
             return NULL;
         }

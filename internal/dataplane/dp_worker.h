@@ -12,6 +12,7 @@
  *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
+ *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *
  * What the worker shows of itself while it runs and when it dies is in a page that the two share (dp_worker_page).
  *
@@ -52,6 +53,7 @@ enum {
     DP_MSG_STOP = 7,
     DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices} */
     DP_MSG_STARTED = 9,
+    DP_MSG_FINISH = 10,
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker

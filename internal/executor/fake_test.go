@@ -60,6 +60,7 @@ type fakeWorker struct {
 
 	stubborn bool // does not stop when asked
 	stopped  atomic.Bool
+	finished atomic.Bool
 	killed   atomic.Bool
 }
 
@@ -134,6 +135,11 @@ func (w *fakeWorker) die(x zygote.Exit) {
 func (w *fakeWorker) Kill() {
 	w.killed.Store(true)
 	w.die(zygote.Exit{Signal: 9, Requested: true, Reason: "killed by the executor"})
+}
+
+func (w *fakeWorker) Finish(ctx context.Context) error {
+	w.finished.Store(true)
+	return w.Stop(ctx)
 }
 
 func (w *fakeWorker) Stop(ctx context.Context) error {

@@ -175,7 +175,7 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 			left = append(left, w)
 		}
 	}
-	stopAll(ctx, left, false)
+	stopAll(ctx, left, killed)
 	return nil, first
 }
 
@@ -256,7 +256,7 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 	}
 	grant := h.seatWorker(i, w, blob)
 	if grant == nil {
-		stopAll(ctx, []Worker{w}, false)
+		stopAll(ctx, []Worker{w}, killed)
 		return nil, e.ended(h.id)
 	}
 	e.watch(h, i, w)

@@ -164,16 +164,14 @@ func (h *holding) died(i int, w Worker) (ending bool) {
 	return h.ending
 }
 
-// drain tells the holder that the node will leave at a time, and starts no more workers. present says whether the holder
-// is there to be told.
-func (h *holding) drain(until time.Time, reason string) (present bool) {
+// drain tells the holder that the node will leave at a time, and starts no more workers.
+func (h *holding) drain(until time.Time, reason string) {
 	h.cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.notice, h.deadline = nil, until
 	h.leaving = &control.Event{Kind: control.Event_KIND_DRAINING, Reason: reason}
 	h.notify()
-	return h.presence > 0
 }
 
 // expiring tells the holder that the lease ends at a time.
@@ -222,8 +220,8 @@ func (h *holding) over() {
 	h.notify()
 }
 
-// stopWorkers ends all workers of an ending lease and returns when they are reaped. Not polite: killed at once.
-func (h *holding) stopWorkers(ctx context.Context, polite bool) {
+// stopWorkers ends all workers of an ending lease and returns when they are reaped.
+func (h *holding) stopWorkers(ctx context.Context, how ending) {
 	h.spawns.Wait() // none is added any more
 	h.mu.Lock()
 	var workers []Worker
@@ -233,15 +231,31 @@ func (h *holding) stopWorkers(ctx context.Context, polite bool) {
 		}
 	}
 	h.mu.Unlock()
-	stopAll(ctx, workers, polite)
+	stopAll(ctx, workers, how)
 }
 
+// ending says how workers end. Those that may finish something are killed when the context ends.
+type ending int
+
+const (
+	killed   ending = iota // at once
+	stopped                // after the call that runs
+	finished               // after all calls that were sent
+)
+
 // stopAll ends workers side by side and returns when all are reaped.
-func stopAll(ctx context.Context, workers []Worker, polite bool) {
+func stopAll(ctx context.Context, workers []Worker, how ending) {
 	var wg sync.WaitGroup
 	for _, w := range workers {
 		wg.Go(func() {
-			if !polite || w.Stop(ctx) != nil {
+			var err error
+			switch how {
+			case stopped:
+				err = w.Stop(ctx)
+			case finished:
+				err = w.Finish(ctx)
+			}
+			if how == killed || err != nil {
 				w.Kill()
 			}
 			<-w.Done()

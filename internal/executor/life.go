@@ -54,7 +54,7 @@ func (e *Executor) due(d lease.Due) {
 		}
 	default:
 		if h, err := e.beginEnd(d.ID, d.State, d.Reason); err == nil {
-			e.work.Go(func() { e.finishEnd(context.Background(), h, false) })
+			e.work.Go(func() { e.finishEnd(context.Background(), h, killed) })
 		}
 	}
 }
@@ -76,10 +76,9 @@ func (e *Executor) beginEnd(id lease.ID, how lease.State, reason string) (*holdi
 	return h, nil
 }
 
-// finishEnd stops the workers, politely until ctx ends or at once, and only when the last one is reaped gives the cores
-// back.
-func (e *Executor) finishEnd(ctx context.Context, h *holding, polite bool) {
-	h.stopWorkers(ctx, polite)
+// finishEnd ends the workers, and only when the last one is reaped gives the cores back.
+func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
+	h.stopWorkers(ctx, how)
 	if err := e.table.Reaped(h.id); err != nil {
 		e.log.Error("cores of an ended lease not returned", "lease", uint64(h.id), "error", err)
 	}
@@ -141,17 +140,15 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	defer cancel()
 	var wg sync.WaitGroup
 	for _, h := range all {
-		present := h.drain(until, reason)
+		h.drain(until, reason)
 		wg.Go(func() {
 			<-h.started
-			if present {
-				select {
-				case <-h.gone:
-				case <-yield.Done():
-				}
+			select { // a holder that has not opened its stream yet is on its way
+			case <-h.gone:
+			case <-yield.Done():
 			}
 			if _, err := e.beginEnd(h.id, lease.Drained, reason); err == nil {
-				e.finishEnd(ctx, h, true)
+				e.finishEnd(ctx, h, finished)
 			}
 			<-h.gone
 		})

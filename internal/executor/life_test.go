@@ -149,8 +149,8 @@ func TestDrainEndsWithItsHolders(t *testing.T) {
 		t.Errorf("the drain took %v", took)
 	}
 	for _, w := range workers {
-		if !w.stopped.Load() || w.killed.Load() {
-			t.Errorf("worker %d: asked to finish: %t, killed: %t", w.pid, w.stopped.Load(), w.killed.Load())
+		if !w.finished.Load() || w.killed.Load() {
+			t.Errorf("worker %d: asked to finish: %t, killed: %t", w.pid, w.finished.Load(), w.killed.Load())
 		}
 	}
 }

@@ -21,12 +21,14 @@ func (e *Executor) Release(_ context.Context, req *control.ReleaseRequest) (*con
 	}
 	// Whether the caller waits or not.
 	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace)
+	ending := stopped
 	if req.GetFinish() {
 		cancel()
 		ctx, cancel = e.finishContext()
+		ending = finished
 	}
 	defer cancel()
-	e.finishEnd(ctx, h, true)
+	e.finishEnd(ctx, h, ending)
 	return &control.ReleaseReply{}, nil
 }
 
@@ -111,7 +113,7 @@ func (e *Executor) Revoke(_ context.Context, req *control.RevokeRequest) (*contr
 	if err != nil {
 		return nil, grpcError(err)
 	}
-	e.finishEnd(context.Background(), h, false)
+	e.finishEnd(context.Background(), h, killed)
 	return &control.RevokeReply{}, nil
 }
 

@@ -19,6 +19,8 @@ type Worker interface {
 	Counters() zygote.Counters
 	// Stop lets the running call finish, kills when ctx ends, and returns when the process is reaped.
 	Stop(ctx context.Context) error
+	// Finish is Stop after all the calls that the client has sent.
+	Finish(ctx context.Context) error
 	// Kill does not wait.
 	Kill()
 }

@@ -38,6 +38,7 @@ const (
 	msgStop        msgType = 7
 	msgHello       msgType = 8
 	msgStarted     msgType = 9
+	msgFinish      msgType = 10
 )
 
 // Statuses of dp_status.h that this package gives itself.

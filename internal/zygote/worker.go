@@ -84,9 +84,14 @@ func (w *Worker) Kill() {
 
 // Stop lets the running call finish and ends the worker; when ctx ends first, it is killed. Returns when the process
 // has been reaped: nil after a stop, an error that wraps ctx's when it took a kill.
-func (w *Worker) Stop(ctx context.Context) error {
+func (w *Worker) Stop(ctx context.Context) error { return w.leave(ctx, msgStop) }
+
+// Finish is Stop after all the calls that the client has sent.
+func (w *Worker) Finish(ctx context.Context) error { return w.leave(ctx, msgFinish) }
+
+func (w *Worker) leave(ctx context.Context, how msgType) error {
 	w.stopped.Store(true)
-	m := message{typ: msgStop, id: w.id}
+	m := message{typ: how, id: w.id}
 	// Fails when the worker is gone already, or never reads its socket; both end below.
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	w.conn.Write(m.encode())

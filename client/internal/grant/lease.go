@@ -7,8 +7,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -35,6 +37,7 @@ type Spec struct {
 	Memory         uint64 // bytes per worker, 0: the executor's default
 	Mode           control.WaitMode
 	Duration       time.Duration
+	Renew          bool          // in the background, before the holder's time is over
 	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
 	Executor       string        // address, empty: the session's choice
 	Depth, Eager   int           // of the channels that will be offered
@@ -175,7 +178,31 @@ type Held struct {
 
 	c     *Control
 	cl    control.ExecutorClient
+	renew bool
 	watch *watch
+
+	mu   sync.Mutex
+	end  time.Time // when this holder stops using it
+	over string    // why it has ended, once that is known; there is nothing to release then
+}
+
+// note remembers an end.
+func (h *Held) note(e Event) {
+	if e.Kind == LeaseEnded && e.Status == dataplane.StatusLeaseEnded {
+		h.mu.Lock()
+		h.over = e.Reason
+		h.mu.Unlock()
+	}
+}
+
+// ended is nil while the lease goes on, as far as is known.
+func (h *Held) ended(op string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over == "" {
+		return nil
+	}
+	return fail(op, dataplane.StatusLeaseEnded, "the lease on %s ended: %s", h.Address, h.over)
 }
 
 // Grant asks the present candidate for the lease; blobs are the offers of one channel per worker. ErrBusy class, or a
@@ -192,9 +219,11 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		return nil, err
 	}
 	cl := control.NewExecutorClient(conn)
+	asked := time.Now()
 	r, err := p.ask(ctx, cl, blobs)
 	if err == nil && r.CodeUnknown {
 		if err = p.upload(ctx, cl, cand.Address); err == nil {
+			asked = time.Now()
 			r, err = p.ask(ctx, cl, blobs)
 		}
 		if err == nil && r.CodeUnknown {
@@ -206,8 +235,8 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		return nil, p.last
 	}
 	p.granted = true
-	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl,
-		Duration: time.Duration(r.DurationMs) * time.Millisecond}
+	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew,
+		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs))}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
@@ -317,9 +346,65 @@ func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) {
 		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut}, nil
 }
 
+func milliseconds(ms uint64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
+}
+
+// Until is when this holder stops using the lease unless it is renewed: a little before the executor ends it.
+func (h *Held) Until() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.end
+}
+
+// Renew makes the lease last at least d from now on, 0: as long as it was granted for. Errors: ErrLease (it has ended),
+// ErrBusy (the node drains), ErrInvalid (longer than the executor permits), ErrConnection.
+func (h *Held) Renew(ctx context.Context, d time.Duration) error {
+	const op = "renew"
+	if d < 0 {
+		return fail(op, dataplane.StatusInvalid, "duration %v is negative", d)
+	}
+	if err := h.ended(op); err != nil {
+		return err
+	}
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	req := &control.RenewRequest{LeaseId: h.ID}
+	if d > 0 {
+		req.DurationMs = uint64(max(d/time.Millisecond, 1))
+	}
+	asked := time.Now()
+	r, err := h.cl.Renew(ctx, req)
+	if err != nil {
+		return fromControl(op, h.Address, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if end := asked.Add(milliseconds(r.HolderMs)); end.After(h.end) {
+		h.end = end
+		if h.watch != nil {
+			h.watch.wake()
+		}
+	}
+	return nil
+}
+
+// Finish ends the lease after the calls that have been sent; it returns when they are done or the node has no more
+// patience. The holder must have stopped calling. The watch goes on and tells of the end.
+func (h *Held) Finish(ctx context.Context) error {
+	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Finish: true})
+	if err = fromControl("finish", h.Address, err); errors.Is(err, dataplane.ErrLease) {
+		return nil
+	}
+	return err
+}
+
 // Release ends the lease and its watch. Releasing a lease that has ended already is no error.
 func (h *Held) Release(ctx context.Context) error {
 	h.StopWatch()
+	if h.ended("release") != nil {
+		return nil
+	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
 	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID})

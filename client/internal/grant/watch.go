@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -21,7 +22,8 @@ type EventKind int
 const (
 	WorkerDied EventKind = iota + 1
 	LeaseEnded           // Status says why: the lease ended, or the executor is gone
-	Draining
+	Draining             // the node leaves after In: start no calls, finish, release
+	Expiring             // the lease ends after In unless it is renewed
 )
 
 // Event is one thing that happened to a lease.
@@ -30,6 +32,7 @@ type Event struct {
 	Worker int
 	PID    int              // of the worker that died
 	Status dataplane.Status // what calls in flight end with
+	In     time.Duration
 	Reason string
 	// Of a worker that died:
 	Function  string // that ran, "" for none
@@ -55,28 +58,118 @@ func deathStatus(st int32) dataplane.Status {
 }
 
 type watch struct {
-	cancel context.CancelFunc
-	done   chan struct{}
+	cancel  context.CancelFunc
+	done    chan struct{}
+	renewed chan struct{} // capacity 1: the end has moved
+}
+
+func (w *watch) wake() {
+	select {
+	case w.renewed <- struct{}{}:
+	default:
+	}
 }
 
 // Watch calls handle for every event, one at a time on one goroutine, until the lease ends (the last event is then
-// LeaseEnded) or is released. Call it once. handle must not call Release.
+// LeaseEnded) or is released. When the holder's time is over that is an end too, whatever the executor says. Call it once.
+// handle must not call Release.
 func (h *Held) Watch(handle func(Event)) {
 	ctx, cancel := context.WithCancel(context.Background())
-	h.watch = &watch{cancel: cancel, done: make(chan struct{})}
-	go func() {
-		defer close(h.watch.done)
-		if last, ended := h.follow(ctx, handle); ended {
-			handle(last)
+	w := &watch{cancel: cancel, done: make(chan struct{}), renewed: make(chan struct{}, 1)}
+	h.mu.Lock()
+	h.watch = w
+	h.mu.Unlock()
+	events := make(chan Event)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(events)
+		tell := func(e Event) {
+			select {
+			case events <- e:
+			case <-ctx.Done():
+			}
 		}
+		if last, ended := h.follow(ctx, tell); ended {
+			tell(last)
+		}
+	})
+	if h.renew {
+		wg.Go(func() { h.keep(ctx) })
+	}
+	go func() {
+		defer close(w.done)
+		defer wg.Wait()
+		defer cancel()
+		h.handle(ctx, events, w.renewed, handle)
 	}()
+}
+
+// handle passes events on until the last one.
+func (h *Held) handle(ctx context.Context, events <-chan Event, renewed <-chan struct{}, handle func(Event)) {
+	timer := time.NewTimer(time.Until(h.Until()))
+	defer timer.Stop()
+	for {
+		select {
+		case e, more := <-events:
+			if !more {
+				return
+			}
+			h.note(e)
+			handle(e)
+			if e.Kind == LeaseEnded {
+				return
+			}
+		case <-renewed:
+			timer.Reset(time.Until(h.Until()))
+		case <-timer.C:
+			if left := time.Until(h.Until()); left > 0 {
+				timer.Reset(left)
+				continue
+			}
+			e := Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "expired: its time is over"}
+			h.note(e)
+			handle(e)
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// keep renews the lease whenever half of what was left is over, until ctx ends or it cannot be renewed any more. An
+// executor that does not answer is asked again as long as there is time.
+func (h *Held) keep(ctx context.Context) {
+	pause := time.Until(h.Until()) / 2
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(pause, time.Millisecond)):
+		}
+		left := time.Until(h.Until())
+		if left <= 0 {
+			return
+		}
+		bound, cancel := context.WithTimeout(ctx, left)
+		err := h.Renew(bound, 0)
+		cancel()
+		switch {
+		case err == nil, errors.Is(err, dataplane.ErrConnection):
+			pause = time.Until(h.Until()) / 2
+		default: // it has ended, or the node drains and renews nothing
+			return
+		}
+	}
 }
 
 // StopWatch ends the watch and returns when its goroutine has ended: no event comes after it. Release does it too.
 func (h *Held) StopWatch() {
-	if h.watch != nil {
-		h.watch.cancel()
-		<-h.watch.done
+	h.mu.Lock()
+	w := h.watch
+	h.mu.Unlock()
+	if w != nil {
+		w.cancel()
+		<-w.done
 	}
 }
 
@@ -131,7 +224,9 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 			handle(Event{Kind: WorkerDied, Worker: int(e.Worker), PID: int(e.Pid), Status: deathStatus(e.Status), Reason: e.Reason,
 				Function: e.Function, Backtrace: e.Backtrace, Output: e.OutputTail})
 		case control.Event_KIND_DRAINING:
-			handle(Event{Kind: Draining, Reason: e.Reason})
+			handle(Event{Kind: Draining, In: milliseconds(e.InMs), Reason: e.Reason})
+		case control.Event_KIND_EXPIRING:
+			handle(Event{Kind: Expiring, In: milliseconds(e.InMs)})
 		case control.Event_KIND_LEASE_ENDED:
 			return &Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: e.Reason}, opened, nil
 		}

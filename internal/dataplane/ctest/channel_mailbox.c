@@ -154,6 +154,51 @@ T_CASE(mail_first, "channel/mailbox-before-queue-pair", .providers = T_SHM) {
     local_close(&l);
 }
 
+/* ---- answers of a server that has left ---- */
+
+static int blind; /* polls that find nothing, whatever there is */
+
+static int blind_poll(dp_cq *cq, dp_wc *wc, int n) {
+    if (blind) {
+        blind--;
+        return 0;
+    }
+    int got = real->cq_poll(cq, wc, n);
+    cq->peek = NULL;
+    return got;
+}
+
+/* A worker that leaves answers first. What it answered counts, in whichever order the client looks at the answers and at
+ * the connection. */
+T_CASE(answers_survive, "channel/answers-before-the-end") {
+    static const dp_function table[] = {f_echo};
+    for (int later = 0; later < 2; later++) {
+        local l = {.table = table, .n = 1, .s.mode = DP_WAIT_HOT};
+        dp_dev_options o = quick_options();
+        uint8_t in[600], out[600];
+        uint32_t slot[3], another, size;
+        local_client(&l, &o, true, (dp_channel_config){4, 1024, 0});
+        hooked.cq_poll = blind_poll;
+        local_connect(&l);
+        fill_pattern(in, sizeof in, 5);
+        for (int i = 0; i < 3; i++)
+            CHECK_OK(dp_channel_submit(l.s.ch, 0, in, sizeof in, NULL, sizeof in, &slot[i]));
+        dp_server_finish(l.server);
+        t_peer_join(&l.s.peer);
+        dp_channel_fail(l.s.ch, DP_LEASE_ENDED); /* as the event of its end does, if the provider does not tell */
+        blind = later;
+        if (later) /* a post finds out, or a look at a call */
+            CHECK_EQ(dp_channel_test(l.s.ch, slot[2]), 1);
+        else
+            CHECK(dp_channel_submit(l.s.ch, 0, in, 64, NULL, 64, &another) != DP_OK);
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(dp_channel_finish(l.s.ch, slot[i], out, &size, NULL));
+            CHECK_PATTERN(out, size, 5);
+        }
+        served_close_client(&l.s);
+    }
+}
+
 /* ---- a server that always finds work ---- */
 
 static dp_mailbox *endless;

@@ -58,7 +58,14 @@ static uint32_t f_fill(void *args, uint32_t n, void *res) {
     return size;
 }
 
-const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill};
+static __thread dp_server *this_server;
+
+static uint32_t f_finish(void *args, uint32_t n, void *res) {
+    dp_server_finish(this_server);
+    return f_echo(args, n, res);
+}
+
+const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill, f_finish};
 
 static void server_main(int sock, void *arg) {
     dp_wait_mode mode = *(dp_wait_mode *)arg;
@@ -79,6 +86,7 @@ static void server_main(int sock, void *arg) {
     CHECK_OK_ERR(dp_server_blob(s, blob, &len, &err), err);
     t_send(sock, &len, sizeof len);
     t_send(sock, blob, len);
+    this_server = s;
     int st = dp_server_run(s);
     CHECKF(st == DP_OK || dp_status_class(st) == 5, "the server ended with %s", dp_status_text(st));
     dp_server_destroy(s);

@@ -14,6 +14,7 @@ enum {
     FN_SLOW,     /* payload: u32 milliseconds; echoes */
     FN_CRASH,    /* SIGSEGV */
     FN_FILL,     /* payload: u32 n; returns n bytes of pattern n */
+    FN_FINISH,   /* tells its server to finish; echoes */
     FN_COUNT
 };
 extern const dp_function served_functions[FN_COUNT];

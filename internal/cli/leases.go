@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// leaseRow is one lease as `rfaas leases --json` prints it.
+type leaseRow struct {
+	ID          string `json:"id"` // decimal: JSON numbers do not hold 64 bits everywhere
+	Tenant      string `json:"tenant"`
+	State       string `json:"state"`
+	Workers     uint32 `json:"workers"`
+	CPUs        string `json:"cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	AgeMS       uint64 `json:"age_ms"`
+	LeftMS      uint64 `json:"left_ms"`
+}
+
+// onExecutor runs f with a connection to an executor; its error names the address.
+func (a *app) onExecutor(ctx context.Context, address string, f func(context.Context, control.ExecutorClient) error) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	conn, err := a.dial(address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := f(ctx, control.NewExecutorClient(conn)); err != nil {
+		return fmt.Errorf("executor at %s: %s", address, control.Text(err))
+	}
+	return nil
+}
+
+func newLeases(a *app) *cobra.Command {
+	var executor string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "leases",
+		Short: "List the leases of an executor: yours, or all for an operator",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			rows := []leaseRow{}
+			err := a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
+				reply, err := e.Leases(ctx, &control.LeasesRequest{})
+				for _, l := range reply.GetLeases() {
+					cpus := make([]int, 0, len(l.GetCpus()))
+					for _, n := range l.GetCpus() {
+						cpus = append(cpus, int(n))
+					}
+					rows = append(rows, leaseRow{ID: strconv.FormatUint(l.GetLeaseId(), 10), Tenant: l.GetTenant(),
+						State: l.GetState(), Workers: l.GetWorkers(), CPUs: config.Cores{List: cpus}.String(),
+						MemoryBytes: l.GetMemoryBytes(), AgeMS: l.GetAgeMs(), LeftMS: l.GetLeftMs()})
+				}
+				return err
+			})
+			switch {
+			case err != nil:
+				return err
+			case asJSON:
+				return a.printJSON(rows)
+			}
+			return a.printLeases(rows)
+		},
+	}
+	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	return c
+}
+
+func (a *app) printLeases(rows []leaseRow) error {
+	if len(rows) == 0 {
+		_, err := fmt.Fprintln(a.Stdout, "no leases")
+		return err
+	}
+	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "LEASE\tTENANT\tSTATE\tWORKERS\tCPUS\tMEMORY\tAGE\tLEFT")
+	seconds := func(ms uint64) time.Duration { return (time.Duration(ms) * time.Millisecond).Round(time.Second) }
+	for _, r := range rows {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%v\t%v\n", r.ID, r.Tenant, r.State, r.Workers, r.CPUs, mib(r.MemoryBytes),
+			seconds(r.AgeMS), seconds(r.LeftMS))
+	}
+	return w.Flush()
+}
+
+func newRevoke(a *app) *cobra.Command {
+	var executor, reason string
+	c := &cobra.Command{
+		Use:   "revoke LEASE",
+		Short: "End a lease of an executor at once; its workers are killed",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			id, err := strconv.ParseUint(args[0], 0, 64)
+			if err != nil || id == 0 {
+				return a.badUsage(fmt.Errorf("%q is no lease: want a number as rfaas leases prints it", args[0]))
+			}
+			return a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
+				_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
+				return err
+			})
+		},
+	}
+	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	c.Flags().StringVar(&reason, "reason", "", "what the holder is told")
+	return c
+}
+
+func newDrain(a *app) *cobra.Command {
+	var executor, reason string
+	var grace time.Duration
+	c := &cobra.Command{
+		Use:   "drain",
+		Short: "Make an executor leave: no new leases, running calls finish, then it ends",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if grace < 0 {
+				return a.badUsage(fmt.Errorf("grace %v is negative", grace))
+			}
+			return a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
+				_, err := e.Drain(ctx, &control.DrainRequest{GraceMs: uint64(grace.Milliseconds()), Reason: reason})
+				return err
+			})
+		},
+	}
+	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	c.Flags().DurationVar(&grace, "grace", 0, "how long running calls may take (default: the executor's setting)")
+	c.Flags().StringVar(&reason, "reason", "", "what the holders are told")
+	return c
+}
