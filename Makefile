@@ -33,6 +33,7 @@ CFLAGS ?= -O2 -g
 DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
 DP_LIBS := -libverbs -ldl
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 GO_LDFLAGS := -X main.version=$(VERSION)
 # We stamp the version ourselves: go's own way fails in a clone that belongs to somebody else.
 GO_BUILD = $(GO) build -buildvcs=false
@@ -193,6 +194,7 @@ test-c-asan: build/ctest/dp_test-asan
 
 CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 $(eval $(call c_program,build/ctest/dp_test,build/ctest/plain,$(CTEST_SOURCES),$(DP_CFLAGS) $(CFLAGS),$(CTEST_LINK)))
+$(eval $(call c_program,build/ctest/dp_test-tsan,build/ctest/tsan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE_THREAD),$(CTEST_LINK)))
 $(eval $(call c_program,build/ctest/dp_test-asan,build/ctest/asan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE),$(CTEST_LINK)))
 
 # ---- fuzzing: internal/dataplane/fuzz/README.md

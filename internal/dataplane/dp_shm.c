@@ -356,10 +356,10 @@ static int shm_qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *er
     return DP_OK;
 }
 
-/* Forgets the peer: links, mappings, completions not yet polled. */
-static void qp_disconnect(shm_qp *qp) {
+/* Forgets the peer: links, mappings, completions not yet polled. True when there was one. */
+static bool qp_disconnect(shm_qp *qp) {
     shm_cq *cq = (shm_cq *)qp->q.cq;
-    shm_link_forget((shm_dev *)qp->q.domain->dev, qp);
+    bool had_peer = shm_link_forget((shm_dev *)qp->q.domain->dev, qp) || qp->connected;
     if (qp->connected && !qp->peer.reached)
         cq->n_cold--;
     qp->connected = qp->owed = false;
@@ -371,12 +371,12 @@ static void qp_disconnect(shm_qp *qp) {
     cq->local_tail = keep;
     qp->unpolled = 0;
     shm_show_next(cq);
+    return had_peer;
 }
 
 static int shm_qp_reset(dp_qp *q, dp_error *err) {
     shm_qp *qp = (shm_qp *)q;
-    bool had_peer = qp->connected || qp->taken;
-    qp_disconnect(qp);
+    bool had_peer = qp_disconnect(qp);
     int st = segment_renew(qp, err);
     for (uint32_t i = 0; !st && had_peer && i < qp->n_expose; i++)
         if (qp->expose[i]->exposed == 1 && !qp->expose[i]->window &&
@@ -388,7 +388,7 @@ static int shm_qp_reset(dp_qp *q, dp_error *err) {
     }
     pthread_mutex_lock(&((shm_dev *)q->domain->dev)->lock);
     dp_random(qp->token, sizeof qp->token);
-    qp->taken = false;
+    qp->taken = qp->given = false;
     pthread_mutex_unlock(&((shm_dev *)q->domain->dev)->lock);
     __atomic_store_n(&q->broken, 0, __ATOMIC_RELEASE);
     q->state = DP_QP_INIT;

@@ -116,6 +116,9 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
         return dp_fail(err, e == ECONNREFUSED ? DP_PEER_GONE : DP_CONNECTION, e, "connect: shm peer's socket");
     }
     shm_hello h;
+    pthread_mutex_lock(&dev->lock);
+    qp->given = true; /* whatever the answer will be */
+    pthread_mutex_unlock(&dev->lock);
     int e = shm_hello_send(fd, dev, qp, DP_OK, b->token);
     if (!e)
         e = shm_hello_recv(fd, 0, &h, &qp->peer);
@@ -195,9 +198,10 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
     return st;
 }
 
-void shm_link_forget(shm_dev *dev, shm_qp *qp) {
+bool shm_link_forget(shm_dev *dev, shm_qp *qp) {
     pthread_mutex_lock(&dev->lock);
     drop_deposit(qp);
+    bool given = qp->given;
     qp->taken = true;
     for (shm_link *l = dev->links, *next; l; l = next) {
         next = l->next;
@@ -205,6 +209,7 @@ void shm_link_forget(shm_dev *dev, shm_qp *qp) {
             shm_link_drop(dev, l);
     }
     pthread_mutex_unlock(&dev->lock);
+    return given;
 }
 
 int shm_link_probe(shm_dev *dev, shm_qp *qp) {

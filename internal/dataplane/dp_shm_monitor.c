@@ -118,7 +118,7 @@ static void greet_stranger(shm_dev *dev, shm_link *l) {
     }
     *deposit = p;
     qp->deposit = deposit;
-    qp->taken = true;
+    qp->taken = qp->given = true;
     l->qp = qp;
     dev->n_strangers--;
     shm_hello_send(l->fd, dev, qp, DP_OK, h.from);

@@ -212,7 +212,7 @@ T_CASE(memory_sizes, "memory/sizes") {
             for (uint64_t k = 0; k < pages; k++)
                 ((volatile unsigned char *)p)[k * 4096] = 0;
             CHECK(!getrusage(RUSAGE_THREAD, &r1));
-            if (!T_ASAN && pages >= 16)
+            if (!T_ASAN && !T_TSAN && pages >= 16)
                 CHECKF(r1.ru_minflt - r0.ru_minflt < (long)pages / 4, "not prefaulted: %ld faults on %llu pages",
                        r1.ru_minflt - r0.ru_minflt, (unsigned long long)pages);
             CHECK_BYTES(p, 0, sizes[i]);

@@ -69,7 +69,7 @@ double t_time_scale(void) {
     double v = s ? strtod(s, NULL) : 0;
     if (v <= 0)
         v = 1;
-    return T_ASAN ? v * 4 : v;
+    return T_ASAN || T_TSAN ? v * 4 : v;
 }
 
 /* ---- where we are ---- */
@@ -207,6 +207,7 @@ void t_usage_check(const t_usage *before) {
     /* A joined thread may stay in /proc for a moment. */
     for (int i = 0; i < 200; i++) {
         t_usage_now(&now);
+        now.threads -= T_TSAN && now.threads > 1; /* the sanitizer's own, which it starts with the first other */
         if (now.threads <= before->threads)
             break;
         t_sleep_ms(2);
@@ -374,7 +375,7 @@ static void install_reporters(void) {
     backtrace(&frame, 1); /* loads the unwinder now, not in the handler */
     struct sigaction sa = {.sa_handler = print_stack, .sa_flags = SA_RESTART};
     sigaction(SIGQUIT, &sa, NULL);
-    if (!T_ASAN) {
+    if (!T_ASAN && !T_TSAN) {
         static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
         for (size_t i = 0; i < sizeof crashes / sizeof *crashes; i++)
             sigaction(crashes[i], &sa, NULL);

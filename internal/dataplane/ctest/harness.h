@@ -41,6 +41,11 @@
 #else
 #define T_ASAN 0
 #endif
+#if defined(__SANITIZE_THREAD__)
+#define T_TSAN 1
+#else
+#define T_TSAN 0
+#endif
 
 /* ---- cases ---- */
 

@@ -310,6 +310,62 @@ T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
     end_close(&other);
 }
 
+/* ---- one that takes what it is given, and refuses ---- */
+
+typedef struct ungrateful {
+    int listener;
+    uint8_t *map;
+    uint64_t size;
+} ungrateful;
+
+static void take_and_refuse(int sock, void *arg) {
+    ungrateful *u = arg;
+    int fd = accept4(u->listener, NULL, NULL, SOCK_CLOEXEC);
+    CHECK(fd >= 0);
+    shm_hello h;
+    shm_peer p;
+    CHECK_EQ(shm_hello_recv(fd, 0, &h, &p), 0);
+    u->size = p.regions[0].size;
+    u->map = mmap(NULL, u->size, PROT_READ | PROT_WRITE, MAP_SHARED, p.fds[2], 0);
+    CHECK(u->map != MAP_FAILED);
+    shm_dev dev = {0};
+    CHECK_EQ(shm_hello_send(fd, &dev, NULL, DP_BUSY, h.from), 0);
+    shm_peer_clear(&p);
+    close(fd);
+    t_sync(sock);
+}
+
+/* A reset takes the memory away from somebody who refused the connection, too. */
+T_CASE(refused_and_fenced, "reset/fences-who-refused", .providers = T_SHM) {
+    end e, other;
+    card c;
+    dp_error err;
+    end_open(&e, NULL, NULL);
+    end_open(&other, NULL, NULL);
+    end_card(&other, &c);
+    end_close(&other);
+    shm_blob b;
+    memcpy(&b, c.blob, sizeof b);
+    dp_random(b.name, sizeof b.name);
+    struct sockaddr_un a;
+    socklen_t len = shm_listen_address(b.name, &a);
+    ungrateful u = {.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+    CHECK(u.listener >= 0 && !bind(u.listener, (struct sockaddr *)&a, len) && !listen(u.listener, 1));
+    t_peer p;
+    t_peer_start(&p, false, take_and_refuse, &u);
+    fill_pattern(end_bytes(&e), e.mem->size, 3);
+    CHECK_REFUSED(dp_qp_connect(e.qp, &b, sizeof b, &err), DP_BAD_BLOB, err);
+    t_sync(p.sock);
+    t_peer_join(&p);
+    end_reset(&e);
+    CHECK_PATTERN(end_bytes(&e), e.mem->size, 3);
+    memset(u.map, 0xEE, u.size);
+    CHECK_PATTERN(end_bytes(&e), e.mem->size, 3);
+    munmap(u.map, u.size);
+    close(u.listener);
+    end_close(&e);
+}
+
 /* ---- a client that takes no replies ---- */
 
 typedef struct stingy {
