@@ -2,9 +2,7 @@ package accounting
 
 import (
 	"cmp"
-	"encoding/csv"
 	"fmt"
-	"io"
 	"maps"
 	"math/big"
 	"slices"
@@ -141,19 +139,4 @@ func Bills(tariff *Tariff, totals map[string]Total, since time.Time) []Bill {
 		bills = append(bills, b)
 	}
 	return bills
-}
-
-// WriteCSV writes bills as lines of tenant,item,units,quantity,price,amount,currency under a heading.
-func WriteCSV(w io.Writer, bills []Bill) error {
-	c := csv.NewWriter(w)
-	rows := [][]string{{"tenant", "item", "units", "quantity", "price", "amount", "currency"}}
-	for _, b := range bills {
-		for _, l := range b.Lines {
-			rows = append(rows, []string{b.Tenant, l.Item, l.Units, l.Quantity, l.Price, l.Amount, b.Currency})
-		}
-	}
-	if err := c.WriteAll(rows); err != nil {
-		return fmt.Errorf("bill: %w", err)
-	}
-	return nil
 }

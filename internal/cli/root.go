@@ -77,6 +77,7 @@ func newRoot(a *app) *cobra.Command {
 	root.AddCommand(
 		newVersion(a),
 		newExecutors(a),
+		newBill(a),
 		newDeploy(a),
 		newInvoke(a),
 		newLeases(a),

@@ -24,6 +24,9 @@ type Executor struct {
 	SecretFile     string `mapstructure:"secret-file"`
 	Manager        string `mapstructure:"manager"` // empty: none
 
+	StateDir       string        `mapstructure:"state-dir"` // of the journal; empty: none
+	ChargeInterval time.Duration `mapstructure:"charge-interval"`
+
 	Cores      Cores  `mapstructure:"cores"`
 	ShareCores int    `mapstructure:"share-cores"` // leases that may have the same core
 	Memory     Bytes  `mapstructure:"memory"`      // 0: what is available at start
@@ -65,6 +68,8 @@ var executorOptions = []option{
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
+	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is away (default: in memory)"},
+	{"charge-interval", "1s", "how often leases are charged"},
 	{"cores", "auto", "what to lend: a count of cores, a list of logical CPUs like 2-5,8-8, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may have the same core; above 1 the node is oversubscribed and calls take turns"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for what is available at start"},
@@ -174,6 +179,9 @@ func (c *Executor) validate() error {
 		v.failf("call-limit: %v is neither 0 nor 1ms or more", c.CallLimit)
 	}
 	v.positive("grace", c.Grace)
+	if c.ChargeInterval < 10*time.Millisecond || c.ChargeInterval > time.Hour {
+		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)
+	}
 	v.logFormat(c.LogFormat)
 	return v.err()
 }

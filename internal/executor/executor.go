@@ -43,6 +43,8 @@ type Executor struct {
 	incarnation [16]byte
 	maxWorkers  int
 	work        sync.WaitGroup // goroutines that start and end leases
+	accounts    *accounts      // nil: nobody pays
+	report      func()         // tells the manager that capacity has changed; does not block
 
 	asked chan drainRequest // capacity 1: somebody has asked for a drain
 
@@ -62,7 +64,7 @@ func New(cfg Config) (*Executor, error) {
 		return nil, err
 	}
 	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{},
-		asked: make(chan drainRequest, 1),
+		asked: make(chan drainRequest, 1), report: func() {},
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), nodeGlibc(s.Worker))}
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends

@@ -111,11 +111,13 @@ func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
 	h.mu.Lock()
 	h.granted = granted
 	h.mu.Unlock()
+	e.accounts.begin(l, workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, e.now())
 	if _, err := e.table.Grant(h.id); err != nil {
 		e.log.Error("lease not granted", "lease", uint64(h.id), "error", err)
 	}
 	e.log.Debug("lease granted", "lease", uint64(h.id), "workers", len(workers), "cpus", fmt.Sprint(l.CPUs), "tenant", l.Terms.Tenant)
 	close(h.started)
+	e.report()
 }
 
 // watch reports a worker that dies by itself.
@@ -259,6 +261,7 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 		stopAll(ctx, []Worker{w}, killed)
 		return nil, e.ended(h.id)
 	}
+	e.accounts.seat(h.id, i, w)
 	e.watch(h, i, w)
 	return &control.ReplaceReply{Worker: grant}, nil
 }

@@ -78,11 +78,14 @@ func (e *Executor) beginEnd(id lease.ID, how lease.State, reason string) (*holdi
 
 // finishEnd ends the workers, and only when the last one is reaped gives the cores back.
 func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
+	e.accounts.last(h.id)
 	h.stopWorkers(ctx, how)
 	if err := e.table.Reaped(h.id); err != nil {
 		e.log.Error("cores of an ended lease not returned", "lease", uint64(h.id), "error", err)
 	}
+	e.accounts.end(h.id)
 	e.forget(h)
+	e.report()
 }
 
 // forget drops what is left of a holding whose workers are gone.

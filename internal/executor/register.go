@@ -2,12 +2,16 @@ package executor
 
 import (
 	"context"
+	"encoding/binary"
 	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/link"
 )
 
 const (
@@ -16,23 +20,30 @@ const (
 	registerLongest = 2 * time.Second
 )
 
-// registrar keeps the manager informed. It decides nothing: leases go on with and without a manager.
+// registrar keeps the manager informed: through its memory where that can be reached, else by messages. It decides nothing:
+// leases go on with and without a manager.
 type registrar struct {
-	client  control.ManagerClient
-	manager string // its address, for the log
-	address string // of this executor, as clients shall use it
-	info    func() *control.InfoReply
-	log     *slog.Logger
-	poke    chan struct{} // capacity 1: report now
+	client   control.ManagerClient
+	manager  string // its address, for the log
+	address  string // of this executor, as clients shall use it
+	info     func() *control.InfoReply
+	log      *slog.Logger
+	poke     chan struct{} // capacity 1: report now
+	nodeID   string
+	open     func(provider string) (*dataplane.Device, error) // nil: messages only
+	accounts *accounts                                        // told when the manager's memory can be reached; may be nil
 
 	id       uint64 // as the manager knows us; 0: it does not
 	interval time.Duration
 	away     bool // the manager did not answer last time, and the log says so
+	devices  map[string]*dataplane.Device
+	way      *link.Executor // nil: messages
+	beat     uint64
 }
 
 func newRegistrar(conn grpc.ClientConnInterface, manager, address string, info func() *control.InfoReply, log *slog.Logger) *registrar {
 	return &registrar{client: control.NewManagerClient(conn), manager: manager, address: address, info: info, log: log,
-		poke: make(chan struct{}, 1)}
+		poke: make(chan struct{}, 1), devices: map[string]*dataplane.Device{}}
 }
 
 // report makes run report at once.
@@ -51,7 +62,11 @@ func (r *registrar) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
+			r.detach()
 			r.signOff()
+			for _, d := range r.devices {
+				d.Close()
+			}
 			return
 		case <-r.poke:
 		case <-timer.C:
@@ -70,6 +85,15 @@ func (r *registrar) run(ctx context.Context) {
 func (r *registrar) step(run context.Context) bool {
 	ctx, cancel := context.WithTimeout(run, managerCall)
 	defer cancel()
+	if r.way != nil {
+		if err := r.write(); err == nil {
+			return true
+		} else if run.Err() == nil {
+			r.log.Info("the manager's memory cannot be reached any more", "manager", r.manager, "error", err)
+		}
+		r.detach()
+		r.id = 0 // registering again tells whether it is there
+	}
 	if r.id != 0 {
 		reply, err := r.client.Heartbeat(ctx, &control.HeartbeatRequest{ExecutorId: r.id, Info: r.info()})
 		if err != nil {
@@ -88,9 +112,70 @@ func (r *registrar) step(run context.Context) bool {
 	}
 	r.id, r.away = reply.GetExecutorId(), false
 	r.interval = min(max(time.Duration(reply.GetHeartbeatMs())*time.Millisecond, 10*time.Millisecond), time.Minute)
-	r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval)
+	r.attach(ctx, reply.GetManager())
+	by := "messages"
+	if r.way != nil {
+		by = "memory"
+	}
+	r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", by)
 	return true
 }
+
+// attach connects to the manager's memory if there is a way.
+func (r *registrar) attach(ctx context.Context, hello *control.ManagerHelloReply) {
+	provider := link.Provider(hello, r.nodeID, "")
+	if provider == "" || r.open == nil {
+		return
+	}
+	dev := r.devices[provider]
+	if dev == nil {
+		var err error
+		if dev, err = r.open(provider); err != nil {
+			r.log.Debug("no way to the manager's memory", "provider", provider, "error", err)
+			return
+		}
+		r.devices[provider] = dev
+	}
+	var incarnation [16]byte
+	copy(incarnation[:], r.info().GetIncarnation())
+	way, err := link.AttachExecutor(ctx, r.client, dev, r.id, incarnation)
+	if err != nil {
+		r.log.Warn("no way to the manager's memory; messages must do", "provider", provider, "error", control.Text(err))
+		return
+	}
+	r.way = way
+	r.accounts.join(way)
+	if err := r.write(); err != nil {
+		r.log.Debug("first beat", "error", err) // the next step looks after it
+	}
+}
+
+func (r *registrar) detach() {
+	if r.way == nil {
+		return
+	}
+	r.accounts.detach()
+	r.way.Close()
+	r.way = nil
+}
+
+// write writes the line.
+func (r *registrar) write() error {
+	r.beat++
+	info := r.info()
+	l := board.Line{Beat: r.beat, Incarnation: binary.LittleEndian.Uint64(info.GetIncarnation()), Written: time.Now(),
+		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: mebibytes(info.GetMemoryBytes()),
+		FreeMiB: mebibytes(info.GetFreeMemoryBytes()), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
+	if info.GetDraining() {
+		l.State = board.Draining
+	}
+	if until := info.GetAvailableUntil(); until > 0 && until < 1<<40 {
+		l.Until = time.Unix(int64(until), 0)
+	}
+	return r.way.WriteLine(l)
+}
+
+func mebibytes(n uint64) uint32 { return uint32(min(n>>20, 1<<32-1)) }
 
 // failed logs once until the manager answers again.
 func (r *registrar) failed(run context.Context, err error) bool {

@@ -9,8 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
@@ -55,12 +57,22 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	defer e.shutdown(port)
 	var reg *registrar
 	if s.Manager != "" {
+		journal, err := openJournal(s.StateDir, cfg.Node)
+		if err != nil {
+			return err
+		}
+		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
 		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, AllowPlaintext: s.AllowPlaintext})
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		reg = newRegistrar(conn, s.Manager, config.AdvertisedAddress(s.Advertise, port.Address), e.info, log)
+		reg.accounts, reg.nodeID, reg.open = e.accounts, cfg.NodeID, func(provider string) (*dataplane.Device, error) {
+			return dataplane.Open(provider, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
+				PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
+		}
+		e.report = reg.report
 	}
 	wg.Go(func() { e.Run(background) })
 	if err := port.Serve(); err != nil {
@@ -73,6 +85,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		regCtx, stop := context.WithCancel(background)
 		var gone sync.WaitGroup
 		gone.Go(func() { reg.run(regCtx) })
+		gone.Go(func() { e.accounts.run(regCtx, s.ChargeInterval, reg.client) })
 		defer gone.Wait()
 		defer stop()
 	}
@@ -96,8 +109,21 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		reg.report()
 	}
 	e.DrainUntil(drainCtx, drain.reason)
+	if reg != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
+		defer cancel()
+		e.accounts.finish(ctx, reg.client)
+	}
 	log.Info("drained", "after", time.Since(began).Round(time.Millisecond))
 	return err
+}
+
+// openJournal opens the journal of accounts; without a directory there is none.
+func openJournal(dir, node string) (*accounting.Journal, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	return accounting.OpenJournal(dir, node)
 }
 
 // shutdown ends what is left: nothing after a drain, everything after a failed start.

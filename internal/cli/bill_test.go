@@ -1,0 +1,257 @@
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// built is a file that make build makes.
+func built(t *testing.T, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("..", "..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatalf("%v; make build", err)
+	}
+	return path
+}
+
+// process is a daemon, its log, and how it is killed.
+type process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	done chan struct{}
+
+	mu  sync.Mutex
+	log strings.Builder
+}
+
+// startDaemon returns when the daemon has said that it is ready.
+func startDaemon(t *testing.T, program string, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.Command(built(t, program), args...), done: make(chan struct{})}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready := make(chan struct{})
+	go func() {
+		defer close(p.done)
+		once := sync.OnceFunc(func() { close(ready) })
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			p.mu.Lock()
+			p.log.WriteString(lines.Text() + "\n")
+			p.mu.Unlock()
+			if strings.Contains(lines.Text(), "msg=ready") {
+				once()
+			}
+		}
+		p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.end(syscall.SIGTERM)
+		if t.Failed() {
+			t.Logf("%s said:\n%s", program, p.said())
+		}
+	})
+	select {
+	case <-ready:
+	case <-p.done:
+		t.Fatalf("%s ended at once:\n%s", program, p.said())
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s is not ready", program)
+	}
+	return p
+}
+
+func (p *process) said() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.log.String()
+}
+
+func (p *process) end(s syscall.Signal) {
+	p.t.Helper()
+	p.cmd.Process.Signal(s)
+	select {
+	case <-p.done:
+	case <-time.After(20 * time.Second):
+		p.cmd.Process.Kill()
+		<-p.done
+		p.t.Errorf("%v did not end it within 20 s", s)
+	}
+}
+
+// eventually polls until f holds.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); !f(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within 20 s", what)
+		}
+	}
+}
+
+// What people pay is what they had, whoever is killed in between: daemons as they are, over shared memory.
+func TestBillOverKills(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	secret := in("secret")
+	manager := func() *process {
+		return startDaemon(t, "bin/resource-manager", "--listen", "unix:"+in("m"), "--secret-file", secret, "--state-dir", in("ledger"),
+			"--heartbeat", "50ms", "--executors", "64", "--tariff", "core-hour=3600", "--currency", "EUR")
+	}
+	executor := func() *process {
+		return startDaemon(t, "bin/executor", "--listen", "unix:"+in("x"), "--secret-file", secret, "--manager", "unix:"+in("m"), "--cores", "2",
+			"--providers", "shm", "--state-dir", in("journal"), "--charge-interval", "50ms", "--grace", "2s", "--log-level", "debug")
+	}
+	run := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		env := map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_MANAGER": "unix:" + in("m")}
+		code := Run(context.Background(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, args)
+		return code, out.String(), errs.String()
+	}
+	// units is a counter of a tenant's bill, in core-microseconds or as it is counted; -1 while there is no bill.
+	units := func(tenant, item string) int64 {
+		code, out, errs := run("bill", "--json", "--tenant", tenant)
+		var bills []bill
+		if code != 0 || errs != "" || json.Unmarshal([]byte(out), &bills) != nil {
+			t.Fatalf("bill: code %d, %s%s", code, out, errs)
+		}
+		if len(bills) == 0 {
+			return -1
+		}
+		for _, l := range bills[0].Lines {
+			if l.Item == item {
+				n, _ := new(big.Int).SetString(l.Units, 10)
+				return n.Int64()
+			}
+		}
+		t.Fatalf("no %s on the bill: %s", item, out)
+		return 0
+	}
+	cores := func(tenant string) time.Duration { return time.Duration(units(tenant, "core-hour")) * time.Microsecond }
+	const slack = 3 * time.Second // of a loaded machine, for what is not on the bill's side
+
+	m, x := manager(), executor()
+	eventually(t, "the executor writes into the manager's memory", func() bool { return strings.Contains(x.said(), "by=memory") })
+	ann, err := client.Connect(t.Context(), client.Options{Executor: "unix:" + in("x"), Tenant: "ann", SecretFile: secret, Provider: "shm"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ann.Close()
+	lib := built(t, "build/functions/echo.so")
+	before := time.Now()
+	l, err := ann.Lease(t.Context(), client.LeaseOptions{Library: lib, Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	granted := time.Now()
+	echo, err := l.Function("echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if _, err := echo.Invoke(t.Context(), make([]byte, 100), make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "a charge before the lease ends", func() bool { return cores("ann") > 0 })
+	first := cores("ann")
+
+	m.end(syscall.SIGKILL)
+	eventually(t, "the executor notices", func() bool { return strings.Contains(x.said(), "cannot be reached") })
+	time.Sleep(200 * time.Millisecond) // a lease goes on without a manager; not waited for, but used
+	m = manager()
+	if got := cores("ann"); got < first {
+		t.Errorf("%v on the bill after kill -9, %v before", got, first)
+	}
+	eventually(t, "charges after kill -9", func() bool { return cores("ann") > first+200*time.Millisecond })
+	held := time.Since(granted)
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	most := time.Since(before)
+	eventually(t, "the last charge", func() bool { return strings.Contains(x.said(), "account settled") })
+	final := cores("ann")
+	if final < held || final > most+slack {
+		t.Errorf("%v on the bill, the lease was held for %v to %v", final, held, most)
+	}
+	if calls, in := units("ann", "million-calls"), units("ann", "gb-in"); calls != 5 || in != 500 {
+		t.Errorf("%d calls and %d bytes on the bill, want 5 and 500", calls, in)
+	}
+	code, out, errs := run("bill")
+	if code != 0 || errs != "" || !strings.Contains(out, "core-hour") || !strings.Contains(out, "EUR") {
+		t.Errorf("bill: code %d\n%s%s", code, out, errs)
+	}
+
+	// The executor is killed with a lease: all but the last interval is on the bill, then the journal's word too.
+	bob, err := client.Connect(t.Context(), client.Options{Executor: "unix:" + in("x"), Tenant: "bob", SecretFile: secret, Provider: "shm"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bob.Close()
+	if _, err = bob.Lease(t.Context(), client.LeaseOptions{Library: lib, Workers: 2}); err != nil {
+		t.Fatal(err)
+	}
+	granted = time.Now()
+	eventually(t, "a charge of the second lease", func() bool { return cores("bob") > 400*time.Millisecond })
+	m.end(syscall.SIGKILL) // both at once: only the files are left
+	used := 2 * time.Since(granted)
+	time.Sleep(300 * time.Millisecond) // what only the journal knows: six intervals without a manager
+	x.end(syscall.SIGKILL)
+	m = manager()
+	x = executor()
+	eventually(t, "what the journal knew", func() bool { return cores("bob") >= used })
+	settled := cores("bob")
+	if cores("ann") != final {
+		t.Errorf("ann's bill went from %v to %v", final, cores("ann"))
+	}
+	m.end(syscall.SIGTERM)
+	x.end(syscall.SIGTERM)
+	manager()
+	if got := cores("bob"); got != settled {
+		t.Errorf("bob's bill went from %v to %v", settled, got)
+	}
+	if code, out, _ := run("bill", "--csv", "--since", "1h"); code != 0 || !strings.HasPrefix(out, "tenant,item,units,quantity,price,amount,currency\nann,core-hour,") {
+		t.Errorf("code %d\n%s", code, out)
+	}
+}
+
+func TestBillBadInput(t *testing.T) {
+	_, _, run := world(t)
+	for _, c := range []struct {
+		args []string
+		text string
+	}{
+		{[]string{"bill", "--since", "yesterday"}, `"yesterday"`},
+		{[]string{"bill", "--since", "-5h"}, `"-5h"`},
+		{[]string{"bill", "--json", "--csv"}, "want one"},
+		{[]string{"bill"}, "Bill"}, // the stub has none
+	} {
+		if code, out, errs := run(c.args...); code != 1 || !strings.Contains(errs, c.text) {
+			t.Errorf("%q: code %d, %q %q", c.args, code, out, errs)
+		}
+	}
+}

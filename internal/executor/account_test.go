@@ -1,0 +1,268 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// ledgerStub is a manager that takes accounts by message, as a ledger would: the larger sums count.
+type ledgerStub struct {
+	control.ManagerClient
+	mu   sync.Mutex
+	fail error
+	use  map[accounting.Key]accounting.Use
+	last map[accounting.Key]*control.AccountEntry
+}
+
+func (l *ledgerStub) Settle(_ context.Context, req *control.SettleRequest, _ ...grpc.CallOption) (*control.SettleReply, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fail != nil {
+		return nil, l.fail
+	}
+	for _, e := range req.GetEntries() {
+		if e.GetTenant() == "thief" {
+			return nil, control.Errorf(control.ClassInvalid, "not yours")
+		}
+	}
+	for _, e := range req.GetEntries() {
+		k := accounting.Key{Lease: e.GetLease(), Part: e.GetPart()}
+		copy(k.Incarnation[:], e.GetIncarnation())
+		var u accounting.Use
+		copy(u[:], e.GetUse())
+		l.use[k], l.last[k] = l.use[k].Max(u), e
+	}
+	return &control.SettleReply{}, nil
+}
+
+func newLedgerStub() *ledgerStub {
+	return &ledgerStub{use: map[accounting.Key]accounting.Use{}, last: map[accounting.Key]*control.AccountEntry{}}
+}
+
+// countingWorker is this process in the place of a worker: its processor time is real.
+type countingWorker struct {
+	*fakeWorker
+	counters zygote.Counters
+	function string
+}
+
+func (w *countingWorker) PID() int                  { return os.Getpid() }
+func (w *countingWorker) Counters() zygote.Counters { return w.counters }
+func (w *countingWorker) Running() string           { return w.function }
+
+func newCountingWorker() *countingWorker {
+	return &countingWorker{fakeWorker: &fakeWorker{done: make(chan struct{})}}
+}
+
+// burn uses this much processor time.
+func burn(t *testing.T, d time.Duration) {
+	t.Helper()
+	w := newCountingWorker()
+	start, ok := cpuTime(w)
+	if !ok {
+		t.Fatal("this process has no clock")
+	}
+	for now := start; now < start+d; now, _ = cpuTime(w) {
+	}
+}
+
+func terms(tenant string, workers, cores int) lease.Lease {
+	return lease.Lease{ID: 7, Terms: lease.Terms{Tenant: tenant, Workers: workers, CoresPerWorker: cores, MemoryPerWorker: 1 << 30}}
+}
+
+func TestAccountsOfALease(t *testing.T) {
+	clock := time.Unix(1000, 0)
+	a := newAccounts("n", [16]byte{9}, func() time.Time { return clock }, nil, slog.New(slog.DiscardHandler))
+	m := newLedgerStub()
+	w, v := newCountingWorker(), newCountingWorker()
+	a.begin(terms("ann", 2, 3), []Worker{w, v}, true, clock)
+	key := accounting.Key{Incarnation: [16]byte{9}, Lease: 7}
+	a.look(t) // so that the time that this process has used before counts for nothing
+	base := a.leases[7].meter.Use(clock)
+
+	clock = clock.Add(time.Second)
+	w.counters, w.function = zygote.Counters{Calls: 3, BytesIn: 10, BytesOut: 20, Failed: 1}, "f"
+	for range 4 {
+		a.sample()
+	}
+	burn(t, 20*time.Millisecond)
+	a.step(t.Context(), m)
+	u := m.use[key].Since(base)
+	if u[accounting.CoreMicros] != 6e6 || u[accounting.MemoryMiBMillis] != 2048*1000 || u[accounting.Calls] != 3 || u[accounting.BytesIn] != 10 ||
+		u[accounting.BytesOut] != 20 || u[accounting.Failures] != 1 {
+		t.Errorf("%v", u)
+	}
+	// Both workers are this process: what one computed in functions the other polled.
+	exec, hot := u[accounting.ExecMicros], u[accounting.HotMicros]
+	if exec < 20_000 || hot < 20_000 || max(exec, hot) > 2*min(exec, hot) {
+		t.Errorf("%d us in functions, %d us polling", exec, hot)
+	}
+	// The manager is away: it is kept, and comes with the next answer.
+	m.fail = errors.New("away")
+	clock = clock.Add(time.Second)
+	a.seat(7, 0, newCountingWorker())
+	a.end(7)
+	a.end(7)
+	a.end(8)
+	a.step(t.Context(), m)
+	clock = clock.Add(time.Hour)
+	if len(a.owed) != 1 {
+		t.Fatalf("%d leases are owed", len(a.owed))
+	}
+	m.fail = nil
+	a.step(t.Context(), m)
+	if u := m.use[key].Since(base); u[accounting.CoreMicros] != 12e6 || u[accounting.Calls] != 3 || len(a.owed) != 0 {
+		t.Errorf("%v, %d owed", u, len(a.owed))
+	}
+	if e := m.last[key]; !e.GetFinal() || e.GetTenant() != "ann" || e.GetNode() != "n" || e.GetAsOfNs() != 1002e9 || e.GetBeganNs() != 1000e9 {
+		t.Errorf("%v", e)
+	}
+	before := maps.Clone(m.last)
+	a.step(t.Context(), m)
+	if len(m.last) != len(before) {
+		t.Error("something was settled twice")
+	}
+	var none *accounts // an executor without a manager
+	none.begin(terms("x", 1, 1), nil, true, clock)
+	none.seat(1, 0, nil)
+	none.last(1)
+	none.end(1)
+	none.join(nil)
+	none.detach()
+	none.finish(t.Context(), nil)
+}
+
+// look takes in what the workers have done.
+func (a *accounts) look(t *testing.T) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, acc := range a.leases {
+		acc.lookAll(a.now())
+	}
+}
+
+// The split of a worker's processor time.
+func TestHotTime(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		name            string
+		polls           bool
+		samples, inside uint64
+		used, wall, hot time.Duration
+		called          bool
+	}{
+		{"warm", false, 10, 0, 5 * ms, 100 * ms, 0, true},
+		{"hot and idle", true, 10, 0, 100 * ms, 100 * ms, 100 * ms, false},
+		{"hot and busy", true, 10, 10, 100 * ms, 100 * ms, 0, true},
+		{"hot, half of the time busy", true, 10, 5, 100 * ms, 100 * ms, 50 * ms, true},
+		{"four threads in functions", true, 10, 5, 250 * ms, 100 * ms, 50 * ms, true},
+		{"adaptive, mostly blocked", true, 10, 0, 8 * ms, 100 * ms, 8 * ms, false},
+		{"adaptive, computing when it is awake", true, 10, 1, 8 * ms, 100 * ms, 0, true},
+		{"nobody looked, no call", true, 0, 0, 8 * ms, 10 * ms, 8 * ms, false},
+		{"nobody looked, a call", true, 0, 0, 8 * ms, 10 * ms, 0, true},
+		{"a clock that went back", true, 10, 5, 8 * ms, -time.Hour, 0, true},
+	} {
+		w := &metered{polls: c.polls, samples: c.samples, inside: c.inside}
+		if got := w.hot(c.used, c.wall, c.called); got != c.hot {
+			t.Errorf("%s: %v polling, want %v", c.name, got, c.hot)
+		}
+	}
+}
+
+func TestAccountsThatAreRefused(t *testing.T) {
+	log := &syncBuffer{}
+	a := newAccounts("n", [16]byte{9}, time.Now, nil, slog.New(slog.NewTextHandler(log, nil)))
+	m := newLedgerStub()
+	for i, tenant := range []string{"ann", "thief", "", strings.Repeat("x", 300)} {
+		l := terms(tenant, 1, 1)
+		l.ID = lease.ID(i + 1)
+		a.begin(l, []Worker{newCountingWorker()}, true, time.Now())
+		a.end(l.ID)
+	}
+	a.step(t.Context(), m)
+	if len(a.owed) != 0 || len(m.last) != 3 || strings.Count(log.String(), "refuses the account") != 1 {
+		t.Errorf("%d owed, %d settled\n%s", len(a.owed), len(m.last), log.String())
+	}
+}
+
+// What a killed executor had measured is settled by the next one, once.
+func TestJournalOfAnotherLife(t *testing.T) {
+	dir := t.TempDir()
+	open := func() *accounts {
+		t.Helper()
+		j, err := openJournal(dir, "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return newAccounts("n", [16]byte{byte(len(dir)), 1}, time.Now, j, slog.New(slog.DiscardHandler))
+	}
+	a := open()
+	a.begin(terms("ann", 1, 1), []Worker{newCountingWorker()}, true, time.Now().Add(-time.Second))
+	m := newLedgerStub()
+	m.fail = errors.New("away")
+	a.step(t.Context(), m)
+	if err := a.journal.Close(); err != nil { // as the kernel does with a killed one
+		t.Fatal(err)
+	}
+	b := open()
+	if len(b.owed) != 1 {
+		t.Fatalf("%d leases in the journal", len(b.owed))
+	}
+	b.step(t.Context(), m)
+	m.fail = nil
+	b.finish(t.Context(), m)
+	if len(m.last) != 1 || len(b.owed) != 0 {
+		t.Errorf("%d settled, %d owed", len(m.last), len(b.owed))
+	}
+	for k, e := range m.last {
+		if !e.GetFinal() || m.use[k][accounting.CoreMicros] < 1e6 {
+			t.Errorf("%v %v", k, e)
+		}
+	}
+	if j, err := openJournal("", "n"); j != nil || err != nil {
+		t.Errorf("%v %v", j, err)
+	}
+}
+
+// Leases of the executor are measured from grant to release, replaced workers included.
+func TestLeasesAreMeasured(t *testing.T) {
+	n := newNode(t)
+	m := newLedgerStub()
+	n.e.accounts = newAccounts("node", n.e.incarnation, time.Now, nil, slog.New(slog.DiscardHandler))
+	l := n.lease(2)
+	w := n.z.alive()[0]
+	w.Kill()
+	<-w.done
+	if _, err := n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(), Worker: 0, ClientBlob: n.request(1).ClientBlobs[0]}); err != nil {
+		t.Fatal(err)
+	}
+	n.e.accounts.step(t.Context(), m)
+	n.release(l.GetLeaseId())
+	n.e.accounts.step(t.Context(), m)
+	if len(m.last) != 1 {
+		t.Fatalf("%d leases", len(m.last))
+	}
+	for k, e := range m.last {
+		if k.Lease != l.GetLeaseId() || k.Incarnation != n.e.incarnation || e.GetTenant() != "alice" || !e.GetFinal() || m.use[k][accounting.CoreMicros] == 0 {
+			t.Errorf("%v %v", k, e)
+		}
+	}
+	if len(n.e.accounts.leases) != 0 {
+		t.Errorf("%d leases are measured after their end", len(n.e.accounts.leases))
+	}
+}

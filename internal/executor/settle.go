@@ -1,0 +1,242 @@
+package executor
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/link"
+)
+
+// run measures and settles every interval, and soon after a lease has ended, until ctx ends.
+func (a *accounts) run(ctx context.Context, interval time.Duration, m control.ManagerClient) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	look := time.NewTicker(sampleEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+			a.sample()
+			continue
+		case <-tick.C:
+		case <-a.poke:
+		}
+		a.step(ctx, m)
+	}
+}
+
+// step measures, writes the journal and settles.
+func (a *accounts) step(ctx context.Context, m control.ManagerClient) {
+	a.settling.Lock()
+	defer a.settling.Unlock()
+	entries := a.measure()
+	for _, e := range entries {
+		if o := a.owed[e.Key]; o != nil {
+			o.entry = e
+		} else {
+			a.owed[e.Key] = &owed{entry: e, cell: -1}
+		}
+	}
+	if a.journal != nil && len(entries) > 0 {
+		a.note("the journal cannot be written; what leases use is in memory only", a.journal.Put(entries...))
+	}
+	if a.way != nil {
+		if err := a.charge(); err != nil {
+			a.note("the resource manager's memory cannot be reached; charges wait", err)
+			a.leave()
+		} else {
+			a.note("the resource manager's memory cannot be reached; charges wait", nil)
+		}
+	}
+	if m != nil {
+		a.message(ctx, m)
+	}
+}
+
+// note logs trouble once, and its end.
+func (a *accounts) note(what string, err error) {
+	a.mu.Lock()
+	had := a.trouble[what]
+	a.trouble[what] = err != nil
+	a.mu.Unlock()
+	switch {
+	case err != nil && !had:
+		a.log.Warn(what, "error", control.Text(err))
+	case err == nil && had:
+		a.log.Info("no longer: " + what)
+	}
+}
+
+// join gives the accounts a way to the manager's memory, whose cells are all zero.
+func (a *accounts) join(x *link.Executor) {
+	if a == nil {
+		return
+	}
+	a.settling.Lock()
+	defer a.settling.Unlock()
+	a.leave()
+	a.way, a.cells = x, make([]*owed, x.Cells())
+}
+
+// detach takes the way away again, before it is closed.
+func (a *accounts) detach() {
+	if a == nil {
+		return
+	}
+	a.settling.Lock()
+	defer a.settling.Unlock()
+	a.leave()
+}
+
+func (a *accounts) leave() {
+	a.way, a.cells = nil, nil
+	for _, o := range a.owed {
+		o.cell, o.charged, o.headed = -1, accounting.Use{}, false
+	}
+}
+
+// charge brings the cells up to date and frees those that the ledger has.
+func (a *accounts) charge() error {
+	for _, key := range a.inOrder() {
+		o := a.owed[key]
+		if err := a.chargeOne(o); err != nil {
+			return err
+		}
+		if o.cell < 0 || !o.entry.Final {
+			continue
+		}
+		r, given, err := a.way.Receipt(o.cell)
+		if err != nil {
+			return err
+		}
+		if given && r.Covers(&o.entry) {
+			if err := a.way.Clear(o.cell); err != nil {
+				return err
+			}
+			a.settled(o)
+		}
+	}
+	return nil
+}
+
+// inOrder is the keys of what is owed, oldest first.
+func (a *accounts) inOrder() []accounting.Key {
+	return slices.SortedFunc(maps.Keys(a.owed), func(x, y accounting.Key) int {
+		return a.owed[x].entry.Began.Compare(a.owed[y].entry.Began)
+	})
+}
+
+func (a *accounts) chargeOne(o *owed) error {
+	e := &o.entry
+	if o.cell < 0 {
+		if o.cell = slices.Index(a.cells, nil); o.cell < 0 {
+			return nil // by message
+		}
+		a.cells[o.cell] = o
+		if err := a.way.WriteHead(o.cell, accounting.CellHead{Key: e.Key, Tenant: e.Tenant, Began: e.Began}); err != nil {
+			return err
+		}
+	}
+	if err := a.way.Charge(o.cell, o.charged, e.Use); err != nil {
+		return err
+	}
+	o.charged = e.Use
+	if !e.Final || o.headed {
+		return nil
+	}
+	o.headed = true
+	return a.way.WriteHead(o.cell, accounting.CellHead{Key: e.Key, Tenant: e.Tenant, Began: e.Began, Ended: e.AsOf, Final: true})
+}
+
+// settled forgets what the ledger has for good.
+func (a *accounts) settled(o *owed) {
+	a.log.Debug("account settled", "lease", o.entry.Key.String(), "tenant", o.entry.Tenant)
+	delete(a.owed, o.entry.Key)
+	if a.journal != nil {
+		a.journal.Drop(o.entry.Key)
+	}
+	if o.cell >= 0 {
+		a.cells[o.cell] = nil
+	}
+}
+
+// messageMost is how many entries one message carries.
+const messageMost = 1000
+
+// message settles what has no cell. The ledger has it when the answer comes.
+func (a *accounts) message(ctx context.Context, m control.ManagerClient) {
+	var batch []*owed
+	for _, key := range a.inOrder() {
+		if o := a.owed[key]; o.cell < 0 && len(batch) < messageMost {
+			batch = append(batch, o)
+		}
+	}
+	if len(batch) == 0 {
+		return
+	}
+	const what = "the resource manager does not take charges; they wait"
+	err := settle(ctx, m, batch)
+	if control.ClassOf(err) == control.ClassInvalid && len(batch) > 1 {
+		for _, o := range batch { // one of them is to blame
+			if err = settle(ctx, m, []*owed{o}); err == nil || control.ClassOf(err) == control.ClassInvalid {
+				a.answered(o, err)
+			}
+		}
+		return
+	}
+	a.note(what, err)
+	if err == nil || control.ClassOf(err) == control.ClassInvalid {
+		for _, o := range batch {
+			a.answered(o, err)
+		}
+	}
+}
+
+// answered notes that the manager has taken an entry, or will never take it.
+func (a *accounts) answered(o *owed, err error) {
+	if err != nil {
+		a.log.Error("the resource manager refuses the account of a lease", "lease", o.entry.Key.String(), "error", control.Text(err))
+	}
+	if o.entry.Final {
+		a.settled(o)
+	}
+}
+
+func settle(ctx context.Context, m control.ManagerClient, batch []*owed) error {
+	req := &control.SettleRequest{}
+	for _, o := range batch {
+		e := &o.entry
+		req.Entries = append(req.Entries, &control.AccountEntry{Incarnation: e.Incarnation[:], Lease: e.Lease, Part: e.Part, Tenant: e.Tenant,
+			Node: e.Node, BeganNs: e.Began.UnixNano(), AsOfNs: e.AsOf.UnixNano(), Final: e.Final, Use: e.Use[:]})
+	}
+	ctx, cancel := context.WithTimeout(ctx, managerCall)
+	defer cancel()
+	_, err := m.Settle(ctx, req)
+	return err
+}
+
+// finish brings everything to the manager by message, for as long as ctx lasts: no lease is left. What does not get there is in
+// the journal for the next executor of this node.
+func (a *accounts) finish(ctx context.Context, m control.ManagerClient) {
+	if a == nil {
+		return
+	}
+	a.detach()
+	for range 1 + len(a.owed)/messageMost {
+		a.step(ctx, m)
+	}
+	a.settling.Lock()
+	defer a.settling.Unlock()
+	if n := len(a.owed); n > 0 {
+		a.log.Warn("not all charges reached the resource manager", "leases", n, "journal", a.journal != nil)
+	}
+	if a.journal != nil {
+		a.note("the journal cannot be closed", a.journal.Close())
+	}
+}
