@@ -18,6 +18,8 @@ BENCH_ARGS ?= --provider shm --client c --mode hot --payload 8,64,1024,4096,6553
 
 GO ?= go
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
+CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+FC := $(if $(filter default,$(origin FC)),gfortran,$(FC))
 Q := $(if $(filter 1,$(V)),,@)
 # $(call say,VERB,WHAT): one line for each thing made.
 SILENT := $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
@@ -62,7 +64,7 @@ bench: build ## latency on this machine, with the floor measured beside it (BENC
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs worker library headers examples
-build: programs worker library headers examples ## everything: bin, libexec, lib, include and the examples
+build: programs worker library headers fortran examples ## everything: bin, libexec, lib, include and the examples
 
 # $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
@@ -126,19 +128,40 @@ build/librfaas.map: $(DP)/rfaas.h
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 	$(Q)rm -f build/capi/librfaas.so # go does not know that it depends on this
 
-HEADERS := rfaas.h rfaas_function.h
-headers: $(HEADERS:%=include/%) # include/rfaas.h, include/rfaas_function.h
+HEADERS := rfaas.h rfaas_function.h rfaas.hpp
+headers: $(HEADERS:%=include/%) # include/rfaas.h, include/rfaas_function.h, include/rfaas.hpp
 include/%.h: $(DP)/%.h
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
+include/%.hpp: client/cpp/%.hpp
+	$(call say,COPY,$@)
+	$(Q)install -D -m 644 $< $@
+
+# The Fortran module, where there is a Fortran compiler. A .mod file is for the compiler that wrote it, so the source is
+# installed too.
+FORTRAN := $(if $(shell command -v $(FC) 2>/dev/null),lib/librfaas_fortran.a)
+.PHONY: fortran
+fortran: $(FORTRAN) # lib/librfaas_fortran.a, include/rfaas.mod
+lib/librfaas_fortran.a: client/fortran/rfaas.f90
+	$(call say,FC,$@)
+	$(Q)mkdir -p build/fortran include lib
+	$(Q)$(FC) -O2 -g -fPIC -Wall -Jinclude -c -o build/fortran/rfaas.o $<
+	$(Q)rm -f $@ && ar rcs $@ build/fortran/rfaas.o
 
 # ---------------------------------------------------------------------------------------------- examples
 
 FUNCTIONS := $(patsubst examples/functions/%.c,build/functions/%.so,$(wildcard examples/functions/*.c))
-MPI_PROGRAMS := $(patsubst examples/mpi/%/,build/examples/%,$(sort $(dir $(wildcard examples/mpi/*/*.c))))
+mpi_programs = $(patsubst examples/mpi/%/,build/examples/%,$(sort $(dir $(wildcard examples/mpi/*/$(1)))))
+MPI_PROGRAMS := $(call mpi_programs,*.c)
 MPICC ?= $(firstword $(shell command -v mpicc.$(strip $(MPI)) mpicc))
+# C++ and Fortran are for those who have them.
+MPICXX ?= $(firstword $(shell command -v mpicxx.$(strip $(MPI)) mpicxx))
+MPIFORT ?= $(firstword $(shell command -v mpifort.$(strip $(MPI)) mpifort))
+CXX_PROGRAMS := $(if $(and $(shell command -v $(CXX)),$(MPICXX)),$(call mpi_programs,*.cpp))
+FORTRAN_PROGRAMS := $(if $(and $(FORTRAN),$(MPIFORT)),$(call mpi_programs,*.f90))
+ALL_MPI_PROGRAMS := $(MPI_PROGRAMS) $(CXX_PROGRAMS) $(FORTRAN_PROGRAMS)
 
-examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
+examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
 
 build/functions/%.so: examples/functions/%.c | headers
 	$(call say,CC,$@)
@@ -157,6 +180,16 @@ $(1): $(wildcard examples/mpi/$(notdir $(1))/*.[ch] examples/functions/*.h) buil
 		-Llib -lrfaas '-Wl,-rpath,$$$$ORIGIN/../../lib' -lm
 endef
 $(foreach program,$(MPI_PROGRAMS),$(eval $(call mpi_program,$(program))))
+
+EXAMPLE_LINK := -Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib'
+$(CXX_PROGRAMS): build/examples/%: examples/mpi/%/main.cpp build/examples/mpi | headers library
+	$(call say,MPICXX,$@)
+	$(Q)$(MPICXX) -std=c++17 -Wall -Wextra $(CFLAGS) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -Iinclude -o $@ $< $(EXAMPLE_LINK)
+
+$(FORTRAN_PROGRAMS): build/examples/%: examples/mpi/%/main.f90 build/examples/mpi lib/librfaas_fortran.a | library
+	$(call say,MPIFORT,$@)
+	$(Q)mkdir -p build/fortran/$*
+	$(Q)$(MPIFORT) -std=f2018 -Wall -Wextra -O2 -g -Jbuild/fortran/$* -Iinclude -o $@ $< lib/librfaas_fortran.a $(EXAMPLE_LINK)
 
 -include $(FUNCTIONS:.so=.d)
 
@@ -269,12 +302,14 @@ test-kills: ## 300 random kills under load
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check
 
-# What `make run` shows, with either MPI.
+# What `make run` shows, and the other examples, with either MPI.
 test-demo: build
-	$(Q)scripts/demo
+	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
-	$(Q)scripts/demo
+	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples
+
+run_examples = for program in $(ALL_MPI_PROGRAMS); do PROGRAM=$$program scripts/demo; done
 
 test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)
@@ -330,7 +365,8 @@ lint-sh:
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
-	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%)
+	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
+	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 
@@ -344,6 +380,12 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
+	$(Q)install -D -m 644 client/fortran/rfaas.f90 $(DESTDIR)$(PREFIX)/share/rfaas/rfaas.f90
+	$(Q)[[ -z '$(FORTRAN)' ]] || { \
+		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 include/rfaas.mod $(DESTDIR)$(PREFIX)/include && \
+		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
+			'Description: functions executed by remote memory write: Fortran module' 'Version: $(VERSION)' 'Requires: rfaas' \
+			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
 		'Description: functions executed by remote memory write' 'Version: $(VERSION)' \

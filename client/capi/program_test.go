@@ -19,8 +19,8 @@ func build(t *testing.T, compiler, source string, flags ...string) string {
 	}
 	include, lib := filepath.Dir(built(t, "include/rfaas.h")), filepath.Dir(built(t, "lib/librfaas.so"))
 	program := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), filepath.Ext(source)))
-	args := append(slices.Clone(flags), "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", include, "-o", program, source, "-L", lib, "-lrfaas",
-		"-pthread", "-Wl,-rpath,"+lib)
+	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, source}, flags...)
+	args = append(args, "-I", include, "-L", lib, "-lrfaas", "-pthread", "-Wl,-rpath,"+lib)
 	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", compiler, err, out)
 	}
@@ -78,6 +78,22 @@ func TestCProgram(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestCxxProgram runs the test of rfaas.hpp, as the oldest and a newer C++.
+func TestCxxProgram(t *testing.T) {
+	built(t, "include/rfaas.hpp")
+	for _, standard := range []string{"-std=c++17", "-std=c++20"} {
+		t.Run(standard[5:], func(t *testing.T) {
+			run(t, build(t, "g++", "testdata/cpp_test.cpp", standard, "-fsanitize=address,undefined"), built(t, "build/functions/echo.so"))
+		})
+	}
+}
+
+// TestFortranProgram runs the test of the Fortran module.
+func TestFortranProgram(t *testing.T) {
+	run(t, build(t, "gfortran", "testdata/fortran_test.f90", "-std=f2018", "-J", t.TempDir(), "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"),
+		built(t, "build/functions/echo.so"))
 }
 
 // A program that was compiled with an older header runs with today's library.

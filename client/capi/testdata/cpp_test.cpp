@@ -1,0 +1,99 @@
+// Test of rfaas.hpp. Needs what batch_test.c needs. Exit status 0: all good.
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <rfaas.hpp>
+
+static int failures;
+static void report(int line, const char *what) {
+    std::fprintf(stderr, "cpp_test.cpp:%d: %s (last error: %s)\n", line, what, rfaas_last_error());
+    failures++;
+}
+#define CHECK(x) ((x) ? (void)0 : report(__LINE__, #x))
+#define THROWS(type, word, ...) \
+    do { \
+        try { \
+            __VA_ARGS__; \
+            report(__LINE__, "no exception: " #__VA_ARGS__); \
+        } catch (const type &e) { \
+            if (!std::strstr(e.what(), word)) \
+                report(__LINE__, e.what()); \
+        } \
+    } while (0)
+
+int main(int, char **argv) {
+    THROWS(rfaas::invalid_error, "not initialised", rfaas::session());
+    rfaas::library library;
+    rfaas::session session;
+    rfaas::session_options nowhere;
+    nowhere.executor = "127.0.0.1:1";
+    THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));
+    THROWS(rfaas::invalid_error, "nothing.so", rfaas::lease(session, rfaas::lease_options("/nothing.so")));
+    {
+        rfaas::lease lease(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4));
+        CHECK(lease.workers() == 2 && lease.info().depth == 4);
+        rfaas::function echo = lease.function("echo"), fail = lease.function("fail"), crash = lease.function("crash");
+        THROWS(rfaas::invalid_error, "ecko", lease.function("ecko"));
+        std::vector<double> in(50), out(60);
+        std::iota(in.begin(), in.end(), 1.0);
+        CHECK(lease.invoke(echo, in, out) == 50 && std::equal(in.begin(), in.end(), out.begin()));
+        int array[3] = {1, 2, 3};
+        std::array<int, 3> back{};
+        CHECK(lease.invoke(echo, array, back, rfaas::call_options().on(1).within(std::chrono::seconds(5))) == 3 && back[2] == 3);
+        const std::vector<double> constant = in;
+        CHECK(lease.invoke(echo, constant, rfaas::span<double>(out.data(), 50)) == 50);
+        CHECK(lease.invoke(echo, std::vector<double>(), out) == 0);
+        THROWS(rfaas::function_error, "no good", lease.invoke(fail, std::string("no good"), out));
+        try {
+            lease.invoke(crash, in, out);
+            report(__LINE__, "crash");
+        } catch (const rfaas::error &e) {
+            CHECK(e.status() == RFAAS_WORKER_DIED && e.may_have_run());
+        }
+        THROWS(rfaas::invalid_error, "worker 9", lease.invoke(echo, in, out, rfaas::call_options().on(9)));
+
+        std::vector<rfaas::request> requests;
+        std::vector<std::vector<double>> results(4, std::vector<double>(50));
+        for (auto &r : results)
+            requests.push_back(lease.iinvoke(echo, in, r));
+        std::size_t bytes = 0;
+        std::size_t first = rfaas::wait_any(requests, &bytes);
+        CHECK(first < 4 && bytes == 400 && !requests[first] && results[first] == in);
+        rfaas::wait_all(requests);
+        for (auto &r : results)
+            CHECK(r == in);
+        CHECK(rfaas::wait_any(requests) == RFAAS_UNDEFINED);
+        rfaas::request r = lease.iinvoke(echo, in, results[0]);
+        std::size_t n = 0;
+        while (!r.test<double>(&n)) {
+        }
+        CHECK(n == 50 && !r && r.wait() == 0);
+        { rfaas::request dropped = lease.iinvoke(echo, in, results[0]); } // cancelled
+        rfaas::request moved = std::move(r = lease.iinvoke(echo, in, results[0]));
+        CHECK(!r && moved.wait<double>() == 50);
+
+        rfaas::buffer<double> big(lease, 100000);
+        std::vector<double> copy(100000);
+        std::fill(big.begin(), big.end(), 2.5);
+        CHECK(lease.invoke(echo, big, copy) == 100000 && copy[99999] == 2.5);
+        rfaas::registration here(lease, copy);
+        CHECK(lease.invoke(echo, copy, big) == 100000 && big[5] == 2.5);
+        CHECK(lease.statistics().replaced <= 1 && lease.statistics().calls >= 10);
+        rfaas::lease other = std::move(lease);
+        CHECK(!lease.get() && other.workers() == 2);
+        other.release();
+    }
+    rfaas::lease lease(session, rfaas::lease_options(std::getenv("TEST_LIBRARY")).with_workers(2));
+    std::vector<std::uint64_t> in(10001), out(10001);
+    std::iota(in.begin(), in.end(), std::uint64_t(0));
+    lease.map(lease.function("twice"), in, out);
+    bool right = true;
+    for (std::size_t i = 0; i < in.size(); i++)
+        right = right && out[i] == 2 * in[i];
+    CHECK(right);
+    out.pop_back();
+    THROWS(rfaas::invalid_error, "10001 elements in, room for 10000", lease.map(lease.function("twice"), in, out));
+    return failures != 0;
+}

@@ -1,0 +1,128 @@
+!> Test of the Fortran module. Needs what batch_test.c needs. Exit status 0: all good.
+program fortran_test
+   use rfaas
+   use, intrinsic :: iso_c_binding, only: c_double
+   use, intrinsic :: iso_fortran_env, only: error_unit
+   implicit none
+   integer :: failures = 0, ierror, workers, at, i
+   type(rfaas_session) :: session
+   type(rfaas_lease) :: lease
+   type(rfaas_request) :: requests(4), one
+   integer(rfaas_function) :: echo, fail, sleep_ns, twice
+   real(c_double), target, asynchronous :: in(10, 5), out(10, 5), many(50, 4)
+   real(c_double), pointer :: big(:)
+   integer(c_int64_t) :: numbers(10001), doubled(10001), ns
+   integer(c_size_t) :: n
+   type(c_ptr) :: memory
+   logical :: flag
+   character(len=1024) :: text
+
+   call rfaas_session_open(session, ierror=ierror)
+   call fails(RFAAS_INVALID, 'not initialised', 'open before init')
+   call rfaas_init()
+   call check(rfaas_version() >= 2, 'version')
+   call rfaas_session_open(session, executor='127.0.0.1:1', timeout=5.0_c_double, ierror=ierror)
+   call fails(RFAAS_PEER_GONE, '127.0.0.1:1', 'nobody there')
+   call check(rfaas_class(ierror) == RFAAS_CLASS_CONNECTION .and. rfaas_class(0) == 0, 'class')
+   call check(len(rfaas_strerror(RFAAS_BUSY)) > 0, 'strerror')
+   call rfaas_session_open(session, ierror=ierror)
+   call check(ierror == RFAAS_OK, 'open')
+   call rfaas_lease_open(session, '/nothing.so', lease, ierror=ierror)
+   call check(ierror == RFAAS_BAD_LIBRARY, 'no library')
+   call get_command_argument(1, text)
+   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
+   call rfaas_lease_workers(lease, workers)
+   call check(workers == 2, 'workers')
+   call rfaas_lease_function(lease, 'ecko', echo, ierror)
+   call check(ierror == RFAAS_NO_FUNCTION, 'no function')
+   call rfaas_lease_function(lease, 'echo', echo)
+   call rfaas_lease_function(lease, 'fail', fail)
+   call rfaas_lease_function(lease, 'sleep_ns', sleep_ns)
+
+   in = reshape([(real(i, c_double), i=1, 50)], [10, 5])
+   out = 0
+   n = 0
+   call rfaas_invoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), n, worker=1)
+   call check(n == c_sizeof(in) .and. all(abs(in - out) <= 0), 'invoke')
+   call rfaas_invoke(lease, echo, in(:, 2), 80_c_size_t, out(:, 1), 80_c_size_t)
+   call check(all(abs(out(:, 1) - in(:, 2)) <= 0), 'a column')
+   call rfaas_invoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), worker=7, ierror=ierror)
+   call fails(RFAAS_INVALID, 'worker 7', 'worker 7')
+   call rfaas_invoke(lease, fail, ['n', 'o', ' ', 'g', 'o', 'o', 'd'], 7_c_size_t, out, c_sizeof(out), ierror=ierror)
+   call fails(RFAAS_FUNCTION_FAILED, 'no good', 'fail')
+   call check(rfaas_started() == RFAAS_MAYBE_EXECUTED, 'started')
+   ns = 200000000
+   call rfaas_invoke(lease, sleep_ns, [ns], 8_c_size_t, out, 8_c_size_t, timeout=0.005_c_double, ierror=ierror)
+   call check(ierror == RFAAS_DEADLINE, 'deadline')
+
+   call rfaas_wait(one, n) ! null
+   call check(n == 0, 'null request')
+   do i = 1, 4
+      call rfaas_iinvoke(lease, echo, in, c_sizeof(in), many(:, i), c_sizeof(many)/4, requests(i))
+   end do
+   call rfaas_waitany(requests, at, n)
+   call check(at >= 1 .and. at <= 4 .and. n == c_sizeof(in), 'waitany')
+   call rfaas_waitall(requests)
+   do i = 1, 4
+      call check(all(abs(many(:, i) - reshape(in, [50])) <= 0), 'waitall')
+   end do
+   call rfaas_waitany(requests, at)
+   call check(at == RFAAS_UNDEFINED, 'waitany of nothing')
+   call rfaas_iinvoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), one)
+   flag = .false.
+   do while (.not. flag)
+      call rfaas_test(one, flag, n)
+   end do
+   call check(n == c_sizeof(in), 'test')
+   call rfaas_iinvoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), one)
+   call rfaas_cancel(one)
+   call check(one%handle == 0, 'cancel')
+
+   memory = c_null_ptr
+   call rfaas_alloc(lease, 800000_c_size_t, memory)
+   call c_f_pointer(memory, big, [100000])
+   big = 2.5_c_double
+   call rfaas_register(lease, many, c_sizeof(many))
+   call rfaas_invoke(lease, echo, big, 800000_c_size_t, many, c_sizeof(many), n, ierror=ierror)
+   call check(ierror == RFAAS_RESULT_TOO_LARGE .and. n == 800000, 'result too large')
+   call rfaas_unregister(lease, many)
+   call rfaas_free(lease, memory)
+   call rfaas_lease_release(lease)
+   call rfaas_lease_release(lease, ierror)
+   call check(ierror == RFAAS_INVALID, 'released twice')
+
+   call get_environment_variable('TEST_LIBRARY', text)
+   call rfaas_lease_open(session, text, lease, workers=2)
+   call rfaas_lease_function(lease, 'twice', twice)
+   numbers = [(int(i, c_int64_t), i=1, 10001)]
+   call rfaas_map(lease, twice, numbers, 8_c_size_t, doubled, 8_c_size_t, 10001_c_size_t)
+   call check(all(doubled == 2*numbers), 'map')
+   call rfaas_map(lease, twice, numbers, 0_c_size_t, doubled, 8_c_size_t, 5_c_size_t, ierror=ierror)
+   call fails(RFAAS_INVALID, 'in_item', 'map of nothing')
+   call rfaas_session_close(session)
+   call rfaas_finalize()
+   call rfaas_finalize(ierror)
+   call check(ierror == RFAAS_INVALID, 'finalized twice')
+   if (failures > 0) error stop 1
+
+contains
+
+   !> The last call must have failed so, with a text that names the word.
+   subroutine fails(status, word, what)
+      integer, intent(in) :: status
+      character(len=*), intent(in) :: word, what
+      character(len=:), allocatable :: said
+      said = rfaas_last_error()
+      call check(ierror == status, what)
+      call check(index(said, word) > 0, what)
+   end subroutine
+
+   subroutine check(good, what)
+      logical, intent(in) :: good
+      character(len=*), intent(in) :: what
+      if (.not. good) then
+         write (error_unit, '(4a)') 'fortran_test: ', what, ': ', rfaas_last_error()
+         failures = failures + 1
+      end if
+   end subroutine
+end program

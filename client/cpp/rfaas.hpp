@@ -1,0 +1,360 @@
+/* rfaas.hpp: rfaas.h for C++17. Handles that release themselves, spans of typed elements, exceptions. Header only and
+ * thin: what a call does and costs is what rfaas.h says. Link with -lrfaas.
+ *
+ *     rfaas::library library;                              // rfaas_init ... rfaas_finalize
+ *     rfaas::session session;                              // address from RFAAS_MANAGER or RFAAS_EXECUTOR
+ *     rfaas::lease lease(session, rfaas::lease_options("libprices.so").with_workers(4));
+ *     rfaas::function price = lease.function("price");
+ *     std::vector<double> in(100), out(100);
+ *     std::size_t n = lease.invoke(price, in, out);        // elements that came
+ *     lease.map(price, in, out);                           // the whole array, on all workers
+ *     rfaas::request r = lease.iinvoke(price, in, out);    // ...
+ *     n = r.wait<double>();
+ *
+ * Lifetimes. A library outlives its sessions, a session its leases, a lease its requests and buffers; members or locals
+ * in this order do so by themselves. What a call reads and writes is the caller's and must live as rfaas.h says.
+ * Threads. As in rfaas.h: a lease with its requests is used by one thread at a time.
+ * Errors. Every failure throws a class derived from rfaas::error; destructors never throw. */
+#ifndef RFAAS_HPP
+#define RFAAS_HPP
+
+#include <rfaas.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace rfaas {
+
+/* ---- errors ---- */
+
+/* What went wrong: what() names the offending value. */
+class error : public std::runtime_error {
+  public:
+    error(int status, bool may_have_run, const std::string &text)
+        : std::runtime_error(text), status_(status), may_have_run_(may_have_run) {}
+    int status() const noexcept { return status_; } /* one of RFAAS_* */
+    /* Of a call: whether the function may have run. false: repeating the call is safe. */
+    bool may_have_run() const noexcept { return may_have_run_; }
+
+  private:
+    int status_;
+    bool may_have_run_;
+};
+
+/* The classes of rfaas.h, by what to do next. */
+class busy_error : public error { using error::error; };        /* try again after finishing some request */
+class invalid_error : public error { using error::error; };     /* fix the call */
+class unsupported_error : public error { using error::error; }; /* take another path */
+class function_error : public error { using error::error; };    /* this call failed, the lease is good */
+class connection_error : public error { using error::error; };  /* the worker is replaced at the next call */
+class lease_error : public error { using error::error; };       /* take a new lease */
+class fatal_error : public error { using error::error; };       /* stop */
+
+/* Throws the last error of this thread as the class of `status`. */
+[[noreturn]] inline void raise(int status) {
+    const char *said = rfaas_last_error();
+    std::string text = *said ? said : rfaas_strerror(status);
+    bool ran = rfaas_started() == RFAAS_MAYBE_EXECUTED;
+    switch (RFAAS_CLASS(status)) {
+    case RFAAS_CLASS_BUSY: throw busy_error(status, ran, text);
+    case RFAAS_CLASS_INVALID: throw invalid_error(status, ran, text);
+    case RFAAS_CLASS_UNSUPPORTED: throw unsupported_error(status, ran, text);
+    case RFAAS_CLASS_FUNCTION: throw function_error(status, ran, text);
+    case RFAAS_CLASS_CONNECTION: throw connection_error(status, ran, text);
+    case RFAAS_CLASS_LEASE: throw lease_error(status, ran, text);
+    default: throw fatal_error(status, ran, text);
+    }
+}
+
+inline void check(int status) {
+    if (__builtin_expect(status < 0, 0))
+        raise(status);
+}
+
+/* ---- spans ---- */
+
+/* Consecutive elements of somebody else's: of a vector, an array, or pointer and number. */
+template <class T> class span {
+  public:
+    constexpr span() noexcept = default;
+    constexpr span(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
+    template <std::size_t N> constexpr span(T (&array)[N]) noexcept : data_(array), size_(N) {}
+    /* Anything with data() and size() of such elements. */
+    template <class C, class = std::enable_if_t<std::is_convertible<
+                           std::remove_pointer_t<decltype(std::declval<C &>().data())> (*)[], T (*)[]>::value>>
+    constexpr span(C &container) noexcept : data_(container.data()), size_(container.size()) {}
+    template <class C, class = std::enable_if_t<std::is_const<T>::value && std::is_convertible<
+                           std::remove_pointer_t<decltype(std::declval<const C &>().data())> (*)[], T (*)[]>::value>>
+    constexpr span(const C &container) noexcept : data_(container.data()), size_(container.size()) {}
+
+    constexpr T *data() const noexcept { return data_; }
+    constexpr std::size_t size() const noexcept { return size_; }
+    constexpr std::size_t bytes() const noexcept { return size_ * sizeof(T); }
+    constexpr T *begin() const noexcept { return data_; }
+    constexpr T *end() const noexcept { return data_ + size_; }
+    constexpr T &operator[](std::size_t i) const noexcept { return data_[i]; }
+
+  private:
+    T *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+/* What a call is given, as spans: const elements of a payload, room for a result. */
+template <class C> auto payload(const C &c) {
+    using element = std::remove_pointer_t<decltype(std::data(c))>;
+    static_assert(std::is_trivially_copyable<element>::value, "elements travel as bytes");
+    return span<const element>(std::data(c), std::size(c));
+}
+template <class C> auto room(C &&c) {
+    using element = std::remove_pointer_t<decltype(std::data(c))>;
+    static_assert(std::is_trivially_copyable<element>::value, "elements travel as bytes");
+    return span<element>(std::data(c), std::size(c));
+}
+
+/* ---- library and sessions ---- */
+
+/* Keeps the library up while it lives. Any number may exist. */
+class library {
+  public:
+    library() { check(rfaas_init(nullptr)); }
+    ~library() { rfaas_finalize(); }
+    library(const library &) = delete;
+    library &operator=(const library &) = delete;
+};
+
+/* rfaas_session_options with its defaults. Strings are not copied before the session is opened. */
+struct session_options : rfaas_session_options {
+    session_options() : rfaas_session_options(RFAAS_SESSION_OPTIONS_INIT) {}
+};
+
+class session {
+  public:
+    explicit session(const session_options &options = {}) { check(rfaas_session_open(&options, &handle_)); }
+    session(session &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    session &operator=(session &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    ~session() {
+        if (handle_)
+            rfaas_session_close(handle_);
+    }
+    rfaas_session *get() const noexcept { return handle_; }
+
+  private:
+    rfaas_session *handle_ = nullptr;
+};
+
+/* ---- leases ---- */
+
+/* rfaas_lease_options with its defaults and the library's path, which it keeps. */
+struct lease_options : rfaas_lease_options {
+    explicit lease_options(std::string library_path = {})
+        : rfaas_lease_options(RFAAS_LEASE_OPTIONS_INIT), path_(std::move(library_path)) {}
+    lease_options &with_workers(std::uint32_t n) { return workers = n, *this; }
+    lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
+    lease_options &with_wait_mode(std::uint32_t mode) { return wait_mode = mode, *this; }
+    rfaas_lease_options plain() const {
+        rfaas_lease_options o = *this;
+        if (!path_.empty())
+            o.library = path_.c_str();
+        return o;
+    }
+
+  private:
+    std::string path_;
+};
+
+/* rfaas_call_options with its defaults. */
+struct call_options : rfaas_call_options {
+    call_options() : rfaas_call_options(RFAAS_CALL_OPTIONS_INIT) {}
+    call_options &on(int index) { return worker = index, *this; }
+    call_options &within(std::chrono::nanoseconds t) { return timeout_ns = t.count(), *this; }
+};
+
+using function = rfaas_function;
+
+/* A call in flight. Moves, does not copy; one that is destroyed before it was waited for is cancelled. */
+class request {
+  public:
+    request() noexcept = default;
+    explicit request(rfaas_request handle) noexcept : handle_(handle) {}
+    request(request &&other) noexcept : handle_(std::exchange(other.handle_, RFAAS_REQUEST_NULL)) {}
+    request &operator=(request &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    ~request() {
+        if (handle_)
+            rfaas_cancel(&handle_);
+    }
+    explicit operator bool() const noexcept { return handle_ != RFAAS_REQUEST_NULL; }
+    rfaas_request &get() noexcept { return handle_; }
+
+    /* Waits and returns the elements of the result that came: bytes unless T is given. 0 for no request. */
+    template <class T = std::byte> std::size_t wait() {
+        std::size_t size = 0;
+        check(rfaas_wait(&handle_, &size));
+        return size / sizeof(T);
+    }
+    /* true: the call ended, and *count (if given) has the elements of its result. */
+    template <class T = std::byte> bool test(std::size_t *count = nullptr) {
+        int done = 0;
+        std::size_t size = 0;
+        check(rfaas_test(&handle_, &done, &size));
+        if (done && count)
+            *count = size / sizeof(T);
+        return done != 0;
+    }
+    void cancel() { check(rfaas_cancel(&handle_)); }
+
+  private:
+    rfaas_request handle_ = RFAAS_REQUEST_NULL;
+};
+static_assert(sizeof(request) == sizeof(rfaas_request), "an array of requests is one of handles");
+
+/* Waits for all; throws the first error when all have ended. */
+inline void wait_all(span<request> requests) {
+    check(rfaas_waitall(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), nullptr, nullptr));
+}
+
+/* Waits for one and returns its place, RFAAS_UNDEFINED if there is none; *bytes (if given) is its result's size. */
+inline std::size_t wait_any(span<request> requests, std::size_t *bytes = nullptr) {
+    std::size_t index = RFAAS_UNDEFINED;
+    check(rfaas_waitany(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), &index, bytes));
+    return index;
+}
+
+class lease {
+  public:
+    lease(const session &s, const lease_options &options) {
+        rfaas_lease_options o = options.plain();
+        check(rfaas_lease_open(s.get(), &o, &handle_));
+    }
+    lease(lease &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    lease &operator=(lease &&other) noexcept {
+        std::swap(handle_, other.handle_);
+        return *this;
+    }
+    ~lease() {
+        if (handle_)
+            rfaas_lease_release(handle_);
+    }
+    /* Gives the workers back now, and throws what the destructor would pass over. */
+    void release() { check(rfaas_lease_release(std::exchange(handle_, nullptr))); }
+    rfaas_lease *get() const noexcept { return handle_; }
+
+    int workers() const {
+        int n = rfaas_lease_workers(handle_);
+        check(n);
+        return n;
+    }
+    rfaas_lease_details info() const {
+        rfaas_lease_details d{};
+        d.struct_size = sizeof d;
+        check(rfaas_lease_info(handle_, &d));
+        return d;
+    }
+    rfaas_statistics statistics() const {
+        rfaas_statistics s{};
+        s.struct_size = sizeof s;
+        check(rfaas_lease_statistics(handle_, &s));
+        return s;
+    }
+    rfaas::function function(const std::string &name) const {
+        rfaas::function f = 0;
+        check(rfaas_lease_function(handle_, name.c_str(), &f));
+        return f;
+    }
+
+    /* Calls and waits; `out` is room for the result. Returns the elements of out that were filled. in and out are anything with
+     * std::data and std::size. */
+    template <class In, class Out>
+    std::size_t invoke(rfaas::function f, const In &in, Out &&out, const call_options &options = {}) {
+        auto from = payload(in);
+        auto to = room(out);
+        std::size_t size = 0;
+        check(rfaas_invoke(handle_, f, from.data(), from.bytes(), to.data(), to.bytes(), &size, &options));
+        return size / sizeof(*to.data());
+    }
+    /* Starts a call; in may be reused unless it is a buffer's, out must live until the request ends. */
+    template <class In, class Out>
+    request iinvoke(rfaas::function f, const In &in, Out &&out, const call_options &options = {}) {
+        auto from = payload(in);
+        auto to = room(out);
+        rfaas_request r = RFAAS_REQUEST_NULL;
+        check(rfaas_iinvoke(handle_, f, from.data(), from.bytes(), to.data(), to.bytes(), &options, &r));
+        return request(r);
+    }
+    /* Calls f on all elements of in, on all workers; out has one element for each. */
+    template <class In, class Out> void map(rfaas::function f, const In &in, Out &&out, std::size_t chunk = 0) {
+        auto from = payload(in);
+        auto to = room(out);
+        if (from.size() > to.size())
+            throw invalid_error(RFAAS_INVALID, false, "map: " + std::to_string(from.size()) + " elements in, room for " +
+                                                          std::to_string(to.size()) + " out");
+        rfaas_map_options o = RFAAS_MAP_OPTIONS_INIT;
+        o.chunk = chunk;
+        check(rfaas_map(handle_, f, from.data(), sizeof(*from.data()), to.data(), sizeof(*to.data()), from.size(), &o));
+    }
+
+  private:
+    rfaas_lease *handle_ = nullptr;
+};
+
+/* Elements in registered memory: large payloads inside are sent without being copied. Zeroed at first. */
+template <class T> class buffer {
+    static_assert(std::is_trivially_copyable<T>::value, "elements travel as bytes");
+
+  public:
+    buffer(const lease &l, std::size_t size) : lease_(l.get()), size_(size) {
+        void *at = nullptr;
+        if (size > SIZE_MAX / sizeof(T))
+            throw invalid_error(RFAAS_INVALID, false, "buffer: " + std::to_string(size) + " elements");
+        check(rfaas_alloc(lease_, size * sizeof(T), &at));
+        data_ = static_cast<T *>(at);
+    }
+    buffer(buffer &&other) noexcept
+        : lease_(other.lease_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    buffer &operator=(buffer &&) = delete;
+    ~buffer() {
+        if (data_)
+            rfaas_free(lease_, data_); /* refused while calls read it: then it ends with the lease */
+    }
+    T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    T *begin() const noexcept { return data_; }
+    T *end() const noexcept { return data_ + size_; }
+    T &operator[](std::size_t i) const noexcept { return data_[i]; }
+
+  private:
+    rfaas_lease *lease_;
+    T *data_ = nullptr;
+    std::size_t size_;
+};
+
+/* Registers memory of the caller's while it lives. */
+class registration {
+  public:
+    template <class C> registration(const lease &l, C &memory) : lease_(l.get()), at_(std::data(memory)) {
+        check(rfaas_register(lease_, at_, std::size(memory) * sizeof(*std::data(memory))));
+    }
+    ~registration() { rfaas_unregister(lease_, at_); }
+    registration(const registration &) = delete;
+    registration &operator=(const registration &) = delete;
+
+  private:
+    rfaas_lease *lease_;
+    void *at_;
+};
+
+} // namespace rfaas
+
+#endif
