@@ -33,11 +33,19 @@ func built(t *testing.T, path string) string {
 // startExecutor starts an executor that lends two cores and returns its address.
 func startExecutor(t *testing.T, secret string) string {
 	t.Helper()
+	address, _, _ := startProcess(t, secret)
+	return address
+}
+
+// startProcess is startExecutor that also returns the process and what is closed when it has ended.
+func startProcess(t *testing.T, secret string, args ...string) (string, *exec.Cmd, <-chan struct{}) {
+	t.Helper()
 	providers := "shm"
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		providers = "verbs"
 	}
 	cmd := exec.Command(built(t, "bin/executor"), "--listen", "127.0.0.1:0", "--secret-file", secret, "--cores", "2", "--providers", providers, "--grace", "2s")
+	cmd.Args = append(cmd.Args, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
@@ -68,13 +76,13 @@ func startExecutor(t *testing.T, secret string) string {
 	})
 	select {
 	case addr := <-ready:
-		return addr
+		return addr, cmd, done
 	case <-done:
 		t.Fatalf("the executor ended at once:\n%s", log.String())
 	case <-time.After(20 * time.Second):
 		t.Fatal("the executor was not ready within 20 s")
 	}
-	return ""
+	return "", nil, nil
 }
 
 // The tags and operations on the two sides of the seam are the same numbers.
@@ -84,7 +92,7 @@ func TestSeamNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := map[string]int{}
-	for _, m := range regexp.MustCompile(`RFAAS_(OP|TAG|EVENT)_([A-Z_]+) = (\d+)`).FindAllStringSubmatch(string(header), -1) {
+	for _, m := range regexp.MustCompile(`RFAAS_(OP|TAG|NEWS)_([A-Z_]+) = (\d+)`).FindAllStringSubmatch(string(header), -1) {
 		c[m[1]+m[2]], _ = strconv.Atoi(m[3])
 	}
 	source, err := os.ReadFile("wire.go")
@@ -92,7 +100,7 @@ func TestSeamNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	for _, m := range regexp.MustCompile(`(?m)^\t(op|tag|event)([A-Za-z]+) += (\d+)$`).FindAllStringSubmatch(string(source), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t(op|tag|news)([A-Za-z]+) += (\d+)$`).FindAllStringSubmatch(string(source), -1) {
 		name := strings.ToUpper(m[1]) + strings.ToUpper(regexp.MustCompile(`([a-z])([A-Z])`).ReplaceAllString(m[2], "${1}_$2"))
 		if want, _ := strconv.Atoi(m[3]); c[name] != want {
 			t.Errorf("%s is %d in Go and %d in C", name, want, c[name])

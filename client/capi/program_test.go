@@ -68,7 +68,7 @@ func TestCProgram(t *testing.T) {
 		{"openmpi", "mpicc.openmpi", []string{"-DWITH_MPI"}, []string{"mpirun.openmpi", "--bind-to", "none", "-n", "2"}},
 		{"mpich", "mpicc.mpich", []string{"-DWITH_MPI"}, []string{"mpirun.mpich", "-n", "2"}},
 	} {
-		for _, source := range []string{"api_test.c", "batch_test.c"} {
+		for _, source := range []string{"api_test.c", "batch_test.c", "event_test.c"} {
 			t.Run(c.name+"/"+source, func(t *testing.T) {
 				if c.run != nil && (os.Getenv("RFAAS_REQUIRE_VERBS") != "" || source != "api_test.c") {
 					t.Skip("the plain one says all")

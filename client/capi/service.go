@@ -13,7 +13,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-const flagAllowPlaintext = 1
+const (
+	flagAllowPlaintext = 1 // RFAAS_SESSION_ALLOW_PLAINTEXT
+	flagRenew          = 1 // RFAAS_LEASE_RENEW
+)
 
 // service answers the messages of the seam. Safe for concurrent use; operations of one lease come one at a time.
 type service struct {
@@ -74,6 +77,10 @@ func (s *service) run(op uint32, f fields, out *message) error {
 		return s.release(ctx, f)
 	case opInspect:
 		return s.inspect(ctx, f, out)
+	case opRenew:
+		return s.renew(ctx, f)
+	case opFinish:
+		return s.finish(f)
 	}
 	return &dataplane.Error{Op: "control", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("unknown operation %d", op)}
 }
@@ -127,6 +134,7 @@ func (s *service) plan(ctx context.Context, f fields) error {
 		Memory:         f.u64(tagMemory),
 		Mode:           control.WaitMode(f.u64(tagWaitMode)),
 		Duration:       time.Duration(f.u64(tagDurationNs)),
+		Renew:          f.u64(tagFlags)&flagRenew != 0 || f.u64(tagDurationNs) == 0,
 		CallLimit:      time.Duration(f.u64(tagCallLimitNs)),
 		Executor:       f.str(tagExecutor),
 		Depth:          int(f.u64(tagDepth)),
@@ -203,14 +211,17 @@ func (s *service) tell(key uint64, e grant.Event) {
 	switch e.Kind {
 	case grant.WorkerDied:
 		text = e.Death()
-		m.u64(tagEvent, eventWorkerDied)
+		m.u64(tagEvent, newsWorkerDied)
 		m.u64(tagWorker, uint64(e.Worker))
 		m.u64(tagPID, uint64(e.PID))
 	case grant.LeaseEnded:
-		m.u64(tagEvent, eventLeaseEnded)
+		m.u64(tagEvent, newsEnded)
 	case grant.Draining:
-		m.u64(tagEvent, eventDraining)
+		m.u64(tagEvent, newsDraining)
+	case grant.Expiring:
+		m.u64(tagEvent, newsExpiring)
 	}
+	m.u64(tagInNs, uint64(e.In))
 	m.u64(tagStatus, uint64(int64(e.Status)))
 	m.str(tagText, text)
 	m.str(tagBacktrace, e.Backtrace)
@@ -272,6 +283,39 @@ func (s *service) release(ctx context.Context, f fields) error {
 		return nil
 	}
 	return l.held.Release(ctx)
+}
+
+// heldOf is the granted lease of a message.
+func (s *service) heldOf(op string, f fields) (*grant.Held, error) {
+	_, l, err := s.lease(f)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.held == nil {
+		return nil, &dataplane.Error{Op: op, Status: dataplane.StatusProtocol, Detail: "the lease is not granted yet"}
+	}
+	return l.held, nil
+}
+
+func (s *service) renew(ctx context.Context, f fields) error {
+	h, err := s.heldOf("renew", f)
+	if err != nil {
+		return err
+	}
+	return h.Renew(ctx, time.Duration(f.u64(tagDurationNs)))
+}
+
+// finish gives a lease back in the background when its calls have ended.
+func (s *service) finish(f fields) error {
+	h, err := s.heldOf("finish", f)
+	if err != nil {
+		return err
+	}
+	// Ends with the connection, at the latest. An error: the executor ends the lease by itself, and says so.
+	go func() { _ = h.Finish(context.Background()) }()
+	return nil
 }
 
 func copies(in [][]byte) [][]byte {

@@ -15,6 +15,8 @@ const (
 	opReplace      = 6
 	opRelease      = 7
 	opInspect      = 8
+	opRenew        = 9
+	opFinish       = 10
 )
 
 const (
@@ -49,12 +51,14 @@ const (
 	tagBacktrace   = 29
 	tagCallLimitNs = 30
 	tagCount       = 31
+	tagInNs        = 32
 )
 
 const (
-	eventWorkerDied = 1
-	eventLeaseEnded = 2
-	eventDraining   = 3
+	newsWorkerDied = 1
+	newsEnded      = 2
+	newsDraining   = 3
+	newsExpiring   = 4
 )
 
 const fieldHead = 8 // u16 tag, u16 0, u32 length

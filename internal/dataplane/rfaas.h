@@ -194,10 +194,15 @@ typedef struct rfaas_lease_options {
     /* How long one call may run: a worker that takes longer is killed and the call ends with RFAAS_TIME_LIMIT. 0: the
      * executor's own limit, if it has one. */
     int64_t call_limit_ns;
+    uint32_t flags;    /* RFAAS_LEASE_* or 0 */
+    uint32_t reserved; /* 0 */
 } rfaas_lease_options;
 
+/* Renews the lease in the background for as long as it is held. So is one without duration_ns. */
+#define RFAAS_LEASE_RENEW 1u
+
 #define RFAAS_LEASE_OPTIONS_INIT \
-    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0 }
+    { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0 }
 
 /* rfaas_lease_open leases workers on one executor, connects to them and loads the library there. The library is sent
  * only if the node does not have it yet. Blocks up to the session's time-out. Everything in options is copied.
@@ -208,6 +213,30 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
 /* rfaas_lease_release gives the workers back. Calls in flight are given up; their requests end with
  * RFAAS_INVALID at rfaas_wait. Buffers of rfaas_alloc are freed. The handle is dead afterwards, whatever is returned. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
+
+/* rfaas_lease_renew makes the lease last at least duration_ns from now on; 0: as long as it was leased for. It never makes
+ * it shorter. Errors: RFAAS_LEASE_ENDED, RFAAS_BUSY (the node is draining and renews nothing), RFAAS_INVALID (longer than
+ * the executor permits), connection class. */
+RFAAS_API int rfaas_lease_renew(rfaas_lease *lease, int64_t duration_ns);
+
+#define RFAAS_EVENT_NONE 0
+#define RFAAS_EVENT_WORKER_DIED 1 /* the next call gets a new worker in its place */
+#define RFAAS_EVENT_ENDED 2       /* the lease is no more; the text begins with released, expired, revoked or drained */
+#define RFAAS_EVENT_DRAINING 3    /* the node leaves: calls in flight finish, new ones fail with RFAAS_LEASE_ENDED, not started */
+#define RFAAS_EVENT_EXPIRING 4    /* the lease ends soon unless it is renewed */
+
+typedef struct rfaas_event {
+    uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
+    uint32_t kind;        /* RFAAS_EVENT_* */
+    uint32_t worker;      /* of RFAAS_EVENT_WORKER_DIED */
+    uint32_t lost;        /* events before this one that nobody took in time */
+    int64_t left_ns;      /* RFAAS_EVENT_EXPIRING and DRAINING: until the end, from now */
+    char text[256];       /* why */
+} rfaas_event;
+
+/* rfaas_lease_event takes the oldest event of a lease; kind is RFAAS_EVENT_NONE if there is none. Does not block. The
+ * library keeps the last 16 that were not taken. Fills at most event->struct_size bytes. */
+RFAAS_API int rfaas_lease_event(rfaas_lease *lease, rfaas_event *event);
 
 /* rfaas_lease_workers returns the number of workers, or a negative status. */
 RFAAS_API int rfaas_lease_workers(const rfaas_lease *lease);

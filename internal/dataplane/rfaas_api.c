@@ -86,6 +86,9 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
 
 int rfaas_api_bad_call(const rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
+    if (leaving(l))
+        return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: the node of %s leaves: %s", op, function_name(l, fn),
+                              l->home->executor, l->leaving_reason);
     if (fn >= l->n_functions)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: function %u, the library has functions 0..%u", op, fn,
                               l->n_functions - 1);
@@ -162,7 +165,7 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         return rfaas_api_bad_lease(l, "invoke");
     if (UNLIKELY(!enter(l)))
         return rfaas_api_wrong_thread("invoke");
-    if (UNLIKELY(fn >= l->n_functions || (!in && in_size) || (!out && capacity)))
+    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)))
         return leave(l, rfaas_api_bad_call(l, "invoke", fn, in, in_size, out, capacity));
     call_plan p = {0, RFAAS_ANY_WORKER};
     if (UNLIKELY(options != NULL)) {

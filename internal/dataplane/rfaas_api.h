@@ -26,12 +26,14 @@ enum {
     RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS       -> SESSION */
     RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> */
     RFAAS_OP_PLAN = 3,          /* SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
-                                   DURATION_NS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR     -> */
+                                   DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR -> */
     RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
     RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
     RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB -> BLOB PID */
     RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage */
     RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
+    RFAAS_OP_RENEW = 9,         /* KEY DURATION_NS -> */
+    RFAAS_OP_FINISH = 10,       /* KEY            -> ; no call is started any more, the lease may be given back; at once */
 };
 enum {
     RFAAS_TAG_SESSION = 1,
@@ -57,7 +59,7 @@ enum {
     RFAAS_TAG_NODE = 21,
     RFAAS_TAG_LEASE_ID = 22,
     RFAAS_TAG_WORKER = 23,
-    RFAAS_TAG_EVENT = 24,  /* RFAAS_EVENT_* */
+    RFAAS_TAG_EVENT = 24,  /* RFAAS_NEWS_* */
     RFAAS_TAG_STATUS = 25, /* two's complement */
     RFAAS_TAG_TEXT = 26,   /* of a failure: reply of any operation */
     RFAAS_TAG_OUTPUT = 27, /* last bytes that a worker printed */
@@ -65,8 +67,12 @@ enum {
     RFAAS_TAG_BACKTRACE = 29, /* of a worker that died, a line per function */
     RFAAS_TAG_CALL_LIMIT_NS = 30,
     RFAAS_TAG_COUNT = 31,
+    RFAAS_TAG_IN_NS = 32, /* until what an event announces */
 };
-enum { RFAAS_EVENT_WORKER_DIED = 1, RFAAS_EVENT_LEASE_ENDED = 2, RFAAS_EVENT_DRAINING = 3 };
+enum { RFAAS_NEWS_WORKER_DIED = 1, RFAAS_NEWS_ENDED = 2, RFAAS_NEWS_DRAINING = 3, RFAAS_NEWS_EXPIRING = 4 };
+_Static_assert(RFAAS_NEWS_WORKER_DIED == RFAAS_EVENT_WORKER_DIED && RFAAS_NEWS_ENDED == RFAAS_EVENT_ENDED &&
+                   RFAAS_NEWS_DRAINING == RFAAS_EVENT_DRAINING && RFAAS_NEWS_EXPIRING == RFAAS_EVENT_EXPIRING,
+               "events of the seam and of rfaas.h");
 
 /* The control part. Returns a status; *reply is from malloc and freed by the caller, may be NULL. Blocks as long as
  * the operation takes. Any thread. */
@@ -78,7 +84,8 @@ extern int32_t rfaas_control_default(uint32_t op, void *req, uint64_t len, void 
 
 /* rfaas_control_register sets the control part for the next rfaas_init; NULL: the one that is linked in. */
 void rfaas_control_register(rfaas_control_fn fn);
-/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS TEXT BACKTRACE OUTPUT. Never blocks for long. Any thread. */
+/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS IN_NS TEXT BACKTRACE OUTPUT. Never blocks for long. Any
+ * thread. */
 void rfaas_control_event(const void *msg, uint64_t len);
 
 typedef struct rfaas_msg {
@@ -174,10 +181,23 @@ typedef struct rfaas_home {
     char ended_reason[256];
 } rfaas_home;
 
+#define RFAAS_NEWS_KEPT 16
+
+/* An event that the program has not taken. */
+typedef struct rfaas_news {
+    uint32_t kind, worker;
+    int64_t at; /* CLOCK_MONOTONIC ns of what it announces */
+    char text[256];
+} rfaas_news;
+
+/* The node drains: no call is started any more, and when no thread is inside the control part is told, once. */
+enum { LEAVING_NOT = 0, LEAVING_SOON = 1, LEAVING_TOLD = 2 };
+
 /* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
 struct rfaas_lease {
     uint32_t magic;
-    uint32_t busy; /* a thread is inside; relaxed atomic */
+    uint32_t busy;    /* a thread is inside; relaxed atomic */
+    uint32_t leaving; /* LEAVING_*; atomic */
     uint32_t n_workers;
     uint32_t n_functions;
     rfaas_worker *workers; /* the home's */
@@ -198,6 +218,9 @@ struct rfaas_lease {
 
     pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
     pthread_cond_t changed;
+    char leaving_reason[256];
+    rfaas_news news[RFAAS_NEWS_KEPT]; /* not taken: a ring */
+    uint32_t news_first, news_count, news_lost;
 };
 
 struct rfaas_session {
@@ -263,6 +286,17 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
  * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
+
+/* ---- rfaas_api_event.c ---- */
+
+/* Keeps an event for the program, in the place of the oldest if need be. Under the lease's mutex. */
+void rfaas_api_keep_news(rfaas_lease *l, const rfaas_msg *m, uint32_t kind, uint32_t worker);
+/* The node drains, and `leaving` says so. Who is inside the lease when every thread has passed a barrier finishes by
+ * itself as it leaves; who enters later sees it. */
+void rfaas_api_begin_leaving(rfaas_lease *l);
+/* Tells the control part that a lease starts no calls any more, unless it has been told. Any thread; nobody is inside the
+ * lease, or the caller is. */
+__attribute__((cold)) void rfaas_api_finish(rfaas_lease *l);
 
 /* ---- rfaas_api_request.c ---- */
 

@@ -24,9 +24,15 @@ static inline bool enter(rfaas_lease *l) {
 }
 
 static inline int leave(rfaas_lease *l, int status) {
+    if (UNLIKELY(__atomic_load_n(&l->leaving, __ATOMIC_RELAXED) == LEAVING_SOON))
+        rfaas_api_finish(l);
     __atomic_store_n(&l->busy, 0, __ATOMIC_RELAXED);
     return status;
 }
+
+/* Whether no call is started any more. Read after enter(): whoever sets it passes a barrier for all threads and then looks
+ * whether anybody is inside. */
+static inline bool leaving(const rfaas_lease *l) { return __atomic_load_n(&l->leaving, __ATOMIC_RELAXED) != LEAVING_NOT; }
 
 __attribute__((cold)) int rfaas_api_wrong_thread(const char *op);
 

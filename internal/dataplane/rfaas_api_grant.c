@@ -64,6 +64,7 @@ int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h) {
     rfaas_msg_u64(&req, RFAAS_TAG_MEMORY, o->memory);
     rfaas_msg_u64(&req, RFAAS_TAG_WAIT_MODE, o->wait_mode);
     rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)o->duration_ns);
+    rfaas_msg_u64(&req, RFAAS_TAG_FLAGS, o->flags);
     rfaas_msg_u64(&req, RFAAS_TAG_CALL_LIMIT_NS, (uint64_t)o->call_limit_ns);
     rfaas_msg_u64(&req, RFAAS_TAG_DEPTH, o->depth);
     rfaas_msg_u64(&req, RFAAS_TAG_EAGER, o->eager);

@@ -69,6 +69,8 @@ static void destroy_lease(rfaas_lease *l) {
     l->n_workers = l->n_functions = l->requests_used = l->requests_free = 0;
     l->sync_worker = l->next_worker = l->replaced = 0;
     l->busy = 0;
+    l->leaving = LEAVING_NOT;
+    l->news_first = l->news_count = l->news_lost = 0;
     pthread_mutex_lock(&rfaas_api_mu);
     l->session->opening--;
     l->session = NULL;
@@ -122,6 +124,8 @@ static int check_options(rfaas_lease_options *o) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)o->duration_ns);
     if (o->call_limit_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: call_limit_ns %lld is negative", op, (long long)o->call_limit_ns);
+    if (o->flags & ~RFAAS_LEASE_RENEW || o->reserved)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
     if (!o->library && !o->library_size)

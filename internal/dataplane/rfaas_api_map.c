@@ -127,7 +127,7 @@ static int check(map *m, size_t chunk) {
     size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
     if (large > UINT32_MAX)
         large = UINT32_MAX;
-    if (m->fn >= l->n_functions)
+    if (leaving(l) || m->fn >= l->n_functions)
         return rfaas_api_bad_call(l, op, m->fn, NULL, 0, NULL, 0);
     if (m->in_item == 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: in_item is 0, want at least 1 byte", op);

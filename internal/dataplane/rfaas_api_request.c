@@ -192,7 +192,7 @@ int rfaas_iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_s
         return rfaas_api_fail(RFAAS_INVALID, 0, "iinvoke: request is NULL");
     if (UNLIKELY(!enter(l)))
         return rfaas_api_wrong_thread("iinvoke");
-    if (UNLIKELY(fn >= l->n_functions || (!in && in_size) || (!out && capacity)))
+    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)))
         return leave(l, rfaas_api_bad_call(l, "iinvoke", fn, in, in_size, out, capacity));
     call_plan p = {0, RFAAS_ANY_WORKER};
     if (UNLIKELY(options != NULL)) {

@@ -64,25 +64,38 @@ void rfaas_control_event(const void *data, uint64_t len) {
         return;
     int status = (int)(int64_t)rfaas_msg_get_u64(&m, RFAAS_TAG_STATUS, 0);
     uint64_t worker = rfaas_msg_get_u64(&m, RFAAS_TAG_WORKER, UINT64_MAX);
+    bool drains = false;
     pthread_mutex_lock(&l->mu);
     rfaas_home *h = l->home;
     if (h && h->key == key) {
-        switch (rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0)) {
-        case RFAAS_EVENT_WORKER_DIED:
+        uint32_t kind = (uint32_t)rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0);
+        switch (kind) {
+        case RFAAS_NEWS_WORKER_DIED:
             if (worker < h->n_workers)
                 note_death(&h->workers[worker], &m, status);
             break;
-        case RFAAS_EVENT_LEASE_ENDED:
+        case RFAAS_NEWS_ENDED:
             h->ended = status < 0 ? status : DP_LEASE_ENDED;
             rfaas_msg_get_str(&m, RFAAS_TAG_TEXT, h->ended_reason, sizeof h->ended_reason);
             for (uint32_t i = 0; i < h->n_workers; i++)
                 if (h->workers[i].ch)
                     dp_channel_fail(h->workers[i].ch, h->ended);
             break;
+        case RFAAS_NEWS_DRAINING:
+            if (!l->leaving) {
+                rfaas_msg_get_str(&m, RFAAS_TAG_TEXT, l->leaving_reason, sizeof l->leaving_reason);
+                __atomic_store_n(&l->leaving, LEAVING_SOON, __ATOMIC_RELEASE);
+                drains = true;
+            }
+            break;
         }
+        if (kind >= RFAAS_NEWS_WORKER_DIED && kind <= RFAAS_NEWS_EXPIRING)
+            rfaas_api_keep_news(l, &m, kind, worker < h->n_workers ? (uint32_t)worker : 0);
         pthread_cond_broadcast(&l->changed);
     }
     pthread_mutex_unlock(&l->mu);
+    if (drains)
+        rfaas_api_begin_leaving(l);
 }
 
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started) {
