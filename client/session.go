@@ -60,7 +60,10 @@ type Session struct {
 // Connect reaches the manager or executor once and checks that it speaks our protocol, so that a wrong or dead
 // address is found here. Errors: ErrInvalid, ErrConnection (nobody there, or somebody else).
 func Connect(ctx context.Context, o Options) (*Session, error) {
-	c, err := grant.Open(ctx, grant.Options{
+	s := &Session{verbs: o.Verbs, devices: make(map[string]*dataplane.Device), leases: make(map[*Lease]struct{})}
+	var err error
+	s.control, err = grant.Open(ctx, grant.Options{
+		Device:         s.device,
 		Manager:        o.Manager,
 		Executor:       o.Executor,
 		Provider:       o.Provider,
@@ -72,7 +75,7 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Session{control: c, verbs: o.Verbs, devices: make(map[string]*dataplane.Device), leases: make(map[*Lease]struct{})}, nil
+	return s, nil
 }
 
 // device opens the provider's device, once per session.

@@ -35,6 +35,8 @@ type Options struct {
 	SecretFile     string        // empty: control's default
 	AllowPlaintext bool          // see control.DialConfig
 	Timeout        time.Duration // 0: DefaultTimeout
+	// Device opens a device of a provider, which stays the caller's, for reading the manager's memory. nil: its own.
+	Device func(provider string) (*dataplane.Device, error)
 }
 
 // WithEnvironment returns o with empty fields taken from the environment. An address in o wins over both
@@ -66,6 +68,8 @@ type Control struct {
 	mu     sync.Mutex
 	conns  map[string]*grpc.ClientConn
 	closed bool
+
+	places places
 }
 
 // Open checks the options and reaches the manager or executor once, so that a wrong address is found here.
@@ -94,11 +98,11 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 	if err != nil {
 		return nil, fail(op, dataplane.StatusFatal, "%v", err)
 	}
-	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn)}
+	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn), places: places{open: o.Device}}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	if o.Manager != "" {
-		_, err = c.list(ctx)
+		_, err = c.hello(ctx)
 	} else {
 		_, err = c.info(ctx, o.Executor)
 	}
@@ -112,6 +116,7 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 // Close closes the connections. Leases must have been released; those that were not end when their executor
 // notices.
 func (c *Control) Close() {
+	c.places.close()
 	c.mu.Lock()
 	conns := c.conns
 	c.conns, c.closed = nil, true

@@ -52,7 +52,9 @@ type Pending struct {
 	name       string
 	sha        [sha256.Size]byte
 	candidates []Candidate
-	current    int // index of the candidate that Next gave, -1 before
+	current    int             // index of the candidate that Next gave, -1 before
+	refused    map[uint32]bool // slots of the board that were tried
+	byBoard    bool            // there may be more on the board, and then in the manager's list
 	last       error
 	granted    bool
 }
@@ -89,7 +91,8 @@ func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	var err error
-	p.candidates, err = c.candidates(ctx, &s)
+	p.refused = map[uint32]bool{}
+	p.candidates, p.byBoard, err = c.first(ctx, &p.spec, p.refused)
 	return p, err
 }
 
@@ -133,7 +136,7 @@ func checkELF(path string, b []byte) error {
 // Next returns the next executor to try. When there is none left, the error says why the last one refused.
 func (p *Pending) Next() (Candidate, error) {
 	const op = "lease"
-	for p.current+1 < len(p.candidates) {
+	for p.current+1 < len(p.candidates) || p.more() {
 		p.current++
 		cand := p.candidates[p.current]
 		i := cand.info
@@ -152,6 +155,43 @@ func (p *Pending) Next() (Candidate, error) {
 		p.last = fail(op, dataplane.StatusBusy, "no executor is left to ask")
 	}
 	return Candidate{}, p.last
+}
+
+// boardMost is how many executors of the board are asked before the manager's list is, which is long and the last resort.
+const boardMost = 16
+
+// more finds another candidate: on the board, or else all of the manager's list that have not been tried.
+func (p *Pending) more() bool {
+	if !p.byBoard {
+		return false
+	}
+	ctx, cancel := p.c.bound(context.Background())
+	defer cancel()
+	if len(p.candidates) < boardMost {
+		if cand, err := p.c.pick(ctx, &p.spec, p.refused); err == nil {
+			p.candidates = append(p.candidates, cand)
+			return true
+		}
+	}
+	p.byBoard = false
+	all, err := p.c.candidates(ctx, &p.spec)
+	if err != nil {
+		if p.last == nil {
+			p.last = err
+		}
+		return false
+	}
+	tried := map[string]bool{}
+	for _, cand := range p.candidates {
+		tried[cand.Address] = true
+	}
+	n := len(p.candidates)
+	for _, cand := range all {
+		if !tried[cand.Address] {
+			p.candidates = append(p.candidates, cand)
+		}
+	}
+	return len(p.candidates) > n
 }
 
 // Worker is what the executor says of a worker that it started.

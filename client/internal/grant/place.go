@@ -1,0 +1,204 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/link"
+)
+
+// pickTries is how many groups of the board a pick looks at before the manager is asked for its list.
+const pickTries = 8
+
+// refreshAfter is how old the index may be that says which executors are on this node.
+const refreshAfter = 10 * time.Second
+
+// places is the manager's board as this process reads it: made when it is first needed, made anew after an error, since
+// a manager that was started anew has other memory. Safe for concurrent use.
+type places struct {
+	mu     sync.Mutex
+	open   func(provider string) (*dataplane.Device, error)
+	own    []*dataplane.Device // that must be closed here
+	end    *link.Client        // nil: not attached
+	reader *board.Reader
+	fresh  time.Time // when the reader was last refreshed
+	picks  uint64
+	closed bool
+}
+
+// hello asks the manager how its memory can be reached, and so whether it is one.
+func (c *Control) hello(ctx context.Context) (*control.ManagerHelloReply, error) {
+	const op = "ask the resource manager"
+	conn, err := c.dial(op, c.opts.Manager)
+	if err != nil {
+		return nil, err
+	}
+	r, err := control.NewManagerClient(conn).Hello(ctx, &control.ManagerHelloRequest{ProtocolVersion: control.ProtocolVersion})
+	if err != nil {
+		return nil, fromControl(op, c.opts.Manager, err)
+	}
+	return r, nil
+}
+
+// device opens a device once.
+func (p *places) device(provider string) (*dataplane.Device, error) {
+	if p.open != nil {
+		return p.open(provider) // the session's, which it closes
+	}
+	for _, d := range p.own {
+		if d.Provider() == provider {
+			return d, nil
+		}
+	}
+	d, err := dataplane.Open(provider, dataplane.Options{GIDIndex: -1})
+	if err == nil {
+		p.own = append(p.own, d)
+	}
+	return d, err
+}
+
+// attach makes sure that there is a reader. Under the lock.
+func (c *Control) attach(ctx context.Context) error {
+	p := &c.places
+	if p.reader != nil {
+		return nil
+	}
+	if p.closed {
+		return fail("read the board", dataplane.StatusInvalid, "the session is closed")
+	}
+	hello, err := c.hello(ctx)
+	if err != nil {
+		return err
+	}
+	provider := link.Provider(hello, c.nodeID, "")
+	if provider == "" {
+		return errNoBoard
+	}
+	dev, err := p.device(provider)
+	if err != nil {
+		return errNoBoard
+	}
+	conn, err := c.dial("ask the resource manager", c.opts.Manager)
+	if err != nil {
+		return err
+	}
+	if p.end, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev); err != nil {
+		return err
+	}
+	if p.reader, err = board.NewReader(p.end, c.nodeID); err != nil {
+		p.drop()
+		return err
+	}
+	p.fresh = time.Now()
+	return nil
+}
+
+var errNoBoard = errors.New("no way to the board")
+
+// drop forgets the connection; the next use makes another. Under the lock.
+func (p *places) drop() {
+	if p.end != nil {
+		p.end.Close()
+	}
+	p.end, p.reader = nil, nil
+}
+
+func (p *places) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drop()
+	p.closed = true
+	for _, d := range p.own {
+		d.Close()
+	}
+	p.own = nil
+}
+
+// Picks is how many executors were found on the board by one-sided reads.
+func (c *Control) Picks() uint64 {
+	c.places.mu.Lock()
+	defer c.places.mu.Unlock()
+	return c.places.picks
+}
+
+// pick finds an executor on the board that is not in refused, and adds it there. An error: the board does not help.
+func (c *Control) pick(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
+	p := &c.places
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	cand, err := c.pickLocked(ctx, s, refused)
+	if err != nil && !errors.Is(err, board.ErrNone) {
+		p.drop() // whatever it was: the manager's answer is as good, and the next lease attaches again
+	}
+	return cand, err
+}
+
+func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
+	p := &c.places
+	if err := c.attach(ctx); err != nil {
+		return Candidate{}, err
+	}
+	need := board.Need{Cores: uint32(s.Workers * s.CoresPerWorker), MemoryMiB: uint32(min((s.Memory*uint64(s.Workers)+1<<20-1)>>20, 1<<32-1)),
+		For: s.Duration}
+	switch c.opts.Provider {
+	case "shm":
+		need.Local = board.SHM
+	case "verbs":
+		need.Local, need.Remote = board.Verbs, board.Verbs
+	default:
+		need.Local, need.Remote = board.SHM|board.Verbs, board.Verbs
+	}
+	if time.Since(p.fresh) > refreshAfter {
+		if err := p.reader.Refresh(); err != nil {
+			return Candidate{}, err
+		}
+		p.fresh = time.Now()
+	}
+	for range pickTries {
+		choice, err := p.reader.Pick(need, refused, time.Now(), pickTries)
+		if err != nil {
+			return Candidate{}, err
+		}
+		refused[choice.Line.Slot] = true
+		id, err := p.reader.Identity(&choice.Line)
+		if errors.Is(err, board.ErrGone) || errors.Is(err, board.ErrTorn) || errors.Is(err, board.ErrLayout) {
+			continue
+		}
+		if err != nil {
+			return Candidate{}, err
+		}
+		info := &control.InfoReply{Node: id.Node, NodeId: id.NodeID, Incarnation: id.Incarnation[:], Cores: choice.Line.Cores, FreeCores: choice.Line.FreeCores,
+			MaxDepth: id.MaxDepth, MaxEager: id.MaxEager, MaxBulk: id.MaxBulk}
+		for _, o := range []struct {
+			bit  board.Providers
+			name string
+		}{{board.SHM, "shm"}, {board.Verbs, "verbs"}} {
+			if choice.Line.Providers&o.bit != 0 {
+				info.Providers = append(info.Providers, o.name)
+			}
+		}
+		provider, err := c.provider(id.Control, info)
+		if err != nil {
+			continue
+		}
+		p.picks++
+		return Candidate{Address: id.Control, Node: id.Node, Provider: provider, info: info}, nil
+	}
+	return Candidate{}, board.ErrNone
+}
+
+// first finds what to try first: one executor from the board, or the manager's whole list. byBoard says which.
+func (c *Control) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, byBoard bool, err error) {
+	if s.Executor == "" && c.opts.Executor == "" {
+		if cand, err := c.pick(ctx, s, refused); err == nil {
+			return []Candidate{cand}, true, nil
+		}
+	}
+	found, err = c.candidates(ctx, s)
+	return found, false, err
+}

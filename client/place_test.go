@@ -1,0 +1,115 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// cluster is a manager and executors of two cores.
+func cluster(t *testing.T, executors int) (manager *daemon, nodes []*daemon, secret string) {
+	t.Helper()
+	secret = filepath.Join(t.TempDir(), "secret")
+	manager = start(t, "bin/resource-manager", secret, "--heartbeat", "100ms", "--executors", "64")
+	for range executors {
+		nodes = append(nodes, start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", manager.Address))
+	}
+	return manager, nodes, secret
+}
+
+func (d *daemon) session(t *testing.T, secret string) *client.Session {
+	t.Helper()
+	w := &world{daemon: d, secret: secret}
+	return w.connect(t, client.Options{Manager: d.Address})
+}
+
+func leaseSoon(t *testing.T, s *client.Session, workers int) *client.Lease {
+	t.Helper()
+	var l *client.Lease
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); ; <-tick.C { // until executors have registered
+		var err error
+		if l, err = s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: workers}); err == nil {
+			return l
+		}
+		if !errors.Is(err, client.ErrBusy) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Executors are found in the manager's memory: also while it is stopped. One that is full refuses, and the next is asked.
+func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
+	m, nodes, secret := cluster(t, 2)
+	s := m.session(t, secret)
+	used := map[string]bool{}
+	first := leaseSoon(t, s, 1) // now the board can be read
+	used[first.Executor()] = true
+	second := leaseSoon(t, m.session(t, secret), 2) // both executors are there
+	used[second.Executor()] = true
+	if len(used) != 2 {
+		t.Errorf("executors used: %v", used)
+	}
+	if err := errors.Join(first.Release(context.Background()), second.Release(context.Background())); err != nil {
+		t.Fatal(err)
+	}
+	m.signal(syscall.SIGSTOP)
+	defer m.signal(syscall.SIGCONT)
+	clear(used)
+	var leases []*client.Lease
+	for range 4 { // all that there is
+		l := leaseSoon(t, s, 1)
+		used[l.Executor()] = true
+		leases = append(leases, l)
+	}
+	if len(used) != len(nodes) {
+		t.Errorf("executors used: %v", used)
+	}
+	f := function(t, leases[0], "echo")
+	out := make([]byte, 8)
+	if n, err := f.Invoke(context.Background(), []byte("stopped"), out); err != nil || string(out[:n]) != "stopped" {
+		t.Errorf("%q %v", out, err)
+	}
+	for _, l := range leases {
+		if err := l.Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A manager that was killed and started anew is found again.
+func TestPlacementAfterAManagerRestart(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	address := "unix:" + filepath.Join(t.TempDir(), "m")
+	manager := func() *daemon {
+		return start(t, "bin/resource-manager", secret, "--listen", address, "--heartbeat", "100ms", "--executors", "64")
+	}
+	m := manager()
+	start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", address)
+	w := &world{daemon: m, secret: secret}
+	s := w.connect(t, client.Options{Manager: address})
+	l := leaseSoon(t, s, 1)
+	m.signal(syscall.SIGKILL)
+	<-m.done
+	manager()
+	f := function(t, l, "echo") // the lease goes on
+	if _, err := f.Invoke(context.Background(), []byte("x"), make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	again := leaseSoon(t, s, 1)
+	if err := errors.Join(l.Release(context.Background()), again.Release(context.Background())); err != nil {
+		t.Error(err)
+	}
+	_, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 3})
+	if !errors.Is(err, client.ErrInvalid) || !strings.Contains(fmt.Sprint(err), "3 cores") {
+		t.Errorf("more than there is: %v", err)
+	}
+}
