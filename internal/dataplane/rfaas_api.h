@@ -99,7 +99,7 @@ void rfaas_msg_str(rfaas_msg *m, uint16_t tag, const char *s); /* NULL: nothing 
 void rfaas_msg_free(rfaas_msg *m);
 /* rfaas_msg_check says whether the whole message is well formed. The readers below want a checked one. */
 bool rfaas_msg_check(const rfaas_msg *m);
-/* rfaas_msg_find returns the n-th field with the tag, or NULL. */
+/* rfaas_msg_find returns the n-th field with the tag, or NULL, and then *len is 0. */
 const uint8_t *rfaas_msg_find(const rfaas_msg *m, uint16_t tag, uint32_t n, uint32_t *len);
 uint64_t rfaas_msg_get_u64(const rfaas_msg *m, uint16_t tag, uint64_t absent);
 uint64_t rfaas_msg_nth_u64(const rfaas_msg *m, uint16_t tag, uint32_t n, uint64_t absent);

@@ -85,6 +85,7 @@ const uint8_t *rfaas_msg_find(const rfaas_msg *m, uint16_t tag, uint32_t n, uint
     while (next(m, &pos, &t, &data, len))
         if (t == tag && n-- == 0)
             return data;
+    *len = 0; /* not that of the last field looked at */
     return NULL;
 }
 

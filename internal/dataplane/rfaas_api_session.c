@@ -221,7 +221,12 @@ int rfaas_session_close(rfaas_session *s) {
         return status;
     for (uint32_t i = 0; i < RFAAS_LEASES_MAX; i++) {
         rfaas_lease *l = rfaas_api_lease_at(i);
-        if (l && l->magic == RFAAS_LEASE_MAGIC && l->session == s)
+        if (!l)
+            continue;
+        pthread_mutex_lock(&rfaas_api_mu); /* other sessions' leases come and go meanwhile */
+        bool ours = l->session == s;
+        pthread_mutex_unlock(&rfaas_api_mu);
+        if (ours && l->magic == RFAAS_LEASE_MAGIC)
             rfaas_lease_release(l);
     }
     pthread_mutex_lock(&rfaas_api_mu);

@@ -191,7 +191,7 @@ T_CASE(answers_survive, "channel/answers-before-the-end") {
         for (int i = 0; i < 3; i++)
             CHECK_OK(dp_channel_submit(l.s.ch, 0, in, sizeof in, NULL, sizeof in, &slot[i]));
         dp_server_finish(l.server);
-        t_peer_join(&l.s.peer);
+        local_end(&l);
         dp_channel_fail(l.s.ch, DP_LEASE_ENDED); /* as the event of its end does, if the provider does not tell */
         blind = later;
         if (later) /* a post finds out, or a look at a call */

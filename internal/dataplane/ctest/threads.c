@@ -1,0 +1,333 @@
+/* A client with several threads: an endpoint for each, channels failed from outside, sessions and leases of the C API side
+ * by side. Written for the thread sanitizer (make test-c-tsan), and run without it as well. The servers are threads of
+ * this process, so that everything is seen by it. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "../rfaas_api.h"
+#include "ends.h"
+#include "served.h"
+
+enum { CLIENTS = 4 };
+
+/* ---- endpoints ---- */
+
+typedef struct caller {
+    served s;
+    pthread_t thread;
+    int rounds;
+    uint32_t calls, failures; /* atomic: the breaker looks */
+    int32_t done;
+} caller;
+
+/* Calls until the channel fails, then brings it to life again, so many times. */
+static void *call_and_recover(void *arg) {
+    caller *c = arg;
+    served *s = &c->s;
+    char name[24];
+    snprintf(name, sizeof name, "caller %p", (void *)c);
+    t_name(name);
+    for (int round = 0; round < c->rounds; round++) {
+        dp_error err;
+        served_again(s, false);
+        for (;;) {
+            uint8_t in[300], out[300];
+            uint32_t n = 1 + (uint32_t)(t_random() % sizeof in), size = 0;
+            dp_started started;
+            fill_pattern(in, n, n);
+            memset(out, 0, sizeof out);
+            int st = dp_channel_call(s->ch, FN_ECHO, in, n, NULL, out, n, &size, dp_now_ns() + 20000000000, &started);
+            if (st) {
+                CHECK_STATUS(st, DP_WORKER_DIED);
+                break;
+            }
+            CHECK_EQ(size, n);
+            CHECK_PATTERN(out, n, n);
+            __atomic_add_fetch(&c->calls, 1, __ATOMIC_RELAXED);
+        }
+        __atomic_add_fetch(&c->failures, 1, __ATOMIC_RELAXED);
+        CHECK_OK_ERR(dp_channel_reset(s->ch, &err), err);
+        t_peer_join(&s->peer); /* it noticed that we left */
+    }
+    __atomic_store_n(&c->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* Threads with an endpoint each on one device, whose channels another thread fails at any moment: while they call, wait,
+ * reset or connect. */
+static void endpoints(dp_wait_mode mode) {
+    caller c[CLIENTS] = {0};
+    dp_dev *dev;
+    dp_error err;
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &dev, &err), err);
+    for (int i = 0; i < CLIENTS; i++) {
+        c[i].rounds = (int)t_pick(20, 3);
+        c[i].s.mode = mode;
+        CHECK_OK_ERR(dp_endpoint_create(dev, 1, 4, mode, &c[i].s.ep, &err), err);
+        CHECK_OK_ERR(dp_channel_create(c[i].s.ep, &(dp_channel_config){4, 1024, 0}, &c[i].s.ch, &err), err);
+        CHECK(!pthread_create(&c[i].thread, NULL, call_and_recover, &c[i]));
+    }
+    for (int left = CLIENTS; left;) {
+        left = 0;
+        for (int i = 0; i < CLIENTS; i++) {
+            if (__atomic_load_n(&c[i].done, __ATOMIC_ACQUIRE))
+                continue;
+            left++;
+            if (__atomic_load_n(&c[i].calls, __ATOMIC_RELAXED) > 3 * __atomic_load_n(&c[i].failures, __ATOMIC_RELAXED))
+                dp_channel_fail(c[i].s.ch, DP_WORKER_DIED);
+        }
+        t_sleep_ms((int)(t_random() % 4));
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        pthread_join(c[i].thread, NULL);
+        CHECK_EQ(c[i].failures, c[i].rounds);
+        dp_channel_destroy(c[i].s.ch);
+        dp_endpoint_destroy(c[i].s.ep);
+    }
+    dp_dev_close(dev);
+}
+
+T_CASE(endpoints_adaptive, "threads/endpoints-failed-from-outside", .providers = T_SHM, .seconds = 30) {
+    endpoints(DP_WAIT_ADAPTIVE);
+}
+T_CASE(endpoints_warm, "threads/blocked-endpoints-failed-from-outside", .providers = T_SHM, .seconds = 30) {
+    endpoints(DP_WAIT_WARM);
+}
+
+/* ---- the C API ---- */
+
+/* A control part whose workers are threads: leases by key, each with its servers. */
+enum { LEASES = 64, WORKERS = 2 };
+
+typedef struct fake_worker {
+    pthread_t thread;
+    dp_dev *dev;
+    dp_server *server;
+    uint64_t pid;
+} fake_worker;
+
+typedef struct fake_lease {
+    uint64_t key; /* 0: free */
+    fake_worker workers[WORKERS];
+} fake_lease;
+
+static pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
+static fake_lease fake_leases[LEASES];
+static uint64_t fake_pid;
+static uint32_t fake_granted, fake_replaced, fake_released;
+
+static uint32_t fake_echo(void *args, uint32_t n, void *res) {
+    memcpy(res, args, n);
+    return n;
+}
+static const dp_function fake_functions[] = {fake_echo};
+
+static void *fake_serve(void *arg) {
+    dp_server_run(arg);
+    return NULL;
+}
+
+/* Under fake_mu. Appends what is said of a worker to the reply. */
+static void fake_start(fake_worker *w, const uint8_t *blob, uint32_t len, rfaas_msg *reply) {
+    dp_error err;
+    uint8_t answer[DP_CHANNEL_BLOB_MAX];
+    uint32_t n = sizeof answer;
+    CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
+    CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, blob, len, &w->server, &err), err);
+    dp_server_set_functions(w->server, fake_functions, 1);
+    CHECK_OK_ERR(dp_server_blob(w->server, answer, &n, &err), err);
+    w->pid = ++fake_pid;
+    CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
+    rfaas_msg_bytes(reply, RFAAS_TAG_BLOB, answer, n);
+    rfaas_msg_u64(reply, RFAAS_TAG_PID, w->pid);
+}
+
+static void fake_stop(fake_worker *w) {
+    if (!w->server)
+        return;
+    dp_server_stop(w->server);
+    pthread_join(w->thread, NULL);
+    dp_server_destroy(w->server);
+    dp_dev_close(w->dev);
+    w->server = NULL;
+}
+
+static fake_lease *fake_find(uint64_t key) {
+    for (int i = 0; i < LEASES; i++)
+        if (fake_leases[i].key == key)
+            return &fake_leases[i];
+    return NULL;
+}
+
+static void fake_grant(uint64_t key, const rfaas_msg *req, rfaas_msg *reply) {
+    fake_lease *l = fake_find(0);
+    CHECK(l);
+    l->key = key;
+    rfaas_msg_u64(reply, RFAAS_TAG_LEASE_ID, key);
+    for (uint32_t i = 0; i < WORKERS; i++) {
+        uint32_t len;
+        const uint8_t *blob = rfaas_msg_find(req, RFAAS_TAG_BLOB, i, &len);
+        CHECK(blob);
+        fake_start(&l->workers[i], blob, len, reply);
+    }
+    rfaas_msg_str(reply, RFAAS_TAG_FUNCTION, "echo");
+    fake_granted++;
+}
+
+static void fake_replace(uint64_t key, const rfaas_msg *req, rfaas_msg *reply) {
+    fake_lease *l = fake_find(key);
+    uint64_t i = rfaas_msg_get_u64(req, RFAAS_TAG_WORKER, WORKERS);
+    uint32_t len;
+    const uint8_t *blob = rfaas_msg_find(req, RFAAS_TAG_BLOB, 0, &len);
+    CHECK(l && blob && i < WORKERS);
+    fake_stop(&l->workers[i]);
+    fake_start(&l->workers[i], blob, len, reply);
+    fake_replaced++;
+}
+
+static int32_t fake_control(uint32_t op, const void *data, uint64_t len, void **out, uint64_t *out_len) {
+    static uint64_t session; /* under fake_mu */
+    rfaas_msg req = {.data = (uint8_t *)data, .len = len}, reply = {0};
+    CHECK(rfaas_msg_check(&req));
+    uint64_t key = rfaas_msg_get_u64(&req, RFAAS_TAG_KEY, 0);
+    pthread_mutex_lock(&fake_mu);
+    switch (op) {
+    case RFAAS_OP_SESSION_OPEN: rfaas_msg_u64(&reply, RFAAS_TAG_SESSION, ++session); break;
+    case RFAAS_OP_NEXT:
+        rfaas_msg_str(&reply, RFAAS_TAG_EXECUTOR, "here");
+        rfaas_msg_str(&reply, RFAAS_TAG_NODE, "node");
+        rfaas_msg_str(&reply, RFAAS_TAG_PROVIDER, "shm");
+        break;
+    case RFAAS_OP_GRANT: fake_grant(key, &req, &reply); break;
+    case RFAAS_OP_REPLACE: fake_replace(key, &req, &reply); break;
+    case RFAAS_OP_RELEASE: {
+        fake_lease *l = fake_find(key);
+        for (int i = 0; l && i < WORKERS; i++)
+            fake_stop(&l->workers[i]);
+        if (l)
+            l->key = 0;
+        fake_released += l != NULL;
+        break;
+    }
+    }
+    pthread_mutex_unlock(&fake_mu);
+    *out = reply.data;
+    *out_len = reply.len;
+    return DP_OK;
+}
+
+/* Tells of a worker's death, as the event stream of an executor does: at any moment, from a thread of its own. */
+static void fake_death(uint64_t key, uint32_t worker, uint64_t pid) {
+    rfaas_msg m = {0};
+    rfaas_msg_u64(&m, RFAAS_TAG_KEY, key);
+    rfaas_msg_u64(&m, RFAAS_TAG_EVENT, RFAAS_EVENT_WORKER_DIED);
+    rfaas_msg_u64(&m, RFAAS_TAG_WORKER, worker);
+    rfaas_msg_u64(&m, RFAAS_TAG_PID, pid);
+    rfaas_msg_u64(&m, RFAAS_TAG_STATUS, (uint64_t)(int64_t)RFAAS_WORKER_DIED);
+    rfaas_msg_str(&m, RFAAS_TAG_TEXT, "signal 9 (SIGKILL)");
+    rfaas_control_event(m.data, m.len);
+    rfaas_msg_free(&m);
+}
+
+typedef struct api_thread {
+    pthread_t thread;
+    int rounds;
+    uint32_t died; /* calls that ended so */
+    int32_t done;
+} api_thread;
+
+static void api_calls(api_thread *a, rfaas_lease *lease) {
+    rfaas_function f;
+    rfaas_request requests[4];
+    uint64_t in = t_random(), out[4] = {0};
+    CHECK_EQ(rfaas_lease_function(lease, "echo", &f), RFAAS_OK);
+    for (int k = 0; k < 20; k++) {
+        size_t n = 0;
+        int st = rfaas_invoke(lease, f, &in, sizeof in, out, sizeof *out, &n, NULL);
+        CHECKF(st == RFAAS_OK || st == RFAAS_WORKER_DIED, "invoke: %d %s", st, rfaas_last_error());
+        CHECK(st || (n == sizeof in && out[0] == in));
+        a->died += st != RFAAS_OK;
+    }
+    int posted = 0, statuses[4];
+    for (; posted < 4; posted++)
+        if (rfaas_iinvoke(lease, f, &in, sizeof in, &out[posted], sizeof *out, NULL, &requests[posted]))
+            break;
+    int st = rfaas_waitall((size_t)posted, requests, NULL, statuses);
+    CHECKF(st == RFAAS_OK || st == RFAAS_WORKER_DIED || dp_status_class(st) == 5, "waitall: %d %s", st, rfaas_last_error());
+    for (int k = 0; k < posted; k++)
+        CHECK(statuses[k] || out[k] == in);
+    rfaas_lease_details d = {.struct_size = sizeof d};
+    CHECK_EQ(rfaas_lease_info(lease, &d), RFAAS_OK);
+    CHECK_EQ(d.workers, WORKERS);
+}
+
+static void *api_use(void *arg) {
+    api_thread *a = arg;
+    t_name("user of the C API");
+    for (int round = 0; round < a->rounds; round++) {
+        rfaas_session *session;
+        rfaas_lease *leases[2];
+        rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
+        rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+        so.executor = "here";
+        lo.workers = WORKERS;
+        lo.library_data = "code";
+        lo.library_size = 4;
+        CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+        CHECKF(rfaas_session_open(&so, &session) == RFAAS_OK, "session: %s", rfaas_last_error());
+        for (int i = 0; i < 2; i++)
+            CHECKF(rfaas_lease_open(session, &lo, &leases[i]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        api_calls(a, leases[0]);
+        api_calls(a, leases[1]);
+        CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+        CHECKF(rfaas_lease_release(leases[0]) == RFAAS_INVALID, "released twice");
+        if (round % 2)
+            CHECK_EQ(rfaas_lease_release(leases[1]), RFAAS_OK);
+        CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+        CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    }
+    __atomic_store_n(&a->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* Several threads with sessions and leases of their own, and one that tells of deaths. */
+T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
+    api_thread a[CLIENTS] = {0};
+    rfaas_control_register(fake_control);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* the last finalize is ours */
+    for (int i = 0; i < CLIENTS; i++) {
+        a[i].rounds = 8;
+        CHECK(!pthread_create(&a[i].thread, NULL, api_use, &a[i]));
+    }
+    uint32_t told = 0;
+    for (int left = 1; left;) {
+        left = 0;
+        for (int i = 0; i < CLIENTS; i++)
+            left += !__atomic_load_n(&a[i].done, __ATOMIC_ACQUIRE);
+        uint64_t key = 0, pid = 0;
+        uint32_t worker = (uint32_t)(t_random() % WORKERS);
+        pthread_mutex_lock(&fake_mu);
+        fake_lease *l = &fake_leases[t_random() % (2 * CLIENTS)];
+        if (l->key && l->workers[worker].server) {
+            key = l->key;
+            pid = l->workers[worker].pid;
+        }
+        pthread_mutex_unlock(&fake_mu);
+        if (key) {
+            fake_death(key, worker, pid);
+            told++;
+        }
+        t_sleep_ms((int)(t_random() % 3));
+    }
+    uint32_t died = 0;
+    for (int i = 0; i < CLIENTS; i++) {
+        pthread_join(a[i].thread, NULL);
+        died += a[i].died;
+    }
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    printf("%u leases, %u deaths told, %u calls died, %u workers replaced\n", fake_granted, told, died, fake_replaced);
+    CHECK_EQ(fake_granted, 2u * CLIENTS * 8u);
+    CHECK_EQ(fake_released, fake_granted);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* it can be used again */
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+}
