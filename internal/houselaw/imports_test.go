@@ -52,6 +52,7 @@ var rooms = map[string][]string{
 	"examples": {"client", "invoke"},
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
+	"tests/remote": {},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane", "internal/executor",
 		"internal/manager", "internal/zygote"},

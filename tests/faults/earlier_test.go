@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +21,7 @@ import (
 // connect opens a session with an executor.
 func connect(t *testing.T, w *world, d *daemon) *client.Session {
 	t.Helper()
-	s, err := client.Connect(t.Context(), client.Options{Executor: d.address, SecretFile: filepath.Join(w.dir, "secret"),
+	s, err := client.Connect(t.Context(), client.Options{Executor: d.address, SecretFile: w.secret,
 		Provider: provider()})
 	if err != nil {
 		t.Fatal(err)
@@ -223,7 +222,7 @@ func TestMissingWorkerProgram(t *testing.T) {
 	for name, path := range map[string]string{"missing": "/does/not/exist", "no program": built(t, "build/functions/echo.so"), "directory": w.dir} {
 		t.Run(name, func(t *testing.T) {
 			var log lines
-			p, err := w.run(nil, log.add, built(t, "bin/executor"), "--listen", "127.0.0.1:0", "--worker", path)
+			p, err := w.run(here, nil, log.add, built(t, "bin/executor"), "--listen", "127.0.0.1:0", "--worker", path)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -91,6 +91,7 @@ type world struct {
 	testing.TB
 	dir     string
 	env     []string
+	secret  string
 	manager *daemon
 
 	mu      sync.Mutex
@@ -116,8 +117,12 @@ func newWorld(t testing.TB) *world {
 			w.env = append(w.env, kv)
 		}
 	}
-	w.env = append(w.env, "TMPDIR="+filepath.Join(w.dir, "tmp"), "RFAAS_SECRET_FILE="+filepath.Join(w.dir, "secret"),
-		"RFAAS_PROVIDER="+provider())
+	w.secret = filepath.Join(w.dir, "secret")
+	if other != "" { // both machines have it
+		w.secret = built(t, "build/twovm/secret")
+		w.env = append(w.env, "RFAAS_ALLOW_PLAINTEXT=1")
+	}
+	w.env = append(w.env, "TMPDIR="+filepath.Join(w.dir, "tmp"), "RFAAS_SECRET_FILE="+w.secret, "RFAAS_PROVIDER="+provider())
 	t.Cleanup(func() {
 		for _, d := range w.daemons {
 			d.retire()
@@ -145,7 +150,8 @@ type process struct {
 }
 
 // run starts a program; line gets each line of its output, standard error included.
-func (w *world) run(env []string, line func(string), program string, args ...string) (*process, error) {
+func (w *world) run(on machine, env []string, line func(string), program string, args ...string) (*process, error) {
+	program, args = on.command(w, env, program, args)
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(append([]string(nil), w.env...), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -255,6 +261,7 @@ func (l *lines) tail(n int) string {
 // daemon is an executor or resource manager under a supervisor, which starts it again whenever it has ended.
 type daemon struct {
 	world   *world
+	on      machine
 	name    string
 	program string
 	args    []string
@@ -268,11 +275,14 @@ type daemon struct {
 	ended   chan struct{} // closed when the supervisor has ended
 }
 
-// daemon starts a daemon on a free loopback port, which it keeps when it is started again.
-func (w *world) daemon(name, program string, args ...string) *daemon {
+// daemon starts a daemon on a free port, which it keeps when it is started again.
+func (w *world) daemon(on machine, name, program string, args ...string) *daemon {
 	w.Helper()
-	d := &daemon{world: w, name: name, program: built(w, program), args: args, ended: make(chan struct{})}
-	if err := d.start("127.0.0.1:0"); err != nil {
+	d := &daemon{world: w, on: on, name: name, program: built(w, program), args: args, ended: make(chan struct{})}
+	if other != "" {
+		d.args = append(d.args, "--allow-plaintext")
+	}
+	if err := d.start(on.address() + ":0"); err != nil {
 		w.Fatal(err)
 	}
 	select {
@@ -290,27 +300,33 @@ func (w *world) daemon(name, program string, args ...string) *daemon {
 }
 
 // newManager starts a resource manager; callers that are started later ask it.
-func (w *world) newManager() *daemon {
+func (w *world) newManager() *daemon { return w.newManagerOn(here) }
+
+func (w *world) newManagerOn(on machine) *daemon {
 	w.Helper()
-	w.manager = w.daemon("manager", "bin/resource-manager")
+	w.manager = w.daemon(on, "manager", "bin/resource-manager")
 	w.env = append(w.env, "RFAAS_MANAGER="+w.manager.address)
 	return w.manager
 }
 
 // newExecutor starts an executor that lends two cores, with the manager if there is one.
 func (w *world) newExecutor(name string, args ...string) *daemon {
+	return w.newExecutorOn(here, name, args...)
+}
+
+func (w *world) newExecutorOn(on machine, name string, args ...string) *daemon {
 	w.Helper()
 	args = append([]string{"--cores", "2", "--memory", "2GiB", "--providers", provider(), "--grace", "2s", "--holder-return", "500ms"}, args...)
 	if w.manager != nil {
 		args = append(args, "--manager", w.manager.address)
 	}
-	return w.daemon(name, "bin/executor", args...)
+	return w.daemon(on, name, "bin/executor", args...)
 }
 
 func (d *daemon) start(address string) error {
 	ready := make(chan struct{})
 	var once sync.Once
-	p, err := d.world.run(nil, func(s string) {
+	p, err := d.world.run(d.on, nil, func(s string) {
 		d.log.add(s)
 		if _, rest, ok := strings.Cut(s, "msg=ready address="); ok {
 			once.Do(func() {
@@ -424,7 +440,7 @@ type executorState struct {
 func (w *world) executors() ([]executorState, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, built(w, "bin/rfaas"), "executors", "--json")
+	cmd := exec.CommandContext(ctx, built(w, "bin/rfaas"), "executors", "--json", fmt.Sprintf("--allow-plaintext=%v", other != ""))
 	cmd.Env = w.env
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -472,6 +488,7 @@ type callerOptions struct {
 	pause    time.Duration
 	mode     int // wait mode
 	timeout  time.Duration
+	on       machine
 	env      []string
 }
 
@@ -488,7 +505,7 @@ func (w *world) newCaller(o callerOptions) *caller {
 		kind = "steady"
 	}
 	var err error
-	c.process, err = w.run(env, c.line, program, kind, built(w, "build/faults/work.so"), fmt.Sprint(o.seed), fmt.Sprint(o.maxBytes),
+	c.process, err = w.run(o.on, env, c.line, program, kind, built(w, "build/faults/work.so"), fmt.Sprint(o.seed), fmt.Sprint(o.maxBytes),
 		fmt.Sprint(o.pause.Microseconds()), fmt.Sprint(o.mode), fmt.Sprint(o.timeout.Milliseconds()))
 	if err != nil {
 		w.Fatal(err)

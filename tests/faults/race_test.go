@@ -54,7 +54,7 @@ func TestCancelsRaceReplies(t *testing.T) {
 func raceInC(t *testing.T, w *world, seed uint64, calls, mode int) {
 	var said []string
 	var r *raceReport
-	p, err := w.run(nil, func(s string) {
+	p, err := w.run(here, nil, func(s string) {
 		if end, ok := strings.CutPrefix(s, "end "); ok {
 			r = &raceReport{}
 			if err := json.Unmarshal([]byte(end), r); err != nil {
@@ -121,7 +121,7 @@ func protect(t *testing.T, b []byte, rights int) {
 // lies at the end of its buffer, and a buffer cannot be written while it rests.
 func raceInGo(t *testing.T, w *world, executor *daemon, seed uint64, calls int) {
 	const depth, room, buffers = 8, 8192, 16
-	s, err := client.Connect(t.Context(), client.Options{Executor: executor.address, SecretFile: w.dir + "/secret", Provider: provider()})
+	s, err := client.Connect(t.Context(), client.Options{Executor: executor.address, SecretFile: w.secret, Provider: provider()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,12 +15,12 @@ import (
 
 // The kills and stops one by one: what a caller sees of each, and how soon. The bounds are of a busy machine.
 
-// soon is how soon somebody hears of a death: a second, or more where the machine is emulated.
-func soon() time.Duration {
+// bound is d, or more where the machine is emulated.
+func bound(d time.Duration) time.Duration {
 	if provider() == "verbs" {
-		return 3 * time.Second
+		return 3 * d
 	}
-	return time.Second
+	return d
 }
 
 // pair is an executor, a resource manager and a client that calls without end, 20 ms a call.
@@ -29,12 +29,18 @@ type pair struct {
 	executor *daemon
 	caller   *caller
 	language string
+	on       machine // of the callers
 }
 
 func newPair(t *testing.T, language string) *pair {
+	return newPairOn(t, language, here, here, here)
+}
+
+// newPairOn is newPair with each part on a machine of its choice.
+func newPairOn(t *testing.T, language string, executor, manager, caller machine) *pair {
 	w := newWorld(t)
-	w.newManager()
-	p := &pair{world: w, executor: w.newExecutor("executor"), language: language}
+	w.newManagerOn(manager)
+	p := &pair{world: w, executor: w.newExecutorOn(executor, "executor"), language: language, on: caller}
 	p.caller = p.newSteady(1)
 	p.ready(p.caller)
 	return p
@@ -50,12 +56,12 @@ func (p *pair) ready(c *caller) {
 	case <-time.After(30 * time.Second):
 		p.Fatalf("caller %s is not ready after 30 s:\n%s\nits threads:\n%s", c.name, c.log.tail(2000), stacks(c.pid()))
 	}
-	p.served(c, 20*time.Second)
+	p.served(c, bound(20*time.Second))
 }
 
 func (p *pair) newSteady(seed uint64) *caller {
 	return p.newCaller(callerOptions{language: p.language, steady: true, seed: seed, maxBytes: 4096, pause: 20 * time.Millisecond,
-		timeout: callerBound})
+		timeout: callerBound, on: p.on})
 }
 
 // single runs a test for either kind of client, side by side; on verbs, where the machine is emulated, for one.
@@ -142,7 +148,7 @@ func (p *pair) undisturbed(c *caller, d time.Duration) {
 	before := len(c.errors)
 	c.mu.Unlock()
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		if took := p.served(c, 3*time.Second); took > 2*time.Second {
+		if took := p.served(c, bound(3*time.Second)); took > 2*time.Second {
 			p.Errorf("three calls took %v", took)
 		}
 	}
@@ -168,11 +174,11 @@ func TestWorkerKilled(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		hit := time.Now()
 		p.worker().signal(unix.SIGKILL)
-		e := p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
+		e := p.fails(p.caller, hit, bound(time.Second), client.StatusWorkerDied)
 		if !e.started || !strings.Contains(e.text, "SIGKILL") {
 			p.Errorf("started %v: %s", e.started, e.text)
 		}
-		p.Logf("served again after %v", p.served(p.caller, 5*time.Second))
+		p.Logf("served again after %v", p.served(p.caller, bound(5*time.Second)))
 		p.caller.finish(10 * time.Second)
 	})
 }
@@ -183,8 +189,8 @@ func TestZygoteKilled(t *testing.T) {
 		p.undisturbed(p.caller, time.Second)
 		hit := time.Now()
 		p.worker().signal(unix.SIGKILL)
-		p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
-		p.Logf("served again after %v", p.served(p.caller, 5*time.Second))
+		p.fails(p.caller, hit, bound(time.Second), client.StatusWorkerDied)
+		p.Logf("served again after %v", p.served(p.caller, bound(5*time.Second)))
 		p.caller.finish(10 * time.Second)
 	})
 }
@@ -196,8 +202,8 @@ func TestZygoteStopped(t *testing.T) {
 		p.undisturbed(p.caller, time.Second)
 		hit := time.Now()
 		p.worker().signal(unix.SIGKILL)
-		p.fails(p.caller, hit, soon(), client.StatusWorkerDied)
-		p.Logf("served again after %v", p.served(p.caller, 15*time.Second))
+		p.fails(p.caller, hit, bound(time.Second), client.StatusWorkerDied)
+		p.Logf("served again after %v", p.served(p.caller, bound(15*time.Second)))
 		p.caller.finish(10 * time.Second)
 	})
 }
@@ -208,10 +214,10 @@ func TestExecutorKilled(t *testing.T) {
 		hit := time.Now()
 		p.executor.signal(syscall.SIGKILL)
 		// Its successor may be there before the caller has asked what became of the lease.
-		if e := p.fails(p.caller, hit, soon(), client.StatusPeerGone, client.StatusLeaseEnded); !e.started {
+		if e := p.fails(p.caller, hit, bound(time.Second), client.StatusPeerGone, client.StatusLeaseEnded); !e.started {
 			p.Errorf("a call that was running is not said to have started: %s", e.text)
 		}
-		p.Logf("served again after %v", p.served(p.caller, 10*time.Second))
+		p.Logf("served again after %v", p.served(p.caller, bound(10*time.Second)))
 		if name, state, _, ok := stat(workers.pid); ok && state != 'Z' && name != "rfaas-zygote" {
 			p.Errorf("worker %d of the killed executor is in state %c", workers.pid, state)
 		}
@@ -227,7 +233,7 @@ func TestExecutorStopped(t *testing.T) {
 		p.undisturbed(p.caller, 3*time.Second)
 		p.fails(p.caller, hit, 30*time.Second, client.StatusPeerGone)
 		p.executor.signal(syscall.SIGCONT)
-		p.Logf("served again after %v", p.served(p.caller, 20*time.Second))
+		p.Logf("served again after %v", p.served(p.caller, bound(20*time.Second)))
 		p.caller.finish(10 * time.Second)
 		p.free(20 * time.Second)
 	})
@@ -238,7 +244,7 @@ func TestManagerKilled(t *testing.T) {
 	single(t, "go", func(p *pair) {
 		p.manager.signal(syscall.SIGKILL)
 		p.undisturbed(p.caller, time.Second)
-		p.served(p.newSteady(2), 10*time.Second)
+		p.served(p.newSteady(2), bound(10*time.Second))
 		p.caller.finish(10 * time.Second)
 	})
 }
@@ -254,7 +260,7 @@ func TestManagerStopped(t *testing.T) {
 			p.Errorf("the error does not say who does not answer: %s", e.text)
 		}
 		p.manager.signal(syscall.SIGCONT)
-		p.served(second, 10*time.Second)
+		p.served(second, bound(10*time.Second))
 		p.caller.finish(10 * time.Second)
 	})
 }
@@ -262,7 +268,7 @@ func TestManagerStopped(t *testing.T) {
 func TestClientKilled(t *testing.T) {
 	single(t, "go", func(p *pair) {
 		p.caller.kill()
-		p.Logf("everything was free after %v", p.free(10*time.Second))
+		p.Logf("everything was free after %v", p.free(bound(10*time.Second)))
 	})
 }
 
@@ -278,7 +284,7 @@ func TestClientStopped(t *testing.T) {
 		hit := time.Now()
 		p.caller.signal(syscall.SIGCONT)
 		p.fails(p.caller, hit, 2*time.Second, client.StatusLeaseEnded, client.StatusPeerGone, client.StatusWorkerDied)
-		p.served(p.caller, 10*time.Second)
+		p.served(p.caller, bound(10*time.Second))
 		p.caller.finish(10 * time.Second)
 	})
 }

@@ -1,0 +1,152 @@
+package faults
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// Two machines, each with its own kernel and RDMA device: `make test-twovm`. The last test of a run ends the other one.
+
+// lost is how soon a caller hears that the other machine fell silent: the data plane's keepalive, on a busy emulated
+// machine.
+const lost = 10 * time.Second
+
+// The plain statuses of their classes.
+const (
+	statusBusy       client.Status = -100
+	statusConnection client.Status = -500
+)
+
+func twoMachines(t *testing.T) {
+	if other == "" {
+		t.Skip("there is one machine; make test-twovm has two")
+	}
+}
+
+// The client here, the executor there, the resource manager on either side.
+func TestTwoMachines(t *testing.T) {
+	twoMachines(t)
+	for language, manager := range map[string]machine{"c": here, "go": there} {
+		t.Run(language, func(t *testing.T) {
+			p := newPairOn(t, language, there, manager, here)
+			p.undisturbed(p.caller, time.Second)
+			storm := p.newCaller(callerOptions{language: language, seed: 3, maxBytes: 200_000, timeout: callerBound})
+			p.ready(storm)
+			r := storm.finish(20 * time.Second)
+			t.Logf("%d calls of all kinds, %d right", r.Calls, r.Right)
+			p.caller.finish(20 * time.Second)
+		})
+	}
+}
+
+// A link that is gone for a second costs time and nothing else.
+func TestLinkDownForASecond(t *testing.T) {
+	twoMachines(t)
+	p := newPairOn(t, "c", there, here, here)
+	for try := range 5 {
+		p.caller.mu.Lock()
+		before := len(p.caller.errors)
+		p.caller.mu.Unlock()
+		down := blink(t)
+		t.Logf("the link was down for %v; served again after %v", down.Round(time.Millisecond), p.served(p.caller, 20*time.Second))
+		p.caller.mu.Lock()
+		seen := p.caller.errors[before:]
+		p.caller.mu.Unlock()
+		switch {
+		case len(seen) == 0:
+			p.undisturbed(p.caller, time.Second)
+			return
+		case down < 1500*time.Millisecond:
+			t.Fatalf("the caller saw %+v", seen)
+		}
+		// The machine is so busy that its second was a long one.
+		t.Logf("try %d: %s", try, seen[0].text)
+		p.served(p.caller, 30*time.Second)
+	}
+	t.Fatal("no try took the link down for about a second")
+}
+
+// A link that is gone for long ends calls with a name; when it is back a new lease serves, and the old one is gone.
+func TestLinkDownForHalfAMinute(t *testing.T) {
+	twoMachines(t)
+	p := newPairOn(t, "c", there, here, here)
+	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound})
+	p.ready(second)
+	hit := time.Now()
+	cut(t, 30*time.Second)
+	for _, c := range []*caller{p.caller, second} {
+		e := p.fails(c, hit, lost, client.StatusPeerGone, statusConnection, client.StatusWorkerDied)
+		if !e.started {
+			t.Errorf("a call that was running is not said to have started: %s", e.text)
+		}
+	}
+	for time.Since(hit) < 30*time.Second {
+		time.Sleep(100 * time.Millisecond) // the network is silent
+		p.caller.check()
+		second.check()
+	}
+	for _, c := range []*caller{p.caller, second} {
+		p.Logf("served again %v after the link was back", p.served(c, 30*time.Second).Round(time.Millisecond))
+		r := c.finish(20 * time.Second)
+		t.Logf("longest wait: %s %v, %s %v", r.CallOp, time.Duration(r.CallNS).Round(time.Millisecond), r.ControlOp,
+			time.Duration(r.ControlNS).Round(time.Millisecond))
+		if d := time.Duration(max(r.CallNS, r.ControlNS)); d > waitBound {
+			t.Errorf("caller %s waited %v", c.name, d)
+		}
+	}
+	p.free(30 * time.Second)
+}
+
+// The executor's machine is killed outright.
+func TestExecutorMachineKilled(t *testing.T) {
+	twoMachines(t)
+	p := newPairOn(t, "c", there, here, here)
+	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound})
+	p.ready(second)
+	hit := time.Now()
+	crash(t)
+	callers := []*caller{p.caller, second}
+	for _, c := range callers {
+		p.fails(c, hit, lost, client.StatusPeerGone, statusConnection)
+	}
+	// Whoever goes on trying gets an answer each time.
+	for _, c := range callers {
+		again := time.Now()
+		p.fails(c, again, waitBound, client.StatusPeerGone, statusConnection, client.StatusDeadline, client.StatusLeaseEnded,
+			statusBusy)
+		r := c.finish(30 * time.Second)
+		t.Logf("longest wait: %s %v, %s %v", r.CallOp, time.Duration(r.CallNS).Round(time.Millisecond), r.ControlOp,
+			time.Duration(r.ControlNS).Round(time.Millisecond))
+		if d := time.Duration(max(r.CallNS, r.ControlNS)); d > waitBound {
+			t.Errorf("caller %s waited %v", c.name, d)
+		}
+	}
+}
+
+// The machine of the resource manager and of another client is killed outright: calls go on, and what the dead client
+// held is free soon.
+func TestManagerAndClientMachineKilled(t *testing.T) {
+	twoMachines(t)
+	p := newPairOn(t, "c", here, there, here)
+	dead := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond,
+		timeout: callerBound, on: there})
+	p.ready(dead)
+	if _, workers := living(p.executor.pid()); len(workers) != 2 {
+		t.Fatalf("workers %v, want two", workers)
+	}
+	crash(t)
+	p.undisturbed(p.caller, 3*time.Second)
+	took := p.eventually(40*time.Second, "the dead client's worker is gone", func() bool {
+		_, workers := living(p.executor.pid())
+		return len(workers) == 1
+	})
+	t.Logf("its worker was gone %v later", took.Round(time.Millisecond))
+	hit := time.Now()
+	late := p.newSteady(3)
+	e := p.fails(late, hit, waitBound, client.StatusPeerGone, client.StatusDeadline)
+	t.Logf("who asks the manager: %s", e.text)
+	p.undisturbed(p.caller, time.Second)
+	p.caller.finish(20 * time.Second)
+}
