@@ -10,7 +10,7 @@
 
 #define DP_RAW_BATCH 16                /* atomics of one call, and writes that are not waited for */
 #define DP_RAW_POSTED_MAX 256          /* bytes of such a write */
-#define DP_RAW_CHUNK (64u << 10)       /* larger reads and writes are made in pieces */
+#define DP_RAW_CHUNK 4096u              /* larger reads and writes are made in pieces */
 
 typedef struct dp_raw dp_raw;
 

@@ -11,15 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func info(incarnation byte, free uint32) *control.InfoReply {
 	return &control.InfoReply{Incarnation: append(make([]byte, 15), incarnation), Node: "n", NodeId: "boot/1", Cores: 4, FreeCores: free}

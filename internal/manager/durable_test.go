@@ -1,0 +1,245 @@
+package manager
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/link"
+)
+
+// Environment of this test binary as another program.
+const (
+	envRole = "RFAAS_TEST_ROLE" // "manager" or "charger"
+	envDir  = "RFAAS_TEST_DIR"
+	envArgs = "RFAAS_TEST_ARGS"
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	switch os.Getenv(envRole) {
+	case "":
+		goleak.VerifyTestMain(m)
+		return
+	case "manager":
+		err = runManager(os.Getenv(envDir))
+	case "charger":
+		err = runCharger(os.Getenv(envDir), os.Getenv(envArgs))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func role(t *testing.T, name, dir, args string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), envRole+"="+name, envDir+"="+dir, envArgs+"="+args)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+func runManager(dir string) error {
+	s, err := config.LoadManager([]string{"--listen", "unix:" + filepath.Join(dir, "m"), "--secret-file", filepath.Join(dir, "secret"),
+		"--state-dir", filepath.Join(dir, "state"), "--heartbeat", "20ms", "--executors", "64", "--providers", "shm"}, nil, io.Discard, "test")
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	return Serve(ctx, s, slog.New(slog.DiscardHandler))
+}
+
+// runCharger charges two leases of a tenant, one unit at a time, over as many managers as it takes, and returns when the
+// ledger has all of it. It does what an executor does, as fast as it can.
+func runCharger(dir, args string) error {
+	var number, charges uint64
+	if _, err := fmt.Sscan(args, &number, &charges); err != nil {
+		return err
+	}
+	secret := filepath.Join(dir, "secret")
+	conn, err := control.Dial("unix:"+filepath.Join(dir, "m"), control.DialConfig{SecretFile: secret})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	m := control.NewManagerClient(conn)
+	dev, err := dataplane.Open(dataplane.SHM, dataplane.Options{})
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	info := &control.InfoReply{Incarnation: make([]byte, 16), Node: "n", NodeId: "boot/" + strconv.FormatUint(number, 10), Cores: 4, FreeCores: 4}
+	binary.LittleEndian.PutUint64(info.Incarnation, number)
+	heads := [2]accounting.CellHead{}
+	var sums [2]accounting.Use
+	for i := range heads {
+		heads[i] = accounting.CellHead{Key: accounting.Key{Incarnation: incarnationOf(info), Lease: uint64(i + 1)}, Tenant: "ann", Began: time.Now()}
+	}
+	r := rand.New(rand.NewPCG(number, 1))
+	done := uint64(0)
+	// life is one attachment: everything that is known is added to fresh cells, then one unit after the other.
+	life := func() (bool, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		reg, err := m.Register(ctx, &control.RegisterRequest{ProtocolVersion: 1, Address: fmt.Sprintf("192.0.2.%d:1", number), Info: info})
+		if err != nil {
+			return false, err
+		}
+		x, err := link.AttachExecutor(ctx, m, dev, reg.GetExecutorId(), incarnationOf(info))
+		if err != nil {
+			return false, err
+		}
+		defer x.Close()
+		for i := range heads {
+			if err := x.WriteHead(i, heads[i]); err != nil {
+				return false, err
+			}
+			if err := x.Charge(i, accounting.Use{}, sums[i]); err != nil {
+				return false, err
+			}
+		}
+		for ; done < charges; done++ {
+			i, before := done%2, sums[done%2]
+			sums[i][r.IntN(accounting.NumCounters)]++ // used, whatever becomes of the charge
+			if err := x.Charge(int(i), before, sums[i]); err != nil {
+				done++
+				return false, err
+			}
+		}
+		for i := range heads {
+			heads[i].Final, heads[i].Ended = true, time.Now()
+			if err := x.WriteHead(i, heads[i]); err != nil {
+				return false, err
+			}
+			for e := (accounting.Entry{Key: heads[i].Key, Final: true, Use: sums[i]}); ; time.Sleep(5 * time.Millisecond) {
+				if receipt, given, err := x.Receipt(i); err != nil {
+					return false, err
+				} else if given && receipt.Covers(&e) {
+					break
+				}
+			}
+		}
+		return true, nil
+	}
+	for end := time.Now().Add(100 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if ok, err := life(); ok {
+			return nil
+		} else if time.Now().After(end) {
+			return fmt.Errorf("charger %d: %d charges: %w", number, done, err)
+		}
+	}
+}
+
+// 10 million charges of four processes while the manager is killed 20 times: exact to the unit.
+func TestChargesOverKills(t *testing.T) {
+	charges, kills := uint64(2_500_000), 20
+	if testing.Short() {
+		charges, kills = 200_000, 5
+	}
+	dir := t.TempDir()
+	m := role(t, "manager", dir, "")
+	if err := m.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { m.Process.Kill(); m.Wait() }()
+	secret := filepath.Join(dir, "secret")
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(secret); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the manager does not start")
+		}
+	}
+	began := time.Now()
+	results := make(chan error, 4)
+	for i := range 4 {
+		c := role(t, "charger", dir, fmt.Sprint(i+1, charges))
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Process.Kill()
+		go func() { results <- c.Wait() }()
+	}
+	r := rand.New(rand.NewPCG(1, 9))
+	left, killed := 4, 0
+	for left > 0 {
+		var kill <-chan time.Time
+		if killed < kills {
+			kill = time.After(time.Duration(20+r.IntN(200)) * time.Millisecond)
+		}
+		select {
+		case err := <-results:
+			if err != nil {
+				t.Fatal(err)
+			}
+			left--
+		case <-kill:
+			killed++
+			m.Process.Kill()
+			m.Wait()
+			m = role(t, "manager", dir, "")
+			if err := m.Start(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	took := time.Since(began)
+	m.Process.Signal(syscall.SIGTERM)
+	if err := m.Wait(); err != nil {
+		t.Errorf("the manager: %v", err)
+	}
+	l, err := accounting.OpenLedger(filepath.Join(dir, "state", "ledger"), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	totals, err := l.Totals("", time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	total, sum := totals["ann"], uint64(0)
+	var parts []string
+	for c := range accounting.Counter(accounting.NumCounters) {
+		n := total.Of(c)
+		parts = append(parts, n.String())
+		sum += n.Uint64()
+	}
+	if sum != 4*charges {
+		t.Errorf("%d units in the ledger, %d were used (%s)", sum, 4*charges, strings.Join(parts, " "))
+	}
+	var leases accounting.Total
+	if err := l.Leases("", time.Time{}, func(e accounting.Entry) bool { leases.Add(e.Use); return true }); err != nil || leases != total {
+		t.Errorf("leases add up to %v, hours to %v (%v)", leases, total, err)
+	}
+	t.Logf("%d charges of 4 processes, %d kills, %v: %.2f million a second, exact", 4*charges, killed, took.Round(time.Millisecond),
+		float64(4*charges)/took.Seconds()/1e6)
+	if killed < kills && !testing.Short() {
+		t.Logf("the charges were over before the %d kills", kills)
+	}
+}
