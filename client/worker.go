@@ -84,6 +84,19 @@ func (w *Worker) close() {
 // Index is the worker's number in its lease.
 func (w *Worker) Index() int { return w.index }
 
+// StartSteps is what the start of a worker took, as its executor saw it.
+type StartSteps struct {
+	Fork    time.Duration // from the request to the worker's first word
+	Connect time.Duration // device, memory, queue pair
+	Code    time.Duration // the library
+}
+
+// StartSteps is what the start of the lease's first process in this place took.
+func (w *Worker) StartSteps() StartSteps {
+	g := w.lease.held.Workers[w.index]
+	return StartSteps{Fork: g.Fork, Connect: g.Connect, Code: g.Code}
+}
+
 // PID is the process id of the worker on its node, 0 while it is being replaced.
 func (w *Worker) PID() int {
 	w.mu.Lock()

@@ -73,59 +73,6 @@ func (WaitMode) EnumDescriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{0}
 }
 
-// How a worker came to be there.
-type StartPath int32
-
-const (
-	StartPath_START_PATH_UNSPECIFIED StartPath = 0
-	StartPath_START_PATH_COLD        StartPath = 1 // cloned for this lease
-	StartPath_START_PATH_WARM        StartPath = 2 // from the pool of workers that wait
-	StartPath_START_PATH_CACHED      StartPath = 3 // kept from the lease that was to be reused
-)
-
-// Enum value maps for StartPath.
-var (
-	StartPath_name = map[int32]string{
-		0: "START_PATH_UNSPECIFIED",
-		1: "START_PATH_COLD",
-		2: "START_PATH_WARM",
-		3: "START_PATH_CACHED",
-	}
-	StartPath_value = map[string]int32{
-		"START_PATH_UNSPECIFIED": 0,
-		"START_PATH_COLD":        1,
-		"START_PATH_WARM":        2,
-		"START_PATH_CACHED":      3,
-	}
-)
-
-func (x StartPath) Enum() *StartPath {
-	p := new(StartPath)
-	*p = x
-	return p
-}
-
-func (x StartPath) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (StartPath) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_control_control_proto_enumTypes[1].Descriptor()
-}
-
-func (StartPath) Type() protoreflect.EnumType {
-	return &file_internal_control_control_proto_enumTypes[1]
-}
-
-func (x StartPath) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use StartPath.Descriptor instead.
-func (StartPath) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{1}
-}
-
 type Event_Kind int32
 
 const (
@@ -168,11 +115,11 @@ func (x Event_Kind) String() string {
 }
 
 func (Event_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_control_control_proto_enumTypes[2].Descriptor()
+	return file_internal_control_control_proto_enumTypes[1].Descriptor()
 }
 
 func (Event_Kind) Type() protoreflect.EnumType {
-	return &file_internal_control_control_proto_enumTypes[2]
+	return &file_internal_control_control_proto_enumTypes[1]
 }
 
 func (x Event_Kind) Number() protoreflect.EnumNumber {
@@ -390,13 +337,8 @@ type LeaseRequest struct {
 	DurationMs      uint64                 `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`  // 0: the executor's default
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
-	// 16 random bytes of the client process, or none. With them, released workers may be kept for its next lease.
-	ClientId []byte `protobuf:"bytes,13,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
-	// A lease of this client that it has released with `keep`: its workers go on as they are, connected to the channels that
-	// they have. Everything else must be as it was then; client_blobs are empty. 0: new workers.
-	ReuseLease    uint64 `protobuf:"varint,14,opt,name=reuse_lease,json=reuseLease,proto3" json:"reuse_lease,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *LeaseRequest) Reset() {
@@ -513,20 +455,6 @@ func (x *LeaseRequest) GetCallLimitMs() uint64 {
 	return 0
 }
 
-func (x *LeaseRequest) GetClientId() []byte {
-	if x != nil {
-		return x.ClientId
-	}
-	return nil
-}
-
-func (x *LeaseRequest) GetReuseLease() uint64 {
-	if x != nil {
-		return x.ReuseLease
-	}
-	return 0
-}
-
 type LeaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown   bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
@@ -535,7 +463,6 @@ type LeaseReply struct {
 	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
 	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
 	HolderMs      uint64                 `protobuf:"varint,6,opt,name=holder_ms,json=holderMs,proto3" json:"holder_ms,omitempty"`       // the holder stops after this time, counted from before it asked
-	NotKept       bool                   `protobuf:"varint,7,opt,name=not_kept,json=notKept,proto3" json:"not_kept,omitempty"`          // reuse_lease is not there any more: nothing is leased, ask for new workers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -612,20 +539,12 @@ func (x *LeaseReply) GetHolderMs() uint64 {
 	return 0
 }
 
-func (x *LeaseReply) GetNotKept() bool {
-	if x != nil {
-		return x.NotKept
-	}
-	return false
-}
-
 type WorkerGrant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // the worker's channel blob; empty when it is a cached one
+	Blob          []byte                 `protobuf:"bytes,1,opt,name=blob,proto3" json:"blob,omitempty"` // the worker's channel blob
 	Cpus          []uint32               `protobuf:"varint,2,rep,packed,name=cpus,proto3" json:"cpus,omitempty"`
 	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
-	Path          StartPath              `protobuf:"varint,4,opt,name=path,proto3,enum=rfaas.control.v1.StartPath" json:"path,omitempty"`
-	Steps         *StartSteps            `protobuf:"bytes,5,opt,name=steps,proto3" json:"steps,omitempty"`
+	Steps         *StartSteps            `protobuf:"bytes,4,opt,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -681,13 +600,6 @@ func (x *WorkerGrant) GetPid() int32 {
 	return 0
 }
 
-func (x *WorkerGrant) GetPath() StartPath {
-	if x != nil {
-		return x.Path
-	}
-	return StartPath_START_PATH_UNSPECIFIED
-}
-
 func (x *WorkerGrant) GetSteps() *StartSteps {
 	if x != nil {
 		return x.Steps
@@ -695,14 +607,12 @@ func (x *WorkerGrant) GetSteps() *StartSteps {
 	return nil
 }
 
-// What a worker's start took, in ns; 0: there was no such step.
+// What a worker's start took, in ns, as the executor saw it.
 type StartSteps struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // clone, until the worker's first word
-	Sandbox       uint64                 `protobuf:"varint,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // identity, name spaces, limits
-	Connect       uint64                 `protobuf:"varint,3,opt,name=connect,proto3" json:"connect,omitempty"` // device, memory, queue pair
-	Code          uint64                 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`       // library
-	Total         uint64                 `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`     // from the request for a worker until it serves
+	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // from the request for a worker to its first word
+	Connect       uint64                 `protobuf:"varint,2,opt,name=connect,proto3" json:"connect,omitempty"` // device, memory, queue pair
+	Code          uint64                 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`       // library
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -744,13 +654,6 @@ func (x *StartSteps) GetFork() uint64 {
 	return 0
 }
 
-func (x *StartSteps) GetSandbox() uint64 {
-	if x != nil {
-		return x.Sandbox
-	}
-	return 0
-}
-
 func (x *StartSteps) GetConnect() uint64 {
 	if x != nil {
 		return x.Connect
@@ -761,13 +664,6 @@ func (x *StartSteps) GetConnect() uint64 {
 func (x *StartSteps) GetCode() uint64 {
 	if x != nil {
 		return x.Code
-	}
-	return 0
-}
-
-func (x *StartSteps) GetTotal() uint64 {
-	if x != nil {
-		return x.Total
 	}
 	return 0
 }
@@ -999,8 +895,7 @@ func (x *ReplaceReply) GetWorker() *WorkerGrant {
 type ReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	Keep          bool                   `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`     // the channels are in order and nothing is in flight: the workers may be kept for reuse_lease
-	Finish        bool                   `protobuf:"varint,3,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
+	Finish        bool                   `protobuf:"varint,2,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1042,13 +937,6 @@ func (x *ReleaseRequest) GetLeaseId() uint64 {
 	return 0
 }
 
-func (x *ReleaseRequest) GetKeep() bool {
-	if x != nil {
-		return x.Keep
-	}
-	return false
-}
-
 func (x *ReleaseRequest) GetFinish() bool {
 	if x != nil {
 		return x.Finish
@@ -1058,7 +946,6 @@ func (x *ReleaseRequest) GetFinish() bool {
 
 type ReleaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1091,13 +978,6 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *ReleaseReply) GetKept() bool {
-	if x != nil {
-		return x.Kept
-	}
-	return false
 }
 
 type RenewRequest struct {
@@ -3198,7 +3078,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tmax_eager\x18\v \x01(\rR\bmaxEager\x12\x19\n" +
 	"\bmax_bulk\x18\f \x01(\x04R\amaxBulk\x12\x1a\n" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12'\n" +
-	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\"\xfc\x03\n" +
+	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\"\xbe\x03\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -3215,10 +3095,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"durationMs\x12\x16\n" +
 	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
-	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x1b\n" +
-	"\tclient_id\x18\r \x01(\fR\bclientId\x12\x1f\n" +
-	"\vreuse_lease\x18\x0e \x01(\x04R\n" +
-	"reuseLease\"\xfa\x01\n" +
+	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\"\xdf\x01\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -3227,21 +3104,17 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tfunctions\x18\x04 \x03(\tR\tfunctions\x12\x1f\n" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
-	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\x12\x19\n" +
-	"\bnot_kept\x18\a \x01(\bR\anotKept\"\xac\x01\n" +
+	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\"{\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
-	"\x03pid\x18\x03 \x01(\x05R\x03pid\x12/\n" +
-	"\x04path\x18\x04 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x04path\x122\n" +
-	"\x05steps\x18\x05 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\"~\n" +
+	"\x03pid\x18\x03 \x01(\x05R\x03pid\x122\n" +
+	"\x05steps\x18\x04 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\"N\n" +
 	"\n" +
 	"StartSteps\x12\x12\n" +
 	"\x04fork\x18\x01 \x01(\x04R\x04fork\x12\x18\n" +
-	"\asandbox\x18\x02 \x01(\x04R\asandbox\x12\x18\n" +
-	"\aconnect\x18\x03 \x01(\x04R\aconnect\x12\x12\n" +
-	"\x04code\x18\x04 \x01(\x04R\x04code\x12\x14\n" +
-	"\x05total\x18\x05 \x01(\x04R\x05total\"a\n" +
+	"\aconnect\x18\x02 \x01(\x04R\aconnect\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\x04R\x04code\"a\n" +
 	"\vUploadChunk\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +
@@ -3256,13 +3129,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vclient_blob\x18\x03 \x01(\fR\n" +
 	"clientBlob\"E\n" +
 	"\fReplaceReply\x125\n" +
-	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"W\n" +
+	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"C\n" +
 	"\x0eReleaseRequest\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x12\n" +
-	"\x04keep\x18\x02 \x01(\bR\x04keep\x12\x16\n" +
-	"\x06finish\x18\x03 \x01(\bR\x06finish\"\"\n" +
-	"\fReleaseReply\x12\x12\n" +
-	"\x04kept\x18\x01 \x01(\bR\x04kept\"J\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
+	"\x06finish\x18\x02 \x01(\bR\x06finish\"\x0e\n" +
+	"\fReleaseReply\"J\n" +
 	"\fRenewRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x1f\n" +
 	"\vduration_ms\x18\x02 \x01(\x04R\n" +
@@ -3419,12 +3290,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bWaitMode\x12\x16\n" +
 	"\x12WAIT_MODE_ADAPTIVE\x10\x00\x12\x11\n" +
 	"\rWAIT_MODE_HOT\x10\x01\x12\x12\n" +
-	"\x0eWAIT_MODE_WARM\x10\x02*h\n" +
-	"\tStartPath\x12\x1a\n" +
-	"\x16START_PATH_UNSPECIFIED\x10\x00\x12\x13\n" +
-	"\x0fSTART_PATH_COLD\x10\x01\x12\x13\n" +
-	"\x0fSTART_PATH_WARM\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\xae\x06\n" +
+	"\x0eWAIT_MODE_WARM\x10\x022\xae\x06\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12H\n" +
@@ -3461,126 +3327,124 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 	return file_internal_control_control_proto_rawDescData
 }
 
-var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
-	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
-	(Event_Kind)(0),               // 2: rfaas.control.v1.Event.Kind
-	(*InfoRequest)(nil),           // 3: rfaas.control.v1.InfoRequest
-	(*InfoReply)(nil),             // 4: rfaas.control.v1.InfoReply
-	(*LeaseRequest)(nil),          // 5: rfaas.control.v1.LeaseRequest
-	(*LeaseReply)(nil),            // 6: rfaas.control.v1.LeaseReply
-	(*WorkerGrant)(nil),           // 7: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 8: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 9: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 10: rfaas.control.v1.UploadReply
-	(*ReplaceRequest)(nil),        // 11: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 12: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 13: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 14: rfaas.control.v1.ReleaseReply
-	(*RenewRequest)(nil),          // 15: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 16: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 17: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 18: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 19: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 20: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 21: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 22: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 23: rfaas.control.v1.DrainReply
-	(*InspectRequest)(nil),        // 24: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 25: rfaas.control.v1.InspectReply
-	(*EventsRequest)(nil),         // 26: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 27: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 28: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 29: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 30: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 31: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 32: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 33: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 34: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 35: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 36: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 37: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 38: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 39: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 40: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 41: rfaas.control.v1.AttachExecutorReply
-	(*AttachClientRequest)(nil),   // 42: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 43: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 44: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 45: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 46: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 47: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 48: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 49: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 50: rfaas.control.v1.BillLine
+	(Event_Kind)(0),               // 1: rfaas.control.v1.Event.Kind
+	(*InfoRequest)(nil),           // 2: rfaas.control.v1.InfoRequest
+	(*InfoReply)(nil),             // 3: rfaas.control.v1.InfoReply
+	(*LeaseRequest)(nil),          // 4: rfaas.control.v1.LeaseRequest
+	(*LeaseReply)(nil),            // 5: rfaas.control.v1.LeaseReply
+	(*WorkerGrant)(nil),           // 6: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 7: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 8: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 9: rfaas.control.v1.UploadReply
+	(*ReplaceRequest)(nil),        // 10: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 11: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 12: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 13: rfaas.control.v1.ReleaseReply
+	(*RenewRequest)(nil),          // 14: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 15: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 16: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 17: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 18: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 19: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 20: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 21: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 22: rfaas.control.v1.DrainReply
+	(*InspectRequest)(nil),        // 23: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 24: rfaas.control.v1.InspectReply
+	(*EventsRequest)(nil),         // 25: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 26: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 27: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 28: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 29: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 30: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 31: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 32: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 33: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 34: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 35: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 36: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 37: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 38: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 39: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 40: rfaas.control.v1.AttachExecutorReply
+	(*AttachClientRequest)(nil),   // 41: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 42: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 43: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 44: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 45: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 46: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 47: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 48: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 49: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	7,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	1,  // 2: rfaas.control.v1.WorkerGrant.path:type_name -> rfaas.control.v1.StartPath
-	8,  // 3: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	7,  // 4: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	19, // 5: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 6: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 7: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	39, // 8: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 9: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	36, // 10: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 11: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	37, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	37, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	37, // 14: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	37, // 15: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	44, // 16: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	49, // 17: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	50, // 18: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 19: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	5,  // 20: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	9,  // 21: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	11, // 22: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	13, // 23: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	15, // 24: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	17, // 25: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	20, // 26: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	22, // 27: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	24, // 28: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	26, // 29: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	28, // 30: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	30, // 31: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	32, // 32: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	34, // 33: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	38, // 34: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	40, // 35: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	42, // 36: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	45, // 37: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	47, // 38: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	4,  // 39: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	6,  // 40: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	10, // 41: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	12, // 42: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	14, // 43: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	16, // 44: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	18, // 45: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	21, // 46: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	23, // 47: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	25, // 48: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	27, // 49: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	29, // 50: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	31, // 51: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	33, // 52: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	35, // 53: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	39, // 54: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	41, // 55: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	43, // 56: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	46, // 57: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	48, // 58: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	39, // [39:59] is the sub-list for method output_type
-	19, // [19:39] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	6,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	7,  // 2: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	6,  // 3: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	18, // 4: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	1,  // 5: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	3,  // 6: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	38, // 7: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	3,  // 8: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	35, // 9: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	3,  // 10: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	36, // 11: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	36, // 12: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	36, // 13: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	36, // 14: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	43, // 15: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	48, // 16: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	49, // 17: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	2,  // 18: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	4,  // 19: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	8,  // 20: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	10, // 21: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	12, // 22: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	14, // 23: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	16, // 24: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	19, // 25: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	21, // 26: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	23, // 27: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	25, // 28: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	27, // 29: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	29, // 30: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	31, // 31: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	33, // 32: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	37, // 33: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	39, // 34: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	41, // 35: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	44, // 36: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	46, // 37: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	3,  // 38: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	5,  // 39: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	9,  // 40: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	11, // 41: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	13, // 42: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	15, // 43: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	17, // 44: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	20, // 45: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	22, // 46: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	24, // 47: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	26, // 48: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	28, // 49: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	30, // 50: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	32, // 51: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	34, // 52: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	38, // 53: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	40, // 54: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	42, // 55: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	45, // 56: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	47, // 57: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	38, // [38:58] is the sub-list for method output_type
+	18, // [18:38] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -3593,7 +3457,7 @@ func file_internal_control_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      2,
 			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   2,

@@ -105,6 +105,7 @@ func (z *fakeSpawner) alive() (list []*fakeWorker) {
 }
 
 func (w *fakeWorker) Blob() []byte          { return fmt.Appendf(nil, "worker %d", w.pid) }
+func (w *fakeWorker) Steps() zygote.Steps   { return zygote.Steps{Fork: 1, Connect: 2, Code: 3} }
 func (w *fakeWorker) PID() int              { return w.pid }
 func (w *fakeWorker) Done() <-chan struct{} { return w.done }
 func (w *fakeWorker) Exit() zygote.Exit     { return w.exit }

@@ -79,7 +79,9 @@ func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 
 // grant describes worker w on the cores of seat i.
 func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
-	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID())}
+	steps := w.Steps()
+	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
+		Connect: uint64(steps.Connect), Code: uint64(steps.Code)}}
 	for _, c := range h.seats[i].cpus {
 		g.Cpus = append(g.Cpus, uint32(c))
 	}

@@ -55,6 +55,9 @@ func TestLeaseAndRelease(t *testing.T) {
 		if string(w.GetBlob()) != fmt.Sprintf("worker %d", w.GetPid()) || fmt.Sprint(w.GetCpus()) != fmt.Sprint([]int{2 * i, 2*i + 1}) {
 			t.Errorf("worker %d: %v", i, w)
 		}
+		if s := w.GetSteps(); s.GetFork() != 1 || s.GetConnect() != 2 || s.GetCode() != 3 {
+			t.Errorf("worker %d: steps %v", i, s)
+		}
 		if string(spec.ClientBlob) != string(req.GetClientBlobs()[i]) || spec.WaitMode != 1 || spec.MemoryLimit != 1<<30 ||
 			spec.Provider != "shm" || spec.Code == nil || fmt.Sprint(spec.Names) != "[alpha beta]" || spec.GIDIndex != -1 {
 			t.Errorf("worker %d was started as %+v", i, spec)

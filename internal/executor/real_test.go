@@ -151,6 +151,9 @@ func TestRealWorkers(t *testing.T) {
 	}
 	ev := r.events(l.GetLeaseId())
 	w := l.GetWorkers()[0]
+	if s := w.GetSteps(); s.GetFork() == 0 || s.GetConnect() == 0 || s.GetCode() == 0 {
+		t.Errorf("the steps of the start: %v", s)
+	}
 	if err := ch.Connect(w.GetBlob()); err != nil {
 		t.Fatal(err)
 	}

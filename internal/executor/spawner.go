@@ -13,6 +13,7 @@ type Worker interface {
 	// Done is closed when the process is reaped; Exit is valid afterwards.
 	Done() <-chan struct{}
 	Exit() zygote.Exit
+	Steps() zygote.Steps // what its start took
 	// What it does, before and after.
 	OutputTail() []byte
 	Running() string

@@ -24,6 +24,8 @@ type Worker struct {
 	page   *page
 	blob   []byte
 	began  bool // it has said STARTED; of start
+	asked  time.Time
+	steps  Steps // of start
 
 	names       []string
 	memoryLimit uint64
@@ -75,6 +77,16 @@ func (w *Worker) Running() string {
 	}
 	return ""
 }
+
+// Steps is what a worker's start took, as seen from here.
+type Steps struct {
+	Fork    time.Duration // from the request to its first word
+	Connect time.Duration // device, memory, queue pair
+	Code    time.Duration // the library, its constructors included
+}
+
+// Steps is what this worker's start took.
+func (w *Worker) Steps() Steps { return w.steps }
 
 // Kill ends the process now. It does not wait; Done does.
 func (w *Worker) Kill() {
@@ -145,6 +157,12 @@ func (w *Worker) start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, msgMax)
+	last := w.asked
+	step := func() (took time.Duration) {
+		now := time.Now()
+		took, last = now.Sub(last), now
+		return took
+	}
 	for {
 		// Read, not ReadMsgUnix: descriptors that user code might send are closed by the kernel.
 		n, err := w.conn.Read(buf)
@@ -158,9 +176,12 @@ func (w *Worker) start(ctx context.Context) error {
 		switch {
 		case m.typ == msgStarted && w.blob == nil:
 			w.began = true
+			w.steps.Fork = step()
 		case m.typ == msgReady && w.blob == nil && len(m.body) > 0 && len(m.body) <= blobMax:
 			w.blob = append([]byte(nil), m.body...)
+			w.steps.Connect = step()
 		case m.typ == msgLoaded && w.blob != nil:
+			w.steps.Code = step()
 			return nil
 		case m.typ == msgFailed:
 			return m.failure()

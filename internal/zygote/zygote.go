@@ -306,6 +306,7 @@ func (p *parts) close() {
 }
 
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
+	asked := time.Now()
 	proc, err := z.process(ctx)
 	if err != nil {
 		return nil, err
@@ -340,7 +341,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Wo
 			parts.discard(a)
 			return nil, a.err
 		}
-		return z.adopt(ctx, id, spec, parts, a)
+		return z.adopt(ctx, id, spec, parts, a, asked)
 	case <-ctx.Done():
 		// The worker may be there in a moment, on cores that the caller takes for free when this returns. A zygote that
 		// hangs is killed after answerTimeout.
@@ -394,11 +395,11 @@ func (p *parts) orphan() (pidfd *os.File, pid int) {
 }
 
 // adopt makes a Worker of a cloned process and sees it through its start.
-func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, p *parts, a answer) (*Worker, error) {
+func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, p *parts, a answer, asked time.Time) (*Worker, error) {
 	w := &Worker{
 		id: id, pid: a.pid, pidfd: a.pidfd, conn: p.conn, output: p.output, page: p.page,
 		names: spec.Names, memoryLimit: spec.MemoryLimit, symbol: spec.Symbol,
-		done: make(chan struct{}), starting: true,
+		done: make(chan struct{}), starting: true, asked: asked,
 	}
 	z.mu.Lock()
 	closed := z.closed

@@ -199,10 +199,13 @@ type Worker struct {
 	Blob []byte // of its channel
 	PID  int    // on its node; names it in events
 	CPUs []uint32
+	// What its start took, as the executor saw it.
+	Fork, Connect, Code time.Duration
 }
 
 func workerOf(w *control.WorkerGrant) Worker {
-	return Worker{Blob: w.GetBlob(), PID: int(w.GetPid()), CPUs: w.GetCpus()}
+	return Worker{Blob: w.GetBlob(), PID: int(w.GetPid()), CPUs: w.GetCpus(), Fork: time.Duration(w.GetSteps().GetFork()),
+		Connect: time.Duration(w.GetSteps().GetConnect()), Code: time.Duration(w.GetSteps().GetCode())}
 }
 
 // Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.

@@ -1,0 +1,207 @@
+// Package cold measures what `rfaas bench cold` prints: how long it takes from asking for a lease to the first result, with
+// a worker that is cloned for it, and what each step of that takes.
+//
+// The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
+// that takes once, the first contact, is told beside the rest.
+package cold
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// Config says what to measure. Executor, Provider, Library and Function are mandatory.
+type Config struct {
+	Executor string // path of the program
+	Provider string // shm or verbs
+	Library  string // with the function, which is called without a payload
+	Function string
+	Leases   int   // to be measured; 0: 200
+	Bulk     int64 // bytes of each channel's bulk area; 0: the client's default, negative: none
+}
+
+// Result is what one run measured: medians in ns unless their name says otherwise. The JSON form is read by other
+// programs: fields are added, never changed.
+type Result struct {
+	Name         string  `json:"name"` // "start"
+	Provider     string  `json:"provider"`
+	Client       string  `json:"client"` // go
+	Mode         string  `json:"mode"`   // cold
+	Function     string  `json:"function"`
+	Samples      int     `json:"samples"`
+	P50NS        int64   `json:"p50_ns"` // from asking for a lease to the first result
+	P90NS        int64   `json:"p90_ns"`
+	P99NS        int64   `json:"p99_ns"`
+	MaxNS        int64   `json:"max_ns"`
+	ControlNS    int64   `json:"control_ns"` // the lease without its worker's start: channels here, round trip, grant
+	ForkNS       int64   `json:"fork_ns"`
+	ConnectNS    int64   `json:"connect_ns"`
+	CodeNS       int64   `json:"code_ns"`
+	FirstCallNS  int64   `json:"first_call_ns"`
+	ReleaseNS    int64   `json:"release_ns"`       // not part of the above
+	FirstContact int64   `json:"first_contact_ns"` // connecting, sending the library, the first lease and call
+	Load         float64 `json:"load_avg"`         // of the last minute, when it began
+	StartedAt    string  `json:"started_at"`
+	Method       string  `json:"method"`
+}
+
+// samples are the times of every lease, by step.
+type samples struct{ total, control, fork, connect, code, call, release []int64 }
+
+// Run starts an executor, measures and ends it. Blocks; ctx bounds it.
+func Run(ctx context.Context, cfg Config) (*Result, error) {
+	n := cmp.Or(cfg.Leases, 200)
+	switch {
+	case n < 1 || n > 100_000:
+		return nil, fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases)
+	case cfg.Provider != "shm" && cfg.Provider != "verbs":
+		return nil, fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider)
+	}
+	dir, err := os.MkdirTemp("", "rfaas-bench")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	secret := filepath.Join(dir, "secret")
+	address, stop, err := start(ctx, cfg, secret)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: "cold", Function: cfg.Function, Samples: n,
+		Load: load(), StartedAt: time.Now().UTC().Format(time.RFC3339),
+		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there"}
+	began := time.Now()
+	s, err := client.Connect(ctx, client.Options{Executor: address, Provider: cfg.Provider, SecretFile: secret})
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var all samples
+	if err := all.lease(ctx, s, cfg); err != nil {
+		return nil, err
+	}
+	r.FirstContact = int64(time.Since(began)) - all.release[0]
+	all = samples{}
+	for range n {
+		if err := all.lease(ctx, s, cfg); err != nil {
+			return nil, err
+		}
+	}
+	slices.Sort(all.total)
+	r.P50NS, r.P90NS, r.P99NS, r.MaxNS = rank(all.total, 50), rank(all.total, 90), rank(all.total, 99), all.total[n-1]
+	for into, list := range map[*int64][]int64{&r.ControlNS: all.control, &r.ForkNS: all.fork, &r.ConnectNS: all.connect,
+		&r.CodeNS: all.code, &r.FirstCallNS: all.call, &r.ReleaseNS: all.release} {
+		slices.Sort(list)
+		*into = rank(list, 50)
+	}
+	return r, nil
+}
+
+// rank is a percentile of ascending values: the smallest that is not below percent of them.
+func rank(sorted []int64, percent int) int64 {
+	return sorted[max((len(sorted)*percent+99)/100-1, 0)]
+}
+
+// lease takes a lease, makes one call, gives it back and notes the times.
+func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) error {
+	began := time.Now()
+	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk})
+	if err != nil {
+		return err
+	}
+	leased := time.Since(began)
+	f, err := l.Function(cfg.Function)
+	if err == nil {
+		_, err = f.Invoke(ctx, nil, make([]byte, 64))
+	}
+	total := time.Since(began)
+	steps := l.Worker(0).StartSteps()
+	began = time.Now()
+	if err = errors.Join(err, l.Release(ctx)); err != nil {
+		return err
+	}
+	a.release = append(a.release, int64(time.Since(began)))
+	a.total = append(a.total, int64(total))
+	a.control = append(a.control, int64(leased-steps.Fork-steps.Connect-steps.Code))
+	a.fork, a.connect, a.code = append(a.fork, int64(steps.Fork)), append(a.connect, int64(steps.Connect)), append(a.code, int64(steps.Code))
+	a.call = append(a.call, int64(total-leased))
+	return nil
+}
+
+// start starts an executor that lends one core and returns its address and what ends it.
+func start(ctx context.Context, cfg Config, secret string) (address string, stop func(), err error) {
+	cmd := exec.CommandContext(ctx, cfg.Executor, "--listen", "127.0.0.1:0", "--secret-file", secret, "--providers", cfg.Provider,
+		"--cores", "1", "--grace", "2s")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	errs, err := cmd.StderrPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", nil, fmt.Errorf("start the executor: %w", err)
+	}
+	var said strings.Builder
+	lines := bufio.NewScanner(errs)
+	for lines.Scan() {
+		if _, rest, ok := strings.Cut(lines.Text(), "msg=ready address="); ok {
+			address, _, _ = strings.Cut(rest, " ")
+			break
+		}
+		said.WriteString("\n  " + lines.Text())
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(io.Discard, errs)
+		_ = cmd.Wait() // how it ends is of no interest
+	}()
+	if address == "" {
+		<-done
+		return "", nil, fmt.Errorf("the executor ended at once:%s", said.String())
+	}
+	return address, func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		<-done
+	}, nil
+}
+
+// load is the load average of the last minute, 0 if it is not known.
+func load() (avg float64) {
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(b), &avg)
+	}
+	return avg
+}
+
+// WriteJSON writes a result as one line.
+func WriteJSON(w io.Writer, r *Result) error { return json.NewEncoder(w).Encode(r) }
+
+// WriteTable writes a result for people.
+func WriteTable(w io.Writer, r *Result) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
+	us := func(ns int64) string { return fmt.Sprintf("%.0f us", float64(ns)/1e3) }
+	fmt.Fprintf(t, "%s, %s:\tp50\tp90\tp99\tcontrol\tfork\tconnect\tcode\tfirst call\t\n", r.Mode, r.Provider)
+	fmt.Fprintf(t, "lease to first result\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", us(r.P50NS), us(r.P90NS), us(r.P99NS), us(r.ControlNS),
+		us(r.ForkNS), us(r.ConnectNS), us(r.CodeNS), us(r.FirstCallNS))
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%d leases; release %s; first contact %s; load %.1f. %s.\n", r.Samples, us(r.ReleaseNS), us(r.FirstContact), r.Load, r.Method)
+	return err
+}

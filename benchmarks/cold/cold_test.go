@@ -1,0 +1,87 @@
+package cold
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func built(t *testing.T, path string) string {
+	t.Helper()
+	p, err := filepath.Abs(filepath.Join("../..", path))
+	if err == nil {
+		_, err = os.Stat(p)
+	}
+	if err != nil {
+		t.Fatalf("%s is missing: run make build first (%v)", path, err)
+	}
+	return p
+}
+
+func TestRun(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cfg := Config{Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 10}
+	r, err := Run(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Samples != 10 || r.Mode != "cold" || r.P50NS <= 0 || r.P50NS > r.P90NS || r.P90NS > r.P99NS || r.P99NS > r.MaxNS {
+		t.Errorf("%+v", r)
+	}
+	for name, ns := range map[string]int64{"control": r.ControlNS, "fork": r.ForkNS, "connect": r.ConnectNS, "code": r.CodeNS,
+		"first call": r.FirstCallNS, "release": r.ReleaseNS} {
+		if ns <= 0 || ns > r.MaxNS+r.ReleaseNS {
+			t.Errorf("%s took %d ns, the longest lease and call %d ns", name, ns, r.MaxNS)
+		}
+	}
+	var out, table bytes.Buffer
+	var back Result
+	if err := WriteJSON(&out, r); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil || back != *r {
+		t.Errorf("%s is read as %+v (%v)", out.String(), back, err)
+	}
+	if err := WriteTable(&table, r); err != nil || !strings.Contains(table.String(), "first call") {
+		t.Errorf("%v\n%s", err, table.String())
+	}
+	t.Logf("\n%s", table.String())
+}
+
+func TestRunRefuses(t *testing.T) {
+	good := Config{Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 1}
+	for text, change := range map[string]func(*Config){
+		`"pigeon"`:        func(c *Config) { c.Provider = "pigeon" },
+		"-1 leases":       func(c *Config) { c.Leases = -1 },
+		"/nonexistent/x":  func(c *Config) { c.Executor = "/nonexistent/x" },
+		"ended at once":   func(c *Config) { c.Executor = "/bin/false" },
+		"/nonexistent.so": func(c *Config) { c.Library = "/nonexistent.so" },
+		`"no_such"`:       func(c *Config) { c.Function = "no_such" },
+	} {
+		cfg := good
+		change(&cfg)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if _, err := Run(ctx, cfg); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%v, want an error that says %s", err, text)
+		}
+		cancel()
+	}
+}
+
+func TestRank(t *testing.T) {
+	for _, c := range []struct {
+		list    []int64
+		percent int
+		want    int64
+	}{{[]int64{7}, 50, 7}, {[]int64{1, 2}, 50, 1}, {[]int64{1, 2, 3}, 50, 2}, {[]int64{1, 2, 3, 4}, 99, 4}, {[]int64{1, 2, 3, 4}, 0, 1}} {
+		if got := rank(c.list, c.percent); got != c.want {
+			t.Errorf("%d %% of %v: %d, want %d", c.percent, c.list, got, c.want)
+		}
+	}
+}

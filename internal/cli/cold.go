@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/benchmarks/cold"
+)
+
+func newBenchCold(a *app) *cobra.Command {
+	var cfg cold.Config
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "cold",
+		Short: "From asking for a lease to the first result, step by step",
+		Long: `From asking for a lease to the first result, step by step, with a worker that is cloned for each lease. An executor of
+its own is started for it, from the programs beside this one.`,
+		Example: `  rfaas bench cold --provider shm --json
+  rfaas bench cold --provider verbs --library libmine.so --function empty`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if cfg.Provider != "shm" && cfg.Provider != "verbs" {
+				return a.badUsage(fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider))
+			}
+			if cfg.Leases < 1 || cfg.Leases > 100_000 {
+				return a.badUsage(fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases))
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find the programs beside this one: %w", err)
+			}
+			if cfg.Executor == "" {
+				cfg.Executor = filepath.Join(filepath.Dir(self), "executor")
+			}
+			if cfg.Library == "" { // in a source tree
+				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
+			}
+			r, err := cold.Run(c.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return cold.WriteJSON(a.Stdout, r)
+			}
+			return cold.WriteTable(a.Stdout, r)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&cfg.Provider, "provider", "shm", "shm or verbs")
+	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
+	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area, 0 for the client's default, negative for none")
+	f.StringVar(&cfg.Library, "library", "", "library of functions (default: ../build/functions/echo.so beside this program)")
+	f.StringVar(&cfg.Function, "function", "empty", "function of it, called without a payload")
+	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
+	f.BoolVar(&asJSON, "json", false, "print a JSON object")
+	return c
+}
