@@ -336,7 +336,7 @@ test-softroce-faults: ## kills, stops and cancels on a real verbs device in a vi
 TWOVM := scripts/softroce/run2 --expendable --timeout 240 -e FAULTS_REMOTE=10.77.0.3:7000
 test-twovm: ## client in one virtual machine, executor in another: the link is cut, a machine killed
 	$(Q)$(try_build)
-	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults && $(GO_BUILD) -o build/twovm/ ./tests/remote
+	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client && $(GO_BUILD) -o build/twovm/ ./tests/remote
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
 	$(Q)for boot in first second; do \
 		$(TWOVM) -- scripts/test --twovm $$boot -- build/twovm/remote serve 10.77.0.3:7000; done

@@ -2,7 +2,9 @@ package client_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,10 +39,24 @@ type daemon struct {
 	done    chan struct{} // closed when it has ended
 }
 
-// start runs a daemon on a free loopback port and returns when it is ready. It is stopped with the test.
+// daemonCommand runs a daemon on a free loopback port, or on the machine where tests/remote serves at RFAAS_TEST_REMOTE.
+func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cmd {
+	line := append([]string{built(t, program), "--listen", "127.0.0.1:0", "--secret-file", secret}, args...)
+	if remote := os.Getenv("RFAAS_TEST_REMOTE"); remote != "" {
+		host, _, err := net.SplitHostPort(remote)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line[2] = host + ":0"
+		line = append(append([]string{built(t, "build/twovm/remote"), "run", remote, "--"}, line...), "--allow-plaintext")
+	}
+	return exec.Command(line[0], line[1:]...)
+}
+
+// start runs a daemon and returns when it is ready. It is stopped with the test.
 func start(t testing.TB, program, secret string, args ...string) *daemon {
 	t.Helper()
-	cmd := exec.Command(built(t, program), append([]string{"--listen", "127.0.0.1:0", "--secret-file", secret}, args...)...)
+	cmd := daemonCommand(t, program, secret, args)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
@@ -109,7 +125,7 @@ type world struct {
 // newWorld starts an executor that lends two cores.
 func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
-	w := &world{secret: filepath.Join(t.TempDir(), "secret")}
+	w := &world{secret: cmp.Or(os.Getenv("RFAAS_TEST_SECRET"), filepath.Join(t.TempDir(), "secret"))}
 	w.daemon = start(t, "bin/executor", w.secret, append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)...)
 	w.session = w.connect(t, client.Options{Executor: w.Address})
 	return w
