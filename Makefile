@@ -159,7 +159,8 @@ MPICXX ?= $(firstword $(shell command -v mpicxx.$(strip $(MPI)) mpicxx))
 MPIFORT ?= $(firstword $(shell command -v mpifort.$(strip $(MPI)) mpifort))
 CXX_PROGRAMS := $(if $(and $(shell command -v $(CXX)),$(MPICXX)),$(call mpi_programs,*.cpp))
 FORTRAN_PROGRAMS := $(if $(and $(FORTRAN),$(MPIFORT)),$(call mpi_programs,*.f90))
-ALL_MPI_PROGRAMS := $(MPI_PROGRAMS) $(CXX_PROGRAMS) $(FORTRAN_PROGRAMS)
+GO_MPI_PROGRAMS := $(call mpi_programs,main.go)
+ALL_MPI_PROGRAMS := $(MPI_PROGRAMS) $(CXX_PROGRAMS) $(FORTRAN_PROGRAMS) $(GO_MPI_PROGRAMS)
 
 examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
 
@@ -185,6 +186,12 @@ EXAMPLE_LINK := -Llib -lrfaas '-Wl,-rpath,$$ORIGIN/../../lib'
 $(CXX_PROGRAMS): build/examples/%: examples/mpi/%/main.cpp build/examples/mpi | headers library
 	$(call say,MPICXX,$@)
 	$(Q)$(MPICXX) -std=c++17 -Wall -Wextra $(CFLAGS) -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -Iinclude -o $@ $< $(EXAMPLE_LINK)
+
+# Go itself knows what is newer.
+$(GO_MPI_PROGRAMS): build/examples/%: FORCE
+	$(call say,GO,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(GO_BUILD) $(if $(filter mpich,$(MPI)),-tags mpich) -o $@ ./examples/mpi/$*
 
 $(FORTRAN_PROGRAMS): build/examples/%: examples/mpi/%/main.f90 build/examples/mpi lib/librfaas_fortran.a | library
 	$(call say,MPIFORT,$@)
@@ -359,6 +366,7 @@ lint-go: $(STATICCHECK)
 	$(Q)bad=$$(find . -name '*.go' -not -path './build/*' -print0 | xargs -0 -r gofmt -l -s); \
 		[[ -z $$bad ]] || { printf 'gofmt -s would change:\n%s\n' "$$bad" >&2; exit 1; }
 	$(Q)$(GO) vet ./...
+	$(Q)$(GO) vet -tags mpich ./mpi
 	$(Q)$(STATICCHECK) ./...
 
 # Compiled for real, since many warnings come from the optimiser only. Headers must stand alone.

@@ -37,6 +37,7 @@ const (
 	StatusDeadline       = dataplane.StatusDeadline
 	StatusCancelled      = dataplane.StatusCancelled
 	StatusPeerGone       = dataplane.StatusPeerGone
+	StatusProtocol       = dataplane.StatusProtocol    // the other side does not keep to what was agreed
 	StatusWorkerDied     = dataplane.StatusWorkerDied  // Detail says how, Backtrace and Output where
 	StatusTimeLimit      = dataplane.StatusTimeLimit   // the function ran too long, and its worker was killed
 	StatusMemoryLimit    = dataplane.StatusMemoryLimit // the function needed too much memory and died of it

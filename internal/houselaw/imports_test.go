@@ -37,6 +37,7 @@ var rooms = map[string][]string{
 	"lease":       {},
 	"accounting":  {},
 	"invoke":      {"internal/dataplane"},
+	"mpi":         {},
 
 	// The ground.
 	"internal/zygote":    {"internal/dataplane"},
@@ -49,7 +50,7 @@ var rooms = map[string][]string{
 	"internal/houselaw":  {},
 
 	// What stands on the public packages like any other user.
-	"examples": {"client", "invoke"},
+	"examples": {"client", "invoke", "mpi"},
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
 	"tests/remote": {},
@@ -59,7 +60,7 @@ var rooms = map[string][]string{
 }
 
 // cgoRooms may import "C": the data plane, the exports of librfaas.so, and the binding of MPI.
-var cgoRooms = []string{"internal/dataplane", "client/capi", "examples/mpi"}
+var cgoRooms = []string{"internal/dataplane", "client/capi", "mpi"}
 
 // noCgo rooms reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board"}

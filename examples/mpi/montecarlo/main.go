@@ -1,0 +1,183 @@
+// Command montecarlo estimates pi on MPI ranks and borrowed cores, in Go: rank 0 deals out chunks of random points, each
+// rank has its chunks counted by the workers of its own lease and by itself, and the sums meet in a reduction. Every count
+// is compared with the same points counted by the rank alone.
+//
+//	mpirun -n 2 build/examples/montecarlo -points 4000000
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/mpi"
+)
+
+const chunk = 20000 // points
+
+// circle is examples/functions/montecarlo.c in Go.
+func circle(seed, n uint64) (hits uint64) {
+	for range n {
+		seed += 0x9e3779b97f4a7c15
+		z := seed
+		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+		z = (z ^ z>>27) * 0x94d049bb133111eb
+		z ^= z >> 31
+		if x, y := z>>33, z&0x7fffffff; x*x+y*y < 1<<62 {
+			hits++
+		}
+	}
+	return hits
+}
+
+func main() {
+	points := flag.Uint64("points", 4000000, "random points in all")
+	workers := flag.Int("workers", 1, "workers of each rank")
+	library := flag.String("library", "", "path of montecarlo.so (default: where make build puts it)")
+	flag.Parse()
+	if err := mpi.Init(); err != nil {
+		fmt.Fprintln(os.Stderr, "montecarlo:", err)
+		os.Exit(1)
+	}
+	if err := run(*points, *workers, *library); err != nil {
+		fmt.Fprintln(os.Stderr, "montecarlo:", err)
+		mpi.World().Abort(1) // a rank that fails must not leave the others waiting
+	}
+	if err := mpi.Finalize(); err != nil {
+		fmt.Fprintln(os.Stderr, "montecarlo:", err)
+		os.Exit(1)
+	}
+}
+
+func run(points uint64, workers int, library string) error {
+	world := mpi.World()
+	rank, err := world.Rank()
+	if err != nil {
+		return err
+	}
+	ranks, err := world.Size()
+	if err != nil {
+		return err
+	}
+	// Rank 0 says how much there is, and deals out the seeds.
+	total := []uint64{points / chunk}
+	if err := mpi.Bcast(world, 0, total); err != nil {
+		return err
+	}
+	share := int(total[0]) / ranks
+	if share < 1 {
+		return fmt.Errorf("%d points are less than a chunk of %d for each of %d ranks", points, chunk, ranks)
+	}
+	var all []uint64
+	if rank == 0 {
+		all = make([]uint64, share*ranks)
+		for i := range all {
+			all[i] = uint64(i) << 32
+		}
+	}
+	seeds := make([]uint64, share)
+	if err := mpi.Scatter(world, 0, seeds, all); err != nil {
+		return err
+	}
+	start := time.Now()
+	alone := uint64(0)
+	for _, seed := range seeds {
+		alone += circle(seed, chunk)
+	}
+	before := time.Since(start)
+	if err := world.Barrier(); err != nil {
+		return err
+	}
+	hits, remote, took, err := count(seeds, workers, library)
+	if err != nil {
+		return err
+	}
+	wrong := uint64(0)
+	if hits != alone {
+		wrong = 1
+	}
+	sums := make([]uint64, 3)
+	if err := mpi.Reduce(world, 0, mpi.OpSum, sums, []uint64{hits, remote, wrong}); err != nil {
+		return err
+	}
+	slowest := make([]float64, 2)
+	if err := mpi.AllReduce(world, mpi.OpMax, slowest, []float64{before.Seconds(), took.Seconds()}); err != nil {
+		return err
+	}
+	if rank == 0 {
+		n := float64(share * ranks * chunk)
+		pi := 4 * float64(sums[0]) / n
+		fmt.Printf("montecarlo: pi is %.5f by %.0f points on %d ranks, %d of %d chunks remotely, %d counts wrong\n", pi, n, ranks, sums[1], share*ranks, sums[2])
+		fmt.Printf("  alone %.2f ms, with workers %.2f ms: speed-up %.2f\n", slowest[0]*1e3, slowest[1]*1e3, slowest[0]/slowest[1])
+		if math.Abs(pi-math.Pi) > 10/math.Sqrt(n) {
+			return fmt.Errorf("pi is not %v", pi)
+		}
+	}
+	if wrong > 0 {
+		return fmt.Errorf("rank %d counts %d points with its workers and %d alone", rank, hits, alone)
+	}
+	return nil
+}
+
+// count counts the points of all seeds: each worker and the rank itself take the next chunk when they are ready for one.
+func count(seeds []uint64, workers int, library string) (hits, remote uint64, took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if library == "" {
+		program, err := os.Executable()
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		library = filepath.Join(filepath.Dir(program), "../functions/montecarlo.so")
+	}
+	session, err := client.Connect(ctx, client.Options{})
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer session.Close()
+	lease, err := session.Lease(ctx, client.LeaseOptions{Library: library, Workers: workers})
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	f, err := lease.Function("circle")
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	var next, sum, there atomic.Uint64
+	var wg sync.WaitGroup
+	failed := make(chan error, lease.Workers())
+	start := time.Now()
+	// The first chunk of each worker is its own, however slow it starts.
+	next.Store(uint64(min(lease.Workers(), len(seeds))))
+	for w := range min(lease.Workers(), len(seeds)) {
+		wg.Go(func() {
+			out := make([]uint64, 1)
+			for i := uint64(w); i < uint64(len(seeds)); i = next.Add(1) - 1 {
+				if _, err := client.Invoke(ctx, f, []uint64{seeds[i], chunk}, out); err != nil {
+					failed <- err
+					return
+				}
+				sum.Add(out[0])
+				there.Add(1)
+			}
+		})
+	}
+	for i := next.Add(1) - 1; i < uint64(len(seeds)); i = next.Add(1) - 1 {
+		sum.Add(circle(seeds[i], chunk))
+	}
+	wg.Wait()
+	took = time.Since(start)
+	select {
+	case err = <-failed:
+	default:
+		err = lease.Release(ctx)
+	}
+	return sum.Load(), there.Load(), took, err
+}

@@ -1,0 +1,6 @@
+//go:build !mpich && !mpienv
+
+package mpi
+
+// #cgo pkg-config: ompi-c
+import "C"
