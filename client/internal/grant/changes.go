@@ -1,0 +1,146 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Change is something that happened to an executor.
+type Change struct {
+	Address string // control address
+	Node    string
+	State   board.State // what it is now; Left: it is not on the board any more
+}
+
+// Changes is a subscription to what happens to executors. The manager writes into this process's mailbox, and a poll that finds
+// nothing new there costs no message. It starts with everybody who is there. A manager that was started anew is
+// found again; what has changed meanwhile comes with the first poll that succeeds. Safe for concurrent use.
+type Changes struct {
+	c *Control
+
+	mu    sync.Mutex
+	epoch uint64 // 0: nothing is known
+	seen  uint64
+	known map[uint32]seenExecutor // by slot
+}
+
+type seenExecutor struct {
+	incarnation uint64
+	change      Change
+}
+
+// Changes makes a subscription.
+func (c *Control) Changes() *Changes {
+	return &Changes{c: c, known: map[uint32]seenExecutor{}}
+}
+
+// Poll returns what has happened since the last Poll, in no order but one executor's own. Errors: ErrUnsupported (the manager's memory
+// cannot be reached from here), ErrConnection (the manager is away: try again).
+func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
+	const op = "watch executors"
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := &w.c.places
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if w.c.opts.Manager == "" {
+		return nil, fail(op, dataplane.StatusUnsupported, "the session has no resource manager")
+	}
+	if p.end != nil && p.end.Err() != nil {
+		p.drop()
+	}
+	bounded, cancel := w.c.bound(ctx)
+	defer cancel()
+	if err := w.c.attach(bounded); err != nil {
+		if errors.Is(err, errNoBoard) {
+			return nil, fail(op, dataplane.StatusUnsupported, "no way to the memory of the resource manager %s", w.c.opts.Manager)
+		}
+		return nil, fromControl(op, w.c.opts.Manager, err)
+	}
+	changes, err := w.poll(p)
+	if err != nil {
+		p.drop()
+		return nil, fail(op, dataplane.StatusConnection, "%v", err)
+	}
+	return changes, nil
+}
+
+func (w *Changes) poll(p *places) ([]Change, error) {
+	box, err := p.end.Mailbox()
+	if err != nil || box.Epoch == w.epoch && box.Changes == w.seen || box.Epoch == 0 {
+		return nil, err // nothing, or the first write is still on its way
+	}
+	lines, some := w.changed(p, &box)
+	if !some {
+		if lines, err = p.reader.All(); err != nil {
+			return nil, err
+		}
+	}
+	var changes []Change
+	there := map[uint32]bool{}
+	for i := range lines {
+		l := &lines[i]
+		there[l.Slot] = true
+		old, was := w.known[l.Slot]
+		if was && (old.incarnation != l.Incarnation || l.State == board.Empty) {
+			changes = append(changes, w.left(l.Slot))
+			was = false
+		}
+		if l.State == board.Empty || was && old.change.State == l.State {
+			continue
+		}
+		id, err := p.reader.Identity(l)
+		if errors.Is(err, board.ErrGone) {
+			continue // the next change tells
+		} else if err != nil {
+			return nil, err
+		}
+		now := seenExecutor{l.Incarnation, Change{Address: id.Control, Node: id.Node, State: l.State}}
+		w.known[l.Slot] = now
+		changes = append(changes, now.change)
+	}
+	if !some {
+		for slot := range w.known {
+			if !there[slot] {
+				changes = append(changes, w.left(slot))
+			}
+		}
+	}
+	w.epoch, w.seen = box.Epoch, box.Changes
+	return changes, nil
+}
+
+// changed reads the lines that a mailbox names; false if it cannot name all of them.
+func (w *Changes) changed(p *places, box *board.Mailbox) ([]board.Line, bool) {
+	if box.Epoch != w.epoch || box.Changes < w.seen {
+		return nil, false
+	}
+	named, all := box.Since(w.seen)
+	if !all {
+		return nil, false
+	}
+	var lines []board.Line
+	for _, c := range named {
+		if slices.ContainsFunc(lines, func(l board.Line) bool { return l.Slot == c.Slot }) {
+			continue
+		}
+		l, err := p.reader.Line(c.Slot)
+		if err != nil {
+			return nil, false
+		}
+		lines = append(lines, l)
+	}
+	return lines, true
+}
+
+func (w *Changes) left(slot uint32) Change {
+	c := w.known[slot].change
+	c.State = board.Left
+	delete(w.known, slot)
+	return c
+}
