@@ -339,7 +339,8 @@ func TestReleaseEndsCalls(t *testing.T) {
 			ended <- err
 		}()
 	}
-	time.Sleep(50 * time.Millisecond)
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	untilRuns(t, l.Worker(1), "sleep_ns")
 	if err := l.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -385,9 +386,15 @@ func TestLeaseExpires(t *testing.T) {
 func TestExecutorKilled(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{})
-	time.AfterFunc(50*time.Millisecond, func() { w.signal(syscall.SIGKILL) })
+	ended := make(chan error, 1)
+	go func() {
+		_, err := function(t, l, "sleep_ns").Invoke(context.Background(), u64(uint64(time.Minute)), make([]byte, 8))
+		ended <- err
+	}()
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	w.signal(syscall.SIGKILL)
 	start := time.Now()
-	_, err := function(t, l, "sleep_ns").Invoke(context.Background(), u64(uint64(time.Minute)), make([]byte, 8))
+	err := <-ended
 	if !errors.Is(err, client.ErrConnection) && !errors.Is(err, client.ErrLease) {
 		t.Errorf("a call whose executor was killed: %v", err)
 	}
@@ -400,6 +407,13 @@ func TestExecutorKilled(t *testing.T) {
 	}
 	if d := time.Since(start); d > 12*time.Second {
 		t.Errorf("the next call ended after %v", d)
+	}
+	// What is to be released is gone: that is no error.
+	if err := l.Release(t.Context()); err != nil {
+		t.Errorf("release: %v", err)
+	}
+	if err := w.session.Close(); err != nil {
+		t.Errorf("close: %v", err)
 	}
 }
 

@@ -90,7 +90,8 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 			ended <- err
 		}()
 	}
-	time.Sleep(100 * time.Millisecond) // until they run
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	untilRuns(t, l.Worker(1), "sleep_ns")
 	w.signal(syscall.SIGKILL)
 	start := time.Now()
 	for range 2 {
@@ -131,7 +132,8 @@ func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 		_, err := l.Worker(1).Invoke(context.Background(), sleep, u64(uint64(time.Minute)), make([]byte, 8))
 		long <- err
 	}()
-	time.Sleep(100 * time.Millisecond) // until they run
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	untilRuns(t, l.Worker(1), "sleep_ns")
 	w.signal(syscall.SIGTERM)
 	start := time.Now()
 	if err := <-short; err != nil {

@@ -162,6 +162,15 @@ func (w *world) lease(t testing.TB, o client.LeaseOptions) *client.Lease {
 	return l
 }
 
+// untilRuns waits until a worker runs a function.
+func untilRuns(t *testing.T, w *client.Worker, name string) {
+	t.Helper()
+	within(t, 10*time.Second, "worker runs "+name, func() bool {
+		i, err := w.Inspect(context.Background())
+		return err == nil && i.Running == name
+	})
+}
+
 func function(t testing.TB, l *client.Lease, name string) *client.Function {
 	t.Helper()
 	f, err := l.Function(name)

@@ -44,6 +44,21 @@ func (t *Table) Away(id ID, presence uint64) {
 	t.wake()
 }
 
+// Gone notes that the connection has ended on which a lease was granted. A holder that has not been here yet now has
+// Config.Return to come, as one that went away.
+func (t *Table) Gone(id ID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.leases[id]
+	if r == nil || r.State != Granted {
+		return
+	}
+	if by := t.cfg.Now().Add(t.cfg.Return); by.Before(r.comeBy) {
+		r.comeBy = by
+		t.wake()
+	}
+}
+
 // Notice makes an active lease expiring, when Due has said so, and returns it. An error: it has been renewed or has
 // ended.
 func (t *Table) Notice(id ID) (Lease, error) {

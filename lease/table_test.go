@@ -310,8 +310,9 @@ func TestDeadlines(t *testing.T) {
 				t.Fatalf("due: %v, want %v", got, want)
 			}
 		}
-		a := granted(t, tab, 1, terms(1)) // never opened
-		b := granted(t, tab, 2, terms(1)) // opened, then away, then back, then away
+		a := granted(t, tab, 1, terms(1))    // never opened
+		gone := granted(t, tab, 4, terms(1)) // never opened, and its connection ends
+		b := granted(t, tab, 2, terms(1))    // opened, then away, then back, then away
 		c := granted(t, tab, 3, Terms{Workers: 1, CoresPerWorker: 1, Duration: 5 * time.Second})
 		p, err := tab.Open(b.ID)
 		if err != nil {
@@ -324,7 +325,19 @@ func TestDeadlines(t *testing.T) {
 		if _, next := tab.Due(); time.Until(next) != 5*time.Second-1 {
 			t.Fatalf("next deadline in %v, want 5s less the notice", time.Until(next))
 		}
-		time.Sleep(5 * time.Second)
+		tab.Gone(99)
+		tab.Gone(b.ID) // has come
+		time.Sleep(time.Second)
+		tab.Gone(gone.ID)
+		time.Sleep(2*time.Second - 1)
+		due()
+		time.Sleep(time.Nanosecond)
+		due(gone.ID)
+		if _, err := tab.End(gone.ID, Revoked, ""); err != nil {
+			t.Fatal(err)
+		}
+		tab.Gone(gone.ID)
+		time.Sleep(2 * time.Second)
 		due(c.ID)
 		if list, _ := tab.Due(); list[0].State != Expired {
 			t.Fatalf("lease at its end is due as %v", list[0].State)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
 )
 
 // Gate lets calls through that carry the right secret and counts the others.
@@ -36,6 +37,40 @@ func (g *Gate) check(ctx context.Context) error {
 	return nil
 }
 
+// connections is the stats.Handler that ties a context to each connection.
+type connections struct{}
+
+type connKey struct{}
+
+type conn struct {
+	ctx context.Context
+	end context.CancelFunc
+}
+
+func (connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	c := &conn{}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+func (connections) HandleConn(ctx context.Context, s stats.ConnStats) {
+	if _, over := s.(*stats.ConnEnd); over {
+		ctx.Value(connKey{}).(*conn).end()
+	}
+}
+
+func (connections) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (connections) HandleRPC(context.Context, stats.RPCStats)                       {}
+
+// Connection returns a context that ends with the connection on which the call with ctx came, which may be long after the
+// call; one that never ends outside of a call.
+func Connection(ctx context.Context) context.Context {
+	if c, ok := ctx.Value(connKey{}).(*conn); ok {
+		return c.ctx
+	}
+	return context.Background()
+}
+
 // NewServer makes a gRPC server with the gate in front of every call and the limits that both daemons use.
 func NewServer(g *Gate, opts ...grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append([]grpc.ServerOption{
@@ -51,6 +86,7 @@ func NewServer(g *Gate, opts ...grpc.ServerOption) *grpc.Server {
 			}
 			return h(srv, s)
 		}),
+		grpc.StatsHandler(connections{}),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxSendMsgSize(MaxMessage),
 		grpc.MaxHeaderListSize(16 << 10),

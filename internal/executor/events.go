@@ -54,6 +54,7 @@ func (h *holding) newest(presence uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.presence = max(h.presence, presence)
+	h.forgetConnection()
 	h.notify()
 }
 

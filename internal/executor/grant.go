@@ -43,12 +43,15 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		return nil, grpcError(err)
 	}
 	if h != nil {
-		// Not bound to ctx: a caller that lost its connection repeats the request and gets this grant. One that
-		// does not come back loses it by the first-use deadline.
+		// Not bound to ctx: a caller that lost its connection repeats the request and gets this grant, if it comes back
+		// soon.
 		limit := e.spawnLimit(ctx)
 		e.work.Go(func() { e.start(h, req.GetClientBlobs(), limit) })
 	} else {
 		e.codes.release(code)
+	}
+	if asked, _ := e.find(l.ID); asked != nil {
+		asked.askedOn(control.Connection(ctx), func() { e.table.Gone(l.ID) })
 	}
 	if l, err = e.table.Wait(ctx, l); err != nil {
 		return nil, grpcError(err)

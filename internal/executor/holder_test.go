@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -245,6 +246,44 @@ func TestHolderThatNeverComes(t *testing.T) {
 		_, err = s.Recv()
 	}
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "did not open")
+}
+
+// A client that dies between the grant and its event stream is missed by its connection.
+func TestHolderThatDiesBeforeItComes(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.HolderFirstUse, c.Settings.HolderReturn = time.Hour, 20*time.Millisecond })
+	var holds atomic.Bool
+	began, goOn := make(chan struct{}), make(chan struct{})
+	n.z.before = func(context.Context, zygote.Spec) error {
+		if holds.Load() {
+			close(began)
+			<-goOn
+		}
+		return nil
+	}
+	other := n.dial()
+	if _, err := control.NewExecutorClient(other).Lease(n.ctx(), n.request(2)); err != nil {
+		t.Fatal(err)
+	}
+	stays := n.lease(1) // asked for on another connection
+	other.Close()
+	eventually(t, "the lease has ended", func() bool { return n.free() == 3 })
+	n.events(stays.GetLeaseId())
+
+	// Likewise when the connection ends while the workers start.
+	other = n.dial()
+	holds.Store(true)
+	ctx, cancel := context.WithCancel(n.ctx())
+	asked := make(chan struct{})
+	go func() {
+		control.NewExecutorClient(other).Lease(ctx, n.request(1))
+		close(asked)
+	}()
+	<-began
+	other.Close()
+	<-asked
+	cancel()
+	close(goOn)
+	eventually(t, "the lease has ended", func() bool { return n.free() == 3 })
 }
 
 func TestHolderThatDies(t *testing.T) {

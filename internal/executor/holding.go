@@ -34,6 +34,7 @@ type holding struct {
 	seats    []seat
 	granted  []*control.WorkerGrant // of the first workers; set before the grant
 	presence uint64                 // newest event stream
+	unwatch  func() bool            // ends what askedOn began; nil: nothing
 	ending   bool
 	notice   *control.Event // that the end is near, told while it is so
 	leaving  *control.Event // that the node drains
@@ -212,11 +213,36 @@ func (h *holding) end(how lease.State, reason string) {
 	h.notify()
 }
 
+// askedOn calls gone if a connection ends, the newest one on which the lease was asked for, before its holder has come.
+func (h *holding) askedOn(conn context.Context, gone func()) {
+	stop := context.AfterFunc(conn, func() {
+		<-h.started // bounded by the spawn time-out
+		gone()
+	})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.presence > 0 || h.ending {
+		stop()
+		return
+	}
+	h.forgetConnection()
+	h.unwatch = stop
+}
+
+// forgetConnection ends what askedOn began. Under mu.
+func (h *holding) forgetConnection() {
+	if h.unwatch != nil {
+		h.unwatch()
+		h.unwatch = nil
+	}
+}
+
 // over tells the rest: the lease's workers are reaped and its cores are free.
 func (h *holding) over() {
 	h.cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.forgetConnection()
 	h.final = h.last
 	close(h.gone)
 	h.notify()

@@ -111,7 +111,7 @@ func TestStopKillsWhatHangs(t *testing.T) {
 		r, _ := w.call(fnHangs, nil)
 		called <- r
 	}()
-	time.Sleep(50 * time.Millisecond)
+	eventually(t, 5*time.Second, "the call runs", func() bool { return w.Running() == "hangs" })
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begin := time.Now()

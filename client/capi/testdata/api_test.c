@@ -272,7 +272,9 @@ struct intruder {
 
 static void *intrude(void *arg) {
     struct intruder *i = arg;
-    usleep(50000);
+    rfaas_worker_details d = {.struct_size = sizeof d};
+    while (rfaas_worker_info(i->l, 0, &d) == RFAAS_OK && strcmp(d.running, "sleep_ns")) {
+    }
     i->status = rfaas_invoke(i->l, i->f, NULL, 0, NULL, 0, NULL, NULL);
     snprintf(i->text, sizeof i->text, "%s", rfaas_last_error());
     return NULL;
@@ -282,7 +284,7 @@ static void threads_and_fork(void) {
     rfaas_lease *l = lease(1, 4, RFAAS_WAIT_ADAPTIVE);
     struct intruder i = {.l = l, .f = find(l, "empty")};
     rfaas_function sleep_ns = find(l, "sleep_ns");
-    uint64_t ns = 150000000, out;
+    uint64_t ns = 500000000, out;
     pthread_t t;
     pthread_create(&t, NULL, intrude, &i);
     OK(rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL));

@@ -442,7 +442,8 @@ func (h *Held) Finish(ctx context.Context) error {
 	return err
 }
 
-// Release ends the lease and its watch. Releasing a lease that has ended already is no error.
+// Release ends the lease and its watch. Releasing a lease that has ended already is no error, nor is one whose executor
+// is no more: it took its workers with it.
 func (h *Held) Release(ctx context.Context) error {
 	h.StopWatch()
 	if h.ended("release") != nil {
@@ -451,7 +452,7 @@ func (h *Held) Release(ctx context.Context) error {
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
 	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID})
-	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) {
+	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
 		return nil
 	}
 	return err
