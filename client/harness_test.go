@@ -14,7 +14,13 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
+
+var objects = leakcheck.Objects(dataplane.Live)
+
+func TestMain(m *testing.M) { leakcheck.Main(m, nil, objects) }
 
 // root is the repository, where make build left the programs.
 const root = ".."
@@ -125,6 +131,7 @@ type world struct {
 // newWorld starts an executor that lends two cores.
 func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
+	leakcheck.Check(t, objects)
 	w := &world{secret: cmp.Or(os.Getenv("RFAAS_TEST_SECRET"), filepath.Join(t.TempDir(), "secret"))}
 	w.daemon = start(t, "bin/executor", w.secret, append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)...)
 	w.session = w.connect(t, client.Options{Executor: w.Address})

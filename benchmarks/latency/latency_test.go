@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
+
+func TestMain(m *testing.M) { leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live)) }
 
 func TestQuantile(t *testing.T) {
 	for _, c := range []struct {

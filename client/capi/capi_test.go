@@ -13,7 +13,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
+
+var objects = leakcheck.Objects(dataplane.Live)
+
+func TestMain(m *testing.M) { leakcheck.Main(m, nil, objects) }
 
 const root = "../.."
 
@@ -33,6 +40,7 @@ func built(t *testing.T, path string) string {
 // startExecutor starts an executor that lends two cores and returns its address.
 func startExecutor(t *testing.T, secret string) string {
 	t.Helper()
+	leakcheck.Check(t, objects)
 	address, _, _ := startProcess(t, secret)
 	return address
 }

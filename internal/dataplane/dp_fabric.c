@@ -73,27 +73,55 @@ void dp_random(void *buf, size_t len) {
     }
 }
 
+/* ---- what there is of each kind in this process ---- */
+
+static dp_live live;
+
+static int made(int status, int32_t *count) {
+    if (status == DP_OK)
+        __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+    return status;
+}
+
+static void gone(int32_t *count) { __atomic_fetch_sub(count, 1, __ATOMIC_RELAXED); }
+
+void dp_live_now(dp_live *out) {
+    out->devices = __atomic_load_n(&live.devices, __ATOMIC_RELAXED);
+    out->domains = __atomic_load_n(&live.domains, __ATOMIC_RELAXED);
+    out->regions = __atomic_load_n(&live.regions, __ATOMIC_RELAXED);
+    out->queues = __atomic_load_n(&live.queues, __ATOMIC_RELAXED);
+    out->queue_pairs = __atomic_load_n(&live.queue_pairs, __ATOMIC_RELAXED);
+}
+
+/* ---- devices, domains, memory ---- */
+
 int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     static const dp_dev_options defaults = {.gid_index = -1};
     if (!opts)
         opts = &defaults;
     if (provider && !strcmp(provider, "shm"))
-        return dp_shm_open(opts, out, err);
+        return made(dp_shm_open(opts, out, err), &live.devices);
     if (provider && !strcmp(provider, "verbs"))
-        return dp_verbs_open(opts, out, err);
+        return made(dp_verbs_open(opts, out, err), &live.devices);
     return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs)", provider ? provider : "");
 }
 
 void dp_dev_close(dp_dev *dev) {
-    if (dev)
-        dev->ops->dev_close(dev);
+    if (!dev)
+        return;
+    dev->ops->dev_close(dev);
+    gone(&live.devices);
 }
 
-int dp_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) { return dev->ops->domain_create(dev, out, err); }
+int dp_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) {
+    return made(dev->ops->domain_create(dev, out, err), &live.domains);
+}
 
 void dp_domain_destroy(dp_domain *d) {
-    if (d)
-        d->dev->ops->domain_destroy(d);
+    if (!d)
+        return;
+    d->dev->ops->domain_destroy(d);
+    gone(&live.domains);
 }
 
 int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
@@ -101,7 +129,7 @@ int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_
         return dp_fail(err, DP_INVALID, 0, "allocate region: size %llu not in 1..2^40", (unsigned long long)size);
     if (access & ~7u)
         return dp_fail(err, DP_INVALID, 0, "allocate region: unknown access bits %#x", access);
-    return d->dev->ops->mem_alloc(d, size, access, out, err);
+    return made(d->dev->ops->mem_alloc(d, size, access, out, err), &live.regions);
 }
 
 int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
@@ -109,7 +137,7 @@ int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp
         return dp_fail(err, DP_INVALID, 0, "register region: address %p size %llu", addr, (unsigned long long)size);
     if (access & ~7u)
         return dp_fail(err, DP_INVALID, 0, "register region: unknown access bits %#x", access);
-    return d->dev->ops->mem_register(d, addr, size, access, out, err);
+    return made(d->dev->ops->mem_register(d, addr, size, access, out, err), &live.regions);
 }
 
 int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
@@ -121,23 +149,27 @@ int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, u
         return dp_fail(err, DP_INVALID, 0, "window: unknown access bits %#x", access);
     if (!d->dev->ops->mem_window)
         return dp_mem_register(d, (char *)whole->addr + offset, size, access, out, err);
-    return d->dev->ops->mem_window(d, whole, offset, size, access, out, err);
+    return made(d->dev->ops->mem_window(d, whole, offset, size, access, out, err), &live.regions);
 }
 
 void dp_mem_free(dp_mem *m) {
-    if (m)
-        m->domain->dev->ops->mem_free(m);
+    if (!m)
+        return;
+    m->domain->dev->ops->mem_free(m);
+    gone(&live.regions);
 }
 
 int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
     if (capacity == 0 || capacity > (1u << 20))
         return dp_fail(err, DP_INVALID, 0, "create completion queue: capacity %u not in 1..2^20", capacity);
-    return dev->ops->cq_create(dev, capacity, out, err);
+    return made(dev->ops->cq_create(dev, capacity, out, err), &live.queues);
 }
 
 void dp_cq_destroy(dp_cq *cq) {
-    if (cq)
-        cq->ops->cq_destroy(cq);
+    if (!cq)
+        return;
+    cq->ops->cq_destroy(cq);
+    gone(&live.queues);
 }
 
 int dp_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
@@ -156,7 +188,7 @@ int dp_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, d
     if (cq->reserved + need > cq->capacity)
         return dp_fail(err, DP_INVALID, 0, "create queue pair: completion queue of %u has %u left, %u needed",
                        cq->capacity, cq->capacity - cq->reserved, need);
-    int st = d->dev->ops->qp_create(d, cq, attr, out, err);
+    int st = made(d->dev->ops->qp_create(d, cq, attr, out, err), &live.queue_pairs);
     if (st == DP_OK)
         cq->reserved += need;
     return st;
@@ -181,6 +213,7 @@ void dp_qp_destroy(dp_qp *qp) {
         return;
     qp->cq->reserved -= qp->max_send + qp->max_recv;
     qp->ops->qp_destroy(qp);
+    gone(&live.queue_pairs);
 }
 
 void dp_qp_break(dp_qp *qp, int status) {

@@ -320,6 +320,14 @@ static inline void *dp_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64
 /* After stores through dp_rkey_ptr: wakes the peer if it blocks, as a write-with-immediate would. */
 static inline void dp_qp_notify(dp_qp *qp) { qp->ops->qp_notify(qp); }
 
+/* ---- leaks ---- */
+
+/* Objects that this process has made and not given back. */
+typedef struct dp_live {
+    int32_t devices, domains, regions, queues, queue_pairs;
+} dp_live;
+void dp_live_now(dp_live *out);
+
 /* ---- small things every C file needs ---- */
 
 static inline void dp_cpu_pause(void) {

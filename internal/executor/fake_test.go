@@ -22,6 +22,8 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
@@ -30,7 +32,11 @@ import (
 // The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
 const starterThread = "github.com/rfaas-go/rfaas/internal/zygote.onStarterThread.func1.1"
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(starterThread)) }
+var objects = leakcheck.Objects(dataplane.Live)
+
+func TestMain(m *testing.M) {
+	leakcheck.Main(m, []goleak.Option{goleak.IgnoreTopFunction(starterThread)}, objects)
+}
 
 // testBound is how long a test waits for what must happen.
 const testBound = 20 * time.Second
@@ -213,6 +219,7 @@ func testCores(n int) (list []lease.Core) {
 // newNode starts an executor with four cores; change may alter its configuration.
 func newNode(t *testing.T, change ...func(*Config)) *node {
 	t.Helper()
+	leakcheck.Check(t, objects)
 	n := &node{t: t, log: &syncBuffer{}, lib: []byte("\x7fELF library of the tests")}
 	n.z = &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
 	n.sum = sha256.Sum256(n.lib)

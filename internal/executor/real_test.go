@@ -18,6 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 	"github.com/rfaas-go/rfaas/invoke"
 )
 
@@ -48,6 +49,7 @@ type real struct {
 // newReal starts an executor as cmd/executor does.
 func newReal(t *testing.T) *real {
 	t.Helper()
+	leakcheck.Check(t, objects)
 	worker := os.Getenv("RFAAS_WORKER")
 	if worker == "" {
 		worker = "../../libexec/rfaas-worker"

@@ -17,12 +17,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
@@ -37,8 +36,7 @@ func TestMain(m *testing.M) {
 	var err error
 	switch os.Getenv(envRole) {
 	case "":
-		goleak.VerifyTestMain(m)
-		return
+		leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live))
 	case "manager":
 		err = runManager(os.Getenv(envDir))
 	case "charger":

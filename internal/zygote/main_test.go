@@ -12,14 +12,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
 
 // Names of testdata/functions.c, in index order.
@@ -58,7 +60,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	buildDir = dir
-	code := m.Run()
+	code := leakcheck.Run(m, []goleak.Option{goleak.IgnoreTopFunction("github.com/rfaas-go/rfaas/internal/zygote.onStarterThread.func1.1")})
 	os.RemoveAll(dir)
 	os.Exit(code)
 }
@@ -376,26 +378,10 @@ func children(t testing.TB) int {
 // leakCheck notes what there is now and returns a check that nothing was added.
 func leakCheck(t testing.TB) func() {
 	t.Helper()
-	count := func() [3]int { return [3]int{openFDs(t, os.Getpid()), children(t), runtime.NumGoroutine()} }
-	before := count()
+	u := leakcheck.Take()
 	return func() {
 		t.Helper()
-		var now [3]int
-		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			now = count()
-			if now[0] <= before[0] && now[1] <= before[1] && now[2] <= before[2] {
-				return
-			}
-		}
-		stacks := make([]byte, 1<<16)
-		stacks = stacks[:runtime.Stack(stacks, true)]
-		fds, _ := filepath.Glob("/proc/self/fd/*")
-		for i, f := range fds {
-			to, _ := os.Readlink(f)
-			fds[i] = filepath.Base(f) + "=" + to
-		}
-		t.Fatalf("leak: descriptors %d -> %d, children %d -> %d, goroutines %d -> %d\n%v\n%s", before[0], now[0], before[1],
-			now[1], before[2], now[2], fds, stacks)
+		u.Verify(t)
 	}
 }
 

@@ -189,6 +189,7 @@ void t_usage_now(t_usage *u) {
     memset(u, 0, sizeof *u);
     u->n_fds = count_dir("/proc/self/fd", u->fds);
     u->threads = count_dir("/proc/self/task", NULL);
+    dp_live_now(&u->live);
     FILE *f = fopen("/proc/self/maps", "re");
     if (!f)
         T_FAIL("open /proc/self/maps: %s", strerror(errno));
@@ -221,6 +222,19 @@ void t_usage_check(const t_usage *before) {
         target[n > 0 ? n : 0] = 0;
         T_FAIL("leak: descriptor %d (%s) left open", fd, target);
     }
+    const struct {
+        const char *what;
+        int32_t before, now;
+    } objects[] = {
+        {"devices", before->live.devices, now.live.devices},
+        {"domains", before->live.domains, now.live.domains},
+        {"regions", before->live.regions, now.live.regions},
+        {"completion queues", before->live.queues, now.live.queues},
+        {"queue pairs", before->live.queue_pairs, now.live.queue_pairs},
+    };
+    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
+        if (objects[i].now != objects[i].before)
+            T_FAIL("leak: %d %s, %d before", objects[i].now, objects[i].what, objects[i].before);
     if (now.shared_maps > before->shared_maps)
         T_FAIL("leak: %d shared mappings, %d before", now.shared_maps, before->shared_maps);
     if (now.threads > before->threads)

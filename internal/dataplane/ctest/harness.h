@@ -13,7 +13,7 @@
  *   - keeps its output and prints it only when the case fails (--verbose: at once);
  *   - enforces the deadline from the parent (pidfd and poll, no SIGALRM): a hang is a failure that names
  *     the case, the last CHECK that each of its threads and processes passed, and their stacks;
- *   - compares open descriptors, shared mappings and threads before and after the case, in the child and in
+ *   - compares open descriptors, shared mappings, threads and objects of the fabric before and after the case, in the child and in
  *     every peer process; looks for processes left behind and for files left in /dev/shm.
  *
  * A failed CHECK prints where and why and ends the process at once, whichever thread it is in: a case
@@ -191,10 +191,11 @@ typedef struct t_usage {
     int shared_maps; /* shared mappings: memfds, devices */
     int maps;        /* all mappings; the allocator's vary, for loops only */
     int threads;
+    dp_live live;    /* objects of the fabric */
 } t_usage;
 
 void t_usage_now(t_usage *u);
-/* Fails if descriptors, shared mappings or threads are more than they were. */
+/* Fails if descriptors, shared mappings, threads or objects of the fabric are more than they were. */
 void t_usage_check(const t_usage *before);
 
 #endif

@@ -1,0 +1,12 @@
+package dataplane
+
+// #include "dp_fabric.h"
+import "C"
+
+// Live says how many objects of the fabric this process has made and not given back, by kind. For leak checks.
+func Live() map[string]int {
+	var l C.dp_live
+	C.dp_live_now(&l)
+	return map[string]int{"devices": int(l.devices), "domains": int(l.domains), "regions": int(l.regions),
+		"completion queues": int(l.queues), "queue pairs": int(l.queue_pairs)}
+}

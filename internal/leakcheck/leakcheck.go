@@ -1,0 +1,296 @@
+// Package leakcheck tells whether a test gives back what it takes: goroutines, descriptors, shared mappings, segments in
+// /dev/shm, processes, and what else its package counts (regions, queue pairs). For tests only.
+//
+// Check notes what there is and looks again when the test and its other cleanups are over; Main does the same for a whole
+// package. A leak fails the test. So does a look that is not possible: a check that cannot run is no check.
+package leakcheck
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long something may take to end after the test: a process that has been told to, a goroutine on its way
+// out.
+var patience = 5 * time.Second
+
+// keep is what goroutines a package keeps on purpose; see Main.
+var keep []goleak.Option
+
+// Kind is one kind of resource. Look returns how many there are of each name.
+type Kind struct {
+	Name string
+	Look func() (map[string]int, error)
+}
+
+// Objects makes a kind of a package's own counters, as dataplane.Live has them.
+func Objects(count func() map[string]int) Kind {
+	return Kind{"objects", func() (map[string]int, error) { return count(), nil }}
+}
+
+// The kinds that every check looks at. Goroutines are looked at by goleak, which knows the runtime's own.
+var kinds = []Kind{
+	{"descriptors", descriptors},
+	{"shared mappings", mappings},
+	{"segments", segments},
+	{"processes", processes},
+}
+
+// proc is where the kernel tells; tests point it elsewhere.
+var proc = "/proc"
+
+// Usage is what there was at some moment.
+type Usage struct {
+	kinds   []Kind
+	had     map[string]map[string]int
+	ignore  []goleak.Option
+	failure error // of the first look
+}
+
+// Take notes what there is now.
+func Take(extra ...Kind) *Usage {
+	prepare()
+	u := &Usage{kinds: slices.Concat(kinds, extra), had: map[string]map[string]int{}, ignore: append(slices.Clone(keep), goleak.IgnoreCurrent())}
+	for _, k := range u.kinds {
+		now, err := k.Look()
+		if err != nil {
+			u.failure = errors.Join(u.failure, fmt.Errorf("leakcheck cannot look at %s: %w", k.Name, err))
+		}
+		u.had[k.Name] = now
+	}
+	return u
+}
+
+// Leaks returns what there is more than there was, waiting up to limit for it to go. The error says that it could not
+// look.
+func (u *Usage) Leaks(limit time.Duration) ([]string, error) {
+	if u.failure != nil {
+		return nil, u.failure
+	}
+	for end := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
+		leaks, err := u.look()
+		if err != nil || len(leaks) == 0 || time.Now().After(end) {
+			return leaks, err
+		}
+	}
+}
+
+func (u *Usage) look() (leaks []string, err error) {
+	for _, k := range u.kinds {
+		now, err := k.Look()
+		if err != nil {
+			return nil, fmt.Errorf("leakcheck cannot look at %s: %w", k.Name, err)
+		}
+		for _, name := range slices.Sorted(maps.Keys(now)) {
+			if had := u.had[k.Name][name]; now[name] > had {
+				leaks = append(leaks, fmt.Sprintf("%s: %s (%d before, %d now)", k.Name, name, had, now[name]))
+			}
+		}
+	}
+	// goleak waits by itself, by default for half a second.
+	if len(leaks) == 0 {
+		if err := goleak.Find(u.ignore...); err != nil {
+			leaks = append(leaks, "goroutines: "+err.Error())
+		}
+	}
+	return leaks, nil
+}
+
+// Check fails the test if, at the end of it, there is more of anything than now. Call it first: cleanups that are registered
+// later run before. Not for tests that run in parallel with others.
+func Check(t testing.TB, extra ...Kind) {
+	t.Helper()
+	u := Take(extra...)
+	t.Cleanup(func() { u.Verify(t) })
+}
+
+// Verify fails the test if there is more of anything than when u was taken.
+func (u *Usage) Verify(t testing.TB) {
+	t.Helper()
+	leaks, err := u.Leaks(patience)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, l := range leaks {
+		t.Errorf("leak: %s", l)
+	}
+}
+
+// Main runs the tests of a package and ends the process: for TestMain. Goroutines that the package keeps on purpose are
+// named by goleak's options, for the package's Checks too.
+func Main(m *testing.M, goroutines []goleak.Option, extra ...Kind) {
+	os.Exit(Run(m, goroutines, extra...))
+}
+
+// Run is Main for those who have something to do afterwards: it returns the exit status.
+func Run(m *testing.M, goroutines []goleak.Option, extra ...Kind) int {
+	keep = goroutines
+	u := Take(extra...)
+	code := m.Run()
+	leaks, err := u.Leaks(patience)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		leaks = append(leaks, "")
+	}
+	for _, l := range leaks {
+		if l != "" {
+			fmt.Fprintln(os.Stderr, "leak after all tests:", l)
+		}
+	}
+	if len(leaks) > 0 && code == 0 {
+		code = 1
+	}
+	return code
+}
+
+// markEnv marks every process that this one starts, and those that they start: however far they run from their parents, their
+// environment says whose they are.
+const markEnv = "RFAAS_LEAKCHECK"
+
+var mark string
+
+// prepare makes once what stays for good: the mark, and what package net makes at its first use.
+var prepare = sync.OnceFunc(func() {
+	var b [8]byte
+	rand.Read(b[:])
+	mark = hex.EncodeToString(b[:])
+	os.Setenv(markEnv, mark)
+	if r, w, err := os.Pipe(); err == nil { // the poller's own descriptors
+		r.SetReadDeadline(time.Now())
+		r.Close()
+		w.Close()
+	}
+})
+
+func descriptors() (map[string]int, error) {
+	dir, err := os.Open(filepath.Join(proc, "self/fd"))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]int{}
+	for _, n := range names {
+		if n == strconv.Itoa(int(dir.Fd())) {
+			continue
+		}
+		to, err := os.Readlink(filepath.Join(proc, "self/fd", n))
+		if err != nil { // closed meanwhile
+			continue
+		}
+		if kind, _, _ := strings.Cut(to, ":["); kind == "socket" || kind == "pipe" { // socket:[4711]: one is as good as another
+			to = kind
+		}
+		found[to]++
+	}
+	return found, nil
+}
+
+func mappings() (map[string]int, error) {
+	b, err := os.ReadFile(filepath.Join(proc, "self/maps"))
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]int{}
+	for line := range bytes.Lines(b) {
+		f := strings.Fields(string(line))
+		if len(f) < 5 || !strings.HasSuffix(f[1], "s") {
+			continue
+		}
+		what := "anonymous"
+		if len(f) > 5 {
+			what = strings.Join(f[5:], " ")
+		}
+		found[what]++
+	}
+	return found, nil
+}
+
+// segments are files of ours in /dev/shm. rfaas makes none: its memory has no names.
+func segments() (map[string]int, error) {
+	entries, err := os.ReadDir("/dev/shm")
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]int{}
+	for _, e := range entries {
+		if strings.Contains(e.Name(), "rfaas") {
+			found[e.Name()]++
+		}
+	}
+	return found, nil
+}
+
+// processes are the living that carry our mark, and children of ours that nobody has waited for.
+func processes() (map[string]int, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, err
+	}
+	want := []byte(markEnv + "=" + mark)
+	self := os.Getpid()
+	found, seen := map[string]int{}, 0
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		seen++
+		if pid == self {
+			continue
+		}
+		name, state, parent, err := status(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		if state == 'Z' {
+			if parent == self {
+				found["zombie of "+name]++
+			}
+			continue
+		}
+		env, err := os.ReadFile(filepath.Join(proc, e.Name(), "environ"))
+		if err == nil && slices.ContainsFunc(bytes.Split(env, []byte{0}), func(kv []byte) bool { return bytes.Equal(kv, want) }) {
+			found[fmt.Sprintf("%s (pid %d)", name, pid)]++
+		}
+	}
+	if seen == 0 {
+		return nil, fmt.Errorf("%s shows no processes: %w", proc, fs.ErrNotExist)
+	}
+	return found, nil
+}
+
+// status reads a process's name, state and parent.
+func status(pid int) (name string, state byte, parent int, err error) {
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return "", 0, 0, err
+	}
+	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 0 || end < open {
+		return "", 0, 0, unix.EINVAL
+	}
+	if _, err := fmt.Sscanf(string(b[end+1:]), " %c %d", &state, &parent); err != nil {
+		return "", 0, 0, err
+	}
+	return string(b[open+1 : end]), state, parent, nil
+}
