@@ -315,6 +315,11 @@ test-kills: ## 300 random kills under load
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 300
 
+.PHONY: test-slurm
+test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name spaces (as root)
+	$(Q)$(try_build)
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster
+
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check
 

@@ -55,6 +55,7 @@ var rooms = map[string][]string{
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
 	"tests/remote": {},
+	"tests/slurm":  {"client", "internal/control"},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane", "internal/executor",
 		"internal/manager", "internal/zygote"},

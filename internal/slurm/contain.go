@@ -36,15 +36,26 @@ type Contain struct {
 const initFlag = "--adopt"
 
 // Run starts the program and returns its exit status when everything of it has ended, 128 and the number if a signal ended
-// it. When ctx ends the program gets SIGTERM. Standard output and error are ours.
+// it. When ctx ends the program gets SIGTERM; to end by that is no failure then. Standard output and error are ours.
 func (c *Contain) Run(ctx context.Context) (int, error) {
 	// The signal of a parent's death follows the thread that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd, err := c.start()
+	ready, theirs, err := os.Pipe()
 	if err != nil {
 		return 0, err
 	}
+	defer ready.Close()
+	cmd, err := c.start(theirs)
+	theirs.Close()
+	if err != nil {
+		return 0, err
+	}
+	listens := make(chan struct{})
+	go func() {
+		ready.Read(make([]byte, 1)) // init closes its end, or has ended
+		close(listens)
+	}()
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	select {
@@ -52,22 +63,36 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 		return exitStatus(cmd, err)
 	case <-ctx.Done():
 	}
-	cmd.Process.Signal(syscall.SIGTERM)
 	kill := time.NewTimer(c.KillAfter)
 	defer kill.Stop()
-	select {
-	case err = <-done:
-	case <-kill.C:
-		c.Log.Warn("the program has not ended; killed with all that it started", "after", c.KillAfter)
-		cmd.Process.Kill()
-		err = <-done
+	// The first process of a name space never gets signals that it does not catch.
+	for waiting := listens; ; {
+		select {
+		case <-waiting:
+			waiting = nil
+			cmd.Process.Signal(syscall.SIGTERM)
+			continue
+		case err = <-done:
+		case <-kill.C:
+			c.Log.Warn("the program has not ended; killed with all that it started", "after", c.KillAfter)
+			cmd.Process.Kill()
+			err = <-done
+		}
+		break
 	}
-	return exitStatus(cmd, err)
+	status, err := exitStatus(cmd, err)
+	if status == 128+int(syscall.SIGTERM) {
+		status = 0
+	}
+	return status, err
 }
 
-func (c *Contain) start() (*exec.Cmd, error) {
+// readyFD is where init finds the pipe that it closes when it listens to signals.
+const readyFD = 3
+
+func (c *Contain) start(ready *os.File) (*exec.Cmd, error) {
 	if !c.NoSpace {
-		cmd := c.command(false)
+		cmd := c.command(false, ready)
 		err := cmd.Start()
 		if err == nil {
 			return cmd, nil
@@ -77,14 +102,14 @@ func (c *Contain) start() (*exec.Cmd, error) {
 		}
 		c.Log.Warn("no process name space: the system refuses it, orphans are adopted instead", "error", err)
 	}
-	cmd := c.command(true)
+	cmd := c.command(true, ready)
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.Init[0], err)
 	}
 	return cmd, nil
 }
 
-func (c *Contain) command(adopt bool) *exec.Cmd {
+func (c *Contain) command(adopt bool, ready *os.File) *exec.Cmd {
 	args := c.Init[1:len(c.Init):len(c.Init)]
 	if adopt {
 		args = append(args, initFlag)
@@ -92,6 +117,7 @@ func (c *Contain) command(adopt bool) *exec.Cmd {
 	args = append(append(args, "--", c.Program), c.Args...)
 	cmd := exec.Command(c.Init[0], args...)
 	cmd.Stdout, cmd.Stderr, cmd.Env = os.Stdout, os.Stderr, c.Env
+	cmd.ExtraFiles = []*os.File{ready}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if adopt {
 		return cmd
@@ -135,6 +161,7 @@ func RunInit(args []string) (int, error) {
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	os.NewFile(readyFD, "ready").Close()
 	// Not by os/exec, which would reap its child before the loop below can.
 	p, err := os.StartProcess(args[1], args[1:], &os.ProcAttr{Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {

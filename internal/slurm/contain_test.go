@@ -232,6 +232,23 @@ func TestContainDiesWithItsParent(t *testing.T) {
 	}
 }
 
+// SIGTERM in the first moment, before anything listens, is not lost.
+func TestContainTermAtOnce(t *testing.T) {
+	for _, mode := range []bool{false, true} {
+		for range 5 {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			t.Setenv("RFAAS_TEST_AS", "init")
+			c := Contain{Init: []string{"/proc/self/exe"}, Program: "/bin/sleep", Args: []string{"60"}, KillAfter: bound, NoSpace: mode,
+				Log: slog.New(slog.DiscardHandler)}
+			begin := time.Now()
+			if status, err := c.Run(ctx); status != 0 || err != nil || time.Since(begin) > bound/2 {
+				t.Errorf("no name space %v: status %d, %v after %v", mode, status, err, time.Since(begin))
+			}
+		}
+	}
+}
+
 func TestContainWhatCannotStart(t *testing.T) {
 	everyMode(t, func(t *testing.T, as, mode string) {
 		cmd := container(t, as, mode, bound, "/nonexistent/program")

@@ -1,0 +1,3 @@
+// Package slurm holds tests of executors on a real Slurm, of which scripts/slurm/testcluster makes one. They need root and
+// Slurm's programs, and run only when asked for: make test-slurm.
+package slurm

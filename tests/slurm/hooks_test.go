@@ -1,0 +1,139 @@
+package slurm
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// hooked starts a cluster whose prolog and epilog are ours, a manager, and an agent on each node.
+func hooked(t *testing.T, nodes int, args ...string) *cluster {
+	t.Helper()
+	hooks := t.TempDir()
+	for _, hook := range []string{"prolog", "epilog"} {
+		// The cluster's directory is not known yet, and the hook's environment is empty: $0 and /proc tell.
+		text := fmt.Sprintf(`#!/bin/sh
+export RFAAS=%s/bin/rfaas RFAAS_SLURM_SOCKET=$(dirname "$SLURM_CONF")/local/slurm.sock
+exec %[1]s/scripts/slurm/%s
+`, root(t), hook)
+		if err := os.WriteFile(filepath.Join(hooks, hook), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := up(t, nodes, append([]string{"--hooks", hooks}, args...)...)
+	c.manage()
+	for n := range nodes {
+		node := fmt.Sprint("n", n+1)
+		c.daemon("agent-"+node, node, c.root+"/bin/rfaas", "slurm", "node", "--name", node, "--resync", "2m", "--", "--listen", "0.0.0.0:7465",
+			"--allow-plaintext", "--grace", "1s")
+	}
+	c.awaitAll(nodes)
+	return c
+}
+
+// The prolog has the executor leave before the job starts, the epilog brings it back, again and again while it is in use;
+// other nodes do not notice.
+func TestHooksFollowJobs(t *testing.T) {
+	c := hooked(t, 4)
+	load := c.callers("n1", "n2", "n3", "n4")
+	var waits, backs []time.Duration
+	rounds := max(4, *roundsFlag/2)
+	for round := range rounds {
+		before := c.awaitAll(4)
+		j := c.job(2, time.Duration(round%3)*300*time.Millisecond)
+		waits = append(waits, j.started.Sub(j.submitted))
+		for _, node := range j.nodes {
+			gone := c.await(node+" given up", j.submitted, func(up map[string]listed) bool {
+				return up[node].Incarnation != before[node].Incarnation
+			})
+			if gone.At.After(j.started.Add(500 * time.Millisecond)) {
+				t.Errorf("round %d: %s was in the list until %v after the job's start", round, node, gone.At.Sub(j.started))
+			}
+			back := c.await(node+" back", j.ended, func(up map[string]listed) bool {
+				return up[node].Incarnation != "" && up[node].Incarnation != before[node].Incarnation
+			})
+			backs = append(backs, max(0, back.At.Sub(j.ended)))
+		}
+		after := c.awaitAll(4)
+		for node, e := range after {
+			if !slices.Contains(j.nodes, node) && e.Incarnation != before[node].Incarnation {
+				t.Errorf("round %d: the job had %v, and the executor on %s is another one", round, j.nodes, node)
+			}
+		}
+	}
+	judge(t, "hooks: from a job's submission to its start", waits, 1500*time.Millisecond)
+	judge(t, "hooks: from a node's last job's end to its executor in the list", backs, 3*time.Second)
+	c.checkLoad(load, rounds)
+	for node := range c.awaitAll(4) {
+		if out := c.must("head", "sinfo", "-h", "-n", node, "-p", "batch", "-o", "%t"); out != "idle" {
+			t.Errorf("%s is %s: hooks must never fail", node, out)
+		}
+	}
+}
+
+// What jobs have of a node is not lent, to the CPU and to the byte; nothing is left of what functions left behind.
+func TestHooksLendTheRestExactly(t *testing.T) {
+	c := hooked(t, 1)
+	whole := c.awaitAll(1)["n1"]
+	if whole.Memory != 2048<<20 {
+		t.Errorf("an idle node of 2048 MiB lends %d MiB", whole.Memory>>20)
+	}
+	load := c.callers("n1")
+	wait(t, "functions have left something behind", func() bool { return len(load.deserters("n1")) > 0 })
+	lends := func(what string, cores uint32, mib uint64) {
+		t.Helper()
+		c.await(what, time.Now(), func(up map[string]listed) bool { return up["n1"].Cores == cores && up["n1"].Memory == mib<<20 })
+	}
+	old := load.deserters("n1")
+	// In the job: which executor processes are there, at its very start.
+	out := c.must("head", "srun", "--quiet", "-p", "batch", "-N1", "--exclusive", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+	if strings.Contains(out, load.mark) || strings.Contains(out, "rfaas-worker") {
+		t.Errorf("the job of a whole node found processes of the executor: %s", out)
+	}
+	if now := load.deserters("n1"); slices.ContainsFunc(old, func(pid int) bool { return slices.Contains(now, pid) }) {
+		t.Errorf("what functions left behind is still there: %v of %v", now, old)
+	}
+	if whole.Cores < 2 {
+		t.Logf("one CPU only: nothing is left of a node with a job")
+		return
+	}
+	lends("all of an idle node", whole.Cores, 2048)
+	first := c.must("head", "sbatch", "--parsable", "-p", "batch", "-n1", "--mem=300", "-o", "/dev/null", "--wrap", "sleep 600")
+	lends("the rest of a node with a job", whole.Cores-1, 1748)
+	if status := c.must("n1", c.root+"/bin/rfaas", "slurm", "status"); !strings.Contains(status, `"running":true`) {
+		t.Errorf("status says %s", status)
+	}
+	c.must("head", "scancel", first)
+	load.stops["n1"]() // an executor in use would stay as it is for a while
+	lends("all of it again", whole.Cores, 2048)
+}
+
+// An agent that hangs is killed by the prolog, a node without one runs jobs as ever.
+func TestHooksWithoutAgent(t *testing.T) {
+	c := hooked(t, 1)
+	agents := processes(strings.Join([]string{"slurm", "node", "--name", "n1"}, "\x00"))
+	stopped := 0
+	for _, pid := range agents {
+		// The agent itself, not what carried it into the node.
+		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); filepath.Base(exe) == "rfaas" && signal(pid, "STOP") == nil {
+			stopped++
+		}
+	}
+	if stopped == 0 {
+		t.Fatal("no agent found")
+	}
+	j := c.job(1, 0)
+	if d := j.started.Sub(j.submitted); d < 2*time.Second || d > 10*time.Second {
+		t.Errorf("with a hung agent the job started after %v, want the prolog's 3 s and little more", d)
+	}
+	c.await("the executor's end", j.submitted, func(up map[string]listed) bool { return len(up) == 0 })
+	j = c.job(1, 0)
+	if d := j.started.Sub(j.submitted); d > 3*time.Second {
+		t.Errorf("without an agent the job started after %v", d)
+	}
+	wait(t, "the node is idle", func() bool { return c.must("head", "sinfo", "-h", "-p", "batch", "-o", "%t") == "idle" })
+}

@@ -1,0 +1,211 @@
+package slurm
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// follow starts the controller and returns what kills it, as kill -9 does.
+func (c *cluster) follow(name string, args ...string) (kill func()) {
+	c.t.Helper()
+	line := append([]string{c.root + "/bin/rfaas", "slurm", "follow", "--partition", "idle", "--script", c.root + "/scripts/slurm/executor.sbatch",
+		"--job-name", "rfaas-", "--again-most", "10s"}, args...)
+	line = append(line, "--", "--comment="+name) // which makes this one's arguments its own
+	stop := c.daemon(name, "head", line...)
+	return func() {
+		for _, pid := range processes(strings.Join(line, "\x00")) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		stop()
+	}
+}
+
+// The whole of it: executors come up on idle nodes; a job takes two of them, again and again, while every executor is in use;
+// exactly those two leave, and come back. Measured on the way.
+func TestJobsFollowIdleNodes(t *testing.T) {
+	c := up(t, 4)
+	// The floor: the same job, on nodes on which nothing runs.
+	var floor []time.Duration
+	for range max(3, *roundsFlag/2) {
+		j := c.job(2, 0)
+		floor = append(floor, j.started.Sub(j.submitted))
+	}
+	slices.Sort(floor)
+	base := percentile(floor, 50)
+	t.Logf("a job on idle nodes starts after %v (median), %v (p95)", base.Round(time.Millisecond), percentile(floor, 95).Round(time.Millisecond))
+
+	c.manage()
+	c.follow("follow")
+	before := c.awaitAll(4)
+	for node, e := range before {
+		if left := time.Until(time.Unix(int64(e.Until), 0)); left < 3*time.Hour || left > 5*time.Hour {
+			t.Errorf("the executor on %s is said to be available for %v more; its job has 4 hours", node, left)
+		}
+	}
+	nodes := slices.Sorted(maps.Keys(before))
+	load := c.callers(nodes...)
+
+	var waits, backs []time.Duration
+	for round := range *roundsFlag {
+		before := c.awaitAll(4)
+		j := c.job(2, time.Duration(round%4)*400*time.Millisecond)
+		waits = append(waits, j.started.Sub(j.submitted)-base)
+		for _, node := range j.nodes {
+			gone := c.await(node+" given up", j.submitted, func(up map[string]listed) bool {
+				return up[node].Incarnation != before[node].Incarnation
+			})
+			if gone.At.After(j.started.Add(500 * time.Millisecond)) {
+				t.Errorf("round %d: %s was in the list until %v after the job's start", round, node, gone.At.Sub(j.started))
+			}
+			back := c.await(node+" back", j.ended, func(up map[string]listed) bool {
+				return up[node].Incarnation != "" && up[node].Incarnation != before[node].Incarnation
+			})
+			backs = append(backs, max(0, back.At.Sub(j.ended)))
+		}
+		after := c.awaitAll(4)
+		for _, node := range nodes {
+			if !slices.Contains(j.nodes, node) && after[node].Incarnation != before[node].Incarnation {
+				t.Errorf("round %d: the job had %v, and the executor on %s is another one", round, j.nodes, node)
+			}
+		}
+	}
+	judge(t, "a job's extra wait because of executors", waits, 1500*time.Millisecond)
+	judge(t, "from a node's last job's end to its executor in the list", backs, 3*time.Second)
+	c.checkLoad(load, *roundsFlag)
+	c.checkRecords(2 * *roundsFlag)
+}
+
+// checkLoad ends the callers. Nothing they called is lost: each call ended in time, with its result or a named error.
+func (c *cluster) checkLoad(load *callers, rounds int) {
+	t := c.t
+	t.Helper()
+	total := called{Errors: map[string]int{}}
+	for node, stop := range load.stops {
+		r := stop()
+		if lost := r.Calls - r.Right - r.Wrong; lost != sum(r.Errors) || r.Wrong > 0 || r.Right == 0 {
+			t.Errorf("%s: %d calls, %d right, %d wrong, errors %v", node, r.Calls, r.Right, r.Wrong, r.Errors)
+		}
+		if err := r.named(); err != nil {
+			t.Errorf("%s: a call ended in %v", node, err)
+		}
+		if r.Longest > callBound/2 {
+			t.Errorf("%s: a call took %v", node, r.Longest)
+		}
+		total.Calls, total.Right, total.Leases, total.Longest = total.Calls+r.Calls, total.Right+r.Right, total.Leases+r.Leases, max(total.Longest, r.Longest)
+		for text, n := range r.Errors {
+			total.Errors[text[:min(len(text), 60)]] += n
+		}
+	}
+	t.Logf("%d calls with %d leases, %d finished, the longest %v; errors %v", total.Calls, total.Leases, total.Right, total.Longest.Round(time.Millisecond), total.Errors)
+	if total.Leases < rounds {
+		t.Errorf("%d leases in %d rounds: the callers were not where the jobs were", total.Leases, rounds)
+	}
+}
+
+func sum(m map[string]int) (n int) {
+	for _, v := range m {
+		n += v
+	}
+	return n
+}
+
+// checkRecords looks at how the executors' jobs ended: those that left did so with status 0, within the grace.
+func (c *cluster) checkRecords(least int) {
+	left := 0
+	for _, r := range c.records() {
+		if !strings.HasPrefix(r.name, "rfaas-") {
+			continue
+		}
+		if left++; r.exit != "0:0" || r.state != "COMPLETED" && r.state != "PREEMPTED" {
+			c.t.Errorf("the executor's job %s ended as %s with %s", r.name, r.state, r.exit)
+		}
+	}
+	if left < least {
+		c.t.Errorf("%d executor jobs have ended, want %d at least", left, least)
+	}
+}
+
+// A job that has a node has all of it: no process of an executor is left when the job starts, not even those that functions
+// have left behind in sessions of their own.
+func TestJobsLeaveNothingBehind(t *testing.T) {
+	c := up(t, 2)
+	c.manage()
+	c.follow("follow")
+	c.awaitAll(2)
+	load := c.callers("n1", "n2")
+	wait(t, "functions have left something behind", func() bool { return len(load.deserters("n1")) > 0 && len(load.deserters("n2")) > 0 })
+	left := load.deserters("n2")
+	// In the job, before it does anything else. Process numbers are the node's own.
+	out := c.must("head", "srun", "--quiet", "-p", "batch", "-w", "n1", "-N1", "--exclusive", "sh", "-c",
+		"cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+	for _, text := range []string{load.mark, "rfaas-worker", "executor", "slurm run"} {
+		if strings.Contains(out, text) {
+			t.Errorf("the job found a process with %q on its node: %s", text, out)
+		}
+	}
+	if !strings.Contains(out, "slurmd") {
+		t.Errorf("the job saw no processes of its node: %q", out)
+	}
+	if len(load.deserters("n2")) == 0 {
+		t.Error("the other node's are gone too")
+	}
+	// By the batch system's own hand, without any grace: SIGKILL to all that it knows of the job.
+	ids := c.must("head", "squeue", "-h", "-t", "R", "-n", "rfaas-n2", "-o", "%A")
+	c.must("head", "scancel", "--signal=KILL", "--full", ids)
+	wait(t, "what functions left on n2 has ended", func() bool { // while the next executor's are made
+		return !slices.ContainsFunc(left, func(pid int) bool { return slices.Contains(load.deserters("n2"), pid) })
+	})
+}
+
+// A controller that is killed and comes back, or has a twin, changes nothing: one job for each node, and the same executors.
+func TestControllerKilledAndDoubled(t *testing.T) {
+	c := up(t, 4)
+	c.manage()
+	kill := c.follow("first")
+	before := c.awaitAll(4)
+	for i := range 3 {
+		kill()
+		kill = c.follow(fmt.Sprintf("again-%d", i))
+	}
+	killTwin := c.follow("twin")
+	defer killTwin()
+	// A job comes and goes while both are there, and while there is none.
+	j := c.job(2, time.Second)
+	c.awaitAll(4)
+	kill()
+	killTwin()
+	c.job(2, 0, "--nodelist="+strings.Join(j.nodes, ","))
+	kill = c.follow("last")
+	defer kill()
+	after := c.awaitAll(4)
+	for node, e := range before {
+		if !slices.Contains(j.nodes, node) && after[node].Incarnation != e.Incarnation {
+			t.Errorf("the executor on %s is another one, and no job was there", node)
+		}
+	}
+	// It is quiet now: exactly one job each, all running.
+	var jobs []string
+	wait(t, "one job for each node", func() bool {
+		jobs = strings.Fields(c.must("head", "squeue", "-h", "-p", "idle", "-o", "%j/%T"))
+		slices.Sort(jobs)
+		return strings.Join(jobs, " ") == "rfaas-n1/RUNNING rfaas-n2/RUNNING rfaas-n3/RUNNING rfaas-n4/RUNNING"
+	})
+	for _, l := range c.lists {
+		count := map[string]int{}
+		for _, e := range l.Executors {
+			if count[e.Node]++; count[e.Node] > 1 && e.State == "up" {
+				t.Fatalf("two executors on %s: %+v", e.Node, l.Executors)
+			}
+		}
+	}
+	kill()
+	if out := c.must("head", c.root+"/bin/rfaas", "slurm", "stop", "--partition", "idle"); !strings.Contains(out, "4 jobs") {
+		t.Errorf("stop said %q", out)
+	}
+	c.await("an empty list", time.Now(), func(up map[string]listed) bool { return len(up) == 0 })
+}
