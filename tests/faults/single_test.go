@@ -181,6 +181,32 @@ func TestWorkerKilled(t *testing.T) {
 	})
 }
 
+// A worker that is stopped for a moment costs its caller that moment.
+func TestWorkerStoppedForAMoment(t *testing.T) {
+	single(t, "go", func(p *pair) {
+		worker := p.worker()
+		worker.signal(unix.SIGSTOP)
+		time.Sleep(300 * time.Millisecond) // as long as it is stopped
+		worker.signal(unix.SIGCONT)
+		p.undisturbed(p.caller, 200*time.Millisecond)
+		p.caller.finish(bound(10 * time.Second))
+	})
+}
+
+// One that stays stopped is ended and replaced.
+func TestWorkerStopped(t *testing.T) {
+	single(t, "c", func(p *pair) {
+		hit := time.Now()
+		p.worker().signal(unix.SIGSTOP)
+		e := p.fails(p.caller, hit, bound(3*time.Second), client.StatusWorkerDied)
+		if !e.started || !strings.Contains(e.text, "SIGSTOP") {
+			p.Errorf("started %v: %s", e.started, e.text)
+		}
+		p.Logf("served again after %v", p.served(p.caller, bound(5*time.Second)))
+		p.caller.finish(bound(10 * time.Second))
+	})
+}
+
 func TestZygoteKilled(t *testing.T) {
 	single(t, "go", func(p *pair) {
 		p.zygote().signal(unix.SIGKILL)
@@ -193,7 +219,7 @@ func TestZygoteKilled(t *testing.T) {
 	})
 }
 
-// A stopped zygote disturbs nobody until a worker is wanted; then it is found out and replaced.
+// A stopped zygote disturbs nobody and is replaced.
 func TestZygoteStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		p.zygote().signal(unix.SIGSTOP)
