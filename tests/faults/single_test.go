@@ -255,7 +255,7 @@ func TestExecutorStopped(t *testing.T) {
 		hit := time.Now()
 		p.executor.signal(syscall.SIGSTOP)
 		p.undisturbed(p.caller, 3*time.Second)
-		p.fails(p.caller, hit, 30*time.Second, client.StatusPeerGone)
+		p.fails(p.caller, hit, bound(30*time.Second), client.StatusPeerGone)
 		p.executor.signal(syscall.SIGCONT)
 		p.Logf("served again after %v", p.served(p.caller, bound(20*time.Second)))
 		p.caller.finish(10 * time.Second)
@@ -279,7 +279,7 @@ func TestManagerStopped(t *testing.T) {
 		hit := time.Now()
 		second := p.newSteady(2)
 		p.undisturbed(p.caller, 2*time.Second)
-		e := p.fails(second, hit, callerBound+3*time.Second, client.StatusPeerGone, client.StatusDeadline)
+		e := p.fails(second, hit, bound(callerBound+3*time.Second), client.StatusPeerGone, client.StatusDeadline)
 		if !strings.Contains(e.text, p.manager.address) {
 			p.Errorf("the error does not say who does not answer: %s", e.text)
 		}
@@ -307,7 +307,7 @@ func TestClientStopped(t *testing.T) {
 		p.Logf("everything was free after %v", p.free(25*time.Second))
 		hit := time.Now()
 		p.caller.signal(syscall.SIGCONT)
-		p.fails(p.caller, hit, 2*time.Second, client.StatusLeaseEnded, client.StatusPeerGone, client.StatusWorkerDied)
+		p.fails(p.caller, hit, bound(2*time.Second), client.StatusLeaseEnded, client.StatusPeerGone, client.StatusWorkerDied)
 		p.served(p.caller, bound(10*time.Second))
 		p.caller.finish(10 * time.Second)
 	})
