@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { FLYING = 6 };
+enum { FLYING = 6, POLL_US = 1000 };
 
 static int failures, loaded;
 static long calls, refused;
@@ -46,6 +47,7 @@ static void take_events(rfaas_lease *l) {
     rfaas_event e = {.struct_size = sizeof e};
     CHECK(rfaas_lease_event(l, &e) == RFAAS_OK && e.kind == RFAAS_EVENT_DRAINING && e.left_ns > 0 && strstr(e.text, "maint"));
     do { /* the end comes a little later; bounded by the test that runs this */
+        usleep(POLL_US);
         CHECK(rfaas_lease_event(l, &e) == RFAAS_OK);
     } while (e.kind == RFAAS_EVENT_NONE);
     CHECK(e.kind == RFAAS_EVENT_ENDED && strncmp(e.text, "drained", 7) == 0 && e.lost == 0);
@@ -97,6 +99,7 @@ static void *in_flight(void *arg) {
 static void idle_lease(rfaas_lease *l) {
     rfaas_event e = {.struct_size = sizeof e};
     do {
+        usleep(POLL_US);
         CHECK(rfaas_lease_event(l, &e) == RFAAS_OK);
     } while (e.kind != RFAAS_EVENT_ENDED);
     CHECK(rfaas_lease_renew(l, 0) == RFAAS_LEASE_ENDED);
@@ -112,7 +115,7 @@ int main(int argc, char **argv) {
     pthread_create(&a, NULL, synchronous, lease());
     pthread_create(&b, NULL, in_flight, lease());
     while (!__atomic_load_n(&loaded, __ATOMIC_ACQUIRE))
-        ;
+        usleep(POLL_US);
     puts("loaded");
     fflush(stdout);
     idle_lease(idle);

@@ -20,14 +20,16 @@ static void renewal(void) {
     FAILS(rfaas_lease_event(l, NULL), RFAAS_INVALID, "event is NULL");
     OK(rfaas_lease_renew(l, 600000000));
     double start = now();
-    do /* until it ends by itself */
+    do { /* until it ends by itself */
+        usleep(1000);
         OK(rfaas_lease_event(l, &e));
-    while (e.kind == RFAAS_EVENT_NONE && now() - start < 10);
+    } while (e.kind == RFAAS_EVENT_NONE && now() - start < 10);
     CHECK(e.kind == RFAAS_EVENT_EXPIRING && e.left_ns <= 200000000);
     OK(rfaas_invoke(l, f, NULL, 0, NULL, 0, NULL, NULL));
-    do
+    do {
+        usleep(1000);
         OK(rfaas_lease_event(l, &e));
-    while (e.kind == RFAAS_EVENT_NONE && now() - start < 10);
+    } while (e.kind == RFAAS_EVENT_NONE && now() - start < 10);
     CHECK(e.kind == RFAAS_EVENT_ENDED && strncmp(e.text, "expired", 7) == 0 && now() - start < 5);
     FAILS(rfaas_invoke(l, f, NULL, 0, NULL, 0, NULL, NULL), RFAAS_LEASE_ENDED, "expired");
     CHECK(rfaas_started() == RFAAS_NOT_STARTED);
