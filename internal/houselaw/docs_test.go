@@ -50,11 +50,46 @@ func TestDocumentedSettingsExist(t *testing.T) {
 // Links from one document to another lead somewhere.
 func TestDocumentLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
-	for _, doc := range []string{"README.md", "RATIONALE.md", "docs/PROTOCOL.md", "docs/BOARD.md", "docs/operations.md", "docs/slurm.md"} {
+	for _, doc := range []string{"README.md", "RATIONALE.md", "docs/PROTOCOL.md", "docs/BOARD.md", "docs/operations.md", "docs/slurm.md", "docs/THREAT_MODEL.md"} {
 		for _, m := range link.FindAllStringSubmatch(source(t, doc), -1) {
 			if _, err := os.Stat(filepath.Join("..", "..", filepath.Dir(doc), m[1])); err != nil {
 				t.Errorf("%s links to %s: %v", doc, m[1], err)
 			}
 		}
+	}
+}
+
+// What docs/THREAT_MODEL.md names as shown by a test is shown by a test.
+func TestThreatModelNamesTests(t *testing.T) {
+	var tests, cases strings.Builder
+	for dir, all := range map[string]*strings.Builder{"../..": &tests, "../dataplane/ctest": &cases} {
+		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() && d.Name() == "build" {
+				if err == nil {
+					err = filepath.SkipDir
+				}
+				return err
+			}
+			if strings.HasSuffix(path, "_test.go") || all == &cases && strings.HasSuffix(path, ".c") {
+				b, err := os.ReadFile(path)
+				all.Write(b)
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	for _, m := range regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z0-9]+|[a-z-]+/[a-z0-9-]+)`").FindAllStringSubmatch(source(t, "docs/THREAT_MODEL.md"), -1) {
+		n++
+		if name := m[1]; strings.Contains(name, "/") && !strings.Contains(cases.String(), `"`+name+`"`) && !strings.Contains(cases.String(), `"`+name+`@`) &&
+			!strings.Contains(cases.String(), `, "`+name) || !strings.Contains(name, "/") && !strings.Contains(tests.String(), "func "+name+"(") {
+			t.Errorf("docs/THREAT_MODEL.md says that %s shows something: there is no such test", name)
+		}
+	}
+	if n < 40 {
+		t.Errorf("docs/THREAT_MODEL.md names %d tests", n)
 	}
 }
