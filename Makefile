@@ -404,7 +404,7 @@ DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 .PHONY: install uninstall clean distclean proto
 install: build ## into PREFIX, below DESTDIR
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
-	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm}
+	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm/examples}
 	$(Q)install -m 755 $(addprefix bin/,executor resource-manager rfaas) $(BINDIR)
 	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
@@ -418,6 +418,7 @@ install: build ## into PREFIX, below DESTDIR
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
+	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
 	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
 		'Description: functions executed by remote memory write' 'Version: $(VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc

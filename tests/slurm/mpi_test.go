@@ -1,0 +1,75 @@
+package slurm
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// submit submits a job script and returns what it printed when it has ended well.
+func (c *cluster) submit(args ...string) string {
+	c.t.Helper()
+	out := filepath.Join(c.files, "job.out")
+	os.Remove(out)
+	_, err := c.run("head", append([]string{"sbatch", "--wait", "--output=" + out}, args...)...)
+	text, _ := os.ReadFile(out)
+	if err != nil {
+		c.t.Fatalf("%v\n%s", err, text)
+	}
+	return string(text)
+}
+
+// priced checks what examples/mpi/blackscholes says.
+func priced(t *testing.T, out string) {
+	t.Helper()
+	for _, want := range []string{"against the local ones: 0 wrong", "against published ones: 0 wrong", "remotely (50 %)"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the MPI program did not say %q:\n%s", want, out)
+		}
+	}
+}
+
+// mpichProgram builds the example program with MPICH, apart from the one of make.
+func mpichProgram(c *cluster) string {
+	if _, err := exec.LookPath("mpicc.mpich"); err != nil {
+		c.t.Fatalf("%v: scripts/deps mpi installs it", err)
+	}
+	dir := filepath.Join(c.files, "build/examples")
+	program := filepath.Join(dir, "blackscholes")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	sources, _ := filepath.Glob(c.root + "/examples/mpi/blackscholes/*.c")
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O2", "-I" + c.root + "/include", "-I" + c.root + "/examples/functions", "-o", program}, sources...)
+	args = append(args, "-L"+c.root+"/lib", "-lrfaas", "-Wl,-rpath,"+c.root+"/lib", "-lm")
+	if out, err := exec.Command("mpicc.mpich", args...).CombinedOutput(); err != nil {
+		c.t.Fatalf("mpicc.mpich: %v\n%s", err, out)
+	}
+	return program
+}
+
+// MPI jobs of the batch partition use the spare cores of the nodes on which they run, by shared memory, with either MPI; and
+// one brings all that it needs.
+func TestMPIJobs(t *testing.T) {
+	c := hooked(t, 2)
+	examples := c.root + "/scripts/slurm/examples/"
+	program := c.root + "/build/examples/blackscholes"
+	if c.awaitAll(2)["n1"].Cores < 2 {
+		t.Fatal("nodes of one CPU have nothing to spare for a job: TestMPIJobs needs two")
+	}
+	arguments := []string{"--n", "20000", "--samples", "0", "--options", c.root + "/examples/mpi/blackscholes/options.txt",
+		"--library", c.root + "/build/functions/blackscholes.so"}
+	run := func(script, program string, options ...string) {
+		t.Helper()
+		priced(t, c.submit(append(append(append(options, examples+script), program), arguments...)...))
+	}
+	run("openmpi.sbatch", program, "--mem=256")
+	// Debian's MPICH 4.0.2 sometimes waits for ever in MPI_Finalize when ranks are on several nodes, rfaas or not.
+	run("mpich.sbatch", mpichProgram(c), "--mem=256", "--nodes=1")
+	run("selfcontained.sbatch", program)
+	if out := c.must("head", "sinfo", "-h", "-p", "batch", "-o", "%T"); strings.Contains(out, "drain") {
+		t.Errorf("nodes are %s", out)
+	}
+}
