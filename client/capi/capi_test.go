@@ -52,8 +52,13 @@ func startProcess(t *testing.T, secret string, args ...string) (string, *exec.Cm
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		providers = "verbs"
 	}
-	cmd := exec.Command(built(t, "bin/executor"), "--listen", "127.0.0.1:0", "--secret-file", secret, "--cores", "2", "--providers", providers, "--grace", "2s")
-	cmd.Args = append(cmd.Args, args...)
+	return startDaemon(t, "bin/executor", append([]string{"--secret-file", secret, "--cores", "2", "--providers", providers, "--grace", "2s"}, args...)...)
+}
+
+// startDaemon starts a daemon on a free port; it returns its address, its process, and what is closed when it has ended.
+func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cmd, <-chan struct{}) {
+	t.Helper()
+	cmd := exec.Command(built(t, program), append([]string{"--listen", "127.0.0.1:0"}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
@@ -79,16 +84,16 @@ func startProcess(t *testing.T, secret string, args ...string) (string, *exec.Cm
 		cmd.Process.Signal(syscall.SIGTERM)
 		<-done
 		if t.Failed() {
-			t.Logf("the executor said:\n%s", log.String())
+			t.Logf("%s said:\n%s", program, log.String())
 		}
 	})
 	select {
 	case addr := <-ready:
 		return addr, cmd, done
 	case <-done:
-		t.Fatalf("the executor ended at once:\n%s", log.String())
+		t.Fatalf("%s ended at once:\n%s", program, log.String())
 	case <-time.After(20 * time.Second):
-		t.Fatal("the executor was not ready within 20 s")
+		t.Fatalf("%s was not ready within 20 s", program)
 	}
 	return "", nil, nil
 }

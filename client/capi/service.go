@@ -127,6 +127,9 @@ func (s *service) plan(ctx context.Context, f fields) error {
 	if c == nil {
 		return unknown("session", id)
 	}
+	if from := f.u64(tagFrom); from != 0 {
+		return s.planLike(ctx, key, from)
+	}
 	spec := grant.Spec{
 		Library:        f.str(tagLibrary),
 		Workers:        int(f.u64(tagWorkers)),
@@ -145,6 +148,24 @@ func (s *service) plan(ctx context.Context, f fields) error {
 		spec.Code = append([]byte(nil), code[0]...) // the request is C's memory
 	}
 	p, err := c.Prepare(ctx, spec)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leases[key] = &lease{pending: p}
+	return nil
+}
+
+// planLike plans a lease that takes the place of another one.
+func (s *service) planLike(ctx context.Context, key, from uint64) error {
+	s.mu.Lock()
+	old := s.leases[from]
+	s.mu.Unlock()
+	if old == nil {
+		return unknown("lease", from)
+	}
+	p, err := old.pending.Again(ctx)
 	if err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ const (
 	tagCallLimitNs = 30
 	tagCount       = 31
 	tagInNs        = 32
+	tagFrom        = 33
 )
 
 const (

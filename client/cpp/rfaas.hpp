@@ -161,6 +161,7 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_workers(std::uint32_t n) { return workers = n, *this; }
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
     lease_options &with_wait_mode(std::uint32_t mode) { return wait_mode = mode, *this; }
+    lease_options &with_failover() { return flags |= RFAAS_LEASE_FAILOVER, *this; }
     rfaas_lease_options plain() const {
         rfaas_lease_options o = *this;
         if (!path_.empty())
@@ -177,6 +178,7 @@ struct call_options : rfaas_call_options {
     call_options() : rfaas_call_options(RFAAS_CALL_OPTIONS_INIT) {}
     call_options &on(int index) { return worker = index, *this; }
     call_options &within(std::chrono::nanoseconds t) { return timeout_ns = t.count(), *this; }
+    call_options &repeat(std::uint32_t n) { return repeats = n, *this; } /* the function is idempotent */
 };
 
 using function = rfaas_function;

@@ -201,6 +201,13 @@ typedef struct rfaas_lease_options {
 /* Renews the lease in the background for as long as it is held. So is one without duration_ns. */
 #define RFAAS_LEASE_RENEW 1u
 
+/* Goes on elsewhere. When the executor is lost, or its node drains, a new lease with as many workers is taken in the
+ * background, wherever the session finds one (at the given executor alone if there is one), again and again until it
+ * succeeds, and the next call moves to it. Such a call waits for it, at most until its deadline or for the session's
+ * time-out, and fails with RFAAS_LEASE_ENDED, not started, if there is none by then. State that functions kept in
+ * the old workers is gone. Calls in flight fail as without the flag, except those with `repeats`. */
+#define RFAAS_LEASE_FAILOVER 2u
+
 #define RFAAS_LEASE_OPTIONS_INIT \
     { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0 }
 
@@ -313,10 +320,17 @@ typedef struct rfaas_call_options {
     uint32_t struct_size; /* sizeof(rfaas_call_options) */
     int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
     int64_t timeout_ns;   /* from now; 0: none. Bounds the call, not the replacing of a dead worker before it */
+    /* The function is idempotent: when a call may have been executed but its worker died, its lease ended or attempt_ns
+     * passed, it is made again on the next allowed worker, up to so many times. A call that cannot have been executed is
+     * made again anyway where that helps. `in` must then stay unchanged until the call ends, also with rfaas_iinvoke, whose
+     * repeats are made inside the rfaas_ function that finds the end, and block it. 0: never. */
+    uint32_t repeats;
+    uint32_t reserved;  /* 0 */
+    int64_t attempt_ns; /* with repeats: how long one attempt may take; 0: until timeout_ns */
 } rfaas_call_options;
 
 #define RFAAS_CALL_OPTIONS_INIT \
-    { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0 }
+    { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0, 0, 0, 0 }
 
 /* rfaas_invoke calls a function and waits for its result.
  * in, in_size: the payload; in may be NULL when in_size is 0. May be reused when the call returns, except that a
@@ -379,10 +393,12 @@ typedef struct rfaas_map_options {
     uint32_t flags;       /* 0 */
     size_t chunk;         /* items of one call; 0: chosen so that all workers end at about the same time */
     int64_t timeout_ns;   /* for the whole map; 0: none */
+    uint32_t repeats;     /* of each call, as in rfaas_call_options; 0: never */
+    uint32_t reserved;    /* 0 */
 } rfaas_map_options;
 
 #define RFAAS_MAP_OPTIONS_INIT \
-    { sizeof(rfaas_map_options), 0, 0, 0 }
+    { sizeof(rfaas_map_options), 0, 0, 0, 0, 0 }
 
 /* rfaas_map calls a function on consecutive items of an array, on all workers of the lease, and gathers the results.
  * The function is called with k >= 1 items of in_item bytes, one behind the other, and returns k * out_item bytes, the results of
@@ -408,7 +424,9 @@ typedef struct rfaas_statistics {
     uint64_t busy;        /* times that a worker had no free slot or no room */
     uint64_t bytes_in;    /* payload sent */
     uint64_t bytes_out;   /* results that came */
-    uint64_t blocked;     /* waits that went to sleep */
+    uint64_t blocked;     /* waits that went to sleep, since the last move */
+    uint64_t repeated;    /* calls that were made again */
+    uint64_t moved;       /* times that the lease went on elsewhere */
 } rfaas_statistics;
 
 /* rfaas_lease_statistics sums up the lease since it was opened; fills at most stats->struct_size bytes. Used by the

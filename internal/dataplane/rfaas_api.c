@@ -81,12 +81,20 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
         int64_t now = dp_now_ns();
         p->deadline = timeout > INT64_MAX - now ? 0 : now + timeout;
     }
+    if (o->struct_size < sizeof *o)
+        return RFAAS_OK;
+    if (o->attempt_ns < 0 || o->attempt_ns > INT64_MAX / 2)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: attempt_ns %lld is negative or too large", op, (long long)o->attempt_ns);
+    if (o->reserved)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.reserved is %u, want 0", op, o->reserved);
+    p->repeats = o->repeats;
+    p->attempt = o->repeats ? o->attempt_ns : 0;
     return RFAAS_OK;
 }
 
 int rfaas_api_bad_call(const rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
-    if (leaving(l))
+    if (leaving(l) && !rfaas_api_fails_over(l))
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: the node of %s leaves: %s", op, function_name(l, fn),
                               l->home->executor, l->leaving_reason);
     if (fn >= l->n_functions)
@@ -97,7 +105,7 @@ int rfaas_api_bad_call(const rfaas_lease *l, const char *op, rfaas_function fn,
     if (!out && capacity)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s %s: out is NULL with capacity %zu", op, function_name(l, fn),
                               capacity);
-    return RFAAS_OK;
+    return RFAAS_OK; /* only leaving, and another home takes the call */
 }
 
 int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size, size_t capacity) {
@@ -150,7 +158,7 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
                 continue;
             }
         }
-        status = call(l, w, fn, in, in_size, reg, out, capacity, got, p->deadline, &started);
+        status = call(l, w, fn, in, in_size, reg, out, capacity, got, attempt_deadline(p), &started);
     }
     if (status == DP_OK) {
         l->sync_worker = w;
@@ -159,22 +167,70 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
     return rfaas_api_explain(l, "invoke", fn, w, status, started);
 }
 
+/* Homes that are lost one after the other end some time. */
+#define MOVES_MAX 16
+
+int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rfaas_function fn, const void *in,
+                     uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
+    bool over = rfaas_api_fails_over(l);
+    uint32_t left = p->repeats;
+    int64_t patience = dp_now_ns() + l->session->timeout_ns;
+    for (int moves = 0;;) {
+        int class = dp_status_class(status), ran = last.started == RFAAS_MAYBE_EXECUTED;
+        int64_t now = dp_now_ns();
+        if (status == DP_DEADLINE ? !ran || !p->attempt || (p->deadline && now >= p->deadline)
+                                  : class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_BUSY)
+            return status;
+        if (class == RFAAS_CLASS_BUSY) {
+            /* All slots hold calls of the program's. Those of its repeats must not get lost for that. */
+            if (!p->repeats || now >= (p->deadline ? p->deadline : patience))
+                return status;
+            rfaas_api_collect_ended(l);
+            dp_endpoint_wait_any(l->home->ep, now + 1000000);
+        } else if (ran) {
+            if (!left)
+                return status;
+            left--;
+            l->past.repeated++;
+        } else if (!over) {
+            return status;
+        }
+        if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || !ran || leaving(l))) {
+            int st = ++moves > MOVES_MAX ? status : rfaas_api_move(l, "invoke", p->deadline);
+            if (st)
+                return st;
+        }
+        if (p->worker == RFAAS_ANY_WORKER)
+            w = w + 1 >= l->n_workers ? 0 : w + 1;
+        const dp_mem *reg = buffer_of(l, in, in_size);
+        dp_started started = DP_NOT_STARTED;
+        status = call(l, w, fn, in, in_size, reg, out, capacity, got, attempt_deadline(p), &started);
+        if (status != DP_OK)
+            status = invoke_slow(l, p, w, status, started, fn, in, in_size, reg, out, capacity, got);
+        if (status == DP_OK) {
+            l->sync_worker = w;
+            return status;
+        }
+    }
+}
+
 int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
                  size_t *out_size, const rfaas_call_options *options) {
     if (UNLIKELY(!usable(l)))
         return rfaas_api_bad_lease(l, "invoke");
     if (UNLIKELY(!enter(l)))
         return rfaas_api_wrong_thread("invoke");
-    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)))
-        return leave(l, rfaas_api_bad_call(l, "invoke", fn, in, in_size, out, capacity));
-    call_plan p = {0, RFAAS_ANY_WORKER};
-    if (UNLIKELY(options != NULL)) {
-        int st = rfaas_api_plan_options(l, "invoke", options, &p);
-        if (st)
-            return leave(l, st);
-    }
+    int st;
+    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
+        (st = rfaas_api_bad_call(l, "invoke", fn, in, in_size, out, capacity)))
+        return leave(l, st);
+    call_plan p = {.worker = RFAAS_ANY_WORKER};
+    if (UNLIKELY(options != NULL) && (st = rfaas_api_plan_options(l, "invoke", options, &p)))
+        return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
+    if (UNLIKELY(leaving(l)) && (st = rfaas_api_move(l, "invoke", p.deadline)))
+        return leave(l, st);
     uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker;
     if (p.worker < 0 && UNLIKELY(l->workers[w].in_flight))
         w = least_loaded(l, w);
@@ -182,11 +238,13 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
     const dp_mem *reg = buffer_of(l, in, in_size);
     uint32_t got = 0, room = cut_capacity(l, capacity);
     dp_started started = DP_NOT_STARTED;
-    int status = call(l, w, fn, in, (uint32_t)in_size, reg, out, room, &got, p.deadline, &started);
+    int status = call(l, w, fn, in, (uint32_t)in_size, reg, out, room, &got, attempt_deadline(&p), &started);
     if (UNLIKELY(status != DP_OK)) {
         if (status == DP_TOO_LARGE && started == DP_NOT_STARTED)
             return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
         status = invoke_slow(l, &p, w, status, started, fn, in, (uint32_t)in_size, reg, out, room, &got);
+        if (status != DP_OK && (p.repeats || rfaas_api_fails_over(l)))
+            status = rfaas_api_repeat(l, &p, w, status, fn, in, (uint32_t)in_size, out, room, &got);
         if (status != DP_OK && status != DP_RESULT_TOO_LARGE)
             return leave(l, status);
     } else {

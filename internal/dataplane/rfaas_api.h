@@ -4,6 +4,7 @@
  *                          rfaas_api_buffer.c                  registered memory
  *                          rfaas_api_session.c, _lease.c       handles, opening, closing, looking
  *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
+ *                          rfaas_api_failover.c                how it goes on elsewhere
  *                               │  ▲
  *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)   messages: rfaas_api_msg.c
  *                          control part: Go in this process (client/capi), one day an agent per node
@@ -25,7 +26,8 @@
 enum {
     RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS       -> SESSION */
     RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> */
-    RFAAS_OP_PLAN = 3,          /* SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
+    RFAAS_OP_PLAN = 3,          /* SESSION KEY FROM, like the lease FROM; or
+                                   SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
                                    DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR -> */
     RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
     RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
@@ -68,6 +70,7 @@ enum {
     RFAAS_TAG_CALL_LIMIT_NS = 30,
     RFAAS_TAG_COUNT = 31,
     RFAAS_TAG_IN_NS = 32, /* until what an event announces */
+    RFAAS_TAG_FROM = 33,  /* key of another lease of this session */
 };
 enum { RFAAS_NEWS_WORKER_DIED = 1, RFAAS_NEWS_ENDED = 2, RFAAS_NEWS_DRAINING = 3, RFAAS_NEWS_EXPIRING = 4 };
 _Static_assert(RFAAS_NEWS_WORKER_DIED == RFAAS_EVENT_WORKER_DIED && RFAAS_NEWS_ENDED == RFAAS_EVENT_ENDED &&
@@ -132,7 +135,13 @@ typedef enum rfaas_request_state { RFAAS_REQ_FREE = 0, RFAAS_REQ_FLYING, RFAAS_R
 typedef struct rfaas_request_slot {
     uint64_t id; /* the handle, 0 when free */
     void *out;
-    int64_t deadline; /* CLOCK_MONOTONIC ns, 0: none */
+    const void *in;   /* with repeats */
+    uint32_t in_size; /* likewise */
+    uint32_t repeats;
+    int64_t deadline; /* CLOCK_MONOTONIC ns, 0: none; of the attempt */
+    int64_t last;     /* of the whole call */
+    int64_t attempt;  /* ns; 0: no limit of its own */
+    int32_t chosen;   /* the worker that the caller chose, or RFAAS_ANY_WORKER; with repeats */
     uint32_t capacity;
     uint32_t size;
     int32_t status;
@@ -163,12 +172,13 @@ typedef struct rfaas_buffer {
     void *addr;
     uint64_t size;   /* as asked for */
     uint64_t mapped; /* bytes that rfaas_alloc mapped here; 0: the memory is the caller's */
-    dp_mem *mem;     /* registered with the domain of the lease's home */
+    dp_mem *mem;     /* registered with the domain of the lease's home; NULL: that has refused, payloads are copied */
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
 /* What one executor grants: workers, and the channels to them. */
 typedef struct rfaas_home {
+    struct rfaas_home *link; /* among the retired */
     uint64_t key; /* names the grant at the control part; its low bits are the lease's index. 0: no events any more */
     dp_endpoint *ep;
     rfaas_worker *workers;
@@ -219,6 +229,14 @@ struct rfaas_lease {
     pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
     pthread_cond_t changed;
     char leaving_reason[256];
+    /* Failover, under mu. The seeker is a thread that begins when the home is first lost and ends with the lease. */
+    pthread_t seeker;
+    bool seeking, seeker_stop;
+    rfaas_home *next;      /* being granted, or ready */
+    bool next_ready;
+    rfaas_home *retired;   /* to be given back */
+    char next_reason[512]; /* why there is none yet */
+    rfaas_statistics past; /* of homes that were left; the lease's thread */
     rfaas_news news[RFAAS_NEWS_KEPT]; /* not taken: a ring */
     uint32_t news_first, news_count, news_lost;
 };
@@ -227,6 +245,7 @@ struct rfaas_session {
     uint32_t magic;
     uint32_t index;
     uint64_t id; /* of the control part */
+    int64_t timeout_ns; /* of a control operation */
     dp_dev_options dev;
     char device[64];
     pthread_mutex_t mu;
@@ -303,7 +322,29 @@ __attribute__((cold)) void rfaas_api_finish(rfaas_lease *l);
 /* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
 void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
 
+/* Takes in what has ended, so that slots are free. */
+void rfaas_api_collect_ended(rfaas_lease *l);
+/* Waits for every request in flight, each until its deadline. */
+void rfaas_api_drain(rfaas_lease *l);
+
+/* ---- rfaas_api_failover.c ---- */
+
+/* Whether the lease shall go on elsewhere when it ends. */
+static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
+/* The home is lost: begins to look for another, if the lease shall. Under the lease's mutex. */
+void rfaas_api_seek(rfaas_lease *l);
+/* Waits until there is another home, and moves there. Registered buffers have other dp_mems afterwards. The lease's
+ * thread. */
+int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
+/* Ends the seeker and gives back what it has. Nobody else uses the lease. */
+void rfaas_api_stop_seeking(rfaas_lease *l);
+/* Adds up what a home's channels have counted. */
+void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s);
+
 /* ---- rfaas_api_buffer.c ---- */
+
+/* Registers all buffers anew, with the domain of this home. */
+void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_home *to);
 
 /* Frees and forgets all of them. */
 void rfaas_api_free_buffers(rfaas_lease *l);

@@ -24,8 +24,19 @@ static void *map_pages(uint64_t size, uint64_t *mapped) {
     return at;
 }
 
+void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_home *to) {
+    for (rfaas_buffer *b = l->buffers; b; b = b->next) {
+        dp_error err = {0};
+        if (b->mem)
+            dp_mem_free(b->mem);
+        if (dp_mem_register(dp_endpoint_domain(to->ep), b->addr, b->size, 0, &b->mem, &err))
+            b->mem = NULL;
+    }
+}
+
 static void drop(rfaas_buffer *b) {
-    dp_mem_free(b->mem);
+    if (b->mem)
+        dp_mem_free(b->mem);
     if (b->mapped)
         munmap(b->addr, b->mapped);
     free(b);

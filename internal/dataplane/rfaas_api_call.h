@@ -61,7 +61,22 @@ static inline const dp_mem *buffer_of(const rfaas_lease *l, const void *in, size
 typedef struct call_plan {
     int64_t deadline; /* 0: none */
     int32_t worker;   /* RFAAS_ANY_WORKER or an index */
+    uint32_t repeats;
+    int64_t attempt; /* ns that one attempt may take; 0: no limit of its own */
 } call_plan;
+
+/* Until when an attempt that begins now may last. */
+static inline int64_t attempt_deadline(const call_plan *p) {
+    if (LIKELY(!p->attempt))
+        return p->deadline;
+    int64_t until = dp_now_ns() + p->attempt;
+    return p->deadline && p->deadline < until ? p->deadline : until;
+}
+
+/* A call that ended with an error (which is this thread's) is made again as often as its plan and status permit. Returns
+ * the last attempt's status. */
+__attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, int status, rfaas_function fn,
+                                           const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got);
 
 /* Fills in the plan from options (not NULL) after checking them. */
 int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_call_options *o, call_plan *p);

@@ -62,12 +62,14 @@ void rfaas_api_keep_news(rfaas_lease *l, const rfaas_msg *m, uint32_t kind, uint
 
 void rfaas_api_finish(rfaas_lease *l) {
     uint32_t soon = LEAVING_SOON;
-    if (!__atomic_compare_exchange_n(&l->leaving, &soon, LEAVING_TOLD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        return;
     rfaas_msg req = {0};
-    pthread_mutex_lock(&l->mu);
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home ? l->home->key : 0);
+    pthread_mutex_lock(&l->mu); /* the home that leaves is the one that is told of, also if the lease moves meanwhile */
+    bool mine = __atomic_compare_exchange_n(&l->leaving, &soon, LEAVING_TOLD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
+    uint64_t key = l->home ? l->home->key : 0;
     pthread_mutex_unlock(&l->mu);
+    if (!mine)
+        return;
+    rfaas_msg_u64(&req, RFAAS_TAG_KEY, key);
     rfaas_api_ask("finish", RFAAS_OP_FINISH, &req, NULL); /* if it fails, the executor ends the lease by itself */
 }
 

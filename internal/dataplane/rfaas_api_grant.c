@@ -55,6 +55,10 @@ int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h) {
     rfaas_msg req = {0};
     rfaas_msg_u64(&req, RFAAS_TAG_SESSION, l->session->id);
     rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
+    if (l->home != h) { /* the library may have changed on disk meanwhile */
+        rfaas_msg_u64(&req, RFAAS_TAG_FROM, l->home->key);
+        return rfaas_api_ask("lease", RFAAS_OP_PLAN, &req, NULL);
+    }
     if (o->library)
         rfaas_msg_str(&req, RFAAS_TAG_LIBRARY, o->library);
     else
@@ -139,6 +143,18 @@ static int take_functions(rfaas_lease *l, const rfaas_msg *reply) {
     return RFAAS_OK;
 }
 
+/* Numbers of functions stay what they are wherever the lease goes on. */
+static int same_functions(const rfaas_lease *l, const rfaas_msg *reply) {
+    uint32_t len = 0;
+    for (uint32_t i = 0; i < l->n_functions; i++) {
+        const char *name = (const char *)rfaas_msg_find(reply, RFAAS_TAG_FUNCTION, i, &len);
+        if (!name || len != strlen(l->functions[i]) || memcmp(name, l->functions[i], len))
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: function %u is \"%.*s\" there and was \"%s\"", i,
+                                  name ? (int)len : 0, name ? name : "", l->functions[i]);
+    }
+    return RFAAS_OK;
+}
+
 /* Asks the present candidate: offers, grant, connect. */
 static int grant(rfaas_lease *l, rfaas_home *h) {
     rfaas_msg req = {0}, reply;
@@ -154,8 +170,7 @@ static int grant(rfaas_lease *l, rfaas_home *h) {
     if (status)
         return status;
     h->lease_id = rfaas_msg_get_u64(&reply, RFAAS_TAG_LEASE_ID, 0);
-    if (!l->functions)
-        status = take_functions(l, &reply);
+    status = l->functions ? same_functions(l, &reply) : take_functions(l, &reply);
     for (uint32_t i = 0; i < h->n_workers && !status; i++)
         status = rfaas_api_connect_worker(l, h, i, &reply, i);
     rfaas_msg_free(&reply);

@@ -70,6 +70,7 @@ static void destroy_lease(rfaas_lease *l) {
     l->sync_worker = l->next_worker = l->replaced = 0;
     l->busy = 0;
     l->leaving = LEAVING_NOT;
+    memset(&l->past, 0, sizeof l->past);
     l->news_first = l->news_count = l->news_lost = 0;
     pthread_mutex_lock(&rfaas_api_mu);
     l->session->opening--;
@@ -124,7 +125,7 @@ static int check_options(rfaas_lease_options *o) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)o->duration_ns);
     if (o->call_limit_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: call_limit_ns %lld is negative", op, (long long)o->call_limit_ns);
-    if (o->flags & ~RFAAS_LEASE_RENEW || o->reserved)
+    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER) || o->reserved)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
@@ -185,6 +186,7 @@ int rfaas_lease_release(rfaas_lease *l) {
     if (status)
         return status;
     l->magic = 0;
+    rfaas_api_stop_seeking(l);
     status = rfaas_api_give_back(l->home, op);
     destroy_lease(l);
     return status;
@@ -235,7 +237,9 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
     rfaas_msg req = {0}, reply;
+    pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease */
     rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
+    pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
     rfaas_msg_u64(&req, RFAAS_TAG_WORKER, (uint64_t)worker);
     if ((status = rfaas_api_ask(op, RFAAS_OP_INSPECT, &req, &reply)))
         return status;
@@ -290,19 +294,10 @@ int rfaas_lease_statistics(rfaas_lease *l, rfaas_statistics *stats) {
     if (stats->struct_size < offsetof(rfaas_statistics, calls) || stats->struct_size > 1 << 16)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: stats.struct_size is %u, want sizeof(rfaas_statistics)", op,
                                        stats->struct_size));
-    rfaas_statistics s = {.struct_size = stats->struct_size, .replaced = l->replaced};
-    for (uint32_t i = 0; i < l->n_workers; i++) {
-        dp_channel_stats c;
-        dp_channel_get_stats(l->workers[i].ch, &c);
-        s.calls += c.calls;
-        s.replies += c.replies;
-        s.abandoned += c.abandoned;
-        s.late += c.late_replies;
-        s.busy += c.busy;
-        s.bytes_in += c.bytes_in;
-        s.bytes_out += c.bytes_out;
-        s.blocked = c.blocked_waits; /* of the endpoint, the same in all */
-    }
+    rfaas_statistics s = l->past;
+    s.struct_size = stats->struct_size;
+    s.replaced = l->replaced;
+    rfaas_api_count(l->home, &s);
     memcpy(stats, &s, stats->struct_size < sizeof s ? stats->struct_size : sizeof s);
     return leave(l, RFAAS_OK);
 }

@@ -127,8 +127,11 @@ static int check(map *m, size_t chunk) {
     size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
     if (large > UINT32_MAX)
         large = UINT32_MAX;
-    if (leaving(l) || m->fn >= l->n_functions)
-        return rfaas_api_bad_call(l, op, m->fn, NULL, 0, NULL, 0);
+    if (leaving(l) || m->fn >= l->n_functions) {
+        int status = rfaas_api_bad_call(l, op, m->fn, NULL, 0, NULL, 0);
+        if (status)
+            return status;
+    }
     if (m->in_item == 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: in_item is 0, want at least 1 byte", op);
     if (m->count && (!m->in || (!m->out && m->out_item)))
@@ -156,7 +159,7 @@ int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in
     if (o.timeout_ns < 0)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns));
     map m = {.l = l, .fn = function, .in = in, .out = out, .in_item = in_item, .out_item = out_item, .count = count,
-             .chunk = o.chunk, .plan = {.worker = RFAAS_ANY_WORKER}};
+             .chunk = o.chunk, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats}};
     if ((status = check(&m, o.chunk)) || count == 0)
         return leave(l, status);
     if (o.timeout_ns) {

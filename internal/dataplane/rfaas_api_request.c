@@ -83,11 +83,10 @@ void rfaas_api_settle(rfaas_lease *l, uint32_t worker) {
         rfaas_request_slot *r = &l->requests[i];
         if (r->state != RFAAS_REQ_FLYING || r->worker != worker)
             continue;
-        if (dp_channel_test(l->workers[worker].ch, r->slot) == 0) {
+        if (dp_channel_test(l->workers[worker].ch, r->slot) == 0)
             give_up(l, r, DP_CONNECTION); /* a channel that works after all: the caller is about to reset it */
-            continue;
-        }
-        collect(l, r);
+        else
+            collect(l, r);
         if (r->status != DP_OK && !r->text) {
             r->status = rfaas_api_explain(l, "wait", r->function, worker, r->status, r->started);
             r->text = strdup(rfaas_last_error());
@@ -95,19 +94,46 @@ void rfaas_api_settle(rfaas_lease *l, uint32_t worker) {
     }
 }
 
+void rfaas_api_collect_ended(rfaas_lease *l) {
+    for (uint32_t i = 0; i < l->requests_used; i++) {
+        rfaas_request_slot *r = &l->requests[i];
+        if (r->state == RFAAS_REQ_FLYING &&
+            dp_channel_result(l->workers[r->worker].ch, r->slot, NULL, NULL, NULL) != DP_INVALID)
+            collect(l, r);
+    }
+}
+
+void rfaas_api_drain(rfaas_lease *l) {
+    for (uint32_t i = 0; i < l->requests_used; i++) {
+        rfaas_request_slot *r = &l->requests[i];
+        if (r->state != RFAAS_REQ_FLYING)
+            continue;
+        if (dp_channel_wait(l->workers[r->worker].ch, r->slot, r->deadline) == DP_OK)
+            collect(l, r);
+        else
+            give_up(l, r, DP_DEADLINE);
+    }
+}
+
+/* The error of an ended request becomes this thread's, and the call is made again if it may be. */
+static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
+    int status = r->status;
+    if (r->text)
+        rfaas_api_fail(status, r->started, "%s", r->text);
+    else
+        status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
+    if (r->repeats && status != DP_RESULT_TOO_LARGE) {
+        call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt};
+        status = rfaas_api_repeat(l, &p, r->worker, status, r->function, r->in, r->in_size, r->out, r->capacity, &r->size);
+    }
+    return status;
+}
+
 /* Reports an ended request and frees its slot. */
 int rfaas_api_report(rfaas_lease *l, rfaas_request_slot *r, const char *op, size_t *out_size) {
-    int status = r->status;
-    if (LIKELY(status == DP_OK) || status == DP_RESULT_TOO_LARGE) {
-        if (out_size)
-            *out_size = r->size;
-    }
-    if (UNLIKELY(status != DP_OK)) {
-        if (r->text)
-            rfaas_api_fail(status, r->started, "%s", r->text);
-        else
-            status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
-    }
+    int status = LIKELY(r->status == DP_OK) ? DP_OK : ended_badly(l, r, op);
+    if (out_size && (LIKELY(status == DP_OK) || status == DP_RESULT_TOO_LARGE))
+        *out_size = r->size;
     give_request(l, r);
     return status;
 }
@@ -136,30 +162,49 @@ void rfaas_api_drop_request(rfaas_lease *l, rfaas_request_slot *r) {
     give_request(l, r);
 }
 
+/* Submits a request to the first worker that takes it, *at. *told: the error's text is set. */
+static inline int submit(rfaas_lease *l, rfaas_request_slot *r, const call_plan *p, rfaas_function fn, const void *in,
+                         uint32_t in_size, uint32_t room, uint32_t *at, bool *told) {
+    bool any = p->worker == RFAAS_ANY_WORKER;
+    uint32_t w = any ? least_loaded(l, l->next_worker) : (uint32_t)p->worker;
+    uint32_t tries = any ? l->n_workers : 1;
+    const dp_mem *reg = buffer_of(l, in, in_size);
+    int status = DP_BUSY;
+    for (uint32_t i = 0; i < tries; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
+        *told = false;
+        status = dp_channel_submit(l->workers[w].ch, fn, in, in_size, reg, room, &r->slot);
+        if (UNLIKELY(dp_status_class(status) == RFAAS_CLASS_CONNECTION)) {
+            status = rfaas_api_repair(l, w);
+            *told = status != RFAAS_OK;
+            if (!*told)
+                status = dp_channel_submit(l->workers[w].ch, fn, in, in_size, reg, room, &r->slot);
+        }
+        if (LIKELY(status == DP_OK) ||
+            (status != DP_BUSY && dp_status_class(status) != RFAAS_CLASS_CONNECTION))
+            break;
+    }
+    *at = w;
+    return status;
+}
+
 int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
                     void *out, size_t capacity, rfaas_request_slot **request) {
     rfaas_request_slot *r = take_request(l);
     if (UNLIKELY(!r))
         return rfaas_api_fail_const(RFAAS_BUSY, "every worker has `depth` requests in flight or unwaited for; finish one and "
                                                 "try again");
-    bool any = p->worker == RFAAS_ANY_WORKER;
-    uint32_t w = any ? least_loaded(l, l->next_worker) : (uint32_t)p->worker;
-    uint32_t tries = any ? l->n_workers : 1;
-    uint32_t room = cut_capacity(l, capacity);
-    const dp_mem *reg = buffer_of(l, in, in_size);
-    int status = DP_BUSY;
+    uint32_t w, room = cut_capacity(l, capacity);
     bool told = false;
-    for (uint32_t i = 0; i < tries; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
-        told = false;
-        status = dp_channel_submit(l->workers[w].ch, fn, in, in_size, reg, room, &r->slot);
-        if (UNLIKELY(dp_status_class(status) == RFAAS_CLASS_CONNECTION)) {
-            status = rfaas_api_repair(l, w);
-            told = status != RFAAS_OK;
-            if (!told)
-                status = dp_channel_submit(l->workers[w].ch, fn, in, in_size, reg, room, &r->slot);
+    int status = RFAAS_OK;
+    for (int moves = 0; moves < 2; moves++) {
+        if (UNLIKELY((leaving(l) || moves) && (status = rfaas_api_move(l, op, p->deadline)))) {
+            give_request(l, r);
+            return status;
         }
-        if (LIKELY(status == DP_OK) ||
-            (status != DP_BUSY && dp_status_class(status) != RFAAS_CLASS_CONNECTION))
+        status = submit(l, r, p, fn, in, in_size, room, &w, &told);
+        int class = dp_status_class(status);
+        if (LIKELY(status == DP_OK) || !rfaas_api_fails_over(l) ||
+            (class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_CONNECTION))
             break;
     }
     if (UNLIKELY(status != DP_OK)) {
@@ -178,7 +223,15 @@ int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_fu
     r->capacity = room;
     r->worker = w;
     r->function = fn;
-    r->deadline = p->deadline;
+    r->deadline = attempt_deadline(p);
+    r->repeats = p->repeats;
+    if (UNLIKELY(p->repeats)) {
+        r->in = in;
+        r->in_size = in_size;
+        r->last = p->deadline;
+        r->attempt = p->attempt;
+        r->chosen = p->worker;
+    }
     r->state = RFAAS_REQ_FLYING;
     *request = r;
     return RFAAS_OK;
@@ -192,14 +245,13 @@ int rfaas_iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_s
         return rfaas_api_fail(RFAAS_INVALID, 0, "iinvoke: request is NULL");
     if (UNLIKELY(!enter(l)))
         return rfaas_api_wrong_thread("iinvoke");
-    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)))
-        return leave(l, rfaas_api_bad_call(l, "iinvoke", fn, in, in_size, out, capacity));
-    call_plan p = {0, RFAAS_ANY_WORKER};
-    if (UNLIKELY(options != NULL)) {
-        int st = rfaas_api_plan_options(l, "iinvoke", options, &p);
-        if (st)
-            return leave(l, st);
-    }
+    int st;
+    if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
+        (st = rfaas_api_bad_call(l, "iinvoke", fn, in, in_size, out, capacity)))
+        return leave(l, st);
+    call_plan p = {.worker = RFAAS_ANY_WORKER};
+    if (UNLIKELY(options != NULL) && (st = rfaas_api_plan_options(l, "iinvoke", options, &p)))
+        return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "iinvoke", fn, in_size, capacity));
     rfaas_request_slot *r;

@@ -210,6 +210,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     rfaas_msg_free(&reply);
     s->shm = s->verbs = NULL;
     s->opening = 0;
+    s->timeout_ns = o.timeout_ns ? o.timeout_ns : 10000000000ll;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
     return RFAAS_OK;

@@ -67,8 +67,14 @@ void rfaas_control_event(const void *data, uint64_t len) {
     bool drains = false;
     pthread_mutex_lock(&l->mu);
     rfaas_home *h = l->home;
+    uint32_t kind = (uint32_t)rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0);
+    if (l->next && l->next->key == key) {
+        /* The lease is not there yet. What leaves before that is not taken at all. */
+        h = l->next;
+        if (kind == RFAAS_NEWS_DRAINING)
+            kind = RFAAS_NEWS_ENDED;
+    }
     if (h && h->key == key) {
-        uint32_t kind = (uint32_t)rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0);
         switch (kind) {
         case RFAAS_NEWS_WORKER_DIED:
             if (worker < h->n_workers)
@@ -80,16 +86,18 @@ void rfaas_control_event(const void *data, uint64_t len) {
             for (uint32_t i = 0; i < h->n_workers; i++)
                 if (h->workers[i].ch)
                     dp_channel_fail(h->workers[i].ch, h->ended);
+            rfaas_api_seek(l);
             break;
         case RFAAS_NEWS_DRAINING:
             if (!l->leaving) {
                 rfaas_msg_get_str(&m, RFAAS_TAG_TEXT, l->leaving_reason, sizeof l->leaving_reason);
                 __atomic_store_n(&l->leaving, LEAVING_SOON, __ATOMIC_RELEASE);
                 drains = true;
+                rfaas_api_seek(l);
             }
             break;
         }
-        if (kind >= RFAAS_NEWS_WORKER_DIED && kind <= RFAAS_NEWS_EXPIRING)
+        if (h == l->home && kind >= RFAAS_NEWS_WORKER_DIED && kind <= RFAAS_NEWS_EXPIRING)
             rfaas_api_keep_news(l, &m, kind, worker < h->n_workers ? (uint32_t)worker : 0);
         pthread_cond_broadcast(&l->changed);
     }

@@ -38,7 +38,7 @@ static rfaas_function find(rfaas_lease *l, const char *name) {
     return f;
 }
 
-static rfaas_lease *lease(uint32_t workers, uint32_t depth, uint32_t mode) {
+__attribute__((unused)) static rfaas_lease *lease(uint32_t workers, uint32_t depth, uint32_t mode) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     rfaas_lease *l = NULL;
     o.library = library;
@@ -57,6 +57,9 @@ void everything(void);
 
 int main(int argc, char **argv) {
     library = argv[1];
+#ifdef CHECK_ARGUMENT
+    CHECK_ARGUMENT = argv[2];
+#endif
 #ifdef WITH_MPI
     int rank, ranks;
     MPI_Init(&argc, &argv);

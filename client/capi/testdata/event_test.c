@@ -9,8 +9,8 @@ static void renewal(void) {
     o.call_limit_ns = -1;
     FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "call_limit_ns -1");
     o.call_limit_ns = 0;
-    o.flags = 2;
-    FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "flags 0x2");
+    o.flags = 128; /* not a flag */
+    FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "flags 0x80");
     o.flags = 0;
     o.duration_ns = 400000000;
     OK(rfaas_lease_open(session, &o, &l));

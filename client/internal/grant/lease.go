@@ -133,6 +133,16 @@ func checkELF(path string, b []byte) error {
 	return nil
 }
 
+// Again prepares a lease like this one, which was granted and is lost: the same code, candidates as they are now.
+func (p *Pending) Again(ctx context.Context) (*Pending, error) {
+	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha, current: -1, refused: map[uint32]bool{}}
+	ctx, cancel := q.c.bound(ctx)
+	defer cancel()
+	var err error
+	q.candidates, q.byBoard, err = q.c.first(ctx, &q.spec, q.refused)
+	return q, err
+}
+
 // Next returns the next executor to try. When there is none left, the error says why the last one refused.
 func (p *Pending) Next() (Candidate, error) {
 	const op = "lease"
