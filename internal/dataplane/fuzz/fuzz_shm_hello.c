@@ -47,7 +47,6 @@ static void one_blob(input *in) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int pair[2] = {-1, -1};
-    static int lowest = -1;
     input in = {data, size};
     uint8_t n = take8(&in);
     if (n == 0) {
@@ -57,9 +56,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     offer(0);
     if (pair[0] < 0) {
         MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
-        lowest = dup(0);
-        close(lowest);
     }
+    int lowest = dup(0); /* of this run: libFuzzer has files of its own */
+    close(lowest);
     int fds[SHM_HELLO_FDS + 4];
     n = (uint8_t)((n - 1) % (sizeof fds / sizeof *fds));
     for (int i = 0; i < n; i++)

@@ -6,7 +6,6 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int pair[2] = {-1, -1};
-    static int lowest = -1;
     input in = {data, size};
     int n = take8(&in) % (FDS_TAKEN + 5);
     n = n ? n - 1 : DP_SPAWN_FDS;
@@ -16,9 +15,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bool mend = take8(&in) == 1;
     if (pair[0] < 0) {
         MUST(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
-        lowest = dup(0);
-        close(lowest);
     }
+    int lowest = dup(0); /* of this run: libFuzzer has files of its own */
+    close(lowest);
     int fds[FDS_TAKEN + 4] = {0};
     union {
         struct cmsghdr align;
