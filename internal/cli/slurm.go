@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/rfaas-go/rfaas/internal/slurm"
 )
@@ -26,7 +27,7 @@ func newSlurm(a *app) *cobra.Command {
 docs/slurm.md is the administrator's guide.`,
 		Args: cobra.NoArgs,
 	}
-	c.AddCommand(newSlurmFollow(a), newSlurmStop(a), newSlurmRun(a), newSlurmInit(a), newSlurmNode(a), newSlurmStatus(a),
+	c.AddCommand(newSlurmFollow(a), newSlurmStop(a), newSlurmRun(a), newSlurmInit(a), newSlurmNode(a), newSlurmStatus(a), newSlurmReplay(a),
 		newSlurmHook(a, "prolog", "In Slurm's prolog: have the node's executor leave",
 			`Have this node's executor leave before a job starts, and return when it has left. It never fails. An agent that does not answer
 in time is killed, and its executor with it; a node without an agent is left alone. The job is $SLURM_JOB_ID.`, 3*time.Second),
@@ -52,8 +53,7 @@ func (f *jobFlags) register(c *cobra.Command) {
 
 func newSlurmFollow(a *app) *cobra.Command {
 	var j jobFlags
-	f := slurm.Follow{Policy: slurm.Policy{}}
-	p := &f.Policy
+	f := slurm.Follow{Policy: defaultPolicy()}
 	var logLevel slog.Level
 	c := &cobra.Command{
 		Use:   "follow --partition PARTITION [flags] [-- SBATCH-ARGS...]",
@@ -83,17 +83,26 @@ sbatch works, as the user whose jobs they shall be. Settings of the executors ar
 	fl.StringVar(&f.Script, "script", "", "job script (default: ../share/rfaas/slurm/executor.sbatch beside this program)")
 	fl.DurationVar(&f.Interval, "interval", time.Second, "how often Slurm is asked for nodes and jobs")
 	fl.DurationVar(&f.PlanEvery, "plan-interval", 15*time.Second, "how often it is asked for its plan")
-	fl.DurationVar(&p.Longest, "longest", 4*time.Hour, "time limit of a job on a node that nobody is planned to want")
-	fl.DurationVar(&p.Shortest, "shortest", time.Minute, "least time limit, and --time-min of the jobs")
-	fl.DurationVar(&p.LeastGap, "least-gap", 20*time.Second, "leave a node alone that is wanted sooner than this")
-	fl.BoolVar(&p.Ahead, "ahead", true, "submit jobs for busy nodes too, which wait")
-	fl.IntVar(&p.MaxAhead, "max-ahead", 256, "most jobs that wait for busy nodes")
-	fl.Float64Var(&p.Rate, "rate", 10, "submissions per second, on average")
-	fl.IntVar(&p.Burst, "burst", 64, "submissions at once")
-	fl.DurationVar(&p.Again, "again", time.Second, "least time between two submissions for one node")
-	fl.DurationVar(&p.AgainMost, "again-most", 5*time.Minute, "the same when its jobs fail: doubled each time, up to this")
+	policyFlags(fl, &f.Policy)
 	fl.TextVar(&logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return c
+}
+
+func defaultPolicy() slurm.Policy {
+	return slurm.Policy{Longest: 4 * time.Hour, Shortest: time.Minute, LeastGap: 20 * time.Second, Ahead: true, MaxAhead: 256, Rate: 10, Burst: 64,
+		Again: time.Second, AgainMost: 5 * time.Minute}
+}
+
+func policyFlags(f *pflag.FlagSet, p *slurm.Policy) {
+	f.DurationVar(&p.Longest, "longest", p.Longest, "time limit of a job on a node that nobody is planned to want")
+	f.DurationVar(&p.Shortest, "shortest", p.Shortest, "least time limit, and --time-min of the jobs")
+	f.DurationVar(&p.LeastGap, "least-gap", p.LeastGap, "leave a node alone that is wanted sooner than this")
+	f.BoolVar(&p.Ahead, "ahead", p.Ahead, "submit jobs for busy nodes too, which wait")
+	f.IntVar(&p.MaxAhead, "max-ahead", p.MaxAhead, "most jobs that wait for busy nodes")
+	f.Float64Var(&p.Rate, "rate", p.Rate, "submissions per second, on average")
+	f.IntVar(&p.Burst, "burst", p.Burst, "submissions at once")
+	f.DurationVar(&p.Again, "again", p.Again, "least time between two submissions for one node")
+	f.DurationVar(&p.AgainMost, "again-most", p.AgainMost, "the same when its jobs fail: doubled each time, up to this")
 }
 
 func newSlurmStop(a *app) *cobra.Command {

@@ -1,0 +1,306 @@
+package slurm
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// Spread is a log-normal distribution by what one measures of it. A point if both are equal.
+type Spread struct{ Median, P95 time.Duration }
+
+func (s Spread) draw(r *rand.Rand) time.Duration {
+	sigma := math.Log(float64(s.P95)/float64(s.Median)) / 1.6449 // the normal distribution's 95th percentile
+	return time.Duration(float64(s.Median) * math.Exp(sigma*r.NormFloat64()))
+}
+
+func (s Spread) check(name string) error {
+	if s.Median <= 0 || s.P95 < s.Median {
+		return fmt.Errorf("%s: median %v, p95 %v: want them above 0 and in this order", name, s.Median, s.P95)
+	}
+	return nil
+}
+
+// Replay lets the Planner follow made-up idle gaps of a cluster, event by event, with times that were measured on a real one.
+//
+// Each node is busy and idle in turn; both lengths are drawn independently. Of the share Known of the gaps the scheduler's
+// plan shows the end from the start on, and then Slurm starts executors only in its backfill, with a time limit in whole
+// minutes that fits; the others end without notice, by preemption. An executor lends its node from its place in the list until
+// it leaves. What is not modelled: failures of nodes, and partly used nodes.
+type Replay struct {
+	Seed       uint64
+	Nodes      int
+	Length     time.Duration
+	Gap, Busy  Spread // lengths of idle gaps, and of what is between them
+	Known      float64
+	Start      Spread // from the moment that a waiting job could start to its executor in the list
+	Drain      Spread // from preemption to the start of the job that wants the node
+	Grace      time.Duration
+	SchedDelay time.Duration // Slurm's batch_sched_delay, for jobs submitted to idle nodes
+	Backfill   time.Duration // Slurm's bf_interval
+	Interval   time.Duration // of the controller
+	Policy     Policy
+}
+
+// DefaultReplay is a day of a hundred nodes. The gaps are short on purpose, half of them below two minutes, their mean about
+// five: what is hard to use. Start and drain are what make test-slurm measured on a busy machine; batch_sched_delay and
+// bf_interval are Slurm's own defaults. Policy is left to the caller.
+func DefaultReplay() Replay {
+	return Replay{Seed: 1, Nodes: 100, Length: 24 * time.Hour,
+		Gap: Spread{2 * time.Minute, 1115 * time.Second}, Busy: Spread{30 * time.Minute, 2 * time.Hour}, Known: 0.5,
+		Start: Spread{900 * time.Millisecond, 1800 * time.Millisecond}, Drain: Spread{280 * time.Millisecond, 530 * time.Millisecond},
+		Grace: time.Second, SchedDelay: 3 * time.Second, Backfill: 30 * time.Second, Interval: time.Second}
+}
+
+func newReplayRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 17)) }
+
+// ReplayResult is what a Replay comes to.
+type ReplayResult struct {
+	Gaps        int           `json:"gaps"`
+	LongGaps    int           `json:"gaps_over_a_minute"`
+	Idle        time.Duration `json:"idle_ns"` // node time
+	IdleShare   float64       `json:"idle_share"`
+	Covered     float64       `json:"covered"` // share of the idle time
+	CoveredLong float64       `json:"covered_over_a_minute"`
+	Jobs        int           `json:"jobs"`
+	Preempted   int           `json:"preempted"`
+	WaitMedian  time.Duration `json:"wait_median_ns"` // that preempted executors cost the jobs that wanted their nodes
+	WaitP95     time.Duration `json:"wait_p95_ns"`
+}
+
+// replayNode is a node of a Replay.
+type replayNode struct {
+	name       string
+	idle       bool
+	known      bool
+	begin, end time.Time // of the gap
+	job        *replayJob
+	covered    time.Duration // of the gap
+}
+
+// replayJob is an executor job.
+type replayJob struct {
+	Job
+	node   *replayNode
+	listed time.Time
+	ends   time.Time // by its limit
+}
+
+type replayEvent struct {
+	at time.Time
+	do func()
+}
+
+type replayQueue []replayEvent
+
+func (q replayQueue) Len() int           { return len(q) }
+func (q replayQueue) Less(i, j int) bool { return q[i].at.Before(q[j].at) }
+func (q replayQueue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
+func (q *replayQueue) Push(x any)        { *q = append(*q, x.(replayEvent)) }
+func (q *replayQueue) Pop() any {
+	last := (*q)[len(*q)-1]
+	*q = (*q)[:len(*q)-1]
+	return last
+}
+
+type replay struct {
+	Replay
+	r        *rand.Rand
+	now      time.Time
+	queue    replayQueue
+	nodes    []*replayNode
+	byName   map[string]*replayNode
+	jobs     map[int64]*replayJob
+	nextJob  int64
+	changed  time.Time // when something last did
+	waits    []time.Duration
+	long     time.Duration
+	covered  time.Duration
+	coverLng time.Duration
+	result   ReplayResult
+	planner  *Planner
+}
+
+// Run replays. The same Replay comes to the same result.
+func (c Replay) Run() (ReplayResult, error) {
+	for _, s := range []struct {
+		name string
+		Spread
+	}{{"gap", c.Gap}, {"busy", c.Busy}, {"start", c.Start}, {"drain", c.Drain}} {
+		if err := s.check(s.name); err != nil {
+			return ReplayResult{}, err
+		}
+	}
+	if c.Nodes < 1 || c.Length <= 0 || c.Interval <= 0 || c.Backfill <= 0 || c.SchedDelay < 0 || c.Known < 0 || c.Known > 1 {
+		return ReplayResult{}, fmt.Errorf("%d nodes for %v, interval %v, backfill %v, delay %v, known %v: out of range", c.Nodes, c.Length, c.Interval,
+			c.Backfill, c.SchedDelay, c.Known)
+	}
+	planner, err := NewPlanner(c.Policy)
+	if err != nil {
+		return ReplayResult{}, err
+	}
+	s := &replay{Replay: c, r: newReplayRand(c.Seed), now: time.Unix(1_700_000_000, 0), byName: map[string]*replayNode{},
+		jobs: map[int64]*replayJob{}, planner: planner}
+	end := s.now.Add(c.Length)
+	for i := range c.Nodes {
+		n := &replayNode{name: fmt.Sprint("n", i+1)}
+		s.nodes, s.byName[n.name] = append(s.nodes, n), n
+		// Somewhere in a busy time, so that the nodes are not in step.
+		s.after(time.Duration(s.r.Float64()*float64(c.Busy.draw(s.r))), func() { s.gap(n) })
+	}
+	s.tick()
+	for len(s.queue) > 0 {
+		e := heap.Pop(&s.queue).(replayEvent)
+		if e.at.After(end) {
+			break
+		}
+		s.now = e.at
+		e.do()
+	}
+	res := &s.result
+	res.IdleShare = float64(res.Idle) / (float64(c.Length) * float64(c.Nodes))
+	res.Covered = float64(s.covered) / float64(max(res.Idle, 1))
+	res.CoveredLong = float64(s.coverLng) / float64(max(s.long, 1))
+	res.Preempted = len(s.waits)
+	slices.Sort(s.waits)
+	if len(s.waits) > 0 {
+		res.WaitMedian, res.WaitP95 = s.waits[len(s.waits)/2], s.waits[len(s.waits)*95/100]
+	}
+	return *res, nil
+}
+
+func (s *replay) after(d time.Duration, do func()) {
+	heap.Push(&s.queue, replayEvent{s.now.Add(max(d, 0)), do})
+}
+
+// gap begins one.
+func (s *replay) gap(n *replayNode) {
+	length := s.Gap.draw(s.r)
+	n.idle, n.known, n.begin, n.end, n.covered = true, s.r.Float64() < s.Known, s.now, s.now.Add(length), 0
+	s.changed = s.now
+	s.after(length, func() { s.wanted(n) })
+	s.launchAll(n)
+}
+
+// sorted are the jobs in the order of their submission, so that the same seed comes to the same result.
+func (s *replay) sorted() []*replayJob {
+	return slices.SortedFunc(maps.Values(s.jobs), func(a, b *replayJob) int { return cmp.Compare(a.ID, b.ID) })
+}
+
+// launchAll has Slurm look at the jobs that wait for a node.
+func (s *replay) launchAll(n *replayNode) {
+	for _, j := range s.sorted() {
+		if j.node == n && j.State == Pending {
+			s.launch(j, 0)
+		}
+	}
+}
+
+// launch has Slurm start a job that waits, if its node is idle, after a delay of the main scheduler or in the next backfill.
+func (s *replay) launch(j *replayJob, delay time.Duration) {
+	n := j.node
+	if n.known {
+		since := s.now.Sub(time.Unix(1_700_000_000, 0)) % s.Backfill
+		delay = s.Backfill - since
+	}
+	gap := n.begin
+	s.after(delay, func() {
+		if s.jobs[j.ID] != j || j.State != Pending || !n.idle || n.begin != gap || n.job != nil {
+			return
+		}
+		limit := j.Limit
+		if n.known {
+			// The scheduler cuts it down to what fits, by --time-min.
+			if limit = min(limit, n.end.Sub(s.now).Truncate(time.Minute)); limit < s.Policy.Shortest {
+				return
+			}
+		}
+		j.State, n.job, s.changed = Running, j, s.now
+		j.listed, j.ends = s.now.Add(s.Start.draw(s.r)), s.now.Add(limit)
+		s.after(limit, func() {
+			if n.job == j {
+				s.finish(n, s.now.Add(-s.Grace))
+			}
+		})
+	})
+}
+
+// finish ends a node's job, which has lent the node until a time.
+func (s *replay) finish(n *replayNode, until time.Time) {
+	j := n.job
+	n.covered += max(0, until.Sub(j.listed))
+	delete(s.jobs, j.ID)
+	n.job, s.changed = nil, s.now
+	s.launchAll(n)
+}
+
+// wanted ends a gap.
+func (s *replay) wanted(n *replayNode) {
+	length := n.end.Sub(n.begin)
+	var wait time.Duration
+	n.idle = false
+	if n.job != nil {
+		wait = s.Drain.draw(s.r)
+		s.waits = append(s.waits, wait)
+		s.finish(n, s.now)
+	}
+	s.result.Gaps++
+	s.result.Idle += length
+	s.covered += n.covered
+	if length > time.Minute {
+		s.result.LongGaps++
+		s.long += length
+		s.coverLng += n.covered
+	}
+	s.changed = s.now
+	s.after(wait+s.Busy.draw(s.r), func() { s.gap(n) })
+}
+
+// tick is the controller's.
+func (s *replay) tick() {
+	s.after(s.Interval, s.tick)
+	// When nothing has changed for long it would find nothing to do: what makes it wait is over by then.
+	if s.now.Sub(s.changed) > s.Interval+2*s.Policy.Again {
+		return
+	}
+	v := View{Plan: Plan{}, Ended: map[int64]string{}}
+	for _, n := range s.nodes {
+		state := Busy
+		if n.idle && n.job == nil {
+			state = Idle
+		}
+		v.Nodes = append(v.Nodes, Node{Name: n.name, State: state})
+		if n.idle && n.known {
+			v.Plan[n.name] = n.end
+		}
+	}
+	for _, j := range s.sorted() {
+		v.Jobs = append(v.Jobs, j.Job)
+	}
+	for _, id := range s.planner.Gone(v.Jobs) {
+		v.Ended[id] = "COMPLETED"
+	}
+	a := s.planner.Decide(s.now, v)
+	for _, id := range a.Cancel {
+		if j := s.jobs[id]; j != nil && j.State == Pending {
+			delete(s.jobs, id)
+		}
+	}
+	for _, sub := range a.Submit {
+		s.nextJob++
+		j := &replayJob{Job: Job{ID: s.nextJob, Node: sub.Node, State: Pending, Limit: sub.Limit, Submitted: s.now}, node: s.byName[sub.Node]}
+		s.jobs[j.ID] = j
+		s.result.Jobs++
+		if j.node.idle {
+			s.launch(j, time.Duration(s.r.Float64()*float64(s.SchedDelay)))
+		}
+	}
+	if len(a.Submit)+len(a.Cancel) > 0 {
+		s.changed = s.now
+	}
+}
