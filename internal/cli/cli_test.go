@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,7 +25,8 @@ func TestMain(m *testing.M) { leakcheck.Main(m, nil, leakcheck.Objects(dataplane
 type stub struct {
 	control.UnimplementedExecutorServer
 	control.UnimplementedManagerServer
-	got bytes.Buffer
+	got   bytes.Buffer
+	ahead atomic.Int64 // of the manager's clock, in ms
 }
 
 func (*stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
@@ -63,8 +65,8 @@ func (s *stub) Drain(_ context.Context, r *control.DrainRequest) (*control.Drain
 	return &control.DrainReply{}, nil
 }
 
-func (*stub) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
-	return &control.ListReply{Executors: []*control.ExecutorEntry{
+func (s *stub) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
+	return &control.ListReply{NowMs: uint64(time.Now().UnixMilli() + s.ahead.Load()), Executors: []*control.ExecutorEntry{
 		{Address: "a:1", Alive: true, AgeMs: 300, Info: &control.InfoReply{Node: "n1", Cores: 4, FreeCores: 4, MemoryBytes: 3 << 30, FreeMemoryBytes: 1 << 30, Providers: []string{"shm", "verbs"}}},
 		{Address: "b:1", Alive: true, Info: &control.InfoReply{Node: "n2", Cores: 4, FreeCores: 1, AvailableUntil: uint64(time.Now().Add(time.Minute).Unix())}},
 		{Address: "c:1", Alive: true, Info: &control.InfoReply{Node: "n3", Cores: 4, FreeCores: 1, Draining: true}},
@@ -208,7 +210,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "GIDs", "device files", "control groups", "name spaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -218,10 +220,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 7 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 13 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[5]; f.State != "note" || f.Mend == "" {
+	if f := list[11]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")

@@ -52,10 +52,16 @@ func newDoctor(a *app) *cobra.Command {
 			devices := verbsDevices("/sys/class/infiniband")
 			list := []finding{
 				checkDevices(devices),
+				checkGIDs("/sys/class/infiniband"),
+				checkDeviceFiles("/dev/infiniband"),
 				checkMemlock(len(devices) > 0),
 				checkCores(),
+				checkCgroups("/"),
+				checkNamespaces(c.Context()),
 				a.checkSecret(),
 				checkPrograms(),
+				a.checkClock(c.Context(), manager),
+				checkListen(control.DefaultManagerAddress, control.DefaultExecutorAddress),
 				a.checkPort(c.Context(), "executor", executorAddr, func(ctx context.Context, conn *grpc.ClientConn) error {
 					_, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
 					return err

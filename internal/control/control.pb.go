@@ -2080,6 +2080,7 @@ func (*ListRequest) Descriptor() ([]byte, []int) {
 type ListReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Executors     []*ExecutorEntry       `protobuf:"bytes,1,rep,name=executors,proto3" json:"executors,omitempty"`
+	NowMs         uint64                 `protobuf:"varint,2,opt,name=now_ms,json=nowMs,proto3" json:"now_ms,omitempty"` // Unix time of the manager's clock, in ms
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2119,6 +2120,13 @@ func (x *ListReply) GetExecutors() []*ExecutorEntry {
 		return x.Executors
 	}
 	return nil
+}
+
+func (x *ListReply) GetNowMs() uint64 {
+	if x != nil {
+		return x.NowMs
+	}
+	return 0
 }
 
 type ExecutorEntry struct {
@@ -3217,9 +3225,10 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
 	"executorId\"\x11\n" +
 	"\x0fDeregisterReply\"\r\n" +
-	"\vListRequest\"J\n" +
+	"\vListRequest\"a\n" +
 	"\tListReply\x12=\n" +
-	"\texecutors\x18\x01 \x03(\v2\x1f.rfaas.control.v1.ExecutorEntryR\texecutors\"\xa8\x01\n" +
+	"\texecutors\x18\x01 \x03(\v2\x1f.rfaas.control.v1.ExecutorEntryR\texecutors\x12\x15\n" +
+	"\x06now_ms\x18\x02 \x01(\x04R\x05nowMs\"\xa8\x01\n" +
 	"\rExecutorEntry\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
 	"executorId\x12\x18\n" +

@@ -267,5 +267,5 @@ func (m *Manager) Deregister(_ context.Context, req *control.DeregisterRequest) 
 
 // List returns every executor, dead ones marked.
 func (m *Manager) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
-	return &control.ListReply{Executors: m.table.list()}, nil
+	return &control.ListReply{Executors: m.table.list(), NowMs: uint64(time.Now().UnixMilli())}, nil
 }

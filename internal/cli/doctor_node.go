@@ -1,0 +1,213 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// What a node of a cluster needs beyond a device. Roots are "/" but in tests.
+
+// read returns a small file without space around it, "" if there is none.
+func read(path ...string) string {
+	b, err := os.ReadFile(filepath.Join(path...))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// checkGIDs looks for addresses of the active ports. class is the class directory of the devices.
+func checkGIDs(class string) finding {
+	const check = "GIDs"
+	states, _ := filepath.Glob(filepath.Join(class, "*", "ports", "*", "state"))
+	var good, bad []string
+	for _, state := range states {
+		if !strings.HasSuffix(read(state), "ACTIVE") {
+			continue
+		}
+		port := filepath.Dir(state)
+		name := fmt.Sprintf("%s port %s", filepath.Base(filepath.Dir(filepath.Dir(port))), filepath.Base(port))
+		best := ""
+		gids, _ := filepath.Glob(filepath.Join(port, "gids", "*"))
+		for _, file := range gids {
+			gid := read(file)
+			if gid == "" || strings.Trim(gid, "0:") == "" {
+				continue
+			}
+			kind := read(port, "gid_attrs", "types", filepath.Base(file))
+			ethernet := read(port, "link_layer") == "Ethernet"
+			linkLocal := strings.HasPrefix(gid, "fe80:")
+			switch {
+			case !ethernet:
+				best = "InfiniBand " + gid
+			case kind == "RoCE v2" && !linkLocal:
+				best = fmt.Sprintf("RoCE v2, index %s, %s", filepath.Base(file), gid)
+			}
+			if best != "" {
+				break
+			}
+		}
+		if best == "" {
+			bad = append(bad, name)
+		} else {
+			good = append(good, name+" "+best)
+		}
+	}
+	switch {
+	case len(good)+len(bad) == 0:
+		return note(check, "", "no active port that could have one")
+	case len(good) == 0:
+		return problem(check, "give the interface an IP address (ip addr add); RoCE takes its GIDs from there", "none that others can reach: %s",
+			strings.Join(bad, "; "))
+	}
+	return ok(check, "%s", strings.Join(good, "; "))
+}
+
+// checkDeviceFiles opens the devices as a worker will.
+func checkDeviceFiles(dir string) finding {
+	const check = "device files"
+	files, _ := filepath.Glob(filepath.Join(dir, "uverbs*"))
+	if len(files) == 0 {
+		return note(check, "modprobe ib_uverbs, if there is a device", "%s has none", dir)
+	}
+	for _, file := range files {
+		fd, err := unix.Open(file, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		switch {
+		case err == nil:
+			unix.Close(fd)
+		case errors.Is(err, unix.EACCES):
+			return problem(check, "let this user open it: its group (often rdma), or a udev rule with MODE=\"0666\"", "%s: %v", file, err)
+		case errors.Is(err, unix.EPERM):
+			// Permissions would have said EACCES: this is the control group.
+			return problem(check, "the control group's device rules forbid it: Slurm's ConstrainDevices with a gres.conf that leaves it out, or systemd's "+
+				"DeviceAllow=/dev/infiniband/* rw", "%s: %v", file, err)
+		default:
+			return problem(check, "", "%s: %v", file, err)
+		}
+	}
+	return ok(check, "%s", strings.Join(files, ", "))
+}
+
+// checkCgroups says which control groups there are, and whether they can bound memory.
+func checkCgroups(root string) finding {
+	const check = "control groups"
+	const mend = "systemd.unified_cgroup_hierarchy=1 on the kernel's command line, and Delegate=yes in the unit; without, memory limits are coarser"
+	base := filepath.Join(root, "sys/fs/cgroup")
+	if controllers := read(base, "cgroup.controllers"); controllers != "" {
+		if !slices.Contains(strings.Fields(controllers), "memory") {
+			return note(check, mend, "version 2, controllers %s: none for memory", controllers)
+		}
+		return ok(check, "version 2, controllers %s", controllers)
+	}
+	if _, err := os.Stat(filepath.Join(base, "memory", "memory.limit_in_bytes")); err == nil {
+		return ok(check, "version 1, with memory")
+	}
+	return note(check, mend, "none that can bound memory in %s", base)
+}
+
+// checkNamespaces starts a program in name spaces of its own, as `rfaas slurm run` does.
+func checkNamespaces(ctx context.Context) finding {
+	const check = "name spaces"
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
+	kind := "process"
+	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {
+		kind = "user and process"
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
+	}
+	runtime.LockOSThread() // the parent-death signal follows the thread
+	defer runtime.UnlockOSThread()
+	if err := cmd.Run(); err != nil {
+		return note(check, "sysctl user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 where it exists; without, processes that fork twice "+
+			"are left to the batch system", "%s name spaces are refused: %v", kind, err)
+	}
+	return ok(check, "%s", kind)
+}
+
+// Clocks of nodes that differ by more than this make "available until" wrong by as much; MUNGE refuses at 5 minutes.
+const skewMost = 2 * time.Second
+
+// checkClock compares this node's clock with the resource manager's, or asks the kernel whether it is kept right.
+func (a *app) checkClock(ctx context.Context, manager string) finding {
+	const check = "clock"
+	const mend = "run chronyd, on all nodes with the same servers"
+	if skew, within, err := a.skew(ctx, manager); err == nil {
+		if skew.Abs() > skewMost+within {
+			return problem(check, mend, "%v away from the resource manager's", skew.Round(time.Millisecond))
+		}
+		return ok(check, "%v away from the resource manager's, give or take %v", skew.Round(time.Millisecond), within.Round(time.Millisecond))
+	}
+	var t unix.Timex
+	const unsynchronised = 5 // TIME_ERROR
+	state, err := unix.Adjtimex(&t)
+	switch {
+	case err != nil:
+		return note(check, mend, "the kernel does not say whether it is synchronised: %v", err)
+	case state == unsynchronised:
+		return note(check, mend, "not synchronised, says the kernel; and no resource manager answers to compare with")
+	}
+	return ok(check, "synchronised, says the kernel; no resource manager answers to compare with")
+}
+
+// skew is how far this node's clock is ahead of the manager's, and how sure that is.
+func (a *app) skew(ctx context.Context, manager string) (skew, within time.Duration, err error) {
+	conn, err := a.dial(manager)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, 3*time.Second))
+	defer cancel()
+	begin := time.Now()
+	reply, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
+	end := time.Now()
+	if err != nil {
+		return 0, 0, err
+	}
+	if reply.GetNowMs() == 0 {
+		return 0, 0, fs.ErrInvalid // an older one
+	}
+	within = end.Sub(begin)/2 + time.Millisecond
+	return begin.Add(end.Sub(begin) / 2).Sub(time.UnixMilli(int64(reply.GetNowMs()))), within, nil
+}
+
+// checkListen binds the ports that daemons take by default, if nobody has them. in use is not wrong: it may be ours.
+func checkListen(addresses ...string) finding {
+	const check = "ports"
+	var free, taken []string
+	for _, address := range addresses {
+		l, err := control.Listen(address, false)
+		switch {
+		case err == nil:
+			l.Close()
+			free = append(free, address)
+		case errors.Is(err, unix.EADDRINUSE):
+			taken = append(taken, address)
+		default:
+			return problem(check, "another --listen for the daemon, or ask who may bind there", "%s: %v", address, err)
+		}
+	}
+	if len(taken) > 0 {
+		return note(check, "a daemon of rfaas, if the checks of executor and resource manager say so; else choose another by --listen (0 takes any free one)",
+			"in use: %s", strings.Join(taken, ", "))
+	}
+	return ok(check, "%s are free; between nodes open them, and UDP 4791 for RoCE v2, in the firewall", strings.Join(free, ", "))
+}

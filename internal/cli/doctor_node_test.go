@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// tree makes files below a new directory.
+func tree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	root := t.TempDir()
+	for path, text := range files {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+func TestCheckGIDs(t *testing.T) {
+	const zero, local, mapped = "0000:0000:0000:0000:0000:0000:0000:0000", "fe80:0000:0000:0000:5054:00ff:fe77:0002", "0000:0000:0000:0000:0000:ffff:0a4d:0002"
+	port := "mlx5_0/ports/1/"
+	for name, c := range map[string]struct {
+		files       map[string]string
+		state, text string
+	}{
+		"no device": {nil, "note", "no active port"},
+		"port down": {map[string]string{port + "state": "1: DOWN", port + "gids/0": mapped}, "note", "no active port"},
+		"RoCE": {map[string]string{port + "state": "4: ACTIVE", port + "link_layer": "Ethernet", port + "gids/0": local, port + "gid_attrs/types/0": "RoCE v2",
+			port + "gids/1": mapped, port + "gid_attrs/types/1": "RoCE v2", port + "gids/2": zero}, "ok", "RoCE v2, index 1"},
+		"RoCE without an address": {map[string]string{port + "state": "4: ACTIVE", port + "link_layer": "Ethernet", port + "gids/0": local,
+			port + "gid_attrs/types/0": "RoCE v2", port + "gids/1": zero}, "problem", "mlx5_0 port 1"},
+		"RoCE v1 only": {map[string]string{port + "state": "4: ACTIVE", port + "link_layer": "Ethernet", port + "gids/0": mapped,
+			port + "gid_attrs/types/0": "IB/RoCE v1"}, "problem", "mlx5_0 port 1"},
+		"InfiniBand": {map[string]string{port + "state": "4: ACTIVE", port + "link_layer": "InfiniBand", port + "gids/0": local}, "ok", "InfiniBand fe80"},
+	} {
+		if f := checkGIDs(tree(t, c.files)); f.State != c.state || !strings.Contains(f.Detail, c.text) || f.State == "problem" && f.Mend == "" {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+func TestCheckCgroups(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		state string
+	}{
+		"version 2":                {map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory pids"}, "ok"},
+		"version 2 without memory": {map[string]string{"sys/fs/cgroup/cgroup.controllers": "cpu pids"}, "note"},
+		"version 1":                {map[string]string{"sys/fs/cgroup/memory/memory.limit_in_bytes": "1"}, "ok"},
+		"none":                     {nil, "note"},
+	} {
+		if f := checkCgroups(tree(t, c.files)); f.State != c.state || f.State != "ok" && f.Mend == "" {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+func TestCheckDeviceFiles(t *testing.T) {
+	if f := checkDeviceFiles(t.TempDir()); f.State != "note" {
+		t.Errorf("none: %+v", f)
+	}
+	root := tree(t, map[string]string{"uverbs0": ""})
+	if f := checkDeviceFiles(root); f.State != "ok" {
+		t.Errorf("one that can be opened: %+v", f)
+	}
+	if err := os.Symlink("/nonexistent", filepath.Join(root, "uverbs1")); err != nil {
+		t.Fatal(err)
+	}
+	if f := checkDeviceFiles(root); f.State != "problem" || !strings.Contains(f.Detail, "uverbs1") {
+		t.Errorf("one that cannot: %+v", f)
+	}
+}
+
+func TestCheckListen(t *testing.T) {
+	_, p, _ := world(t)
+	if f := checkListen("127.0.0.1:0"); f.State != "ok" {
+		t.Errorf("free: %+v", f)
+	}
+	if f := checkListen(p.Address); f.State != "note" || !strings.Contains(f.Detail, p.Address) {
+		t.Errorf("in use: %+v", f)
+	}
+	if f := checkListen("unix:/nonexistent/socket"); f.State != "problem" {
+		t.Errorf("nowhere: %+v", f)
+	}
+}
+
+func TestCheckClock(t *testing.T) {
+	s, _, run := world(t)
+	for ahead, want := range map[int64]string{0: "ok", 3600_000: "problem", -3600_000: "problem"} {
+		s.ahead.Store(ahead)
+		_, out, _ := run("doctor")
+		state := ""
+		for line := range strings.Lines(out) {
+			if f := strings.Fields(line); len(f) > 1 && f[1] == "clock" {
+				state = f[0]
+			}
+		}
+		if state != want {
+			t.Errorf("a manager %d ms ahead: %q\n%s", ahead, state, out)
+		}
+	}
+}
