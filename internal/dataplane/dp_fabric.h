@@ -14,7 +14,7 @@
  *     target's duty; counting them is the initiator's (the channel does). A post that finds no room
  *     in the local queue returns DP_BUSY and has no effect.
  *   - A failed operation moves the queue pair to the error state. Later posts return DP_CONNECTION
- *     until dp_qp_reset and a new dp_qp_connect.
+ *     until dp_qp_reset and a new dp_qp_connect, as they do before the first dp_qp_connect.
  *   - Completions of local operations appear only for DP_SIGNALED ones and for failures. The provider
  *     signals others by itself as often as it must to reclaim its queue, and hides those completions.
  *   - A completion queue is never overrun: each queue pair reserves max_send + max_recv of its

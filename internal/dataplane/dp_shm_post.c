@@ -40,7 +40,7 @@ static inline int settle(shm_qp *qp, int status, uint32_t flags) {
 
 static inline int may_post(shm_qp *qp) {
     if (qp->q.state != DP_QP_CONNECTED)
-        return qp->q.state == DP_QP_ERROR ? DP_CONNECTION : DP_INVALID;
+        return DP_CONNECTION;
     if (__atomic_load_n(&qp->q.broken, __ATOMIC_RELAXED))
         return DP_CONNECTION;
     return qp->unpolled >= qp->q.max_send ? settle(qp, DP_BUSY, 0) : DP_OK;
