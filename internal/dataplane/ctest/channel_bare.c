@@ -101,7 +101,7 @@ static bool last_bare(served *s, int32_t n, uint32_t function, uint32_t size, ui
     return got.bare;
 }
 
-T_CASE(bare_sent, "channel/bare-when", .seconds = 20, .verbs_seconds = 60) {
+T_CASE(bare_sent, "channel/bare-when", .seconds = 20) {
     served s;
     served_by(&s, reporter);
     uint32_t a, b, size;
@@ -113,7 +113,7 @@ T_CASE(bare_sent, "channel/bare-when", .seconds = 20, .verbs_seconds = 60) {
     CHECK(!last_bare(&s, 1, FN_EMPTY, 300, 401));
     CHECK(last_bare(&s, 1, FN_EMPTY, 300, 401));
     /* Two under way: the second is in a slot of its own and not alone. Its slot then rests while the other's calls go
-     * round all the tags, and a tag alone would name the wrong call. */
+     * round all the tags, and a tag alone would name the wrong call. (Not all of them in an emulated machine.) */
     for (int round = 0; round < 2; round++) {
         int32_t two = 2;
         struct {
@@ -126,13 +126,13 @@ T_CASE(bare_sent, "channel/bare-when", .seconds = 20, .verbs_seconds = 60) {
         CHECK_OK(dp_channel_submit(s.ch, FN_EMPTY, bytes, 300, NULL, 401, &b));
         t_recv(s.peer.sock, &got, sizeof got);
         CHECK_EQ(got.slot, b);
-        CHECK(!got.bare);
+        CHECK_EQ(got.bare, round == 1 && t_is_verbs());
         CHECK_OK(dp_channel_wait(s.ch, a, 0));
         CHECK_OK(dp_channel_wait(s.ch, b, 0));
         CHECK_OK(dp_channel_finish(s.ch, b, NULL, &size, NULL));
         CHECK_OK(dp_channel_finish(s.ch, a, NULL, &size, NULL)); /* the next call's slot */
         if (round == 0)
-            last_bare(&s, DP_IMM_TAGS, FN_EMPTY, 300, 401);
+            last_bare(&s, (int32_t)t_pick(DP_IMM_TAGS, 100), FN_EMPTY, 300, 401);
     }
     int32_t none = 0;
     t_send(s.peer.sock, &none, sizeof none);
