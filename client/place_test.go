@@ -2,8 +2,10 @@ package client_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -28,6 +30,25 @@ func (d *daemon) session(t *testing.T, secret string) *client.Session {
 	t.Helper()
 	w := &world{daemon: d, secret: secret}
 	return w.connect(t, client.Options{Manager: d.Address})
+}
+
+// freeCores is what the manager's memory says of all executors.
+func (d *daemon) freeCores(t *testing.T, secret string) (free int) {
+	t.Helper()
+	out, err := exec.Command(built(t, "bin/rfaas"), "executors", "--json", "--manager", d.Address, "--secret-file", secret).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []struct {
+		Free int `json:"free_cores"`
+	}
+	if err := json.Unmarshal(out, &rows); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, r := range rows {
+		free += r.Free
+	}
+	return free
 }
 
 func leaseSoon(t *testing.T, s *client.Session, workers int) *client.Lease {
@@ -61,6 +82,8 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 	if err := errors.Join(first.Release(context.Background()), second.Release(context.Background())); err != nil {
 		t.Fatal(err)
 	}
+	// The executors' lines say so a little later; without a free core in the board the client would ask the manager.
+	within(t, 20*time.Second, "every core is free in the board", func() bool { return m.freeCores(t, secret) == 2*len(nodes) })
 	m.signal(syscall.SIGSTOP)
 	defer m.signal(syscall.SIGCONT)
 	clear(used)

@@ -18,6 +18,9 @@ const pickTries = 8
 // refreshAfter is how old the index may be that says which executors are on this node.
 const refreshAfter = 10 * time.Second
 
+// refreshSoon is how old it may be when nothing was found by it: an executor of this node may have come since.
+const refreshSoon = 100 * time.Millisecond
+
 // places is the manager's board as this process reads it: made when it is first needed, made anew after an error, since
 // a manager that was started anew has other memory. Safe for concurrent use.
 type places struct {
@@ -138,6 +141,18 @@ func (c *Control) pick(ctx context.Context, s *Spec, refused map[uint32]bool) (C
 	return cand, err
 }
 
+// refresh reads the index anew when it is older than that. Under the lock.
+func (p *places) refresh(age time.Duration) error {
+	if time.Since(p.fresh) <= age {
+		return nil
+	}
+	if err := p.reader.Refresh(); err != nil {
+		return err
+	}
+	p.fresh = time.Now()
+	return nil
+}
+
 func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
 	p := &c.places
 	if err := c.attach(ctx); err != nil {
@@ -153,14 +168,17 @@ func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bo
 	default:
 		need.Local, need.Remote = board.SHM|board.Verbs, board.Verbs
 	}
-	if time.Since(p.fresh) > refreshAfter {
-		if err := p.reader.Refresh(); err != nil {
-			return Candidate{}, err
-		}
-		p.fresh = time.Now()
+	if err := p.refresh(refreshAfter); err != nil {
+		return Candidate{}, err
 	}
 	for range pickTries {
 		choice, err := p.reader.Pick(need, refused, time.Now(), pickTries)
+		if errors.Is(err, board.ErrNone) {
+			if err := p.refresh(refreshSoon); err != nil {
+				return Candidate{}, err
+			}
+			choice, err = p.reader.Pick(need, refused, time.Now(), pickTries)
+		}
 		if err != nil {
 			return Candidate{}, err
 		}
