@@ -19,7 +19,7 @@ const pickTries = 8
 const refreshAfter = 10 * time.Second
 
 // refreshSoon is how old it may be when nothing was found by it: an executor of this node may have come since.
-const refreshSoon = 100 * time.Millisecond
+const refreshSoon = 20 * time.Millisecond
 
 // places is the manager's board as this process reads it: made when it is first needed, made anew after an error, since
 // a manager that was started anew has other memory. Safe for concurrent use.
