@@ -97,6 +97,16 @@ func world(t *testing.T) (*stub, *control.Port, func(args ...string) (code int, 
 	}
 }
 
+// Plain text is permitted by the environment as by the flag.
+func TestAllowPlaintextByEnvironment(t *testing.T) {
+	for value, want := range map[string]bool{"": false, "0": false, "1": true, "true": true, "nonsense": false} {
+		a := &app{Env: Env{Getenv: func(k string) string { return map[string]string{"RFAAS_ALLOW_PLAINTEXT": value}[k] }}}
+		if newRoot(a); a.allowPlaintext != want {
+			t.Errorf("RFAAS_ALLOW_PLAINTEXT=%q: %v, want %v", value, a.allowPlaintext, want)
+		}
+	}
+}
+
 func TestExitCodes(t *testing.T) {
 	_, _, run := world(t)
 	for _, c := range []struct {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -72,7 +73,8 @@ func newRoot(a *app) *cobra.Command {
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.secretFile, "secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)")
-	f.BoolVar(&a.allowPlaintext, "allow-plaintext", false, "permit addresses that are not loopback, without TLS")
+	allow, _ := strconv.ParseBool(a.Getenv("RFAAS_ALLOW_PLAINTEXT")) // as client programs read it
+	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "permit addresses that are not loopback, without TLS ($RFAAS_ALLOW_PLAINTEXT)")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon")
 	root.AddCommand(
 		newVersion(a),
