@@ -50,8 +50,9 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	} else {
 		e.codes.release(code)
 	}
-	if asked, _ := e.find(l.ID); asked != nil {
-		asked.askedOn(control.Connection(ctx), func() { e.table.Gone(l.ID) })
+	id := l.ID // Wait's l is none when the caller has gone
+	if asked, _ := e.find(id); asked != nil {
+		asked.askedOn(control.Connection(ctx), func() { e.table.Gone(id) })
 	}
 	if l, err = e.table.Wait(ctx, l); err != nil {
 		return nil, grpcError(err)

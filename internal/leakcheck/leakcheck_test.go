@@ -55,6 +55,14 @@ var leaky = map[string]func(t testing.TB) (undo func()){
 			t.Fatal(err)
 		}
 		pid := strings.TrimSpace(string(out))
+		for end := time.Now().Add(10 * time.Second); ; { // in the middle of its exec it has no environment to tell by
+			if line, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.HasPrefix(string(line), "sleep") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("process %s does not become sleep", pid)
+			}
+		}
 		return func() { exec.Command("sh", "-c", "kill "+pid).Run() }
 	},
 	"processes, not waited for": func(t testing.TB) func() {
