@@ -12,7 +12,7 @@ const (
 	// stopPatience is how long a worker or the zygote may be stopped (SIGSTOP): somebody may be about to continue it.
 	stopPatience = time.Second
 	// tracePatience is how long a function that exceeded its time may take to say where it is.
-	tracePatience = 250 * time.Millisecond
+	tracePatience = time.Second
 
 	shortestLook = 5 * time.Millisecond
 	longestLook  = 250 * time.Millisecond
