@@ -28,8 +28,9 @@ var rooms = map[string][]string{
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote"},
 	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/dataplane", "internal/topology", "internal/zygote"},
-	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link"},
+		"internal/dataplane", "internal/observe", "internal/topology", "internal/zygote"},
+	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link",
+		"internal/observe"},
 
 	// Public packages.
 	"client/capi": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane"},
@@ -44,6 +45,7 @@ var rooms = map[string][]string{
 	"internal/board":     {},
 	"internal/link":      {"accounting", "internal/board", "internal/control", "internal/dataplane"},
 	"internal/control":   {},
+	"internal/observe":   {"internal/control"},
 	"internal/config":    {"accounting", "internal/control"},
 	"internal/topology":  {},
 	"internal/dataplane": {},

@@ -1,0 +1,128 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t *testing.T, address string) (*Server, func(path string) (int, string)) {
+	t.Helper()
+	s, err := Open(address, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Serve()
+	target := s.Address
+	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if path, ok := strings.CutPrefix(target, "unix:"); ok {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", target)
+	}}}
+	t.Cleanup(func() {
+		client.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		s.Close(ctx)
+	})
+	return s, func(path string) (int, string) {
+		t.Helper()
+		r, err := client.Get("http://daemon" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(b)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "unix:" + filepath.Join(t.TempDir(), "http")} {
+		s, get := open(t, address)
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_test_total", Help: "of this test"})
+		s.Metrics.MustRegister(c)
+		c.Add(7)
+		expect := func(path string, code int, text string) {
+			t.Helper()
+			if gotCode, got := get(path); gotCode != code || !strings.Contains(got, text) {
+				t.Errorf("%s%s: %d %q, want %d %q", address, path, gotCode, got, code, text)
+			}
+		}
+		expect("/healthz", 200, "ok")
+		expect("/readyz", 503, "starting")
+		s.SetReady(nil)
+		expect("/readyz", 200, "ok")
+		s.SetReady(errors.New("draining until noon"))
+		expect("/readyz", 503, "draining until noon")
+		var broken error
+		s.Check("journal", func() error { return broken })
+		expect("/healthz", 200, "ok")
+		broken = errors.New("disk is full")
+		expect("/healthz", 503, "journal: disk is full")
+		expect("/metrics", 200, "rfaas_test_total 7")
+		expect("/metrics", 200, "process_open_fds")
+		expect("/nothing", 404, "")
+	}
+}
+
+// Without an address everything may be called and nobody listens.
+func TestNoAddress(t *testing.T) {
+	s, err := Open("", nil, slog.New(slog.DiscardHandler))
+	if err != nil || s.Address != "" {
+		t.Fatalf("%q, %v", s.Address, err)
+	}
+	s.Serve()
+	s.SetReady(nil)
+	s.Close(t.Context())
+}
+
+func TestBadAddress(t *testing.T) {
+	for _, address := range []string{"nonsense", "127.0.0.1:99999", "192.0.2.1:1"} {
+		if _, err := Open(address, nil, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), strings.TrimSuffix(address, ":1")) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+func TestNotify(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "")
+	if err := Notify("READY=1"); err != nil {
+		t.Error(err)
+	}
+	path := filepath.Join(t.TempDir(), "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	if err := Notify("READY=1"); err != nil {
+		t.Fatal(err)
+	}
+	l.SetReadDeadline(time.Now().Add(5 * time.Second))
+	b := make([]byte, 64)
+	if n, err := l.Read(b); err != nil || string(b[:n]) != "READY=1" {
+		t.Errorf("%q, %v", b[:n], err)
+	}
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "absent"))
+	if err := Notify("READY=1"); err == nil {
+		t.Error("nobody listens, and no error")
+	}
+}
