@@ -90,6 +90,11 @@ type Lease struct {
 // enough free cores), ErrInvalid (also a library that cannot be loaded: StatusBadLibrary), ErrUnsupported,
 // ErrConnection.
 func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
+	return s.leaseAt(ctx, o, "")
+}
+
+// leaseAt is Lease that begins at an executor if one is given.
+func (s *Session) leaseAt(ctx context.Context, o LeaseOptions, at string) (*Lease, error) {
 	cfg, err := o.channel()
 	if err != nil {
 		return nil, err
@@ -97,7 +102,7 @@ func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
 	p, err := s.control.Prepare(ctx, grant.Spec{Library: o.Library, Code: o.Code, Workers: cmp.Or(o.Workers, 1),
 		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration,
 		Renew: o.Renew || o.Duration == 0, CallLimit: o.CallLimit,
-		Executor: o.Executor, Depth: cfg.Depth, Eager: cfg.Eager, Bulk: uint64(cfg.Bulk)})
+		Executor: o.Executor, At: at, Depth: cfg.Depth, Eager: cfg.Eager, Bulk: uint64(cfg.Bulk)})
 	if err != nil {
 		return nil, err
 	}

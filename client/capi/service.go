@@ -81,6 +81,8 @@ func (s *service) run(op uint32, f fields, out *message) error {
 		return s.renew(ctx, f)
 	case opFinish:
 		return s.finish(f)
+	case opSpread:
+		return s.spread(ctx, f, out)
 	}
 	return &dataplane.Error{Op: "control", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("unknown operation %d", op)}
 }
@@ -119,13 +121,40 @@ func (s *service) sessionClose(f fields) error {
 	return nil
 }
 
-func (s *service) plan(ctx context.Context, f fields) error {
-	id, key := f.u64(tagSession), f.u64(tagKey)
+func (s *service) session(f fields) (*grant.Control, error) {
+	id := f.u64(tagSession)
 	s.mu.Lock()
-	c := s.sessions[id]
-	s.mu.Unlock()
-	if c == nil {
-		return unknown("session", id)
+	defer s.mu.Unlock()
+	if c := s.sessions[id]; c != nil {
+		return c, nil
+	}
+	return nil, unknown("session", id)
+}
+
+// spread says which executors have room for how many workers.
+func (s *service) spread(ctx context.Context, f fields, out *message) error {
+	c, err := s.session(f)
+	if err != nil {
+		return err
+	}
+	var avoid []string
+	for _, b := range f[tagExecutor] {
+		avoid = append(avoid, string(b))
+	}
+	shares, err := c.Spread(ctx, grant.Spec{Workers: int(min(f.u64(tagWorkers), 1<<32)), CoresPerWorker: int(min(f.u64(tagCores), 1<<32)),
+		Memory: f.u64(tagMemory), Duration: time.Duration(f.u64(tagDurationNs))}, avoid)
+	for _, x := range shares {
+		out.str(tagExecutor, x.Address)
+		out.u64(tagWorkers, uint64(x.Workers))
+	}
+	return err
+}
+
+func (s *service) plan(ctx context.Context, f fields) error {
+	key := f.u64(tagKey)
+	c, err := s.session(f)
+	if err != nil {
+		return err
 	}
 	if from := f.u64(tagFrom); from != 0 {
 		return s.planLike(ctx, key, from)
@@ -140,6 +169,7 @@ func (s *service) plan(ctx context.Context, f fields) error {
 		Renew:          f.u64(tagFlags)&flagRenew != 0 || f.u64(tagDurationNs) == 0,
 		CallLimit:      time.Duration(f.u64(tagCallLimitNs)),
 		Executor:       f.str(tagExecutor),
+		At:             f.str(tagAt),
 		Depth:          int(f.u64(tagDepth)),
 		Eager:          int(f.u64(tagEager)),
 		Bulk:           f.u64(tagBulk),

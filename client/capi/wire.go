@@ -17,6 +17,7 @@ const (
 	opInspect      = 8
 	opRenew        = 9
 	opFinish       = 10
+	opSpread       = 11
 )
 
 const (
@@ -53,6 +54,7 @@ const (
 	tagCount       = 31
 	tagInNs        = 32
 	tagFrom        = 33
+	tagAt          = 34
 )
 
 const (

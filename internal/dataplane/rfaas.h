@@ -221,6 +221,16 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * RFAAS_INVALID at rfaas_wait. Buffers of rfaas_alloc are freed. The handle is dead afterwards, whatever is returned. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
+/* rfaas_lease_open_across leases options->workers workers (at most 65536) wherever they fit, on as few executors as it
+ * finds, as one call: all or nothing, an executor that refuses is replaced by others. Each executor's part, of up to 1024
+ * workers, is a lease of its own in leases[0 .. *count-1], to be used and released like any other; requests of all of them may
+ * be given to one rfaas_waitall or rfaas_waitany. `capacity` is how many leases there is room for. With
+ * RFAAS_LEASE_FAILOVER each part goes on elsewhere by itself. Needs a resource manager and no options->executor. Blocks up to
+ * the session's time-out for each round of asking. Errors: RFAAS_BUSY (there is room for fewer, or `capacity` is too small;
+ * the text says which), and those of rfaas_lease_open. Nothing stays leased after an error. */
+RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_options *options, size_t capacity,
+                                      rfaas_lease *leases[], size_t *count);
+
 /* rfaas_lease_renew makes the lease last at least duration_ns from now on; 0: as long as it was leased for. It never makes
  * it shorter. Errors: RFAAS_LEASE_ENDED, RFAAS_BUSY (the node is draining and renews nothing), RFAAS_INVALID (longer than
  * the executor permits), connection class. */

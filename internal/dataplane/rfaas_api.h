@@ -5,6 +5,7 @@
  *                          rfaas_api_session.c, _lease.c       handles, opening, closing, looking
  *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
  *                          rfaas_api_failover.c                how it goes on elsewhere
+ *                          rfaas_api_across.c                  leases at several executors as one call
  *                               │  ▲
  *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)   messages: rfaas_api_msg.c
  *                          control part: Go in this process (client/capi), one day an agent per node
@@ -28,7 +29,7 @@ enum {
     RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> */
     RFAAS_OP_PLAN = 3,          /* SESSION KEY FROM, like the lease FROM; or
                                    SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
-                                   DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR -> */
+                                   DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR|AT -> */
     RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
     RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
     RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB -> BLOB PID */
@@ -36,6 +37,7 @@ enum {
     RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
     RFAAS_OP_RENEW = 9,         /* KEY DURATION_NS -> */
     RFAAS_OP_FINISH = 10,       /* KEY            -> ; no call is started any more, the lease may be given back; at once */
+    RFAAS_OP_SPREAD = 11,       /* SESSION WORKERS CORES MEMORY DURATION_NS, (EXECUTOR to leave out)... -> (EXECUTOR WORKERS)... */
 };
 enum {
     RFAAS_TAG_SESSION = 1,
@@ -71,6 +73,7 @@ enum {
     RFAAS_TAG_COUNT = 31,
     RFAAS_TAG_IN_NS = 32, /* until what an event announces */
     RFAAS_TAG_FROM = 33,  /* key of another lease of this session */
+    RFAAS_TAG_AT = 34,    /* where to begin; a lease that goes on elsewhere is not bound to it */
 };
 enum { RFAAS_NEWS_WORKER_DIED = 1, RFAAS_NEWS_ENDED = 2, RFAAS_NEWS_DRAINING = 3, RFAAS_NEWS_EXPIRING = 4 };
 _Static_assert(RFAAS_NEWS_WORKER_DIED == RFAAS_EVENT_WORKER_DIED && RFAAS_NEWS_ENDED == RFAAS_EVENT_ENDED &&
@@ -220,6 +223,7 @@ struct rfaas_lease {
     uint64_t request_seq;
     dp_channel_config cfg;
     rfaas_home *home;
+    const char *at;              /* NULL, or the executor to begin at; dead once the lease is open */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are dead once the lease is open */
     char **functions;
     rfaas_session *session;
@@ -278,6 +282,10 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
 
 /* The lease with a table index, or NULL. */
 rfaas_lease *rfaas_api_lease_at(uint32_t index);
+/* rfaas_lease_open that begins at an executor, NULL: at any. */
+int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease);
+/* Checks options as the program gave them and copies them with defaults filled in. most: of workers. */
+int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out);
 /* A new name for one of the lease's homes. */
 uint64_t rfaas_api_new_key(const rfaas_lease *l);
 /* Why a lease handle cannot be used: sets the error and returns RFAAS_INVALID. */

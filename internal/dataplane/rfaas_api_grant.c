@@ -74,6 +74,7 @@ int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h) {
     rfaas_msg_u64(&req, RFAAS_TAG_EAGER, o->eager);
     rfaas_msg_u64(&req, RFAAS_TAG_BULK, o->bulk);
     rfaas_msg_str(&req, RFAAS_TAG_EXECUTOR, o->executor);
+    rfaas_msg_str(&req, RFAAS_TAG_AT, l->at);
     return rfaas_api_ask("lease", RFAAS_OP_PLAN, &req, NULL);
 }
 

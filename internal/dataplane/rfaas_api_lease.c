@@ -96,7 +96,7 @@ static int check_lease(const rfaas_lease *l, const char *op) {
 
 /* ---- opening a lease ---- */
 
-static int check_options(rfaas_lease_options *o) {
+static int check_options(rfaas_lease_options *o, uint32_t most) {
     static const char op[] = "lease";
     if (!o->workers)
         o->workers = 1;
@@ -110,8 +110,8 @@ static int check_options(rfaas_lease_options *o) {
         o->bulk = DP_BULK_DEFAULT;
     else if (o->bulk == RFAAS_NO_BULK)
         o->bulk = 0;
-    if (o->workers > RFAAS_WORKERS_MAX)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: workers %u, want 1..%d", op, o->workers, RFAAS_WORKERS_MAX);
+    if (o->workers > most)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: workers %u, want 1..%u", op, o->workers, most);
     if (o->depth > DP_DEPTH_MAX)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: depth %u, want 1..%d", op, o->depth, DP_DEPTH_MAX);
     if (o->eager > DP_EAGER_MAX)
@@ -136,25 +136,40 @@ static int check_options(rfaas_lease_options *o) {
     return RFAAS_OK;
 }
 
-int rfaas_lease_open(rfaas_session *s, const rfaas_lease_options *options, rfaas_lease **lease) {
+int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out) {
     static const char op[] = "lease";
-    int status = rfaas_api_bad_session(s, op);
-    if (status)
-        return status;
-    if (!options || !lease)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL", op, options ? "lease" : "options");
+    if (!options)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options is NULL", op);
     if (options->struct_size < offsetof(rfaas_lease_options, library_data) || options->struct_size > 4096)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.struct_size is %u; start from RFAAS_LEASE_OPTIONS_INIT", op,
                               options->struct_size);
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
     memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
-    if ((status = check_options(&o)))
+    o.struct_size = sizeof o;
+    *out = o;
+    return check_options(out, most);
+}
+
+int rfaas_lease_open(rfaas_session *s, const rfaas_lease_options *options, rfaas_lease **lease) {
+    return rfaas_api_lease_open(s, options, NULL, lease);
+}
+
+int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease) {
+    static const char op[] = "lease";
+    rfaas_lease_options o;
+    int status = rfaas_api_bad_session(s, op);
+    if (!status)
+        status = rfaas_api_lease_options(options, RFAAS_WORKERS_MAX, &o);
+    if (status)
         return status;
+    if (!lease)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: lease is NULL", op);
     rfaas_lease *l = take_lease(s);
     if (!l)
         return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d leases are open, that is the limit", op, RFAAS_LEASES_MAX);
     l->n_workers = o.workers;
     l->options = o;
+    l->at = at;
     l->requests = calloc((size_t)o.workers * o.depth, sizeof *l->requests);
     rfaas_home *h = rfaas_api_home_new(l);
     if (!h || !l->requests) {

@@ -40,6 +40,7 @@ type Spec struct {
 	Renew          bool          // in the background, before the holder's time is over
 	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
 	Executor       string        // address, empty: the session's choice
+	At             string        // address to begin at; a lease that goes on elsewhere is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
 }
@@ -136,6 +137,7 @@ func checkELF(path string, b []byte) error {
 // Again prepares a lease like this one, which was granted and is lost: the same code, candidates as they are now.
 func (p *Pending) Again(ctx context.Context) (*Pending, error) {
 	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha, current: -1, refused: map[uint32]bool{}}
+	q.spec.At = ""
 	ctx, cancel := q.c.bound(ctx)
 	defer cancel()
 	var err error

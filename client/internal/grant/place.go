@@ -191,7 +191,7 @@ func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bo
 			return Candidate{}, err
 		}
 		info := &control.InfoReply{Node: id.Node, NodeId: id.NodeID, Incarnation: id.Incarnation[:], Cores: choice.Line.Cores, FreeCores: choice.Line.FreeCores,
-			MaxDepth: id.MaxDepth, MaxEager: id.MaxEager, MaxBulk: id.MaxBulk}
+			MemoryBytes: uint64(choice.Line.MemoryMiB) << 20, FreeMemoryBytes: uint64(choice.Line.FreeMiB) << 20, MaxDepth: id.MaxDepth, MaxEager: id.MaxEager, MaxBulk: id.MaxBulk}
 		for _, o := range []struct {
 			bit  board.Providers
 			name string
@@ -212,6 +212,11 @@ func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bo
 
 // first finds what to try first: one executor from the board, or the manager's whole list. byBoard says which.
 func (c *Control) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, byBoard bool, err error) {
+	if s.At != "" {
+		at := *s
+		at.Executor = s.At
+		s = &at
+	}
 	if s.Executor == "" && c.opts.Executor == "" {
 		if cand, err := c.pick(ctx, s, refused); err == nil {
 			return []Candidate{cand}, true, nil

@@ -1,0 +1,102 @@
+package client_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// acrossSoon leases across executors, when they have registered.
+func acrossSoon(t *testing.T, s *client.Session, workers int) *client.Group {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(20 * time.Second); ; <-tick.C {
+		g, err := s.LeaseAcross(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: workers})
+		if err == nil {
+			return g
+		}
+		if !errors.Is(err, client.ErrBusy) || time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Workers wherever they fit, as one call: all of them or none, whichever executors it takes, with the manager stopped too.
+func TestLeaseAcrossExecutors(t *testing.T) {
+	m, nodes, secret := cluster(t, 3) // of two cores
+	s := m.session(t, secret)
+	g := acrossSoon(t, s, 5)
+	parts := g.Leases()
+	if len(parts) != 3 || g.Workers() != 5 {
+		t.Fatalf("%d workers on %d executors", g.Workers(), len(parts))
+	}
+	f, err := g.Function("echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := g.Function("pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[uint64]bool{}
+	out := make([]byte, 8)
+	for i := range 60 {
+		if n, err := f.Invoke(t.Context(), []byte{byte(i)}, out); err != nil || n != 1 || out[0] != byte(i) {
+			t.Fatal(n, err)
+		}
+		if _, err := pid.Invoke(t.Context(), nil, out); err != nil {
+			t.Fatal(err)
+		}
+		seen[binary.LittleEndian.Uint64(out)] = true
+	}
+	if len(seen) != len(parts) { // the lowest free worker of each
+		t.Errorf("workers of %d executors were called, want %d", len(seen), len(parts))
+	}
+	// One core is left: two more workers do not fit, and nothing stays taken.
+	_, err = s.LeaseAcross(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
+	if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), "2 workers") {
+		t.Errorf("more than there is: %v", err)
+	}
+	within(t, 20*time.Second, "one core is free", func() bool { return m.freeCores(t, secret) == 1 })
+	// An executor dies: the other parts go on.
+	lost := -1
+	for i, n := range nodes {
+		if n.Address == parts[0].Executor() {
+			lost = i
+		}
+	}
+	nodes[lost].signal(syscall.SIGKILL)
+	within(t, 20*time.Second, "the part is lost", func() bool { return parts[0].Err() != nil })
+	for i := range 20 {
+		if n, err := f.Invoke(t.Context(), []byte{byte(i)}, out); err != nil || n != 1 || out[0] != byte(i) {
+			t.Fatal(n, err)
+		}
+	}
+	if err := g.Release(context.Background()); err != nil {
+		t.Logf("release: %v", err) // the dead executor's
+	}
+	within(t, 20*time.Second, "the lost executor is not on the board, the others are free", func() bool { return m.freeCores(t, secret) >= 4 })
+
+	leaseSoon(t, s, 1).Release(context.Background()) // the board can be read
+	m.signal(syscall.SIGSTOP)
+	defer m.signal(syscall.SIGCONT)
+	g = acrossSoon(t, s, 4)
+	if len(g.Leases()) != 2 {
+		t.Errorf("%d executors", len(g.Leases()))
+	}
+	if err := g.Release(context.Background()); err != nil {
+		t.Error(err)
+	}
+	for _, o := range []client.LeaseOptions{{Workers: 1 << 17}, {Executor: "a:1"}, {CoresPerWorker: 1 << 17}} {
+		if _, err := s.LeaseAcross(t.Context(), o); !errors.Is(err, client.ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Bounds of a lease over several executors. MaxShare is what the C library gives to one lease.
+const (
+	MaxSpread = 1 << 16
+	MaxShare  = 1024
+)
+
+// Share is workers on one executor.
+type Share struct {
+	Address string
+	Workers int
+}
+
+// Spread finds room for s.Workers workers on as few executors as it finds, none of them in avoid: on the board, one that
+// fits all, or else half of them, and so on; the rest in the manager's list. It takes nothing: the executors may refuse. Errors:
+// ErrBusy (there is room for fewer, the text says how many), ErrInvalid, and those of the manager.
+func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, error) {
+	const op = "lease across executors"
+	s.CoresPerWorker = max(s.CoresPerWorker, 1)
+	switch {
+	case s.Workers < 1 || s.Workers > MaxSpread:
+		return nil, fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", s.Workers, MaxSpread)
+	case s.CoresPerWorker > 1<<16:
+		return nil, fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
+	case s.Executor != "" || c.opts.Executor != "":
+		return nil, fail(op, dataplane.StatusInvalid, "executor %s is given: want a resource manager", s.Executor+c.opts.Executor)
+	}
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	sp := spread{spec: s, left: s.Workers, used: slices.Clone(avoid)}
+	refused := map[uint32]bool{}
+	for want := s.Workers; sp.left > 0; {
+		one := s
+		one.Workers = min(want, sp.left)
+		cand, err := c.pick(ctx, &one, refused)
+		switch {
+		case err == nil:
+			sp.take(cand)
+			want = min(want, sp.left)
+		case errors.Is(err, board.ErrNone) && want > 1:
+			want = (want + 1) / 2
+		default:
+			return c.spreadList(ctx, &sp)
+		}
+	}
+	return sp.shares, nil
+}
+
+// spreadList takes what is missing from the manager's list.
+func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
+	one := sp.spec
+	one.Workers = 1
+	all, err := c.candidates(ctx, &one)
+	if err != nil {
+		return nil, err
+	}
+	for _, cand := range all { // those of this node first, then the freest
+		sp.take(cand)
+	}
+	if sp.left > 0 {
+		return nil, fail("lease across executors", dataplane.StatusBusy, "%d workers of %d cores: there is room for %d",
+			sp.spec.Workers, sp.spec.CoresPerWorker, sp.spec.Workers-sp.left)
+	}
+	return sp.shares, nil
+}
+
+// spread is a distribution in the making.
+type spread struct {
+	spec   Spec
+	left   int
+	used   []string // addresses
+	shares []Share
+}
+
+// take gives a candidate what it has room for.
+func (sp *spread) take(cand Candidate) {
+	if slices.Contains(sp.used, cand.Address) {
+		return
+	}
+	n := min(int(cand.info.GetFreeCores())/sp.spec.CoresPerWorker, sp.left, MaxShare)
+	if m := sp.spec.Memory; m > 0 {
+		n = int(min(uint64(n), cand.info.GetFreeMemoryBytes()/m))
+	}
+	if n == 0 {
+		return
+	}
+	sp.used = append(sp.used, cand.Address)
+	sp.shares = append(sp.shares, Share{cand.Address, n})
+	sp.left -= n
+}
