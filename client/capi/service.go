@@ -30,8 +30,17 @@ type service struct {
 
 // lease is one key's state: pending until it is granted.
 type lease struct {
-	pending *grant.Pending
-	held    *grant.Held
+	pending  *grant.Pending
+	held     *grant.Held
+	replaced map[int]*replacement // by worker: under way, or not fetched yet
+}
+
+// replacement is a worker that is being replaced. It goes on when the caller that began it has no more time.
+type replacement struct {
+	blob   string
+	done   chan struct{} // closed when worker and err are set
+	worker grant.Worker
+	err    error
 }
 
 func newService(event func([]byte)) *service {
@@ -281,20 +290,49 @@ func (s *service) tell(key uint64, e grant.Event) {
 }
 
 func (s *service) replace(ctx context.Context, f fields, out *message) error {
+	const op = "replace a worker"
 	_, l, err := s.lease(f)
 	if err != nil {
 		return err
 	}
 	blobs := copies(f[tagBlob])
 	if l.held == nil || len(blobs) != 1 {
-		return &dataplane.Error{Op: "replace a worker", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("%d blobs, want 1, of a granted lease", len(blobs))}
+		return &dataplane.Error{Op: op, Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("%d blobs, want 1, of a granted lease", len(blobs))}
 	}
-	w, err := l.held.Replace(ctx, int(f.u64(tagWorker)), blobs[0])
-	if err != nil {
-		return err
+	i := int(f.u64(tagWorker))
+	s.mu.Lock()
+	r := l.replaced[i]
+	if r == nil || r.blob != string(blobs[0]) {
+		r = &replacement{blob: string(blobs[0]), done: make(chan struct{})}
+		if l.replaced == nil {
+			l.replaced = make(map[int]*replacement)
+		}
+		l.replaced[i] = r
+		go func() {
+			defer close(r.done)
+			r.worker, r.err = l.held.Replace(ctx, i, blobs[0])
+		}()
 	}
-	out.bytes(tagBlob, w.Blob)
-	out.u64(tagPID, uint64(w.PID))
+	s.mu.Unlock()
+	patience := time.NewTimer(time.Duration(f.u64(tagTimeoutNs)))
+	defer patience.Stop()
+	select {
+	case <-r.done:
+	case <-patience.C:
+		select {
+		case <-r.done: // it was there already, and no time was given
+		default:
+			return nil
+		}
+	}
+	s.mu.Lock()
+	delete(l.replaced, i)
+	s.mu.Unlock()
+	if r.err != nil {
+		return r.err
+	}
+	out.bytes(tagBlob, r.worker.Blob)
+	out.u64(tagPID, uint64(r.worker.PID))
 	return nil
 }
 

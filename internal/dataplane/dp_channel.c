@@ -60,6 +60,7 @@ static void slots_reset(dp_channel *ch) {
     ch->mail = NULL;
     ch->mail_slot = DP_NOTHING;
     ch->failed = 0;
+    ch->held = false;
     do
         dp_random(&ch->generation, sizeof ch->generation);
     while (!ch->generation);
@@ -146,6 +147,12 @@ int dp_channel_offer(dp_channel *ch, void *blob, uint32_t *len, dp_error *err) {
     return dp_side_encode(ch->qp, &ch->layout, DP_ROLE_CLIENT, ch->generation, ch->results, blob, len, err);
 }
 
+void dp_channel_hold(dp_channel *ch) {
+    ch->held = true;
+    if (!ch->failed)
+        ch->failed = DP_PEER_GONE;
+}
+
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err) {
     dp_side side;
     int st = dp_side_decode(blob, len, DP_ROLE_WORKER, ch->ep->dev->provider, &side, err);
@@ -163,6 +170,9 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
         return st;
     ch->peer = side;
     ch->mail = dp_rkey_ptr(ch->qp, side.addr + side.layout.mail_at, side.rkey, sizeof *ch->mail);
+    if (ch->held && !dp_qp_broken(ch->qp))
+        ch->failed = 0;
+    ch->held = false;
     return DP_OK;
 }
 
@@ -184,6 +194,8 @@ int dp_channel_reset(dp_channel *ch, dp_error *err) {
 void dp_channel_fail(dp_channel *ch, int status) { dp_qp_break(ch->qp, status); }
 
 int dp_channel_status(const dp_channel *ch) { return ch->failed ? ch->failed : dp_qp_broken(ch->qp); }
+
+int dp_channel_broken(const dp_channel *ch) { return dp_qp_broken(ch->qp); }
 
 void dp_channel_get_stats(const dp_channel *ch, dp_channel_stats *out) {
     *out = ch->stats;

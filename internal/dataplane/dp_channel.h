@@ -49,6 +49,8 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
 void dp_channel_destroy(dp_channel *ch);
 /* dp_channel_offer writes the client's blob (room of DP_CHANNEL_BLOB_MAX). */
 int dp_channel_offer(dp_channel *ch, void *blob, uint32_t *len, dp_error *err);
+/* dp_channel_hold makes an offered channel refuse calls (DP_PEER_GONE) until dp_channel_connect. */
+void dp_channel_hold(dp_channel *ch);
 /* dp_channel_connect takes the worker's answer. */
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
 /* dp_channel_reset prepares a failed (or any) channel for a new offer. DP_BUSY while calls wait to be finished. */
@@ -57,6 +59,8 @@ int dp_channel_reset(dp_channel *ch, dp_error *err);
 void dp_channel_fail(dp_channel *ch, int status);
 /* 0 or the status that failed it. */
 int dp_channel_status(const dp_channel *ch);
+/* The same of its connection alone, whether calls are held or not. */
+int dp_channel_broken(const dp_channel *ch);
 
 /* dp_channel_submit starts a call: function index, payload, the most result bytes wanted. *slot names the call until
  * dp_channel_finish or abandonment. The payload may be reused when submit returns, unless it lies in `reg` (a

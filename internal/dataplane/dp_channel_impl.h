@@ -59,6 +59,7 @@ struct dp_channel {
     uint32_t mail_slot; /* slot of the call in the mailbox, DP_NOTHING when there is none */
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
+    bool held;  /* dp_channel_hold, and not connected since */
     dp_channel_stats stats;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
     char message[512];

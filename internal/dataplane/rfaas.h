@@ -329,7 +329,7 @@ RFAAS_API int rfaas_unregister(rfaas_lease *lease, void *buffer);
 typedef struct rfaas_call_options {
     uint32_t struct_size; /* sizeof(rfaas_call_options) */
     int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
-    int64_t timeout_ns;   /* from now; 0: none. Bounds the call, not the replacing of a dead worker before it */
+    int64_t timeout_ns;   /* from now; 0: none. Also bounds the replacing of a dead worker, which then goes on: RFAAS_DEADLINE */
     /* The function is idempotent: when a call may have been executed but its worker died, its lease ended or attempt_ns
      * passed, it is made again on the next allowed worker, up to so many times. A call that cannot have been executed is
      * made again anyway where that helps. `in` must then stay unchanged until the call ends, also with rfaas_iinvoke, whose
@@ -351,7 +351,8 @@ typedef struct rfaas_call_options {
  * out_size: result bytes; may be NULL. With RFAAS_RESULT_TOO_LARGE it is set to the bytes that the result has.
  * options: NULL for any worker and no deadline.
  * Only the calling thread ever writes to out. Waits as the lease's wait_mode says.
- * A worker that has died since the last call is replaced first, which takes some milliseconds. */
+ * A worker that has died since the last call is replaced while others take its calls; if there is no other, the call waits
+ * for the new one, which takes some milliseconds. */
 RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                            size_t capacity, size_t *out_size, const rfaas_call_options *options);
 
@@ -416,9 +417,11 @@ typedef struct rfaas_map_options {
  * may be 0. count 0 does nothing.
  * The chunk that is chosen gives every worker some 16 calls, smaller ones towards the end, and keeps payload and result
  * within `eager` where one item does. Calls keep `depth` slots of each worker full.
- * Returns RFAAS_OK, or the first error: no call is made after it, those in flight are given up, the text names the
- * items, and what is in `out` is undefined. A result of another size is RFAAS_FUNCTION_FAILED. Requests of the program in
- * the same lease may be in flight and keep their slots. */
+ * Returns RFAAS_OK, or the first error: no call is made after it, the text names the items, and what is in `out` is
+ * undefined. Calls in flight are waited for first, for at most a second and until the deadline; a worker that is still
+ * busy then is replaced by its next call, unless other requests are in flight there. Only after RFAAS_DEADLINE they
+ * go on. A result of another size is RFAAS_FUNCTION_FAILED. Requests of the program in the same lease may be in flight and
+ * keep their slots. */
 RFAAS_API int rfaas_map(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item, void *out,
                         size_t out_item, size_t count, const rfaas_map_options *options);
 

@@ -143,17 +143,18 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
                                                        dp_started started, rfaas_function fn, const void *in,
                                                        uint32_t in_size, const dp_mem *reg, void *out,
                                                        uint32_t capacity, uint32_t *got) {
-    uint32_t w = first, tries = p->worker == RFAAS_ANY_WORKER ? l->n_workers : 1;
-    for (uint32_t i = 0; i < tries && next_attempt(status, started); i++) {
+    /* Of several workers another one may be free: the first round begins to replace dead ones, the second waits. */
+    uint32_t w = first, tries = p->worker == RFAAS_ANY_WORKER ? l->n_workers : 1, all = tries > 1 ? 2 * tries : 1;
+    for (uint32_t i = 0; i < all && next_attempt(status, started); i++) {
         if (i)
             w = w + 1 == l->n_workers ? 0 : w + 1;
         if (i == 0 && status == DP_BUSY && tries > 1)
             continue;
-        if (status != DP_BUSY || l->workers[w].broken || dp_channel_status(l->workers[w].ch)) {
-            int st = rfaas_api_repair(l, w);
+        if ((i == 0 && status != DP_BUSY) || l->workers[w].broken || dp_channel_status(l->workers[w].ch)) {
+            int st = i + tries < all ? rfaas_api_begin_repair(l, w) : rfaas_api_repair(l, w, attempt_deadline(p));
             if (st != RFAAS_OK) {
                 status = st;
-                if (i + 1 == tries || dp_status_class(st) == RFAAS_CLASS_LEASE)
+                if (i + 1 == all || st == DP_DEADLINE || dp_status_class(st) == RFAAS_CLASS_LEASE)
                     return status; /* the text is set */
                 continue;
             }

@@ -32,7 +32,8 @@ enum {
                                    DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR|AT -> */
     RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
     RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
-    RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB -> BLOB PID */
+    RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB TIMEOUT_NS -> BLOB PID; without them: not within that time. It goes on,
+                                   and the same request later gets its outcome */
     RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage */
     RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
     RFAAS_OP_RENEW = 9,         /* KEY DURATION_NS -> */
@@ -160,7 +161,8 @@ typedef struct rfaas_request_slot {
 typedef struct rfaas_worker {
     dp_channel *ch;
     uint32_t in_flight; /* requests in state FLYING */
-    bool broken;        /* replacing failed half-way: the channel is not connected */
+    bool broken;        /* being replaced, or that failed half-way: the channel is not connected */
+    bool replacing;     /* the channel is offered, and the control part has been asked */
     /* Under the lease's mutex: */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
     uint64_t dead_pid;   /* last one reported dead */
@@ -308,8 +310,11 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
 
 /* ---- rfaas_api_worker.c ---- */
 
-/* rfaas_api_repair puts a new worker in the place of one whose channel failed. The lease's thread. */
-int rfaas_api_repair(rfaas_lease *l, uint32_t worker);
+/* rfaas_api_repair puts a new worker in the place of one whose channel failed, or begins to: RFAAS_DEADLINE when it is not
+ * there at the deadline (CLOCK_MONOTONIC ns; 0: the session's time-out). The lease's thread. */
+int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
+/* Begins to replace it, or goes on if the new worker is there; RFAAS_BUSY: not yet. */
+int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
  * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);

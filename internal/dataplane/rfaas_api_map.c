@@ -59,12 +59,20 @@ static int fill(map *m) {
     return RFAAS_OK;
 }
 
-/* Whether workers are busy with calls that were given up: their slots come back by themselves. */
-static bool abandoned(const rfaas_lease *l) {
+/* Whether workers are being replaced. */
+static bool replacing(const rfaas_lease *l) {
+    for (uint32_t i = 0; i < l->n_workers; i++)
+        if (l->workers[i].replacing)
+            return true;
+    return false;
+}
+
+/* Whether slots come back by themselves: workers are busy with calls that were given up, or being replaced. */
+static bool slots_come(const rfaas_lease *l) {
     for (uint32_t i = 0; i < l->n_workers; i++)
         if (dp_channel_free_slots(l->workers[i].ch) + l->workers[i].in_flight < l->cfg.depth)
             return true;
-    return false;
+    return replacing(l);
 }
 
 /* Takes in what has ended. */
@@ -109,16 +117,54 @@ static int run(map *m) {
             continue;
         int64_t deadline = m->plan.deadline;
         if (!m->n_parts) {
-            if (!abandoned(m->l))
+            if (!slots_come(m->l))
                 return status;
-            int64_t soon = dp_now_ns() + 1000000; /* a late reply ends no call that anybody waits for */
             if (deadline && dp_now_ns() >= deadline)
                 return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", op, m->next);
+        }
+        if (!m->n_parts || replacing(m->l)) { /* neither a late reply nor a new worker ends a call that is waited for */
+            int64_t soon = dp_now_ns() + 1000000;
             if (!deadline || soon < deadline)
                 deadline = soon;
         }
         dp_endpoint_wait_any(m->l->home->ep, deadline);
     }
+}
+
+/* How long a failed map waits for what it has under way. */
+#define QUIET_NS 1000000000ll
+
+/* The map has failed: its calls come to an end before it returns, since one that still runs or waits in its worker's
+ * queue might kill the worker under the program's next call. A worker that is busy for too long is replaced by the next call
+ * that wants it, unless it has requests of the program's. After the deadline there is no time left for that. */
+static void give_up(map *m, int status) {
+    rfaas_lease *l = m->l;
+    int64_t until = dp_now_ns() + QUIET_NS;
+    int started = rfaas_started();
+    char *why = strdup(rfaas_last_error()); /* others' messages must not take its place */
+    bool late = status == RFAAS_DEADLINE || status == RFAAS_LEASE_ENDED;
+    if (m->plan.deadline && m->plan.deadline < until)
+        until = m->plan.deadline;
+    for (size_t i = 0; i < m->n_parts;) {
+        if (rfaas_api_ended(l, m->parts[i].r, 0)) {
+            rfaas_api_drop_request(l, m->parts[i].r);
+            m->parts[i] = m->parts[--m->n_parts];
+        } else if (late || dp_now_ns() >= until) {
+            i++;
+        } else {
+            dp_endpoint_wait_any(l->home->ep, until);
+            i = 0;
+        }
+    }
+    for (size_t i = 0; i < m->n_parts; i++) {
+        rfaas_worker *w = &l->workers[m->parts[i].r->worker];
+        rfaas_api_drop_request(l, m->parts[i].r);
+        if (!late && !w->in_flight)
+            dp_channel_fail(w->ch, DP_PEER_GONE);
+    }
+    if (why)
+        rfaas_api_fail(status, started, "%s", why);
+    free(why);
 }
 
 static int check(map *m, size_t chunk) {
@@ -169,8 +215,8 @@ int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in
     if (!(m.parts = malloc((size_t)l->n_workers * l->cfg.depth * sizeof *m.parts)))
         return leave(l, rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op));
     status = run(&m);
-    for (size_t i = 0; i < m.n_parts; i++)
-        rfaas_api_drop_request(l, m.parts[i].r);
+    if (status)
+        give_up(&m, status);
     free(m.parts);
     return leave(l, status);
 }

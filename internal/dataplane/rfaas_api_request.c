@@ -170,18 +170,24 @@ static inline int submit(rfaas_lease *l, rfaas_request_slot *r, const call_plan 
     uint32_t tries = any ? l->n_workers : 1;
     const dp_mem *reg = buffer_of(l, in, in_size);
     int status = DP_BUSY;
-    for (uint32_t i = 0; i < tries; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
+    bool full = false; /* one works and has no free slot: that is the caller's business */
+    /* Dead ones are replaced while the others work. Only when all are dead the second round waits. */
+    uint32_t all = tries > 1 ? 2 * tries : 1;
+    for (uint32_t i = 0; i < all && !(i >= tries && full); i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
         *told = false;
         status = dp_channel_submit(l->workers[w].ch, fn, in, in_size, reg, room, &r->slot);
         if (UNLIKELY(dp_status_class(status) == RFAAS_CLASS_CONNECTION)) {
-            status = rfaas_api_repair(l, w);
-            *told = status != RFAAS_OK;
+            status = i + tries < all ? rfaas_api_begin_repair(l, w) : rfaas_api_repair(l, w, p->deadline);
+            *told = status != RFAAS_OK && status != RFAAS_BUSY;
+            if (status == RFAAS_BUSY)
+                continue;
             if (!*told)
                 status = dp_channel_submit(l->workers[w].ch, fn, in, in_size, reg, room, &r->slot);
         }
         if (LIKELY(status == DP_OK) ||
             (status != DP_BUSY && dp_status_class(status) != RFAAS_CLASS_CONNECTION))
             break;
+        full |= status == DP_BUSY;
     }
     *at = w;
     return status;

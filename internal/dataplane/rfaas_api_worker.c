@@ -137,9 +137,8 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     return death;
 }
 
-int rfaas_api_repair(rfaas_lease *l, uint32_t i) {
-    static const char op[] = "replace worker";
-    rfaas_worker *w = &l->workers[i];
+/* Ends what was on the old worker's channel and makes it one that can be offered. */
+static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     dp_error err = {0};
     rfaas_api_settle(l, i);
     pthread_mutex_lock(&l->mu);
@@ -153,14 +152,32 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t i) {
         return rfaas_api_fail(ended, 0, "%s %u: the lease on %s ended: %s", op, i, l->home->executor, why);
     if (dp_channel_reset(w->ch, &err))
         return rfaas_api_fail_dp(op, &err);
+    return RFAAS_OK;
+}
+
+/* Asks for a new worker and waits for at most so long. RFAAS_BUSY: it is not there yet. */
+static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
+    static const char op[] = "replace worker";
+    rfaas_worker *w = &l->workers[i];
+    int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
+    if (status)
+        return status;
     rfaas_msg req = {0}, reply;
     rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
     rfaas_msg_u64(&req, RFAAS_TAG_WORKER, i);
-    int status = rfaas_api_offer(w, &req);
+    rfaas_msg_u64(&req, RFAAS_TAG_TIMEOUT_NS, patience > 0 ? (uint64_t)patience : 0);
+    status = rfaas_api_offer(w, &req);
     if (status)
         rfaas_msg_free(&req);
     else
         status = rfaas_api_ask(op, RFAAS_OP_REPLACE, &req, &reply);
+    uint32_t len;
+    w->replacing = !status && !rfaas_msg_find(&reply, RFAAS_TAG_BLOB, 0, &len);
+    if (w->replacing) {
+        rfaas_msg_free(&reply);
+        dp_channel_hold(w->ch);
+        return RFAAS_BUSY;
+    }
     if (!status) {
         status = rfaas_api_connect_worker(l, l->home, i, &reply, 0);
         rfaas_msg_free(&reply);
@@ -172,4 +189,17 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t i) {
     w->broken = false;
     l->replaced++;
     return RFAAS_OK;
+}
+
+int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker) { return repair(l, worker, 0); }
+
+int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
+    int64_t start = dp_now_ns(), patience = l->session->timeout_ns;
+    if (deadline && deadline - start < patience)
+        patience = deadline - start;
+    int status = repair(l, worker, patience);
+    if (status != RFAAS_BUSY || !l->workers[worker].replacing)
+        return status;
+    return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: not done within %lld ms, and goes on", worker,
+                          (long long)(dp_now_ns() - start) / 1000000);
 }

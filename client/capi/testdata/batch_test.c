@@ -179,12 +179,35 @@ static void maps(void) {
     map_n(l, twice, 5000, 3);
     OK(rfaas_lease_release(l));
 
-    /* A worker that dies fails the map; the next one has a new worker. One item, since what a failed map leaves behind
-     * goes on, and would kill workers of the next. */
+    /* A worker that dies fails the map, and nothing of it is left to kill workers of the next. */
     l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
-    CHECK(rfaas_map(l, find(l, "crash"), in, 8, out, 8, 1, NULL) == RFAAS_WORKER_DIED);
-    OK(rfaas_map(l, find(l, "echo"), in, 8, out, 8, 1000, NULL));
-    CHECK(!memcmp(in, out, sizeof in));
+    rfaas_function echo = find(l, "echo"), crash = find(l, "crash");
+    for (size_t items = 1; items <= 10; items += 9) {
+        CHECK(rfaas_map(l, crash, in, 8, out, 8, items, NULL) == RFAAS_WORKER_DIED && strstr(rfaas_last_error(), "SIGSEGV"));
+        for (int k = 0; k < 50; k++) {
+            memset(out, 0, sizeof out);
+            OK(rfaas_map(l, echo, in, 8, out, 8, 1000, NULL));
+            CHECK(!memcmp(in, out, sizeof in));
+        }
+    }
+    OK(rfaas_lease_release(l));
+
+    /* What is under way when an item fails is waited for; what takes too long loses its worker. */
+    l = doubling(2, 4, 4096);
+    rfaas_function late = find(l, "late"), ends = find(l, "never");
+    twice = find(l, "twice");
+    start = now();
+    single.timeout_ns = 0;
+    FAILS(rfaas_map(l, late, in, 8, out, 8, 8, &single), RFAAS_FUNCTION_FAILED, "item 0 fails");
+    CHECK(now() - start > 0.1 && now() - start < 1);
+    start = now();
+    FAILS(rfaas_map(l, ends, in, 8, out, 8, 8, &single), RFAAS_FUNCTION_FAILED, "item 0 fails");
+    CHECK(now() - start > 0.9 && now() - start < 2);
+    rfaas_statistics s = {.struct_size = sizeof s};
+    for (int w = 0; w < 2; w++)
+        map_n(l, twice, 1000, 0);
+    OK(rfaas_lease_statistics(l, &s));
+    CHECK(s.replaced >= 1 && s.replaced <= 2);
     OK(rfaas_lease_release(l));
 }
 

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "rfaas_function.h"
 
@@ -30,4 +31,24 @@ uint32_t slow(void *args, uint32_t size, void *res) {
     while (nanosleep(&t, &t) && errno == EINTR) {
     }
     return twice(args, size, res);
+}
+
+/* Fails for 0, and takes 50 ms for each other item. */
+uint32_t late(void *args, uint32_t size, void *res) {
+    struct timespec t = {0, 50000000 * (long)(size / 8)};
+    if (*(uint64_t *)args == 0)
+        return rfaas_fail("item 0 fails");
+    while (nanosleep(&t, &t) && errno == EINTR) {
+    }
+    return twice(args, size, res);
+}
+
+/* Fails for 0, and takes for ever for all others. */
+uint32_t never(void *args, uint32_t size, void *res) {
+    (void)size;
+    (void)res;
+    if (*(uint64_t *)args == 0)
+        return rfaas_fail("item 0 fails");
+    for (;;)
+        pause();
 }
