@@ -42,19 +42,32 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-func TestPercentile(t *testing.T) {
-	ten := []int64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}
-	for _, c := range []struct {
-		sorted []int64
-		q      float64
-		want   int64
-	}{
-		{ten, 0.5, 5}, {ten, 0.9, 9}, {ten, 0.91, 10}, {ten, 0.99, 10}, {ten, 1, 10}, {ten, 0, 1},
-		{[]int64{7}, 0.999, 7}, {nil, 0.5, 0},
-	} {
-		if got := percentile(c.sorted, c.q); got != c.want {
-			t.Errorf("percentile(%v, %v) = %d, want %d", c.sorted, c.q, got, c.want)
+func TestHistogram(t *testing.T) {
+	var h Histogram
+	if h.Count() != 0 || h.Quantile(0.5) != 0 || h.Encode() != "" || h.Above(0) != 0 {
+		t.Errorf("empty: %d samples, median %d, %q", h.Count(), h.Quantile(0.5), h.Encode())
+	}
+	for i := range int64(1000) {
+		h.Add(i + 1)
+	}
+	h.Add(3_000_123, 120e9)
+	for q, want := range map[float64]int64{0.5: 501, 0.9: 902, 1: 120e9} {
+		if got := h.Quantile(q); got != want {
+			t.Errorf("quantile %v is %d, want %d", q, got, want)
 		}
+	}
+	if got := h.Quantile(0.9989); got < 2_990_000 || got > 3_010_000 {
+		t.Errorf("three digits of 3000123: %d", got)
+	}
+	if h.Count() != 1002 || h.Above(1000) != 2 {
+		t.Errorf("%d samples, %d above 1000", h.Count(), h.Above(1000))
+	}
+	cdf, err := CDF(h.Encode())
+	if err != nil || len(cdf) != 1002 || cdf[0] != (Point{1, 1.0 / 1002}) || cdf[len(cdf)-1].Share != 1 {
+		t.Fatalf("%v, %d points: %v", err, len(cdf), cdf[:min(len(cdf), 3)])
+	}
+	if _, err := CDF("nonsense"); err == nil {
+		t.Error("nonsense was decoded")
 	}
 }
 
@@ -287,6 +300,29 @@ func TestRunProvider(t *testing.T) {
 					}
 				}
 			})
+		}
+	})
+}
+
+func TestRunFloorsProvider(t *testing.T) {
+	providers(t, func(t *testing.T, provider string) {
+		if all, _ := allowedCPUs(); len(all) < 2 {
+			t.Skip("one CPU")
+		}
+		cfg := quick(provider)
+		cfg.Payloads, cfg.Batch = []int{8, 4096}, time.Millisecond
+		seen := map[string]int{}
+		if err := RunFloors(context.Background(), cfg, func(r *Result) error {
+			seen[r.Function]++
+			if r.Pairs > 0 && (r.P50NS <= 0 || r.MaxNS < r.P50NS || !(r.MeanNS > 0)) || r.Pairs+r.PairsDiscarded != cfg.Pairs {
+				t.Errorf("%s: %+v", r.Key(), r)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if seen[dataplane.BenchRead.String()] != 2 || seen[dataplane.BenchFetchAdd.String()] != 1 || len(seen) < 3 {
+			t.Errorf("floors: %v", seen)
 		}
 	})
 }

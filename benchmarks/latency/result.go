@@ -29,6 +29,9 @@ type Result struct {
 	P99NS   int64 `json:"p99_ns"`
 	P999NS  int64 `json:"p999_ns"`
 	MaxNS   int64 `json:"max_ns"`
+	// Disturbed is how many of the samples took over ten times the median: interrupts, a moved virtual CPU. They are in all of
+	// the above.
+	Disturbed int `json:"samples_disturbed"`
 
 	// The floor, measured beside it.
 	FloorName string `json:"floor_name"`
@@ -46,6 +49,11 @@ type Result struct {
 	MeanNS      Number  `json:"mean_ns"` // medians of batch means
 	FloorMeanNS Number  `json:"floor_mean_ns"`
 	OpsPerS     float64 `json:"ops_per_s"`
+	BytesPerS   float64 `json:"bytes_per_s"` // of payload, one way; as many come back
+
+	// Workers and Clients that took part; 0: one each.
+	Workers int `json:"workers,omitempty"`
+	Clients int `json:"clients,omitempty"`
 
 	Pairs          int  `json:"pairs"`
 	PairsDiscarded int  `json:"pairs_discarded"` // calibrations differed
@@ -66,6 +74,12 @@ type Result struct {
 	Seconds    float64 `json:"seconds"`  // that it took
 	StartedAt  string  `json:"started_at"`
 	Method     string  `json:"method"`
+
+	// Skipped says why there are no figures.
+	Skipped string `json:"skipped,omitempty"`
+	// Histograms of the samples and of the floor's, in HdrHistogram's compressed form, base64.
+	Histogram      string `json:"histogram,omitempty"`
+	FloorHistogram string `json:"floor_histogram,omitempty"`
 }
 
 // Calibration is the bare round trip before and after the pairs: medians over the good ones, ns.
@@ -106,7 +120,11 @@ func (n Number) format(decimals int) string {
 
 // Key names what was measured: results of the same key can be compared.
 func (r *Result) Key() string {
-	return fmt.Sprintf("%s %s %s %s %s %d B depth %d", r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Payload, r.Depth)
+	key := fmt.Sprintf("%s %s %s %s %s %d B depth %d", r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Payload, r.Depth)
+	if r.Workers > 0 || r.Clients > 0 {
+		key += fmt.Sprintf(", %d workers, %d clients", r.Workers, r.Clients)
+	}
+	return key
 }
 
 // WriteJSON writes one object on one line for each result.
@@ -159,6 +177,7 @@ var csvColumns = []struct {
 	{"p99_ns", func(r *Result) string { return strconv.FormatInt(r.P99NS, 10) }},
 	{"p999_ns", func(r *Result) string { return strconv.FormatInt(r.P999NS, 10) }},
 	{"max_ns", func(r *Result) string { return strconv.FormatInt(r.MaxNS, 10) }},
+	{"samples_disturbed", func(r *Result) string { return strconv.Itoa(r.Disturbed) }},
 	{"floor_name", func(r *Result) string { return r.FloorName }},
 	{"floor_p50_ns", func(r *Result) string { return strconv.FormatInt(r.FloorP50, 10) }},
 	{"mean_ns", func(r *Result) string { return r.MeanNS.format(1) }},
@@ -167,12 +186,17 @@ var csvColumns = []struct {
 	{"ratio_payload_only", func(r *Result) string { return asked(r.RatioPayloadOnly, 4) }},
 	{"go_over_c_ns", func(r *Result) string { return asked(r.GoOverC, 1) }},
 	{"ops_per_s", func(r *Result) string { return strconv.FormatFloat(r.OpsPerS, 'f', 0, 64) }},
+	{"bytes_per_s", func(r *Result) string { return strconv.FormatFloat(r.BytesPerS, 'f', 0, 64) }},
+	{"workers", func(r *Result) string { return strconv.Itoa(r.Workers) }},
+	{"clients", func(r *Result) string { return strconv.Itoa(r.Clients) }},
 	{"pairs", func(r *Result) string { return strconv.Itoa(r.Pairs) }},
 	{"pairs_discarded", func(r *Result) string { return strconv.Itoa(r.PairsDiscarded) }},
 	{"pairs_shared", func(r *Result) string { return strconv.Itoa(r.PairsShared) }},
 	{"pairs_awake", func(r *Result) string { return strconv.Itoa(r.PairsAwake) }},
 	{"calibration_before_ns", func(r *Result) string { return r.Calibration.Before.format(1) }},
 	{"calibration_after_ns", func(r *Result) string { return r.Calibration.After.format(1) }},
+	{"load_avg", func(r *Result) string { return strconv.FormatFloat(r.Load, 'f', 2, 64) }},
+	{"skipped", func(r *Result) string { return r.Skipped }},
 }
 
 func asked(n Number, decimals int) string {
@@ -210,7 +234,7 @@ func WriteTable(w io.Writer, results ...*Result) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "provider\tclient\tmode\tdepth\tbytes\tp50 us\tp90\tp99\tp99.9\tmax\tfloor\tratio\tquartiles\tpayload only\tover C ns\tcalls/s\tpairs\t")
+	fmt.Fprintln(t, "provider\tclient\tmode\tfunction\tdepth\tbytes\tp50 us\tp90\tp99\tp99.9\tmax\tfloor\tratio\tquartiles\tpayload only\tover C ns\tcalls/s\tpairs\t")
 	for _, r := range results {
 		pairs := strconv.Itoa(r.Pairs)
 		if n := r.PairsDiscarded + r.PairsShared + r.PairsAwake; n > 0 {
@@ -219,7 +243,7 @@ func WriteTable(w io.Writer, results ...*Result) error {
 		if !r.Complete {
 			pairs += " !"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Depth, r.Payload,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Function, r.Depth, r.Payload,
 			micro(r.P50NS), micro(r.P90NS), micro(r.P99NS), micro(r.P999NS), micro(r.MaxNS), micro(r.FloorP50),
 			r.Ratio.format(3), r.RatioLow.format(2), r.RatioHigh.format(2), dash(asked(r.RatioPayloadOnly, 3)), dash(asked(r.GoOverC, 0)),
 			rate(r.OpsPerS), pairs)

@@ -89,8 +89,8 @@ type measurement struct {
 	pairs    pairing
 	awake    int // warm pairs in which the client did not block
 	shared   int // pairs in which a hot waiter blocked, since something else ran on its core
-	samples  []int64
-	floors   []int64
+	samples  Histogram
+	floors   Histogram
 	room     []int64
 	calibN   int
 	calibOf  dataplane.BenchKind
@@ -152,19 +152,20 @@ func (m *measurement) floorKinds() []floorKind {
 	p := m.payload
 	warm := m.s.mode == dataplane.Warm
 	switch {
-	case m.cfg.Provider == dataplane.Verbs && m.cfg.Depth > 1:
-		return nil // a later cut measures bandwidth
+	case m.cfg.Depth > 1 && warm:
+		return nil // blocking with many in flight has no plain counterpart
 	case m.cfg.Provider == dataplane.Verbs:
 		kind, head := dataplane.BenchImm, 0
 		if warm {
 			kind = dataplane.BenchImmWarm
 		}
+		if m.cfg.Depth > 1 {
+			kind = dataplane.BenchImmWindow
+		}
 		if p > m.cfg.Eager {
 			head = dataplane.BulkRequestHeader
 		}
 		return []floorKind{{kind, p + head, p}}
-	case m.cfg.Depth > 1 && warm:
-		return nil // blocking with many in flight has no plain counterpart
 	case m.cfg.Depth > 1:
 		return []floorKind{{dataplane.BenchRing, p, p}}
 	case warm:
@@ -371,9 +372,9 @@ func (m *measurement) pair(reverse bool) error {
 			return err
 		}
 		if i == last {
-			m.samples = append(m.samples, m.room[:n]...)
+			m.samples.Add(m.room[:n]...)
 		} else {
-			m.floors = append(m.floors, m.room[:n]...)
+			m.floors.Add(m.room[:n]...)
 		}
 	}
 	return nil
@@ -384,14 +385,13 @@ func (m *measurement) pair(reverse bool) error {
 func (m *measurement) result(floor *floorKind) *Result {
 	p := &m.pairs
 	last := len(m.sides) - 1
-	slices.Sort(m.samples)
-	slices.Sort(m.floors)
 	nan := Number(math.NaN())
 	r := &Result{
 		Name: "latency", Provider: m.cfg.Provider, Client: m.client, Mode: m.s.mode.String(), Function: m.cfg.Function, Buffers: m.buffers(),
-		Payload: m.payload, Depth: m.cfg.Depth, Samples: len(m.samples),
-		P50NS: percentile(m.samples, 0.5), P90NS: percentile(m.samples, 0.9), P99NS: percentile(m.samples, 0.99),
-		P999NS: percentile(m.samples, 0.999), MaxNS: percentile(m.samples, 1),
+		Payload: m.payload, Depth: m.cfg.Depth, Samples: m.samples.Count(),
+		P50NS: m.samples.Quantile(0.5), P90NS: m.samples.Quantile(0.9), P99NS: m.samples.Quantile(0.99),
+		P999NS: m.samples.Quantile(0.999), MaxNS: m.samples.Quantile(1), Disturbed: m.samples.Above(10 * m.samples.Quantile(0.5)),
+		Histogram: m.samples.Encode(), FloorHistogram: m.floors.Encode(),
 		FloorName: "none", Ratio: nan, RatioLow: nan, RatioHigh: nan, FloorMeanNS: nan,
 		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= m.cfg.Pairs,
 		Calibration: Calibration{Number(median(p.before)), Number(median(p.after))},
@@ -400,7 +400,7 @@ func (m *measurement) result(floor *floorKind) *Result {
 	}
 	if floor != nil {
 		ratios := p.ratios(last, 0)
-		r.FloorName, r.FloorP50, r.FloorMeanNS = m.sides[0].name, percentile(m.floors, 0.5), Number(p.mean(0))
+		r.FloorName, r.FloorP50, r.FloorMeanNS = m.sides[0].name, m.floors.Quantile(0.5), Number(p.mean(0))
 		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
 	}
 	if m.only > 0 {
@@ -411,6 +411,7 @@ func (m *measurement) result(floor *floorKind) *Result {
 	}
 	if p.len() > 0 {
 		r.OpsPerS = 1e9 / float64(r.MeanNS)
+		r.BytesPerS = float64(m.payload) * r.OpsPerS
 	}
 	if m.calibOf == dataplane.BenchFlag && p.len() > 0 {
 		near := r.Calibration.Before < nearNS

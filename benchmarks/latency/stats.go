@@ -24,15 +24,6 @@ func quantile(values []float64, q float64) float64 {
 	return s[low] + (at-float64(low))*(s[low+1]-s[low])
 }
 
-// percentile of ascending samples: the smallest that is not exceeded by a share q of them. 0 when there are none.
-func percentile(sorted []int64, q float64) int64 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	at := int(math.Ceil(q*float64(len(sorted)))) - 1
-	return sorted[min(max(at, 0), len(sorted)-1)]
-}
-
 // sameMode says whether calibrations were taken in one mode of the machine: cross-core latency jumps by factors when
 // a hypervisor moves a virtual CPU, and drifts by a few per cent otherwise.
 func sameMode(calibrations []float64, tolerance float64) bool {

@@ -27,14 +27,14 @@ func newBench(a *app) *cobra.Command {
 Everything is started that is needed; an executor takes part in cold only. benchmarks/README.md tells the method.`,
 		Args: cobra.NoArgs,
 	}
-	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a))
+	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a))
 	return c
 }
 
 // benchFlags are what latency and guard share.
 type benchFlags struct {
+	output
 	cfg      latency.Config
-	asJSON   bool
 	clients  []string
 	modes    []string
 	payloads []string
@@ -61,11 +61,50 @@ func (b *benchFlags) common(c *cobra.Command) {
 	f.IntVar(&b.cfg.Device.ServiceLevel, "service-level", 0, "verbs: service level")
 	f.IntVar(&b.cfg.Device.MTU, "mtu", 0, "verbs: MTU (default: the port's)")
 	f.StringVar(&b.cfg.Peer, "peer", "", "path of rfaas-bench-peer (default: ../libexec/rfaas-bench-peer beside this program)")
-	f.BoolVar(&b.asJSON, "json", false, "print a JSON object per result, one a line")
+	b.output.flags(c)
+}
+
+// output is how results are written.
+type output struct{ asJSON, asCSV bool }
+
+func (o *output) flags(c *cobra.Command) {
+	c.Flags().BoolVar(&o.asJSON, "json", false, "print a JSON object per result, one a line")
+	c.Flags().BoolVar(&o.asCSV, "csv", false, "print comma-separated values")
+}
+
+func (o *output) check() error {
+	if o.asJSON && o.asCSV {
+		return errors.New("--json and --csv: one of them")
+	}
+	return nil
+}
+
+// emitResults runs what measures and writes its results: JSON as they come, else together at the end. What was measured before
+// an error is not lost.
+func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) error) error {
+	var results []*latency.Result
+	err := run(func(r *latency.Result) error {
+		results = append(results, r)
+		if o.asJSON {
+			return latency.WriteJSON(a.Stdout, r)
+		}
+		return nil
+	})
+	switch {
+	case o.asJSON || err != nil && len(results) == 0:
+	case o.asCSV:
+		err = errors.Join(err, latency.WriteCSV(a.Stdout, results...))
+	default:
+		err = errors.Join(err, latency.WriteTable(a.Stdout, results...))
+	}
+	return err
 }
 
 // complete turns the flags into the configuration.
 func (b *benchFlags) complete(a *app) error {
+	if err := b.output.check(); err != nil {
+		return err
+	}
 	b.cfg.Clients = b.clients
 	b.cfg.Modes, b.cfg.Payloads = nil, nil
 	for _, s := range b.modes {
@@ -120,7 +159,7 @@ func (a *app) badUsage(err error) error {
 
 func newBenchLatency(a *app) *cobra.Command {
 	var b benchFlags
-	var asCSV, check bool
+	var check bool
 	c := &cobra.Command{
 		Use:   "latency",
 		Short: "Round trips of calls, beside bare ones of the same bytes",
@@ -130,13 +169,10 @@ func newBenchLatency(a *app) *cobra.Command {
   rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if b.asJSON && asCSV {
-				return a.badUsage(errors.New("--json and --csv: one of them"))
-			}
 			if err := b.complete(a); err != nil {
 				return a.badUsage(err)
 			}
-			return a.benchLatency(c.Context(), &b, asCSV, check)
+			return a.benchLatency(c.Context(), &b, check)
 		},
 	}
 	b.common(c)
@@ -145,28 +181,18 @@ func newBenchLatency(a *app) *cobra.Command {
 	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
 	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
 	f.IntVar(&b.cfg.Depth, "depth", 1, "calls in flight")
-	f.BoolVar(&asCSV, "csv", false, "print comma-separated values")
 	f.BoolVar(&check, "check", false, "exit with 1 when a ratio is above its bound (those of rfaas bench guard)")
 	return c
 }
 
-func (a *app) benchLatency(ctx context.Context, b *benchFlags, asCSV, check bool) error {
+func (a *app) benchLatency(ctx context.Context, b *benchFlags, check bool) error {
 	var results []*latency.Result
-	err := latency.Run(ctx, b.cfg, func(r *latency.Result) error {
-		results = append(results, r)
-		if b.asJSON {
-			return latency.WriteJSON(a.Stdout, r)
-		}
-		return nil
+	err := a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
+		return latency.Run(ctx, b.cfg, func(r *latency.Result) error {
+			results = append(results, r)
+			return emit(r)
+		})
 	})
-	if err == nil || len(results) > 0 { // what was measured before an error is not lost
-		switch {
-		case asCSV:
-			err = errors.Join(err, latency.WriteCSV(a.Stdout, results...))
-		case !b.asJSON:
-			err = errors.Join(err, latency.WriteTable(a.Stdout, results...))
-		}
-	}
 	if err != nil || !check {
 		return err
 	}
@@ -206,19 +232,13 @@ What is above its bound is measured again, so that noise does not fail it.`,
 			if err := b.complete(a); err != nil {
 				return a.badUsage(err)
 			}
-			rep, err := latency.Guard(c.Context(), b.cfg, repeats, func(r *latency.Result) error {
-				if b.asJSON {
-					return latency.WriteJSON(a.Stdout, r)
-				}
-				return nil
+			var rep *latency.GuardReport
+			err := a.emitResults(&b.output, func(emit func(*latency.Result) error) (err error) {
+				rep, err = latency.Guard(c.Context(), b.cfg, repeats, emit)
+				return err
 			})
 			if err != nil {
 				return err
-			}
-			if !b.asJSON {
-				if err := latency.WriteTable(a.Stdout, rep.Results...); err != nil {
-					return err
-				}
 			}
 			return a.verdict(rep)
 		},

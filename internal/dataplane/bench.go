@@ -24,6 +24,10 @@ const (
 	BenchFutex   BenchKind = C.DP_BENCH_FUTEX
 	BenchImm     BenchKind = C.DP_BENCH_IMM
 	BenchImmWarm BenchKind = C.DP_BENCH_IMM_WARM
+
+	BenchImmWindow BenchKind = C.DP_BENCH_IMM_WINDOW
+	BenchRead      BenchKind = C.DP_BENCH_READ
+	BenchFetchAdd  BenchKind = C.DP_BENCH_FETCH_ADD
 )
 
 func (k BenchKind) String() string {
@@ -44,6 +48,12 @@ func (k BenchKind) String() string {
 		return "bare write-with-immediate ping-pong"
 	case BenchImmWarm:
 		return "bare write-with-immediate ping-pong, blocking on completion events"
+	case BenchImmWindow:
+		return "bare write-with-immediate, as many in flight"
+	case BenchRead:
+		return "bare read"
+	case BenchFetchAdd:
+		return "bare fetch-and-add"
 	}
 	return fmt.Sprintf("BenchKind(%d)", int(k))
 }

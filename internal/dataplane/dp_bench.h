@@ -32,6 +32,9 @@ typedef enum dp_bench_kind {
     DP_BENCH_FUTEX,    /* as APART, but both sides block in FUTEX_WAIT on the flag */
     DP_BENCH_IMM,      /* verbs: bare write-with-immediate, both polling */
     DP_BENCH_IMM_WARM, /* verbs: the same, both blocked on their completion channel */
+    DP_BENCH_IMM_WINDOW, /* verbs: write-with-immediate, `window` round trips in flight, both polling */
+    DP_BENCH_READ,     /* the peer's memory is read and the peer does nothing; on shm a copy */
+    DP_BENCH_FETCH_ADD, /* likewise 8 bytes of it are added to, and the old value comes back */
 } dp_bench_kind;
 
 /* What one run of a floor is. The argument of DP_BENCH_FN_FLOOR. */
@@ -39,7 +42,7 @@ typedef struct dp_bench_run {
     uint32_t kind;
     uint32_t size;   /* bytes from client to peer */
     uint32_t reply;  /* bytes back */
-    uint32_t window; /* RING: round trips in flight, at most `entries` */
+    uint32_t window; /* RING, IMM_WINDOW: round trips in flight; RING: at most `entries` */
     uint32_t entries; /* RING: of each ring, a power of two */
     uint32_t pad;
     uint64_t rounds;
@@ -92,7 +95,7 @@ void dp_bench_abort(dp_bench *b);
 dp_channel *dp_bench_channel(dp_bench *b);
 
 /* One batch of bare round trips: `warm` untimed ones, then `n`. *ns is the time of the n together. With samples
- * (room for n) each is timed by itself as well: the clock is read once between two round trips. With kind RING as
+ * (room for n) each is timed by itself as well: the clock is read once between two round trips. With kind RING or IMM_WINDOW as
  * many as the depth are in flight, and a sample is the time from an entry's push to its reply's pop. */
 int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n,
                    int64_t *samples, int64_t *ns, dp_error *err);
@@ -119,6 +122,7 @@ typedef struct dp_bench_hello {
     int32_t mode;
     int32_t peer_cpu;
     uint32_t payload;
+    uint32_t depth;
     char provider[16];
     char device[64];
     int32_t port, gid_index, pkey_index, traffic_class, service_level, mtu, timeout, retry_count;
@@ -162,7 +166,9 @@ typedef struct dp_bench_card {
     uint64_t addr;
     uint8_t gid[16];
 } dp_bench_card;
-int dp_bench_verbs_create(dp_dev *dev, uint32_t payload, dp_bench_verbs **out, dp_bench_card *card, dp_error *err);
+/* With room for `depth` round trips of that payload in flight. */
+int dp_bench_verbs_create(dp_dev *dev, uint32_t payload, uint32_t depth, dp_bench_verbs **out, dp_bench_card *card,
+                          dp_error *err);
 int dp_bench_verbs_connect(dp_bench_verbs *v, const dp_bench_card *peer, dp_error *err);
 void dp_bench_verbs_destroy(dp_bench_verbs *v);
 /* Any thread: ends the wait of the one that is in dp_bench_verbs_client. */

@@ -53,7 +53,7 @@ static int map_area(dp_bench *b, int fd, dp_error *err) {
 
 static int shake_hands(dp_bench *b, const dp_dev *dev, const dp_dev_options *o, int sock, dp_error *err) {
     dp_bench_hello h = {.magic = DP_BENCH_MAGIC, .mode = b->cfg.mode, .peer_cpu = b->cfg.peer_cpu,
-                        .payload = b->cfg.payload, .port = o->port, .gid_index = o->gid_index,
+                        .payload = b->cfg.payload, .depth = b->cfg.depth, .port = o->port, .gid_index = o->gid_index,
                         .pkey_index = o->pkey_index, .traffic_class = o->traffic_class,
                         .service_level = o->service_level, .mtu = o->mtu, .timeout = o->timeout,
                         .retry_count = o->retry_count, .blob_len = sizeof h.blob};
@@ -87,7 +87,7 @@ static int ask(dp_bench *b, uint32_t function, const void *in, uint32_t size, vo
 static int open_verbs(dp_bench *b, dp_dev *dev, dp_error *err) {
     dp_bench_card mine, theirs;
     uint32_t got;
-    int st = dp_bench_verbs_create(dev, b->cfg.payload, &b->verbs, &mine, err);
+    int st = dp_bench_verbs_create(dev, b->cfg.payload, b->cfg.depth, &b->verbs, &mine, err);
     if (st)
         return st;
     st = ask(b, DP_BENCH_FN_VERBS, &mine, sizeof mine, &theirs, sizeof theirs, &got);
@@ -190,7 +190,7 @@ static int collect(dp_bench *b, uint32_t slot) {
 
 int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n,
                    int64_t *samples, int64_t *ns, dp_error *err) {
-    bool on_shm = kind < DP_BENCH_IMM;
+    bool on_shm = b->verbs == NULL || kind < DP_BENCH_IMM;
     uint32_t room = on_shm ? b->cfg.payload : b->cfg.payload + DP_REQ_LONG;
     if (size > room || reply > room || (on_shm && kind != DP_BENCH_FLAG && reply > size))
         return dp_fail(err, DP_INVALID, 0, "bench floor: %u bytes there and %u back, at most %u", size, reply, room);

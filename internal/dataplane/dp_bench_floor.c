@@ -207,6 +207,21 @@ static ALWAYS_INLINE int futex_server(const trip *t, uint64_t i) {
     return st;
 }
 
+/* One-sided: the peer has no part in it. */
+static ALWAYS_INLINE int read_client(const trip *t, uint64_t i) {
+    (void)i;
+    memcpy(t->s->out, t->rep.data, t->r->reply);
+    /* A compiler must not move the copy out of the loop. */
+    __asm__ volatile("" ::: "memory");
+    return DP_OK;
+}
+
+static ALWAYS_INLINE int add_client(const trip *t, uint64_t i) {
+    (void)i;
+    __atomic_fetch_add(&t->s->area->pong, 1, __ATOMIC_SEQ_CST);
+    return DP_OK;
+}
+
 /* ---- loops ---- */
 
 static ALWAYS_INLINE int serve(trip_fn f, const trip *t) {
@@ -308,7 +323,10 @@ int dp_bench_floor_server(const dp_bench_side *s, const dp_bench_run *r) {
     case DP_BENCH_EVENTFD: return serve(event_server, &t);
     case DP_BENCH_FUTEX: return serve(futex_server, &t);
     case DP_BENCH_IMM:
-    case DP_BENCH_IMM_WARM: return s->verbs ? dp_bench_verbs_server(s->verbs, r) : DP_UNSUPPORTED;
+    case DP_BENCH_IMM_WARM:
+    case DP_BENCH_IMM_WINDOW: return s->verbs ? dp_bench_verbs_server(s->verbs, r) : DP_UNSUPPORTED;
+    case DP_BENCH_READ:
+    case DP_BENCH_FETCH_ADD: return DP_OK;
     }
     return DP_INVALID;
 }
@@ -323,8 +341,14 @@ int dp_bench_floor_client(const dp_bench_side *s, const dp_bench_run *r, uint32_
     case DP_BENCH_RING: return ring_client(s, r, warm, samples, ns);
     case DP_BENCH_EVENTFD: return timed(event_client, &t, warm, samples, ns);
     case DP_BENCH_FUTEX: return timed(futex_client, &t, warm, samples, ns);
+    case DP_BENCH_READ:
+        return s->verbs ? dp_bench_verbs_client(s->verbs, r, warm, samples, ns) : timed(read_client, &t, warm, samples, ns);
+    case DP_BENCH_FETCH_ADD:
+        return s->verbs ? dp_bench_verbs_client(s->verbs, r, warm, samples, ns) : timed(add_client, &t, warm, samples, ns);
     case DP_BENCH_IMM:
-    case DP_BENCH_IMM_WARM: return s->verbs ? dp_bench_verbs_client(s->verbs, r, warm, samples, ns) : DP_UNSUPPORTED;
+    case DP_BENCH_IMM_WARM:
+    case DP_BENCH_IMM_WINDOW:
+        return s->verbs ? dp_bench_verbs_client(s->verbs, r, warm, samples, ns) : DP_UNSUPPORTED;
     }
     return DP_INVALID;
 }

@@ -16,6 +16,7 @@ typedef struct peer {
     dp_server *server;
     dp_bench_verbs *verbs;
     uint32_t payload;
+    uint32_t depth;
 } peer;
 
 /* The function ABI has no argument for it. One peer per thread. */
@@ -53,7 +54,7 @@ static uint32_t join_verbs(void *args, uint32_t size, void *res) {
     if (size != sizeof theirs || serving->verbs)
         return 0;
     memcpy(&theirs, args, sizeof theirs);
-    if (dp_bench_verbs_create(serving->dev, serving->payload, &serving->verbs, &mine, &err) ||
+    if (dp_bench_verbs_create(serving->dev, serving->payload, serving->depth, &serving->verbs, &mine, &err) ||
         dp_bench_verbs_connect(serving->verbs, &theirs, &err)) {
         fprintf(stderr, "rfaas-bench-peer: %s\n", err.msg);
         return 0;
@@ -117,6 +118,7 @@ static int start(peer *p, const dp_bench_hello *h, const dp_bench_fds *fds, dp_b
     p->side.ping = fds->ping;
     p->side.pong = fds->pong;
     p->payload = h->payload;
+    p->depth = h->depth;
     int st = pin(h->peer_cpu, err);
     if (!st)
         st = map_memory(p, fds->memory, err);

@@ -1,0 +1,242 @@
+package latency
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Floor is a peer that stays beside other measurements, for bare round trips between two batches of theirs. Its peer sleeps
+// meanwhile. It belongs to the goroutine that opened it, which it locks to its thread.
+type Floor struct {
+	s   *session
+	cfg Config
+}
+
+// OpenFloor starts the peer, for payloads up to the largest of cfg. Of cfg, Provider, Device, Payloads, Depth, CPUs and Peer
+// are used.
+func OpenFloor(cfg Config) (*Floor, error) {
+	cfg.Clients, cfg.Modes, cfg.Function, cfg.Buffers, cfg.Slots = []string{ClientC}, []dataplane.WaitMode{dataplane.Warm}, "", "", 0
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	runtime.LockOSThread()
+	s, err := openSession(&cfg, dataplane.Warm)
+	if err != nil {
+		runtime.UnlockOSThread()
+		return nil, err
+	}
+	return &Floor{s, cfg}, nil
+}
+
+// Close ends the peer.
+func (f *Floor) Close() {
+	f.s.close()
+	runtime.UnlockOSThread()
+}
+
+// CPUs are those of client and peer.
+func (f *Floor) CPUs() (client, peer int) { return f.cfg.CPUs[0], f.cfg.CPUs[1] }
+
+// pinned runs g on the client's CPU, if the peer is a process.
+func (f *Floor) pinned(g func() error) error {
+	if f.cfg.Peer == "" {
+		return g()
+	}
+	allowed, err := allowedCPUs()
+	if err != nil {
+		return err
+	}
+	undo, err := pin(f.cfg.CPUs[0], f.cfg.CPUs[1], allowed)
+	if err != nil {
+		return err
+	}
+	defer undo()
+	return g()
+}
+
+// Batch makes n bare round trips of a kind, about as many again untimed before, and returns their mean, ns. samples is nil or
+// n long.
+func (f *Floor) Batch(k dataplane.BenchKind, size, n int, samples []int64) (mean float64, err error) {
+	err = f.pinned(func() error {
+		mean, err = f.s.floor(k, size, size, 2+n/8, n, samples)
+		return err
+	})
+	return mean, f.s.explain(err)
+}
+
+// PingPong is the bare ping-pong of size bytes there and back on this provider.
+func (f *Floor) PingPong() dataplane.BenchKind {
+	if f.cfg.Provider == dataplane.Verbs {
+		return dataplane.BenchImm
+	}
+	return dataplane.BenchApart
+}
+
+// Calibrate is the bare round trip of now: the median of five short batches, ns.
+func (f *Floor) Calibrate() (float64, error) {
+	kind, size, n := dataplane.BenchFlag, 0, 400
+	switch {
+	case f.cfg.Provider == dataplane.Verbs:
+		kind, size, n = dataplane.BenchImm, 8, 40
+	case f.cfg.CPUs[0] == f.cfg.CPUs[1]:
+		kind, size, n = dataplane.BenchEventfd, 1, 100
+	}
+	var means [5]float64
+	err := f.pinned(func() (err error) {
+		for i := range means {
+			if means[i], err = f.s.floor(kind, size, size, n/4, n, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return median(means[:]), f.s.explain(err)
+}
+
+// Paired collects batches of something and, beside each, of its floor.
+type Paired struct {
+	Samples, FloorSamples Histogram
+	means, floors         []float64
+	before, after         []float64
+	discarded             int
+}
+
+// Add takes one pair's means, ns, and the calibrations before and after it. It reports whether the pair counts: a change of
+// the machine's mode discards it.
+func (p *Paired) Add(mean, floor float64, calibrations ...float64) bool {
+	if !sameMode(calibrations, modeTolerance) {
+		p.discarded++
+		return false
+	}
+	p.means, p.floors = append(p.means, mean), append(p.floors, floor)
+	if len(calibrations) > 0 {
+		p.before, p.after = append(p.before, calibrations[0]), append(p.after, calibrations[len(calibrations)-1])
+	}
+	return true
+}
+
+// Len is how many pairs count.
+func (p *Paired) Len() int { return len(p.means) }
+
+// Fill stores what was collected into a result: percentiles, ratios, rates, calibrations. floor names the floor; empty: there
+// was none, and no ratio is given.
+func (p *Paired) Fill(r *Result, floor string) {
+	nan := Number(math.NaN())
+	r.Samples, r.P50NS, r.P90NS, r.P99NS = p.Samples.Count(), p.Samples.Quantile(0.5), p.Samples.Quantile(0.9), p.Samples.Quantile(0.99)
+	r.P999NS, r.MaxNS, r.Disturbed = p.Samples.Quantile(0.999), p.Samples.Quantile(1), p.Samples.Above(10*p.Samples.Quantile(0.5))
+	r.Histogram, r.FloorHistogram = p.Samples.Encode(), p.FloorSamples.Encode()
+	r.FloorName, r.Ratio, r.RatioLow, r.RatioHigh, r.FloorMeanNS = "none", nan, nan, nan, nan
+	r.MeanNS, r.Pairs, r.PairsDiscarded = Number(median(p.means)), len(p.means), p.discarded
+	if len(p.means) > 0 {
+		r.OpsPerS = 1e9 / float64(r.MeanNS)
+		r.BytesPerS = r.OpsPerS * float64(r.Payload)
+	}
+	if floor != "" {
+		ratios := make([]float64, len(p.means))
+		for i := range ratios {
+			ratios[i] = p.means[i] / p.floors[i]
+		}
+		r.FloorName, r.FloorP50, r.FloorMeanNS = floor, p.FloorSamples.Quantile(0.5), Number(median(p.floors))
+		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
+	}
+	r.Calibration = Calibration{Number(median(p.before)), Number(median(p.after))}
+}
+
+// Start fills in what a result says about the machine before it is measured, and returns what fills in the rest.
+func Start(r *Result) (end func()) {
+	began := time.Now()
+	r.Load, r.StartedAt, r.ClockNS = loadAverage(), began.UTC().Format(time.RFC3339), dataplane.BenchClock()
+	return func() { r.Seconds = time.Since(began).Seconds() }
+}
+
+// bareKinds are what RunFloors measures, with the payloads that they have.
+func bareKinds(cfg *Config) []floorKind {
+	var kinds []floorKind
+	add := func(k dataplane.BenchKind, sizes ...int) {
+		for _, n := range sizes {
+			kinds = append(kinds, floorKind{k, n, n})
+		}
+	}
+	if cfg.Provider == dataplane.Verbs {
+		add(dataplane.BenchImm, cfg.Payloads...)
+	} else {
+		add(dataplane.BenchNear, cfg.Payloads...)
+		add(dataplane.BenchApart, cfg.Payloads...)
+	}
+	add(dataplane.BenchRead, cfg.Payloads...)
+	add(dataplane.BenchFetchAdd, 8)
+	return kinds
+}
+
+// RunFloors measures the floors themselves, interleaved: bare ping-pongs, reads and fetch-and-adds of cfg's payloads in one
+// pair of processes. Their ratio is to the calibration beside them.
+func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error {
+	f, err := OpenFloor(cfg)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	kinds := bareKinds(&f.cfg)
+	all := make([]Paired, len(kinds))
+	counts := make([]int, len(kinds))
+	first := Result{}
+	end := Start(&first)
+	for round := range f.cfg.Pairs + 1 {
+		for i, k := range kinds {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if round == 0 { // how long is a batch?
+				mean, err := f.Batch(k.kind, k.size, 30, nil)
+				if err != nil {
+					return err
+				}
+				counts[i] = min(max(int(float64(f.cfg.batch(dataplane.Hot))/mean), 20), 100_000)
+				continue
+			}
+			before, err := f.Calibrate()
+			if err != nil {
+				return err
+			}
+			mean, err := f.Batch(k.kind, k.size, counts[i], nil)
+			if err != nil {
+				return err
+			}
+			after, err := f.Calibrate()
+			if err != nil {
+				return err
+			}
+			if all[i].Add(mean, before, before, after) {
+				samples := make([]int64, min(counts[i], 5000))
+				if _, err := f.Batch(k.kind, k.size, len(samples), samples); err != nil {
+					return err
+				}
+				all[i].Samples.Add(samples...)
+			}
+		}
+		f.cfg.Progress(fmt.Sprintf("%s floors: round %d of %d", f.cfg.Provider, round, f.cfg.Pairs))
+	}
+	end()
+	for i, k := range kinds {
+		r := first
+		r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Buffers = "floor", f.cfg.Provider, ClientC, "hot", k.kind.String(), BuffersRegistered
+		r.Payload, r.Depth, r.BatchCalls = k.size, 1, counts[i]
+		r.CPUClient, r.CPUPeer = f.CPUs()
+		r.Method = fmt.Sprintf("median of %d interleaved batches of bare round trips between calibrations", f.cfg.Pairs)
+		all[i].Fill(&r, "calibration")
+		r.Complete = r.Pairs >= f.cfg.Pairs
+		if err := emit(&r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Median of values in any order; NaN when there are none.
+func Median(values []float64) float64 { return median(slices.Clone(values)) }
