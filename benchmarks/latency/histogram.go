@@ -2,7 +2,6 @@ package latency
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
@@ -88,7 +87,7 @@ func CDF(encoded string) ([]Point, error) {
 		return nil, fmt.Errorf("histogram: %w", err)
 	}
 	total := float64(h.TotalCount())
-	if total <= 0 || math.IsNaN(total) {
+	if total <= 0 {
 		return nil, nil
 	}
 	var points []Point
