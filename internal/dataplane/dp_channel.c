@@ -102,9 +102,9 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
     if (!ch->slots || !ch->free || !ch->bulk_in.used || !ch->bulk_out.used)
         st = dp_fail(err, DP_FATAL, ENOMEM, "create channel of depth %u", ch->cfg.depth);
     if (!st)
-        st = dp_mem_alloc(ep->domain, ch->layout.size, DP_REMOTE_WRITE, &ch->results, err);
+        st = dp_layout_alloc(ep->domain, &ch->layout, DP_REMOTE_WRITE, &ch->results, err);
     if (!st && !(ep->dev->caps & DP_CAP_SYNC_SOURCE))
-        st = dp_mem_alloc(ep->domain, ch->layout.size, 0, &ch->staging, err);
+        st = dp_layout_alloc(ep->domain, &ch->layout, 0, &ch->staging, err);
     if (!st) {
         dp_qp_attr attr = {.max_send = 2 * ch->cfg.depth + 8, .max_recv = ch->cfg.depth, .max_inline = 256,
                            .expose = {ch->results}, .n_expose = 1};

@@ -127,7 +127,7 @@ void dp_domain_destroy(dp_domain *d) {
 int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
     if (size == 0 || size > (1ull << 40))
         return dp_fail(err, DP_INVALID, 0, "allocate region: size %llu not in 1..2^40", (unsigned long long)size);
-    if (access & ~7u)
+    if (access & ~(7u | DP_MEM_LAZY))
         return dp_fail(err, DP_INVALID, 0, "allocate region: unknown access bits %#x", access);
     return made(d->dev->ops->mem_alloc(d, size, access, out, err), &live.regions);
 }

@@ -43,6 +43,8 @@ enum {
     DP_REMOTE_WRITE = 2,
     DP_REMOTE_ATOMIC = 4, /* words reached by fetch-and-add and compare-and-swap */
 };
+/* With these in dp_mem_alloc: pages come when they are first touched, where the provider can do that (shm). */
+#define DP_MEM_LAZY 8u
 
 /* Capabilities of a device. */
 enum {
@@ -214,7 +216,7 @@ int dp_verbs_preload(void);
 int dp_domain_create(dp_dev *dev, dp_domain **out, dp_error *err);
 void dp_domain_destroy(dp_domain *d);
 
-/* dp_mem_alloc allocates zeroed, page-aligned, prefaulted memory of at least size bytes (size 1 ..
+/* dp_mem_alloc allocates zeroed, page-aligned memory, prefaulted without DP_MEM_LAZY, of at least size bytes (size 1 ..
  * 1 TiB) and registers it. The provider owns it until dp_mem_free. Followed by an inaccessible page. */
 int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);
 /* dp_mem_register registers memory of the caller's, who keeps it mapped until dp_mem_free. shm can

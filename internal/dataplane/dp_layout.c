@@ -1,6 +1,19 @@
 #include "dp_layout.h"
 
 #include <string.h>
+#include <sys/mman.h>
+
+int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **out, dp_error *err) {
+    int st = dp_mem_alloc(d, l->size, access | DP_MEM_LAZY, out, err);
+    if (st)
+        return st;
+    enum { PAGE = 4096 };
+    uint8_t *at = (*out)->addr;
+    madvise(at, (l->bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
+    uint64_t mail = l->mail_at & ~(uint64_t)(PAGE - 1);
+    madvise(at + mail, (l->size - mail + PAGE - 1) & ~(uint64_t)(PAGE - 1), MADV_POPULATE_WRITE);
+    return DP_OK;
+}
 
 int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generation, const dp_mem *m, void *blob,
                    uint32_t *len, dp_error *err) {

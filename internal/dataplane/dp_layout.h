@@ -45,6 +45,10 @@ static inline uint64_t dp_bulk_at(const dp_layout *l, uint32_t units) {
     return l->bulk_at + (uint64_t)units * DP_BULK_UNIT;
 }
 
+/* Allocates a side's region, its slots and mailbox prefaulted. The bulk area's pages come with the first large payloads, as
+ * far as the provider lets them: most leases have none, and 2 MiB of pages take longer than all else in a lease's start. */
+int dp_layout_alloc(dp_domain *d, const dp_layout *l, uint32_t access, dp_mem **out, dp_error *err);
+
 /* Writes this side's blob. */
 int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generation, const dp_mem *m, void *blob,
                    uint32_t *len, dp_error *err);

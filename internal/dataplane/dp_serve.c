@@ -81,9 +81,9 @@ static int server_connect(dp_server *s, dp_error *err) {
     if (!st)
         st = dp_cq_create(s->dev, 3 * s->layout.depth + 8, &s->cq, err);
     if (!st)
-        st = dp_mem_alloc(s->domain, s->layout.size, DP_REMOTE_WRITE, &s->requests, err);
+        st = dp_layout_alloc(s->domain, &s->layout, DP_REMOTE_WRITE, &s->requests, err);
     if (!st && !(s->dev->caps & DP_CAP_RKEY_PTR))
-        st = dp_mem_alloc(s->domain, s->layout.size, 0, &s->staging, err);
+        st = dp_layout_alloc(s->domain, &s->layout, 0, &s->staging, err);
     if (!st)
         st = scratch_create(s, err);
     if (st)

@@ -64,7 +64,9 @@ static int shm_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **
     shm_mem *m = calloc(1, sizeof *m);
     if (!m)
         return dp_fail(err, DP_FATAL, ENOMEM, "allocate region");
-    int st = shm_segment_create("a region", size, true, &m->fd, &m->m.addr, err);
+    bool lazy = access & DP_MEM_LAZY;
+    access &= ~DP_MEM_LAZY;
+    int st = shm_segment_create("a region", size, !lazy, &m->fd, &m->m.addr, err);
     if (st) {
         free(m);
         return st;

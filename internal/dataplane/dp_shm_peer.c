@@ -32,6 +32,22 @@ void shm_peer_clear(shm_peer *p) {
 }
 
 /* Maps size bytes from offset of fd if it is a memfd that can no longer shrink and holds them. */
+/* Page tables now rather than at the first call, of the pages that the owner has; a hint. */
+static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool writable) {
+    enum { PIECES = 16 }; /* a region has two at first: its slots and its mailbox */
+    uint64_t from = 0;
+    for (int i = 0; i < PIECES && from < len; i++) {
+        off_t data = lseek(fd, (off_t)(offset + from), SEEK_DATA);
+        if (data < 0 || (uint64_t)data - offset >= len)
+            return;
+        from = (uint64_t)data - offset;
+        off_t hole = lseek(fd, data, SEEK_HOLE);
+        uint64_t to = hole < 0 || (uint64_t)hole - offset > len ? len : (uint64_t)hole - offset;
+        madvise(at + from, to - from, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+        from = to;
+    }
+}
+
 static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable) {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -51,8 +67,7 @@ static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable) 
         errno = e;
         return NULL;
     }
-    /* Page tables now rather than at the first call; a hint. */
-    madvise(at, len, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    populate(fd, offset - skew, at, len, writable);
     return at + skew;
 }
 

@@ -74,6 +74,7 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
 
 int dpv_mem_alloc(dp_domain *base, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    access &= ~DP_MEM_LAZY; /* the device pins all pages */
     uint64_t body = (size + page - 1) & ~(page - 1);
     /* Under vm.overcommit_memory=1 the mapping itself never fails: filling it would wake the OOM killer. */
     if (body / page > (uint64_t)sysconf(_SC_PHYS_PAGES))

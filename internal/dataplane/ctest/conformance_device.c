@@ -272,7 +272,7 @@ T_CASE(memory_bad, "memory/bad-arguments") {
     CHECK_REFUSED(dp_mem_alloc(b.dom, 0, ACCESS_ALL, &m, &err), DP_INVALID, err);
     CHECK_REFUSED(dp_mem_alloc(b.dom, (1ull << 40) + 1, ACCESS_ALL, &m, &err), DP_INVALID, err);
     CHECK_REFUSED(dp_mem_alloc(b.dom, UINT64_MAX, ACCESS_ALL, &m, &err), DP_INVALID, err);
-    CHECK_REFUSED(dp_mem_alloc(b.dom, 4096, 8, &m, &err), DP_INVALID, err);
+    CHECK_REFUSED(dp_mem_alloc(b.dom, 4096, 16, &m, &err), DP_INVALID, err);
     char *own = malloc(4096);
     CHECK_REFUSED(dp_mem_register(b.dom, NULL, 4096, 0, &m, &err), DP_INVALID, err);
     CHECK_REFUSED(dp_mem_register(b.dom, own, 0, 0, &m, &err), DP_INVALID, err);
