@@ -22,7 +22,7 @@ const cycles = 400
 // open files than before.
 func TestLeaseCycles(t *testing.T) {
 	const clients = 8
-	w := newWorld(t, "--share-cores", "4")
+	w := newWorld(t, "--share-cores", "4", "--warm-pool", "0")
 	files := func() int {
 		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid))
 		if err != nil {

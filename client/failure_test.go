@@ -76,7 +76,7 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 
 // A killed executor takes zygote and workers with it, and calls end with a named error within a second.
 func TestExecutorKilledLeavesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	pids := children(t, w.cmd.Process.Pid)
 	if len(pids) != 3 {
@@ -119,7 +119,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 // SIGTERM lets running calls finish, ends those that do not with a lease error after the grace, and the executor
 // exits with 0.
 func TestExecutorStopsWithCallsInFlight(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	pids := children(t, w.cmd.Process.Pid)
 	sleep := function(t, l, "sleep_ns")
@@ -165,7 +165,7 @@ func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 
 // Workers live on when the zygote dies, and dead workers are replaced by another zygote.
 func TestZygoteKilled(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
 	echo, count := function(t, l, "echo"), function(t, l, "count")
 	out := make([]byte, 8)
@@ -195,7 +195,7 @@ func TestUnreachableWorkerIsReplaced(t *testing.T) {
 	if provider() == "verbs" {
 		t.Skip("on verbs nothing tells a waiting client that its worker's queue pair is gone while the worker lives")
 	}
-	w := newWorld(t)
+	w := newWorld(t, "--warm-pool", "0")
 	// Not descriptor 3, by which the executor would end the worker itself.
 	library := compile(t, "closes.so", `#include <stdint.h>
 #include <unistd.h>
@@ -256,7 +256,7 @@ func TestClientProcess(t *testing.T) {
 
 // A killed client's lease ends, its workers are reaped, also one in the middle of a call, and the cores are free.
 func TestClientKilled(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, "--warm-pool", "0")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestClientProcess$")
 	cmd.Env = append(os.Environ(), "TEST_CLIENT_OF="+w.Address, "TEST_CLIENT_SECRET="+w.secret)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -300,7 +300,7 @@ func TestClientKilled(t *testing.T) {
 
 // What was closed stays closed and says so.
 func TestUseAfterClose(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
 	echo := function(t, l, "echo")
 	buffer, err := l.Worker(0).Alloc(t.Context(), 64)

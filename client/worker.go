@@ -84,8 +84,29 @@ func (w *Worker) close() {
 // Index is the worker's number in its lease.
 func (w *Worker) Index() int { return w.index }
 
+// Start is how a worker came to its lease.
+type Start int
+
+// The ways, the slowest first.
+const (
+	StartUnknown Start = iota // the executor does not say
+	StartCold                 // a process was cloned for it
+	StartWarm                 // a process was there, cloned in advance
+	StartCached               // it has served an earlier lease of this process, and the connection to it stood
+)
+
+func (s Start) String() string {
+	if s < 0 || int(s) >= len(startNames) {
+		s = StartUnknown
+	}
+	return startNames[s]
+}
+
+var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartWarm: "warm", StartCached: "cached"}
+
 // StartSteps is what the start of a worker took, as its executor saw it.
 type StartSteps struct {
+	Start   Start
 	Fork    time.Duration // from the request to the worker's first word
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library
@@ -94,7 +115,7 @@ type StartSteps struct {
 // StartSteps is what the start of the lease's first process in this place took.
 func (w *Worker) StartSteps() StartSteps {
 	g := w.lease.held.Workers[w.index]
-	return StartSteps{Fork: g.Fork, Connect: g.Connect, Code: g.Code}
+	return StartSteps{Start: Start(g.Start), Fork: g.Fork, Connect: g.Connect, Code: g.Code}
 }
 
 // PID is the process id of the worker on its node, 0 while it is being replaced.

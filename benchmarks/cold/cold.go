@@ -1,5 +1,5 @@
 // Package cold measures what `rfaas bench cold` prints: how long it takes from asking for a lease to the first result, with
-// a worker that is cloned for it, and what each step of that takes.
+// a worker that is cloned for it or one that waits for a lease, and what each step of that takes.
 //
 // The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
 // that takes once, the first contact, is told beside the rest.
@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,8 +32,9 @@ type Config struct {
 	Provider string // shm or verbs
 	Library  string // with the function, which is called without a payload
 	Function string
-	Leases   int   // to be measured; 0: 200
-	Bulk     int64 // bytes of each channel's bulk area; 0: the client's default, negative: none
+	Mode     string // cold or warm; empty: cold
+	Leases   int    // to be measured; 0: 200
+	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 }
 
 // Result is what one run measured: medians in ns unless their name says otherwise. The JSON form is read by other
@@ -41,9 +43,10 @@ type Result struct {
 	Name         string  `json:"name"` // "start"
 	Provider     string  `json:"provider"`
 	Client       string  `json:"client"` // go
-	Mode         string  `json:"mode"`   // cold
+	Mode         string  `json:"mode"`   // cold or warm
 	Function     string  `json:"function"`
 	Samples      int     `json:"samples"`
+	Others       int     `json:"others"` // leases that started in another way, not counted: the pool was empty, say
 	P50NS        int64   `json:"p50_ns"` // from asking for a lease to the first result
 	P90NS        int64   `json:"p90_ns"`
 	P99NS        int64   `json:"p99_ns"`
@@ -63,15 +66,35 @@ type Result struct {
 // samples are the times of every lease, by step.
 type samples struct{ total, control, fork, connect, code, call, release []int64 }
 
+// modes are the settings of the executor that lead to each way to start.
+var modes = map[string][]string{
+	"cold": {"--warm-pool", "0"},
+	"warm": {"--warm-pool", "4"},
+}
+
+// Modes are the ways to start that can be measured.
+func Modes() []string { return slices.Sorted(maps.Keys(modes)) }
+
+// Check says what is wrong with a configuration, nil if nothing is.
+func (cfg *Config) Check() error {
+	switch {
+	case cfg.Leases < 0 || cfg.Leases > 100_000:
+		return fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases)
+	case cfg.Provider != "shm" && cfg.Provider != "verbs":
+		return fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider)
+	case cfg.Mode != "" && modes[cfg.Mode] == nil:
+		return fmt.Errorf("mode %q is none of %s", cfg.Mode, strings.Join(Modes(), ", "))
+	}
+	return nil
+}
+
 // Run starts an executor, measures and ends it. Blocks; ctx bounds it.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
-	n := cmp.Or(cfg.Leases, 200)
-	switch {
-	case n < 1 || n > 100_000:
-		return nil, fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases)
-	case cfg.Provider != "shm" && cfg.Provider != "verbs":
-		return nil, fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider)
+	if err := cfg.Check(); err != nil {
+		return nil, err
 	}
+	n := cmp.Or(cfg.Leases, 200)
+	cfg.Mode = cmp.Or(cfg.Mode, "cold")
 	dir, err := os.MkdirTemp("", "rfaas-bench")
 	if err != nil {
 		return nil, err
@@ -83,7 +106,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	defer stop()
-	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: "cold", Function: cfg.Function, Samples: n,
+	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Samples: n,
 		Load: load(), StartedAt: time.Now().UTC().Format(time.RFC3339),
 		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there"}
 	began := time.Now()
@@ -93,14 +116,23 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	defer s.Close()
 	var all samples
-	if err := all.lease(ctx, s, cfg); err != nil {
+	if _, err := all.lease(ctx, s, cfg); err != nil {
 		return nil, err
 	}
 	r.FirstContact = int64(time.Since(began)) - all.release[0]
 	all = samples{}
-	for range n {
-		if err := all.lease(ctx, s, cfg); err != nil {
+	for len(all.total) < n {
+		one := all
+		how, err := all.lease(ctx, s, cfg)
+		if err != nil {
 			return nil, err
+		}
+		if how == cfg.Mode {
+			continue
+		}
+		all = one
+		if r.Others++; r.Others > othersMost*n {
+			return nil, fmt.Errorf("%d leases started %s, and %d otherwise: the last one %s", len(all.total), cfg.Mode, r.Others, how)
 		}
 	}
 	slices.Sort(all.total)
@@ -113,17 +145,20 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	return r, nil
 }
 
+// othersMost is how many leases may start in another way, for each that shall be measured.
+const othersMost = 20
+
 // rank is a percentile of ascending values: the smallest that is not below percent of them.
 func rank(sorted []int64, percent int) int64 {
 	return sorted[max((len(sorted)*percent+99)/100-1, 0)]
 }
 
-// lease takes a lease, makes one call, gives it back and notes the times.
-func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) error {
+// lease takes a lease, makes one call, gives it back and notes the times. how is the way in which it started.
+func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how string, err error) {
 	began := time.Now()
 	l, err := s.Lease(ctx, client.LeaseOptions{Library: cfg.Library, Bulk: cfg.Bulk})
 	if err != nil {
-		return err
+		return "", err
 	}
 	leased := time.Since(began)
 	f, err := l.Function(cfg.Function)
@@ -134,20 +169,20 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) erro
 	steps := l.Worker(0).StartSteps()
 	began = time.Now()
 	if err = errors.Join(err, l.Release(ctx)); err != nil {
-		return err
+		return "", err
 	}
 	a.release = append(a.release, int64(time.Since(began)))
 	a.total = append(a.total, int64(total))
 	a.control = append(a.control, int64(leased-steps.Fork-steps.Connect-steps.Code))
 	a.fork, a.connect, a.code = append(a.fork, int64(steps.Fork)), append(a.connect, int64(steps.Connect)), append(a.code, int64(steps.Code))
 	a.call = append(a.call, int64(total-leased))
-	return nil
+	return steps.Start.String(), nil
 }
 
 // start starts an executor that lends one core and returns its address and what ends it.
 func start(ctx context.Context, cfg Config, secret string) (address string, stop func(), err error) {
-	cmd := exec.CommandContext(ctx, cfg.Executor, "--listen", "127.0.0.1:0", "--secret-file", secret, "--providers", cfg.Provider,
-		"--cores", "1", "--grace", "2s")
+	cmd := exec.CommandContext(ctx, cfg.Executor, append([]string{"--listen", "127.0.0.1:0", "--secret-file", secret, "--providers",
+		cfg.Provider, "--cores", "1", "--grace", "2s"}, modes[cfg.Mode]...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	errs, err := cmd.StderrPipe()
 	if err != nil {
@@ -202,6 +237,6 @@ func WriteTable(w io.Writer, r *Result) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "%d leases; release %s; first contact %s; load %.1f. %s.\n", r.Samples, us(r.ReleaseNS), us(r.FirstContact), r.Load, r.Method)
+	_, err := fmt.Fprintf(w, "%d leases (%d started otherwise); release %s; first contact %s; load %.1f. %s.\n", r.Samples, r.Others, us(r.ReleaseNS), us(r.FirstContact), r.Load, r.Method)
 	return err
 }

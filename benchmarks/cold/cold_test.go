@@ -24,14 +24,20 @@ func built(t *testing.T, path string) string {
 }
 
 func TestRun(t *testing.T) {
+	for _, mode := range Modes() {
+		t.Run(mode, func(t *testing.T) { testRun(t, mode) })
+	}
+}
+
+func testRun(t *testing.T, mode string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cfg := Config{Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 10}
+	cfg := Config{Mode: mode, Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 10}
 	r, err := Run(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Samples != 10 || r.Mode != "cold" || r.P50NS <= 0 || r.P50NS > r.P90NS || r.P90NS > r.P99NS || r.P99NS > r.MaxNS {
+	if r.Samples != 10 || r.Mode != mode || r.P50NS <= 0 || r.P50NS > r.P90NS || r.P90NS > r.P99NS || r.P99NS > r.MaxNS {
 		t.Errorf("%+v", r)
 	}
 	for name, ns := range map[string]int64{"control": r.ControlNS, "fork": r.ForkNS, "connect": r.ConnectNS, "code": r.CodeNS,
@@ -58,6 +64,7 @@ func TestRunRefuses(t *testing.T) {
 	good := Config{Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 1}
 	for text, change := range map[string]func(*Config){
 		`"pigeon"`:        func(c *Config) { c.Provider = "pigeon" },
+		`"lukewarm"`:      func(c *Config) { c.Mode = "lukewarm" },
 		"-1 leases":       func(c *Config) { c.Leases = -1 },
 		"/nonexistent/x":  func(c *Config) { c.Executor = "/nonexistent/x" },
 		"ended at once":   func(c *Config) { c.Executor = "/bin/false" },

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -13,20 +14,23 @@ import (
 func newBenchCold(a *app) *cobra.Command {
 	var cfg cold.Config
 	var asJSON bool
+	var modes []string
 	c := &cobra.Command{
 		Use:   "cold",
 		Short: "From asking for a lease to the first result, step by step",
-		Long: `From asking for a lease to the first result, step by step, with a worker that is cloned for each lease. An executor of
-its own is started for it, from the programs beside this one.`,
+		Long: `From asking for a lease to the first result, step by step: cold with a worker that is cloned for each lease, warm with one
+that waits for it. An executor of its own is started for each, from the programs beside this one.`,
 		Example: `  rfaas bench cold --provider shm --json
   rfaas bench cold --provider verbs --library libmine.so --function empty`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if cfg.Provider != "shm" && cfg.Provider != "verbs" {
-				return a.badUsage(fmt.Errorf("provider %q is neither shm nor verbs", cfg.Provider))
-			}
-			if cfg.Leases < 1 || cfg.Leases > 100_000 {
+			if cfg.Leases < 1 {
 				return a.badUsage(fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases))
+			}
+			for _, cfg.Mode = range modes {
+				if err := cfg.Check(); err != nil {
+					return a.badUsage(err)
+				}
 			}
 			self, err := os.Executable()
 			if err != nil {
@@ -38,23 +42,30 @@ its own is started for it, from the programs beside this one.`,
 			if cfg.Library == "" { // in a source tree
 				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
 			}
-			r, err := cold.Run(c.Context(), cfg)
-			if err != nil {
-				return err
-			}
+			write := cold.WriteTable
 			if asJSON {
-				return cold.WriteJSON(a.Stdout, r)
+				write = cold.WriteJSON
 			}
-			return cold.WriteTable(a.Stdout, r)
+			for _, cfg.Mode = range modes {
+				r, err := cold.Run(c.Context(), cfg)
+				if err == nil {
+					err = write(a.Stdout, r)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm or verbs")
+	f.StringSliceVar(&modes, "mode", cold.Modes(), "ways to start: "+strings.Join(cold.Modes(), ", "))
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
 	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area, 0 for the client's default, negative for none")
 	f.StringVar(&cfg.Library, "library", "", "library of functions (default: ../build/functions/echo.so beside this program)")
 	f.StringVar(&cfg.Function, "function", "empty", "function of it, called without a payload")
 	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
-	f.BoolVar(&asJSON, "json", false, "print a JSON object")
+	f.BoolVar(&asJSON, "json", false, "print a JSON object per mode, one a line")
 	return c
 }

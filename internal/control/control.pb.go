@@ -73,6 +73,59 @@ func (WaitMode) EnumDescriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{0}
 }
 
+// How a worker came to its lease.
+type StartPath int32
+
+const (
+	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
+	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
+	StartPath_START_PATH_WARM    StartPath = 2 // cloned in advance
+	StartPath_START_PATH_CACHED  StartPath = 3 // kept from an earlier lease of the same process, connected
+)
+
+// Enum value maps for StartPath.
+var (
+	StartPath_name = map[int32]string{
+		0: "START_PATH_UNKNOWN",
+		1: "START_PATH_COLD",
+		2: "START_PATH_WARM",
+		3: "START_PATH_CACHED",
+	}
+	StartPath_value = map[string]int32{
+		"START_PATH_UNKNOWN": 0,
+		"START_PATH_COLD":    1,
+		"START_PATH_WARM":    2,
+		"START_PATH_CACHED":  3,
+	}
+)
+
+func (x StartPath) Enum() *StartPath {
+	p := new(StartPath)
+	*p = x
+	return p
+}
+
+func (x StartPath) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StartPath) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_control_control_proto_enumTypes[1].Descriptor()
+}
+
+func (StartPath) Type() protoreflect.EnumType {
+	return &file_internal_control_control_proto_enumTypes[1]
+}
+
+func (x StartPath) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StartPath.Descriptor instead.
+func (StartPath) EnumDescriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{1}
+}
+
 type Event_Kind int32
 
 const (
@@ -115,11 +168,11 @@ func (x Event_Kind) String() string {
 }
 
 func (Event_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_control_control_proto_enumTypes[1].Descriptor()
+	return file_internal_control_control_proto_enumTypes[2].Descriptor()
 }
 
 func (Event_Kind) Type() protoreflect.EnumType {
-	return &file_internal_control_control_proto_enumTypes[1]
+	return &file_internal_control_control_proto_enumTypes[2]
 }
 
 func (x Event_Kind) Number() protoreflect.EnumNumber {
@@ -545,6 +598,7 @@ type WorkerGrant struct {
 	Cpus          []uint32               `protobuf:"varint,2,rep,packed,name=cpus,proto3" json:"cpus,omitempty"`
 	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
 	Steps         *StartSteps            `protobuf:"bytes,4,opt,name=steps,proto3" json:"steps,omitempty"`
+	Start         StartPath              `protobuf:"varint,5,opt,name=start,proto3,enum=rfaas.control.v1.StartPath" json:"start,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -605,6 +659,13 @@ func (x *WorkerGrant) GetSteps() *StartSteps {
 		return x.Steps
 	}
 	return nil
+}
+
+func (x *WorkerGrant) GetStart() StartPath {
+	if x != nil {
+		return x.Start
+	}
+	return StartPath_START_PATH_UNKNOWN
 }
 
 // What a worker's start took, in ns, as the executor saw it.
@@ -3112,12 +3173,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tfunctions\x18\x04 \x03(\tR\tfunctions\x12\x1f\n" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
-	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\"{\n" +
+	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\"\xae\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x05R\x03pid\x122\n" +
-	"\x05steps\x18\x04 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\"N\n" +
+	"\x05steps\x18\x04 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\x121\n" +
+	"\x05start\x18\x05 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x05start\"N\n" +
 	"\n" +
 	"StartSteps\x12\x12\n" +
 	"\x04fork\x18\x01 \x01(\x04R\x04fork\x12\x18\n" +
@@ -3299,7 +3361,12 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bWaitMode\x12\x16\n" +
 	"\x12WAIT_MODE_ADAPTIVE\x10\x00\x12\x11\n" +
 	"\rWAIT_MODE_HOT\x10\x01\x12\x12\n" +
-	"\x0eWAIT_MODE_WARM\x10\x022\xae\x06\n" +
+	"\x0eWAIT_MODE_WARM\x10\x02*d\n" +
+	"\tStartPath\x12\x16\n" +
+	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
+	"\x0fSTART_PATH_COLD\x10\x01\x12\x13\n" +
+	"\x0fSTART_PATH_WARM\x10\x02\x12\x15\n" +
+	"\x11START_PATH_CACHED\x10\x032\xae\x06\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12H\n" +
@@ -3336,124 +3403,126 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 	return file_internal_control_control_proto_rawDescData
 }
 
-var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
-	(Event_Kind)(0),               // 1: rfaas.control.v1.Event.Kind
-	(*InfoRequest)(nil),           // 2: rfaas.control.v1.InfoRequest
-	(*InfoReply)(nil),             // 3: rfaas.control.v1.InfoReply
-	(*LeaseRequest)(nil),          // 4: rfaas.control.v1.LeaseRequest
-	(*LeaseReply)(nil),            // 5: rfaas.control.v1.LeaseReply
-	(*WorkerGrant)(nil),           // 6: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 7: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 8: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 9: rfaas.control.v1.UploadReply
-	(*ReplaceRequest)(nil),        // 10: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 11: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 12: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 13: rfaas.control.v1.ReleaseReply
-	(*RenewRequest)(nil),          // 14: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 15: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 16: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 17: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 18: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 19: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 20: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 21: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 22: rfaas.control.v1.DrainReply
-	(*InspectRequest)(nil),        // 23: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 24: rfaas.control.v1.InspectReply
-	(*EventsRequest)(nil),         // 25: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 26: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 27: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 28: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 29: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 30: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 31: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 32: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 33: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 34: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 35: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 36: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 37: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 38: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 39: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 40: rfaas.control.v1.AttachExecutorReply
-	(*AttachClientRequest)(nil),   // 41: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 42: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 43: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 44: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 45: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 46: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 47: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 48: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 49: rfaas.control.v1.BillLine
+	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
+	(Event_Kind)(0),               // 2: rfaas.control.v1.Event.Kind
+	(*InfoRequest)(nil),           // 3: rfaas.control.v1.InfoRequest
+	(*InfoReply)(nil),             // 4: rfaas.control.v1.InfoReply
+	(*LeaseRequest)(nil),          // 5: rfaas.control.v1.LeaseRequest
+	(*LeaseReply)(nil),            // 6: rfaas.control.v1.LeaseReply
+	(*WorkerGrant)(nil),           // 7: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 8: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 9: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 10: rfaas.control.v1.UploadReply
+	(*ReplaceRequest)(nil),        // 11: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 12: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 13: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 14: rfaas.control.v1.ReleaseReply
+	(*RenewRequest)(nil),          // 15: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 16: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 17: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 18: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 19: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 20: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 21: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 22: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 23: rfaas.control.v1.DrainReply
+	(*InspectRequest)(nil),        // 24: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 25: rfaas.control.v1.InspectReply
+	(*EventsRequest)(nil),         // 26: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 27: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 28: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 29: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 30: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 31: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 32: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 33: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 34: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 35: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 36: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 37: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 38: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 39: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 40: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 41: rfaas.control.v1.AttachExecutorReply
+	(*AttachClientRequest)(nil),   // 42: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 43: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 44: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 45: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 46: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 47: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 48: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 49: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 50: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	6,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	7,  // 2: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	6,  // 3: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	18, // 4: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	1,  // 5: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	3,  // 6: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	38, // 7: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	3,  // 8: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	35, // 9: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	3,  // 10: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	36, // 11: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	36, // 12: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	36, // 13: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	36, // 14: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	43, // 15: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	48, // 16: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	49, // 17: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	2,  // 18: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	4,  // 19: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	8,  // 20: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	10, // 21: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	12, // 22: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	14, // 23: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	16, // 24: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	19, // 25: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	21, // 26: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	23, // 27: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	25, // 28: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	27, // 29: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	29, // 30: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	31, // 31: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	33, // 32: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	37, // 33: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	39, // 34: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	41, // 35: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	44, // 36: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	46, // 37: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	3,  // 38: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	5,  // 39: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	9,  // 40: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	11, // 41: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	13, // 42: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	15, // 43: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	17, // 44: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	20, // 45: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	22, // 46: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	24, // 47: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	26, // 48: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	28, // 49: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	30, // 50: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	32, // 51: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	34, // 52: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	38, // 53: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	40, // 54: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	42, // 55: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	45, // 56: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	47, // 57: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	38, // [38:58] is the sub-list for method output_type
-	18, // [18:38] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	7,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	8,  // 2: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 3: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	7,  // 4: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	19, // 5: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 6: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 7: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	39, // 8: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 9: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	36, // 10: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 11: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	37, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	37, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	37, // 14: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	37, // 15: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	44, // 16: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	49, // 17: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	50, // 18: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 19: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	5,  // 20: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	9,  // 21: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	11, // 22: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	13, // 23: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	15, // 24: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	17, // 25: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	20, // 26: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	22, // 27: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	24, // 28: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	26, // 29: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	28, // 30: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	30, // 31: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	32, // 32: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	34, // 33: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	38, // 34: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	40, // 35: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	42, // 36: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	45, // 37: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	47, // 38: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	4,  // 39: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	6,  // 40: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	10, // 41: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	12, // 42: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	14, // 43: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	16, // 44: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	18, // 45: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	21, // 46: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	23, // 47: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	25, // 48: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	27, // 49: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	29, // 50: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	31, // 51: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	33, // 52: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	35, // 53: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	39, // 54: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	41, // 55: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	43, // 56: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	46, // 57: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	48, // 58: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	39, // [39:59] is the sub-list for method output_type
+	19, // [19:39] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -3466,7 +3535,7 @@ func file_internal_control_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   2,

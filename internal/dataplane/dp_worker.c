@@ -2,6 +2,7 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
+ *   only one that is prepared: device; PREPARED; wait for the lease
  *   pin                                                      before memory is touched, so that it is near
  *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
  *   monitor thread, memory limit, crash notes                before user code, which could hang, eat everything or crash
@@ -66,6 +67,16 @@ static void for_the_executor(int sig, siginfo_t *info, void *context) {
     raise(sig); /* when this returns */
 }
 
+/* Takes a name and says STARTED. */
+static void begin(const worker *w, int sock) {
+    char name[16] = "rfaas-warm";
+    if (w->m->n_functions)
+        snprintf(name, sizeof name, "rfaas-w%u", w->id);
+    prctl(PR_SET_NAME, name);
+    uint32_t pid = (uint32_t)getpid();
+    dp_msg_send(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, -1);
+}
+
 static void detach(const worker *w, int sock, pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -78,11 +89,7 @@ static void detach(const worker *w, int sock, pid_t parent) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    char name[16];
-    snprintf(name, sizeof name, "rfaas-w%u", w->id);
-    prctl(PR_SET_NAME, name);
-    uint32_t pid = (uint32_t)getpid();
-    dp_msg_send(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, -1);
+    begin(w, sock);
 }
 
 static void close_from(int first) {
@@ -106,8 +113,8 @@ static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
         {fds->log, FD_LOG_OUT, 0},
         {fds->log, FD_LOG_ERR, 0},
         {fds->sock, FD_SOCK, O_CLOEXEC},
-        {fds->code, FD_CODE, O_CLOEXEC},
-        {fds->names, FD_NAMES, O_CLOEXEC},
+        {fds->code < 0 ? null : fds->code, FD_CODE, O_CLOEXEC}, /* the place of what a lease brings */
+        {fds->names < 0 ? null : fds->names, FD_NAMES, O_CLOEXEC},
         {fds->page, FD_PAGE, O_CLOEXEC},
     };
     enum { N = sizeof moves / sizeof *moves };
@@ -199,8 +206,9 @@ static void pin(const worker *w) {
     }
 }
 
-static void connect_client(worker *w) {
+static void open_device(worker *w) {
     const dp_msg_spawn *m = w->m;
+    dp_error err = {0};
     dp_dev_options opts = {
         .device = m->device,
         .port = m->port,
@@ -211,6 +219,35 @@ static void connect_client(worker *w) {
         .mtu = (int)m->mtu,
         .active_side_only = 1,
     };
+    int st = dp_dev_open(m->provider == DP_PROVIDER_SHM ? "shm" : "verbs", &opts, &w->dev, &err);
+    if (st != DP_OK)
+        fail(w, FD_SOCK, st, err.msg);
+}
+
+/* A prepared worker: the device is open when it waits, so that its lease need not. */
+static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
+    open_device(w);
+    dp_msg_send(FD_SOCK, DP_MSG_PREPARED, w->id, NULL, 0, -1);
+    dp_error err = {0};
+    int fds[DP_LEASE_FDS];
+    int st = dp_msg_recv_lease(FD_SOCK, lease, fds, &err);
+    if (st == DP_CANCELLED)
+        leave(DP_EXIT_STOPPED);
+    if (st == DP_OK && (lease->provider != w->m->provider || strcmp(lease->device, w->m->device)))
+        st = dp_fail(&err, DP_INVALID, 0, "prepared for provider %u, device \"%s\", not %u, \"%s\"", w->m->provider,
+                     w->m->device, lease->provider, lease->device);
+    if (st != DP_OK)
+        fail(w, FD_SOCK, st, err.msg);
+    w->m = lease;
+    begin(w, FD_SOCK);
+    if (dup3(fds[0], FD_CODE, O_CLOEXEC) < 0 || dup3(fds[1], FD_NAMES, O_CLOEXEC) < 0)
+        fail(w, FD_SOCK, DP_FATAL, "place a lease's descriptors");
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static void connect_client(worker *w) {
+    const dp_msg_spawn *m = w->m;
     dp_server_config cfg = {
         .mode = (dp_wait_mode)m->wait_mode,
         .max_depth = m->max_depth,
@@ -220,9 +257,9 @@ static void connect_client(worker *w) {
     dp_error err = {0};
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t len = sizeof blob;
-    int st = dp_dev_open(m->provider == DP_PROVIDER_SHM ? "shm" : "verbs", &opts, &w->dev, &err);
-    if (st == DP_OK)
-        st = dp_server_create(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err);
+    if (!w->dev)
+        open_device(w);
+    int st = dp_server_create(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err);
     if (st == DP_OK)
         st = dp_server_blob(w->server, blob, &len, &err);
     if (st != DP_OK)
@@ -330,6 +367,9 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     own_descriptors(&w, fds);
     map_page(&w);
     yield_to_others();
+    dp_msg_spawn lease;
+    if (!m->n_functions)
+        wait_for_lease(&w, &lease);
     pin(&w);
     connect_client(&w);
     start_monitor(&w);

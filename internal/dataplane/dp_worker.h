@@ -11,6 +11,9 @@
  *   executor ◀─ worker socket ─── worker      READY {channel blob}      connected to the client's queue pair
  *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
+ *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
+ *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
+ *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; STARTED, READY, LOADED follow
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *
@@ -54,6 +57,8 @@ enum {
     DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices} */
     DP_MSG_STARTED = 9,
     DP_MSG_FINISH = 10,
+    DP_MSG_PREPARE = 11,
+    DP_MSG_PREPARED = 12,
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker
@@ -83,10 +88,13 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_FUNCTIONS_MAX 65536     /* a request's function index has 16 bits */
 #define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */
 #define DP_SPAWN_FDS 5
+#define DP_PREPARE_FDS 3           /* of PREPARE: worker socket, log, page */
+#define DP_LEASE_FDS 2             /* of a SPAWN that a prepared worker gets: code, names */
 
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
- * bytes). Unused bytes are 0. */
+ * bytes). Unused bytes are 0. In a PREPARE everything that only a lease knows is 0: CPUs, memory limit, functions, blob;
+ * the SPAWN that follows names the same device. */
 typedef struct dp_msg_spawn {
     uint8_t provider; /* dp_provider_id */
     uint8_t wait_mode;
@@ -164,11 +172,16 @@ int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t
 /* Sends {status, text}; text longer than a packet is cut. */
 int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
 
+/* dp_msg_recv_lease waits for the SPAWN that ends a prepared worker's waiting and checks it. DP_OK, DP_CANCELLED (told to
+ * stop, or the executor is gone), or why it cannot be served. fds are the receiver's after DP_OK. */
+int dp_msg_recv_lease(int sock, dp_msg_spawn *m, int fds[DP_LEASE_FDS], dp_error *err);
+
 typedef struct dp_worker_fds {
     int sock, code, names, log, page;
 } dp_worker_fds;
 
-/* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. */
+/* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. One
+ * without functions is prepared only: it waits for its lease, and fds have neither code nor names (-1). */
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent);
 
 /* dp_worker_load checks and loads the library in the sealed memfd `code` and looks up n functions by the names in the

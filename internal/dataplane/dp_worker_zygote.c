@@ -137,6 +137,16 @@ static int check_device(const char *device, size_t room, dp_error *err) {
     return DP_OK;
 }
 
+/* What a worker needs that waits for its lease, and nothing else. */
+static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
+    if (m->n_functions || m->blob_len || m->memory_limit || !all_zero(m->cpus, sizeof m->cpus) ||
+        !all_zero(m->blob, sizeof m->blob))
+        return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, memory limit or CPUs");
+    if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK)
+        return DP_INVALID;
+    return check_device(m->device, sizeof m->device, err);
+}
+
 static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
     const struct {
         const char *what;
@@ -166,8 +176,8 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
     return check_device(m->device, sizeof m->device, err);
 }
 
-/* The head, the length and the descriptors; then the body. */
-static int check_packet(const packet *p, dp_error *err) {
+/* The head, the length and the descriptors, of which `fds` come with a SPAWN; then the body. */
+static int check_packet_for(const packet *p, int fds, dp_error *err) {
     if (p->len < sizeof(dp_msg_head))
         return dp_fail(err, DP_PROTOCOL, 0, "message of %zu bytes, the head alone has %zu", p->len,
                        sizeof(dp_msg_head));
@@ -176,15 +186,41 @@ static int check_packet(const packet *p, dp_error *err) {
     if (p->head.version != DP_WIRE_VERSION)
         return dp_fail(err, DP_PROTOCOL, 0, "message of wire version %u, this is rfaas-worker of version %d",
                        p->head.version, DP_WIRE_VERSION);
-    if (p->head.type != DP_MSG_SPAWN)
+    bool prepare = fds == DP_SPAWN_FDS && p->head.type == DP_MSG_PREPARE;
+    if (prepare)
+        fds = DP_PREPARE_FDS;
+    if (p->head.type != DP_MSG_SPAWN && !prepare)
         return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN", p->head.type);
     if (p->cut)
         return dp_fail(err, DP_PROTOCOL, 0, "spawn: more than %d bytes or %d descriptors", DP_MSG_MAX, FDS_TAKEN);
     if (p->head.len != p->len - sizeof(dp_msg_head) || p->head.len != sizeof(dp_msg_spawn))
         return dp_fail(err, DP_PROTOCOL, 0, "spawn: body of %zu bytes, %u announced, %zu needed",
                        p->len - sizeof(dp_msg_head), p->head.len, sizeof(dp_msg_spawn));
-    if (p->n_fds != DP_SPAWN_FDS)
-        return dp_fail(err, DP_PROTOCOL, 0, "spawn: %d descriptors, %d needed", p->n_fds, DP_SPAWN_FDS);
+    if (p->n_fds != fds)
+        return dp_fail(err, DP_PROTOCOL, 0, "spawn: %d descriptors, %d needed", p->n_fds, fds);
+    return DP_OK;
+}
+
+static int check_packet(const packet *p, dp_error *err) { return check_packet_for(p, DP_SPAWN_FDS, err); }
+
+int dp_msg_recv_lease(int sock, dp_msg_spawn *m, int fds[DP_LEASE_FDS], dp_error *err) {
+    packet p;
+    int got = packet_recv(sock, &p);
+    if (got <= 0 || (p.len == sizeof p.head && (p.head.type == DP_MSG_STOP || p.head.type == DP_MSG_FINISH))) {
+        if (got > 0)
+            packet_close(&p);
+        return DP_CANCELLED;
+    }
+    int st = check_packet_for(&p, DP_LEASE_FDS, err);
+    if (st == DP_OK) {
+        memcpy(m, p.bytes + sizeof p.head, sizeof *m);
+        st = check_spawn(m, err);
+    }
+    if (st != DP_OK) {
+        packet_close(&p);
+        return st;
+    }
+    memcpy(fds, p.fds, DP_LEASE_FDS * sizeof *fds);
     return DP_OK;
 }
 
@@ -253,7 +289,7 @@ static pid_t clone_worker(const zygote *z, int *pidfd) {
     return (pid_t)pid;
 }
 
-/* Answers one SPAWN. Returns 0, or the errno with which the executor's socket failed. */
+/* Answers one SPAWN or PREPARE. Returns 0, or the errno with which the executor's socket failed. */
 static int spawn(const zygote *z, packet *p) {
     uint32_t id = p->len >= sizeof p->head ? p->head.id : 0;
     dp_msg_spawn m;
@@ -261,7 +297,7 @@ static int spawn(const zygote *z, packet *p) {
     int st = check_packet(p, &err);
     if (st == DP_OK) {
         memcpy(&m, p->bytes + sizeof p->head, sizeof m);
-        st = check_spawn(&m, &err);
+        st = p->head.type == DP_MSG_PREPARE ? check_prepare(&m, &err) : check_spawn(&m, &err);
     }
     if (st != DP_OK)
         return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg);
@@ -272,8 +308,12 @@ static int spawn(const zygote *z, packet *p) {
     sigprocmask(SIG_SETMASK, &all, &old);
     int pidfd = -1;
     pid_t pid = clone_worker(z, &pidfd);
-    if (pid == 0)
-        dp_worker_live(id, &m, &(dp_worker_fds){p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4]}, z->parent);
+    if (pid == 0) {
+        dp_worker_fds fds = {p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4]};
+        if (p->head.type == DP_MSG_PREPARE)
+            fds = (dp_worker_fds){.sock = p->fds[0], .code = -1, .names = -1, .log = p->fds[1], .page = p->fds[2]};
+        dp_worker_live(id, &m, &fds, z->parent);
+    }
     sigprocmask(SIG_SETMASK, &old, NULL);
     if (pid < 0) {
         dp_fail(&err, DP_FATAL, -pid, "clone worker %u", id);

@@ -94,7 +94,10 @@ func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) 
 }
 
 func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
-func (z *fakeSpawner) Close() error      { return nil }
+
+func (z *fakeSpawner) KeepWarm(int, ...zygote.Spec) error { return nil }
+
+func (z *fakeSpawner) Close() error { return nil }
 
 // alive returns the workers that are not reaped.
 func (z *fakeSpawner) alive() (list []*fakeWorker) {

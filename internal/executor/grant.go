@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
@@ -82,14 +83,17 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 
 // spec is what all workers of a lease have in common.
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
-	s := &e.cfg.Settings
-	return zygote.Spec{
-		Provider: req.GetProvider(), Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
-		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU,
-		WaitMode: uint8(req.GetWaitMode()), Code: c.file, Names: c.names,
-		MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager, MaxBulk: uint64(s.MaxBulk), MemoryLimit: terms.MemoryPerWorker,
-		CallLimit: terms.CallLimit, Symbol: c.symbol,
-	}
+	spec := deviceSpec(&e.cfg.Settings, req.GetProvider())
+	spec.WaitMode, spec.Code, spec.Names, spec.Symbol = uint8(req.GetWaitMode()), c.file, c.names, c.symbol
+	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
+	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker, terms.CallLimit
+	return spec
+}
+
+// deviceSpec is where workers of a provider connect.
+func deviceSpec(s *config.Executor, provider string) zygote.Spec {
+	return zygote.Spec{Provider: provider, Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
+		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}
 }
 
 // start brings a requested lease to granted, or undoes it.

@@ -82,7 +82,10 @@ func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	steps := w.Steps()
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
-		Connect: uint64(steps.Connect), Code: uint64(steps.Code)}}
+		Connect: uint64(steps.Connect), Code: uint64(steps.Code)}, Start: control.StartPath_START_PATH_COLD}
+	if steps.Warm {
+		g.Start = control.StartPath_START_PATH_WARM
+	}
 	for _, c := range h.seats[i].cpus {
 		g.Cpus = append(g.Cpus, uint32(c))
 	}

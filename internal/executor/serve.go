@@ -78,6 +78,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err := port.Serve(); err != nil {
 		return err
 	}
+	if err := spawner.KeepWarm(s.WarmPool, warmDevices(&s, cfg.Providers)...); err != nil {
+		return err
+	}
 	log.Info("ready", "address", port.Address, "cores", len(cfg.Cores), "cpus", config.Cores{List: cfg.cpus()}.String(),
 		"memory", config.Bytes(cfg.Memory).String(), "providers", cfg.Providers)
 	if reg != nil {
@@ -116,6 +119,14 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	}
 	log.Info("drained", "after", time.Since(began).Round(time.Millisecond))
 	return err
+}
+
+// warmDevices are where workers may have to connect that are started in advance.
+func warmDevices(s *config.Executor, providers []string) (list []zygote.Spec) {
+	for _, p := range providers {
+		list = append(list, deviceSpec(s, p))
+	}
+	return list
 }
 
 // openJournal opens the journal of accounts; without a directory there is none.

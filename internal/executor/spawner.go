@@ -31,6 +31,8 @@ type Spawner interface {
 	// Spawn returns when the worker has connected to its client and loaded its code, or when nothing of it is left.
 	Spawn(ctx context.Context, s zygote.Spec) (Worker, error)
 	VerbsDevices() int
+	// KeepWarm keeps n workers ready for leases on each of the devices.
+	KeepWarm(n int, devices ...zygote.Spec) error
 	Close() error
 }
 

@@ -241,7 +241,8 @@ func TestStoppedZygote(t *testing.T) {
 // Whatever a worker writes into its page, the executor stays calm.
 func TestHostilePage(t *testing.T) {
 	mem := bytes.Repeat([]byte{0xff}, pageSize)
-	w := &Worker{names: deathNames, page: &page{mem: mem}, output: &output{}, memoryLimit: 1}
+	w := &Worker{page: &page{mem: mem}, output: &output{}}
+	w.serves.Store(&Spec{Names: deathNames, MemoryLimit: 1})
 	exit := func(st status, function string) Exit {
 		x := w.makeExit(st)
 		if x.Reason == "" || len(x.Backtrace) > 3*textMax || x.Function != function || x.Status != statusWorkerDied {

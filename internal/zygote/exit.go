@@ -52,9 +52,9 @@ func (w *Worker) makeExit(st status) Exit {
 		x.Signal = int(d.signal)
 	}
 	x.Reason = w.reason(st, x.Function != "", &d)
-	if w.memoryLimit > 0 && d.outOfMemory(st) {
+	if limit := w.serves.Load().MemoryLimit; limit > 0 && d.outOfMemory(st) {
 		x.Status = statusMemoryLimit
-		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (%s)", sizeText(w.memoryLimit), x.Reason)
+		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (%s)", sizeText(limit), x.Reason)
 	}
 	return x
 }
@@ -154,8 +154,9 @@ func (w *Worker) backtrace(text []byte) string {
 	for line := range strings.SplitSeq(strings.TrimSuffix(string(text), "\n"), "\n") {
 		line = printable([]byte(line))
 		var offset uint64
-		if n, _ := fmt.Sscanf(line, "library+0x%x", &offset); n == 1 && w.symbol != nil {
-			if name := w.symbol(offset); name != "" {
+		n, _ := fmt.Sscanf(line, "library+0x%x", &offset)
+		if symbol := w.serves.Load().Symbol; n == 1 && symbol != nil {
+			if name := symbol(offset); name != "" {
 				line = printable([]byte(name))
 			}
 		}

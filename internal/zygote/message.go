@@ -39,6 +39,8 @@ const (
 	msgHello       msgType = 8
 	msgStarted     msgType = 9
 	msgFinish      msgType = 10
+	msgPrepare     msgType = 11
+	msgPrepared    msgType = 12
 )
 
 // Statuses of dp_status.h that this package gives itself.
@@ -146,10 +148,9 @@ func printable(b []byte) string {
 	return strings.TrimSpace(s.String())
 }
 
-// spawnBody is the body of SPAWN for s, which is checked on the way.
-func spawnBody(s *Spec) ([]byte, error) {
+// deviceBody is the body of PREPARE for s, and as much of SPAWN's: where a worker is to be connected, checked on the way.
+func deviceBody(s *Spec) ([]byte, error) {
 	b := make([]byte, spawnSize)
-	le := binary.LittleEndian
 	switch s.Provider {
 	case "shm":
 		b[0] = 1
@@ -158,29 +159,64 @@ func spawnBody(s *Spec) ([]byte, error) {
 	default:
 		return nil, invalid("unknown provider %q (shm, verbs)", s.Provider)
 	}
-	for _, r := range []struct {
-		what           string
-		v, low, high   int64
-		offset, octets int
-	}{
-		{"wait mode", int64(s.WaitMode), 0, 2, 1, 1},
+	err := putNumbers(b, []number{
 		{"port", int64(s.Port), 0, 255, 2, 1},
 		{"GID index", int64(s.GIDIndex), -1, 255, 4, 4},
 		{"P_Key index", int64(s.PKeyIndex), 0, 65535, 8, 4},
 		{"traffic class", int64(s.TrafficClass), 0, 255, 12, 4},
 		{"service level", int64(s.ServiceLevel), 0, 15, 16, 4},
 		{"MTU", int64(s.MTU), 0, 4096, 20, 4},
-		{"depth limit", int64(s.MaxDepth), 0, depthMax, 24, 4},
-		{"eager limit", int64(s.MaxEager), 0, eagerMax, 28, 4},
-	} {
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(s.Device) > deviceMax {
+		return nil, invalid("device name of %d bytes, at most %d", len(s.Device), deviceMax)
+	}
+	for i := range len(s.Device) {
+		if s.Device[i] <= ' ' || s.Device[i] > '~' {
+			return nil, invalid("device name %q", s.Device)
+		}
+	}
+	copy(b[184:], s.Device)
+	return b, nil
+}
+
+// number is a field of a message with the range of its values.
+type number struct {
+	what           string
+	v, low, high   int64
+	offset, octets int
+}
+
+func putNumbers(b []byte, list []number) error {
+	for _, r := range list {
 		if r.v < r.low || r.v > r.high {
-			return nil, invalid("%s %d not in %d..%d", r.what, r.v, r.low, r.high)
+			return invalid("%s %d not in %d..%d", r.what, r.v, r.low, r.high)
 		}
 		if r.octets == 1 {
 			b[r.offset] = byte(r.v)
 		} else {
-			le.PutUint32(b[r.offset:], uint32(int32(r.v)))
+			binary.LittleEndian.PutUint32(b[r.offset:], uint32(int32(r.v)))
 		}
+	}
+	return nil
+}
+
+// spawnBody is the body of SPAWN for s, which is checked on the way.
+func spawnBody(s *Spec) ([]byte, error) {
+	b, err := deviceBody(s)
+	if err != nil {
+		return nil, err
+	}
+	le := binary.LittleEndian
+	err = putNumbers(b, []number{
+		{"wait mode", int64(s.WaitMode), 0, 2, 1, 1},
+		{"depth limit", int64(s.MaxDepth), 0, depthMax, 24, 4},
+		{"eager limit", int64(s.MaxEager), 0, eagerMax, 28, 4},
+	})
+	if err != nil {
+		return nil, err
 	}
 	if s.MaxBulk > bulkMax {
 		return nil, invalid("bulk limit %d not in 0..%d", s.MaxBulk, uint64(bulkMax))
@@ -202,15 +238,6 @@ func spawnBody(s *Spec) ([]byte, error) {
 		}
 		b[56+cpu/8] |= 1 << (cpu % 8)
 	}
-	if len(s.Device) > deviceMax {
-		return nil, invalid("device name of %d bytes, at most %d", len(s.Device), deviceMax)
-	}
-	for i := range len(s.Device) {
-		if s.Device[i] <= ' ' || s.Device[i] > '~' {
-			return nil, invalid("device name %q", s.Device)
-		}
-	}
-	copy(b[184:], s.Device)
 	copy(b[248:], s.ClientBlob)
 	return b, nil
 }

@@ -217,8 +217,8 @@ func (p *process) deliver(m *message, fds []int) error {
 	return fmt.Errorf("message of type %d, %d bytes, %d descriptors", m.typ, len(m.body), len(fds))
 }
 
-// send sends a SPAWN. The channel gets exactly one answer, unless there is an error.
-func (p *process) send(id uint32, body []byte, fds []int) (<-chan answer, error) {
+// send sends a SPAWN or PREPARE. The channel gets exactly one answer, unless there is an error.
+func (p *process) send(typ msgType, id uint32, body []byte, fds []int) (<-chan answer, error) {
 	ch := make(chan answer, 1)
 	p.mu.Lock()
 	if p.dead {
@@ -227,7 +227,7 @@ func (p *process) send(id uint32, body []byte, fds []int) (<-chan answer, error)
 	}
 	p.pending[id] = ch
 	p.mu.Unlock()
-	m := message{msgSpawn, id, body}
+	m := message{typ, id, body}
 	p.conn.SetWriteDeadline(time.Now().Add(answerTimeout))
 	_, _, err := p.conn.WriteMsgUnix(m.encode(), unix.UnixRights(fds...), nil)
 	if err == nil {

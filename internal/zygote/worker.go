@@ -27,9 +27,7 @@ type Worker struct {
 	asked  time.Time
 	steps  Steps // of start
 
-	names       []string
-	memoryLimit uint64
-	symbol      func(offset uint64) string
+	serves atomic.Pointer[Spec] // of its lease; an empty one while it waits for that
 
 	stopped atomic.Bool // Stop was called: a clean exit is as it should be
 	killed  atomic.Bool
@@ -72,8 +70,9 @@ func (w *Worker) Counters() Counters { return w.page.counters() }
 
 // Running is the function that runs now, "" between calls.
 func (w *Worker) Running() string {
-	if _, index, ok := w.page.running(); ok && index < len(w.names) {
-		return w.names[index]
+	names := w.serves.Load().Names
+	if _, index, ok := w.page.running(); ok && index < len(names) {
+		return names[index]
 	}
 	return ""
 }
@@ -83,6 +82,7 @@ type Steps struct {
 	Fork    time.Duration // from the request to its first word
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library, its constructors included
+	Warm    bool          // the process was there already: Fork is what it took to wake it
 }
 
 // Steps is what this worker's start took.
@@ -149,6 +149,32 @@ func (w *Worker) started() {
 	w.starting = false
 	if w.ended {
 		w.conn.Close()
+	}
+}
+
+// await reads the messages of a worker that is to wait for its lease, up to PREPARED.
+func (w *Worker) await(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	buf := make([]byte, msgMax)
+	for {
+		n, err := w.conn.Read(buf)
+		if err != nil {
+			return w.startFailed(ctx, err)
+		}
+		m, err := decodeMessage(buf[:n])
+		switch {
+		case err != nil:
+			return fmt.Errorf("worker %d: %w", w.id, err)
+		case m.typ == msgStarted && !w.began:
+			w.began = true
+		case m.typ == msgPrepared && w.began:
+			return nil
+		case m.typ == msgFailed:
+			return m.failure()
+		default:
+			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.typ, len(m.body))
+		}
 	}
 }
 

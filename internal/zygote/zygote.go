@@ -68,7 +68,8 @@ type Zygote struct {
 	nextID atomic.Uint32
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	tasks  sync.WaitGroup // supervise, watchStops
+	tasks  sync.WaitGroup // supervise, watchStops, the pool
+	pool   pool
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
@@ -91,6 +92,7 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		changed: make(chan struct{}),
 		devices: p.devices,
 		workers: map[*Worker]struct{}{},
+		pool:    newPool(),
 	}
 	z.ctx, z.cancel = context.WithCancel(context.Background())
 	z.tasks.Add(2)
@@ -237,6 +239,10 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
 		defer cancel()
 	}
+	defer z.pool.wake() // not before: its clones would take processor time from this start
+	if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
+		return w, err
+	}
 	for try := 1; ; try++ {
 		w, err := z.spawn(ctx, &spec, body, names)
 		if !errors.Is(err, errZygoteDied) {
@@ -253,44 +259,40 @@ type parts struct {
 	conn   *net.UnixConn
 	output *output
 	page   *page
-	theirs []int // worker socket, names, log, page; closed once sent
+	theirs []int // worker socket, log, page; closed once sent
 }
 
-func newParts(names []byte) (*parts, error) {
-	p := &parts{}
-	memfd, err := SealedMemfd("rfaas-names", bytes.NewReader(names), namesMax)
-	if err != nil {
-		return nil, err
-	}
-	defer memfd.Close()
-	var namesFD int
-	err = control(memfd, func(fd int) (err error) {
-		namesFD, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
+func newParts() (*parts, error) {
 	conn, sock, err := socketPair()
 	if err != nil {
-		unix.Close(namesFD)
 		return nil, err
 	}
 	out, log, err := newOutput()
 	if err != nil {
 		conn.Close()
-		closeAll([]int{sock, namesFD})
+		closeAll([]int{sock})
 		return nil, err
 	}
 	page, pageFD, err := newPage()
 	if err != nil {
 		conn.Close()
-		closeAll([]int{sock, namesFD, log})
+		closeAll([]int{sock, log})
 		out.finish()
 		return nil, err
 	}
-	p.conn, p.output, p.page, p.theirs = conn, out, page, []int{sock, namesFD, log, pageFD}
-	return p, nil
+	return &parts{conn: conn, output: out, page: page, theirs: []int{sock, log, pageFD}}, nil
+}
+
+// leaseFDs are what a lease brings to its worker: the code, and a new memfd with the names.
+func leaseFDs(code *os.File, names []byte, use func(code, names int) error) error {
+	memfd, err := SealedMemfd("rfaas-names", bytes.NewReader(names), namesMax)
+	if err != nil {
+		return fmt.Errorf("start worker: %w", err)
+	}
+	defer memfd.Close()
+	return control(memfd, func(namesFD int) error {
+		return control(code, func(codeFD int) error { return use(codeFD, namesFD) })
+	})
 }
 
 func (p *parts) closeTheirs() {
@@ -305,22 +307,27 @@ func (p *parts) close() {
 	p.page.freeze()
 }
 
+// spawn clones a worker and sees it through its start. Without names it is one that waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
 	asked := time.Now()
 	proc, err := z.process(ctx)
 	if err != nil {
 		return nil, err
 	}
-	parts, err := newParts(names)
+	parts, err := newParts()
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
 	}
 	id := z.nextID.Add(1)
 	var ch <-chan answer
-	err = control(spec.Code, func(fd int) (err error) {
-		ch, err = proc.send(id, body, []int{parts.theirs[0], fd, parts.theirs[1], parts.theirs[2], parts.theirs[3]})
-		return err
-	})
+	if sock, log, page := parts.theirs[0], parts.theirs[1], parts.theirs[2]; names == nil {
+		ch, err = proc.send(msgPrepare, id, body, []int{sock, log, page})
+	} else {
+		err = leaseFDs(spec.Code, names, func(code, names int) (err error) {
+			ch, err = proc.send(msgSpawn, id, body, []int{sock, code, names, log, page})
+			return err
+		})
+	}
 	parts.closeTheirs()
 	if err != nil {
 		// Not sent, or sent to a dead zygote; but if the zygote made a worker before, that one tells us.
@@ -341,7 +348,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Wo
 			parts.discard(a)
 			return nil, a.err
 		}
-		return z.adopt(ctx, id, spec, parts, a, asked)
+		return z.adopt(ctx, id, spec, names == nil, parts, a, asked)
 	case <-ctx.Done():
 		// The worker may be there in a moment, on cores that the caller takes for free when this returns. A zygote that
 		// hangs is killed after answerTimeout.
@@ -394,12 +401,16 @@ func (p *parts) orphan() (pidfd *os.File, pid int) {
 	return pidfd, pid
 }
 
-// adopt makes a Worker of a cloned process and sees it through its start.
-func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, p *parts, a answer, asked time.Time) (*Worker, error) {
+// adopt makes a Worker of a cloned process and sees it through its start, or until it waits for its lease.
+func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, waits bool, p *parts, a answer, asked time.Time) (*Worker, error) {
 	w := &Worker{
 		id: id, pid: a.pid, pidfd: a.pidfd, conn: p.conn, output: p.output, page: p.page,
-		names: spec.Names, memoryLimit: spec.MemoryLimit, symbol: spec.Symbol,
 		done: make(chan struct{}), starting: true, asked: asked,
+	}
+	if waits {
+		w.serves.Store(&Spec{})
+	} else {
+		w.serves.Store(spec)
 	}
 	z.mu.Lock()
 	closed := z.closed
@@ -410,16 +421,32 @@ func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, p *parts, a a
 		delete(z.workers, w)
 		z.mu.Unlock()
 	})
-	err := errClosed
-	if !closed {
-		err = w.start(ctx)
+	switch {
+	case closed:
+		return nil, w.abort(errClosed)
+	case waits:
+		if err := w.await(ctx); err != nil {
+			return nil, w.abort(err)
+		}
+		return w, nil // still starting
+	}
+	return w.begin(ctx, spec)
+}
+
+// abort ends a worker whose start has failed and returns when nothing of it is left.
+func (w *Worker) abort(err error) error {
+	w.started()
+	w.Kill()
+	<-w.done
+	return err
+}
+
+// begin sees a worker that has its lease through the rest of its start.
+func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
+	if err := w.start(ctx); err != nil {
+		return nil, w.abort(err)
 	}
 	w.started()
-	if err != nil {
-		w.Kill()
-		<-w.done
-		return nil, err
-	}
 	if spec.CallLimit > 0 {
 		go w.limitCalls(spec.CallLimit)
 	}

@@ -213,11 +213,13 @@ type Worker struct {
 	CPUs []uint32
 	// What its start took, as the executor saw it.
 	Fork, Connect, Code time.Duration
+	Start               control.StartPath
 }
 
 func workerOf(w *control.WorkerGrant) Worker {
 	return Worker{Blob: w.GetBlob(), PID: int(w.GetPid()), CPUs: w.GetCpus(), Fork: time.Duration(w.GetSteps().GetFork()),
-		Connect: time.Duration(w.GetSteps().GetConnect()), Code: time.Duration(w.GetSteps().GetCode())}
+		Connect: time.Duration(w.GetSteps().GetConnect()), Code: time.Duration(w.GetSteps().GetCode()),
+		Start: w.GetStart()}
 }
 
 // Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.

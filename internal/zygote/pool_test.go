@@ -1,0 +1,124 @@
+package zygote
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// warmZygote keeps n workers waiting for shm leases.
+func warmZygote(t *testing.T, n int) *Zygote {
+	t.Helper()
+	z := startZygote(t)
+	if err := z.KeepWarm(n, Spec{Provider: "shm", GIDIndex: -1}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "workers wait", func() bool { return z.Waiting() == n })
+	return z
+}
+
+// A lease takes a worker that waits, which then is what any other worker is; another one takes its place.
+func TestWarm(t *testing.T) {
+	z := warmZygote(t, 2)
+	c := startClient(t)
+	w := lease(t, z, c, func(s *Spec) { s.CPUs = []int{1} })
+	if !w.Steps().Warm || w.Steps().Fork <= 0 || w.Steps().Connect <= 0 || w.Steps().Code <= 0 {
+		t.Errorf("steps %+v, want those of a warm start", w.Steps())
+	}
+	if got := w.mustCall(t, fnEcho, []byte("hello")); string(got) != "hello" {
+		t.Errorf("echo: %q", got)
+	}
+	around := w.mustCall(t, fnSurroundings, nil)
+	if around[0] != 2 {
+		t.Errorf("CPU mask %#x, want 0x2", around[0])
+	}
+	if around[24] > 16 {
+		t.Errorf("%d open descriptors", around[24])
+	}
+	eventually(t, 10*time.Second, "the next ones wait", func() bool { return z.Waiting() == 2 })
+	if err := w.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e := w.Exit(); e.Reason != "stopped" {
+		t.Errorf("exit %+v", e)
+	}
+	// What was asked for with other settings of the device is another kind.
+	spec, channel := c.spec(t, sealedFile(t, testLibrary(t)))
+	spec.ServiceLevel = 1
+	other, err := z.Spawn(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other.Steps().Warm {
+		t.Error("a worker for another device was taken")
+	}
+	if err := c.connect(other, channel); err != nil {
+		t.Fatal(err)
+	}
+	other.Kill()
+	<-other.Done()
+	c.end()
+	z.Close()
+	if n := children(t); n != 0 {
+		t.Errorf("%d children after Close", n)
+	}
+}
+
+// More leases than workers wait are served too, and a start that fails leaves nothing, as without a pool.
+func TestWarmPoolRunsOut(t *testing.T) {
+	z := warmZygote(t, 1)
+	c := startClient(t)
+	warm := 0
+	for i := range 6 {
+		w := lease(t, z, c, nil)
+		if w.Steps().Warm {
+			warm++
+		}
+		w.mustCall(t, fnEcho, []byte{byte(i)})
+		spec, _ := c.spec(t, sealed(t, []byte("\x7fELF but no library")))
+		if _, err := z.Spawn(t.Context(), spec); err == nil {
+			t.Fatal("nonsense was loaded")
+		}
+	}
+	t.Logf("%d of 6 leases got a worker that waited", warm)
+	eventually(t, 10*time.Second, "the pool is full again", func() bool { return z.Waiting() == 1 })
+	eventually(t, 2*time.Second, "nothing else is left", func() bool { return children(t) == 2+6+1 }) // client, zygote
+}
+
+// Workers that die while they wait are replaced, and nobody's lease fails for it; those of a dead zygote serve.
+func TestWarmWorkersDie(t *testing.T) {
+	z := warmZygote(t, 2)
+	waiting := func() (list []*Worker) {
+		z.pool.mu.Lock()
+		defer z.pool.mu.Unlock()
+		for _, l := range z.pool.waiting {
+			list = append(list, l...)
+		}
+		return list
+	}
+	c := startClient(t)
+	for range 5 {
+		for _, w := range waiting() {
+			unix.Kill(w.PID(), unix.SIGKILL)
+		}
+		lease(t, z, c, nil).mustCall(t, fnEcho, []byte("x")) // at once: perhaps they are not missed yet
+	}
+	eventually(t, 10*time.Second, "others wait", func() bool { return len(waiting()) == 2 })
+	before := waiting()
+	unix.Kill(current(t, z).cmd.Process.Pid, unix.SIGKILL)
+	w := lease(t, z, c, nil)
+	if w.PID() != before[0].PID() || !w.Steps().Warm {
+		t.Errorf("worker %d (%+v), want %d, which had waited", w.PID(), w.Steps(), before[0].PID())
+	}
+	w.mustCall(t, fnEcho, []byte("y"))
+}
+
+func TestKeepWarmRefuses(t *testing.T) {
+	z := startZygote(t)
+	for _, s := range []Spec{{}, {Provider: "pigeon"}, {Provider: "shm", MTU: -1}, {Provider: "verbs", Device: "a b"}} {
+		if err := z.KeepWarm(1, s); err == nil {
+			t.Errorf("%+v was taken", s)
+		}
+	}
+}
