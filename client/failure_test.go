@@ -190,10 +190,12 @@ func TestZygoteKilled(t *testing.T) {
 	}
 }
 
-// A worker whose connection broke while it lives is killed and replaced: user code has closed its sockets.
+// A worker whose connection broke while it lives is killed and replaced: user code has closed its sockets, or the
+// descriptors of its device. On shared memory the client sees it, on verbs the executor, by looking.
 func TestUnreachableWorkerIsReplaced(t *testing.T) {
+	soon := time.Second
 	if provider() == "verbs" {
-		t.Skip("on verbs nothing tells a waiting client that its worker's queue pair is gone while the worker lives")
+		soon = 5 * time.Second // about 1 s; the machine is emulated
 	}
 	w := newWorld(t, "--warm-pool", "0")
 	// Not descriptor 3, by which the executor would end the worker itself.
@@ -206,18 +208,20 @@ uint32_t fine(void *a, uint32_t n, void *r) { (void)a; (void)n; *(char *)r = 1; 
 	first := l.Worker(0).PID()
 	start := time.Now()
 	_, err := function(t, l, "closes").Invoke(context.Background(), nil, nil)
-	if d := time.Since(start); d > time.Second {
-		t.Errorf("the call ended after %v", d)
+	took := time.Since(start)
+	if took > soon {
+		t.Errorf("the call ended after %v", took)
 	}
-	if !errors.Is(err, client.ErrConnection) {
+	if !errors.Is(err, client.ErrConnection) || provider() == "verbs" && !strings.Contains(err.Error(), "closed the descriptors") {
 		t.Errorf("a call whose connection broke: %v", err)
 	}
+	t.Logf("after %v: %v", took.Round(time.Millisecond), err)
 	start = time.Now()
 	out := make([]byte, 1)
 	if _, err := function(t, l, "fine").Invoke(t.Context(), nil, out); err != nil || out[0] != 1 {
 		t.Errorf("the next call: %x, %v", out, err)
 	}
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d > 2*soon {
 		t.Errorf("it took %v", d)
 	}
 	if running(first) {

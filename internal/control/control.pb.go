@@ -130,11 +130,12 @@ type Event_Kind int32
 
 const (
 	Event_KIND_UNSPECIFIED Event_Kind = 0
-	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place
+	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place, and says something at least every in_ms (0: no promise)
 	Event_KIND_WORKER_DIED Event_Kind = 2
 	Event_KIND_LEASE_ENDED Event_Kind = 3 // released, expired, revoked, drained: reason begins with which
 	Event_KIND_DRAINING    Event_Kind = 4 // the node leaves in in_ms: start nothing new, finish, release
 	Event_KIND_EXPIRING    Event_Kind = 5 // the lease ends in in_ms unless it is renewed
+	Event_KIND_ALIVE       Event_Kind = 6 // there is no news
 )
 
 // Enum value maps for Event_Kind.
@@ -146,6 +147,7 @@ var (
 		3: "KIND_LEASE_ENDED",
 		4: "KIND_DRAINING",
 		5: "KIND_EXPIRING",
+		6: "KIND_ALIVE",
 	}
 	Event_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -154,6 +156,7 @@ var (
 		"KIND_LEASE_ENDED": 3,
 		"KIND_DRAINING":    4,
 		"KIND_EXPIRING":    5,
+		"KIND_ALIVE":       6,
 	}
 )
 
@@ -3249,7 +3252,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bbytes_in\x18\a \x01(\x04R\abytesIn\x12\x1b\n" +
 	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\"*\n" +
 	"\rEventsRequest\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\x82\x03\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\x93\x03\n" +
 	"\x05Event\x120\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1c.rfaas.control.v1.Event.KindR\x04kind\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12\x16\n" +
@@ -3260,14 +3263,16 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05in_ms\x18\x06 \x01(\x04R\x04inMs\x12\x16\n" +
 	"\x06status\x18\a \x01(\x05R\x06status\x12\x1a\n" +
 	"\bfunction\x18\b \x01(\tR\bfunction\x12\x1c\n" +
-	"\tbacktrace\x18\t \x01(\tR\tbacktrace\"}\n" +
+	"\tbacktrace\x18\t \x01(\tR\tbacktrace\"\x8d\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tKIND_OPEN\x10\x01\x12\x14\n" +
 	"\x10KIND_WORKER_DIED\x10\x02\x12\x14\n" +
 	"\x10KIND_LEASE_ENDED\x10\x03\x12\x11\n" +
 	"\rKIND_DRAINING\x10\x04\x12\x11\n" +
-	"\rKIND_EXPIRING\x10\x05\"\x87\x01\n" +
+	"\rKIND_EXPIRING\x10\x05\x12\x0e\n" +
+	"\n" +
+	"KIND_ALIVE\x10\x06\"\x87\x01\n" +
 	"\x0fRegisterRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12/\n" +

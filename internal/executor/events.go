@@ -10,6 +10,9 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
+// aliveEvery is how often a stream says something: a holder sees by its silence that the executor is stopped or its node gone.
+const aliveEvery = time.Second
+
 // Events tells a holder what happens to its lease, until the lease ends. While it is open the holder counts as
 // present. A newer stream of the same lease takes the place of an older one.
 func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamingServer[control.Event]) error {
@@ -24,9 +27,11 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 	}
 	defer e.table.Away(id, presence)
 	h.newest(presence)
-	if err := stream.Send(&control.Event{Kind: control.Event_KIND_OPEN}); err != nil {
+	if err := stream.Send(&control.Event{Kind: control.Event_KIND_OPEN, InMs: uint64(aliveEvery.Milliseconds())}); err != nil {
 		return err
 	}
+	alive := time.NewTicker(aliveEvery)
+	defer alive.Stop()
 	t := teller{h: h, presence: presence, told: make([]uint64, len(h.seats))}
 	for {
 		events, last, changed, err := t.news()
@@ -43,6 +48,10 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 		}
 		select {
 		case <-changed:
+		case <-alive.C:
+			if err := stream.Send(&control.Event{Kind: control.Event_KIND_ALIVE}); err != nil {
+				return err
+			}
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		}

@@ -358,9 +358,19 @@ type events struct {
 	cancel context.CancelFunc
 }
 
+// news is the next event that says more than that the executor lives.
+func news(s grpc.ServerStreamingClient[control.Event]) (*control.Event, error) {
+	for {
+		ev, err := s.Recv()
+		if err != nil || ev.GetKind() != control.Event_KIND_ALIVE {
+			return ev, err
+		}
+	}
+}
+
 func (e *events) want(kind control.Event_Kind) *control.Event {
 	e.t.Helper()
-	ev, err := e.s.Recv()
+	ev, err := news(e.s)
 	if err != nil {
 		e.t.Fatalf("no %v event: %v", kind, err)
 	}
@@ -372,7 +382,7 @@ func (e *events) want(kind control.Event_Kind) *control.Event {
 
 func (e *events) wantEnd() {
 	e.t.Helper()
-	if ev, err := e.s.Recv(); err != io.EOF {
+	if ev, err := news(e.s); err != io.EOF {
 		e.t.Fatalf("event %v, error %v; want the end of the stream", ev, err)
 	}
 }

@@ -134,7 +134,7 @@ func TestManyLeaseCycles(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if e, err := s.Recv(); err != nil || e.GetKind() != control.Event_KIND_LEASE_ENDED {
+				if e, err := news(s); err != nil || e.GetKind() != control.Event_KIND_LEASE_ENDED {
 					t.Errorf("event %v, %v", e, err)
 					return
 				}

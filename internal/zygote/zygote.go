@@ -450,5 +450,8 @@ func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
 	if spec.CallLimit > 0 {
 		go w.limitCalls(spec.CallLimit)
 	}
+	if spec.Provider == "verbs" {
+		go w.watchDevice()
+	}
 	return w, nil
 }

@@ -255,7 +255,10 @@ func TestExecutorStopped(t *testing.T) {
 		hit := time.Now()
 		p.executor.signal(syscall.SIGSTOP)
 		p.undisturbed(p.caller, 3*time.Second)
-		p.fails(p.caller, hit, bound(30*time.Second), client.StatusPeerGone)
+		e := p.fails(p.caller, hit, bound(10*time.Second), client.StatusPeerGone)
+		if d := e.at.Sub(hit); d < 4*time.Second {
+			p.Errorf("given up after %v already", d)
+		}
 		p.executor.signal(syscall.SIGCONT)
 		p.Logf("served again after %v", p.served(p.caller, bound(20*time.Second)))
 		p.caller.finish(10 * time.Second)

@@ -6,14 +6,23 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// watchBound is how long a broken event stream may stay broken before the executor counts as gone.
-const watchBound = 3 * time.Second
+const (
+	// watchBound is how long a broken event stream may stay broken before the executor counts as gone.
+	watchBound = 3 * time.Second
+	// openBound is how long a stream may take to begin.
+	openBound = 6 * time.Second
+	// An executor that has promised to say something at least so often (maxPromise if it says more) counts as gone after
+	// that many times.
+	silentTimes = 5
+	maxPromise  = 10 * time.Second
+)
 
 // EventKind says what happened to a lease.
 type EventKind int
@@ -209,17 +218,21 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 // stream follows one event stream until it breaks; opened says whether it was ever in place.
 func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, opened bool, err error) {
 	const op = "follow the lease"
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ear := newEar(openBound)
+	go ear.listen(ctx, cancel)
 	s, err := h.cl.Events(ctx, &control.EventsRequest{LeaseId: h.ID})
 	for err == nil {
 		var e *control.Event
 		if e, err = s.Recv(); err != nil {
 			break
 		}
+		ear.heard()
 		switch e.Kind {
 		case control.Event_KIND_OPEN:
 			opened = true
+			ear.bound(silentTimes * min(milliseconds(e.InMs), maxPromise))
 		case control.Event_KIND_WORKER_DIED:
 			handle(Event{Kind: WorkerDied, Worker: int(e.Worker), PID: int(e.Pid), Status: deathStatus(e.Status), Reason: e.Reason,
 				Function: e.Function, Backtrace: e.Backtrace, Output: e.OutputTail})
@@ -231,7 +244,63 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 			return &Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: e.Reason}, opened, nil
 		}
 	}
+	var silent *silence
+	if errors.As(context.Cause(ctx), &silent) {
+		return &Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: fmt.Sprintf("executor %s: %v", h.Address, silent)}, opened, nil
+	}
 	return nil, opened, fromControl(op, h.Address, err)
+}
+
+// ear notices that a stream has fallen silent. Time in which this process could not listen, since it or the whole node was
+// stopped, is not the executor's: what it said meanwhile is still to be read.
+type ear struct {
+	limit atomic.Int64  // ns; 0: none any more
+	count atomic.Uint64 // of what was heard
+}
+
+// silence is the error of an executor that says nothing.
+type silence struct{ lasted time.Duration }
+
+func (s *silence) Error() string { return fmt.Sprintf("it has said nothing for %v", s.lasted) }
+
+func newEar(limit time.Duration) *ear {
+	e := &ear{}
+	e.limit.Store(int64(limit))
+	return e
+}
+
+func (e *ear) heard() { e.count.Add(1) }
+
+// bound changes how long the silence may last; 0: for ever.
+func (e *ear) bound(limit time.Duration) { e.limit.Store(int64(limit)) }
+
+// listen ends ctx with a *silence when nothing is heard for too long. It returns with ctx, or when there is no bound.
+func (e *ear) listen(ctx context.Context, cancel context.CancelCauseFunc) {
+	var lasted time.Duration
+	heard, last := e.count.Load(), time.Now()
+	for {
+		limit := time.Duration(e.limit.Load())
+		pause := min(max(limit/8, 5*time.Millisecond), time.Second)
+		if limit == 0 {
+			return // it has promised nothing
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		now := time.Now()
+		passed := min(now.Sub(last), 2*pause)
+		last = now
+		if n := e.count.Load(); n != heard {
+			heard, lasted = n, 0
+			continue
+		}
+		if lasted += passed; limit > 0 && lasted >= limit {
+			cancel(&silence{limit})
+			return
+		}
+	}
 }
 
 // nobodyListens says that the node answered, and that there is no executor at the address: unlike silence, which a

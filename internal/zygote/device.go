@@ -1,0 +1,90 @@
+package zygote
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A function that closes descriptors which are not its own (a daemon's closefrom) may close those of its worker's RDMA device.
+// The mappings keep the queue pair alive all the same: it acknowledges everything, nothing will ever be answered, and the client
+// has no way to know. On shared memory the client itself sees its end close.
+
+const (
+	deviceFiles = "/dev/infiniband/"
+	// deviceLook is how often a worker in whose page one and the same call runs is looked at.
+	deviceLook = 500 * time.Millisecond
+
+	procExiting = 4 // PF_EXITING in /proc/PID/stat
+)
+
+// watchDevice ends a worker on verbs that runs a function and has its device no more. It returns with the worker, or
+// when its files are not ours to see.
+func (w *Worker) watchDevice() {
+	procDir := "/proc/" + strconv.Itoa(w.pid)
+	if open, err := hasOpen(procDir, deviceFiles); err != nil || !open {
+		return
+	}
+	ticker := time.NewTicker(deviceLook)
+	defer ticker.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-ticker.C:
+		}
+		call, _, running := w.page.running()
+		if !running || call != seen {
+			seen = call
+			continue
+		}
+		// In this order: the files of a process that was not ending afterwards were not closed by its end.
+		if open, err := hasOpen(procDir, deviceFiles); err == nil && !open && !exiting(procDir) {
+			w.end(verdict{statusWorkerDied, "closed the descriptors of its RDMA device"})
+			return
+		}
+	}
+}
+
+// hasOpen says whether the process of a directory in /proc has a file open whose path begins so.
+func hasOpen(procDir, path string) (bool, error) {
+	dir := procDir + "/fd"
+	d, err := os.Open(dir)
+	if err != nil {
+		return false, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return false, err
+	}
+	for _, name := range names {
+		if to, err := os.Readlink(dir + "/" + name); err == nil && strings.HasPrefix(to, path) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// exiting says whether the process is ending or has ended.
+func exiting(procDir string) bool {
+	b, err := os.ReadFile(procDir + "/stat")
+	if err != nil {
+		return true
+	}
+	flags, err := processFlags(string(b))
+	return err != nil || flags&procExiting != 0
+}
+
+// processFlags is the ninth field of /proc/PID/stat. The second is in brackets and may hold anything.
+func processFlags(stat string) (uint64, error) {
+	i := strings.LastIndexByte(stat, ')')
+	fields := strings.Fields(stat[i+1:])
+	if i < 0 || len(fields) < 7 {
+		return 0, fmt.Errorf("%q is no line of /proc/PID/stat", stat)
+	}
+	return strconv.ParseUint(fields[6], 10, 64)
+}
