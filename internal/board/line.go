@@ -51,6 +51,17 @@ func ProvidersOf(names []string) Providers {
 	return p
 }
 
+// Names is the inverse of ProvidersOf.
+func (p Providers) Names() (names []string) {
+	if p&SHM != 0 {
+		names = append(names, "shm")
+	}
+	if p&Verbs != 0 {
+		names = append(names, "verbs")
+	}
+	return names
+}
+
 // Line is what changes about an executor.
 type Line struct {
 	Beat        uint64    // counts the writes of this line by this incarnation, from 1

@@ -138,7 +138,7 @@ func TestExitCodes(t *testing.T) {
 func TestExecutors(t *testing.T) {
 	_, _, run := world(t)
 	code, out, errs := run("executors")
-	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    shm,verbs  -         300ms ago", "busy", "draining", "dead"} {
+	for _, want := range []string{"ADDRESS", "a:1      n1    idle      4/4         1GiB/3GiB    0       shm,verbs  -         300ms ago", "busy", "draining", "dead"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}

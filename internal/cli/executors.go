@@ -2,7 +2,12 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -25,49 +30,59 @@ type executorRow struct {
 	Providers       []string `json:"providers"`
 	AgeMS           uint64   `json:"age_ms"`          // since the last heartbeat
 	Until           uint64   `json:"available_until"` // Unix seconds, 0: not known
+	Leases          uint32   `json:"leases"`
+	Addresses       []string `json:"addresses,omitempty"` // of its network devices
+	By              string   `json:"by"`                  // memory or message: how this was learned
 	Incarnation     string   `json:"incarnation"`
+}
+
+func stateText(alive, draining bool, free, cores uint32) string {
+	switch {
+	case !alive:
+		return "dead"
+	case draining:
+		return "draining"
+	case free < cores:
+		return "busy"
+	}
+	return "idle"
 }
 
 func rowOf(e *control.ExecutorEntry) executorRow {
 	i := e.GetInfo()
-	state := "idle"
-	switch {
-	case !e.GetAlive():
-		state = "dead"
-	case i.GetDraining():
-		state = "draining"
-	case i.GetFreeCores() < i.GetCores():
-		state = "busy"
-	}
-	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: state, Cores: i.GetCores(),
-		FreeCores: i.GetFreeCores(), MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(),
-		Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation())}
+	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: stateText(e.GetAlive(), i.GetDraining(), i.GetFreeCores(), i.GetCores()),
+		Cores: i.GetCores(), FreeCores: i.GetFreeCores(), MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(),
+		Leases: i.GetLeases(), Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation()), By: "message"}
 }
 
 func newExecutors(a *app) *cobra.Command {
 	var manager string
-	var asJSON bool
+	var asJSON, watch bool
+	var every time.Duration
 	c := &cobra.Command{
 		Use:   "executors",
 		Short: "List the executors that the resource manager knows",
-		Args:  cobra.NoArgs,
+		Long: "List the executors that the resource manager knows, as its memory has them: read remotely, which costs it nothing and works\n" +
+			"while it is stopped. Where its memory cannot be reached, it is asked. --watch goes on until it is interrupted: a\n" +
+			"terminal shows the present state, otherwise a table, or with --json a line with an array, is printed at each change.",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
-			defer cancel()
-			conn, err := a.dial(manager)
+			if every < time.Millisecond {
+				return a.badUsage(fmt.Errorf("--every %v: want 1ms at least", every))
+			}
+			v, err := a.openBoard(manager)
 			if err != nil {
 				return err
 			}
-			defer conn.Close()
-			reply, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
-			if err != nil {
-				return fmt.Errorf("resource manager at %s: %s", manager, control.Text(err))
+			defer v.close()
+			if watch {
+				return a.watchExecutors(c.Context(), v, every, asJSON)
 			}
-			rows := make([]executorRow, 0, len(reply.GetExecutors()))
-			for _, e := range reply.GetExecutors() {
-				rows = append(rows, rowOf(e))
-			}
-			if asJSON {
+			rows, err := v.list(c.Context())
+			switch {
+			case err != nil:
+				return err
+			case asJSON:
 				return a.printJSON(rows)
 			}
 			return a.printExecutors(rows)
@@ -75,7 +90,64 @@ func newExecutors(a *app) *cobra.Command {
 	}
 	a.addressFlag(c, &manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "address of the resource manager")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array")
+	c.Flags().BoolVar(&watch, "watch", false, "go on, and print again when something has changed")
+	c.Flags().DurationVar(&every, "every", time.Second, "with --watch: how often to look")
 	return c
+}
+
+// watchExecutors prints the executors until ctx ends, which is its proper end. While the manager is away it says so and waits.
+func (a *app) watchExecutors(ctx context.Context, v *boardView, every time.Duration, asJSON bool) error {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	screen := !asJSON && isTerminal(a.Stdout)
+	var last []executorRow
+	away := false
+	for first := true; ; first = false {
+		rows, err := v.list(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && !away:
+			fmt.Fprintf(a.Stderr, "rfaas: %v; waiting for it\n", err)
+		case err != nil:
+		case screen:
+			fmt.Fprint(a.Stdout, "\x1b[H\x1b[2J") // home, clear
+			err = a.printExecutors(rows)
+		case first || away || !sameExecutors(rows, last):
+			if asJSON {
+				err = json.NewEncoder(a.Stdout).Encode(rows)
+			} else {
+				err = a.printExecutors(rows)
+			}
+			if err != nil {
+				return err
+			}
+			last = rows
+		}
+		away = err != nil
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// sameExecutors compares all but the ages.
+func sameExecutors(a, b []executorRow) bool {
+	return slices.EqualFunc(a, b, func(x, y executorRow) bool {
+		x.AgeMS, y.AgeMS = 0, 0
+		return reflect.DeepEqual(x, y)
+	})
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }
 
 func (a *app) printExecutors(rows []executorRow) error {
@@ -84,11 +156,11 @@ func (a *app) printExecutors(rows []executorRow) error {
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tPROVIDERS\tUNTIL\tSEEN")
+	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tLEASES\tPROVIDERS\tUNTIL\tSEEN")
 	for _, r := range rows {
 		age := time.Duration(r.AgeMS) * time.Millisecond
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%s\t%s\t%v ago\n", r.Address, r.Node, r.State, r.FreeCores, r.Cores,
-			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), strings.Join(r.Providers, ","), untilText(r.Until), age.Round(100*time.Millisecond))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%d\t%s\t%s\t%v ago\n", r.Address, r.Node, r.State, r.FreeCores, r.Cores,
+			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), r.Leases, strings.Join(r.Providers, ","), untilText(r.Until), age.Round(100*time.Millisecond))
 	}
 	return w.Flush()
 }

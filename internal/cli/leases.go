@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"text/tabwriter"
@@ -114,24 +115,77 @@ func newRevoke(a *app) *cobra.Command {
 }
 
 func newDrain(a *app) *cobra.Command {
-	var executor, reason string
+	var executor, manager, reason string
 	var grace time.Duration
 	c := &cobra.Command{
-		Use:   "drain",
+		Use:   "drain [NODE]",
 		Short: "Make an executor leave: no new leases, running calls finish, then it ends",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		Long: "Make an executor leave: no new leases, running calls finish, then it ends. NODE is a host name as rfaas executors prints\n" +
+			"it, and all executors of that node leave, or the control address of one; the resource manager knows where they are.\n" +
+			"Without NODE it is the executor at --executor.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
 			if grace < 0 {
 				return a.badUsage(fmt.Errorf("grace %v is negative", grace))
 			}
-			return a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
-				_, err := e.Drain(ctx, &control.DrainRequest{GraceMs: uint64(grace.Milliseconds()), Reason: reason})
-				return err
-			})
+			addresses := []string{executor}
+			if len(args) > 0 {
+				if c.Flags().Changed("executor") {
+					return a.badUsage(fmt.Errorf("both NODE %q and --executor %s: want one", args[0], executor))
+				}
+				var err error
+				if addresses, err = a.executorsOf(c.Context(), manager, args[0]); err != nil {
+					return err
+				}
+			}
+			var errs []error
+			for _, address := range addresses {
+				err := a.onExecutor(c.Context(), address, func(ctx context.Context, e control.ExecutorClient) error {
+					_, err := e.Drain(ctx, &control.DrainRequest{GraceMs: uint64(grace.Milliseconds()), Reason: reason})
+					return err
+				})
+				if errs = append(errs, err); err == nil && len(args) > 0 {
+					fmt.Fprintf(a.Stdout, "%s drains\n", address)
+				}
+			}
+			return errors.Join(errs...)
 		},
 	}
 	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
+	a.addressFlag(c, &manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with NODE: address of the resource manager")
 	c.Flags().DurationVar(&grace, "grace", 0, "how long running calls may take (default: the executor's setting)")
 	c.Flags().StringVar(&reason, "reason", "", "what the holders are told")
 	return c
+}
+
+// executorsOf finds the addresses of a node's living executors, or of the one with that address.
+func (a *app) executorsOf(ctx context.Context, manager, node string) ([]string, error) {
+	v, err := a.openBoard(manager)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	rows, err := v.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	dead := false
+	for _, r := range rows {
+		if r.Node != node && r.Address != node {
+			continue
+		}
+		if r.State == "dead" {
+			dead = true
+			continue
+		}
+		found = append(found, r.Address)
+	}
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case dead:
+		return nil, fmt.Errorf("the executor of node %q is silent", node)
+	}
+	return nil, fmt.Errorf("no executor of node %q among the %d that the resource manager at %s knows (rfaas executors lists them)", node, len(rows), manager)
 }

@@ -247,6 +247,7 @@ type InfoReply struct {
 	MaxBulk         uint64                 `protobuf:"varint,12,opt,name=max_bulk,json=maxBulk,proto3" json:"max_bulk,omitempty"`
 	Draining        bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
 	AvailableUntil  uint64                 `protobuf:"varint,14,opt,name=available_until,json=availableUntil,proto3" json:"available_until,omitempty"` // Unix time in s at which the node is wanted back; 0: not known
+	Leases          uint32                 `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"`                                       // that hold cores
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -375,6 +376,13 @@ func (x *InfoReply) GetDraining() bool {
 func (x *InfoReply) GetAvailableUntil() uint64 {
 	if x != nil {
 		return x.AvailableUntil
+	}
+	return 0
+}
+
+func (x *InfoReply) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
 	}
 	return 0
 }
@@ -3133,7 +3141,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1einternal/control/control.proto\x12\x10rfaas.control.v1\"8\n" +
 	"\vInfoRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xc1\x03\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xd9\x03\n" +
 	"\tInfoReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x17\n" +
@@ -3150,7 +3158,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tmax_eager\x18\v \x01(\rR\bmaxEager\x12\x19\n" +
 	"\bmax_bulk\x18\f \x01(\x04R\amaxBulk\x12\x1a\n" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12'\n" +
-	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\"\xbe\x03\n" +
+	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\x12\x16\n" +
+	"\x06leases\x18\x0f \x01(\rR\x06leases\"\xbe\x03\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +

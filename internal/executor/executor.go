@@ -93,7 +93,11 @@ func (e *Executor) now() time.Time {
 // info is what clients and the manager are told about this executor.
 func (e *Executor) info() *control.InfoReply {
 	c := e.table.Capacity()
+	e.mu.Lock()
+	leases := len(e.holdings)
+	e.mu.Unlock()
 	return &control.InfoReply{
+		Leases: uint32(leases),
 		ProtocolVersion: control.ProtocolVersion,
 		Node:            e.cfg.Node, NodeId: e.cfg.NodeID, Incarnation: e.incarnation[:],
 		Cores: uint32(c.Cores), FreeCores: uint32(c.FreeCores),

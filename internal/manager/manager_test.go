@@ -117,6 +117,21 @@ func TestLifeOfAnExecutor(t *testing.T) {
 	want(t, m, "")
 }
 
+// A manager that was stopped itself finds nobody silent before it has looked twice.
+func TestLateSweepMarksNobody(t *testing.T) {
+	m, c := newManager(t)
+	register(t, m, "a:1", info(1, 4))
+	m.table.sweep()
+	c.now = c.now.Add(time.Minute)
+	if died := m.table.sweep(); died != nil {
+		t.Errorf("died: %v", died)
+	}
+	c.now = c.now.Add(time.Second)
+	if died := m.table.sweep(); fmt.Sprint(died) != "[a:1]" {
+		t.Errorf("died: %v", died)
+	}
+}
+
 func TestRegisterAgain(t *testing.T) {
 	m, _ := newManager(t)
 	a := register(t, m, "a:1", info(1, 4))

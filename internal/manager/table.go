@@ -46,6 +46,7 @@ type table struct {
 	nextID uint64
 	byID   map[uint64]*entry
 	byKey  map[string]*entry
+	swept  time.Time // when the lines were last looked at
 }
 
 func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *board.Table) *table {
@@ -91,7 +92,7 @@ func (t *table) line(e *entry) *board.Line {
 func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) board.Line {
 	l := board.Line{Beat: beat, Incarnation: board.ShortIncarnation(incarnationOf(info)), Written: now, Slot: slot,
 		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: uint32(min(info.GetMemoryBytes()>>20, 1<<32-1)),
-		FreeMiB: uint32(min(info.GetFreeMemoryBytes()>>20, 1<<32-1)), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
+		FreeMiB: uint32(min(info.GetFreeMemoryBytes()>>20, 1<<32-1)), Leases: info.GetLeases(), State: board.Open, Providers: board.ProvidersOf(info.GetProviders())}
 	if info.GetDraining() {
 		l.State = board.Draining
 	}
@@ -259,7 +260,7 @@ func (t *table) refresh(e *entry) {
 	e.beat, e.seen = l.Beat, t.now()
 	info := proto.CloneOf(e.info)
 	info.FreeCores, info.FreeMemoryBytes = min(l.FreeCores, info.Cores), uint64(l.FreeMiB)<<20
-	info.Draining = l.State == board.Draining
+	info.Draining, info.Leases = l.State == board.Draining, l.Leases
 	e.info = info
 	t.tell(e, t.stateOf(e))
 }
@@ -284,17 +285,20 @@ func (t *table) list() []*control.ExecutorEntry {
 }
 
 // sweep reads the lines, marks the silent ones, returns the addresses of those that were not marked before, and forgets
-// those that are dead for long.
+// those that are dead for long. A sweep that comes late marks nobody: whatever held up the manager may have held up the others,
+// and the next sweep will tell.
 func (t *table) sweep() (died []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
+	late := !t.swept.IsZero() && now.Sub(t.swept) > 2*t.interval
+	t.swept = now
 	for _, e := range t.byID {
 		t.refresh(e)
 		if !t.silent(e, now) {
 			continue
 		}
-		if e.state != board.Silent {
+		if e.state != board.Silent && !late {
 			died = append(died, e.address)
 			if l, err := t.board.ReadLine(e.slot); err == nil {
 				t.board.Mark(l, board.Silent)
