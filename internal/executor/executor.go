@@ -97,7 +97,7 @@ func (e *Executor) info() *control.InfoReply {
 	leases := len(e.holdings)
 	e.mu.Unlock()
 	return &control.InfoReply{
-		Leases: uint32(leases),
+		Leases:          uint32(leases),
 		ProtocolVersion: control.ProtocolVersion,
 		Node:            e.cfg.Node, NodeId: e.cfg.NodeID, Incarnation: e.incarnation[:],
 		Cores: uint32(c.Cores), FreeCores: uint32(c.FreeCores),
