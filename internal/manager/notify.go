@@ -3,6 +3,7 @@ package manager
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -15,29 +16,51 @@ type subscriber struct {
 	told    uint64        // changes that have been posted to it
 }
 
-// notifier writes changes into mailboxes. A change is put down by any goroutine without waiting; one goroutine (run) posts
-// the newest state to every subscriber that does not have it. Posting does not wait either: a subscriber whose earlier
-// writes are still under way is passed over and gets the newest state later, and one whose connection is over is
-// dropped. So a slow or dead one delays nobody.
+// Bounds of what a change does itself, before it returns.
+const (
+	// directMost is to how many subscribers it writes: a pass over them takes about as long as waking somebody else would.
+	directMost = 4096
+	// directEvery is how long after a pass the next one may begin so: changes that come together are written together.
+	directEvery = time.Millisecond
+)
+
+// notifier writes changes into mailboxes. A change is written to all subscribers at once, in one pass of writes that are not
+// waited for, by whoever brings it: no other goroutine has to wake up for it. Only changes that follow closely on others are
+// left to run, which then posts the newest state for all of them. A subscriber whose earlier writes are still under way is
+// passed over and gets the newest state later, and one whose connection is over is dropped. So a slow or dead one delays
+// nobody.
 type notifier struct {
-	wake chan struct{} // capacity 1
+	wake chan struct{} // capacity 1: run has something to do
+
+	passing sync.Mutex // one pass at a time; taken before mu
+	passed  time.Time  // when the last one ended, under passing
 
 	mu   sync.Mutex
 	box  board.Mailbox
 	subs map[*subscriber]struct{}
+	dead []*subscriber // not in subs any more; run closes them, which may take a moment
 }
 
 func newNotifier(epoch uint64) *notifier {
 	return &notifier{wake: make(chan struct{}, 1), box: board.Mailbox{Epoch: epoch}, subs: map[*subscriber]struct{}{}}
 }
 
-// change notes a change; it does not block.
+// change notes a change and writes it, or has it written; it does not block.
 func (n *notifier) change(c board.Change) {
 	n.mu.Lock()
 	n.box.Changes++
 	copy(n.box.Latest[1:], n.box.Latest[:])
 	n.box.Latest[0] = c
+	few := len(n.subs) <= directMost
 	n.mu.Unlock()
+	if few && n.passing.TryLock() {
+		late := time.Since(n.passed) >= directEvery
+		behind := late && n.pass()
+		n.passing.Unlock()
+		if late && !behind {
+			return
+		}
+	}
 	n.poke()
 }
 
@@ -62,8 +85,23 @@ func (n *notifier) add(s *subscriber) {
 	n.poke()
 }
 
-// post brings every mailbox up to date that takes it, and says whether some must wait.
+// post brings every mailbox up to date that takes it, closes what is over, and says whether some must wait.
 func (n *notifier) post() (behind bool) {
+	n.passing.Lock()
+	behind = n.pass()
+	n.passing.Unlock()
+	n.mu.Lock()
+	dead := n.dead
+	n.dead = nil
+	n.mu.Unlock()
+	for _, s := range dead {
+		s.conn.Close()
+	}
+	return behind
+}
+
+// pass writes the present state to every mailbox that takes it and does not have it. Under passing.
+func (n *notifier) pass() (behind bool) {
 	n.mu.Lock()
 	box := n.box
 	subs := make([]*subscriber, 0, len(n.subs))
@@ -87,6 +125,7 @@ func (n *notifier) post() (behind bool) {
 			n.drop(s)
 		}
 	}
+	n.passed = time.Now()
 	return behind
 }
 
@@ -107,11 +146,15 @@ func (n *notifier) sweep() {
 	}
 }
 
+// drop forgets a subscriber and has it closed.
 func (n *notifier) drop(s *subscriber) {
 	n.mu.Lock()
-	delete(n.subs, s)
+	if _, there := n.subs[s]; there {
+		delete(n.subs, s)
+		n.dead = append(n.dead, s)
+	}
 	n.mu.Unlock()
-	s.conn.Close()
+	n.poke()
 }
 
 // count is how many subscribers there are.
@@ -124,10 +167,13 @@ func (n *notifier) count() int {
 // close drops everybody.
 func (n *notifier) close() {
 	n.mu.Lock()
-	subs := n.subs
-	n.subs = map[*subscriber]struct{}{}
+	subs, dead := n.subs, n.dead
+	n.subs, n.dead = map[*subscriber]struct{}{}, nil
 	n.mu.Unlock()
 	for s := range subs {
+		s.conn.Close()
+	}
+	for _, s := range dead {
 		s.conn.Close()
 	}
 }

@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"google.golang.org/grpc"
 
@@ -99,9 +103,72 @@ func (d direct) AttachClient(ctx context.Context, r *control.AttachClientRequest
 	return d.m.AttachClient(ctx, r)
 }
 
-// A change is in the mailboxes of 1,000 subscribers within milliseconds.
+// scanner looks at mailboxes on a thread of its own until all show what it is told to look for.
+type scanner struct {
+	want  atomic.Uint64 // looked for; 0: end
+	ready chan struct{} // it looks for nothing, and spins
+	found chan sighting
+}
+
+type sighting struct {
+	at        time.Time
+	disturbed bool // the kernel took the processor away from one of the two threads meanwhile
+}
+
+// switches is how often the kernel has taken the processor away from this thread.
+func switches() int64 {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(1, &u) // RUSAGE_THREAD
+	return u.Nivcsw
+}
+
+// scan calls all(want) again and again, which says whether every mailbox has it.
+func scan(all func(want uint64) bool) *scanner {
+	s := &scanner{ready: make(chan struct{}), found: make(chan sighting)}
+	s.want.Store(1)
+	go func() {
+		runtime.LockOSThread()
+		for done := uint64(1); ; {
+			s.ready <- struct{}{}
+			before, want := switches(), s.want.Load()
+			for ; want == done; want = s.want.Load() {
+			}
+			if want == 0 {
+				close(s.ready)
+				return
+			}
+			for end := time.Now().Add(20 * time.Second); !all(want) && time.Now().Before(end); {
+			}
+			s.found <- sighting{time.Now(), switches() != before}
+			done = want
+		}
+	}()
+	<-s.ready
+	return s
+}
+
+// take is how long it takes from the beginning of change until the scanner has seen want everywhere. The caller has a thread of
+// its own.
+func (s *scanner) take(want uint64, change func()) (took time.Duration, disturbed bool) {
+	before, start := switches(), time.Now()
+	s.want.Store(want)
+	change()
+	disturbed = switches() != before
+	seen := <-s.found
+	<-s.ready
+	return seen.at.Sub(start), disturbed || seen.disturbed
+}
+
+func (s *scanner) end() {
+	s.want.Store(0)
+	<-s.ready
+}
+
+// A change is stored in all of 1,000 mailboxes, seen by one scanner, within 5 ms p99. Counted are the rounds in which the kernel
+// left both threads their processors; the others measure what else the machine does, and are printed too. Where a host takes the
+// processors away unseen, a loop that stores lines into as many pages of its own shows it in the same minute: at most three times that.
 func TestThousandMailboxes(t *testing.T) {
-	subscribers, rounds := 1000, 200
+	subscribers, rounds := 1000, 600
 	if testing.Short() {
 		subscribers, rounds = 100, 50
 	}
@@ -122,26 +189,56 @@ func TestThousandMailboxes(t *testing.T) {
 	for _, b := range boxes {
 		mailbox(t, b, 64)
 	}
-	var took []time.Duration
-	for round := range rounds {
-		start := time.Now()
-		m.notifier.change(board.Change{Slot: uint32(round), State: board.Silent})
-		want := m.notifier.changes()
-		for _, b := range boxes { // one scanner: it has seen all when it has seen the last to be written
-			for {
-				if got, err := b.Mailbox(); err == nil && got.Changes >= want {
-					break
-				}
-				if time.Since(start) > 20*time.Second {
-					t.Fatal("a mailbox does not change")
-				}
+	next := 0
+	s := scan(func(want uint64) bool {
+		for n := 0; n < len(boxes); n++ { // from the one that was not up to date last time
+			if got, err := boxes[next].Mailbox(); err != nil || got.Changes < want {
+				return false
+			}
+			next = (next + 1) % len(boxes)
+		}
+		return true
+	})
+	pages := make([]byte, subscribers*4096)
+	line := func(i int) []byte { return pages[4096*i:][:board.MailboxSize] }
+	floor := scan(func(want uint64) bool {
+		for i := range subscribers {
+			if atomic.LoadUint64((*uint64)(unsafe.Pointer(&line(i)[8]))) < want {
+				return false
 			}
 		}
-		took = append(took, time.Since(start))
+		return true
+	})
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var took, plain, all []time.Duration
+	tick := time.NewTicker(2 * directEvery) // apart: changes that come together are told together
+	defer tick.Stop()
+	for round := range rounds {
+		<-tick.C
+		d, disturbed := s.take(m.notifier.changes()+1, func() { m.notifier.change(board.Change{Slot: uint32(round), State: board.Silent}) })
+		all = append(all, d)
+		if !disturbed {
+			took = append(took, d)
+		}
+		d, disturbed = floor.take(uint64(round)+2, func() {
+			for i := range subscribers {
+				atomic.StoreUint64((*uint64)(unsafe.Pointer(&line(i)[8])), uint64(round)+2)
+			}
+		})
+		if !disturbed {
+			plain = append(plain, d)
+		}
 	}
-	p99 := median(took, 0.99)
-	t.Logf("a change in all of %d mailboxes: %v median, %v p99", subscribers, median(took, 0.5), p99)
-	if median(took, 0.5) > 50*time.Millisecond {
-		t.Errorf("%v median", median(took, 0.5))
+	s.end()
+	floor.end()
+	p99, floor99 := time.Duration(0), time.Duration(0)
+	if len(took) >= rounds/10 && len(plain) > 0 {
+		p99, floor99 = median(took, 0.99), median(plain, 0.99)
+	}
+	t.Logf("a change in all of %d mailboxes: %v median, %v p99; in %d of %d rounds both threads kept their processors: %v p99, and %v for plain stores",
+		subscribers, median(all, 0.5), median(all, 0.99), len(took), len(all), p99, floor99)
+	if median(all, 0.5) > 5*time.Millisecond || p99 > max(5*time.Millisecond, 3*floor99) {
+		t.Errorf("%v median, %v p99", median(all, 0.5), p99)
 	}
 }
