@@ -4,10 +4,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 /* ---- peers ---- */
@@ -31,8 +33,8 @@ void shm_peer_clear(shm_peer *p) {
     peer_init(p);
 }
 
-/* Maps size bytes from offset of fd if it is a memfd that can no longer shrink and holds them. */
-/* Page tables now rather than at the first call, of the pages that the owner has; a hint. */
+/* Page tables now rather than at the first call; a hint. Of the pages that the owner has: what a peer left out, up to
+ * SHM_REGION_MAX of it, must not be allocated here and now. */
 static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool writable) {
     enum { PIECES = 16 }; /* a region has two at first: its slots and its mailbox */
     uint64_t from = 0;
@@ -48,11 +50,15 @@ static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool wr
     }
 }
 
+/* Maps size bytes from offset of fd if it is a memfd of ordinary pages that can no longer shrink and holds them. (Of huge
+ * pages a mapping covers more than was asked for, which would be our other memory; and a fault may find none left.) */
 static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable) {
     struct stat st;
+    struct statfs fs;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) || fstat(fd, &st) ||
-        (uint64_t)st.st_size < offset || (uint64_t)st.st_size - offset < size) {
+        fstatfs(fd, &fs) || fs.f_type != TMPFS_MAGIC || (uint64_t)st.st_size < offset ||
+        (uint64_t)st.st_size - offset < size) {
         errno = EBADF;
         return NULL;
     }

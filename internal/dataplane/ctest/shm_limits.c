@@ -1,5 +1,6 @@
 /* shm when the system refuses what it needs, and strangers at its socket. */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/membarrier.h>
 #include <linux/seccomp.h>
@@ -8,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -217,14 +219,12 @@ static int call_on(const card *c) {
     return fd;
 }
 
-/* Sends h with the descriptors of qp; returns the status of the answer, or 1 when the socket was closed without one. */
-static int say(const card *to, shm_hello h, const shm_qp *qp, int n_fds) {
-    int fd = call_on(to), fds[SHM_HELLO_FDS + 4];
-    for (int i = 0; i < n_fds; i++)
-        fds[i] = i == 0 ? qp->seg_fd : i == 1 ? ((shm_cq *)qp->q.cq)->fd : qp->expose[0]->fd;
+/* Sends h with these descriptors; returns the status of the answer, or 1 when the socket was closed without one. */
+static int say_with(const card *to, shm_hello h, const int *fds, int n_fds) {
+    int fd = call_on(to);
     union {
         struct cmsghdr align;
-        char buf[CMSG_SPACE(sizeof fds)];
+        char buf[CMSG_SPACE((SHM_HELLO_FDS + 4) * sizeof(int))];
     } control;
     memset(&control, 0, sizeof control);
     struct iovec iov = {&h, sizeof h};
@@ -246,6 +246,14 @@ static int say(const card *to, shm_hello h, const shm_qp *qp, int n_fds) {
     close(fd);
     CHECKF(e == 0 || e == ECONNRESET, "answer: %s", strerror(e));
     return e ? 1 : answer.status;
+}
+
+/* The same with the descriptors of qp. */
+static int say(const card *to, shm_hello h, const shm_qp *qp, int n_fds) {
+    int fds[SHM_HELLO_FDS + 4];
+    for (int i = 0; i < n_fds; i++)
+        fds[i] = i == 0 ? qp->seg_fd : i == 1 ? ((shm_cq *)qp->q.cq)->fd : qp->expose[0]->fd;
+    return say_with(to, h, fds, n_fds);
 }
 
 T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
@@ -308,6 +316,73 @@ T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
         close(silent[i]);
     end_close(&e);
     end_close(&other);
+}
+
+/* ---- memory that is not what it should be ---- */
+
+/* A memfd of that size whose pages are not there yet. */
+static int no_pages(const char *name, uint64_t size, unsigned flags, int seals) {
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+    CHECKF(fd >= 0, "memfd_create: %s", strerror(errno));
+    CHECKF(!ftruncate(fd, (off_t)size), "size of a memfd: %s", strerror(errno));
+    CHECK(!fcntl(fd, F_ADD_SEALS, seals));
+    return fd;
+}
+
+/* A peer that hands over `fd` with that size as its region; the status of connecting to it. */
+static int connect_to(int fd, uint64_t size, dp_error *err) {
+    end e, other;
+    card c, co;
+    end_open(&e, NULL, NULL);
+    end_open(&other, NULL, NULL);
+    end_card(&e, &c);
+    end_card(&other, &co);
+    shm_blob b;
+    memcpy(&b, c.blob, sizeof b);
+    const shm_qp *qp = (const shm_qp *)other.qp;
+    shm_hello h = {.magic = SHM_HELLO_MAGIC, .version = SHM_LINK_VERSION, .n_regions = 1, .ring_size = qp->ring_size};
+    memcpy(h.to, b.token, 16);
+    memcpy(h.from, qp->token, 16);
+    h.regions[0] = (shm_hello_region){7, DP_REMOTE_WRITE, 1u << 20, size, 0};
+    CHECK_EQ(say_with(&c, h, (int[]){qp->seg_fd, ((shm_cq *)qp->q.cq)->fd, fd}, 3), DP_OK);
+    int st = dp_qp_connect(e.qp, co.blob, co.blob_len, err);
+    end_close(&e);
+    end_close(&other);
+    return st;
+}
+
+T_CASE(bad_memory, "connect/bad-memory", .providers = T_SHM) {
+    enum { SIZE = 2 << 20 };
+    const int fixed = F_SEAL_SHRINK | F_SEAL_GROW;
+    const struct {
+        const char *what;
+        uint64_t holds;
+        unsigned flags;
+        int seals;
+    } bad[] = {
+        {"may shrink", SIZE, 0, F_SEAL_GROW},
+        {"may grow", SIZE, 0, F_SEAL_SHRINK},
+        {"holds less than it says", SIZE - 4096, 0, fixed},
+        {"has huge pages", SIZE, MFD_HUGETLB, fixed},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        t_note("%s", bad[i].what);
+        int fd = no_pages(bad[i].what, bad[i].holds, bad[i].flags, bad[i].seals);
+        dp_error err = {0};
+        CHECK_REFUSED(connect_to(fd, SIZE, &err), DP_BAD_BLOB, err);
+        /* As such, and not because there is no huge page just now. */
+        CHECKF(strstr(err.msg, strerror(EBADF)), "said: %s", err.msg);
+        close(fd);
+    }
+    t_note("pages that the peer has not made are not made for it");
+    const uint64_t large = 256u << 20;
+    int fd = no_pages("large", large, 0, fixed);
+    dp_error err = {0};
+    CHECK_OK_ERR(connect_to(fd, large, &err), err);
+    struct stat st;
+    CHECK(!fstat(fd, &st));
+    CHECK_EQ(st.st_blocks, 0);
+    close(fd);
 }
 
 /* ---- one that takes what it is given, and refuses ---- */
