@@ -326,6 +326,7 @@ test-install: # installs, uses what is there, uninstalls
 # What `make run` shows, and the other examples, with either MPI.
 test-demo: build
 	$(Q)$(run_examples)
+	$(Q)scripts/test --interrupt-check
 	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples

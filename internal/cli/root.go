@@ -67,10 +67,12 @@ func newRoot(a *app) *cobra.Command {
 		Short:         "Functions executed by remote memory write",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       versionLine(a), // --version, as the daemons have it
 		PersistentPreRun: func(*cobra.Command, []string) {
 			a.started = true
 		},
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&a.secretFile, "secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)")
 	allow, _ := strconv.ParseBool(a.Getenv("RFAAS_ALLOW_PLAINTEXT")) // as client programs read it

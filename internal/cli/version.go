@@ -15,9 +15,12 @@ func newVersion(a *app) *cobra.Command {
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintf(a.Stdout, "rfaas %s (control protocol %d, %s, %s)\n", a.Version, control.ProtocolVersion,
-				runtime.Version(), runtime.GOARCH)
+			_, err := fmt.Fprintln(a.Stdout, versionLine(a))
 			return err
 		},
 	}
+}
+
+func versionLine(a *app) string {
+	return fmt.Sprintf("rfaas %s (control protocol %d, %s, %s)", a.Version, control.ProtocolVersion, runtime.Version(), runtime.GOARCH)
 }

@@ -74,7 +74,7 @@ var executorOptions = []option{
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
 	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is away (default: in memory)"},
 	{"charge-interval", "1s", "how often leases are charged"},
-	{"cores", "auto", "what to lend: a count of cores, a list of logical CPUs like 2-5,8-8, or auto for all that this process may use"},
+	{"cores", "auto", "what to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may have the same core; above 1 the node is oversubscribed and calls take turns"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for what is available at start"},
 	{"providers", "auto", "fabrics to offer: auto, shm, verbs or shm,verbs"},
