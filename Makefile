@@ -64,7 +64,7 @@ bench: build ## latency on this machine, with the floor measured beside it (BENC
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs worker library headers examples
-build: programs worker library headers fortran examples ## everything: bin, libexec, lib, include and the examples
+build: programs worker library headers man3 fortran examples ## everything: bin, libexec, lib, include and the examples
 
 # $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
@@ -128,14 +128,24 @@ build/librfaas.map: $(DP)/rfaas.h
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 	$(Q)rm -f build/capi/librfaas.so # go does not know that it depends on this
 
-HEADERS := rfaas.h rfaas_function.h rfaas.hpp
-headers: $(HEADERS:%=include/%) # include/rfaas.h, include/rfaas_function.h, include/rfaas.hpp
+HEADERS := rfaas.h rfaas_function.h rfaas.hpp rfaas_mpi.h
+headers: $(HEADERS:%=include/%) # include/rfaas.h, rfaas_function.h, rfaas.hpp, rfaas_mpi.h
+include/rfaas_mpi.h: client/mpi/rfaas_mpi.h
+	$(call say,COPY,$@)
+	$(Q)install -D -m 644 $< $@
 include/%.h: $(DP)/%.h
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
 include/%.hpp: client/cpp/%.hpp
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
+
+# Section 3, out of the header's comments.
+.PHONY: man3
+man3: build/man3/rfaas.3 # build/man3/*.3
+build/man3/rfaas.3: $(DP)/rfaas.h scripts/man3
+	$(call say,MAN,build/man3/)
+	$(Q)scripts/man3 $< $(@D) '$(VERSION)'
 
 # The Fortran module, where there is a Fortran compiler. A .mod file is for the compiler that wrote it, so the source is
 # installed too.
@@ -396,9 +406,14 @@ lint-sh:
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
+API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1/p' $(DP)/rfaas.h)
 INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
-	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc
+	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
+	$(API_NAMES:%=share/man/man3/%.3) share/man/man3/rfaas.3 share/modulefiles/rfaas/$(VERSION) \
+	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
+# What CMake compares: numbers and dots.
+CMAKE_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(DP)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 
@@ -418,6 +433,12 @@ install: build ## into PREFIX, below DESTDIR
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
+	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man3 $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
+	$(Q)install -m 644 build/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
+		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
+	$(Q)for f in rfaas-config rfaas-config-version; do \
+		sed -e 's|@VERSION@|$(CMAKE_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
 	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -145,6 +146,13 @@ func (s *service) spread(ctx context.Context, f fields, out *message) error {
 	c, err := s.session(f)
 	if err != nil {
 		return err
+	}
+	if _, ok := f[tagAt]; ok { // leases, each at one executor
+		if at := cmp.Or(f.str(tagAt), c.Executor()); at != "" {
+			out.str(tagExecutor, at)
+			out.u64(tagWorkers, f.u64(tagWorkers))
+			return nil
+		}
 	}
 	var avoid []string
 	for _, b := range f[tagExecutor] {

@@ -162,6 +162,7 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
     lease_options &with_wait_mode(std::uint32_t mode) { return wait_mode = mode, *this; }
     lease_options &with_failover() { return flags |= RFAAS_LEASE_FAILOVER, *this; }
+    lease_options &with_local() { return flags |= RFAAS_LEASE_LOCAL, *this; } /* here, where no executor has room */
     rfaas_lease_options plain() const {
         rfaas_lease_options o = *this;
         if (!path_.empty())
@@ -179,6 +180,15 @@ struct call_options : rfaas_call_options {
     call_options &on(int index) { return worker = index, *this; }
     call_options &within(std::chrono::nanoseconds t) { return timeout_ns = t.count(), *this; }
     call_options &repeat(std::uint32_t n) { return repeats = n, *this; } /* the function is idempotent */
+    call_options &each_within(std::chrono::nanoseconds t) { return attempt_ns = t.count(), *this; } /* an attempt of repeat */
+};
+
+/* rfaas_map_options with its defaults. */
+struct map_options : rfaas_map_options {
+    map_options() : rfaas_map_options(RFAAS_MAP_OPTIONS_INIT) {}
+    map_options &by(std::size_t items) { return chunk = items, *this; }
+    map_options &within(std::chrono::nanoseconds t) { return timeout_ns = t.count(), *this; }
+    map_options &repeat(std::uint32_t n) { return repeats = n, *this; }
 };
 
 using function = rfaas_function;
@@ -297,14 +307,15 @@ class lease {
     }
     /* Calls f on all elements of in, on all workers; out has one element for each. */
     template <class In, class Out> void map(rfaas::function f, const In &in, Out &&out, std::size_t chunk = 0) {
+        map(f, in, std::forward<Out>(out), map_options().by(chunk));
+    }
+    template <class In, class Out> void map(rfaas::function f, const In &in, Out &&out, const map_options &options) {
         auto from = payload(in);
         auto to = room(out);
         if (from.size() > to.size())
             throw invalid_error(RFAAS_INVALID, false, "map: " + std::to_string(from.size()) + " elements in, room for " +
                                                           std::to_string(to.size()) + " out");
-        rfaas_map_options o = RFAAS_MAP_OPTIONS_INIT;
-        o.chunk = chunk;
-        check(rfaas_map(handle_, f, from.data(), sizeof(*from.data()), to.data(), sizeof(*to.data()), from.size(), &o));
+        check(rfaas_map(handle_, f, from.data(), sizeof(*from.data()), to.data(), sizeof(*to.data()), from.size(), &options));
     }
 
   private:

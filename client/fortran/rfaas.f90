@@ -11,7 +11,7 @@
 !>     call rfaas_invoke(lease, price, in, c_sizeof(in), out, c_sizeof(out))
 !>     call rfaas_finalize()
 !>
-!> Every procedure has ierror as its last, optional argument: RFAAS_OK or one of the negative RFAAS_* codes. Without it
+!> Every procedure has the optional argument ierror: RFAAS_OK or one of the negative RFAAS_* codes. Without it
 !> an error prints rfaas_last_error() and stops the program (error stop), as in MPI. What a procedure does, who owns
 !> memory and until when, is what rfaas.h says of the function of the same name.
 !>
@@ -74,16 +74,21 @@ module rfaas
       integer(c_size_t) :: library_size = 0
       type(c_ptr) :: executor = c_null_ptr
       integer(c_int64_t) :: call_limit_ns = 0
+      integer(c_int32_t) :: flags = 0, reserved = 0
    end type
    type, bind(c) :: call_options
       integer(c_int32_t) :: struct_size = 0, worker = RFAAS_ANY_WORKER
       integer(c_int64_t) :: timeout_ns = 0
+      integer(c_int32_t) :: repeats = 0, reserved = 0
+      integer(c_int64_t) :: attempt_ns = 0
    end type
    type, bind(c) :: map_options
       integer(c_int32_t) :: struct_size = 0, flags = 0
       integer(c_size_t) :: chunk = 0
       integer(c_int64_t) :: timeout_ns = 0
+      integer(c_int32_t) :: repeats = 0, reserved = 0
    end type
+   integer(c_int32_t), parameter :: lease_renew = 1, lease_failover = 2, lease_local = 4
 
    interface
       integer(c_int) function c_init(options) bind(c, name='rfaas_init')
@@ -272,8 +277,9 @@ contains
    end subroutine
 
    !> What is not given has the default of rfaas.h. duration and call_limit in seconds, eager, bulk and memory in bytes.
+   !> renew, failover and local set the RFAAS_LEASE_ flags of these names.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                               duration, call_limit, executor, ierror)
+                               duration, call_limit, executor, ierror, renew, failover, local)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -282,6 +288,7 @@ contains
       real(c_double), intent(in), optional :: duration, call_limit
       character(len=*), intent(in), optional :: executor
       integer, intent(out), optional :: ierror
+      logical, intent(in), optional :: renew, failover, local
       type(lease_options) :: o
       character(len=:, kind=c_char), allocatable, target :: l, e
       o%struct_size = int(c_sizeof(o), c_int32_t)
@@ -296,6 +303,9 @@ contains
       if (present(memory)) o%memory = memory
       if (present(duration)) o%duration_ns = nanoseconds(duration)
       if (present(call_limit)) o%call_limit_ns = nanoseconds(call_limit)
+      if (given(renew)) o%flags = ior(o%flags, lease_renew)
+      if (given(failover)) o%flags = ior(o%flags, lease_failover)
+      if (given(local)) o%flags = ior(o%flags, lease_local)
       call finish(c_lease_open(session%handle, o, lease%handle), ierror)
    end subroutine
 
@@ -359,36 +369,39 @@ contains
 
    ! ---- calls ----
 
-   !> in_size and capacity in bytes; out_size becomes the bytes of the result. worker from 0; timeout in seconds.
-   subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror)
+   !> in_size and capacity in bytes; out_size becomes the bytes of the result. worker from 0; timeout in seconds. repeats: the
+   !> function is idempotent and is called again so many times when a call is lost or takes longer than `attempt` seconds.
+   subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in) :: in
       type(*), dimension(*) :: out
       integer(c_size_t), intent(in) :: in_size, capacity
       integer(c_size_t), intent(inout), optional :: out_size
-      integer, intent(in), optional :: worker
-      real(c_double), intent(in), optional :: timeout
+      integer, intent(in), optional :: worker, repeats
+      real(c_double), intent(in), optional :: timeout, attempt
       integer, intent(out), optional :: ierror
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
-      status = c_invoke(lease%handle, f, in, in_size, out, capacity, got, options_of(worker, timeout))
+      status = c_invoke(lease%handle, f, in, in_size, out, capacity, got, options_of(worker, timeout, repeats, attempt))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
 
-   subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror)
+   !> With repeats `in` must stay unchanged until the request ends.
+   subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in), asynchronous :: in
       type(*), dimension(*), asynchronous :: out
       integer(c_size_t), intent(in) :: in_size, capacity
       type(rfaas_request), intent(inout) :: request
-      integer, intent(in), optional :: worker
-      real(c_double), intent(in), optional :: timeout
+      integer, intent(in), optional :: worker, repeats
+      real(c_double), intent(in), optional :: timeout, attempt
       integer, intent(out), optional :: ierror
-      call finish(c_iinvoke(lease%handle, f, in, in_size, out, capacity, options_of(worker, timeout), request), ierror)
+      call finish(c_iinvoke(lease%handle, f, in, in_size, out, capacity, options_of(worker, timeout, repeats, attempt), &
+                            request), ierror)
    end subroutine
 
    subroutine rfaas_wait(request, out_size, ierror)
@@ -447,7 +460,7 @@ contains
    end subroutine
 
    !> in_item and out_item: bytes of one element; n elements.
-   subroutine rfaas_map(lease, f, in, in_item, out, out_item, n, chunk, timeout, ierror)
+   subroutine rfaas_map(lease, f, in, in_item, out, out_item, n, chunk, timeout, ierror, repeats)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
       type(*), dimension(*), intent(in) :: in
@@ -456,22 +469,32 @@ contains
       integer(c_size_t), intent(in), optional :: chunk
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
+      integer, intent(in), optional :: repeats
       type(map_options) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(chunk)) o%chunk = chunk
       if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
+      if (present(repeats)) o%repeats = repeats
       call finish(c_map(lease%handle, f, in, in_item, out, out_item, n, o), ierror)
    end subroutine
 
    ! ---- helpers ----
 
-   function options_of(worker, timeout) result(o)
-      integer, intent(in), optional :: worker
-      real(c_double), intent(in), optional :: timeout
+   pure logical function given(flag)
+      logical, intent(in), optional :: flag
+      given = .false.
+      if (present(flag)) given = flag
+   end function
+
+   function options_of(worker, timeout, repeats, attempt) result(o)
+      integer, intent(in), optional :: worker, repeats
+      real(c_double), intent(in), optional :: timeout, attempt
       type(call_options) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(worker)) o%worker = worker
       if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
+      if (present(repeats)) o%repeats = repeats
+      if (present(attempt)) o%attempt_ns = nanoseconds(attempt)
    end function
 
    !> Too long for a counter is as good as no limit.

@@ -208,6 +208,14 @@ typedef struct rfaas_lease_options {
  * the old workers is gone. Calls in flight fail as without the flag, except those with `repeats`. */
 #define RFAAS_LEASE_FAILOVER 2u
 
+/* Runs functions in the calling process when there is no executor for them: the library is opened there too (dlopen), so
+ * its constructors run and what it is linked with must be there (RFAAS_BAD_LIBRARY). If rfaas_lease_open finds no room or
+ * nobody to ask, it succeeds, rfaas_lease_info says provider "local", and the lease stays so until it is released. With
+ * RFAAS_LEASE_FAILOVER calls run here from the loss of the executor until another one is found. Such a call runs on the
+ * caller's thread before rfaas_invoke or rfaas_iinvoke returns; no deadline, time or memory limit ends it, a crash is
+ * the caller's, rfaas_state is another one, and rfaas_fail only prints (rfaas_function.h). */
+#define RFAAS_LEASE_LOCAL 4u
+
 #define RFAAS_LEASE_OPTIONS_INIT \
     { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0 }
 
@@ -230,6 +238,21 @@ RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
  * the text says which), and those of rfaas_lease_open. Nothing stays leased after an error. */
 RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_options *options, size_t capacity,
                                       rfaas_lease *leases[], size_t *count);
+
+/* An executor's control address. */
+typedef struct rfaas_place {
+    char executor[128]; /* host:port, a NUL behind it */
+} rfaas_place;
+
+/* rfaas_places finds room for `count` leases like options, on as few executors as it finds, and stores an executor for each. It
+ * takes nothing: the executors may refuse. For programs of which one process looks for all (rfaas_mpi.h). With a session
+ * that was given an executor it is that one. Errors: RFAAS_BUSY (there is room for fewer), RFAAS_INVALID, connection class. */
+RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *options, size_t count, rfaas_place places[]);
+
+/* rfaas_lease_open_at is rfaas_lease_open that asks the executor at `place` and no other one. A lease that goes on elsewhere
+ * (RFAAS_LEASE_FAILOVER) is not bound to it. */
+RFAAS_API int rfaas_lease_open_at(rfaas_session *session, const rfaas_lease_options *options, const rfaas_place *place,
+                                  rfaas_lease **lease);
 
 /* rfaas_lease_renew makes the lease last at least duration_ns from now on; 0: as long as it was leased for. It never makes
  * it shorter. Errors: RFAAS_LEASE_ENDED, RFAAS_BUSY (the node is draining and renews nothing), RFAAS_INVALID (longer than
@@ -440,6 +463,7 @@ typedef struct rfaas_statistics {
     uint64_t blocked;     /* waits that went to sleep, since the last move */
     uint64_t repeated;    /* calls that were made again */
     uint64_t moved;       /* times that the lease went on elsewhere */
+    uint64_t local;       /* calls that ran in this process (RFAAS_LEASE_LOCAL); none of the above */
 } rfaas_statistics;
 
 /* rfaas_lease_statistics sums up the lease since it was opened; fills at most stats->struct_size bytes. Used by the

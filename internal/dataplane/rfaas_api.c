@@ -94,7 +94,7 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
 
 int rfaas_api_bad_call(const rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
-    if (leaving(l) && !rfaas_api_fails_over(l))
+    if (leaving(l) && !rfaas_api_fails_over(l) && l->home->ep)
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: the node of %s leaves: %s", op, function_name(l, fn),
                               l->home->executor, l->leaving_reason);
     if (fn >= l->n_functions)
@@ -151,7 +151,7 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
         if (i == 0 && status == DP_BUSY && tries > 1)
             continue;
         if ((i == 0 && status != DP_BUSY) || l->workers[w].broken || dp_channel_status(l->workers[w].ch)) {
-            int st = i + tries < all ? rfaas_api_begin_repair(l, w) : rfaas_api_repair(l, w, attempt_deadline(p));
+            int st = i + tries < all ? rfaas_api_begin_repair(l, w) : rfaas_api_repair(l, w, p->deadline);
             if (st != RFAAS_OK) {
                 status = st;
                 if (i + 1 == all || st == DP_DEADLINE || dp_status_class(st) == RFAAS_CLASS_LEASE)
@@ -200,6 +200,8 @@ int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status,
             int st = ++moves > MOVES_MAX ? status : rfaas_api_move(l, "invoke", p->deadline);
             if (st)
                 return st;
+            if (leaving(l))
+                return rfaas_api_here(l, "invoke", fn, in, in_size, out, capacity, got);
         }
         if (p->worker == RFAAS_ANY_WORKER)
             w = w + 1 >= l->n_workers ? 0 : w + 1;
@@ -230,8 +232,17 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
-    if (UNLIKELY(leaving(l)) && (st = rfaas_api_move(l, "invoke", p.deadline)))
-        return leave(l, st);
+    if (UNLIKELY(leaving(l))) {
+        uint32_t size = 0;
+        if ((st = rfaas_api_move(l, "invoke", p.deadline)))
+            return leave(l, st);
+        if (leaving(l)) {
+            st = rfaas_api_here(l, "invoke", fn, in, (uint32_t)in_size, out, cut_capacity(l, capacity), &size);
+            if (out_size && (st == RFAAS_OK || st == RFAAS_RESULT_TOO_LARGE))
+                *out_size = size;
+            return leave(l, st);
+        }
+    }
     uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker;
     if (p.worker < 0 && UNLIKELY(l->workers[w].in_flight))
         w = least_loaded(l, w);

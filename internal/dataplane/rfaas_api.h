@@ -6,6 +6,7 @@
  *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
  *                          rfaas_api_failover.c                how it goes on elsewhere
  *                          rfaas_api_across.c                  leases at several executors as one call
+ *                          rfaas_api_local.c                   functions in this process, where no executor has room
  *                               │  ▲
  *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)   messages: rfaas_api_msg.c
  *                          control part: Go in this process (client/capi), one day an agent per node
@@ -38,7 +39,8 @@ enum {
     RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
     RFAAS_OP_RENEW = 9,         /* KEY DURATION_NS -> */
     RFAAS_OP_FINISH = 10,       /* KEY            -> ; no call is started any more, the lease may be given back; at once */
-    RFAAS_OP_SPREAD = 11,       /* SESSION WORKERS CORES MEMORY DURATION_NS, (EXECUTOR to leave out)... -> (EXECUTOR WORKERS)... */
+    RFAAS_OP_SPREAD = 11,       /* SESSION WORKERS CORES MEMORY DURATION_NS, (EXECUTOR to leave out)... -> (EXECUTOR WORKERS)...
+                                   AT "", or the executor that it must be, instead of EXECUTOR: one that is given has room for all */
 };
 enum {
     RFAAS_TAG_SESSION = 1,
@@ -206,7 +208,8 @@ typedef struct rfaas_news {
 } rfaas_news;
 
 /* The node drains: no call is started any more, and when no thread is inside the control part is told, once. */
-enum { LEAVING_NOT = 0, LEAVING_SOON = 1, LEAVING_TOLD = 2 };
+enum { LEAVING_NOT = 0, LEAVING_SOON = 1, LEAVING_TOLD = 2, LEAVING_LOCAL = 3 /* calls run in this process */ };
+typedef struct rfaas_local rfaas_local;
 
 /* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
 struct rfaas_lease {
@@ -224,7 +227,8 @@ struct rfaas_lease {
     uint32_t requests_free; /* index + 1 */
     uint64_t request_seq;
     dp_channel_config cfg;
-    rfaas_home *home;
+    rfaas_home *home;            /* without an endpoint: the lease was opened where no executor had room */
+    rfaas_local *local;          /* with RFAAS_LEASE_LOCAL */
     const char *at;              /* NULL, or the executor to begin at; dead once the lease is open */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are dead once the lease is open */
     char **functions;
@@ -346,13 +350,26 @@ void rfaas_api_drain(rfaas_lease *l);
 static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
 /* The home is lost: begins to look for another, if the lease shall. Under the lease's mutex. */
 void rfaas_api_seek(rfaas_lease *l);
-/* Waits until there is another home, and moves there. Registered buffers have other dp_mems afterwards. The lease's
- * thread. */
+/* Waits until there is another home, and moves there. Registered buffers have other dp_mems afterwards. With
+ * RFAAS_LEASE_LOCAL it does not wait: calls run here (LEAVING_LOCAL) until there is one. The lease's thread. */
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
 /* Ends the seeker and gives back what it has. Nobody else uses the lease. */
 void rfaas_api_stop_seeking(rfaas_lease *l);
 /* Adds up what a home's channels have counted. */
 void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s);
+
+/* ---- rfaas_api_local.c ---- */
+
+/* Opens the lease's library in this process. */
+int rfaas_api_local_load(rfaas_lease *l);
+void rfaas_api_local_free(rfaas_lease *l);
+/* Gives a lease that was not granted a home without workers: its calls run here. */
+int rfaas_api_local_open(rfaas_lease *l);
+/* Adds a function to the lease's names. */
+int rfaas_api_local_function(rfaas_lease *l, const char *name);
+/* Runs a function on this thread. *got: bytes of its result, also when that is too large. */
+int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void *in, uint32_t in_size, void *out,
+                   uint32_t capacity, uint32_t *got);
 
 /* ---- rfaas_api_buffer.c ---- */
 

@@ -144,3 +144,45 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
         rfaas_lease_release(leases[--a.count]);
     return rfaas_api_fail(status, 0, "%s", text);
 }
+
+int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t count, rfaas_place places[]) {
+    static const char what[] = "places";
+    rfaas_lease_options o;
+    int status = rfaas_api_bad_session(s, what);
+    if (!status)
+        status = rfaas_api_lease_options(options, RFAAS_WORKERS_MAX, &o);
+    if (status)
+        return status;
+    if (!places || !count || count > ACROSS_MAX)
+        return rfaas_api_fail(RFAAS_INVALID, 0, places ? "%s: count %zu, want 1..%d" : "%s: places is NULL", what, count, ACROSS_MAX);
+    rfaas_msg req = {0}, plan;
+    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);
+    rfaas_msg_u64(&req, RFAAS_TAG_WORKERS, count); /* a whole lease for each */
+    rfaas_msg_u64(&req, RFAAS_TAG_CORES, (uint64_t)o.cores_per_worker * o.workers);
+    rfaas_msg_u64(&req, RFAAS_TAG_MEMORY, o.memory > UINT64_MAX / o.workers ? UINT64_MAX : o.memory * o.workers);
+    rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)o.duration_ns);
+    rfaas_msg_str(&req, RFAAS_TAG_AT, o.executor ? o.executor : "");
+    if ((status = rfaas_api_ask(what, RFAAS_OP_SPREAD, &req, &plan)))
+        return status;
+    size_t n = 0;
+    for (uint32_t i = 0, len = 0; n < count; i++) {
+        const uint8_t *at = rfaas_msg_find(&plan, RFAAS_TAG_EXECUTOR, i, &len);
+        uint64_t fits = rfaas_msg_nth_u64(&plan, RFAAS_TAG_WORKERS, i, 0);
+        if (!at || len >= sizeof places->executor) {
+            rfaas_msg_free(&plan);
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: a plan for %zu of %zu leases", what, n, count);
+        }
+        for (; fits && n < count; fits--, n++) {
+            memset(&places[n], 0, sizeof *places);
+            memcpy(places[n].executor, at, len);
+        }
+    }
+    rfaas_msg_free(&plan);
+    return RFAAS_OK;
+}
+
+int rfaas_lease_open_at(rfaas_session *s, const rfaas_lease_options *options, const rfaas_place *place, rfaas_lease **lease) {
+    if (!place || !place->executor[0] || !memchr(place->executor, 0, sizeof place->executor))
+        return rfaas_api_fail(RFAAS_INVALID, 0, "lease: place %s", place ? "has no executor's address" : "is NULL");
+    return rfaas_api_lease_open(s, options, place->executor, lease);
+}

@@ -62,7 +62,7 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
         free(b);
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: no memory for %llu bytes", op, (unsigned long long)size);
     }
-    if (dp_mem_register(dp_endpoint_domain(l->home->ep), b->addr, size, 0, &b->mem, &err)) {
+    if (l->home->ep && dp_mem_register(dp_endpoint_domain(l->home->ep), b->addr, size, 0, &b->mem, &err)) {
         b->mem = NULL;
         drop(b);
         return rfaas_api_fail_dp(op, &err);
@@ -84,7 +84,7 @@ static int take_out(rfaas_lease *l, const char *op, const void *addr, bool mine)
                               mine ? "alloc" : "register");
     for (uint32_t i = 0; i < l->n_workers; i++) {
         dp_channel *ch = l->workers[i].ch;
-        if (!l->workers[i].broken && !dp_channel_status(ch) && dp_channel_free_slots(ch) < l->cfg.depth)
+        if (ch && !l->workers[i].broken && !dp_channel_status(ch) && dp_channel_free_slots(ch) < l->cfg.depth)
             return rfaas_api_fail(RFAAS_BUSY, 0, "%s: worker %u has calls in flight that may read the buffer", op, i);
     }
     rfaas_buffer *b = *p;

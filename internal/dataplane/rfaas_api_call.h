@@ -63,6 +63,7 @@ typedef struct call_plan {
     int32_t worker;   /* RFAAS_ANY_WORKER or an index */
     uint32_t repeats;
     int64_t attempt; /* ns that one attempt may take; 0: no limit of its own */
+    bool full_is_busy; /* a full worker that works is reason enough for RFAAS_BUSY: others' replacements are not waited for */
 } call_plan;
 
 /* Until when an attempt that begins now may last. */

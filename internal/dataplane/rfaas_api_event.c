@@ -14,6 +14,8 @@ int rfaas_lease_renew(rfaas_lease *l, int64_t duration_ns) {
         return status;
     if (duration_ns < 0)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)duration_ns));
+    if (!l->home->ep)
+        return leave(l, RFAAS_OK); /* it has no end */
     rfaas_msg req = {0};
     rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
     rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)duration_ns);

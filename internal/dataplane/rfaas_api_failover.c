@@ -128,7 +128,7 @@ void rfaas_api_stop_seeking(rfaas_lease *l) {
 }
 
 void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
-    for (uint32_t i = 0; i < h->n_workers; i++) {
+    for (uint32_t i = 0; h->ep && i < h->n_workers; i++) {
         dp_channel_stats c;
         dp_channel_get_stats(h->workers[i].ch, &c);
         s->calls += c.calls;
@@ -142,7 +142,26 @@ void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
     }
 }
 
+/* What the old home still has to say. */
+static void hear_out(rfaas_lease *l) {
+    if (!l->home->ended)
+        rfaas_api_drain(l);
+    for (uint32_t i = 0; i < l->n_workers; i++)
+        rfaas_api_settle(l, i);
+}
+
+/* There is no other home yet: calls run in this process. The old one may be given back. */
+static void stay_here(rfaas_lease *l) {
+    if (__atomic_load_n(&l->leaving, __ATOMIC_ACQUIRE) == LEAVING_LOCAL)
+        return;
+    hear_out(l);
+    rfaas_api_finish(l);
+    __atomic_store_n(&l->leaving, LEAVING_LOCAL, __ATOMIC_RELEASE);
+}
+
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
+    if (!l->home->ep)
+        return RFAAS_OK;
     int64_t start = dp_now_ns(), until = start + l->session->timeout_ns;
     bool cut = deadline && deadline < until;
     if (cut)
@@ -150,7 +169,7 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
     char why[256], none[512];
     pthread_mutex_lock(&l->mu);
     rfaas_api_seek(l);
-    for (bool in_time = true; !next_good(l) && in_time;) {
+    for (bool in_time = true; !next_good(l) && !(l->local && home_lost(l)) && in_time;) {
         int64_t news = start + NEWS_PATIENCE_NS;
         in_time = wait_until(l, home_lost(l) || until < news ? until : news);
     }
@@ -158,17 +177,17 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
     snprintf(why, sizeof why, "%s", l->home->ended ? l->home->ended_reason : leaving(l) ? l->leaving_reason : "not known");
     snprintf(none, sizeof none, "%s", l->next_reason[0] ? l->next_reason : "still asking");
     pthread_mutex_unlock(&l->mu);
+    if (!good && l->local) {
+        stay_here(l);
+        return RFAAS_OK;
+    }
     if (!good && cut && dp_now_ns() >= deadline)
         return rfaas_api_fail(RFAAS_DEADLINE, 0, "%s: the lease on %s ended: %s; no other until the deadline: %s", op,
                               l->home->executor, why, none);
     if (!good)
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease on %s ended: %s; no other within %lld ms: %s", op,
                               l->home->executor, why, (long long)(dp_now_ns() - start) / 1000000, none);
-    /* What the old home still has to say. */
-    if (!l->home->ended)
-        rfaas_api_drain(l);
-    for (uint32_t i = 0; i < l->n_workers; i++)
-        rfaas_api_settle(l, i);
+    hear_out(l);
     pthread_mutex_lock(&l->mu);
     if (!next_good(l)) { /* lost in this moment */
         pthread_mutex_unlock(&l->mu);

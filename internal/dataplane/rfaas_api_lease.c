@@ -57,6 +57,7 @@ uint64_t rfaas_api_new_key(const rfaas_lease *l) {
 static void destroy_lease(rfaas_lease *l) {
     rfaas_api_free_buffers(l);
     rfaas_api_home_free(l, l->home);
+    rfaas_api_local_free(l);
     for (uint32_t i = 0; i < l->requests_used; i++)
         free(l->requests[i].text);
     for (uint32_t i = 0; i < l->n_functions; i++)
@@ -125,7 +126,7 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)o->duration_ns);
     if (o->call_limit_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: call_limit_ns %lld is negative", op, (long long)o->call_limit_ns);
-    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER) || o->reserved)
+    if (o->flags & ~(RFAAS_LEASE_RENEW | RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) || o->reserved)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: flags %#x, reserved %#x: unknown bits", op, o->flags, o->reserved);
     if (!o->library && !o->library_data)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: neither library nor library_data is set", op);
@@ -178,18 +179,23 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
     }
     l->home = h; /* no event knows the key yet */
-    status = rfaas_api_plan(l, h);
+    status = o.flags & RFAAS_LEASE_LOCAL ? rfaas_api_local_load(l) : RFAAS_OK;
+    if (!status)
+        status = rfaas_api_plan(l, h);
     if (!status)
         status = rfaas_api_find_and_grant(l, h);
     if (status) {
         char text[1024];
         snprintf(text, sizeof text, "%s", rfaas_last_error());
         rfaas_api_give_back(h, op);
-        destroy_lease(l);
-        return rfaas_api_fail(status, 0, "%s", text);
+        int class = dp_status_class(status);
+        if (!l->local || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION) || rfaas_api_local_open(l)) {
+            destroy_lease(l);
+            return rfaas_api_fail(status, 0, "%s", text);
+        }
     }
-    l->workers = h->workers;
-    l->cfg = h->cfg;
+    l->workers = l->home->workers;
+    l->cfg = l->home->cfg;
     __atomic_store_n(&l->magic, RFAAS_LEASE_MAGIC, __ATOMIC_RELEASE);
     *lease = l;
     return RFAAS_OK;
@@ -251,6 +257,8 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
                               details->struct_size);
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
+    if (!l->home->ep)
+        return rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op);
     rfaas_msg req = {0}, reply;
     pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease */
     rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
@@ -288,6 +296,11 @@ int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function 
             *function = i;
             return RFAAS_OK;
         }
+    if (!l->home->ep) { /* its names come one by one */
+        status = rfaas_api_local_function((rfaas_lease *)l, name);
+        *function = status ? *function : l->n_functions - 1;
+        return status;
+    }
     char list[512];
     size_t at = 0;
     list[0] = 0;

@@ -69,6 +69,8 @@ static bool replacing(const rfaas_lease *l) {
 
 /* Whether slots come back by themselves: workers are busy with calls that were given up, or being replaced. */
 static bool slots_come(const rfaas_lease *l) {
+    if (!l->home->ep)
+        return false;
     for (uint32_t i = 0; i < l->n_workers; i++)
         if (dp_channel_free_slots(l->workers[i].ch) + l->workers[i].in_flight < l->cfg.depth)
             return true;
@@ -205,7 +207,7 @@ int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in
     if (o.timeout_ns < 0)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns));
     map m = {.l = l, .fn = function, .in = in, .out = out, .in_item = in_item, .out_item = out_item, .count = count,
-             .chunk = o.chunk, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats}};
+             .chunk = o.chunk, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats, .full_is_busy = true}};
     if ((status = check(&m, o.chunk)) || count == 0)
         return leave(l, status);
     if (o.timeout_ns) {

@@ -170,8 +170,8 @@ static inline int submit(rfaas_lease *l, rfaas_request_slot *r, const call_plan 
     uint32_t tries = any ? l->n_workers : 1;
     const dp_mem *reg = buffer_of(l, in, in_size);
     int status = DP_BUSY;
-    bool full = false; /* one works and has no free slot: that is the caller's business */
-    /* Dead ones are replaced while the others work. Only when all are dead the second round waits. */
+    bool full = false; /* one works and has no free slot */
+    /* Dead ones are replaced while the others work. The second round waits for the new ones. */
     uint32_t all = tries > 1 ? 2 * tries : 1;
     for (uint32_t i = 0; i < all && !(i >= tries && full); i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
         *told = false;
@@ -187,10 +187,29 @@ static inline int submit(rfaas_lease *l, rfaas_request_slot *r, const call_plan 
         if (LIKELY(status == DP_OK) ||
             (status != DP_BUSY && dp_status_class(status) != RFAAS_CLASS_CONNECTION))
             break;
-        full |= status == DP_BUSY;
+        full |= status == DP_BUSY && p->full_is_busy;
     }
     *at = w;
     return status;
+}
+
+/* The request has ended when this returns, well or not. */
+static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_request_slot *r, const char *op, rfaas_function fn,
+                                                    const void *in, uint32_t in_size, void *out, uint32_t room) {
+    int status = rfaas_api_here(l, op, fn, in, in_size, out, room, &r->size);
+    if (status == RFAAS_TOO_LARGE) {
+        give_request(l, r);
+        return status;
+    }
+    r->status = status;
+    r->started = status ? (uint8_t)rfaas_started() : RFAAS_MAYBE_EXECUTED;
+    r->text = status ? strdup(rfaas_last_error()) : NULL;
+    r->worker = 0;
+    r->function = fn;
+    r->repeats = 0;
+    r->deadline = 0;
+    r->state = RFAAS_REQ_ENDED;
+    return RFAAS_OK;
 }
 
 int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
@@ -206,6 +225,10 @@ int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_fu
         if (UNLIKELY((leaving(l) || moves) && (status = rfaas_api_move(l, op, p->deadline)))) {
             give_request(l, r);
             return status;
+        }
+        if (UNLIKELY(leaving(l))) { /* in this process, at once */
+            *request = r;
+            return run_here(l, r, op, fn, in, in_size, out, room);
         }
         status = submit(l, r, p, fn, in, in_size, room, &w, &told);
         int class = dp_status_class(status);

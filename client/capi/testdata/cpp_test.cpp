@@ -57,6 +57,10 @@ int main(int, char **argv) {
         auto before = lease.statistics().repeated;
         THROWS(rfaas::connection_error, "crash", lease.invoke(crash, in, out, rfaas::call_options().repeat(1)));
         CHECK(lease.statistics().repeated == before + 1);
+        std::uint64_t long_ns[1] = {100000000u};
+        THROWS(rfaas::function_error, "deadline", lease.invoke(lease.function("sleep_ns"), long_ns, back,
+               rfaas::call_options().repeat(1).each_within(std::chrono::milliseconds(20))));
+        CHECK(lease.statistics().repeated == before + 2);
 
         std::vector<rfaas::request> requests;
         std::vector<std::vector<double>> results(4, std::vector<double>(50));
@@ -97,6 +101,11 @@ int main(int, char **argv) {
     for (std::size_t i = 0; i < in.size(); i++)
         right = right && out[i] == 2 * in[i];
     CHECK(right);
+    lease.map(lease.function("twice"), in, out, rfaas::map_options().by(100).within(std::chrono::seconds(30)).repeat(1));
+    rfaas::lease here(session, rfaas::lease_options(std::getenv("TEST_LIBRARY")).with_local()); // no core is left
+    CHECK(std::string(here.info().provider) == "local");
+    here.map(here.function("twice"), in, out);
+    CHECK(out[10000] == 20000 && here.statistics().local > 0);
     out.pop_back();
     THROWS(rfaas::invalid_error, "10001 elements in, room for 10000", lease.map(lease.function("twice"), in, out));
     return failures != 0;

@@ -6,7 +6,7 @@ program fortran_test
    implicit none
    integer :: failures = 0, ierror, workers, at, i
    type(rfaas_session) :: session
-   type(rfaas_lease) :: lease
+   type(rfaas_lease) :: lease, there
    type(rfaas_request) :: requests(4), one
    integer(rfaas_function) :: echo, fail, sleep_ns, twice
    real(c_double), target, asynchronous :: in(10, 5), out(10, 5), many(50, 4)
@@ -55,6 +55,11 @@ program fortran_test
    call rfaas_invoke(lease, sleep_ns, [ns], 8_c_size_t, out, 8_c_size_t, timeout=0.005_c_double, ierror=ierror)
    call check(ierror == RFAAS_DEADLINE, 'deadline')
 
+   ! Two attempts of 20 ms each, and no more.
+   ns = 100000000
+   call rfaas_invoke(lease, sleep_ns, [ns], 8_c_size_t, out, 8_c_size_t, repeats=1, attempt=0.02_c_double, ierror=ierror)
+   call check(ierror == RFAAS_DEADLINE, 'attempts')
+
    call rfaas_wait(one, n) ! null
    call check(n == 0, 'null request')
    do i = 1, 4
@@ -99,6 +104,12 @@ program fortran_test
    call check(all(doubled == 2*numbers), 'map')
    call rfaas_map(lease, twice, numbers, 0_c_size_t, doubled, 8_c_size_t, 5_c_size_t, ierror=ierror)
    call fails(RFAAS_INVALID, 'in_item', 'map of nothing')
+   ! No core is left: the function runs here.
+   call rfaas_lease_open(session, text, there, local=.true., failover=.true., renew=.true.)
+   call rfaas_lease_function(there, 'twice', twice)
+   doubled = 0
+   call rfaas_map(there, twice, numbers, 8_c_size_t, doubled, 8_c_size_t, 10001_c_size_t, repeats=1)
+   call check(all(doubled == 2*numbers), 'map in this process')
    call rfaas_session_close(session)
    call rfaas_finalize()
    call rfaas_finalize(ierror)

@@ -15,6 +15,9 @@ const (
 	MaxShare  = 1024
 )
 
+// Executor is the address of the executor that the session was given, "" with a manager.
+func (c *Control) Executor() string { return c.opts.Executor }
+
 // Share is workers on one executor.
 type Share struct {
 	Address string

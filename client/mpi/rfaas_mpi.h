@@ -1,0 +1,150 @@
+/* rfaas_mpi.h: leases for all ranks of a communicator in one call. A header of its own, since rfaas.h and librfaas.so know
+ * nothing of MPI; include it after <mpi.h>, or it includes it. C and C++, any MPI.
+ *
+ *     rfaas_session *s;  rfaas_lease *l;  char why[RFAAS_MPI_ERROR_MAX];
+ *     if (rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &options, &s, &l, why))
+ *         fprintf(stderr, "%s\n", why), MPI_Abort(MPI_COMM_WORLD, 1);
+ *
+ * A thousand ranks that look for executors at the same moment would all find the same free cores, and all ask the resource
+ * manager who there is. So rank 0 alone looks, at one board for all of them, and tells each rank its executor; the others open a
+ * session to that executor and never speak to the manager, unless their lease shall go on elsewhere when it is
+ * lost (RFAAS_LEASE_FAILOVER). A rank whose executor has given its cores to somebody else meanwhile looks for itself. */
+#ifndef RFAAS_MPI_H
+#define RFAAS_MPI_H
+
+#include <mpi.h>
+#include <rfaas.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RFAAS_MPI_ERROR_MAX 512
+
+/* Keeps the text of the error that ended an operation. */
+static inline int rfaas_mpi_keep(int status, char why[RFAAS_MPI_ERROR_MAX]) {
+    if (status != RFAAS_OK)
+        snprintf(why, RFAAS_MPI_ERROR_MAX, "%s", rfaas_last_error());
+    return status;
+}
+
+static inline int rfaas_mpi_failed(const char *what, char why[RFAAS_MPI_ERROR_MAX]) {
+    snprintf(why, RFAAS_MPI_ERROR_MAX, "%s", what);
+    return RFAAS_FATAL;
+}
+
+/* What all ranks have come to: RFAAS_OK if all have, else one rank's error and its text, the same everywhere. */
+static inline int rfaas_mpi_agree(MPI_Comm comm, int rank, int status, char why[RFAAS_MPI_ERROR_MAX]) {
+    int mine[2], worst[2];
+    mine[0] = status;
+    mine[1] = rank;
+    if (MPI_Allreduce(mine, worst, 1, MPI_2INT, MPI_MINLOC, comm) != MPI_SUCCESS)
+        return rfaas_mpi_failed("lease for a communicator: MPI_Allreduce failed", why);
+    if (worst[0] == RFAAS_OK)
+        return RFAAS_OK;
+    if (MPI_Bcast(why, RFAAS_MPI_ERROR_MAX, MPI_CHAR, worst[1], comm) != MPI_SUCCESS)
+        return rfaas_mpi_failed("lease for a communicator: MPI_Bcast failed", why);
+    return worst[0];
+}
+
+/* One rank's session and lease, at the executor that was chosen for it if that still has room. */
+static inline int rfaas_mpi_take(const rfaas_session_options *session_options, const rfaas_lease_options *options,
+                                 const rfaas_place *place, rfaas_session **session, rfaas_lease **lease) {
+    rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
+    rfaas_lease_options there = RFAAS_LEASE_OPTIONS_INIT; /* not in this process before others have been asked */
+    int status, own;
+    memcpy(&there, options, options->struct_size < sizeof there ? options->struct_size : sizeof there);
+    there.struct_size = sizeof there;
+    there.flags &= ~RFAAS_LEASE_LOCAL;
+    if (session_options)
+        memcpy(&o, session_options, session_options->struct_size < sizeof o ? session_options->struct_size : sizeof o);
+    o.struct_size = sizeof o;
+    own = !*session && !(there.flags & RFAAS_LEASE_FAILOVER) && place->executor[0];
+    if (own) {
+        o.manager = NULL;
+        o.executor = place->executor;
+    }
+    status = *session ? RFAAS_OK : rfaas_session_open(own ? &o : session_options, session);
+    if (status == RFAAS_OK && place->executor[0])
+        status = rfaas_lease_open_at(*session, &there, place, lease);
+    else if (status == RFAAS_OK)
+        status = rfaas_lease_open(*session, options, lease);
+    if (!place->executor[0] || (RFAAS_CLASS(status) != RFAAS_CLASS_BUSY && RFAAS_CLASS(status) != RFAAS_CLASS_CONNECTION))
+        return status;
+    if (own) {
+        if (*session)
+            rfaas_session_close(*session);
+        *session = NULL;
+        if ((status = rfaas_session_open(session_options, session)) != RFAAS_OK)
+            return status;
+    }
+    return rfaas_lease_open(*session, options, lease);
+}
+
+/* rfaas_mpi_lease_open gives each rank of comm a session and a lease of options->workers workers: all ranks or none.
+ * Collective; rfaas_init must have been called. session_options (NULL: everything from the environment) and options are each
+ * rank's own and should be the same, apart from pointers; rank 0's decide where. Ranks with neighbouring numbers share an
+ * executor. Each rank closes its session with rfaas_session_close, which releases the lease.
+ * Returns the same on every rank: RFAAS_OK, or the most serious error of any rank, with its text in `why` (room for
+ * RFAAS_MPI_ERROR_MAX bytes, or NULL); *session and *lease are NULL then and nothing stays leased. Errors: RFAAS_BUSY (there is
+ * no room for all; with RFAAS_LEASE_LOCAL each rank then takes what it finds, or computes itself), those of
+ * rfaas_session_open and rfaas_lease_open, RFAAS_FATAL when MPI fails. Not thread safe within one communicator. */
+static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
+                                       const rfaas_lease_options *options, rfaas_session **session, rfaas_lease **lease,
+                                       char *why) {
+    char text[RFAAS_MPI_ERROR_MAX] = "";
+    rfaas_place place, *places = NULL;
+    int rank, ranks, status = RFAAS_OK;
+    memset(&place, 0, sizeof place);
+    if (session)
+        *session = NULL;
+    if (lease)
+        *lease = NULL;
+    if (MPI_Comm_rank(comm, &rank) != MPI_SUCCESS || MPI_Comm_size(comm, &ranks) != MPI_SUCCESS) {
+        status = rfaas_mpi_failed("lease for a communicator: MPI_Comm_rank failed", text);
+        goto end;
+    }
+    if (!session || !lease || !options) {
+        snprintf(text, sizeof text, "lease for a communicator: %s is NULL on rank %d",
+                 !session ? "session" : !lease ? "lease" : "options", rank);
+        status = RFAAS_INVALID;
+    }
+    if ((status = rfaas_mpi_agree(comm, rank, status, text)) != RFAAS_OK)
+        goto end;
+    if (rank == 0) {
+        places = (rfaas_place *)calloc((size_t)ranks, sizeof *places);
+        status = places ? rfaas_mpi_keep(rfaas_session_open(session_options, session), text)
+                        : rfaas_mpi_failed("lease for a communicator: out of memory", text);
+        if (status == RFAAS_OK)
+            status = rfaas_mpi_keep(rfaas_places(*session, options, (size_t)ranks, places), text);
+        if (status == RFAAS_BUSY && options->flags & RFAAS_LEASE_LOCAL)
+            status = RFAAS_OK; /* without places */
+    }
+    if ((status = rfaas_mpi_agree(comm, rank, status, text)) != RFAAS_OK)
+        goto end;
+    if (MPI_Scatter(places, (int)sizeof place, MPI_BYTE, &place, (int)sizeof place, MPI_BYTE, 0, comm) != MPI_SUCCESS)
+        status = rfaas_mpi_failed("lease for a communicator: MPI_Scatter failed", text);
+    else
+        status = rfaas_mpi_keep(rfaas_mpi_take(session_options, options, &place, session, lease), text);
+    status = rfaas_mpi_agree(comm, rank, status, text);
+end:
+    free(places);
+    if (status != RFAAS_OK && session && *session) {
+        rfaas_session_close(*session);
+        *session = NULL;
+        if (lease)
+            *lease = NULL;
+    }
+    if (why && status != RFAAS_OK)
+        memcpy(why, text, sizeof text);
+    return status;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
