@@ -406,7 +406,8 @@ lint-sh:
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
-API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1/p' $(DP)/rfaas.h)
+open := (
+API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)$(open).*/\1/p' $(DP)/rfaas.h)
 INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
