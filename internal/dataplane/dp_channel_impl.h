@@ -1,4 +1,5 @@
-/* The insides of endpoints and channels: dp_channel.c makes, connects and resets them, dp_call.c runs the calls. */
+/* The insides of endpoints and channels: dp_channel.c makes, connects and resets them, dp_submit.c starts calls,
+ * dp_call.c sees to replies and waits. */
 #ifndef RFAAS_DP_CHANNEL_IMPL_H
 #define RFAAS_DP_CHANNEL_IMPL_H
 
@@ -68,5 +69,29 @@ struct dp_channel {
 /* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
  * since the old worker may still write to them. The endpoint's thread. */
 void dp_channel_end_calls(dp_channel *ch, int status);
+
+/* ---- between dp_call.c and dp_submit.c ---- */
+
+/* Handles what has arrived; true when there was something. */
+bool dp_endpoint_progress(dp_endpoint *ep);
+/* Progress for a caller who does not wait here but comes again. */
+void dp_endpoint_look(dp_endpoint *ep);
+/* Ends the calls of channels that another thread or the provider declared broken; true when there was one. */
+bool dp_endpoint_reap(dp_endpoint *ep);
+/* Bulk ranges for what does not fit the slot. DP_BUSY: there is no room now, and the slot has none. */
+int dp_slot_take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity);
+/* The slot and its bulk ranges are free. */
+void dp_slot_free(dp_channel *ch, uint32_t i);
+
+static inline void dp_begin_wait(dp_endpoint *ep) {
+    dp_waiter_begin(&ep->waiter);
+    if (ep->waiter.mode == DP_WAIT_HOT && !ep->waiter.shared_until)
+        dp_cq_promise_hot(ep->cq, true);
+}
+
+/* The word that announces the reply to a call of this capacity. */
+static inline const uint64_t *dp_mail_word(const dp_channel *ch, uint32_t capacity) {
+    return capacity <= DP_MAIL_RESULT ? &ch->mail->reply : &ch->mail->long_reply;
+}
 
 #endif

@@ -383,7 +383,7 @@ static int answer_mail(dp_server *s, uint64_t word);
 static inline int take_mail(dp_server *s) {
     if (!s->mail)
         return 0;
-    /* Acquire pairs with the release in the client's submit_mail(). */
+    /* Acquire pairs with the release in the client's post_mail(). */
     uint64_t word = __atomic_load_n(&s->mail->request, __ATOMIC_ACQUIRE);
     if (word == s->mail_seen)
         return 0;

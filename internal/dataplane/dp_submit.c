@@ -1,0 +1,282 @@
+/* Starting calls: by the mailbox, with or without header by the queue pair, with bulk ranges. */
+#include <string.h>
+
+#include "dp_channel_impl.h"
+
+#define PART_PATIENCE_NS 2000000000 /* between two messages of one payload */
+
+/* ---- by the queue pair ---- */
+
+/* The send queue filled up in the middle of a request: from its start it would fill up again. DP_BUSY: post once more. */
+static int make_room(dp_channel *ch, int64_t *since) {
+    int64_t now = dp_now_ns();
+    if (!*since)
+        *since = now;
+    if (!dp_endpoint_progress(ch->ep))
+        dp_endpoint_reap(ch->ep);
+    if (!ch->failed && now - *since > PART_PATIENCE_NS)
+        dp_channel_end_calls(ch, DP_CONNECTION);
+    dp_cpu_pause();
+    return ch->failed ? DP_CONNECTION : DP_BUSY;
+}
+
+/* Writes a payload into the worker's bulk area, in messages that the device takes. */
+static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr) {
+    const uint8_t *p = data;
+    int64_t since = 0;
+    while (size) {
+        uint32_t part = size < ch->ep->dev->max_msg ? size : ch->ep->dev->max_msg;
+        dp_sge sge = {p, part, lkey};
+        int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, DP_MORE);
+        if (st == DP_BUSY && p != data && (st = make_room(ch, &since)) == DP_BUSY)
+            continue;
+        if (st)
+            return st;
+        since = 0;
+        p += part;
+        raddr += part;
+        size -= part;
+    }
+    return DP_OK;
+}
+
+/* Posts a request that is its payload and nothing else. */
+static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const void *in, uint32_t size,
+                            const dp_mem *reg) {
+    uint64_t at = dp_slot_payload(&ch->layout, i);
+    dp_sge sge = {in, size, reg ? reg->lkey : 0};
+    if (ch->staging && !reg && size > ch->qp->max_inline) {
+        sge = (dp_sge){(uint8_t *)ch->staging->addr + at, size, ch->staging->lkey};
+        memcpy((uint8_t *)ch->staging->addr + at, in, size);
+    }
+    return dp_post_write_imm(ch->qp, &sge, size != 0, ch->peer.addr + at, ch->peer.rkey,
+                             DP_IMM_BARE | dp_imm(i, call_id), i, 0);
+}
+
+/* Posts the request; the header on the stack and the payload where it lies, or both from staging when the
+ * device reads its source later. */
+static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
+                        const dp_mem *reg) {
+    const slot *s = &ch->slots[i];
+    uint8_t *stage = ch->staging ? (uint8_t *)ch->staging->addr + dp_slot_payload(&ch->layout, i) : NULL;
+    if (s->in_at != DP_NOTHING) {
+        const void *src = in;
+        uint32_t lkey = reg ? reg->lkey : 0;
+        if (stage && !reg) {
+            uint8_t *copy = (uint8_t *)ch->staging->addr + dp_bulk_at(&ch->layout, s->in_at);
+            memcpy(copy, in, size);
+            src = copy;
+            lkey = ch->staging->lkey;
+        }
+        int st = write_bulk(ch, src, size, lkey, ch->peer.addr + dp_bulk_at(&ch->layout, s->in_at));
+        if (st)
+            return st;
+        size = 0;
+    }
+    uint32_t head = h->flags & (DP_REQ_BULK_IN | DP_REQ_BULK_OUT) ? DP_REQ_LONG : DP_REQ_SHORT;
+    uint64_t words[4];
+    dp_request_pack(words, h);
+    const uint8_t *bytes = (const uint8_t *)words + DP_REQ_LONG - head;
+    dp_sge sge[2] = {{bytes, head, 0}, {in, size, reg ? reg->lkey : 0}};
+    int n = size ? 2 : 1;
+    if (stage && head + size > ch->qp->max_inline) {
+        memcpy(stage - head, bytes, head);
+        sge[0] = (dp_sge){stage - head, head, ch->staging->lkey};
+        if (size && !reg) {
+            memcpy(stage, in, size);
+            sge[0].len += size;
+            n = 1;
+        }
+    }
+    uint64_t raddr = ch->peer.addr + dp_slot_payload(&ch->layout, i) - head;
+    for (int64_t since = 0;;) {
+        int st = dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
+        if (__builtin_expect(st != DP_BUSY || s->in_at == DP_NOTHING, 1))
+            return st;
+        if ((st = make_room(ch, &since)) != DP_BUSY)
+            return st;
+    }
+}
+
+/* ---- by the mailbox ---- */
+
+/* Whether a call is alone on its channel and fits the mailbox. */
+static inline bool fits_mail(const dp_channel *ch, uint32_t size, const dp_mem *reg, uint32_t capacity) {
+    return ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg;
+}
+
+/* Puts a call for which fits_mail() into the mailbox, under the id of the next call and the slot that is free next. It
+ * takes neither: mail_submitted() does. False: a word of the mailbox carries this id already, as one 2^32 calls old may;
+ * the queue pair knows no such words. */
+static inline bool post_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity) {
+    dp_mailbox *m = ch->mail;
+    uint32_t call_id = ch->next_call;
+    if (__builtin_expect(dp_mail_call_id(__atomic_load_n(dp_mail_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
+                             dp_mail_call_id(__atomic_load_n(&m->request, __ATOMIC_RELAXED)) == call_id, 0))
+        return false;
+    if (size <= DP_MAIL_PAYLOAD)
+        dp_copy_small(m->payload, in, size);
+    else
+        dp_copy_mail(m->more_payload, in, size);
+    m->sizes = dp_mail_sizes(ch->generation, ch->free[ch->n_free - 1], capacity);
+    /* Release pairs with the acquire in the worker's take_mail(). */
+    __atomic_store_n(&m->request, dp_mail_request(call_id, function, size), __ATOMIC_RELEASE);
+    dp_qp_notify(ch->qp);
+    ch->next_call++;
+    ch->stats.calls++;
+    ch->stats.bytes_in += size;
+    return true;
+}
+
+/* The call in the mailbox takes its slot, which is returned. */
+static inline uint32_t mail_submitted(dp_channel *ch, uint32_t capacity) {
+    uint32_t i = ch->free[--ch->n_free];
+    slot *s = &ch->slots[i];
+    s->state = SLOT_BUSY;
+    s->call_id = ch->next_call - 1;
+    s->capacity = capacity;
+    ch->mail_slot = i;
+    ch->n_busy++;
+    return i;
+}
+
+/* ---- any call ---- */
+
+int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                      uint32_t capacity, uint32_t *out) {
+    if (__builtin_expect(ch->failed != 0, 0))
+        return ch->failed;
+    if (function > UINT16_MAX)
+        return DP_NO_FUNCTION;
+    if (size && !in)
+        return DP_INVALID;
+    if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
+        dp_endpoint_reap(ch->ep);
+        return ch->failed;
+    }
+    if (fits_mail(ch, size, reg, capacity) && post_mail(ch, function, in, size, capacity)) {
+        *out = mail_submitted(ch, capacity);
+        return DP_OK;
+    }
+    bool eager = size <= ch->cfg.eager && capacity <= ch->cfg.eager;
+    if (!eager && ((size > ch->cfg.eager && size > ch->cfg.bulk) ||
+                   (capacity > ch->cfg.eager && capacity > ch->cfg.bulk)))
+        return DP_TOO_LARGE;
+    if (reg && ((const uint8_t *)in < (const uint8_t *)reg->addr ||
+                (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
+        return DP_INVALID;
+    if (!ch->n_free) {
+        dp_endpoint_look(ch->ep); /* a late reply may have freed one, and the end of the connection may have come behind it */
+        if (ch->failed)
+            return ch->failed;
+        if (!ch->n_free) {
+            ch->stats.busy++;
+            return ch->failed ? ch->failed : DP_BUSY;
+        }
+    }
+    uint32_t i = ch->free[--ch->n_free];
+    slot *s = &ch->slots[i];
+    if (!eager && dp_slot_take_bulk(ch, s, size, capacity)) {
+        dp_endpoint_look(ch->ep); /* a late reply may give room back */
+        if (ch->failed || dp_slot_take_bulk(ch, s, size, capacity)) {
+            dp_slot_free(ch, i);
+            ch->stats.busy++;
+            return ch->failed ? ch->failed : DP_BUSY;
+        }
+    }
+    dp_request h = {
+        .in_offset = s->in_at != DP_NOTHING ? s->in_at : 0,
+        .out_offset = s->out_at != DP_NOTHING ? s->out_at : 0,
+        .generation = ch->generation,
+        .call_id = ch->next_call,
+        .size = size,
+        .capacity = capacity,
+        .function = (uint16_t)function,
+        .flags = (uint16_t)((s->in_at != DP_NOTHING ? DP_REQ_BULK_IN : 0) | (s->out_at != DP_NOTHING ? DP_REQ_BULK_OUT : 0) |
+                            (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
+    };
+    bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
+    int st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg);
+    if (__builtin_expect(st != DP_OK, 0)) {
+        dp_slot_free(ch, i);
+        int why = dp_qp_broken(ch->qp); /* also of one that is not connected, since replacing its worker failed */
+        if (st == DP_CONNECTION || why) {
+            dp_endpoint_progress(ch->ep);
+            dp_channel_end_calls(ch, why ? why : DP_CONNECTION);
+            return ch->failed;
+        }
+        if (st == DP_BUSY) {
+            ch->stats.busy++;
+            dp_endpoint_progress(ch->ep);
+        }
+        return st;
+    }
+    ch->n_busy++;
+    ch->next_call++;
+    ch->stats.calls++;
+    ch->stats.bytes_in += size;
+    s->state = SLOT_BUSY;
+    s->call_id = h.call_id;
+    s->capacity = capacity;
+    s->told = eager ? dp_told(&h) : DP_UNTOLD;
+    s->told_id = h.call_id;
+    *out = i;
+    return DP_OK;
+}
+
+/* A call by the mailbox whose reply comes while we spin never takes a slot. True: it has ended well. False: it is under
+ * way in the slot *i, or it had to be refused, or the reply says more than OK; dp_channel_wait() sees to that. */
+static inline bool call_by_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
+                                uint32_t capacity, uint32_t *out_size, uint32_t *i) {
+    if (!post_mail(ch, function, in, size, capacity))
+        return false;
+    dp_begin_wait(ch->ep);
+    const uint64_t *reply = dp_mail_word(ch, capacity);
+    for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
+        /* Acquire pairs with the release in the worker's post_mail(). */
+        uint64_t word = __atomic_load_n(reply, __ATOMIC_ACQUIRE);
+        if (dp_mail_call_id(word) == ch->next_call - 1) {
+            uint32_t got = dp_mail_result_size(word);
+            if (__builtin_expect(dp_mail_status(word) != DP_OK || got > capacity || got > DP_MAIL_MAX, 0))
+                break;
+            if (capacity <= DP_MAIL_RESULT)
+                dp_copy_small(out, ch->mail->result, got);
+            else
+                dp_copy_mail(out, ch->mail->more_result, got);
+            ch->ep->ended++;
+            ch->stats.replies++;
+            ch->stats.bytes_out += got;
+            *out_size = got;
+            return true;
+        }
+        dp_cpu_pause();
+    }
+    *i = mail_submitted(ch, capacity);
+    return false;
+}
+
+int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                    uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started) {
+    uint32_t i = DP_NOTHING;
+    const dp_waiter *w = &ch->ep->waiter;
+    if (__builtin_expect(fits_mail(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
+        w->mode != DP_WAIT_WARM && !w->shared_until && !dp_qp_broken(ch->qp) &&
+        call_by_mail(ch, function, in, size, out, capacity, out_size, &i)) {
+        *started = DP_MAYBE_EXECUTED;
+        return DP_OK;
+    }
+    int st = i == DP_NOTHING ? dp_channel_submit(ch, function, in, size, reg, capacity, &i) : DP_OK;
+    if (__builtin_expect(st != DP_OK, 0)) {
+        *started = DP_NOT_STARTED;
+        *out_size = 0;
+        return st;
+    }
+    st = dp_channel_wait(ch, i, deadline_ns);
+    if (__builtin_expect(st != DP_OK, 0)) {
+        dp_channel_abandon(ch, i);
+        *started = DP_MAYBE_EXECUTED;
+        *out_size = 0;
+        return st;
+    }
+    return dp_channel_finish(ch, i, out, out_size, started);
+}
