@@ -160,7 +160,7 @@ func TestExecutors(t *testing.T) {
 func TestLeases(t *testing.T) {
 	_, _, run := world(t)
 	code, out, errs := run("leases")
-	if code != 0 || !strings.Contains(out, "9223372036854775809  alice   active  2        2-3,10-11  2GiB    1m1s  58m59s") {
+	if code != 0 || !strings.Contains(out, "9223372036854775809  alice   active  2        2-3,10-11  2GiB    1m1s  58m59s  -") {
 		t.Errorf("code %d, output\n%s%s", code, out, errs)
 	}
 	code, out, _ = run("leases", "--json")

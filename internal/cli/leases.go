@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type leaseRow struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	AgeMS       uint64 `json:"age_ms"`
 	LeftMS      uint64 `json:"left_ms"`
+	Flag        string `json:"flag,omitempty"` // unreserved: granted while the tenant's limit could not be looked at
 }
 
 // onExecutor runs f with a connection to an executor; its error names the address.
@@ -59,7 +61,7 @@ func newLeases(a *app) *cobra.Command {
 					}
 					rows = append(rows, leaseRow{ID: strconv.FormatUint(l.GetLeaseId(), 10), Tenant: l.GetTenant(),
 						State: l.GetState(), Workers: l.GetWorkers(), CPUs: config.Cores{List: cpus}.String(),
-						MemoryBytes: l.GetMemoryBytes(), AgeMS: l.GetAgeMs(), LeftMS: l.GetLeftMs()})
+						MemoryBytes: l.GetMemoryBytes(), AgeMS: l.GetAgeMs(), LeftMS: l.GetLeftMs(), Flag: l.GetFlag()})
 				}
 				return err
 			})
@@ -83,11 +85,11 @@ func (a *app) printLeases(rows []leaseRow) error {
 		return err
 	}
 	w := tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "LEASE\tTENANT\tSTATE\tWORKERS\tCPUS\tMEMORY\tAGE\tLEFT")
+	fmt.Fprintln(w, "LEASE\tTENANT\tSTATE\tWORKERS\tCPUS\tMEMORY\tAGE\tLEFT\tFLAG")
 	seconds := func(ms uint64) time.Duration { return (time.Duration(ms) * time.Millisecond).Round(time.Second) }
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%v\t%v\n", r.ID, r.Tenant, r.State, r.Workers, r.CPUs, mib(r.MemoryBytes),
-			seconds(r.AgeMS), seconds(r.LeftMS))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%v\t%v\t%s\n", r.ID, r.Tenant, r.State, r.Workers, r.CPUs, mib(r.MemoryBytes),
+			seconds(r.AgeMS), seconds(r.LeftMS), cmp.Or(r.Flag, "-"))
 	}
 	return w.Flush()
 }

@@ -26,6 +26,7 @@ type Executor struct {
 
 	StateDir       string        `mapstructure:"state-dir"` // of the journal; empty: none
 	ChargeInterval time.Duration `mapstructure:"charge-interval"`
+	LimitUnknown   string        `mapstructure:"limit-unknown"` // admit or refuse
 
 	Cores      Cores  `mapstructure:"cores"`
 	ShareCores int    `mapstructure:"share-cores"` // leases that may have the same core
@@ -74,6 +75,7 @@ var executorOptions = []option{
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
 	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is away (default: in memory)"},
 	{"charge-interval", "1s", "how often leases are charged"},
+	{"limit-unknown", "admit", "what to do with a lease when its tenant's limit cannot be looked at: admit (and flag it) or refuse"},
 	{"cores", "auto", "what to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may have the same core; above 1 the node is oversubscribed and calls take turns"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for what is available at start"},
@@ -189,6 +191,9 @@ func (c *Executor) validate() error {
 		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)
 	}
 	v.logFormat(c.LogFormat)
+	if c.LimitUnknown != "admit" && c.LimitUnknown != "refuse" {
+		v.failf("limit-unknown: %q is neither admit nor refuse", c.LimitUnknown)
+	}
 	return v.err()
 }
 

@@ -20,6 +20,7 @@ type Manager struct {
 	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
 	Tariff         string        `mapstructure:"tariff"`
 	Currency       string        `mapstructure:"currency"`
+	TenantCores    string        `mapstructure:"tenant-cores"`
 	Providers      string        `mapstructure:"providers"`
 	VerbsDevice    string        `mapstructure:"verbs-device"`
 	VerbsPort      int           `mapstructure:"verbs-port"`
@@ -29,6 +30,7 @@ type Manager struct {
 
 	providersParsed []string
 	tariffParsed    accounting.Tariff
+	limitsParsed    accounting.Limits
 }
 
 var managerOptions = []option{
@@ -41,6 +43,7 @@ var managerOptions = []option{
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
 	{"currency", "", "name of the money on bills"},
+	{"tenant-cores", "", "most cores that tenants may have at a time, like ann=64,*=16 (*: those that are not named; default: no limits)"},
 	{"providers", "auto", "fabrics over which its memory can be reached: auto, shm, verbs or shm,verbs"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
@@ -70,6 +73,9 @@ func (c *Manager) ProviderList() []string { return c.providersParsed }
 // Prices returns the tariff.
 func (c *Manager) Prices() accounting.Tariff { return c.tariffParsed }
 
+// TenantLimits returns how many cores tenants may have.
+func (c *Manager) TenantLimits() accounting.Limits { return c.limitsParsed }
+
 // Logger makes the logger that the settings describe.
 func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
@@ -83,6 +89,8 @@ func (c *Manager) validate() error {
 	var err error
 	c.tariffParsed, err = accounting.ParseTariff(c.Currency, c.Tariff)
 	v.check("tariff", err)
+	c.limitsParsed, err = accounting.ParseLimits(c.TenantCores)
+	v.check("tenant-cores", err)
 	c.providersParsed = v.providers(c.Providers)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)

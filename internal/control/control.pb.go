@@ -1246,6 +1246,7 @@ type LeaseEntry struct {
 	MemoryBytes   uint64                 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	AgeMs         uint64                 `protobuf:"varint,7,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"` // since the grant
 	LeftMs        uint64                 `protobuf:"varint,8,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
+	Flag          string                 `protobuf:"bytes,9,opt,name=flag,proto3" json:"flag,omitempty"` // empty: none; "unreserved": granted while the tenant's limit could not be looked at
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1334,6 +1335,13 @@ func (x *LeaseEntry) GetLeftMs() uint64 {
 		return x.LeftMs
 	}
 	return 0
+}
+
+func (x *LeaseEntry) GetFlag() string {
+	if x != nil {
+		return x.Flag
+	}
+	return ""
 }
 
 type RevokeRequest struct {
@@ -2388,6 +2396,7 @@ type ManagerHelloReply struct {
 	NodeId          string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // as in InfoReply
 	Providers       []string               `protobuf:"bytes,3,rep,name=providers,proto3" json:"providers,omitempty"`         // over which its memory can be reached; none: by messages only
 	HeartbeatMs     uint64                 `protobuf:"varint,4,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
+	Limits          bool                   `protobuf:"varint,5,opt,name=limits,proto3" json:"limits,omitempty"` // tenants may have limits
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2448,6 +2457,13 @@ func (x *ManagerHelloReply) GetHeartbeatMs() uint64 {
 		return x.HeartbeatMs
 	}
 	return 0
+}
+
+func (x *ManagerHelloReply) GetLimits() bool {
+	if x != nil {
+		return x.Limits
+	}
+	return false
 }
 
 type AttachExecutorRequest struct {
@@ -2524,6 +2540,8 @@ type AttachExecutorReply struct {
 	Slot          uint32                 `protobuf:"varint,2,opt,name=slot,proto3" json:"slot,omitempty"`
 	Line          *MemoryRef             `protobuf:"bytes,3,opt,name=line,proto3" json:"line,omitempty"` // docs/BOARD.md
 	Cells         *MemoryRef             `protobuf:"bytes,4,opt,name=cells,proto3" json:"cells,omitempty"`
+	Limits        *MemoryRef             `protobuf:"bytes,5,opt,name=limits,proto3" json:"limits,omitempty"` // none: nobody has a limit
+	Held          *MemoryRef             `protobuf:"bytes,6,opt,name=held,proto3" json:"held,omitempty"`     // what this executor has reserved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2586,6 +2604,252 @@ func (x *AttachExecutorReply) GetCells() *MemoryRef {
 	return nil
 }
 
+func (x *AttachExecutorReply) GetLimits() *MemoryRef {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *AttachExecutorReply) GetHeld() *MemoryRef {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+type LimitRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitRequest) Reset() {
+	*x = LimitRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitRequest) ProtoMessage() {}
+
+func (x *LimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
+func (*LimitRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *LimitRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+type LimitReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Limited       bool                   `protobuf:"varint,1,opt,name=limited,proto3" json:"limited,omitempty"`
+	Cores         uint64                 `protobuf:"varint,2,opt,name=cores,proto3" json:"cores,omitempty"`
+	Record        uint32                 `protobuf:"varint,3,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitReply) Reset() {
+	*x = LimitReply{}
+	mi := &file_internal_control_control_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitReply) ProtoMessage() {}
+
+func (x *LimitReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
+func (*LimitReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *LimitReply) GetLimited() bool {
+	if x != nil {
+		return x.Limited
+	}
+	return false
+}
+
+func (x *LimitReply) GetCores() uint64 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *LimitReply) GetRecord() uint32 {
+	if x != nil {
+		return x.Record
+	}
+	return 0
+}
+
+type ReserveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   []byte                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // 16 bytes
+	Tenant        string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Cores         uint32                 `protobuf:"varint,3,opt,name=cores,proto3" json:"cores,omitempty"` // that the tenant shall have at this executor, in all: repeating it does no harm
+	Force         bool                   `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"` // it has them already
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveRequest) Reset() {
+	*x = ReserveRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveRequest) ProtoMessage() {}
+
+func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
+func (*ReserveRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ReserveRequest) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetCores() uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *ReserveRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type ReserveReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Granted       bool                   `protobuf:"varint,1,opt,name=granted,proto3" json:"granted,omitempty"`
+	Cores         uint64                 `protobuf:"varint,2,opt,name=cores,proto3" json:"cores,omitempty"`       // the limit
+	Reserved      uint64                 `protobuf:"varint,3,opt,name=reserved,proto3" json:"reserved,omitempty"` // everywhere
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveReply) Reset() {
+	*x = ReserveReply{}
+	mi := &file_internal_control_control_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveReply) ProtoMessage() {}
+
+func (x *ReserveReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
+func (*ReserveReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ReserveReply) GetGranted() bool {
+	if x != nil {
+		return x.Granted
+	}
+	return false
+}
+
+func (x *ReserveReply) GetCores() uint64 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *ReserveReply) GetReserved() uint64 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
 type AttachClientRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
@@ -2597,7 +2861,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2873,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2886,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -2656,7 +2920,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2932,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2945,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -2716,7 +2980,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2992,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +3005,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -2816,7 +3080,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +3092,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +3105,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -2859,7 +3123,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3135,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3148,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 type BillRequest struct {
@@ -2897,7 +3161,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2909,7 +3173,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2922,7 +3186,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -2950,7 +3214,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3226,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3239,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -3010,7 +3274,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3022,7 +3286,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3035,7 +3299,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -3072,7 +3336,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3348,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3361,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *BillLine) GetItem() string {
@@ -3227,7 +3491,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tholder_ms\x18\x02 \x01(\x04R\bholderMs\"\x0f\n" +
 	"\rLeasesRequest\"C\n" +
 	"\vLeasesReply\x124\n" +
-	"\x06leases\x18\x01 \x03(\v2\x1c.rfaas.control.v1.LeaseEntryR\x06leases\"\xd6\x01\n" +
+	"\x06leases\x18\x01 \x03(\v2\x1c.rfaas.control.v1.LeaseEntryR\x06leases\"\xea\x01\n" +
 	"\n" +
 	"LeaseEntry\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
@@ -3237,7 +3501,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04cpus\x18\x05 \x03(\rR\x04cpus\x12!\n" +
 	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\x12\x15\n" +
 	"\x06age_ms\x18\a \x01(\x04R\x05ageMs\x12\x17\n" +
-	"\aleft_ms\x18\b \x01(\x04R\x06leftMs\"B\n" +
+	"\aleft_ms\x18\b \x01(\x04R\x06leftMs\x12\x12\n" +
+	"\x04flag\x18\t \x01(\tR\x04flag\"B\n" +
 	"\rRevokeRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\r\n" +
@@ -3317,23 +3582,42 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x03key\x18\x02 \x01(\rR\x03key\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\"@\n" +
 	"\x13ManagerHelloRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\x98\x01\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xb0\x01\n" +
 	"\x11ManagerHelloReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x17\n" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1c\n" +
 	"\tproviders\x18\x03 \x03(\tR\tproviders\x12!\n" +
-	"\fheartbeat_ms\x18\x04 \x01(\x04R\vheartbeatMs\"\x8a\x01\n" +
+	"\fheartbeat_ms\x18\x04 \x01(\x04R\vheartbeatMs\x12\x16\n" +
+	"\x06limits\x18\x05 \x01(\bR\x06limits\"\x8a\x01\n" +
 	"\x15AttachExecutorRequest\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\x04R\n" +
 	"executorId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\fR\vincarnation\x12\x1a\n" +
 	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x12\n" +
-	"\x04blob\x18\x04 \x01(\fR\x04blob\"\xa1\x01\n" +
+	"\x04blob\x18\x04 \x01(\fR\x04blob\"\x87\x02\n" +
 	"\x13AttachExecutorReply\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\rR\x04slot\x12/\n" +
 	"\x04line\x18\x03 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x04line\x121\n" +
-	"\x05cells\x18\x04 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x05cells\"|\n" +
+	"\x05cells\x18\x04 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x05cells\x123\n" +
+	"\x06limits\x18\x05 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x06limits\x12/\n" +
+	"\x04held\x18\x06 \x01(\v2\x1b.rfaas.control.v1.MemoryRefR\x04held\"&\n" +
+	"\fLimitRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"T\n" +
+	"\n" +
+	"LimitReply\x12\x18\n" +
+	"\alimited\x18\x01 \x01(\bR\alimited\x12\x14\n" +
+	"\x05cores\x18\x02 \x01(\x04R\x05cores\x12\x16\n" +
+	"\x06record\x18\x03 \x01(\rR\x06record\"v\n" +
+	"\x0eReserveRequest\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\fR\vincarnation\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05cores\x18\x03 \x01(\rR\x05cores\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"Z\n" +
+	"\fReserveReply\x12\x18\n" +
+	"\agranted\x18\x01 \x01(\bR\agranted\x12\x14\n" +
+	"\x05cores\x18\x02 \x01(\x04R\x05cores\x12\x1a\n" +
+	"\breserved\x18\x03 \x01(\x04R\breserved\"|\n" +
 	"\x13AttachClientRequest\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x12\n" +
 	"\x04blob\x18\x02 \x01(\fR\x04blob\x125\n" +
@@ -3392,7 +3676,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
 	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
-	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xe7\x05\n" +
+	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xfb\x06\n" +
 	"\aManager\x12N\n" +
 	"\bRegister\x12!.rfaas.control.v1.RegisterRequest\x1a\x1f.rfaas.control.v1.RegisterReply\x12Q\n" +
 	"\tHeartbeat\x12\".rfaas.control.v1.HeartbeatRequest\x1a .rfaas.control.v1.HeartbeatReply\x12T\n" +
@@ -3403,7 +3687,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0eAttachExecutor\x12'.rfaas.control.v1.AttachExecutorRequest\x1a%.rfaas.control.v1.AttachExecutorReply\x12Z\n" +
 	"\fAttachClient\x12%.rfaas.control.v1.AttachClientRequest\x1a#.rfaas.control.v1.AttachClientReply\x12H\n" +
 	"\x06Settle\x12\x1f.rfaas.control.v1.SettleRequest\x1a\x1d.rfaas.control.v1.SettleReply\x12B\n" +
-	"\x04Bill\x12\x1d.rfaas.control.v1.BillRequest\x1a\x1b.rfaas.control.v1.BillReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
+	"\x04Bill\x12\x1d.rfaas.control.v1.BillRequest\x1a\x1b.rfaas.control.v1.BillReply\x12E\n" +
+	"\x05Limit\x12\x1e.rfaas.control.v1.LimitRequest\x1a\x1c.rfaas.control.v1.LimitReply\x12K\n" +
+	"\aReserve\x12 .rfaas.control.v1.ReserveRequest\x1a\x1e.rfaas.control.v1.ReserveReplyB,Z*github.com/rfaas-go/rfaas/internal/controlb\x06proto3"
 
 var (
 	file_internal_control_control_proto_rawDescOnce sync.Once
@@ -3418,7 +3704,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -3462,15 +3748,19 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*ManagerHelloReply)(nil),     // 39: rfaas.control.v1.ManagerHelloReply
 	(*AttachExecutorRequest)(nil), // 40: rfaas.control.v1.AttachExecutorRequest
 	(*AttachExecutorReply)(nil),   // 41: rfaas.control.v1.AttachExecutorReply
-	(*AttachClientRequest)(nil),   // 42: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 43: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 44: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 45: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 46: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 47: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 48: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 49: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 50: rfaas.control.v1.BillLine
+	(*LimitRequest)(nil),          // 42: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 43: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 44: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 45: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 46: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 47: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 48: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 49: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 50: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 51: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 52: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 53: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 54: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
@@ -3487,56 +3777,62 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	4,  // 11: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
 	37, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
 	37, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	37, // 14: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	37, // 15: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	44, // 16: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	49, // 17: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	50, // 18: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 19: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	5,  // 20: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	9,  // 21: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	11, // 22: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	13, // 23: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	15, // 24: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	17, // 25: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	20, // 26: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	22, // 27: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	24, // 28: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	26, // 29: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	28, // 30: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	30, // 31: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	32, // 32: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	34, // 33: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	38, // 34: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	40, // 35: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	42, // 36: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	45, // 37: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	47, // 38: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	4,  // 39: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	6,  // 40: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	10, // 41: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	12, // 42: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	14, // 43: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	16, // 44: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	18, // 45: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	21, // 46: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	23, // 47: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	25, // 48: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	27, // 49: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	29, // 50: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	31, // 51: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	33, // 52: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	35, // 53: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	39, // 54: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	41, // 55: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	43, // 56: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	46, // 57: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	48, // 58: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	39, // [39:59] is the sub-list for method output_type
-	19, // [19:39] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	37, // 14: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	37, // 15: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	37, // 16: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	37, // 17: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	48, // 18: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	53, // 19: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	54, // 20: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 21: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	5,  // 22: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	9,  // 23: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	11, // 24: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	13, // 25: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	15, // 26: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	17, // 27: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	20, // 28: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	22, // 29: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	24, // 30: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	26, // 31: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	28, // 32: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	30, // 33: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	32, // 34: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	34, // 35: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	38, // 36: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	40, // 37: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	46, // 38: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	49, // 39: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	51, // 40: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	42, // 41: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	44, // 42: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 43: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	6,  // 44: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	10, // 45: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	12, // 46: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	14, // 47: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	16, // 48: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	18, // 49: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	21, // 50: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	23, // 51: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	25, // 52: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	27, // 53: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	29, // 54: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	31, // 55: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	33, // 56: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	35, // 57: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	39, // 58: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	41, // 59: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	47, // 60: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	50, // 61: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	52, // 62: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	43, // 63: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	45, // 64: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	43, // [43:65] is the sub-list for method output_type
+	21, // [21:43] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -3550,7 +3846,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   48,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -534,6 +534,8 @@ const (
 	Manager_AttachClient_FullMethodName   = "/rfaas.control.v1.Manager/AttachClient"
 	Manager_Settle_FullMethodName         = "/rfaas.control.v1.Manager/Settle"
 	Manager_Bill_FullMethodName           = "/rfaas.control.v1.Manager/Bill"
+	Manager_Limit_FullMethodName          = "/rfaas.control.v1.Manager/Limit"
+	Manager_Reserve_FullMethodName        = "/rfaas.control.v1.Manager/Reserve"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -556,6 +558,10 @@ type ManagerClient interface {
 	// Settle merges sums into the ledger; they are on its disk when it returns. For what cannot be charged to a cell.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error)
 	Bill(ctx context.Context, in *BillRequest, opts ...grpc.CallOption) (*BillReply, error)
+	// Limit says how many cores a tenant may have at a time, and which record of the manager's memory counts them.
+	Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitReply, error)
+	// Reserve counts them for an executor that cannot reach that memory.
+	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveReply, error)
 }
 
 type managerClient struct {
@@ -656,6 +662,26 @@ func (c *managerClient) Bill(ctx context.Context, in *BillRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *managerClient) Limit(ctx context.Context, in *LimitRequest, opts ...grpc.CallOption) (*LimitReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LimitReply)
+	err := c.cc.Invoke(ctx, Manager_Limit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReserveReply)
+	err := c.cc.Invoke(ctx, Manager_Reserve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -676,6 +702,10 @@ type ManagerServer interface {
 	// Settle merges sums into the ledger; they are on its disk when it returns. For what cannot be charged to a cell.
 	Settle(context.Context, *SettleRequest) (*SettleReply, error)
 	Bill(context.Context, *BillRequest) (*BillReply, error)
+	// Limit says how many cores a tenant may have at a time, and which record of the manager's memory counts them.
+	Limit(context.Context, *LimitRequest) (*LimitReply, error)
+	// Reserve counts them for an executor that cannot reach that memory.
+	Reserve(context.Context, *ReserveRequest) (*ReserveReply, error)
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -712,6 +742,12 @@ func (UnimplementedManagerServer) Settle(context.Context, *SettleRequest) (*Sett
 }
 func (UnimplementedManagerServer) Bill(context.Context, *BillRequest) (*BillReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Bill not implemented")
+}
+func (UnimplementedManagerServer) Limit(context.Context, *LimitRequest) (*LimitReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Limit not implemented")
+}
+func (UnimplementedManagerServer) Reserve(context.Context, *ReserveRequest) (*ReserveReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Reserve not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -896,6 +932,42 @@ func _Manager_Bill_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_Limit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LimitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Limit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Limit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Limit(ctx, req.(*LimitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_Reserve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReserveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).Reserve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_Reserve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).Reserve(ctx, req.(*ReserveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -938,6 +1010,14 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Bill",
 			Handler:    _Manager_Bill_Handler,
+		},
+		{
+			MethodName: "Limit",
+			Handler:    _Manager_Limit_Handler,
+		},
+		{
+			MethodName: "Reserve",
+			Handler:    _Manager_Reserve_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

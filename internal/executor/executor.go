@@ -44,6 +44,7 @@ type Executor struct {
 	maxWorkers  int
 	work        sync.WaitGroup // goroutines that start and end leases
 	accounts    *accounts      // nil: nobody pays
+	limits      *limiter       // nil: nobody has a limit
 	report      func()         // tells the manager that capacity has changed; does not block
 
 	asked chan drainRequest // capacity 1: somebody has asked for a drain

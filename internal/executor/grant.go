@@ -98,7 +98,11 @@ func deviceSpec(s *config.Executor, provider string) zygote.Spec {
 
 // start brings a requested lease to granted, or undoes it.
 func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
-	workers, err := e.spawnAll(h, blobs, limit)
+	flag, err := e.reserve(h)
+	var workers []Worker
+	if err == nil {
+		workers, err = e.spawnAll(h, blobs, limit)
+	}
 	if err != nil {
 		close(h.started)
 		if ferr := e.table.Fail(h.id, err); ferr != nil {
@@ -117,7 +121,7 @@ func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
 		e.watch(h, i, w)
 	}
 	h.mu.Lock()
-	h.granted = granted
+	h.granted, h.flag = granted, flag
 	h.mu.Unlock()
 	e.accounts.begin(l, workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, e.now())
 	if _, err := e.table.Grant(h.id); err != nil {

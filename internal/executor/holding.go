@@ -34,6 +34,8 @@ type holding struct {
 	seats    []seat
 	granted  []*control.WorkerGrant // of the first workers; set before the grant
 	presence uint64                 // newest event stream
+	flag     string                 // of the grant, see LeaseEntry
+	reserved func()                 // gives back what the tenant has reserved for it; nil: nothing
 	unwatch  func() bool            // ends what askedOn began; nil: nothing
 	ending   bool
 	notice   *control.Event // that the end is near, told while it is so

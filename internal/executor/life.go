@@ -91,6 +91,13 @@ func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
 // forget drops what is left of a holding whose workers are gone.
 func (e *Executor) forget(h *holding) {
 	e.codes.release(h.code)
+	h.mu.Lock()
+	giveBack := h.reserved
+	h.reserved = nil
+	h.mu.Unlock()
+	if giveBack != nil {
+		giveBack()
+	}
 	e.mu.Lock()
 	delete(e.holdings, h.id)
 	e.mu.Unlock()

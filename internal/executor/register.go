@@ -31,6 +31,7 @@ type registrar struct {
 	poke     chan struct{} // capacity 1: report now
 	nodeID   string
 	open     func(provider string) (*dataplane.Device, error) // nil: messages only
+	limits   *limiter                                         // told likewise; may be nil
 	accounts *accounts                                        // told when the manager's memory can be reached; may be nil
 
 	id       uint64 // as the manager knows us; 0: it does not
@@ -87,6 +88,7 @@ func (r *registrar) step(run context.Context) bool {
 	defer cancel()
 	if r.way != nil {
 		if err := r.write(); err == nil {
+			r.limits.beat()
 			return true
 		} else if run.Err() == nil {
 			r.log.Info("the manager's memory cannot be reached any more", "manager", r.manager, "error", err)
@@ -101,6 +103,7 @@ func (r *registrar) step(run context.Context) bool {
 		}
 		r.away = false
 		if !reply.GetUnknown() {
+			r.limits.beat()
 			return true
 		}
 		r.id = 0 // it was started anew, or thought us dead
@@ -112,7 +115,11 @@ func (r *registrar) step(run context.Context) bool {
 	}
 	r.id, r.away = reply.GetExecutorId(), false
 	r.interval = min(max(time.Duration(reply.GetHeartbeatMs())*time.Millisecond, 10*time.Millisecond), time.Minute)
+	r.limits.registered(reply.GetManager().GetLimits())
 	r.attach(ctx, reply.GetManager())
+	if r.way == nil {
+		r.limits.join(nil)
+	}
 	by := "messages"
 	if r.way != nil {
 		by = "memory"
@@ -145,6 +152,7 @@ func (r *registrar) attach(ctx context.Context, hello *control.ManagerHelloReply
 	}
 	r.way = way
 	r.accounts.join(way)
+	r.limits.join(way)
 	if err := r.write(); err != nil {
 		r.log.Debug("first beat", "error", err) // the next step looks after it
 	}
@@ -155,6 +163,7 @@ func (r *registrar) detach() {
 		return
 	}
 	r.accounts.detach()
+	r.limits.detach()
 	r.way.Close()
 	r.way = nil
 }

@@ -82,6 +82,11 @@ func (e *Executor) Leases(context.Context, *control.LeasesRequest) (*control.Lea
 				entry.Cpus = append(entry.Cpus, uint32(cpu))
 			}
 		}
+		if h := e.holding(l.ID); h != nil {
+			h.mu.Lock()
+			entry.Flag = h.flag
+			h.mu.Unlock()
+		}
 		if !l.Granted.IsZero() {
 			entry.AgeMs, entry.LeftMs = milliseconds(now.Sub(l.Granted)), milliseconds(l.Expires.Sub(now))
 		}

@@ -73,6 +73,8 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 				PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
 		}
 		e.report = reg.report
+		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
+		reg.limits = e.limits
 	}
 	wg.Go(func() { e.Run(background) })
 	if err := port.Serve(); err != nil {

@@ -2,6 +2,7 @@ package link
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -86,6 +87,10 @@ type Executor struct {
 	line  dataplane.Ref
 	cells dataplane.Ref
 	slot  uint32
+
+	limits dataplane.Ref // Size 0: nobody has a limit
+	held   dataplane.Ref
+	way    accounting.LimitWay
 }
 
 // AttachExecutor connects a registered executor to its line and to its cells, which are all zero.
@@ -98,6 +103,10 @@ func AttachExecutor(ctx context.Context, m control.ManagerClient, dev *dataplane
 	r, err := m.AttachExecutor(ctx, &control.AttachExecutorRequest{ExecutorId: id, Incarnation: incarnation[:], Provider: dev.Provider(), Blob: blob})
 	if err == nil {
 		x.line, x.cells, x.slot = ref(r.GetLine()), ref(r.GetCells()), r.GetSlot()
+		x.limits, x.held = ref(r.GetLimits()), ref(r.GetHeld())
+		if x.way = accounting.LimitSHM; dev.Provider() == dataplane.Verbs {
+			x.way = accounting.LimitVerbs
+		}
 		err = x.conn.Connect(r.GetBlob())
 	}
 	if err == nil && (x.line.Size != board.LineSize || x.cells.Size%accounting.CellSize != 0) {
@@ -171,6 +180,38 @@ func (x *Executor) Clear(i int) error {
 	}
 	var zero [accounting.NumCounters * 8]byte
 	return x.conn.Write(zero[:], x.cell(i), x.cells.Key, Timeout)
+}
+
+// Limited says whether tenants may have limits.
+func (x *Executor) Limited() bool { return x.limits.Size > 0 }
+
+// Holds is for how many tenants the executor can say what it has reserved.
+func (x *Executor) Holds() int { return int(x.held.Size / 8) }
+
+// Reserve adds cores to what a record's tenant has, and returns the record as it was a moment later. Negative cores are given
+// back. Errors: those of the connection; whether anything was added is not known then.
+func (x *Executor) Reserve(record uint32, cores int64) (accounting.Limit, error) {
+	at := accounting.LimitWordOffset(record, x.way)
+	if uint64(record) >= x.limits.Size/accounting.LimitSize {
+		return accounting.Limit{}, fmt.Errorf("limit %d of %d bytes of limits", record, x.limits.Size)
+	}
+	if _, err := x.conn.FetchAdd([]dataplane.Add{{Addr: x.limits.Addr + at, Value: uint64(cores)}}, x.limits.Key, Timeout); err != nil {
+		return accounting.Limit{}, err
+	}
+	var b [accounting.LimitSize]byte
+	if err := x.conn.Read(b[:], x.limits.Addr+uint64(record)*accounting.LimitSize, x.limits.Key, Timeout); err != nil {
+		return accounting.Limit{}, err
+	}
+	return accounting.ParseLimit(b[:]), nil
+}
+
+// Hold says in place i what the executor has reserved; 0 cores: nothing, the place is free.
+func (x *Executor) Hold(i int, record, cores uint32) error {
+	var b [8]byte
+	if cores > 0 {
+		binary.LittleEndian.PutUint64(b[:], accounting.Held(record, cores))
+	}
+	return x.conn.Write(b[:], x.held.Addr+uint64(8*i), x.held.Key, Timeout)
 }
 
 // Client is a client's end: a board.Memory, and a mailbox. Safe for concurrent use, but for Close.

@@ -20,6 +20,8 @@ type memory struct {
 	domain  *dataplane.Domain
 	devices []*device
 	table   *board.Table
+	limits  *dataplane.Memory // nil: nobody has a limit, or nobody reaches it
+	own     *ownWay           // nil: no RDMA device
 }
 
 type device struct {
@@ -55,6 +57,26 @@ func openMemory(providers []string, asked bool, options dataplane.Options, slots
 		return nil, err
 	}
 	return m, nil
+}
+
+// openLimits makes the table of tenants' limits, and returns its bytes.
+func (m *memory) openLimits() ([]byte, error) {
+	const size = maxLimited * accounting.LimitSize
+	if m.whole == nil {
+		return make([]byte, size), nil
+	}
+	var err error
+	if m.limits, err = m.domain.Alloc(size, dataplane.RemoteRead|dataplane.RemoteAtomic); err != nil {
+		return nil, err
+	}
+	for _, d := range m.devices {
+		if d.Provider() == dataplane.Verbs {
+			if m.own, err = newOwnWay(d.Device, m.limits, size); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return m.limits.Bytes(), nil
 }
 
 func (m *memory) open(provider string, options dataplane.Options, head *board.Header) error {
@@ -106,6 +128,11 @@ func (d *device) close() {
 
 // close frees everything; connections must be closed. The device of the board's own memory is the first and goes last.
 func (m *memory) close() {
+	m.own.close()
+	if m.limits != nil {
+		m.limits.Free()
+		m.limits = nil
+	}
 	for _, d := range slices.Backward(m.devices) {
 		if d == m.devices[0] && m.whole != nil {
 			if d.view != nil {
@@ -144,6 +171,9 @@ type attachment struct {
 	domain *dataplane.Domain
 	line   *dataplane.Memory
 	cells  *dataplane.Memory
+	limits *dataplane.Memory // nil: nobody has a limit
+	held   *dataplane.Memory // likewise
+	way    accounting.LimitWay
 	conn   *dataplane.Conn
 	blob   []byte // of conn
 
@@ -169,8 +199,19 @@ func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob 
 	if err == nil {
 		a.cells, err = a.domain.Alloc(uint64(len(a.merged)*accounting.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)
 	}
+	expose := []*dataplane.Memory{a.line, a.cells}
+	if err == nil && m.limits != nil {
+		if a.way = accounting.LimitSHM; provider == dataplane.Verbs {
+			a.way = accounting.LimitVerbs
+		}
+		a.limits, err = a.domain.Window(m.limits, 0, m.limits.Ref().Size, dataplane.RemoteRead|dataplane.RemoteAtomic)
+		if err == nil {
+			a.held, err = a.domain.Alloc(uint64(8*len(a.merged)), dataplane.RemoteWrite)
+		}
+		expose = append(expose, a.limits, a.held)
+	}
 	if err == nil {
-		a.conn, a.blob, err = connectTo(a.domain, blob, a.line, a.cells)
+		a.conn, a.blob, err = connectTo(a.domain, blob, expose...)
 	}
 	if err != nil {
 		a.fence()
@@ -215,8 +256,10 @@ func (a *attachment) free() {
 	if a.cells != nil {
 		a.cells.Free()
 	}
-	if a.line != nil {
-		a.line.Free()
+	for _, x := range []*dataplane.Memory{a.line, a.limits, a.held} {
+		if x != nil {
+			x.Free()
+		}
 	}
 	if a.domain != nil {
 		a.domain.Close()

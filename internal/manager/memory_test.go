@@ -50,6 +50,7 @@ type world struct {
 	client   control.ManagerClient
 	server   *grpc.Server
 	conn     *grpc.ClientConn
+	config   Config // what the next start adds: Limits
 }
 
 func newWorld(t testing.TB, provider string, slots int) *world {
@@ -67,7 +68,7 @@ func (w *world) start(slots int) {
 		w.t.Fatal(err)
 	}
 	w.Manager, err = New(Config{Heartbeat: time.Second, Slots: slots, Providers: []string{w.provider}, Asked: true, StateDir: w.dir,
-		Tariff: tariff, Verbs: dataplane.Options{GIDIndex: -1}, Log: slog.New(slog.DiscardHandler), Now: w.clock.Now})
+		Tariff: tariff, Limits: w.config.Limits, Verbs: dataplane.Options{GIDIndex: -1}, Log: slog.New(slog.DiscardHandler), Now: w.clock.Now})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ type Config struct {
 	Verbs     dataplane.Options // of the device
 	StateDir  string            // of the ledger; empty: in memory
 	Tariff    accounting.Tariff
+	Limits    accounting.Limits // of tenants' cores
 	Log       *slog.Logger
 	Now       func() time.Time // nil: time.Now
 }
@@ -38,6 +39,7 @@ type Manager struct {
 	memory   *memory
 	notifier *notifier
 	accounts *accounts
+	limits   *limits
 	nodeID   string
 }
 
@@ -66,14 +68,27 @@ func New(cfg Config) (*Manager, error) {
 		m.notifier.change(c)
 		m.memory.table.Changed(m.notifier.changes())
 	}
-	m.table.dropped = m.accounts.drop
+	var records []byte
+	if cfg.Limits.Any() {
+		if records, err = m.memory.openLimits(); err != nil {
+			m.memory.close()
+			m.accounts.close()
+			return nil, err
+		}
+	}
+	m.limits = newLimits(cfg.Limits, records, m.memory.own, cfg.Log, cfg.Now)
+	m.table.left = m.limits.left
+	m.table.dropped = func(a *attachment) {
+		m.limits.fenced(a)
+		m.accounts.drop(a)
+	}
 	return m, nil
 }
 
 // Close ends all connections, brings the last charges into the ledger and frees everything. No call may be running.
 func (m *Manager) Close() {
 	m.notifier.close()
-	live := m.table.attachments()
+	live := m.table.attachments(false)
 	for _, a := range live {
 		a.fence()
 	}
@@ -131,7 +146,10 @@ func (m *Manager) tell(ctx context.Context) {
 	}
 }
 
-func (m *Manager) harvest() { m.accounts.harvest(m.table.attachments()) }
+func (m *Manager) harvest() {
+	m.limits.mend(m.table.attachments(true))
+	m.accounts.harvest(m.table.attachments(false))
+}
 
 func checkInfo(info *control.InfoReply) error {
 	if n := len(info.GetIncarnation()); n != 16 {
@@ -163,7 +181,7 @@ func checkVersion(v uint32) error {
 
 func (m *Manager) hello() *control.ManagerHelloReply {
 	return &control.ManagerHelloReply{ProtocolVersion: control.ProtocolVersion, NodeId: m.nodeID, Providers: m.memory.providers(),
-		HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds())}
+		HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Limits: m.cfg.Limits.Any()}
 }
 
 // Hello says how the manager's memory can be reached.
@@ -208,7 +226,11 @@ func (m *Manager) AttachExecutor(_ context.Context, req *control.AttachExecutorR
 		return nil, controlError(err)
 	}
 	m.log.Debug("executor attached", "id", req.GetExecutorId(), "slot", slot, "provider", req.GetProvider())
-	return &control.AttachExecutorReply{Blob: a.blob, Slot: slot, Line: refOf(a.line), Cells: refOf(a.cells)}, nil
+	reply := &control.AttachExecutorReply{Blob: a.blob, Slot: slot, Line: refOf(a.line), Cells: refOf(a.cells)}
+	if a.limits != nil {
+		reply.Limits, reply.Held = refOf(a.limits), refOf(a.held)
+	}
+	return reply, nil
 }
 
 // AttachClient connects a client to the board.

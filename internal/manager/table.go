@@ -40,6 +40,7 @@ type table struct {
 	now      func() time.Time
 	changed  func(board.Change) // called under the lock; must not block
 	dropped  func(*attachment)  // likewise: the executor has gone, or has another one
+	left     func([16]byte)     // likewise: the incarnation has gone
 
 	mu     sync.Mutex
 	board  *board.Table
@@ -51,7 +52,7 @@ type table struct {
 
 func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *board.Table) *table {
 	return &table{interval: interval, now: now, nextID: firstID, byID: map[uint64]*entry{}, byKey: map[string]*entry{}, board: b,
-		changed: func(board.Change) {}, dropped: func(*attachment) {}}
+		changed: func(board.Change) {}, dropped: func(*attachment) {}, left: func([16]byte) {}}
 }
 
 // key is what two executors cannot share: an address, which for a local one means the address on that node.
@@ -183,6 +184,7 @@ func (t *table) drop(e *entry) {
 		t.dropped(e.memory)
 		e.memory = nil
 	}
+	t.left(incarnationOf(e.info))
 	t.tell(e, board.Left)
 	t.board.Release(e.slot)
 	delete(t.byID, e.id)
@@ -225,6 +227,18 @@ func (t *table) attach(id uint64, incarnation []byte, make func(slot uint32, cor
 	return a, nil
 }
 
+// known says whether an incarnation is registered.
+func (t *table) known(incarnation [16]byte) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.byID {
+		if incarnationOf(e.info) == incarnation {
+			return true
+		}
+	}
+	return false
+}
+
 // node is the host name of an executor.
 func (t *table) node(id uint64) string {
 	t.mu.Lock()
@@ -235,13 +249,13 @@ func (t *table) node(id uint64) string {
 	return ""
 }
 
-// attachments returns all that are in use.
-func (t *table) attachments() []*attachment {
+// attachments returns all that are in use; heard: without those of silent executors.
+func (t *table) attachments(heard bool) []*attachment {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []*attachment
 	for _, e := range t.byID {
-		if e.memory != nil {
+		if e.memory != nil && (!heard || e.state != board.Silent) {
 			all = append(all, e.memory)
 		}
 	}

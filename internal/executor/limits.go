@@ -1,0 +1,302 @@
+package executor
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/link"
+)
+
+// limitCall bounds a question about a tenant's limit. A lease waits for it.
+const limitCall = 500 * time.Millisecond
+
+// flagUnreserved marks a lease that was granted while its tenant's limit could not be looked at.
+const flagUnreserved = "unreserved"
+
+// limiter keeps tenants within their limits: before a lease's workers start it reserves the cores in the manager's memory, where
+// all executors count together, and gives them back when the cores are free. When the manager cannot be reached the policy
+// decides; leases that run are counted as soon as it is back. Safe for concurrent use; all methods may be called on nil.
+type limiter struct {
+	client      control.ManagerClient
+	incarnation [16]byte
+	admit       bool // when nothing is known
+	log         *slog.Logger
+
+	mu      sync.Mutex // also taken for remote operations: leases of one executor take turns
+	met     bool       // the manager has been reached ever
+	limited bool       // somebody has a limit, as it said last
+	away    bool       // it cannot be reached
+	way     *link.Executor
+	tenants map[string]*tenant
+	places  []bool // of link.Executor.Hold, that are taken
+}
+
+// tenant is what one has here.
+type tenant struct {
+	cores uint32 // of its leases
+	// As the present way to the manager has it:
+	asked    bool
+	limited  bool
+	record   uint32
+	reserved uint32
+	place    int // -1: none
+}
+
+func newLimiter(client control.ManagerClient, incarnation [16]byte, admit bool, log *slog.Logger) *limiter {
+	return &limiter{client: client, incarnation: incarnation, admit: admit, log: log, tenants: map[string]*tenant{}}
+}
+
+// registered notes whether anybody has a limit.
+func (l *limiter) registered(limited bool) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.met, l.limited = true, limited
+}
+
+// join counts all leases anew: the manager has other memory, or is reached in another way (nil: by messages).
+func (l *limiter) join(way *link.Executor) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget()
+	l.way, l.away = way, false
+	if way != nil {
+		l.places = make([]bool, way.Holds())
+	}
+	l.countAll()
+}
+
+// beat counts what could not be counted before: the manager was heard a moment ago.
+func (l *limiter) beat() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.away {
+		l.countAll()
+	}
+}
+
+// countAll counts what leases have that is not counted yet, as far as the manager answers.
+func (l *limiter) countAll() {
+	if !l.limited {
+		return
+	}
+	for name, t := range l.tenants {
+		if t.cores == t.reserved || t.asked && !t.limited {
+			continue
+		}
+		err := l.look(name, t)
+		if err == nil {
+			err = l.count(name, t, true)
+		}
+		if err != nil {
+			l.log.Debug("cores are counted later", "tenant", name, "error", control.Text(err))
+			return
+		}
+	}
+}
+
+// detach notes that there is no way for now.
+func (l *limiter) detach() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget()
+	l.away = true
+}
+
+// forget drops what a way had. Under the lock, as all below.
+func (l *limiter) forget() {
+	l.way, l.places = nil, nil
+	for name, t := range l.tenants {
+		if t.cores == 0 {
+			delete(l.tenants, name)
+			continue
+		}
+		t.asked, t.limited, t.reserved, t.place = false, false, 0, -1
+	}
+}
+
+// lost notes that the way is over, which the next line that is written will find too: the last operation may have counted or not, so all is counted anew when there is another way.
+func (l *limiter) lost(err error) error {
+	if !l.away {
+		l.log.Warn("tenants' limits cannot be looked at", "admit", l.admit, "error", control.Text(err))
+	}
+	l.forget()
+	l.away = true
+	return err
+}
+
+// look asks for a tenant's limit, once for each way.
+func (l *limiter) look(name string, t *tenant) error {
+	if t.asked {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limitCall)
+	defer cancel()
+	r, err := l.client.Limit(ctx, &control.LimitRequest{Tenant: name})
+	if err != nil {
+		return err // the memory may be there all the same
+	}
+	t.asked, t.limited, t.record, t.place = true, r.GetLimited(), r.GetRecord(), -1
+	return nil
+}
+
+// errOver is a limit that is reached.
+type errOver struct{ error }
+
+// knownTenants is how many tenants without leases are remembered, with what the manager said of them.
+const knownTenants = 1024
+
+// count makes what is reserved for a tenant what its leases have. force: they have it already.
+func (l *limiter) count(name string, t *tenant, force bool) error {
+	switch {
+	case !t.limited || t.reserved == t.cores:
+		return nil
+	case l.way == nil:
+		return l.countByMessage(name, t, force)
+	}
+	if t.place < 0 {
+		for i, taken := range l.places {
+			if !taken {
+				t.place, l.places[i] = i, true
+				break
+			}
+		}
+		if t.place < 0 {
+			return fmt.Errorf("no room to say what tenant %q has", name)
+		}
+	}
+	// What is given back is said first, what is taken last: in between the count is too high, never too low.
+	delta := int64(t.cores) - int64(t.reserved)
+	if delta < 0 {
+		if err := l.way.Hold(t.place, t.record, t.cores); err != nil {
+			return l.lost(err)
+		}
+	}
+	lim, err := l.way.Reserve(t.record, delta)
+	if err != nil {
+		return l.lost(err)
+	}
+	if delta > 0 && !force && lim.Reserved() > lim.Cores {
+		if _, err := l.way.Reserve(t.record, -delta); err != nil {
+			return l.lost(err)
+		}
+		return over(name, delta, lim.Reserved()-uint64(delta), lim.Cores)
+	}
+	if delta > 0 {
+		if err := l.way.Hold(t.place, t.record, t.cores); err != nil {
+			return l.lost(err)
+		}
+	}
+	if t.reserved = t.cores; t.cores == 0 {
+		l.places[t.place], t.place = false, -1
+	}
+	return nil
+}
+
+func (l *limiter) countByMessage(name string, t *tenant, force bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limitCall)
+	defer cancel()
+	r, err := l.client.Reserve(ctx, &control.ReserveRequest{Incarnation: l.incarnation[:], Tenant: name, Cores: t.cores, Force: force || t.cores < t.reserved})
+	if err != nil {
+		return err
+	}
+	if !r.GetGranted() {
+		return over(name, int64(t.cores)-int64(t.reserved), r.GetReserved(), r.GetCores())
+	}
+	t.reserved = t.cores
+	return nil
+}
+
+func over(name string, more int64, has, limit uint64) error {
+	return errOver{control.Errorf(control.ClassBusy, "tenant %q has %d of %d cores, %d more were asked for", name, has, limit, more)}
+}
+
+// reserve takes cores for a lease; giveBack must be called when they are free. flag says what is peculiar about it.
+func (l *limiter) reserve(name string, cores int) (giveBack func(), flag string, err error) {
+	if l == nil {
+		return nil, "", nil
+	}
+	name = tenantOf(name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.tenants[name]
+	if t == nil {
+		if len(l.tenants) >= knownTenants {
+			maps.DeleteFunc(l.tenants, func(_ string, t *tenant) bool { return t.cores == 0 && t.reserved == 0 })
+		}
+		t = &tenant{place: -1}
+		l.tenants[name] = t
+	}
+	t.cores += uint32(cores)
+	giveBack = func() { l.giveBack(name, cores) }
+	if l.met && !l.limited {
+		return giveBack, "", nil // that is how it was when it was last there
+	}
+	if l.met && !l.away {
+		if err = l.look(name, t); err == nil {
+			err = l.count(name, t, false)
+		}
+		if err == nil {
+			return giveBack, "", nil
+		}
+		if reached, ok := err.(errOver); ok {
+			t.cores -= uint32(cores)
+			return nil, "", reached.error
+		}
+	} else {
+		err = fmt.Errorf("the resource manager is away")
+	}
+	if !l.admit {
+		t.cores -= uint32(cores)
+		return nil, "", control.Errorf(control.ClassBusy, "tenant %q: its limit cannot be looked at: %s", name, control.Text(err))
+	}
+	return giveBack, flagUnreserved, nil
+}
+
+func (l *limiter) giveBack(name string, cores int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.tenants[name]
+	t.cores -= uint32(cores)
+	if l.away || !l.limited {
+		return
+	}
+	if err := l.count(name, t, true); err != nil {
+		l.log.Debug("cores are given back later", "tenant", name, "error", err)
+	}
+}
+
+// reserve takes a lease's cores from its tenant's limit.
+func (e *Executor) reserve(h *holding) (flag string, err error) {
+	if e.limits == nil {
+		return "", nil
+	}
+	l, err := e.table.Get(h.id)
+	if err != nil {
+		return "", err
+	}
+	giveBack, flag, err := e.limits.reserve(l.Terms.Tenant, l.Terms.Workers*l.Terms.CoresPerWorker)
+	if flag != "" {
+		e.log.Warn("lease granted without its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
+	}
+	h.mu.Lock()
+	h.reserved = giveBack
+	h.mu.Unlock()
+	return flag, err
+}

@@ -1,0 +1,335 @@
+package manager
+
+import (
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/link"
+)
+
+// maxLimited is how many tenants with a limit there is room for.
+const maxLimited = 4096
+
+// mendAfter is for how long a difference between what is reserved and what executors say that they hold must last before it is
+// mended: longer than any operation takes, so that it is nobody's who is in the middle of one.
+const mendAfter = 3 * link.Timeout
+
+// limits is how many cores tenants have reserved: a table that executors reach by atomics (accounting.Limit). They decide by
+// it; the manager hands out records, and gives back what executors that are gone still had.
+type limits struct {
+	config accounting.Limits
+	log    *slog.Logger
+	now    func() time.Time
+	table  []byte // of the records
+	verbs  *ownWay
+
+	mu      sync.Mutex
+	records map[string]uint32 // by tenant
+	tenants []string          // by record
+	asked   map[[16]byte]map[uint32]uint32
+	gone    []debt
+	drift   map[debt]*drift // by record and way, cores is 0
+}
+
+// debt is cores to be given back.
+type debt struct {
+	record uint32
+	way    accounting.LimitWay
+	cores  uint64
+}
+
+// drift is by how much a word was ahead of what executors say, at least and at most, since then.
+type drift struct {
+	since     time.Time
+	low, high int64
+}
+
+func newLimits(config accounting.Limits, table []byte, verbs *ownWay, log *slog.Logger, now func() time.Time) *limits {
+	return &limits{config: config, log: log, now: now, table: table, verbs: verbs, records: map[string]uint32{},
+		asked: map[[16]byte]map[uint32]uint32{}, drift: map[debt]*drift{}}
+}
+
+// record is the tenant's, made when it is first asked for.
+func (l *limits) record(tenant string) (uint32, uint64, bool, error) {
+	cores, limited := l.config.Of(tenant)
+	if !limited {
+		return 0, 0, false, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.records[tenant]
+	if !ok {
+		if len(l.tenants) == maxLimited {
+			return 0, 0, false, control.Errorf(control.ClassBusy, "tenant %q: there is no room for more than %d tenants with limits", tenant, maxLimited)
+		}
+		r = uint32(len(l.tenants))
+		binary.LittleEndian.PutUint64(l.table[r*accounting.LimitSize:], cores)
+		l.records[tenant], l.tenants = r, append(l.tenants, tenant)
+	}
+	return r, cores, true, nil
+}
+
+// read is a record as it is now.
+func (l *limits) read(r uint32) accounting.Limit {
+	lim := accounting.Limit{Cores: binary.LittleEndian.Uint64(l.table[r*accounting.LimitSize:])}
+	for way := range accounting.LimitWay(accounting.NumLimitWays) {
+		lim.By[way] = accounting.LimitWord(l.table, r, way).Load()
+	}
+	return lim
+}
+
+// add adds to a word by what all others use who add to it.
+func (l *limits) add(d debt) error {
+	if d.way == accounting.LimitVerbs {
+		return l.verbs.add(accounting.LimitWordOffset(d.record, d.way), d.cores)
+	}
+	accounting.LimitWord(l.table, d.record, d.way).Add(d.cores)
+	return nil
+}
+
+// reserve makes what an executor without a way of its own has be cores. False: that is more than the tenant may have.
+func (l *limits) reserve(executor [16]byte, r uint32, cores uint32, force bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	had := l.asked[executor][r]
+	word := accounting.LimitWord(l.table, r, accounting.LimitMessage)
+	word.Add(uint64(cores) - uint64(had))
+	if lim := l.read(r); cores > had && !force && lim.Reserved() > lim.Cores {
+		word.Add(uint64(had) - uint64(cores))
+		return false
+	}
+	if l.asked[executor] == nil {
+		l.asked[executor] = map[uint32]uint32{}
+	}
+	if l.asked[executor][r] = cores; cores == 0 {
+		delete(l.asked[executor], r)
+	}
+	return true
+}
+
+// left gives back what an executor had that is gone, and its attachment if it had one. It does not block.
+func (l *limits) left(executor [16]byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for r, n := range l.asked[executor] {
+		accounting.LimitWord(l.table, r, accounting.LimitMessage).Add(-uint64(n))
+	}
+	delete(l.asked, executor)
+}
+
+// fenced notes what an attachment still held. Nothing comes from it any more. It does not block.
+func (l *limits) fenced(a *attachment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for r, n := range a.holds() {
+		l.gone = append(l.gone, debt{r, a.way, -n})
+	}
+}
+
+// holds is what an attached executor says that it has, by record.
+func (a *attachment) holds() map[uint32]uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := map[uint32]uint64{}
+	if a.closed || a.held == nil {
+		return all
+	}
+	b := a.held.Bytes()
+	for at := 0; at+8 <= len(b); at += 8 {
+		w := (*atomic.Uint64)(unsafe.Pointer(&b[at])).Load()
+		if r, n, ok := accounting.ParseHeld(w); ok && n > 0 && r < maxLimited {
+			all[r] += uint64(n)
+		}
+	}
+	return all
+}
+
+// mend gives back what is owed, and what nobody says that he has: an executor that died between reserving and saying so.
+func (l *limits) mend(live []*attachment) {
+	l.mu.Lock()
+	gone := l.gone
+	l.gone = nil
+	tenants := l.tenants
+	l.mu.Unlock()
+	if len(tenants) == 0 {
+		return
+	}
+	give := func(d debt) bool {
+		if err := l.add(d); err != nil {
+			l.log.Warn("reserved cores cannot be given back; it is tried again", "tenant", tenants[d.record], "cores", -int64(d.cores), "error", err)
+			return false
+		}
+		return true
+	}
+	for _, d := range gone {
+		if int(d.record) < len(tenants) && !give(d) {
+			l.mu.Lock()
+			l.gone = append(l.gone, d)
+			l.mu.Unlock()
+		}
+	}
+	// Who reserves adds to the word first and says so then, who gives back does it in the other order: so a word may be ahead for
+	// a moment. Words are read first, so that what is reserved meanwhile does not look like it.
+	words := map[debt]uint64{}
+	for r := range tenants {
+		for way := range accounting.LimitWay(accounting.NumLimitWays) {
+			words[debt{record: uint32(r), way: way}] = accounting.LimitWord(l.table, uint32(r), way).Load()
+		}
+	}
+	said := map[debt]uint64{}
+	for _, a := range live {
+		for r, n := range a.holds() {
+			said[debt{record: r, way: a.way}] += n
+		}
+	}
+	l.mu.Lock()
+	for _, held := range l.asked {
+		for r, n := range held {
+			said[debt{record: r, way: accounting.LimitMessage}] += uint64(n)
+		}
+	}
+	var wrong []debt
+	now := l.now()
+	for k, w := range words {
+		ahead := int64(w - said[k])
+		d := l.drift[k]
+		switch {
+		case ahead == 0:
+			delete(l.drift, k)
+			continue
+		case d == nil:
+			l.drift[k] = &drift{now, ahead, ahead}
+			continue
+		}
+		d.low, d.high = min(d.low, ahead), max(d.high, ahead)
+		if now.Sub(d.since) < mendAfter {
+			continue
+		}
+		if d.low > 0 {
+			wrong = append(wrong, debt{k.record, k.way, uint64(-d.low)})
+		} else if d.high < 0 {
+			wrong = append(wrong, debt{k.record, k.way, uint64(-d.high)})
+		}
+		delete(l.drift, k)
+	}
+	l.mu.Unlock()
+	for _, d := range wrong {
+		if give(d) {
+			l.log.Warn("reserved cores that no executor has are given back", "tenant", tenants[d.record], "cores", -int64(d.cores))
+		}
+	}
+}
+
+// use is what the tenants with limits have, for people.
+func (l *limits) use() map[string]accounting.Limit {
+	l.mu.Lock()
+	records := maps.Clone(l.records)
+	l.mu.Unlock()
+	all := map[string]accounting.Limit{}
+	for tenant, r := range records {
+		all[tenant] = l.read(r)
+	}
+	return all
+}
+
+// Limit says which cores a tenant may have, and where they are reserved.
+func (m *Manager) Limit(_ context.Context, req *control.LimitRequest) (*control.LimitReply, error) {
+	if err := checkTenant(req.GetTenant()); err != nil {
+		return nil, err
+	}
+	r, cores, limited, err := m.limits.record(req.GetTenant())
+	if err != nil {
+		return nil, err
+	}
+	return &control.LimitReply{Limited: limited, Cores: cores, Record: r}, nil
+}
+
+// Reserve reserves for executors that cannot do it themselves.
+func (m *Manager) Reserve(_ context.Context, req *control.ReserveRequest) (*control.ReserveReply, error) {
+	if err := checkTenant(req.GetTenant()); err != nil {
+		return nil, err
+	}
+	if len(req.GetIncarnation()) != 16 || !m.table.known([16]byte(req.GetIncarnation())) {
+		return nil, control.Errorf(control.ClassLease, "executor of incarnation %x is not registered", req.GetIncarnation())
+	}
+	r, _, limited, err := m.limits.record(req.GetTenant())
+	if err != nil || !limited {
+		return &control.ReserveReply{Granted: err == nil}, err
+	}
+	granted := m.limits.reserve([16]byte(req.GetIncarnation()), r, req.GetCores(), req.GetForce())
+	lim := m.limits.read(r)
+	return &control.ReserveReply{Granted: granted, Cores: lim.Cores, Reserved: lim.Reserved()}, nil
+}
+
+func checkTenant(name string) error {
+	if n := len(name); n < 1 || n > accounting.MaxName {
+		return control.Errorf(control.ClassInvalid, "tenant has %d bytes, want 1 to %d", n, accounting.MaxName)
+	}
+	return nil
+}
+
+// ownWay is the manager's own connection to its memory over its RDMA device: what is added there is atomic with what others add.
+type ownWay struct {
+	domain *dataplane.Domain
+	memory *dataplane.Memory
+	ends   [2]*dataplane.Conn
+}
+
+func newOwnWay(dev *dataplane.Device, whole *dataplane.Memory, size uint64) (*ownWay, error) {
+	o := &ownWay{}
+	var err error
+	if o.domain, err = dev.NewDomain(); err == nil {
+		o.memory, err = o.domain.Window(whole, 0, size, dataplane.RemoteRead|dataplane.RemoteAtomic)
+	}
+	var blobs [2][]byte
+	for i := range o.ends {
+		if err == nil {
+			o.ends[i], err = o.domain.NewConn(o.memory)
+		}
+		if err == nil {
+			blobs[i], err = o.ends[i].Blob()
+		}
+	}
+	for i := range o.ends {
+		if err == nil {
+			err = o.ends[i].Connect(blobs[1-i])
+		}
+	}
+	if err != nil {
+		o.close()
+		return nil, err
+	}
+	return o, nil
+}
+
+func (o *ownWay) add(offset, n uint64) error {
+	ref := o.memory.Ref()
+	_, err := o.ends[0].FetchAdd([]dataplane.Add{{Addr: ref.Addr + offset, Value: n}}, ref.Key, link.Timeout)
+	return err
+}
+
+func (o *ownWay) close() {
+	if o == nil {
+		return
+	}
+	for _, c := range o.ends {
+		if c != nil {
+			c.Close()
+		}
+	}
+	if o.memory != nil {
+		o.memory.Free()
+	}
+	if o.domain != nil {
+		o.domain.Close()
+	}
+}
