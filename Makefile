@@ -14,7 +14,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 MPI ?= openmpi# openmpi, mpich, or none to build without the MPI examples
 V ?=#            1: show the commands
-BENCH_ARGS ?= --provider shm --client c --mode hot --payload 8,64,1024,4096,65536,1048576 --depth 1
+BENCH_ARGS ?=#   options of scripts/bench
 
 GO ?= go
 CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -49,7 +49,7 @@ help: ## this list
 
 # ---------------------------------------------------------------------------------------------- using it
 
-.PHONY: deps run bench
+.PHONY: deps run bench soak headline headline-table
 deps: ## install the packages that are missing (as root or by sudo), or say which
 	$(Q)scripts/deps
 
@@ -58,13 +58,22 @@ run: ## build what is needed and show it: an MPI program that offloads work
 	$(Q)$(MAKE) --no-print-directory build
 	$(Q)scripts/demo
 
-bench: build ## latency on this machine, with the floor measured beside it (BENCH_ARGS="...")
-	$(Q)bin/rfaas bench latency $(BENCH_ARGS)
+bench: build ## everything that is claimed, measured: build/bench/report.md with plots; under a quarter of an hour
+	$(Q)scripts/bench $(BENCH_ARGS)
+
+soak: build test-programs ## bench, and what takes long: kills, charges, races, a real Slurm (as root)
+	$(Q)scripts/bench --soak $(BENCH_ARGS)
+
+headline: build ## measure what README's table shows, about three minutes (BENCH_ARGS=--again: anew), and write the table
+	$(Q)scripts/bench --headline $(BENCH_ARGS)
+
+headline-table: programs # README's table and plot from benchmarks/headline as it is
+	$(Q)bin/rfaas bench report --readme README.md benchmarks/headline
 
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs worker library headers examples
-build: programs worker library headers man3 fortran examples ## everything: bin, libexec, lib, include and the examples
+build: programs worker library headers man3 fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
 # $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
@@ -209,6 +218,15 @@ $(FORTRAN_PROGRAMS): build/examples/%: examples/mpi/%/main.f90 build/examples/mp
 	$(Q)$(MPIFORT) -std=f2018 -Wall -Wextra -O2 -g -Jbuild/fortran/$* -Iinclude -o $@ $< lib/librfaas_fortran.a $(EXAMPLE_LINK)
 
 -include $(FUNCTIONS:.so=.d)
+
+# Ping-pongs of MPI that `rfaas bench others` runs, for each MPI that is here.
+MPI_PINGPONGS := $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi)),build/bench/pingpong.$(mpi)))
+.PHONY: pingpongs
+pingpongs: $(MPI_PINGPONGS)
+build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
+	$(call say,MPICC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)mpicc.$* -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ $<
 
 # ---------------------------------------------------------------------------------------------- checking
 

@@ -226,6 +226,7 @@ func TestDrainUnderLoad(t *testing.T) {
 		if e := r.want(t, 1, client.EventEnded); !strings.HasPrefix(e.Reason, "drained") {
 			t.Errorf("event %+v", e)
 		}
+		t.Logf("figure: drain.after_grace_s = %.3f s", (time.Since(began) - 10*time.Second).Seconds())
 		t.Logf("%d calls ended well, the last callers were refused after %v, the executor ended after %v", d.calls.Load(),
 			refused.Round(time.Microsecond), time.Since(began).Round(time.Microsecond))
 	}

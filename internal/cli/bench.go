@@ -24,10 +24,11 @@ func newBench(a *app) *cobra.Command {
 		Short: "Measure calls beside their floor",
 		Long: `Measure calls beside their floor: what a careful program could do with the same bytes and nothing else.
 
-Everything is started that is needed; an executor takes part in cold only. benchmarks/README.md tells the method.`,
+Everything is started that is needed; executors and resource managers take part in cold, control and scaling only. benchmarks/README.md tells the method.`,
 		Args: cobra.NoArgs,
 	}
-	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a))
+	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
+		newBenchControl(a), newBenchScaling(a), newBenchReport(a), newEchoServer(a))
 	return c
 }
 

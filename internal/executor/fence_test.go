@@ -142,6 +142,7 @@ func TestManyLeaseCycles(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	t.Logf("figure: leases.cycles = %d", cycles)
 	t.Logf("%d cycles from %d clients in %v", cycles, clients, time.Since(began).Round(time.Millisecond))
 	c := n.e.table.Capacity()
 	if c.FreeCores != clients || c.FreeMemory != c.Memory || c.Leases != 0 {

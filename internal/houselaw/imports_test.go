@@ -59,8 +59,8 @@ var rooms = map[string][]string{
 	"tests/remote": {},
 	"tests/slurm":  {"client", "internal/control"},
 	// What `rfaas bench` runs: it starts what it measures.
-	"benchmarks": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane", "internal/executor",
-		"internal/manager", "internal/zygote"},
+	"benchmarks": {"client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
+		"internal/executor", "internal/manager", "internal/zygote"},
 }
 
 // cgoRooms may import "C": the data plane, the exports of librfaas.so, and the binding of MPI.

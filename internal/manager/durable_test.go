@@ -235,6 +235,8 @@ func TestChargesOverKills(t *testing.T) {
 	if err := l.Leases("", time.Time{}, func(e accounting.Entry) bool { leases.Add(e.Use); return true }); err != nil || leases != total {
 		t.Errorf("leases add up to %v, hours to %v (%v)", leases, total, err)
 	}
+	t.Logf("figure: charges.exact = %d", sum)
+	t.Logf("figure: charges.kills = %d", killed)
 	t.Logf("%d charges of 4 processes, %d kills, %v: %.2f million a second, exact", 4*charges, killed, took.Round(time.Millisecond),
 		float64(4*charges)/took.Seconds()/1e6)
 	if killed < kills && !testing.Short() {

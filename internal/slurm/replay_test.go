@@ -18,6 +18,7 @@ func TestReplay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Logf("figure: slurm.replay_covered = %.2f %%", 100*got.CoveredLong)
 	t.Logf("%d gaps, %.1f %% of the node time idle: %.1f %% of it covered, %.1f %% in the %d gaps over a minute; %d jobs; a wait of %v (p95 %v)", got.Gaps,
 		100*got.IdleShare, 100*got.Covered, 100*got.CoveredLong, got.LongGaps, got.Jobs, got.WaitMedian, got.WaitP95)
 	if got.CoveredLong < 0.9 || got.CoveredLong > 1 || got.Covered > 1 {

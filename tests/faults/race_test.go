@@ -83,6 +83,7 @@ func raceInC(t *testing.T, w *world, seed uint64, calls, mode int) {
 		t.Fatalf("it ended (%v) without a report", p.state)
 	}
 	each := time.Duration(r.NS) / time.Duration(max(r.Calls, 1))
+	t.Logf("figure: race.calls = %d", r.Calls)
 	t.Logf("%d calls, %v each: %d right, %d deadlines, %d cancelled; %d rests of a closed buffer; longest wait %v", r.Calls, each,
 		r.OK, r.Deadline, r.Cancelled, r.Closed, time.Duration(r.LongestNS).Round(time.Microsecond))
 	if least := uint64(calls) / 200; r.Calls < uint64(calls) || r.OK < least || r.Deadline < least || r.Cancelled < least || r.Closed < least {

@@ -76,6 +76,8 @@ func TestJobsFollowIdleNodes(t *testing.T) {
 	}
 	judge(t, "a job's extra wait because of executors", waits, 1500*time.Millisecond)
 	judge(t, "from a node's last job's end to its executor in the list", backs, 3*time.Second)
+	t.Logf("figure: slurm.extra_wait_p95_s = %.3f s", percentile(waits, 95).Seconds())
+	t.Logf("figure: slurm.idle_to_board_p95_s = %.3f s", percentile(backs, 95).Seconds())
 	c.checkLoad(load, *roundsFlag)
 	c.checkRecords(2 * *roundsFlag)
 }

@@ -1,0 +1,177 @@
+// Package others measures what people would use instead of rfaas, on this machine and in the same minutes: ping-pongs of
+// MPI_Send and MPI_Recv (OpenMPI, MPICH), UCX active messages, unary gRPC in Go and HTTP with keep-alive. Each is optional:
+// what cannot run is a result that says why.
+//
+// Beside every batch stands the bare ping-pong of as many bytes, and its ratio is to that, as rfaas's own is.
+package others
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+)
+
+// Names of what can be measured, as Config.Only takes them.
+var Names = []string{"openmpi", "mpich", "ucx", "grpc-unix", "grpc-tcp", "http"}
+
+// Config says what to measure. Latency is mandatory: provider, payloads, pairs, peer and CPUs are its.
+type Config struct {
+	Latency latency.Config
+	Only    []string // some of Names; nil: all
+	MPI     string   // path of the ping-pong without the MPI's name: build/bench/pingpong
+	Self    []string // command line that runs Serve: rfaas bench echo-server
+	Rounds  int      // round trips of a batch; 0: 5000
+}
+
+// other is one alternative.
+type other interface {
+	// start makes it ready. The error says why it is skipped.
+	start(ctx context.Context) error
+	// batch makes about n round trips of size bytes, and returns their mean and, as far as it knows them, the samples.
+	batch(ctx context.Context, size, n int) (mean float64, samples []int64, err error)
+	stop()
+	how() string
+}
+
+// Run measures all that is asked for, and hands a result for each payload to emit.
+func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) error {
+	if cfg.Only == nil {
+		cfg.Only = Names
+	}
+	for _, name := range cfg.Only {
+		if !slices.Contains(Names, name) {
+			return fmt.Errorf("%q is none of %s", name, strings.Join(Names, ", "))
+		}
+	}
+	if err := cfg.Latency.Validate(); err != nil {
+		return err
+	}
+	if cfg.Rounds == 0 {
+		cfg.Rounds = 5000
+	}
+	floor, err := latency.OpenFloor(cfg.Latency)
+	if err != nil {
+		return err
+	}
+	defer floor.Close()
+	for _, name := range cfg.Only {
+		if err := one(ctx, &cfg, name, floor, emit); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (c *Config) make(name string) other {
+	client, peer := c.Latency.CPUs[0], c.Latency.CPUs[1]
+	verbs := c.Latency.Provider == "verbs"
+	switch name {
+	case "openmpi", "mpich":
+		return &mpi{name: name, program: c.MPI + "." + name, cpus: fmt.Sprintf("%d,%d", client, peer), verbs: verbs, sizes: c.Latency.Payloads}
+	case "ucx":
+		return &ucx{client: client, peer: peer, verbs: verbs}
+	}
+	return &server{kind: name, command: c.Self, verbs: verbs}
+}
+
+// one measures one alternative with all payloads.
+func one(ctx context.Context, cfg *Config, name string, floor *latency.Floor, emit func(*latency.Result) error) error {
+	o := cfg.make(name)
+	blank := func(size int) *latency.Result {
+		r := &latency.Result{Name: "other", Provider: name, Client: "c", Mode: "hot", Function: "echo", Buffers: latency.BuffersCopied, Payload: size, Depth: 1}
+		if _, isServer := o.(*server); isServer {
+			r.Client, r.Mode = "go", "blocking"
+		}
+		if cfg.Latency.Provider != "shm" {
+			r.Provider += " on " + cfg.Latency.Provider
+		}
+		r.CPUClient, r.CPUPeer = floor.CPUs()
+		return r
+	}
+	skip := func(why error) error {
+		r := blank(cfg.Latency.Payloads[0])
+		latency.Start(r)()
+		(&latency.Paired{}).Fill(r, "")
+		r.Skipped = strings.Join(strings.Fields(why.Error()), " ")
+		return emit(r)
+	}
+	defer o.stop()
+	if err := o.start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return skip(err)
+	}
+	bounded, cancel := context.WithTimeout(ctx, cfg.Latency.Duration*time.Duration(len(cfg.Latency.Payloads)))
+	defer cancel()
+	for _, size := range cfg.Latency.Payloads {
+		r := blank(size)
+		p, err := measure(bounded, cfg, r, o, floor)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return skip(err)
+		}
+		p.Fill(r, floor.PingPong().String())
+		r.Complete = r.Pairs >= cfg.Latency.Pairs
+		r.Method = o.how() + fmt.Sprintf("; up to %d batches, each beside bare ping-pongs and between calibrations", cfg.Latency.Pairs)
+		if err := emit(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure makes the pairs of one payload.
+func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor *latency.Floor) (*latency.Paired, error) {
+	defer latency.Start(r)()
+	var p latency.Paired
+	n := cfg.Rounds
+	if r.Payload > 16<<10 {
+		n = max(n/20, 20)
+	}
+	bare := make([]int64, min(n, 1000))
+	began := time.Now()
+	for pair := 0; pair < cfg.Latency.Pairs && time.Since(began) < cfg.Latency.Duration; pair++ {
+		before, err := floor.Calibrate()
+		if err != nil {
+			return nil, err
+		}
+		base, err := floor.Batch(floor.PingPong(), r.Payload, len(bare), bare)
+		if err != nil {
+			return nil, err
+		}
+		mean, samples, err := o.batch(ctx, r.Payload, n)
+		if err != nil {
+			return nil, err
+		}
+		after, err := floor.Calibrate()
+		if err != nil {
+			return nil, err
+		}
+		p.Samples.Add(samples...) // also of a pair that does not count: the machine moves, they are as they are
+		p.FloorSamples.Add(bare...)
+		p.Add(mean, base, before, after)
+		r.BatchCalls = max(len(samples), r.BatchCalls)
+		cfg.Latency.Progress(fmt.Sprintf("%s %d B: %d of %d pairs", r.Provider, r.Payload, p.Len(), cfg.Latency.Pairs))
+	}
+	return &p, nil
+}
+
+// lookup says which program is missing, and what brings it.
+func lookup(program, from string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return "", fmt.Errorf("no %s here (Debian: %s)", program, from)
+	}
+	return path, nil
+}
+
+var errVerbs = errors.New("not on verbs: it knows shared memory and TCP only")

@@ -1,0 +1,119 @@
+package others
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// TestMain is also the server that the tests start.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "echo-server" {
+		if err := Serve(os.Args[2], os.Stdin, os.Stdout); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func config(only ...string) Config {
+	self, _ := os.Executable()
+	mpi, _ := filepath.Abs("../../build/bench/pingpong")
+	return Config{Only: only, Rounds: 50, Self: []string{self, "echo-server"}, MPI: mpi,
+		Latency: latency.Config{Provider: "shm", Device: dataplane.Options{GIDIndex: -1}, Clients: []string{"c"},
+			Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8, 100_000}, Pairs: 2, Duration: 20 * time.Second}}
+}
+
+// All that is here gives figures, and what is not says why.
+func TestRun(t *testing.T) {
+	seen := map[string]int{}
+	err := Run(t.Context(), config(), func(r *latency.Result) error {
+		seen[r.Provider]++
+		t.Logf("%s: p50 %d ns, ratio %v, %d pairs, skipped: %q", r.Key(), r.P50NS, r.Ratio, r.Pairs, r.Skipped)
+		if r.Skipped == "" && (r.P50NS <= 0 || r.MaxNS < r.P50NS || r.Samples == 0) {
+			t.Errorf("%s: %+v", r.Key(), r)
+		}
+		if r.Skipped != "" && r.Client == "go" {
+			t.Errorf("%s was skipped: %s", r.Provider, r.Skipped)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range Names {
+		if seen[name] == 0 {
+			t.Errorf("nothing is said of %s", name)
+		}
+	}
+}
+
+func TestMissingProgramIsSaid(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	var got []string
+	if err := Run(t.Context(), config("ucx", "mpich"), func(r *latency.Result) error { got = append(got, r.Skipped); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || !strings.Contains(got[0], "ucx-utils") || !strings.Contains(got[1], "mpirun.mpich") {
+		t.Errorf("skipped: %q", got)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	if err := Run(t.Context(), config("carrier"), nil); err == nil || !strings.Contains(err.Error(), `"carrier"`) {
+		t.Errorf("%v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Run(ctx, config("http"), func(*latency.Result) error { return nil }); err == nil {
+		t.Error("a cancelled run ends well")
+	}
+}
+
+func TestParse(t *testing.T) {
+	mean, samples, err := parsePingPong("noise\n8 1 2 3\n64 10 20\n", 64)
+	if err != nil || mean != 15 || !slices.Equal(samples, []int64{10, 20}) {
+		t.Errorf("%v %v %v", mean, samples, err)
+	}
+	for _, bad := range []string{"", "8 1 2", "64 x"} {
+		if _, _, err := parsePingPong(bad, 64); err == nil {
+			t.Errorf("%q is read", bad)
+		}
+	}
+	mean, samples, err = parsePerftest("iterations,50.0_percentile_lat,avg_lat\n 200,0.5,0.75,1\n", 3)
+	if err != nil || mean != 1500 || !slices.Equal(samples, []int64{1000, 1000, 1000}) {
+		t.Errorf("%v %v %v", mean, samples, err)
+	}
+	for _, bad := range []string{"", "connection refused", "1,x,2"} {
+		if _, _, err := parsePerftest(bad, 3); err == nil {
+			t.Errorf("%q is read", bad)
+		}
+	}
+}
+
+// The server ends when whoever started it is gone.
+func TestServeEndsWithItsInput(t *testing.T) {
+	in, stop := io.Pipe()
+	out, said := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- Serve("http", in, said) }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, "127.0.0.1:") {
+		t.Errorf("it says %q, %v", line, err)
+	}
+	_ = stop.Close()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("it goes on")
+	}
+}

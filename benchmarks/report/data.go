@@ -1,0 +1,207 @@
+// Package report makes one report of what a run of the benchmarks left behind: tables, plots, and how each promise stands.
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+)
+
+// Start is a result of `rfaas bench cold`.
+type Start struct {
+	Provider, Mode     string
+	Samples            int
+	P50, P90, P99, Max float64 // ns
+	FirstContact       float64
+	Steps              []Step // medians
+	Load               float64
+}
+
+// Step is a part of a start.
+type Step struct {
+	Name string
+	NS   float64
+}
+
+// Figure is what a test printed as `figure: NAME = VALUE UNIT`.
+type Figure struct {
+	Name  string
+	Value float64
+	Unit  string
+}
+
+// Data is everything that a run left behind.
+type Data struct {
+	Results []*latency.Result
+	Starts  []Start
+	Figures []Figure
+	Notes   []string // what was not measured, and why
+	Machine []string // lines about the machine
+}
+
+// stepOrder is in which order the steps of a start happen; others follow by name.
+var stepOrder = []string{"control", "fork", "sandbox", "connect", "code", "first_call"}
+
+// Read reads a directory: *.jsonl are results, *.log is what tests printed, machine.txt and notes.txt are lines.
+func Read(dir string) (*Data, error) {
+	var d Data
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		switch filepath.Ext(e.Name()) {
+		case ".jsonl":
+			if err := d.addResults(text); err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+		case ".log":
+			d.Figures = append(d.Figures, ParseFigures(string(text))...)
+		}
+	}
+	for name, into := range map[string]*[]string{"machine.txt": &d.Machine, "notes.txt": &d.Notes} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			*into = append(*into, strings.TrimSpace(line))
+		}
+	}
+	return &d, nil
+}
+
+func (d *Data) addResults(text []byte) error {
+	for i, line := range bytes.Split(text, []byte("\n")) {
+		if !bytes.HasPrefix(bytes.TrimSpace(line), []byte("{")) {
+			continue
+		}
+		var kind struct {
+			Name string `json:"name"`
+		}
+		if err := json.Unmarshal(line, &kind); err != nil {
+			return fmt.Errorf("line %d: %w", i+1, err)
+		}
+		if kind.Name == "start" {
+			s, err := parseStart(line)
+			if err != nil {
+				return fmt.Errorf("line %d: %w", i+1, err)
+			}
+			d.Starts = append(d.Starts, s)
+			continue
+		}
+		rs, err := latency.ReadJSON(bytes.NewReader(line))
+		if err != nil {
+			return fmt.Errorf("line %d: %w", i+1, err)
+		}
+		d.Results = append(d.Results, rs...)
+	}
+	return nil
+}
+
+// parseStart takes every step that a start has, also those that came later than this program.
+func parseStart(line []byte) (Start, error) {
+	var all map[string]any
+	if err := json.Unmarshal(line, &all); err != nil {
+		return Start{}, err
+	}
+	number := func(name string) float64 { n, _ := all[name].(float64); return n }
+	text := func(name string) string { s, _ := all[name].(string); return s }
+	s := Start{Provider: text("provider"), Mode: text("mode"), Samples: int(number("samples")), P50: number("p50_ns"), P90: number("p90_ns"),
+		P99: number("p99_ns"), Max: number("max_ns"), FirstContact: number("first_contact_ns"), Load: number("load_avg")}
+	for name := range all {
+		step, is := strings.CutSuffix(name, "_ns")
+		if _, number := all[name].(float64); !is || !number || slices.Contains([]string{"p50", "p90", "p99", "p999", "max", "first_contact", "release", "mean", "floor_p50"}, step) {
+			continue
+		}
+		s.Steps = append(s.Steps, Step{step, number(name)})
+	}
+	rank := func(name string) int {
+		if i := slices.Index(stepOrder, name); i >= 0 {
+			return i
+		}
+		return len(stepOrder)
+	}
+	slices.SortFunc(s.Steps, func(a, b Step) int {
+		if r := rank(a.Name) - rank(b.Name); r != 0 {
+			return r
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return s, nil
+}
+
+var figureLine = regexp.MustCompile(`figure: ([A-Za-z0-9._-]+) = (-?[0-9.]+(?:[eE][-+]?[0-9]+)?) ?([^\s]*)`)
+
+// ParseFigures finds the figures in what tests printed. Of several with one name the last counts.
+func ParseFigures(text string) []Figure {
+	var out []Figure
+	for _, m := range figureLine.FindAllStringSubmatch(text, -1) {
+		v, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			continue
+		}
+		f := Figure{m[1], v, m[3]}
+		if i := slices.IndexFunc(out, func(o Figure) bool { return o.Name == f.Name }); i >= 0 {
+			out[i] = f
+		} else {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// result is the last one that matches, or nil.
+func (d *Data) result(match func(*latency.Result) bool) *latency.Result {
+	for _, r := range slices.Backward(d.Results) {
+		if r.Skipped == "" && match(r) {
+			return r
+		}
+	}
+	return nil
+}
+
+func (d *Data) call(provider, client, mode string, payload, depth int) *latency.Result {
+	return d.result(func(r *latency.Result) bool {
+		return r.Name == "latency" && r.Provider == provider && r.Client == client && r.Mode == mode && r.Payload == payload && r.Depth == depth
+	})
+}
+
+func (d *Data) start(provider, mode string) *Start {
+	for i := range slices.Backward(d.Starts) {
+		if s := &d.Starts[i]; s.Provider == provider && s.Mode == mode {
+			return s
+		}
+	}
+	return nil
+}
+
+func (d *Data) control(provider, function string) *latency.Result {
+	return d.result(func(r *latency.Result) bool {
+		return r.Name == "control" && r.Provider == provider && r.Function == function
+	})
+}
+
+func (d *Data) figure(name string) (float64, bool) {
+	for _, f := range slices.Backward(d.Figures) {
+		if f.Name == name {
+			return f.Value, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,222 @@
+package report
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+)
+
+// Promise is a line that we claim, its bound, and where the measured value comes from.
+type Promise struct {
+	Room  string // what it is about
+	Line  string
+	Bound float64
+	Least bool // the bound is a lower one
+	Unit  string
+	Soak  bool // only make soak measures it
+	// of returns the value; false: it was not measured.
+	of func(*Data) (float64, bool)
+}
+
+// Verdict is a promise held against what was measured.
+type Verdict struct {
+	Promise
+	Value    float64
+	Measured bool
+}
+
+// Met says whether it holds.
+func (v Verdict) Met() bool {
+	if v.Least {
+		return v.Measured && v.Value >= v.Bound
+	}
+	return v.Measured && v.Value <= v.Bound
+}
+
+func (v Verdict) bound() string {
+	sign := "<="
+	if v.Least {
+		sign = ">="
+	}
+	return sign + " " + number(v.Bound) + unit(v.Unit)
+}
+
+func (v Verdict) value() string {
+	if !v.Measured {
+		return "-"
+	}
+	return number(v.Value) + unit(v.Unit)
+}
+
+func (v Verdict) verdict() string {
+	switch {
+	case !v.Measured && v.Soak:
+		return "make soak"
+	case !v.Measured:
+		return "not measured"
+	case v.Met():
+		return "met"
+	}
+	return "NOT MET"
+}
+
+func unit(u string) string {
+	if u == "" {
+		return ""
+	}
+	return " " + u
+}
+
+// number is v with three digits, whole from a thousand on.
+func number(v float64) string {
+	if math.Abs(v) >= 1000 {
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(v, 'g', 3, 64)
+}
+
+func value(n latency.Number) (float64, bool) { return float64(n), !math.IsNaN(float64(n)) && n != 0 }
+
+// ratio is that of a call.
+func ratio(provider, client, mode string, payload, depth int) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		if r := d.call(provider, client, mode, payload, depth); r != nil {
+			return value(r.Ratio)
+		}
+		return 0, false
+	}
+}
+
+func payloadOnly(payload int) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		if r := d.call("verbs", "c", "hot", payload, 1); r != nil {
+			return value(r.RatioPayloadOnly)
+		}
+		return 0, false
+	}
+}
+
+func goOverC(d *Data) (float64, bool) {
+	if r := d.call("shm", "go", "hot", 8, 1); r != nil {
+		return value(r.GoOverC)
+	}
+	return 0, false
+}
+
+func start(provider, mode string, per float64) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		if s := d.start(provider, mode); s != nil {
+			return s.P50 / per, s.P50 > 0
+		}
+		return 0, false
+	}
+}
+
+// startShare is how much of a cold start the mode takes.
+func startShare(mode string) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		cold, other := d.start("verbs", "cold"), d.start("verbs", mode)
+		if cold == nil || other == nil || cold.P50 <= 0 {
+			return 0, false
+		}
+		return other.P50 / cold.P50, true
+	}
+}
+
+func controlP(provider, function string, of func(*latency.Result) float64) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) {
+		if r := d.control(provider, function); r != nil && r.Samples > 0 {
+			return of(r), true
+		}
+		return 0, false
+	}
+}
+
+func placementGrowth(d *Data) (float64, bool) {
+	small, large := d.control("shm", "placement, 10 executors"), d.control("shm", "placement, 10000 executors")
+	if small == nil || large == nil || small.P50NS == 0 {
+		return 0, false
+	}
+	return float64(large.P50NS) / float64(small.P50NS), true
+}
+
+func figure(name string) func(*Data) (float64, bool) {
+	return func(d *Data) (float64, bool) { return d.figure(name) }
+}
+
+// Promises is all that we claim in figures. This is the one place where bounds other than those of calls
+// (latency.Bounds) are written down.
+func Promises() []Promise {
+	var all []Promise
+	for _, b := range latency.Bounds {
+		line := fmt.Sprintf("%s, %s client, %s, %s, depth %d", b.Provider, b.Client, b.Mode, size(b.Payload), b.Depth)
+		switch {
+		case b.Depth > 1 && b.Ratio > 0:
+			of := ratio(b.Provider, b.Client, b.Mode.String(), b.Payload, b.Depth)
+			all = append(all, Promise{Room: "Calls", Line: line + ": share of the bare rings' rate", Bound: 1 / b.Ratio, Least: true,
+				of: func(d *Data) (float64, bool) { r, ok := of(d); return 1 / r, ok }})
+		case b.Ratio > 0:
+			all = append(all, Promise{Room: "Calls", Line: line + ": ratio to the floor", Bound: b.Ratio,
+				of: ratio(b.Provider, b.Client, b.Mode.String(), b.Payload, b.Depth)})
+		}
+		if b.PayloadOnly > 0 {
+			all = append(all, Promise{Room: "Calls", Line: line + ": ratio to the bare payload (the first rFaaS)", Bound: b.PayloadOnly, of: payloadOnly(b.Payload)})
+		}
+		if b.GoOverC > 0 {
+			all = append(all, Promise{Room: "Calls", Line: "Go client over the C client, " + size(b.Payload), Bound: b.GoOverC, Unit: "ns", of: goOverC})
+		}
+	}
+	ms := func(r *latency.Result) float64 { return float64(r.P99NS) / 1e6 }
+	return append(all, []Promise{
+		{Room: "Calls", Line: "allocations of a call from Go", Bound: 0, of: figure("go.call.allocations")},
+		{Room: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold", 1e6)},
+		{Room: "Starts", Line: "shm, lease to first result, warm, p50", Bound: 1, Unit: "ms", of: start("shm", "warm", 1e6)},
+		{Room: "Starts", Line: "shm, lease to first result, cached, p50", Bound: 0.5, Unit: "ms", of: start("shm", "cached", 1e6)},
+		{Room: "Starts", Line: "verbs, lease to first result, cold, p50", Bound: 60, Unit: "ms", of: start("verbs", "cold", 1e6)},
+		{Room: "Starts", Line: "verbs, warm start as a share of a cold one", Bound: 0.2, of: startShare("warm")},
+		{Room: "Starts", Line: "verbs, cached start as a share of a cold one", Bound: 0.2, of: startShare("cached")},
+		{Room: "Starts", Line: "lease cycles of 8 clients, exact capacity at the end", Bound: 10_000, Least: true, of: figure("leases.cycles")},
+		{Room: "Starts", Line: "drain under load: end of the executor after the grace", Bound: 0.5, Unit: "s", of: figure("drain.after_grace_s")},
+		{Room: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
+		{Room: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
+		{Room: "Resource manager", Line: "a change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: controlP("shm", "change told to 1000 subscribers", ms)},
+		{Room: "Resource manager", Line: "charges of 4 processes, manager killed meanwhile, exact", Bound: 10e6, Least: true, Soak: true, of: figure("charges.exact")},
+		{Room: "Resource manager", Line: "kills of the manager during these charges", Bound: 20, Least: true, Soak: true, of: figure("charges.kills")},
+		{Room: "Resource manager", Line: "what charging adds to a call", Bound: 5, Unit: "ns", of: figure("charging.call_ns")},
+		{Room: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", of: figure("library.over_channel_ns")},
+		{Room: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, of: figure("map.1us")},
+		{Room: "Client library", Line: "rfaas_map, functions of 100 us: share of the ideal rate", Bound: 0.9, Least: true, of: figure("map.100us")},
+		{Room: "Client library", Line: "second lease on a cached connection: share of the first's control time", Bound: 0.5, of: figure("cached.control_share")},
+		{Room: "Client library", Line: "executor killed: longest gap between results beyond detection, p95", Bound: 50, Unit: "ms", Soak: true, of: figure("failover.gap_p95_ms")},
+		{Room: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, Soak: true, of: figure("kills")},
+		{Room: "Faults", Line: "calls with random cancels and deadlines, buffers intact", Bound: 1e6, Least: true, Soak: true, of: figure("race.calls")},
+		{Room: "Slurm", Line: "a job's extra wait because of executors, p95", Bound: 1.5, Unit: "s", Soak: true, of: figure("slurm.extra_wait_p95_s")},
+		{Room: "Slurm", Line: "from idle to a line on the board, p95", Bound: 3, Unit: "s", Soak: true, of: figure("slurm.idle_to_board_p95_s")},
+		{Room: "Slurm", Line: "a day of idle gaps replayed: share covered of gaps over a minute", Bound: 90, Least: true, Unit: "%", of: figure("slurm.replay_covered")},
+	}...)
+}
+
+// Judge holds the data against every promise.
+func Judge(d *Data) []Verdict {
+	var out []Verdict
+	for _, p := range Promises() {
+		v := Verdict{Promise: p}
+		v.Value, v.Measured = p.of(d)
+		v.Measured = v.Measured && !math.IsNaN(v.Value) && !math.IsInf(v.Value, 0)
+		out = append(out, v)
+	}
+	return out
+}
+
+// size is bytes for people.
+func size(n int) string {
+	switch {
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return strconv.Itoa(n>>20) + " MiB"
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return strconv.Itoa(n>>10) + " KiB"
+	}
+	return strconv.Itoa(n) + " B"
+}

@@ -1,0 +1,188 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+)
+
+// results of all that the table and the promises need; the ratios of calls are as given.
+func results(ratio float64) []*latency.Result {
+	var out []*latency.Result
+	add := func(r latency.Result) {
+		var p latency.Paired
+		for i := range 9 {
+			p.Samples.Add(int64(100 + 10*i))
+			p.FloorSamples.Add(100)
+			p.Add(100*ratio, 100, 50, 51)
+		}
+		p.Fill(&r, "ping-pong")
+		r.Complete = true
+		out = append(out, &r)
+	}
+	for _, row := range headlineRows {
+		add(latency.Result{Name: "latency", Provider: row.provider, Client: "c", Mode: row.mode, Function: "echo", Payload: row.payload, Depth: 1})
+	}
+	add(latency.Result{Name: "latency", Provider: "shm", Client: "c", Mode: "hot", Function: "echo", Payload: 4096, Depth: 4})
+	add(latency.Result{Name: "other", Provider: "http", Client: "go", Payload: 8})
+	for n, name := range []string{"placement, 10 executors", "placement, 10000 executors", "heartbeat by write", "heartbeat by message", "charge, 8 counters"} {
+		add(latency.Result{Name: "control", Provider: "shm", Function: name, Payload: n})
+	}
+	for _, n := range []int{100, 300, 1000} {
+		add(latency.Result{Name: "control", Provider: "shm", Function: fmt.Sprintf("change told to %d subscribers", n), Clients: n})
+	}
+	add(latency.Result{Name: "scaling", Provider: "shm", Function: "spin 1ms", Workers: 2, Clients: 1})
+	skipped := latency.Result{Name: "other", Provider: "ucx", Skipped: "no ucx_perftest here"}
+	return append(out, &skipped)
+}
+
+const startLine = `{"name":"start","provider":"shm","mode":"cold","samples":200,"p50_ns":4000000,"p90_ns":5e6,"p99_ns":6e6,"max_ns":7e6,` +
+	`"first_call_ns":1000,"control_ns":2000000,"new_step_ns":500,"fork_ns":900000,"release_ns":5,"first_contact_ns":9e6,"load_avg":1.5}`
+
+func written(t *testing.T, ratio float64) string {
+	t.Helper()
+	dir := t.TempDir()
+	var text bytes.Buffer
+	if err := latency.WriteJSON(&text, results(ratio)...); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(&text, "some progress\n"+startLine)
+	for name, content := range map[string]string{"a.jsonl": text.String(), "tests.log": "=== RUN\n    x_test.go:3: figure: leases.cycles = 10000\n figure: drain.after_grace_s = -9.5 s\n",
+		"machine.txt": "2 CPUs, emulated\n", "notes.txt": "verbs: failed\n", "other.tmp": "{broken"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestReport(t *testing.T) {
+	d, err := Read(written(t, 1.1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	if err := Write(d, out); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(out, "report.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| shm, c client, hot, 8 B, depth 1: ratio to the floor | <= 1.25 | 1.1 | met |", "2 CPUs, emulated", "verbs: failed",
+		"ucx was skipped: no ucx_perftest here", "| 4 ms | met |", "exact capacity at the end | >= 10000 | 10000 | met |", "-9.5 s | met |", "make soak",
+		"control 2000, fork 900, first call 1, new step 0.5", "![", "## Scale, by model", "not measured"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the report does not say %q", want)
+		}
+	}
+	for _, file := range []string{"latency-shm.png", "latency-verbs.png", "cdf-shm.png", "bandwidth.png", "scaling.png", "starts.png"} {
+		if b, err := os.ReadFile(filepath.Join(out, file)); err != nil || !bytes.HasPrefix(b, []byte("\x89PNG")) {
+			t.Errorf("%s: %d bytes, %v", file, len(b), err)
+		}
+	}
+	if csv, err := os.ReadFile(filepath.Join(out, "results.csv")); err != nil || bytes.Count(csv, []byte("\n")) != 1+len(d.Results) {
+		t.Errorf("CSV: %v\n%s", err, csv)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	for ratio, want := range map[float64]bool{1.05: true, 1.3: false} {
+		d := &Data{Results: results(ratio)}
+		n := 0
+		for _, v := range Judge(d) {
+			if v.Room == "Calls" && v.Measured {
+				n++
+				if v.Met() != want {
+					t.Errorf("%s: %v is met: %v", v.Line, v.Value, v.Met())
+				}
+			}
+			if !v.Measured && (v.Met() || v.verdict() == "met") {
+				t.Errorf("%s is met without a measurement", v.Line)
+			}
+		}
+		if n != 8 {
+			t.Errorf("%d promises on calls were judged", n)
+		}
+	}
+	names := map[string]bool{}
+	for _, p := range Promises() {
+		if names[p.Line] {
+			t.Errorf("%s is there twice", p.Line)
+		}
+		names[p.Line] = true
+	}
+	unknown := &Data{Results: results(math.NaN())}
+	for _, v := range Judge(unknown) {
+		if v.Room == "Calls" && v.Measured {
+			t.Errorf("%s: an unknown ratio was judged", v.Line)
+		}
+	}
+}
+
+func TestFigures(t *testing.T) {
+	got := ParseFigures("figure: a.b = 1 ns\nfigure: c = x\n x.go:1: figure: c-d = -2.5e3 %\nfigure: a.b = 3 ns\n")
+	if len(got) != 2 || got[0] != (Figure{"a.b", 3, "ns"}) || got[1] != (Figure{"c-d", -2500, "%"}) {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "x.jsonl"), []byte("{\"name\":\"latency\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "x.jsonl: line 1") {
+		t.Errorf("%v", err)
+	}
+	if _, err := Read("/nowhere"); err == nil {
+		t.Error("a directory that is not there was read")
+	}
+}
+
+func TestHeadline(t *testing.T) {
+	dir := written(t, 1.1)
+	d, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme := filepath.Join(dir, "README.md")
+	write := func(text string) {
+		if err := os.WriteFile(readme, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# no table\n")
+	if err := Headline(d, dir, readme); err == nil || !strings.Contains(err.Error(), "begin") {
+		t.Errorf("a README without a place for it: %v", err)
+	}
+	write("before\n" + headlineBegin + "old\n" + headlineEnd + "after\n")
+	if err := CheckHeadline(d, dir, readme); err == nil {
+		t.Error("an old table passes")
+	}
+	if err := Headline(d, dir, readme); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckHeadline(d, dir, readme); err != nil {
+		t.Errorf("what was just written: %v", err)
+	}
+	text, _ := os.ReadFile(readme)
+	if s := string(text); !strings.HasPrefix(s, "before\n") || !strings.HasSuffix(s, "after\n") || strings.Contains(s, "old") ||
+		!strings.Contains(s, "| shared memory, 64 KiB | 0.14 us |") || !strings.Contains(s, "HTTP in Go") || !strings.Contains(s, "(latency-shm.png)") {
+		t.Errorf("README:\n%s", s)
+	}
+	write(strings.Replace(string(text), "1.1 |", "1.0 |", 1))
+	if err := CheckHeadline(d, dir, readme); err == nil {
+		t.Error("an embellished table passes")
+	}
+	d.Results = d.Results[1:]
+	if _, err := HeadlineTable(d, dir); err == nil || !strings.Contains(err.Error(), "shm, hot, 8 B") {
+		t.Errorf("a missing result: %v", err)
+	}
+}

@@ -1,0 +1,225 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/benchmarks/control"
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+	"github.com/rfaas-go/rfaas/benchmarks/others"
+	"github.com/rfaas-go/rfaas/benchmarks/report"
+	"github.com/rfaas-go/rfaas/benchmarks/scaling"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// beside is the path of something that make build leaves, relative to this program's directory.
+func beside(path ...string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find the programs beside this one: %w", err)
+	}
+	return filepath.Join(append([]string{filepath.Dir(self)}, path...)...), nil
+}
+
+func newBenchBandwidth(a *app) *cobra.Command {
+	var b benchFlags
+	c := &cobra.Command{
+		Use:   "bandwidth",
+		Short: "Bytes a second of calls in flight, beside bare ones",
+		Long: `Bytes a second of calls in flight: as latency does it, with large payloads and a depth. bytes_per_s is one way; as many
+bytes come back at the same time.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			b.clients, b.modes = []string{latency.ClientC}, []string{"hot"}
+			if err := b.complete(a); err != nil {
+				return a.badUsage(err)
+			}
+			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
+				return latency.Run(c.Context(), b.cfg, emit)
+			})
+		},
+	}
+	b.common(c)
+	c.Flags().StringSliceVar(&b.payloads, "payload", []string{"4KiB", "64KiB", "1MiB", "4MiB"}, "bytes there, and as many back")
+	c.Flags().IntVar(&b.cfg.Depth, "depth", 4, "calls in flight")
+	return c
+}
+
+func newBenchOthers(a *app) *cobra.Command {
+	var b benchFlags
+	var cfg others.Config
+	c := &cobra.Command{
+		Use:   "others",
+		Short: "What people would use instead, on this machine, beside the same floor",
+		Long: `What people would use instead, on this machine, beside the same floor: MPI_Send and MPI_Recv, UCX, unary gRPC in Go, HTTP
+with keep-alive. What is not here is skipped, and the output says why.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			b.clients, b.modes = []string{latency.ClientC}, []string{"warm"}
+			if err := b.complete(a); err != nil {
+				return a.badUsage(err)
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			if cfg.MPI == "" {
+				if cfg.MPI, err = beside("..", "build", "bench", "pingpong"); err != nil {
+					return err
+				}
+			}
+			cfg.Latency, cfg.Self = b.cfg, []string{self, "bench", "echo-server"}
+			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
+				return others.Run(c.Context(), cfg, emit)
+			})
+		},
+	}
+	b.common(c)
+	f := c.Flags()
+	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
+	f.StringSliceVar(&cfg.Only, "only", others.Names, "which")
+	f.StringVar(&cfg.MPI, "mpi-program", "", "path of the MPI ping-pongs without .openmpi and .mpich (default: ../build/bench/pingpong beside this program)")
+	for name, value := range map[string]string{"pairs": "5"} {
+		f.Lookup(name).DefValue = value
+		_ = f.Set(name, value)
+	}
+	return c
+}
+
+// newEchoServer is the other side of gRPC and HTTP in others.
+func newEchoServer(a *app) *cobra.Command {
+	return &cobra.Command{Use: "echo-server KIND", Hidden: true, Args: cobra.ExactArgs(1), RunE: func(_ *cobra.Command, args []string) error {
+		return others.Serve(args[0], os.Stdin, a.Stdout)
+	}}
+}
+
+func newBenchControl(a *app) *cobra.Command {
+	var b benchFlags
+	var cfg control.Config
+	c := &cobra.Command{
+		Use:   "control",
+		Short: "Placement, notifications, charges and heartbeats, beside bare reads and fetch-and-adds",
+		Long: `Placement, notifications, charges and heartbeats, beside bare reads and fetch-and-adds. Resource managers of its own are
+started, with simulated executors on their boards. Leases are what rfaas bench cold measures.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"64"}
+			if err := b.complete(a); err != nil {
+				return a.badUsage(err)
+			}
+			if cfg.Manager == "" {
+				if cfg.Manager, err = beside("resource-manager"); err != nil {
+					return err
+				}
+			}
+			cfg.Latency = b.cfg
+			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
+				return control.Run(c.Context(), cfg, emit)
+			})
+		},
+	}
+	b.common(c)
+	f := c.Flags()
+	f.StringVar(&cfg.Manager, "manager-program", "", "path of the resource manager (default: beside this program)")
+	f.IntSliceVar(&cfg.Executors, "executors", []int{10, 10_000}, "simulated executors on the boards that are compared")
+	f.IntSliceVar(&cfg.Subscribers, "subscribers", []int{100, 300, 1000}, "mailboxes that get a change")
+	f.IntVar(&cfg.Batch, "operations", 200, "operations of a batch")
+	return c
+}
+
+func newBenchScaling(a *app) *cobra.Command {
+	var cfg scaling.Config
+	var out output
+	var provider string
+	c := &cobra.Command{
+		Use:   "scaling",
+		Short: "Calls a second with 1 to n workers and clients, beside as many threads without calls",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if err := out.check(); err != nil {
+				return a.badUsage(err)
+			}
+			if provider != dataplane.SHM && provider != dataplane.Verbs {
+				return a.badUsage(fmt.Errorf("provider %q (shm, verbs)", provider))
+			}
+			if cfg.Max < 0 || cfg.Max > 1024 || cfg.Pairs < 1 {
+				return a.badUsage(fmt.Errorf("up to %d workers, %d pairs: want 1 to 1024, and a pair at least", cfg.Max, cfg.Pairs))
+			}
+			if cfg.Executor == "" {
+				if cfg.Executor, err = beside("executor"); err != nil {
+					return err
+				}
+			}
+			if cfg.Library == "" {
+				if cfg.Library, err = beside("..", "build", "functions", "echo.so"); err != nil {
+					return err
+				}
+			}
+			dir, err := os.MkdirTemp("", "rfaas-bench")
+			if err != nil {
+				return err
+			}
+			defer os.RemoveAll(dir)
+			cfg.Provider, cfg.Secret, cfg.Progress = provider, filepath.Join(dir, "secret"), a.progress()
+			return a.emitResults(&out, func(emit func(*latency.Result) error) error {
+				return scaling.Run(c.Context(), cfg, emit)
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&provider, "provider", dataplane.SHM, "shm or verbs")
+	f.IntVar(&cfg.Max, "max", 0, "workers and clients at most (default: the CPUs, at least 2)")
+	f.IntVar(&cfg.Pairs, "pairs", 7, "pairs of floor and measurement for each result")
+	f.DurationVar(&cfg.Batch, "batch", 100*time.Millisecond, "length of a batch")
+	f.StringVar(&cfg.Library, "library", "", "library with the function spin (default: ../build/functions/echo.so beside this program)")
+	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
+	out.flags(c)
+	return c
+}
+
+func newBenchReport(a *app) *cobra.Command {
+	var out, headline string
+	var check bool
+	c := &cobra.Command{
+		Use:   "report DIRECTORY",
+		Short: "One report of a directory of results: tables, plots, promises",
+		Long: `One report of a directory of results (*.jsonl from bench --json, *.log with figures that tests printed, machine.txt,
+notes.txt): report.md, results.csv and plots in the directory --out.
+
+With --readme the table and the plot of a README are made from it instead; --check only says whether they are up to date.`,
+		Example: "  rfaas bench report --out build/bench build/bench/results\n  rfaas bench report --readme README.md benchmarks/headline",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			d, err := report.Read(args[0])
+			if err != nil {
+				return err
+			}
+			if len(d.Results)+len(d.Starts) == 0 {
+				return fmt.Errorf("%s: no results in it", args[0])
+			}
+			switch {
+			case headline != "" && check:
+				return report.CheckHeadline(d, args[0], headline)
+			case headline != "":
+				return report.Headline(d, args[0], headline)
+			case check:
+				return a.badUsage(errors.New("--check goes with --readme"))
+			}
+			if err := report.Write(d, out); err != nil {
+				return err
+			}
+			fmt.Fprintln(a.Stdout, filepath.Join(out, "report.md"))
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&out, "out", ".", "directory of the report")
+	f.StringVar(&headline, "readme", "", "README whose table and plot are made from it")
+	f.BoolVar(&check, "check", false, "with --readme: change nothing, and fail if something would")
+	return c
+}
