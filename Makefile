@@ -348,6 +348,13 @@ test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name sp
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster
 
+# Bounds are ratios, and what is above its bound is measured again; a regression of half is one on any machine.
+GUARD := bin/rfaas bench guard --pairs 9 --duration 4s --repeats 5 --total 35s
+.PHONY: test-guard
+test-guard: build ## what has a bound, measured beside its floor: fails when the ratio has grown by half
+	$(Q)$(GUARD) --slack 1.5
+	$(Q)scripts/softroce/run --timeout 110 -- $(GUARD) --slack 1.3 --provider verbs
+
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check
 

@@ -416,6 +416,39 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// The better of two results counts: noise passes, and what is disturbed yields to what is not.
+func TestGuardTakesTheBetter(t *testing.T) {
+	result := func(ratio float64, pairs int) *Result {
+		r := example()
+		r.Ratio, r.Pairs = Number(ratio), pairs
+		return r
+	}
+	for name, c := range map[string]struct {
+		slack       float64
+		in          []*Result
+		best        int
+		ok, another bool
+	}{
+		"good at once":             {1, []*Result{result(1.1, 15)}, 0, true, false},
+		"noise":                    {1, []*Result{result(1.4, 15), result(1.2, 15)}, 1, true, false},
+		"a regression":             {1, []*Result{result(1.5, 15), result(1.4, 15), result(1.6, 15)}, 1, false, true},
+		"within the slack":         {1.4, []*Result{result(1.7, 15)}, 0, true, false},
+		"above the slack":          {1.4, []*Result{result(1.8, 15)}, 0, false, true},
+		"disturbed":                {1, []*Result{result(9, 2)}, 0, true, true},
+		"disturbed, then good":     {1, []*Result{result(1, 2), result(1.2, 15)}, 1, true, false},
+		"bad, then disturbed":      {1, []*Result{result(1.4, 15), result(1, 2)}, 0, false, true},
+		"disturbed, then too slow": {1, []*Result{result(1, 2), result(1.4, 15)}, 1, false, true},
+	} {
+		var g guarded
+		for _, r := range c.in {
+			g.take(r, c.slack)
+		}
+		if g.best != c.in[c.best] || g.verdict.OK() != c.ok || g.open() != c.another {
+			t.Errorf("%s: ratio %v, ok %v, open %v", name, g.best.Ratio, g.verdict.OK(), g.open())
+		}
+	}
+}
+
 func TestCompare(t *testing.T) {
 	a, b, gone, fresh, again := example(), example(), example(), example(), example()
 	b.Ratio, gone.Payload, fresh.Mode, again.Ratio = 1.1688, 5, "warm", 1.275

@@ -221,21 +221,24 @@ func (a *app) verdict(rep *latency.GuardReport) error {
 
 func newBenchGuard(a *app) *cobra.Command {
 	var b benchFlags
-	var repeats int
+	var patience latency.GuardConfig
 	c := &cobra.Command{
 		Use:   "guard",
 		Short: "Measure what has a bound, and fail when it is exceeded",
 		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
-What is above its bound is measured again, so that noise does not fail it.`,
+What is above its bound is measured again after all others, so that noise does not fail it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own
+			if patience.Slack < 1 || patience.Repeats < 1 || patience.Total < 0 {
+				return a.badUsage(fmt.Errorf("slack %g, %d repeats, %v in all: want at least 1, 1 and 0", patience.Slack, patience.Repeats, patience.Total))
+			}
 			if err := b.complete(a); err != nil {
 				return a.badUsage(err)
 			}
 			var rep *latency.GuardReport
 			err := a.emitResults(&b.output, func(emit func(*latency.Result) error) (err error) {
-				rep, err = latency.Guard(c.Context(), b.cfg, repeats, emit)
+				rep, err = latency.Guard(c.Context(), b.cfg, patience, emit)
 				return err
 			})
 			if err != nil {
@@ -245,7 +248,9 @@ What is above its bound is measured again, so that noise does not fail it.`,
 		},
 	}
 	b.common(c)
-	c.Flags().IntVar(&repeats, "repeats", 3, "how often at most each is measured")
+	c.Flags().IntVar(&patience.Repeats, "repeats", 3, "how often at most each is measured")
+	c.Flags().Float64Var(&patience.Slack, "slack", 1, "factor by which bounds may be exceeded")
+	c.Flags().DurationVar(&patience.Total, "total", 0, "nothing is measured again after that (default: no bound)")
 	return c
 }
 

@@ -37,6 +37,16 @@ func TestBenchRefuses(t *testing.T) {
 		{"latency --mode warm --peer /nowhere/peer", 1, "/nowhere/peer"},
 		{"latency --mode warm --peer /bin/false", 1, "peer"},
 		{"compare one", 2, "2 arg"},
+		{"guard --slack 0.5", 2, "slack 0.5"},
+		{"guard --repeats 0", 2, "0 repeats"},
+		{"bandwidth --payload none", 2, `"none"`},
+		{"floors --provider tcp", 2, `"tcp"`},
+		{"others --json --csv", 2, "one of them"},
+		{"others --only pigeon", 1, `"pigeon"`},
+		{"control --executors 10,-5", 1, "-5"},
+		{"scaling --max 5000", 2, "5000"},
+		{"scaling --provider tcp", 2, `"tcp"`},
+		{"report /nowhere", 1, "/nowhere"},
 		{"compare /nowhere/a /nowhere/b", 1, "/nowhere/a"},
 	} {
 		code, stdout, stderr := runBench(strings.Fields(c.args)...)
