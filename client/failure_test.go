@@ -37,6 +37,16 @@ func children(t *testing.T, pid int) (list []int) {
 	return list
 }
 
+// withoutGuards leaves out the processes that keep the sandboxes of workers.
+func withoutGuards(pids []int) (list []int) {
+	for _, pid := range pids {
+		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) != "rfaas-guard\n" {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
 // running says whether a process runs; a zombie does not.
 func running(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -61,7 +71,7 @@ func within(t *testing.T, d time.Duration, what string, cond func() bool) time.D
 // zygote returns the executor's zygote: its only child that is no worker of the lease.
 func zygote(t *testing.T, w *world, l *client.Lease) int {
 	t.Helper()
-	for _, pid := range children(t, w.cmd.Process.Pid) {
+	for _, pid := range withoutGuards(children(t, w.cmd.Process.Pid)) {
 		mine := false
 		for i := range l.Workers() {
 			mine = mine || l.Worker(i).PID() == pid
@@ -79,7 +89,8 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	pids := children(t, w.cmd.Process.Pid)
-	if len(pids) != 3 {
+	acting := withoutGuards(pids)
+	if len(acting) != 3 {
 		t.Fatalf("the executor has children %v, want a zygote and two workers", pids)
 	}
 	sleep := function(t, l, "sleep_ns")
@@ -106,7 +117,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 		t.Errorf("the calls ended %v after the kill, want within 1 s", took)
 	}
 	gone := within(t, time.Second, "zygote and workers are gone", func() bool {
-		for _, pid := range pids {
+		for _, pid := range acting {
 			if running(pid) {
 				return false
 			}
@@ -294,7 +305,7 @@ func TestClientKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("everything was free %v after the kill", took.Round(time.Millisecond))
-	if list := children(t, w.cmd.Process.Pid); len(list) != 3 {
+	if list := withoutGuards(children(t, w.cmd.Process.Pid)); len(list) != 3 {
 		t.Errorf("the executor has children %v, want a zygote and two workers", list)
 	}
 	if err := l.Release(t.Context()); err != nil {

@@ -21,7 +21,8 @@ func cluster(t *testing.T, executors int) (manager *daemon, nodes []*daemon, sec
 	secret = filepath.Join(t.TempDir(), "secret")
 	manager = start(t, "bin/resource-manager", secret, "--heartbeat", "100ms", "--executors", "64")
 	for range executors {
-		nodes = append(nodes, start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", manager.Address))
+		nodes = append(nodes, start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", manager.Address,
+			"--sandbox", "off")) // workers are told apart by the process that they say they are
 	}
 	return manager, nodes, secret
 }

@@ -110,12 +110,13 @@ type StartSteps struct {
 	Fork    time.Duration // from the request to the worker's first word
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library
+	Sandbox time.Duration // credentials, name spaces, filters; 0: there is none, or by an executor that does not say
 }
 
 // StartSteps is what the start of the lease's first process in this place took.
 func (w *Worker) StartSteps() StartSteps {
 	g := w.lease.held.Workers[w.index]
-	return StartSteps{Start: Start(g.Start), Fork: g.Fork, Connect: g.Connect, Code: g.Code}
+	return StartSteps{Start: Start(g.Start), Fork: g.Fork, Connect: g.Connect, Code: g.Code, Sandbox: g.Sandbox}
 }
 
 // PID is the process id of the worker on its node, 0 while it is being replaced.

@@ -53,6 +53,7 @@ type Result struct {
 	MaxNS        int64   `json:"max_ns"`
 	ControlNS    int64   `json:"control_ns"` // the lease without its worker's start: channels here, round trip, grant
 	ForkNS       int64   `json:"fork_ns"`
+	SandboxNS    int64   `json:"sandbox_ns"`
 	ConnectNS    int64   `json:"connect_ns"`
 	CodeNS       int64   `json:"code_ns"`
 	FirstCallNS  int64   `json:"first_call_ns"`
@@ -64,7 +65,7 @@ type Result struct {
 }
 
 // samples are the times of every lease, by step.
-type samples struct{ total, control, fork, connect, code, call, release []int64 }
+type samples struct{ total, control, fork, sandbox, connect, code, call, release []int64 }
 
 // modes are the settings of the executor that lead to each way to start.
 var modes = map[string][]string{
@@ -137,7 +138,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	slices.Sort(all.total)
 	r.P50NS, r.P90NS, r.P99NS, r.MaxNS = rank(all.total, 50), rank(all.total, 90), rank(all.total, 99), all.total[n-1]
-	for into, list := range map[*int64][]int64{&r.ControlNS: all.control, &r.ForkNS: all.fork, &r.ConnectNS: all.connect,
+	for into, list := range map[*int64][]int64{&r.ControlNS: all.control, &r.ForkNS: all.fork, &r.SandboxNS: all.sandbox, &r.ConnectNS: all.connect,
 		&r.CodeNS: all.code, &r.FirstCallNS: all.call, &r.ReleaseNS: all.release} {
 		slices.Sort(list)
 		*into = rank(list, 50)
@@ -173,7 +174,8 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how
 	}
 	a.release = append(a.release, int64(time.Since(began)))
 	a.total = append(a.total, int64(total))
-	a.control = append(a.control, int64(leased-steps.Fork-steps.Connect-steps.Code))
+	a.control = append(a.control, int64(leased-steps.Fork-steps.Sandbox-steps.Connect-steps.Code))
+	a.sandbox = append(a.sandbox, int64(steps.Sandbox))
 	a.fork, a.connect, a.code = append(a.fork, int64(steps.Fork)), append(a.connect, int64(steps.Connect)), append(a.code, int64(steps.Code))
 	a.call = append(a.call, int64(total-leased))
 	return steps.Start.String(), nil
@@ -231,9 +233,9 @@ func WriteJSON(w io.Writer, r *Result) error { return json.NewEncoder(w).Encode(
 func WriteTable(w io.Writer, r *Result) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	us := func(ns int64) string { return fmt.Sprintf("%.0f us", float64(ns)/1e3) }
-	fmt.Fprintf(t, "%s, %s:\tp50\tp90\tp99\tcontrol\tfork\tconnect\tcode\tfirst call\t\n", r.Mode, r.Provider)
-	fmt.Fprintf(t, "lease to first result\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", us(r.P50NS), us(r.P90NS), us(r.P99NS), us(r.ControlNS),
-		us(r.ForkNS), us(r.ConnectNS), us(r.CodeNS), us(r.FirstCallNS))
+	fmt.Fprintf(t, "%s, %s:\tp50\tp90\tp99\tcontrol\tfork\tsandbox\tconnect\tcode\tfirst call\t\n", r.Mode, r.Provider)
+	fmt.Fprintf(t, "lease to first result\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", us(r.P50NS), us(r.P90NS), us(r.P99NS), us(r.ControlNS),
+		us(r.ForkNS), us(r.SandboxNS), us(r.ConnectNS), us(r.CodeNS), us(r.FirstCallNS))
 	if err := t.Flush(); err != nil {
 		return err
 	}

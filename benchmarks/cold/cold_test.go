@@ -40,7 +40,7 @@ func testRun(t *testing.T, mode string) {
 	if r.Samples != 10 || r.Mode != mode || r.P50NS <= 0 || r.P50NS > r.P90NS || r.P90NS > r.P99NS || r.P99NS > r.MaxNS {
 		t.Errorf("%+v", r)
 	}
-	for name, ns := range map[string]int64{"control": r.ControlNS, "fork": r.ForkNS, "connect": r.ConnectNS, "code": r.CodeNS,
+	for name, ns := range map[string]int64{"control": r.ControlNS, "fork": r.ForkNS, "sandbox": r.SandboxNS, "connect": r.ConnectNS, "code": r.CodeNS,
 		"first call": r.FirstCallNS, "release": r.ReleaseNS} {
 		if ns <= 0 || ns > r.MaxNS+r.ReleaseNS {
 			t.Errorf("%s took %d ns, the longest lease and call %d ns", name, ns, r.MaxNS)

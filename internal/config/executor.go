@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/hashicorp/go-multierror"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
 // Executor is what cmd/executor can be told. Sizes are in bytes.
@@ -46,16 +48,22 @@ type Executor struct {
 	CodeCache Bytes  `mapstructure:"code-cache"`
 	MaxBulk   Bytes  `mapstructure:"max-bulk"`
 
-	WarmPool        int           `mapstructure:"warm-pool"`   // workers in advance, for each provider
-	MaxWorkers      int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
-	LeaseDefault    time.Duration `mapstructure:"lease-default"`
-	LeaseMax        time.Duration `mapstructure:"lease-max"`
-	LeaseMargin     time.Duration `mapstructure:"lease-margin"`
-	LeaseNotice     time.Duration `mapstructure:"lease-notice"`
-	HolderFirstUse  time.Duration `mapstructure:"holder-first-use"`
-	HolderReturn    time.Duration `mapstructure:"holder-return"`
-	SpawnTimeout    time.Duration `mapstructure:"spawn-timeout"`
-	CallLimit       time.Duration `mapstructure:"call-limit"` // 0: none
+	WarmPool       int           `mapstructure:"warm-pool"`   // workers in advance, for each provider
+	MaxWorkers     int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
+	LeaseDefault   time.Duration `mapstructure:"lease-default"`
+	LeaseMax       time.Duration `mapstructure:"lease-max"`
+	LeaseMargin    time.Duration `mapstructure:"lease-margin"`
+	LeaseNotice    time.Duration `mapstructure:"lease-notice"`
+	HolderFirstUse time.Duration `mapstructure:"holder-first-use"`
+	HolderReturn   time.Duration `mapstructure:"holder-return"`
+	SpawnTimeout   time.Duration `mapstructure:"spawn-timeout"`
+	CallLimit      time.Duration `mapstructure:"call-limit"` // 0: none
+
+	Sandbox          sandbox.Mode  `mapstructure:"sandbox"`
+	SandboxPaths     string        `mapstructure:"sandbox-paths"` // separated by colons
+	SandboxUIDs      sandbox.Range `mapstructure:"sandbox-uids"`
+	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
+
 	Grace           time.Duration `mapstructure:"grace"`
 	Until           Instant       `mapstructure:"until"` // zero: not known
 	LogLevel        slog.Level    `mapstructure:"log-level"`
@@ -101,6 +109,10 @@ var executorOptions = []option{
 	{"holder-return", "2s", "how long a lease survives a holder that went away"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
+	{"sandbox", "on", "confine workers: on (what this node cannot do is logged), require (all of it, or the executor does not start) or off"},
+	{"sandbox-paths", "", "what workers see read-only besides the system's libraries and programs: absolute paths, separated by colons"},
+	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},
+	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
@@ -134,6 +146,14 @@ func secretFile(setting string, environ []string) (string, error) {
 		}
 		return value
 	})
+}
+
+// maxSandboxPaths leaves room for those of LD_LIBRARY_PATH: DP_SANDBOX_PATHS_MAX.
+const maxSandboxPaths = 48
+
+// SandboxPathList is the setting's paths.
+func (c *Executor) SandboxPathList() []string {
+	return strings.FieldsFunc(c.SandboxPaths, func(r rune) bool { return r == ':' })
 }
 
 // ProviderList returns the providers that were asked for by name; nil means auto.
@@ -186,6 +206,17 @@ func (c *Executor) validate() error {
 	if c.CallLimit < 0 || c.CallLimit > 0 && c.CallLimit < time.Millisecond {
 		v.failf("call-limit: %v is neither 0 nor 1ms or more", c.CallLimit)
 	}
+	for _, p := range c.SandboxPathList() {
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" {
+			v.failf("sandbox-paths: %q is no absolute path in its shortest form", p)
+		} else if p == "/tmp" || strings.HasPrefix(p, "/tmp/") {
+			v.failf("sandbox-paths: %q: every worker has a /tmp of its own", p)
+		}
+	}
+	if n := len(c.SandboxPathList()); n > maxSandboxPaths {
+		v.failf("sandbox-paths: %d paths, at most %d", n, maxSandboxPaths)
+	}
+	v.between("sandbox-processes", c.SandboxProcesses, 0, 1<<22)
 	v.positive("grace", c.Grace)
 	if c.ChargeInterval < 10*time.Millisecond || c.ChargeInterval > time.Hour {
 		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)

@@ -685,6 +685,7 @@ type StartSteps struct {
 	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // from the request for a worker to its first word
 	Connect       uint64                 `protobuf:"varint,2,opt,name=connect,proto3" json:"connect,omitempty"` // device, memory, queue pair
 	Code          uint64                 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`       // library
+	Sandbox       uint64                 `protobuf:"varint,4,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // credentials, name spaces, filters
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -736,6 +737,13 @@ func (x *StartSteps) GetConnect() uint64 {
 func (x *StartSteps) GetCode() uint64 {
 	if x != nil {
 		return x.Code
+	}
+	return 0
+}
+
+func (x *StartSteps) GetSandbox() uint64 {
+	if x != nil {
+		return x.Sandbox
 	}
 	return 0
 }
@@ -3455,12 +3463,13 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x05R\x03pid\x122\n" +
 	"\x05steps\x18\x04 \x01(\v2\x1c.rfaas.control.v1.StartStepsR\x05steps\x121\n" +
-	"\x05start\x18\x05 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x05start\"N\n" +
+	"\x05start\x18\x05 \x01(\x0e2\x1b.rfaas.control.v1.StartPathR\x05start\"h\n" +
 	"\n" +
 	"StartSteps\x12\x12\n" +
 	"\x04fork\x18\x01 \x01(\x04R\x04fork\x12\x18\n" +
 	"\aconnect\x18\x02 \x01(\x04R\aconnect\x12\x12\n" +
-	"\x04code\x18\x03 \x01(\x04R\x04code\"a\n" +
+	"\x04code\x18\x03 \x01(\x04R\x04code\x12\x18\n" +
+	"\asandbox\x18\x04 \x01(\x04R\asandbox\"a\n" +
 	"\vUploadChunk\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x04R\x04size\x12\x12\n" +

@@ -315,7 +315,13 @@ int dpv_qp_probe(dp_qp *base) {
         return base->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
     struct ibv_qp_attr a;
     struct ibv_qp_init_attr init;
-    if (ibv_query_qp(dpv_qp_of(base)->qp, &a, IBV_QP_STATE, &init) == 0 && a.qp_state == IBV_QPS_RTS) {
+    int e = ibv_query_qp(dpv_qp_of(base)->qp, &a, IBV_QP_STATE, &init);
+    if (e == EPERM) { /* in a worker's sandbox: completions, answers to the keepalive and events must do */
+        dpv_dev_drain_events(dpv_dev_of(base->domain->dev));
+        keepalive(dpv_qp_of(base));
+        return dp_qp_broken(base);
+    }
+    if (e == 0 && a.qp_state == IBV_QPS_RTS) {
         keepalive(dpv_qp_of(base));
         return DP_OK;
     }

@@ -2,10 +2,13 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
+ *   own user id; on verbs into the sandbox                   before the device is opened, which remembers who did it
  *   only one that is prepared: device; PREPARED; wait for the lease
  *   pin                                                      before memory is touched, so that it is near
  *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
+ *   on shm into the sandbox                                  whose network the client's socket is not in
  *   monitor thread, memory limit, crash notes                before user code, which could hang, eat everything or crash
+ *   device files hidden, system calls filtered; SEALED       when nothing is left that needs them
  *   user's library; LOADED                                   the first foreign instruction is its constructor
  *   serve
  *
@@ -15,9 +18,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,10 +32,21 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Descriptors of a worker while it starts. Code, names and page are closed before it serves. */
-enum { FD_LOG_OUT = 1, FD_LOG_ERR = 2, FD_SOCK = 3, FD_CODE = 4, FD_NAMES = 5, FD_PAGE = 6, FD_FREE = 7 };
+enum {
+    FD_LOG_OUT = 1,
+    FD_LOG_ERR = 2,
+    FD_SOCK = 3,
+    FD_CODE = 4,
+    FD_NAMES = 5,
+    FD_PAGE = 6,
+    FD_CTL = 7, /* to the sandbox's guard */
+    FD_GUARD = 8,
+    FD_FREE = 9,
+};
 
 #define MONITOR_STACK (64u << 10)
 
@@ -40,6 +56,9 @@ typedef struct worker {
     dp_dev *dev;
     dp_server *server;
     dp_worker_page *page;
+    const dp_sandbox *sandbox;
+    dp_sandbox_fds guard; /* none where the sandbox has none */
+    uint64_t sandbox_ns[2]; /* what it took before READY, and after */
 } worker;
 
 _Noreturn static void leave(int code) {
@@ -67,20 +86,36 @@ static void for_the_executor(int sig, siginfo_t *info, void *context) {
     raise(sig); /* when this returns */
 }
 
-/* Takes a name and says STARTED. */
-static void begin(const worker *w, int sock) {
+/* Takes a name and says STARTED, with descriptors of a new worker's guard. */
+static void begin(const worker *w, int sock, const dp_sandbox_fds *guard) {
     char name[16] = "rfaas-warm";
     if (w->m->n_functions)
         snprintf(name, sizeof name, "rfaas-w%u", w->id);
     prctl(PR_SET_NAME, name);
     uint32_t pid = (uint32_t)getpid();
-    dp_msg_send(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, -1);
+    const int others[] = {guard->guard, guard->stem};
+    dp_msg_send_fds(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, others, guard->guard < 0 ? 0 : 2);
 }
 
-static void detach(const worker *w, int sock, pid_t parent) {
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Dies with the executor from now on. Whether it is still there says the parent, or, where that cannot be seen from a process
+ * name space, the other end of the socket: it closes before the executor's children are told. */
+static void tie(int sock, pid_t parent, bool sandboxed) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
+    struct pollfd p = {.fd = sock};
+    bool gone = sandboxed ? poll(&p, 1, 0) == 1 && p.revents & (POLLHUP | POLLERR) : getppid() != parent;
+    if (gone)
         _exit(DP_EXIT_ORPHAN);
+}
+
+static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
+    int sock = fds->sock;
+    tie(sock, parent, fds->sandbox.guard >= 0);
     setsid();
     for (int sig = 1; sig < NSIG; sig++)
         signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
@@ -89,7 +124,7 @@ static void detach(const worker *w, int sock, pid_t parent) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    begin(w, sock);
+    begin(w, sock, &fds->sandbox);
 }
 
 static void close_from(int first) {
@@ -102,7 +137,7 @@ static void close_from(int first) {
 }
 
 /* Puts the given descriptors where the enumeration above says and closes all others. */
-static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
+static void own_descriptors(worker *w, const dp_worker_fds *fds) {
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null < 0)
         fail(w, fds->sock, DP_FATAL, "open /dev/null");
@@ -116,6 +151,8 @@ static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
         {fds->code < 0 ? null : fds->code, FD_CODE, O_CLOEXEC}, /* the place of what a lease brings */
         {fds->names < 0 ? null : fds->names, FD_NAMES, O_CLOEXEC},
         {fds->page, FD_PAGE, O_CLOEXEC},
+        {fds->sandbox.ctl < 0 ? null : fds->sandbox.ctl, FD_CTL, O_CLOEXEC},
+        {fds->sandbox.guard < 0 ? null : fds->sandbox.guard, FD_GUARD, O_CLOEXEC},
     };
     enum { N = sizeof moves / sizeof *moves };
     /* First out of the way, so that no target covers a source. */
@@ -129,6 +166,12 @@ static void own_descriptors(const worker *w, const dp_worker_fds *fds) {
         if (dup3(high[i], moves[i].to, moves[i].flags) < 0)
             fail(w, high[3], DP_FATAL, "place a worker's descriptors");
     close_from(FD_FREE);
+    if (fds->sandbox.guard >= 0) {
+        w->guard = (dp_sandbox_fds){.ctl = FD_CTL, .guard = FD_GUARD};
+    } else {
+        close(FD_CTL);
+        close(FD_GUARD);
+    }
     /* A crash must not swallow the last lines. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     setenv("GFORTRAN_UNBUFFERED_PRECONNECTED", "y", 1);
@@ -239,7 +282,8 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
     if (st != DP_OK)
         fail(w, FD_SOCK, st, err.msg);
     w->m = lease;
-    begin(w, FD_SOCK);
+    w->sandbox_ns[0] = 0;
+    begin(w, FD_SOCK, &DP_SANDBOX_NONE);
     if (dup3(fds[0], FD_CODE, O_CLOEXEC) < 0 || dup3(fds[1], FD_NAMES, O_CLOEXEC) < 0)
         fail(w, FD_SOCK, DP_FATAL, "place a lease's descriptors");
     close(fds[0]);
@@ -351,6 +395,53 @@ static void load_functions(const worker *w) {
     dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &w->m->n_functions, sizeof w->m->n_functions, -1);
 }
 
+/* ---- sandbox ---- */
+
+static void must(const worker *w, int st, const dp_error *err) {
+    if (st != DP_OK)
+        fail(w, FD_SOCK, st, err->msg);
+}
+
+static void take_identity(worker *w) {
+    dp_error err = {0};
+    uint64_t began = now_ns();
+    must(w, dp_sandbox_present(&w->guard, &err), &err);
+    must(w, dp_sandbox_identity(w->sandbox, w->m->uid, w->m->gid, &err), &err);
+    if (w->m->uid) {
+        struct rlimit processes = {w->m->processes, w->m->processes};
+        if (w->m->processes && setrlimit(RLIMIT_NPROC, &processes))
+            fail(w, FD_SOCK, DP_FATAL, "sandbox: limit the number of processes");
+        tie(FD_SOCK, 0, true); /* another user's parent is no longer told */
+    }
+    w->sandbox_ns[0] += now_ns() - began;
+}
+
+static void enter_sandbox(worker *w) {
+    dp_error err = {0};
+    uint64_t began = now_ns();
+    must(w, dp_sandbox_enter(w->sandbox, &w->guard, &err), &err);
+    if (w->sandbox->wanted)
+        tie(FD_SOCK, 0, true);
+    w->sandbox_ns[w->server ? 1 : 0] += now_ns() - began;
+}
+
+/* The last step before user code. The guard goes on by itself when its socket closes. */
+static void seal(worker *w) {
+    if (!w->sandbox->wanted)
+        return;
+    dp_error err = {0};
+    uint64_t began = now_ns();
+    if (w->m->provider == DP_PROVIDER_VERBS)
+        must(w, dp_sandbox_hide(w->sandbox, &w->guard, &err), &err);
+    if (w->guard.guard >= 0) {
+        close(FD_CTL);
+        close(FD_GUARD);
+    }
+    must(w, dp_sandbox_seal(w->sandbox, &err), &err);
+    w->sandbox_ns[1] += now_ns() - began;
+    dp_msg_send(FD_SOCK, DP_MSG_SEALED, w->id, w->sandbox_ns, sizeof w->sandbox_ns, -1);
+}
+
 static int exit_code(int status) {
     switch (status) {
     case DP_OK: return DP_EXIT_STOPPED;
@@ -361,20 +452,29 @@ static int exit_code(int status) {
     }
 }
 
-_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent) {
-    worker w = {.id = id, .m = m};
-    detach(&w, fds->sock, parent);
+_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
+                              const dp_sandbox *sandbox) {
+    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE};
+    detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);
     yield_to_others();
+    take_identity(&w);
+    /* What comes first: dp_worker_sandbox.h. */
+    bool device = m->provider == DP_PROVIDER_VERBS;
+    if (device)
+        enter_sandbox(&w);
     dp_msg_spawn lease;
     if (!m->n_functions)
         wait_for_lease(&w, &lease);
     pin(&w);
     connect_client(&w);
+    if (!device)
+        enter_sandbox(&w);
     start_monitor(&w);
     limit_memory(&w);
     dp_crash_note(w.page);
+    seal(&w);
     load_functions(&w);
     leave(exit_code(dp_server_run(w.server)));
 }

@@ -4,11 +4,15 @@
  * providers, then answers spawn messages by cloning workers whose parent is the executor (CLONE_PARENT), each
  * with its own seqpacket socket to the executor. The zygote never opens a device and never runs user code.
  *
- *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices}
+ *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox}
  *   executor ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
- *   executor ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text})
- *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor
+ *   executor ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {what is to be
+ *                                             reaped all the same})
+ *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
+ *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor; in a sandbox
+ *                                             + fds {guard's and stem's pidfd}, and the pid is 2: its credentials count
  *   executor ◀─ worker socket ─── worker      READY {channel blob}      connected to the client's queue pair
+ *   executor ◀─ worker socket ─── worker      SEALED {times}            no user code has run yet
  *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
  *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
@@ -29,6 +33,7 @@
  *
  *   dp_worker_zygote.c  messages, the zygote's loop, cloning
  *   dp_worker.c         the worker from its first instruction to its exit
+ *   dp_worker_sandbox.h what confines it
  *   dp_worker_load.c    checking and loading the user's library
  *   dp_worker_crash.c   what is left behind when user code ends the process
  *   dp_worker_main.c    main() of rfaas-worker
@@ -42,6 +47,7 @@
 
 #include "dp_serve.h"
 #include "dp_wire.h"
+#include "dp_worker_sandbox.h"
 
 #define DP_MSG_MAGIC 0x4b574652u /* "RFWK" */
 #define DP_MSG_MAX 4096          /* bytes of a message, head included */
@@ -54,11 +60,13 @@ enum {
     DP_MSG_LOADED = 5,
     DP_MSG_FAILED = 6,
     DP_MSG_STOP = 7,
-    DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices} */
+    DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices, u32 DP_SANDBOX_* that
+                       * work, text without NUL: what does not and why} */
     DP_MSG_STARTED = 9,
     DP_MSG_FINISH = 10,
     DP_MSG_PREPARE = 11,
     DP_MSG_PREPARED = 12,
+    DP_MSG_SEALED = 13, /* body {u64 ns that the sandbox took before READY, u64 ns after it} */
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker
@@ -91,10 +99,13 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_PREPARE_FDS 3           /* of PREPARE: worker socket, log, page */
 #define DP_LEASE_FDS 2             /* of a SPAWN that a prepared worker gets: code, names */
 
+#define DP_JOIN_FDS_MAX 2
+
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
- * bytes). Unused bytes are 0. In a PREPARE everything that only a lease knows is 0: CPUs, memory limit, functions, blob;
- * the SPAWN that follows names the same device. */
+ * bytes); in a sandbox up to DP_JOIN_FDS_MAX cgroup.procs of control groups to join. Unused bytes are 0. In a PREPARE
+ * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the SPAWN that follows names the same
+ * device, and its user and the number of processes do not count. */
 typedef struct dp_msg_spawn {
     uint8_t provider; /* dp_provider_id */
     uint8_t wait_mode;
@@ -114,10 +125,14 @@ typedef struct dp_msg_spawn {
     uint8_t cpus[DP_CPUS_MAX / 8]; /* bit i: pin to logical CPU i; no bit at all: not pinned */
     char device[64];        /* ends with a NUL; empty: the first usable */
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t uid; /* to run as, 0: as the zygote */
+    uint32_t gid;
+    uint32_t processes; /* that its user may have, threads included; 0: no limit. With an own uid only */
+    uint32_t pad1;
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
                    offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&
-                   sizeof(dp_msg_spawn) == 504,
+                   offsetof(dp_msg_spawn, uid) == 504 && sizeof(dp_msg_spawn) == 520,
                "spawn message layout");
 
 /* Body of SPAWNED and STARTED: {u32 pid}. Body of READY: the worker's channel blob. Body of LOADED: {u32 functions}.
@@ -130,7 +145,7 @@ enum {
     DP_DEATH_NOTED = 0x44454144,  /* everything but the text */
     DP_DEATH_TRACED = 0x44454145, /* the text too */
 };
-enum { DP_DEATH_STACK_OVERFLOW = 1 };
+enum { DP_DEATH_STACK_OVERFLOW = 1, DP_DEATH_BY_ITSELF = 2 /* it sent the signal */ };
 
 /* How user code ended the process, as far as that can be said from inside. */
 typedef struct dp_worker_death {
@@ -139,7 +154,7 @@ typedef struct dp_worker_death {
     int32_t code;      /* si_code of the signal, or the exit status */
     int32_t sys_errno; /* of the dying thread: left by the last call of its that failed */
     uint64_t address;  /* si_addr */
-    uint32_t sender;   /* process that sent the signal, if one did */
+    uint32_t sender;   /* process that sent the signal, if one did, as the worker sees it: 0 is outside of its sandbox */
     uint32_t flags;    /* DP_DEATH_* */
     uint32_t text_len;
     uint32_t pad;
@@ -163,12 +178,15 @@ _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocke
                "worker page layout");
 
 /* Runs the zygote on the given socket until it closes; returns the exit status. The process has one thread. */
-int dp_zygote_run(int sock);
+int dp_zygote_run(int sock, dp_sandbox *sandbox);
 
 /* ---- between this room's files ---- */
 
 /* Sends one packet, with descriptor fd if it is not -1. Blocks while the socket is full. 0 or an errno. */
 int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd);
+/* The same with n descriptors, at most DP_MSG_FDS_MAX. */
+#define DP_MSG_FDS_MAX 3
+int dp_msg_send_fds(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, const int *fds, int n);
 /* Sends {status, text}; text longer than a packet is cut. */
 int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
 
@@ -178,11 +196,13 @@ int dp_msg_recv_lease(int sock, dp_msg_spawn *m, int fds[DP_LEASE_FDS], dp_error
 
 typedef struct dp_worker_fds {
     int sock, code, names, log, page;
+    dp_sandbox_fds sandbox;
 } dp_worker_fds;
 
 /* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. One
  * without functions is prepared only: it waits for its lease, and fds have neither code nor names (-1). */
-_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent);
+_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
+                              const dp_sandbox *sandbox);
 
 /* dp_worker_load checks and loads the library in the sealed memfd `code` and looks up n functions by the names in the
  * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays

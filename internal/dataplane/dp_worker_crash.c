@@ -194,6 +194,8 @@ static void on_signal(int sig, siginfo_t *si, void *context) {
     d->address = si->si_code > 0 ? (uint64_t)(uintptr_t)si->si_addr : 0;
     d->sender = si->si_code > 0 ? 0 : (uint32_t)si->si_pid;
     d->flags = is_stack_overflow(si, r.sp) ? DP_DEATH_STACK_OVERFLOW : 0;
+    if (si->si_code <= 0 && si->si_pid == getpid())
+        d->flags |= DP_DEATH_BY_ITSELF;
     note(d, DP_DEATH_NOTED);
     trace(d, &r);
     note(d, DP_DEATH_TRACED);

@@ -3,6 +3,7 @@
 /* rfaas-worker, started by the executor. Compiled by the Makefile together with the other C files of this folder,
  * with -rdynamic so that user libraries find rfaas_function.h's functions in it. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -17,23 +18,46 @@
 static const char usage[] =
     "rfaas-worker runs user functions. It is started by the rfaas executor, not by people.\n"
     "\n"
-    "usage: rfaas-worker zygote     serve spawn messages on descriptor 3, a seqpacket socket\n"
+    "usage: rfaas-worker zygote [--sandbox [--path=PATH]...]\n"
+    "                               serve spawn messages on descriptor 3, a seqpacket socket; with workers confined\n"
+    "                               as far as this node allows, who see these paths besides the system's\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
-static int run_zygote(void) {
+/* NULL, or the argument that makes no sense. */
+static const char *sandbox_arguments(char **argv, dp_sandbox *s) {
+    for (; *argv; argv++) {
+        if (!strcmp(*argv, "--sandbox"))
+            s->wanted = true;
+        else if (s->wanted && !strncmp(*argv, "--without=", 10))
+            s->without = (uint32_t)strtoul(*argv + 10, NULL, 10);
+        else if (s->wanted && !strncmp(*argv, "--path=/", 8) && s->n_paths < DP_SANDBOX_PATHS_MAX)
+            s->paths[s->n_paths++] = *argv + 7;
+        else
+            return *argv;
+    }
+    return NULL;
+}
+
+static int run_zygote(dp_sandbox *sandbox) {
     int type = 0;
     socklen_t len = sizeof type;
     if (getsockopt(ZYGOTE_FD, SOL_SOCKET, SO_TYPE, &type, &len) || type != SOCK_SEQPACKET) {
         fprintf(stderr, "rfaas-worker: descriptor %d is not a seqpacket socket\n%s", ZYGOTE_FD, usage);
         return DP_EXIT_USAGE;
     }
-    return dp_zygote_run(ZYGOTE_FD);
+    return dp_zygote_run(ZYGOTE_FD, sandbox);
 }
 
 int main(int argc, char **argv) {
-    if (argc == 2 && !strcmp(argv[1], "zygote"))
-        return run_zygote();
+    if (argc >= 2 && !strcmp(argv[1], "zygote")) {
+        static dp_sandbox sandbox;
+        const char *bad = sandbox_arguments(argv + 2, &sandbox);
+        if (!bad)
+            return run_zygote(&sandbox);
+        fprintf(stderr, "rfaas-worker: unknown argument \"%s\", or one too many\n%s", bad, usage);
+        return DP_EXIT_USAGE;
+    }
     if (argc == 2 && !strcmp(argv[1], "--version")) {
         printf("rfaas-worker %s, wire version %d\n", RFAAS_VERSION, DP_WIRE_VERSION);
         return 0;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -25,23 +26,23 @@
 
 /* ---- messages ---- */
 
-int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd) {
+int dp_msg_send_fds(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, const int *fds, int n) {
     dp_msg_head head = {DP_MSG_MAGIC, DP_WIRE_VERSION, type, id, len};
     struct iovec iov[2] = {{&head, sizeof head}, {(void *)body, len}};
     union {
         struct cmsghdr align;
-        char room[CMSG_SPACE(sizeof(int))];
+        char room[CMSG_SPACE(DP_MSG_FDS_MAX * sizeof(int))];
     } control;
     struct msghdr m = {.msg_iov = iov, .msg_iovlen = len ? 2 : 1};
-    if (fd >= 0) {
+    if (n > 0) {
         memset(&control, 0, sizeof control);
         m.msg_control = &control;
-        m.msg_controllen = sizeof control;
+        m.msg_controllen = CMSG_SPACE((size_t)n * sizeof *fds);
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+        c->cmsg_len = CMSG_LEN((size_t)n * sizeof *fds);
+        memcpy(CMSG_DATA(c), fds, (size_t)n * sizeof *fds);
     }
     for (;;) {
         if (sendmsg(sock, &m, MSG_NOSIGNAL) >= 0)
@@ -51,7 +52,26 @@ int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t
     }
 }
 
-int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text) {
+/* Without a descriptor by send(): a sealed worker may not use sendmsg(), which could pass on its device. */
+int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd) {
+    if (fd >= 0)
+        return dp_msg_send_fds(sock, type, id, body, len, &fd, 1);
+    unsigned char packet[DP_MSG_MAX];
+    dp_msg_head head = {DP_MSG_MAGIC, DP_WIRE_VERSION, type, id, len};
+    if (len > sizeof packet - sizeof head)
+        return EMSGSIZE;
+    memcpy(packet, &head, sizeof head);
+    if (len)
+        memcpy(packet + sizeof head, body, len);
+    for (;;) {
+        if (send(sock, packet, sizeof head + len, MSG_NOSIGNAL) >= 0)
+            return 0;
+        if (errno != EINTR)
+            return errno;
+    }
+}
+
+static int send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text, const int *fds, int n_fds) {
     char body[DP_MSG_MAX - sizeof(dp_msg_head)];
     int32_t st = status;
     size_t n = strlen(text);
@@ -59,7 +79,12 @@ int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const 
         n = sizeof body - sizeof st;
     memcpy(body, &st, sizeof st);
     memcpy(body + sizeof st, text, n);
-    return dp_msg_send(sock, type, id, body, (uint32_t)(sizeof st + n), -1);
+    uint32_t len = (uint32_t)(sizeof st + n);
+    return n_fds ? dp_msg_send_fds(sock, type, id, body, len, fds, n_fds) : dp_msg_send(sock, type, id, body, len, -1);
+}
+
+int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text) {
+    return send_failure(sock, type, id, status, text, NULL, 0);
 }
 
 typedef struct packet {
@@ -155,6 +180,7 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS},
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
         {"reserved byte", m->pad0, 0, 0},
+        {"reserved word", m->pad1, 0, 0},
         {"GID index", m->gid_index, -1, 255},
         {"P_Key index", m->pkey_index, 0, 65535},
         {"traffic class", m->traffic_class, 0, 255},
@@ -196,7 +222,7 @@ static int check_packet_for(const packet *p, int fds, dp_error *err) {
     if (p->head.len != p->len - sizeof(dp_msg_head) || p->head.len != sizeof(dp_msg_spawn))
         return dp_fail(err, DP_PROTOCOL, 0, "spawn: body of %zu bytes, %u announced, %zu needed",
                        p->len - sizeof(dp_msg_head), p->head.len, sizeof(dp_msg_spawn));
-    if (p->n_fds != fds)
+    if (p->n_fds < fds || p->n_fds > fds + (fds == DP_LEASE_FDS ? 0 : DP_JOIN_FDS_MAX))
         return dp_fail(err, DP_PROTOCOL, 0, "spawn: %d descriptors, %d needed", p->n_fds, fds);
     return DP_OK;
 }
@@ -265,10 +291,21 @@ static pid_t *tid_field(void) {
     return found;
 }
 
+/* What is cloned for a worker: pidfds, -1 where there is none. */
+typedef struct clones {
+    pid_t pid; /* of the worker, or -errno */
+    int worker;
+    dp_sandbox_fds sandbox;
+    int status; /* of the sandbox */
+    dp_error err;
+} clones;
+
 typedef struct zygote {
     int sock;
     pid_t parent; /* executor */
     pid_t *tid;   /* see above */
+    dp_sandbox *sandbox;
+    clones *stem_says; /* shared with the stem: see clone_sandboxed */
     void *robust; /* head of the list of robust mutexes: the kernel forgets it in a child, fork() repeats it */
     size_t robust_len;
 } zygote;
@@ -289,6 +326,68 @@ static pid_t clone_worker(const zygote *z, int *pidfd) {
     return (pid_t)pid;
 }
 
+/* The worker's name space is that of its guard, but the zygote must stay where it is, and may not have the rights to come
+ * back. So a process between them, the stem, makes both, and ends; the zygote waits meanwhile, as after vfork, and has the
+ * descriptors that the stem gets, and in shared memory what it says. All three are children of the executor. Returns 0 in
+ * the worker. */
+static pid_t clone_sandboxed(const zygote *z, const dp_guard_files *files, clones *c) {
+    clones *shared = z->stem_says;
+    c->pid = -ECHILD;
+    *shared = *c;
+    long stem = syscall(SYS_clone, CLONE_PARENT | CLONE_VFORK | CLONE_FILES, NULL, NULL, 0, 0);
+    if (stem == 0) {
+        prctl(PR_SET_NAME, "rfaas-guard");
+        c->sandbox.stem = (int)syscall(SYS_pidfd_open, getpid(), 0);
+        c->status = dp_sandbox_open(z->sandbox, files, &c->sandbox, &c->err);
+        if (c->status == DP_OK)
+            c->pid = clone_worker(z, &c->worker);
+        if (c->pid == 0) {
+            munmap(shared, sizeof *shared); /* user code must not write there */
+            return 0;
+        }
+        *shared = *c;
+        _exit(0);
+    }
+    *c = *shared;
+    if (stem < 0)
+        c->pid = (pid_t)-errno;
+    return c->pid;
+}
+
+static void close_clones(const clones *c) {
+    const int fds[] = {c->worker, c->sandbox.stem, c->sandbox.guard, c->sandbox.ctl};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+}
+
+/* Tells the executor what it has to hold and to reap: the worker, and in a sandbox the guard and the stem. */
+static int answer(const zygote *z, uint32_t id, clones *c) {
+    dp_error err = c->err;
+    int st = c->status;
+    if (st == DP_OK && c->pid < 0)
+        st = dp_fail(&err, DP_FATAL, -c->pid, "clone worker %u", id);
+    int e = 0;
+    if (st == DP_OK) {
+        uint32_t body = (uint32_t)c->pid;
+        const int fds[DP_MSG_FDS_MAX] = {c->worker, c->sandbox.guard, c->sandbox.stem};
+        e = dp_msg_send_fds(z->sock, DP_MSG_SPAWNED, id, &body, sizeof body, fds, c->sandbox.guard < 0 ? 1 : 3);
+        if (!e)
+            return 0;
+        /* The executor knows from STARTED what to reap. */
+        syscall(SYS_pidfd_send_signal, c->worker, SIGKILL, NULL, 0);
+        st = dp_fail(&err, DP_FATAL, e, "pass the descriptor of worker %u", id);
+    }
+    int reap[2], n = 0;
+    if (c->sandbox.stem >= 0)
+        reap[n++] = c->sandbox.stem;
+    if (c->sandbox.guard >= 0) {
+        syscall(SYS_pidfd_send_signal, c->sandbox.guard, SIGKILL, NULL, 0);
+        reap[n++] = c->sandbox.guard;
+    }
+    return send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg, reap, n);
+}
+
 /* Answers one SPAWN or PREPARE. Returns 0, or the errno with which the executor's socket failed. */
 static int spawn(const zygote *z, packet *p) {
     uint32_t id = p->len >= sizeof p->head ? p->head.id : 0;
@@ -306,28 +405,23 @@ static int spawn(const zygote *z, packet *p) {
     sigset_t all, old;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
-    int pidfd = -1;
-    pid_t pid = clone_worker(z, &pidfd);
-    if (pid == 0) {
-        dp_worker_fds fds = {p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4]};
+    int needed = p->head.type == DP_MSG_PREPARE ? DP_PREPARE_FDS : DP_SPAWN_FDS;
+    clones c = {.worker = -1, .sandbox = DP_SANDBOX_NONE, .status = DP_OK};
+    if (z->sandbox->parts & DP_SANDBOX_PIDS) {
+        dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed};
+        c.pid = clone_sandboxed(z, &files, &c);
+    } else {
+        c.pid = clone_worker(z, &c.worker);
+    }
+    if (c.pid == 0) {
+        dp_worker_fds fds = {p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4], c.sandbox};
         if (p->head.type == DP_MSG_PREPARE)
-            fds = (dp_worker_fds){.sock = p->fds[0], .code = -1, .names = -1, .log = p->fds[1], .page = p->fds[2]};
-        dp_worker_live(id, &m, &fds, z->parent);
+            fds = (dp_worker_fds){p->fds[0], -1, -1, p->fds[1], p->fds[2], c.sandbox};
+        dp_worker_live(id, &m, &fds, z->parent, z->sandbox);
     }
     sigprocmask(SIG_SETMASK, &old, NULL);
-    if (pid < 0) {
-        dp_fail(&err, DP_FATAL, -pid, "clone worker %u", id);
-        return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, DP_FATAL, err.msg);
-    }
-    uint32_t body = (uint32_t)pid;
-    int e = dp_msg_send(z->sock, DP_MSG_SPAWNED, id, &body, sizeof body, pidfd);
-    if (e) {
-        /* The executor knows from STARTED what to reap. */
-        syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
-        dp_fail(&err, DP_FATAL, e, "pass the descriptor of worker %u", id);
-        e = dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, DP_FATAL, err.msg);
-    }
-    close(pidfd);
+    int e = answer(z, id, &c);
+    close_clones(&c);
     return e;
 }
 
@@ -349,9 +443,21 @@ static int zygote_start(zygote *z) {
         fprintf(stderr, "rfaas-worker: get_robust_list: %s\n", strerror(errno));
         return DP_EXIT_ZYGOTE;
     }
+    z->stem_says = mmap(NULL, sizeof *z->stem_says, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (z->stem_says == MAP_FAILED) {
+        fprintf(stderr, "rfaas-worker: memory: %s\n", strerror(errno));
+        return DP_EXIT_ZYGOTE;
+    }
     dp_crash_prepare();
-    uint32_t hello[2] = {DP_WIRE_VERSION, (uint32_t)dp_verbs_preload()};
-    int e = dp_msg_send(z->sock, DP_MSG_HELLO, 0, hello, sizeof hello, -1);
+    struct {
+        uint32_t numbers[3];
+        char missing[DP_SANDBOX_TEXT_MAX];
+    } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(), 0}, ""};
+    dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
+    hello.numbers[2] = z->sandbox->parts;
+    size_t text = strlen(z->sandbox->missing);
+    memcpy(hello.missing, z->sandbox->missing, text);
+    int e = dp_msg_send(z->sock, DP_MSG_HELLO, 0, &hello, (uint32_t)(sizeof hello.numbers + text), -1);
     if (e) {
         fprintf(stderr, "rfaas-worker: descriptor %d: %s\n", z->sock, strerror(e));
         return DP_EXIT_ZYGOTE;
@@ -359,8 +465,8 @@ static int zygote_start(zygote *z) {
     return 0;
 }
 
-int dp_zygote_run(int sock) {
-    zygote z = {.sock = sock};
+int dp_zygote_run(int sock, dp_sandbox *sandbox) {
+    zygote z = {.sock = sock, .sandbox = sandbox};
     int st = zygote_start(&z);
     if (st)
         return st;

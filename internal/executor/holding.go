@@ -84,7 +84,7 @@ func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	steps := w.Steps()
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
-		Connect: uint64(steps.Connect), Code: uint64(steps.Code)}, Start: control.StartPath_START_PATH_COLD}
+		Connect: uint64(steps.Connect), Code: uint64(steps.Code), Sandbox: uint64(steps.Sandbox)}, Start: control.StartPath_START_PATH_COLD}
 	if steps.Warm {
 		g.Start = control.StartPath_START_PATH_WARM
 	}

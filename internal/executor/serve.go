@@ -25,7 +25,8 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 		return err
 	}
 	s.Worker = path
-	z, err := zygote.Start(ctx, zygote.Config{Path: path, Log: log})
+	z, err := zygote.Start(ctx, zygote.Config{Path: path, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
+		UIDs: s.SandboxUIDs, Processes: uint32(s.SandboxProcesses)}})
 	if err != nil {
 		return fmt.Errorf("start %s: %w", path, err)
 	}

@@ -28,7 +28,7 @@ var rooms = map[string][]string{
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote"},
 	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/dataplane", "internal/observe", "internal/topology", "internal/zygote"},
+		"internal/dataplane", "internal/observe", "internal/sandbox", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link",
 		"internal/observe"},
 
@@ -41,12 +41,13 @@ var rooms = map[string][]string{
 	"mpi":         {},
 
 	// The ground.
-	"internal/zygote":    {"internal/dataplane"},
+	"internal/zygote":    {"internal/dataplane", "internal/sandbox"},
+	"internal/sandbox":   {},
 	"internal/board":     {},
 	"internal/link":      {"accounting", "internal/board", "internal/control", "internal/dataplane"},
 	"internal/control":   {},
 	"internal/observe":   {"internal/control"},
-	"internal/config":    {"accounting", "internal/control"},
+	"internal/config":    {"accounting", "internal/control", "internal/sandbox"},
 	"internal/topology":  {},
 	"internal/dataplane": {},
 	"internal/houselaw":  {},

@@ -3,6 +3,7 @@ package zygote
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -13,7 +14,8 @@ import (
 // has no way to know. On shared memory the client itself sees its end close.
 
 const (
-	deviceFiles = "/dev/infiniband/"
+	// deviceFile begins the name of a device file, which in a sandbox is all that is left of its path.
+	deviceFile = "uverbs"
 	// deviceLook is how often a worker in whose page one and the same call runs is looked at.
 	deviceLook = 500 * time.Millisecond
 
@@ -24,7 +26,7 @@ const (
 // when its files are not ours to see.
 func (w *Worker) watchDevice() {
 	procDir := "/proc/" + strconv.Itoa(w.pid)
-	if open, err := hasOpen(procDir, deviceFiles); err != nil || !open {
+	if open, err := hasOpen(procDir, deviceFile); err != nil || !open {
 		return
 	}
 	ticker := time.NewTicker(deviceLook)
@@ -42,15 +44,15 @@ func (w *Worker) watchDevice() {
 			continue
 		}
 		// In this order: the files of a process that was not ending afterwards were not closed by its end.
-		if open, err := hasOpen(procDir, deviceFiles); err == nil && !open && !exiting(procDir) {
+		if open, err := hasOpen(procDir, deviceFile); err == nil && !open && !exiting(procDir) {
 			w.end(verdict{statusWorkerDied, "closed the descriptors of its RDMA device"})
 			return
 		}
 	}
 }
 
-// hasOpen says whether the process of a directory in /proc has a file open whose path begins so.
-func hasOpen(procDir, path string) (bool, error) {
+// hasOpen says whether the process of a directory in /proc has a file open whose name begins so.
+func hasOpen(procDir, prefix string) (bool, error) {
 	dir := procDir + "/fd"
 	d, err := os.Open(dir)
 	if err != nil {
@@ -62,7 +64,7 @@ func hasOpen(procDir, path string) (bool, error) {
 		return false, err
 	}
 	for _, name := range names {
-		if to, err := os.Readlink(dir + "/" + name); err == nil && strings.HasPrefix(to, path) {
+		if to, err := os.Readlink(dir + "/" + name); err == nil && strings.HasPrefix(filepath.Base(to), prefix) {
 			return true, nil
 		}
 	}

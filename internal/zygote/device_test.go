@@ -12,20 +12,20 @@ import (
 // What /proc tells of a process's files, and of its end. The watch itself: client, TestUnreachableWorkerIsReplaced on verbs.
 func TestFilesOfAProcess(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, "device")
+	path := filepath.Join(dir, "file-of-the-test")
 	self := fmt.Sprintf("/proc/%d", os.Getpid())
-	if open, err := hasOpen(self, dir); err != nil || open {
+	if open, err := hasOpen(self, "file-of-the-test"); err != nil || open {
 		t.Errorf("before it is open: %v, %v", open, err)
 	}
 	f, err := os.Create(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if open, err := hasOpen(self, dir); err != nil || !open {
+	if open, err := hasOpen(self, "file-of-the-test"); err != nil || !open {
 		t.Errorf("while it is open: %v, %v", open, err)
 	}
 	f.Close()
-	if open, err := hasOpen(self, dir); err != nil || open {
+	if open, err := hasOpen(self, "file-of-the-test"); err != nil || open {
 		t.Errorf("after it was closed: %v, %v", open, err)
 	}
 	if exiting(self) {
@@ -39,7 +39,7 @@ func TestFilesOfAProcess(t *testing.T) {
 	child := fmt.Sprintf("/proc/%d", cmd.Process.Pid)
 	defer cmd.Wait()
 	eventually(t, 5*time.Second, "a process that has ended and is not reaped counts as ending", func() bool { return exiting(child) })
-	if _, err := hasOpen("/proc/0", dir); err == nil {
+	if _, err := hasOpen("/proc/0", "file-of-the-test"); err == nil {
 		t.Error("a process that does not exist has files")
 	}
 	if !exiting("/proc/0") {

@@ -85,7 +85,7 @@ func (w *Worker) reason(st status, inFunction bool, d *death) string {
 	case st.signal == unix.SIGKILL:
 		return "SIGKILL: out of memory, or killed from outside"
 	case d.noted && d.signal != 0 && (st.signal == d.signal || st.signal == unix.SIGALRM):
-		return d.signalText(w.pid)
+		return d.signalText()
 	case st.signal != 0:
 		return signalName(st.signal)
 	case st.code == exitStopped && w.stopped.Load():
@@ -109,14 +109,17 @@ func (w *Worker) reason(st status, inFunction bool, d *death) string {
 }
 
 // signalText says what a signal was about. The numbers are si_code's.
-func (d *death) signalText(pid int) string {
+func (d *death) signalText() string {
 	name := signalName(d.signal)
 	if d.code <= 0 {
-		if d.signal == unix.SIGABRT && d.sender == uint32(pid) {
+		if d.signal == unix.SIGABRT && d.byItself {
 			return name + ": abort was called"
 		}
-		if d.sender == uint32(pid) {
+		if d.byItself {
 			return name + ", raised by itself"
+		}
+		if d.sender == 0 {
+			return name + ", sent from outside"
 		}
 		return fmt.Sprintf("%s, sent by process %d", name, d.sender)
 	}

@@ -93,9 +93,12 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// testSandbox is that of startZygote.
+var testSandbox Sandbox
+
 func startZygote(t testing.TB) *Zygote {
 	t.Helper()
-	z, err := Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t)})
+	z, err := Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t), Sandbox: testSandbox})
 	if err != nil {
 		t.Fatal(err)
 	}

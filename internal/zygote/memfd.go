@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,7 +53,7 @@ func fillAndSeal(f *os.File, r io.Reader, limit int64) error {
 }
 
 // control calls fn with f's descriptor, which stays open meanwhile and keeps its blocking mode, unlike with f.Fd.
-func control(f *os.File, fn func(fd int) error) error {
+func control(f syscall.Conn, fn func(fd int) error) error {
 	c, err := f.SyscallConn()
 	if err != nil {
 		return err

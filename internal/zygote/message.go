@@ -13,7 +13,8 @@ const (
 	wireVersion = 1
 	msgMax      = 4096
 	headSize    = 16
-	spawnSize   = 504
+	spawnSize   = 520
+	bodyUID     = 504 // offset of user, group and number of processes
 	spawnFDs    = 5
 
 	cpusMax      = 1024
@@ -41,6 +42,7 @@ const (
 	msgFinish      msgType = 10
 	msgPrepare     msgType = 11
 	msgPrepared    msgType = 12
+	msgSealed      msgType = 13
 )
 
 // Statuses of dp_status.h that this package gives itself.
@@ -239,6 +241,9 @@ func spawnBody(s *Spec) ([]byte, error) {
 		b[56+cpu/8] |= 1 << (cpu % 8)
 	}
 	copy(b[248:], s.ClientBlob)
+	le.PutUint32(b[bodyUID:], s.UID)
+	le.PutUint32(b[bodyUID+4:], s.GID)
+	le.PutUint32(b[bodyUID+8:], s.Processes)
 	return b, nil
 }
 

@@ -45,6 +45,9 @@ int main(void) {
     m.body.memory_limit = 0x1122334455667788;
     m.body.n_functions = 2;
     m.body.blob_len = 5;
+    m.body.uid = 0x00010203;
+    m.body.gid = 0x00040506;
+    m.body.processes = 77;
     m.body.cpus[0] = 1 << 1;
     m.body.cpus[1] = 1 << 2;
     m.body.cpus[127] = 1 << 7;
@@ -52,7 +55,10 @@ int main(void) {
     memcpy(m.body.blob, "\1\2\3\4\5", 5);
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_READY, DP_MSG_LOADED, DP_MSG_FAILED,
-        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_PREPARE_FDS, DP_LEASE_FDS, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
+        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_PREPARE_FDS, DP_LEASE_FDS,
+        DP_MSG_SEALED, DP_SANDBOX_UID, DP_SANDBOX_PIDS,
+        DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
+        DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
         DP_CHANNEL_BLOB_MAX, DP_DEPTH_MAX, DP_EAGER_MAX, DP_SPAWN_FDS, DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM, DP_INVALID,
         DP_BAD_BLOB, DP_BAD_LIBRARY, DP_WORKER_DIED, DP_FATAL, DP_EXIT_STOPPED, DP_EXIT_FAILED, DP_EXIT_CLIENT_GONE,
         DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10), DP_TIME_LIMIT, DP_MEMORY_LIMIT,
@@ -71,10 +77,11 @@ var goldenSpec = Spec{
 	Provider: "verbs", Device: "mlx5_0", Port: 3, GIDIndex: -1, PKeyIndex: 0x1112, TrafficClass: 106, ServiceLevel: 7,
 	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
 	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
+	UID: 0x00010203, GID: 0x00040506, Processes: 77,
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
-const goldenBytes = "5246574b0100010004030201f8010000" + // head: magic, version, type, id, length
+const goldenBytes = "5246574b010001000403020108020000" + // head: magic, version, type, id, length
 	"02020300ffffffff121100006a000000" + // provider, wait mode, port; GID index; P_Key index; traffic class
 	"0700000000100000e803000040230100" + // service level; MTU; depth; eager
 	"04030201000000008877665544332211" + // bulk; memory limit
@@ -99,7 +106,9 @@ func TestMessagesMatchC(t *testing.T) {
 		t.Errorf("C  %s\nGo %s", c, got)
 	}
 	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgReady), int(msgLoaded), int(msgFailed),
-		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), 3, 2, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
+		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), 3, 2, int(msgSealed),
+		partUID, partPIDs, partFiles, partIPC, partNet,
+		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
 		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
 		int(statusTimeLimit), int(statusMemoryLimit), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, 8, 16, 24, 32, 40, 32, 28}
@@ -217,16 +226,16 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"one byte", good[:1], 0, "1 bytes"},
 		{"part of the head", good[:15], spawnFDs, "15 bytes"},
 		{"head alone", good[:16], spawnFDs, "0 bytes"},
-		{"truncated", good[:len(good)-1], spawnFDs, "503 bytes"},
-		{"one byte too many", append(bytes.Clone(good), 0), spawnFDs, "505 bytes"},
+		{"truncated", good[:len(good)-1], spawnFDs, "519 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), spawnFDs, "521 bytes"},
 		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), spawnFDs, "4096 bytes"},
 		{"magic", patch(0, 'X'), spawnFDs, "0x4b574658"},
 		{"version", patch(4, 2), spawnFDs, "version 2"},
 		{"type", patch(6, 4), spawnFDs, "type 4"},
-		{"announced length", patch(12, 1), spawnFDs, "257 announced"},
+		{"announced length", patch(12, 1), spawnFDs, "513 announced"},
 		{"no descriptors", good, 0, "0 descriptors"},
 		{"four descriptors", good, 4, "4 descriptors"},
-		{"six descriptors", good, 6, "6 descriptors"},
+		{"eight descriptors", good, 8, "8 descriptors"},
 		{"40 descriptors", good, 40, "16 descriptors"},
 		{"provider 0", patch(B+0, 0), spawnFDs, "provider 0"},
 		{"provider 3", patch(B+0, 3), spawnFDs, "provider 3"},
@@ -244,6 +253,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"many functions", patch(B+48, word(65537)...), spawnFDs, "function count 65537"},
 		{"no blob", patch(B+52, word(0)...), spawnFDs, "blob length 0"},
 		{"long blob", patch(B+52, word(257)...), spawnFDs, "blob length 257"},
+		{"reserved word", patch(B+516, 1), spawnFDs, "reserved word"},
 		{"bytes after the blob", patch(B+503, 1), spawnFDs, "after the end of the client's blob"},
 		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), spawnFDs, "device name"},
 		{"device with a control character", patch(B+184, '\n'), spawnFDs, "0xa"},

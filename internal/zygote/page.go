@@ -20,6 +20,7 @@ const (
 	deathNoted  = 0x44454144
 	deathTraced = 0x44454145
 	overflowed  = 1 // a stack
+	byItself    = 2 // the signal was sent
 )
 
 // Counters are what a worker says of its work. User code can write there, so they are good for information and for
@@ -96,6 +97,7 @@ type death struct {
 	address  uint64
 	sender   uint32
 	overflow bool
+	byItself bool
 	text     []byte
 }
 
@@ -117,6 +119,7 @@ func (p *page) death() death {
 		address:  le.Uint64(b[16:]),
 		sender:   le.Uint32(b[24:]),
 		overflow: le.Uint32(b[28:])&overflowed != 0,
+		byItself: le.Uint32(b[28:])&byItself != 0,
 		text:     b[deathText : deathText+min(le.Uint32(b[32:]), textMax)],
 	}
 }

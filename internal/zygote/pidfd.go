@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"errors"
 	"os"
 	"unsafe"
 
@@ -63,8 +64,38 @@ func newPidfd(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "pidfd"), nil
 }
 
-// reap waits until the child ended, ends whatever is left of its session and takes its status. No OS thread is blocked.
-func reap(pidfd *os.File) (status, error) {
+// reap waits until the child ended, ends whatever is left of its session and, if it has a guard, of its process name space,
+// and takes its status. No OS thread is blocked.
+func reap(pidfd, guard *os.File) (status, error) {
+	st, err := awaitEnd(pidfd)
+	if err != nil {
+		return st, err
+	}
+	// Processes that a function forked would go on using the cores. The zombie keeps its id, so the group is no other.
+	if st.pid > 1 {
+		unix.Kill(-st.pid, unix.SIGKILL)
+	}
+	err = collect(pidfd)
+	if guard != nil {
+		// Its end takes all others with it, and comes after theirs.
+		killPidfd(guard)
+		_, gerr := awaitEnd(guard)
+		err = errors.Join(err, gerr, collect(guard))
+		guard.Close()
+	}
+	return st, err
+}
+
+// collect takes the status of a zombie.
+func collect(pidfd *os.File) error {
+	return control(pidfd, func(fd int) error {
+		_, _, err := waitPidfd(fd, 0)
+		return err
+	})
+}
+
+// awaitEnd waits until the child ended and leaves it a zombie.
+func awaitEnd(pidfd *os.File) (status, error) {
 	c, err := pidfd.SyscallConn()
 	if err != nil {
 		return status{}, err
@@ -84,18 +115,7 @@ func reap(pidfd *os.File) (status, error) {
 			}
 		})
 	}
-	if werr != nil {
-		return status{}, werr
-	}
-	// Processes that a function forked would go on using the cores. The zombie keeps its id, so the group is no other.
-	if st.pid > 1 {
-		unix.Kill(-st.pid, unix.SIGKILL)
-	}
-	err = control(pidfd, func(fd int) error {
-		_, _, err := waitPidfd(fd, 0)
-		return err
-	})
-	return st, err
+	return st, werr
 }
 
 func killPidfd(pidfd *os.File) {

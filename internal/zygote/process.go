@@ -34,6 +34,8 @@ type process struct {
 	cmd     *exec.Cmd
 	conn    *net.UnixConn
 	devices int
+	parts   uint32        // of the sandbox
+	missing string        // of it, and why
 	gone    chan struct{} // closed when reaped; err is set before
 	err     error
 
@@ -48,11 +50,13 @@ type process struct {
 type answer struct {
 	pidfd *os.File
 	pid   int
+	guard *os.File // pidfd of the first process of its name space; nil: it has none
 	err   error
 }
 
 // startProcess starts a zygote and returns when it has said HELLO.
-func startProcess(ctx context.Context, path string, log *slog.Logger) (*process, error) {
+func startProcess(ctx context.Context, cfg *Config) (*process, error) {
+	path, log := cfg.Path, cfg.Log
 	ours, theirs, err := socketPair()
 	if err != nil {
 		return nil, err
@@ -61,7 +65,7 @@ func startProcess(ctx context.Context, path string, log *slog.Logger) (*process,
 	defer child.Close()
 	p := &process{log: log, conn: ours, gone: make(chan struct{}), pending: map[uint32]chan answer{}}
 	lines := &lineLogger{log: log}
-	p.cmd = exec.Command(path, "zygote")
+	p.cmd = exec.Command(path, cfg.Sandbox.arguments()...)
 	p.cmd.ExtraFiles = []*os.File{child}
 	p.cmd.Env = workerEnv(os.Environ())
 	p.cmd.Stdout, p.cmd.Stderr = lines, lines
@@ -78,6 +82,10 @@ func startProcess(ctx context.Context, path string, log *slog.Logger) (*process,
 	if err := p.hello(ctx); err != nil {
 		p.stop()
 		return nil, fmt.Errorf("start zygote %s: %w", path, err)
+	}
+	if err := cfg.Sandbox.check(p, log); err != nil {
+		p.stop()
+		return nil, err
 	}
 	go p.receive()
 	return p, nil
@@ -129,13 +137,14 @@ func (p *process) hello(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if m.typ != msgHello || len(m.body) != 8 {
+	if m.typ != msgHello || len(m.body) < 12 {
 		return fmt.Errorf("greeting of type %d with %d bytes", m.typ, len(m.body))
 	}
 	if v := m.u32(0); v != wireVersion {
 		return fmt.Errorf("rfaas-worker speaks wire version %d, this executor %d", v, wireVersion)
 	}
 	p.devices = int(m.u32(1))
+	p.parts, p.missing = m.u32(2), printable(m.body[12:])
 	return nil
 }
 
@@ -207,8 +216,16 @@ func (p *process) deliver(m *message, fds []int) error {
 		f, err := newPidfd(fds[0])
 		ch <- answer{pidfd: f, pid: int(m.u32(0)), err: err}
 		return nil
+	case m.typ == msgSpawned && len(fds) == 3 && len(m.body) == 4:
+		reapNow(fds[2])
+		f, err := newPidfd(fds[0])
+		guard, gerr := newPidfd(fds[1])
+		ch <- answer{pidfd: f, pid: int(m.u32(0)), guard: guard, err: errors.Join(err, gerr)}
+		return nil
 	case m.typ == msgSpawnFailed:
-		closeAll(fds)
+		for _, fd := range fds {
+			reapNow(fd)
+		}
 		ch <- answer{err: m.failure()}
 		return nil
 	}
@@ -275,6 +292,20 @@ func rights(oob []byte) []int {
 		}
 	}
 	return fds
+}
+
+// sender is the process that sent a message, 0 if it does not say.
+func sender(oob []byte) int {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return 0
+	}
+	for i := range msgs {
+		if cred, err := unix.ParseUnixCredentials(&msgs[i]); err == nil {
+			return int(cred.Pid)
+		}
+	}
+	return 0
 }
 
 func closeAll(fds []int) {

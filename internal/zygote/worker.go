@@ -2,6 +2,7 @@ package zygote
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ type Worker struct {
 	id     uint32
 	pid    int
 	pidfd  *os.File
+	guard  *os.File // nil: it has none
 	conn   *net.UnixConn
 	output *output
 	page   *page
@@ -39,6 +41,7 @@ type Worker struct {
 	mu       sync.Mutex
 	starting bool
 	ended    bool
+	gone     func() // to be called then; may be nil
 
 	stopNoticed atomic.Bool
 }
@@ -80,6 +83,7 @@ func (w *Worker) Running() string {
 // Steps is what a worker's start took, as seen from here.
 type Steps struct {
 	Fork    time.Duration // from the request to its first word
+	Sandbox time.Duration // name spaces, credentials, filters; what its guard process does meanwhile is in Fork
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library, its constructors included
 	Warm    bool          // the process was there already: Fork is what it took to wake it
@@ -124,7 +128,7 @@ func (w *Worker) leave(ctx context.Context, how msgType) error {
 
 // watch waits for the end of the process and cleans up behind it.
 func (w *Worker) watch(ended func()) {
-	st, err := reap(w.pidfd)
+	st, err := reap(w.pidfd, w.guard)
 	w.output.finish()
 	w.pidfd.Close()
 	w.page.freeze()
@@ -138,8 +142,25 @@ func (w *Worker) watch(ended func()) {
 	if !w.starting {
 		w.conn.Close()
 	}
+	gone := w.gone
 	w.mu.Unlock()
+	if gone != nil {
+		gone()
+	}
 	close(w.done)
+}
+
+// whenGone calls fn when nothing is left of the worker, before Done is closed, or at once.
+func (w *Worker) whenGone(fn func()) {
+	w.mu.Lock()
+	if !w.ended {
+		w.gone = fn
+		fn = nil
+	}
+	w.mu.Unlock()
+	if fn != nil {
+		fn()
+	}
 }
 
 // started ends the start: nobody reads the worker's messages any more.
@@ -206,6 +227,9 @@ func (w *Worker) start(ctx context.Context) error {
 		case m.typ == msgReady && w.blob == nil && len(m.body) > 0 && len(m.body) <= blobMax:
 			w.blob = append([]byte(nil), m.body...)
 			w.steps.Connect = step()
+		case m.typ == msgSealed && w.blob != nil && w.steps.Sandbox == 0 && len(m.body) == 16:
+			step()
+			w.sealed(m.body)
 		case m.typ == msgLoaded && w.blob != nil:
 			w.steps.Code = step()
 			return nil
@@ -215,6 +239,14 @@ func (w *Worker) start(ctx context.Context) error {
 			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.typ, len(m.body))
 		}
 	}
+}
+
+// sealed notes what the sandbox took before and after READY, as the worker says before user code runs in it.
+func (w *Worker) sealed(body []byte) {
+	before := min(max(time.Duration(binary.LittleEndian.Uint64(body)), 0), w.steps.Connect)
+	after := min(max(time.Duration(binary.LittleEndian.Uint64(body[8:])), 0), time.Minute)
+	w.steps.Connect -= before
+	w.steps.Sandbox = before + after
 }
 
 // startFailed names what happened when the socket closed or time ran out before LOADED.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
 // SpawnTimeout bounds a Spawn whose context has no deadline: constructors of user code can hang.
@@ -25,10 +27,11 @@ var (
 	errClosed       = errors.New("zygote supervisor is closed")
 )
 
-// Config of a Zygote. Both fields are mandatory.
+// Config of a Zygote. Path and Log are mandatory.
 type Config struct {
-	Path string // of the rfaas-worker program
-	Log  *slog.Logger
+	Path    string // of the rfaas-worker program
+	Log     *slog.Logger
+	Sandbox Sandbox
 }
 
 // Spec says what a worker is to be.
@@ -58,6 +61,11 @@ type Spec struct {
 	MemoryLimit uint64
 	// CallLimit is how long one call may take; 0: no limit. A worker that exceeds it is killed.
 	CallLimit time.Duration
+	// UID and GID are those of the user that the worker shall run as, who must have been verified; 0: one of the sandbox's own
+	// range, where it has one. Needs an executor of root's.
+	UID, GID uint32
+	// Processes is how many processes and threads that user may have; 0: no limit. Only with an own user.
+	Processes uint32
 	// Symbol names a place in the user's library by its offset, for backtraces; "" if it has no name. May be nil.
 	Symbol func(offset uint64) string
 }
@@ -70,11 +78,13 @@ type Zygote struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup // supervise, watchStops, the pool
 	pool   pool
+	uids   *sandbox.UIDs
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
 	changed chan struct{} // closed and renewed when current changes
 	devices int
+	parts   uint32 // of the sandbox
 	closed  bool
 	workers map[*Worker]struct{}
 }
@@ -82,7 +92,7 @@ type Zygote struct {
 // Start starts the zygote process and returns when it has loaded its providers. A zygote that dies is replaced;
 // workers live on meanwhile. ctx bounds the start only.
 func Start(ctx context.Context, cfg Config) (*Zygote, error) {
-	p, err := startProcess(ctx, cfg.Path, cfg.Log)
+	p, err := startProcess(ctx, &cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -91,6 +101,8 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		current: p,
 		changed: make(chan struct{}),
 		devices: p.devices,
+		parts:   p.parts,
+		uids:    sandbox.NewUIDs(cfg.Sandbox.UIDs),
 		workers: map[*Worker]struct{}{},
 		pool:    newPool(),
 	}
@@ -139,7 +151,7 @@ func (z *Zygote) set(p *process) {
 	defer z.mu.Unlock()
 	z.current = p
 	if p != nil {
-		z.devices = p.devices
+		z.devices, z.parts = p.devices, p.parts
 	}
 	close(z.changed)
 	z.changed = make(chan struct{})
@@ -173,7 +185,7 @@ func (z *Zygote) supervise(p *process) {
 // replace starts zygotes until one works; the first at once, later ones with growing delay. nil after Close.
 func (z *Zygote) replace(delay *time.Duration, longest time.Duration) *process {
 	for {
-		p, err := startProcess(z.ctx, z.cfg.Path, z.cfg.Log)
+		p, err := startProcess(z.ctx, &z.cfg)
 		if err == nil {
 			if z.ctx.Err() != nil {
 				p.stop()
@@ -240,8 +252,10 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		defer cancel()
 	}
 	defer z.pool.wake() // not before: its clones would take processor time from this start
-	if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
-		return w, err
+	if spec.UID == 0 {
+		if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
+			return w, err
+		}
 	}
 	for try := 1; ; try++ {
 		w, err := z.spawn(ctx, &spec, body, names)
@@ -266,6 +280,12 @@ func newParts() (*parts, error) {
 	conn, sock, err := socketPair()
 	if err != nil {
 		return nil, err
+	}
+	// What the kernel says of who sends is true across process name spaces.
+	if err := control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) }); err != nil {
+		conn.Close()
+		closeAll([]int{sock})
+		return nil, os.NewSyscallError("setsockopt", err)
 	}
 	out, log, err := newOutput()
 	if err != nil {
@@ -309,6 +329,20 @@ func (p *parts) close() {
 
 // spawn clones a worker and sees it through its start. Without names it is one that waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
+	body, undo, err := z.confine(spec, body)
+	if err != nil {
+		return nil, fmt.Errorf("start worker: %w", err)
+	}
+	w, err := z.spawnConfined(ctx, spec, body, names)
+	if err != nil {
+		undo()
+		return nil, err
+	}
+	w.whenGone(undo)
+	return w, nil
+}
+
+func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
 	asked := time.Now()
 	proc, err := z.process(ctx)
 	if err != nil {
@@ -340,7 +374,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Wo
 	case a := <-answered:
 		if errors.Is(a.err, errZygoteDied) {
 			// A worker that was made all the same lives on, and has used up the client's blob perhaps: it is kept.
-			if a.pidfd, a.pid = parts.orphan(); a.pidfd != nil {
+			if a.pidfd, a.guard, a.pid = parts.orphan(); a.pidfd != nil {
 				a.err = nil
 			}
 		}
@@ -361,50 +395,65 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Wo
 func (p *parts) discard(a answer) {
 	defer p.close()
 	if a.pidfd == nil {
-		a.pidfd, _ = p.orphan()
+		a.pidfd, a.guard, _ = p.orphan()
 	}
 	if a.pidfd == nil {
 		return
 	}
 	killPidfd(a.pidfd)
-	reap(a.pidfd)
+	reap(a.pidfd, a.guard)
 	a.pidfd.Close()
 }
 
-// orphan finds the worker of a zygote that died between making it and telling us. The worker says STARTED with its pid,
-// or its end of the socket closes. It is our child and unreaped, so the pid is still its own.
-func (p *parts) orphan() (pidfd *os.File, pid int) {
+// orphan finds the worker of a zygote that died between making it and telling us. The worker says STARTED, and the kernel its
+// pid, or its end of the socket closes. It is our child and unreaped, so the pid is still its own.
+func (p *parts) orphan() (pidfd, guard *os.File, pid int) {
 	p.conn.SetReadDeadline(time.Now().Add(time.Second))
 	defer p.conn.SetReadDeadline(time.Time{})
 	buf := make([]byte, msgMax)
-	n, err := p.conn.Read(buf)
-	if err != nil {
-		return nil, 0
+	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred)+unix.CmsgSpace(2*4))
+	n, oobn, _, _, err := p.conn.ReadMsgUnix(buf, oob)
+	fds := rights(oob[:oobn])
+	if len(fds) == 2 { // of a sandbox
+		reapNow(fds[1])
+		guard, _ = newPidfd(fds[0])
+	} else {
+		closeAll(fds)
 	}
-	m, err := decodeMessage(buf[:n])
-	if err != nil || m.typ != msgStarted || len(m.body) != 4 || m.u32(0) <= 1 {
-		return nil, 0
+	if pid = sender(oob[:oobn]); err == nil && pid > 1 {
+		if m, err := decodeMessage(buf[:n]); err == nil && m.typ == msgStarted {
+			pidfd = childPidfd(pid)
+		}
 	}
-	pid = int(m.u32(0))
+	if pidfd == nil && guard != nil { // cannot be
+		killPidfd(guard)
+		guard.Close()
+		guard = nil
+	}
+	return pidfd, guard, pid
+}
+
+// childPidfd is the pidfd of a child of ours, nil if it is none.
+func childPidfd(pid int) *os.File {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil, 0
+		return nil
 	}
 	if _, _, err := waitPidfd(fd, unix.WNOWAIT); err != nil { // ECHILD: not ours
 		unix.Close(fd)
-		return nil, 0
+		return nil
 	}
-	pidfd, err = newPidfd(fd)
+	f, err := newPidfd(fd)
 	if err != nil {
-		return nil, 0
+		return nil
 	}
-	return pidfd, pid
+	return f
 }
 
 // adopt makes a Worker of a cloned process and sees it through its start, or until it waits for its lease.
 func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, waits bool, p *parts, a answer, asked time.Time) (*Worker, error) {
 	w := &Worker{
-		id: id, pid: a.pid, pidfd: a.pidfd, conn: p.conn, output: p.output, page: p.page,
+		id: id, pid: a.pid, pidfd: a.pidfd, guard: a.guard, conn: p.conn, output: p.output, page: p.page,
 		done: make(chan struct{}), starting: true, asked: asked,
 	}
 	if waits {

@@ -45,6 +45,7 @@ func living(pid int) (zygotes, workers []int) {
 	for _, c := range children(pid) {
 		switch name, state, _, ok := stat(c); {
 		case !ok || state == 'Z' || state == 'X':
+		case name == "rfaas-guard": // of a worker's sandbox
 		case name == "rfaas-zygote":
 			zygotes = append(zygotes, c)
 		default:

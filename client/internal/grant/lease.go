@@ -212,14 +212,15 @@ type Worker struct {
 	PID  int    // on its node; names it in events
 	CPUs []uint32
 	// What its start took, as the executor saw it.
-	Fork, Connect, Code time.Duration
-	Start               control.StartPath
+	Fork, Connect, Code, Sandbox time.Duration
+	Start                        control.StartPath
 }
 
 func workerOf(w *control.WorkerGrant) Worker {
 	return Worker{Blob: w.GetBlob(), PID: int(w.GetPid()), CPUs: w.GetCpus(), Fork: time.Duration(w.GetSteps().GetFork()),
 		Connect: time.Duration(w.GetSteps().GetConnect()), Code: time.Duration(w.GetSteps().GetCode()),
-		Start: w.GetStart()}
+		Sandbox: time.Duration(w.GetSteps().GetSandbox()),
+		Start:   w.GetStart()}
 }
 
 // Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.

@@ -1,0 +1,195 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// hostile compiles testdata/hostile.c.
+func hostile(t *testing.T) string {
+	t.Helper()
+	source, err := os.ReadFile("testdata/hostile.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compile(t, "hostile.so", string(source), "-std=gnu11", "-D_GNU_SOURCE", "-O1")
+}
+
+// try calls a hostile function with a text and returns what it says: nothing, if all that it tried was refused.
+func try(t *testing.T, l *client.Lease, name, arg string) string {
+	t.Helper()
+	out := make([]byte, 4096)
+	n, err := function(t, l, name).Invoke(context.Background(), []byte(arg), out)
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
+	return string(out[:n])
+}
+
+// processNamed finds a process by its name; 0 if there is none.
+func processNamed(name string) int {
+	comms, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, file := range comms {
+		if b, _ := os.ReadFile(file); string(b) == name+"\n" {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			return pid
+		}
+	}
+	return 0
+}
+
+// segment makes a System V segment of this process's name space.
+func segment(t *testing.T) int {
+	t.Helper()
+	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 4096, unix.IPC_CREAT|0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.SysvShmCtl(id, unix.IPC_RMID, nil) })
+	return id
+}
+
+// Every restriction of the sandbox, and a function that tries to break it, on a worker that is cloned for its lease and on one
+// that waited for it.
+func TestSandbox(t *testing.T) {
+	library := hostile(t)
+	secretFile := filepath.Join(t.TempDir(), "of-the-executor")
+	if err := os.WriteFile(secretFile, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ids := fmt.Sprint(segment(t))
+	// Where a test runs as another user than root it is the name space of that user: ids are its own.
+	for _, pool := range []string{"0", "1"} {
+		t.Run("pool "+pool, func(t *testing.T) {
+			w := newWorld(t, "--sandbox", "on", "--warm-pool", pool, "--sandbox-processes", "40")
+			executor := fmt.Sprint(w.cmd.Process.Pid)
+			descriptors, device := "8", ""
+			if provider() == "verbs" {
+				descriptors, device = "12", "verbs"
+			}
+			l := w.lease(t, client.LeaseOptions{Library: library})
+			for _, tc := range []struct{ function, arg string }{
+				{"works", ""}, {"files", secretFile}, {"has_tmp", ""}, {"processes", executor}, {"ipc", ids}, {"network", ""},
+				{"calls", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
+			} {
+				if got := try(t, l, tc.function, tc.arg); got != "" {
+					t.Errorf("%s: %s", tc.function, got)
+				}
+			}
+			if os.Geteuid() == 0 {
+				for _, tc := range []struct{ function, arg string }{{"privileges", ""}, {"fork_bomb", "100"}} {
+					if got := try(t, l, tc.function, tc.arg); got != "" {
+						t.Errorf("%s: %s", tc.function, got)
+					}
+				}
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Nothing that a function starts outlives its worker, however it hides.
+func TestLeftBehindEndsWithWorker(t *testing.T) {
+	w := newWorld(t, "--sandbox", "on")
+	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
+	const name = "rfaas-leftover"
+	if got := try(t, l, "leaves_behind", name); got != "" {
+		t.Fatal(got)
+	}
+	pid := processNamed(name)
+	if pid == 0 {
+		t.Fatal("no process was left behind: the test shows nothing")
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The answer to a release comes when nothing is left.
+	if running(pid) {
+		t.Errorf("process %d outlives its worker", pid)
+	}
+}
+
+// Two leases do not see each other: neither files nor users.
+func TestSandboxesAreApart(t *testing.T) {
+	w := newWorld(t, "--sandbox", "on")
+	library := hostile(t)
+	first := w.lease(t, client.LeaseOptions{Library: library})
+	second := w.lease(t, client.LeaseOptions{Library: library})
+	for _, l := range []*client.Lease{first, second} {
+		if got := try(t, l, "has_tmp", ""); got != "" { // each finds it empty
+			t.Error(got)
+		}
+	}
+	if os.Geteuid() == 0 {
+		uid := func(l *client.Lease) string { return uidOf(t, l.Worker(0).PID()) }
+		if a, b := uid(first), uid(second); a == b || a == "0" || b == "0" {
+			t.Errorf("users %s and %s", a, b)
+		}
+	}
+}
+
+// uidOf is the real user id of a process.
+func uidOf(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	_, rest, ok := bytes.Cut(b, []byte("\nUid:\t"))
+	if err != nil || !ok {
+		t.Fatalf("status of process %d: %v", pid, err)
+	}
+	return strings.Fields(string(rest))[0]
+}
+
+// Paths of the settings are seen, read-only, and no others.
+func TestSandboxPaths(t *testing.T) {
+	dir, err := os.MkdirTemp("/var/tmp", "rfaas-sandbox") // /tmp is every worker's own
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	seen, link, hidden := filepath.Join(dir, "seen"), filepath.Join(dir, "link"), filepath.Join(dir, "hidden")
+	for _, d := range []string{seen, hidden} {
+		if err := errors.Join(os.Mkdir(d, 0o755), os.WriteFile(filepath.Join(d, "file"), []byte("x"), 0o644), os.Chmod(dir, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(seen, link); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, "--sandbox", "on", "--sandbox-paths", seen+":"+link)
+	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
+	for path, want := range map[string]bool{seen: true, link: true, hidden: false} {
+		got := strings.Contains(try(t, l, "files", filepath.Join(path, "file")), "reads(arg)")
+		if got != want {
+			t.Errorf("%s: seen %v, want %v", path, got, want)
+		}
+	}
+}
+
+// Without a sandbox the same functions get through: what the tests above look at is there.
+func TestHostileWithoutSandbox(t *testing.T) {
+	w := newWorld(t, "--sandbox", "off", "--warm-pool", "0")
+	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
+	for name, arg := range map[string]string{"network": "", "descriptors": "3"} { // what does no damage
+		if got := try(t, l, name, arg); got == "" {
+			t.Errorf("%s finds nothing to do", name)
+		}
+	}
+	start := time.Now()
+	if err := l.Release(t.Context()); err != nil || time.Since(start) > 10*time.Second {
+		t.Errorf("release: %v after %v", err, time.Since(start))
+	}
+}

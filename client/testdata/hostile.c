@@ -1,0 +1,395 @@
+/* Functions that try to get out of the sandbox, one for each of its restrictions. The result is text: empty when all that was
+ * tried was refused, else what succeeded. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/landlock.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/ipc.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ROOM 2000
+
+typedef struct text {
+    char *s;
+    uint32_t n;
+} text;
+
+__attribute__((format(printf, 2, 3))) static void say(text *t, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(t->s + t->n, ROOM - t->n, fmt, ap);
+    va_end(ap);
+    if (n > 0 && t->n + (uint32_t)n < ROOM)
+        t->n += (uint32_t)n;
+}
+
+/* The call must fail, with this errno unless it is 0. */
+#define REFUSED(call, wanted)                                                                                                          \
+    do {                                                                                                                               \
+        errno = 0;                                                                                                                     \
+        long st_ = (long)(call);                                                                                                       \
+        if (st_ >= 0)                                                                                                                  \
+            say(&t, "%s: %ld; ", #call, st_);                                                                                          \
+        else if ((wanted) && errno != (wanted))                                                                                        \
+            say(&t, "%s: %s; ", #call, strerror(errno));                                                                               \
+    } while (0)
+
+#define FUNCTION(name)                                                                                                                 \
+    uint32_t name(void *args, uint32_t size, void *res);                                                                               \
+    static void name##_tries(const char *arg, text *out);                                                                              \
+    uint32_t name(void *args, uint32_t size, void *res) {                                                                              \
+        char arg[4096] = "";                                                                                                           \
+        memcpy(arg, args, size < sizeof arg ? size : sizeof arg - 1);                                                                  \
+        text out = {res, 0};                                                                                                           \
+        name##_tries(arg, &out);                                                                                                       \
+        return out.n;                                                                                                                  \
+    }                                                                                                                                  \
+    static void name##_tries(const char *arg, text *out)
+
+static int reads(const char *path) {
+    char c;
+    int fd = open(path, O_RDONLY);
+    if (fd < 0)
+        return -1;
+    ssize_t n = read(fd, &c, 1);
+    close(fd);
+    return n < 0 ? -1 : 0;
+}
+
+static int writes(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT, 0666);
+    if (fd < 0)
+        return -1;
+    close(fd);
+    return 0;
+}
+
+/* arg: a file of the executor's user, outside. */
+FUNCTION(files) {
+    text t = *out;
+    REFUSED(reads(arg), ENOENT);
+    REFUSED(reads("/etc/shadow"), ENOENT);
+    REFUSED(reads("/root/.bashrc"), ENOENT);
+    REFUSED(reads("/dev/mem"), ENOENT);
+    REFUSED(reads("/proc/1/environ"), 0);
+    REFUSED(reads("/proc/1/root/etc/passwd"), 0);
+    REFUSED(writes("/usr/lib/x"), 0);
+    REFUSED(writes("/etc/passwd"), 0);
+    REFUSED(writes("/x"), 0);
+    REFUSED(writes("/dev/x"), 0);
+    REFUSED(writes("/proc/self/oom_score_adj"), 0);
+    REFUSED(writes("/proc/sys/kernel/core_pattern"), 0);
+    REFUSED(mkdir("/home", 0777), 0);
+    REFUSED(chmod("/usr", 0777), 0);
+    REFUSED(unlink("/etc/passwd"), 0);
+    REFUSED(mount("none", "/tmp", "tmpfs", 0, NULL), EPERM);
+    REFUSED(umount("/tmp"), EPERM);
+    REFUSED(syscall(SYS_pivot_root, "/tmp", "/tmp"), EPERM);
+    REFUSED(chroot("/tmp"), EPERM);
+    REFUSED(mknod("/tmp/null", S_IFCHR | 0666, 1 << 8 | 3), 0);
+    *out = t;
+}
+
+/* /tmp is there, empty, and the worker's own. */
+FUNCTION(has_tmp) {
+    (void)arg;
+    text t = *out;
+    DIR *d = opendir("/tmp");
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            say(&t, "there is %s; ", e->d_name);
+    if (!d)
+        say(&t, "no /tmp; ");
+    else
+        closedir(d);
+    if (writes("/tmp/mine") || reads("/tmp/mine"))
+        say(&t, "cannot write /tmp: %s; ", strerror(errno));
+    int fd = shm_open("/rfaas-test", O_RDWR | O_CREAT, 0600);
+    if (fd < 0 || ftruncate(fd, 4096))
+        say(&t, "no shared memory: %s; ", strerror(errno));
+    close(fd);
+    if (writes("/dev/null"))
+        say(&t, "cannot write /dev/null: %s; ", strerror(errno));
+    *out = t;
+}
+
+/* arg: a process of the executor's. */
+FUNCTION(processes) {
+    text t = *out;
+    pid_t executor = atoi(arg);
+    REFUSED(kill(executor, 0), ESRCH);
+    REFUSED(kill(executor, SIGTERM), ESRCH);
+    REFUSED(syscall(SYS_pidfd_open, executor, 0), 0);
+    REFUSED(ptrace(PTRACE_ATTACH, executor, NULL, NULL), EPERM);
+    REFUSED(ptrace(PTRACE_ATTACH, 1, NULL, NULL), EPERM);
+    struct iovec v = {&t, 1};
+    REFUSED(syscall(SYS_process_vm_readv, 1, &v, 1, &v, 1, 0), EPERM);
+    REFUSED(setpriority(PRIO_PROCESS, executor, 19), 0);
+    kill(1, SIGKILL); /* no error, and no effect */
+    DIR *d = opendir("/proc");
+    for (struct dirent *e; d && (e = readdir(d));) {
+        int pid = atoi(e->d_name);
+        if (pid > 0 && pid != 1 && pid != getpid())
+            say(&t, "process %d is in sight; ", pid);
+    }
+    if (d)
+        closedir(d);
+    if (getppid() != 0)
+        say(&t, "the parent is in sight: %d; ", getppid());
+    *out = t;
+}
+
+/* arg: id of a System V segment outside. */
+FUNCTION(ipc) {
+    text t = *out;
+    struct shmid_ds ds;
+    REFUSED(shmctl(atoi(arg), IPC_STAT, &ds), EINVAL);
+    REFUSED(shmctl(atoi(arg), IPC_RMID, NULL), EINVAL);
+    *out = t;
+}
+
+/* arg: name of an abstract socket outside. */
+FUNCTION(network) {
+    (void)arg;
+    text t = *out;
+    REFUSED(socket(AF_INET, SOCK_STREAM, 0), EPERM);
+    REFUSED(socket(AF_INET6, SOCK_DGRAM, 0), EPERM);
+    REFUSED(socket(AF_UNIX, SOCK_STREAM, 0), EPERM);
+    REFUSED(socket(AF_NETLINK, SOCK_RAW, 0), EPERM);
+    REFUSED(socket(AF_PACKET, SOCK_RAW, 0), EPERM);
+    REFUSED(socket(AF_ALG, SOCK_SEQPACKET, 0), EPERM);
+    FILE *f = fopen("/proc/net/dev", "r");
+    char line[256];
+    for (int n = 0; f && fgets(line, sizeof line, f); n++)
+        if (n >= 2 && !strstr(line, "lo:") && !strstr(line, "tunl") && !strstr(line, "sit") && !strstr(line, "gre") && !strstr(line, "ip6") &&
+            !strstr(line, "vti") && !strstr(line, "erspan"))
+            say(&t, "interface %s; ", line);
+    if (!f)
+        say(&t, "no /proc/net/dev; ");
+    else
+        fclose(f);
+    *out = t;
+}
+
+static int cloned(unsigned long flags) {
+    long pid = syscall(SYS_clone, flags | SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0)
+        _exit(0);
+    if (pid > 0)
+        waitpid((pid_t)pid, NULL, 0);
+    return (int)pid;
+}
+
+/* arg: the user that it must be; empty: any but root. */
+FUNCTION(privileges) {
+    text t = *out;
+    if (getuid() == 0 || geteuid() != getuid() || getgid() == 0)
+        say(&t, "it is user %u, group %u; ", geteuid(), getegid());
+    if (*arg && getuid() != (uid_t)atoi(arg))
+        say(&t, "it is user %u, not %s; ", getuid(), arg);
+    if (getgroups(0, NULL) > 0 && !*arg)
+        say(&t, "it has %d groups; ", getgroups(0, NULL));
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1)
+        say(&t, "new privileges could be had; ");
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct caps[2];
+    if (syscall(SYS_capget, &head, caps) || caps[0].effective | caps[0].permitted | caps[1].effective | caps[1].permitted)
+        say(&t, "capabilities %x; ", caps[0].permitted);
+    REFUSED(setuid(0), EPERM);
+    REFUSED(setgid(0), EPERM);
+    REFUSED(setgroups(0, NULL), EPERM);
+    REFUSED(unshare(CLONE_NEWUSER), EPERM);
+    REFUSED(unshare(CLONE_NEWNET), EPERM);
+    REFUSED(setns(0, 0), EPERM);
+    REFUSED(cloned(CLONE_NEWUSER), EPERM);
+    REFUSED(cloned(CLONE_NEWPID), EPERM);
+    REFUSED(cloned(CLONE_PARENT), EPERM); /* it would be the executor's child */
+    REFUSED(prctl(PR_SET_PDEATHSIG, 0), EPERM);
+    REFUSED(prctl(PR_SET_DUMPABLE, 1), EPERM);
+    struct rlimit more = {RLIM_INFINITY, RLIM_INFINITY};
+    REFUSED(setrlimit(RLIMIT_DATA, &more), EPERM);
+    *out = t;
+}
+
+/* What nobody needs for computing. */
+FUNCTION(calls) {
+    (void)arg;
+    text t = *out;
+    char page[4096];
+    REFUSED(syscall(SYS_bpf, 0, NULL, 0), EPERM);
+    REFUSED(syscall(SYS_perf_event_open, NULL, 0, 0, -1, 0), EPERM);
+    REFUSED(syscall(SYS_userfaultfd, 0), EPERM);
+    REFUSED(syscall(SYS_io_uring_setup, 1, page), EPERM);
+    REFUSED(syscall(SYS_keyctl, 0, 0, 0, 0, 0), EPERM);
+    REFUSED(syscall(SYS_add_key, "user", "x", "x", 1, -1), EPERM);
+    REFUSED(syscall(SYS_init_module, page, 1, ""), EPERM);
+    REFUSED(syscall(SYS_kexec_load, 0, 0, NULL, 0), EPERM);
+    REFUSED(syscall(SYS_reboot, 0, 0, 0, NULL), EPERM);
+    REFUSED(syscall(SYS_swapon, "/tmp", 0), EPERM);
+    REFUSED(syscall(SYS_open_by_handle_at, 0, page, 0), EPERM);
+    REFUSED(syscall(SYS_syslog, 3, page, sizeof page), EPERM);
+    REFUSED(syscall(SYS_clock_settime, 0, NULL), EPERM);
+    REFUSED(syscall(SYS_personality, 0x0400000 /* READ_IMPLIES_EXEC */), EPERM);
+    REFUSED(syscall(SYS_seccomp, 0, 0, NULL), EPERM);
+    REFUSED(syscall(SYS_sendmsg, 1, page, 0), EPERM);
+    REFUSED(syscall(5000), ENOSYS);
+    REFUSED(ioctl(0, TIOCSTI, "x"), EPERM);
+    *out = t;
+}
+
+/* Device files, and those that the worker holds. arg: "verbs" when there must be one. */
+FUNCTION(device) {
+    text t = *out;
+    int held = -1;
+    char path[64], to[256];
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(path, to, sizeof to - 1);
+        if (n < 0)
+            continue;
+        to[n] = 0;
+        if (strstr(to, "uverbs"))
+            held = fd;
+    }
+    if (*arg && held < 0)
+        say(&t, "no device is open; ");
+    REFUSED(open("/dev/infiniband/uverbs0", O_RDWR), ENOENT);
+    REFUSED(open("/sys/class/infiniband", O_RDONLY), ENOENT);
+    if (held >= 0) {
+        char command[64] = {0};
+        snprintf(path, sizeof path, "/proc/self/fd/%d", held);
+        REFUSED(open(path, O_RDWR), 0); /* another context, of which nobody knows */
+        REFUSED(ioctl(held, _IOWR(0x1b, 1, char[24]), command), EPERM);
+        REFUSED(syscall(SYS_ioctl, held, 0xc0181b01ul, command), EPERM);
+    }
+    *out = t;
+}
+
+/* Descriptors that are none of a function's business. arg: how many there may be. */
+FUNCTION(descriptors) {
+    text t = *out;
+    int n = 0;
+    char path[64], to[256], all[1500] = "";
+    for (int fd = 0; fd < 256; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t len = readlink(path, to, sizeof to - 1);
+        if (len < 0)
+            continue;
+        to[len] = 0;
+        n++;
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%d %s, ", fd, to);
+        if (strstr(to, "pidfd") || strstr(to, "net:") || strstr(to, "memfd:rfaas-page") || strstr(to, "memfd:code"))
+            say(&t, "descriptor %d is %s; ", fd, to);
+    }
+    if (n > atoi(arg))
+        say(&t, "%d descriptors: %s; ", n, all);
+    *out = t;
+}
+
+/* Forks until it may not any more; all wait. arg: as many as must not be reached. */
+FUNCTION(fork_bomb) {
+    text t = *out;
+    int most = atoi(arg), n = 0;
+    while (n < most) {
+        pid_t pid = fork();
+        if (pid == 0)
+            for (;;)
+                pause();
+        if (pid < 0)
+            break;
+        n++;
+    }
+    if (n == most)
+        say(&t, "%d processes; ", n);
+    *out = t;
+}
+
+/* Leaves a process behind that nothing ties to the worker: another session, no parent, another name. arg: that name. */
+FUNCTION(leaves_behind) {
+    text t = *out;
+    int ready[2];
+    if (pipe(ready))
+        say(&t, "pipe: %s; ", strerror(errno));
+    pid_t pid = fork();
+    if (pid == 0) {
+        setsid();
+        if (fork() == 0) {
+            setsid();
+            prctl(PR_SET_NAME, arg);
+            for (int sig = 1; sig < 32; sig++)
+                signal(sig, SIG_IGN);
+            if (write(ready[1], "x", 1) != 1)
+                _exit(1);
+            for (;;)
+                pause();
+        }
+        _exit(0);
+    }
+    char c;
+    close(ready[1]);
+    if (pid < 0 || read(ready[0], &c, 1) != 1)
+        say(&t, "no process was left behind: %s; ", strerror(errno));
+    close(ready[0]);
+    waitpid(pid, NULL, 0);
+    *out = t;
+}
+
+/* Fills memory that no limit of one process counts: shared, and in children. arg: MiB. Does not come back if it is killed. */
+FUNCTION(eats_shared_memory) {
+    text t = *out;
+    size_t n = (size_t)atoi(arg) << 20;
+    char *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (size_t i = 0; p != MAP_FAILED && i < n; i += 4096)
+        p[i] = 1;
+    say(&t, "%zu MiB; ", n >> 20);
+    *out = t;
+}
+
+/* What computing needs works: a library's mathematics, a thread, a program, a file, a signal, an alarm. */
+FUNCTION(works) {
+    (void)arg;
+    text t = *out;
+    FILE *p = popen("echo $((6 * 7)); ls / >/dev/null", "r");
+    char line[64] = "";
+    if (!p || !fgets(line, sizeof line, p) || strcmp(line, "42\n"))
+        say(&t, "a program: %s; ", line);
+    if (p && pclose(p))
+        say(&t, "a program failed; ");
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    if (!f)
+        say(&t, "/proc/cpuinfo: %s; ", strerror(errno));
+    else
+        fclose(f);
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 1)
+        say(&t, "no processors; ");
+    if (reads("/etc/passwd") || reads("/dev/urandom"))
+        say(&t, "files: %s; ", strerror(errno));
+    raise(SIGCHLD);
+    int fd = memfd_create("x", 0);
+    if (fd < 0)
+        say(&t, "memfd: %s; ", strerror(errno));
+    close(fd);
+    *out = t;
+}

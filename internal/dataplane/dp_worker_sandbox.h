@@ -1,0 +1,113 @@
+/* The sandbox of workers: what keeps a user's function to its own process, its own cores and nothing else.
+ *
+ *   zygote, once     dp_sandbox_prepare    tries what this kernel and these rights allow; makes a root of read-only mounts and
+ *                                          lives in it; an empty network name space; the filter of system calls
+ *   zygote, each     dp_sandbox_open       a process name space and its first process, the guard, in which the worker is cloned
+ *   guard            (own process)         own mounts of /proc and /tmp, own IPC; ends with the executor, and all with it
+ *   worker           dp_sandbox_present    tells the guard that there is somebody to guard
+ *                    dp_sandbox_identity   own user id, before anything is made with the old one
+ *                    dp_sandbox_enter      the guard's name spaces, no capabilities, no new privileges, Landlock
+ *                    dp_sandbox_hide       device files leave the file system, once the device is open
+ *                    dp_sandbox_seal       the filter, before the first instruction of the user
+ *
+ * The guard is the first process of the name space so that the worker is not: signals without a handler do not reach a first
+ * process, and it would inherit every orphan. It holds no descriptor of the worker's. Its parent is the executor, which ends
+ * it, and with it every process that a function left behind, when the worker has ended.
+ *
+ * Credentials change in _identity and _enter only: soft-RoCE compares those of a post with those that opened the device, by
+ * pointer, and Landlock counts as a change. So a worker on verbs enters first and opens the device then; one on shm connects
+ * first, since abstract sockets end at the network name space.
+ */
+#ifndef RFAAS_DP_WORKER_SANDBOX_H
+#define RFAAS_DP_WORKER_SANDBOX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "dp_fabric.h"
+
+/* What a sandbox is made of. HELLO says which are there; internal/zygote/sandbox.go has the same numbers. */
+enum {
+    DP_SANDBOX_UID = 1 << 0,      /* a user id of its own can be given */
+    DP_SANDBOX_PIDS = 1 << 1,     /* name spaces */
+    DP_SANDBOX_FILES = 1 << 2,
+    DP_SANDBOX_IPC = 1 << 3,
+    DP_SANDBOX_NET = 1 << 4,
+    DP_SANDBOX_PRIVS = 1 << 5,    /* no new privileges, no capabilities */
+    DP_SANDBOX_SECCOMP = 1 << 6,
+    DP_SANDBOX_LANDLOCK = 1 << 7,
+    DP_SANDBOX_ALL = (1 << 8) - 1,
+};
+
+#define DP_SANDBOX_PATHS_MAX 64
+#define DP_SANDBOX_TEXT_MAX 1024
+
+typedef struct dp_sandbox {
+    bool wanted;
+    uint32_t parts; /* DP_SANDBOX_* that work here */
+    const char *paths[DP_SANDBOX_PATHS_MAX]; /* to be seen besides the system's; the caller's */
+    int n_paths;
+    uint32_t without; /* parts that are not to be tried, for tests */
+    /* Private from here on. */
+    int landlock; /* version of the kernel's interface, 0: none */
+    int net;      /* empty network name space, or -1 */
+    gid_t device_group; /* may open the devices where not everybody may; 0: not needed */
+    char missing[DP_SANDBOX_TEXT_MAX]; /* what does not work here and why, for people */
+} dp_sandbox;
+
+/* Descriptors of one worker's sandbox. -1: none. */
+typedef struct dp_sandbox_fds {
+    int guard; /* its pidfd */
+    int ctl;   /* the worker's end of the socket to it */
+    int stem;  /* pidfd of what cloned both: dp_worker_zygote.c */
+} dp_sandbox_fds;
+
+#define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1})
+
+/* dp_sandbox_prepare finds out what works, once, in the zygote, which has one thread and has loaded its providers. With verbs
+ * the root shows devices, until dp_sandbox_hide. Never fails: parts and missing say what there is. */
+void dp_sandbox_prepare(dp_sandbox *s, bool verbs);
+
+typedef struct dp_guard_files {
+    int alive;   /* a socket whose other end the executor holds: hung up when that is gone */
+    int *join;   /* files to write the worker's process id to: cgroup.procs */
+    int n_join;
+} dp_guard_files;
+
+/* dp_sandbox_open makes a process name space for what the calling process clones from then on, and its first process, the
+ * guard, a child of the caller's parent. DP_OK or DP_FATAL; fds are the caller's. */
+int dp_sandbox_open(const dp_sandbox *s, const dp_guard_files *files, dp_sandbox_fds *fds, dp_error *err);
+
+/* The worker's steps, in this order, each once. A failure is to end the worker. uid 0 keeps the present one. */
+int dp_sandbox_present(const dp_sandbox_fds *fds, dp_error *err);
+int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err);
+int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
+int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
+int dp_sandbox_seal(const dp_sandbox *s, dp_error *err);
+
+/* ---- between the sandbox's files ---- */
+
+/* Takes parts away and adds "what: error" to s->missing. */
+void dp_sandbox_lacks(dp_sandbox *s, uint32_t part, const char *what, int e);
+/* dp_sandbox_root builds the root of read-only mounts and makes it the caller's, who has a mount name space of his own. 0 or an
+ * errno with the step in *what. */
+int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what);
+/* dp_sandbox_own_mounts mounts /proc and /tmp anew, in the guard. Without rights for a /proc of its own it keeps that of the
+ * zygote. 0 or an errno. */
+int dp_sandbox_own_mounts(const char **what);
+int dp_sandbox_hide_devices(void);
+/* dp_sandbox_landlock restricts the caller for good. 0 or an errno. */
+int dp_sandbox_landlock(const dp_sandbox *s);
+/* Version of Landlock, 0: the kernel has none. */
+int dp_sandbox_landlock_version(void);
+/* dp_sandbox_filter installs the filter of system calls on all threads. 0 or an errno. */
+int dp_sandbox_filter(void);
+/* false with errno */
+bool dp_sandbox_filter_works(void);
+int dp_sandbox_drop_capabilities(void);
+/* What the guard says: an errno, 0 for none, and which step it was. Given up when the worker is gone. */
+void dp_sandbox_guard_say(int ctl, int e, const char *what);
+
+#endif

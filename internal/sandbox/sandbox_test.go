@@ -1,0 +1,70 @@
+package sandbox
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestMode(t *testing.T) {
+	for _, m := range []Mode{Off, On, Require} {
+		var got Mode
+		if err := got.UnmarshalText([]byte(m.String())); err != nil || got != m {
+			t.Errorf("%v is read as %v, %v", m, got, err)
+		}
+	}
+	for _, text := range []string{"", "ON", "true", "yes", "on "} {
+		var m Mode
+		if err := m.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q is read as %v", text, m)
+		}
+	}
+}
+
+func TestRange(t *testing.T) {
+	for text, want := range map[string]Range{"": {}, "7-7": {7, 1}, " 1000-1999": {1000, 1000}, "4294967294-4294967294": {4294967294, 1}} {
+		var r Range
+		if err := r.UnmarshalText([]byte(text)); err != nil || r != want {
+			t.Errorf("%q: %+v, %v", text, r, err)
+		}
+		var again Range
+		if err := again.UnmarshalText([]byte(r.String())); err != nil || again != r {
+			t.Errorf("%v is read as %v, %v", r, again, err)
+		}
+	}
+	for _, text := range []string{"7", "0-7", "7-6", "-1-7", "1-4294967295", "a-b", "1-2-3", "1-1048577"} {
+		var r Range
+		if err := r.UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q: %+v", text, r)
+		}
+	}
+}
+
+// Nobody gets an id that somebody has, all are given out, and those given back come again.
+func TestUIDs(t *testing.T) {
+	u := NewUIDs(Range{100, 5})
+	seen := map[uint32]bool{}
+	for range 5 {
+		id, err := u.Take()
+		if err != nil || id < 100 || id > 104 || seen[id] {
+			t.Fatalf("%d, %v after %v", id, err, seen)
+		}
+		seen[id] = true
+	}
+	if id, err := u.Take(); !errors.Is(err, ErrNoUID) {
+		t.Errorf("a sixth one of five: %d, %v", id, err)
+	}
+	u.Give(103)
+	if id, err := u.Take(); err != nil || id != 103 {
+		t.Errorf("%d, %v, want 103", id, err)
+	}
+	if _, err := NewUIDs(Range{}).Take(); !errors.Is(err, ErrNoUID) {
+		t.Errorf("of an empty range: %v", err)
+	}
+	// One that was given back rests for as long as there are others.
+	u = NewUIDs(Range{1, 3})
+	a, _ := u.Take()
+	u.Give(a)
+	if b, _ := u.Take(); a == b {
+		t.Errorf("%d again at once", a)
+	}
+}
