@@ -68,6 +68,15 @@ func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
 // Close closes the file.
 func (l *Ledger) Close() error { return l.db.Close() }
 
+// Size is the file's bytes.
+func (l *Ledger) Size() (n int64) {
+	_ = l.db.View(func(tx *bbolt.Tx) error { // cannot fail but when it is closed
+		n = tx.Size()
+		return nil
+	})
+	return n
+}
+
 // Merge takes in what is known of some leases. With a nil error all of it is on disk. Entries that are ErrInvalid or
 // ErrConflict or that meet a damaged record (ErrLedger) are left out and the others are merged all the same; any other
 // error means that nothing is. now bounds the hours that use is booked in, since the clocks of nodes differ.

@@ -15,6 +15,7 @@ type Manager struct {
 	AllowPlaintext bool          `mapstructure:"allow-plaintext"`
 	AddressFile    string        `mapstructure:"address-file"`
 	SecretFile     string        `mapstructure:"secret-file"`
+	HTTPListen     string        `mapstructure:"http-listen"` // empty: none
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
 	Executors      int           `mapstructure:"executors"`
 	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
@@ -38,6 +39,7 @@ var managerOptions = []option{
 	{"allow-plaintext", "false", "permit a control address that is not loopback, without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
+	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH; whoever reaches it sees tenants and bills (default: none)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
@@ -82,6 +84,9 @@ func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFo
 func (c *Manager) validate() error {
 	var v validator
 	v.address("listen", c.Listen, c.AllowPlaintext)
+	if c.HTTPListen != "" {
+		v.address("http-listen", c.HTTPListen, c.AllowPlaintext)
+	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)
 	}

@@ -30,11 +30,71 @@ type accounts struct {
 	mu      sync.Mutex
 	fenced  []*attachment // whose executors have gone, until the ledger has their cells
 	trouble error         // why the last harvest failed
+
+	byMessage map[accounting.Key]accounting.Entry // running leases whose sums come so
+}
+
+// forgetMessage is after which time without a word a lease counts as over whose sums came by message.
+const forgetMessage = time.Minute
+
+// running are the entries of leases that go on: those of cells, and those that came by message.
+func (a *accounts) running(live []*attachment) []accounting.Entry {
+	now := a.now()
+	var entries []accounting.Entry
+	for _, x := range live {
+		entries = append(entries, x.entries(now)...)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for k, e := range a.byMessage {
+		if now.Sub(e.AsOf) > forgetMessage {
+			delete(a.byMessage, k)
+			continue
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// entries are those of cells in use that are not final.
+func (x *attachment) entries(now time.Time) (all []accounting.Entry) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return nil
+	}
+	b := x.cells.Bytes()
+	for i := range x.merged {
+		if e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], x.node, now); err == nil && used && !e.Final {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// heard notes what came by message.
+func (a *accounts) heard(entries []accounting.Entry) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, e := range entries {
+		if e.Final {
+			delete(a.byMessage, e.Key)
+		} else {
+			a.byMessage[e.Key] = e
+		}
+	}
+}
+
+// failing is why the ledger does not take charges, nil if it does.
+func (a *accounts) failing() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.trouble
 }
 
 // openAccounts opens the ledger in a directory; with none it is kept in memory, for as long as the manager runs.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
-	a := &accounts{tariff: tariff, log: log, now: now}
+	a := &accounts{tariff: tariff, log: log, now: now, byMessage: map[accounting.Key]accounting.Entry{}}
 	if dir == "" {
 		tmp, err := os.MkdirTemp("", "rfaas-ledger-")
 		if err != nil {
@@ -207,6 +267,7 @@ func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*contro
 	case err != nil:
 		return nil, control.Errorf(control.ClassBusy, "%v", err)
 	}
+	m.accounts.heard(entries)
 	return &control.SettleReply{}, nil
 }
 

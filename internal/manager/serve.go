@@ -39,6 +39,12 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	if err := port.Serve(); err != nil {
 		return err
 	}
+	web, err := m.openHTTP(s.HTTPListen)
+	if err != nil {
+		return err
+	}
+	defer closeHTTP(web) // before the manager
+	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
 	if text := m.accounts.state(); text != "" {
 		log.Warn(text)
@@ -53,6 +59,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	select {
 	case <-ctx.Done():
 	case err = <-port.Failed():
+	case err = <-web.Failed():
 	}
 	cancel()
 	<-done

@@ -1,0 +1,66 @@
+package manager
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// collector makes the manager's metrics from what is there when they are asked for. They name no tenant and no lease.
+type collector struct{ m *Manager }
+
+var (
+	metricExecutors   = prometheus.NewDesc("rfaas_manager_executors", "Executors by state.", []string{"state"}, nil)
+	metricCores       = prometheus.NewDesc("rfaas_manager_cores", "Cores that living executors lend.", nil, nil)
+	metricFreeCores   = prometheus.NewDesc("rfaas_manager_free_cores", "Cores of them that no lease has.", nil, nil)
+	metricMemory      = prometheus.NewDesc("rfaas_manager_memory_bytes", "Memory that living executors lend.", nil, nil)
+	metricFreeMemory  = prometheus.NewDesc("rfaas_manager_free_memory_bytes", "Memory of it that no lease has.", nil, nil)
+	metricLeases      = prometheus.NewDesc("rfaas_manager_leases", "Leases that hold cores, as executors count them.", nil, nil)
+	metricOldest      = prometheus.NewDesc("rfaas_manager_oldest_line_seconds", "Age of the line of the living executor that was not heard for longest.", nil, nil)
+	metricChanges     = prometheus.NewDesc("rfaas_manager_changes_total", "Changes of executors that subscribers were told of.", nil, nil)
+	metricSubscribers = prometheus.NewDesc("rfaas_manager_subscribers", "Clients that are attached to the board.", nil, nil)
+	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not take them.", nil, nil)
+	metricLedgerBytes = prometheus.NewDesc("rfaas_manager_ledger_bytes", "Size of the ledger's file.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{metricExecutors, metricCores, metricFreeCores, metricMemory, metricFreeMemory, metricLeases, metricOldest,
+		metricChanges, metricSubscribers, metricLedger, metricLedgerBytes} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	states := map[string]int{"open": 0, "draining": 0, "dead": 0}
+	var cores, free, leases uint32
+	var memory, freeMemory, oldest uint64
+	for _, e := range c.m.executorStates() {
+		if states[e.State]++; e.State == "dead" {
+			continue
+		}
+		cores, free, leases = cores+e.Cores, free+e.FreeCores, leases+e.Leases
+		memory, freeMemory, oldest = memory+e.MemoryBytes, freeMemory+e.FreeMemoryBytes, max(oldest, e.AgeMS)
+	}
+	for state, n := range states {
+		gauge(metricExecutors, float64(n), state)
+	}
+	gauge(metricCores, float64(cores))
+	gauge(metricFreeCores, float64(free))
+	gauge(metricMemory, float64(memory))
+	gauge(metricFreeMemory, float64(freeMemory))
+	gauge(metricLeases, float64(leases))
+	gauge(metricOldest, (time.Duration(oldest) * time.Millisecond).Seconds())
+	out <- prometheus.MustNewConstMetric(metricChanges, prometheus.CounterValue, float64(c.m.notifier.changes()))
+	gauge(metricSubscribers, float64(c.m.notifier.count()))
+	ok := 1.0
+	if c.m.accounts.failing() != nil {
+		ok = 0
+	}
+	gauge(metricLedger, ok)
+	gauge(metricLedgerBytes, float64(c.m.accounts.ledger.Size()))
+}

@@ -1,0 +1,245 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"embed"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/observe"
+)
+
+//go:embed page
+var page embed.FS
+
+// stateEvery is how old an answer may be: many who look cost as much as one.
+const stateEvery = 500 * time.Millisecond
+
+// State is what /api/v1/state says. Numbers that may exceed 2^53 are text.
+type State struct {
+	NowMS       int64           `json:"now_ms"`
+	Executors   []ExecutorState `json:"executors"`
+	Leases      []LeaseState    `json:"leases"`
+	Tenants     []TenantState   `json:"tenants"`
+	Bills       []BillState     `json:"bills"`
+	Currency    string          `json:"currency"`
+	Subscribers int             `json:"subscribers"`
+	Trouble     string          `json:"trouble"` // of the accounts; empty: none
+}
+
+// ExecutorState is an executor as its line says.
+type ExecutorState struct {
+	Address         string   `json:"address"`
+	Node            string   `json:"node"`
+	State           string   `json:"state"` // open, draining, dead
+	Cores           uint32   `json:"cores"`
+	FreeCores       uint32   `json:"free_cores"`
+	MemoryBytes     uint64   `json:"memory_bytes"`
+	FreeMemoryBytes uint64   `json:"free_memory_bytes"`
+	Leases          uint32   `json:"leases"`
+	Providers       []string `json:"providers"`
+	AgeMS           uint64   `json:"age_ms"`
+	Until           uint64   `json:"available_until"` // Unix seconds, 0: not known
+}
+
+// LeaseState is a lease that goes on, as its cell says.
+type LeaseState struct {
+	Lease       string  `json:"lease"`
+	Tenant      string  `json:"tenant"`
+	Node        string  `json:"node"`
+	BeganMS     int64   `json:"began_ms"`
+	CoreSeconds float64 `json:"core_seconds"`
+	GiBSeconds  float64 `json:"gib_seconds"`
+	Calls       string  `json:"calls"`
+	BytesIn     string  `json:"bytes_in"`
+	BytesOut    string  `json:"bytes_out"`
+	Failures    string  `json:"failures"`
+}
+
+// TenantState is what a tenant has now.
+type TenantState struct {
+	Tenant        string `json:"tenant"`
+	Leases        int    `json:"leases"`
+	Limited       bool   `json:"limited"`
+	LimitCores    uint64 `json:"limit_cores"`
+	ReservedCores uint64 `json:"reserved_cores"`
+}
+
+// BillState is a bill as `rfaas bill --json` prints it.
+type BillState struct {
+	Tenant string           `json:"tenant"`
+	Amount string           `json:"amount"`
+	Lines  []BillStateEntry `json:"lines"`
+}
+
+// BillStateEntry is a line of a bill.
+type BillStateEntry struct {
+	Item     string `json:"item"`
+	Units    string `json:"units"`
+	Quantity string `json:"quantity"`
+	Price    string `json:"price"`
+	Amount   string `json:"amount"`
+}
+
+func (m *Manager) executorStates() []ExecutorState {
+	out := []ExecutorState{}
+	for _, e := range m.table.list() {
+		i := e.GetInfo()
+		state := "open"
+		switch {
+		case !e.GetAlive():
+			state = "dead"
+		case i.GetDraining():
+			state = "draining"
+		}
+		out = append(out, ExecutorState{Address: e.GetAddress(), Node: i.GetNode(), State: state, Cores: i.GetCores(), FreeCores: i.GetFreeCores(),
+			MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(), Leases: i.GetLeases(),
+			Providers: append([]string{}, i.GetProviders()...), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil()})
+	}
+	return out
+}
+
+// leaseStates are the leases of those cells that are not final, and of those sums that came by message.
+func (m *Manager) leaseStates() []LeaseState {
+	out := []LeaseState{}
+	for _, e := range m.accounts.running(m.table.attachments(true)) {
+		text := func(c accounting.Counter) string { return strconv.FormatUint(e.Use[c], 10) }
+		out = append(out, LeaseState{Lease: strconv.FormatUint(e.Lease, 10), Tenant: e.Tenant, Node: e.Node, BeganMS: e.Began.UnixMilli(),
+			CoreSeconds: float64(e.Use[accounting.CoreMicros]) / 1e6, GiBSeconds: float64(e.Use[accounting.MemoryMiBMillis]) / 1024 / 1e3,
+			Calls: text(accounting.Calls), BytesIn: text(accounting.BytesIn), BytesOut: text(accounting.BytesOut), Failures: text(accounting.Failures)})
+	}
+	slices.SortFunc(out, func(a, b LeaseState) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.BeganMS, b.BeganMS), cmp.Compare(a.Lease, b.Lease))
+	})
+	return out
+}
+
+func (m *Manager) tenantStates(leases []LeaseState) []TenantState {
+	all := map[string]TenantState{}
+	for _, l := range leases {
+		t := all[l.Tenant]
+		t.Leases++
+		all[l.Tenant] = t
+	}
+	for tenant, lim := range m.limits.use() {
+		t := all[tenant]
+		t.Limited, t.LimitCores, t.ReservedCores = true, lim.Cores, lim.Reserved()
+		all[tenant] = t
+	}
+	out := []TenantState{}
+	for tenant, t := range all {
+		t.Tenant = tenant
+		out = append(out, t)
+	}
+	slices.SortFunc(out, func(a, b TenantState) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	return out
+}
+
+// bills are all tenants' from the beginning, as of the last harvest.
+func (m *Manager) bills() ([]BillState, error) {
+	totals, err := m.accounts.ledger.Totals("", time.Time{})
+	if err != nil {
+		return nil, err
+	}
+	out := []BillState{}
+	for _, b := range accounting.Bills(&m.accounts.tariff, totals, time.Time{}) {
+		s := BillState{Tenant: b.Tenant, Amount: b.Amount, Lines: []BillStateEntry{}}
+		for _, l := range b.Lines {
+			s.Lines = append(s.Lines, BillStateEntry{l.Item, l.Units, l.Quantity, l.Price, l.Amount})
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func (m *Manager) state() (*State, error) {
+	s := &State{NowMS: m.cfg.Now().UnixMilli(), Executors: m.executorStates(), Leases: m.leaseStates(), Currency: m.accounts.tariff.Currency,
+		Subscribers: m.notifier.count(), Trouble: m.accounts.state()}
+	s.Tenants = m.tenantStates(s.Leases)
+	var err error
+	s.Bills, err = m.bills()
+	return s, err
+}
+
+// Observe adds the page, the API and the metrics to an HTTP server, all of them read-only.
+func (m *Manager) Observe(s *observe.Server) {
+	s.Metrics.MustRegister(&collector{m})
+	var mu sync.Mutex
+	var last *State
+	var at time.Time
+	now := func() (*State, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if last == nil || time.Since(at) >= stateEvery {
+			fresh, err := m.state()
+			if err != nil {
+				return nil, err
+			}
+			last, at = fresh, time.Now()
+		}
+		return last, nil
+	}
+	for name, part := range map[string]func(*State) any{
+		"state":     func(s *State) any { return s },
+		"executors": func(s *State) any { return s.Executors },
+		"leases":    func(s *State) any { return s.Leases },
+		"tenants":   func(s *State) any { return s.Tenants },
+		"bills":     func(s *State) any { return s.Bills },
+	} {
+		s.Mux.HandleFunc("GET /api/v1/"+name, func(w http.ResponseWriter, _ *http.Request) {
+			state, err := now()
+			if err != nil {
+				http.Error(w, control.Text(err), http.StatusServiceUnavailable)
+				return
+			}
+			secured(w)
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(part(state)) // whoever does not take it has gone
+		})
+	}
+	files := http.FileServerFS(page)
+	s.Mux.HandleFunc("GET /page/", func(w http.ResponseWriter, r *http.Request) {
+		secured(w)
+		files.ServeHTTP(w, r)
+	})
+	s.Mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		secured(w)
+		http.ServeFileFS(w, r, page, "page/index.html")
+	})
+}
+
+// secured forbids browsers everything that the page does not need: other origins, frames, inline code.
+func secured(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+}
+
+// openHTTP starts the HTTP port if one is asked for. Close it before the manager.
+func (m *Manager) openHTTP(address string) (*observe.Server, error) {
+	s, err := observe.Open(address, nil, m.log)
+	if err != nil {
+		return nil, err
+	}
+	m.Observe(s)
+	s.Serve()
+	if s.Address != "" {
+		m.log.Info("http", "address", s.Address)
+	}
+	return s, nil
+}
+
+func closeHTTP(s *observe.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
+	defer cancel()
+	s.Close(ctx)
+}
