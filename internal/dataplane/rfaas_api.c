@@ -26,27 +26,47 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 
 /* ---- errors of a thread ---- */
 
+#define TEXT_MAX 9216 /* a worker's last output has up to 4 KiB, its stack 3.5 */
+
+/* Small: a library that is opened by dlopen gets little of the static TLS block, where Go wants to be. */
 static _Thread_local struct {
     const char *text; /* constant text, or NULL: buf */
     int started;
-    char buf[9216]; /* a worker's last output has up to 4 KiB, its stack 3.5 */
+    char *buf; /* TEXT_MAX bytes from the first error on */
 } last;
+
+static pthread_key_t at_thread_end;
+static bool key_made;
+
+static void make_key(void) { key_made = pthread_key_create(&at_thread_end, free) == 0; }
+
+static char *text_of_thread(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!last.buf && (last.buf = calloc(1, TEXT_MAX))) {
+        pthread_once(&once, make_key);
+        if (key_made)
+            pthread_setspecific(at_thread_end, last.buf);
+    }
+    return last.buf;
+}
 
 const char *rfaas_strerror(int status) { return dp_status_text(status); }
 
-const char *rfaas_last_error(void) { return last.text ? last.text : last.buf; }
+const char *rfaas_last_error(void) { return last.text ? last.text : last.buf ? last.buf : ""; }
 
 int rfaas_started(void) { return last.started; }
 
 int rfaas_api_fail(int status, int started, const char *fmt, ...) {
     /* Arguments may point into buf. */
-    char text[sizeof last.buf];
+    char text[TEXT_MAX], *to = text_of_thread();
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    text[0] = 0;
+    int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    memcpy(last.buf, text, sizeof text);
-    last.text = NULL;
+    if (to)
+        memcpy(to, text, n < 0 ? 1 : n < TEXT_MAX ? (size_t)n + 1 : TEXT_MAX);
+    last.text = to ? NULL : "out of memory for the error's text";
     last.started = started;
     return status;
 }

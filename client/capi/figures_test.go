@@ -1,0 +1,82 @@
+package main
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// figures runs a program that prints "name value" lines.
+func figures(t *testing.T, line ...string) map[string]float64 {
+	t.Helper()
+	out := run(t, line...)
+	t.Logf("\n%s", out)
+	f := map[string]float64{}
+	for line := range strings.Lines(out) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if v, err := strconv.ParseFloat(value, 64); err == nil {
+			f[name] = v
+		}
+	}
+	return f
+}
+
+// TestFigures measures what a call through the library costs above the bare channel, and how well rfaas_map keeps workers
+// busy. The bounds of the contract (15 ns, 90 %) hold on a quiet machine and are checked with RFAAS_TEST_FIGURES=1; on any
+// machine that is not busy nothing may be several times worse.
+func TestFigures(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("this is the library's own cost, the same on every fabric")
+	}
+	dp, err := filepath.Abs(root + "/internal/dataplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	library, err := elf.Open(built(t, "lib/librfaas.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer library.Close()
+	symbols, err := library.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[string]uint64{}
+	for _, s := range symbols {
+		at[s.Name] = s.Value
+	}
+	if at["rfaas_invoke"] == 0 || at["dp_channel_call"] == 0 {
+		t.Fatal("librfaas.so has no symbols")
+	}
+	program := build(t, "gcc", "testdata/figures.c", slices.Concat(c11, []string{"-O2", "-I", dp})...)
+	f := figures(t, program, built(t, "build/functions/echo.so"), strconv.FormatInt(int64(at["dp_channel_call"]-at["rfaas_invoke"]), 10))
+	most, least := 15.0, 0.9
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		if most, least = 60, 0.3; f["bare_ns"] > 400 {
+			t.Skip("this machine is too busy to measure anything")
+		}
+	}
+	if v, ok := f["overhead_ns"]; !ok || v > most {
+		t.Errorf("a call costs %.1f ns more than on the bare channel, want at most %.0f", v, most)
+	}
+	for _, name := range []string{"map_1us", "map_100us", "map_1us_chunks"} {
+		if f[name] < least {
+			t.Errorf("%s: rfaas_map has %.0f %% of the ideal throughput, want %.0f %%", name, f[name]*100, least*100)
+		}
+	}
+}
+
+// TestFootprint prints the memory and the threads that the library adds to a rank.
+func TestFootprint(t *testing.T) {
+	f := figures(t, build(t, "gcc", "testdata/footprint.c", "-std=gnu11", "-D_GNU_SOURCE", "-ldl"), built(t, "lib/librfaas.so"), built(t, "build/functions/echo.so"))
+	if kib := f["after_calls_KiB"]; kib <= 0 || kib > 64<<10 {
+		t.Errorf("the library adds %.0f KiB to a rank, want at most 64 MiB", kib)
+	}
+	if n := f["after_calls_threads"]; n <= 0 || n > 24 {
+		t.Errorf("the library adds %.0f threads to a rank, want at most 24", n)
+	}
+}

@@ -1,0 +1,68 @@
+/* Idempotent calls while executors are killed (failover_test.go): as many rounds as the second argument says, each of 100,000
+ * calls or more. After a fifth of them it says on which executor it is, which is then killed, and at the end of a
+ * round how long nothing was completed at most. Every result is checked. Exit status 0: all good. */
+#define CHECK_ARGUMENT rounds
+static const char *rounds;
+#include "check.h"
+
+#define CALLS 100000u
+#define WINDOW 8
+
+static uint64_t moved(rfaas_lease *l, uint64_t *repeated) {
+    rfaas_statistics s = {.struct_size = sizeof s};
+    OK(rfaas_lease_statistics(l, &s));
+    *repeated = s.repeated;
+    return s.moved;
+}
+
+void everything(void) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_call_options c = RFAAS_CALL_OPTIONS_INIT;
+    rfaas_lease *l = NULL;
+    uint64_t repeated = 0, before = 0;
+    OK(rfaas_init(NULL));
+    OK(rfaas_session_open(NULL, &session));
+    o.library = library;
+    o.depth = WINDOW;
+    o.flags = RFAAS_LEASE_FAILOVER;
+    OK(rfaas_lease_open(session, &o, &l));
+    rfaas_function echo = find(l, "echo");
+    c.repeats = 3;
+    for (uint64_t round = 1; round <= strtoull(rounds, NULL, 10); round++) {
+        uint64_t calls = 0, wrong = 0, in[WINDOW], out[WINDOW];
+        double last = now(), longest = 0, end = last + 20;
+        while ((calls < CALLS || moved(l, &repeated) < round) && now() < end) {
+            rfaas_request r[WINDOW];
+            size_t done = WINDOW;
+            memset(out, 0, sizeof out);
+            for (size_t i = 0; i < WINDOW; i++) {
+                in[i] = round << 32 | (calls + i);
+                OK(rfaas_iinvoke(l, echo, &in[i], 8, &out[i], 8, &c, &r[i]));
+            }
+            while (done-- > 0) {
+                size_t at = 0, n = 0;
+                OK(rfaas_waitany(WINDOW, r, &at, &n));
+                wrong += n != 8 || out[at] != in[at];
+                double t = now();
+                if (t - last > longest)
+                    longest = t - last;
+                last = t;
+            }
+            if (calls < CALLS / 5 && calls + WINDOW >= CALLS / 5) {
+                rfaas_lease_details d = {.struct_size = sizeof d};
+                OK(rfaas_lease_info(l, &d));
+                printf("on %s\n", d.executor);
+                fflush(stdout);
+            }
+            calls += WINDOW;
+        }
+        CHECK(wrong == 0 && moved(l, &repeated) == round);
+        printf("gap %.3f ms, %llu calls, %llu repeated\n", longest * 1e3, (unsigned long long)calls,
+               (unsigned long long)(repeated - before));
+        fflush(stdout);
+        before = repeated;
+        if (failures)
+            break;
+    }
+    OK(rfaas_finalize());
+}
