@@ -366,7 +366,9 @@ test-demo: build
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples
 
-run_examples = for program in $(ALL_MPI_PROGRAMS); do PROGRAM=$$program scripts/demo; done
+# On two ranks, and on four with two executors.
+run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
+	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) scripts/demo; done; done
 
 test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)

@@ -46,6 +46,31 @@ func (f *Function) Invoke(ctx context.Context, in, out []byte) (n int, err error
 		n, err = w.recover(ctx, f, in, out, true, outcome{n: n, started: started, status: st})
 	}
 	f.lease.give(w)
+	if err != nil {
+		return f.repeat(ctx, in, out, n, err)
+	}
+	return n, nil
+}
+
+type idempotentKey struct{}
+
+// Idempotent is a context for calls of functions that may run more than once: [Function.Invoke] makes such a call again, up to
+// times times, when its worker died under it or cannot be reached (ErrConnection), on any worker of the lease. A lease that has
+// ended ends its calls nevertheless.
+func Idempotent(ctx context.Context, times int) context.Context {
+	return context.WithValue(ctx, idempotentKey{}, times)
+}
+
+// repeat makes a call that failed with err again as often as its context says.
+func (f *Function) repeat(ctx context.Context, in, out []byte, n int, err error) (int, error) {
+	times, _ := ctx.Value(idempotentKey{}).(int)
+	if times <= 0 {
+		return n, err
+	}
+	once := Idempotent(ctx, 0)
+	for ; times > 0 && errors.Is(err, ErrConnection) && ctx.Err() == nil; times-- {
+		n, err = f.Invoke(once, in, out)
+	}
 	return n, err
 }
 
