@@ -193,3 +193,28 @@ func TestHostileWithoutSandbox(t *testing.T) {
 		t.Errorf("release: %v after %v", err, time.Since(start))
 	}
 }
+
+// Memory counts for the worker whoever of its processes uses it, and shared memory too, where the node has control groups.
+func TestSandboxMemory(t *testing.T) {
+	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes"); err != nil || os.Geteuid() != 0 {
+		t.Skip("no control groups that this test knows")
+	}
+	for _, pool := range []string{"0", "1"} {
+		w := newWorld(t, "--sandbox", "on", "--warm-pool", pool)
+		l := w.lease(t, client.LeaseOptions{Library: hostile(t), Memory: 64 << 20, Bulk: -1})
+		if got := try(t, l, "eats_shared_memory", "30"); got != "30 MiB; " {
+			t.Errorf("less than the limit: %q", got)
+		}
+		_, err := function(t, l, "eats_shared_memory").Invoke(t.Context(), []byte("200"), make([]byte, 4096))
+		var e *client.Error
+		if !errors.As(err, &e) || e.Status != client.StatusMemoryLimit || !strings.Contains(err.Error(), "64 MiB") {
+			t.Errorf("more than the limit: %v", err)
+		}
+		if got := try(t, l, "works", ""); got != "" {
+			t.Errorf("the next worker: %s", got)
+		}
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -233,10 +233,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 13 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 14 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[11]; f.State != "note" || f.Mend == "" {
+	if f := list[12]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")

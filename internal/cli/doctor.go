@@ -58,6 +58,7 @@ func newDoctor(a *app) *cobra.Command {
 				checkCores(),
 				checkCgroups("/"),
 				checkNamespaces(c.Context()),
+				checkSandbox(c.Context()),
 				a.checkSecret(),
 				checkPrograms(),
 				a.checkClock(c.Context(), manager),

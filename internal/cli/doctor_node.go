@@ -17,6 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/executor"
+	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
 // What a node of a cluster needs beyond a device. Roots are "/" but in tests.
@@ -140,6 +143,29 @@ func checkNamespaces(ctx context.Context) finding {
 			"are left to the batch system", "%s name spaces are refused: %v", kind, err)
 	}
 	return ok(check, "%s", kind)
+}
+
+// checkSandbox lets the worker program say what of a worker's sandbox it can make here.
+func checkSandbox(ctx context.Context) finding {
+	const check = "sandbox"
+	path, err := executor.DefaultWorkerPath()
+	if err != nil {
+		return problem(check, "", "%v", err)
+	}
+	if unix.Access(path, unix.X_OK) != nil {
+		return note(check, "", "not looked at: rfaas-worker is missing, see programs")
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	missing, err := zygote.Lacks(ctx, path, sandbox.Range{First: 1, N: 1}) // any range: ids are not used
+	switch {
+	case err != nil:
+		return problem(check, "make build, or make install", "%v", err)
+	case missing != "":
+		return note(check, "docs/operations.md, \"What a worker may do\", says what helps against each; executors run all the same, but not with "+
+			"--sandbox=require", "incomplete: %s", missing)
+	}
+	return ok(check, "complete: user ids, name spaces, filter of system calls, Landlock")
 }
 
 // Clocks of nodes that differ by more than this make "available until" wrong by as much; MUNGE refuses at 5 minutes.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -77,6 +78,9 @@ func (h *holding) notify() {
 func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s := h.spec
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
+	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil { // as many bytes again where results are staged
+		s.ChannelMemory = 2 * (uint64(b.Depth)*uint64(b.Eager) + b.Bulk)
+	}
 	return s
 }
 

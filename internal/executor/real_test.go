@@ -47,7 +47,7 @@ type real struct {
 }
 
 // newReal starts an executor as cmd/executor does.
-func newReal(t *testing.T) *real {
+func newReal(t *testing.T, settings ...string) *real {
 	t.Helper()
 	leakcheck.Check(t, objects)
 	worker := os.Getenv("RFAAS_WORKER")
@@ -57,7 +57,7 @@ func newReal(t *testing.T) *real {
 	if _, err := os.Stat(worker); err != nil {
 		t.Fatalf("no rfaas-worker (run make build, or set RFAAS_WORKER): %v", err)
 	}
-	s := testSettings(t, "--providers", realProvider())
+	s := testSettings(t, append([]string{"--providers", realProvider()}, settings...)...)
 	s.Worker, s.Cores, s.AddressFile = worker, config.Cores{Count: 1}, filepath.Join(t.TempDir(), "address")
 	r := &real{node: &node{t: t, log: &syncBuffer{}}, done: make(chan error, 1)}
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -286,7 +286,7 @@ func queuePair(t *testing.T, blob []byte) []byte {
 
 // Leases come and go and leave nothing: no descriptor, no process, no core.
 func TestRealLeaseCycles(t *testing.T) {
-	r := newReal(t)
+	r := newReal(t, "--warm-pool", "0") // workers that wait hold descriptors, sometimes
 	h, _ := r.deploy(compile(t, realSource, "-shared", "-fPIC"))
 	cycle := func() {
 		ch, blob := r.channel()

@@ -25,7 +25,7 @@ var rooms = map[string][]string{
 
 	// What programs are made of.
 	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
-		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote"},
+		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
 		"internal/dataplane", "internal/observe", "internal/sandbox", "internal/topology", "internal/zygote"},

@@ -56,6 +56,11 @@ func (w *Worker) makeExit(st status) Exit {
 		x.Status = statusMemoryLimit
 		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (%s)", sizeText(limit), x.Reason)
 	}
+	if w.group != nil && st.signal == unix.SIGKILL && !w.killed.Load() && w.group.Killed() > 0 {
+		x.Status = statusMemoryLimit
+		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (with all its processes and what they share; killed by the kernel)",
+			sizeText(w.serves.Load().MemoryLimit))
+	}
 	return x
 }
 

@@ -3,6 +3,7 @@ package zygote
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -163,6 +164,11 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body, names []byte) (*Wor
 		w.steps.Warm = true
 		w.serves.Store(spec)
 		m := message{msgSpawn, w.id, body}
+		if w.group != nil {
+			if err := w.group.Limit(spec.groupMemory(), 0); err != nil {
+				return nil, w.abort(fmt.Errorf("start worker: %w", err))
+			}
+		}
 		err := leaseFDs(spec.Code, names, func(code, names int) error {
 			w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 			_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, names), nil)

@@ -308,6 +308,14 @@ func sender(oob []byte) int {
 	return 0
 }
 
+// fds are the descriptors of files, which stay open as long as these do.
+func fds(files []*os.File) (list []int) {
+	for _, f := range files {
+		list = append(list, int(f.Fd()))
+	}
+	return list
+}
+
 func closeAll(fds []int) {
 	for _, fd := range fds {
 		if fd >= 0 {

@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -98,6 +99,18 @@ func (s *Sandbox) check(p *process, log *slog.Logger) error {
 	return nil
 }
 
+// Lacks says what of a complete sandbox a worker program cannot give here, and why; "" if nothing. It starts the program and ends
+// it again; ctx bounds that.
+func Lacks(ctx context.Context, path string, uids sandbox.Range) (string, error) {
+	cfg := Config{Path: path, Log: slog.New(slog.DiscardHandler), Sandbox: Sandbox{Mode: sandbox.On, UIDs: uids}}
+	p, err := startProcess(ctx, &cfg)
+	if err != nil {
+		return "", err
+	}
+	defer p.stop()
+	return cfg.Sandbox.lacks(p.parts, p.missing), nil
+}
+
 // ownUID is a user id for a worker that nobody has named one for; 0: it keeps the executor's.
 func (z *Zygote) ownUID() (uint32, error) {
 	z.mu.Lock()
@@ -109,23 +122,98 @@ func (z *Zygote) ownUID() (uint32, error) {
 	return z.uids.Take()
 }
 
-// confine completes the message that asks for a worker; undo gives back what it took, when nothing of the worker is left.
-func (z *Zygote) confine(s *Spec, body []byte) (_ []byte, undo func(), err error) {
-	if s.UID != 0 {
-		if z.cfg.Sandbox.Mode == sandbox.Off {
-			return nil, nil, invalid("user id %d: workers get no ids of their own with --sandbox=off", s.UID)
+// confinement is what one worker has of the sandbox's and gives back when nothing of it is left.
+type confinement struct {
+	body  []byte // the message that asks for it
+	uid   uint32 // taken, or 0
+	group *sandbox.Group
+	doors []*os.File // of the group, until the message is sent
+}
+
+// confine takes what a worker needs and completes the message that asks for it.
+func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
+	c := &confinement{body: body}
+	if s.UID != 0 && z.cfg.Sandbox.Mode == sandbox.Off {
+		return nil, invalid("user id %d: workers get no ids of their own with --sandbox=off", s.UID)
+	}
+	var err error
+	if s.UID == 0 {
+		if c.uid, err = z.ownUID(); err != nil {
+			return nil, err
 		}
-		return body, func() {}, nil
 	}
-	id, err := z.ownUID()
-	if err != nil || id == 0 {
-		return body, func() {}, err
+	if c.uid != 0 {
+		c.body = slices.Clone(body)
+		binary.LittleEndian.PutUint32(c.body[bodyUID:], c.uid)
+		binary.LittleEndian.PutUint32(c.body[bodyUID+4:], c.uid)
+		binary.LittleEndian.PutUint32(c.body[bodyUID+8:], z.cfg.Sandbox.Processes)
 	}
-	body = slices.Clone(body)
-	binary.LittleEndian.PutUint32(body[bodyUID:], id)
-	binary.LittleEndian.PutUint32(body[bodyUID+4:], id)
-	binary.LittleEndian.PutUint32(body[bodyUID+8:], z.cfg.Sandbox.Processes)
-	return body, func() { z.uids.Give(id) }, nil
+	if err := z.enclose(c, s); err != nil {
+		z.release(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+// enclose makes the control group of a worker, if there can be one: its guard is who brings it there.
+func (z *Zygote) enclose(c *confinement, s *Spec) (err error) {
+	z.mu.Lock()
+	guarded := z.parts&partPIDs != 0
+	z.mu.Unlock()
+	if z.groups == nil || !guarded {
+		return nil
+	}
+	if c.group, err = z.groups.New(); err != nil {
+		return err
+	}
+	if err := c.group.Limit(s.groupMemory(), z.cfg.Sandbox.Processes); err != nil {
+		return err
+	}
+	c.doors, err = c.group.Doors()
+	return err
+}
+
+// groupMemory is the limit of a worker's control group, which also counts what is not the function's: its channel, the pages
+// of tables and libraries. 0: none.
+func (s *Spec) groupMemory() uint64 {
+	const overhead = 32 << 20
+	if s.MemoryLimit == 0 || s.MemoryLimit > 1<<62 || s.ChannelMemory > 1<<62 {
+		return 0
+	}
+	return s.MemoryLimit + s.ChannelMemory + overhead
+}
+
+func (c *confinement) closeDoors() {
+	for _, f := range c.doors {
+		f.Close()
+	}
+	c.doors = nil
+}
+
+// release gives back what confine took.
+func (z *Zygote) release(c *confinement) {
+	c.closeDoors()
+	if c.uid != 0 {
+		z.uids.Give(c.uid)
+	}
+	if c.group != nil {
+		if err := c.group.Remove(); err != nil {
+			z.cfg.Log.Warn("a worker's control group is left behind", "err", err)
+		}
+	}
+}
+
+// openGroups finds the control groups that workers can have.
+func openGroups(cfg *Config) *sandbox.Groups {
+	if cfg.Sandbox.Mode == sandbox.Off {
+		return nil
+	}
+	groups, err := sandbox.OpenGroups()
+	if err != nil {
+		cfg.Log.Warn("memory and processes of workers are limited by rlimit, one by one, not by control groups", "why", err)
+		return nil
+	}
+	return groups
 }
 
 // reapNow reaps a child that has ended or is about to.

@@ -141,3 +141,17 @@ func TestUserIDsRunOut(t *testing.T) {
 	<-w.Done()
 	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("x"))
 }
+
+// What doctor says is what an executor would.
+func TestLacks(t *testing.T) {
+	missing, err := Lacks(t.Context(), workerPath(t), confined.UIDs)
+	if err != nil || (missing == "") != (os.Geteuid() == 0) && os.Getenv("CI") != "" {
+		t.Errorf("%q, %v", missing, err)
+	}
+	if missing, err := Lacks(t.Context(), workerPath(t), sandbox.Range{}); err != nil || !strings.Contains(missing, "user ids") {
+		t.Errorf("without ids: %q, %v", missing, err)
+	}
+	if _, err := Lacks(t.Context(), "/bin/false", confined.UIDs); err == nil {
+		t.Error("a program that is no worker lacks nothing")
+	}
+}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
 // Worker is a running worker process, or one that ran. All methods may be called by any goroutine.
@@ -20,7 +22,8 @@ type Worker struct {
 	id     uint32
 	pid    int
 	pidfd  *os.File
-	guard  *os.File // nil: it has none
+	guard  *os.File       // nil: it has none
+	group  *sandbox.Group // nil: it has none
 	conn   *net.UnixConn
 	output *output
 	page   *page
@@ -228,10 +231,11 @@ func (w *Worker) start(ctx context.Context) error {
 			w.blob = append([]byte(nil), m.body...)
 			w.steps.Connect = step()
 		case m.typ == msgSealed && w.blob != nil && w.steps.Sandbox == 0 && len(m.body) == 16:
-			step()
-			w.sealed(m.body)
+			// Read late perhaps, together with LOADED: the worker's own clock says what was the sandbox.
+			w.steps.Code = -w.sealed(m.body) + step()
 		case m.typ == msgLoaded && w.blob != nil:
-			w.steps.Code = step()
+			loading := step()
+			w.steps.Code = max(w.steps.Code+loading, loading)
 			return nil
 		case m.typ == msgFailed:
 			return m.failure()
@@ -241,12 +245,13 @@ func (w *Worker) start(ctx context.Context) error {
 	}
 }
 
-// sealed notes what the sandbox took before and after READY, as the worker says before user code runs in it.
-func (w *Worker) sealed(body []byte) {
+// sealed notes what the sandbox took, as the worker says before user code runs in it, and returns the part after READY.
+func (w *Worker) sealed(body []byte) (after time.Duration) {
 	before := min(max(time.Duration(binary.LittleEndian.Uint64(body)), 0), w.steps.Connect)
-	after := min(max(time.Duration(binary.LittleEndian.Uint64(body[8:])), 0), time.Minute)
+	after = min(max(time.Duration(binary.LittleEndian.Uint64(body[8:])), 0), time.Minute)
 	w.steps.Connect -= before
 	w.steps.Sandbox = before + after
+	return after
 }
 
 // startFailed names what happened when the socket closed or time ran out before LOADED.

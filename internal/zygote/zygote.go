@@ -57,8 +57,10 @@ type Spec struct {
 	MaxEager uint32
 	MaxBulk  uint64
 	// MemoryLimit is how much private writable memory, in bytes, user code may add; 0: no limit. Allocations beyond it
-	// fail. It does not count shared mappings and child processes: it stands in for a memory cgroup.
+	// fail. It does not count shared mappings and child processes; those a control group counts, where there can be one.
 	MemoryLimit uint64
+	// ChannelMemory is what the worker's side of the channel may take, in bytes, which a control group counts too.
+	ChannelMemory uint64
 	// CallLimit is how long one call may take; 0: no limit. A worker that exceeds it is killed.
 	CallLimit time.Duration
 	// UID and GID are those of the user that the worker shall run as, who must have been verified; 0: one of the sandbox's own
@@ -79,6 +81,7 @@ type Zygote struct {
 	tasks  sync.WaitGroup // supervise, watchStops, the pool
 	pool   pool
 	uids   *sandbox.UIDs
+	groups *sandbox.Groups // nil: none
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
@@ -92,8 +95,12 @@ type Zygote struct {
 // Start starts the zygote process and returns when it has loaded its providers. A zygote that dies is replaced;
 // workers live on meanwhile. ctx bounds the start only.
 func Start(ctx context.Context, cfg Config) (*Zygote, error) {
+	groups := openGroups(&cfg)
 	p, err := startProcess(ctx, &cfg)
 	if err != nil {
+		if groups != nil {
+			err = errors.Join(err, groups.Close())
+		}
 		return nil, err
 	}
 	z := &Zygote{
@@ -103,6 +110,7 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		devices: p.devices,
 		parts:   p.parts,
 		uids:    sandbox.NewUIDs(cfg.Sandbox.UIDs),
+		groups:  groups,
 		workers: map[*Worker]struct{}{},
 		pool:    newPool(),
 	}
@@ -140,6 +148,9 @@ func (z *Zygote) Close() error {
 	z.tasks.Wait()
 	if !first {
 		return errClosed
+	}
+	if z.groups != nil {
+		return z.groups.Close()
 	}
 	return nil
 }
@@ -273,7 +284,8 @@ type parts struct {
 	conn   *net.UnixConn
 	output *output
 	page   *page
-	theirs []int // worker socket, log, page; closed once sent
+	group  *sandbox.Group // nil: none
+	theirs []int          // worker socket, log, page; closed once sent
 }
 
 func newParts() (*parts, error) {
@@ -329,20 +341,20 @@ func (p *parts) close() {
 
 // spawn clones a worker and sees it through its start. Without names it is one that waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
-	body, undo, err := z.confine(spec, body)
+	c, err := z.confine(spec, body)
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
 	}
-	w, err := z.spawnConfined(ctx, spec, body, names)
+	w, err := z.spawnConfined(ctx, spec, c, names)
 	if err != nil {
-		undo()
+		z.release(c)
 		return nil, err
 	}
-	w.whenGone(undo)
+	w.whenGone(func() { z.release(c) })
 	return w, nil
 }
 
-func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
+func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, c *confinement, names []byte) (*Worker, error) {
 	asked := time.Now()
 	proc, err := z.process(ctx)
 	if err != nil {
@@ -352,17 +364,19 @@ func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, body, names []by
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
 	}
+	parts.group = c.group
 	id := z.nextID.Add(1)
 	var ch <-chan answer
 	if sock, log, page := parts.theirs[0], parts.theirs[1], parts.theirs[2]; names == nil {
-		ch, err = proc.send(msgPrepare, id, body, []int{sock, log, page})
+		ch, err = proc.send(msgPrepare, id, c.body, append([]int{sock, log, page}, fds(c.doors)...))
 	} else {
 		err = leaseFDs(spec.Code, names, func(code, names int) (err error) {
-			ch, err = proc.send(msgSpawn, id, body, []int{sock, code, names, log, page})
+			ch, err = proc.send(msgSpawn, id, c.body, append([]int{sock, code, names, log, page}, fds(c.doors)...))
 			return err
 		})
 	}
 	parts.closeTheirs()
+	c.closeDoors()
 	if err != nil {
 		// Not sent, or sent to a dead zygote; but if the zygote made a worker before, that one tells us.
 		parts.discard(answer{})
@@ -453,7 +467,7 @@ func childPidfd(pid int) *os.File {
 // adopt makes a Worker of a cloned process and sees it through its start, or until it waits for its lease.
 func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, waits bool, p *parts, a answer, asked time.Time) (*Worker, error) {
 	w := &Worker{
-		id: id, pid: a.pid, pidfd: a.pidfd, guard: a.guard, conn: p.conn, output: p.output, page: p.page,
+		id: id, pid: a.pid, pidfd: a.pidfd, guard: a.guard, group: p.group, conn: p.conn, output: p.output, page: p.page,
 		done: make(chan struct{}), starting: true, asked: asked,
 	}
 	if waits {
