@@ -236,7 +236,7 @@ RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|example
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor internal/manager client client/capi internal/cli; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-install test-demo test-softroce test-softroce-faults test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)scripts/test
 
@@ -382,14 +382,24 @@ test-softroce-faults: ## kills, stops and cancels on a real verbs device in a vi
 	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
 		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -kills 30 -calls 8000
 
+# Nodes in name spaces of one machine that has a verbs device: all of them reach it.
+test-softroce-slurm: ## an MPI job on a real Slurm that is served by another node, over verbs in a virtual machine
+	$(Q)$(try_build)
+	$(Q)mkdir -p build/gotest-slurm && $(GO) test -c -o build/gotest-slurm/ ./tests/slurm
+	$(Q)cd tests/slurm && ../../scripts/softroce/run --timeout 280 --memory 3072 -e RFAAS_REQUIRE_VERBS=1 -- \
+		../../build/gotest-slurm/slurm.test -test.v -test.timeout 270s -test.run OtherNodes -cluster
+
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
-TWOVM := scripts/softroce/run2 --expendable --timeout 240 -e FAULTS_REMOTE=10.77.0.3:7000
+TWOVM := scripts/softroce/run2 --expendable --timeout 300 -e FAULTS_REMOTE=10.77.0.3:7000
 test-twovm: ## client in one virtual machine, executor in another: the link is cut, a machine killed
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client && $(GO_BUILD) -o build/twovm/ ./tests/remote
+	$(Q)for program in api event; do \
+		$(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o build/twovm/$${program}_test client/capi/testdata/$${program}_test.c -Llib -lrfaas \
+			-pthread '-Wl,-rpath,$$ORIGIN/../../lib' || exit; done
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
 	$(Q)for boot in first second; do \
-		$(TWOVM) -- scripts/test --twovm $$boot -- build/twovm/remote serve 10.77.0.3:7000; done
+		$(TWOVM) -- scripts/test --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done
 
 check: build test-programs lint build/ctest/dp_test ## before a commit: lint and the quick tests
 	$(Q)build/ctest/dp_test --provider shm

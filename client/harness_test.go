@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -38,17 +39,27 @@ func built(t testing.TB, path string) string {
 	return p
 }
 
+const managerProgram = "bin/resource-manager"
+
 // daemon is a running executor or resource manager.
 type daemon struct {
-	cmd     *exec.Cmd
-	Address string
-	done    chan struct{} // closed when it has ended
+	cmd        *exec.Cmd
+	Address    string
+	done       chan struct{} // closed when it has ended
+	registered chan struct{} // closed when an executor has registered
 }
 
-// daemonCommand runs a daemon on a free loopback port, or on the machine where tests/remote serves at RFAAS_TEST_REMOTE.
+// daemonCommand runs a daemon on a free loopback port, or on one of two machines: where tests/remote serves, at
+// RFAAS_TEST_REMOTE. A resource manager runs there if RFAAS_TEST_MANAGER says so, else here.
 func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cmd {
 	line := append([]string{built(t, program), "--listen", "127.0.0.1:0", "--secret-file", secret}, args...)
-	if remote := os.Getenv("RFAAS_TEST_REMOTE"); remote != "" {
+	remote := os.Getenv("RFAAS_TEST_REMOTE")
+	switch {
+	case remote == "":
+	case program == managerProgram && os.Getenv("RFAAS_TEST_MANAGER") != "there":
+		line[2] = os.Getenv("SOFTROCE_ADDRESS") + ":0"
+		line = append(line, "--allow-plaintext")
+	default:
 		host, _, err := net.SplitHostPort(remote)
 		if err != nil {
 			t.Fatal(err)
@@ -71,7 +82,8 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{cmd: cmd, done: make(chan struct{})}
+	d := &daemon{cmd: cmd, done: make(chan struct{}), registered: make(chan struct{})}
+	registered := sync.OnceFunc(func() { close(d.registered) })
 	ready := make(chan string, 1)
 	var log strings.Builder
 	go func() {
@@ -81,6 +93,9 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 			if _, rest, ok := strings.Cut(s.Text(), "msg=ready address="); ok {
 				addr, _, _ := strings.Cut(rest, " ")
 				ready <- addr
+			}
+			if strings.Contains(s.Text(), "msg=registered ") {
+				registered()
 			}
 		}
 		cmd.Wait()
@@ -128,13 +143,26 @@ type world struct {
 	session *client.Session
 }
 
-// newWorld starts an executor that lends two cores.
+// newWorld starts an executor that lends two cores. With RFAAS_TEST_MANAGER ("here", "there") the session finds it by a
+// resource manager.
 func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
 	leakcheck.Check(t, objects)
 	w := &world{secret: cmp.Or(os.Getenv("RFAAS_TEST_SECRET"), filepath.Join(t.TempDir(), "secret"))}
-	w.daemon = start(t, "bin/executor", w.secret, append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)...)
-	w.session = w.connect(t, client.Options{Executor: w.Address})
+	args = append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)
+	if os.Getenv("RFAAS_TEST_MANAGER") == "" {
+		w.daemon = start(t, "bin/executor", w.secret, args...)
+		w.session = w.connect(t, client.Options{Executor: w.Address})
+		return w
+	}
+	manager := start(t, managerProgram, w.secret)
+	w.daemon = start(t, "bin/executor", w.secret, append(args, "--manager", manager.Address)...)
+	select {
+	case <-w.registered:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("the executor has not registered with %s within 20 s", manager.Address)
+	}
+	w.session = w.connect(t, client.Options{Manager: manager.Address})
 	return w
 }
 

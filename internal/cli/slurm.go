@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/slurm"
 )
 
@@ -55,6 +56,7 @@ func newSlurmFollow(a *app) *cobra.Command {
 	var j jobFlags
 	f := slurm.Follow{Policy: defaultPolicy()}
 	var logLevel slog.Level
+	var manager string
 	c := &cobra.Command{
 		Use:   "follow --partition PARTITION [flags] [-- SBATCH-ARGS...]",
 		Short: "Keep one executor job for each idle node",
@@ -64,11 +66,22 @@ it is not, so that the scheduler starts it in the moment that the node becomes i
 Nothing is remembered outside Slurm: the jobs' names say for which node they are. It may be killed and started anew at any
 time, and several at once do no harm. When it ends the jobs stay; "rfaas slurm stop" cancels them. It runs anywhere where
 sbatch works, as the user whose jobs they shall be. Settings of the executors are in the job script or in the environment
-(RFAAS_EXECUTOR_MANAGER and others), which sbatch passes on.`,
+(RFAAS_EXECUTOR_MANAGER and others), which sbatch passes on.
+
+Executors publish when their job ends. When the scheduler's plan has a node for somebody earlier, or later than it had, its
+executor is told: the resource manager says where it is.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			f.Partition, f.Prefix, f.Args = j.partition, j.prefix, args
 			f.Log = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: logLevel}))
+			if manager != "" {
+				v, err := a.openBoard(manager)
+				if err != nil {
+					return err
+				}
+				defer v.close()
+				f.Publish = a.publishUntil(v)
+			}
 			if f.Script == "" {
 				var err error
 				if f.Script, err = defaultScript("executor.sbatch"); err != nil {
@@ -84,8 +97,36 @@ sbatch works, as the user whose jobs they shall be. Settings of the executors ar
 	fl.DurationVar(&f.Interval, "interval", time.Second, "how often Slurm is asked for nodes and jobs")
 	fl.DurationVar(&f.PlanEvery, "plan-interval", 15*time.Second, "how often it is asked for its plan")
 	policyFlags(fl, &f.Policy)
+	a.addressFlag(c, &manager, "manager", "RFAAS_EXECUTOR_MANAGER", "", "address of the executors' resource manager; none: the plan is not published")
 	fl.TextVar(&logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	return c
+}
+
+// publishUntil is how the controller finds executors and tells them when their nodes are wanted back.
+func (a *app) publishUntil(v *boardView) *slurm.Publish {
+	return &slurm.Publish{
+		Executors: func(ctx context.Context) ([]slurm.Lent, error) {
+			rows, err := v.list(ctx)
+			var lent []slurm.Lent
+			for _, r := range rows {
+				if r.State == "dead" || r.State == "draining" {
+					continue
+				}
+				e := slurm.Lent{Node: r.Node, Address: r.Address}
+				if r.Until > 0 {
+					e.Until = time.Unix(int64(r.Until), 0)
+				}
+				lent = append(lent, e)
+			}
+			return lent, err
+		},
+		Tell: func(ctx context.Context, address string, until time.Time) error {
+			return a.onExecutor(ctx, address, func(ctx context.Context, e control.ExecutorClient) error {
+				_, err := e.Until(ctx, &control.UntilRequest{Until: uint64(until.Unix())})
+				return err
+			})
+		},
+	}
 }
 
 func defaultPolicy() slurm.Policy {

@@ -184,7 +184,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26, 0}
 }
 
 type InfoRequest struct {
@@ -1528,6 +1528,86 @@ func (*DrainReply) Descriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
+type UntilRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Until         uint64                 `protobuf:"varint,1,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UntilRequest) Reset() {
+	*x = UntilRequest{}
+	mi := &file_internal_control_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UntilRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UntilRequest) ProtoMessage() {}
+
+func (x *UntilRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
+func (*UntilRequest) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *UntilRequest) GetUntil() uint64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+type UntilReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UntilReply) Reset() {
+	*x = UntilReply{}
+	mi := &file_internal_control_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UntilReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UntilReply) ProtoMessage() {}
+
+func (x *UntilReply) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
+func (*UntilReply) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+}
+
 type InspectRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
@@ -1538,7 +1618,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1630,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1643,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -1597,7 +1677,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1689,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1702,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -1690,7 +1770,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1782,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1795,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -1742,7 +1822,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1834,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1847,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -1844,7 +1924,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +1936,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +1949,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -1904,7 +1984,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +1996,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2009,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -1963,7 +2043,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2055,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +2068,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2014,7 +2094,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2106,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2119,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -2058,7 +2138,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2150,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2163,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -2101,7 +2181,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2193,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2206,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 type ListRequest struct {
@@ -2137,7 +2217,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2229,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2242,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 type ListReply struct {
@@ -2175,7 +2255,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2267,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2280,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -2230,7 +2310,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2322,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2335,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -2305,7 +2385,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2397,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2410,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -2363,7 +2443,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +2455,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +2468,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -2411,7 +2491,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2503,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2516,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -2486,7 +2566,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2578,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2591,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -2556,7 +2636,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2648,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2661,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -2635,7 +2715,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2727,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2740,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -2681,7 +2761,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2773,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2786,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -2742,7 +2822,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2834,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2847,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -2809,7 +2889,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2901,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2914,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -2869,7 +2949,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +2961,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +2974,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -2928,7 +3008,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3020,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3033,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -2988,7 +3068,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3080,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3093,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -3088,7 +3168,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3180,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3193,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -3131,7 +3211,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3223,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3236,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 type BillRequest struct {
@@ -3169,7 +3249,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3181,7 +3261,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3194,7 +3274,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -3222,7 +3302,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3314,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3327,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -3282,7 +3362,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3374,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3387,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -3344,7 +3424,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3436,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3449,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *BillLine) GetItem() string {
@@ -3520,7 +3600,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bgrace_ms\x18\x01 \x01(\x04R\agraceMs\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\f\n" +
 	"\n" +
-	"DrainReply\"C\n" +
+	"DrainReply\"$\n" +
+	"\fUntilRequest\x12\x14\n" +
+	"\x05until\x18\x01 \x01(\x04R\x05until\"\f\n" +
+	"\n" +
+	"UntilReply\"C\n" +
 	"\x0eInspectRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\"\xdb\x01\n" +
@@ -3673,7 +3757,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x13\n" +
 	"\x0fSTART_PATH_WARM\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\xae\x06\n" +
+	"\x11START_PATH_CACHED\x10\x032\xf5\x06\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
 	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12H\n" +
@@ -3683,7 +3767,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x05Renew\x12\x1e.rfaas.control.v1.RenewRequest\x1a\x1c.rfaas.control.v1.RenewReply\x12H\n" +
 	"\x06Leases\x12\x1f.rfaas.control.v1.LeasesRequest\x1a\x1d.rfaas.control.v1.LeasesReply\x12H\n" +
 	"\x06Revoke\x12\x1f.rfaas.control.v1.RevokeRequest\x1a\x1d.rfaas.control.v1.RevokeReply\x12E\n" +
-	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12K\n" +
+	"\x05Drain\x12\x1e.rfaas.control.v1.DrainRequest\x1a\x1c.rfaas.control.v1.DrainReply\x12E\n" +
+	"\x05Until\x12\x1e.rfaas.control.v1.UntilRequest\x1a\x1c.rfaas.control.v1.UntilReply\x12K\n" +
 	"\aInspect\x12 .rfaas.control.v1.InspectRequest\x1a\x1e.rfaas.control.v1.InspectReply\x12D\n" +
 	"\x06Events\x12\x1f.rfaas.control.v1.EventsRequest\x1a\x17.rfaas.control.v1.Event0\x012\xfb\x06\n" +
 	"\aManager\x12N\n" +
@@ -3713,7 +3798,7 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
@@ -3739,37 +3824,39 @@ var file_internal_control_control_proto_goTypes = []any{
 	(*RevokeReply)(nil),           // 21: rfaas.control.v1.RevokeReply
 	(*DrainRequest)(nil),          // 22: rfaas.control.v1.DrainRequest
 	(*DrainReply)(nil),            // 23: rfaas.control.v1.DrainReply
-	(*InspectRequest)(nil),        // 24: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 25: rfaas.control.v1.InspectReply
-	(*EventsRequest)(nil),         // 26: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 27: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 28: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 29: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 30: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 31: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 32: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 33: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 34: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 35: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 36: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 37: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 38: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 39: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 40: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 41: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 42: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 43: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 44: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 45: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 46: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 47: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 48: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 49: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 50: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 51: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 52: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 53: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 54: rfaas.control.v1.BillLine
+	(*UntilRequest)(nil),          // 24: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 25: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 26: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 27: rfaas.control.v1.InspectReply
+	(*EventsRequest)(nil),         // 28: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 29: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 30: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 31: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 32: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 33: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 34: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 35: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 36: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 37: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 38: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 39: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 40: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 41: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 42: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 43: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 44: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 45: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 46: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 47: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 48: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 49: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 50: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 51: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 52: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 53: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 54: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 55: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 56: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
 	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
@@ -3780,19 +3867,19 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	19, // 5: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
 	2,  // 6: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
 	4,  // 7: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	39, // 8: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	41, // 8: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
 	4,  // 9: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	36, // 10: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	38, // 10: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
 	4,  // 11: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	37, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	37, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	37, // 14: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	37, // 15: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	37, // 16: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	37, // 17: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	48, // 18: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	53, // 19: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	54, // 20: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	39, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	39, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	39, // 14: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	39, // 15: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	39, // 16: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	39, // 17: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	50, // 18: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	55, // 19: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	56, // 20: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
 	3,  // 21: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
 	5,  // 22: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
 	9,  // 23: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
@@ -3802,43 +3889,45 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	17, // 27: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
 	20, // 28: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
 	22, // 29: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	24, // 30: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	26, // 31: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	28, // 32: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	30, // 33: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	32, // 34: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	34, // 35: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	38, // 36: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	40, // 37: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	46, // 38: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	49, // 39: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	51, // 40: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	42, // 41: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	44, // 42: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 43: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	6,  // 44: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	10, // 45: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	12, // 46: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	14, // 47: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	16, // 48: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	18, // 49: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	21, // 50: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	23, // 51: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	25, // 52: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	27, // 53: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	29, // 54: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	31, // 55: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	33, // 56: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	35, // 57: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	39, // 58: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	41, // 59: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	47, // 60: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	50, // 61: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	52, // 62: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	43, // 63: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	45, // 64: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	43, // [43:65] is the sub-list for method output_type
-	21, // [21:43] is the sub-list for method input_type
+	24, // 30: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	26, // 31: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	28, // 32: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	30, // 33: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	32, // 34: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	34, // 35: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	36, // 36: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	40, // 37: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	42, // 38: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	48, // 39: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	51, // 40: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	53, // 41: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	44, // 42: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	46, // 43: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 44: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	6,  // 45: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	10, // 46: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	12, // 47: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	14, // 48: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	16, // 49: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	18, // 50: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	21, // 51: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	23, // 52: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	25, // 53: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	27, // 54: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	29, // 55: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	31, // 56: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	33, // 57: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	35, // 58: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	37, // 59: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	41, // 60: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	43, // 61: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	49, // 62: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	52, // 63: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	54, // 64: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	45, // 65: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	47, // 66: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	44, // [44:67] is the sub-list for method output_type
+	21, // [21:44] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
 	21, // [21:21] is the sub-list for extension extendee
 	0,  // [0:21] is the sub-list for field type_name
@@ -3855,7 +3944,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   52,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -31,6 +31,7 @@ const (
 	Executor_Leases_FullMethodName  = "/rfaas.control.v1.Executor/Leases"
 	Executor_Revoke_FullMethodName  = "/rfaas.control.v1.Executor/Revoke"
 	Executor_Drain_FullMethodName   = "/rfaas.control.v1.Executor/Drain"
+	Executor_Until_FullMethodName   = "/rfaas.control.v1.Executor/Until"
 	Executor_Inspect_FullMethodName = "/rfaas.control.v1.Executor/Inspect"
 	Executor_Events_FullMethodName  = "/rfaas.control.v1.Executor/Events"
 )
@@ -58,6 +59,8 @@ type ExecutorClient interface {
 	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeReply, error)
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainReply, error)
+	// Until says when the node is wanted back, in place of what was known. For operators.
+	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
@@ -165,6 +168,16 @@ func (c *executorClient) Drain(ctx context.Context, in *DrainRequest, opts ...gr
 	return out, nil
 }
 
+func (c *executorClient) Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UntilReply)
+	err := c.cc.Invoke(ctx, Executor_Until_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *executorClient) Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectReply)
@@ -217,6 +230,8 @@ type ExecutorServer interface {
 	// Revoke and Drain are for operators. Revoke ends a lease at once; Drain ends the executor, as SIGTERM does.
 	Revoke(context.Context, *RevokeRequest) (*RevokeReply, error)
 	Drain(context.Context, *DrainRequest) (*DrainReply, error)
+	// Until says when the node is wanted back, in place of what was known. For operators.
+	Until(context.Context, *UntilRequest) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
 	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
@@ -257,6 +272,9 @@ func (UnimplementedExecutorServer) Revoke(context.Context, *RevokeRequest) (*Rev
 }
 func (UnimplementedExecutorServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedExecutorServer) Until(context.Context, *UntilRequest) (*UntilReply, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Until not implemented")
 }
 func (UnimplementedExecutorServer) Inspect(context.Context, *InspectRequest) (*InspectReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Inspect not implemented")
@@ -436,6 +454,24 @@ func _Executor_Drain_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executor_Until_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UntilRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServer).Until(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executor_Until_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServer).Until(ctx, req.(*UntilRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Executor_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectRequest)
 	if err := dec(in); err != nil {
@@ -503,6 +539,10 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _Executor_Drain_Handler,
+		},
+		{
+			MethodName: "Until",
+			Handler:    _Executor_Until_Handler,
 		},
 		{
 			MethodName: "Inspect",

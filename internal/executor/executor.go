@@ -48,6 +48,7 @@ type Executor struct {
 	report      func()         // tells the manager that capacity has changed; does not block
 
 	asked chan drainRequest // capacity 1: somebody has asked for a drain
+	back  *wantedBack
 
 	mu       sync.Mutex
 	holdings map[lease.ID]*holding
@@ -65,7 +66,7 @@ func New(cfg Config) (*Executor, error) {
 		return nil, err
 	}
 	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{},
-		asked: make(chan drainRequest, 1), report: func() {},
+		asked: make(chan drainRequest, 1), report: func() {}, back: newWantedBack(s.Until.Time(), s.Grace),
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), nodeGlibc(s.Worker))}
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends
@@ -105,7 +106,7 @@ func (e *Executor) info() *control.InfoReply {
 		MemoryBytes: c.Memory, FreeMemoryBytes: c.FreeMemory,
 		Providers: e.cfg.Providers, MaxDepth: invoke.MaxDepth, MaxEager: invoke.MaxEager,
 		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining(),
-		AvailableUntil: e.cfg.Settings.Until.Unix(),
+		AvailableUntil: e.back.unix(),
 	}
 }
 

@@ -37,11 +37,11 @@ func (e *Executor) duration(ms uint64, def time.Duration) (time.Duration, error)
 	longest := e.cfg.Settings.LeaseMax
 	switch {
 	case ms == 0:
-		return beforeUntil(&e.cfg.Settings, def, e.now()), nil
+		return e.back.before(def, e.now()), nil
 	case ms > uint64(longest/time.Millisecond):
 		return 0, invalidf("duration_ms %d: this executor gives at most %d (%v)", ms, longest.Milliseconds(), longest)
 	}
-	return beforeUntil(&e.cfg.Settings, time.Duration(ms)*time.Millisecond, e.now()), nil
+	return e.back.before(time.Duration(ms)*time.Millisecond, e.now()), nil
 }
 
 // Renew makes a lease last longer.

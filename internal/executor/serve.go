@@ -96,13 +96,17 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		defer stop()
 	}
 	drain := drainRequest{s.Grace, drainReason}
-	wanted, stopTimer := wantedBack(&s, time.Now())
-	defer stopTimer()
+	wanted := make(chan struct{})
+	waitCtx, stopWait := context.WithCancel(background)
+	var waits sync.WaitGroup
+	waits.Go(func() { e.back.wait(waitCtx); close(wanted) })
+	defer waits.Wait()
+	defer stopWait()
 	select {
 	case <-ctx.Done():
 	case drain = <-e.DrainAsked():
 	case <-wanted:
-		drain.reason = "the node is wanted back at " + s.Until.String()
+		drain.reason = "the node is wanted back at " + config.Instant(e.back.get()).String()
 	case err = <-port.Failed():
 		err = fmt.Errorf("control port: %w", err)
 	}

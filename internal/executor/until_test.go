@@ -4,7 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -27,19 +30,71 @@ func TestUntilIsPublishedAndBoundsLeases(t *testing.T) {
 	n.release(l.GetLeaseId())
 }
 
+// The time may move, either way, and become unknown; nonsense is refused.
+func TestUntilMoves(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	reports := make(chan struct{}, 10)
+	n := newNode(t, func(c *Config) { c.Settings.Grace = time.Second })
+	n.e.report = func() { reports <- struct{}{} }
+	for i, until := range []uint64{uint64(now.Add(time.Hour).Unix()), uint64(now.Add(2 * time.Minute).Unix()), uint64(now.Add(10 * time.Minute).Unix()), 0} {
+		for range 2 { // said again it is no news
+			if _, err := n.Until(n.ctx(), &control.UntilRequest{Until: until}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		info, err := n.Info(n.ctx(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
+		if err != nil || info.GetAvailableUntil() != until {
+			t.Errorf("available until %d, want %d; %v", info.GetAvailableUntil(), until, err)
+		}
+		if len(reports) != i+1 {
+			t.Errorf("%d reports after %d changes", len(reports), i+1)
+		}
+	}
+	_, err := n.Until(n.ctx(), &control.UntilRequest{Until: 1 << 40})
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "1099511627776")
+}
+
 func TestBeforeUntil(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
-	s := &config.Executor{Grace: 10 * time.Second}
-	if d := beforeUntil(s, time.Hour, now); d != time.Hour {
+	if d := newWantedBack(time.Time{}, 10*time.Second).before(time.Hour, now); d != time.Hour {
 		t.Errorf("without an end: %v", d)
 	}
 	for left, want := range map[time.Duration]time.Duration{time.Hour: 30 * time.Minute, time.Minute: 50 * time.Second,
 		10 * time.Second: time.Millisecond, -time.Hour: time.Millisecond} {
-		s.Until = config.Instant(now.Add(left))
-		if d := beforeUntil(s, 30*time.Minute, now); d != want {
+		if d := newWantedBack(now.Add(left), 10*time.Second).before(30*time.Minute, now); d != want {
 			t.Errorf("%v before the end: a lease of %v, want %v", left, d, want)
 		}
 	}
+}
+
+// Who waits for the time to drain follows it when it moves.
+func TestWaitForWantedBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		w := newWantedBack(time.Time{}, time.Minute)
+		over := make(chan struct{})
+		wait := func(ctx context.Context) {
+			w.wait(ctx)
+			over <- struct{}{}
+		}
+		go wait(t.Context())
+		for _, at := range []time.Duration{10 * time.Minute, 5 * time.Minute, time.Hour} {
+			time.Sleep(time.Minute)
+			w.set(began.Add(at))
+		}
+		<-over
+		if d := time.Since(began); d != 59*time.Minute {
+			t.Errorf("after %v, want an hour less the grace", d)
+		}
+		w.set(time.Time{})
+		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+		defer cancel()
+		go wait(ctx)
+		<-over
+		if ctx.Err() == nil {
+			t.Error("over without a time")
+		}
+	})
 }
 
 func TestServeLeavesBeforeUntil(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Follow is what a Follower is made of. All fields but Args are mandatory.
+// Follow is what a Follower is made of. All fields but Args and Publish are mandatory.
 type Follow struct {
 	Commands
 	Partition string
@@ -21,6 +21,7 @@ type Follow struct {
 	Interval  time.Duration
 	PlanEvery time.Duration // the plan changes slowly and is long
 	Policy    Policy
+	Publish   *Publish // nil: executors say when their job ends, and nothing of the plan
 	Log       *slog.Logger
 }
 
@@ -61,17 +62,26 @@ func (f *Follow) Run(ctx context.Context) error {
 	defer tick.Stop()
 	var plan Plan
 	var planned time.Time
-	away := false
+	away, unheard := false, false
 	for {
+		fresh := false
 		if planned.IsZero() || time.Since(planned) >= f.PlanEvery {
 			p, perr := f.Plan(ctx, f.Partition)
 			if perr == nil {
-				plan, planned = p, time.Now()
+				plan, planned, fresh = p, time.Now(), true
 			}
 			err = perr
 		}
+		var jobs []Job
 		if err == nil {
-			err = f.step(ctx, planner, plan)
+			jobs, err = f.step(ctx, planner, plan)
+		}
+		if err == nil && fresh && f.Publish != nil {
+			perr := f.Publish.publish(ctx, wantedBack(time.Now(), jobs, plan))
+			if perr != nil && !unheard && ctx.Err() == nil {
+				f.Log.Warn("executors are not told when their nodes are wanted back; they are told again", "error", perr)
+			}
+			unheard = perr != nil
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -90,21 +100,21 @@ func (f *Follow) Run(ctx context.Context) error {
 	}
 }
 
-// step looks once and does what is to be done.
-func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) error {
+// step looks once and does what is to be done. It returns the jobs that it saw.
+func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) ([]Job, error) {
 	nodes, err := f.Nodes(ctx, f.Partition)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// After the nodes: a job that ended in between would look like an idle node without one.
 	jobs, err := f.Jobs(ctx, f.Partition, f.Prefix)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	v := View{Nodes: nodes, Jobs: jobs, Plan: plan}
 	if gone := planner.Gone(jobs); len(gone) > 0 {
 		if v.Ended, err = f.states(ctx, gone); err != nil {
-			return err
+			return nil, err
 		}
 		for _, id := range gone {
 			f.Log.Info("executor job ended", "job", id, "node", planner.seen[id], "state", v.Ended[id])
@@ -112,12 +122,12 @@ func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) error {
 	}
 	a := planner.Decide(time.Now(), v)
 	if err := f.Cancel(ctx, a.Cancel); err != nil {
-		return err
+		return nil, err
 	}
 	for _, id := range a.Cancel {
 		f.Log.Info("executor job cancelled", "job", id)
 	}
-	return f.submitAll(ctx, planner, a.Submit)
+	return jobs, f.submitAll(ctx, planner, a.Submit)
 }
 
 // submitAll submits; a node whose job is refused does not keep the others from theirs.

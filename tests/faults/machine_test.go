@@ -63,25 +63,34 @@ func (m machine) shell(t testing.TB, script string) string {
 	return string(out)
 }
 
-// cut makes the network between the machines silent for some time; it returns when it is.
-func cut(t testing.TB, d time.Duration) {
-	t.Helper()
-	// Each loses what it sends. In a session of its own, since the order to end it could not come.
-	script := fmt.Sprintf("tc qdisc replace dev eth0 root netem loss 100%%; setsid sh -c 'sleep %.1f; tc qdisc del dev eth0 root' >/dev/null 2>&1 </dev/null &",
-		d.Seconds())
-	there.shell(t, "setsid sh -c 'sleep 0.2; "+strings.ReplaceAll(script, "'", `'\''`)+"' >/dev/null 2>&1 </dev/null &")
-	time.Sleep(200 * time.Millisecond) // so that the answer still comes; then both at once
-	here.shell(t, script)
+// A way in which a network fails.
+type trouble struct {
+	name            string
+	tool, bad, mend string // `tool -batch` does both
 }
 
-// blink loses all that the other machine sends for a second, and returns for how long it was when it is over. The link
-// itself stays up: soft-RoCE ends its queue pairs when its own device goes down, which a cable elsewhere does not do.
-func blink(t testing.TB) time.Duration {
+var (
+	// loss: what the other machine sends is lost, and nobody is told.
+	loss = trouble{"packets lost", "tc", "qdisc replace dev eth0 root netem loss 100%", "qdisc del dev eth0 root"}
+	// unplugged: the other machine's RDMA device loses its link, as by a cable that is pulled: the port is down, and no packet
+	// gets through either way. scripts/softroce/cable has put that cable there.
+	unplugged = trouble{"link down", "ip", "link set plug0 down", "link set plug0 up"}
+)
+
+// begin has the trouble come in a moment, in a session of its own, since the order to end it could not come. How long it
+// lasted is in /tmp/trouble when it is over.
+func (how trouble) begin(t testing.TB, d time.Duration) {
 	t.Helper()
-	there.shell(t, `rm -f /tmp/blink; setsid sh -c 'sleep 0.3; began=$(date +%s%N)
-		{ echo qdisc replace dev eth0 root netem loss 100%; sleep 1; echo qdisc del dev eth0 root; } | tc -batch -
-		echo $(($(date +%s%N) - began)) >/tmp/blink' >/dev/null 2>&1 </dev/null &`)
-	ns, err := strconv.ParseInt(strings.TrimSpace(there.shell(t, "until [ -s /tmp/blink ]; do sleep 0.1; done; cat /tmp/blink")), 10, 64)
+	there.shell(t, fmt.Sprintf(`rm -f /tmp/trouble; setsid sh -c 'sleep 0.3; began=$(date +%%s%%N)
+		{ echo %s; sleep %.1f; echo %s; } | %s -batch -
+		echo $(($(date +%%s%%N) - began)) >/tmp/trouble' >/dev/null 2>&1 </dev/null &`, how.bad, d.Seconds(), how.mend, how.tool))
+}
+
+// blink is a second of trouble; it returns for how long it was when it is over.
+func (how trouble) blink(t testing.TB) time.Duration {
+	t.Helper()
+	how.begin(t, time.Second)
+	ns, err := strconv.ParseInt(strings.TrimSpace(there.shell(t, "until [ -s /tmp/trouble ]; do sleep 0.1; done; cat /tmp/trouble")), 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -41,15 +42,78 @@ func TestTwoMachines(t *testing.T) {
 	}
 }
 
-// A link that is gone for a second costs time and nothing else.
+// Programs of others here, what they call there, the resource manager on either side: the C API's own tests, and an MPI
+// program of two ranks that prices options.
+func TestProgramsAcrossMachines(t *testing.T) {
+	twoMachines(t)
+	for name, manager := range map[string]machine{"manager here": here, "manager there": there} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.newManagerOn(manager)
+			executor := w.newExecutorOn(there, "executor")
+			w.env = append(w.env, "TEST_REMOTE=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
+				"OMPI_MCA_mpi_yield_when_idle=1")
+			w.eventually(20*time.Second, "the executor is known", func() bool {
+				list, err := w.executors()
+				return err == nil && len(list) == 1
+			})
+			programs := []string{"api_test"}
+			if manager == here {
+				programs = append(programs, "event_test")
+			}
+			for _, program := range programs {
+				w.succeeds(program, 60*time.Second, built(t, "build/twovm/"+program), built(t, "build/functions/echo.so"))
+			}
+			out := w.succeeds("blackscholes", 60*time.Second, "mpirun.openmpi", "--bind-to", "none", "-n", "2", built(t, "build/examples/blackscholes"),
+				"--n", "20000", "--samples", "200")
+			for _, want := range []string{"remotely (50 %)", "verbs, executor " + executor.address, "against the local ones: 0 wrong", "against published ones: 0 wrong"} {
+				if !strings.Contains(out, want) {
+					t.Errorf("blackscholes did not say %q:\n%s", want, out)
+				}
+			}
+			executor.stop()
+		})
+	}
+}
+
+// succeeds runs a program of this machine to its end, and returns what it said.
+func (w *world) succeeds(what string, bound time.Duration, program string, args ...string) string {
+	w.Helper()
+	var said lines
+	p, err := w.run(here, nil, said.add, program, args...)
+	if err != nil {
+		w.Fatal(err)
+	}
+	began := time.Now()
+	select {
+	case <-p.done:
+	case <-time.After(bound):
+		where := stacks(p.pid())
+		p.kill()
+		w.Fatalf("%s was not over after %v:\n%s\nits threads:\n%s", what, bound, said.tail(8000), where)
+	}
+	if !p.state.Success() {
+		w.Errorf("%s: %v\n%s", what, p.state, said.tail(8000))
+	}
+	w.Logf("%s: %v after %v", what, p.state, time.Since(began).Round(time.Millisecond))
+	return said.tail(8000)
+}
+
+// A link that is gone for a second costs time and nothing else, whether the machine's device is told of it or not.
 func TestLinkDownForASecond(t *testing.T) {
 	twoMachines(t)
+	for _, how := range []trouble{loss, unplugged} {
+		t.Run(how.name, func(t *testing.T) { downForASecond(t, how) })
+	}
+}
+
+func downForASecond(t *testing.T, how trouble) {
 	p := newPairOn(t, "c", there, here, here)
 	for try := range 5 {
 		p.caller.mu.Lock()
 		before := len(p.caller.errors)
 		p.caller.mu.Unlock()
-		down := blink(t)
+		down := how.blink(t)
 		t.Logf("the link was down for %v; served again after %v", down.Round(time.Millisecond), p.served(p.caller, 20*time.Second))
 		p.caller.mu.Lock()
 		seen := p.caller.errors[before:]
@@ -74,16 +138,16 @@ func TestLinkDownForHalfAMinute(t *testing.T) {
 	p := newPairOn(t, "c", there, here, here)
 	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound})
 	p.ready(second)
+	unplugged.begin(t, 30*time.Second)
 	hit := time.Now()
-	cut(t, 30*time.Second)
 	for _, c := range []*caller{p.caller, second} {
 		e := p.fails(c, hit, lost, client.StatusPeerGone, statusConnection, client.StatusWorkerDied)
 		if !e.started {
 			t.Errorf("a call that was running is not said to have started: %s", e.text)
 		}
 	}
-	for time.Since(hit) < 30*time.Second {
-		time.Sleep(100 * time.Millisecond) // the network is silent
+	for time.Since(hit) < 31*time.Second {
+		time.Sleep(100 * time.Millisecond) // the link is down
 		p.caller.check()
 		second.check()
 	}

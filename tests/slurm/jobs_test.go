@@ -211,3 +211,32 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 	}
 	c.await("an empty list", time.Now(), func(up map[string]listed) bool { return len(up) == 0 })
 }
+
+// When the plan has a node for somebody earlier or later than was known, its line on the board says so; others' stay.
+func TestPlanIsPublished(t *testing.T) {
+	c := up(t, 2)
+	c.manage()
+	c.follow("follow", "--plan-interval", "1s")
+	before := c.awaitAll(2)
+	until := func(what, node string, from, to time.Duration) {
+		t.Helper()
+		asked := time.Now()
+		l := c.await(what, asked, func(up map[string]listed) bool {
+			left := time.Until(time.Unix(int64(up[node].Until), 0))
+			return left > from && left < to
+		})
+		t.Logf("%s: on the board after %v", what, max(0, l.At.Sub(asked)).Round(time.Millisecond))
+	}
+	until("four hours", "n1", 3*time.Hour, 5*time.Hour)
+	c.must("head", "scontrol", "create", "reservation", "ReservationName=service", "StartTime=now+30minutes", "Duration=60", "Nodes=n1", "Users=root", "Flags=ignore_jobs")
+	until("a reservation in half an hour", "n1", 25*time.Minute, 31*time.Minute)
+	c.must("head", "scontrol", "update", "ReservationName=service", "StartTime=now+90minutes")
+	until("an hour later", "n1", 85*time.Minute, 91*time.Minute)
+	c.must("head", "scontrol", "delete", "ReservationName=service")
+	until("nobody wants it any more", "n1", 3*time.Hour, 5*time.Hour)
+	for node, e := range c.awaitAll(2) {
+		if e.Incarnation != before[node].Incarnation || node == "n2" && e.Until != before[node].Until {
+			t.Errorf("%s was %+v and is %+v", node, before[node], e)
+		}
+	}
+}

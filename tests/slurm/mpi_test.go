@@ -73,3 +73,35 @@ func TestMPIJobs(t *testing.T) {
 		t.Errorf("nodes are %s", out)
 	}
 }
+
+// An MPI job of the batch partition is served by the executor on a node that it does not have, over verbs. It takes the others:
+// their executors leave and come back, that one does not notice.
+func TestMPIJobOnOtherNodes(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
+		t.Skip("executors on other nodes are reached by verbs: make test-softroce-slurm")
+	}
+	// What the MPI library does between its ranks is its own; it would try the RDMA device too.
+	t.Setenv("OMPI_MCA_pml", "ob1")
+	t.Setenv("OMPI_MCA_btl", "self,tcp")
+	c := up(t, 3)
+	c.manage()
+	c.follow("follow")
+	before := c.awaitAll(3)
+	out := c.submit("--nodelist=n1,n2", "--exclusive", c.root+"/scripts/slurm/examples/openmpi.sbatch", c.root+"/build/examples/blackscholes",
+		"--n", "20000", "--samples", "100", "--options", c.root+"/examples/mpi/blackscholes/options.txt",
+		"--library", c.root+"/build/functions/blackscholes.so")
+	t.Logf("the job said:\n%s", out)
+	priced(t, out)
+	for _, want := range []string{"2 ranks", "(verbs, executor ", " on n3)"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the MPI program did not say %q", want)
+		}
+	}
+	after := c.awaitAll(3)
+	for node, e := range before {
+		if same := after[node].Incarnation == e.Incarnation; same != (node == "n3") {
+			t.Errorf("%s: the same executor as before: %v", node, same)
+		}
+	}
+	c.checkRecords(2)
+}
