@@ -58,6 +58,8 @@ type Terms struct {
 	Wait            Wait
 	CallLimit       time.Duration // longest that one call may run; 0: no limit
 	Tenant          string        // who holds it and pays
+	// UID and GID are those of the tenant's user on this node, as somebody has verified who may say so; 0: nobody has.
+	UID, GID uint32
 	// Kind stands for what makes workers fit for another lease: code, provider, client process, sizes. The zero Kind fits
 	// nothing.
 	Kind [32]byte
@@ -71,7 +73,7 @@ func (t Terms) memory() uint64 { return uint64(t.Workers) * t.MemoryPerWorker }
 
 // fit says whether workers that were started for old can serve t.
 func (t Terms) fit(old Terms) bool {
-	return t.Kind != [32]byte{} && t.Kind == old.Kind && t.Tenant == old.Tenant && t.Workers == old.Workers &&
+	return t.Kind != [32]byte{} && t.Kind == old.Kind && t.Tenant == old.Tenant && t.UID == old.UID && t.GID == old.GID && t.Workers == old.Workers &&
 		t.CoresPerWorker == old.CoresPerWorker && t.MemoryPerWorker == old.MemoryPerWorker && t.Wait == old.Wait &&
 		t.CallLimit == old.CallLimit
 }

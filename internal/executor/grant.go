@@ -87,6 +87,7 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 	spec.WaitMode, spec.Code, spec.Names, spec.Symbol = uint8(req.GetWaitMode()), c.file, c.names, c.symbol
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
 	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker, terms.CallLimit
+	spec.UID, spec.GID = terms.UID, terms.GID
 	return spec
 }
 

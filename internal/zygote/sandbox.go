@@ -111,15 +111,11 @@ func Lacks(ctx context.Context, path string, uids sandbox.Range) (string, error)
 	return cfg.Sandbox.lacks(p.parts, p.missing), nil
 }
 
-// ownUID is a user id for a worker that nobody has named one for; 0: it keeps the executor's.
-func (z *Zygote) ownUID() (uint32, error) {
+// canGiveUID says whether workers can be other users than the executor.
+func (z *Zygote) canGiveUID() bool {
 	z.mu.Lock()
-	parts := z.parts
-	z.mu.Unlock()
-	if z.cfg.Sandbox.Mode == sandbox.Off || parts&partUID == 0 || z.cfg.Sandbox.UIDs.N == 0 {
-		return 0, nil
-	}
-	return z.uids.Take()
+	defer z.mu.Unlock()
+	return z.cfg.Sandbox.Mode != sandbox.Off && z.parts&partUID != 0
 }
 
 // confinement is what one worker has of the sandbox's and gives back when nothing of it is left.
@@ -133,21 +129,21 @@ type confinement struct {
 // confine takes what a worker needs and completes the message that asks for it.
 func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 	c := &confinement{body: body}
-	if s.UID != 0 && z.cfg.Sandbox.Mode == sandbox.Off {
-		return nil, invalid("user id %d: workers get no ids of their own with --sandbox=off", s.UID)
-	}
-	var err error
-	if s.UID == 0 {
-		if c.uid, err = z.ownUID(); err != nil {
+	uid, gid, processes := s.UID, s.GID, s.Processes
+	switch {
+	case !z.canGiveUID():
+		uid, gid, processes = 0, 0, 0 // the worker is whoever the executor is
+	case uid == 0 && z.cfg.Sandbox.UIDs.N > 0:
+		var err error
+		if c.uid, err = z.uids.Take(); err != nil {
 			return nil, err
 		}
+		uid, gid, processes = c.uid, c.uid, z.cfg.Sandbox.Processes
 	}
-	if c.uid != 0 {
-		c.body = slices.Clone(body)
-		binary.LittleEndian.PutUint32(c.body[bodyUID:], c.uid)
-		binary.LittleEndian.PutUint32(c.body[bodyUID+4:], c.uid)
-		binary.LittleEndian.PutUint32(c.body[bodyUID+8:], z.cfg.Sandbox.Processes)
-	}
+	c.body = slices.Clone(body)
+	binary.LittleEndian.PutUint32(c.body[bodyUID:], uid)
+	binary.LittleEndian.PutUint32(c.body[bodyUID+4:], gid)
+	binary.LittleEndian.PutUint32(c.body[bodyUID+8:], processes)
 	if err := z.enclose(c, s); err != nil {
 		z.release(c)
 		return nil, err

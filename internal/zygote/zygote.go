@@ -64,7 +64,7 @@ type Spec struct {
 	// CallLimit is how long one call may take; 0: no limit. A worker that exceeds it is killed.
 	CallLimit time.Duration
 	// UID and GID are those of the user that the worker shall run as, who must have been verified; 0: one of the sandbox's own
-	// range, where it has one. Needs an executor of root's.
+	// range, where it has one. Without a sandbox, or where the executor is not root, workers run as the executor's user.
 	UID, GID uint32
 	// Processes is how many processes and threads that user may have; 0: no limit. Only with an own user.
 	Processes uint32
@@ -262,8 +262,8 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
 		defer cancel()
 	}
-	defer z.pool.wake() // not before: its clones would take processor time from this start
-	if spec.UID == 0 {
+	defer z.pool.wake()                   // not before: its clones would take processor time from this start
+	if spec.UID == 0 || !z.canGiveUID() { // those that wait are somebody already
 		if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
 			return w, err
 		}
