@@ -62,35 +62,25 @@ static int gain_rights(bool *root) {
     return 0;
 }
 
-/* An empty network name space, made by a child since there may be no way back from it. Its interfaces are down. -1 and errno. */
+/* An empty network name space, made by a child since there may be no way back from it. Its interfaces are down. The child shares
+ * the descriptors and says by its exit status which one it has opened: /proc may be of another process name space, in which
+ * only a process itself knows itself. -1 and errno. */
 static int empty_net(void) {
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
-        return -1;
-    pid_t child = fork();
+    enum { FAILED = 128 }; /* and an errno, all of which that can come are below 127 */
+    pid_t child = (pid_t)syscall(SYS_clone, CLONE_FILES | CLONE_VFORK | SIGCHLD, NULL, NULL, 0, 0);
     if (child == 0) {
-        close(ends[0]); /* its end is the parent's */
-        int e = unshare(CLONE_NEWNET) ? errno : 0;
-        if (write(ends[1], &e, sizeof e) == sizeof e && read(ends[1], &e, 1) < 0) /* until it is held */
-            _exit(1);
-        _exit(0);
+        int net = unshare(CLONE_NEWNET) ? -1 : open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+        _exit(net < 0 ? FAILED | (errno & 127) : net < FAILED ? net : FAILED | EMFILE);
     }
-    int e = child < 0 ? errno : 0, net = -1;
-    if (child > 0 && read(ends[0], &e, sizeof e) != sizeof e)
-        e = ECHILD;
-    if (!e) {
-        char path[64];
-        snprintf(path, sizeof path, "/proc/%d/ns/net", child);
-        net = open(path, O_RDONLY | O_CLOEXEC);
-        e = errno;
-    }
-    close(ends[0]);
-    close(ends[1]);
-    if (child > 0)
-        while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
-            ;
-    errno = e;
-    return net;
+    if (child < 0)
+        return -1;
+    int st = 0;
+    while (waitpid(child, &st, 0) < 0)
+        if (errno != EINTR)
+            return -1;
+    int said = WIFEXITED(st) ? WEXITSTATUS(st) : FAILED | ECHILD;
+    errno = said & 127;
+    return said < FAILED ? said : -1;
 }
 
 /* The group of device files that not everybody may open; 0 if everybody may, or there are none. */

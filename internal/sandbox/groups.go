@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 )
 
 // Groups makes control groups for workers: of version 2, or of version 1 with its controllers for memory and processes. All are
@@ -71,6 +72,9 @@ func sweep(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, "rfaas-*-*"))
 	for _, group := range left {
 		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
+		if st, err := os.Stat(group); err != nil || time.Since(st.ModTime()) < time.Minute {
+			continue // perhaps of an executor in another process name space, which is about to use it
+		}
 		if _, err := os.Stat("/proc/" + pid); errors.Is(err, fs.ErrNotExist) {
 			_ = os.Remove(group) // those with processes stay
 		}

@@ -21,7 +21,7 @@ func TestInSandbox(t *testing.T) {
 	defer func() { testSandbox = Sandbox{} }()
 	for name, test := range map[string]func(*testing.T){
 		"deaths": TestDeathIsExplained, "time limit": TestTimeLimit, "stopped worker": TestStoppedWorker, "counters": TestCounters,
-		"zygote killed": TestZygoteKilledDuringSpawns, "neighbours": TestNeighboursOfACrash, "warm workers die": TestWarmWorkersDie,
+		"zygote killed": TestZygoteKilledDuringSpawns, "warm workers die": TestWarmWorkersDie,
 		"symbols": TestBacktraceIsSymbolised,
 	} {
 		t.Run(name, test)
