@@ -25,12 +25,12 @@ var rooms = map[string][]string{
 
 	// What programs are made of.
 	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
-		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
+		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/dataplane", "internal/observe", "internal/sandbox", "internal/topology", "internal/zygote"},
+		"internal/dataplane", "internal/identity", "internal/observe", "internal/sandbox", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link",
-		"internal/observe"},
+		"internal/identity", "internal/observe"},
 
 	// Public packages.
 	"client/capi": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane"},
@@ -45,7 +45,8 @@ var rooms = map[string][]string{
 	"internal/sandbox":   {},
 	"internal/board":     {},
 	"internal/link":      {"accounting", "internal/board", "internal/control", "internal/dataplane"},
-	"internal/control":   {},
+	"internal/identity":  {},
+	"internal/control":   {"internal/identity"},
 	"internal/observe":   {"internal/control"},
 	"internal/config":    {"accounting", "internal/control", "internal/sandbox"},
 	"internal/topology":  {},

@@ -1,0 +1,342 @@
+package identity
+
+import (
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Files of a cluster's directory. The keys stay there.
+const (
+	fileCA       = "ca.crt"
+	fileCAKey    = "ca.key"
+	fileTokenKey = "token.key"
+	fileTokenPub = "token.pub"
+	fileRevoked  = "revoked"
+	fileNode     = "node.crt"
+	fileNodeKey  = "node.key"
+)
+
+// Cluster is what an operator has: the keys that sign certificates and tokens.
+type Cluster struct {
+	dir   string
+	ca    *x509.Certificate
+	caPEM []byte
+	caKey crypto.Signer
+	token ed25519.PrivateKey
+}
+
+// serial is a random certificate number.
+func serial() *big.Int {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		panic(err) // crypto/rand does not fail
+	}
+	return n
+}
+
+// InitCluster makes a cluster's keys in dir, which is made too. An existing cluster is fs.ErrExist.
+func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
+	if name == "" || len(name) > 64 {
+		return fmt.Errorf("cluster name %.80q has %d bytes, want 1 to 64", name, len(name))
+	}
+	if valid <= 0 || valid > 100*366*24*time.Hour {
+		return fmt.Errorf("validity %v is not in 1ns..100 years", valid)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	pub, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return err
+	}
+	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: name, Organization: []string{"rfaas cluster"}},
+		NotBefore: now.Add(-Leeway), NotAfter: now.Add(valid), IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, pub, key)
+	if err != nil {
+		return err
+	}
+	tokenPub, tokenKey, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return err
+	}
+	caKeyPEM, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	tokenKeyPEM, err := encodeKey(tokenKey)
+	if err != nil {
+		return err
+	}
+	tokenPubPEM, err := encodePublic(tokenPub)
+	if err != nil {
+		return err
+	}
+	// The key first: of two that run at the same time one ends here.
+	for _, f := range []struct {
+		name string
+		b    []byte
+		mode os.FileMode
+	}{
+		{fileCAKey, caKeyPEM, 0o600},
+		{fileCA, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644},
+		{fileTokenKey, tokenKeyPEM, 0o600},
+		{fileTokenPub, tokenPubPEM, 0o644},
+		{fileRevoked, []byte("# ids of revoked tokens, one on a line (rfaas token revoke); give it to every node\n"), 0o644},
+	} {
+		if err := WriteFile(filepath.Join(dir, f.name), f.b, f.mode, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func encodeKey(key ed25519.PrivateKey) ([]byte, error) {
+	b, err := x509.MarshalPKCS8PrivateKey(key)
+	return pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: b}), err
+}
+
+func encodePublic(key ed25519.PublicKey) ([]byte, error) {
+	b, err := x509.MarshalPKIXPublicKey(key)
+	return pem.EncodeToMemory(&pem.Block{Type: pemPub, Bytes: b}), err
+}
+
+// OpenCluster reads a cluster's keys.
+func OpenCluster(dir string) (*Cluster, error) {
+	c := &Cluster{dir: dir}
+	var err error
+	if c.caPEM, err = os.ReadFile(filepath.Join(dir, fileCA)); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("no cluster in %s (%w): rfaas cluster init makes one", dir, fs.ErrNotExist)
+		}
+		return nil, err
+	}
+	block, _ := pem.Decode(c.caPEM)
+	if block == nil {
+		return nil, fmt.Errorf("%s holds no certificate", filepath.Join(dir, fileCA))
+	}
+	if c.ca, err = x509.ParseCertificate(block.Bytes); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileCA), err)
+	}
+	key, err := readKey(filepath.Join(dir, fileCAKey))
+	if err != nil {
+		return nil, err
+	}
+	c.caKey = key
+	if c.token, err = readKey(filepath.Join(dir, fileTokenKey)); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func readKey(path string) (ed25519.PrivateKey, error) {
+	b, err := ReadPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(b)
+	if block == nil || block.Type != pemKey {
+		return nil, fmt.Errorf("%s holds no private key", path)
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if k, ok := key.(ed25519.PrivateKey); err == nil && ok {
+		return k, nil
+	}
+	return nil, fmt.Errorf("%s: not an Ed25519 key", path)
+}
+
+// IssueNode makes the directory of a node: its certificate, for hosts (names or addresses, the first one names it), its key, and what it
+// checks others with. What is there already is replaced.
+func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
+	if len(hosts) == 0 {
+		return errors.New("a node's certificate needs a name or an address")
+	}
+	pub, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return err
+	}
+	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: hosts[0], Organization: []string{"rfaas node"}},
+		NotBefore: now.Add(-Leeway), NotAfter: now.Add(valid), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	if t.NotAfter.After(c.ca.NotAfter) {
+		t.NotAfter = c.ca.NotAfter
+	}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else if h == "" || len(h) > 253 || strings.ContainsAny(h, " /:*") {
+			return fmt.Errorf("host %q is neither a name nor an address", h)
+		} else {
+			t.DNSNames = append(t.DNSNames, h)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, c.ca, pub, c.caKey)
+	if err != nil {
+		return err
+	}
+	keyPEM, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(out, 0o700); err != nil {
+		return err
+	}
+	for _, name := range []string{fileTokenPub, fileRevoked} {
+		b, err := os.ReadFile(filepath.Join(c.dir, name))
+		if err == nil {
+			err = WriteFile(filepath.Join(out, name), b, 0o644, false)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for name, b := range map[string][]byte{fileCA: c.caPEM, fileNode: pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})} {
+		if err := WriteFile(filepath.Join(out, name), b, 0o644, false); err != nil {
+			return err
+		}
+	}
+	return WriteFile(filepath.Join(out, fileNodeKey), keyPEM, 0o600, false)
+}
+
+// IssueToken makes a user's credentials. key is the holder's; nil makes a new one.
+func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Time) (*Credentials, error) {
+	if key == nil {
+		var err error
+		if _, key, err = ed25519.GenerateKey(nil); err != nil {
+			return nil, err
+		}
+	}
+	pub, ok := key.Public().(ed25519.PublicKey)
+	if !ok {
+		return nil, errors.New("the holder's key is not an Ed25519 key")
+	}
+	claims.Key = pub
+	token, claims, err := Issue(c.token, claims, now)
+	if err != nil {
+		return nil, err
+	}
+	return &Credentials{Token: token, Claims: claims, Key: key, CA: c.caPEM}, nil
+}
+
+// Revoke adds a token to the cluster's list, whose path it returns: nodes must be given it.
+func (c *Cluster) Revoke(id, note string) (string, error) {
+	if !IsTokenID(id) {
+		return "", fmt.Errorf("token id %q is not %d hexadecimal digits", id, 2*idSize)
+	}
+	path := filepath.Join(c.dir, fileRevoked)
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return path, WriteFile(path, fmt.Appendf(b, "%s %s\n", id, strings.ReplaceAll(note, "\n", " ")), 0o644, false)
+}
+
+// Verifier checks tokens as a node of the cluster would.
+func (c *Cluster) Verifier() (*TokenVerifier, error) { return OpenVerifier(c.dir) }
+
+// OpenVerifier reads what tokens are checked with from the directory of a cluster or of a node.
+func OpenVerifier(dir string) (*TokenVerifier, error) { return tokenVerifier(dir, &Replays{}) }
+
+func tokenVerifier(dir string, replays *Replays) (*TokenVerifier, error) {
+	path := filepath.Join(dir, fileTokenPub)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	v := &TokenVerifier{Revoked: NewRevocations(filepath.Join(dir, fileRevoked)), Replays: replays}
+	for rest := b; ; { // several while the key is being changed
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		key, err := x509.ParsePKIXPublicKey(block.Bytes)
+		k, ok := key.(ed25519.PublicKey)
+		if err != nil || !ok {
+			return nil, fmt.Errorf("%s: not an Ed25519 public key", path)
+		}
+		v.Keys = append(v.Keys, k)
+	}
+	if len(v.Keys) == 0 {
+		return nil, fmt.Errorf("%s holds no public key", path)
+	}
+	return v, nil
+}
+
+// Check says whether a token, of whoever holds it, is taken now.
+func (v *TokenVerifier) Check(token string, now time.Time) (Claims, error) {
+	c, err := verifyToken(token, v.Keys)
+	if err == nil {
+		err = v.standing(&c, now)
+	}
+	return c, err
+}
+
+// Node is what a daemon has: its certificate, and what it checks others with.
+type Node struct {
+	Certificate tls.Certificate
+	CA          *x509.CertPool
+	Tokens      *TokenVerifier
+}
+
+// OpenNode reads a node's directory.
+func OpenNode(dir string, replays *Replays, now time.Time) (*Node, error) {
+	key, err := ReadPrivate(filepath.Join(dir, fileNodeKey))
+	if err != nil {
+		return nil, err
+	}
+	cert, err := os.ReadFile(filepath.Join(dir, fileNode))
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{}
+	if n.Certificate, err = tls.X509KeyPair(cert, key); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileNode), err)
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, fileCA))
+	if err != nil {
+		return nil, err
+	}
+	if n.CA, err = Pool(ca); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileCA), err)
+	}
+	leaf := n.Certificate.Leaf
+	if now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
+		return nil, fmt.Errorf("%s: valid from %s to %s, and it is %s", filepath.Join(dir, fileNode), stamp(leaf.NotBefore), stamp(leaf.NotAfter), stamp(now))
+	}
+	if n.Tokens, err = tokenVerifier(dir, replays); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// Pool reads certificates in PEM.
+func Pool(b []byte) (*x509.CertPool, error) {
+	p := x509.NewCertPool()
+	if !p.AppendCertsFromPEM(b) {
+		return nil, errors.New("there is no certificate in it")
+	}
+	return p, nil
+}
+
+// NodeIdentity is who a certificate, which must have been verified, stands for.
+func NodeIdentity(c *x509.Certificate) *Identity {
+	id := &Identity{By: "node", Name: "node " + c.Subject.CommonName, Role: RoleNode, Hosts: c.DNSNames, Expires: c.NotAfter}
+	for _, ip := range c.IPAddresses {
+		id.Hosts = append(id.Hosts, ip.String())
+	}
+	return id
+}

@@ -1,0 +1,248 @@
+package identity
+
+import (
+	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Leeway is how far clocks of both sides may be apart.
+const Leeway = 30 * time.Second
+
+// NonceSize is the length of a channel's nonce, in bytes.
+const NonceSize = 16
+
+// Channel is one connection as both of its ends know it, so that a proof can be made for it alone. With TLS that is a value that
+// TLS derives for both and for nobody else. Without, it is a nonce of the caller's that a server takes on one connection only,
+// and for connections within a node the address, so that who listens in another place cannot pass the proof on.
+type Channel struct {
+	Binding []byte // TLS exporter; nil without TLS
+	Nonce   []byte // of the caller; nil with TLS, and at the server before it has read the credential
+	Address string // of the server's end; empty: not checked
+	Remote  string // of the caller, for logs
+	PeerUID *uint32
+	Node    *Identity // by certificate; nil: none was shown
+}
+
+// message is what a proof signs. It binds scheme, credential, connection and time.
+func message(scheme, credential, ms, address string, ch *Channel) []byte {
+	sum := sha256.Sum256([]byte(credential))
+	return fmt.Appendf(nil, "rfaas proof v1\n%s\n%x\n%s\n%s\n%x\n%x\n", scheme, sum, ms, address, ch.Binding, ch.Nonce)
+}
+
+// proof is its text: ms.nonce.address.signature, each but the time in base64.
+func proof(scheme, credential string, ch *Channel, now time.Time, sign func([]byte) []byte) string {
+	ms := strconv.FormatInt(now.UnixMilli(), 10)
+	b := base64.RawURLEncoding.EncodeToString
+	return ms + "." + b(ch.Nonce) + "." + b([]byte(ch.Address)) + "." + b(sign(message(scheme, credential, ms, ch.Address, ch)))
+}
+
+// ProveSecret makes the credential that shows that the caller knows a secret, on one connection.
+func ProveSecret(secret []byte, ch *Channel, now time.Time) string {
+	return proof(SchemeSecret, "", ch, now, func(m []byte) []byte { return mac(secret, m) })
+}
+
+// ProveToken makes the credential that shows a token and that the caller is its holder, on one connection.
+func ProveToken(token string, key ed25519.PrivateKey, ch *Channel, now time.Time) string {
+	return token + " " + proof(SchemeToken, token, ch, now, func(m []byte) []byte { return ed25519.Sign(key, m) })
+}
+
+// The schemes of this package.
+const (
+	SchemeSecret = "secret"
+	SchemeToken  = "token"
+)
+
+func mac(secret, m []byte) []byte {
+	h := hmac.New(sha256.New, secret)
+	h.Write(m)
+	return h.Sum(nil)
+}
+
+// maxProof bounds a proof's text.
+const maxProof = 512
+
+// Replays remembers which connection a nonce belongs to, for as long as a proof with it could be taken for fresh. Safe for
+// concurrent use. The zero value is empty.
+type Replays struct {
+	mu    sync.Mutex
+	first map[[NonceSize]byte]seen
+	sweep time.Time
+}
+
+type seen struct {
+	ch    *Channel
+	until time.Time
+}
+
+// maxNonces bounds Replays. Only proofs that are good get in.
+const maxNonces = 1 << 17
+
+// take gives a nonce to a channel; an error if another one had it, or if there is no room to remember it.
+func (r *Replays) take(nonce [NonceSize]byte, ch *Channel, now time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.first == nil {
+		r.first = map[[NonceSize]byte]seen{}
+	}
+	if now.After(r.sweep) {
+		for n, s := range r.first {
+			if now.After(s.until) {
+				delete(r.first, n)
+			}
+		}
+		r.sweep = now.Add(Leeway)
+	}
+	if s, ok := r.first[nonce]; ok {
+		if s.ch != ch {
+			return refuse(Replayed, "the proof was made for another connection and has been used there")
+		}
+		return nil
+	}
+	if len(r.first) >= maxNonces {
+		return refuse(Overload, "more than %d new connections within %v", maxNonces, 2*Leeway)
+	}
+	r.first[nonce] = seen{ch, now.Add(2*Leeway + time.Second)}
+	return nil
+}
+
+// check checks a proof that came over ch; good checks its signature.
+func (r *Replays) check(scheme, credential, text string, ch *Channel, now time.Time, good func(m, sig []byte) bool) error {
+	if len(text) > maxProof {
+		return refuse(Malformed, "%s: the proof has %d bytes, want at most %d", scheme, len(text), maxProof)
+	}
+	parts := strings.Split(text, ".")
+	if len(parts) != 4 {
+		return refuse(Malformed, "%s: the proof has %d parts, want 4", scheme, len(parts))
+	}
+	ms, err := strconv.ParseInt(parts[0], 10, 64)
+	if err != nil || ms < 0 || ms > maxTime*1000 {
+		return refuse(Malformed, "%s: the proof's time %.30q is no number of milliseconds", scheme, parts[0])
+	}
+	var raw [3][]byte
+	for i := range raw {
+		if raw[i], err = base64.RawURLEncoding.Strict().DecodeString(parts[i+1]); err != nil {
+			return refuse(Malformed, "%s: part %d of the proof is not base64", scheme, i+2)
+		}
+	}
+	nonce, address, sig := raw[0], string(raw[1]), raw[2]
+	if ch.Binding == nil && len(nonce) != NonceSize || ch.Binding != nil && len(nonce) != 0 {
+		return refuse(Malformed, "%s: the proof's nonce has %d bytes", scheme, len(nonce))
+	}
+	signed := &Channel{Binding: ch.Binding, Nonce: nonce}
+	if !good(message(scheme, credential, parts[0], address, signed), sig) {
+		if ch.Binding != nil {
+			return refuse(Wrong, "wrong %s, or a proof that was made for another connection", scheme)
+		}
+		return refuse(Wrong, "wrong %s", scheme)
+	}
+	if made := time.UnixMilli(ms); now.Sub(made).Abs() > Leeway {
+		return refuse(Skew, "%s: the caller's clock said %s and it is %s here: %v apart, at most %v is taken; set the clocks",
+			scheme, stamp(made), stamp(now), now.Sub(made).Abs().Round(time.Second), Leeway)
+	}
+	if ch.Address != "" && address != ch.Address {
+		return refuse(Replayed, "%s: the proof was made for %q, and this is %q", scheme, address, ch.Address)
+	}
+	if ch.Binding != nil {
+		return nil
+	}
+	return r.take([NonceSize]byte(nonce), ch, now)
+}
+
+// SecretVerifier takes proofs of a shared secret. Whoever knows it is an operator: all who have it are one user.
+type SecretVerifier struct {
+	Secret  []byte
+	Replays *Replays
+}
+
+// Scheme is SchemeSecret.
+func (v *SecretVerifier) Scheme() string { return SchemeSecret }
+
+// Verify checks a proof.
+func (v *SecretVerifier) Verify(credential string, ch *Channel, now time.Time) (Identity, error) {
+	err := v.Replays.check(SchemeSecret, "", credential, ch, now, func(m, sig []byte) bool {
+		return hmac.Equal(mac(v.Secret, m), sig)
+	})
+	if err != nil {
+		return Identity{}, err
+	}
+	return Identity{By: SchemeSecret, Name: "holder of the secret", Role: RoleOperator}, nil
+}
+
+// Recheck finds nothing: a secret does not expire.
+func (v *SecretVerifier) Recheck(*Identity, string, time.Time) error { return nil }
+
+// TokenVerifier takes tokens with proofs.
+type TokenVerifier struct {
+	Keys    []ed25519.PublicKey // of issuers
+	Revoked *Revocations        // nil: none is
+	Replays *Replays
+}
+
+// Scheme is SchemeToken.
+func (v *TokenVerifier) Scheme() string { return SchemeToken }
+
+// Verify checks signature, holder, revocation and time.
+func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (Identity, error) {
+	token, text, ok := strings.Cut(credential, " ")
+	if !ok {
+		return Identity{}, refuse(Malformed, "token: it came without the proof that the caller is its holder")
+	}
+	c, err := verifyToken(token, v.Keys)
+	if err != nil {
+		return Identity{}, err
+	}
+	err = v.Replays.check(SchemeToken, token, text, ch, now, func(m, sig []byte) bool {
+		return ed25519.Verify(c.Key, m, sig)
+	})
+	if err != nil {
+		return Identity{}, err
+	}
+	if err := v.standing(&c, now); err != nil {
+		return Identity{}, err
+	}
+	role, err := ParseRole(c.Role)
+	if err != nil {
+		return Identity{}, err // cannot be: Check has read it
+	}
+	return Identity{By: SchemeToken, Name: c.Tenant + " by token " + c.ID, Tenant: c.Tenant, UID: c.UID, Role: role,
+		Expires: time.Unix(c.Ends, 0)}, nil
+}
+
+// standing says whether claims hold now.
+func (v *TokenVerifier) standing(c *Claims, now time.Time) error {
+	if err := c.checkTime(now); err != nil {
+		return err
+	}
+	return v.revoked(c.ID, c.Tenant, now)
+}
+
+func (v *TokenVerifier) revoked(id, tenant string, now time.Time) error {
+	if v.Revoked == nil {
+		return nil
+	}
+	revoked, err := v.Revoked.Has(id, now)
+	switch {
+	case err != nil:
+		return refuse(Revoked, "token %s of tenant %q: whether it is revoked cannot be told: %v", id, tenant, err)
+	case revoked:
+		return refuse(Revoked, "token %s of tenant %q: revoked", id, tenant)
+	}
+	return nil
+}
+
+// Recheck looks at the time and at the list of revoked tokens.
+func (v *TokenVerifier) Recheck(_ *Identity, credential string, now time.Time) error {
+	token, _, _ := strings.Cut(credential, " ")
+	c, err := ReadClaims(token)
+	if err != nil {
+		return err
+	}
+	return v.standing(&c, now)
+}
