@@ -19,9 +19,10 @@ type Options struct {
 	// Provider is "shm", "verbs" or "auto": shm on the executor's own node, else verbs. Empty: auto.
 	Provider       string
 	Verbs          VerbsOptions
-	Tenant         string        // account that pays; empty: the user's name
-	SecretFile     string        // empty: where the daemons of this user put it
-	AllowPlaintext bool          // permit control addresses that are neither loopback nor unix sockets
+	Tenant         string        // account that pays; empty: the token's, else the user's name
+	SecretFile     string        // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
+	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if it is there
+	AllowPlaintext bool          // speak without TLS, also to addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
 }
 
@@ -69,6 +70,7 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 		Provider:       o.Provider,
 		Tenant:         o.Tenant,
 		SecretFile:     o.SecretFile,
+		TokenFile:      o.TokenFile,
 		AllowPlaintext: o.AllowPlaintext,
 		Timeout:        o.Timeout,
 	}.WithEnvironment(os.Getenv))

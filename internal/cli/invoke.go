@@ -47,7 +47,7 @@ func newInvoke(a *app) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
 			defer cancel()
-			in, err := f.payload(a)
+			in, err := f.payload()
 			if err != nil {
 				return err
 			}
@@ -80,14 +80,14 @@ func newInvoke(a *app) *cobra.Command {
 }
 
 // payload reads what shall be sent.
-func (f *invokeFlags) payload(a *app) ([]byte, error) {
+func (f *invokeFlags) payload() ([]byte, error) {
 	switch {
 	case f.capacity < 0 || f.capacity > 1<<30:
-		return nil, a.badUsage(fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30))
+		return nil, fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30)
 	case f.hexInput != "":
 		b, err := hex.DecodeString(strings.Join(strings.Fields(f.hexInput), ""))
 		if err != nil {
-			return nil, a.badUsage(fmt.Errorf("--hex %q: %s", f.hexInput, strings.TrimPrefix(err.Error(), "encoding/hex: ")))
+			return nil, fmt.Errorf("--hex: %w", err)
 		}
 		return b, nil
 	case f.input == "-":
@@ -99,7 +99,7 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 }
 
 func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, in []byte) (_ *invoked, out []byte, err error) {
-	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile,
+	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile, TokenFile: a.tokenFile,
 		AllowPlaintext: a.allowPlaintext, Timeout: a.timeout}
 	if f.executor == "" && f.manager == "" && a.Getenv("RFAAS_EXECUTOR") == "" && a.Getenv("RFAAS_MANAGER") == "" {
 		o.Executor = control.DefaultExecutorAddress

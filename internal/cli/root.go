@@ -57,6 +57,7 @@ type app struct {
 	started bool // the command line was good
 
 	secretFile     string
+	tokenFile      string
 	allowPlaintext bool
 	timeout        time.Duration
 }
@@ -75,13 +76,16 @@ func newRoot(a *app) *cobra.Command {
 	root.SetVersionTemplate("{{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&a.secretFile, "secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)")
+	f.StringVar(&a.tokenFile, "token-file", "", "token of rfaas token issue (default: $RFAAS_TOKEN_FILE or ~/.rfaas/token)")
 	allow, _ := strconv.ParseBool(a.Getenv("RFAAS_ALLOW_PLAINTEXT")) // as client programs read it
-	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "permit addresses that are not loopback, without TLS ($RFAAS_ALLOW_PLAINTEXT)")
+	f.BoolVar(&a.allowPlaintext, "allow-plaintext", allow, "speak without TLS, also to addresses that are not loopback ($RFAAS_ALLOW_PLAINTEXT)")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon")
 	root.AddCommand(
 		newVersion(a),
 		newExecutors(a),
 		newBill(a),
+		newCluster(a),
+		newToken(a),
 		newDeploy(a),
 		newInvoke(a),
 		newLeases(a),
@@ -102,13 +106,14 @@ func (a *app) secretPath() (string, error) {
 	return control.SecretPath(a.Getenv)
 }
 
+// dialConfig is how all commands dial.
+func (a *app) dialConfig() control.DialConfig {
+	return control.DialConfig{SecretFile: a.secretFile, TokenFile: a.tokenFile, AllowPlaintext: a.allowPlaintext, Getenv: a.Getenv}
+}
+
 // dial connects to a daemon.
 func (a *app) dial(addr string) (*grpc.ClientConn, error) {
-	path, err := a.secretPath()
-	if err != nil {
-		return nil, err
-	}
-	return control.Dial(addr, control.DialConfig{SecretFile: path, AllowPlaintext: a.allowPlaintext})
+	return control.Dial(addr, a.dialConfig())
 }
 
 // addressFlag adds a flag for a daemon's address: its default is the environment variable, else fallback.

@@ -24,7 +24,10 @@ type Executor struct {
 	AllowPlaintext bool   `mapstructure:"allow-plaintext"`
 	AddressFile    string `mapstructure:"address-file"`
 	SecretFile     string `mapstructure:"secret-file"`
-	Manager        string `mapstructure:"manager"` // empty: none
+	IdentityDir    string `mapstructure:"identity-dir"` // empty: no TLS and no tokens
+	AuditFile      string `mapstructure:"audit-file"`   // empty: the log
+	HTTPListen     string `mapstructure:"http-listen"`  // of health and metrics; empty: none
+	Manager        string `mapstructure:"manager"`      // empty: none
 
 	StateDir       string        `mapstructure:"state-dir"` // of the journal; empty: none
 	ChargeInterval time.Duration `mapstructure:"charge-interval"`
@@ -77,9 +80,12 @@ const maxWarm = 1024
 var executorOptions = []option{
 	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
 	{"advertise", "", "address that clients shall use (default: the bound one)"},
-	{"allow-plaintext", "false", "permit a control address that is not loopback, without TLS"},
+	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
+	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
+	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
+	{"http-listen", "", "address of /healthz, /readyz and /metrics: host:port or unix:PATH (default: none)"},
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
 	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is away (default: in memory)"},
 	{"charge-interval", "1s", "how often leases are charged"},
@@ -164,13 +170,14 @@ func (c *Executor) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogF
 
 func (c *Executor) validate() error {
 	var v validator
-	v.address("listen", c.Listen, c.AllowPlaintext)
+	v.address("listen", c.Listen, c.AllowPlaintext || c.IdentityDir != "")
+	v.http(c.HTTPListen)
 	if c.Advertise != "" {
 		_, err := control.ParseAddress(c.Advertise)
 		v.check("advertise", err)
 	}
 	if c.Manager != "" {
-		v.address("manager", c.Manager, c.AllowPlaintext)
+		v.address("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
 	}
 	c.providersParsed = v.providers(c.Providers)
 	if len(c.VerbsDevice) > 63 {
@@ -276,6 +283,13 @@ func (v *validator) address(key, addr string, plaintext bool) {
 		err = a.CheckPlaintext(plaintext)
 	}
 	v.check(key, err)
+}
+
+func (v *validator) http(addr string) {
+	if addr != "" {
+		_, err := control.ParseAddress(addr)
+		v.check("http-listen", err)
+	}
 }
 
 func (v *validator) logFormat(f string) {

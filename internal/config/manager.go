@@ -15,7 +15,9 @@ type Manager struct {
 	AllowPlaintext bool          `mapstructure:"allow-plaintext"`
 	AddressFile    string        `mapstructure:"address-file"`
 	SecretFile     string        `mapstructure:"secret-file"`
-	HTTPListen     string        `mapstructure:"http-listen"` // empty: none
+	HTTPListen     string        `mapstructure:"http-listen"`  // empty: none
+	IdentityDir    string        `mapstructure:"identity-dir"` // empty: no TLS and no tokens
+	AuditFile      string        `mapstructure:"audit-file"`   // empty: the log
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
 	Executors      int           `mapstructure:"executors"`
 	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
@@ -36,10 +38,12 @@ type Manager struct {
 
 var managerOptions = []option{
 	{"listen", control.DefaultManagerAddress, "control address: host:port or unix:PATH"},
-	{"allow-plaintext", "false", "permit a control address that is not loopback, without TLS"},
+	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH; whoever reaches it sees tenants and bills (default: none)"},
+	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
+	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
@@ -83,7 +87,7 @@ func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFo
 
 func (c *Manager) validate() error {
 	var v validator
-	v.address("listen", c.Listen, c.AllowPlaintext)
+	v.address("listen", c.Listen, c.AllowPlaintext || c.IdentityDir != "")
 	if c.HTTPListen != "" {
 		v.address("http-listen", c.HTTPListen, c.AllowPlaintext)
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // Address is a parsed control address: "host:port", "[v6]:port" or "unix:PATH".
@@ -65,13 +67,14 @@ func (a Address) Local() bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// CheckPlaintext refuses an address on whose way the secret could be read, unless allow.
+// CheckPlaintext refuses an address to which control messages could be read on their way, unless allow.
 func (a Address) CheckPlaintext(allow bool) error {
 	if allow || a.Local() {
 		return nil
 	}
-	return fmt.Errorf("address %s is not loopback or a unix socket, and the control plane has no TLS yet "+
-		"(it comes with identity): the secret would travel readably; --allow-plaintext permits it on a trusted network", a)
+	return fmt.Errorf("address %s is not loopback or a unix socket, and there is nothing for TLS: a daemon needs --identity-dir "+
+		"(rfaas cluster node), a client a token (%s) or the cluster's certificate (%s); --allow-plaintext does without on a trusted network",
+		a, identity.TokenFileEnv, identity.CAFileEnv)
 }
 
 // Listen opens a control port. A non-local address is refused unless allowPlaintext. A unix socket is made

@@ -126,11 +126,6 @@ func infoOf(err error) *errdetails.ErrorInfo {
 	return nil
 }
 
-func unauthenticated(why string) error {
-	return CodeErrorf(ClassInvalid, codes.Unauthenticated, "%s: client and daemon must read the same secret file "+
-		"(%s, else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret)", why, SecretFileEnv)
-}
-
 // ClassOf returns the class of an error that came over gRPC or from Errorf, wrapped or not; 0 for nil. An error
 // without our detail (the peer is gone, the message was too long) is classed by its code.
 func ClassOf(err error) Class {

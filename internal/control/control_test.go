@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/rfaas-go/rfaas/internal/identity"
+
 	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
 
@@ -261,13 +263,6 @@ func TestSecretIsChecked(t *testing.T) {
 
 func two(a, b error) []error { return []error{a, b} }
 
-func TestMissingSecret(t *testing.T) {
-	g := NewGate(Secret{})
-	if err := g.check(t.Context()); status.Code(err) != codes.Unauthenticated || g.Refused() != 1 {
-		t.Errorf("no secret: %v, %d refused", err, g.Refused())
-	}
-}
-
 func TestDialRefuses(t *testing.T) {
 	s := Secret{}
 	for addr, text := range map[string]string{"node7:5": "--allow-plaintext", "nonsense": `"nonsense"`} {
@@ -275,6 +270,9 @@ func TestDialRefuses(t *testing.T) {
 			t.Errorf("%s: %v", addr, err)
 		}
 	}
+	t.Setenv(SecretFileEnv, "")
+	t.Setenv(identity.TokenFileEnv, "")
+	t.Setenv(identity.CAFileEnv, "")
 	if _, err := Dial("127.0.0.1:1", DialConfig{SecretFile: filepath.Join(t.TempDir(), "absent")}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no secret file: %v", err)
 	}

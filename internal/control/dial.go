@@ -9,27 +9,35 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// secretKey is the metadata key that carries the secret.
-const secretKey = "rfaas-secret"
-
-// DialConfig says how to dial. The zero value is right for a client of the same user on the same node.
+// DialConfig says how to dial. The zero value takes what the user has: the token of $RFAAS_TOKEN_FILE and the secret of
+// $RFAAS_SECRET_FILE, else those in their usual places. Naming one here or in the environment leaves out the usual places.
 type DialConfig struct {
-	// Secret is sent with every call. nil: read from SecretFile.
+	// Secret is proved with every call, and nothing else is.
 	Secret *Secret
 	// SecretFile is read when Secret is nil. Empty: SecretPath(os.Getenv).
 	SecretFile string
-	// AllowPlaintext permits addresses that are neither loopback nor a unix socket.
+	// TokenFile is a file of rfaas token issue. Empty: identity.TokenPath(os.Getenv).
+	TokenFile string
+	// CAFile has the certificates that daemons on other nodes are checked with. Empty: $RFAAS_CA_FILE, else what the token
+	// file has.
+	CAFile string
+	// IdentityDir is the directory of a node, which proves itself to other nodes by its certificate.
+	IdentityDir string
+	// AllowPlaintext leaves out TLS, also with addresses that are neither loopback nor a unix socket.
 	AllowPlaintext bool
+	// Getenv looks up what is empty above. nil: os.Getenv.
+	Getenv func(string) string
 	// ConnectTimeout bounds one attempt to connect. 0: 5 s.
 	ConnectTimeout time.Duration
 }
 
 // Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH". It checks the
-// address and reads the secret but does not wait for the connection: the first call connects, fails with
+// address and reads the credentials but does not wait for the connection: the first call connects, fails with
 // codes.Unavailable when nobody is there, and later calls try again. Closing it ends every call on it. It is
 // safe for concurrent use and meant to be kept: one per address and process.
 func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
@@ -37,10 +45,14 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, Errorf(ClassInvalid, "%v", err)
 	}
-	if err := a.CheckPlaintext(cfg.AllowPlaintext); err != nil {
-		return nil, Errorf(ClassInvalid, "%v", err)
+	who, err := cfg.credentials(a)
+	if err != nil {
+		if far := a.CheckPlaintext(cfg.AllowPlaintext); far != nil {
+			return nil, Errorf(ClassInvalid, "%v (%v)", far, err)
+		}
+		return nil, err
 	}
-	secret, err := cfg.secret()
+	tlsConfig, err := cfg.tls(a, who)
 	if err != nil {
 		return nil, err
 	}
@@ -51,8 +63,8 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	// passthrough and our own dialer: no DNS service-config look-ups, no HTTP proxy from the environment,
 	// and unix sockets the same way.
 	conn, err := grpc.NewClient("passthrough:///"+a.String(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithPerRPCCredentials(secretCredentials(secret.Hex())),
+		grpc.WithTransportCredentials(&clientTransport{tlsConfig}),
+		grpc.WithPerRPCCredentials(who),
 		grpc.WithAuthority("rfaas"),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -75,30 +87,19 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-func (c DialConfig) secret() (Secret, error) {
-	if c.Secret != nil {
-		return *c.Secret, nil
+func (c *DialConfig) getenv(name string) string {
+	if c.Getenv != nil {
+		return c.Getenv(name)
 	}
-	path := c.SecretFile
-	if path == "" {
-		var err error
-		if path, err = SecretPath(os.Getenv); err != nil {
-			return Secret{}, err
+	return os.Getenv(name)
+}
+
+// TokenTenant is the tenant of the token that Dial would show for these settings, "" if it would show none.
+func (c DialConfig) TokenTenant() string {
+	if token, _, _ := c.places(); c.Secret == nil && token != "" {
+		if cred, err := identity.LoadCredentials(token); err == nil {
+			return cred.Claims.Tenant
 		}
 	}
-	s, err := LoadSecret(path)
-	if err != nil {
-		return s, fmt.Errorf("%w (made by the first executor or resource manager that this user starts)", err)
-	}
-	return s, nil
+	return ""
 }
-
-// secretCredentials puts the secret into every call's metadata.
-type secretCredentials string
-
-func (c secretCredentials) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{secretKey: string(c)}, nil
-}
-
-// RequireTransportSecurity is false: Dial itself has checked that the address is local or that plain text is allowed.
-func (secretCredentials) RequireTransportSecurity() bool { return false }

@@ -4,46 +4,73 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // PortConfig says what control port a daemon opens.
 type PortConfig struct {
 	Listen         string // host:port or unix:PATH
 	AllowPlaintext bool
-	SecretFile     string // made if there is none
-	AddressFile    string // empty: none
+	SecretFile     string       // made if there is none
+	IdentityDir    string       // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
+	AuditFile      string       // empty: Log
+	AddressFile    string       // empty: none
+	Log            *slog.Logger // nil: nothing is said
 }
 
 // Port is a daemon's control port: bound by OpenPort, served by Serve, ended by Close.
 type Port struct {
 	Server  *grpc.Server // for the services
 	Gate    *Gate
-	Address string // the bound address, with its real port
+	Address string         // the bound address, with its real port
+	Node    *identity.Node // nil without an identity directory
 
 	listener net.Listener
+	audit    *identity.Audit
 	file     string
 	failed   chan error
 }
 
-// OpenPort loads or makes the secret and binds the address. Nobody is answered before Serve.
+// OpenPort loads or makes the secret, loads the identity and binds the address. Nobody is answered before Serve.
 func OpenPort(cfg PortConfig) (*Port, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	secret, err := EnsureSecret(cfg.SecretFile)
 	if err != nil {
 		return nil, err
 	}
-	l, err := Listen(cfg.Listen, cfg.AllowPlaintext)
+	var replays identity.Replays
+	verifiers := []identity.Verifier{&identity.SecretVerifier{Secret: secret[:], Replays: &replays}}
+	p := &Port{file: cfg.AddressFile, failed: make(chan error, 1)}
+	transport := &serverTransport{allowPlain: cfg.AllowPlaintext}
+	if cfg.IdentityDir != "" {
+		if p.Node, err = identity.OpenNode(cfg.IdentityDir, &replays, now()); err != nil {
+			return nil, fmt.Errorf("identity: %w", err)
+		}
+		transport.tls = serverTLS(p.Node)
+		verifiers = append([]identity.Verifier{p.Node.Tokens}, verifiers...)
+	}
+	if p.audit, err = identity.OpenAudit(cfg.AuditFile, cfg.Log); err != nil {
+		return nil, fmt.Errorf("audit file: %w", err)
+	}
+	l, err := Listen(cfg.Listen, cfg.AllowPlaintext || p.Node != nil)
 	if err != nil {
+		p.audit.Close()
 		return nil, err
 	}
-	gate := NewGate(secret)
-	return &Port{Server: NewServer(gate), Gate: gate, Address: ListenerAddress(l), listener: l,
-		file: cfg.AddressFile, failed: make(chan error, 1)}, nil
+	p.Gate = NewGate(p.audit, verifiers...)
+	transport.gate = p.Gate
+	p.Server, p.Address, p.listener = newServer(transport), ListenerAddress(l), l
+	return p, nil
 }
 
 // Serve begins to answer and then writes the address file, which tells scripts that the daemon is ready. Failed
@@ -69,6 +96,7 @@ func (p *Port) Close(ctx context.Context) {
 	defer stop()
 	p.Server.GracefulStop()
 	p.listener.Close() // if it was never served
+	p.audit.Close()
 	if p.file != "" {
 		os.Remove(p.file)
 	}

@@ -2,16 +2,15 @@ package control
 
 import (
 	"crypto/rand"
-	"crypto/subtle"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // SecretFileEnv names the environment variable that overrides the secret file's path.
@@ -26,13 +25,8 @@ func (Secret) String() string { return "(secret)" }
 // GoString hides the secret from %#v too.
 func (Secret) GoString() string { return "control.Secret{...}" }
 
-// Hex returns the secret as it stands in the file and in the metadata of a call.
+// Hex returns the secret as it stands in the file.
 func (s Secret) Hex() string { return hex.EncodeToString(s[:]) }
-
-// matches compares in constant time with what a caller sent.
-func (s Secret) matches(sent string) bool {
-	return subtle.ConstantTimeCompare([]byte(s.Hex()), []byte(sent)) == 1
-}
 
 // SecretPath returns where the secret of this user is: $RFAAS_SECRET_FILE, else rfaas/secret in $XDG_RUNTIME_DIR
 // if that is set, else .rfaas/secret in $HOME. getenv is usually os.Getenv. The file need not exist.
@@ -53,25 +47,7 @@ func SecretPath(getenv func(string) string) (string, error) {
 // else: otherwise somebody could have chosen or read it. An absent file is fs.ErrNotExist.
 func LoadSecret(path string) (Secret, error) {
 	var s Secret
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return s, fmt.Errorf("secret: %w", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return s, fmt.Errorf("secret: %w", err)
-	}
-	if !st.Mode().IsRegular() {
-		return s, fmt.Errorf("secret: %s is not a regular file", path)
-	}
-	if st.Mode().Perm()&0o077 != 0 {
-		return s, fmt.Errorf("secret: %s has mode %04o, others can reach it; chmod 600 it", path, st.Mode().Perm())
-	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0 {
-		return s, fmt.Errorf("secret: %s belongs to user %d, not to this user (%d)", path, sys.Uid, os.Geteuid())
-	}
-	b, err := io.ReadAll(io.LimitReader(f, 256))
+	b, err := identity.ReadPrivate(path)
 	if err != nil {
 		return s, fmt.Errorf("secret: %w", err)
 	}

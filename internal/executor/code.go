@@ -23,9 +23,13 @@ type code struct {
 	file  *os.File
 	names []string // functions by index
 
-	refs int
-	used uint64 // the store's tick when it was last let go
+	refs   int
+	used   uint64          // the store's tick when it was last let go
+	owners map[string]bool // who has shown that it has the library
 }
+
+// usable says whether somebody may use the library: who has it, and operators (""). Knowing its hash is not enough.
+func (c *code) usable(owner string) bool { return owner == "" || c.owners[owner] }
 
 // codeStore keeps the node's libraries by hash. Every library is there once, in memory that is sealed before
 // anybody may use it. Libraries that no lease uses make room for new ones, the longest unused first.
@@ -45,14 +49,15 @@ func newCodeStore(limit, total uint64, node *glibc) *codeStore {
 		inspect: func(f *os.File) ([]string, error) { return inspect(f, node) }}
 }
 
-// acquire returns the library with a reference, nil if the node does not have it.
-func (s *codeStore) acquire(h sum) *code {
+// acquire returns the library with a reference, nil if the node does not have it from that owner.
+func (s *codeStore) acquire(h sum, owner string) *code {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.codes[h]
-	if c != nil {
-		c.refs++
+	if c == nil || !c.usable(owner) {
+		return nil
 	}
+	c.refs++
 	return c
 }
 
@@ -67,15 +72,20 @@ func (s *codeStore) release(c *code) {
 
 // add stores a library whose bytes next returns piece by piece. Of
 // several that add the same hash one reads its pieces and the others wait for it; should it fail, one of them goes
-// on. known says that nothing was read.
-func (s *codeStore) add(ctx context.Context, h sum, size uint64, next func() ([]byte, error)) (names []string, known bool, err error) {
+// on. known says that nothing was read. A library that is there from others is read and compared, since its hash alone does
+// not show that the owner has it.
+func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, next func() ([]byte, error)) (names []string, known bool, err error) {
 	if size == 0 || size > s.limit {
 		return nil, false, control.Errorf(control.ClassInvalid, "library of %d bytes: this executor takes 1 to %d", size, s.limit)
 	}
 	for {
-		names, over, err := s.claim(h, size)
-		if err != nil || names != nil {
-			return names, names != nil, err
+		c, over, err := s.claim(h, size)
+		if err != nil {
+			return nil, false, err
+		}
+		if c != nil {
+			known, err := s.share(c, owner, size, next)
+			return c.names, known, err
 		}
 		if over == nil {
 			break
@@ -97,19 +107,41 @@ func (s *codeStore) add(ctx context.Context, h sum, size uint64, next func() ([]
 	}
 	s.tick++
 	c.used = s.tick
+	c.owners = map[string]bool{owner: true}
 	s.codes[h] = c
 	return c.names, false, nil
 }
 
-// claim returns the names of a known library, or the end of somebody else's upload to wait for, or neither: then
+// share lets an owner use a library that is there, and gives claim's reference back.
+func (s *codeStore) share(c *code, owner string, size uint64, next func() ([]byte, error)) (known bool, err error) {
+	defer s.release(c)
+	s.mu.Lock()
+	known = c.usable(owner)
+	s.mu.Unlock()
+	if known {
+		return true, nil
+	}
+	p, hash := &pieces{next: next, left: size}, sha256.New()
+	if _, err := io.Copy(hash, p); err != nil {
+		return false, grpcError(err)
+	}
+	if got := sum(hash.Sum(nil)); got != c.sum {
+		return false, mismatch(c.sum, got)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.owners[owner] = true
+	return false, nil
+}
+
+// claim returns a known library with a reference, or the end of somebody else's upload to wait for, or neither: then
 // the upload is the caller's, and size bytes are set aside for it.
-func (s *codeStore) claim(h sum, size uint64) (names []string, over chan struct{}, err error) {
+func (s *codeStore) claim(h sum, size uint64) (known *code, over chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.codes[h]; c != nil {
-		s.tick++
-		c.used = s.tick
-		return c.names, nil, nil
+		c.refs++
+		return c, nil, nil
 	}
 	if over := s.uploads[h]; over != nil {
 		return nil, over, nil
@@ -162,13 +194,17 @@ func (s *codeStore) receive(h sum, size uint64, next func() ([]byte, error)) (*c
 
 func (s *codeStore) check(f *os.File, announced, got sum) ([]string, error) {
 	if got != announced {
-		return nil, invalidf("upload: announced as SHA-256 %x, its bytes give %x", announced[:], got[:])
+		return nil, mismatch(announced, got)
 	}
 	names, err := s.inspect(f)
 	if err != nil {
 		return nil, control.StatusError(statusBadLibrary, fmt.Sprintf("library %x: %v", announced[:6], err))
 	}
 	return names, nil
+}
+
+func mismatch(announced, got sum) error {
+	return invalidf("upload: announced as SHA-256 %x, its bytes give %x", announced[:], got[:])
 }
 
 // pieces reads as one what comes in pieces: exactly left bytes.

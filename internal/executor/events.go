@@ -17,7 +17,7 @@ const aliveEvery = time.Second
 // present. A newer stream of the same lease takes the place of an older one.
 func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamingServer[control.Event]) error {
 	id := lease.ID(req.GetLeaseId())
-	h, err := e.find(id)
+	h, err := e.findFor(stream.Context(), "Events", id)
 	if err != nil {
 		return err
 	}

@@ -46,6 +46,8 @@ type Executor struct {
 	accounts    *accounts      // nil: nobody pays
 	limits      *limiter       // nil: nobody has a limit
 	report      func()         // tells the manager that capacity has changed; does not block
+	metrics     *metrics
+	gate        *control.Gate // counts refusals; nil: nobody does
 
 	asked chan drainRequest // capacity 1: somebody has asked for a drain
 	back  *wantedBack
@@ -66,7 +68,7 @@ func New(cfg Config) (*Executor, error) {
 		return nil, err
 	}
 	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{},
-		asked: make(chan drainRequest, 1), report: func() {}, back: newWantedBack(s.Until.Time(), s.Grace),
+		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), nodeGlibc(s.Worker))}
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends

@@ -236,13 +236,15 @@ func newNode(t *testing.T, change ...func(*Config)) *node {
 		t.Fatal(err)
 	}
 	n.e.codes.inspect = func(f *os.File) ([]string, error) { return []string{"alpha", "beta"}, nil }
-	if _, _, err := n.e.codes.add(t.Context(), n.sum, uint64(len(n.lib)), once(n.lib)); err != nil {
+	if _, _, err := n.e.codes.add(t.Context(), n.sum, "", uint64(len(n.lib)), once(n.lib)); err != nil {
 		t.Fatal(err)
 	}
-	n.port, err = control.OpenPort(control.PortConfig{Listen: cfg.Settings.Listen, SecretFile: cfg.Settings.SecretFile})
+	n.port, err = control.OpenPort(control.PortConfig{Listen: cfg.Settings.Listen, SecretFile: cfg.Settings.SecretFile,
+		IdentityDir: cfg.Settings.IdentityDir, AuditFile: cfg.Settings.AuditFile})
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.e.gate = n.port.Gate
 	n.e.Register(n.port.Server)
 	if err := n.port.Serve(); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/invoke"
 )
 
@@ -37,10 +38,15 @@ func fuzzNode(f *testing.F) (*Executor, sum) {
 	e.codes.inspect = func(*os.File) ([]string, error) { return []string{"alpha", "beta"}, nil }
 	lib := []byte("\x7fELF library of the tests")
 	h := sum(sha256.Sum256(lib))
-	if _, _, err := e.codes.add(f.Context(), h, uint64(len(lib)), once(lib)); err != nil {
+	if _, _, err := e.codes.add(f.Context(), h, "", uint64(len(lib)), once(lib)); err != nil {
 		f.Fatal(err)
 	}
 	return e, h
+}
+
+// anOperator makes a context of a caller who has proved to be one.
+func anOperator(ctx context.Context) context.Context {
+	return control.WithCaller(ctx, &identity.Identity{Name: "test", Role: identity.RoleOperator})
 }
 
 func marshal(t testing.TB, m proto.Message) []byte {
@@ -87,7 +93,7 @@ func FuzzLeaseRequest(f *testing.F) {
 		if proto.Unmarshal(b, &req) != nil {
 			return
 		}
-		_, terms, _, err := e.terms(&req)
+		_, terms, _, err := e.terms(anOperator(t.Context()), &req)
 		if err != nil {
 			mustBeNamed(t, err)
 			return
@@ -132,7 +138,7 @@ func FuzzService(f *testing.F) {
 	f.Add(byte(7), byte(1), marshal(f, &control.RevokeRequest{Reason: "wanted"}))
 	f.Add(byte(8), byte(0), marshal(f, &control.LeasesRequest{}))
 	f.Fuzz(func(t *testing.T, op, mend byte, b []byte) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(anOperator(t.Context()), 20*time.Second)
 		defer cancel()
 		var id uint64
 		if mend&1 != 0 {

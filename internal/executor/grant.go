@@ -27,11 +27,11 @@ func (e *Executor) Info(_ context.Context, req *control.InfoRequest) (*control.I
 
 // Lease grants cores and connects workers to the caller's blobs. Everything is checked before anything is taken.
 func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
-	rid, terms, hash, err := e.terms(req)
+	rid, terms, hash, err := e.terms(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	code := e.codes.acquire(hash)
+	code := e.codes.acquire(hash, codeOwner(ctx))
 	if code == nil {
 		if e.isDraining() {
 			return nil, grpcError(lease.ErrDraining) // before somebody uploads in vain
@@ -119,6 +119,7 @@ func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
 	var granted []*control.WorkerGrant
 	for i, w := range workers {
 		granted = append(granted, h.seatWorker(i, w, blobs[i])) // cannot be ending before it is granted
+		e.metrics.started(granted[i])
 		e.watch(h, i, w)
 	}
 	h.mu.Lock()
@@ -137,6 +138,7 @@ func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
 func (e *Executor) watch(h *holding, i int, w Worker) {
 	e.work.Go(func() {
 		h.watch(i, w, func(x zygote.Exit) {
+			e.metrics.died.Inc()
 			level := slog.LevelWarn
 			if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
 				level = slog.LevelDebug // the event stream tells whether that was on purpose
@@ -200,6 +202,7 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 	if err == nil {
 		return w, nil
 	}
+	e.metrics.failed.Inc()
 	e.log.Info("worker did not start", "lease", uint64(h.id), "worker", i, "error", err)
 	var known *zygote.WorkerError
 	switch {
@@ -219,7 +222,7 @@ const replaceGrace = 100 * time.Millisecond
 // Replace starts a new worker in the place of one that died, or that its holder cannot reach any more. Repeating a
 // request with the same blob gives the same worker.
 func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
-	h, err := e.find(lease.ID(req.GetLeaseId()))
+	h, err := e.findFor(ctx, "Replace", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err
 	}
@@ -274,6 +277,7 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 		stopAll(ctx, []Worker{w}, killed)
 		return nil, e.ended(h.id)
 	}
+	e.metrics.started(grant)
 	e.accounts.seat(h.id, i, w)
 	e.watch(h, i, w)
 	return &control.ReplaceReply{Worker: grant}, nil

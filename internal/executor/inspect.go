@@ -8,8 +8,8 @@ import (
 )
 
 // Inspect shows what a worker does and has printed. A dead one is shown as it ended, until it is replaced.
-func (e *Executor) Inspect(_ context.Context, req *control.InspectRequest) (*control.InspectReply, error) {
-	h, err := e.find(lease.ID(req.GetLeaseId()))
+func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*control.InspectReply, error) {
+	h, err := e.findFor(ctx, "Inspect", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err
 	}

@@ -65,6 +65,7 @@ func (e *Executor) beginEnd(id lease.ID, how lease.State, reason string) (*holdi
 	if err != nil {
 		return nil, err
 	}
+	e.metrics.ended.WithLabelValues(how.String()).Inc()
 	h := e.holding(id) // there since before the grant, until finishEnd
 	level := slog.LevelInfo
 	if how == lease.Released || how == lease.Drained {

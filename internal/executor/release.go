@@ -10,12 +10,16 @@ import (
 )
 
 // Release ends a lease and returns when its workers are reaped and its cores are free.
-func (e *Executor) Release(_ context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
+func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
+	id := lease.ID(req.GetLeaseId())
+	if err := e.mayUse(ctx, "Release", id); err != nil {
+		return nil, err
+	}
 	how, reason := lease.Released, ""
 	if req.GetFinish() && e.isDraining() {
 		how, reason = lease.Drained, drainReason
 	}
-	h, err := e.beginEnd(lease.ID(req.GetLeaseId()), how, reason)
+	h, err := e.beginEnd(id, how, reason)
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -45,8 +49,8 @@ func (e *Executor) duration(ms uint64, def time.Duration) (time.Duration, error)
 }
 
 // Renew makes a lease last longer.
-func (e *Executor) Renew(_ context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
-	h, err := e.find(lease.ID(req.GetLeaseId()))
+func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
+	h, err := e.findFor(ctx, "Renew", lease.ID(req.GetLeaseId()))
 	if err != nil {
 		return nil, err
 	}
@@ -70,11 +74,15 @@ func (e *Executor) Renew(_ context.Context, req *control.RenewRequest) (*control
 // milliseconds is a time that is left, rounded down.
 func milliseconds(d time.Duration) uint64 { return uint64(max(d, 0) / time.Millisecond) }
 
-// Leases lists the leases that have resources.
-func (e *Executor) Leases(context.Context, *control.LeasesRequest) (*control.LeasesReply, error) {
+// Leases lists the leases that have resources and that the caller may see.
+func (e *Executor) Leases(ctx context.Context, _ *control.LeasesRequest) (*control.LeasesReply, error) {
 	now := e.now()
 	reply := &control.LeasesReply{}
+	who := control.Caller(ctx)
 	for _, l := range e.table.List() {
+		if !who.MayUse(l.Terms.Tenant) {
+			continue
+		}
 		entry := &control.LeaseEntry{LeaseId: uint64(l.ID), Tenant: l.Terms.Tenant, State: l.State.String(),
 			Workers: uint32(l.Terms.Workers), MemoryBytes: l.Terms.MemoryPerWorker * uint64(l.Terms.Workers)}
 		for _, w := range l.CPUs {

@@ -13,6 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
@@ -45,11 +46,20 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return err
 	}
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, AddressFile: s.AddressFile})
+		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Log: log})
 	if err != nil {
 		return err
 	}
+	e.gate = port.Gate
 	e.Register(port.Server)
+	web, err := observe.Open(s.HTTPListen, nil, log)
+	if err != nil {
+		e.shutdown(port)
+		return err
+	}
+	defer closeWeb(web)
+	e.show(web.Metrics)
+	web.Serve()
 
 	background, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -63,7 +73,8 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 			return err
 		}
 		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
-		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, AllowPlaintext: s.AllowPlaintext})
+		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, IdentityDir: s.IdentityDir,
+			AllowPlaintext: s.AllowPlaintext})
 		if err != nil {
 			return err
 		}
@@ -84,6 +95,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err := spawner.KeepWarm(s.WarmPool, warmDevices(&s, cfg.Providers)...); err != nil {
 		return err
 	}
+	if web.Address != "" {
+		log.Info("health and metrics", "address", web.Address)
+	}
+	e.ready(web)
 	log.Info("ready", "address", port.Address, "cores", len(cfg.Cores), "cpus", config.Cores{List: cfg.cpus()}.String(),
 		"memory", config.Bytes(cfg.Memory).String(), "providers", cfg.Providers)
 	if reg != nil {
@@ -109,11 +124,14 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		drain.reason = "the node is wanted back at " + config.Instant(e.back.get()).String()
 	case err = <-port.Failed():
 		err = fmt.Errorf("control port: %w", err)
+	case err = <-web.Failed():
+		err = fmt.Errorf("http: %w", err)
 	}
 	began := time.Now()
 	log.Info("draining", "grace", drain.grace, "reason", drain.reason)
 	drainCtx, stop := context.WithTimeout(now, drain.grace)
 	defer stop()
+	e.unready(web, drain.reason)
 	e.BeginDrain()
 	if reg != nil {
 		reg.report()
@@ -150,7 +168,7 @@ func (e *Executor) shutdown(port *control.Port) {
 	defer cancel()
 	port.Close(ctx)
 	if n := port.Gate.Refused(); n > 0 {
-		e.log.Warn("calls without the right secret were refused", "calls", n)
+		e.log.Warn("calls or connections were refused", "refused", n)
 	}
 	e.codes.close()
 }

@@ -68,10 +68,11 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 		return c.GetData(), err
 	}
 	name, size := first.GetName(), first.GetSize()
-	names, known, err := e.codes.add(stream.Context(), h, size, next)
+	names, known, err := e.codes.add(stream.Context(), h, codeOwner(stream.Context()), size, next)
 	if err != nil {
 		return err
 	}
+	e.metrics.uploaded(known)
 	e.log.Debug("library stored", "name", name, "sha256", fmt.Sprintf("%x", h[:6]), "bytes", size, "functions", len(names), "known", known)
 	return stream.SendAndClose(&control.UploadReply{Functions: names, WasKnown: known})
 }

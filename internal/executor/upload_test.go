@@ -38,7 +38,7 @@ func TestUpload(t *testing.T) {
 	if r, err = n.upload(b, h, len(b)); err != nil || !r.GetWasKnown() || len(r.GetFunctions()) != 2 {
 		t.Fatalf("second upload: %v, %v", r, err)
 	}
-	c := n.e.codes.acquire(h)
+	c := n.e.codes.acquire(h, "")
 	defer n.e.codes.release(c)
 	got := make([]byte, len(b))
 	if _, err := c.file.ReadAt(got, 0); err != nil || !bytes.Equal(got, b) {
@@ -91,7 +91,7 @@ func TestBadUploads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { wantError(t, c.err, invalid, inv, c.text...) })
 	}
-	if c := n.e.codes.acquire(h); c != nil {
+	if c := n.e.codes.acquire(h, ""); c != nil {
 		t.Error("a refused library is stored")
 	}
 	n.e.codes.mu.Lock()
@@ -112,7 +112,7 @@ func TestUploadsCollapse(t *testing.T) {
 	entered, fail := make(chan struct{}), make(chan struct{})
 	first := make(chan error, 1)
 	go func() {
-		_, _, err := s.add(context.Background(), h, 1000, func() ([]byte, error) {
+		_, _, err := s.add(context.Background(), h, "", 1000, func() ([]byte, error) {
 			close(entered)
 			<-fail
 			return nil, broken
@@ -124,7 +124,7 @@ func TestUploadsCollapse(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			names, _, err := s.add(context.Background(), h, 1000, func() ([]byte, error) { read.Add(1); return b, nil })
+			names, _, err := s.add(context.Background(), h, "", 1000, func() ([]byte, error) { read.Add(1); return b, nil })
 			if err != nil || len(names) != 1 {
 				t.Errorf("add: %v, %v", names, err)
 			}
@@ -132,7 +132,7 @@ func TestUploadsCollapse(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, _, err := s.add(ctx, h, 1000, nil); control.ClassOf(err) != control.ClassConnection {
+	if _, _, err := s.add(ctx, h, "", 1000, nil); control.ClassOf(err) != control.ClassConnection {
 		t.Errorf("waiting with an ended context: %v", err)
 	}
 	if read.Load() != 0 {
@@ -154,19 +154,19 @@ func TestCodeMakesRoom(t *testing.T) {
 	s.inspect = func(*os.File) ([]string, error) { return []string{"f"}, nil }
 	add := func() (sum, error) {
 		b, h := library(1000)
-		_, _, err := s.add(t.Context(), h, 1000, once(b))
+		_, _, err := s.add(t.Context(), h, "", 1000, once(b))
 		return h, err
 	}
 	a, _ := add()
 	b, _ := add()
-	inUse := s.acquire(a)
+	inUse := s.acquire(a, "")
 	if _, err := add(); err != nil {
 		t.Fatal(err)
 	}
-	if s.acquire(b) != nil {
+	if s.acquire(b, "") != nil {
 		t.Error("the unused library is still there")
 	}
-	keep := s.acquire(a)
+	keep := s.acquire(a, "")
 	if keep == nil {
 		t.Fatal("a library in use was dropped")
 	}
@@ -174,7 +174,7 @@ func TestCodeMakesRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	both := s.acquire(c)
+	both := s.acquire(c, "")
 	if _, err := add(); control.ClassOf(err) != control.ClassBusy {
 		t.Errorf("no room: %v, want busy", err)
 	}

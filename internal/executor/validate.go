@@ -2,6 +2,7 @@ package executor
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -43,7 +44,7 @@ func checkSum(field string, b []byte) (sum, error) {
 }
 
 // terms checks everything about a request that needs no state and turns it into what the lease table wants.
-func (e *Executor) terms(req *control.LeaseRequest) (rid lease.RequestID, t lease.Terms, code sum, err error) {
+func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid lease.RequestID, t lease.Terms, code sum, err error) {
 	fail := func(err error) (lease.RequestID, lease.Terms, sum, error) { return rid, t, code, err }
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
 		return fail(err)
@@ -75,7 +76,14 @@ func (e *Executor) terms(req *control.LeaseRequest) (rid lease.RequestID, t leas
 	if n := len(req.GetTenant()); n > maxTenant || !utf8.ValidString(req.GetTenant()) {
 		return fail(invalidf("tenant has %d bytes, want at most %d of UTF-8", n, maxTenant))
 	}
-	t.Tenant = req.GetTenant()
+	if t.Tenant, err = e.payer(ctx, req.GetTenant()); err != nil {
+		return fail(err)
+	}
+	who := control.Caller(ctx)
+	if who.UID != nil {
+		t.UID, t.GID = *who.UID, groupOf(*who.UID)
+	}
+	rid = scoped(rid, who)
 	bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
 		return fail(invalidf("lease request: %v", err))

@@ -13,7 +13,7 @@ import (
 // Serve runs a resource manager until ctx ends. nil: it ended as it should.
 func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) {
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, AddressFile: s.AddressFile})
+		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Log: log})
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,7 @@ type Options struct {
 	Provider       string        // "shm", "verbs" or "auto"
 	Tenant         string        // account that pays
 	SecretFile     string        // empty: control's default
+	TokenFile      string        // the same
 	AllowPlaintext bool          // see control.DialConfig
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Device opens a device of a provider, which stays the caller's, for reading the manager's memory. nil: its own.
@@ -55,9 +56,13 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 		o.AllowPlaintext, _ = strconv.ParseBool(getenv(EnvAllowPlaintext))
 	}
 	if o.Tenant == "" {
-		o.Tenant = cmp.Or(getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
+		o.Tenant = cmp.Or(o.dial().TokenTenant(), getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
 	}
 	return o
+}
+
+func (o *Options) dial() control.DialConfig {
+	return control.DialConfig{SecretFile: o.SecretFile, TokenFile: o.TokenFile, AllowPlaintext: o.AllowPlaintext}
 }
 
 // Control holds the connections of one session to a manager and to executors. Safe for concurrent use.
@@ -141,10 +146,10 @@ func (c *Control) dial(op, addr string) (*grpc.ClientConn, error) {
 	if conn := c.conns[addr]; conn != nil {
 		return conn, nil
 	}
-	conn, err := control.Dial(addr, control.DialConfig{SecretFile: c.opts.SecretFile, AllowPlaintext: c.opts.AllowPlaintext})
+	conn, err := control.Dial(addr, c.opts.dial())
 	if err != nil {
 		e := fromControl(op, "", err)
-		if control.ClassOf(err) == control.ClassFatal { // the secret file: something for the caller to put right
+		if control.ClassOf(err) == control.ClassFatal { // the secret or token file: something for the caller to put right
 			e = fail(op, dataplane.StatusInvalid, "%v", err)
 		}
 		return nil, e

@@ -1,0 +1,266 @@
+package cli
+
+import (
+	"cmp"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+func newToken(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "token",
+		Short: "Issue, show, verify, renew and revoke the tokens by which users prove who they are",
+	}
+	c.AddCommand(newTokenIssue(a), newTokenShow(a), newTokenVerify(a), newTokenRenew(a), newTokenRevoke(a))
+	return c
+}
+
+// tokenRow is a token as --json prints it.
+type tokenRow struct {
+	ID      string  `json:"id"`
+	Tenant  string  `json:"tenant"`
+	UID     *uint32 `json:"uid,omitempty"`
+	Role    string  `json:"role"`
+	Begins  string  `json:"begins"`
+	Ends    string  `json:"ends"`
+	Expired bool    `json:"expired"`
+}
+
+func rowOfToken(c identity.Claims) tokenRow {
+	ends := time.Unix(c.Ends, 0)
+	return tokenRow{ID: c.ID, Tenant: c.Tenant, UID: c.UID, Role: c.Role, Begins: time.Unix(c.Begins, 0).UTC().Format(time.RFC3339),
+		Ends: ends.UTC().Format(time.RFC3339), Expired: !time.Now().Before(ends)}
+}
+
+func (a *app) printToken(c identity.Claims, asJSON bool) error {
+	r := rowOfToken(c)
+	if asJSON {
+		return a.printJSON(r)
+	}
+	uid := "none"
+	if r.UID != nil {
+		uid = strconv.FormatUint(uint64(*r.UID), 10)
+	}
+	note := ""
+	if r.Expired {
+		note = " (expired)"
+	}
+	_, err := fmt.Fprintf(a.Stdout, "id      %s\ntenant  %s\nuid     %s\nrole    %s\nbegins  %s\nends    %s%s\n", r.ID, r.Tenant, uid, r.Role, r.Begins, r.Ends, note)
+	return err
+}
+
+// tokenPath is the token file that a command means: its argument, the flag, or where clients look.
+func (a *app) tokenPath(args []string) (string, error) {
+	if len(args) > 0 {
+		return args[0], nil
+	}
+	usual, _ := identity.TokenPath(a.Getenv)
+	if path := cmp.Or(a.tokenFile, usual); path != "" {
+		return path, nil
+	}
+	return "", fmt.Errorf("no token file: name one, or set %s or HOME", identity.TokenFileEnv)
+}
+
+func writeToken(path string, cred *identity.Credentials, fresh bool) error {
+	b, err := cred.Encode()
+	if err != nil {
+		return err
+	}
+	return identity.WriteFile(path, b, 0o600, fresh)
+}
+
+func checkLife(a *app, life time.Duration) error {
+	if life < time.Second {
+		return a.badUsage(fmt.Errorf("--for %v is less than a second", life))
+	}
+	return nil
+}
+
+func newTokenIssue(a *app) *cobra.Command {
+	var dir, tenant, role, out string
+	var uid int64
+	var life time.Duration
+	c := &cobra.Command{
+		Use:   "issue",
+		Short: "Make the token file of a user",
+		Long: "Make the token file of a user: the token, the user's own key, which never travels, and the cluster's certificate.\n" +
+			"The user keeps it as ~/.rfaas/token, mode 0600, or names it by $RFAAS_TOKEN_FILE.",
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if tenant == "" {
+				return a.badUsage(errors.New("--tenant is missing"))
+			}
+			claims := identity.Claims{Tenant: tenant, Role: role}
+			if c.Flags().Changed("uid") {
+				if uid < 1 || uid >= math.MaxUint32 {
+					return a.badUsage(fmt.Errorf("--uid %d is not in 1..%d", uid, uint32(math.MaxUint32-1)))
+				}
+				id := uint32(uid)
+				claims.UID = &id
+			}
+			if err := checkLife(a, life); err != nil {
+				return err
+			}
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			claims.Ends = now.Add(life).Unix()
+			cred, err := cl.IssueToken(claims, nil, now)
+			if err != nil {
+				return err
+			}
+			out := cmp.Or(out, tenant+".token")
+			if err := writeToken(out, cred, true); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.Stderr, "wrote %s: give it to its user, who keeps it as ~/.rfaas/token\n", out)
+			return a.printToken(cred.Claims, false)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().StringVar(&tenant, "tenant", "", "account that owns and pays")
+	c.Flags().Int64Var(&uid, "uid", 0, "user id as which functions run (default: none)")
+	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, who sees and ends everybody's leases")
+	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid")
+	c.Flags().StringVar(&out, "out", "", "file to write, which must not be there (default: TENANT.token)")
+	return c
+}
+
+func newTokenShow(a *app) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "show [FILE]",
+		Short: "Show what a token says, without asking whether it is good",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			cred, err := a.loadToken(args)
+			if err != nil {
+				return err
+			}
+			return a.printToken(cred.Claims, asJSON)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	return c
+}
+
+func (a *app) loadToken(args []string) (*identity.Credentials, error) {
+	path, err := a.tokenPath(args)
+	if err != nil {
+		return nil, err
+	}
+	return identity.LoadCredentials(path)
+}
+
+func newTokenVerify(a *app) *cobra.Command {
+	var dir string
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "verify [FILE]",
+		Short: "Say whether a token is taken now: signed by this cluster, in its time, not revoked",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			cred, err := a.loadToken(args)
+			if err != nil {
+				return err
+			}
+			v, err := identity.OpenVerifier(dir)
+			if err != nil {
+				return fmt.Errorf("cluster: %w", err)
+			}
+			if _, err := v.Check(cred.Token, time.Now()); err != nil {
+				return err
+			}
+			return a.printToken(cred.Claims, asJSON)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().Lookup("dir").Usage = "directory of the cluster's keys, or of a node's identity ($" + clusterDirEnv + ")"
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	return c
+}
+
+func newTokenRenew(a *app) *cobra.Command {
+	var dir string
+	var life time.Duration
+	c := &cobra.Command{
+		Use:   "renew FILE",
+		Short: "Replace a token file by one that is valid longer; programs that run take it over",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := checkLife(a, life); err != nil {
+				return err
+			}
+			cred, err := identity.LoadCredentials(args[0])
+			if err != nil {
+				return err
+			}
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			v, err := identity.OpenVerifier(dir)
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			var refused *identity.Error
+			if _, err := v.Check(cred.Token, now); errors.As(err, &refused) && refused.Reason != identity.Expired {
+				return err // it may be late, and nothing else
+			}
+			claims := cred.Claims
+			claims.ID, claims.Begins, claims.Ends = "", 0, now.Add(life).Unix()
+			if cred, err = cl.IssueToken(claims, ed25519.PrivateKey(cred.Key), now); err != nil {
+				return err
+			}
+			if err := writeToken(args[0], cred, false); err != nil {
+				return err
+			}
+			return a.printToken(cred.Claims, false)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid from now on")
+	return c
+}
+
+func newTokenRevoke(a *app) *cobra.Command {
+	var dir, note string
+	c := &cobra.Command{
+		Use:   "revoke ID|FILE",
+		Short: "Add a token to the cluster's list of revoked ones, which every node must be given",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			id := args[0]
+			if cred, err := identity.LoadCredentials(id); err == nil {
+				id = cred.Claims.ID
+			} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("%q is neither a token's id nor a token file: %w", id, err)
+			}
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			path, err := cl.Revoke(id, note)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.Stdout, "%s is revoked where %s replaces the file of that name in the identity directory; daemons see it within a second\n", id, path)
+			return err
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().StringVar(&note, "note", "", "why, for people")
+	return c
+}

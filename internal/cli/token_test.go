@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// From nothing to a command that is let in over TLS, and out again.
+func TestClusterAndTokens(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	env := map[string]string{"RFAAS_CLUSTER_DIR": in("cluster"), "HOME": in("home")}
+	run := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, args)
+		return code, out.String(), errs.String()
+	}
+	good := func(args ...string) string {
+		t.Helper()
+		code, out, errs := run(args...)
+		if code != 0 {
+			t.Fatalf("%q: %d %s", args, code, errs)
+		}
+		return out
+	}
+	bad := func(code int, text string, args ...string) {
+		t.Helper()
+		if c, out, errs := run(args...); c != code || !strings.Contains(errs, text) || out != "" {
+			t.Errorf("%q: %d, %q, %q; want %d and %q", args, c, out, errs, code, text)
+		}
+	}
+	bad(1, "rfaas cluster init", "token", "issue", "--tenant", "ann")
+	good("cluster", "init", "--name", "here")
+	bad(1, "file exists", "cluster", "init")
+	good("cluster", "node", "localhost", "--out", in("node"))
+	bad(2, "requires at least 1 arg", "cluster", "node")
+	bad(1, `"a b"`, "cluster", "node", "a b")
+	bad(2, "tenant", "token", "issue")
+	bad(2, "--uid 0", "token", "issue", "--tenant", "ann", "--uid", "0")
+	bad(2, "-1h0m0s", "token", "issue", "--tenant", "ann", "--for", "-1h")
+	bad(1, `"king"`, "token", "issue", "--tenant", "ann", "--role", "king", "--out", in("x"))
+	if out := good("token", "issue", "--tenant", "ann", "--uid", "1001", "--out", in("ann")); !strings.Contains(out, "1001") {
+		t.Errorf("issued: %s", out)
+	}
+	bad(1, "file exists", "token", "issue", "--tenant", "ann", "--out", in("ann"))
+	var row tokenRow
+	if err := json.Unmarshal([]byte(good("token", "show", in("ann"), "--json")), &row); err != nil || row.Tenant != "ann" || *row.UID != 1001 || row.Role != "tenant" || row.Expired {
+		t.Errorf("%+v, %v", row, err)
+	}
+	good("token", "verify", in("ann"))
+	good("token", "verify", in("ann"), "--dir", in("node"))
+	bad(1, "ann", "token", "show", in("ann")+"x")
+	bad(1, "no token", "token", "show", in("cluster/ca.key"))
+
+	p, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: in("secret"), IdentityDir: in("node")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.RegisterManagerServer(p.Server, &stub{})
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	_, port, err := net.SplitHostPort(p.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env["RFAAS_MANAGER"] = "LOCALHOST:" + port // as if it were another node's name
+	bad(1, identity.TokenFileEnv, "executors")
+	if out := good("executors", "--token-file", in("ann")); !strings.Contains(out, "n1") {
+		t.Errorf("executors: %s", out)
+	}
+	env[identity.TokenFileEnv] = in("ann")
+	good("executors")
+
+	before := row.ID
+	good("token", "renew", in("ann"), "--for", "1s")
+	if err := json.Unmarshal([]byte(good("token", "show", in("ann"), "--json")), &row); err != nil || row.ID == before {
+		t.Errorf("renewed: %+v, %v", row, err)
+	}
+	good("token", "renew", in("ann"))
+	if err := json.Unmarshal([]byte(good("token", "show", "--json")), &row); err != nil {
+		t.Fatal(err)
+	}
+	bad(1, "neither", "token", "revoke", "nonsense")
+	good("token", "revoke", in("ann"), "--note", "has left")
+	bad(1, "revoked", "token", "verify", in("ann"))
+	bad(1, "revoked", "token", "renew", in("ann"))
+	good("token", "revoke", before)
+	b, err := os.ReadFile(in("cluster/revoked"))
+	if err != nil || !strings.Contains(string(b), row.ID+" has left\n") || !strings.Contains(string(b), before) {
+		t.Errorf("list: %s, %v", b, err)
+	}
+	if err := os.WriteFile(in("node/revoked"), b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // the list is looked at once a second
+		if code, _, errs := run("executors"); code == 1 && strings.Contains(errs, "revoked") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("a revoked token is taken")
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// caller is what a client proves itself with: it makes a proof for each connection. It may have several credentials, since it
+// does not know what a daemon takes; none of them tells anybody anything.
+type caller struct {
+	secret *Secret
+	token  *tokenSource
+}
+
+// GetRequestMetadata is called for every call.
+func (c *caller) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
+	ri, _ := credentials.RequestInfoFromContext(ctx)
+	l, ok := ri.AuthInfo.(*link)
+	if !ok {
+		return nil, errors.New("credentials: a connection that is not of this package")
+	}
+	md := map[string]string{}
+	if c.token != nil {
+		t := c.token.get(now())
+		md[header(identity.SchemeToken)] = l.make(identity.SchemeToken, t.Token, func(ch *identity.Channel) string {
+			return identity.ProveToken(t.Token, t.Key, ch, now())
+		})
+	}
+	if c.secret != nil {
+		md[header(identity.SchemeSecret)] = l.make(identity.SchemeSecret, "", func(ch *identity.Channel) string {
+			return identity.ProveSecret(c.secret[:], ch, now())
+		})
+	}
+	return md, nil
+}
+
+// RequireTransportSecurity is false: a proof tells nobody anything, and Dial has checked the address.
+func (*caller) RequireTransportSecurity() bool { return false }
+
+// make makes a credential once for a connection and for what it is made from.
+func (l *link) make(scheme, from string, prove func(*identity.Channel) string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m, ok := l.made[scheme]; ok && m.from == from {
+		return m.credential
+	}
+	if l.made == nil {
+		l.made = map[string]made{}
+	}
+	m := made{from, prove(l.channel)}
+	l.made[scheme] = m
+	return m.credential
+}
+
+// tokenSource is a token file, read again when it has changed: a renewed token is used from then on.
+type tokenSource struct {
+	path string
+
+	mu     sync.Mutex
+	looked time.Time
+	read   os.FileInfo // of the file that was read last; nil: it was read by openTokenSource
+	now    *identity.Credentials
+}
+
+func openTokenSource(path string) (*tokenSource, error) {
+	c, err := identity.LoadCredentials(path)
+	if err != nil {
+		return nil, err
+	}
+	return &tokenSource{path: path, now: c}, nil
+}
+
+// lookAgain is how long a look at a token file counts.
+const lookAgain = time.Second
+
+func (s *tokenSource) get(now time.Time) *identity.Credentials {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now.Sub(s.looked).Abs() < lookAgain {
+		return s.now
+	}
+	s.looked = now
+	st, err := os.Stat(s.path)
+	if err != nil || identity.Unchanged(s.read, st) {
+		return s.now
+	}
+	// One that cannot be read is no better than the one that we have.
+	if c, err := identity.LoadCredentials(s.path); err == nil {
+		s.now, s.read = c, st
+	}
+	return s.now
+}
+
+// places says which files to look into: those that the settings name, else those that the environment names, else the usual
+// ones, which need not be there.
+func (c *DialConfig) places() (token, secret string, named bool) {
+	if token, secret = c.TokenFile, c.SecretFile; token == "" && secret == "" {
+		token, secret = c.getenv(identity.TokenFileEnv), c.getenv(SecretFileEnv)
+	}
+	if token != "" || secret != "" {
+		return token, secret, true
+	}
+	token, _ = identity.TokenPath(c.getenv)
+	secret, _ = SecretPath(c.getenv) // without a place there is no file
+	return token, secret, false
+}
+
+// credentials finds what the caller has for an address.
+func (c *DialConfig) credentials(a Address) (*caller, error) {
+	if c.Secret != nil {
+		return &caller{secret: c.Secret}, nil
+	}
+	var found caller
+	if c.IdentityDir != "" && !a.Local() && !c.AllowPlaintext { // the certificate is enough, and each node may have a secret of its own
+		return &found, nil
+	}
+	token, secret, named := c.places()
+	missing := func(err error) bool { return !named && errors.Is(err, fs.ErrNotExist) }
+	if token != "" {
+		t, err := openTokenSource(token)
+		if err != nil && !missing(err) {
+			return nil, classed(err)
+		}
+		found.token = t
+	}
+	var err error
+	if secret != "" {
+		var s Secret
+		if s, err = LoadSecret(secret); err == nil {
+			found.secret = &s
+		} else if !missing(err) {
+			return nil, fmt.Errorf("%w%s", err, madeBy)
+		}
+	} else if !named {
+		_, err = SecretPath(c.getenv)
+	}
+	if found.token == nil && found.secret == nil && a.Network != "unix" { // there the kernel says who we are
+		return nil, fmt.Errorf("no token, and no secret either: %w%s", err, madeBy)
+	}
+	return &found, nil
+}
+
+const madeBy = " (made by the first executor or resource manager that this user starts)"
+
+// classed gives errors of credentials the class that they would have had from the other side.
+func classed(err error) error {
+	var e *identity.Error
+	if errors.As(err, &e) {
+		return Errorf(ClassInvalid, "%v", err)
+	}
+	return err
+}
+
+// tls is how to connect to an address: nil is without TLS.
+func (c *DialConfig) tls(a Address, who *caller) (*tls.Config, error) {
+	if a.Local() || c.AllowPlaintext {
+		return nil, nil
+	}
+	host, _, err := net.SplitHostPort(a.Target)
+	if err != nil {
+		return nil, Errorf(ClassInvalid, "%v", err)
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2"}}
+	switch ca := cmp.Or(c.CAFile, c.getenv(identity.CAFileEnv)); {
+	case c.IdentityDir != "":
+		n, err := identity.OpenNode(c.IdentityDir, &identity.Replays{}, now())
+		if err != nil {
+			return nil, Errorf(ClassInvalid, "identity: %v", err)
+		}
+		t.RootCAs, t.Certificates = n.CA, []tls.Certificate{n.Certificate}
+	case ca != "":
+		b, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, Errorf(ClassInvalid, "%s: %v", identity.CAFileEnv, err)
+		}
+		if t.RootCAs, err = identity.Pool(b); err != nil {
+			return nil, Errorf(ClassInvalid, "%s: %s: %v", identity.CAFileEnv, ca, err)
+		}
+	case who.token != nil && who.token.now.CA != nil:
+		if t.RootCAs, err = identity.Pool(who.token.now.CA); err != nil {
+			return nil, Errorf(ClassInvalid, "token file %s: its certificate: %v", who.token.path, err)
+		}
+	default:
+		return nil, Errorf(ClassInvalid, "%v", a.CheckPlaintext(false))
+	}
+	return t, nil
+}

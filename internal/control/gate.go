@@ -1,0 +1,263 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// header is the metadata that carries a credential of a scheme.
+func header(scheme string) string { return "rfaas-" + scheme }
+
+// Gate lets calls through whose caller has proved who it is and may make them. It counts and writes down the others.
+type Gate struct {
+	verifiers []identity.Verifier // in the order in which they are asked
+	audit     *identity.Audit
+	now       func() time.Time
+	refused   map[identity.Reason]*atomic.Uint64
+}
+
+// NewGate makes a gate. Of several credentials the one whose verifier comes first counts. The caller keeps audit.
+func NewGate(audit *identity.Audit, verifiers ...identity.Verifier) *Gate {
+	g := &Gate{verifiers: verifiers, audit: audit, now: now, refused: map[identity.Reason]*atomic.Uint64{}}
+	for _, r := range identity.Reasons() {
+		g.refused[r] = new(atomic.Uint64)
+	}
+	return g
+}
+
+// Refused returns how many calls and connections were refused.
+func (g *Gate) Refused() (n uint64) {
+	for _, c := range g.refused {
+		n += c.Load()
+	}
+	return n
+}
+
+// RefusedFor returns how many were refused for a reason.
+func (g *Gate) RefusedFor(r identity.Reason) uint64 { return g.refused[r].Load() }
+
+type callerKey struct{}
+
+// Caller is who made the call with ctx. Outside of a call that came through a gate it is nobody, who may do nothing.
+func Caller(ctx context.Context) *identity.Identity {
+	if id, ok := ctx.Value(callerKey{}).(*identity.Identity); ok {
+		return id
+	}
+	return &identity.Identity{}
+}
+
+// WithCaller makes a context of a caller, for calls that do not come through a gate.
+func WithCaller(ctx context.Context, id *identity.Identity) context.Context {
+	return context.WithValue(ctx, callerKey{}, id)
+}
+
+// Refuse counts and writes down that the caller of ctx may not do something, and returns the error to send.
+func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) error {
+	e := &identity.Error{Reason: identity.Forbidden, Text: fmt.Sprintf(format, args...)}
+	return g.refuse(e, method, remoteOf(ctx), Caller(ctx).Name)
+}
+
+func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
+	g.refused[e.Reason].Add(1)
+	g.audit.Refused(e, method, remote, who, g.now())
+	switch e.Reason {
+	case identity.Forbidden:
+		return CodeErrorf(ClassInvalid, codes.PermissionDenied, "%s", e.Text)
+	case identity.Overload:
+		return Errorf(ClassBusy, "%s", e.Text)
+	}
+	return CodeErrorf(ClassInvalid, codes.Unauthenticated, "%s", e.Text)
+}
+
+// refuseConnection notes a connection that did not come to a call.
+func (g *Gate) refuseConnection(remote string, err error) {
+	e := &identity.Error{Reason: identity.Wrong, Text: "TLS: " + err.Error()}
+	g.refused[e.Reason].Add(1)
+	g.audit.Refused(e, "", remote, "", g.now())
+}
+
+func linkOf(ctx context.Context) *link {
+	if p, ok := peer.FromContext(ctx); ok {
+		if l, ok := p.AuthInfo.(*link); ok {
+			return l
+		}
+	}
+	return nil
+}
+
+func remoteOf(ctx context.Context) string {
+	if l := linkOf(ctx); l != nil {
+		return l.channel.Remote
+	}
+	return ""
+}
+
+// check returns the context of a call whose caller may make it.
+func (g *Gate) check(ctx context.Context, method string) (context.Context, error) {
+	id, err := g.identify(ctx)
+	if err != nil {
+		e, ok := err.(*identity.Error) //nolint:errorlint // verifiers return it as it is
+		if !ok {
+			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
+		}
+		return nil, g.refuse(e, method, remoteOf(ctx), "")
+	}
+	ctx = WithCaller(ctx, &id)
+	need := needed(method)
+	if id.Role < need || id.Role == identity.RoleNode && !forNodes[method] {
+		return nil, g.Refuse(ctx, method, "%s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
+	}
+	if need == identity.RoleOperator {
+		g.audit.Did(method, remoteOf(ctx), id.Name)
+	}
+	return ctx, nil
+}
+
+// identify finds out who calls. The first credential that somebody here can verify decides.
+func (g *Gate) identify(ctx context.Context) (identity.Identity, error) {
+	l := linkOf(ctx)
+	if l == nil {
+		return identity.Identity{}, missing("the call came over no connection of ours")
+	}
+	if l.plain {
+		return identity.Identity{}, &identity.Error{Reason: identity.Plaintext, Text: "the call came from another node without TLS: " +
+			"this daemon wants it (set " + identity.TokenFileEnv + " or " + identity.CAFileEnv + ", and not --allow-plaintext)"}
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	for _, v := range g.verifiers {
+		sent := md.Get(header(v.Scheme()))
+		if len(sent) == 0 {
+			continue
+		}
+		if len(sent) != 1 {
+			return identity.Identity{}, &identity.Error{Reason: identity.Malformed, Text: fmt.Sprintf("%s: %d of them", v.Scheme(), len(sent))}
+		}
+		return l.identify(v, sent[0], g.now())
+	}
+	if l.channel.Node != nil {
+		return *l.channel.Node, nil
+	}
+	if uid := l.channel.PeerUID; uid != nil && (*uid == uint32(os.Geteuid()) || *uid == 0) {
+		return identity.Identity{By: "unix", Name: fmt.Sprintf("uid %d by unix socket", *uid), Role: identity.RoleOperator}, nil
+	}
+	return identity.Identity{}, missing("no credential that this daemon takes was sent")
+}
+
+func missing(why string) error {
+	return &identity.Error{Reason: identity.Missing, Text: why + hint}
+}
+
+// hint says what a caller without the right credential has to look for.
+const hint = ": a token (" + identity.TokenFileEnv + ", else ~/.rfaas/token), or the secret file that client and daemon must share " +
+	"(" + SecretFileEnv + ", else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret)"
+
+// maxVerified bounds what is remembered of a connection.
+const maxVerified = 8
+
+// identify asks a verifier, once for each credential of a connection.
+func (l *link) identify(v identity.Verifier, credential string, now time.Time) (identity.Identity, error) {
+	key := v.Scheme() + " " + credential
+	l.mu.Lock()
+	id, known := l.verified[key]
+	l.mu.Unlock()
+	if known {
+		return id, v.Recheck(&id, credential, now)
+	}
+	id, err := v.Verify(credential, l.channel, now)
+	if err != nil {
+		return id, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.verified == nil || len(l.verified) >= maxVerified {
+		l.verified = map[string]identity.Identity{}
+	}
+	l.verified[key] = id
+	return id, nil
+}
+
+// service is the prefix of method names.
+const service = "/rfaas.control.v1."
+
+// roles says who may call what. A method that is not here is for operators.
+var roles = map[string]identity.Role{
+	service + "Executor/Info":    identity.RoleTenant,
+	service + "Executor/Lease":   identity.RoleTenant,
+	service + "Executor/Upload":  identity.RoleTenant,
+	service + "Executor/Replace": identity.RoleTenant,
+	service + "Executor/Release": identity.RoleTenant,
+	service + "Executor/Renew":   identity.RoleTenant,
+	service + "Executor/Leases":  identity.RoleTenant,
+	service + "Executor/Inspect": identity.RoleTenant,
+	service + "Executor/Events":  identity.RoleTenant,
+	service + "Executor/Revoke":  identity.RoleOperator,
+	service + "Executor/Drain":   identity.RoleOperator,
+
+	service + "Manager/Hello":          identity.RoleTenant,
+	service + "Manager/List":           identity.RoleTenant,
+	service + "Manager/AttachClient":   identity.RoleTenant,
+	service + "Manager/Bill":           identity.RoleTenant, // its own
+	service + "Manager/Register":       identity.RoleNode,
+	service + "Manager/Heartbeat":      identity.RoleNode,
+	service + "Manager/Deregister":     identity.RoleNode,
+	service + "Manager/AttachExecutor": identity.RoleNode,
+	service + "Manager/Settle":         identity.RoleNode,
+	service + "Manager/Limit":          identity.RoleNode,
+	service + "Manager/Reserve":        identity.RoleNode,
+}
+
+// forNodes are the methods that a node may call: it leases nothing and pays nothing.
+var forNodes = map[string]bool{
+	service + "Executor/Info":          true,
+	service + "Manager/Hello":          true,
+	service + "Manager/List":           true,
+	service + "Manager/Register":       true,
+	service + "Manager/Heartbeat":      true,
+	service + "Manager/Deregister":     true,
+	service + "Manager/AttachExecutor": true,
+	service + "Manager/Settle":         true,
+	service + "Manager/Limit":          true,
+	service + "Manager/Reserve":        true,
+}
+
+func needed(method string) identity.Role {
+	if r, ok := roles[method]; ok {
+		return r
+	}
+	return identity.RoleOperator
+}
+
+// unary and stream are the gate as gRPC wants it.
+func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	ctx, err := g.check(ctx, i.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	return h(ctx, req)
+}
+
+func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	ctx, err := g.check(s.Context(), i.FullMethod)
+	if err != nil {
+		return err
+	}
+	return h(srv, &identified{s, ctx})
+}
+
+// identified is a stream whose context knows the caller.
+type identified struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *identified) Context() context.Context { return s.ctx }

@@ -1,0 +1,213 @@
+package control
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// exporterLabel names the value that a proof binds a TLS connection by (RFC 5705).
+const exporterLabel = "EXPORTER-rfaas-proof-v1"
+
+// link is one connection, on either side. It is the AuthInfo that gRPC carries for us.
+type link struct {
+	credentials.CommonAuthInfo
+	channel *identity.Channel
+	plain   bool // not encrypted, from another node, and not permitted
+
+	mu       sync.Mutex
+	verified map[string]identity.Identity // at the server: by scheme and credential
+	made     map[string]made              // at the client: by scheme
+}
+
+// made is a credential that was made for a connection, out of what.
+type made struct{ from, credential string }
+
+// AuthType says what kind of AuthInfo this is.
+func (*link) AuthType() string { return "rfaas" }
+
+// clientTransport connects with TLS or, if it has no configuration for that, without.
+type clientTransport struct{ tls *tls.Config }
+
+func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	l := &link{channel: &identity.Channel{}}
+	if t.tls == nil {
+		l.SecurityLevel = credentials.NoSecurity
+		l.channel.Nonce = make([]byte, identity.NonceSize)
+		rand.Read(l.channel.Nonce)
+		if isLoopback(raw.RemoteAddr()) {
+			l.channel.Address = raw.RemoteAddr().String()
+		}
+		return raw, l, nil
+	}
+	conn := tls.Client(raw, t.tls)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, nil, fmt.Errorf("TLS: %w", explain(err))
+	}
+	if err := l.bind(conn); err != nil {
+		conn.Close()
+		return nil, nil, err
+	}
+	return conn, l, nil
+}
+
+// explain adds what to do to errors that say only what happened.
+func explain(err error) error {
+	var record tls.RecordHeaderError
+	var unknown x509.UnknownAuthorityError
+	switch {
+	case errors.As(err, &record):
+		return fmt.Errorf("%w (the daemon speaks without: it has no identity directory)", err)
+	case errors.As(err, &unknown):
+		return fmt.Errorf("%w (its certificate is of another cluster than the token or %s)", err, identity.CAFileEnv)
+	}
+	return err
+}
+
+// bind notes what makes this connection different from all others.
+func (l *link) bind(conn *tls.Conn) error {
+	l.SecurityLevel = credentials.PrivacyAndIntegrity
+	state := conn.ConnectionState()
+	var err error
+	if l.channel.Binding, err = state.ExportKeyingMaterial(exporterLabel, nil, 32); err != nil {
+		return fmt.Errorf("TLS: %w", err)
+	}
+	return nil
+}
+
+func (t *clientTransport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("a client's transport does not serve")
+}
+
+func (t *clientTransport) Info() credentials.ProtocolInfo          { return info(t.tls) }
+func (t *clientTransport) Clone() credentials.TransportCredentials { return &clientTransport{t.tls} }
+func (t *clientTransport) OverrideServerName(string) error         { return errors.New("not supported") }
+
+func info(c *tls.Config) credentials.ProtocolInfo {
+	if c == nil {
+		return credentials.ProtocolInfo{SecurityProtocol: "insecure"}
+	}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// serverTransport takes TLS and, from this node or if that is permitted, plain text too.
+type serverTransport struct {
+	tls        *tls.Config // nil: no TLS
+	allowPlain bool
+	gate       *Gate
+}
+
+// tlsHandshake is the first byte of a TLS connection. One of HTTP/2 begins with a letter.
+const tlsHandshake = 0x16
+
+func (t *serverTransport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	l := &link{channel: &identity.Channel{Remote: raw.RemoteAddr().String()}}
+	conn := raw
+	if u, ok := raw.(*net.UnixConn); ok {
+		l.channel.PeerUID, l.channel.Remote = peerUID(u)
+	} else if t.tls != nil {
+		var first [1]byte
+		if _, err := raw.Read(first[:]); err != nil {
+			raw.Close()
+			return nil, nil, err
+		}
+		conn = &prefixed{Conn: raw, first: first[:]}
+		if first[0] == tlsHandshake {
+			return t.secure(conn, l)
+		}
+	}
+	l.SecurityLevel = credentials.NoSecurity
+	if isLoopback(raw.LocalAddr()) {
+		l.channel.Address = raw.LocalAddr().String()
+	}
+	// The gate refuses it, in words that reach the caller.
+	l.plain = l.channel.PeerUID == nil && !t.allowPlain && !isLoopback(raw.RemoteAddr())
+	return conn, l, nil
+}
+
+func (t *serverTransport) secure(raw net.Conn, l *link) (net.Conn, credentials.AuthInfo, error) {
+	conn := tls.Server(raw, t.tls)
+	err := conn.Handshake() // gRPC has set a deadline
+	if err == nil {
+		err = l.bind(conn)
+	}
+	if err != nil {
+		raw.Close()
+		t.gate.refuseConnection(l.channel.Remote, err)
+		return nil, nil, fmt.Errorf("TLS: %w", err)
+	}
+	if certs := conn.ConnectionState().VerifiedChains; len(certs) > 0 {
+		l.channel.Node = identity.NodeIdentity(certs[0][0])
+	}
+	return conn, l, nil
+}
+
+func (t *serverTransport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("a server's transport does not dial")
+}
+
+func (t *serverTransport) Info() credentials.ProtocolInfo { return info(t.tls) }
+func (t *serverTransport) Clone() credentials.TransportCredentials {
+	c := *t
+	return &c
+}
+func (t *serverTransport) OverrideServerName(string) error { return errors.New("not supported") }
+
+// serverTLS is the server's side of TLS: nodes show their certificates, clients their tokens.
+func serverTLS(n *identity.Node) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{n.Certificate}, ClientCAs: n.CA,
+		ClientAuth: tls.VerifyClientCertIfGiven, NextProtos: []string{"h2"}}
+}
+
+// prefixed is a connection of which one byte has been read.
+type prefixed struct {
+	net.Conn
+	first []byte
+}
+
+func (c *prefixed) Read(b []byte) (int, error) {
+	if len(c.first) > 0 && len(b) > 0 {
+		n := copy(b, c.first)
+		c.first = c.first[n:]
+		return n, nil
+	}
+	return c.Conn.Read(b)
+}
+
+func isLoopback(a net.Addr) bool {
+	if a == nil {
+		return false
+	}
+	p, err := netip.ParseAddrPort(a.String())
+	return err == nil && p.Addr().Unmap().IsLoopback()
+}
+
+// peerUID asks the kernel who is at the other end of a unix socket.
+func peerUID(c *net.UnixConn) (uid *uint32, remote string) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, "unix"
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if cerr != nil || err != nil {
+		return nil, "unix"
+	}
+	return &cred.Uid, fmt.Sprintf("unix uid %d pid %d", cred.Uid, cred.Pid)
+}
+
+// now is the clock that proofs are made and checked by.
+func now() time.Time { return time.Now() }

@@ -1,0 +1,137 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/observe"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// metrics counts what happens to leases and workers. None has a label that grows: no tenant, no lease.
+type metrics struct {
+	starts  *prometheus.CounterVec   // path
+	seconds *prometheus.HistogramVec // path
+	failed  prometheus.Counter
+	died    prometheus.Counter
+	ended   *prometheus.CounterVec // how
+	uploads *prometheus.CounterVec // known
+}
+
+func newMetrics() *metrics {
+	m := &metrics{
+		starts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_worker_starts_total",
+			Help: "Workers given to leases, by how they started: cold, warm or cached."}, []string{"path"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rfaas_executor_worker_start_seconds",
+			Help:    "What starting a worker took, from the request to its being connected with its code loaded, by path.",
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16)}, []string{"path"}),
+		failed: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_worker_start_failures_total",
+			Help: "Workers that did not start."}),
+		died: prometheus.NewCounter(prometheus.CounterOpts{Name: "rfaas_executor_worker_deaths_total",
+			Help: "Workers that ended by themselves while their lease went on."}),
+		ended: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_leases_ended_total",
+			Help: "Leases that ended, by how: released, expired, revoked or drained."}, []string{"how"}),
+		uploads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_uploads_total",
+			Help: "Libraries that were uploaded, by whether the node knew them already."}, []string{"known"}),
+	}
+	// All series are there from the start, so that a rate has no gap before the first event.
+	for _, path := range startPaths {
+		m.starts.WithLabelValues(path)
+		m.seconds.WithLabelValues(path)
+	}
+	for _, how := range []lease.State{lease.Released, lease.Expired, lease.Revoked, lease.Drained} {
+		m.ended.WithLabelValues(how.String())
+	}
+	for _, known := range []string{"false", "true"} {
+		m.uploads.WithLabelValues(known)
+	}
+	return m
+}
+
+var startPaths = []string{"cold", "warm", "cached"}
+
+// pathOf is a start path as a label.
+func pathOf(p control.StartPath) string {
+	return strings.ToLower(strings.TrimPrefix(p.String(), "START_PATH_"))
+}
+
+// started notes a worker that a lease got.
+func (m *metrics) started(g *control.WorkerGrant) {
+	path, s := pathOf(g.GetStart()), g.GetSteps()
+	m.starts.WithLabelValues(path).Inc()
+	m.seconds.WithLabelValues(path).Observe((time.Duration(s.GetFork() + s.GetConnect() + s.GetCode())).Seconds())
+}
+
+func (m *metrics) uploaded(known bool) {
+	label := "false"
+	if known {
+		label = "true"
+	}
+	m.uploads.WithLabelValues(label).Inc()
+}
+
+// show adds the executor's metrics to what is shown.
+func (e *Executor) show(r prometheus.Registerer) {
+	m := e.metrics
+	r.MustRegister(m.starts, m.seconds, m.failed, m.died, m.ended, m.uploads)
+	gauge := func(name, help string, f func() float64) {
+		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rfaas_executor_" + name, Help: help}, f))
+	}
+	gauge("cores", "Physical cores that are lent.", func() float64 { return float64(e.table.Capacity().Cores) })
+	gauge("free_cores", "Of these, free ones.", func() float64 { return float64(e.table.Capacity().FreeCores) })
+	gauge("memory_bytes", "Memory that is lent.", func() float64 { return float64(e.table.Capacity().Memory) })
+	gauge("free_memory_bytes", "Of this, free.", func() float64 { return float64(e.table.Capacity().FreeMemory) })
+	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
+	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
+	gauge("draining", "1 while it drains.", func() float64 {
+		if e.isDraining() {
+			return 1
+		}
+		return 0
+	})
+	for _, reason := range identity.Reasons() {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
+			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},
+			func() float64 {
+				if e.gate == nil {
+					return 0
+				}
+				return float64(e.gate.RefusedFor(reason))
+			}))
+	}
+}
+
+// bytes is what all libraries take, those being uploaded included.
+func (s *codeStore) bytes() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used
+}
+
+// unready tells who asks that the executor takes no more work. What systemd wants to know may fail: nobody else needs it.
+func (e *Executor) unready(web *observe.Server, reason string) {
+	web.SetReady(errors.New("draining: " + reason))
+	if err := observe.Notify("STOPPING=1"); err != nil {
+		e.log.Debug("systemd was not told", "error", err)
+	}
+}
+
+// ready is the opposite.
+func (e *Executor) ready(web *observe.Server) {
+	web.SetReady(nil)
+	if err := observe.Notify("READY=1"); err != nil {
+		e.log.Warn("systemd was not told", "error", err)
+	}
+}
+
+func closeWeb(web *observe.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), control.CloseTimeout)
+	defer cancel()
+	web.Close(ctx)
+}

@@ -1,0 +1,85 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os/user"
+	"strconv"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// refuse counts and writes down that a caller may not do something; err is what it is told.
+func (e *Executor) refuse(ctx context.Context, method, format string, args ...any) (err error) {
+	if e.gate != nil {
+		return e.gate.Refuse(ctx, method, format, args...)
+	}
+	return control.Errorf(control.ClassInvalid, format, args...)
+}
+
+// findFor returns the holding of a lease that the caller may use. Somebody else's lease is to it as one that is not there.
+func (e *Executor) findFor(ctx context.Context, method string, id lease.ID) (*holding, error) {
+	if err := e.mayUse(ctx, method, id); err != nil {
+		return nil, err
+	}
+	return e.find(id)
+}
+
+func (e *Executor) mayUse(ctx context.Context, method string, id lease.ID) error {
+	who := control.Caller(ctx)
+	l, err := e.table.Get(id)
+	if err != nil || who.MayUse(l.Terms.Tenant) {
+		return nil // whoever wants one that is not there is told so by those who look for it
+	}
+	e.refuse(ctx, method, "lease %d belongs to tenant %q and not to %q", uint64(id), l.Terms.Tenant, who.Tenant)
+	return grpcError(fmt.Errorf("lease %d: %w", uint64(id), lease.ErrUnknown)) // as the table says it
+}
+
+// payer is who owns and pays for what the caller asks for.
+func (e *Executor) payer(ctx context.Context, asked string) (string, error) {
+	who := control.Caller(ctx)
+	switch {
+	case who.Role == identity.RoleOperator:
+		return cmp.Or(asked, who.Tenant), nil
+	case asked != "" && asked != who.Tenant:
+		return "", e.refuse(ctx, "Lease", "a lease for tenant %q was asked for by %s, who may lease for %q", asked, who.Name, who.Tenant)
+	}
+	return who.Tenant, nil
+}
+
+// nobodysGroup is the group of users that this node does not know.
+const nobodysGroup = 65534
+
+// groupOf is the group that a user's worker runs in: the user's own on this node.
+func groupOf(uid uint32) uint32 {
+	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
+	if err != nil {
+		return nobodysGroup
+	}
+	if gid, err := strconv.ParseUint(u.Gid, 10, 32); err == nil && gid != 0 {
+		return uint32(gid)
+	}
+	return nobodysGroup
+}
+
+// codeOwner is whose libraries a caller may use: "" for everybody's.
+func codeOwner(ctx context.Context) string {
+	who := control.Caller(ctx)
+	if who.Role == identity.RoleOperator {
+		return ""
+	}
+	return "tenant " + who.Tenant
+}
+
+// scoped makes request ids of different tenants different ones, so that nobody meets another's grant by its id.
+func scoped(rid lease.RequestID, who *identity.Identity) lease.RequestID {
+	if who.Role == identity.RoleOperator {
+		return rid
+	}
+	sum := sha256.Sum256(append([]byte(who.Tenant+"\x00"), rid[:]...))
+	return lease.RequestID(sum[:len(rid)])
+}
