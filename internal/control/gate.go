@@ -202,6 +202,7 @@ var roles = map[string]identity.Role{
 	service + "Executor/Events":  identity.RoleTenant,
 	service + "Executor/Revoke":  identity.RoleOperator,
 	service + "Executor/Drain":   identity.RoleOperator,
+	service + "Executor/Until":   identity.RoleOperator,
 
 	service + "Manager/Hello":          identity.RoleTenant,
 	service + "Manager/List":           identity.RoleTenant,
