@@ -17,6 +17,9 @@ var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_00
 
 // What holds without a sandbox holds within: reports of deaths, limits, kills, a zygote that is replaced, workers in advance.
 func TestInSandbox(t *testing.T) {
+	if testing.Short() {
+		t.Skip("these tests run without a sandbox too")
+	}
 	testSandbox = confined
 	defer func() { testSandbox = Sandbox{} }()
 	for name, test := range map[string]func(*testing.T){
