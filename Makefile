@@ -405,7 +405,7 @@ check: build test-programs lint build/ctest/dp_test ## before a commit: lint and
 	$(Q)build/ctest/dp_test --provider shm
 	$(Q)$(GO) test -short -vet=off ./...
 
-lint: lint-go lint-c lint-sh ## gofmt, go vet, staticcheck, compiler warnings, shellcheck
+lint: lint-go lint-c lint-sh lint-readme ## gofmt, go vet, staticcheck, compiler warnings, shellcheck, README's table
 
 STATICCHECK := build/tools/staticcheck
 $(STATICCHECK): tools/go.mod tools/go.sum
@@ -438,6 +438,12 @@ lint-sh:
 	$(call say,LINT,sh)
 	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts .ci/run | xargs -r shellcheck -x -e SC2317
 	$(Q)grep -rlE '^#!/bin/sh' scripts | xargs -r shellcheck -x -e SC2317 -s dash
+
+# README's table is what benchmarks/headline says.
+.PHONY: lint-readme
+lint-readme:
+	$(call say,LINT,README.md)
+	$(Q)$(GO) run -buildvcs=false ./cmd/rfaas bench report --readme README.md --check benchmarks/headline
 
 # ---------------------------------------------------------------------------------------------- installing
 

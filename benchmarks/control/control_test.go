@@ -41,6 +41,31 @@ func TestRun(t *testing.T) {
 	}
 }
 
+func TestCharging(t *testing.T) {
+	cfg := ChargingConfig{Manager: config(t).Manager, Provider: dataplane.SHM, Dir: t.TempDir(), Pairs: 2, Batch: 10 * time.Millisecond}
+	for into, path := range map[*string]string{&cfg.Executor: "../../bin/executor", &cfg.Library: "../../build/functions/echo.so"} {
+		p, err := filepath.Abs(path)
+		if err == nil {
+			_, err = os.Stat(p)
+		}
+		if err != nil {
+			t.Fatalf("run make build first: %v", err)
+		}
+		*into = p
+	}
+	r, err := Charging(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.P50NS <= 0 || r.Pairs != 2 || !(r.Ratio > 0) || r.Samples == 0 || float64(r.OverFloor) == 0 {
+		t.Errorf("%+v", r)
+	}
+	cfg.Executor = "/bin/false"
+	if _, err := Charging(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "ended at once") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestRunRefuses(t *testing.T) {
 	for says, change := range map[string]func(*Config){
 		"-1 executors":   func(c *Config) { c.Executors = []int{-1} },

@@ -46,6 +46,9 @@ type Result struct {
 	// GoOverC is by how much the Go client's mean is above the C client's, ns.
 	GoOverC Number `json:"go_over_c_ns,omitzero"`
 
+	// OverFloor is the median of the differences between pairs' means, ns, where a difference is what is asked for.
+	OverFloor Number `json:"over_floor_ns,omitzero"`
+
 	MeanNS      Number  `json:"mean_ns"` // medians of batch means
 	FloorMeanNS Number  `json:"floor_mean_ns"`
 	OpsPerS     float64 `json:"ops_per_s"`
@@ -185,6 +188,7 @@ var csvColumns = []struct {
 	{"ratio", func(r *Result) string { return r.Ratio.format(4) }},
 	{"ratio_payload_only", func(r *Result) string { return asked(r.RatioPayloadOnly, 4) }},
 	{"go_over_c_ns", func(r *Result) string { return asked(r.GoOverC, 1) }},
+	{"over_floor_ns", func(r *Result) string { return asked(r.OverFloor, 1) }},
 	{"ops_per_s", func(r *Result) string { return strconv.FormatFloat(r.OpsPerS, 'f', 0, 64) }},
 	{"bytes_per_s", func(r *Result) string { return strconv.FormatFloat(r.BytesPerS, 'f', 0, 64) }},
 	{"workers", func(r *Result) string { return strconv.Itoa(r.Workers) }},

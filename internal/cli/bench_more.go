@@ -118,8 +118,26 @@ started, with simulated executors on their boards. Leases are what rfaas bench c
 				}
 			}
 			cfg.Latency = b.cfg
+			charging := control.ChargingConfig{Manager: cfg.Manager, Provider: b.cfg.Provider, CPUs: b.cfg.CPUs}
+			if charging.Executor, err = beside("executor"); err != nil {
+				return err
+			}
+			if charging.Library, err = beside("..", "build", "functions", "echo.so"); err != nil {
+				return err
+			}
+			if charging.Dir, err = os.MkdirTemp("", "rfaas-bench"); err != nil {
+				return err
+			}
+			defer os.RemoveAll(charging.Dir)
 			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
-				return control.Run(c.Context(), cfg, emit)
+				if err := control.Run(c.Context(), cfg, emit); err != nil {
+					return err
+				}
+				r, err := control.Charging(c.Context(), charging)
+				if err != nil {
+					return err
+				}
+				return emit(r)
 			})
 		},
 	}
