@@ -128,6 +128,8 @@ func TestFailoverUnderLoad(t *testing.T) {
 	slices.Sort(gaps)
 	p95 := gaps[(len(gaps)*95+99)/100-1]
 	t.Logf("longest gap of each of %d kills: median %.1f ms, p95 %.1f ms, longest %.1f ms", rounds, gaps[len(gaps)/2], p95, gaps[len(gaps)-1])
+	t.Logf("figure: failover.kills = %d", rounds)
+	t.Logf("figure: failover.gap_p95_ms = %.2f ms", p95)
 	if bound := 50*time.Millisecond + detection; p95 > float64(bound)/1e6 {
 		t.Errorf("p95 of the longest gaps is %.1f ms, want at most %v", p95, bound)
 	}
