@@ -241,10 +241,29 @@ func needed(method string) identity.Role {
 // unary and stream are the gate as gRPC wants it.
 func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	ctx, err := g.check(ctx, i.FullMethod)
+	if err == nil {
+		err = g.narrow(ctx, i.FullMethod, req)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return h(ctx, req)
+}
+
+// narrow makes of a request for everybody's what its caller may see.
+func (g *Gate) narrow(ctx context.Context, method string, req any) error {
+	bill, ok := req.(*BillRequest)
+	who := Caller(ctx)
+	if !ok || who.Role == identity.RoleOperator {
+		return nil
+	}
+	if bill.Tenant == "" {
+		bill.Tenant = who.Tenant
+	}
+	if !who.MayUse(bill.Tenant) {
+		return g.Refuse(ctx, method, "the bill of tenant %q was asked for by %s, who may see that of %q", bill.Tenant, who.Name, who.Tenant)
+	}
+	return nil
 }
 
 func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h grpc.StreamHandler) error {

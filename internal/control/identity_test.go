@@ -381,6 +381,52 @@ func TestUnixPeer(t *testing.T) {
 	}
 }
 
+// billServer notes whose bill was asked for.
+type billServer struct {
+	UnimplementedManagerServer
+	asked []string
+}
+
+func (b *billServer) Bill(_ context.Context, req *BillRequest) (*BillReply, error) {
+	b.asked = append(b.asked, req.GetTenant())
+	return &BillReply{}, nil
+}
+
+// A tenant sees its own bill; an operator everybody's.
+func TestBillsAreTheirTenants(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false)
+	bills := &billServer{}
+	p, err := OpenPort(PortConfig{Listen: "127.0.0.1:0", SecretFile: r.in("secret"), IdentityDir: r.in("node")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	RegisterManagerServer(p.Server, bills)
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(t.Context())
+	ask := func(cfg DialConfig, tenant string) error {
+		t.Helper()
+		conn, err := Dial(p.Address, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, err = NewManagerClient(conn).Bill(t.Context(), &BillRequest{Tenant: tenant})
+		return err
+	}
+	ann := DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}
+	if err := errors.Join(ask(ann, ""), ask(ann, "ann"), ask(DialConfig{SecretFile: r.in("secret")}, ""), ask(DialConfig{SecretFile: r.in("secret")}, "ann")); err != nil {
+		t.Error(err)
+	}
+	if err := ask(ann, "bob"); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), `"bob"`) {
+		t.Errorf("another's bill: %v", err)
+	}
+	if got := strings.Join(bills.asked, ","); got != "ann,ann,,ann" {
+		t.Errorf("asked for %q", got)
+	}
+}
+
 // Every method is in the table of roles: one that is forgotten would be for operators only.
 func TestEveryMethodHasARole(t *testing.T) {
 	known := map[string]bool{}
