@@ -15,6 +15,9 @@ import (
 
 // TestLocal runs functions in the calling process because all cores are taken.
 func TestLocal(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("functions in the caller are the same on every fabric, and compilers are slow there")
+	}
 	for name, flags := range map[string][]string{"plain": nil, "sanitized": {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"}} {
 		t.Run(name, func(t *testing.T) {
 			run(t, build(t, "gcc", "testdata/local_test.c", slices.Concat(c11, flags)...), built(t, "build/functions/echo.so"), "busy")
@@ -25,6 +28,9 @@ func TestLocal(t *testing.T) {
 // TestLocalUntilThereIsAnother runs them there while there is no executor: before there is one, and between the death of one
 // and the start of the next, to which the calls move.
 func TestLocalUntilThereIsAnother(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("TestFailover shows there how a lease moves")
+	}
 	secret := filepath.Join(t.TempDir(), "secret")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret)
 	var victim *exec.Cmd

@@ -63,6 +63,9 @@ func TestMPILeases(t *testing.T) {
 
 // The header is C++ too.
 func TestMPIHeaderInCxx(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("a compiler's business")
+	}
 	source := filepath.Join(t.TempDir(), "header.cpp")
 	if err := os.WriteFile(source, []byte("#include <rfaas_mpi.h>\nint main() { return rfaas_mpi_lease_open == nullptr; }\n"), 0o600); err != nil {
 		t.Fatal(err)
