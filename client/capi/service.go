@@ -26,7 +26,14 @@ type service struct {
 	mu       sync.Mutex
 	sessions map[uint64]*grant.Control
 	leases   map[uint64]*lease
+	watches  map[uint64]*watch // by session
 	next     uint64
+}
+
+// watch is a session's subscription to changes. One operation at a time.
+type watch struct {
+	changes *grant.Changes
+	left    []grant.Change // that there was no room for
 }
 
 // lease is one key's state: pending until it is granted.
@@ -45,7 +52,7 @@ type replacement struct {
 }
 
 func newService(event func([]byte)) *service {
-	return &service{event: event, sessions: make(map[uint64]*grant.Control), leases: make(map[uint64]*lease)}
+	return &service{event: event, sessions: make(map[uint64]*grant.Control), leases: make(map[uint64]*lease), watches: make(map[uint64]*watch)}
 }
 
 // handle runs one operation and returns its status and reply; a failure's reply has the text.
@@ -91,6 +98,8 @@ func (s *service) run(op uint32, f fields, out *message) error {
 		return s.renew(ctx, f)
 	case opFinish:
 		return s.finish(f)
+	case opChanges:
+		return s.changes(ctx, f, out)
 	case opSpread:
 		return s.spread(ctx, f, out)
 	}
@@ -123,6 +132,7 @@ func (s *service) sessionClose(f fields) error {
 	s.mu.Lock()
 	c := s.sessions[id]
 	delete(s.sessions, id)
+	delete(s.watches, id)
 	s.mu.Unlock()
 	if c == nil {
 		return unknown("session", id)
@@ -139,6 +149,35 @@ func (s *service) session(f fields) (*grant.Control, error) {
 		return c, nil
 	}
 	return nil, unknown("session", id)
+}
+
+// changes says what has happened to executors.
+func (s *service) changes(ctx context.Context, f fields, out *message) error {
+	c, err := s.session(f)
+	if err != nil {
+		return err
+	}
+	id := f.u64(tagSession)
+	s.mu.Lock()
+	w := s.watches[id]
+	if w == nil {
+		w = &watch{changes: c.Changes()}
+		s.watches[id] = w
+	}
+	s.mu.Unlock()
+	if len(w.left) == 0 {
+		if w.left, err = w.changes.Poll(ctx); err != nil {
+			return err
+		}
+	}
+	n := min(f.u64(tagCount), uint64(len(w.left)))
+	for _, x := range w.left[:n] {
+		out.str(tagExecutor, x.Address)
+		out.str(tagNode, x.Node)
+		out.u64(tagEvent, uint64(x.State))
+	}
+	w.left = w.left[n:]
+	return nil
 }
 
 // spread says which executors have room for how many workers.

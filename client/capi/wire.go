@@ -18,6 +18,7 @@ const (
 	opRenew        = 9
 	opFinish       = 10
 	opSpread       = 11
+	opChanges      = 12
 )
 
 const (

@@ -165,6 +165,36 @@ RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_ses
 /* rfaas_session_close releases the session's leases and closes it. The handle is dead afterwards. */
 RFAAS_API int rfaas_session_close(rfaas_session *session);
 
+/* ---- what happens to executors ---- */
+
+#define RFAAS_EXECUTOR_OPEN 1     /* lends cores; also: has come, is back */
+#define RFAAS_EXECUTOR_DRAINING 2 /* gives out no more leases */
+#define RFAAS_EXECUTOR_SILENT 3   /* was not heard of for some heartbeats */
+#define RFAAS_EXECUTOR_LEFT 4     /* has signed off */
+
+typedef struct rfaas_change {
+    uint32_t state;     /* RFAAS_EXECUTOR_*: what it is now */
+    uint32_t reserved;  /* 0 */
+    char executor[256]; /* its control address */
+    char node[256];     /* host name */
+} rfaas_change;
+
+/* rfaas_session_changes returns what has happened to the resource manager's executors since the last call for this session, at
+ * most `capacity` changes; what is left comes with the next call. The first one begins with those that are there. The resource
+ * manager writes changes into this process's memory, so that looking costs no message. Does not block but to connect for the
+ * first time and after a restart of the manager, which it does by itself. *count is 0 when nothing has happened. Errors:
+ * RFAAS_UNSUPPORTED (there is no resource manager, or no way to its memory from here); connection class: it is away, look again
+ * later. One thread at a time per session. */
+RFAAS_API int rfaas_session_changes(rfaas_session *session, rfaas_change changes[], size_t capacity, size_t *count);
+
+/* Is called with one change after the other; anything but 0 ends rfaas_session_watch, which returns it. */
+typedef int (*rfaas_change_fn)(const rfaas_change *change, void *arg);
+
+/* rfaas_session_watch calls f with every change, on the calling thread, which looks every 5 ms. Returns what f returned if that
+ * was not 0, RFAAS_DEADLINE after timeout_ns (0: never), and the errors of rfaas_session_changes but for those of the
+ * connection class: while the manager is away it waits. f may use the library, but for closing this session. */
+RFAAS_API int rfaas_session_watch(rfaas_session *session, rfaas_change_fn f, void *arg, int64_t timeout_ns);
+
 /* ---- leases: workers on an executor ---- */
 
 typedef struct rfaas_lease rfaas_lease;

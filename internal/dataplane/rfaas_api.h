@@ -5,6 +5,7 @@
  *                          rfaas_api_session.c, _lease.c       handles, opening, closing, looking
  *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
  *                          rfaas_api_failover.c                how it goes on elsewhere
+ *                          rfaas_api_changes.c                 what happens to executors
  *                          rfaas_api_across.c                  leases at several executors as one call
  *                          rfaas_api_local.c                   functions in this process, where no executor has room
  *                               │  ▲
@@ -41,6 +42,7 @@ enum {
     RFAAS_OP_FINISH = 10,       /* KEY            -> ; no call is started any more, the lease may be given back; at once */
     RFAAS_OP_SPREAD = 11,       /* SESSION WORKERS CORES MEMORY DURATION_NS, (EXECUTOR to leave out)... -> (EXECUTOR WORKERS)...
                                    AT "", or the executor that it must be, instead of EXECUTOR: one that is given has room for all */
+    RFAAS_OP_CHANGES = 12,      /* SESSION COUNT -> (EXECUTOR NODE EVENT)..., at most COUNT of them; EVENT is RFAAS_EXECUTOR_* */
 };
 enum {
     RFAAS_TAG_SESSION = 1,

@@ -32,7 +32,7 @@ static double now(void) {
 static rfaas_session *session;
 static const char *library;
 
-static rfaas_function find(rfaas_lease *l, const char *name) {
+__attribute__((unused)) static rfaas_function find(rfaas_lease *l, const char *name) {
     rfaas_function f = UINT32_MAX;
     OK(rfaas_lease_function(l, name, &f));
     return f;
