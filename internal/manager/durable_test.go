@@ -27,7 +27,7 @@ import (
 
 // Environment of this test binary as another program.
 const (
-	envRole = "RFAAS_TEST_ROLE" // "manager" or "charger"
+	envRole = "RFAAS_TEST_ROLE" // "manager", "crowd" or "charger"
 	envDir  = "RFAAS_TEST_DIR"
 	envArgs = "RFAAS_TEST_ARGS"
 )
@@ -39,6 +39,8 @@ func TestMain(m *testing.M) {
 		leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live))
 	case "manager":
 		err = runManager(os.Getenv(envDir))
+	case "crowd":
+		err = runCrowd(os.Getenv(envDir), os.Getenv(envArgs))
 	case "charger":
 		err = runCharger(os.Getenv(envDir), os.Getenv(envArgs))
 	}

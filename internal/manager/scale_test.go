@@ -60,44 +60,6 @@ func median(d []time.Duration, q float64) time.Duration {
 	return d[int(float64(len(d)-1)*q)]
 }
 
-// A placement decision costs the same with 10 executors and with 10,000: the same bytes in as many reads, and about the same
-// time.
-func TestPlacementCost(t *testing.T) {
-	dev, err := dataplane.Open(dataplane.SHM, dataplane.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(dev.Close)
-	var readers [2]*board.Reader
-	for i, n := range []int{10, 10_000} {
-		if readers[i], err = board.NewReader(attached(t, populated(t, n), dev), ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	now := time.Now()
-	var took [2][]time.Duration
-	var reads [2]uint64
-	for range 5000 { // interleaved, so that both see the same machine
-		for i, r := range readers {
-			before, start := r.Reads(), time.Now()
-			if _, err := r.Pick(board.Need{Cores: 1, Remote: board.Verbs}, nil, now, 1); err != nil {
-				t.Fatal(err)
-			}
-			took[i] = append(took[i], time.Since(start))
-			reads[i] = max(reads[i], r.Reads()-before)
-		}
-	}
-	small, large := median(took[0], 0.5), median(took[1], 0.5)
-	t.Logf("a decision: %v with 10 executors, %v with 10,000 (medians): %.2f times; %d and %d reads", small, large,
-		float64(large)/float64(small), reads[0], reads[1])
-	if reads[0] > 2 || reads[1] != reads[0] {
-		t.Errorf("%d reads with 10 executors, %d with 10,000", reads[0], reads[1])
-	}
-	if large > 3*small { // what we claim is half of that; machines of tests are noisy
-		t.Errorf("%v with 10 executors, %v with 10,000", small, large)
-	}
-}
-
 // AttachClient is the operation itself.
 func (d direct) AttachClient(ctx context.Context, r *control.AttachClientRequest, _ ...grpc.CallOption) (*control.AttachClientReply, error) {
 	return d.m.AttachClient(ctx, r)
