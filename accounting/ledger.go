@@ -18,7 +18,7 @@ var ErrLedger = errors.New("bad ledger")
 
 // Buckets of the ledger:
 //
-//	rfaas   "version" -> 1
+//	rfaas   "version" -> 1, "pruned" -> seconds since 1970, 8 bytes big endian: leases before that may have been forgotten
 //	leases  incarnation 16 | lease 8 | part 4 (big endian) -> entry as in the journal, without padding
 //	hours   hours since 1970, 4 bytes big endian | tenant  -> Total, 8 times lo 8 | hi 8, little endian
 //
@@ -28,6 +28,7 @@ var (
 	bucketLeases  = []byte("leases")
 	bucketHours   = []byte("hours")
 	keyVersion    = []byte("version")
+	keyPruned     = []byte("pruned")
 	ledgerVersion = []byte{1}
 )
 
@@ -108,6 +109,9 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
 	key := ledgerKey(e.Key)
 	merged := *e
 	var before Use
+	if leases.Get(key) == nil && e.AsOf.Unix() < pruned(tx) {
+		return fmt.Errorf("%w: lease %v as of %v is older than what the ledger keeps, and may have been counted", ErrInvalid, e.Key, e.AsOf.UTC().Format(time.RFC3339))
+	}
 	if b := leases.Get(key); b != nil {
 		old, err := parseEntry(b)
 		if err != nil {
@@ -127,6 +131,50 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
 		return err
 	}
 	return book(tx, hourOf(e.AsOf, now), e.Tenant, merged.Use.Since(before))
+}
+
+// pruned is before which time leases may have been forgotten, in seconds since 1970.
+func pruned(tx *bbolt.Tx) int64 {
+	if b := tx.Bucket(bucketMeta).Get(keyPruned); len(b) == 8 {
+		return int64(binary.BigEndian.Uint64(b))
+	}
+	return 0
+}
+
+// pruneMost is how many leases one transaction forgets.
+const pruneMost = 10_000
+
+// Prune forgets leases that used nothing since before, up to 10,000 of them, and says how many it was: bills stay as they are, for they
+// are made of the hours. What is said later of a lease that was forgotten is refused by Merge, so that nothing counts
+// twice. Their room in the file is used again.
+func (l *Ledger) Prune(before time.Time) (n int, err error) {
+	err = l.db.Update(func(tx *bbolt.Tx) error {
+		n = 0
+		horizon := before.Unix()
+		if horizon <= 0 {
+			return nil
+		}
+		var old [][]byte
+		c := tx.Bucket(bucketLeases).Cursor()
+		for k, v := c.First(); k != nil && len(old) < pruneMost; k, v = c.Next() {
+			if e, err := parseEntry(v); err == nil && e.AsOf.Unix() < horizon {
+				old = append(old, bytes.Clone(k))
+			}
+		}
+		for _, k := range old {
+			if err := tx.Bucket(bucketLeases).Delete(k); err != nil {
+				return err
+			}
+		}
+		if n = len(old); n == 0 || horizon <= pruned(tx) {
+			return nil
+		}
+		return tx.Bucket(bucketMeta).Put(keyPruned, binary.BigEndian.AppendUint64(nil, uint64(horizon)))
+	})
+	if err != nil {
+		return 0, fmt.Errorf("ledger: %w", err)
+	}
+	return n, nil
 }
 
 // book adds to a tenant's total of an hour.

@@ -376,3 +376,54 @@ func diskFull(t *testing.T, dir string) {
 		t.Errorf("%d units in the ledger, want %d", got, want)
 	}
 }
+
+// Old leases are forgotten, their use is not, and what is said of them again does not count again.
+func TestPrune(t *testing.T) {
+	l, err := OpenLedger(filepath.Join(t.TempDir(), "ledger"), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	now := time.Unix(1_700_000_000, 0)
+	entry := func(lease uint64, age time.Duration, calls uint64) Entry {
+		return Entry{Key: Key{Incarnation: [16]byte{1}, Lease: lease}, Tenant: "ann", Began: now.Add(-age), AsOf: now.Add(-age), Final: true,
+			Use: Use{Calls: calls}}
+	}
+	old, young := entry(1, 100*24*time.Hour, 5), entry(2, time.Hour, 7)
+	calls := func() string {
+		t.Helper()
+		totals, err := l.Totals("", time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		total := totals["ann"]
+		return total.Of(Calls).String()
+	}
+	if err := l.Merge(now, old, young); err != nil {
+		t.Fatal(err)
+	}
+	size := l.Size()
+	for want := range 2 { // nothing is that old; then one is
+		if n, err := l.Prune(now.Add(-time.Duration(200-150*want) * 24 * time.Hour)); err != nil || n != want {
+			t.Errorf("%d forgotten, want %d: %v", n, want, err)
+		}
+	}
+	if _, known, err := l.Lease(old.Key); known || err != nil {
+		t.Errorf("the old lease: %v %v", known, err)
+	}
+	if _, known, err := l.Lease(young.Key); !known || err != nil {
+		t.Errorf("the young lease: %v %v", known, err)
+	}
+	if calls() != "12" || size == 0 {
+		t.Errorf("%s calls in %d bytes", calls(), size)
+	}
+	if err := l.Merge(now, old, entry(3, 99*24*time.Hour, 1), young, entry(4, time.Minute, 1)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "older than what the ledger keeps") {
+		t.Errorf("said again: %v", err)
+	}
+	if calls() != "13" {
+		t.Errorf("%s calls", calls())
+	}
+	if n, err := l.Prune(time.Time{}); n != 0 || err != nil {
+		t.Errorf("%d %v", n, err)
+	}
+}

@@ -21,6 +21,7 @@ type Manager struct {
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
 	Executors      int           `mapstructure:"executors"`
 	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
+	LedgerKeep     time.Duration `mapstructure:"ledger-keep"`
 	Tariff         string        `mapstructure:"tariff"`
 	Currency       string        `mapstructure:"currency"`
 	TenantCores    string        `mapstructure:"tenant-cores"`
@@ -47,6 +48,7 @@ var managerOptions = []option{
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
+	{"ledger-keep", "9600h", "how long single leases that are over are kept in the ledger, 0s for good; bills stay"},
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
 	{"currency", "", "name of the money on bills"},
 	{"tenant-cores", "", "most cores that tenants may have at a time, like ann=64,*=16 (*: those that are not named; default: no limits)"},
@@ -95,6 +97,9 @@ func (c *Manager) validate() error {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)
 	}
 	v.between("executors", c.Executors, 1, maxExecutors)
+	if c.LedgerKeep != 0 && c.LedgerKeep < 24*time.Hour {
+		v.failf("ledger-keep: %v is neither 0s nor at least 24h", c.LedgerKeep)
+	}
 	var err error
 	c.tariffParsed, err = accounting.ParseTariff(c.Currency, c.Tariff)
 	v.check("tariff", err)

@@ -184,7 +184,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26, 0}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type InfoRequest struct {
@@ -248,6 +248,7 @@ type InfoReply struct {
 	Draining        bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
 	AvailableUntil  uint64                 `protobuf:"varint,14,opt,name=available_until,json=availableUntil,proto3" json:"available_until,omitempty"` // Unix time in s at which the node is wanted back; 0: not known
 	Leases          uint32                 `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"`                                       // that hold cores
+	Fabric          []*FabricAddress       `protobuf:"bytes,16,rep,name=fabric,proto3" json:"fabric,omitempty"`                                        // of its RDMA devices
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -387,6 +388,73 @@ func (x *InfoReply) GetLeases() uint32 {
 	return 0
 }
 
+func (x *InfoReply) GetFabric() []*FabricAddress {
+	if x != nil {
+		return x.Fabric
+	}
+	return nil
+}
+
+type FabricAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Infiniband    bool                   `protobuf:"varint,1,opt,name=infiniband,proto3" json:"infiniband,omitempty"` // else RoCE
+	Gid           []byte                 `protobuf:"bytes,2,opt,name=gid,proto3" json:"gid,omitempty"`                // 16 bytes
+	Lid           uint32                 `protobuf:"varint,3,opt,name=lid,proto3" json:"lid,omitempty"`               // InfiniBand
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FabricAddress) Reset() {
+	*x = FabricAddress{}
+	mi := &file_internal_control_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FabricAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FabricAddress) ProtoMessage() {}
+
+func (x *FabricAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_control_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FabricAddress.ProtoReflect.Descriptor instead.
+func (*FabricAddress) Descriptor() ([]byte, []int) {
+	return file_internal_control_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *FabricAddress) GetInfiniband() bool {
+	if x != nil {
+		return x.Infiniband
+	}
+	return false
+}
+
+func (x *FabricAddress) GetGid() []byte {
+	if x != nil {
+		return x.Gid
+	}
+	return nil
+}
+
+func (x *FabricAddress) GetLid() uint32 {
+	if x != nil {
+		return x.Lid
+	}
+	return 0
+}
+
 type LeaseRequest struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
@@ -407,7 +475,7 @@ type LeaseRequest struct {
 
 func (x *LeaseRequest) Reset() {
 	*x = LeaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[2]
+	mi := &file_internal_control_control_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -419,7 +487,7 @@ func (x *LeaseRequest) String() string {
 func (*LeaseRequest) ProtoMessage() {}
 
 func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[2]
+	mi := &file_internal_control_control_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -432,7 +500,7 @@ func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
 func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{2}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LeaseRequest) GetProtocolVersion() uint32 {
@@ -533,7 +601,7 @@ type LeaseReply struct {
 
 func (x *LeaseReply) Reset() {
 	*x = LeaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[3]
+	mi := &file_internal_control_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +613,7 @@ func (x *LeaseReply) String() string {
 func (*LeaseReply) ProtoMessage() {}
 
 func (x *LeaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[3]
+	mi := &file_internal_control_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +626,7 @@ func (x *LeaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseReply.ProtoReflect.Descriptor instead.
 func (*LeaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{3}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LeaseReply) GetCodeUnknown() bool {
@@ -616,7 +684,7 @@ type WorkerGrant struct {
 
 func (x *WorkerGrant) Reset() {
 	*x = WorkerGrant{}
-	mi := &file_internal_control_control_proto_msgTypes[4]
+	mi := &file_internal_control_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +696,7 @@ func (x *WorkerGrant) String() string {
 func (*WorkerGrant) ProtoMessage() {}
 
 func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[4]
+	mi := &file_internal_control_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +709,7 @@ func (x *WorkerGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerGrant.ProtoReflect.Descriptor instead.
 func (*WorkerGrant) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{4}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WorkerGrant) GetBlob() []byte {
@@ -692,7 +760,7 @@ type StartSteps struct {
 
 func (x *StartSteps) Reset() {
 	*x = StartSteps{}
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +772,7 @@ func (x *StartSteps) String() string {
 func (*StartSteps) ProtoMessage() {}
 
 func (x *StartSteps) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[5]
+	mi := &file_internal_control_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +785,7 @@ func (x *StartSteps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartSteps.ProtoReflect.Descriptor instead.
 func (*StartSteps) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{5}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StartSteps) GetFork() uint64 {
@@ -760,7 +828,7 @@ type UploadChunk struct {
 
 func (x *UploadChunk) Reset() {
 	*x = UploadChunk{}
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +840,7 @@ func (x *UploadChunk) String() string {
 func (*UploadChunk) ProtoMessage() {}
 
 func (x *UploadChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[6]
+	mi := &file_internal_control_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +853,7 @@ func (x *UploadChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadChunk.ProtoReflect.Descriptor instead.
 func (*UploadChunk) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{6}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UploadChunk) GetSha256() []byte {
@@ -826,7 +894,7 @@ type UploadReply struct {
 
 func (x *UploadReply) Reset() {
 	*x = UploadReply{}
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +906,7 @@ func (x *UploadReply) String() string {
 func (*UploadReply) ProtoMessage() {}
 
 func (x *UploadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[7]
+	mi := &file_internal_control_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +919,7 @@ func (x *UploadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadReply.ProtoReflect.Descriptor instead.
 func (*UploadReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{7}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UploadReply) GetFunctions() []string {
@@ -879,7 +947,7 @@ type ReplaceRequest struct {
 
 func (x *ReplaceRequest) Reset() {
 	*x = ReplaceRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +959,7 @@ func (x *ReplaceRequest) String() string {
 func (*ReplaceRequest) ProtoMessage() {}
 
 func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[8]
+	mi := &file_internal_control_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +972,7 @@ func (x *ReplaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{8}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReplaceRequest) GetLeaseId() uint64 {
@@ -937,7 +1005,7 @@ type ReplaceReply struct {
 
 func (x *ReplaceReply) Reset() {
 	*x = ReplaceReply{}
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1017,7 @@ func (x *ReplaceReply) String() string {
 func (*ReplaceReply) ProtoMessage() {}
 
 func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[9]
+	mi := &file_internal_control_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1030,7 @@ func (x *ReplaceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceReply.ProtoReflect.Descriptor instead.
 func (*ReplaceReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{9}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReplaceReply) GetWorker() *WorkerGrant {
@@ -982,7 +1050,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1062,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[10]
+	mi := &file_internal_control_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1075,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{10}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReleaseRequest) GetLeaseId() uint64 {
@@ -1032,7 +1100,7 @@ type ReleaseReply struct {
 
 func (x *ReleaseReply) Reset() {
 	*x = ReleaseReply{}
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1112,7 @@ func (x *ReleaseReply) String() string {
 func (*ReleaseReply) ProtoMessage() {}
 
 func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[11]
+	mi := &file_internal_control_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1125,7 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{11}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
 }
 
 type RenewRequest struct {
@@ -1070,7 +1138,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1150,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[12]
+	mi := &file_internal_control_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1163,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RenewRequest) GetLeaseId() uint64 {
@@ -1122,7 +1190,7 @@ type RenewReply struct {
 
 func (x *RenewReply) Reset() {
 	*x = RenewReply{}
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1202,7 @@ func (x *RenewReply) String() string {
 func (*RenewReply) ProtoMessage() {}
 
 func (x *RenewReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[13]
+	mi := &file_internal_control_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1215,7 @@ func (x *RenewReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewReply.ProtoReflect.Descriptor instead.
 func (*RenewReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{13}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RenewReply) GetDurationMs() uint64 {
@@ -1172,7 +1240,7 @@ type LeasesRequest struct {
 
 func (x *LeasesRequest) Reset() {
 	*x = LeasesRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1252,7 @@ func (x *LeasesRequest) String() string {
 func (*LeasesRequest) ProtoMessage() {}
 
 func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[14]
+	mi := &file_internal_control_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1265,7 @@ func (x *LeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesRequest.ProtoReflect.Descriptor instead.
 func (*LeasesRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{14}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
 }
 
 type LeasesReply struct {
@@ -1209,7 +1277,7 @@ type LeasesReply struct {
 
 func (x *LeasesReply) Reset() {
 	*x = LeasesReply{}
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1289,7 @@ func (x *LeasesReply) String() string {
 func (*LeasesReply) ProtoMessage() {}
 
 func (x *LeasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[15]
+	mi := &file_internal_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1302,7 @@ func (x *LeasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasesReply.ProtoReflect.Descriptor instead.
 func (*LeasesReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{15}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LeasesReply) GetLeases() []*LeaseEntry {
@@ -1261,7 +1329,7 @@ type LeaseEntry struct {
 
 func (x *LeaseEntry) Reset() {
 	*x = LeaseEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1341,7 @@ func (x *LeaseEntry) String() string {
 func (*LeaseEntry) ProtoMessage() {}
 
 func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[16]
+	mi := &file_internal_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1354,7 @@ func (x *LeaseEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseEntry.ProtoReflect.Descriptor instead.
 func (*LeaseEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{16}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LeaseEntry) GetLeaseId() uint64 {
@@ -1362,7 +1430,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1442,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[17]
+	mi := &file_internal_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1455,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{17}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RevokeRequest) GetLeaseId() uint64 {
@@ -1412,7 +1480,7 @@ type RevokeReply struct {
 
 func (x *RevokeReply) Reset() {
 	*x = RevokeReply{}
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1492,7 @@ func (x *RevokeReply) String() string {
 func (*RevokeReply) ProtoMessage() {}
 
 func (x *RevokeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[18]
+	mi := &file_internal_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1505,7 @@ func (x *RevokeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeReply.ProtoReflect.Descriptor instead.
 func (*RevokeReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{18}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 type DrainRequest struct {
@@ -1450,7 +1518,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1530,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[19]
+	mi := &file_internal_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1543,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{19}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainRequest) GetGraceMs() uint64 {
@@ -1500,7 +1568,7 @@ type DrainReply struct {
 
 func (x *DrainReply) Reset() {
 	*x = DrainReply{}
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1512,7 +1580,7 @@ func (x *DrainReply) String() string {
 func (*DrainReply) ProtoMessage() {}
 
 func (x *DrainReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[20]
+	mi := &file_internal_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1525,7 +1593,7 @@ func (x *DrainReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainReply.ProtoReflect.Descriptor instead.
 func (*DrainReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{20}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 type UntilRequest struct {
@@ -1537,7 +1605,7 @@ type UntilRequest struct {
 
 func (x *UntilRequest) Reset() {
 	*x = UntilRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1549,7 +1617,7 @@ func (x *UntilRequest) String() string {
 func (*UntilRequest) ProtoMessage() {}
 
 func (x *UntilRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[21]
+	mi := &file_internal_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1562,7 +1630,7 @@ func (x *UntilRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilRequest.ProtoReflect.Descriptor instead.
 func (*UntilRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{21}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UntilRequest) GetUntil() uint64 {
@@ -1580,7 +1648,7 @@ type UntilReply struct {
 
 func (x *UntilReply) Reset() {
 	*x = UntilReply{}
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1660,7 @@ func (x *UntilReply) String() string {
 func (*UntilReply) ProtoMessage() {}
 
 func (x *UntilReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[22]
+	mi := &file_internal_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1673,7 @@ func (x *UntilReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UntilReply.ProtoReflect.Descriptor instead.
 func (*UntilReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{22}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 type InspectRequest struct {
@@ -1618,7 +1686,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1698,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[23]
+	mi := &file_internal_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1711,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{23}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InspectRequest) GetLeaseId() uint64 {
@@ -1677,7 +1745,7 @@ type InspectReply struct {
 
 func (x *InspectReply) Reset() {
 	*x = InspectReply{}
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1757,7 @@ func (x *InspectReply) String() string {
 func (*InspectReply) ProtoMessage() {}
 
 func (x *InspectReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[24]
+	mi := &file_internal_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1770,7 @@ func (x *InspectReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectReply.ProtoReflect.Descriptor instead.
 func (*InspectReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{24}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InspectReply) GetPid() int32 {
@@ -1770,7 +1838,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +1850,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[25]
+	mi := &file_internal_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +1863,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{25}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EventsRequest) GetLeaseId() uint64 {
@@ -1822,7 +1890,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1902,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[26]
+	mi := &file_internal_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1915,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{26}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Event) GetKind() Event_Kind {
@@ -1924,7 +1992,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2004,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[27]
+	mi := &file_internal_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2017,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{27}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RegisterRequest) GetProtocolVersion() uint32 {
@@ -1984,7 +2052,7 @@ type RegisterReply struct {
 
 func (x *RegisterReply) Reset() {
 	*x = RegisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2064,7 @@ func (x *RegisterReply) String() string {
 func (*RegisterReply) ProtoMessage() {}
 
 func (x *RegisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[28]
+	mi := &file_internal_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2077,7 @@ func (x *RegisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterReply.ProtoReflect.Descriptor instead.
 func (*RegisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{28}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RegisterReply) GetExecutorId() uint64 {
@@ -2043,7 +2111,7 @@ type HeartbeatRequest struct {
 
 func (x *HeartbeatRequest) Reset() {
 	*x = HeartbeatRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2123,7 @@ func (x *HeartbeatRequest) String() string {
 func (*HeartbeatRequest) ProtoMessage() {}
 
 func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[29]
+	mi := &file_internal_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2136,7 @@ func (x *HeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*HeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{29}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HeartbeatRequest) GetExecutorId() uint64 {
@@ -2094,7 +2162,7 @@ type HeartbeatReply struct {
 
 func (x *HeartbeatReply) Reset() {
 	*x = HeartbeatReply{}
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2174,7 @@ func (x *HeartbeatReply) String() string {
 func (*HeartbeatReply) ProtoMessage() {}
 
 func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[30]
+	mi := &file_internal_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2187,7 @@ func (x *HeartbeatReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatReply.ProtoReflect.Descriptor instead.
 func (*HeartbeatReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{30}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HeartbeatReply) GetUnknown() bool {
@@ -2138,7 +2206,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2218,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[31]
+	mi := &file_internal_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2231,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{31}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeregisterRequest) GetExecutorId() uint64 {
@@ -2181,7 +2249,7 @@ type DeregisterReply struct {
 
 func (x *DeregisterReply) Reset() {
 	*x = DeregisterReply{}
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2261,7 @@ func (x *DeregisterReply) String() string {
 func (*DeregisterReply) ProtoMessage() {}
 
 func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[32]
+	mi := &file_internal_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2274,7 @@ func (x *DeregisterReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterReply.ProtoReflect.Descriptor instead.
 func (*DeregisterReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{32}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 type ListRequest struct {
@@ -2217,7 +2285,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2229,7 +2297,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[33]
+	mi := &file_internal_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2242,7 +2310,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{33}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 type ListReply struct {
@@ -2255,7 +2323,7 @@ type ListReply struct {
 
 func (x *ListReply) Reset() {
 	*x = ListReply{}
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2335,7 @@ func (x *ListReply) String() string {
 func (*ListReply) ProtoMessage() {}
 
 func (x *ListReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[34]
+	mi := &file_internal_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2348,7 @@ func (x *ListReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReply.ProtoReflect.Descriptor instead.
 func (*ListReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{34}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListReply) GetExecutors() []*ExecutorEntry {
@@ -2310,7 +2378,7 @@ type ExecutorEntry struct {
 
 func (x *ExecutorEntry) Reset() {
 	*x = ExecutorEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2390,7 @@ func (x *ExecutorEntry) String() string {
 func (*ExecutorEntry) ProtoMessage() {}
 
 func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[35]
+	mi := &file_internal_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2403,7 @@ func (x *ExecutorEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutorEntry.ProtoReflect.Descriptor instead.
 func (*ExecutorEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{35}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExecutorEntry) GetExecutorId() uint64 {
@@ -2385,7 +2453,7 @@ type MemoryRef struct {
 
 func (x *MemoryRef) Reset() {
 	*x = MemoryRef{}
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2465,7 @@ func (x *MemoryRef) String() string {
 func (*MemoryRef) ProtoMessage() {}
 
 func (x *MemoryRef) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[36]
+	mi := &file_internal_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2478,7 @@ func (x *MemoryRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryRef.ProtoReflect.Descriptor instead.
 func (*MemoryRef) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{36}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *MemoryRef) GetAddr() uint64 {
@@ -2443,7 +2511,7 @@ type ManagerHelloRequest struct {
 
 func (x *ManagerHelloRequest) Reset() {
 	*x = ManagerHelloRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2523,7 @@ func (x *ManagerHelloRequest) String() string {
 func (*ManagerHelloRequest) ProtoMessage() {}
 
 func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[37]
+	mi := &file_internal_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2536,7 @@ func (x *ManagerHelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloRequest.ProtoReflect.Descriptor instead.
 func (*ManagerHelloRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{37}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ManagerHelloRequest) GetProtocolVersion() uint32 {
@@ -2491,7 +2559,7 @@ type ManagerHelloReply struct {
 
 func (x *ManagerHelloReply) Reset() {
 	*x = ManagerHelloReply{}
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2571,7 @@ func (x *ManagerHelloReply) String() string {
 func (*ManagerHelloReply) ProtoMessage() {}
 
 func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[38]
+	mi := &file_internal_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2584,7 @@ func (x *ManagerHelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerHelloReply.ProtoReflect.Descriptor instead.
 func (*ManagerHelloReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{38}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ManagerHelloReply) GetProtocolVersion() uint32 {
@@ -2566,7 +2634,7 @@ type AttachExecutorRequest struct {
 
 func (x *AttachExecutorRequest) Reset() {
 	*x = AttachExecutorRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2646,7 @@ func (x *AttachExecutorRequest) String() string {
 func (*AttachExecutorRequest) ProtoMessage() {}
 
 func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[39]
+	mi := &file_internal_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2659,7 @@ func (x *AttachExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorRequest.ProtoReflect.Descriptor instead.
 func (*AttachExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{39}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AttachExecutorRequest) GetExecutorId() uint64 {
@@ -2636,7 +2704,7 @@ type AttachExecutorReply struct {
 
 func (x *AttachExecutorReply) Reset() {
 	*x = AttachExecutorReply{}
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2716,7 @@ func (x *AttachExecutorReply) String() string {
 func (*AttachExecutorReply) ProtoMessage() {}
 
 func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[40]
+	mi := &file_internal_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2729,7 @@ func (x *AttachExecutorReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachExecutorReply.ProtoReflect.Descriptor instead.
 func (*AttachExecutorReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{40}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AttachExecutorReply) GetBlob() []byte {
@@ -2715,7 +2783,7 @@ type LimitRequest struct {
 
 func (x *LimitRequest) Reset() {
 	*x = LimitRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +2795,7 @@ func (x *LimitRequest) String() string {
 func (*LimitRequest) ProtoMessage() {}
 
 func (x *LimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[41]
+	mi := &file_internal_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +2808,7 @@ func (x *LimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitRequest.ProtoReflect.Descriptor instead.
 func (*LimitRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{41}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LimitRequest) GetTenant() string {
@@ -2761,7 +2829,7 @@ type LimitReply struct {
 
 func (x *LimitReply) Reset() {
 	*x = LimitReply{}
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2841,7 @@ func (x *LimitReply) String() string {
 func (*LimitReply) ProtoMessage() {}
 
 func (x *LimitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[42]
+	mi := &file_internal_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2854,7 @@ func (x *LimitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReply.ProtoReflect.Descriptor instead.
 func (*LimitReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{42}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LimitReply) GetLimited() bool {
@@ -2822,7 +2890,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2902,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[43]
+	mi := &file_internal_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +2915,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{43}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReserveRequest) GetIncarnation() []byte {
@@ -2889,7 +2957,7 @@ type ReserveReply struct {
 
 func (x *ReserveReply) Reset() {
 	*x = ReserveReply{}
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +2969,7 @@ func (x *ReserveReply) String() string {
 func (*ReserveReply) ProtoMessage() {}
 
 func (x *ReserveReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[44]
+	mi := &file_internal_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +2982,7 @@ func (x *ReserveReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveReply.ProtoReflect.Descriptor instead.
 func (*ReserveReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{44}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReserveReply) GetGranted() bool {
@@ -2949,7 +3017,7 @@ type AttachClientRequest struct {
 
 func (x *AttachClientRequest) Reset() {
 	*x = AttachClientRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3029,7 @@ func (x *AttachClientRequest) String() string {
 func (*AttachClientRequest) ProtoMessage() {}
 
 func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[45]
+	mi := &file_internal_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3042,7 @@ func (x *AttachClientRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientRequest.ProtoReflect.Descriptor instead.
 func (*AttachClientRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{45}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AttachClientRequest) GetProvider() string {
@@ -3008,7 +3076,7 @@ type AttachClientReply struct {
 
 func (x *AttachClientReply) Reset() {
 	*x = AttachClientReply{}
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3020,7 +3088,7 @@ func (x *AttachClientReply) String() string {
 func (*AttachClientReply) ProtoMessage() {}
 
 func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[46]
+	mi := &file_internal_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3033,7 +3101,7 @@ func (x *AttachClientReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachClientReply.ProtoReflect.Descriptor instead.
 func (*AttachClientReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{46}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AttachClientReply) GetBlob() []byte {
@@ -3068,7 +3136,7 @@ type AccountEntry struct {
 
 func (x *AccountEntry) Reset() {
 	*x = AccountEntry{}
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3148,7 @@ func (x *AccountEntry) String() string {
 func (*AccountEntry) ProtoMessage() {}
 
 func (x *AccountEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[47]
+	mi := &file_internal_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3161,7 @@ func (x *AccountEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountEntry.ProtoReflect.Descriptor instead.
 func (*AccountEntry) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{47}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AccountEntry) GetIncarnation() []byte {
@@ -3168,7 +3236,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3248,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[48]
+	mi := &file_internal_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3261,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{48}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SettleRequest) GetEntries() []*AccountEntry {
@@ -3211,7 +3279,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3223,7 +3291,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[49]
+	mi := &file_internal_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3236,7 +3304,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{49}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 type BillRequest struct {
@@ -3249,7 +3317,7 @@ type BillRequest struct {
 
 func (x *BillRequest) Reset() {
 	*x = BillRequest{}
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3329,7 @@ func (x *BillRequest) String() string {
 func (*BillRequest) ProtoMessage() {}
 
 func (x *BillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[50]
+	mi := &file_internal_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3342,7 @@ func (x *BillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillRequest.ProtoReflect.Descriptor instead.
 func (*BillRequest) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{50}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *BillRequest) GetTenant() string {
@@ -3302,7 +3370,7 @@ type BillReply struct {
 
 func (x *BillReply) Reset() {
 	*x = BillReply{}
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3382,7 @@ func (x *BillReply) String() string {
 func (*BillReply) ProtoMessage() {}
 
 func (x *BillReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[51]
+	mi := &file_internal_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3395,7 @@ func (x *BillReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillReply.ProtoReflect.Descriptor instead.
 func (*BillReply) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{51}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *BillReply) GetBills() []*TenantBill {
@@ -3362,7 +3430,7 @@ type TenantBill struct {
 
 func (x *TenantBill) Reset() {
 	*x = TenantBill{}
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3442,7 @@ func (x *TenantBill) String() string {
 func (*TenantBill) ProtoMessage() {}
 
 func (x *TenantBill) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[52]
+	mi := &file_internal_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3455,7 @@ func (x *TenantBill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBill.ProtoReflect.Descriptor instead.
 func (*TenantBill) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{52}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TenantBill) GetTenant() string {
@@ -3424,7 +3492,7 @@ type BillLine struct {
 
 func (x *BillLine) Reset() {
 	*x = BillLine{}
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3504,7 @@ func (x *BillLine) String() string {
 func (*BillLine) ProtoMessage() {}
 
 func (x *BillLine) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_control_control_proto_msgTypes[53]
+	mi := &file_internal_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3517,7 @@ func (x *BillLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BillLine.ProtoReflect.Descriptor instead.
 func (*BillLine) Descriptor() ([]byte, []int) {
-	return file_internal_control_control_proto_rawDescGZIP(), []int{53}
+	return file_internal_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BillLine) GetItem() string {
@@ -3493,7 +3561,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1einternal/control/control.proto\x12\x10rfaas.control.v1\"8\n" +
 	"\vInfoRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xd9\x03\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\x92\x04\n" +
 	"\tInfoReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x17\n" +
@@ -3511,7 +3579,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bmax_bulk\x18\f \x01(\x04R\amaxBulk\x12\x1a\n" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12'\n" +
 	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\x12\x16\n" +
-	"\x06leases\x18\x0f \x01(\rR\x06leases\"\xbe\x03\n" +
+	"\x06leases\x18\x0f \x01(\rR\x06leases\x127\n" +
+	"\x06fabric\x18\x10 \x03(\v2\x1f.rfaas.control.v1.FabricAddressR\x06fabric\"S\n" +
+	"\rFabricAddress\x12\x1e\n" +
+	"\n" +
+	"infiniband\x18\x01 \x01(\bR\n" +
+	"infiniband\x12\x10\n" +
+	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xbe\x03\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -3798,139 +3873,141 @@ func file_internal_control_control_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_control_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_internal_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_internal_control_control_proto_goTypes = []any{
 	(WaitMode)(0),                 // 0: rfaas.control.v1.WaitMode
 	(StartPath)(0),                // 1: rfaas.control.v1.StartPath
 	(Event_Kind)(0),               // 2: rfaas.control.v1.Event.Kind
 	(*InfoRequest)(nil),           // 3: rfaas.control.v1.InfoRequest
 	(*InfoReply)(nil),             // 4: rfaas.control.v1.InfoReply
-	(*LeaseRequest)(nil),          // 5: rfaas.control.v1.LeaseRequest
-	(*LeaseReply)(nil),            // 6: rfaas.control.v1.LeaseReply
-	(*WorkerGrant)(nil),           // 7: rfaas.control.v1.WorkerGrant
-	(*StartSteps)(nil),            // 8: rfaas.control.v1.StartSteps
-	(*UploadChunk)(nil),           // 9: rfaas.control.v1.UploadChunk
-	(*UploadReply)(nil),           // 10: rfaas.control.v1.UploadReply
-	(*ReplaceRequest)(nil),        // 11: rfaas.control.v1.ReplaceRequest
-	(*ReplaceReply)(nil),          // 12: rfaas.control.v1.ReplaceReply
-	(*ReleaseRequest)(nil),        // 13: rfaas.control.v1.ReleaseRequest
-	(*ReleaseReply)(nil),          // 14: rfaas.control.v1.ReleaseReply
-	(*RenewRequest)(nil),          // 15: rfaas.control.v1.RenewRequest
-	(*RenewReply)(nil),            // 16: rfaas.control.v1.RenewReply
-	(*LeasesRequest)(nil),         // 17: rfaas.control.v1.LeasesRequest
-	(*LeasesReply)(nil),           // 18: rfaas.control.v1.LeasesReply
-	(*LeaseEntry)(nil),            // 19: rfaas.control.v1.LeaseEntry
-	(*RevokeRequest)(nil),         // 20: rfaas.control.v1.RevokeRequest
-	(*RevokeReply)(nil),           // 21: rfaas.control.v1.RevokeReply
-	(*DrainRequest)(nil),          // 22: rfaas.control.v1.DrainRequest
-	(*DrainReply)(nil),            // 23: rfaas.control.v1.DrainReply
-	(*UntilRequest)(nil),          // 24: rfaas.control.v1.UntilRequest
-	(*UntilReply)(nil),            // 25: rfaas.control.v1.UntilReply
-	(*InspectRequest)(nil),        // 26: rfaas.control.v1.InspectRequest
-	(*InspectReply)(nil),          // 27: rfaas.control.v1.InspectReply
-	(*EventsRequest)(nil),         // 28: rfaas.control.v1.EventsRequest
-	(*Event)(nil),                 // 29: rfaas.control.v1.Event
-	(*RegisterRequest)(nil),       // 30: rfaas.control.v1.RegisterRequest
-	(*RegisterReply)(nil),         // 31: rfaas.control.v1.RegisterReply
-	(*HeartbeatRequest)(nil),      // 32: rfaas.control.v1.HeartbeatRequest
-	(*HeartbeatReply)(nil),        // 33: rfaas.control.v1.HeartbeatReply
-	(*DeregisterRequest)(nil),     // 34: rfaas.control.v1.DeregisterRequest
-	(*DeregisterReply)(nil),       // 35: rfaas.control.v1.DeregisterReply
-	(*ListRequest)(nil),           // 36: rfaas.control.v1.ListRequest
-	(*ListReply)(nil),             // 37: rfaas.control.v1.ListReply
-	(*ExecutorEntry)(nil),         // 38: rfaas.control.v1.ExecutorEntry
-	(*MemoryRef)(nil),             // 39: rfaas.control.v1.MemoryRef
-	(*ManagerHelloRequest)(nil),   // 40: rfaas.control.v1.ManagerHelloRequest
-	(*ManagerHelloReply)(nil),     // 41: rfaas.control.v1.ManagerHelloReply
-	(*AttachExecutorRequest)(nil), // 42: rfaas.control.v1.AttachExecutorRequest
-	(*AttachExecutorReply)(nil),   // 43: rfaas.control.v1.AttachExecutorReply
-	(*LimitRequest)(nil),          // 44: rfaas.control.v1.LimitRequest
-	(*LimitReply)(nil),            // 45: rfaas.control.v1.LimitReply
-	(*ReserveRequest)(nil),        // 46: rfaas.control.v1.ReserveRequest
-	(*ReserveReply)(nil),          // 47: rfaas.control.v1.ReserveReply
-	(*AttachClientRequest)(nil),   // 48: rfaas.control.v1.AttachClientRequest
-	(*AttachClientReply)(nil),     // 49: rfaas.control.v1.AttachClientReply
-	(*AccountEntry)(nil),          // 50: rfaas.control.v1.AccountEntry
-	(*SettleRequest)(nil),         // 51: rfaas.control.v1.SettleRequest
-	(*SettleReply)(nil),           // 52: rfaas.control.v1.SettleReply
-	(*BillRequest)(nil),           // 53: rfaas.control.v1.BillRequest
-	(*BillReply)(nil),             // 54: rfaas.control.v1.BillReply
-	(*TenantBill)(nil),            // 55: rfaas.control.v1.TenantBill
-	(*BillLine)(nil),              // 56: rfaas.control.v1.BillLine
+	(*FabricAddress)(nil),         // 5: rfaas.control.v1.FabricAddress
+	(*LeaseRequest)(nil),          // 6: rfaas.control.v1.LeaseRequest
+	(*LeaseReply)(nil),            // 7: rfaas.control.v1.LeaseReply
+	(*WorkerGrant)(nil),           // 8: rfaas.control.v1.WorkerGrant
+	(*StartSteps)(nil),            // 9: rfaas.control.v1.StartSteps
+	(*UploadChunk)(nil),           // 10: rfaas.control.v1.UploadChunk
+	(*UploadReply)(nil),           // 11: rfaas.control.v1.UploadReply
+	(*ReplaceRequest)(nil),        // 12: rfaas.control.v1.ReplaceRequest
+	(*ReplaceReply)(nil),          // 13: rfaas.control.v1.ReplaceReply
+	(*ReleaseRequest)(nil),        // 14: rfaas.control.v1.ReleaseRequest
+	(*ReleaseReply)(nil),          // 15: rfaas.control.v1.ReleaseReply
+	(*RenewRequest)(nil),          // 16: rfaas.control.v1.RenewRequest
+	(*RenewReply)(nil),            // 17: rfaas.control.v1.RenewReply
+	(*LeasesRequest)(nil),         // 18: rfaas.control.v1.LeasesRequest
+	(*LeasesReply)(nil),           // 19: rfaas.control.v1.LeasesReply
+	(*LeaseEntry)(nil),            // 20: rfaas.control.v1.LeaseEntry
+	(*RevokeRequest)(nil),         // 21: rfaas.control.v1.RevokeRequest
+	(*RevokeReply)(nil),           // 22: rfaas.control.v1.RevokeReply
+	(*DrainRequest)(nil),          // 23: rfaas.control.v1.DrainRequest
+	(*DrainReply)(nil),            // 24: rfaas.control.v1.DrainReply
+	(*UntilRequest)(nil),          // 25: rfaas.control.v1.UntilRequest
+	(*UntilReply)(nil),            // 26: rfaas.control.v1.UntilReply
+	(*InspectRequest)(nil),        // 27: rfaas.control.v1.InspectRequest
+	(*InspectReply)(nil),          // 28: rfaas.control.v1.InspectReply
+	(*EventsRequest)(nil),         // 29: rfaas.control.v1.EventsRequest
+	(*Event)(nil),                 // 30: rfaas.control.v1.Event
+	(*RegisterRequest)(nil),       // 31: rfaas.control.v1.RegisterRequest
+	(*RegisterReply)(nil),         // 32: rfaas.control.v1.RegisterReply
+	(*HeartbeatRequest)(nil),      // 33: rfaas.control.v1.HeartbeatRequest
+	(*HeartbeatReply)(nil),        // 34: rfaas.control.v1.HeartbeatReply
+	(*DeregisterRequest)(nil),     // 35: rfaas.control.v1.DeregisterRequest
+	(*DeregisterReply)(nil),       // 36: rfaas.control.v1.DeregisterReply
+	(*ListRequest)(nil),           // 37: rfaas.control.v1.ListRequest
+	(*ListReply)(nil),             // 38: rfaas.control.v1.ListReply
+	(*ExecutorEntry)(nil),         // 39: rfaas.control.v1.ExecutorEntry
+	(*MemoryRef)(nil),             // 40: rfaas.control.v1.MemoryRef
+	(*ManagerHelloRequest)(nil),   // 41: rfaas.control.v1.ManagerHelloRequest
+	(*ManagerHelloReply)(nil),     // 42: rfaas.control.v1.ManagerHelloReply
+	(*AttachExecutorRequest)(nil), // 43: rfaas.control.v1.AttachExecutorRequest
+	(*AttachExecutorReply)(nil),   // 44: rfaas.control.v1.AttachExecutorReply
+	(*LimitRequest)(nil),          // 45: rfaas.control.v1.LimitRequest
+	(*LimitReply)(nil),            // 46: rfaas.control.v1.LimitReply
+	(*ReserveRequest)(nil),        // 47: rfaas.control.v1.ReserveRequest
+	(*ReserveReply)(nil),          // 48: rfaas.control.v1.ReserveReply
+	(*AttachClientRequest)(nil),   // 49: rfaas.control.v1.AttachClientRequest
+	(*AttachClientReply)(nil),     // 50: rfaas.control.v1.AttachClientReply
+	(*AccountEntry)(nil),          // 51: rfaas.control.v1.AccountEntry
+	(*SettleRequest)(nil),         // 52: rfaas.control.v1.SettleRequest
+	(*SettleReply)(nil),           // 53: rfaas.control.v1.SettleReply
+	(*BillRequest)(nil),           // 54: rfaas.control.v1.BillRequest
+	(*BillReply)(nil),             // 55: rfaas.control.v1.BillReply
+	(*TenantBill)(nil),            // 56: rfaas.control.v1.TenantBill
+	(*BillLine)(nil),              // 57: rfaas.control.v1.BillLine
 }
 var file_internal_control_control_proto_depIdxs = []int32{
-	0,  // 0: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
-	7,  // 1: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
-	8,  // 2: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
-	1,  // 3: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
-	7,  // 4: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
-	19, // 5: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
-	2,  // 6: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
-	4,  // 7: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
-	41, // 8: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
-	4,  // 9: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
-	38, // 10: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
-	4,  // 11: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
-	39, // 12: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
-	39, // 13: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
-	39, // 14: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
-	39, // 15: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
-	39, // 16: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
-	39, // 17: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
-	50, // 18: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
-	55, // 19: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
-	56, // 20: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
-	3,  // 21: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
-	5,  // 22: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	9,  // 23: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	11, // 24: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	13, // 25: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	15, // 26: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	17, // 27: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	20, // 28: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	22, // 29: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	24, // 30: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	26, // 31: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	28, // 32: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	30, // 33: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	32, // 34: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	34, // 35: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	36, // 36: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	40, // 37: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	42, // 38: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	48, // 39: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	51, // 40: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	53, // 41: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	44, // 42: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	46, // 43: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 44: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	6,  // 45: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	10, // 46: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	12, // 47: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	14, // 48: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	16, // 49: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	18, // 50: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	21, // 51: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	23, // 52: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	25, // 53: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	27, // 54: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	29, // 55: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	31, // 56: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	33, // 57: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	35, // 58: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	37, // 59: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	41, // 60: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	43, // 61: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	49, // 62: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	52, // 63: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	54, // 64: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	45, // 65: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	47, // 66: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	44, // [44:67] is the sub-list for method output_type
-	21, // [21:44] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	5,  // 0: rfaas.control.v1.InfoReply.fabric:type_name -> rfaas.control.v1.FabricAddress
+	0,  // 1: rfaas.control.v1.LeaseRequest.wait_mode:type_name -> rfaas.control.v1.WaitMode
+	8,  // 2: rfaas.control.v1.LeaseReply.workers:type_name -> rfaas.control.v1.WorkerGrant
+	9,  // 3: rfaas.control.v1.WorkerGrant.steps:type_name -> rfaas.control.v1.StartSteps
+	1,  // 4: rfaas.control.v1.WorkerGrant.start:type_name -> rfaas.control.v1.StartPath
+	8,  // 5: rfaas.control.v1.ReplaceReply.worker:type_name -> rfaas.control.v1.WorkerGrant
+	20, // 6: rfaas.control.v1.LeasesReply.leases:type_name -> rfaas.control.v1.LeaseEntry
+	2,  // 7: rfaas.control.v1.Event.kind:type_name -> rfaas.control.v1.Event.Kind
+	4,  // 8: rfaas.control.v1.RegisterRequest.info:type_name -> rfaas.control.v1.InfoReply
+	42, // 9: rfaas.control.v1.RegisterReply.manager:type_name -> rfaas.control.v1.ManagerHelloReply
+	4,  // 10: rfaas.control.v1.HeartbeatRequest.info:type_name -> rfaas.control.v1.InfoReply
+	39, // 11: rfaas.control.v1.ListReply.executors:type_name -> rfaas.control.v1.ExecutorEntry
+	4,  // 12: rfaas.control.v1.ExecutorEntry.info:type_name -> rfaas.control.v1.InfoReply
+	40, // 13: rfaas.control.v1.AttachExecutorReply.line:type_name -> rfaas.control.v1.MemoryRef
+	40, // 14: rfaas.control.v1.AttachExecutorReply.cells:type_name -> rfaas.control.v1.MemoryRef
+	40, // 15: rfaas.control.v1.AttachExecutorReply.limits:type_name -> rfaas.control.v1.MemoryRef
+	40, // 16: rfaas.control.v1.AttachExecutorReply.held:type_name -> rfaas.control.v1.MemoryRef
+	40, // 17: rfaas.control.v1.AttachClientRequest.mailbox:type_name -> rfaas.control.v1.MemoryRef
+	40, // 18: rfaas.control.v1.AttachClientReply.board:type_name -> rfaas.control.v1.MemoryRef
+	51, // 19: rfaas.control.v1.SettleRequest.entries:type_name -> rfaas.control.v1.AccountEntry
+	56, // 20: rfaas.control.v1.BillReply.bills:type_name -> rfaas.control.v1.TenantBill
+	57, // 21: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
+	3,  // 22: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
+	6,  // 23: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
+	10, // 24: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	12, // 25: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	14, // 26: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	16, // 27: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	18, // 28: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	21, // 29: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	23, // 30: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	25, // 31: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	27, // 32: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	29, // 33: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	31, // 34: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	33, // 35: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	35, // 36: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	37, // 37: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	41, // 38: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	43, // 39: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	49, // 40: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	52, // 41: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	54, // 42: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	45, // 43: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	47, // 44: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 45: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 46: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	11, // 47: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	13, // 48: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	15, // 49: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	17, // 50: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	19, // 51: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	22, // 52: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	24, // 53: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	26, // 54: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	28, // 55: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	30, // 56: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	32, // 57: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	34, // 58: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	36, // 59: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	38, // 60: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	42, // 61: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	44, // 62: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	50, // 63: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	53, // 64: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	55, // 65: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	46, // 66: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	48, // 67: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	45, // [45:68] is the sub-list for method output_type
+	22, // [22:45] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_internal_control_control_proto_init() }
@@ -3944,7 +4021,7 @@ func file_internal_control_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_control_control_proto_rawDesc), len(file_internal_control_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   54,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -72,6 +72,22 @@ func (d *Device) Provider() string {
 	return SHM
 }
 
+// Address is where an RDMA device is reached.
+type Address struct {
+	InfiniBand bool // else RoCE
+	GID        [16]byte
+	LID        uint16 // InfiniBand
+}
+
+// Address is the device's; false: it has none, as shm.
+func (d *Device) Address() (a Address, ok bool) {
+	for i, b := range d.c.gid {
+		a.GID[i] = byte(b)
+	}
+	a.InfiniBand, a.LID = d.c.link == 1, uint16(d.c.lid)
+	return a, d.c.link != 0
+}
+
 // WaitMode says how a thread waits for a message; package invoke defines the terms.
 type WaitMode int
 

@@ -110,6 +110,9 @@ typedef struct dp_dev {
     uint32_t max_msg;    /* bytes of one write */
     uint32_t max_send_msg; /* bytes of one send */
     char name[64];       /* for people: "shm", "rxe0 port 1 gid 1" */
+    uint8_t link;        /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
+    uint16_t lid;        /* InfiniBand */
+    uint8_t gid[16];     /* zero when the port has none */
 } dp_dev;
 
 typedef struct dp_domain {

@@ -340,6 +340,9 @@ static void describe(dpv_dev *dev, const struct ibv_port_attr *port) {
     b->max_inline = DPV_MAX_INLINE; /* upper bound: what a queue pair gets is only known when it is made */
     b->max_msg = port->max_msg_sz;
     b->max_send_msg = b->max_msg < DPV_MAX_SEND_MSG ? b->max_msg : DPV_MAX_SEND_MSG;
+    b->link = dev->link_layer == IBV_LINK_LAYER_INFINIBAND ? 1 : 2;
+    b->lid = dev->lid;
+    memcpy(b->gid, dev->gid.raw, sizeof b->gid);
     const char *name = ibv_get_device_name(dev->ctx->device);
     if (dev->use_grh)
         snprintf(b->name, sizeof b->name, "%.40s port %u gid %u", name, dev->port, dev->gid_index);

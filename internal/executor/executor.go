@@ -14,6 +14,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
@@ -22,12 +23,13 @@ import (
 // Config is what an Executor is made of. All but Now are mandatory.
 type Config struct {
 	Settings  config.Executor
-	Cores     []lease.Core // to lend
-	Near      []int        // NUMA nodes whose cores go first
-	Memory    uint64       // to lend, bytes
-	Providers []string     // usable on this node
-	Node      string       // host name
-	NodeID    string       // control.NodeID
+	Cores     []lease.Core        // to lend
+	Near      []int               // NUMA nodes whose cores go first
+	Memory    uint64              // to lend, bytes
+	Providers []string            // usable on this node
+	Fabric    []dataplane.Address // of its RDMA devices
+	Node      string              // host name
+	NodeID    string              // control.NodeID
 	Spawner   Spawner
 	Log       *slog.Logger
 	Now       func() time.Time // nil: time.Now
@@ -102,6 +104,7 @@ func (e *Executor) info() *control.InfoReply {
 	e.mu.Unlock()
 	return &control.InfoReply{
 		Leases:          uint32(leases),
+		Fabric:          fabricAddresses(e.cfg.Fabric),
 		ProtocolVersion: control.ProtocolVersion,
 		Node:            e.cfg.Node, NodeId: e.cfg.NodeID, Incarnation: e.incarnation[:],
 		Cores: uint32(c.Cores), FreeCores: uint32(c.FreeCores),
@@ -110,6 +113,13 @@ func (e *Executor) info() *control.InfoReply {
 		MaxBulk: uint64(e.cfg.Settings.MaxBulk), Draining: e.isDraining(),
 		AvailableUntil: e.back.unix(),
 	}
+}
+
+func fabricAddresses(all []dataplane.Address) (out []*control.FabricAddress) {
+	for _, a := range all {
+		out = append(out, &control.FabricAddress{Infiniband: a.InfiniBand, Gid: a.GID[:], Lid: uint32(a.LID)})
+	}
+	return out
 }
 
 // holding returns the holding of a lease, nil if there is none.

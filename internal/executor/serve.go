@@ -68,6 +68,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	defer e.shutdown(port)
 	var reg *registrar
 	if s.Manager != "" {
+		e.cfg.Fabric = fabric(&s, cfg.Providers, log)
 		journal, err := openJournal(s.StateDir, cfg.Node)
 		if err != nil {
 			return err
@@ -152,6 +153,24 @@ func warmDevices(s *config.Executor, providers []string) (list []zygote.Spec) {
 		list = append(list, deviceSpec(s, p))
 	}
 	return list
+}
+
+// fabric is the address of the device that this node's workers use, which the board shows.
+func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplane.Address {
+	if !slices.Contains(providers, dataplane.Verbs) {
+		return nil
+	}
+	d, err := dataplane.Open(dataplane.Verbs, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
+		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
+	if err != nil {
+		log.Warn("the RDMA device's address is not known", "error", err)
+		return nil
+	}
+	defer d.Close()
+	if a, ok := d.Address(); ok {
+		return []dataplane.Address{a}
+	}
+	return nil
 }
 
 // openJournal opens the journal of accounts; without a directory there is none.

@@ -25,7 +25,10 @@ type accounts struct {
 	log    *slog.Logger
 	now    func() time.Time
 
+	keep time.Duration // how long leases are kept that are over; 0: for good
+
 	harvesting sync.Mutex // one at a time
+	pruned     time.Time  // when leases were last forgotten, under harvesting
 
 	mu      sync.Mutex
 	fenced  []*attachment // whose executors have gone, until the ledger has their cells
@@ -155,7 +158,18 @@ func (a *accounts) harvest(live []*attachment) {
 	for _, x := range fenced {
 		x.free()
 	}
+	if a.keep > 0 && now.Sub(a.pruned) >= pruneEvery {
+		a.pruned = now
+		if n, err := a.ledger.Prune(now.Add(-a.keep)); err != nil {
+			a.log.Warn("old leases cannot be forgotten", "error", err)
+		} else if n > 0 {
+			a.log.Info("leases were forgotten; what they used stays on the bills", "leases", n, "older", a.keep)
+		}
+	}
 }
+
+// pruneEvery is how often old leases are looked for.
+const pruneEvery = time.Hour
 
 // merge brings cells into the ledger and gives the receipts; false: nothing is on disk.
 func (a *accounts) merge(now time.Time, cells []cell) bool {

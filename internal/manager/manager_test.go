@@ -167,6 +167,7 @@ func TestBadRequests(t *testing.T) {
 		"version":     {&control.RegisterRequest{ProtocolVersion: 2, Address: "a:1", Info: info(1, 1)}, codes.FailedPrecondition, "2"},
 		"address":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "nowhere", Info: info(1, 1)}, codes.InvalidArgument, "nowhere"},
 		"no info":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1"}, codes.InvalidArgument, "incarnation"},
+		"short GID":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Fabric: []*control.FabricAddress{{Gid: make([]byte, 15)}}}}, codes.InvalidArgument, "15 bytes"},
 		"free > all":  {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: info(1, 9)}, codes.InvalidArgument, "9"},
 		"long a name": {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Node: strings.Repeat("x", 256)}}, codes.InvalidArgument, "256"},
 	} {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,6 +114,7 @@ func (w *world) executor(n byte) *party {
 	w.t.Helper()
 	p := &party{w: w, info: info(n, 4)}
 	p.info.Providers = []string{"shm", "verbs"}
+	p.info.Fabric = []*control.FabricAddress{{Gid: slices.Repeat([]byte{0xfe}, 16)}, {Infiniband: true, Gid: slices.Repeat([]byte{0xfd}, 16), Lid: 77}}
 	p.info.MemoryBytes, p.info.FreeMemoryBytes = 1<<30, 1<<29
 	p.join(w.device())
 	return p
@@ -203,7 +205,8 @@ func TestProviderBoard(t *testing.T) {
 			t.Fatal(choice, err)
 		}
 		who, err := r.Identity(&choice.Line)
-		if err != nil || who.Node != "n" || len(who.Addresses) != 1 || who.Addresses[0].Kind != board.IPv4 || who.Addresses[0].Port != 7465 {
+		if err != nil || who.Node != "n" || len(who.Addresses) != 3 || who.Addresses[0].Kind != board.IPv4 || who.Addresses[0].Port != 7465 ||
+			who.Addresses[1].Kind != board.RoCE || who.Addresses[2].Kind != board.InfiniBand || who.Addresses[2].LID != 77 || who.Addresses[2].IP.As16()[15] != 0xfd {
 			t.Errorf("%+v %v", who, err)
 		}
 		want(t, w.Manager, "192.0.2.1:7465 3 true, 192.0.2.2:7465 2 true")

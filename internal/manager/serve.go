@@ -18,7 +18,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 		return err
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
-		StateDir: s.StateDir, Tariff: s.Prices(), Limits: s.TenantLimits(), Log: log,
+		StateDir: s.StateDir, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}

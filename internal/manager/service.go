@@ -26,6 +26,7 @@ type Config struct {
 	StateDir  string            // of the ledger; empty: in memory
 	Tariff    accounting.Tariff
 	Limits    accounting.Limits // of tenants' cores
+	Keep      time.Duration     // how long the ledger keeps single leases that are over; 0: for good
 	Log       *slog.Logger
 	Now       func() time.Time // nil: time.Now
 }
@@ -56,6 +57,7 @@ func New(cfg Config) (*Manager, error) {
 	if m.accounts, err = openAccounts(cfg.StateDir, cfg.Tariff, cfg.Log, cfg.Now); err != nil {
 		return nil, err
 	}
+	m.accounts.keep = cfg.Keep
 	epoch := rand.Uint64() | 1
 	if m.memory, err = openMemory(cfg.Providers, cfg.Asked, cfg.Verbs, cfg.Slots, cfg.Heartbeat, epoch, cfg.Log); err != nil {
 		m.accounts.close()
@@ -151,6 +153,9 @@ func (m *Manager) harvest() {
 	m.accounts.harvest(m.table.attachments(false))
 }
 
+// maxFabric is how many addresses of RDMA devices an executor may have.
+const maxFabric = 8
+
 func checkInfo(info *control.InfoReply) error {
 	if n := len(info.GetIncarnation()); n != 16 {
 		return control.Errorf(control.ClassInvalid, "info.incarnation has %d bytes, want 16", n)
@@ -160,6 +165,12 @@ func checkInfo(info *control.InfoReply) error {
 	}
 	if n := len(info.GetNodeId()); n > 255 {
 		return control.Errorf(control.ClassInvalid, "info.node_id has %d bytes, want at most 255", n)
+	}
+	for i, f := range info.GetFabric() {
+		if len(f.GetGid()) != 16 || f.GetLid() > 1<<16-1 || i >= maxFabric {
+			return control.Errorf(control.ClassInvalid, "info.fabric[%d] has a GID of %d bytes and the LID %d, want 16 bytes, at most %d and at most %d addresses",
+				i, len(f.GetGid()), f.GetLid(), 1<<16-1, maxFabric)
+		}
 	}
 	if info.GetFreeCores() > info.GetCores() {
 		return control.Errorf(control.ClassInvalid, "info.free_cores %d is more than info.cores %d", info.GetFreeCores(), info.GetCores())

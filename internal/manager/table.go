@@ -79,6 +79,13 @@ func identity(address string, info *control.InfoReply) *board.Identity {
 		}
 		id.Addresses = append(id.Addresses, board.Address{Kind: kind, IP: ap.Addr(), Port: ap.Port()})
 	}
+	for _, f := range info.GetFabric() {
+		a := board.Address{Kind: board.RoCE, IP: netip.AddrFrom16([16]byte(f.GetGid()))}
+		if f.GetInfiniband() {
+			a.Kind, a.LID = board.InfiniBand, uint16(f.GetLid())
+		}
+		id.Addresses = append(id.Addresses, a)
+	}
 	return id
 }
 
