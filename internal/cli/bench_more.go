@@ -118,7 +118,7 @@ started, with simulated executors on their boards. Leases are what rfaas bench c
 				}
 			}
 			cfg.Latency = b.cfg
-			charging := control.ChargingConfig{Manager: cfg.Manager, Provider: b.cfg.Provider, CPUs: b.cfg.CPUs}
+			charging := control.ChargingConfig{Manager: cfg.Manager, Provider: b.cfg.Provider, CPUs: b.cfg.CPUs, Pairs: b.cfg.Pairs}
 			if charging.Executor, err = beside("executor"); err != nil {
 				return err
 			}
