@@ -128,7 +128,16 @@ func (g *Groups) Close() error {
 
 // New makes a group without limits.
 func (g *Groups) New() (*Group, error) {
-	name := g.prefix + strconv.FormatUint(g.number.Add(1), 10)
+	for {
+		group, err := g.try(g.prefix + strconv.FormatUint(g.number.Add(1), 10))
+		// Executors in process name spaces of their own may have the same process id, and here the same group.
+		if !errors.Is(err, fs.ErrExist) {
+			return group, err
+		}
+	}
+}
+
+func (g *Groups) try(name string) (*Group, error) {
 	group := &Group{version: g.version, dirs: []string{filepath.Join(g.memory, name)}}
 	if g.pids != g.memory {
 		group.dirs = append(group.dirs, filepath.Join(g.pids, name))

@@ -91,3 +91,38 @@ func TestOpenGroupsRefuses(t *testing.T) {
 		}
 	}
 }
+
+// Two executors in process name spaces of their own, which have the same process id, share no group.
+func TestSameProcessID(t *testing.T) {
+	root, self := t.TempDir(), filepath.Join(t.TempDir(), "cgroup")
+	if err := os.WriteFile(self, []byte("2:memory:/job\n1:pids:/job\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, controller := range []string{"memory", "pids"} {
+		if err := os.MkdirAll(filepath.Join(root, controller, "job"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := map[string]bool{}
+	for range 2 {
+		g, err := openGroups(root, self, 8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			group, err := g.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, dir := range group.dirs {
+				if taken[dir] {
+					t.Errorf("%s was given twice", dir)
+				}
+				taken[dir] = true
+			}
+		}
+	}
+	if len(taken) != 12 {
+		t.Errorf("%d directories, want 12", len(taken))
+	}
+}

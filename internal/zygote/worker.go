@@ -281,6 +281,9 @@ func (w *Worker) startFailed(ctx context.Context, err error) error {
 		w.Kill()
 		<-w.done
 	}
+	if w.exit.Signal == int(unix.SIGKILL) && status == statusBadLibrary {
+		status = w.exit.Status // that was not the library
+	}
 	text := fmt.Sprintf("worker ended while %s: %s", doing, w.exit.Reason)
 	if len(w.exit.OutputTail) > 0 {
 		text += "; it printed: " + printable(w.exit.OutputTail)
