@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,15 +15,25 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// cycles is how many leases TestLeaseCycles takes in all.
-const cycles = 400
-
 // Leases of real workers come and go from eight clients at once. Each makes a call with its right result, none fails for
 // another reason than that no core is free, and in the end the executor has all of its capacity, no worker and no more
 // open files than before.
 func TestLeaseCycles(t *testing.T) {
+	for name, c := range map[string]struct {
+		cycles int64
+		args   []string
+	}{
+		"new workers":   {400, []string{"--share-cores", "4", "--warm-pool", "0", "--keep-time", "0s"}},
+		"kept workers":  {10_000, []string{"--share-cores", "4", "--warm-pool", "0"}},
+		"too few cores": {1000, []string{"--share-cores", "2", "--warm-pool", "2"}}, // for all: kept workers are evicted all the time
+	} {
+		t.Run(name, func(t *testing.T) { leaseCycles(t, c.cycles, c.args) })
+	}
+}
+
+func leaseCycles(t *testing.T, cycles int64, args []string) {
 	const clients = 8
-	w := newWorld(t, "--share-cores", "4", "--warm-pool", "0")
+	w := newWorld(t, args...)
 	files := func() int {
 		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid))
 		if err != nil {
@@ -56,6 +67,13 @@ func TestLeaseCycles(t *testing.T) {
 		sessions[i] = w.connect(t, client.Options{Executor: w.Address})
 		cycle(sessions[i], i)
 	}
+	closeAll := func() {
+		for _, s := range sessions {
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 	before := files()
 	done.Store(0)
 	began := time.Now()
@@ -69,18 +87,36 @@ func TestLeaseCycles(t *testing.T) {
 	}
 	wg.Wait()
 	took := time.Since(began)
+	var stat client.Statistics
+	for _, s := range sessions {
+		one := s.Statistics()
+		stat.Cold, stat.Warm, stat.Cached = stat.Cold+one.Cold, stat.Warm+one.Warm, stat.Cached+one.Cached
+	}
+	closeAll()
+	w.session.Close()
 	conn, err := control.Dial(w.Address, control.DialConfig{SecretFile: w.secret})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	i, err := control.NewExecutorClient(conn).Info(t.Context(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
-	if err != nil || i.GetCores() != 8 || i.GetFreeCores() != 8 || i.GetFreeMemoryBytes() != i.GetMemoryBytes() {
-		t.Errorf("capacity at the end: %v, %v", i, err)
+	var i *control.InfoReply
+	within(t, 5*time.Second, "all capacity is free", func() bool {
+		i, err = control.NewExecutorClient(conn).Info(t.Context(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
+		return err == nil && i.GetFreeCores() == i.GetCores() && i.GetFreeMemoryBytes() == i.GetMemoryBytes()
+	})
+	// Connections of the clients were counted before, the pool may not have been full.
+	within(t, 5*time.Second, "the descriptors are back", func() bool { return files() <= before+1+4*4 })
+	within(t, 5*time.Second, "no worker has a lease", func() bool { return working(t, w.cmd.Process.Pid) == 0 })
+	t.Logf("%d cycles from %d clients in %v, %d times busy; %+v", done.Load(), clients, took.Round(time.Millisecond), busy.Load(), stat)
+}
+
+// working is how many children of a process are workers that do not wait for a lease.
+func working(t *testing.T, pid int) (n int) {
+	for _, c := range children(t, pid) {
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c))
+		if err == nil && strings.HasPrefix(string(name), "rfaas-w") && string(name) != "rfaas-warm\n" {
+			n++
+		}
 	}
-	within(t, 5*time.Second, "the descriptors are back", func() bool { return files() <= before+1 }) // our connection
-	if left := children(t, w.cmd.Process.Pid); len(left) != 1 {
-		t.Errorf("the executor has the children %v, want its zygote alone", left)
-	}
-	t.Logf("%d cycles from %d clients in %v, %d times busy", done.Load(), clients, took.Round(time.Millisecond), busy.Load())
+	return n
 }

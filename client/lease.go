@@ -115,6 +115,9 @@ func (s *Session) leaseAt(ctx context.Context, o LeaseOptions, at string) (*Leas
 		if err == nil {
 			return l, nil
 		}
+		if c.Kept != nil && ctx.Err() == nil {
+			continue // what is kept was gone: a new one
+		}
 		// Somebody was quicker, or that executor is gone: the next one. Pending keeps the error for when there is none.
 		if p.Granted() || (!errors.Is(err, ErrBusy) && !errors.Is(err, ErrConnection)) || ctx.Err() != nil {
 			return nil, err
@@ -151,17 +154,26 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now(), onEvent: o.OnEvent,
 		closing: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
+	var conns connections
+	if c.Kept != nil {
+		conns = c.Kept.State.(connections)
+	} else if conns, err = newConnections(n, dev, cfg, dataplane.WaitMode(o.WaitMode)); err != nil {
+		return nil, err
+	}
 	blobs := make([][]byte, n)
 	for i := range blobs {
-		w, err := newWorker(l, i, dev, cfg, dataplane.WaitMode(o.WaitMode))
+		w := newWorker(l, i, conns[i])
+		l.workers = append(l.workers, w)
+		if c.Kept != nil && err == nil {
+			err = w.ch.Renew()
+		}
 		if err == nil {
-			l.workers = append(l.workers, w)
 			blobs[i], err = w.ch.Offer()
 		}
-		if err != nil {
-			l.closeWorkers()
-			return nil, err
-		}
+	}
+	if err != nil {
+		l.closeWorkers()
+		return nil, err
 	}
 	if l.held, err = p.Grant(ctx, blobs); err != nil {
 		l.closeWorkers()
@@ -183,6 +195,9 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 		l.closeWorkers()
 		return nil, fail("lease", dataplane.StatusInvalid, "the session is closed")
 	}
+	for _, w := range l.held.Workers {
+		s.started(Start(w.Start))
+	}
 	l.held.Watch(l.handle)
 	return l, nil
 }
@@ -190,6 +205,7 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 func (l *Lease) closeWorkers() {
 	l.cancel()
 	for _, w := range l.workers {
+		w.freeBuffers()
 		w.close()
 	}
 }
@@ -274,31 +290,84 @@ func (l *Lease) endedError(op string) error {
 	return fail(op, l.ended, "the lease on %s ended: %s", l.held.Address, l.reason)
 }
 
-// Release ends the lease. Calls in flight end with ErrLease. A second Release does nothing.
+// Start is how the lease's workers came to it, the slowest of them.
+func (l *Lease) Start() Start {
+	how := StartCached
+	for _, w := range l.held.Workers {
+		how = min(how, Start(w.Start))
+	}
+	return how
+}
+
+// Release ends the lease. Calls in flight end with ErrLease. When there are none, its workers may be kept, connected and
+// stopped, for the next lease of this session that is like this one. A second Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.released.Swap(true) {
 		return nil
 	}
-	l.end(StatusLeaseEnded, "released by its holder")
+	idle := !l.session.isClosed()
+	var inUse []*Worker
+	for _, w := range l.workers {
+		if !w.try() {
+			inUse = append(inUse, w)
+		}
+	}
+	idle = idle && len(inUse) == 0
+	l.note(StatusLeaseEnded, "released by its holder")
+	if !idle {
+		l.fail(StatusLeaseEnded)
+	}
 	l.cancel()
 	l.held.StopWatch() // nobody starts to heal any more
 	l.heal.Wait()
-	for _, w := range l.workers {
+	for _, w := range inUse {
 		w.take() // what is inside comes out, since the channels failed
 	}
-	err := l.held.Release(ctx)
-	l.closeWorkers()
-	l.session.leave(l)
+	defer l.session.leave(l)
+	if !idle || !l.reusable() {
+		err := l.held.Release(ctx)
+		l.closeWorkers()
+		return err
+	}
+	var conns connections
+	for _, w := range l.workers {
+		w.freeBuffers()
+		conns = append(conns, w.connection)
+	}
+	kept, err := l.held.ReleaseKeep(ctx, conns)
+	if !kept {
+		conns.close()
+	}
 	return err
+}
+
+// reusable says whether every channel can go on with another lease. Nobody else uses them.
+func (l *Lease) reusable() bool {
+	for _, w := range l.workers {
+		if !w.ch.Idle() {
+			return false
+		}
+	}
+	return !l.leaving.Load()
 }
 
 // end notes why the lease is no more and ends all calls. The first reason stays.
 func (l *Lease) end(st Status, reason string) {
+	l.note(st, reason)
+	l.fail(st)
+}
+
+// note notes why the lease is no more. The first reason stays.
+func (l *Lease) note(st Status, reason string) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.ended == dataplane.OK {
 		l.ended, l.reason = st, reason
 	}
-	l.mu.Unlock()
+}
+
+// fail ends all calls.
+func (l *Lease) fail(st Status) {
 	for _, w := range l.workers {
 		w.fail(st)
 	}

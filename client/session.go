@@ -24,6 +24,9 @@ type Options struct {
 	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if it is there
 	AllowPlaintext bool          // speak without TLS, also to addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
+	// KeepLeases is how many released leases are kept connected for later ones like them; 0: RFAAS_KEEP_LEASES or 16,
+	// negative: none.
+	KeepLeases int
 }
 
 // VerbsOptions choose an RDMA device and its path. The zero value takes the defaults.
@@ -56,6 +59,36 @@ type Session struct {
 	devices map[string]*dataplane.Device
 	leases  map[*Lease]struct{}
 	closed  bool
+	starts  [len(startNames)]uint64 // workers, by Start
+}
+
+// Statistics counts how the workers of a session's leases came to them.
+type Statistics struct {
+	Cold, Warm, Cached uint64
+	Kept               int // released leases that are kept now
+}
+
+// Statistics returns the counters.
+func (s *Session) Statistics() Statistics {
+	kept := s.control.Kept()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Statistics{Cold: s.starts[StartCold], Warm: s.starts[StartWarm], Cached: s.starts[StartCached], Kept: kept}
+}
+
+func (s *Session) started(how Start) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if how < 0 || int(how) >= len(s.starts) {
+		how = StartUnknown
+	}
+	s.starts[how]++
+}
+
+func (s *Session) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
 }
 
 // Connect reaches the manager or executor once and checks that it speaks our protocol, so that a wrong or dead
@@ -73,6 +106,8 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 		TokenFile:      o.TokenFile,
 		AllowPlaintext: o.AllowPlaintext,
 		Timeout:        o.Timeout,
+		Keep:           o.KeepLeases,
+		Dropped:        func(state any) { state.(connections).close() },
 	}.WithEnvironment(os.Getenv))
 	if err != nil {
 		return nil, err

@@ -22,8 +22,7 @@ const explainTime = 500 * time.Millisecond
 type Worker struct {
 	lease *Lease
 	index int
-	ep    *dataplane.Endpoint
-	ch    *dataplane.Channel
+	connection
 
 	wake    chan struct{}
 	waiting atomic.Int32 // goroutines in claim
@@ -58,27 +57,59 @@ type outcome struct {
 	err     error
 }
 
-func newWorker(l *Lease, i int, dev *dataplane.Device, cfg dataplane.ChannelConfig, mode dataplane.WaitMode) (*Worker, error) {
-	w := &Worker{lease: l, index: i, wake: make(chan struct{}, 1), slots: make([]submitted, cfg.Depth), changed: make(chan struct{})}
-	var err error
-	if w.ep, err = dev.NewEndpoint(1, cfg.Depth, mode); err != nil {
-		return nil, err
-	}
-	if w.ch, err = w.ep.NewChannel(cfg); err != nil {
-		w.ep.Close()
-		return nil, err
-	}
-	return w, nil
+// connection is a channel to one worker, with what it lives on.
+type connection struct {
+	ep *dataplane.Endpoint
+	ch *dataplane.Channel
 }
 
-func (w *Worker) close() {
-	w.ch.Close()
+func newConnection(dev *dataplane.Device, cfg dataplane.ChannelConfig, mode dataplane.WaitMode) (c connection, err error) {
+	if c.ep, err = dev.NewEndpoint(1, cfg.Depth, mode); err != nil {
+		return c, err
+	}
+	if c.ch, err = c.ep.NewChannel(cfg); err != nil {
+		c.ep.Close()
+	}
+	return c, err
+}
+
+func (c connection) close() {
+	c.ch.Close()
+	c.ep.Close()
+}
+
+// connections are those of a lease, by worker.
+type connections []connection
+
+func newConnections(n int, dev *dataplane.Device, cfg dataplane.ChannelConfig, mode dataplane.WaitMode) (list connections, err error) {
+	for range n {
+		c, err := newConnection(dev, cfg, mode)
+		if err != nil {
+			list.close()
+			return nil, err
+		}
+		list = append(list, c)
+	}
+	return list, nil
+}
+
+func (list connections) close() {
+	for _, c := range list {
+		c.close()
+	}
+}
+
+func newWorker(l *Lease, i int, c connection) *Worker {
+	return &Worker{lease: l, index: i, connection: c, wake: make(chan struct{}, 1), slots: make([]submitted, l.config.Depth),
+		changed: make(chan struct{})}
+}
+
+func (w *Worker) freeBuffers() {
 	for _, b := range w.buffers {
 		b.region.Free()
 		b.region = nil
 	}
 	w.buffers = nil
-	w.ep.Close()
 }
 
 // Index is the worker's number in its lease.
@@ -179,7 +210,11 @@ func (w *Worker) take() {
 
 // connect takes the executor's answer to this worker's offer.
 func (w *Worker) connect(g grant.Worker) error {
-	if err := w.ch.Connect(g.Blob); err != nil {
+	take := w.ch.Connect
+	if w.lease.held.Kept != nil && w.ch.Idle() {
+		take = w.ch.Resume
+	}
+	if err := take(g.Blob); err != nil {
 		return fmt.Errorf("connect worker %d: %w", w.index, err)
 	}
 	st := Status(dataplane.OK)

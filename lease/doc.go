@@ -21,8 +21,8 @@
 // remembers for a while how the lease ended, so that a second release or a late request gets an answer that
 // says why, and so that it changes nothing.
 //
-// A released lease may be kept with its workers for the same holder's next one (the executor does not do so yet). What is kept counts as free: when
-// somebody else needs it, Request takes it away and says in Lease.Evict whose workers must be reaped first.
+// A released lease may be kept with its workers for the same holder's next one. What is kept counts as free: when somebody
+// else needs it, Request takes it away and says in Lease.Evict whose workers must be reaped first.
 //
 // # Cores
 //

@@ -1,5 +1,6 @@
 // Package cold measures what `rfaas bench cold` prints: how long it takes from asking for a lease to the first result, with
-// a worker that is cloned for it or one that waits for a lease, and what each step of that takes.
+// a worker that is cloned for it, one that waits for a lease, or one that is kept from the last lease, and what each step of
+// that takes.
 //
 // The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
 // that takes once, the first contact, is told beside the rest.
@@ -32,7 +33,7 @@ type Config struct {
 	Provider string // shm or verbs
 	Library  string // with the function, which is called without a payload
 	Function string
-	Mode     string // cold or warm; empty: cold
+	Mode     string // cold, warm or cached; empty: cold
 	Leases   int    // to be measured; 0: 200
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 }
@@ -43,7 +44,7 @@ type Result struct {
 	Name         string  `json:"name"` // "start"
 	Provider     string  `json:"provider"`
 	Client       string  `json:"client"` // go
-	Mode         string  `json:"mode"`   // cold or warm
+	Mode         string  `json:"mode"`   // cold, warm or cached
 	Function     string  `json:"function"`
 	Samples      int     `json:"samples"`
 	Others       int     `json:"others"` // leases that started in another way, not counted: the pool was empty, say
@@ -69,8 +70,9 @@ type samples struct{ total, control, fork, sandbox, connect, code, call, release
 
 // modes are the settings of the executor that lead to each way to start.
 var modes = map[string][]string{
-	"cold": {"--warm-pool", "0"},
-	"warm": {"--warm-pool", "4"},
+	"cold":   {"--warm-pool", "0", "--keep-time", "0s"},
+	"warm":   {"--warm-pool", "4", "--keep-time", "0s"},
+	"cached": {"--warm-pool", "0"},
 }
 
 // Modes are the ways to start that can be measured.

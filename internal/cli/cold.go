@@ -19,7 +19,7 @@ func newBenchCold(a *app) *cobra.Command {
 		Use:   "cold",
 		Short: "From asking for a lease to the first result, step by step",
 		Long: `From asking for a lease to the first result, step by step: cold with a worker that is cloned for each lease, warm with one
-that waits for it. An executor of its own is started for each, from the programs beside this one.`,
+that waits for it, cached with the one of the lease before, whose connection stands. An executor of its own is started for each, from the programs beside this one.`,
 		Example: `  rfaas bench cold --provider shm --json
   rfaas bench cold --provider verbs --library libmine.so --function empty`,
 		Args: cobra.NoArgs,

@@ -52,6 +52,8 @@ type Executor struct {
 	MaxBulk   Bytes  `mapstructure:"max-bulk"`
 
 	WarmPool       int           `mapstructure:"warm-pool"`   // workers in advance, for each provider
+	KeepTime       time.Duration `mapstructure:"keep-time"`   // of released leases' workers; 0: they are not kept
+	KeepMost       int           `mapstructure:"keep-most"`   // leases whose workers are kept
 	MaxWorkers     int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
 	LeaseDefault   time.Duration `mapstructure:"lease-default"`
 	LeaseMax       time.Duration `mapstructure:"lease-max"`
@@ -76,6 +78,9 @@ type Executor struct {
 
 // maxWarm bounds the workers that are started in advance: each is a process.
 const maxWarm = 1024
+
+// maxKeep bounds how long workers are kept.
+const maxKeep = 24 * time.Hour
 
 var executorOptions = []option{
 	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
@@ -106,6 +111,8 @@ var executorOptions = []option{
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"warm-pool", "2", "worker processes that wait for a lease, for each fabric, so that it starts faster; they hold no core; 0 for none"},
+	{"keep-time", "1m", "how long a released lease's workers are kept, stopped, for its process's next one; they give way to others; 0s for not"},
+	{"keep-most", "64", "leases whose workers are kept, the latest ones"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
 	{"lease-default", "1h", "duration of a lease that names none"},
 	{"lease-max", "24h", "longest lease, and longest renewal"},
@@ -198,6 +205,10 @@ func (c *Executor) validate() error {
 		v.failf("max-bulk: %v is above 4GiB", c.MaxBulk)
 	}
 	v.between("warm-pool", c.WarmPool, 0, maxWarm)
+	if c.KeepTime < 0 || c.KeepTime > maxKeep {
+		v.failf("keep-time: %v is not in 0s..%v", c.KeepTime, maxKeep)
+	}
+	v.between("keep-most", c.KeepMost, 0, maxWarm)
 	v.between("max-workers", c.MaxWorkers, 0, maxCPU)
 	v.positive("lease-default", c.LeaseDefault)
 	v.positive("lease-max", c.LeaseMax)

@@ -469,6 +469,8 @@ type LeaseRequest struct {
 	DurationMs      uint64                 `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`  // 0: the executor's default
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
+	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not kept
+	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // released lease whose workers shall go on, 0: none; client_blobs are of the same queue pairs
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -587,6 +589,20 @@ func (x *LeaseRequest) GetCallLimitMs() uint64 {
 	return 0
 }
 
+func (x *LeaseRequest) GetClientId() []byte {
+	if x != nil {
+		return x.ClientId
+	}
+	return nil
+}
+
+func (x *LeaseRequest) GetReuse() uint64 {
+	if x != nil {
+		return x.Reuse
+	}
+	return 0
+}
+
 type LeaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CodeUnknown   bool                   `protobuf:"varint,1,opt,name=code_unknown,json=codeUnknown,proto3" json:"code_unknown,omitempty"`
@@ -595,6 +611,7 @@ type LeaseReply struct {
 	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
 	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
 	HolderMs      uint64                 `protobuf:"varint,6,opt,name=holder_ms,json=holderMs,proto3" json:"holder_ms,omitempty"`       // the holder stops after this time, counted from before it asked
+	NotKept       bool                   `protobuf:"varint,20,opt,name=not_kept,json=notKept,proto3" json:"not_kept,omitempty"`         // the workers to be used again are no more; nothing is leased: ask for new ones
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -669,6 +686,13 @@ func (x *LeaseReply) GetHolderMs() uint64 {
 		return x.HolderMs
 	}
 	return 0
+}
+
+func (x *LeaseReply) GetNotKept() bool {
+	if x != nil {
+		return x.NotKept
+	}
+	return false
 }
 
 type WorkerGrant struct {
@@ -1044,6 +1068,7 @@ type ReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Finish        bool                   `protobuf:"varint,2,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
+	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`     // keep the workers for this process's next lease, if you can: no call is under way
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1092,8 +1117,17 @@ func (x *ReleaseRequest) GetFinish() bool {
 	return false
 }
 
+func (x *ReleaseRequest) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
+}
+
 type ReleaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"`
+	KeepMs        uint64                 `protobuf:"varint,2,opt,name=keep_ms,json=keepMs,proto3" json:"keep_ms,omitempty"` // for so long at most, and only while the connection on which they were released lasts
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1126,6 +1160,20 @@ func (x *ReleaseReply) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ReleaseReply.ProtoReflect.Descriptor instead.
 func (*ReleaseReply) Descriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReleaseReply) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *ReleaseReply) GetKeepMs() uint64 {
+	if x != nil {
+		return x.KeepMs
+	}
+	return 0
 }
 
 type RenewRequest struct {
@@ -3586,7 +3634,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xbe\x03\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xf1\x03\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -3603,7 +3651,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"durationMs\x12\x16\n" +
 	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
-	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\"\xdf\x01\n" +
+	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x1b\n" +
+	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
+	"\x05reuse\x18\x15 \x01(\x04R\x05reuse\"\xfa\x01\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -3612,7 +3662,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tfunctions\x18\x04 \x03(\tR\tfunctions\x12\x1f\n" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
-	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\"\xae\x01\n" +
+	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\x12\x19\n" +
+	"\bnot_kept\x18\x14 \x01(\bR\anotKept\"\xae\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
@@ -3639,11 +3690,14 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\vclient_blob\x18\x03 \x01(\fR\n" +
 	"clientBlob\"E\n" +
 	"\fReplaceReply\x125\n" +
-	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"C\n" +
+	"\x06worker\x18\x01 \x01(\v2\x1d.rfaas.control.v1.WorkerGrantR\x06worker\"W\n" +
 	"\x0eReleaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
-	"\x06finish\x18\x02 \x01(\bR\x06finish\"\x0e\n" +
-	"\fReleaseReply\"J\n" +
+	"\x06finish\x18\x02 \x01(\bR\x06finish\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\bR\x04keep\";\n" +
+	"\fReleaseReply\x12\x12\n" +
+	"\x04kept\x18\x01 \x01(\bR\x04kept\x12\x17\n" +
+	"\akeep_ms\x18\x02 \x01(\x04R\x06keepMs\"J\n" +
 	"\fRenewRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x1f\n" +
 	"\vduration_ms\x18\x02 \x01(\x04R\n" +

@@ -106,6 +106,28 @@ func (ch *Channel) Reset() error {
 	return nil
 }
 
+// Idle says whether the channel is connected, works and has no call under way or unfinished.
+func (ch *Channel) Idle() bool { return bool(C.dp_channel_idle(ch.c)) }
+
+// Renew gives an idle channel a new generation for an Offer to the same worker, whose answer Resume takes: the connection
+// stays.
+func (ch *Channel) Renew() error {
+	var e C.dp_error
+	if C.dp_channel_renew(ch.c, &e) != 0 {
+		return cError("renew channel", &e)
+	}
+	return nil
+}
+
+// Resume takes the worker's blob, the answer to an Offer after Renew.
+func (ch *Channel) Resume(blob []byte) error {
+	var e C.dp_error
+	if C.dp_channel_resume(ch.c, unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob)), &e) != 0 {
+		return cError("resume channel", &e)
+	}
+	return nil
+}
+
 // Fail ends all calls of the channel with the status. Any goroutine.
 func (ch *Channel) Fail(st Status) { C.dp_channel_fail(ch.c, C.int(st)) }
 

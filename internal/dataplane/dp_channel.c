@@ -176,6 +176,36 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
     return DP_OK;
 }
 
+bool dp_channel_idle(const dp_channel *ch) {
+    return ch->qp->state == DP_QP_CONNECTED && !dp_channel_status(ch) && ch->n_free == ch->cfg.depth;
+}
+
+int dp_channel_renew(dp_channel *ch, dp_error *err) {
+    if (!dp_channel_idle(ch))
+        return dp_fail(err, DP_CONNECTION, 0, "renew channel: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth,
+                       dp_channel_status(ch));
+    uint32_t was = ch->generation;
+    while (!ch->generation || ch->generation == was)
+        dp_random(&ch->generation, sizeof ch->generation);
+    for (uint32_t i = 0; i < ch->cfg.depth; i++)
+        ch->slots[i].told = DP_UNTOLD; /* the worker has forgotten all headers */
+    return DP_OK;
+}
+
+int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err) {
+    dp_side side;
+    int st = dp_side_decode(blob, len, DP_ROLE_WORKER, ch->ep->dev->provider, &side, err);
+    if (st)
+        return st;
+    const dp_side *was = &ch->peer;
+    if (side.generation != ch->generation || side.addr != was->addr || side.rkey != was->rkey ||
+        side.qp_len != was->qp_len || memcmp(side.qp_blob, was->qp_blob, was->qp_len) ||
+        side.layout.size != was->layout.size)
+        return dp_fail(err, DP_BAD_BLOB, 0, "resume channel: another worker answers, or for generation %#x, not %#x",
+                       side.generation, ch->generation);
+    return dp_channel_status(ch);
+}
+
 int dp_channel_reset(dp_channel *ch, dp_error *err) {
     if (ch->n_done || (ch->n_busy && !ch->failed))
         return dp_fail(err, DP_BUSY, 0, "reset channel: %u calls under way, %u ended but not finished", ch->n_busy,

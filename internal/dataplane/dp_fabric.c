@@ -76,6 +76,9 @@ void dp_random(void *buf, size_t len) {
 /* ---- what there is of each kind in this process ---- */
 
 static dp_live live;
+static uint64_t qps_made;
+
+uint64_t dp_qps_made(void) { return __atomic_load_n(&qps_made, __ATOMIC_RELAXED); }
 
 static int made(int status, int32_t *count) {
     if (status == DP_OK)
@@ -188,6 +191,7 @@ int dp_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, d
     if (cq->reserved + need > cq->capacity)
         return dp_fail(err, DP_INVALID, 0, "create queue pair: completion queue of %u has %u left, %u needed",
                        cq->capacity, cq->capacity - cq->reserved, need);
+    __atomic_add_fetch(&qps_made, 1, __ATOMIC_RELAXED);
     int st = made(d->dev->ops->qp_create(d, cq, attr, out, err), &live.queue_pairs);
     if (st == DP_OK)
         cq->reserved += need;

@@ -332,6 +332,8 @@ typedef struct dp_live {
     int32_t devices, domains, regions, queues, queue_pairs;
 } dp_live;
 void dp_live_now(dp_live *out);
+/* dp_qps_made is how many queue pairs the process has made so far. */
+uint64_t dp_qps_made(void);
 
 /* ---- small things every C file needs ---- */
 

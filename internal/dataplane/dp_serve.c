@@ -15,7 +15,7 @@
 #define POST_PATIENCE_NS 2000000000 /* a client that gives no credit for so long broke the protocol */
 #define FINISH_NS 2000000           /* how long a server that is to finish looks for more */
 
-enum { STOP_NOW = 1, STOP_EMPTY = 2 };
+enum { STOP_NOW = 1, STOP_EMPTY = 2, STOP_PARK = 3, STOP_RESUME = 4 };
 
 struct dp_server {
     dp_server_config cfg;
@@ -26,7 +26,7 @@ struct dp_server {
     dp_layout layout;
     dp_side client;
     dp_mem *requests; /* slots and bulk area that the client writes */
-    dp_request *told; /* by slot: the last header that came, which bare requests repeat */
+    dp_request *headers; /* by slot: the last header that came, which bare requests repeat */
     dp_mem *staging;  /* results on their way, same layout; NULL when `out` is the client's memory itself */
     uint8_t *out;     /* where results are put: staging, or the client's region mapped here */
     uint8_t *scratch; /* results that must not touch anything else; an inaccessible page follows */
@@ -41,6 +41,10 @@ struct dp_server {
     dp_wc *pending; /* completions found while a post waited for room */
     uint32_t n_pending, cap_pending;
     int32_t stop;      /* atomic: 0 or STOP_* */
+    uint32_t next_generation; /* of the client, with STOP_RESUME */
+    uint32_t n_parked;        /* functions, while parked */
+    void (*told_fn)(void *arg, bool parked);
+    void *told_arg;
     int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
 };
 
@@ -127,8 +131,8 @@ int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *clien
         s->layout = s->client.layout;
         s->cap_pending = 3 * s->layout.depth + 8;
         s->pending = calloc(s->cap_pending, sizeof *s->pending);
-        s->told = calloc(s->layout.depth, sizeof *s->told);
-        st = s->pending && s->told ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+        s->headers = calloc(s->layout.depth, sizeof *s->headers);
+        st = s->pending && s->headers ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
     }
     if (st) {
         dp_server_destroy(s);
@@ -160,6 +164,52 @@ void dp_server_finish(dp_server *s) {
     dp_cq_wake(s->cq);
 }
 
+void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg) {
+    s->told_fn = told;
+    s->told_arg = arg;
+}
+
+static void ask(dp_server *s, int32_t what) {
+    int32_t serving = 0; /* one that is to stop goes on with that */
+    __atomic_compare_exchange_n(&s->stop, &serving, what, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
+void dp_server_park(dp_server *s) { ask(s, STOP_PARK); }
+
+int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err) {
+    dp_side side;
+    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, s->dev->provider, &side, err);
+    if (st)
+        return st;
+    const dp_side *was = &s->client;
+    if (side.addr != was->addr || side.rkey != was->rkey || side.qp_len != was->qp_len ||
+        memcmp(side.qp_blob, was->qp_blob, was->qp_len) || side.layout.depth != was->layout.depth ||
+        side.layout.eager != was->layout.eager || side.layout.bulk != was->layout.bulk)
+        return dp_fail(err, DP_BAD_BLOB, 0, "resume: the blob is not that of the client that this worker is connected to");
+    s->next_generation = side.generation;
+    ask(s, STOP_RESUME);
+    return DP_OK;
+}
+
+/* Nothing of what a client sends passes while there are no functions and it cannot know the generation. */
+static void change_lease(dp_server *s, bool park) {
+    memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* no bare request means one of an earlier lease */
+    if (park) {
+        uint32_t was = s->client.generation;
+        while (!s->client.generation || s->client.generation == was)
+            dp_random(&s->client.generation, sizeof s->client.generation);
+        s->n_parked = s->n_functions;
+        s->n_functions = 0;
+        s->waiter.mode = DP_WAIT_WARM;
+        dp_cq_promise_hot(s->cq, false);
+    } else {
+        s->client.generation = s->next_generation;
+        s->n_functions = s->n_parked;
+        s->waiter.mode = s->cfg.mode;
+    }
+}
+
 /* Whether a server that was told to stop, and has found nothing to do, may end. One that is to finish looks for a while
  * longer: a request may be on its way, and the last replies have to leave. */
 static bool may_end(dp_server *s, int32_t stop) {
@@ -169,6 +219,20 @@ static bool may_end(dp_server *s, int32_t stop) {
     if (!s->finish_at)
         s->finish_at = now + FINISH_NS;
     return now >= s->finish_at;
+}
+
+/* What a server does that was told something and has found nothing to do. True: it ends. */
+static bool obey(dp_server *s, int32_t what) {
+    if (what == STOP_NOW || what == STOP_EMPTY)
+        return may_end(s, what);
+    if (__atomic_compare_exchange_n(&s->stop, &what, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        bool park = what == STOP_PARK;
+        if (park == (s->n_functions != 0)) /* else it is so already */
+            change_lease(s, park);
+        if (s->told_fn)
+            s->told_fn(s->told_arg, park);
+    }
+    return false;
 }
 
 void dp_server_destroy(dp_server *s) {
@@ -182,7 +246,7 @@ void dp_server_destroy(dp_server *s) {
     if (s->scratch)
         munmap(s->scratch, s->scratch_size + 4096);
     free(s->pending);
-    free(s->told);
+    free(s->headers);
     free(s);
 }
 
@@ -275,7 +339,7 @@ static int post_reply(dp_server *s, uint32_t slot, const dp_reply *h, const void
  * is the copy. 0, or the status to refuse with. */
 static inline int read_request(dp_server *s, uint32_t slot, const dp_wc *wc, dp_request *h) {
     const dp_layout *l = &s->layout;
-    dp_request *told = &s->told[slot];
+    dp_request *told = &s->headers[slot];
     uint32_t head, bulk;
     if (__builtin_expect(dp_imm_bare(wc->imm), 1)) {
         head = 0;
@@ -525,13 +589,13 @@ int dp_server_run(dp_server *s) {
     dp_wc wc[POLL_BATCH];
     for (;;) {
         dp_waiter_begin(&s->waiter);
-        if (s->cfg.mode == DP_WAIT_HOT && !s->waiter.shared_until)
+        if (s->waiter.mode == DP_WAIT_HOT && !s->waiter.shared_until)
             dp_cq_promise_hot(s->cq, true);
         int n = 0, mail;
         spin_for_mail(s);
         while ((mail = take_mail(s)) == 0 && (n = dp_cq_poll(s->cq, wc, POLL_BATCH)) == 0) {
             int32_t stop = __atomic_load_n(&s->stop, __ATOMIC_RELAXED);
-            if (__builtin_expect(stop, 0) && may_end(s, stop))
+            if (__builtin_expect(stop, 0) && obey(s, stop))
                 return DP_OK;
             int broken = dp_qp_broken(s->qp);
             if (broken)

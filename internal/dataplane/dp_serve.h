@@ -37,6 +37,13 @@ int dp_server_run(dp_server *s);
 void dp_server_stop(dp_server *s);
 /* After the calls that have arrived, and those that arrive within a moment. Any thread. */
 void dp_server_finish(dp_server *s);
+/* Between leases: dp_server_park makes the server run nothing any more, whatever arrives, and wait without spinning, as soon
+ * as it has served what has arrived. dp_server_resume lets it serve the same client again, whose new blob differs from the
+ * first one in its generation only; requests of earlier generations are refused. dp_server_told is called by the serving
+ * thread when that has come into effect: true for parked. Any thread; one at a time; each waits for the other to be told. */
+void dp_server_park(dp_server *s);
+int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
+void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg);
 /* Written by the serving thread only; stats may be in memory shared with the executor. */
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared);
 void dp_server_destroy(dp_server *s);

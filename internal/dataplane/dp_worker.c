@@ -312,23 +312,49 @@ static void connect_client(worker *w) {
     dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
 }
 
-/* Blocks until the executor says STOP or is gone, and passes that and FINISH on to the serving thread. */
+/* The serving thread has parked, or serves a new lease: the executor waits to hear it. */
+static void told(void *arg, bool parked) {
+    const worker *w = arg;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    dp_error err = {0};
+    if (parked)
+        dp_msg_send(FD_SOCK, DP_MSG_PARKED, w->id, NULL, 0, -1);
+    else if (dp_server_blob(w->server, blob, &len, &err) == DP_OK)
+        dp_msg_send(FD_SOCK, DP_MSG_RESUMED, w->id, blob, len, -1);
+    else
+        dp_msg_send_failure(FD_SOCK, DP_MSG_FAILED, w->id, err.status, err.msg);
+}
+
+static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
+    dp_error err = {0};
+    int st = dp_server_resume(w->server, blob, len, &err);
+    if (st != DP_OK)
+        dp_msg_send_failure(FD_SOCK, DP_MSG_FAILED, w->id, st, err.msg);
+}
+
+/* Blocks until the executor says STOP or is gone, and passes that and what else it says on to the serving thread. */
 static void *monitor(void *arg) {
-    dp_server *server = arg;
+    const worker *w = arg;
+    dp_server *server = w->server;
     for (;;) {
         struct {
             dp_msg_head head;
-            char rest[16];
+            uint8_t rest[DP_CHANNEL_BLOB_MAX];
         } msg;
         ssize_t n = recv(FD_SOCK, &msg, sizeof msg, 0);
         if (n < 0 && errno == EINTR)
             continue;
-        int said = n == (ssize_t)sizeof msg.head && msg.head.magic == DP_MSG_MAGIC &&
-                           msg.head.version == DP_WIRE_VERSION
+        int said = n >= (ssize_t)sizeof msg.head && (size_t)n == sizeof msg.head + msg.head.len &&
+                           msg.head.magic == DP_MSG_MAGIC && msg.head.version == DP_WIRE_VERSION
                        ? msg.head.type
                        : 0;
         if (said == DP_MSG_FINISH)
             dp_server_finish(server);
+        if (said == DP_MSG_PARK)
+            dp_server_park(server);
+        if (said == DP_MSG_RESUME)
+            resume(w, msg.rest, msg.head.len);
         if (n <= 0 || said == DP_MSG_STOP) {
             dp_server_stop(server);
             return NULL;
@@ -346,7 +372,8 @@ static void start_monitor(const worker *w) {
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attr, MONITOR_STACK);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int e = pthread_create(&thread, &attr, monitor, w->server);
+    dp_server_on_told(w->server, told, (void *)w);
+    int e = pthread_create(&thread, &attr, monitor, (void *)w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
     if (e) {

@@ -20,6 +20,10 @@
  *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; STARTED, READY, LOADED follow
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
+ *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, spin no more
+ *   executor ◀─ worker socket ─── worker      PARKED
+ *   executor ── worker socket ──▶ worker      RESUME {client's blob}    the same client has another lease
+ *   executor ◀─ worker socket ─── worker      RESUMED {channel blob}    or FAILED, and it goes on waiting
  *
  * What the worker shows of itself while it runs and when it dies is in a page that the two share (dp_worker_page).
  *
@@ -67,6 +71,10 @@ enum {
     DP_MSG_PREPARE = 11,
     DP_MSG_PREPARED = 12,
     DP_MSG_SEALED = 13, /* body {u64 ns that the sandbox took before READY, u64 ns after it} */
+    DP_MSG_PARK = 14,
+    DP_MSG_PARKED = 15,
+    DP_MSG_RESUME = 16, /* body: the client's channel blob, as in SPAWN but of another generation */
+    DP_MSG_RESUMED = 17, /* body: the worker's */
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker

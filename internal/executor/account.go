@@ -52,7 +52,7 @@ type metered struct {
 	Worker
 	polls           bool          // spins for calls at all
 	at              time.Time     // of the last look
-	cpu             time.Duration // then
+	cpu, base       time.Duration // then; before this lease
 	samples, inside uint64        // since then
 	report          accounting.Report
 }
@@ -91,7 +91,12 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 	acc := &account{id: l.ID, tenant: tenantOf(l.Terms.Tenant), began: began, workers: make([]*metered, len(workers)),
 		meter: accounting.NewMeter(len(workers), l.Terms.Workers*l.Terms.CoresPerWorker, l.Terms.MemoryPerWorker*uint64(len(workers)), began)}
 	for i, w := range workers {
-		acc.workers[i] = &metered{Worker: w, polls: polls, at: began}
+		m := &metered{Worker: w, polls: polls, at: began}
+		if w.Steps().Cached { // an earlier lease has paid for what it did until now
+			m.base, _ = cpuTime(w)
+			m.cpu = m.base
+		}
+		acc.workers[i] = m
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -173,7 +178,7 @@ func (acc *account) look(i int, now time.Time) {
 	}
 	r.Exec, r.Hot = w.report.Exec, w.report.Hot
 	w.report = r
-	acc.meter.Observe(i, r, w.cpu)
+	acc.meter.Observe(i, r, w.cpu-w.base)
 }
 
 // hot is how much of the processor time that was used went into polling: what is left after the time in functions, and no more

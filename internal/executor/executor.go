@@ -56,6 +56,8 @@ type Executor struct {
 
 	mu       sync.Mutex
 	holdings map[lease.ID]*holding
+	kept     map[lease.ID]*kept // workers without a lease
+	coming   coming             // what kept workers that are being reaped give back
 	draining bool
 	until    time.Time // of the grace, while draining
 }
@@ -65,11 +67,11 @@ func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
 		FirstUse: s.HolderFirstUse, Return: s.HolderReturn, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
-		Now: cfg.Now, NewID: randomID})
+		Keep: s.KeepTime, Now: cfg.Now, NewID: randomID})
 	if err != nil {
 		return nil, err
 	}
-	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{},
+	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, kept: map[lease.ID]*kept{},
 		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), nodeGlibc(s.Worker))}
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
@@ -101,6 +103,8 @@ func (e *Executor) info() *control.InfoReply {
 	c := e.table.Capacity()
 	e.mu.Lock()
 	leases := len(e.holdings)
+	c.FreeCores = min(c.FreeCores+e.coming.cores, c.Cores)
+	c.FreeMemory = min(c.FreeMemory+e.coming.memory, c.Memory)
 	e.mu.Unlock()
 	return &control.InfoReply{
 		Leases:          uint32(leases),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -68,6 +69,8 @@ type fakeWorker struct {
 	stopped  atomic.Bool
 	finished atomic.Bool
 	killed   atomic.Bool
+	parked   bool // under z.mu
+	resumed  atomic.Int32
 }
 
 func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) {
@@ -113,8 +116,10 @@ func (z *fakeSpawner) alive() (list []*fakeWorker) {
 	return list
 }
 
-func (w *fakeWorker) Blob() []byte          { return fmt.Appendf(nil, "worker %d", w.pid) }
-func (w *fakeWorker) Steps() zygote.Steps   { return zygote.Steps{Fork: 1, Connect: 2, Code: 3} }
+func (w *fakeWorker) Blob() []byte { return fmt.Appendf(nil, "worker %d", w.pid) }
+func (w *fakeWorker) Steps() zygote.Steps {
+	return zygote.Steps{Fork: 1, Connect: 2, Code: 3, Cached: w.resumed.Load() > 0}
+}
 func (w *fakeWorker) PID() int              { return w.pid }
 func (w *fakeWorker) Done() <-chan struct{} { return w.done }
 func (w *fakeWorker) Exit() zygote.Exit     { return w.exit }
@@ -134,12 +139,50 @@ func (w *fakeWorker) die(x zygote.Exit) {
 			w.z.mu.Lock()
 			defer w.z.mu.Unlock()
 			for _, c := range w.spec.CPUs {
-				w.z.cores[c] = nil
+				if w.z.cores[c] == w {
+					w.z.cores[c] = nil
+				}
 			}
 			w.exit = x
 			close(w.done)
 		}()
 	})
+}
+
+func (w *fakeWorker) Park(ctx context.Context) error {
+	if w.stubborn {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	w.z.mu.Lock()
+	defer w.z.mu.Unlock()
+	for _, c := range w.spec.CPUs {
+		w.z.cores[c] = nil // a stopped process uses none
+	}
+	w.parked = true
+	return nil
+}
+
+func (w *fakeWorker) Resume(_ context.Context, blob []byte) error {
+	w.z.mu.Lock()
+	defer w.z.mu.Unlock()
+	select {
+	case <-w.done:
+		return errors.New("it is dead")
+	default:
+	}
+	if !w.parked {
+		w.z.t.Errorf("worker %d is resumed and was not parked", w.pid)
+	}
+	for _, c := range w.spec.CPUs {
+		if w.z.cores[c] != nil {
+			w.z.t.Errorf("core %d has a living worker (pid %d) and another is resumed", c, w.z.cores[c].pid)
+		}
+		w.z.cores[c] = w
+	}
+	w.spec.ClientBlob, w.parked = blob, false
+	w.resumed.Add(1)
+	return nil
 }
 
 func (w *fakeWorker) Kill() {

@@ -38,16 +38,25 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		}
 		return &control.LeaseReply{CodeUnknown: true}, nil
 	}
-	l, h, err := e.request(rid, terms, code, req)
+	var l lease.Lease
+	var h *holding
+	var k *kept
+	err = e.requestPatiently(ctx, func() (err error) {
+		l, h, k, err = e.request(rid, terms, code, req)
+		return err
+	})
 	if err != nil {
 		e.codes.release(code)
-		return nil, grpcError(err)
+		return leaseFailed(err)
 	}
 	if h != nil {
 		// Not bound to ctx: a caller that lost its connection repeats the request and gets this grant, if it comes back
 		// soon.
 		limit := e.spawnLimit(ctx)
-		e.work.Go(func() { e.start(h, req.GetClientBlobs(), limit) })
+		e.work.Go(func() {
+			e.evict(l.Evict)
+			e.start(h, k, req.GetClientBlobs(), limit)
+		})
 	} else {
 		e.codes.release(code)
 	}
@@ -56,7 +65,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		asked.askedOn(control.Connection(ctx), func() { e.table.Gone(id) })
 	}
 	if l, err = e.table.Wait(ctx, l); err != nil {
-		return nil, grpcError(err)
+		return leaseFailed(err)
 	}
 	if h, err = e.find(l.ID); err != nil {
 		return nil, err
@@ -67,18 +76,28 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), HolderMs: milliseconds(l.Holder.Sub(e.now()))}, nil
 }
 
-// request sets the resources aside. The holding is nil when the request is a repetition. Lease and holding come
-// into being together, so that nobody ever meets one without the other.
-func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, error) {
+// leaseFailed is the answer to a request that got no lease.
+func leaseFailed(err error) (*control.LeaseReply, error) {
+	if errors.Is(err, lease.ErrNotKept) {
+		return &control.LeaseReply{NotKept: true}, nil
+	}
+	return nil, grpcError(err)
+}
+
+// request sets the resources aside. The holding is nil when the request is a repetition; the workers that go on are nil
+// unless it asks for some. Lease and holding come into being together, so that nobody ever meets one without the other.
+func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, *kept, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	l, first, err := e.table.Request(rid, terms, 0)
+	l, first, err := e.table.Request(rid, terms, lease.ID(req.GetReuse()))
 	if err != nil || !first {
-		return l, nil, err
+		return l, nil, nil, err
 	}
+	k := e.kept[l.Reuses] // there, or the table would not have given it
+	delete(e.kept, l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
 	e.holdings[l.ID] = h
-	return l, h, nil
+	return l, h, k, nil
 }
 
 // spec is what all workers of a lease have in common.
@@ -97,11 +116,17 @@ func deviceSpec(s *config.Executor, provider string) zygote.Spec {
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}
 }
 
-// start brings a requested lease to granted, or undoes it.
-func (e *Executor) start(h *holding, blobs [][]byte, limit time.Duration) {
+// start brings a requested lease to granted, or undoes it. k are its workers if it goes on with those of an earlier one.
+func (e *Executor) start(h *holding, k *kept, blobs [][]byte, limit time.Duration) {
 	flag, err := e.reserve(h)
 	var workers []Worker
-	if err == nil {
+	switch {
+	case err != nil && k != nil:
+		e.end(k)
+	case err != nil:
+	case k != nil:
+		workers, err = e.resumeAll(h, k, blobs, limit)
+	default:
 		workers, err = e.spawnAll(h, blobs, limit)
 	}
 	if err != nil {

@@ -28,7 +28,8 @@ type holding struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	started chan struct{}  // closed when the first workers have all started, or none is left
-	gone    chan struct{}  // closed when the workers are reaped and the cores are free
+	gone    chan struct{}  // closed when the workers are reaped or kept, and the cores are free
+	kept    chan struct{}  // closed when the workers are kept: they are no more of this lease
 	spawns  sync.WaitGroup // replacements being started; Add under mu while not ending
 
 	mu       sync.Mutex
@@ -59,7 +60,7 @@ type seat struct {
 }
 
 func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
-	h := &holding{id: id, code: c, spec: spec, started: make(chan struct{}), gone: make(chan struct{}),
+	h := &holding{id: id, code: c, spec: spec, started: make(chan struct{}), gone: make(chan struct{}), kept: make(chan struct{}),
 		changed: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	for _, c := range cpus {
@@ -89,7 +90,10 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	steps := w.Steps()
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
 		Connect: uint64(steps.Connect), Code: uint64(steps.Code), Sandbox: uint64(steps.Sandbox)}, Start: control.StartPath_START_PATH_COLD}
-	if steps.Warm {
+	switch {
+	case steps.Cached:
+		g.Start = control.StartPath_START_PATH_CACHED
+	case steps.Warm:
 		g.Start = control.StartPath_START_PATH_WARM
 	}
 	for _, c := range h.seats[i].cpus {
@@ -158,7 +162,11 @@ func (h *holding) endingError() error {
 // watch notes a worker's death; it returns when the worker is reaped. report says whether it died while its lease
 // went on.
 func (h *holding) watch(i int, w Worker, report func(zygote.Exit)) {
-	<-w.Done()
+	select {
+	case <-w.Done():
+	case <-h.kept:
+		return
+	}
 	if !h.died(i, w) {
 		report(w.Exit())
 	}
@@ -257,17 +265,22 @@ func (h *holding) over() {
 	h.notify()
 }
 
-// stopWorkers ends all workers of an ending lease and returns when they are reaped.
-func (h *holding) stopWorkers(ctx context.Context, how ending) {
+// living returns the workers of an ending lease that are not reaped, and whether every seat has one.
+func (h *holding) living() (workers []Worker, all bool) {
 	h.spawns.Wait() // none is added any more
 	h.mu.Lock()
-	var workers []Worker
+	defer h.mu.Unlock()
 	for _, s := range h.seats {
 		if s.worker != nil && !s.dead {
 			workers = append(workers, s.worker)
 		}
 	}
-	h.mu.Unlock()
+	return workers, len(workers) == len(h.seats)
+}
+
+// stopWorkers ends all workers of an ending lease and returns when they are reaped.
+func (h *holding) stopWorkers(ctx context.Context, how ending) {
+	workers, _ := h.living()
 	stopAll(ctx, workers, how)
 }
 

@@ -52,6 +52,8 @@ func (e *Executor) due(d lease.Due) {
 		if h := e.holding(d.ID); h != nil {
 			h.expiring(l.Expires)
 		}
+	case lease.Released: // and kept
+		e.work.Go(func() { e.dropKept(d.ID) })
 	default:
 		if h, err := e.beginEnd(d.ID, d.State, d.Reason); err == nil {
 			e.work.Go(func() { e.finishEnd(context.Background(), h, killed) })
@@ -92,6 +94,11 @@ func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
 // forget drops what is left of a holding whose workers are gone.
 func (e *Executor) forget(h *holding) {
 	e.codes.release(h.code)
+	e.remove(h)
+}
+
+// remove takes a holding whose workers are gone, or not its own any more, off the books.
+func (e *Executor) remove(h *holding) {
 	h.mu.Lock()
 	giveBack := h.reserved
 	h.reserved = nil
@@ -165,6 +172,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 		})
 	}
 	wg.Wait()
+	e.dropAllKept()
 	e.work.Wait()
 	e.codes.close()
 }

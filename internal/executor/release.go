@@ -9,7 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// Release ends a lease and returns when its workers are reaped and its cores are free.
+// Release ends a lease and returns when its workers are reaped, or kept, and its cores are free.
 func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
 	id := lease.ID(req.GetLeaseId())
 	if err := e.mayUse(ctx, "Release", id); err != nil {
@@ -19,9 +19,15 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	if req.GetFinish() && e.isDraining() {
 		how, reason = lease.Drained, drainReason
 	}
+	if e.dropKept(id) { // its holder has no use for its workers any more
+		return &control.ReleaseReply{}, nil
+	}
 	h, err := e.beginEnd(id, how, reason)
 	if err != nil {
 		return nil, grpcError(err)
+	}
+	if req.GetKeep() && !req.GetFinish() && e.keep(h, control.Connection(ctx)) {
+		return &control.ReleaseReply{Kept: true, KeepMs: milliseconds(e.cfg.Settings.KeepTime)}, nil
 	}
 	// Whether the caller waits or not.
 	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace)

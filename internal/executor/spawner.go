@@ -22,6 +22,9 @@ type Worker interface {
 	Stop(ctx context.Context) error
 	// Finish is Stop after all the calls that the client has sent.
 	Finish(ctx context.Context) error
+	// Park keeps the process without work and stopped, Resume lets it serve the same client again; Blob is new then.
+	Park(ctx context.Context) error
+	Resume(ctx context.Context, clientBlob []byte) error
 	// Kill does not wait.
 	Kill()
 }

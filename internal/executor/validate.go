@@ -22,6 +22,18 @@ const (
 	maxTenant = 255
 )
 
+// clientIDSize is the length of what tells one client process from another.
+const clientIDSize = 16
+
+// kindOf stands for what makes a lease's workers fit for another one, besides its terms: the client process, the code and
+// the way to them. Zero, which fits nothing, for a client that does not say who it is.
+func kindOf(req *control.LeaseRequest) (kind [32]byte) {
+	if len(req.GetClientId()) == 0 {
+		return kind
+	}
+	return sha256.Sum256(slices.Concat(req.GetClientId(), req.GetCodeSha256(), []byte(req.GetProvider())))
+}
+
 func invalidf(format string, args ...any) error {
 	return control.Errorf(control.ClassInvalid, format, args...)
 }
@@ -84,6 +96,13 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 		t.UID, t.GID = *who.UID, groupOf(*who.UID)
 	}
 	rid = scoped(rid, who)
+	if n := len(req.GetClientId()); n != 0 && n != clientIDSize {
+		return fail(invalidf("client_id has %d bytes, want %d or none", n, clientIDSize))
+	}
+	if req.GetReuse() != 0 && len(req.GetClientId()) == 0 {
+		return fail(invalidf("reuse of lease %d without a client_id", req.GetReuse()))
+	}
+	t.Kind = kindOf(req)
 	bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
 		return fail(invalidf("lease request: %v", err))

@@ -37,7 +37,7 @@ func (w *Worker) makeExit(st status) Exit {
 		Requested:  w.stopped.Load() || w.killed.Load(),
 		Status:     statusWorkerDied,
 		OutputTail: w.output.bytes(),
-		Counters:   w.page.counters(),
+		Counters:   w.Counters(),
 	}
 	d := w.page.death()
 	if d.noted {

@@ -43,6 +43,10 @@ const (
 	msgPrepare     msgType = 11
 	msgPrepared    msgType = 12
 	msgSealed      msgType = 13
+	msgPark        msgType = 14
+	msgParked      msgType = 15
+	msgResume      msgType = 16
+	msgResumed     msgType = 17
 )
 
 // Statuses of dp_status.h that this package gives itself.

@@ -33,6 +33,13 @@ type Counters struct {
 	BytesOut uint64 // results
 }
 
+// since is what was counted after b, nothing where a worker has counted backwards.
+func (c Counters) since(b *Counters) Counters {
+	less := func(now, then uint64) uint64 { return now - min(now, then) }
+	return Counters{Calls: less(c.Calls, b.Calls), Refused: less(c.Refused, b.Refused), Failed: less(c.Failed, b.Failed),
+		BytesIn: less(c.BytesIn, b.BytesIn), BytesOut: less(c.BytesOut, b.BytesOut)}
+}
+
 // page is what a worker shows of itself, in memory that it may write at any time and that nobody can shrink.
 type page struct {
 	mu  sync.Mutex

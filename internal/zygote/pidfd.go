@@ -3,6 +3,7 @@ package zygote
 import (
 	"errors"
 	"os"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -65,8 +66,8 @@ func newPidfd(fd int) (*os.File, error) {
 }
 
 // reap waits until the child ended, ends whatever is left of its session and, if it has a guard, of its process name space,
-// and takes its status. No OS thread is blocked.
-func reap(pidfd, guard *os.File) (status, error) {
+// and takes its status, under the lock if there is one: its number may be another's afterwards. No OS thread is blocked.
+func reap(pidfd, guard *os.File, lock sync.Locker) (status, error) {
 	st, err := awaitEnd(pidfd)
 	if err != nil {
 		return st, err
@@ -75,7 +76,13 @@ func reap(pidfd, guard *os.File) (status, error) {
 	if st.pid > 1 {
 		unix.Kill(-st.pid, unix.SIGKILL)
 	}
+	if lock != nil {
+		lock.Lock()
+	}
 	err = collect(pidfd)
+	if lock != nil {
+		lock.Unlock()
+	}
 	if guard != nil {
 		// Its end takes all others with it, and comes after theirs.
 		killPidfd(guard)

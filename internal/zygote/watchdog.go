@@ -112,12 +112,12 @@ func (w *Worker) isStopped() (yes bool) {
 }
 
 func (w *Worker) noticeStop(z *Zygote) {
-	if !w.isStopped() || w.stopNoticed.Swap(true) {
+	if w.parked.Load() || !w.isStopped() || w.stopNoticed.Swap(true) {
 		return
 	}
 	time.AfterFunc(stopPatience, func() {
 		w.stopNoticed.Store(false)
-		if w.isStopped() {
+		if !w.parked.Load() && w.isStopped() {
 			z.cfg.Log.Warn("a worker is stopped; killed", "pid", w.pid)
 			w.end(verdict{statusWorkerDied, "was stopped (SIGSTOP) and killed"})
 		}

@@ -47,6 +47,9 @@ type Worker struct {
 	gone     func() // to be called then; may be nil
 
 	stopNoticed atomic.Bool
+
+	parked atomic.Bool              // and stopped, which is as it should be
+	before atomic.Pointer[Counters] // of earlier leases
 }
 
 // Blob is the worker's channel blob, for the client to connect to. The caller does not change it.
@@ -71,8 +74,14 @@ func (w *Worker) Exit() Exit {
 // OutputTail is the last TailSize bytes of what the worker has printed so far.
 func (w *Worker) OutputTail() []byte { return w.output.bytes() }
 
-// Counters is what the worker says that it has done so far.
-func (w *Worker) Counters() Counters { return w.page.counters() }
+// Counters is what the worker says that it has done so far, since it was last resumed.
+func (w *Worker) Counters() Counters {
+	c := w.page.counters()
+	if b := w.before.Load(); b != nil {
+		c = c.since(b)
+	}
+	return c
+}
 
 // Running is the function that runs now, "" between calls.
 func (w *Worker) Running() string {
@@ -90,6 +99,7 @@ type Steps struct {
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library, its constructors included
 	Warm    bool          // the process was there already: Fork is what it took to wake it
+	Cached  bool          // it was connected and had the code too: Connect is what Resume took
 }
 
 // Steps is what this worker's start took.
@@ -131,7 +141,7 @@ func (w *Worker) leave(ctx context.Context, how msgType) error {
 
 // watch waits for the end of the process and cleans up behind it.
 func (w *Worker) watch(ended func()) {
-	st, err := reap(w.pidfd, w.guard)
+	st, err := reap(w.pidfd, w.guard, &w.mu)
 	w.output.finish()
 	w.pidfd.Close()
 	w.page.freeze()

@@ -415,7 +415,7 @@ func (p *parts) discard(a answer) {
 		return
 	}
 	killPidfd(a.pidfd)
-	reap(a.pidfd, a.guard)
+	reap(a.pidfd, a.guard, nil)
 	a.pidfd.Close()
 }
 

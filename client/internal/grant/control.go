@@ -3,6 +3,7 @@ package grant
 import (
 	"cmp"
 	"context"
+	crand "crypto/rand"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -38,6 +39,10 @@ type Options struct {
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Device opens a device of a provider, which stays the caller's, for reading the manager's memory. nil: its own.
 	Device func(provider string) (*dataplane.Device, error)
+	// Keep is how many released leases are kept connected; 0: the environment's number or 16, negative: none.
+	Keep int
+	// Dropped is called with the State of a kept lease that nobody will use any more, on any goroutine. May be nil.
+	Dropped func(state any)
 }
 
 // WithEnvironment returns o with empty fields taken from the environment. An address in o wins over both
@@ -58,6 +63,10 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 	if o.Tenant == "" {
 		o.Tenant = cmp.Or(o.dial().TokenTenant(), getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
 	}
+	o.Keep = keepOf(o.Keep, getenv(EnvKeep))
+	if o.Keep == 0 {
+		o.Keep = -1
+	}
 	return o
 }
 
@@ -73,6 +82,9 @@ type Control struct {
 	mu     sync.Mutex
 	conns  map[string]*grpc.ClientConn
 	closed bool
+	kept   []*Kept // released leases, the oldest first
+	client [16]byte
+	work   sync.WaitGroup // what expire began
 
 	places places
 }
@@ -104,6 +116,7 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 		return nil, fail(op, dataplane.StatusFatal, "%v", err)
 	}
 	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn), places: places{open: o.Device}}
+	crand.Read(c.client[:])
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	if o.Manager != "" {
@@ -126,9 +139,11 @@ func (c *Control) Close() {
 	conns := c.conns
 	c.conns, c.closed = nil, true
 	c.mu.Unlock()
+	c.dropKept()
 	for _, conn := range conns {
 		conn.Close()
 	}
+	c.work.Wait()
 }
 
 // bound gives control operations the session's time-out unless the context has a tighter one.
@@ -193,6 +208,7 @@ type Candidate struct {
 	Node     string // host name, for people
 	Provider string // "shm" or "verbs", decided
 	info     *control.InfoReply
+	Kept     *Kept // its workers wait there; nil for a new lease
 }
 
 // provider decides how to reach the node that info describes; an error says why there is no way.

@@ -2,6 +2,7 @@ package grant
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -53,6 +54,7 @@ type Pending struct {
 	name       string
 	sha        [sha256.Size]byte
 	candidates []Candidate
+	kept       *Kept           // found by Prepare, not given by Next yet
 	current    int             // index of the candidate that Next gave, -1 before
 	refused    map[uint32]bool // slots of the board that were tried
 	byBoard    bool            // there may be more on the board, and then in the manager's list
@@ -78,7 +80,7 @@ func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
 	case s.Mode < 0 || s.Mode > control.WaitMode_WAIT_MODE_WARM:
 		return nil, fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
 	}
-	p := &Pending{c: c, spec: s, code: s.Code, name: filepath.Base(s.Library), current: -1}
+	p := &Pending{c: c, spec: s, code: s.Code, name: filepath.Base(s.Library)}
 	if s.Code == nil {
 		var err error
 		if p.code, err = readLibrary(s.Library); err != nil {
@@ -91,10 +93,10 @@ func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
 	p.sha = sha256.Sum256(p.code)
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	var err error
-	p.refused = map[uint32]bool{}
-	p.candidates, p.byBoard, err = c.first(ctx, &p.spec, p.refused)
-	return p, err
+	if p.kept = c.takeKept(p.key(), cmp.Or(s.At, s.Executor)); p.kept != nil {
+		return p, nil
+	}
+	return p, p.look(ctx)
 }
 
 func readLibrary(path string) ([]byte, error) {
@@ -136,18 +138,29 @@ func checkELF(path string, b []byte) error {
 
 // Again prepares a lease like this one, which was granted and is lost: the same code, candidates as they are now.
 func (p *Pending) Again(ctx context.Context) (*Pending, error) {
-	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha, current: -1, refused: map[uint32]bool{}}
+	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha}
 	q.spec.At = ""
 	ctx, cancel := q.c.bound(ctx)
 	defer cancel()
-	var err error
-	q.candidates, q.byBoard, err = q.c.first(ctx, &q.spec, q.refused)
-	return q, err
+	return q, q.look(ctx)
 }
 
-// Next returns the next executor to try. When there is none left, the error says why the last one refused.
+// Next returns the next executor to try; first one where workers are kept, if there is: the caller has its State then. When there is none left, the error says why the last one refused.
 func (p *Pending) Next() (Candidate, error) {
 	const op = "lease"
+	if p.kept != nil {
+		p.candidates, p.current = []Candidate{p.kept.cand}, 0
+		p.candidates[0].Kept, p.kept = p.kept, nil
+		return p.candidates[0], nil
+	}
+	if p.current == 0 && p.candidates[0].Kept != nil { // in vain: as if it had not been
+		p.granted = false
+		ctx, cancel := p.c.bound(context.Background())
+		defer cancel()
+		if err := p.look(ctx); err != nil {
+			return Candidate{}, err
+		}
+	}
 	for p.current+1 < len(p.candidates) || p.more() {
 		p.current++
 		cand := p.candidates[p.current]
@@ -237,6 +250,7 @@ type Held struct {
 	c     *Control
 	cl    control.ExecutorClient
 	renew bool
+	key   keptKey
 	watch *watch
 
 	mu   sync.Mutex
@@ -279,7 +293,11 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	cl := control.NewExecutorClient(conn)
 	asked := time.Now()
 	r, err := p.ask(ctx, cl, blobs)
-	if err == nil && r.CodeUnknown {
+	switch {
+	case err != nil:
+	case cand.Kept != nil && (r.CodeUnknown || r.NotKept): // that executor is another one by now, perhaps
+		err = fail(op, dataplane.StatusBusy, "%s does not keep the workers any more", cand.Address)
+	case r.CodeUnknown:
 		if err = p.upload(ctx, cl, cand.Address); err == nil {
 			asked = time.Now()
 			r, err = p.ask(ctx, cl, blobs)
@@ -293,7 +311,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		return nil, p.last
 	}
 	p.granted = true
-	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew,
+	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(),
 		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs))}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
@@ -326,6 +344,10 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		WaitMode:        p.spec.Mode,
 		ClientBlobs:     blobs,
 		Tenant:          p.c.opts.Tenant,
+		ClientId:        p.c.client[:],
+	}
+	if k := p.candidates[p.current].Kept; k != nil {
+		req.Reuse = k.id
 	}
 	if p.spec.Duration > 0 {
 		req.DurationMs = uint64(max(p.spec.Duration/time.Millisecond, 1))
@@ -460,15 +482,20 @@ func (h *Held) Finish(ctx context.Context) error {
 // Release ends the lease and its watch. Releasing a lease that has ended already is no error, nor is one whose executor
 // is no more: it took its workers with it.
 func (h *Held) Release(ctx context.Context) error {
+	_, err := h.release(ctx, false)
+	return err
+}
+
+func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
 	h.StopWatch()
 	if h.ended("release") != nil {
-		return nil
+		return nil, nil
 	}
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID})
+	r, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Keep: keep})
 	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
-		return nil
+		return nil, nil
 	}
-	return err
+	return r, err
 }

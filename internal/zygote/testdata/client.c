@@ -2,6 +2,8 @@
  *
  *   offer                         -> <channel> <blob in hex>
  *   connect <channel> <blob>      -> ok
+ *   renew <channel>               -> <blob in hex>
+ *   resume <channel> <blob>       -> ok
  *   call <channel> <function> <capacity> <payload in hex or ->
  *                                 -> <status> <result size> <result in hex or ->
  *   close <channel>               -> ok
@@ -54,6 +56,16 @@ static void offer(void) {
     hex(blob, len);
 }
 
+static void renew(dp_channel *ch) {
+    dp_error err;
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    if (dp_channel_renew(ch, &err) || dp_channel_offer(ch, blob, &len, &err))
+        printf("error %s\n", err.msg);
+    else
+        hex(blob, len);
+}
+
 static void call(dp_channel *ch, unsigned function, unsigned capacity, const char *payload) {
     static uint8_t in[DATA_MAX];
     size_t n = unhex(payload, in, sizeof in);
@@ -95,6 +107,12 @@ int main(void) {
         } else if (sscanf(line, "call %u %u %u %131072s", &at, &function, &capacity, text) == 4 && at < CHANNELS &&
                    channels[at] && capacity <= DATA_MAX) {
             call(channels[at], function, capacity, text);
+        } else if (sscanf(line, "renew %u", &at) == 1 && at < CHANNELS && channels[at]) {
+            renew(channels[at]);
+        } else if (sscanf(line, "resume %u %131072s", &at, text) == 2 && at < CHANNELS && channels[at]) {
+            uint8_t blob[DP_CHANNEL_BLOB_MAX];
+            int st = dp_channel_resume(channels[at], blob, (uint32_t)unhex(text, blob, sizeof blob), &err);
+            printf(st ? "error %s\n" : "ok\n", err.msg);
         } else if (sscanf(line, "close %u", &at) == 1 && at < CHANNELS && channels[at]) {
             dp_channel_destroy(channels[at]);
             channels[at] = NULL;

@@ -1,0 +1,174 @@
+package grant
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// EnvKeep is how many released leases a session keeps connected; 0: none.
+const EnvKeep = "RFAAS_KEEP_LEASES"
+
+// defaultKeep is that number without a setting.
+const defaultKeep = 16
+
+// keptKey is what a lease must have in common with a kept one to take its place.
+type keptKey struct {
+	sha            [sha256.Size]byte
+	workers, cores int
+	memory         uint64
+	mode           control.WaitMode
+	limit          time.Duration
+	depth, eager   int
+	bulk           uint64
+}
+
+func (p *Pending) key() keptKey {
+	s := &p.spec
+	return keptKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk}
+}
+
+// Kept is a released lease whose workers wait at their executor, and whose channels somebody has: State names or holds
+// them. Exactly one gets it: who finds it by Next, or Options.Dropped.
+type Kept struct {
+	State any
+
+	cand  Candidate
+	id    uint64
+	key   keptKey
+	cl    control.ExecutorClient
+	timer *time.Timer
+}
+
+// keep remembers a released lease for d. When there are too many, the one that was released first goes.
+func (c *Control) keep(k *Kept, d time.Duration) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		c.dropped(k)
+		return
+	}
+	c.kept = append(c.kept, k)
+	// Before the executor gives it up, so that a lease does not ask in vain.
+	k.timer = time.AfterFunc(d-d/10, func() { c.expire(k) })
+	var oldest *Kept
+	if len(c.kept) > c.opts.Keep {
+		oldest = c.kept[0]
+	}
+	c.mu.Unlock()
+	if oldest != nil {
+		c.expire(oldest)
+	}
+}
+
+// expire gives a kept lease up, on both sides, unless somebody has it.
+func (c *Control) expire(k *Kept) {
+	c.mu.Lock()
+	mine := c.remove(k)
+	if mine {
+		c.work.Add(1)
+	}
+	c.mu.Unlock()
+	if !mine {
+		return
+	}
+	c.dropped(k)
+	go func() {
+		defer c.work.Done()
+		ctx, cancel := c.bound(context.Background())
+		defer cancel()
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // it goes anyway, later
+	}()
+}
+
+// remove takes a kept lease off the list. Under mu.
+func (c *Control) remove(k *Kept) bool {
+	i := slices.Index(c.kept, k)
+	if i < 0 {
+		return false
+	}
+	k.timer.Stop()
+	c.kept = slices.Delete(c.kept, i, i+1)
+	return true
+}
+
+// takeKept finds a kept lease for the key, the one released last; at an executor if that is not empty.
+func (c *Control) takeKept(key keptKey, executor string) *Kept {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range slices.Backward(c.kept) {
+		if k.key == key && (executor == "" || executor == k.cand.Address) {
+			c.remove(k)
+			return k
+		}
+	}
+	return nil
+}
+
+// dropKept gives all kept leases up. The connections are about to close: the executors see that.
+func (c *Control) dropKept() {
+	c.mu.Lock()
+	all := slices.Clone(c.kept)
+	for _, k := range all {
+		c.remove(k)
+	}
+	c.mu.Unlock()
+	for _, k := range all {
+		c.dropped(k)
+	}
+}
+
+func (c *Control) dropped(k *Kept) {
+	if c.opts.Dropped != nil {
+		c.opts.Dropped(k.State)
+	}
+}
+
+// Kept is how many released leases are kept.
+func (c *Control) Kept() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.kept)
+}
+
+// ReleaseKeep is Release for a holder that has no call under way and could use the same workers again: state is what it has
+// of them, and kept says that the session has taken it. Not kept, with or without an error: it is the caller's.
+func (h *Held) ReleaseKeep(ctx context.Context, state any) (kept bool, err error) {
+	if h.c.opts.Keep <= 0 {
+		return false, h.Release(ctx)
+	}
+	r, err := h.release(ctx, true)
+	if err != nil || r.GetKeepMs() == 0 || !r.GetKept() {
+		return false, err
+	}
+	h.c.keep(&Kept{State: state, cand: h.Candidate, id: h.ID, key: h.key, cl: h.cl}, milliseconds(r.GetKeepMs()))
+	return true, nil
+}
+
+// Discard gives up what Prepare has found and Next has not given.
+func (p *Pending) Discard() {
+	if k := p.kept; k != nil {
+		p.kept = nil
+		p.c.dropped(k)
+	}
+}
+
+// look finds candidates, once those of before are of no use.
+func (p *Pending) look(ctx context.Context) (err error) {
+	p.current, p.refused = -1, map[uint32]bool{}
+	p.candidates, p.byBoard, err = p.c.first(ctx, &p.spec, p.refused)
+	return err
+}
+
+// keepOf is the number of leases to keep that options and environment say.
+func keepOf(setting int, environment string) int {
+	if n, err := strconv.Atoi(environment); setting == 0 && err == nil {
+		return max(n, 0)
+	}
+	return max(cmp.Or(setting, defaultKeep), 0)
+}

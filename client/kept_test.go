@@ -1,0 +1,226 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// use makes a small and a large call.
+func use(t *testing.T, l *client.Lease) {
+	t.Helper()
+	echo := function(t, l, "echo")
+	for _, size := range []int{8, 100 << 10} {
+		in, out := make([]byte, size), make([]byte, size)
+		in[size-1] = 7
+		if n, err := echo.Invoke(context.Background(), in, out); err != nil || n != size || out[size-1] != 7 {
+			t.Fatalf("call of %d bytes: %d, %v", size, n, err)
+		}
+	}
+}
+
+func release(t *testing.T, l *client.Lease) {
+	t.Helper()
+	if err := l.Release(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The next lease like one that was released has the same workers, and no new queue pair. It takes less time to get.
+func TestReleasedWorkersAreUsedAgain(t *testing.T) {
+	w := newWorld(t)
+	began := time.Now()
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	first := time.Since(began)
+	pids := [2]int{l.Worker(0).PID(), l.Worker(1).PID()}
+	use(t, l)
+	release(t, l)
+	if s := w.session.Statistics(); s.Kept != 1 || s.Cached != 0 || s.Cold+s.Warm != 2 {
+		t.Errorf("after the first lease: %+v", s)
+	}
+	made := dataplane.QueuePairsMade()
+	best := time.Hour
+	for range 20 {
+		began = time.Now()
+		l = w.lease(t, client.LeaseOptions{Workers: 2})
+		best = min(best, time.Since(began))
+		if l.Start() != client.StartCached || [2]int{l.Worker(0).PID(), l.Worker(1).PID()} != pids {
+			t.Fatalf("%v, workers %d and %d, want %v", l.Start(), l.Worker(0).PID(), l.Worker(1).PID(), pids)
+		}
+		use(t, l)
+		release(t, l)
+	}
+	if n := dataplane.QueuePairsMade() - made; n != 0 {
+		t.Errorf("%d queue pairs were made for leases on kept connections", n)
+	}
+	if s := w.session.Statistics(); s.Cached != 40 || s.Kept != 1 {
+		t.Errorf("%+v, want 40 cached starts", s)
+	}
+	t.Logf("first lease %v, best on its connections %v", first.Round(time.Microsecond), best.Round(time.Microsecond))
+	if best > first/2 {
+		t.Errorf("a lease on kept connections took %v, the first one %v", best, first)
+	}
+}
+
+// Another kind of lease is another worker, and so is the same one while the first is still held.
+func TestKeptWorkersFitTheirKindOnly(t *testing.T) {
+	w := newWorld(t, "--share-cores", "8", "--memory", "16GiB")
+	l := w.lease(t, client.LeaseOptions{})
+	pid := l.Worker(0).PID()
+	release(t, l)
+	for what, o := range map[string]client.LeaseOptions{"depth": {Depth: 3}, "eager": {Eager: 128}, "bulk": {Bulk: -1}, "mode": {WaitMode: client.Warm},
+		"memory": {Memory: 64 << 20}, "limit": {CallLimit: time.Minute}, "workers": {Workers: 2}} {
+		other := w.lease(t, o)
+		if other.Start() == client.StartCached || other.Worker(0).PID() == pid {
+			t.Errorf("another %s: the same worker", what)
+		}
+		use := function(t, other, "echo")
+		if _, err := use.Invoke(context.Background(), []byte("x"), make([]byte, 8)); err != nil {
+			t.Errorf("another %s: %v", what, err)
+		}
+		defer release(t, other)
+	}
+	mine := w.lease(t, client.LeaseOptions{})
+	if mine.Worker(0).PID() != pid {
+		t.Error("the kept worker is gone")
+	}
+	second := w.lease(t, client.LeaseOptions{})
+	if second.Worker(0).PID() == pid || second.Start() == client.StartCached {
+		t.Error("two leases have one worker")
+	}
+	use(t, mine)
+	use(t, second)
+	release(t, second)
+	release(t, mine)
+	s := w.connect(t, client.Options{Executor: w.Address, Tenant: "somebody-else"})
+	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	if err != nil || other.Start() == client.StartCached || other.Worker(0).PID() == pid {
+		t.Errorf("another session: %v", err)
+	}
+}
+
+// Whatever happened to what was kept, the next lease is a good one.
+func TestKeptWorkersAreGone(t *testing.T) {
+	w := newWorld(t, "--warm-pool", "0")
+	next := func(what string) {
+		t.Helper()
+		l := w.lease(t, client.LeaseOptions{Workers: 2})
+		if l.Start() != client.StartCold {
+			t.Errorf("%s: the next lease starts %v", what, l.Start())
+		}
+		use(t, l)
+		release(t, l)
+	}
+	next("at first")
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	pid := l.Worker(1).PID()
+	if l.Start() != client.StartCached {
+		t.Fatalf("the second lease starts %v", l.Start())
+	}
+	release(t, l)
+	syscall.Kill(pid, syscall.SIGKILL)
+	next("a kept worker was killed")
+
+	s := w.connect(t, client.Options{Executor: w.Address})
+	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	if err != nil {
+		t.Fatalf("kept workers are in somebody's way: %v", err)
+	}
+	release(t, other)
+	next("evicted")
+	s.Close()
+
+	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	l.Worker(0).Invoke(context.Background(), function(t, l, "crash"), nil, nil)
+	release(t, l) // one of them is dead or new
+	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	use(t, l)
+	release(t, l)
+}
+
+// What is kept is lost with its executor, and the one that comes in its place serves.
+func TestKeptWorkersOfAnEarlierExecutor(t *testing.T) {
+	w := newWorld(t)
+	release(t, w.lease(t, client.LeaseOptions{}))
+	w.signal(syscall.SIGKILL)
+	<-w.done
+	if _, err := w.session.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")}); !errors.Is(err, client.ErrConnection) {
+		t.Errorf("without an executor: %v, want class connection", err)
+	}
+	next := start(t, "bin/executor", w.secret, "--listen", w.Address, "--cores", "2", "--providers", provider(), "--grace", "2s")
+	if next.Address != w.Address {
+		t.Fatalf("the next executor is at %s, not %s", next.Address, w.Address)
+	}
+	var l *client.Lease
+	within(t, 10*time.Second, "the session has found the next executor", func() (ok bool) {
+		var err error
+		l, err = w.session.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+		return err == nil
+	})
+	use(t, l)
+	release(t, l)
+	l = w.lease(t, client.LeaseOptions{})
+	if l.Start() != client.StartCached {
+		t.Errorf("the next executor keeps nothing: %v", l.Start())
+	}
+	use(t, l)
+	release(t, l)
+}
+
+// A session keeps a number of leases, the latest ones, and none for ever.
+func TestKeptWorkersAreLimited(t *testing.T) {
+	w := newWorld(t, "--share-cores", "4", "--keep-time", "1s")
+	s := w.connect(t, client.Options{Executor: w.Address, KeepLeases: 2})
+	lease := func(depth int) *client.Lease {
+		l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Depth: depth})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	for depth := 1; depth <= 3; depth++ {
+		release(t, lease(depth))
+	}
+	if n := s.Statistics().Kept; n != 2 {
+		t.Errorf("%d leases are kept, want 2", n)
+	}
+	l := lease(1)
+	if l.Start() == client.StartCached {
+		t.Error("the oldest of three is kept")
+	}
+	release(t, l)
+	within(t, 10*time.Second, "time ends the keeping", func() bool { return s.Statistics().Kept == 0 })
+	none := w.connect(t, client.Options{Executor: w.Address, KeepLeases: -1})
+	l, err := none.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release(t, l)
+	if n := none.Statistics().Kept; n != 0 {
+		t.Errorf("%d leases are kept, none is wanted", n)
+	}
+}
+
+// A lease whose calls are not over when it is released is not kept, and they end as they do.
+func TestReleaseWithCallsIsNotKept(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{})
+	ended := make(chan error, 1)
+	go func() {
+		_, err := function(t, l, "sleep_ns").Invoke(context.Background(), u64(uint64(10*time.Second)), make([]byte, 8))
+		ended <- err
+	}()
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	release(t, l)
+	if err := <-ended; !errors.Is(err, client.ErrLease) {
+		t.Errorf("the call: %v, want class lease", err)
+	}
+	if n := w.session.Statistics().Kept; n != 0 {
+		t.Errorf("%d leases are kept", n)
+	}
+}

@@ -1,0 +1,243 @@
+package executor
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+var thisProcess = bytes.Repeat([]byte{7}, clientIDSize)
+
+// keepable is a request whose workers may be kept; change may alter it.
+func (n *node) keepable(workers int, change ...func(*control.LeaseRequest)) *control.LeaseRequest {
+	r := n.request(workers)
+	r.ClientId = thisProcess
+	for _, c := range change {
+		c(r)
+	}
+	return r
+}
+
+func (n *node) mustLease(r *control.LeaseRequest) *control.LeaseReply {
+	n.t.Helper()
+	l, err := n.Lease(n.ctx(), r)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return l
+}
+
+// keepLease takes a lease and gives it back with its workers kept.
+func (n *node) keepLease(workers int, change ...func(*control.LeaseRequest)) *control.LeaseReply {
+	n.t.Helper()
+	l := n.mustLease(n.keepable(workers, change...))
+	n.releaseKept(l.GetLeaseId())
+	return l
+}
+
+func (n *node) releaseKept(id uint64) {
+	n.t.Helper()
+	r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: id, Keep: true})
+	if err != nil || !r.GetKept() || r.GetKeepMs() == 0 {
+		n.t.Fatalf("release of lease %d: %v, %v, want its workers kept", id, r, err)
+	}
+}
+
+// free checks how many cores are free and how many workers live.
+func (n *node) freeAndLiving(cores, workers int) {
+	n.t.Helper()
+	if c := n.e.table.Capacity(); c.FreeCores != cores {
+		n.t.Errorf("%d cores are free, want %d", c.FreeCores, cores)
+	}
+	eventually(n.t, "the right number of workers", func() bool { return len(n.z.alive()) == workers })
+}
+
+func reuse(id uint64) func(*control.LeaseRequest) {
+	return func(r *control.LeaseRequest) { r.Reuse = id }
+}
+
+func TestKeptWorkersGoOn(t *testing.T) {
+	n := newNode(t)
+	first := n.keepLease(2)
+	for range 5 {
+		n.freeAndLiving(4, 2)
+		next := n.mustLease(n.keepable(2, reuse(first.GetLeaseId())))
+		if next.GetNotKept() || len(next.GetWorkers()) != 2 || next.GetLeaseId() == first.GetLeaseId() {
+			t.Fatalf("the next lease: %v", next)
+		}
+		for i, w := range next.GetWorkers() {
+			if old := first.GetWorkers()[i]; w.GetPid() != old.GetPid() || w.GetStart() != control.StartPath_START_PATH_CACHED ||
+				w.GetCpus()[0] != old.GetCpus()[0] {
+				t.Errorf("worker %d: %v, want %v, cached", i, w, old)
+			}
+		}
+		n.freeAndLiving(2, 2)
+		n.events(next.GetLeaseId()).cancel()
+		n.releaseKept(next.GetLeaseId())
+		first = next
+	}
+	// Given back once more by who does not want them.
+	n.release(first.GetLeaseId())
+	n.freeAndLiving(4, 0)
+	if r := n.mustLease(n.keepable(2, reuse(first.GetLeaseId()))); !r.GetNotKept() {
+		t.Errorf("dropped workers were granted again: %v", r)
+	}
+}
+
+// What is kept is somebody's only if everything about the lease is the same; the others are told to ask for new workers.
+func TestKeptWorkersAreNobodyElses(t *testing.T) {
+	n := newNode(t)
+	kept := n.keepLease(1)
+	for what, change := range map[string]func(*control.LeaseRequest){
+		"another tenant":    func(r *control.LeaseRequest) { r.Tenant = "mallory" },
+		"another process":   func(r *control.LeaseRequest) { r.ClientId = bytes.Repeat([]byte{8}, clientIDSize) },
+		"more memory":       func(r *control.LeaseRequest) { r.MemoryPerWorker = 1 << 29 },
+		"more workers":      func(r *control.LeaseRequest) { r.Workers, r.ClientBlobs = 2, n.request(2).ClientBlobs },
+		"more cores":        func(r *control.LeaseRequest) { r.CoresPerWorker = 2 },
+		"another wait mode": func(r *control.LeaseRequest) { r.WaitMode = control.WaitMode_WAIT_MODE_HOT },
+		"another limit":     func(r *control.LeaseRequest) { r.CallLimitMs = 1000 },
+		"another lease":     func(r *control.LeaseRequest) { r.Reuse++ },
+	} {
+		r, err := n.Lease(n.ctx(), n.keepable(1, reuse(kept.GetLeaseId()), change))
+		if err != nil || !r.GetNotKept() || r.GetLeaseId() != 0 {
+			t.Errorf("%s: %v, %v, want not_kept", what, r, err)
+		}
+	}
+	for what, change := range map[string]func(*control.LeaseRequest){
+		"no client":        func(r *control.LeaseRequest) { r.ClientId = nil },
+		"a short client":   func(r *control.LeaseRequest) { r.ClientId = []byte{1} },
+		"somebody's grant": func(r *control.LeaseRequest) { r.ClientBlobs[0] = []byte("x") },
+	} {
+		if r, err := n.Lease(n.ctx(), n.keepable(1, reuse(kept.GetLeaseId()), change)); control.ClassOf(err) != control.ClassInvalid {
+			t.Errorf("%s: %v, %v, want class invalid", what, r, status.Convert(err).Message())
+		}
+	}
+	if r := n.mustLease(n.keepable(1, reuse(kept.GetLeaseId()))); r.GetNotKept() {
+		t.Error("after all that it is not kept any more")
+	}
+}
+
+func TestNotKept(t *testing.T) {
+	n := newNode(t)
+	plain := n.lease(1) // without saying who asks
+	r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: plain.GetLeaseId(), Keep: true})
+	if err != nil || r.GetKept() {
+		t.Errorf("the workers of a client without an id: %v, %v", r, err)
+	}
+	n.freeAndLiving(4, 0)
+	stubborn := n.mustLease(n.keepable(1))
+	n.z.alive()[0].stubborn = true
+	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: stubborn.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
+		t.Errorf("a worker that does not come to rest: %v, %v", r, err)
+	}
+	n.freeAndLiving(4, 0)
+	dead := n.mustLease(n.keepable(1))
+	n.z.alive()[0].die(zygote.Exit{Signal: 11})
+	eventually(t, "it is dead", func() bool { return len(n.z.alive()) == 0 })
+	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: dead.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
+		t.Errorf("a worker that is dead: %v, %v", r, err)
+	}
+	n.freeAndLiving(4, 0)
+
+	off := newNode(t, func(c *Config) { c.Settings.KeepTime = 0 })
+	l := off.mustLease(off.keepable(1))
+	if r, err = off.Release(off.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
+		t.Errorf("keep-time 0: %v, %v", r, err)
+	}
+	off.freeAndLiving(4, 0)
+}
+
+// Kept workers make room: for leases that need their cores, for newer ones, with time, with their client, for a drain.
+func TestKeptWorkersGiveWay(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.KeepMost = 2; c.Settings.KeepTime = 300 * time.Millisecond })
+	a, b := n.keepLease(2), n.keepLease(1)
+	n.freeAndLiving(4, 3)
+	n.keepLease(1) // the third of two
+	n.freeAndLiving(4, 2)
+	if r := n.mustLease(n.keepable(2, reuse(a.GetLeaseId()))); !r.GetNotKept() {
+		t.Error("the oldest was kept beyond the number")
+	}
+	whole := n.lease(4)
+	n.freeAndLiving(0, 4)
+	if r, err := n.Lease(n.ctx(), n.keepable(1, reuse(b.GetLeaseId()))); err != nil || !r.GetNotKept() {
+		t.Errorf("an evicted one: %v, %v", r, err)
+	}
+	n.release(whole.GetLeaseId())
+
+	n.keepLease(1)
+	n.freeAndLiving(4, 1)
+	n.freeAndLiving(4, 0) // in time
+
+	conn := n.dial()
+	other := control.NewExecutorClient(conn)
+	l, err := other.Lease(n.ctx(), n.keepable(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.e.cfg.Settings.KeepTime = time.Hour // not for the table, which has its own
+	if r, err := other.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || !r.GetKept() {
+		t.Fatalf("%v, %v", r, err)
+	}
+	began := time.Now()
+	conn.Close()
+	n.freeAndLiving(4, 0)
+	t.Logf("gone %v after their client", time.Since(began).Round(time.Millisecond))
+}
+
+func TestKeptWorkersEndWithADrain(t *testing.T) {
+	n := newNode(t)
+	n.keepLease(2)
+	held := n.mustLease(n.keepable(1))
+	ctx, cancel := context.WithTimeout(context.Background(), testBound)
+	defer cancel()
+	n.e.BeginDrain()
+	if r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: held.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
+		t.Errorf("kept while the node drains: %v, %v", r, err)
+	}
+	n.e.DrainUntil(ctx, drainReason)
+	n.freeAndLiving(4, 0)
+}
+
+// A kept worker that dies is missed at once, and a lease that meets it in that moment is told to ask for a new one.
+func TestKeptWorkerDies(t *testing.T) {
+	n := newNode(t)
+	for range 20 {
+		l := n.keepLease(2)
+		w := n.z.alive()[1]
+		go w.die(zygote.Exit{Signal: 9})
+		r := n.mustLease(n.keepable(2, reuse(l.GetLeaseId())))
+		if !r.GetNotKept() { // resumed before it died: its holder hears of it
+			n.release(r.GetLeaseId())
+		}
+		n.freeAndLiving(4, 0)
+	}
+}
+
+// Nobody pays for workers that wait, and a lease pays for its own calls only.
+func TestKeptWorkersAreFree(t *testing.T) {
+	n := newNode(t)
+	n.e.accounts = newAccounts("node", [16]byte{1}, n.e.now, nil, n.e.log)
+	first := n.keepLease(1)
+	entries := n.e.accounts.measure()
+	if len(entries) != 1 || !entries[0].Final || entries[0].Key.Lease != first.GetLeaseId() {
+		t.Fatalf("after the release: %+v, want the account of lease %d, final", entries, first.GetLeaseId())
+	}
+	if e := n.e.accounts.measure(); len(e) != 0 {
+		t.Errorf("while they are kept: %+v", e)
+	}
+	next := n.mustLease(n.keepable(1, reuse(first.GetLeaseId())))
+	entries = n.e.accounts.measure()
+	if len(entries) != 1 || entries[0].Final || entries[0].Key.Lease != next.GetLeaseId() {
+		t.Errorf("in the next lease: %+v", entries)
+	}
+	if l, err := n.e.table.Get(lease.ID(next.GetLeaseId())); err != nil || l.Reuses != lease.ID(first.GetLeaseId()) {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
