@@ -1,8 +1,15 @@
 package zygote
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +25,60 @@ func (w *Worker) Park(ctx context.Context) error {
 	}
 	w.parked.Store(true)
 	w.signalAll(unix.SIGSTOP)
+	if err := w.alone(); err != nil {
+		w.signalAll(unix.SIGCONT)
+		w.parked.Store(false)
+		return fmt.Errorf("park worker %d: %w", w.id, err)
+	}
 	return nil
+}
+
+// alone is an error when the worker has processes: those that its functions started run on while it is parked, for some may
+// have left its group, and only its end ends them. Those whose parents have ended are the guard's.
+func (w *Worker) alone() error {
+	if err := hasChildren(w.pid); err != nil || w.guard == nil {
+		return err
+	}
+	guard, err := pidOf(w.guard)
+	if err != nil {
+		return err
+	}
+	return hasChildren(guard)
+}
+
+// hasChildren is an error when a process has children, or when that cannot be told.
+func hasChildren(pid int) error {
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err == nil && len(lists) == 0 {
+		err = fmt.Errorf("/proc does not tell the children of process %d", pid)
+	}
+	for _, list := range lists {
+		text, rerr := os.ReadFile(list)
+		if rerr != nil && !errors.Is(rerr, fs.ErrNotExist) && !errors.Is(rerr, unix.ESRCH) { // a thread may have ended
+			err = errors.Join(err, rerr)
+		}
+		if len(text) > 0 {
+			err = errors.Join(err, fmt.Errorf("process %d has children: %s", pid, bytes.TrimSpace(text)))
+		}
+	}
+	return err
+}
+
+// pidOf is the number of the process of a pidfd.
+func pidOf(pidfd *os.File) (pid int, err error) {
+	var info []byte
+	if err := control(pidfd, func(fd int) (err error) {
+		info, err = os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(info)) {
+		if n, ok := strings.CutPrefix(line, "Pid:"); ok {
+			return strconv.Atoi(strings.TrimSpace(n))
+		}
+	}
+	return 0, fmt.Errorf("no process number in %q", info)
 }
 
 // Resume makes a parked worker serve its client again, under the new generation that the client's blob has; Blob is the
