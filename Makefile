@@ -73,7 +73,7 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 # ---------------------------------------------------------------------------------------------- building
 
 .PHONY: build programs worker library headers examples
-build: programs worker library headers man3 fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
+build: programs worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
 # $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
@@ -148,6 +148,13 @@ include/%.h: $(DP)/%.h
 include/%.hpp: client/cpp/%.hpp
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
+
+# Sections 1 and 8 as the programs describe themselves.
+.PHONY: man
+man: man3 build/man/rfaas.1
+build/man/rfaas.1: bin/rfaas
+	$(call say,MAN,build/man/)
+	$(Q)rm -rf $(@D) && mkdir -p $(@D) && bin/rfaas man $(@D)
 
 # Section 3, out of the header's comments.
 .PHONY: man3
@@ -459,6 +466,7 @@ INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-wor
 # What CMake compares: numbers and dots.
 CMAKE_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(DP)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
+UNITS := $(wildcard scripts/systemd/*.service)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 
 .PHONY: install uninstall clean distclean proto
@@ -477,8 +485,11 @@ install: build ## into PREFIX, below DESTDIR
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
-	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man3 $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
+	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
 	$(Q)install -m 644 build/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
+	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd
+	$(Q)for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$${f##*/}; done
 	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
 	$(Q)for f in rfaas-config rfaas-config-version; do \
@@ -491,7 +502,8 @@ install: build ## into PREFIX, below DESTDIR
 
 uninstall: ## remove what install put there
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
-	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/slurm
+	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager}.8
+	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd}
 
 clean: ## remove what was built (the virtual machine's image stays: make distclean)
 	$(Q)rm -rf bin lib libexec include

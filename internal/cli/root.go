@@ -82,6 +82,7 @@ func newRoot(a *app) *cobra.Command {
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "bound of one command that talks to a daemon")
 	root.AddCommand(
 		newVersion(a),
+		newMan(a),
 		newExecutors(a),
 		newBill(a),
 		newCluster(a),

@@ -132,13 +132,16 @@ var executorOptions = []option{
 	{"log-format", "text", "text or json"},
 }
 
+func executorProgram(version string) program {
+	return program{name: "executor", about: "lends this node's cores to functions that are called by remote memory write",
+		prefix: "RFAAS_EXECUTOR_", version: version, options: executorOptions}
+}
+
 // LoadExecutor reads the executor's settings from its arguments (without the program's name) and environment.
 // Errors: ErrDone when the program shall exit with 0, ErrUsage otherwise. What --help and the like print goes to out.
 func LoadExecutor(args, environ []string, out io.Writer, version string) (Executor, error) {
 	var c Executor
-	p := program{name: "executor", about: "lends this node's cores to functions that are called by remote memory write",
-		prefix: "RFAAS_EXECUTOR_", version: version, options: executorOptions}
-	err := p.load(args, environ, out, &c)
+	err := executorProgram(version).load(args, environ, out, &c)
 	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
 	}

@@ -47,32 +47,16 @@ type program struct {
 // load fills into (a pointer to the program's struct) from args and environ and validates it. Text that the flags
 // ask for goes to out.
 func (p program) load(args, environ []string, out io.Writer, into interface{ validate() error }) error {
-	flags := pflag.NewFlagSet(p.name, pflag.ContinueOnError)
-	flags.SortFlags = false
-	flags.Usage = func() {}
-	flags.SetOutput(io.Discard)
-	file := flags.String("config", "", "settings file, YAML or TOML")
-	check := flags.Bool("check-config", false, "check the settings and exit")
-	show := flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
-	version := flags.Bool("version", false, "print the version and exit")
-	help := flags.BoolP("help", "h", false, "print this help and exit")
-	for _, o := range p.options {
-		if o.value == "true" || o.value == "false" {
-			flags.Bool(o.key, o.value == "true", o.help)
-		} else {
-			flags.String(o.key, o.value, o.help)
-		}
-	}
+	flags := p.flags()
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%w: %w (--help lists the flags)", ErrUsage, err)
 	}
-	if *help {
-		fmt.Fprintf(out, "%s: %s\n\nUsage: %s [flags]\n\n%s\nA setting may also stand in the --config file under the same name, or in the\n"+
-			"environment as %s and the name in capitals (%s).\n",
-			p.name, p.about, p.name, flags.FlagUsages(), p.prefix, p.envName("listen"))
+	wished := func(name string) bool { is, _ := flags.GetBool(name); return is }
+	if wished("help") {
+		fmt.Fprintf(out, "%s: %s\n\nUsage: %s [flags]\n\n%s\n%s\n", p.name, p.about, p.name, flags.FlagUsages(), p.otherSources())
 		return ErrDone
 	}
-	if *version {
+	if wished("version") {
 		fmt.Fprintf(out, "%s %s\n", p.name, p.version)
 		return ErrDone
 	}
@@ -80,7 +64,8 @@ func (p program) load(args, environ []string, out io.Writer, into interface{ val
 		return fmt.Errorf("%w: unexpected argument %q", ErrUsage, flags.Arg(0))
 	}
 
-	values, source, err := p.merge(flags, *file, environ)
+	file, _ := flags.GetString("config")
+	values, source, err := p.merge(flags, file, environ)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUsage, err)
 	}
@@ -91,14 +76,55 @@ func (p program) load(args, environ []string, out io.Writer, into interface{ val
 		return fmt.Errorf("%w: %w", ErrUsage, err)
 	}
 	switch {
-	case *show:
+	case wished("print-config"):
 		p.print(out, values)
 		return ErrDone
-	case *check:
+	case wished("check-config"):
 		fmt.Fprintln(out, "the settings are good")
 		return ErrDone
 	}
 	return nil
+}
+
+// flags is the command line, with nothing parsed yet.
+func (p program) flags() *pflag.FlagSet {
+	flags := pflag.NewFlagSet(p.name, pflag.ContinueOnError)
+	flags.SortFlags = false
+	flags.Usage = func() {}
+	flags.SetOutput(io.Discard)
+	flags.String("config", "", "settings file, YAML or TOML")
+	flags.Bool("check-config", false, "check the settings and exit")
+	flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
+	flags.Bool("version", false, "print the version and exit")
+	flags.BoolP("help", "h", false, "print this help and exit")
+	for _, o := range p.options {
+		if o.value == "true" || o.value == "false" {
+			flags.Bool(o.key, o.value == "true", o.help)
+		} else {
+			flags.String(o.key, o.value, o.help)
+		}
+	}
+	return flags
+}
+
+func (p program) otherSources() string {
+	return fmt.Sprintf("A setting may also stand in the --config file under the same name, or in the\n"+
+		"environment as %s and the name in capitals (%s).", p.prefix, p.envName("listen"))
+}
+
+// Usage is what a program's manual page tells.
+type Usage struct {
+	Name, About string
+	Sources     string // of settings besides flags: sentences
+	Flags       *pflag.FlagSet
+}
+
+// Usages returns the programs whose settings this package reads.
+func Usages() (all []Usage) {
+	for _, p := range []program{executorProgram(""), managerProgram("")} {
+		all = append(all, Usage{p.name, p.about, p.otherSources(), p.flags()})
+	}
+	return all
 }
 
 func (p program) envName(key string) string {

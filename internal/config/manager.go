@@ -60,12 +60,15 @@ var managerOptions = []option{
 	{"log-format", "text", "text or json"},
 }
 
+func managerProgram(version string) program {
+	return program{name: "resource-manager", about: "knows which executors lend cores",
+		prefix: "RFAAS_MANAGER_", version: version, options: managerOptions}
+}
+
 // LoadManager reads the resource manager's settings; see LoadExecutor.
 func LoadManager(args, environ []string, out io.Writer, version string) (Manager, error) {
 	var c Manager
-	p := program{name: "resource-manager", about: "knows which executors lend cores",
-		prefix: "RFAAS_MANAGER_", version: version, options: managerOptions}
-	err := p.load(args, environ, out, &c)
+	err := managerProgram(version).load(args, environ, out, &c)
 	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
 	}

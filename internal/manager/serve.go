@@ -8,6 +8,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/observe"
 )
 
 // Serve runs a resource manager until ctx ends. nil: it ended as it should.
@@ -46,6 +47,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	defer closeHTTP(web) // before the manager
 	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
+	tellSystemd(log, "READY=1")
 	if text := m.accounts.state(); text != "" {
 		log.Warn(text)
 	}
@@ -61,7 +63,15 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	case err = <-port.Failed():
 	case err = <-web.Failed():
 	}
+	tellSystemd(log, "STOPPING=1")
 	cancel()
 	<-done
 	return err
+}
+
+// tellSystemd may fail: nobody else needs to know.
+func tellSystemd(log *slog.Logger, state string) {
+	if err := observe.Notify(state); err != nil {
+		log.Warn("systemd was not told", "state", state, "error", err)
+	}
 }

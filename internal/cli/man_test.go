@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+)
+
+// Every program and every command has a page, and the page names every flag.
+func TestManualPages(t *testing.T) {
+	dir := t.TempDir()
+	env := Env{Version: "test", Getenv: func(string) string { return "" }, Stdout: io.Discard, Stderr: t.Output()}
+	if code := Run(t.Context(), env, []string{"man", dir}); code != exitOK {
+		t.Fatalf("exit code %d", code)
+	}
+	pages := 0
+	check := func(page string, flags ...*pflag.FlagSet) {
+		pages++
+		text, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		plain := strings.ReplaceAll(string(text), `\-`, "-")
+		for _, set := range flags {
+			set.VisitAll(func(f *pflag.Flag) {
+				if !f.Hidden && !strings.Contains(plain, "--"+f.Name) {
+					t.Errorf("%s does not name --%s", page, f.Name)
+				}
+			})
+		}
+	}
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		if !c.IsAvailableCommand() && c.HasParent() {
+			return
+		}
+		check(strings.ReplaceAll(c.CommandPath(), " ", "-")+".1", c.NonInheritedFlags(), c.InheritedFlags())
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot(&app{Env: env}))
+	for _, u := range config.Usages() {
+		check(u.Name+".8", u.Flags)
+	}
+	if made, _ := filepath.Glob(filepath.Join(dir, "*")); len(made) < pages || pages < 20 {
+		t.Errorf("%d files for %d pages", len(made), pages)
+	}
+}
