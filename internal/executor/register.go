@@ -108,12 +108,14 @@ func (r *registrar) step(run context.Context) bool {
 		}
 		r.id = 0 // it was started anew, or thought us dead
 	}
-	reply, err := r.client.Register(ctx, &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion,
-		Address: r.address, Info: r.info()})
+	reply, err := r.register(run)
 	if err != nil {
 		return r.failed(run, err)
 	}
 	r.id, r.away = reply.GetExecutorId(), false
+	if run.Err() != nil {
+		return true
+	}
 	r.interval = min(max(time.Duration(reply.GetHeartbeatMs())*time.Millisecond, 10*time.Millisecond), time.Minute)
 	r.limits.registered(reply.GetManager().GetLimits())
 	r.attach(ctx, reply.GetManager())
@@ -126,6 +128,18 @@ func (r *registrar) step(run context.Context) bool {
 	}
 	r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", by)
 	return true
+}
+
+// register asks for an id. When run ends meanwhile the answer is awaited a little longer: who has an id must sign off.
+func (r *registrar) register(run context.Context) (*control.RegisterReply, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(run), managerCall)
+	defer cancel()
+	ended := context.AfterFunc(run, func() {
+		late := time.AfterFunc(control.CloseTimeout, cancel)
+		context.AfterFunc(ctx, func() { late.Stop() })
+	})
+	defer ended()
+	return r.client.Register(ctx, &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: r.address, Info: r.info()})
 }
 
 // attach connects to the manager's memory if there is a way.

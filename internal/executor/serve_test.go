@@ -295,3 +295,59 @@ func TestRegistration(t *testing.T) {
 	<-done
 	port.Close(n.ctx())
 }
+
+// slowManager answers a registration only when it may.
+type slowManager struct {
+	managerStub
+	began, may chan struct{}
+}
+
+func (m *slowManager) Register(context.Context, *control.RegisterRequest) (*control.RegisterReply, error) {
+	close(m.began)
+	<-m.may
+	return &control.RegisterReply{ExecutorId: 5, HeartbeatMs: 10}, nil
+}
+
+// An executor that ends while it registers signs off all the same.
+func TestEndWhileRegistering(t *testing.T) {
+	n := newNode(t)
+	socket := "unix:" + filepath.Join(t.TempDir(), "manager")
+	secret := n.e.cfg.Settings.SecretFile
+	port, err := control.OpenPort(control.PortConfig{Listen: socket, SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &slowManager{managerStub{calls: make(chan string, 1)}, make(chan struct{}), make(chan struct{})}
+	control.RegisterManagerServer(port.Server, m)
+	if err := port.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	defer port.Close(n.ctx())
+	conn, err := control.Dial(socket, control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.DiscardHandler)).run(ctx)
+	}()
+	<-m.began
+	stop()
+	close(m.may)
+	select {
+	case <-done:
+	case <-time.After(testBound):
+		t.Fatal("it does not end")
+	}
+	select {
+	case call := <-m.calls:
+		if call != "deregister 5" {
+			t.Errorf("call %q", call)
+		}
+	default:
+		t.Error("it did not sign off")
+	}
+}
