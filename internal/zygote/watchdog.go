@@ -67,12 +67,10 @@ func (w *Worker) endCall(limit time.Duration) {
 	killPidfd(w.pidfd)
 }
 
-// watchStops ends children that are stopped and stay so. They are ours, so the kernel tells us by SIGCHLD. One that a
-// debugger holds does not count.
-func (z *Zygote) watchStops() {
+// watchStops ends children that are stopped and stay so. They are ours, so the kernel tells us by SIGCHLD: changed. One
+// that a debugger holds does not count.
+func (z *Zygote) watchStops(changed chan os.Signal) {
 	defer z.tasks.Done()
-	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, unix.SIGCHLD)
 	defer signal.Stop(changed)
 	for {
 		select {

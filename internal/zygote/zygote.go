@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -116,8 +117,11 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 	}
 	z.ctx, z.cancel = context.WithCancel(context.Background())
 	z.tasks.Add(2)
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, unix.SIGCHLD) // from now on, not from when the goroutine gets to run
 	go z.supervise(p)
-	go z.watchStops()
+	go z.watchStops(changed)
+	p.noticeStop() // before
 	return z, nil
 }
 
@@ -166,6 +170,9 @@ func (z *Zygote) set(p *process) {
 	}
 	close(z.changed)
 	z.changed = make(chan struct{})
+	if p != nil {
+		p.noticeStop() // of which the signal came before watchStops knew it
+	}
 }
 
 // supervise keeps a zygote alive until Close.
@@ -479,6 +486,7 @@ func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, waits bool, p
 	closed := z.closed
 	z.workers[w] = struct{}{}
 	z.mu.Unlock()
+	w.noticeStop(z) // likewise
 	go w.watch(func() {
 		z.mu.Lock()
 		delete(z.workers, w)
