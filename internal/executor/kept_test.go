@@ -216,6 +216,8 @@ func TestKeptWorkerDies(t *testing.T) {
 		if !r.GetNotKept() { // resumed before it died: its holder hears of it
 			n.release(r.GetLeaseId())
 		}
+		// Who is told to ask for a new one may hear it before the other worker is reaped.
+		eventually(t, "the cores are free", func() bool { return n.e.table.Capacity().FreeCores == 4 })
 		n.freeAndLiving(4, 0)
 	}
 }
