@@ -1,7 +1,9 @@
 package zygote
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,10 +25,10 @@ const (
 )
 
 // watchDevice ends a worker on verbs that runs a function and has its device no more. It returns with the worker, or
-// when its files are not ours to see.
+// when its files are not ours to see. That the device is there when this begins is not asked for: the first function may have closed
+// it before this goroutine got to run.
 func (w *Worker) watchDevice() {
-	procDir := "/proc/" + strconv.Itoa(w.pid)
-	if open, err := hasOpen(procDir, deviceFile); err != nil || !open {
+	if _, err := hasOpen(w.proc(), deviceFile); err != nil {
 		return
 	}
 	ticker := time.NewTicker(deviceLook)
@@ -38,20 +40,29 @@ func (w *Worker) watchDevice() {
 			return
 		case <-ticker.C:
 		}
-		call, _, running := w.page.running()
-		if !running || call != seen {
-			seen = call
-			continue
-		}
-		// In this order: the files of a process that was not ending afterwards were not closed by its end.
-		if open, err := hasOpen(procDir, deviceFile); err == nil && !open && !exiting(procDir) {
+		if w.lostDevice(&seen) {
 			w.end(verdict{statusWorkerDied, "closed the descriptors of its RDMA device"})
 			return
 		}
 	}
 }
 
-// hasOpen says whether the process of a directory in /proc has a file open whose name begins so.
+// proc is the worker's directory in /proc.
+func (w *Worker) proc() string { return "/proc/" + strconv.Itoa(w.pid) }
+
+// lostDevice says whether the worker is in the call in which it was at the last look, seen, and has no device.
+func (w *Worker) lostDevice(seen *uint64) bool {
+	call, _, running := w.page.running()
+	if !running || call != *seen {
+		*seen = call
+		return false
+	}
+	// In this order: the files of a process that was not ending afterwards were not closed by its end.
+	open, err := hasOpen(w.proc(), deviceFile)
+	return err == nil && !open && !exiting(w.proc())
+}
+
+// hasOpen says whether the process of a directory in /proc has a file open whose name begins so. An error when that cannot be told.
 func hasOpen(procDir, prefix string) (bool, error) {
 	dir := procDir + "/fd"
 	d, err := os.Open(dir)
@@ -64,8 +75,12 @@ func hasOpen(procDir, prefix string) (bool, error) {
 		return false, err
 	}
 	for _, name := range names {
-		if to, err := os.Readlink(dir + "/" + name); err == nil && strings.HasPrefix(filepath.Base(to), prefix) {
+		to, err := os.Readlink(dir + "/" + name)
+		switch {
+		case err == nil && strings.HasPrefix(filepath.Base(to), prefix):
 			return true, nil
+		case err != nil && !errors.Is(err, fs.ErrNotExist): // closed meanwhile
+			return false, err
 		}
 	}
 	return false, nil
