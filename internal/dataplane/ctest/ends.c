@@ -369,3 +369,17 @@ void duo_run(const t_case *c) {
     t_peer_join(&p);
     dp_dev_close(left.dev);
 }
+
+void ends_connect_and_write(end *a, end *b) {
+    card ca, cb;
+    end_card(a, &ca);
+    end_card(b, &cb);
+    end_connect(a, &cb);
+    end_connect(b, &ca);
+    fill_pattern(local_bytes(a), 100, 1);
+    dp_sge s = local_sge(a, 0, 100);
+    end_write_imm(a, &s, 1, cb.regions[0].addr + 3, cb.regions[0].rkey, 5, 1, DP_SIGNALED);
+    CHECK_EQ(end_imm(b).imm, 5);
+    CHECK_PATTERN(end_bytes(b) + 3, 100, 1);
+    end_sent(a, 1, DP_OP_WRITE);
+}

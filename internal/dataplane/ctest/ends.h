@@ -123,6 +123,10 @@ void fill_pattern(void *p, size_t n, uint32_t seed);
 void t_check_pattern(const char *file, int line, const void *p, size_t n, uint32_t seed);
 #define CHECK_PATTERN(p, n, seed) t_check_pattern(__FILE__, __LINE__, p, n, seed)
 
+/* Connects two ends of one thread and shows that they work, also after blobs that were refused: no operation needs the other
+ * side to run. */
+void ends_connect_and_write(end *a, end *b);
+
 /* ---- duos ---- */
 
 typedef struct duo {

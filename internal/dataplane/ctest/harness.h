@@ -4,7 +4,7 @@
  *       CHECK_EQ(1 + 1, 2);
  *   }
  *
- * The program's main is in harness.c; a file of cases needs nothing but this header and to be linked in.
+ * The program's main is in runner.c; a file of cases needs nothing but this header and to be linked in.
  *
  *   dp_test [--list] [--provider shm|verbs] [--case GLOB]... [--repeat N] [--verbose] [GLOB]...
  *

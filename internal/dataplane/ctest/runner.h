@@ -1,0 +1,41 @@
+/* What the harness and the runner share; cases need harness.h only. */
+#ifndef RFAAS_CTEST_RUNNER_H
+#define RFAAS_CTEST_RUNNER_H
+
+#include "harness.h"
+
+enum { EXIT_FAILED = 1, EXIT_SKIPPED = 77, EXIT_NO_DEVICE = 78, SLOTS = 256 };
+
+/* Where one thread of the case is. Lives in memory shared by the runner and everything it forks; the
+ * file names are literals of the same program, so the runner can follow the pointers. */
+typedef struct t_slot {
+    pid_t pid, tid;
+    const char *file;
+    int line;
+    char name[24];
+    char note[120];
+} t_slot;
+
+typedef struct t_board {
+    uint32_t claimed;
+    uint32_t failed;
+    char skip[200];
+    t_slot slots[SLOTS];
+} t_board;
+
+typedef struct t_run {
+    t_case *cases; /* by name */
+    t_board *board;
+    const char *provider;
+    uint64_t seed;
+} t_run;
+
+extern t_run this_run;
+
+/* A slot for this thread. */
+t_slot *t_claim_slot(void);
+/* This thread's, NULL if it has claimed none. Good in a signal handler. */
+const t_slot *t_my_slot(void);
+const char *t_base_name(const char *file); /* "?" for NULL */
+
+#endif
