@@ -112,6 +112,9 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		}
 		return nil, g.refuse(e, method, remoteOf(ctx), "")
 	}
+	if l := linkOf(ctx); l.guest != nil {
+		l.guest.known()
+	}
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
 	if id.Role < need || id.Role == identity.RoleNode && !forNodes[method] {

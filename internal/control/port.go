@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -33,7 +32,7 @@ type Port struct {
 	Address string         // the bound address, with its real port
 	Node    *identity.Node // nil without an identity directory
 
-	listener net.Listener
+	listener *guarded
 	audit    *identity.Audit
 	file     string
 	failed   chan error
@@ -69,7 +68,8 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	}
 	p.Gate = NewGate(p.audit, verifiers...)
 	transport.gate = p.Gate
-	p.Server, p.Address, p.listener = newServer(transport), ListenerAddress(l), l
+	p.Server, p.Address = newServer(transport), ListenerAddress(l)
+	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers()}}
 	return p, nil
 }
 

@@ -25,7 +25,8 @@ const exporterLabel = "EXPORTER-rfaas-proof-v1"
 type link struct {
 	credentials.CommonAuthInfo
 	channel *identity.Channel
-	plain   bool // not encrypted, from another node, and not permitted
+	guest   *guest // at the server
+	plain   bool   // not encrypted, from another node, and not permitted
 
 	mu       sync.Mutex
 	verified map[string]identity.Identity // at the server: by scheme and credential
@@ -116,7 +117,11 @@ const tlsHandshake = 0x16
 func (t *serverTransport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	l := &link{channel: &identity.Channel{Remote: raw.RemoteAddr().String()}}
 	conn := raw
-	if u, ok := raw.(*net.UnixConn); ok {
+	under := raw
+	if l.guest, _ = raw.(*guest); l.guest != nil {
+		under = l.guest.Conn
+	}
+	if u, ok := under.(*net.UnixConn); ok {
 		l.channel.PeerUID, l.channel.Remote = peerUID(u)
 	} else if t.tls != nil {
 		var first [1]byte

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -41,11 +42,26 @@ type codeStore struct {
 	used    uint64 // bytes, those being uploaded included
 	tick    uint64
 	codes   map[sum]*code
-	uploads map[sum]chan struct{} // closed when the upload is over
+	uploads map[sending]chan struct{} // closed when the upload is over
+
+	// How slow an upload may be: how long it may send nothing, and beyond that bytes a second, all in all.
+	pause   time.Duration
+	slowest float64
+}
+
+// sending is an upload under way. Nobody waits for the upload of another owner, who may take its time.
+type sending struct {
+	sum   sum
+	owner string
+}
+
+// within is how long an upload may take.
+func (s *codeStore) within(size uint64) time.Duration {
+	return s.pause + time.Duration(float64(size)/s.slowest*float64(time.Second))
 }
 
 func newCodeStore(limit, total uint64, node *glibc) *codeStore {
-	return &codeStore{limit: limit, total: total, codes: map[sum]*code{}, uploads: map[sum]chan struct{}{},
+	return &codeStore{limit: limit, total: total, codes: map[sum]*code{}, uploads: map[sending]chan struct{}{}, pause: uploadPause, slowest: slowestUpload,
 		inspect: func(f *os.File) ([]string, error) { return inspect(f, node) }}
 }
 
@@ -70,16 +86,16 @@ func (s *codeStore) release(c *code) {
 	c.used = s.tick
 }
 
-// add stores a library whose bytes next returns piece by piece. Of
-// several that add the same hash one reads its pieces and the others wait for it; should it fail, one of them goes
-// on. known says that nothing was read. A library that is there from others is read and compared, since its hash alone does
+// add stores a library whose bytes next returns piece by piece. Of several of one owner that add the same hash one reads
+// its pieces and the others wait for it; should it fail, one of them goes on. known says that nothing was read. A library that is there from others is read and compared, since its hash alone does
 // not show that the owner has it.
 func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, next func() ([]byte, error)) (names []string, known bool, err error) {
 	if size == 0 || size > s.limit {
 		return nil, false, control.Errorf(control.ClassInvalid, "library of %d bytes: this executor takes 1 to %d", size, s.limit)
 	}
+	u := sending{h, owner}
 	for {
-		c, over, err := s.claim(h, size)
+		c, over, err := s.claim(u, size)
 		if err != nil {
 			return nil, false, err
 		}
@@ -99,11 +115,17 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 	c, err := s.receive(h, size, next)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(s.uploads[h])
-	delete(s.uploads, h)
+	close(s.uploads[u])
+	delete(s.uploads, u)
 	if err != nil {
 		s.used -= size
 		return nil, false, err
+	}
+	if other := s.codes[h]; other != nil { // another owner's came in meanwhile
+		s.used -= size
+		c.file.Close()
+		other.owners[owner] = true
+		return other.names, false, nil
 	}
 	s.tick++
 	c.used = s.tick
@@ -134,16 +156,16 @@ func (s *codeStore) share(c *code, owner string, size uint64, next func() ([]byt
 	return false, nil
 }
 
-// claim returns a known library with a reference, or the end of somebody else's upload to wait for, or neither: then
-// the upload is the caller's, and size bytes are set aside for it.
-func (s *codeStore) claim(h sum, size uint64) (known *code, over chan struct{}, err error) {
+// claim returns a known library with a reference, or the end of another upload by the same owner to wait for, or neither:
+// then the upload is the caller's, and size bytes are set aside for it.
+func (s *codeStore) claim(u sending, size uint64) (known *code, over chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c := s.codes[h]; c != nil {
+	if c := s.codes[u.sum]; c != nil {
 		c.refs++
 		return c, nil, nil
 	}
-	if over := s.uploads[h]; over != nil {
+	if over := s.uploads[u]; over != nil {
 		return nil, over, nil
 	}
 	for s.used+size > s.total {
@@ -152,7 +174,7 @@ func (s *codeStore) claim(h sum, size uint64) (known *code, over chan struct{}, 
 		}
 	}
 	s.used += size
-	s.uploads[h] = make(chan struct{})
+	s.uploads[u] = make(chan struct{})
 	return nil, nil, nil
 }
 

@@ -11,8 +11,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// uploadPause is how long an upload may send nothing, since others may wait for it.
-const uploadPause = 30 * time.Second
+const (
+	// uploadPause is how long an upload may send nothing, since others may wait for it.
+	uploadPause = 30 * time.Second
+	// slowestUpload is how many bytes a second it must bring beyond that: who sends byte by byte holds space that others need.
+	slowestUpload = 1 << 20
+)
 
 // Upload stores a library.
 func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
@@ -33,8 +37,10 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 			}
 		}
 	}()
+	var late <-chan time.Time // not before the size is known
+	var size uint64
 	recv := func() (*control.UploadChunk, error) {
-		pause := time.NewTimer(uploadPause)
+		pause := time.NewTimer(e.codes.pause)
 		defer pause.Stop()
 		select {
 		case c := <-chunks:
@@ -45,7 +51,9 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 			}
 			return nil, err
 		case <-pause.C:
-			return nil, control.Errorf(control.ClassConnection, "upload: nothing came for %v", uploadPause)
+			return nil, control.Errorf(control.ClassConnection, "upload: nothing came for %v", e.codes.pause)
+		case <-late:
+			return nil, control.Errorf(control.ClassConnection, "upload: not done within %v", e.codes.within(size))
 		}
 	}
 	first, err := recv()
@@ -67,7 +75,13 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 		}
 		return c.GetData(), err
 	}
-	name, size := first.GetName(), first.GetSize()
+	name := first.GetName()
+	size = first.GetSize()
+	if size <= e.codes.limit { // else it is refused
+		end := time.NewTimer(e.codes.within(size))
+		defer end.Stop()
+		late = end.C
+	}
 	names, known, err := e.codes.add(stream.Context(), h, codeOwner(stream.Context()), size, next)
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -147,6 +148,62 @@ func TestUploadsCollapse(t *testing.T) {
 		t.Errorf("read %d times, inspected %d times; want once", read.Load(), inspected.Load())
 	}
 	s.close()
+}
+
+// Who sends a library byte by byte keeps neither the space for it nor others from sending it, and one owner waits for no other.
+func TestSlowUpload(t *testing.T) {
+	n := newNode(t)
+	b, h := library(100_000)
+	n.e.codes.slowest = 1 << 20 // a tenth of a second for this one, once nothing may come for a moment no more
+	n.e.codes.pause = 200 * time.Millisecond
+	s, err := n.Upload(n.ctx())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Send(&control.UploadChunk{Sha256: h[:], Size: uint64(len(b)), Data: b[:1]})
+	sent := 1
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for ; err == nil && sent < 1000; <-tick.C {
+		err = s.Send(&control.UploadChunk{Data: b[sent : sent+1]})
+		sent++
+	}
+	_, err = s.CloseAndRecv()
+	wantError(t, err, codes.Unavailable, control.ClassConnection, "upload: not done within 295")
+	n.e.codes.mu.Lock()
+	if n.e.codes.used != uint64(len(n.lib)) || len(n.e.codes.uploads) != 0 {
+		t.Errorf("a slow upload left %d bytes in use and %d uploads", n.e.codes.used, len(n.e.codes.uploads))
+	}
+	n.e.codes.mu.Unlock()
+
+	entered, goOn := make(chan struct{}), make(chan struct{})
+	slow := make(chan error, 1)
+	go func() {
+		_, _, err := n.e.codes.add(context.Background(), h, "mallory", uint64(len(b)), func() ([]byte, error) {
+			close(entered)
+			<-goOn
+			return b, nil
+		})
+		slow <- err
+	}()
+	<-entered
+	if names, known, err := n.e.codes.add(t.Context(), h, "ann", uint64(len(b)), once(b)); err != nil || known || len(names) == 0 {
+		t.Errorf("another owner's upload: %v, %v, %v", names, known, err)
+	}
+	close(goOn)
+	if err := <-slow; err != nil {
+		t.Error(err)
+	}
+	for _, owner := range []string{"ann", "mallory"} {
+		c := n.e.codes.acquire(h, owner)
+		if c == nil {
+			t.Fatalf("%s does not have what it sent", owner)
+		}
+		n.e.codes.release(c)
+	}
+	if want := uint64(len(n.lib) + len(b)); n.e.codes.used != want {
+		t.Errorf("%d bytes are in use, want %d", n.e.codes.used, want)
+	}
 }
 
 func TestCodeMakesRoom(t *testing.T) {

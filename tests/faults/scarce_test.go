@@ -1,0 +1,119 @@
+package faults
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// What a daemon needs is all in use, or somebody takes it.
+
+// limitFiles sets how many descriptors a process may have, and returns how many it could have.
+func limitFiles(t testing.TB, pid int, n uint64) uint64 {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: old.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return old.Cur
+}
+
+// processorTime is what a process has used so far, by the clock of the kernel's ticks.
+func processorTime(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	b, err := readProc(pid, "stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	var ticks int64
+	for _, f := range fields[11:13] { // user, system
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// Daemons that have no descriptor left do not spin, disturb no call and end none; who comes gets a named error; and when there are
+// descriptors again everything works again.
+func TestWithoutDescriptors(t *testing.T) {
+	single(t, "go", func(p *pair) {
+		daemons := []*daemon{p.executor, p.manager}
+		var old, used [2]time.Duration
+		var limits [2]uint64
+		for i, d := range daemons {
+			limits[i] = limitFiles(p, d.pid(), uint64(openFiles(d.pid())))
+			old[i] = processorTime(p, d.pid())
+		}
+		hit := time.Now()
+		second := p.newSteady(2)
+		p.undisturbed(p.caller, 2*time.Second)
+		e := p.fails(second, hit, bound(callerBound+5*time.Second), client.StatusPeerGone, statusConnection, client.StatusDeadline, statusBusy)
+		p.Logf("who comes: %s", e.text)
+		took := time.Since(hit)
+		for i, d := range daemons {
+			used[i] = processorTime(p, d.pid()) - old[i]
+			if used[i] > took/2 {
+				p.Errorf("%s has used %v of processor time in %v", d.name, used[i], took.Round(time.Millisecond))
+			}
+			limitFiles(p, d.pid(), limits[i])
+		}
+		p.Logf("processor time of executor and manager: %v in %v", used, took.Round(time.Millisecond))
+		p.served(second, bound(20*time.Second))
+		p.undisturbed(p.caller, 200*time.Millisecond)
+		p.caller.finish(10 * time.Second)
+		second.finish(10 * time.Second)
+	})
+}
+
+// Whoever connects to the control ports again and again without saying who he is keeps nobody from his lease.
+func TestStrangersAtTheDoor(t *testing.T) {
+	t.Parallel()
+	const limit = 256 // descriptors, of which a quarter is for strangers
+	w := newWorld(t)
+	w.files = limit
+	p := newPairIn(w, "c", here, here, here)
+	files := openFiles(p.executor.pid())
+	var strangers []net.Conn
+	defer func() {
+		for _, c := range strangers {
+			c.Close()
+		}
+	}()
+	for _, d := range []*daemon{p.executor, p.manager} {
+		for i := range 2 * limit {
+			c, err := net.DialTimeout("tcp", d.address, 5*time.Second)
+			if err != nil {
+				p.Fatal(err)
+			}
+			strangers = append(strangers, c)
+			if i%2 == 0 { // as far as HTTP/2 goes without a call
+				_, _ = io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+			}
+		}
+	}
+	most := files + limit/4 + 40
+	p.eventually(bound(10*time.Second), "only some strangers are there", func() bool {
+		p.lastly = fmt.Sprintf("%d open files, %d before", openFiles(p.executor.pid()), files)
+		return openFiles(p.executor.pid()) <= most
+	})
+	second := p.newSteady(2)
+	p.served(second, bound(20*time.Second))
+	p.undisturbed(p.caller, 200*time.Millisecond)
+	p.caller.finish(10 * time.Second)
+	second.finish(10 * time.Second)
+}
