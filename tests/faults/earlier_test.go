@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
 
 // Faults of an earlier system that are best tested from outside; the table in README.md says where the others are.
@@ -21,6 +23,7 @@ import (
 // connect opens a session with an executor.
 func connect(t *testing.T, w *world, d *daemon) *client.Session {
 	t.Helper()
+	leakcheck.Check(t) // of this process, which is the client
 	s, err := client.Connect(t.Context(), client.Options{Executor: d.address, SecretFile: w.secret,
 		Provider: provider()})
 	if err != nil {
@@ -90,6 +93,50 @@ func TestEveryCallRunsOnceOnEveryWorker(t *testing.T) {
 				}
 			}
 		})
+	}
+	all.Wait()
+}
+
+// A lease may have more workers than a machine word has bits; each index is a process of its own.
+func TestHundredWorkers(t *testing.T) {
+	if provider() == "verbs" {
+		t.Skip("a hundred emulated devices take half a minute to open, and what counts workers knows no fabric")
+	}
+	w := newWorld(t)
+	s := connect(t, w, w.newExecutor("executor", "--share-cores", "50"))
+	l := lease(t, s, client.LeaseOptions{Workers: 100, Memory: 16 << 20, Bulk: -1, WaitMode: client.Warm})
+	count, sleep := function(t, l, "count"), function(t, l, "sleep_ns")
+	out := make([]byte, 8)
+	for round := range 2 {
+		for i := range l.Workers() {
+			if n, err := l.Worker(i).Invoke(t.Context(), count, nil, out); err != nil || n != 8 || binary.LittleEndian.Uint64(out) != uint64(round+1) {
+				t.Fatalf("worker %d, round %d: its call is number %x; %v", i, round, out, err)
+			}
+		}
+	}
+	// Whoever takes any worker gets each of them.
+	var all sync.WaitGroup
+	for range l.Workers() {
+		all.Go(func() {
+			_, err := sleep.Invoke(context.Background(), binary.LittleEndian.AppendUint64(nil, uint64(time.Minute)), make([]byte, 8))
+			if !errors.Is(err, client.ErrLease) {
+				t.Errorf("a call whose lease was released: %v", err)
+			}
+		})
+	}
+	busy := 0
+	w.eventually(20*time.Second, "every worker is taken", func() bool {
+		busy = 0
+		for i := range l.Workers() {
+			if x, err := l.Worker(i).Inspect(t.Context()); err == nil && x.Running == "sleep_ns" {
+				busy++
+			}
+		}
+		w.lastly = fmt.Sprintf("%d of %d", busy, l.Workers())
+		return busy == l.Workers()
+	})
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
 	}
 	all.Wait()
 }

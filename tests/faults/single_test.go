@@ -38,7 +38,11 @@ func newPair(t *testing.T, language string) *pair {
 
 // newPairOn is newPair with each part on a machine of its choice.
 func newPairOn(t *testing.T, language string, executor, manager, caller machine) *pair {
-	w := newWorld(t)
+	return newPairIn(newWorld(t), language, executor, manager, caller)
+}
+
+func newPairIn(w *world, language string, executor, manager, caller machine) *pair {
+	w.Helper()
 	w.newManagerOn(manager)
 	p := &pair{world: w, executor: w.newExecutorOn(executor, "executor"), language: language, on: caller}
 	p.caller = p.newSteady(1)
