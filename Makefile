@@ -109,8 +109,8 @@ DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 CTEST_SOURCES := $(sort $(wildcard $(DP)/ctest/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(filter-out $(DP)/dp_worker_main.c,$(DP_SOURCES))
 
 # Small forks: the worker holds nothing that it does not run.
-WORKER_SOURCES := $(filter-out $(DP)/dp_bench%,$(DP_SOURCES))
-BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_worker%,$(DP_SOURCES)) $(wildcard $(DP)/bench_peer_main.c)
+WORKER_SOURCES := $(filter-out $(DP)/dp_bench% $(DP)/dp_local.c,$(DP_SOURCES))
+BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_worker% $(DP)/dp_local.c,$(DP_SOURCES)) $(wildcard $(DP)/bench_peer_main.c)
 
 worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the other side of `rfaas bench`
 $(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
@@ -193,7 +193,8 @@ examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/
 build/functions/%.so: examples/functions/%.c | headers
 	$(call say,CC,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) -Wall -Wextra $(CFLAGS) -fPIC -shared -Iinclude -MMD -MP -o $@ $< -lm
+	$(Q)$(CC) -Wall -Wextra $(CFLAGS) $(OPENMP) -fPIC -shared -Iinclude -MMD -MP -o $@ $< -lm
+build/functions/mandelbrot.so: private OPENMP := -fopenmp
 
 # One program for each directory of C files. Rebuilt when another MPI is chosen.
 build/examples/mpi: FORCE
@@ -373,9 +374,11 @@ test-demo: build
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples
 
-# On two ranks, and on four with two executors.
+# On two ranks, and on four with two executors; and one whose executor is killed in the middle, with another one to go to and without.
 run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
-	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) scripts/demo; done; done
+	PROGRAM=$$program RANKS=$$ranks EXECUTORS=$$((ranks / 2)) scripts/demo; done; done; \
+	for executors in 2 1; do \
+	PROGRAM=build/examples/montecarlo EXECUTORS=$$executors KILL='rank 0 calls on' scripts/demo -mourn -points 300000000; done
 
 test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)

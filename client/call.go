@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -19,6 +20,20 @@ type Function struct {
 	lease *Lease
 	index uint32
 	name  string
+	there atomic.Pointer[Function] // of a lease that goes on elsewhere: at its last home
+}
+
+// on is the function at a home of the lease, or on the lease itself.
+func (f *Function) on(home *Lease) *Function {
+	if home == f.lease {
+		return f
+	}
+	if g := f.there.Load(); g != nil && g.lease == home {
+		return g
+	}
+	g := home.byName[f.name] // the same library has the same functions
+	f.there.Store(g)
+	return g
 }
 
 // Name is the function's name.
@@ -31,46 +46,17 @@ func (f *Function) op() string { return "invoke " + f.name }
 // that much of its bulk area. n is the result's size. Makes no allocation.
 //
 // The context bounds the call; when it ends first the call is given up and may still run (Error.Started). Without Done
-// channel (context.Background()) a call is one crossing into C. Replacing a dead worker before the call is not
-// bounded by the context but by the session's time-out.
+// channel (context.Background()) a call is one crossing into C. A dead worker is replaced while others take its calls; a
+// call that has to wait for the new one waits until its context ends, and the replacement goes on. See [Idempotent]
+// for calls that are to be made again.
 //
 // Errors: ErrFunction (the function failed, or StatusResultTooLarge and n is the size that it has), ErrConnection (the
 // worker died), ErrInvalid (too large), ErrBusy (all slots are taken by submitted calls), ErrLease.
 func (f *Function) Invoke(ctx context.Context, in, out []byte) (n int, err error) {
-	w, err := f.lease.claimAny(ctx, "invoke")
-	if err != nil {
-		return 0, err
+	if r := repeatsOf(ctx); r.times > 0 || f.lease.mover != nil {
+		return f.invokeAgain(ctx, r, anyWorker, in, out)
 	}
-	n, started, st := w.run(ctx, f.index, in, out)
-	if st != dataplane.OK {
-		n, err = w.recover(ctx, f, in, out, true, outcome{n: n, started: started, status: st})
-	}
-	f.lease.give(w)
-	if err != nil {
-		return f.repeat(ctx, in, out, n, err)
-	}
-	return n, nil
-}
-
-type idempotentKey struct{}
-
-// Idempotent is a context for calls of functions that may run more than once: [Function.Invoke] makes such a call again, up to
-// times times, when its worker died under it or cannot be reached (ErrConnection), on any worker of the lease. A lease that has
-// ended ends its calls nevertheless.
-func Idempotent(ctx context.Context, times int) context.Context {
-	return context.WithValue(ctx, idempotentKey{}, times)
-}
-
-// repeat makes a call that failed with err again as often as its context says.
-func (f *Function) repeat(ctx context.Context, in, out []byte, n int, err error) (int, error) {
-	times, _ := ctx.Value(idempotentKey{}).(int)
-	if times <= 0 {
-		return n, err
-	}
-	once := Idempotent(ctx, 0)
-	for ; times > 0 && errors.Is(err, ErrConnection) && ctx.Err() == nil; times-- {
-		n, err = f.Invoke(once, in, out)
-	}
+	n, _, err = f.attempt(ctx, anyWorker, in, out, nil)
 	return n, err
 }
 
@@ -79,22 +65,45 @@ func (w *Worker) Invoke(ctx context.Context, f *Function, in, out []byte) (n int
 	if err := w.check(f); err != nil {
 		return 0, err
 	}
-	if err := w.claim(ctx, "invoke"); err != nil {
-		return 0, err
+	if r := repeatsOf(ctx); r.times > 0 || f.lease.mover != nil {
+		return f.invokeAgain(ctx, r, w.index, in, out)
 	}
-	n, started, st := w.run(ctx, f.index, in, out)
-	if st != dataplane.OK {
-		n, err = w.recover(ctx, f, in, out, false, outcome{n: n, started: started, status: st})
-	}
-	w.lease.give(w)
+	n, _, err = f.attempt(ctx, w.index, in, out, nil)
 	return n, err
 }
 
 func (w *Worker) check(f *Function) error {
-	if f == nil || f.lease != w.lease {
+	if f == nil || f.lease != w.lease && f.lease != w.lease.front {
 		return fail("invoke", dataplane.StatusInvalid, "the function is nil or of another lease")
 	}
 	return nil
+}
+
+// anyWorker is the place of a call that may go to any worker.
+const anyWorker = -1
+
+// attempt makes a call once, on the worker at place or on any one, then rather not on that in `not`. It returns the worker.
+func (f *Function) attempt(ctx context.Context, place int, in, out []byte, not *Worker) (n int, w *Worker, err error) {
+	l := f.lease
+	if l.local != nil {
+		n, err = l.local.invoke(ctx, f, in, out)
+		return n, nil, err
+	}
+	if place != anyWorker {
+		w = l.workers[place]
+		err = w.claim(ctx, "invoke")
+	} else if w = l.tryOther(not); w == nil {
+		w, err = l.claimAny(ctx, "invoke")
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	n, started, st := w.run(ctx, f.index, in, out)
+	if st != dataplane.OK {
+		return w.recover(ctx, f, in, out, place == anyWorker, outcome{n: n, started: started, status: st})
+	}
+	l.give(w)
+	return n, w, nil
 }
 
 // run makes one attempt. The claim's holder.
@@ -161,47 +170,56 @@ func contextStatus(ctx context.Context) Status {
 	}
 }
 
-// recover goes on after a failed attempt that has not started anything: on a new worker in the place of a dead one, or,
-// with any, on another one when this one's slots are full. It returns the call's result or its error.
-func (w *Worker) recover(ctx context.Context, f *Function, in, out []byte, any bool, o outcome) (int, error) {
-	if !o.started && o.status.Class() == ErrConnection {
-		if err := w.repair(); err != nil {
-			return 0, fmt.Errorf("%s: %w", f.op(), err)
+// recover goes on after a failed attempt that has not started anything: on a new worker in the place of a dead one, or, with
+// any, on another one while this one is replaced or when its slots are full. It takes the claim over, and returns the
+// call's result or its error, and the worker that it is of.
+func (w *Worker) recover(ctx context.Context, f *Function, in, out []byte, any bool, o outcome) (int, *Worker, error) {
+	l := w.lease
+	for tries := 0; !o.started && o.status.Class() == ErrConnection && tries <= len(l.workers); tries++ {
+		var other *Worker
+		if any {
+			other = l.tryAny()
+		}
+		if other != nil {
+			w.repairSoon()
+			w = other
+		} else {
+			mine, err := w.repairWithin(ctx, f.op())
+			if err != nil {
+				if mine {
+					l.give(w)
+				}
+				return 0, w, err
+			}
+			tries = len(l.workers)
 		}
 		o.n, o.started, o.status = w.run(ctx, f.index, in, out)
 	}
-	if any && !o.started && o.status == dataplane.StatusBusy {
-		for _, other := range w.lease.workers {
-			if other == w || !other.try() {
-				continue
+	for i := 0; any && !o.started && o.status == dataplane.StatusBusy && i < len(l.workers); i++ {
+		if other := l.workers[i]; other != w && other.try() {
+			l.give(w)
+			w = other
+			o.n, o.started, o.status = w.run(ctx, f.index, in, out)
+			if !o.started && o.status.Class() == ErrConnection {
+				return w.recover(ctx, f, in, out, false, o)
 			}
-			o.n, o.started, o.status = other.run(ctx, f.index, in, out)
-			if o.status != dataplane.StatusBusy || o.started {
-				if o.status != dataplane.OK {
-					n, err := other.recover(ctx, f, in, out, false, o)
-					w.lease.give(other)
-					return n, err
-				}
-				w.lease.give(other)
-				return o.n, nil
-			}
-			w.lease.give(other)
 		}
 	}
+	defer l.give(w)
 	switch {
 	case o.status == dataplane.OK:
-		return o.n, nil
+		return o.n, w, nil
 	case o.status == StatusTooLarge && !o.started:
 		e := w.explain(f.op(), o.n, false, o.status).(*Error)
 		e.Detail = fmt.Sprintf("payload of %d and room for %d bytes; the lease has eager %d, bulk %d bytes", len(in), len(out),
-			w.lease.config.Eager, w.lease.config.Bulk)
-		return 0, e
+			l.config.Eager, l.config.Bulk)
+		return 0, w, e
 	case o.status == StatusDeadline || o.status == StatusCancelled:
-		return 0, contextError(ctx, f.op(), fmt.Sprintf("on worker %d", w.index), o.started)
+		return 0, w, contextError(ctx, f.op(), fmt.Sprintf("on worker %d", w.index), o.started)
 	case o.status == StatusResultTooLarge:
-		return o.n, w.explain(f.op(), o.n, true, o.status)
+		return o.n, w, w.explain(f.op(), o.n, true, o.status)
 	}
-	return 0, w.explain(f.op(), o.n, o.started, o.status)
+	return 0, w, w.explain(f.op(), o.n, o.started, o.status)
 }
 
 // Call is a call in flight: a value that may be copied, of which one copy is asked for the result or cancelled.
@@ -214,31 +232,61 @@ type Call struct {
 
 // Submit starts a call on this worker and returns at once; capacity is the most bytes that the result may have. in may
 // be reused when Submit returns, unless it lies in a Buffer. ErrBusy when the lease's depth is exhausted. Every Call
-// needs a Result or a Cancel, or its slot stays taken.
+// needs a Result or a Cancel, or its slot stays taken. It is not made again (see [Idempotent]); of a lease that goes on
+// elsewhere it stays where it was started, and its result may be asked for after the move.
 func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
 	if err := w.check(f); err != nil {
 		return Call{}, err
 	}
+	m := f.lease.mover
+	if m == nil {
+		return w.start(ctx, f, in, capacity)
+	}
+	var suspect *Lease
+	for moves := 0; ; moves++ {
+		home, err := m.where(ctx, f.op(), suspect)
+		if err != nil {
+			return Call{}, err
+		}
+		g := f.on(home)
+		if g == nil {
+			return Call{}, fail(f.op(), StatusNoFunction, "the library on %s has none of this name", home.held.Node)
+		}
+		c, err := home.workers[w.index].start(ctx, g, in, capacity)
+		var e *Error
+		if err == nil || moves == movesMax || !errors.As(err, &e) || e.Started || !(repeats{}).again(ctx, e) {
+			return c, err
+		}
+		suspect = home
+	}
+}
+
+// start is Submit on the worker itself.
+func (w *Worker) start(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
+	if w.lease.local != nil {
+		return w.startHere(ctx, f, in, capacity)
+	}
 	if err := w.claim(ctx, "invoke"); err != nil {
 		return Call{}, err
 	}
-	defer w.lease.give(w)
 	slot, st := w.submit(f.index, in, capacity)
 	if st.Class() == ErrConnection {
-		if err := w.repair(); err != nil {
-			return Call{}, fmt.Errorf("%s: %w", f.op(), err)
+		if mine, err := w.repairWithin(ctx, f.op()); err != nil {
+			if mine {
+				w.lease.give(w)
+			}
+			return Call{}, err
 		}
 		slot, st = w.submit(f.index, in, capacity)
 	}
 	if st != dataplane.OK {
-		_, err := w.recover(ctx, f, in, nil, false, outcome{status: st, started: st.Class() == ErrConnection})
+		_, _, err := w.recover(ctx, f, in, nil, false, outcome{status: st, started: st.Class() == ErrConnection})
 		return Call{}, err
 	}
-	if w.lastSeq++; w.lastSeq == 0 {
-		w.lastSeq = 1
-	}
-	w.slots[slot] = submitted{seq: w.lastSeq, capacity: capacity}
-	return Call{worker: w, f: f, slot: slot, seq: w.lastSeq}, nil
+	defer w.lease.give(w)
+	c := Call{worker: w, f: f, slot: slot, seq: w.number()}
+	w.slots[slot] = submitted{seq: c.seq, capacity: capacity}
+	return c, nil
 }
 
 // enter claims the call's worker. lost is set when the call ended with a worker that was replaced.

@@ -21,7 +21,7 @@ type ExecutorChange struct {
 type Changes struct{ changes *grant.Changes }
 
 // changesEvery is how often the mailbox is looked at for a channel or a callback.
-const changesEvery = 5 * time.Millisecond
+const changesEvery = grant.LookEvery
 
 // Changes subscribes. It blocks for nothing; the first Poll connects.
 func (s *Session) Changes() *Changes { return &Changes{s.control.Changes()} }

@@ -427,10 +427,10 @@ func TestManagerFindsExecutor(t *testing.T) {
 		t.Errorf("a manager without executors: %v", err)
 	}
 	for range 2 {
-		start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--manager", manager.Address)
+		start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--manager", manager.Address).joined(t)
 	}
-	l := waitForLease(t, w, client.LeaseOptions{Workers: 2})
-	second := waitForLease(t, w, client.LeaseOptions{Workers: 2})
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	second := w.lease(t, client.LeaseOptions{Workers: 2})
 	if l.Executor() == second.Executor() {
 		t.Errorf("both leases are on %s, which has two cores", l.Executor())
 	}
@@ -443,20 +443,5 @@ func TestManagerFindsExecutor(t *testing.T) {
 	out := make([]byte, 2)
 	if _, err := function(t, second, "echo").Invoke(t.Context(), []byte("hi"), out); err != nil || string(out) != "hi" {
 		t.Errorf("%q, %v", out, err)
-	}
-}
-
-// waitForLease tries until executors have registered.
-func waitForLease(t *testing.T, w *world, o client.LeaseOptions) *client.Lease {
-	t.Helper()
-	o.Library = built(t, "build/functions/echo.so")
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		l, err := w.session.Lease(t.Context(), o)
-		if err == nil {
-			return l
-		}
-		if time.Now().After(end) || !errors.Is(err, client.ErrBusy) && !errors.Is(err, client.ErrInvalid) {
-			t.Fatal(err)
-		}
 	}
 }

@@ -20,4 +20,10 @@
 //
 // A worker that dies ends its calls with ErrConnection and a text that says how it died. It is replaced in the
 // background; calls in the meantime use the other workers or wait for the replacement.
+//
+// # Failover
+//
+// Calls made with [Idempotent] are made again when their worker dies or their lease ends. With LeaseOptions.Failover a lease goes on at
+// another executor when its own is lost or drains, and with LeaseOptions.Local functions run in this process while there is no
+// executor for them.
 package client

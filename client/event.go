@@ -21,14 +21,18 @@ const (
 	// EventDraining: the node is needed and leaves after In. Calls that were sent finish, new ones fail with ErrLease and have
 	// not started: take another lease.
 	EventDraining
-	// EventEnded: the lease is no more. Reason begins with how: released, expired, revoked or drained.
+	// EventEnded: the lease is no more. Reason begins with how: released, expired, revoked or drained. With
+	// LeaseOptions.Failover only its part on one executor is no more.
 	EventEnded
+	// EventMoved: with LeaseOptions.Failover, calls now go to workers elsewhere. Reason is their executor's address.
+	EventMoved
 )
 
-var eventNames = [...]string{EventWorkerDied: "worker died", EventExpiring: "expiring", EventDraining: "draining", EventEnded: "ended"}
+var eventNames = [...]string{EventWorkerDied: "worker died", EventExpiring: "expiring", EventDraining: "draining", EventEnded: "ended",
+	EventMoved: "moved"}
 
 func (k EventKind) String() string {
-	if k < EventWorkerDied || k > EventEnded {
+	if k < EventWorkerDied || k > EventMoved {
 		return fmt.Sprintf("event %d", int(k))
 	}
 	return eventNames[k]
@@ -49,6 +53,7 @@ func (l *Lease) handle(e grant.Event) {
 	case grant.LeaseEnded:
 		tell.Kind = EventEnded
 		l.end(e.Status, e.Reason)
+		l.lost()
 	case grant.WorkerDied:
 		tell.Kind, tell.Reason = EventWorkerDied, e.Death()
 		if e.Worker >= 0 && e.Worker < len(l.workers) {
@@ -57,11 +62,21 @@ func (l *Lease) handle(e grant.Event) {
 	case grant.Draining:
 		tell.Kind = EventDraining
 		l.leave(e)
+		l.lost()
 	case grant.Expiring:
 		tell.Kind = EventExpiring
 	}
-	if l.onEvent != nil && tell.Kind != 0 {
-		l.onEvent(tell)
+	if tell.Kind != 0 {
+		l.tell(tell)
+	}
+}
+
+func (l *Lease) tell(e Event) {
+	switch {
+	case l.front != nil:
+		l.front.mover.tell(e)
+	case l.onEvent != nil:
+		l.onEvent(e)
 	}
 }
 
@@ -75,20 +90,29 @@ func (l *Lease) leave(e grant.Event) {
 	l.mu.Lock()
 	l.why = e.Reason
 	l.mu.Unlock()
-	l.leaving.Store(true)
-	close(l.closing)
-	l.heal.Go(func() {
+	l.close()
+	l.background(func() {
 		for _, w := range l.workers {
 			if !w.quiet() {
 				return
 			}
 		}
 		// An error: the executor ends the lease by itself, and says so.
-		_ = l.held.Finish(l.ctx)
+		_ = l.held.Finish(l.healCtx)
 	})
 }
 
+// close has no call started any more.
+func (l *Lease) close() {
+	if !l.leaving.Swap(true) {
+		close(l.closing)
+	}
+}
+
 func (l *Lease) leavingError(op string) error {
+	if err := l.endedError(op); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return fail(op, StatusLeaseEnded, "the node of %s leaves: %s", l.held.Address, l.why)
@@ -98,7 +122,7 @@ func (l *Lease) leavingError(op string) error {
 // released.
 func (w *Worker) quiet() bool {
 	for slice := int64(firstSlice); ; slice = min(2*slice, lastSlice) {
-		if w.claim(w.lease.ctx, "leave") != nil {
+		if w.lease.healCtx.Err() != nil || w.claim(w.lease.healCtx, "leave") != nil {
 			return false
 		}
 		busy := w.inFlight()

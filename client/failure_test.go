@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"golang.org/x/sys/unix"
 )
 
 // children returns the living child processes of a process.
@@ -68,6 +69,40 @@ func within(t *testing.T, d time.Duration, what string, cond func() bool) time.D
 	return time.Since(start)
 }
 
+// watched opens processes for their ends, of which the kernel tells; gone waits for all of them.
+func watched(t *testing.T, pids ...int) (gone func(d time.Duration, what string) time.Duration) {
+	t.Helper()
+	var list []unix.PollFd
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatalf("process %d: %v", pid, err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		list = append(list, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	return func(d time.Duration, what string) time.Duration {
+		t.Helper()
+		start := time.Now()
+		for i := range list {
+			for {
+				n, err := unix.Poll(list[i:i+1], int(max(time.Until(start.Add(d)), 0)/time.Millisecond))
+				if n == 1 {
+					break
+				}
+				if err == nil {
+					t.Errorf("not within %v: %s", d, what)
+					return d
+				}
+				if err != unix.EINTR {
+					t.Fatal(err)
+				}
+			}
+		}
+		return time.Since(start)
+	}
+}
+
 // zygote returns the executor's zygote: its only child that is no worker of the lease.
 func zygote(t *testing.T, w *world, l *client.Lease) int {
 	t.Helper()
@@ -93,6 +128,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 	if len(acting) != 3 {
 		t.Fatalf("the executor has children %v, want a zygote and two workers", pids)
 	}
+	ends := watched(t, acting...)
 	sleep := function(t, l, "sleep_ns")
 	ended := make(chan error, 2)
 	for i := range 2 {
@@ -116,14 +152,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 	if took > time.Second {
 		t.Errorf("the calls ended %v after the kill, want within 1 s", took)
 	}
-	gone := within(t, time.Second, "zygote and workers are gone", func() bool {
-		for _, pid := range acting {
-			if running(pid) {
-				return false
-			}
-		}
-		return true
-	})
+	gone := ends(time.Second, "zygote and workers are gone")
 	t.Logf("calls ended after %v, processes after %v more", took.Round(time.Microsecond), gone.Round(time.Microsecond))
 }
 
@@ -250,14 +279,22 @@ func TestClientProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
+	r := newRecorder()
+	l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2, OnEvent: r.on})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// A death that was told proves that the event stream is in place; before that a lease waits longer for its holder.
 	victim := l.Worker(1).PID()
 	syscall.Kill(victim, syscall.SIGKILL)
-	within(t, 10*time.Second, "the worker is replaced", func() bool { return l.Replaced() == 1 && l.Worker(1).PID() != victim })
+	echo, err := l.Function("echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.want(t, 0, client.EventWorkerDied)
+	if _, err := l.Worker(1).Invoke(context.Background(), echo, nil, nil); err != nil || l.Replaced() != 1 || l.Worker(1).PID() == victim {
+		t.Fatalf("%d workers replaced, %v", l.Replaced(), err)
+	}
 	f, err := l.Function("sleep_ns")
 	if err != nil {
 		t.Fatal(err)
@@ -290,12 +327,15 @@ func TestClientKilled(t *testing.T) {
 			break
 		}
 	}
-	cmd.Process.Kill()
-	cmd.Wait()
 	if pids[1] == 0 {
+		cmd.Process.Kill()
+		cmd.Wait()
 		t.Fatalf("the client said:\n%s", said)
 	}
-	took := within(t, 5*time.Second, "the workers are reaped", func() bool { return !running(pids[0]) && !running(pids[1]) })
+	ends := watched(t, pids[:]...)
+	cmd.Process.Kill()
+	cmd.Wait()
+	took := ends(5*time.Second, "the workers have ended")
 	var l *client.Lease
 	took += within(t, 2*time.Second, "the cores are free", func() bool {
 		l, err = w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})

@@ -115,8 +115,33 @@ func (g *Group) Function(name string) (*GroupFunction, error) {
 func (f *GroupFunction) On() []*Function { return slices.Clone(f.on) }
 
 // Invoke is Function.Invoke on a free worker of any executor: the executors take turns, and those without a free worker
-// and those whose lease has ended are passed over. When no worker is free it waits for one of the executor whose turn it is.
+// and those whose lease has ended are passed over. When no worker is free it waits for one of the executor whose turn it is. A call
+// that has not started where its worker or lease is lost goes to another executor, and one of [Idempotent] in any case.
 func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (int, error) {
+	r, once, ran := repeatsOf(ctx), ctx, false
+	if r.times > 0 {
+		once = Idempotent(ctx, 0)
+	}
+	for left, more := r.times, r.times+2*len(f.on); ; more-- {
+		attempt, cancel := r.bound(once)
+		n, err := f.choose().Invoke(attempt, in, out)
+		cancel()
+		if err == nil {
+			return n, nil
+		}
+		var e *Error
+		if !errors.As(err, &e) || !r.again(ctx, e) || more == 0 || e.Started && left == 0 {
+			return n, maybeRan(err, ran)
+		}
+		if e.Started {
+			ran = true
+			left--
+		}
+	}
+}
+
+// choose returns the function at the executor whose turn it is.
+func (f *GroupFunction) choose() *Function {
 	n := uint32(len(f.on))
 	turn := f.next.Add(1)
 	waitAt := f.on[turn%n]
@@ -126,17 +151,18 @@ func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (int, error)
 			continue
 		}
 		if x.lease.anyFree() {
-			return x.Invoke(ctx, in, out)
+			return x
 		}
 		if waitAt.lease.Err() != nil {
 			waitAt = x
 		}
 	}
-	return waitAt.Invoke(ctx, in, out)
+	return waitAt
 }
 
 // anyFree says whether some worker was free a moment ago.
 func (l *Lease) anyFree() bool {
+	l = l.at()
 	for i := range l.free {
 		if l.free[i].Load() != 0 {
 			return true

@@ -123,6 +123,17 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 	return d
 }
 
+// joined waits until an executor has registered.
+func (d *daemon) joined(t testing.TB) *daemon {
+	t.Helper()
+	select {
+	case <-d.registered:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("executor %s has not registered within 20 s", d.Address)
+	}
+	return d
+}
+
 func (d *daemon) signal(s syscall.Signal) { _ = d.cmd.Process.Signal(s) }
 
 // provider is what these tests run on: RFAAS_TEST_PROVIDER, else shm.
@@ -157,11 +168,7 @@ func newWorld(t testing.TB, args ...string) *world {
 	}
 	manager := start(t, managerProgram, w.secret)
 	w.daemon = start(t, "bin/executor", w.secret, append(args, "--manager", manager.Address)...)
-	select {
-	case <-w.registered:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("the executor has not registered with %s within 20 s", manager.Address)
-	}
+	w.joined(t)
 	w.session = w.connect(t, client.Options{Manager: manager.Address})
 	return w
 }

@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/bits"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +43,19 @@ type LeaseOptions struct {
 	// Duration is after which time the lease ends by itself; 0: the executor's default, and Renew.
 	Duration time.Duration
 	Renew    bool // renew the lease in the background for as long as it is held
+	// Failover: the lease goes on elsewhere. When its executor is lost or its node drains, a lease with as many workers is taken
+	// in the background, wherever the session finds one (at Executor alone if that is given), again and again until there is one.
+	// Calls wait for it, at most until their context ends or for the session's time-out, and fail with ErrLease, not started,
+	// if there is none by then. State that functions kept in the old workers is gone. Calls in flight end with an error, but
+	// for those that [Idempotent] lets be made again. Worker i is then whichever worker has that place.
+	Failover bool
+	// Local: functions run in this process when there is no executor for them. The library is opened here too (dlopen), so its
+	// constructors run and what it is linked with must be there (StatusBadLibrary). If Session.Lease finds no room or nobody to
+	// ask, it succeeds, Provider says "local", and the lease stays so until it is released. With Failover, calls run here from
+	// the loss of the executor until another one is found. Such a call runs on the caller's thread, one at a time for a lease,
+	// before Invoke or Submit returns; no deadline, time or memory limit ends it, a crash is the caller's, rfaas_state is
+	// another one, and rfaas_fail only prints (rfaas_function.h).
+	Local bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
@@ -75,11 +86,22 @@ type Lease struct {
 	replaced atomic.Uint64
 	released atomic.Bool
 	onEvent  func(Event)
+	repeated atomic.Uint64 // calls made again
 
-	leaving atomic.Bool   // the node drains: no call is started any more
+	mover *mover         // of a lease that goes on elsewhere: it has no workers of its own, but those of the mover's home
+	front *Lease         // of such a home
+	plan  *grant.Pending // of a home: how it was found
+	local *local         // of a home that is this process
+
+	leaving atomic.Bool   // no call is started any more, since the node drains or the lease is over
 	closing chan struct{} // closed then
+	over    atomic.Bool   // ended is set
+
+	healCtx  context.Context // ends before ctx: nothing is healed any more
+	stopHeal context.CancelFunc
 
 	mu     sync.Mutex
+	closed bool   // nothing more in the background
 	why    string // the node drains
 	ended  Status // not OK: why the lease is no more
 	reason string
@@ -99,6 +121,14 @@ func (s *Session) leaseAt(ctx context.Context, o LeaseOptions, at string) (*Leas
 	if err != nil {
 		return nil, err
 	}
+	if o.Failover || o.Local {
+		return s.leaseMoving(ctx, o, cfg, at)
+	}
+	return s.leaseFor(ctx, nil, o, cfg, at)
+}
+
+// leaseFor takes a lease on one executor, for a front if that is not nil.
+func (s *Session) leaseFor(ctx context.Context, front *Lease, o LeaseOptions, cfg dataplane.ChannelConfig, at string) (*Lease, error) {
 	p, err := s.control.Prepare(ctx, grant.Spec{Library: o.Library, Code: o.Code, Workers: cmp.Or(o.Workers, 1),
 		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration,
 		Renew: o.Renew || o.Duration == 0, CallLimit: o.CallLimit,
@@ -106,12 +136,17 @@ func (s *Session) leaseAt(ctx context.Context, o LeaseOptions, at string) (*Leas
 	if err != nil {
 		return nil, err
 	}
+	return s.leaseBy(ctx, front, p, o, cfg)
+}
+
+// leaseBy asks one candidate after the other.
+func (s *Session) leaseBy(ctx context.Context, front *Lease, p *grant.Pending, o LeaseOptions, cfg dataplane.ChannelConfig) (*Lease, error) {
 	for {
 		c, err := p.Next()
 		if err != nil {
 			return nil, err
 		}
-		l, err := s.leaseFrom(ctx, p, c, o, cfg)
+		l, err := s.leaseFrom(ctx, front, p, c, o, cfg)
 		if err == nil {
 			return l, nil
 		}
@@ -144,7 +179,7 @@ func (o *LeaseOptions) channel() (dataplane.ChannelConfig, error) {
 }
 
 // leaseFrom makes channels on the candidate's provider and asks it for the lease.
-func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candidate, o LeaseOptions, cfg dataplane.ChannelConfig) (*Lease, error) {
+func (s *Session) leaseFrom(ctx context.Context, front *Lease, p *grant.Pending, c grant.Candidate, o LeaseOptions, cfg dataplane.ChannelConfig) (*Lease, error) {
 	dev, err := s.device(c.Provider)
 	if err != nil {
 		return nil, err
@@ -152,8 +187,9 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 	n := cmp.Or(o.Workers, 1)
 	l := &Lease{session: s, config: cfg, free: make([]atomic.Uint64, (n+63)/64), wake: make(chan struct{}, n),
 		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now(), onEvent: o.OnEvent,
-		closing: make(chan struct{})}
+		closing: make(chan struct{}), front: front, plan: p}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.healCtx, l.stopHeal = context.WithCancel(l.ctx)
 	var conns connections
 	if c.Kept != nil {
 		conns = c.Kept.State.(connections)
@@ -190,7 +226,7 @@ func (s *Session) leaseFrom(ctx context.Context, p *grant.Pending, c grant.Candi
 		}
 		l.free[i/64].Or(1 << (i % 64))
 	}
-	if !s.enter(l) {
+	if l.front == nil && !s.enter(l) { // a home is its front's
 		_ = l.held.Release(context.WithoutCancel(ctx))
 		l.closeWorkers()
 		return nil, fail("lease", dataplane.StatusInvalid, "the session is closed")
@@ -210,51 +246,40 @@ func (l *Lease) closeWorkers() {
 	}
 }
 
-// Workers returns the number of workers.
-func (l *Lease) Workers() int { return len(l.workers) }
-
-// Worker returns worker i, 0 <= i < Workers(). It panics on another index, as a slice would.
-func (l *Lease) Worker(i int) *Worker { return l.workers[i] }
-
-// Functions returns the names of the library's functions in the order of their indices.
-func (l *Lease) Functions() []string { return slices.Clone(l.held.Functions) }
-
-// Function finds a function by name. ErrInvalid (StatusNoFunction) names the nearest one and those that exist.
-func (l *Lease) Function(name string) (*Function, error) {
-	if f := l.byName[name]; f != nil {
-		return f, nil
+// at is the lease whose workers are called.
+func (l *Lease) at() *Lease {
+	if l.mover != nil {
+		return l.mover.home.Load()
 	}
-	names := l.Functions()
-	hint := ""
-	if near := nearest(name, names); near != "" {
-		hint = ", did you mean \"" + near + "\"?"
-	}
-	const most = 20
-	more := ""
-	if len(names) > most {
-		names, more = names[:most], ", ..."
-	}
-	return nil, fail("find function", StatusNoFunction, "the library has no function %q%s It has: %s%s", name,
-		cmp.Or(hint, "."), strings.Join(names, ", "), more)
+	return l
 }
 
+// Workers returns the number of workers.
+func (l *Lease) Workers() int { return len(l.at().workers) }
+
+// Worker returns worker i, 0 <= i < Workers(). It panics on another index, as a slice would.
+func (l *Lease) Worker(i int) *Worker { return l.at().workers[i] }
+
+// Functions returns the names of the library's functions in the order of their indices.
+func (l *Lease) Functions() []string { return slices.Clone(l.at().held.Functions) }
+
 // ID is the lease's number at its executor.
-func (l *Lease) ID() uint64 { return l.held.ID }
+func (l *Lease) ID() uint64 { return l.at().held.ID }
 
 // Executor is the control address of the executor.
-func (l *Lease) Executor() string { return l.held.Address }
+func (l *Lease) Executor() string { return l.at().held.Address }
 
 // Node is the host name of the executor's node.
-func (l *Lease) Node() string { return l.held.Node }
+func (l *Lease) Node() string { return l.at().held.Node }
 
-// Provider is "shm" or "verbs".
-func (l *Lease) Provider() string { return l.held.Provider }
+// Provider is "shm", "verbs" or "local" (LeaseOptions.Local).
+func (l *Lease) Provider() string { return l.at().held.Provider }
 
 // Duration is how long the lease lasts from its grant; 0: without end.
-func (l *Lease) Duration() time.Duration { return l.held.Duration }
+func (l *Lease) Duration() time.Duration { return l.at().held.Duration }
 
 // Until is when the lease ends for this holder unless it is renewed: a little before the executor ends it.
-func (l *Lease) Until() time.Time { return l.held.Until() }
+func (l *Lease) Until() time.Time { return l.at().held.Until() }
 
 // Renew makes the lease last at least d from now on; 0: as long as it was leased for. It never makes it shorter. Errors:
 // ErrLease (it has ended), ErrBusy (the node drains and renews nothing), ErrInvalid (longer than the executor permits),
@@ -264,16 +289,41 @@ func (l *Lease) Renew(ctx context.Context, d time.Duration) error {
 	if l.released.Load() {
 		return fail(op, StatusLeaseEnded, "the lease was released")
 	}
+	l = l.at()
 	if err := l.endedError(op); err != nil {
 		return err
+	}
+	if l.local != nil {
+		return nil
 	}
 	return l.held.Renew(ctx, d)
 }
 
 // Replaced is how many workers died and were replaced.
-func (l *Lease) Replaced() uint64 { return l.replaced.Load() }
+func (l *Lease) Replaced() uint64 { return l.Statistics().Replaced }
 
-// Err is nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended.
+// LeaseStatistics counts what went wrong with a lease.
+type LeaseStatistics struct {
+	Replaced uint64 // workers that died and were replaced
+	Repeated uint64 // calls that were made again
+	Moved    uint64 // times that the lease went on at another executor
+	Local    uint64 // calls that ran in this process
+}
+
+// Statistics returns the counters since the lease began.
+func (l *Lease) Statistics() LeaseStatistics {
+	s := LeaseStatistics{Replaced: l.replaced.Load(), Repeated: l.repeated.Load()}
+	if m := l.mover; m != nil {
+		s.Replaced, s.Moved = s.Replaced+m.home.Load().replaced.Load(), m.moved.Load()
+		if m.local != nil {
+			s.Local = m.local.local.calls.Load()
+		}
+	}
+	return s
+}
+
+// Err is nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended. One with
+// LeaseOptions.Failover lasts until it is released.
 func (l *Lease) Err() error {
 	if l.released.Load() {
 		return fail("lease", StatusLeaseEnded, "it was released")
@@ -292,6 +342,10 @@ func (l *Lease) endedError(op string) error {
 
 // Start is how the lease's workers came to it, the slowest of them.
 func (l *Lease) Start() Start {
+	l = l.at()
+	if l.local != nil {
+		return StartUnknown
+	}
 	how := StartCached
 	for _, w := range l.held.Workers {
 		how = min(how, Start(w.Start))
@@ -304,6 +358,9 @@ func (l *Lease) Start() Start {
 func (l *Lease) Release(ctx context.Context) error {
 	if l.released.Swap(true) {
 		return nil
+	}
+	if l.mover != nil {
+		return l.mover.release(ctx)
 	}
 	idle := !l.session.isClosed()
 	var inUse []*Worker
@@ -318,8 +375,8 @@ func (l *Lease) Release(ctx context.Context) error {
 		l.fail(StatusLeaseEnded)
 	}
 	l.cancel()
-	l.held.StopWatch() // nobody starts to heal any more
-	l.heal.Wait()
+	l.held.StopWatch()
+	l.stopHealing()
 	for _, w := range inUse {
 		w.take() // what is inside comes out, since the channels failed
 	}
@@ -363,6 +420,7 @@ func (l *Lease) note(st Status, reason string) {
 	defer l.mu.Unlock()
 	if l.ended == dataplane.OK {
 		l.ended, l.reason = st, reason
+		l.over.Store(true)
 	}
 }
 
@@ -375,92 +433,3 @@ func (l *Lease) fail(st Status) {
 
 // now is the data plane's clock.
 func (l *Lease) now() int64 { return l.startN + int64(time.Since(l.start)) }
-
-// ---- free workers ----
-//
-// A worker is used by whoever cleared its bit. No lock: a claim is a compare-and-swap, and who finds nothing waits
-// for a token. A releaser sets the bit before it looks for waiters, a waiter announces itself before it looks
-// for bits; both are sequentially consistent, so that one of them sees the other.
-
-func (l *Lease) tryAny() *Worker {
-	for i := range l.free {
-		for m := l.free[i].Load(); m != 0; m = l.free[i].Load() {
-			if l.free[i].CompareAndSwap(m, m&(m-1)) {
-				return l.workers[i*64+bits.TrailingZeros64(m)] // the lowest: it is the warmest
-			}
-		}
-	}
-	return nil
-}
-
-// claimAny takes a free worker, waiting for one if need be.
-func (l *Lease) claimAny(ctx context.Context, op string) (*Worker, error) {
-	if w := l.tryAny(); w != nil {
-		return w, nil
-	}
-	l.waiting.Add(1)
-	defer l.waiting.Add(-1)
-	for {
-		if w := l.tryAny(); w != nil {
-			return w, nil
-		}
-		select {
-		case <-l.wake:
-		case <-l.ctx.Done():
-			return nil, fail(op, StatusLeaseEnded, "the lease was released")
-		case <-l.closing:
-			return nil, l.leavingError(op)
-		case <-ctx.Done():
-			return nil, contextError(ctx, op, "no worker became free", false)
-		}
-	}
-}
-
-// give makes a worker free again.
-func (l *Lease) give(w *Worker) {
-	l.free[w.index/64].Or(1 << (w.index % 64))
-	if w.waiting.Load() > 0 {
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
-	}
-	if l.waiting.Load() > 0 {
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// nearest returns the name that differs least, "" when none is near.
-func nearest(name string, names []string) string {
-	best, distance := "", max(2, len(name)/3)+1
-	for _, n := range names {
-		if d := edits(strings.ToLower(name), strings.ToLower(n)); d < distance {
-			best, distance = n, d
-		}
-	}
-	return best
-}
-
-// edits is the Levenshtein distance.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
-}

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/rfaas-go/rfaas/client/internal/grant"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -112,6 +111,14 @@ func (w *Worker) freeBuffers() {
 	w.buffers = nil
 }
 
+// at is the worker that has this one's place: another one when the lease went on elsewhere.
+func (w *Worker) at() *Worker {
+	if w.lease.front != nil {
+		return w.lease.front.at().workers[w.index]
+	}
+	return w
+}
+
 // Index is the worker's number in its lease.
 func (w *Worker) Index() int { return w.index }
 
@@ -146,12 +153,17 @@ type StartSteps struct {
 
 // StartSteps is what the start of the lease's first process in this place took.
 func (w *Worker) StartSteps() StartSteps {
+	w = w.at()
+	if w.lease.local != nil {
+		return StartSteps{}
+	}
 	g := w.lease.held.Workers[w.index]
 	return StartSteps{Start: Start(g.Start), Fork: g.Fork, Connect: g.Connect, Code: g.Code, Sandbox: g.Sandbox}
 }
 
 // PID is the process id of the worker on its node, 0 while it is being replaced.
 func (w *Worker) PID() int {
+	w = w.at()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.pid
@@ -163,8 +175,12 @@ type Inspection = grant.Inspection
 // Inspect asks the executor about the worker, also while it runs a function or has just died. It takes a control round
 // trip and does not disturb the worker.
 func (w *Worker) Inspect(ctx context.Context) (Inspection, error) {
+	w = w.at()
 	if err := w.lease.Err(); err != nil {
 		return Inspection{}, err
+	}
+	if w.lease.local != nil {
+		return Inspection{}, fail("inspect a worker", dataplane.StatusUnsupported, "it is this process")
 	}
 	return w.lease.held.Inspect(ctx, w.index)
 }
@@ -268,8 +284,8 @@ func (w *Worker) died(e grant.Event) {
 		return
 	}
 	w.fail(e.Status)
-	w.lease.heal.Go(func() { // replaced in the background, so that the next call finds a worker
-		if w.claim(w.lease.ctx, "replace worker") != nil {
+	w.lease.background(func() { // so that the next call finds a worker
+		if w.claim(w.lease.healCtx, "replace worker") != nil {
 			return
 		}
 		defer w.lease.give(w)
@@ -277,42 +293,6 @@ func (w *Worker) died(e grant.Event) {
 			_ = w.repair() // whoever uses it next tries again and gets the error
 		}
 	})
-}
-
-// repair puts a new worker in the place of one whose connection failed. The claim's holder.
-func (w *Worker) repair() error {
-	op := fmt.Sprintf("replace worker %d", w.index)
-	if err := w.lease.endedError(op); err != nil {
-		return err
-	}
-	w.settle()
-	w.mu.Lock()
-	for w.failing > 0 {
-		changed := w.changed
-		w.mu.Unlock()
-		<-changed
-		w.mu.Lock()
-	}
-	w.pid = 0
-	w.mu.Unlock()
-	if err := w.ch.Reset(); err != nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	blob, err := w.ch.Offer()
-	var g grant.Worker
-	if err == nil {
-		// Not bound to the caller's context: given up half-way it would leave a worker that nobody is connected to.
-		g, err = w.lease.held.Replace(w.lease.ctx, w.index, blob)
-	}
-	if err == nil {
-		err = w.connect(g)
-	}
-	if err != nil {
-		w.ch.Fail(StatusPeerGone) // so that the next use tries again
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	w.lease.replaced.Add(1)
-	return nil
 }
 
 // settle ends the calls in flight of a failed connection and keeps what they came to.
@@ -331,12 +311,25 @@ func (w *Worker) settle() {
 		if o.status != dataplane.OK && o.err == nil {
 			o.err = w.explain("call", o.n, o.started, o.status)
 		}
-		if w.lost == nil {
-			w.lost = make(map[uint32]outcome)
-		}
-		w.lost[s.seq] = o
+		w.remember(s.seq, o)
 		w.slots[slot] = submitted{}
 	}
+}
+
+// number is the next submitted call's.
+func (w *Worker) number() uint32 {
+	if w.lastSeq++; w.lastSeq == 0 {
+		w.lastSeq = 1
+	}
+	return w.lastSeq
+}
+
+// remember keeps what a submitted call came to, until it is asked for.
+func (w *Worker) remember(seq uint32, o outcome) {
+	if w.lost == nil {
+		w.lost = make(map[uint32]outcome)
+	}
+	w.lost[seq] = o
 }
 
 // collect takes an ended call off the channel.
@@ -418,82 +411,4 @@ func (w *Worker) explainDeath(e *Error) {
 			return
 		}
 	}
-}
-
-// ---- registered buffers ----
-
-// Buffer is registered memory outside the Go heap. A large payload inside it is sent by its worker without being copied
-// first; it must then not change until the call has ended.
-type Buffer struct {
-	worker *Worker
-	region *dataplane.Region
-}
-
-// Alloc returns a zeroed buffer of size bytes for calls on this worker. It lives until Free or the lease's release.
-func (w *Worker) Alloc(ctx context.Context, size int) (*Buffer, error) {
-	const op = "allocate buffer"
-	if err := w.claim(ctx, op); err != nil {
-		return nil, err
-	}
-	defer w.lease.give(w)
-	r, err := w.ep.Alloc(size)
-	if err != nil {
-		return nil, err
-	}
-	b := &Buffer{worker: w, region: r}
-	w.buffers = append(w.buffers, b)
-	return b, nil
-}
-
-// Bytes is the memory, valid until Free or the lease's release; nil after Free.
-func (b *Buffer) Bytes() []byte {
-	if b.region == nil {
-		return nil
-	}
-	return b.region.Bytes()
-}
-
-// Free gives the memory back. ErrBusy while calls are in flight on its worker: they may still read it. A second
-// Free does nothing.
-func (b *Buffer) Free(ctx context.Context) error {
-	const op = "free buffer"
-	w := b.worker
-	if w.lease.released.Load() {
-		return nil
-	}
-	if err := w.claim(ctx, op); err != nil {
-		return err
-	}
-	defer w.lease.give(w)
-	if b.region == nil {
-		return nil
-	}
-	if w.ch.Status() == dataplane.OK && w.ch.FreeSlots() < w.lease.config.Depth {
-		return fail(op, dataplane.StatusBusy, "calls are in flight on worker %d", w.index)
-	}
-	for i, other := range w.buffers {
-		if other == b {
-			w.buffers = append(w.buffers[:i], w.buffers[i+1:]...)
-			break
-		}
-	}
-	b.region.Free()
-	b.region = nil
-	return nil
-}
-
-// region returns the registered memory that holds the whole payload, or nil. The claim's holder.
-func (w *Worker) region(in []byte) *dataplane.Region {
-	if len(w.buffers) == 0 || len(in) == 0 {
-		return nil
-	}
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(in)))
-	for _, b := range w.buffers {
-		m := b.region.Bytes()
-		from := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
-		if at >= from && at+uintptr(len(in)) <= from+uintptr(len(m)) {
-			return b.region
-		}
-	}
-	return nil
 }

@@ -41,6 +41,7 @@ type lease struct {
 	pending  *grant.Pending
 	held     *grant.Held
 	replaced map[int]*replacement // by worker: under way, or not fetched yet
+	news     *grant.Changes       // for who waits for an executor; nil: nobody has yet
 }
 
 // replacement is a worker that is being replaced. It goes on when the caller that began it has no more time.
@@ -102,6 +103,8 @@ func (s *service) run(op uint32, f fields, out *message) error {
 		return s.changes(ctx, f, out)
 	case opSpread:
 		return s.spread(ctx, f, out)
+	case opAwait:
+		return s.await(ctx, f, out)
 	}
 	return &dataplane.Error{Op: "control", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("unknown operation %d", op)}
 }
@@ -177,6 +180,25 @@ func (s *service) changes(ctx context.Context, f fields, out *message) error {
 		out.u64(tagEvent, uint64(x.State))
 	}
 	w.left = w.left[n:]
+	return nil
+}
+
+// await waits for an executor to come.
+func (s *service) await(ctx context.Context, f fields, out *message) error {
+	_, l, err := s.lease(f)
+	if err != nil {
+		return err
+	}
+	if l.news == nil {
+		l.news = l.pending.Changes()
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(min(f.u64(tagTimeoutNs), uint64(time.Minute))))
+	defer cancel()
+	n := uint64(0)
+	if l.news.AwaitExecutor(ctx) {
+		n = 1
+	}
+	out.u64(tagCount, n)
 	return nil
 }
 

@@ -19,6 +19,7 @@ const (
 	opFinish       = 10
 	opSpread       = 11
 	opChanges      = 12
+	opAwait        = 13
 )
 
 const (

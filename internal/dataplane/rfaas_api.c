@@ -191,13 +191,15 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
 /* Homes that are lost one after the other end some time. */
 #define MOVES_MAX 16
 
-int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rfaas_function fn, const void *in,
-                     uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
+/* *ever: some attempt may have been executed. */
+static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rfaas_function fn, const void *in, uint32_t in_size,
+                  void *out, uint32_t capacity, uint32_t *got, bool *ever) {
     bool over = rfaas_api_fails_over(l);
     uint32_t left = p->repeats;
     int64_t patience = dp_now_ns() + l->session->timeout_ns;
     for (int moves = 0;;) {
         int class = dp_status_class(status), ran = last.started == RFAAS_MAYBE_EXECUTED;
+        *ever |= ran;
         int64_t now = dp_now_ns();
         if (status == DP_DEADLINE ? !ran || !p->attempt || (p->deadline && now >= p->deadline)
                                   : class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_BUSY)
@@ -235,6 +237,15 @@ int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status,
             return status;
         }
     }
+}
+
+int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rfaas_function fn, const void *in,
+                     uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
+    bool ever = false;
+    status = repeat(l, p, w, status, fn, in, in_size, out, capacity, got, &ever);
+    if (ever && status != DP_OK)
+        last.started = RFAAS_MAYBE_EXECUTED; /* whatever its last attempt came to */
+    return status;
 }
 
 int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,

@@ -21,6 +21,7 @@
 #include <stdbool.h>
 
 #include "dp_channel.h"
+#include "dp_local.h"
 #include "rfaas.h"
 
 /* ---- the seam ----
@@ -43,6 +44,8 @@ enum {
     RFAAS_OP_SPREAD = 11,       /* SESSION WORKERS CORES MEMORY DURATION_NS, (EXECUTOR to leave out)... -> (EXECUTOR WORKERS)...
                                    AT "", or the executor that it must be, instead of EXECUTOR: one that is given has room for all */
     RFAAS_OP_CHANGES = 12,      /* SESSION COUNT -> (EXECUTOR NODE EVENT)..., at most COUNT of them; EVENT is RFAAS_EXECUTOR_* */
+    RFAAS_OP_AWAIT = 13,        /* KEY TIMEOUT_NS -> COUNT 1: the manager has told of an executor that lends cores, since the last time
+                                   for this KEY; 0: it has not within that time */
 };
 enum {
     RFAAS_TAG_SESSION = 1,
@@ -211,7 +214,6 @@ typedef struct rfaas_news {
 
 /* The node drains: no call is started any more, and when no thread is inside the control part is told, once. */
 enum { LEAVING_NOT = 0, LEAVING_SOON = 1, LEAVING_TOLD = 2, LEAVING_LOCAL = 3 /* calls run in this process */ };
-typedef struct rfaas_local rfaas_local;
 
 /* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
 struct rfaas_lease {
@@ -230,7 +232,7 @@ struct rfaas_lease {
     uint64_t request_seq;
     dp_channel_config cfg;
     rfaas_home *home;            /* without an endpoint: the lease was opened where no executor had room */
-    rfaas_local *local;          /* with RFAAS_LEASE_LOCAL */
+    dp_local *local;             /* with RFAAS_LEASE_LOCAL */
     const char *at;              /* NULL, or the executor to begin at; dead once the lease is open */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are dead once the lease is open */
     char **functions;

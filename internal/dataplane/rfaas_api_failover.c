@@ -2,7 +2,7 @@
  * the program's own thread moves there in its next call, and the seeker gives the old home back.
  *
  *   home lost (event) ──▶ seeker: plan, grant, connect ──▶ next, ready ──▶ rfaas_api_move: home = next, old one retired
- *                            ▲ refused: again, later                                        │
+ *                            ▲ refused: again, later or when an executor comes             │
  *                            └── lost before it was taken                 seeker: give back ◀┘
  */
 #include <signal.h>
@@ -14,6 +14,7 @@
 
 #define PAUSE_MIN_NS 5000000ll
 #define PAUSE_MAX_NS 500000000ll
+#define LOOK_NS 20000000ll /* how long the seeker may take to hear that it shall stop */
 /* Until the control part has told that an executor is lost which does not answer: its own patience is 3 s. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
@@ -66,6 +67,28 @@ static void give_back_retired(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
 }
 
+/* Returns then, when the seeker shall stop, or when the resource manager tells of an executor that has come. Called and returns with
+ * the mutex, which is free meanwhile. */
+static void wait_for_executor(rfaas_lease *l, int64_t then) {
+    for (int64_t now; !l->seeker_stop && (now = dp_now_ns()) < then;) {
+        uint64_t key = l->home->key, come = 0;
+        rfaas_msg req = {0}, reply = {0};
+        pthread_mutex_unlock(&l->mu);
+        rfaas_msg_u64(&req, RFAAS_TAG_KEY, key);
+        rfaas_msg_u64(&req, RFAAS_TAG_TIMEOUT_NS, (uint64_t)(then - now < LOOK_NS ? then - now : LOOK_NS));
+        int status = rfaas_api_ask("failover", RFAAS_OP_AWAIT, &req, &reply);
+        if (!status) {
+            come = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 0, 0);
+            rfaas_msg_free(&reply);
+        }
+        pthread_mutex_lock(&l->mu);
+        if (come)
+            return;
+        while (status && !l->seeker_stop && wait_until(l, then)) { /* a control part that cannot tell */
+        }
+    }
+}
+
 static void *seek(void *arg) {
     rfaas_lease *l = arg;
     int64_t pause = PAUSE_MIN_NS;
@@ -81,8 +104,7 @@ static void *seek(void *arg) {
             } else {
                 while (l->retired && !l->seeker_stop)
                     give_back_retired(l);
-                for (int64_t then = dp_now_ns() + pause; !l->seeker_stop && wait_until(l, then);) {
-                }
+                wait_for_executor(l, dp_now_ns() + pause);
                 pause = pause * 2 < PAUSE_MAX_NS ? pause * 2 : PAUSE_MAX_NS;
             }
             pthread_cond_broadcast(&l->changed);

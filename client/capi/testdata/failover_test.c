@@ -150,8 +150,15 @@ void everything(void) {
         last = t;
     }
     CHECK(wrong == 0 && moved == wanted && s.calls >= calls);
-    /* The next one is for the lease's end: a seeker that looks in vain ends with it. */
+    /* The next one is for the lease's end: a seeker that looks in vain ends with it. What an attempt may have done, the call may
+     * have, though it could not be made again. */
+    uint64_t minute = 60000000000u, slept;
+    rfaas_request flying;
+    o.timeout_ns = 1500000000;
+    OK(rfaas_iinvoke(l, find(l, "sleep_ns"), &minute, 8, &slept, 8, &o, &flying));
     say_where(l);
+    int last_status = rfaas_wait(&flying, NULL);
+    CHECK((last_status == RFAAS_DEADLINE || last_status == RFAAS_LEASE_ENDED) && rfaas_started() == RFAAS_MAYBE_EXECUTED);
     for (o.timeout_ns = 300000000; now() < end;) {
         uint64_t v = 1, out;
         int status = rfaas_invoke(l, echo, &v, 8, &out, 8, NULL, &o);

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -68,6 +69,31 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 		return nil, fail(op, dataplane.StatusConnection, "%v", err)
 	}
 	return changes, nil
+}
+
+// LookEvery is how often a mailbox is looked at by who waits for a change.
+const LookEvery = 5 * time.Millisecond
+
+// AwaitExecutor returns true as soon as the manager has told of an executor that lends cores, false when ctx ends. Without a manager, and
+// while it is away, only ctx ends it. The first one tells of those that are there.
+func (w *Changes) AwaitExecutor(ctx context.Context) bool {
+	tick := time.NewTicker(LookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+		changes, err := w.Poll(ctx)
+		if errors.Is(err, dataplane.ErrUnsupported) {
+			<-ctx.Done()
+			return false
+		}
+		if slices.ContainsFunc(changes, func(c Change) bool { return c.State == board.Open }) {
+			return true
+		}
+	}
 }
 
 func (w *Changes) poll(p *places) ([]Change, error) {

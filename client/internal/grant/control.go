@@ -146,6 +146,9 @@ func (c *Control) Close() {
 	c.work.Wait()
 }
 
+// Timeout is the bound of each control operation.
+func (c *Control) Timeout() time.Duration { return c.opts.Timeout }
+
 // bound gives control operations the session's time-out unless the context has a tighter one.
 func (c *Control) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.opts.Timeout)

@@ -136,6 +136,9 @@ func checkELF(path string, b []byte) error {
 	return nil
 }
 
+// Changes subscribes to what happens to the executors that the lease may go to.
+func (p *Pending) Changes() *Changes { return p.c.Changes() }
+
 // Again prepares a lease like this one, which was granted and is lost: the same code, candidates as they are now.
 func (p *Pending) Again(ctx context.Context) (*Pending, error) {
 	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha}

@@ -151,9 +151,9 @@ static void print_json(const arguments *a, const result *sum, const result *all,
                        const rfaas_lease_details *d) {
     printf("{\"name\":\"blackscholes\",\"ranks\":%d,\"workers\":%d,\"provider\":\"%s\",\"node\":\"%s\",\"options\":%.0f,"
            "\"remote\":%.0f,\"remote_share\":%.4f,\"wrong\":%.0f,\"references\":%.0f,\"wrong_references\":%.0f,"
-           "\"seconds\":%.6f,\"local_only_seconds\":%.6f,\"lease_seconds\":%.6f,\"latency\":[",
+           "\"seconds\":%.6f,\"local_only_seconds\":%.6f,\"speed_up\":%.4f,\"lease_seconds\":%.6f,\"latency\":[",
            ranks, ranks * a->workers, d->provider, d->node, sum->priced, sum->remote, sum->remote / sum->priced,
-           sum->wrong, sum->references, sum->wrong_references, seconds, local, sum->lease_seconds / ranks);
+           sum->wrong, sum->references, sum->wrong_references, seconds, local, local / seconds, sum->lease_seconds / ranks);
     const char *comma = "";
     for (int i = 0; a->samples && i < ranks; i++)
         for (int k = 0; k < SIZES; k++, comma = ",")
@@ -169,7 +169,7 @@ static void print_text(const arguments *a, const result *sum, const result *all,
     printf("  lease of the workers    %9.2f ms\n", sum->lease_seconds / ranks * 1e3);
     printf("  priced in               %9.2f ms   %.0f remotely (%.0f %%), %.0f locally\n", seconds * 1e3, sum->remote,
            100 * sum->remote / sum->priced, sum->priced - sum->remote);
-    printf("  the same without rfaas  %9.2f ms\n", local * 1e3);
+    printf("  the same without rfaas  %9.2f ms   speed-up %.2f\n", local * 1e3, local / seconds);
     printf("  checked                 %9.0f prices against the local ones: %.0f wrong\n", sum->priced, sum->wrong);
     printf("                          %9.0f against published ones: %.0f wrong\n", sum->references, sum->wrong_references);
     for (int i = 0; a->samples && i < ranks; i++)

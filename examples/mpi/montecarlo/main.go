@@ -2,11 +2,15 @@
 // rank has its chunks counted by the workers of its own lease and by itself, and the sums meet in a reduction. Every count
 // is compared with the same points counted by the rank alone.
 //
+// A count may be made again: the calls are idempotent. So the program survives the death of executors: their leases go on
+// elsewhere, or in the ranks themselves while there is no other executor.
+//
 //	mpirun -n 2 build/examples/montecarlo -points 4000000
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -40,13 +44,14 @@ func circle(seed, n uint64) (hits uint64) {
 func main() {
 	points := flag.Uint64("points", 4000000, "random points in all")
 	workers := flag.Int("workers", 1, "workers of each rank")
+	mourn := flag.Bool("mourn", false, "say, when a tenth is counted, on which executor rank 0 calls, and fail unless an executor was lost after that")
 	library := flag.String("library", "", "path of montecarlo.so (default: where make build puts it)")
 	flag.Parse()
 	if err := mpi.Init(); err != nil {
 		fmt.Fprintln(os.Stderr, "montecarlo:", err)
 		os.Exit(1)
 	}
-	if err := run(*points, *workers, *library); err != nil {
+	if err := run(*points, *workers, *library, *mourn); err != nil {
 		fmt.Fprintln(os.Stderr, "montecarlo:", err)
 		mpi.World().Abort(1) // a rank that fails must not leave the others waiting
 	}
@@ -56,7 +61,7 @@ func main() {
 	}
 }
 
-func run(points uint64, workers int, library string) error {
+func run(points uint64, workers int, library string, mourn bool) error {
 	world := mpi.World()
 	rank, err := world.Rank()
 	if err != nil {
@@ -95,20 +100,21 @@ func run(points uint64, workers int, library string) error {
 	if err := world.Barrier(); err != nil {
 		return err
 	}
-	hits, remote, took, err := count(seeds, workers, library)
+	c, err := count(seeds, workers, library, mourn && rank == 0)
 	if err != nil {
 		return err
 	}
 	wrong := uint64(0)
-	if hits != alone {
+	if c.hits != alone {
 		wrong = 1
 	}
-	sums := make([]uint64, 3)
-	if err := mpi.Reduce(world, 0, mpi.OpSum, sums, []uint64{hits, remote, wrong}); err != nil {
+	sums := make([]uint64, 6)
+	mine := []uint64{c.hits, c.remote, wrong, c.Repeated, c.Moved, c.Local}
+	if err := mpi.Reduce(world, 0, mpi.OpSum, sums, mine); err != nil {
 		return err
 	}
 	slowest := make([]float64, 2)
-	if err := mpi.AllReduce(world, mpi.OpMax, slowest, []float64{before.Seconds(), took.Seconds()}); err != nil {
+	if err := mpi.AllReduce(world, mpi.OpMax, slowest, []float64{before.Seconds(), c.took.Seconds()}); err != nil {
 		return err
 	}
 	if rank == 0 {
@@ -116,39 +122,50 @@ func run(points uint64, workers int, library string) error {
 		pi := 4 * float64(sums[0]) / n
 		fmt.Printf("montecarlo: pi is %.5f by %.0f points on %d ranks, %d of %d chunks remotely, %d counts wrong\n", pi, n, ranks, sums[1], share*ranks, sums[2])
 		fmt.Printf("  alone %.2f ms, with workers %.2f ms: speed-up %.2f\n", slowest[0]*1e3, slowest[1]*1e3, slowest[0]/slowest[1])
+		fmt.Printf("  leases that went on elsewhere %d, calls made again %d, in a rank for want of executors %d\n", sums[4], sums[3], sums[5])
+		if mourn && sums[4]+sums[5] == 0 {
+			return errors.New("no executor was lost")
+		}
 		if math.Abs(pi-math.Pi) > 10/math.Sqrt(n) {
 			return fmt.Errorf("pi is not %v", pi)
 		}
 	}
 	if wrong > 0 {
-		return fmt.Errorf("rank %d counts %d points with its workers and %d alone", rank, hits, alone)
+		return fmt.Errorf("rank %d counts %d points with its workers and %d alone", rank, c.hits, alone)
 	}
 	return nil
 }
 
+// counted is what a rank found.
+type counted struct {
+	hits, remote uint64
+	took         time.Duration
+	client.LeaseStatistics
+}
+
 // count counts the points of all seeds: each worker and the rank itself take the next chunk when they are ready for one.
-func count(seeds []uint64, workers int, library string) (hits, remote uint64, took time.Duration, err error) {
+func count(seeds []uint64, workers int, library string, tell bool) (c counted, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if library == "" {
 		program, err := os.Executable()
 		if err != nil {
-			return 0, 0, 0, err
+			return c, err
 		}
 		library = filepath.Join(filepath.Dir(program), "../functions/montecarlo.so")
 	}
 	session, err := client.Connect(ctx, client.Options{})
 	if err != nil {
-		return 0, 0, 0, err
+		return c, err
 	}
 	defer session.Close()
-	lease, err := session.Lease(ctx, client.LeaseOptions{Library: library, Workers: workers})
+	lease, err := session.Lease(ctx, client.LeaseOptions{Library: library, Workers: workers, Failover: true, Local: true})
 	if err != nil {
-		return 0, 0, 0, err
+		return c, err
 	}
 	f, err := lease.Function("circle")
 	if err != nil {
-		return 0, 0, 0, err
+		return c, err
 	}
 	var next, sum, there atomic.Uint64
 	var wg sync.WaitGroup
@@ -156,11 +173,12 @@ func count(seeds []uint64, workers int, library string) (hits, remote uint64, to
 	start := time.Now()
 	// The first chunk of each worker is its own, however slow it starts.
 	next.Store(uint64(min(lease.Workers(), len(seeds))))
+	calls := client.Idempotent(ctx, 3)
 	for w := range min(lease.Workers(), len(seeds)) {
 		wg.Go(func() {
 			out := make([]uint64, 1)
 			for i := uint64(w); i < uint64(len(seeds)); i = next.Add(1) - 1 {
-				if _, err := client.Invoke(ctx, f, []uint64{seeds[i], chunk}, out); err != nil {
+				if _, err := client.Invoke(calls, f, []uint64{seeds[i], chunk}, out); err != nil {
 					failed <- err
 					return
 				}
@@ -170,14 +188,18 @@ func count(seeds []uint64, workers int, library string) (hits, remote uint64, to
 		})
 	}
 	for i := next.Add(1) - 1; i < uint64(len(seeds)); i = next.Add(1) - 1 {
+		if tell && i >= uint64(len(seeds))/10 {
+			fmt.Printf("montecarlo: rank 0 calls on %s\n", lease.Executor())
+			tell = false
+		}
 		sum.Add(circle(seeds[i], chunk))
 	}
 	wg.Wait()
-	took = time.Since(start)
+	c = counted{hits: sum.Load(), remote: there.Load(), took: time.Since(start), LeaseStatistics: lease.Statistics()}
 	select {
 	case err = <-failed:
 	default:
 		err = lease.Release(ctx)
 	}
-	return sum.Load(), there.Load(), took, err
+	return c, err
 }

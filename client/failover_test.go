@@ -1,0 +1,319 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// grid is a manager with executors that come and go.
+type grid struct {
+	t       *testing.T
+	secret  string
+	manager *daemon
+	nodes   map[string]*daemon
+}
+
+func newGrid(t *testing.T) *grid {
+	t.Helper()
+	g := &grid{t: t, secret: filepath.Join(t.TempDir(), "secret"), nodes: map[string]*daemon{}}
+	g.manager = start(t, managerProgram, g.secret, "--heartbeat", "100ms", "--executors", "64")
+	return g
+}
+
+// more starts an executor of two cores and returns when it has registered.
+func (g *grid) more() *daemon {
+	g.t.Helper()
+	d := start(g.t, "bin/executor", g.secret, "--cores", "2", "--providers", provider(), "--grace", "5s", "--manager", g.manager.Address).joined(g.t)
+	g.nodes[d.Address] = d
+	return d
+}
+
+func (g *grid) lease(o client.LeaseOptions) (*client.Lease, *moves) {
+	g.t.Helper()
+	m := &moves{t: g.t, to: make(chan string, 16)}
+	o.OnEvent = m.on
+	o.Library = built(g.t, "build/functions/echo.so")
+	l, err := g.manager.session(g.t, g.secret).Lease(g.t.Context(), o)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return l, m
+}
+
+// moves hears where a lease goes.
+type moves struct {
+	t  *testing.T
+	to chan string
+}
+
+func (m *moves) on(e client.Event) {
+	if e.Kind == client.EventMoved {
+		m.to <- e.Reason
+	}
+}
+
+func (m *moves) want(address string) {
+	m.t.Helper()
+	select {
+	case at := <-m.to:
+		if at != address {
+			m.t.Errorf("the lease went to %s, want %s", at, address)
+		}
+	case <-time.After(20 * time.Second):
+		m.t.Fatalf("the lease has not gone to %s within 20 s", address)
+	}
+}
+
+// flood is idempotent calls from several goroutines while executors go.
+type flood struct {
+	t       *testing.T
+	calls   atomic.Int64
+	longest atomic.Int64  // ns without a call completed on one goroutine
+	enough  chan struct{} // closed at `until` calls
+	until   int64
+	stop    atomic.Bool
+	wg      sync.WaitGroup
+}
+
+func newFlood(t *testing.T, until int64) *flood {
+	return &flood{t: t, until: until, enough: make(chan struct{})}
+}
+
+func (f *flood) count() {
+	if f.calls.Add(1) == f.until {
+		close(f.enough)
+	}
+}
+
+func (f *flood) invoke(echo *client.Function, id uint64) {
+	ctx, out := client.Idempotent(context.Background(), 3), make([]byte, 8)
+	last := time.Now()
+	for i := id << 32; !f.stop.Load(); i++ {
+		in := u64(i)
+		n, err := echo.Invoke(ctx, in, out)
+		if err != nil || n != 8 || !bytes.Equal(in, out) {
+			f.t.Errorf("call %x: %x, %v", i, out[:n], err)
+			return
+		}
+		now := time.Now()
+		gap := int64(now.Sub(last))
+		for old := f.longest.Load(); gap > old && !f.longest.CompareAndSwap(old, gap); old = f.longest.Load() {
+		}
+		last = now
+		f.count()
+	}
+}
+
+// submit keeps calls in flight on one worker. With lossy, those that its executor's death ends say so.
+func (f *flood) submit(l *client.Lease, echo *client.Function, lossy bool) {
+	ctx, out := context.Background(), make([]byte, 8)
+	for i := uint64(1); !f.stop.Load(); i++ {
+		var flying [3]client.Call
+		for k := range flying {
+			c, err := l.Worker(1).Submit(ctx, echo, u64(i<<8+uint64(k)), 8)
+			if err != nil {
+				f.t.Errorf("submit: %v", err)
+				return
+			}
+			flying[k] = c
+		}
+		for k, c := range flying {
+			if err := c.Wait(ctx); err != nil {
+				f.t.Errorf("wait: %v", err)
+			}
+			n, err := c.Result(out)
+			var e *client.Error
+			switch {
+			case err == nil && n == 8 && bytes.Equal(out, u64(i<<8+uint64(k))):
+			case lossy && errors.As(err, &e) && e.Started && (errors.Is(err, client.ErrLease) || errors.Is(err, client.ErrConnection)):
+			default:
+				f.t.Errorf("submitted call %d: %x, %v", i, out[:n], err)
+			}
+		}
+		f.count()
+	}
+}
+
+// Executors are killed or drained under idempotent calls, one of two each time: all results are right, and new executors take the
+// place of old ones. With nobody left a call says so, and an executor that comes is found.
+func TestFailover(t *testing.T) {
+	rounds, calls := 5, int64(20_000)
+	if provider() == "verbs" {
+		rounds, calls = 2, 1000 // the machine is emulated
+	}
+	for how, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "drained": syscall.SIGTERM} {
+		t.Run(how, func(t *testing.T) {
+			g := newGrid(t)
+			g.more()
+			l, moved := g.lease(client.LeaseOptions{Workers: 2, Failover: true})
+			echo := function(t, l, "echo")
+			for round := range rounds {
+				next := g.more()
+				f := newFlood(t, calls)
+				for id := range uint64(2) {
+					f.wg.Go(func() { f.invoke(echo, id) })
+				}
+				f.wg.Go(func() { f.submit(l, echo, signal == syscall.SIGKILL) })
+				within(t, 60*time.Second, "the load runs", func() bool { return f.calls.Load() > calls/5 })
+				victim := g.nodes[l.Executor()]
+				victim.signal(signal)
+				moved.want(next.Address)
+				select {
+				case <-f.enough:
+				case <-time.After(60 * time.Second):
+					t.Errorf("%d calls in 60 s", f.calls.Load())
+				}
+				f.stop.Store(true)
+				f.wg.Wait()
+				t.Logf("round %d: %d calls, longest gap %.1f ms", round, f.calls.Load(), float64(f.longest.Load())/1e6)
+				if gap := time.Duration(f.longest.Load()); gap > 3*time.Second {
+					t.Errorf("no call for %v", gap)
+				}
+			}
+			s := l.Statistics()
+			t.Logf("%+v", s)
+			if s.Moved != uint64(rounds) {
+				t.Errorf("moved %d times, want %d", s.Moved, rounds)
+			}
+
+			g.nodes[l.Executor()].signal(syscall.SIGKILL)
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			var err error
+			for err == nil { // until the loss is known
+				_, err = echo.Invoke(client.Idempotent(ctx, 3), u64(1), make([]byte, 8))
+			}
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no other until then") {
+				t.Errorf("a call with nobody left: %v", err)
+			}
+			last := g.more()
+			moved.want(last.Address)
+			if n, err := l.Worker(0).Invoke(t.Context(), echo, []byte("there"), make([]byte, 8)); err != nil || n != 5 || l.Executor() != last.Address {
+				t.Errorf("%d bytes on %s, %v", n, l.Executor(), err)
+			}
+			if err := l.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if _, err := echo.Invoke(t.Context(), nil, nil); !errors.Is(err, client.ErrLease) {
+				t.Errorf("a call after release: %v", err)
+			}
+		})
+	}
+}
+
+// A call that is not idempotent ends with an error that says that it may have been executed; the next one has not started anywhere and
+// goes to the next executor by itself. What was asked for before the move is there after it, and buffers stay.
+func TestFailoverOfOtherCalls(t *testing.T) {
+	g := newGrid(t)
+	g.more()
+	l, moved := g.lease(client.LeaseOptions{Workers: 1, Failover: true})
+	echo, sleep, pid := function(t, l, "echo"), function(t, l, "sleep_ns"), function(t, l, "pid")
+	worker := l.Worker(0)
+	early, err := worker.Submit(t.Context(), echo, []byte("early"), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := early.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	buffer, err := worker.Alloc(t.Context(), 100_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(buffer.Bytes(), "kept")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := sleep.Invoke(context.Background(), u64(uint64(time.Minute)), make([]byte, 8))
+		ended <- err
+	}()
+	untilRuns(t, worker, "sleep_ns")
+	next := g.more()
+	before := worker.PID()
+	g.nodes[l.Executor()].signal(syscall.SIGKILL)
+	var e *client.Error
+	if err := <-ended; !errors.As(err, &e) || !e.Started || !errors.Is(err, client.ErrLease) && !errors.Is(err, client.ErrConnection) {
+		t.Errorf("a call in flight: %v", err)
+	}
+	if _, err := pid.Invoke(t.Context(), nil, make([]byte, 8)); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+	moved.want(next.Address)
+	if worker.PID() == before || l.Err() != nil {
+		t.Errorf("worker 0 is still process %d; %v", before, l.Err())
+	}
+	out := make([]byte, 100_000)
+	if n, err := early.Result(out); err != nil || string(out[:n]) != "early" {
+		t.Errorf("the result of before: %q, %v", out[:n], err)
+	}
+	if n, err := worker.Invoke(t.Context(), echo, buffer.Bytes(), out); err != nil || n != len(out) || !strings.HasPrefix(string(out), "kept") {
+		t.Errorf("a buffer of before: %d bytes %q, %v", n, out[:4], err)
+	}
+	if err := buffer.Free(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := worker.Alloc(t.Context(), 64); err != nil {
+		t.Error(err)
+	}
+	if err := l.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A worker is not waited for longer than the call's context says, and comes nevertheless.
+func TestReplacementWithinTheContext(t *testing.T) {
+	if provider() == "verbs" {
+		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")
+	}
+	w := newWorld(t, "--warm-pool", "0")
+	l := w.lease(t, client.LeaseOptions{})
+	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
+	victim := l.Worker(0).PID()
+	call, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(time.Minute)), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.signal(syscall.SIGSTOP) // nobody tells of the death, and nobody starts another worker
+	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := call.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, call := range []func(context.Context) error{
+		func(ctx context.Context) error { return second(echo.Invoke(ctx, nil, nil)) },
+		func(ctx context.Context) error { return second(l.Worker(0).Submit(ctx, echo, nil, 8)) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		start := time.Now()
+		err := call(ctx)
+		cancel()
+		var e *client.Error
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || e.Started {
+			t.Errorf("a call while nobody replaces the worker: %v", err)
+		}
+		if d := time.Since(start); d > 2*time.Second { // the session's time-out is 10 s
+			t.Errorf("the deadline of 100 ms was noticed after %v", d)
+		}
+	}
+	w.signal(syscall.SIGCONT)
+	out := make([]byte, 8)
+	if n, err := echo.Invoke(t.Context(), []byte("again"), out); err != nil || string(out[:n]) != "again" {
+		t.Errorf("afterwards: %q, %v", out[:n], err)
+	}
+	if _, err := call.Result(out); !errors.Is(err, client.ErrConnection) {
+		t.Errorf("the call in flight: %v", err)
+	}
+	if n := l.Replaced(); n != 1 {
+		t.Errorf("%d workers were replaced, want 1", n)
+	}
+}
