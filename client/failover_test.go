@@ -148,8 +148,11 @@ func (f *flood) submit(l *client.Lease, echo *client.Function, lossy bool) {
 // place of old ones. With nobody left a call says so, and an executor that comes is found.
 func TestFailover(t *testing.T) {
 	rounds, calls := 5, int64(20_000)
-	if provider() == "verbs" {
+	switch {
+	case provider() == "verbs":
 		rounds, calls = 2, 1000 // the machine is emulated
+	case testing.Short():
+		rounds = 2
 	}
 	for how, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "drained": syscall.SIGTERM} {
 		t.Run(how, func(t *testing.T) {
@@ -197,7 +200,9 @@ func TestFailover(t *testing.T) {
 				t.Errorf("a call with nobody left: %v", err)
 			}
 			last := g.more()
+			registered := time.Now()
 			moved.want(last.Address)
+			t.Logf("the lease was there %.1f ms after its executor had registered", float64(time.Since(registered))/1e6)
 			if n, err := l.Worker(0).Invoke(t.Context(), echo, []byte("there"), make([]byte, 8)); err != nil || n != 5 || l.Executor() != last.Address {
 				t.Errorf("%d bytes on %s, %v", n, l.Executor(), err)
 			}

@@ -195,7 +195,8 @@ func count(seeds []uint64, workers int, library string, tell bool) (c counted, e
 		sum.Add(circle(seeds[i], chunk))
 	}
 	wg.Wait()
-	c = counted{hits: sum.Load(), remote: there.Load(), took: time.Since(start), LeaseStatistics: lease.Statistics()}
+	c = counted{hits: sum.Load(), took: time.Since(start), LeaseStatistics: lease.Statistics()}
+	c.remote = there.Load() - c.Local
 	select {
 	case err = <-failed:
 	default:
