@@ -25,6 +25,30 @@ func figures(t *testing.T, line ...string) map[string]float64 {
 	return f
 }
 
+// symbols returns where librfaas.so has these functions, some of which it does not export.
+func symbols(t *testing.T, names ...string) map[string]uint64 {
+	t.Helper()
+	library, err := elf.Open(built(t, "lib/librfaas.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer library.Close()
+	all, err := library.Symbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := map[string]uint64{}
+	for _, s := range all {
+		at[s.Name] = s.Value
+	}
+	for _, name := range names {
+		if at[name] == 0 {
+			t.Fatalf("librfaas.so has no symbol %s", name)
+		}
+	}
+	return at
+}
+
 // TestFigures measures what a call through the library costs above the bare channel, and how well rfaas_map keeps workers
 // busy. The bounds of the contract (15 ns, 90 %) hold on a quiet machine and are checked with RFAAS_TEST_FIGURES=1; on any
 // machine that is not busy nothing may be several times worse.
@@ -36,22 +60,7 @@ func TestFigures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	library, err := elf.Open(built(t, "lib/librfaas.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer library.Close()
-	symbols, err := library.Symbols()
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := map[string]uint64{}
-	for _, s := range symbols {
-		at[s.Name] = s.Value
-	}
-	if at["rfaas_invoke"] == 0 || at["dp_channel_call"] == 0 {
-		t.Fatal("librfaas.so has no symbols")
-	}
+	at := symbols(t, "rfaas_invoke", "dp_channel_call")
 	program := build(t, "gcc", "testdata/figures.c", slices.Concat(c11, []string{"-O2", "-I", dp})...)
 	most, least, tries := 15.0, 0.9, 1
 	if os.Getenv("RFAAS_TEST_FIGURES") == "" {

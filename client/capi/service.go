@@ -92,7 +92,7 @@ func (s *service) run(op uint32, f fields, out *message) error {
 	case opReplace:
 		return s.replace(ctx, f, out)
 	case opRelease:
-		return s.release(ctx, f)
+		return s.release(ctx, f, out)
 	case opInspect:
 		return s.inspect(ctx, f, out)
 	case opRenew:
@@ -117,6 +117,8 @@ func (s *service) sessionOpen(ctx context.Context, f fields, out *message) error
 		Tenant:         f.str(tagTenant),
 		AllowPlaintext: f.u64(tagFlags)&flagAllowPlaintext != 0,
 		Timeout:        time.Duration(f.u64(tagTimeoutNs)),
+		Keep:           int(int64(f.u64(tagKeep))),
+		Dropped:        func(name any) { s.dropped(name.(uint64)) },
 	}.WithEnvironment(os.Getenv)
 	c, err := grant.Open(ctx, o)
 	if err != nil {
@@ -305,6 +307,9 @@ func (s *service) nextCandidate(f fields, out *message) error {
 	out.str(tagExecutor, c.Address)
 	out.str(tagNode, c.Node)
 	out.str(tagProvider, c.Provider)
+	if c.Kept != nil {
+		out.u64(tagKept, c.Kept.State.(uint64))
+	}
 	return nil
 }
 
@@ -324,12 +329,21 @@ func (s *service) grant(ctx context.Context, f fields, out *message) error {
 	for _, w := range held.Workers {
 		out.bytes(tagBlob, w.Blob)
 		out.u64(tagPID, uint64(w.PID))
+		out.u64(tagStart, uint64(w.Start))
 	}
 	for _, name := range held.Functions {
 		out.str(tagFunction, name)
 	}
 	held.Watch(func(e grant.Event) { s.tell(key, e) })
 	return nil
+}
+
+// dropped tells C that what it keeps under a name is not needed any more.
+func (s *service) dropped(name uint64) {
+	var m message
+	m.u64(tagEvent, newsDropped)
+	m.u64(tagKept, name)
+	s.event(m)
 }
 
 // tell passes an event on to C.
@@ -402,6 +416,7 @@ func (s *service) replace(ctx context.Context, f fields, out *message) error {
 	}
 	out.bytes(tagBlob, r.worker.Blob)
 	out.u64(tagPID, uint64(r.worker.PID))
+	out.u64(tagStart, uint64(r.worker.Start))
 	return nil
 }
 
@@ -429,7 +444,8 @@ func (s *service) inspect(ctx context.Context, f fields, out *message) error {
 	return nil
 }
 
-func (s *service) release(ctx context.Context, f fields) error {
+// release gives a lease back, or has it kept if C says under which name it has the connections.
+func (s *service) release(ctx context.Context, f fields, out *message) error {
 	key, l, err := s.lease(f)
 	if err != nil {
 		return nil // it was never planned
@@ -438,9 +454,18 @@ func (s *service) release(ctx context.Context, f fields) error {
 	delete(s.leases, key)
 	s.mu.Unlock()
 	if l.held == nil {
+		l.pending.Discard()
 		return nil
 	}
-	return l.held.Release(ctx)
+	name := f.u64(tagKept)
+	if name == 0 {
+		return l.held.Release(ctx)
+	}
+	kept, err := l.held.ReleaseKeep(ctx, name)
+	if kept {
+		out.u64(tagKept, name)
+	}
+	return err
 }
 
 // heldOf is the granted lease of a message.

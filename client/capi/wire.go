@@ -57,6 +57,9 @@ const (
 	tagInNs        = 32
 	tagFrom        = 33
 	tagAt          = 34
+	tagKept        = 35
+	tagStart       = 36
+	tagKeep        = 37
 )
 
 const (
@@ -64,6 +67,7 @@ const (
 	newsEnded      = 2
 	newsDraining   = 3
 	newsExpiring   = 4
+	newsDropped    = 5
 )
 
 const fieldHead = 8 // u16 tag, u16 0, u32 length

@@ -50,7 +50,7 @@ extern "C" {
 #endif
 
 #define RFAAS_VERSION_MAJOR 0
-#define RFAAS_VERSION_MINOR 2
+#define RFAAS_VERSION_MINOR 3
 
 /* ---- status codes ----
  * A status is 0 or -(class * 100 + detail). The class says what to do next; codes are stable and new details may
@@ -147,6 +147,9 @@ typedef struct rfaas_session_options {
     int32_t mtu;           /* verbs: 256..4096 bytes; 0: the port's */
     uint32_t flags;        /* RFAAS_SESSION_* or 0 */
     int64_t timeout_ns;    /* bound for each control operation (open, lease, replacing a worker); 0: 10 s */
+    int32_t keep_leases;   /* released leases that stay connected (rfaas_lease_release); 0: environment RFAAS_KEEP_LEASES, else 16;
+                              negative: none */
+    uint32_t reserved;     /* 0 */
 } rfaas_session_options;
 
 /* Permits control addresses that are neither loopback nor unix sockets although the control plane is not encrypted;
@@ -154,7 +157,7 @@ typedef struct rfaas_session_options {
 #define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
 
 #define RFAAS_SESSION_OPTIONS_INIT \
-    { sizeof(rfaas_session_options), 0, NULL, NULL, NULL, NULL, NULL, -1, 0, 0, 0, 0, 0, 0 }
+    { sizeof(rfaas_session_options), 0, NULL, NULL, NULL, NULL, NULL, -1, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* rfaas_session_open reaches the manager or executor once and checks its version. options may be NULL (everything
  * from the environment). Blocks up to the time-out. Strings are copied.
@@ -256,7 +259,13 @@ typedef struct rfaas_lease_options {
 RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options *options, rfaas_lease **lease);
 
 /* rfaas_lease_release gives the workers back. Calls in flight are given up; their requests end with
- * RFAAS_INVALID at rfaas_wait. Buffers of rfaas_alloc are freed. The handle is dead afterwards, whatever is returned. */
+ * RFAAS_INVALID at rfaas_wait. Buffers of rfaas_alloc are freed. The handle is dead afterwards, whatever is returned.
+ * A lease that was given back at rest (no call in flight, none given up that is not answered yet) leaves its workers stopped
+ * and connected, with their code, for the next lease of this session with the same library and sizes, which any thread may take:
+ * no process is started, nothing is registered and no queue pair is made for it (`cached` in rfaas_statistics). What functions
+ * have left in the memory of such workers is still there. At most keep_leases of them are kept, the latest, for as long as the
+ * executor says; their cores are free for others meanwhile. Where they are gone, for another lease's sake or with their executor,
+ * the next lease gets new workers. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases options->workers workers (at most 65536) wherever they fit, on as few executors as it
@@ -494,6 +503,12 @@ typedef struct rfaas_statistics {
     uint64_t repeated;    /* calls that were made again */
     uint64_t moved;       /* times that the lease went on elsewhere */
     uint64_t local;       /* calls that ran in this process (RFAAS_LEASE_LOCAL); none of the above */
+    uint64_t cold;        /* workers that came to the lease as new processes, those of replacements and moves included */
+    uint64_t warm;        /* that were there already, without code */
+    uint64_t cached;      /* that a released lease had left connected, with their code */
+    uint64_t queue_pairs; /* that were made for the lease; none for cached workers */
+    int64_t open_ns;      /* that opening the lease took */
+    uint64_t kept;        /* released leases that the session keeps connected now, as far as it knows */
 } rfaas_statistics;
 
 /* rfaas_lease_statistics sums up the lease since it was opened; fills at most stats->struct_size bytes. Used by the

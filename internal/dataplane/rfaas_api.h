@@ -5,6 +5,7 @@
  *                          rfaas_api_session.c, _lease.c       handles, opening, closing, looking
  *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
  *                          rfaas_api_failover.c                how it goes on elsewhere
+ *                          rfaas_api_kept.c                    what is kept of a released one for the next
  *                          rfaas_api_changes.c                 what happens to executors
  *                          rfaas_api_across.c                  leases at several executors as one call
  *                          rfaas_api_local.c                   functions in this process, where no executor has room
@@ -28,16 +29,18 @@
  * A message is a sequence of fields {u16 tag, u16 0, u32 length, bytes}, little endian, without padding. Numbers are
  * 8 bytes. Unknown tags are skipped; a tag may repeat (lists, in order). */
 enum {
-    RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS       -> SESSION */
-    RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> */
+    RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS KEEP  -> SESSION */
+    RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> ; all that was kept is dropped */
     RFAAS_OP_PLAN = 3,          /* SESSION KEY FROM, like the lease FROM; or
                                    SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
                                    DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR|AT -> */
-    RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try */
-    RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID)... FUNCTION...; events may come from here on */
-    RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB TIMEOUT_NS -> BLOB PID; without them: not within that time. It goes on,
-                                   and the same request later gets its outcome */
-    RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage */
+    RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try; KEPT: whose workers are still
+                                   connected to what was kept under this name, which is this side's alone from here on */
+    RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID START)... FUNCTION...; events may come from here on */
+    RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB TIMEOUT_NS -> BLOB PID START; without them: not within that time. It goes
+                                   on, and the same request later gets its outcome */
+    RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage. KEPT: the
+                                   connections could serve again, under this name -> KEPT: they will, or a DROPPED comes */
     RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
     RFAAS_OP_RENEW = 9,         /* KEY DURATION_NS -> */
     RFAAS_OP_FINISH = 10,       /* KEY            -> ; no call is started any more, the lease may be given back; at once */
@@ -82,8 +85,12 @@ enum {
     RFAAS_TAG_IN_NS = 32, /* until what an event announces */
     RFAAS_TAG_FROM = 33,  /* key of another lease of this session */
     RFAAS_TAG_AT = 34,    /* where to begin; a lease that goes on elsewhere is not bound to it */
+    RFAAS_TAG_KEPT = 35,  /* name of connections without a lease */
+    RFAAS_TAG_START = 36, /* of a worker: 1 cold, 2 warm, 3 cached */
+    RFAAS_TAG_KEEP = 37,  /* released leases to keep, two's complement; 0: the control part decides */
 };
-enum { RFAAS_NEWS_WORKER_DIED = 1, RFAAS_NEWS_ENDED = 2, RFAAS_NEWS_DRAINING = 3, RFAAS_NEWS_EXPIRING = 4 };
+/* DROPPED has no KEY but KEPT: what was kept under this name is not needed any more. */
+enum { RFAAS_NEWS_WORKER_DIED = 1, RFAAS_NEWS_ENDED = 2, RFAAS_NEWS_DRAINING = 3, RFAAS_NEWS_EXPIRING = 4, RFAAS_NEWS_DROPPED = 5 };
 _Static_assert(RFAAS_NEWS_WORKER_DIED == RFAAS_EVENT_WORKER_DIED && RFAAS_NEWS_ENDED == RFAAS_EVENT_ENDED &&
                    RFAAS_NEWS_DRAINING == RFAAS_EVENT_DRAINING && RFAAS_NEWS_EXPIRING == RFAAS_EVENT_EXPIRING,
                "events of the seam and of rfaas.h");
@@ -98,8 +105,8 @@ extern int32_t rfaas_control_default(uint32_t op, void *req, uint64_t len, void 
 
 /* rfaas_control_register sets the control part for the next rfaas_init; NULL: the one that is linked in. */
 void rfaas_control_register(rfaas_control_fn fn);
-/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS IN_NS TEXT BACKTRACE OUTPUT. Never blocks for long. Any
- * thread. */
+/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS IN_NS TEXT BACKTRACE OUTPUT, or EVENT KEPT. Never blocks for
+ * long. Any thread. */
 void rfaas_control_event(const void *msg, uint64_t len);
 
 typedef struct rfaas_msg {
@@ -170,6 +177,7 @@ typedef struct rfaas_worker {
     uint32_t in_flight; /* requests in state FLYING */
     bool broken;        /* being replaced, or that failed half-way: the channel is not connected */
     bool replacing;     /* the channel is offered, and the control part has been asked */
+    bool resumes;       /* the channel was kept, and the worker's answer is to be that it is still the same */
     /* Under the lease's mutex: */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
     uint64_t dead_pid;   /* last one reported dead */
@@ -188,16 +196,22 @@ typedef struct rfaas_buffer {
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
+enum { RFAAS_STARTS = 4 }; /* of workers: not known, cold, warm, cached */
+
 /* What one executor grants: workers, and the channels to them. */
 typedef struct rfaas_home {
-    struct rfaas_home *link; /* among the retired */
+    struct rfaas_home *link; /* among the retired, or the kept */
     uint64_t key; /* names the grant at the control part; its low bits are the lease's index. 0: no events any more */
+    const rfaas_session *session; /* of a kept one */
     dp_endpoint *ep;
     rfaas_worker *workers;
     uint32_t n_workers;
     dp_channel_config cfg;
     uint64_t lease_id;
     char node[64], executor[128], provider[16];
+    uint32_t starts[RFAAS_STARTS]; /* workers that came here, by how */
+    uint32_t queue_pairs;          /* made for it */
+    rfaas_statistics before;       /* what the channels had counted when they came, kept, from another home */
     /* Under the lease's mutex: */
     int ended; /* status once it ended */
     char ended_reason[256];
@@ -239,6 +253,7 @@ struct rfaas_lease {
     rfaas_session *session;
     uint32_t index; /* in the table */
     uint32_t replaced;
+    int64_t open_ns; /* that rfaas_lease_open took */
 
     pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
     pthread_cond_t changed;
@@ -306,6 +321,8 @@ int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
 rfaas_home *rfaas_api_home_new(const rfaas_lease *l);
 /* Frees what a home holds on this side. NULL does nothing. */
 void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h);
+/* The same of one that no lease and no event can find. */
+void rfaas_api_home_destroy(rfaas_home *h);
 /* Tells the control part what the lease's home shall be like. */
 int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h);
 /* Goes through the candidates until one grants. Free and release (RFAAS_OP_RELEASE) the home after an error. */
@@ -315,6 +332,20 @@ int rfaas_api_give_back(const rfaas_home *h, const char *op);
 /* One worker's offer, appended to a request; its connection to the n-th blob of a reply. */
 int rfaas_api_offer(rfaas_worker *w, rfaas_msg *req);
 int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_msg *reply, uint32_t n);
+
+/* ---- rfaas_api_kept.c ---- */
+
+/* Gives the lease's home back, or has it kept for the next lease of its session that is like this one: then the lease has
+ * none any more, nor buffers. */
+int rfaas_api_release_home(rfaas_lease *l);
+/* Moves connections that were kept under this name to a home that has none. False: they do not serve any more. */
+bool rfaas_api_adopt(rfaas_home *h, uint64_t name);
+/* Frees what was kept under this name, if it still is. */
+void rfaas_api_drop_kept(uint64_t name);
+/* Frees all that is kept of a session. */
+void rfaas_api_drop_all_kept(const rfaas_session *s);
+/* How many homes are kept of a session. */
+uint64_t rfaas_api_kept(const rfaas_session *s);
 
 /* ---- rfaas_api_worker.c ---- */
 

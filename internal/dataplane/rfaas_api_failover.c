@@ -150,6 +150,18 @@ void rfaas_api_stop_seeking(rfaas_lease *l) {
 }
 
 void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
+    const rfaas_statistics *b = &h->before;
+    s->cold += h->starts[1];
+    s->warm += h->starts[2];
+    s->cached += h->starts[3];
+    s->queue_pairs += h->queue_pairs;
+    s->calls -= b->calls;
+    s->replies -= b->replies;
+    s->abandoned -= b->abandoned;
+    s->late -= b->late;
+    s->busy -= b->busy;
+    s->bytes_in -= b->bytes_in;
+    s->bytes_out -= b->bytes_out;
     for (uint32_t i = 0; h->ep && i < h->n_workers; i++) {
         dp_channel_stats c;
         dp_channel_get_stats(h->workers[i].ch, &c);
@@ -160,7 +172,7 @@ void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
         s->busy += c.busy;
         s->bytes_in += c.bytes_in;
         s->bytes_out += c.bytes_out;
-        s->blocked = c.blocked_waits; /* of the endpoint, the same in all */
+        s->blocked = c.blocked_waits - b->blocked; /* of the endpoint, the same in all */
     }
 }
 

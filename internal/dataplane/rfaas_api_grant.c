@@ -22,9 +22,20 @@ static void drop_channels(rfaas_home *h) {
     for (uint32_t i = 0; i < h->n_workers; i++) {
         dp_channel_destroy(h->workers[i].ch);
         h->workers[i].ch = NULL;
+        h->workers[i].resumes = false;
     }
     dp_endpoint_destroy(h->ep);
     h->ep = NULL;
+    h->queue_pairs = 0;
+    memset(&h->before, 0, sizeof h->before);
+}
+
+void rfaas_api_home_destroy(rfaas_home *h) {
+    drop_channels(h);
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        free(h->workers[i].details);
+    free(h->workers);
+    free(h);
 }
 
 void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h) {
@@ -35,11 +46,7 @@ void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h) {
     if (l->home == h)
         l->home = NULL;
     pthread_mutex_unlock(&l->mu);
-    drop_channels(h);
-    for (uint32_t i = 0; i < h->n_workers; i++)
-        free(h->workers[i].details);
-    free(h->workers);
-    free(h);
+    rfaas_api_home_destroy(h);
 }
 
 int rfaas_api_give_back(const rfaas_home *h, const char *op) {
@@ -89,7 +96,7 @@ static int make_channels(const rfaas_lease *l, rfaas_home *h, const char *provid
     if (dp_endpoint_create(dev, o->workers, o->depth, (dp_wait_mode)o->wait_mode, &h->ep, &err))
         return rfaas_api_fail_dp("lease", &err);
     dp_channel_config cfg = {.depth = o->depth, .eager = o->eager, .bulk = o->bulk};
-    for (uint32_t i = 0; i < o->workers; i++)
+    for (uint32_t i = 0; i < o->workers; i++, h->queue_pairs++)
         if (dp_channel_create(h->ep, &cfg, &h->workers[i].ch, &err))
             return rfaas_api_fail_dp("lease", &err);
     h->cfg = *dp_channel_get_config(h->workers[0].ch);
@@ -114,8 +121,13 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
     if (!blob)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "connect worker %u: the grant has no blob for it", i);
     rfaas_worker *w = &h->workers[i];
-    if (dp_channel_connect(w->ch, blob, len, &err))
+    /* A kept connection that has just broken is that of a worker that has just died: the next call replaces it. */
+    int st = w->resumes ? dp_channel_resume(w->ch, blob, len, &err) : dp_channel_connect(w->ch, blob, len, &err);
+    if (st && !(w->resumes && st == dp_channel_status(w->ch)))
         return rfaas_api_fail_dp("connect a worker", &err);
+    w->resumes = false;
+    uint64_t start = rfaas_msg_nth_u64(reply, RFAAS_TAG_START, n, 0);
+    h->starts[start < RFAAS_STARTS ? start : 0]++;
     pthread_mutex_lock(&l->mu);
     w->pid = rfaas_msg_nth_u64(reply, RFAAS_TAG_PID, n, 0);
     /* Events that came before this worker was known here. */
@@ -191,8 +203,15 @@ int rfaas_api_find_and_grant(rfaas_lease *l, rfaas_home *h) {
         rfaas_msg_get_str(&reply, RFAAS_TAG_PROVIDER, provider, sizeof provider);
         rfaas_msg_get_str(&reply, RFAAS_TAG_EXECUTOR, h->executor, sizeof h->executor);
         rfaas_msg_get_str(&reply, RFAAS_TAG_NODE, h->node, sizeof h->node);
+        uint64_t kept = rfaas_msg_get_u64(&reply, RFAAS_TAG_KEPT, 0);
         rfaas_msg_free(&reply);
         drop_channels(h);
+        if (kept) { /* whatever is wrong with it: the next candidate is a new one */
+            h->lease_id = 0;
+            if (!rfaas_api_adopt(h, kept) || ((status = grant(l, h)) && !h->lease_id))
+                continue;
+            return status;
+        }
         status = make_channels(l, h, provider);
         if (status)
             return status;

@@ -165,6 +165,7 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
         return status;
     if (!lease)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: lease is NULL", op);
+    int64_t start = dp_now_ns();
     rfaas_lease *l = take_lease(s);
     if (!l)
         return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d leases are open, that is the limit", op, RFAAS_LEASES_MAX);
@@ -196,19 +197,19 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
     }
     l->workers = l->home->workers;
     l->cfg = l->home->cfg;
+    l->open_ns = dp_now_ns() - start;
     __atomic_store_n(&l->magic, RFAAS_LEASE_MAGIC, __ATOMIC_RELEASE);
     *lease = l;
     return RFAAS_OK;
 }
 
 int rfaas_lease_release(rfaas_lease *l) {
-    static const char op[] = "release";
-    int status = rfaas_api_enter(l, op);
+    int status = rfaas_api_enter(l, "release");
     if (status)
         return status;
     l->magic = 0;
     rfaas_api_stop_seeking(l);
-    status = rfaas_api_give_back(l->home, op);
+    status = rfaas_api_release_home(l);
     destroy_lease(l);
     return status;
 }
@@ -325,6 +326,8 @@ int rfaas_lease_statistics(rfaas_lease *l, rfaas_statistics *stats) {
     rfaas_statistics s = l->past;
     s.struct_size = stats->struct_size;
     s.replaced = l->replaced;
+    s.open_ns = l->open_ns;
+    s.kept = rfaas_api_kept(l->session);
     rfaas_api_count(l->home, &s);
     memcpy(stats, &s, stats->struct_size < sizeof s ? stats->struct_size : sizeof s);
     return leave(l, RFAAS_OK);

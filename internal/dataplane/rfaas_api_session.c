@@ -176,6 +176,8 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                                   op, options->struct_size);
         memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
     }
+    if (o.reserved)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: options.reserved is %u, want 0", op, o.reserved);
     if (o.timeout_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns);
     if (o.device && strlen(o.device) >= sizeof ((rfaas_session *)0)->device)
@@ -201,6 +203,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     rfaas_msg_str(&req, RFAAS_TAG_TENANT, o.tenant);
     rfaas_msg_u64(&req, RFAAS_TAG_FLAGS, o.flags);
     rfaas_msg_u64(&req, RFAAS_TAG_TIMEOUT_NS, (uint64_t)o.timeout_ns);
+    rfaas_msg_u64(&req, RFAAS_TAG_KEEP, (uint64_t)(int64_t)o.keep_leases);
     status = rfaas_api_ask(op, RFAAS_OP_SESSION_OPEN, &req, &reply);
     if (status) {
         give_session(s);
@@ -236,14 +239,15 @@ int rfaas_session_close(rfaas_session *s) {
     if (opening)
         return rfaas_api_fail(RFAAS_INVALID, 0, "close session: another thread is opening a lease in it");
     s->magic = 0;
+    rfaas_msg req = {0};
+    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);
+    status = rfaas_api_ask("close session", RFAAS_OP_SESSION_CLOSE, &req, NULL);
+    rfaas_api_drop_all_kept(s); /* events have done so, unless that failed */
     if (s->shm)
         dp_dev_close(s->shm);
     if (s->verbs)
         dp_dev_close(s->verbs);
     s->shm = s->verbs = NULL;
-    rfaas_msg req = {0};
-    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);
-    status = rfaas_api_ask("close session", RFAAS_OP_SESSION_CLOSE, &req, NULL);
     give_session(s);
     return status;
 }

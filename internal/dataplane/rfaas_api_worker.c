@@ -58,7 +58,9 @@ void rfaas_control_event(const void *data, uint64_t len) {
     rfaas_msg m = {.data = (uint8_t *)data, .len = len};
     if (!rfaas_msg_check(&m))
         return;
-    uint64_t key = rfaas_msg_get_u64(&m, RFAAS_TAG_KEY, 0);
+    uint64_t key = rfaas_msg_get_u64(&m, RFAAS_TAG_KEY, 0), kept = rfaas_msg_get_u64(&m, RFAAS_TAG_KEPT, 0);
+    if (kept && rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0) == RFAAS_NEWS_DROPPED)
+        rfaas_api_drop_kept(kept);
     rfaas_lease *l = key ? rfaas_api_lease_at(key & (RFAAS_LEASES_MAX - 1)) : NULL;
     if (!l)
         return;

@@ -23,7 +23,7 @@ static void report(int line, const char *what) {
 #define FAILS(call, status, word) \
     (((call) == (status) && strstr(rfaas_last_error(), word)) ? (void)0 : report(__LINE__, #call " gives " #status ", " word))
 
-static double now(void) {
+__attribute__((unused)) static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;

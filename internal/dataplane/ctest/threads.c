@@ -1,6 +1,7 @@
 /* A client with several threads: an endpoint for each, channels failed from outside, sessions and leases of the C API side
  * by side. Written for the thread sanitizer (make test-c-tsan), and run without it as well. The servers are threads of
  * this process, so that everything is seen by it. */
+#include <semaphore.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -104,17 +105,24 @@ typedef struct fake_worker {
     dp_dev *dev;
     dp_server *server;
     uint64_t pid;
+    sem_t told; /* it has parked or resumed */
 } fake_worker;
 
 typedef struct fake_lease {
     uint64_t key; /* 0: free */
+    uint64_t session;
+    bool kept; /* released, its workers wait; key is the name of the connections */
     fake_worker workers[WORKERS];
 } fake_lease;
 
 static pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
 static fake_lease fake_leases[LEASES];
 static uint64_t fake_pid;
-static uint32_t fake_granted, fake_replaced, fake_released;
+static uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
+static struct {
+    uint64_t key, session, from; /* from: the kept lease that the key was told of */
+} fake_plans[LEASES];            /* a ring */
+static uint32_t fake_planned;
 
 static uint32_t fake_echo(void *args, uint32_t n, void *res) {
     memcpy(res, args, n);
@@ -127,6 +135,11 @@ static void *fake_serve(void *arg) {
     return NULL;
 }
 
+static void fake_told(void *arg, bool parked) {
+    (void)parked;
+    sem_post(arg);
+}
+
 /* Under fake_mu. Appends what is said of a worker to the reply. */
 static void fake_start(fake_worker *w, const uint8_t *blob, uint32_t len, rfaas_msg *reply) {
     dp_error err;
@@ -135,6 +148,8 @@ static void fake_start(fake_worker *w, const uint8_t *blob, uint32_t len, rfaas_
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
     CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, blob, len, &w->server, &err), err);
     dp_server_set_functions(w->server, fake_functions, 1);
+    sem_init(&w->told, 0, 0);
+    dp_server_on_told(w->server, fake_told, &w->told);
     CHECK_OK_ERR(dp_server_blob(w->server, answer, &n, &err), err);
     w->pid = ++fake_pid;
     CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
@@ -149,6 +164,7 @@ static void fake_stop(fake_worker *w) {
     pthread_join(w->thread, NULL);
     dp_server_destroy(w->server);
     dp_dev_close(w->dev);
+    sem_destroy(&w->told);
     w->server = NULL;
 }
 
@@ -159,17 +175,72 @@ static fake_lease *fake_find(uint64_t key) {
     return NULL;
 }
 
+/* Under fake_mu, as are the next ones. */
+static void fake_end(fake_lease *l) {
+    for (int i = 0; i < WORKERS; i++)
+        fake_stop(&l->workers[i]);
+    l->key = 0;
+    l->kept = false;
+    fake_released++;
+}
+
+/* The plan of a key; the last keys are remembered. */
+static uint32_t fake_plan_of(uint64_t key) {
+    for (uint32_t i = 0; i < LEASES; i++)
+        if (fake_plans[i].key == key)
+            return i;
+    CHECKF(false, "no plan for %#llx", (unsigned long long)key);
+    return 0;
+}
+
+/* Names a kept lease of the session of the key, if there is one. */
+static void fake_next(uint64_t key, rfaas_msg *reply) {
+    uint32_t p = fake_plan_of(key);
+    if (fake_plans[p].from) { /* it was in vain */
+        fake_end(fake_find(fake_plans[p].from));
+        fake_plans[p].from = 0;
+        return;
+    }
+    for (int i = 0; i < LEASES && !fake_plans[p].from; i++) {
+        fake_lease *l = &fake_leases[i];
+        if (!l->kept || l->session != fake_plans[p].session)
+            continue;
+        fake_plans[p].from = l->key;
+        l->kept = false;
+        rfaas_msg_u64(reply, RFAAS_TAG_KEPT, l->key);
+    }
+}
+
+/* What was kept goes on: each worker with its client's new generation. */
+static void fake_resume(fake_worker *w, const uint8_t *blob, uint32_t len, rfaas_msg *reply) {
+    dp_error err;
+    uint8_t answer[DP_CHANNEL_BLOB_MAX];
+    uint32_t n = sizeof answer;
+    CHECK_OK_ERR(dp_server_resume(w->server, blob, len, &err), err);
+    sem_wait(&w->told);
+    CHECK_OK_ERR(dp_server_blob(w->server, answer, &n, &err), err);
+    rfaas_msg_bytes(reply, RFAAS_TAG_BLOB, answer, n);
+    rfaas_msg_u64(reply, RFAAS_TAG_PID, w->pid);
+    rfaas_msg_u64(reply, RFAAS_TAG_START, 3);
+}
+
 static void fake_grant(uint64_t key, const rfaas_msg *req, rfaas_msg *reply) {
-    fake_lease *l = fake_find(0);
+    uint32_t p = fake_plan_of(key);
+    fake_lease *l = fake_find(fake_plans[p].from);
     CHECK(l);
     l->key = key;
+    l->session = fake_plans[p].session;
     rfaas_msg_u64(reply, RFAAS_TAG_LEASE_ID, key);
     for (uint32_t i = 0; i < WORKERS; i++) {
         uint32_t len;
         const uint8_t *blob = rfaas_msg_find(req, RFAAS_TAG_BLOB, i, &len);
         CHECK(blob);
-        fake_start(&l->workers[i], blob, len, reply);
+        if (fake_plans[p].from)
+            fake_resume(&l->workers[i], blob, len, reply);
+        else
+            fake_start(&l->workers[i], blob, len, reply);
     }
+    fake_resumed += fake_plans[p].from != 0;
     rfaas_msg_str(reply, RFAAS_TAG_FUNCTION, "echo");
     fake_granted++;
 }
@@ -185,6 +256,44 @@ static void fake_replace(uint64_t key, const rfaas_msg *req, rfaas_msg *reply) {
     fake_replaced++;
 }
 
+/* Ends a lease, or has its workers come to rest. Every fourth is not kept, although it could be. */
+static void fake_release(uint64_t key, uint64_t name, rfaas_msg *reply) {
+    fake_lease *l = fake_find(key);
+    if (!l)
+        return;
+    if (!name || t_random() % 4 == 0) {
+        fake_end(l);
+        return;
+    }
+    for (int i = 0; i < WORKERS; i++)
+        dp_server_park(l->workers[i].server);
+    for (int i = 0; i < WORKERS; i++)
+        sem_wait(&l->workers[i].told);
+    l->kept = true;
+    rfaas_msg_u64(reply, RFAAS_TAG_KEPT, name);
+}
+
+/* One that is kept is no more; returns its name, 0 if there was none. session 0: of any. */
+static uint64_t fake_drop(uint64_t session) {
+    for (int i = 0; i < LEASES; i++) {
+        fake_lease *l = &fake_leases[i];
+        uint64_t name = l->key;
+        if (l->kept && (!session || l->session == session)) {
+            fake_end(l);
+            return name;
+        }
+    }
+    return 0;
+}
+
+static void fake_dropped(uint64_t name) {
+    rfaas_msg m = {0};
+    rfaas_msg_u64(&m, RFAAS_TAG_EVENT, RFAAS_NEWS_DROPPED);
+    rfaas_msg_u64(&m, RFAAS_TAG_KEPT, name);
+    rfaas_control_event(m.data, m.len);
+    rfaas_msg_free(&m);
+}
+
 static int32_t fake_control(uint32_t op, const void *data, uint64_t len, void **out, uint64_t *out_len) {
     static uint64_t session; /* under fake_mu */
     rfaas_msg req = {.data = (uint8_t *)data, .len = len}, reply = {0};
@@ -193,22 +302,24 @@ static int32_t fake_control(uint32_t op, const void *data, uint64_t len, void **
     pthread_mutex_lock(&fake_mu);
     switch (op) {
     case RFAAS_OP_SESSION_OPEN: rfaas_msg_u64(&reply, RFAAS_TAG_SESSION, ++session); break;
+    case RFAAS_OP_SESSION_CLOSE:
+        for (uint64_t name; (name = fake_drop(rfaas_msg_get_u64(&req, RFAAS_TAG_SESSION, 0)));)
+            fake_dropped(name);
+        break;
+    case RFAAS_OP_PLAN:
+        fake_plans[fake_planned % LEASES].key = key;
+        fake_plans[fake_planned % LEASES].from = 0;
+        fake_plans[fake_planned++ % LEASES].session = rfaas_msg_get_u64(&req, RFAAS_TAG_SESSION, 0);
+        break;
     case RFAAS_OP_NEXT:
+        fake_next(key, &reply);
         rfaas_msg_str(&reply, RFAAS_TAG_EXECUTOR, "here");
         rfaas_msg_str(&reply, RFAAS_TAG_NODE, "node");
         rfaas_msg_str(&reply, RFAAS_TAG_PROVIDER, "shm");
         break;
     case RFAAS_OP_GRANT: fake_grant(key, &req, &reply); break;
     case RFAAS_OP_REPLACE: fake_replace(key, &req, &reply); break;
-    case RFAAS_OP_RELEASE: {
-        fake_lease *l = fake_find(key);
-        for (int i = 0; l && i < WORKERS; i++)
-            fake_stop(&l->workers[i]);
-        if (l)
-            l->key = 0;
-        fake_released += l != NULL;
-        break;
-    }
+    case RFAAS_OP_RELEASE: fake_release(key, rfaas_msg_get_u64(&req, RFAAS_TAG_KEPT, 0), &reply); break;
     }
     pthread_mutex_unlock(&fake_mu);
     *out = reply.data;
@@ -281,6 +392,9 @@ static void *api_use(void *arg) {
         api_calls(a, leases[1]);
         CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
         CHECKF(rfaas_lease_release(leases[0]) == RFAAS_INVALID, "released twice");
+        CHECKF(rfaas_lease_open(session, &lo, &leases[0]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        api_calls(a, leases[0]);
+        CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
         if (round % 2)
             CHECK_EQ(rfaas_lease_release(leases[1]), RFAAS_OK);
         CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
@@ -308,7 +422,7 @@ T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
         uint32_t worker = (uint32_t)(t_random() % WORKERS);
         pthread_mutex_lock(&fake_mu);
         fake_lease *l = &fake_leases[t_random() % (2 * CLIENTS)];
-        if (l->key && l->workers[worker].server) {
+        if (t_random() % 4 == 0 && l->key && l->workers[worker].server) {
             key = l->key;
             pid = l->workers[worker].pid;
         }
@@ -316,6 +430,13 @@ T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
         if (key) {
             fake_death(key, worker, pid);
             told++;
+        }
+        if (t_random() % 8 == 0) {
+            pthread_mutex_lock(&fake_mu);
+            uint64_t name = fake_drop(0);
+            if (name)
+                fake_dropped(name); /* before its session can have been closed */
+            pthread_mutex_unlock(&fake_mu);
         }
         t_sleep_ms((int)(t_random() % 3));
     }
@@ -325,9 +446,11 @@ T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
         died += a[i].died;
     }
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
-    printf("%u leases, %u deaths told, %u calls died, %u workers replaced\n", fake_granted, told, died, fake_replaced);
-    CHECK_EQ(fake_granted, 2u * CLIENTS * 8u);
-    CHECK_EQ(fake_released, fake_granted);
+    printf("%u leases, %u of them on kept connections, %u deaths told, %u calls died, %u workers replaced\n", fake_granted,
+           fake_resumed, told, died, fake_replaced);
+    CHECK_EQ(fake_granted, 3u * CLIENTS * 8u);
+    CHECK_EQ(fake_released, fake_granted - fake_resumed);
+    CHECK(fake_resumed > 0);
     CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* it can be used again */
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
 }
