@@ -23,6 +23,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <stdexcept>
 #include <string>
@@ -120,6 +121,9 @@ template <class C> auto room(C &&c) {
 
 /* ---- library and sessions ---- */
 
+/* MAJOR * 1000 + MINOR of the library at run time. */
+inline int version() noexcept { return rfaas_version(); }
+
 /* Keeps the library up while it lives. Any number may exist. */
 class library {
   public:
@@ -147,6 +151,43 @@ class session {
             rfaas_session_close(handle_);
     }
     rfaas_session *get() const noexcept { return handle_; }
+    /* Closes it now, with the leases that are left and all that is kept, and throws what the destructor would pass over. */
+    void close() { check(rfaas_session_close(std::exchange(handle_, nullptr))); }
+
+    /* What has happened to executors since the last call, at most so many changes; none: nothing. Does not block. */
+    std::vector<rfaas_change> changes(std::size_t most = 64) const {
+        std::vector<rfaas_change> found(most);
+        std::size_t count = 0;
+        check(rfaas_session_changes(handle_, found.data(), most, &count));
+        found.resize(count);
+        return found;
+    }
+    /* Calls f(change) with every change, on this thread, until it returns true. False: the time was over first (0: never). What f
+     * throws ends it too. */
+    template <class F> bool watch(F f, std::chrono::nanoseconds timeout = {}) const {
+        struct watcher {
+            F *f;
+            std::exception_ptr thrown;
+        } w{&f, nullptr};
+        int status = rfaas_session_watch(
+            handle_,
+            [](const rfaas_change *change, void *arg) -> int {
+                watcher *self = static_cast<watcher *>(arg);
+                try {
+                    return (*self->f)(*change) ? 1 : 0;
+                } catch (...) { /* not through C */
+                    self->thrown = std::current_exception();
+                    return 1;
+                }
+            },
+            &w, timeout.count());
+        if (w.thrown)
+            std::rethrow_exception(w.thrown);
+        if (status == RFAAS_DEADLINE)
+            return false;
+        check(status);
+        return true;
+    }
 
   private:
     rfaas_session *handle_ = nullptr;
@@ -161,6 +202,8 @@ struct lease_options : rfaas_lease_options {
     lease_options &with_workers(std::uint32_t n) { return workers = n, *this; }
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
     lease_options &with_wait_mode(std::uint32_t mode) { return wait_mode = mode, *this; }
+    lease_options &lasting(std::chrono::nanoseconds t) { return duration_ns = t.count(), *this; }
+    lease_options &with_renewal() { return flags |= RFAAS_LEASE_RENEW, *this; }
     lease_options &with_failover() { return flags |= RFAAS_LEASE_FAILOVER, *this; }
     lease_options &with_local() { return flags |= RFAAS_LEASE_LOCAL, *this; } /* here, where no executor has room */
     rfaas_lease_options plain() const {
@@ -237,6 +280,23 @@ inline void wait_all(span<request> requests) {
     check(rfaas_waitall(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), nullptr, nullptr));
 }
 
+/* What a request came to: RFAAS_OK or why not, and the bytes of its result. */
+struct outcome {
+    int status;
+    std::size_t bytes;
+};
+
+/* Waits for all and tells of each, without an exception for those that failed. */
+inline std::vector<outcome> wait_each(span<request> requests) {
+    std::vector<std::size_t> sizes(requests.size());
+    std::vector<int> statuses(requests.size());
+    std::vector<outcome> all(requests.size());
+    rfaas_waitall(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), sizes.data(), statuses.data());
+    for (std::size_t i = 0; i < all.size(); i++)
+        all[i] = outcome{statuses[i], sizes[i]};
+    return all;
+}
+
 /* Waits for one and returns its place, RFAAS_UNDEFINED if there is none; *bytes (if given) is its result's size. */
 inline std::size_t wait_any(span<request> requests, std::size_t *bytes = nullptr) {
     std::size_t index = RFAAS_UNDEFINED;
@@ -244,11 +304,36 @@ inline std::size_t wait_any(span<request> requests, std::size_t *bytes = nullptr
     return index;
 }
 
+/* Executors with room for so many leases like options, one for each. */
+inline std::vector<rfaas_place> places(const session &s, const lease_options &options, std::size_t count) {
+    std::vector<rfaas_place> found(count);
+    rfaas_lease_options o = options.plain();
+    check(rfaas_places(s.get(), &o, count, found.data()));
+    return found;
+}
+
 class lease {
   public:
     lease(const session &s, const lease_options &options) {
         rfaas_lease_options o = options.plain();
         check(rfaas_lease_open(s.get(), &o, &handle_));
+    }
+    /* At this executor and no other. */
+    lease(const session &s, const lease_options &options, const rfaas_place &place) {
+        rfaas_lease_options o = options.plain();
+        check(rfaas_lease_open_at(s.get(), &o, &place, &handle_));
+    }
+    /* Workers wherever they fit, as leases at up to `most` executors. */
+    static std::vector<lease> across(const session &s, const lease_options &options, std::size_t most = 64) {
+        std::vector<rfaas_lease *> handles(most);
+        std::vector<lease> leases;
+        leases.reserve(most); /* before there is something to lose */
+        std::size_t count = 0;
+        rfaas_lease_options o = options.plain();
+        check(rfaas_lease_open_across(s.get(), &o, most, handles.data(), &count));
+        for (std::size_t i = 0; i < count; i++)
+            leases.push_back(lease(handles[i]));
+        return leases;
     }
     lease(lease &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
     lease &operator=(lease &&other) noexcept {
@@ -272,6 +357,22 @@ class lease {
         rfaas_lease_details d{};
         d.struct_size = sizeof d;
         check(rfaas_lease_info(handle_, &d));
+        return d;
+    }
+    /* Makes it last at least so long from now; 0: as long as it was leased for. */
+    void renew(std::chrono::nanoseconds t = {}) { check(rfaas_lease_renew(handle_, t.count())); }
+    /* The oldest event that was not taken; kind is RFAAS_EVENT_NONE if there is none. Does not block. */
+    rfaas_event event() {
+        rfaas_event e{};
+        e.struct_size = sizeof e;
+        check(rfaas_lease_event(handle_, &e));
+        return e;
+    }
+    /* What a worker does and has printed, as its executor says. */
+    rfaas_worker_details worker_info(int worker) const {
+        rfaas_worker_details d{};
+        d.struct_size = sizeof d;
+        check(rfaas_worker_info(handle_, worker, &d));
         return d;
     }
     rfaas_statistics statistics() const {
@@ -319,6 +420,7 @@ class lease {
     }
 
   private:
+    explicit lease(rfaas_lease *handle) noexcept : handle_(handle) {}
     rfaas_lease *handle_ = nullptr;
 };
 

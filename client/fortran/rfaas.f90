@@ -40,6 +40,10 @@ module rfaas
    integer, parameter, public :: RFAAS_WAIT_ADAPTIVE = 0, RFAAS_WAIT_HOT = 1, RFAAS_WAIT_WARM = 2
    integer, parameter, public :: RFAAS_ANY_WORKER = -1
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany when there are only null requests
+   integer, parameter, public :: RFAAS_EVENT_NONE = 0, RFAAS_EVENT_WORKER_DIED = 1, RFAAS_EVENT_ENDED = 2, &
+      RFAAS_EVENT_DRAINING = 3, RFAAS_EVENT_EXPIRING = 4
+   integer, parameter, public :: RFAAS_EXECUTOR_OPEN = 1, RFAAS_EXECUTOR_DRAINING = 2, RFAAS_EXECUTOR_SILENT = 3, &
+      RFAAS_EXECUTOR_LEFT = 4
 
    type, public :: rfaas_session
       type(c_ptr) :: handle = c_null_ptr
@@ -52,20 +56,96 @@ module rfaas
       integer(c_int64_t) :: handle = 0
    end type
 
+   !> What has happened to an executor: RFAAS_EXECUTOR_*, its address, its host name.
+   type, public :: rfaas_change
+      integer :: state = 0
+      character(len=256) :: executor = '', node = ''
+   end type
+   !> An executor's address.
+   type, public :: rfaas_place
+      character(len=128) :: executor = ''
+   end type
+   !> An event of a lease: RFAAS_EVENT_*; worker from 0; events before it that nobody took; seconds that are left; why.
+   type, public :: rfaas_event
+      integer :: kind = RFAAS_EVENT_NONE, worker = 0, lost = 0
+      real(c_double) :: left = 0
+      character(len=256) :: text = ''
+   end type
+   !> What a lease is.
+   type, public :: rfaas_lease_details
+      integer :: workers = 0, depth = 0, eager = 0, functions = 0, replaced = 0
+      integer(c_int64_t) :: bulk = 0, lease_id = 0
+      character(len=64) :: node = ''
+      character(len=128) :: executor = ''
+      character(len=16) :: provider = ''
+   end type
+   !> What a worker does and has printed (output_size bytes of output).
+   type, public :: rfaas_worker_details
+      integer :: pid = 0, output_size = 0
+      integer(c_int64_t) :: calls = 0, failed = 0, refused = 0, bytes_in = 0, bytes_out = 0
+      character(len=128) :: running = ''
+      character(len=4100) :: output = ''
+   end type
+   !> What a lease has done, as rfaas.h says. struct_size is set by rfaas_lease_statistics.
+   type, bind(c), public :: rfaas_statistics
+      integer(c_int32_t) :: struct_size = 0, replaced = 0
+      integer(c_int64_t) :: calls = 0, replies = 0, abandoned = 0, late = 0, busy = 0, bytes_in = 0, bytes_out = 0, blocked = 0, &
+         repeated = 0, moved = 0, local = 0, cold = 0, warm = 0, cached = 0, queue_pairs = 0, open_ns = 0, kept = 0
+   end type
+
+   abstract interface
+      !> Is told of a change; .true. ends rfaas_session_watch.
+      logical function rfaas_change_function(change)
+         import; type(rfaas_change), intent(in) :: change
+      end function
+   end interface
+   public :: rfaas_change_function
+
    public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started
-   public :: rfaas_session_open, rfaas_session_close, rfaas_lease_open, rfaas_lease_release, rfaas_lease_workers, &
-      rfaas_lease_function
+   public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
+      rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
+      rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, rfaas_map
    public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
 
-   ! The structures of rfaas.h, version 0.2. The library takes shorter ones than its own.
+   ! The structures of rfaas.h, version 0.3. The library takes shorter ones than its own.
    type, bind(c) :: session_options
       integer(c_int32_t) :: struct_size = 0, port = 0
       type(c_ptr) :: manager = c_null_ptr, executor = c_null_ptr, provider = c_null_ptr, tenant = c_null_ptr, &
          device = c_null_ptr
       integer(c_int32_t) :: gid_index = -1, pkey_index = 0, traffic_class = 0, service_level = 0, mtu = 0, flags = 0
       integer(c_int64_t) :: timeout_ns = 0
+      integer(c_int32_t) :: keep_leases = 0, reserved = 0
+   end type
+   type, bind(c) :: raw_change
+      integer(c_int32_t) :: state = 0, reserved = 0
+      character(kind=c_char) :: executor(256) = c_null_char, node(256) = c_null_char
+   end type
+   type, bind(c) :: raw_place
+      character(kind=c_char) :: executor(128) = c_null_char
+   end type
+   type, bind(c) :: raw_event
+      integer(c_int32_t) :: struct_size = 0, kind = 0, worker = 0, lost = 0
+      integer(c_int64_t) :: left_ns = 0
+      character(kind=c_char) :: text(256) = c_null_char
+   end type
+   type, bind(c) :: raw_lease
+      integer(c_int32_t) :: struct_size = 0, workers = 0, depth = 0, eager = 0
+      integer(c_int64_t) :: bulk = 0, lease_id = 0
+      integer(c_int32_t) :: functions = 0, replaced = 0
+      character(kind=c_char) :: node(64) = c_null_char, executor(128) = c_null_char, provider(16) = c_null_char
+   end type
+   type, bind(c) :: raw_worker
+      integer(c_int32_t) :: struct_size = 0, pid = 0
+      integer(c_int64_t) :: calls = 0, failed = 0, refused = 0, bytes_in = 0, bytes_out = 0
+      character(kind=c_char) :: running(128) = c_null_char
+      integer(c_int32_t) :: output_size = 0
+      character(kind=c_char) :: output(4100) = c_null_char
+   end type
+   !> Whom rfaas_session_watch tells.
+   type :: watcher
+      procedure(rfaas_change_function), pointer, nopass :: f => null()
    end type
    type, bind(c) :: lease_options
       integer(c_int32_t) :: struct_size = 0, workers = 0, cores_per_worker = 0, depth = 0, eager = 0, wait_mode = 0
@@ -121,6 +201,40 @@ module rfaas
       integer(c_int) function c_lease_open(session, options, lease) bind(c, name='rfaas_lease_open')
          import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
          type(c_ptr), intent(inout) :: lease
+      end function
+      integer(c_int) function c_lease_open_at(session, options, place, lease) bind(c, name='rfaas_lease_open_at')
+         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
+         type(raw_place), intent(in) :: place; type(c_ptr), intent(inout) :: lease
+      end function
+      integer(c_int) function c_lease_open_across(session, options, capacity, leases, n) bind(c, name='rfaas_lease_open_across')
+         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
+         integer(c_size_t), value :: capacity; type(c_ptr), intent(inout) :: leases(*); integer(c_size_t), intent(inout) :: n
+      end function
+      integer(c_int) function c_places(session, options, n, places) bind(c, name='rfaas_places')
+         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
+         integer(c_size_t), value :: n; type(raw_place), intent(inout) :: places(*)
+      end function
+      integer(c_int) function c_session_changes(session, changes, capacity, n) bind(c, name='rfaas_session_changes')
+         import; type(c_ptr), value :: session; type(raw_change), intent(inout) :: changes(*)
+         integer(c_size_t), value :: capacity; integer(c_size_t), intent(inout) :: n
+      end function
+      integer(c_int) function c_session_watch(session, f, arg, timeout_ns) bind(c, name='rfaas_session_watch')
+         import; type(c_ptr), value :: session, arg; type(c_funptr), value :: f; integer(c_int64_t), value :: timeout_ns
+      end function
+      integer(c_int) function c_lease_renew(lease, duration_ns) bind(c, name='rfaas_lease_renew')
+         import; type(c_ptr), value :: lease; integer(c_int64_t), value :: duration_ns
+      end function
+      integer(c_int) function c_lease_event(lease, event) bind(c, name='rfaas_lease_event')
+         import; type(c_ptr), value :: lease; type(raw_event), intent(inout) :: event
+      end function
+      integer(c_int) function c_lease_info(lease, details) bind(c, name='rfaas_lease_info')
+         import; type(c_ptr), value :: lease; type(raw_lease), intent(inout) :: details
+      end function
+      integer(c_int) function c_worker_info(lease, worker, details) bind(c, name='rfaas_worker_info')
+         import; type(c_ptr), value :: lease; integer(c_int), value :: worker; type(raw_worker), intent(inout) :: details
+      end function
+      integer(c_int) function c_lease_statistics(lease, stats) bind(c, name='rfaas_lease_statistics')
+         import; type(c_ptr), value :: lease; type(rfaas_statistics), intent(inout) :: stats
       end function
       integer(c_int) function c_lease_release(lease) bind(c, name='rfaas_lease_release')
          import; type(c_ptr), value :: lease
@@ -207,6 +321,20 @@ contains
       end do
    end function
 
+   !> The characters up to the first NUL.
+   function text_in(c) result(text)
+      character(kind=c_char), intent(in) :: c(:)
+      character(len=:), allocatable :: text
+      integer :: i, n
+      do n = 0, size(c) - 1
+         if (c(n + 1) == c_null_char) exit
+      end do
+      allocate (character(len=n) :: text)
+      do i = 1, n
+         text(i:i) = c(i)
+      end do
+   end function
+
    function rfaas_strerror(status) result(text)
       integer, intent(in) :: status
       character(len=:), allocatable :: text
@@ -249,12 +377,14 @@ contains
       rfaas_version = int(c_version())
    end function
 
-   !> Addresses that are not given come from the environment; timeout in seconds.
-   subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror)
+   !> Addresses that are not given come from the environment; timeout in seconds. keep_leases: released leases that stay
+   !> connected, negative: none.
+   subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, keep_leases)
       type(rfaas_session), intent(inout) :: session
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
+      integer, intent(in), optional :: keep_leases
       type(session_options) :: o
       character(len=:, kind=c_char), allocatable, target :: m, e, p, t, d
       o%struct_size = int(c_sizeof(o), c_int32_t)
@@ -264,6 +394,7 @@ contains
       o%tenant = string(tenant, t)
       o%device = string(device, d)
       if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
+      if (present(keep_leases)) o%keep_leases = keep_leases
       call finish(c_session_open(o, session%handle), ierror)
    end subroutine
 
@@ -275,6 +406,58 @@ contains
       session%handle = c_null_ptr
       call finish(status, ierror)
    end subroutine
+
+   !> What has happened to executors since the last call: count changes, at most size(changes).
+   subroutine rfaas_session_changes(session, changes, count, ierror)
+      type(rfaas_session), intent(in) :: session
+      type(rfaas_change), intent(inout) :: changes(:)
+      integer, intent(out) :: count
+      integer, intent(out), optional :: ierror
+      type(raw_change), allocatable :: raw(:)
+      integer(c_size_t) :: n
+      integer(c_int) :: status
+      integer :: i
+      allocate (raw(size(changes)))
+      n = 0
+      status = c_session_changes(session%handle, raw, size(changes, kind=c_size_t), n)
+      count = int(n)
+      do i = 1, count
+         changes(i) = change_of(raw(i))
+      end do
+      call finish(status, ierror)
+   end subroutine
+
+   !> Tells f of every change until it returns .true., or for so many seconds: RFAAS_DEADLINE. 0 or none: for ever.
+   subroutine rfaas_session_watch(session, f, timeout, ierror)
+      type(rfaas_session), intent(in) :: session
+      procedure(rfaas_change_function) :: f
+      real(c_double), intent(in), optional :: timeout
+      integer, intent(out), optional :: ierror
+      type(watcher), target :: w
+      integer(c_int64_t) :: ns
+      integer(c_int) :: status
+      w%f => f
+      ns = 0
+      if (present(timeout)) ns = nanoseconds(timeout)
+      status = c_session_watch(session%handle, c_funloc(tell), c_loc(w), ns)
+      call finish(min(status, 0_c_int), ierror)
+   end subroutine
+
+   integer(c_int) function tell(raw, arg) bind(c)
+      type(raw_change), intent(in) :: raw
+      type(c_ptr), value :: arg
+      type(watcher), pointer :: w
+      call c_f_pointer(arg, w)
+      tell = merge(1_c_int, 0_c_int, w%f(change_of(raw)))
+   end function
+
+   function change_of(raw) result(change)
+      type(raw_change), intent(in) :: raw
+      type(rfaas_change) :: change
+      change%state = int(raw%state)
+      change%executor = text_in(raw%executor)
+      change%node = text_in(raw%node)
+   end function
 
    !> What is not given has the default of rfaas.h. duration and call_limit in seconds, eager, bulk and memory in bytes.
    !> renew, failover and local set the RFAAS_LEASE_ flags of these names.
@@ -289,11 +472,100 @@ contains
       character(len=*), intent(in), optional :: executor
       integer, intent(out), optional :: ierror
       logical, intent(in), optional :: renew, failover, local
-      type(lease_options) :: o
       character(len=:, kind=c_char), allocatable, target :: l, e
-      o%struct_size = int(c_sizeof(o), c_int32_t)
+      type(lease_options) :: o
+      o = lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, local)
       o%library = string(library, l)
       o%executor = string(executor, e)
+      call finish(c_lease_open(session%handle, o, lease%handle), ierror)
+   end subroutine
+
+   !> rfaas_lease_open at this executor and no other.
+   subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
+                                  memory, duration, call_limit, ierror, renew, failover, local)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: library
+      type(rfaas_place), intent(in) :: place
+      type(rfaas_lease), intent(inout) :: lease
+      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
+      integer(c_int64_t), intent(in), optional :: bulk, memory
+      real(c_double), intent(in), optional :: duration, call_limit
+      integer, intent(out), optional :: ierror
+      logical, intent(in), optional :: renew, failover, local
+      character(len=:, kind=c_char), allocatable, target :: l
+      type(lease_options) :: o
+      type(raw_place) :: raw
+      integer :: i
+      o = lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, local)
+      o%library = string(library, l)
+      do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
+         raw%executor(i) = place%executor(i:i)
+      end do
+      call finish(c_lease_open_at(session%handle, o, raw, lease%handle), ierror)
+   end subroutine
+
+   !> So many workers wherever they fit: leases(1:count), each at one executor.
+   subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
+                                      memory, duration, call_limit, ierror, renew, failover, local)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: library
+      type(rfaas_lease), intent(inout) :: leases(:)
+      integer, intent(out) :: count
+      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
+      integer(c_int64_t), intent(in), optional :: bulk, memory
+      real(c_double), intent(in), optional :: duration, call_limit
+      integer, intent(out), optional :: ierror
+      logical, intent(in), optional :: renew, failover, local
+      character(len=:, kind=c_char), allocatable, target :: l
+      type(lease_options) :: o
+      type(c_ptr), allocatable :: handles(:)
+      integer(c_size_t) :: n
+      integer(c_int) :: status
+      allocate (handles(size(leases)))
+      o = lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, local)
+      o%library = string(library, l)
+      n = 0
+      status = c_lease_open_across(session%handle, o, size(leases, kind=c_size_t), handles, n)
+      count = merge(int(n), 0, status >= 0)
+      leases(:count)%handle = handles(:count)
+      call finish(status, ierror)
+   end subroutine
+
+   !> Executors with room for size(places) leases like this one, one for each.
+   subroutine rfaas_places(session, library, places, workers, cores_per_worker, memory, duration, executor, ierror)
+      type(rfaas_session), intent(in) :: session
+      character(len=*), intent(in) :: library
+      type(rfaas_place), intent(inout) :: places(:)
+      integer, intent(in), optional :: workers, cores_per_worker
+      integer(c_int64_t), intent(in), optional :: memory
+      real(c_double), intent(in), optional :: duration
+      character(len=*), intent(in), optional :: executor
+      integer, intent(out), optional :: ierror
+      character(len=:, kind=c_char), allocatable, target :: l, e
+      type(lease_options) :: o
+      type(raw_place), allocatable :: raw(:)
+      integer(c_int) :: status
+      integer :: i
+      allocate (raw(size(places)))
+      o = lease_of(workers, cores_per_worker, memory=memory, duration=duration)
+      o%library = string(library, l)
+      o%executor = string(executor, e)
+      status = c_places(session%handle, o, size(places, kind=c_size_t), raw)
+      do i = 1, merge(size(places), 0, status >= 0)
+         places(i)%executor = text_in(raw(i)%executor)
+      end do
+      call finish(status, ierror)
+   end subroutine
+
+   !> The options of a lease but for its strings.
+   function lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, &
+                     local) result(o)
+      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
+      integer(c_int64_t), intent(in), optional :: bulk, memory
+      real(c_double), intent(in), optional :: duration, call_limit
+      logical, intent(in), optional :: renew, failover, local
+      type(lease_options) :: o
+      o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(workers)) o%workers = workers
       if (present(cores_per_worker)) o%cores_per_worker = cores_per_worker
       if (present(depth)) o%depth = depth
@@ -306,7 +578,88 @@ contains
       if (given(renew)) o%flags = ior(o%flags, lease_renew)
       if (given(failover)) o%flags = ior(o%flags, lease_failover)
       if (given(local)) o%flags = ior(o%flags, lease_local)
-      call finish(c_lease_open(session%handle, o, lease%handle), ierror)
+   end function
+
+   !> Makes the lease last at least so many seconds from now; 0 or none: as long as it was leased for.
+   subroutine rfaas_lease_renew(lease, duration, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      real(c_double), intent(in), optional :: duration
+      integer, intent(out), optional :: ierror
+      integer(c_int64_t) :: ns
+      ns = 0
+      if (present(duration)) ns = nanoseconds(duration)
+      call finish(c_lease_renew(lease%handle, ns), ierror)
+   end subroutine
+
+   !> The oldest event that was not taken; RFAAS_EVENT_NONE: there is none.
+   subroutine rfaas_lease_event(lease, event, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      type(rfaas_event), intent(out) :: event
+      integer, intent(out), optional :: ierror
+      type(raw_event) :: raw
+      integer(c_int) :: status
+      raw%struct_size = int(c_sizeof(raw), c_int32_t)
+      status = c_lease_event(lease%handle, raw)
+      event%kind = int(raw%kind)
+      event%worker = int(raw%worker)
+      event%lost = int(raw%lost)
+      event%left = real(raw%left_ns, c_double)/1.0e9_c_double
+      event%text = text_in(raw%text)
+      call finish(status, ierror)
+   end subroutine
+
+   subroutine rfaas_lease_info(lease, details, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      type(rfaas_lease_details), intent(out) :: details
+      integer, intent(out), optional :: ierror
+      type(raw_lease) :: raw
+      integer(c_int) :: status
+      raw%struct_size = int(c_sizeof(raw), c_int32_t)
+      status = c_lease_info(lease%handle, raw)
+      details%workers = int(raw%workers)
+      details%depth = int(raw%depth)
+      details%eager = int(raw%eager)
+      details%functions = int(raw%functions)
+      details%replaced = int(raw%replaced)
+      details%bulk = raw%bulk
+      details%lease_id = raw%lease_id
+      details%node = text_in(raw%node)
+      details%executor = text_in(raw%executor)
+      details%provider = text_in(raw%provider)
+      call finish(status, ierror)
+   end subroutine
+
+   !> What a worker, from 0, does and has printed.
+   subroutine rfaas_worker_info(lease, worker, details, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      integer, intent(in) :: worker
+      type(rfaas_worker_details), intent(out) :: details
+      integer, intent(out), optional :: ierror
+      type(raw_worker) :: raw
+      integer(c_int) :: status
+      integer :: i
+      raw%struct_size = int(c_sizeof(raw), c_int32_t)
+      status = c_worker_info(lease%handle, int(worker, c_int), raw)
+      details%pid = int(raw%pid)
+      details%calls = raw%calls
+      details%failed = raw%failed
+      details%refused = raw%refused
+      details%bytes_in = raw%bytes_in
+      details%bytes_out = raw%bytes_out
+      details%running = text_in(raw%running)
+      details%output_size = int(raw%output_size)
+      do i = 1, min(details%output_size, len(details%output))
+         details%output(i:i) = raw%output(i)
+      end do
+      call finish(status, ierror)
+   end subroutine
+
+   subroutine rfaas_lease_statistics(lease, stats, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      type(rfaas_statistics), intent(out) :: stats
+      integer, intent(out), optional :: ierror
+      stats%struct_size = int(c_sizeof(stats), c_int32_t)
+      call finish(c_lease_statistics(lease%handle, stats), ierror)
    end subroutine
 
    subroutine rfaas_lease_release(lease, ierror)

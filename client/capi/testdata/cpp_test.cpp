@@ -26,7 +26,9 @@ static void report(int line, const char *what) {
 int main(int, char **argv) {
     THROWS(rfaas::invalid_error, "not initialised", rfaas::session());
     rfaas::library library;
+    CHECK(rfaas::version() == RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINOR);
     rfaas::session session;
+    THROWS(rfaas::unsupported_error, "resource manager", session.changes());
     rfaas::session_options nowhere;
     nowhere.executor = "127.0.0.1:1";
     THROWS(rfaas::connection_error, "127.0.0.1:1", rfaas::session s(nowhere));
@@ -70,6 +72,10 @@ int main(int, char **argv) {
         std::size_t first = rfaas::wait_any(requests, &bytes);
         CHECK(first < 4 && bytes == 400 && !requests[first] && results[first] == in);
         rfaas::wait_all(requests);
+        rfaas::request pair[2] = {lease.iinvoke(fail, in, results[0]), lease.iinvoke(echo, in, results[1])};
+        std::vector<rfaas::outcome> each = rfaas::wait_each(pair);
+        CHECK(each.size() == 2 && each[0].status == RFAAS_FUNCTION_FAILED && each[1].status == RFAAS_OK && each[1].bytes == 400);
+        results[0] = in;
         for (auto &r : results)
             CHECK(r == in);
         CHECK(rfaas::wait_any(requests) == RFAAS_UNDEFINED);
@@ -89,9 +95,21 @@ int main(int, char **argv) {
         rfaas::registration here(lease, copy);
         CHECK(lease.invoke(echo, copy, big) == 100000 && big[5] == 2.5);
         CHECK(lease.statistics().replaced >= 1 && lease.statistics().calls >= 10);
+        rfaas_event event = lease.event(); // of the crash
+        CHECK(event.kind == RFAAS_EVENT_WORKER_DIED && event.text[0]);
+        while (lease.event().kind != RFAAS_EVENT_NONE) {
+        }
+        lease.invoke(lease.function("print"), std::string("hear, hear"), copy, rfaas::call_options().on(1));
+        rfaas_worker_details worker = lease.worker_info(1);
+        CHECK(worker.pid > 1 && worker.calls > 0);
+        THROWS(rfaas::invalid_error, "worker 2", lease.worker_info(2));
+        lease.renew(std::chrono::minutes(1));
+        THROWS(rfaas::invalid_error, "negative", lease.renew(std::chrono::nanoseconds(-1)));
         rfaas::lease other = std::move(lease);
         CHECK(!lease.get() && other.workers() == 2);
         other.release();
+        rfaas::lease again(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_renewal().lasting(std::chrono::minutes(1)));
+        CHECK(again.statistics().cached == 2 && again.statistics().queue_pairs == 0);
     }
     rfaas::lease lease(session, rfaas::lease_options(std::getenv("TEST_LIBRARY")).with_workers(2));
     std::vector<std::uint64_t> in(10001), out(10001);
@@ -106,6 +124,9 @@ int main(int, char **argv) {
     CHECK(std::string(here.info().provider) == "local");
     here.map(here.function("twice"), in, out);
     CHECK(out[10000] == 20000 && here.statistics().local > 0);
+    rfaas::session other_session;
+    other_session.close();
+    THROWS(rfaas::invalid_error, "NULL", other_session.close());
     out.pop_back();
     THROWS(rfaas::invalid_error, "10001 elements in, room for 10000", lease.map(lease.function("twice"), in, out));
     return failures != 0;

@@ -8,6 +8,12 @@ program fortran_test
    type(rfaas_session) :: session
    type(rfaas_lease) :: lease, there
    type(rfaas_request) :: requests(4), one
+   type(rfaas_change) :: changes(2)
+   type(rfaas_event) :: event
+   type(rfaas_lease_details) :: details
+   type(rfaas_worker_details) :: worker
+   type(rfaas_statistics) :: stats
+   integer(rfaas_function) :: printing
    integer(rfaas_function) :: echo, fail, sleep_ns, twice
    real(c_double), target, asynchronous :: in(10, 5), out(10, 5), many(50, 4)
    real(c_double), pointer :: big(:)
@@ -27,6 +33,8 @@ program fortran_test
    call check(len(rfaas_strerror(RFAAS_BUSY)) > 0, 'strerror')
    call rfaas_session_open(session, ierror=ierror)
    call check(ierror == RFAAS_OK, 'open')
+   call rfaas_session_changes(session, changes, at, ierror)
+   call fails(RFAAS_UNSUPPORTED, 'resource manager', 'changes without a manager')
    call rfaas_lease_open(session, '/nothing.so', lease, ierror=ierror)
    call check(ierror == RFAAS_BAD_LIBRARY, 'no library')
    call get_command_argument(1, text)
@@ -92,6 +100,37 @@ program fortran_test
    call check(ierror == RFAAS_RESULT_TOO_LARGE .and. n == 800000, 'result too large')
    call rfaas_unregister(lease, many)
    call rfaas_free(lease, memory)
+
+   call rfaas_lease_info(lease, details)
+   call check(details%workers == 2 .and. details%depth == 4 .and. len_trim(details%executor) > 3 .and. &
+              (details%provider == 'shm' .or. details%provider == 'verbs'), 'info')
+   call rfaas_lease_function(lease, 'print', printing)
+   call rfaas_invoke(lease, printing, ['h', 'e', 'a', 'r'], 4_c_size_t, out, 0_c_size_t, worker=1)
+   call rfaas_worker_info(lease, 1, worker)
+   call check(worker%pid > 1 .and. worker%calls > 0 .and. worker%running == '', 'worker info')
+   call rfaas_worker_info(lease, 2, worker, ierror)
+   call fails(RFAAS_INVALID, 'worker 2', 'worker 2')
+   call rfaas_lease_renew(lease, 60.0_c_double)
+   call rfaas_lease_renew(lease, -1.0_c_double, ierror)
+   call fails(RFAAS_INVALID, 'negative', 'renew backwards')
+   call rfaas_lease_function(lease, 'crash', printing)
+   call rfaas_invoke(lease, printing, in, 8_c_size_t, out, 8_c_size_t, ierror=ierror)
+   call check(ierror == RFAAS_WORKER_DIED, 'crash')
+   call rfaas_lease_event(lease, event)
+   call check(event%kind == RFAAS_EVENT_WORKER_DIED .and. len_trim(event%text) > 0, 'event of a crash')
+   call rfaas_lease_event(lease, event)
+   call check(event%kind == RFAAS_EVENT_NONE, 'no event')
+   do i = 0, 1
+      call rfaas_invoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), worker=i)
+   end do
+   call rfaas_lease_statistics(lease, stats)
+   call check(stats%replaced == 1 .and. stats%calls > 10 .and. stats%cached == 0 .and. stats%queue_pairs == 2 .and. &
+              stats%open_ns > 0, 'statistics')
+   call rfaas_cancel(one)
+   call rfaas_lease_release(lease)
+   call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
+   call rfaas_lease_statistics(lease, stats)
+   call check(stats%cached == 2 .and. stats%queue_pairs == 0 .and. stats%calls == 0, 'cached connections')
    call rfaas_lease_release(lease)
    call rfaas_lease_release(lease, ierror)
    call check(ierror == RFAAS_INVALID, 'released twice')

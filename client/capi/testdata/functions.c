@@ -1,5 +1,6 @@
 /* Functions for batch_test.c. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,6 +32,18 @@ uint32_t slow(void *args, uint32_t size, void *res) {
     while (nanosleep(&t, &t) && errno == EINTR) {
     }
     return twice(args, size, res);
+}
+
+/* Makes the file that the argument names, and takes half a second then. */
+uint32_t tell_and_sleep(void *args, uint32_t size, void *res) {
+    struct timespec t = {0, 500000000};
+    int fd = size ? open(args, O_CREAT | O_WRONLY, 0600) : -1;
+    (void)res;
+    if (fd < 0 || close(fd))
+        return rfaas_fail("cannot make the file");
+    while (nanosleep(&t, &t) && errno == EINTR) {
+    }
+    return 0;
 }
 
 /* Fails for 0, and takes 50 ms for each other item. */
