@@ -3,6 +3,7 @@ package config
 import (
 	"io"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -15,7 +16,8 @@ type Manager struct {
 	AllowPlaintext bool          `mapstructure:"allow-plaintext"`
 	AddressFile    string        `mapstructure:"address-file"`
 	SecretFile     string        `mapstructure:"secret-file"`
-	HTTPListen     string        `mapstructure:"http-listen"`  // empty: none
+	HTTPListen     string        `mapstructure:"http-listen"` // empty: none
+	HTTPTokenFile  string        `mapstructure:"http-token-file"`
 	IdentityDir    string        `mapstructure:"identity-dir"` // empty: no TLS and no tokens
 	AuditFile      string        `mapstructure:"audit-file"`   // empty: the log
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
@@ -42,7 +44,8 @@ var managerOptions = []option{
 	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
-	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH; whoever reaches it sees tenants and bills (default: none)"},
+	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH (default: none)"},
+	{"http-token-file", "", "token without which http-listen, but for a unix socket, shows no tenant; made if there is none (default: http-token beside the secret)"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
 	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
@@ -72,6 +75,9 @@ func LoadManager(args, environ []string, out io.Writer, version string) (Manager
 	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
 	}
+	if err == nil && c.HTTPTokenFile == "" {
+		c.HTTPTokenFile = filepath.Join(filepath.Dir(c.SecretFile), "http-token")
+	}
 	return c, err
 }
 
@@ -94,7 +100,7 @@ func (c *Manager) validate() error {
 	var v validator
 	v.address("listen", c.Listen, c.AllowPlaintext || c.IdentityDir != "")
 	if c.HTTPListen != "" {
-		v.address("http-listen", c.HTTPListen, c.AllowPlaintext)
+		v.address("http-listen", c.HTTPListen, c.AllowPlaintext || c.IdentityDir != "")
 	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)

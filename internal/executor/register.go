@@ -18,6 +18,7 @@ const (
 	managerCall     = 3 * time.Second // bound of one call to the manager
 	registerBackoff = 100 * time.Millisecond
 	registerLongest = 2 * time.Second
+	attachEvery     = 30 * time.Second // who has no way to the manager's memory tries again
 )
 
 // registrar keeps the manager informed: through its memory where that can be reached, else by messages. It decides nothing:
@@ -38,13 +39,16 @@ type registrar struct {
 	interval time.Duration
 	away     bool // the manager did not answer last time, and the log says so
 	devices  map[string]*dataplane.Device
+	hello    *control.ManagerHelloReply
 	way      *link.Executor // nil: messages
+	tried    time.Time      // when a way was last looked for
+	again    time.Duration  // attachEvery
 	beat     uint64
 }
 
 func newRegistrar(conn grpc.ClientConnInterface, manager, address string, info func() *control.InfoReply, log *slog.Logger) *registrar {
 	return &registrar{client: control.NewManagerClient(conn), manager: manager, address: address, info: info, log: log,
-		poke: make(chan struct{}, 1), devices: map[string]*dataplane.Device{}}
+		poke: make(chan struct{}, 1), devices: map[string]*dataplane.Device{}, again: attachEvery}
 }
 
 // report makes run report at once.
@@ -103,6 +107,11 @@ func (r *registrar) step(run context.Context) bool {
 		}
 		r.away = false
 		if !reply.GetUnknown() {
+			if time.Since(r.tried) >= r.again { // messages cost the manager time, and what was in the way may be over
+				if r.attach(ctx); r.way != nil {
+					r.log.Info("the manager's memory can be reached now", "manager", r.manager)
+				}
+			}
 			r.limits.beat()
 			return true
 		}
@@ -118,7 +127,8 @@ func (r *registrar) step(run context.Context) bool {
 	}
 	r.interval = min(max(time.Duration(reply.GetHeartbeatMs())*time.Millisecond, 10*time.Millisecond), time.Minute)
 	r.limits.registered(reply.GetManager().GetLimits())
-	r.attach(ctx, reply.GetManager())
+	r.hello = reply.GetManager()
+	r.attach(ctx)
 	if r.way == nil {
 		r.limits.join(nil)
 	}
@@ -143,8 +153,9 @@ func (r *registrar) register(run context.Context) (*control.RegisterReply, error
 }
 
 // attach connects to the manager's memory if there is a way.
-func (r *registrar) attach(ctx context.Context, hello *control.ManagerHelloReply) {
-	provider := link.Provider(hello, r.nodeID, "")
+func (r *registrar) attach(ctx context.Context) {
+	r.tried = time.Now()
+	provider := link.Provider(r.hello, r.nodeID, "")
 	if provider == "" || r.open == nil {
 		return
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
@@ -294,6 +295,66 @@ func TestRegistration(t *testing.T) {
 	}
 	<-done
 	port.Close(n.ctx())
+}
+
+// attachingManager cannot be attached to for a while.
+type attachingManager struct{ managerStub }
+
+func (m *attachingManager) Register(context.Context, *control.RegisterRequest) (*control.RegisterReply, error) {
+	return &control.RegisterReply{ExecutorId: 5, HeartbeatMs: 10, Manager: &control.ManagerHelloReply{NodeId: "here", Providers: []string{"shm"}}}, nil
+}
+
+func (m *attachingManager) Heartbeat(context.Context, *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
+	return &control.HeartbeatReply{}, nil
+}
+
+func (m *attachingManager) Deregister(context.Context, *control.DeregisterRequest) (*control.DeregisterReply, error) {
+	return &control.DeregisterReply{}, nil
+}
+
+func (m *attachingManager) AttachExecutor(ctx context.Context, _ *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+	select {
+	case m.calls <- "attach":
+	case <-ctx.Done():
+	}
+	return nil, control.Errorf(control.ClassBusy, "not now")
+}
+
+// An executor that found no way to the manager's memory when it registered looks for one again.
+func TestAttachIsTriedAgain(t *testing.T) {
+	n := newNode(t)
+	socket := "unix:" + filepath.Join(t.TempDir(), "manager")
+	secret := n.e.cfg.Settings.SecretFile
+	port, err := control.OpenPort(control.PortConfig{Listen: socket, SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &attachingManager{managerStub{calls: make(chan string)}}
+	control.RegisterManagerServer(port.Server, m)
+	if err := port.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	defer port.Close(n.ctx())
+	conn, err := control.Dial(socket, control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.DiscardHandler))
+	r.nodeID, r.again = "here", 20*time.Millisecond
+	r.open = func(provider string) (*dataplane.Device, error) { return dataplane.Open(provider, dataplane.Options{}) }
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); r.run(ctx) }()
+	for try := range 3 {
+		select {
+		case <-m.calls:
+		case <-time.After(testBound):
+			t.Errorf("no attempt after %d", try)
+		}
+	}
+	stop()
+	<-done
 }
 
 // slowManager answers a registration only when it may.

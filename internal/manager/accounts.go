@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,20 +45,24 @@ const forgetMessage = time.Minute
 // running are the entries of leases that go on: those of cells, and those that came by message.
 func (a *accounts) running(live []*attachment) []accounting.Entry {
 	now := a.now()
-	var entries []accounting.Entry
+	a.forget(now)
+	all := map[accounting.Key]accounting.Entry{}
+	a.mu.Lock()
+	maps.Copy(all, a.byMessage)
+	a.mu.Unlock()
 	for _, x := range live {
-		entries = append(entries, x.entries(now)...)
+		for _, e := range x.entries(now) {
+			all[e.Key] = e // an executor that found a way meanwhile
+		}
 	}
+	return slices.Collect(maps.Values(all))
+}
+
+// forget drops what came by message of leases of which nothing more comes.
+func (a *accounts) forget(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for k, e := range a.byMessage {
-		if now.Sub(e.AsOf) > forgetMessage {
-			delete(a.byMessage, k)
-			continue
-		}
-		entries = append(entries, e)
-	}
-	return entries
+	maps.DeleteFunc(a.byMessage, func(_ accounting.Key, e accounting.Entry) bool { return now.Sub(e.AsOf) > forgetMessage })
 }
 
 // entries are those of cells in use that are not final.
@@ -79,8 +85,9 @@ func (x *attachment) entries(now time.Time) (all []accounting.Entry) {
 func (a *accounts) heard(entries []accounting.Entry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	now := a.now()
 	for _, e := range entries {
-		if e.Final {
+		if e.AsOf = now; e.Final { // by our clock
 			delete(a.byMessage, e.Key)
 		} else {
 			a.byMessage[e.Key] = e
@@ -143,6 +150,7 @@ func (a *accounts) harvest(live []*attachment) {
 	a.mu.Unlock()
 	var cells []cell
 	now := a.now()
+	a.forget(now)
 	for _, x := range live {
 		cells = append(cells, x.read(now)...)
 	}

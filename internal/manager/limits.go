@@ -33,11 +33,17 @@ type limits struct {
 	verbs  *ownWay
 
 	mu      sync.Mutex
-	records map[string]uint32 // by tenant
-	tenants []string          // by record
-	asked   map[[16]byte]map[uint32]uint32
+	records map[string]uint32   // by tenant
+	tenants []string            // by record
+	asked   map[[16]byte]*asked // by incarnation
 	gone    []debt
 	drift   map[debt]*drift // by record and way, cores is 0
+}
+
+// asked is what an executor has by messages, by record. While it is silent it counts for nothing.
+type asked struct {
+	cores  map[uint32]uint32
+	silent bool
 }
 
 // debt is cores to be given back.
@@ -55,7 +61,7 @@ type drift struct {
 
 func newLimits(config accounting.Limits, table []byte, verbs *ownWay, log *slog.Logger, now func() time.Time) *limits {
 	return &limits{config: config, log: log, now: now, table: table, verbs: verbs, records: map[string]uint32{},
-		asked: map[[16]byte]map[uint32]uint32{}, drift: map[debt]*drift{}}
+		asked: map[[16]byte]*asked{}, drift: map[debt]*drift{}}
 }
 
 // record is the tenant's, made when it is first asked for.
@@ -100,30 +106,62 @@ func (l *limits) add(d debt) error {
 func (l *limits) reserve(executor [16]byte, r uint32, cores uint32, force bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	had := l.asked[executor][r]
+	a := l.asked[executor]
+	if a == nil {
+		a = &asked{cores: map[uint32]uint32{}}
+		l.asked[executor] = a
+	}
+	l.count(a, false) // whoever asks lives
+	had := a.cores[r]
 	word := accounting.LimitWord(l.table, r, accounting.LimitMessage)
 	word.Add(uint64(cores) - uint64(had))
 	if lim := l.read(r); cores > had && !force && lim.Reserved() > lim.Cores {
 		word.Add(uint64(had) - uint64(cores))
 		return false
 	}
-	if l.asked[executor] == nil {
-		l.asked[executor] = map[uint32]uint32{}
-	}
-	if l.asked[executor][r] = cores; cores == 0 {
-		delete(l.asked[executor], r)
+	if a.cores[r] = cores; cores == 0 {
+		delete(a.cores, r)
 	}
 	return true
 }
 
-// left gives back what an executor had that is gone, and its attachment if it had one. It does not block.
+// count makes what an executor has by messages count, or count for nothing while it is silent. Under the lock.
+func (l *limits) count(a *asked, silent bool) {
+	if a.silent == silent {
+		return
+	}
+	a.silent = silent
+	for r, n := range a.cores {
+		if silent {
+			accounting.LimitWord(l.table, r, accounting.LimitMessage).Add(-uint64(n))
+		} else {
+			accounting.LimitWord(l.table, r, accounting.LimitMessage).Add(uint64(n))
+		}
+	}
+}
+
+// left gives back what an executor had by messages that is gone. It does not block.
 func (l *limits) left(executor [16]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for r, n := range l.asked[executor] {
-		accounting.LimitWord(l.table, r, accounting.LimitMessage).Add(-uint64(n))
+	if a := l.asked[executor]; a != nil {
+		l.count(a, true)
+		delete(l.asked, executor)
 	}
-	delete(l.asked, executor)
+}
+
+// hear goes through those who asked by messages: heard says who is registered, and whether it was heard lately. What silent ones have
+// is free until they are back, when it counts again, also above the limit, as with those that have a way of their own.
+func (l *limits) hear(heard map[[16]byte]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for executor, a := range l.asked {
+		lately, there := heard[executor]
+		l.count(a, !lately)
+		if !there || len(a.cores) == 0 {
+			delete(l.asked, executor) // it left while it asked, or has nothing
+		}
+	}
 }
 
 // fenced notes what an attachment still held. Nothing comes from it any more. It does not block.
@@ -192,8 +230,11 @@ func (l *limits) mend(live []*attachment) {
 		}
 	}
 	l.mu.Lock()
-	for _, held := range l.asked {
-		for r, n := range held {
+	for _, a := range l.asked {
+		if a.silent {
+			continue
+		}
+		for r, n := range a.cores {
 			said[debt{record: r, way: accounting.LimitMessage}] += uint64(n)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
@@ -125,6 +126,111 @@ func TestProviderLimits(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What executors have reserved by messages is bounded by the same silence as what others have by atomics, and is never counted twice
+// when an executor changes from the one to the other.
+func TestLimitsByMessages(t *testing.T) {
+	w := newWorld(t, dataplane.SHM, 8)
+	w.stop()
+	w.withLimits(t, "ann=10")
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := w.client.Limit(t.Context(), &control.LimitRequest{Tenant: "ann"})
+	ok(err)
+	ann := r.GetRecord()
+	has := func(what string, want uint64) {
+		t.Helper()
+		if mine := w.limits.use()["ann"]; mine.Reserved() != want {
+			t.Errorf("%s: ann has %d, want %d", what, mine.Reserved(), want)
+		}
+	}
+	ask := func(n byte, cores uint32, force bool) bool {
+		t.Helper()
+		r, err := w.client.Reserve(t.Context(), &control.ReserveRequest{Incarnation: info(n, 4).Incarnation, Tenant: "ann", Cores: cores, Force: force})
+		ok(err)
+		return r.GetGranted()
+	}
+	// beats lets heartbeats pass, in which only those that are named are heard.
+	beats := func(n int, heard map[uint64]byte) {
+		t.Helper()
+		for range n {
+			w.clock.now = w.clock.now.Add(time.Second)
+			for id, n := range heard {
+				if !heartbeat(t, w.Manager, id, info(n, 4)) {
+					t.Fatalf("executor %d is not known", id)
+				}
+			}
+			w.table.sweep()
+			w.harvest()
+		}
+	}
+	one, two := register(t, w.Manager, "192.0.2.1:1", info(1, 4)), register(t, w.Manager, "192.0.2.2:1", info(2, 4))
+	if !ask(1, 6, false) || !ask(2, 3, false) || ask(2, 5, false) {
+		t.Error("6 and 3 of 10 are not granted, or 6 and 5 are")
+	}
+	has("both", 9)
+	beats(missed-1, map[uint64]byte{two: 2})
+	has("one has missed less than it may", 9)
+	beats(1, map[uint64]byte{two: 2})
+	has("one is silent", 3)
+	if !ask(2, 9, false) {
+		t.Error("what a silent executor had is not free")
+	}
+	beats(1, map[uint64]byte{one: 1, two: 2})
+	has("it is back: counted above the limit", 15)
+	if ask(2, 10, false) || !ask(2, 4, false) {
+		t.Error("more above the limit is granted, or less is not")
+	}
+	has("less", 10)
+	beats(missed, map[uint64]byte{two: 2})
+	has("silent again", 4)
+	if !ask(1, 6, true) { // whoever asks lives
+		t.Error("by force")
+	}
+	has("it asks", 10)
+	beats(1, map[uint64]byte{one: 1, two: 2})
+	has("it asked", 10)
+	// It finds a way of its own, and counts by that.
+	p := &party{w: w, info: info(1, 4)}
+	p.info.Providers = []string{"shm"}
+	_, err = w.client.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: one})
+	ok(err)
+	p.join(w.device()) // at an address of its own
+	if !ask(1, 5, false) {
+		t.Error("5 by message")
+	}
+	has("by message", 9)
+	p.join(w.device())
+	has("attached: it counts anew", 4)
+	_, err = p.Reserve(ann, 5)
+	ok(err)
+	ok(p.Hold(0, ann, 5))
+	has("by atomics", 9)
+	// Its way is over, and it goes on by messages.
+	beats(1, map[uint64]byte{two: 2, p.id: 1})
+	has("by nothing", 4)
+	var refused error
+	for end := time.Now().Add(10 * time.Second); refused == nil && time.Now().Before(end); {
+		refused = p.WriteLine(lineOf(p.info, 0, 999, w.clock.now))
+	}
+	if refused == nil {
+		t.Error("who sends messages still writes its line")
+	}
+	if !ask(1, 5, true) {
+		t.Error("5 by force")
+	}
+	beats(1, map[uint64]byte{two: 2, p.id: 1})
+	has("by messages", 9)
+	// One that asks while it leaves keeps nothing.
+	w.limits.reserve([16]byte{7}, ann, 1, true)
+	has("a stranger", 10)
+	beats(1, map[uint64]byte{two: 2, p.id: 1})
+	has("the stranger is found out", 9)
 }
 
 // withLimits starts the manager anew, with limits.

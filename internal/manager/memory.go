@@ -19,7 +19,8 @@ type memory struct {
 	whole   *dataplane.Memory // nil: nobody reaches the board but by messages
 	domain  *dataplane.Domain
 	devices []*device
-	table   *board.Table
+	table   *board.Table      // the executors' table's, under its lock
+	head    board.Header      // as laid out: its offsets do not change, what it counts does
 	limits  *dataplane.Memory // nil: nobody has a limit, or nobody reaches it
 	own     *ownWay           // nil: no RDMA device
 }
@@ -37,7 +38,7 @@ func openMemory(providers []string, asked bool, options dataplane.Options, slots
 	if err != nil {
 		return nil, err
 	}
-	m := &memory{}
+	m := &memory{head: head}
 	for _, p := range providers {
 		if err := m.open(p, options, &head); err != nil {
 			if asked {
@@ -192,9 +193,8 @@ func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob 
 		return nil, err
 	}
 	a := &attachment{node: node, merged: make([]accounting.Entry, cellsFor(cores))}
-	head := m.table.Header() // the offsets do not change
 	if a.domain, err = dev.NewDomain(); err == nil {
-		a.line, err = a.domain.Window(m.whole, head.LineOffset(slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)
+		a.line, err = a.domain.Window(m.whole, m.head.LineOffset(slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)
 	}
 	if err == nil {
 		a.cells, err = a.domain.Alloc(uint64(len(a.merged)*accounting.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)

@@ -40,7 +40,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	if err := port.Serve(); err != nil {
 		return err
 	}
-	web, err := m.openHTTP(s.HTTPListen)
+	web, err := m.openHTTP(s.HTTPListen, s.HTTPTokenFile, port.Node)
 	if err != nil {
 		return err
 	}

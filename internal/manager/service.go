@@ -149,6 +149,9 @@ func (m *Manager) tell(ctx context.Context) {
 }
 
 func (m *Manager) harvest() {
+	if m.cfg.Limits.Any() {
+		m.limits.hear(m.table.heardOf())
+	}
 	m.limits.mend(m.table.attachments(true))
 	m.accounts.harvest(m.table.attachments(false))
 }

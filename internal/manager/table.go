@@ -39,8 +39,8 @@ type table struct {
 	interval time.Duration // of heartbeats
 	now      func() time.Time
 	changed  func(board.Change) // called under the lock; must not block
-	dropped  func(*attachment)  // likewise: the executor has gone, or has another one
-	left     func([16]byte)     // likewise: the incarnation has gone
+	dropped  func(*attachment)  // likewise: the executor has gone, or has another one, or none
+	left     func([16]byte)     // likewise: the incarnation has gone, or has a way of its own
 
 	mu     sync.Mutex
 	board  *board.Table
@@ -68,8 +68,8 @@ func incarnationOf(info *control.InfoReply) (i [16]byte) {
 	return i
 }
 
-// identity is what clients are told about an executor.
-func identity(address string, info *control.InfoReply) *board.Identity {
+// identityOf is what clients are told about an executor.
+func identityOf(address string, info *control.InfoReply) *board.Identity {
 	id := &board.Identity{Incarnation: incarnationOf(info), Cores: info.GetCores(), MaxDepth: info.GetMaxDepth(), MaxEager: info.GetMaxEager(),
 		MaxBulk: info.GetMaxBulk(), Memory: info.GetMemoryBytes(), Node: info.GetNode(), NodeID: info.GetNodeId(), Control: address}
 	if ap, err := netip.ParseAddrPort(address); err == nil {
@@ -134,7 +134,7 @@ func (t *table) register(address string, info *control.InfoReply) (id uint64, re
 		t.drop(old)
 	}
 	e := &entry{id: t.nextID, address: address, key: k, info: info, seen: t.now()}
-	if e.slot, err = t.board.Take(identity(address, info), t.line(e)); err != nil {
+	if e.slot, err = t.board.Take(identityOf(address, info), t.line(e)); err != nil {
 		return 0, old != nil, err
 	}
 	t.nextID++
@@ -168,8 +168,18 @@ func (t *table) heartbeat(id uint64, info *control.InfoReply) (known, back bool)
 		return false, false
 	}
 	back = e.state == board.Silent
+	t.detach(e) // who sends messages writes no line
 	t.heard(e, info)
 	return true, back
+}
+
+// detach takes an executor's way to its memory away, if it has one. Under the lock.
+func (t *table) detach(e *entry) {
+	if e.memory != nil {
+		e.memory.fence() // before anybody else writes there
+		t.dropped(e.memory)
+		e.memory = nil
+	}
 }
 
 // deregister forgets an executor and returns its address, empty if it is not there.
@@ -186,11 +196,7 @@ func (t *table) deregister(id uint64) string {
 
 // drop forgets an executor. Under the lock.
 func (t *table) drop(e *entry) {
-	if e.memory != nil {
-		e.memory.fence() // before anybody else has the slot
-		t.dropped(e.memory)
-		e.memory = nil
-	}
+	t.detach(e)
 	t.left(incarnationOf(e.info))
 	t.tell(e, board.Left)
 	t.board.Release(e.slot)
@@ -226,12 +232,22 @@ func (t *table) attach(id uint64, incarnation []byte, make func(slot uint32, cor
 		t.dropped(a)
 		return nil, cmp.Or(err, control.Errorf(control.ClassBusy, "executor %d has registered again meanwhile", id))
 	}
-	if e.memory != nil {
-		e.memory.fence()
-		t.dropped(e.memory)
-	}
+	t.detach(e)
+	t.left(incarnationOf(e.info)) // what it had by messages it counts by its own way now
 	e.memory = a
 	return a, nil
+}
+
+// heardOf returns the registered incarnations, and whether they are not silent.
+func (t *table) heardOf() map[[16]byte]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make(map[[16]byte]bool, len(t.byID))
+	for _, e := range t.byID {
+		i := incarnationOf(e.info)
+		all[i] = all[i] || e.state != board.Silent
+	}
+	return all
 }
 
 // known says whether an incarnation is registered.

@@ -3,16 +3,22 @@ package manager
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
 	"embed"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
 )
 
@@ -168,8 +174,9 @@ func (m *Manager) state() (*State, error) {
 	return s, err
 }
 
-// Observe adds the page, the API and the metrics to an HTTP server, all of them read-only.
-func (m *Manager) Observe(s *observe.Server) {
+// Observe adds the page, the API and the metrics to an HTTP server, all of them read-only. What names tenants is shown to those
+// whom mayAll lets see it.
+func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 	s.Metrics.MustRegister(&collector{m})
 	var mu sync.Mutex
 	var last *State
@@ -193,13 +200,18 @@ func (m *Manager) Observe(s *observe.Server) {
 		"tenants":   func(s *State) any { return s.Tenants },
 		"bills":     func(s *State) any { return s.Bills },
 	} {
-		s.Mux.HandleFunc("GET /api/v1/"+name, func(w http.ResponseWriter, _ *http.Request) {
+		s.Mux.HandleFunc("GET /api/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
+			secured(w)
+			if name != "executors" && !mayAll(r) {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="rfaas"`)
+				http.Error(w, "this names tenants: send the token of the resource manager's http-token-file (Authorization: Bearer TOKEN)", http.StatusUnauthorized)
+				return
+			}
 			state, err := now()
 			if err != nil {
 				http.Error(w, control.Text(err), http.StatusServiceUnavailable)
 				return
 			}
-			secured(w)
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(part(state)) // whoever does not take it has gone
 		})
@@ -224,18 +236,43 @@ func secured(w http.ResponseWriter) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// openHTTP starts the HTTP port if one is asked for. Close it before the manager.
-func (m *Manager) openHTTP(address string) (*observe.Server, error) {
-	s, err := observe.Open(address, nil, m.log)
+// openHTTP starts the HTTP port if one is asked for. A unix socket, which only this user can reach, shows everything, another address
+// what names no tenant, and the rest for the token, which is made if there is none. From afar it is HTTPS by the node's certificate if
+// there is one. Close it before the manager.
+func (m *Manager) openHTTP(address, tokenFile string, node *identity.Node) (*observe.Server, error) {
+	mayAll := func(*http.Request) bool { return true }
+	var secure *tls.Config
+	a, err := control.ParseAddress(address)
+	if err == nil && a.Network != "unix" {
+		token, err := control.EnsureSecret(tokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("http token: %w", err)
+		}
+		mayAll = bearer(token)
+		if node != nil && !a.Local() {
+			secure = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{node.Certificate}}
+		}
+	}
+	s, err := observe.Open(address, secure, m.log)
 	if err != nil {
 		return nil, err
 	}
-	m.Observe(s)
+	m.Observe(s, mayAll)
 	s.Serve()
 	if s.Address != "" {
-		m.log.Info("http", "address", s.Address)
+		m.log.Info("http", "address", s.Address, "https", secure != nil, "token", tokenFile)
 	}
 	return s, nil
+}
+
+// bearer says whether a request has the token. How long that takes tells nothing of it.
+func bearer(token control.Secret) func(*http.Request) bool {
+	want := sha256.Sum256([]byte(token.Hex()))
+	return func(r *http.Request) bool {
+		sent, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		got := sha256.Sum256([]byte(sent))
+		return ok && subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	}
 }
 
 func closeHTTP(s *observe.Server) {

@@ -1,11 +1,16 @@
 package manager
 
 import (
+	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -14,6 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // What people see by HTTP: executors, leases, tenants, bills and metrics as they are; nothing can be changed.
@@ -50,13 +56,22 @@ func TestHTTP(t *testing.T) {
 	}
 	settle(false)
 	w.harvest()
-	s, err := w.openHTTP("127.0.0.1:0")
+	tokenFile := filepath.Join(t.TempDir(), "http-token")
+	s, err := w.openHTTP("127.0.0.1:0", tokenFile, nil)
 	ok(err)
 	defer closeHTTP(s)
+	text, err := os.ReadFile(tokenFile)
+	ok(err)
+	token := "Bearer " + strings.TrimSpace(string(text))
 	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	get := func(path string) (int, http.Header, string) {
 		t.Helper()
-		r, err := client.Get("http://" + s.Address + path)
+		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+s.Address+path, nil)
+		ok(err)
+		if token != "" {
+			req.Header.Set("Authorization", token)
+		}
+		r, err := client.Do(req)
 		ok(err)
 		defer r.Body.Close()
 		b, err := io.ReadAll(r.Body)
@@ -98,6 +113,21 @@ func TestHTTP(t *testing.T) {
 	if strings.Contains(body, "bob") || strings.Contains(body, "ann\"") {
 		t.Error("the metrics name a tenant")
 	}
+	// Without the token, or with a wrong one, nothing names a tenant: neither a lease nor a bill.
+	right := token
+	for _, token = range []string{"", "Bearer ", "Bearer " + strings.Repeat("0", 64), right + "0", strings.TrimPrefix(right, "Bearer "), "Basic " + right} {
+		for _, name := range []string{"state", "leases", "tenants", "bills"} {
+			if code, head, body := get("/api/v1/" + name); code != http.StatusUnauthorized || strings.Contains(body, "bob") || head.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s for %q: %d %s", name, token, code, body)
+			}
+		}
+		for _, path := range []string{"/", "/page/page.js", "/metrics", "/healthz", "/api/v1/executors"} {
+			if code, _, body := get(path); code != 200 || strings.Contains(body, "bob") || strings.Contains(body, `"ann"`) {
+				t.Errorf("%s for %q: %d %s", path, token, code, body)
+			}
+		}
+	}
+	token = right
 	// A lease that is over is not shown any more, an executor that is silent is.
 	settle(true)
 	w.clock.now = w.clock.now.Add(time.Minute)
@@ -144,7 +174,67 @@ func TestHTTP(t *testing.T) {
 		return err
 	})
 	ok(err)
-	if _, err := w.openHTTP("nowhere"); err == nil {
+	if _, err := w.openHTTP("nowhere", tokenFile, nil); err == nil {
 		t.Error("an address that is none")
+	}
+	ok(os.Chmod(tokenFile, 0o644))
+	if _, err := w.openHTTP("127.0.0.1:0", tokenFile, nil); err == nil {
+		t.Error("a token that everybody can read")
+	}
+}
+
+// Only this user reaches a unix socket, which asks for nothing; from afar a node with an identity is asked by HTTPS, with the token.
+func TestHTTPPlaces(t *testing.T) {
+	w := newWorld(t, dataplane.SHM, 8)
+	dir := t.TempDir()
+	tokenFile := filepath.Join(dir, "http-token")
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	status := func(tr *http.Transport, url, token string) int {
+		t.Helper()
+		tr.DisableKeepAlives = true
+		req, err := http.NewRequestWithContext(t.Context(), "GET", url, nil)
+		ok(err)
+		req.Header.Set("Authorization", "Bearer "+token)
+		r, err := (&http.Client{Timeout: 10 * time.Second, Transport: tr}).Do(req)
+		ok(err)
+		r.Body.Close()
+		return r.StatusCode
+	}
+	s, err := w.openHTTP("unix:"+filepath.Join(dir, "http"), tokenFile, nil)
+	ok(err)
+	defer closeHTTP(s)
+	local := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, "http"))
+	}}
+	if code := status(local, "http://rfaas/api/v1/bills", ""); code != 200 {
+		t.Errorf("unix socket: %d", code)
+	}
+	if _, err := os.Stat(tokenFile); err == nil {
+		t.Error("a unix socket made a token")
+	}
+	now := time.Now()
+	ok(identity.InitCluster(filepath.Join(dir, "c"), "test", time.Hour, now))
+	cluster, err := identity.OpenCluster(filepath.Join(dir, "c"))
+	ok(err)
+	ok(cluster.IssueNode(filepath.Join(dir, "n"), []string{"127.0.0.1"}, time.Hour, now))
+	node, err := identity.OpenNode(filepath.Join(dir, "n"), &identity.Replays{}, now)
+	ok(err)
+	far, err := w.openHTTP("0.0.0.0:0", tokenFile, node)
+	ok(err)
+	defer closeHTTP(far)
+	_, port, err := net.SplitHostPort(far.Address)
+	ok(err)
+	text, err := os.ReadFile(tokenFile)
+	ok(err)
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: node.CA, MinVersion: tls.VersionTLS13}}
+	for token, want := range map[string]int{"": http.StatusUnauthorized, strings.TrimSpace(string(text)): 200} {
+		if code := status(tr, "https://127.0.0.1:"+port+"/api/v1/bills", token); code != want {
+			t.Errorf("HTTPS with a token of %d bytes: %d", len(token), code)
+		}
 	}
 }

@@ -62,16 +62,21 @@ $("cores").addEventListener("mousemove", ev => {
   $("hint").textContent = s ? `${s.e.node} ${s.e.address}: ${s.e.cores - s.e.free_cores} of ${s.e.cores} cores used, ${s.e.leases} leases, ${s.e.state}` : "";
 });
 
+// s.leases is absent for who may see no tenant.
 function show(s) {
+  const all = s.leases !== undefined;
+  $("ask").hidden = all;
+  for (const e of document.querySelectorAll(".named")) e.hidden = !all;
   const alive = s.executors.filter(e => e.state !== "dead");
   const cores = alive.reduce((n, e) => n + e.cores, 0), free = alive.reduce((n, e) => n + e.free_cores, 0);
-  $("summary").textContent = `${alive.length} of ${s.executors.length} executors, ${cores - free} of ${cores} cores used, ` +
-    `${s.leases.length} leases, ${s.subscribers} subscribers`;
-  $("trouble").textContent = s.trouble;
+  $("summary").textContent = `${alive.length} of ${s.executors.length} executors, ${cores - free} of ${cores} cores used` +
+    (all ? `, ${s.leases.length} leases, ${s.subscribers} subscribers` : "");
+  $("trouble").textContent = all ? s.trouble : "";
   picture(s.executors);
   table("executors", ["node", "address", "state", "free / cores", "free / memory", "leases", "by", "last heard"],
     s.executors.map(e => [e.node, e.address, e.state, `${e.free_cores} / ${e.cores}`,
       `${gib(e.free_memory_bytes)} / ${gib(e.memory_bytes)}`, e.leases, e.providers.join(" "), seconds(e.age_ms / 1000)]));
+  if (!all) return;
   table("leases", ["lease", "tenant", "node", "age", "core seconds", "GiB seconds", "calls"],
     s.leases.map(l => [l.lease, l.tenant, l.node, seconds((s.now_ms - l.began_ms) / 1000), l.core_seconds.toFixed(1),
       l.gib_seconds.toFixed(1), l.calls]));
@@ -82,12 +87,24 @@ function show(s) {
       .concat([[b.tenant, "total", "", "", b.amount + " " + s.currency]])));
 }
 
+// The token is kept for as long as the tab is.
+$("token").addEventListener("change", ev => sessionStorage.setItem("token", ev.target.value.trim()));
+
+function get(part) {
+  const token = sessionStorage.getItem("token");
+  return fetch("/api/v1/" + part, { cache: "no-store", signal: AbortSignal.timeout(10000),
+    headers: token ? { Authorization: "Bearer " + token } : {} });
+}
+
 async function look() {
   const began = performance.now();
   try {
-    const r = await fetch("/api/v1/state", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+    let r = await get("state");
+    const refused = r.status === 401;
+    if (refused) r = await get("executors");
     if (!r.ok) throw new Error(r.statusText);
-    show(await r.json());
+    const said = await r.json();
+    show(refused ? { executors: said } : said);
   } catch (err) {
     $("trouble").textContent = "The resource manager does not answer: " + err.message;
   }
