@@ -113,6 +113,27 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
+// billed is a counter of a tenant's bill, in core-microseconds or as it is counted; -1 while there is no bill.
+func billed(t *testing.T, run func(...string) (int, string, string), tenant, item string) int64 {
+	t.Helper()
+	code, out, errs := run("bill", "--json", "--tenant", tenant)
+	var bills []bill
+	if code != 0 || errs != "" || json.Unmarshal([]byte(out), &bills) != nil {
+		t.Fatalf("bill: code %d, %s%s", code, out, errs)
+	}
+	if len(bills) == 0 {
+		return -1
+	}
+	for _, l := range bills[0].Lines {
+		if l.Item == item {
+			n, _ := new(big.Int).SetString(l.Units, 10)
+			return n.Int64()
+		}
+	}
+	t.Fatalf("no %s on the bill: %s", item, out)
+	return 0
+}
+
 // What people pay is what they had, whoever is killed in between: daemons as they are, over shared memory.
 func TestBillOverKills(t *testing.T) {
 	dir := t.TempDir()
@@ -132,25 +153,7 @@ func TestBillOverKills(t *testing.T) {
 		code := Run(context.Background(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, args)
 		return code, out.String(), errs.String()
 	}
-	// units is a counter of a tenant's bill, in core-microseconds or as it is counted; -1 while there is no bill.
-	units := func(tenant, item string) int64 {
-		code, out, errs := run("bill", "--json", "--tenant", tenant)
-		var bills []bill
-		if code != 0 || errs != "" || json.Unmarshal([]byte(out), &bills) != nil {
-			t.Fatalf("bill: code %d, %s%s", code, out, errs)
-		}
-		if len(bills) == 0 {
-			return -1
-		}
-		for _, l := range bills[0].Lines {
-			if l.Item == item {
-				n, _ := new(big.Int).SetString(l.Units, 10)
-				return n.Int64()
-			}
-		}
-		t.Fatalf("no %s on the bill: %s", item, out)
-		return 0
-	}
+	units := func(tenant, item string) int64 { return billed(t, run, tenant, item) }
 	cores := func(tenant string) time.Duration { return time.Duration(units(tenant, "core-hour")) * time.Microsecond }
 	const slack = 3 * time.Second // of a loaded machine, for what is not on the bill's side
 

@@ -1,8 +1,10 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -27,7 +29,7 @@ import (
 
 // Environment of this test binary as another program.
 const (
-	envRole = "RFAAS_TEST_ROLE" // "manager", "crowd" or "charger"
+	envRole = "RFAAS_TEST_ROLE" // "manager", "crowd", "charger", "subscriber" or "site"
 	envDir  = "RFAAS_TEST_DIR"
 	envArgs = "RFAAS_TEST_ARGS"
 )
@@ -38,11 +40,15 @@ func TestMain(m *testing.M) {
 	case "":
 		leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live))
 	case "manager":
-		err = runManager(os.Getenv(envDir))
+		err = runManager(os.Getenv(envDir), os.Getenv(envArgs))
 	case "crowd":
 		err = runCrowd(os.Getenv(envDir), os.Getenv(envArgs))
 	case "charger":
 		err = runCharger(os.Getenv(envDir), os.Getenv(envArgs))
+	case "subscriber":
+		err = runSubscriber(os.Getenv(envDir), os.Getenv(envArgs))
+	case "site":
+		err = runSite(os.Getenv(envDir), os.Getenv(envArgs))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -57,15 +63,16 @@ func role(t *testing.T, name, dir, args string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), envRole+"="+name, envDir+"="+dir, envArgs+"="+args)
+	cmd.Env = append(os.Environ(), envRole+"="+name, envDir+"="+dir, envArgs+"="+args, "GORACE=halt_on_error=1") // for end9 to see
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	return cmd
 }
 
-func runManager(dir string) error {
-	s, err := config.LoadManager([]string{"--listen", "unix:" + filepath.Join(dir, "m"), "--secret-file", filepath.Join(dir, "secret"),
-		"--state-dir", filepath.Join(dir, "state"), "--heartbeat", "20ms", "--executors", "64", "--providers", "shm"}, nil, io.Discard, "test")
+// runManager serves until SIGTERM; more are settings that are other than these.
+func runManager(dir, more string) error {
+	s, err := config.LoadManager(append([]string{"--listen", "unix:" + filepath.Join(dir, "m"), "--secret-file", filepath.Join(dir, "secret"),
+		"--state-dir", filepath.Join(dir, "state"), "--heartbeat", "20ms", "--executors", "64", "--providers", "shm"}, strings.Fields(more)...), nil, io.Discard, "test")
 	if err != nil {
 		return err
 	}
@@ -74,8 +81,8 @@ func runManager(dir string) error {
 	return Serve(ctx, s, slog.New(slog.DiscardHandler))
 }
 
-// runCharger charges two leases of a tenant, one unit at a time, over as many managers as it takes, and returns when the
-// ledger has all of it. It does what an executor does, as fast as it can.
+// runCharger charges two leases of a tenant, one unit at a time, over as many managers as it takes, and says what they have used
+// when the ledger has all of it. It does what an executor does, as fast as it can.
 func runCharger(dir, args string) error {
 	var number, charges uint64
 	if _, err := fmt.Sscan(args, &number, &charges); err != nil {
@@ -148,9 +155,34 @@ func runCharger(dir, args string) error {
 	}
 	for end := time.Now().Add(100 * time.Second); ; time.Sleep(2 * time.Millisecond) {
 		if ok, err := life(); ok {
-			return nil
+			for c, n := range sums[1] {
+				sums[0][c] += n
+			}
+			return json.NewEncoder(os.Stdout).Encode(sums[0])
 		} else if time.Now().After(end) {
 			return fmt.Errorf("charger %d: %d charges: %w", number, done, err)
+		}
+	}
+}
+
+// end9 ends a manager that must not have ended by itself.
+func end9(t *testing.T, m *exec.Cmd) {
+	t.Helper()
+	m.Process.Kill()
+	if err := m.Wait(); m.ProcessState.Exited() {
+		t.Fatalf("the manager ended by itself: %v", err)
+	}
+}
+
+// made waits for a file of a manager that starts.
+func made(t *testing.T, path string) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the manager does not start: no %s", path)
 		}
 	}
 }
@@ -167,19 +199,13 @@ func TestChargesOverKills(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { m.Process.Kill(); m.Wait() }()
-	secret := filepath.Join(dir, "secret")
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := os.Stat(secret); err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the manager does not start")
-		}
-	}
+	made(t, filepath.Join(dir, "secret"))
 	began := time.Now()
 	results := make(chan error, 4)
+	var said [4]bytes.Buffer
 	for i := range 4 {
 		c := role(t, "charger", dir, fmt.Sprint(i+1, charges))
+		c.Stdout = &said[i]
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -201,8 +227,7 @@ func TestChargesOverKills(t *testing.T) {
 			left--
 		case <-kill:
 			killed++
-			m.Process.Kill()
-			m.Wait()
+			end9(t, m)
 			m = role(t, "manager", dir, "")
 			if err := m.Start(); err != nil {
 				t.Fatal(err)
@@ -223,16 +248,23 @@ func TestChargesOverKills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	total, sum := totals["ann"], uint64(0)
-	var parts []string
-	for c := range accounting.Counter(accounting.NumCounters) {
-		n := total.Of(c)
-		parts = append(parts, n.String())
-		sum += n.Uint64()
+	var used accounting.Use
+	sum := uint64(0)
+	for i := range said {
+		var u accounting.Use
+		if err := json.Unmarshal(said[i].Bytes(), &u); err != nil {
+			t.Fatalf("charger %d says %q: %v", i+1, said[i].String(), err)
+		}
+		for c, n := range u {
+			used[c] += n
+			sum += n
+		}
 	}
 	if sum != 4*charges {
-		t.Errorf("%d units in the ledger, %d were used (%s)", sum, 4*charges, strings.Join(parts, " "))
+		t.Errorf("%d units were used, want %d", sum, 4*charges)
 	}
+	equal(t, l, map[string]accounting.Use{"ann": used})
+	total := totals["ann"]
 	var leases accounting.Total
 	if err := l.Leases("", time.Time{}, func(e accounting.Entry) bool { leases.Add(e.Use); return true }); err != nil || leases != total {
 		t.Errorf("leases add up to %v, hours to %v (%v)", leases, total, err)
@@ -242,6 +274,6 @@ func TestChargesOverKills(t *testing.T) {
 	t.Logf("%d charges of 4 processes, %d kills, %v: %.2f million a second, exact", 4*charges, killed, took.Round(time.Millisecond),
 		float64(4*charges)/took.Seconds()/1e6)
 	if killed < kills && !testing.Short() {
-		t.Logf("the charges were over before the %d kills", kills)
+		t.Errorf("the charges were over after %d of %d kills", killed, kills)
 	}
 }

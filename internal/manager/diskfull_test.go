@@ -1,0 +1,159 @@
+package manager
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/observe"
+)
+
+// The manager's disk is full: it says so wherever it is asked and goes on, what is charged meanwhile stays in memory, also of
+// executors that leave, nobody is told that it is safe, and when there is room all of it is in the ledger.
+func TestManagerDiskFull(t *testing.T) {
+	const env = "RFAAS_TEST_SMALL_DISK"
+	if dir := os.Getenv(env); dir != "" {
+		managerDiskFull(t, dir)
+		return
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A file system of 256 KiB, mounted where only the child sees it.
+	cmd := exec.Command("sh", "-c", `mount -t tmpfs -o size=256k none "$0" && exec "$1" -test.run='^TestManagerDiskFull$' -test.v`, t.TempDir(), self)
+	cmd.Env = append(os.Environ(), env+"="+cmd.Args[3])
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) || strings.Contains(string(out), "mount:") {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("no name spaces here: %v %s", err, out)
+		}
+		t.Skipf("no name spaces here: %v %s", err, out)
+	}
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestManagerDiskFull") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func managerDiskFull(t *testing.T, dir string) {
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := &world{t: t, clock: &clock{time.Unix(1e9, 0)}, provider: dataplane.SHM, dir: filepath.Join(dir, "state")}
+	w.start(8)
+	t.Cleanup(func() { w.stop() })
+	x := w.executor(1)
+	used := accounting.Use{}
+	// charge has lease n use one unit more than it did, in cell 0, and be over.
+	charge := func(n uint64) accounting.Entry {
+		t.Helper()
+		head := accounting.CellHead{Key: accounting.Key{Incarnation: incarnationOf(x.info), Lease: n}, Tenant: "ann", Began: w.clock.now}
+		use := accounting.Use{n, 1}
+		ok(x.WriteHead(0, head))
+		ok(x.Charge(0, accounting.Use{}, use))
+		head.Final, head.Ended = true, w.clock.now
+		ok(x.WriteHead(0, head))
+		used[0], used[1] = used[0]+n, used[1]+1
+		return accounting.Entry{Key: head.Key, Tenant: "ann", Final: true, Use: use}
+	}
+	safe := func(e accounting.Entry) bool {
+		t.Helper()
+		r, given, err := x.Receipt(0)
+		ok(err)
+		return given && r.Covers(&e)
+	}
+	ballast := filepath.Join(dir, "ballast")
+	f, err := os.Create(ballast)
+	ok(err)
+	for block := make([]byte, 512); err == nil; {
+		_, err = f.Write(block)
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	f.Close()
+	n := uint64(1)
+	last := charge(n)
+	for w.harvest(); w.accounts.failing() == nil; w.harvest() {
+		if !safe(last) {
+			t.Fatalf("lease %d is in the ledger without a receipt", n)
+		}
+		if n++; n > 5000 {
+			t.Fatal("the ledger never fills the disk")
+		}
+		ok(x.Clear(0))
+		last = charge(n)
+	}
+	t.Logf("full after %d leases: %v", n-1, w.accounts.failing())
+	if safe(last) {
+		t.Error("a receipt for what is not in the ledger")
+	}
+	// It says so, and is there all the same.
+	if !errors.Is(w.accounts.failing(), syscall.ENOSPC) {
+		t.Errorf("%v", w.accounts.failing())
+	}
+	text := syscall.ENOSPC.Error()
+	bill, err := w.client.Bill(t.Context(), &control.BillRequest{})
+	if err != nil || !strings.Contains(bill.GetTrouble(), text) {
+		t.Errorf("bill: %v %v", bill, err)
+	}
+	state, err := w.state()
+	if err != nil || !strings.Contains(state.Trouble, text) || len(state.Executors) != 1 {
+		t.Errorf("state: %+v %v", state, err)
+	}
+	web, err := observe.Open("", nil, slog.New(slog.DiscardHandler))
+	ok(err)
+	w.Observe(web, func(*http.Request) bool { return true })
+	metric := func(line string) {
+		t.Helper()
+		r := httptest.NewRecorder()
+		web.Mux.ServeHTTP(r, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+		if !strings.Contains(r.Body.String(), "\n"+line+"\n") {
+			t.Errorf("no %q in the metrics", line)
+		}
+	}
+	metric("rfaas_manager_ledger_ok 0")
+	settle := &control.SettleRequest{Entries: []*control.AccountEntry{{Incarnation: info(9, 1).Incarnation, Lease: 1, Tenant: "bob", Node: "n", AsOfNs: w.clock.now.UnixNano(),
+		Use: []uint64{5, 0, 0, 0, 0, 0, 0, 0}, Final: true}}}
+	if _, err := w.client.Settle(t.Context(), settle); control.ClassOf(err) != control.ClassBusy || !strings.Contains(err.Error(), text) {
+		t.Errorf("charges by message: %v", err)
+	}
+	y := w.executor(2)
+	y.write(3)
+	w.table.sweep()
+	w.harvest()
+	// The executor leaves with what nobody has on disk.
+	_, err = w.client.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: x.id})
+	ok(err)
+	w.harvest()
+	if w.accounts.failing() == nil {
+		t.Error("it is not full any more")
+	}
+	ok(os.Remove(ballast))
+	w.harvest()
+	if err := w.accounts.failing(); err != nil {
+		t.Errorf("there is room: %v", err)
+	}
+	metric("rfaas_manager_ledger_ok 1")
+	if _, err := w.client.Settle(t.Context(), settle); err != nil {
+		t.Error(err)
+	}
+	equal(t, w.accounts.ledger, map[string]accounting.Use{"ann": used, "bob": {5}})
+}
