@@ -4,7 +4,7 @@
 //
 //	rfaas_api   the C interface's call path (rfaas.h)
 //	dp_worker   the rfaas-worker program: zygote and workers
-//	dp_channel  client side of an invocation      dp_serve   worker side
+//	dp_channel  client side of an invocation      dp_serve   worker side (dp_server makes, dp_serve serves)
 //	dp_layout   memory layout and channel blobs   dp_wait    spinning and blocking   dp_wire  headers
 //	dp_fabric   devices, regions, queue pairs, completion queues: one interface
 //	dp_shm      provider for one host             dp_verbs   provider for InfiniBand and RoCE

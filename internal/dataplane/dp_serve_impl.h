@@ -1,0 +1,48 @@
+/* The insides of a server: dp_server.c makes, connects, tells and ends it, dp_serve.c serves. */
+#ifndef RFAAS_DP_SERVE_IMPL_H
+#define RFAAS_DP_SERVE_IMPL_H
+
+#include "dp_layout.h"
+#include "dp_serve.h"
+#include "dp_wait.h"
+
+/* What a server can be told by another thread: dp_server.stop. */
+enum { STOP_NOW = 1, STOP_EMPTY = 2, STOP_PARK = 3, STOP_RESUME = 4 };
+
+struct dp_server {
+    dp_server_config cfg;
+    dp_dev *dev;
+    dp_domain *domain;
+    dp_cq *cq;
+    dp_qp *qp;
+    dp_layout layout;
+    dp_side client;
+    dp_mem *requests; /* slots and bulk area that the client writes */
+    dp_request *headers; /* by slot: the last header that came, which bare requests repeat */
+    dp_mem *staging;  /* results on their way, same layout; NULL when `out` is the client's memory itself */
+    uint8_t *out;     /* where results are put: staging, or the client's region mapped here */
+    uint8_t *scratch; /* results that must not touch anything else; an inaccessible page follows */
+    uint64_t scratch_size;
+    const dp_function *functions;
+    uint32_t n_functions;
+    dp_mailbox *mail;      /* in our requests region; NULL without shared memory */
+    uint64_t mail_seen;    /* last request word that was taken */
+    _Alignas(DP_CACHE_LINE) uint64_t mail_args[8]; /* its payload, if short: copied once */
+    dp_waiter waiter;
+    dp_server_stats own, *stats;
+    dp_wc *pending; /* completions found while a post waited for room */
+    uint32_t n_pending, cap_pending;
+    int32_t stop;      /* atomic: 0 or STOP_* */
+    uint32_t next_generation; /* of the client, with STOP_RESUME */
+    uint32_t n_parked;        /* functions, while parked */
+    void (*told_fn)(void *arg, bool parked);
+    void *told_arg;
+    int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
+};
+
+/* ---- between dp_server.c and dp_serve.c ---- */
+
+/* What a server does that was told something and has found nothing to do. True: it ends. */
+bool dp_server_obey(dp_server *s, int32_t what);
+
+#endif

@@ -1,0 +1,208 @@
+/* Making, connecting and ending a server, and what other threads tell one. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "dp_serve_impl.h"
+
+#define FINISH_NS 2000000 /* how long a server that is to finish looks for more */
+
+/* ---- set-up ---- */
+
+static int scratch_create(dp_server *s, dp_error *err) {
+    uint64_t want = s->layout.eager > s->layout.bulk ? s->layout.eager : s->layout.bulk;
+    s->scratch_size = (want + 4095) & ~4095ull;
+    uint8_t *p = mmap(NULL, s->scratch_size + 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mprotect(p, s->scratch_size, PROT_READ | PROT_WRITE))
+        return dp_fail(err, DP_FATAL, errno, "scratch memory of %llu bytes", (unsigned long long)s->scratch_size);
+    /* Only the eager part is prefaulted: large results are normally produced in place. */
+    madvise(p, (s->layout.eager + 4095) & ~4095u, MADV_POPULATE_WRITE);
+    s->scratch = p;
+    return DP_OK;
+}
+
+static int check_limits(const dp_server_config *cfg, const dp_layout *l, dp_error *err) {
+    uint32_t depth = cfg->max_depth ? cfg->max_depth : DP_DEPTH_MAX;
+    uint32_t eager = cfg->max_eager ? cfg->max_eager : DP_EAGER_MAX;
+    uint64_t bulk = cfg->max_bulk ? cfg->max_bulk : DP_BULK_MAX;
+    if (l->depth > depth)
+        return dp_fail(err, DP_INVALID, 0, "channel of depth %u, this executor allows %u", l->depth, depth);
+    if (l->eager > eager)
+        return dp_fail(err, DP_INVALID, 0, "channel of eager size %u, this executor allows %u", l->eager, eager);
+    if (l->bulk > bulk)
+        return dp_fail(err, DP_INVALID, 0, "channel of bulk size %llu, this executor allows %llu",
+                       (unsigned long long)l->bulk, (unsigned long long)bulk);
+    return DP_OK;
+}
+
+static int server_connect(dp_server *s, dp_error *err) {
+    int st = dp_domain_create(s->dev, &s->domain, err);
+    if (!st)
+        st = dp_cq_create(s->dev, 3 * s->layout.depth + 8, &s->cq, err);
+    if (!st)
+        st = dp_layout_alloc(s->domain, &s->layout, DP_REMOTE_WRITE, &s->requests, err);
+    if (!st && !(s->dev->caps & DP_CAP_RKEY_PTR))
+        st = dp_layout_alloc(s->domain, &s->layout, 0, &s->staging, err);
+    if (!st)
+        st = scratch_create(s, err);
+    if (st)
+        return st;
+    dp_qp_attr attr = {.max_send = 2 * s->layout.depth + 8, .max_recv = s->layout.depth, .max_inline = 256,
+                       .expose = {s->requests}, .n_expose = 1};
+    st = dp_qp_create(s->domain, s->cq, &attr, &s->qp, err);
+    for (uint32_t i = 0; !st && i < s->layout.depth; i++) {
+        st = dp_post_recv(s->qp, NULL, 0);
+        if (st)
+            dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
+    }
+    if (!st)
+        st = dp_qp_connect(s->qp, s->client.qp_blob, s->client.qp_len, err);
+    if (st)
+        return st;
+    s->out = s->staging ? s->staging->addr
+                        : dp_rkey_ptr(s->qp, s->client.addr, s->client.rkey, s->layout.size);
+    if (!s->out)
+        return dp_fail(err, DP_BAD_BLOB, 0, "channel blob: no region of %llu bytes at %#llx",
+                       (unsigned long long)s->layout.size, (unsigned long long)s->client.addr);
+    if (!s->staging)
+        s->mail = (dp_mailbox *)(void *)((uint8_t *)s->requests->addr + s->layout.mail_at);
+    return DP_OK;
+}
+
+int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
+                     dp_error *err) {
+    dp_server *s = aligned_alloc(DP_CACHE_LINE, sizeof *s);
+    if (!s)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    memset(s, 0, sizeof *s);
+    s->cfg = *cfg;
+    s->dev = dev;
+    s->stats = &s->own;
+    dp_waiter_init(&s->waiter, cfg->mode);
+    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, dev->provider, &s->client, err);
+    if (!st)
+        st = check_limits(cfg, &s->client.layout, err);
+    if (!st) {
+        s->layout = s->client.layout;
+        s->cap_pending = 3 * s->layout.depth + 8;
+        s->pending = calloc(s->cap_pending, sizeof *s->pending);
+        s->headers = calloc(s->layout.depth, sizeof *s->headers);
+        st = s->pending && s->headers ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    }
+    if (st) {
+        dp_server_destroy(s);
+        return st;
+    }
+    *out = s;
+    return DP_OK;
+}
+
+int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err) {
+    return dp_side_encode(s->qp, &s->layout, DP_ROLE_WORKER, s->client.generation, s->requests, blob, len, err);
+}
+
+void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n) {
+    s->functions = table;
+    s->n_functions = n;
+}
+
+void dp_server_share_stats(dp_server *s, dp_server_stats *shared) { s->stats = shared; }
+
+void dp_server_destroy(dp_server *s) {
+    if (!s)
+        return;
+    dp_qp_destroy(s->qp);
+    dp_mem_free(s->requests);
+    dp_mem_free(s->staging);
+    dp_cq_destroy(s->cq);
+    dp_domain_destroy(s->domain);
+    if (s->scratch)
+        munmap(s->scratch, s->scratch_size + 4096);
+    free(s->pending);
+    free(s->headers);
+    free(s);
+}
+
+/* ---- what it is told ---- */
+
+void dp_server_stop(dp_server *s) {
+    __atomic_store_n(&s->stop, STOP_NOW, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
+void dp_server_finish(dp_server *s) {
+    int32_t serving = 0;
+    __atomic_compare_exchange_n(&s->stop, &serving, STOP_EMPTY, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
+void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg) {
+    s->told_fn = told;
+    s->told_arg = arg;
+}
+
+static void ask(dp_server *s, int32_t what) {
+    int32_t serving = 0; /* one that is to stop goes on with that */
+    __atomic_compare_exchange_n(&s->stop, &serving, what, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    dp_cq_wake(s->cq);
+}
+
+void dp_server_park(dp_server *s) { ask(s, STOP_PARK); }
+
+int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err) {
+    dp_side side;
+    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, s->dev->provider, &side, err);
+    if (st)
+        return st;
+    const dp_side *was = &s->client;
+    if (side.addr != was->addr || side.rkey != was->rkey || side.qp_len != was->qp_len ||
+        memcmp(side.qp_blob, was->qp_blob, was->qp_len) || side.layout.depth != was->layout.depth ||
+        side.layout.eager != was->layout.eager || side.layout.bulk != was->layout.bulk)
+        return dp_fail(err, DP_BAD_BLOB, 0, "resume: the blob is not that of the client that this worker is connected to");
+    s->next_generation = side.generation;
+    ask(s, STOP_RESUME);
+    return DP_OK;
+}
+
+/* Nothing of what a client sends passes while there are no functions and it cannot know the generation. */
+static void change_lease(dp_server *s, bool park) {
+    memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* no bare request means one of an earlier lease */
+    if (park) {
+        uint32_t was = s->client.generation;
+        while (!s->client.generation || s->client.generation == was)
+            dp_random(&s->client.generation, sizeof s->client.generation);
+        s->n_parked = s->n_functions;
+        s->n_functions = 0;
+        s->waiter.mode = DP_WAIT_WARM;
+        dp_cq_promise_hot(s->cq, false);
+    } else {
+        s->client.generation = s->next_generation;
+        s->n_functions = s->n_parked;
+        s->waiter.mode = s->cfg.mode;
+    }
+}
+
+/* Whether a server that was told to stop, and has found nothing to do, may end. One that is to finish looks for a while
+ * longer: a request may be on its way, and the last replies have to leave. */
+static bool may_end(dp_server *s, int32_t stop) {
+    if (stop == STOP_NOW)
+        return true;
+    int64_t now = dp_now_ns();
+    if (!s->finish_at)
+        s->finish_at = now + FINISH_NS;
+    return now >= s->finish_at;
+}
+
+bool dp_server_obey(dp_server *s, int32_t what) {
+    if (what == STOP_NOW || what == STOP_EMPTY)
+        return may_end(s, what);
+    if (__atomic_compare_exchange_n(&s->stop, &what, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        bool park = what == STOP_PARK;
+        if (park == (s->n_functions != 0)) /* else it is so already */
+            change_lease(s, park);
+        if (s->told_fn)
+            s->told_fn(s->told_arg, park);
+    }
+    return false;
+}
