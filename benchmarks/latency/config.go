@@ -44,7 +44,7 @@ type Config struct {
 	Eager    int   // bytes; 0: the default
 	Function string
 	Buffers  string        // of the C client
-	Pairs    int           // good ones wanted; 0: 15
+	Pairs    int           // good ones wanted; 0: 15. Three times as many are taken where spinners fall in step
 	Batch    time.Duration // length of a batch; 0: 5 ms on shm when spinning, else 10 ms
 	Rounds   int           // calls of a batch; 0: as Batch says
 	Duration time.Duration // bound of one result; 0: 30 s

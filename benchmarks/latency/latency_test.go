@@ -295,6 +295,13 @@ func TestRunProvider(t *testing.T) {
 					if r.Pairs > 0 && (r.P50NS <= 0 || r.MaxNS < r.P999NS || r.P999NS < r.P50NS || r.OpsPerS <= 0 || r.Samples != r.Pairs*r.BatchCalls) {
 						t.Errorf("%s: %+v", r.Key(), r)
 					}
+					if inStep := provider == dataplane.SHM && r.Mode == "hot" && r.Depth == 1 && r.Payload <= 1024; inStep && r.Complete {
+						if wanted := pairsInStep * cfg.Pairs; r.Pairs != wanted || r.Peers != min(peersInStep, wanted) {
+							t.Errorf("%s: %d pairs with %d peers, want %d", r.Key(), r.Pairs, r.Peers, wanted)
+						}
+					} else if !inStep && r.Peers != 0 {
+						t.Errorf("%s: %d peers", r.Key(), r.Peers)
+					}
 					if r.FloorName != "none" && r.Pairs > 0 && !(r.Ratio > 0) {
 						t.Errorf("%s: ratio %v to %s", r.Key(), r.Ratio, r.FloorName)
 					}

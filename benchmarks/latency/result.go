@@ -62,6 +62,7 @@ type Result struct {
 	PairsDiscarded int  `json:"pairs_discarded"` // calibrations differed
 	PairsShared    int  `json:"pairs_shared"`    // discarded too: a hot waiter blocked, since something else ran on its core
 	PairsAwake     int  `json:"pairs_awake"`     // discarded too: the client of floor or calls did not block though warm
+	Peers          int  `json:"peers,omitempty"` // with so many in succession; 0: one, or another kind of benchmark
 	Complete       bool `json:"complete"`        // as many good pairs as were asked for
 
 	Calibration Calibration `json:"calibration_ns"`

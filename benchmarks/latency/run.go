@@ -49,7 +49,7 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer func() { s.close() }() // of the last peer
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for _, payload := range cfg.Payloads {
 		if err := s.bench.Verify(payload); err != nil {
@@ -59,6 +59,7 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 			runtime.GC()
 			m := &measurement{s: s, cfg: cfg, client: client, payload: payload}
 			r, err := m.run(ctx)
+			s = m.s
 			if err != nil {
 				return s.explain(err)
 			}
@@ -86,7 +87,9 @@ type measurement struct {
 	sides    []side // the floor first, what is measured last
 	only, c  int    // of sides: the payload-only floor, the C client beside the Go client; 0: none
 	n, warm  int    // calls of a batch
+	floor    *floorKind
 	pairs    pairing
+	peers    int // that pairs were taken with so far, beside the present one
 	awake    int // warm pairs in which the client did not block
 	shared   int // pairs in which a hot waiter blocked, since something else ran on its core
 	samples  Histogram
@@ -101,21 +104,27 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 	began := time.Now()
 	load := loadAverage()
 	m.chooseCalibration()
-	floor, err := m.chooseFloor()
-	if err != nil {
+	var err error
+	if m.floor, err = m.chooseFloor(); err != nil {
 		return nil, err
 	}
-	m.setSides(floor)
+	m.setSides()
 	if err := m.sizeBatch(); err != nil {
 		return nil, err
 	}
 	said := time.Now()
-	for attempt := 0; m.pairs.len() < m.cfg.Pairs && m.pairs.discarded+m.awake < (attemptsPerPair-1)*m.cfg.Pairs; attempt++ {
+	wanted, peers := m.wanted()
+	for attempt := 0; m.pairs.len() < wanted && m.pairs.discarded+m.awake < (attemptsPerPair-1)*wanted; attempt++ {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
 		if attempt > 0 && time.Since(began) > m.cfg.Duration {
 			break
+		}
+		if m.pairs.len() >= (m.peers+1)*wanted/peers {
+			if err := m.nextPeer(); err != nil {
+				return nil, err
+			}
 		}
 		shared := m.shared
 		if err := m.pair(attempt%2 == 1); err != nil {
@@ -131,12 +140,45 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 		if time.Since(said) > time.Second {
 			said = time.Now()
 			m.cfg.Progress(fmt.Sprintf("%s %s %s %d B depth %d: %d of %d pairs, %d discarded, %d on a shared core, %d awake", m.cfg.Provider, m.client, m.s.mode,
-				m.payload, m.cfg.Depth, m.pairs.len(), m.cfg.Pairs, m.pairs.discarded, m.shared, m.awake))
+				m.payload, m.cfg.Depth, m.pairs.len(), wanted, m.pairs.discarded, m.shared, m.awake))
 		}
 	}
-	r := m.result(floor)
+	r := m.result()
 	r.Load, r.StartedAt, r.Seconds = load, began.UTC().Format(time.RFC3339), time.Since(began).Seconds()
 	return r, nil
+}
+
+// ---- peers ----
+
+// Where a round trip takes less than a microsecond, spinners who pause between their looks fall in step: a floor, or a call, then
+// takes two thirds as long with one pair of processes as with the next, for as long as both live and each in a step of its
+// own. One peer would tell its step. So the pairs are taken with several in succession, and there are more of them.
+const (
+	peersInStep = 5
+	pairsInStep = 3 // times as many
+)
+
+// wanted is how many good pairs make a result, and with how many peers.
+func (m *measurement) wanted() (pairs, peers int) {
+	pairs, peers = m.cfg.Pairs, 1
+	if m.cfg.Provider == dataplane.SHM && m.s.mode != dataplane.Warm && m.cfg.Depth == 1 && m.payload <= 1024 {
+		pairs *= pairsInStep
+		peers = min(peersInStep, pairs)
+	}
+	return pairs, peers
+}
+
+// nextPeer takes a fresh peer, in other memory, for the pairs to come.
+func (m *measurement) nextPeer() error {
+	s, err := openSession(m.cfg, m.s.mode)
+	if err != nil {
+		return err
+	}
+	m.s.close()
+	m.s = s
+	m.peers++
+	m.setSides()
+	return m.warmUp()
 }
 
 // ---- floors ----
@@ -265,8 +307,8 @@ func (m *measurement) calibrate() (float64, error) {
 
 // ---- pairs ----
 
-func (m *measurement) setSides(floor *floorKind) {
-	s, p := m.s, m.payload
+func (m *measurement) setSides() {
+	s, p, floor := m.s, m.payload, m.floor
 	m.sides, m.only, m.c = nil, 0, 0
 	bare := func(k floorKind) func(int, int, []int64) (float64, error) {
 		return func(warm, n int, samples []int64) (float64, error) {
@@ -313,6 +355,11 @@ func (m *measurement) sizeBatch() error {
 	}
 	m.warm = min(2+m.n/8, 1000) + m.cfg.Depth
 	m.room = make([]int64, m.n)
+	return m.warmUp()
+}
+
+// warmUp runs a batch of each side.
+func (m *measurement) warmUp() error {
 	for _, side := range m.sides {
 		if _, err := side.run(m.warm, m.n, nil); err != nil {
 			return err
@@ -382,8 +429,9 @@ func (m *measurement) pair(reverse bool) error {
 
 // ---- result ----
 
-func (m *measurement) result(floor *floorKind) *Result {
-	p := &m.pairs
+func (m *measurement) result() *Result {
+	p, floor := &m.pairs, m.floor
+	wanted, _ := m.wanted()
 	last := len(m.sides) - 1
 	nan := Number(math.NaN())
 	r := &Result{
@@ -393,10 +441,13 @@ func (m *measurement) result(floor *floorKind) *Result {
 		P999NS: m.samples.Quantile(0.999), MaxNS: m.samples.Quantile(1), Disturbed: m.samples.Above(10 * m.samples.Quantile(0.5)),
 		Histogram: m.samples.Encode(), FloorHistogram: m.floors.Encode(),
 		FloorName: "none", Ratio: nan, RatioLow: nan, RatioHigh: nan, FloorMeanNS: nan,
-		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= m.cfg.Pairs,
+		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
 		Calibration: Calibration{Number(median(p.before)), Number(median(p.after))},
 		Slots:       m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.CPUs[1],
 		ClockNS: dataplane.BenchClock(), Method: m.method(),
+	}
+	if m.peers > 0 {
+		r.Peers = m.peers + 1
 	}
 	if floor != nil {
 		ratios := p.ratios(last, 0)
@@ -429,8 +480,13 @@ func (m *measurement) buffers() string {
 }
 
 func (m *measurement) method() string {
-	return fmt.Sprintf("median of %d paired, interleaved batches of %d calls after %d untimed ones, between calibrations by %s that differ by at most %.0f %%; percentiles from separate batches with a clock reading per call",
-		m.cfg.Pairs, m.n, m.warm, m.calibOf, modeTolerance*100)
+	wanted, peers := m.wanted()
+	with := ""
+	if peers > 1 {
+		with = fmt.Sprintf(" with %d peers in succession", peers)
+	}
+	return fmt.Sprintf("median of %d paired, interleaved batches of %d calls after %d untimed ones%s, between calibrations by %s that differ by at most %.0f %%; percentiles from separate batches with a clock reading per call",
+		wanted, m.n, m.warm, with, m.calibOf, modeTolerance*100)
 }
 
 // loadAverage of the last minute; NaN never, 0 when unknown.
