@@ -228,16 +228,34 @@ type Call struct {
 	f      *Function
 	slot   uint32
 	seq    uint32
+	again  *resubmission // of an idempotent call
+}
+
+// resubmission is what it takes to make a submitted call again.
+type resubmission struct {
+	ctx context.Context
+	f   *Function // of the lease that the program holds
+	in  []byte
 }
 
 // Submit starts a call on this worker and returns at once; capacity is the most bytes that the result may have. in may
 // be reused when Submit returns, unless it lies in a Buffer. ErrBusy when the lease's depth is exhausted. Every Call
-// needs a Result or a Cancel, or its slot stays taken. It is not made again (see [Idempotent]); of a lease that goes on
-// elsewhere it stays where it was started, and its result may be asked for after the move.
+// needs a Result or a Cancel, or its slot stays taken. Of a lease that goes on elsewhere it stays where it was started, and its
+// result may be asked for after the move. With the context of [Idempotent], in must stay unchanged until Result, which
+// makes the call again if need be, on the worker that has this place, for as long as the context permits.
 func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
 	if err := w.check(f); err != nil {
 		return Call{}, err
 	}
+	c, err := w.startSomewhere(ctx, f, in, capacity)
+	if err == nil && repeatsOf(ctx).times > 0 {
+		c.again = &resubmission{ctx, f, in}
+	}
+	return c, err
+}
+
+// startSomewhere starts a call on the worker, or on the one that has its place.
+func (w *Worker) startSomewhere(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
 	m := f.lease.mover
 	if m == nil {
 		return w.start(ctx, f, in, capacity)
@@ -344,8 +362,24 @@ func (c Call) Test() (bool, error) {
 }
 
 // Result stores the result of an ended call to out and frees its slot: once per call. n is its size. ErrBusy when the
-// call has not ended; other errors are as of Invoke.
+// call has not ended; other errors are as of Invoke. A call of [Idempotent] that failed is made again here, which blocks.
 func (c Call) Result(out []byte) (n int, err error) {
+	n, err = c.result(out)
+	var e *Error
+	if err == nil || c.again == nil || !errors.As(err, &e) {
+		return n, err
+	}
+	a, r := c.again, repeatsOf(c.again.ctx)
+	if !e.Started || !r.again(a.ctx, e) || a.f.lease.mover == nil && e.Status.Class() == ErrLease {
+		return n, err
+	}
+	r.times--
+	a.f.lease.repeated.Add(1)
+	n, err = a.f.invokeAgain(a.ctx, r, c.worker.index, a.in, out)
+	return n, maybeRan(err, true)
+}
+
+func (c Call) result(out []byte) (n int, err error) {
 	lost, err := c.enter(context.Background(), "result")
 	if err != nil {
 		return 0, err

@@ -18,7 +18,7 @@ type Group struct {
 
 // LeaseAcross leases o.Workers workers wherever they fit, on as few executors as it finds. Each executor's part is a Lease of its
 // own: it is renewed, drained and lost by itself. All or nothing: an executor that refuses is replaced by others, and
-// nothing stays leased after an error. Needs a resource manager. Blocks up to the session's time-out for each round. Errors:
+// nothing stays leased after an error. o.Local is passed over. Needs a resource manager. Blocks up to the session's time-out for each round. Errors:
 // ErrBusy (there is room for fewer; the text says how many), and those of Lease.
 func (s *Session) LeaseAcross(ctx context.Context, o LeaseOptions) (*Group, error) {
 	g := &Group{}
@@ -56,7 +56,7 @@ func (s *Session) leaseShares(ctx context.Context, o LeaseOptions, shares []gran
 	for i, share := range shares {
 		go func() {
 			part := o
-			part.Workers = share.Workers
+			part.Workers, part.Local = share.Workers, false
 			leases[i], errs[i] = s.leaseAt(ctx, part, share.Address)
 			done <- struct{}{}
 		}()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,7 +73,28 @@ func TestLeaseAcrossExecutors(t *testing.T) {
 			lost = i
 		}
 	}
+	sleep, err := g.Function("sleep_ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flying := make(chan error, g.Workers())
+	for range cap(flying) {
+		go func() {
+			out := make([]byte, 8)
+			_, err := sleep.Invoke(client.Idempotent(context.Background(), 2), u64(uint64(300*time.Millisecond)), out)
+			if err == nil && binary.LittleEndian.Uint64(out) != uint64(300*time.Millisecond) {
+				err = fmt.Errorf("a wrong result: %x", out)
+			}
+			flying <- err
+		}()
+	}
+	untilRuns(t, parts[0].Worker(0), "sleep_ns")
 	nodes[lost].signal(syscall.SIGKILL)
+	for range cap(flying) {
+		if err := <-flying; err != nil {
+			t.Errorf("an idempotent call while an executor died: %v", err)
+		}
+	}
 	within(t, 20*time.Second, "the part is lost", func() bool { return parts[0].Err() != nil })
 	for i := range 20 {
 		if n, err := f.Invoke(t.Context(), []byte{byte(i)}, out); err != nil || n != 1 || out[0] != byte(i) {

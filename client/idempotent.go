@@ -14,8 +14,8 @@ type repeats struct {
 
 type idempotentKey struct{}
 
-// Idempotent is a context for calls of functions that may run more than once. An Invoke of a function or worker makes such a call
-// again, up to times times, when it may have been executed but its worker died or its lease ended (ErrConnection, ErrLease): on
+// Idempotent is a context for calls of functions that may run more than once. An Invoke of a function or worker, or the Result of a
+// submitted call, makes such a call again, up to times times, when it may have been executed but its worker died or its lease ended (ErrConnection, ErrLease): on
 // another worker if one is free, and elsewhere if the lease goes on there (LeaseOptions.Failover). Without Failover a lease
 // that has ended ends its calls nevertheless. Calls that cannot have been executed are made again anyway where that helps.
 func Idempotent(ctx context.Context, times int) context.Context {

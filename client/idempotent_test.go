@@ -41,6 +41,19 @@ func TestIdempotent(t *testing.T) {
 		t.Errorf("the same, made again twice, killed %d", n)
 	}
 
+	// Two attempts go to the two workers, since the first one is still asleep, and the context's own deadline ends the third.
+	before, began := l.Statistics().Repeated, time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+	defer cancel()
+	var e *client.Error
+	_, err := sleep.Invoke(client.IdempotentWithin(ctx, 5, 100*time.Millisecond), u64(uint64(400*time.Millisecond)), make([]byte, 8))
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || !e.Started {
+		t.Errorf("attempts that take too long: %v", err)
+	}
+	if n, took := l.Statistics().Repeated-before, time.Since(began); n < 1 || n > 2 || took < 250*time.Millisecond {
+		t.Errorf("made again %d times in %v", n, took)
+	}
+
 	victims := [2]int{l.Worker(0).PID(), l.Worker(1).PID()}
 	ended := make(chan error, 1)
 	out := make([]byte, 8)
