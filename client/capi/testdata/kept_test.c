@@ -124,7 +124,7 @@ static void reuse(const char *distance) {
 }
 
 #define THREADS 2 /* as many as there are cores */
-#define ROUNDS 50
+#define ROUNDS 20
 
 static void *cycle(void *arg) {
     uint64_t *pairs = arg;
