@@ -241,7 +241,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw)(/|$$)')
 # Packages whose tests also run on verbs, in the virtual machine.
-SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor internal/manager client client/capi internal/cli; do \
+SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/zygote internal/executor internal/manager client client/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
 .PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
@@ -360,8 +360,8 @@ test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name sp
 GUARD := bin/rfaas bench guard --pairs 9 --duration 4s --repeats 5 --total 35s
 .PHONY: test-guard
 test-guard: build ## what has a bound, measured beside its floor: fails when the ratio has grown by half
-	$(Q)$(GUARD) --slack 1.5
-	$(Q)scripts/softroce/run --timeout 110 -- $(GUARD) --slack 1.3 --provider verbs
+	$(Q)$(GUARD) --slack 1.5 --prove
+	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove
 
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check

@@ -17,6 +17,8 @@ const (
 	FunctionEcho  = "echo"  // copies its payload to its result
 	FunctionEmpty = "empty" // as many bytes, untouched
 
+	functionDelayed = "delayed" // empty, but slower by Config.delay: for the guard's own test
+
 	BuffersCopied     = "copied"     // payload and result in the caller's memory
 	BuffersRegistered = "registered" // payload in registered memory, the result left where it arrives
 )
@@ -29,7 +31,7 @@ const (
 	// nearNS is the bare flag round trip below which two CPUs share a cache.
 	nearNS = 250
 	// memoryMax bounds what payload and depth may need.
-	memoryMax = 1 << 30
+	memoryMax = 1 << 30 // as much as a peer makes room for
 )
 
 // Config says what to measure. Provider, Clients, Modes and Payloads are mandatory.
@@ -48,15 +50,21 @@ type Config struct {
 	Batch    time.Duration // length of a batch; 0: 5 ms on shm when spinning, else 10 ms
 	Rounds   int           // calls of a batch; 0: as Batch says
 	Duration time.Duration // bound of one result; 0: 30 s
-	CPUs     []int         // of client and peer; nil: chosen
+	CPUs     []int         // of client and peer, with Remote of the client alone; nil: chosen
 	Peer     string        // path of rfaas-bench-peer; "": the peer is a thread of this process (tests)
+	Remote   string        // HOST:PORT at which Serve runs on another machine, which starts the peer; "": the peer is here
 	Progress func(line string)
+
+	delay time.Duration // that each call takes longer
 }
 
 // Validate checks the configuration and sets defaults.
 func (c *Config) Validate() error {
 	if c.Provider != dataplane.SHM && c.Provider != dataplane.Verbs {
 		return fmt.Errorf("provider %q (shm, verbs)", c.Provider)
+	}
+	if c.Remote != "" && c.Provider != dataplane.Verbs {
+		return fmt.Errorf("a peer on another machine (%s) is reached by provider verbs, not by %s", c.Remote, c.Provider)
 	}
 	if len(c.Clients) == 0 || len(c.Modes) == 0 || len(c.Payloads) == 0 {
 		return errors.New("nothing to measure: clients, modes and payloads must each name one")
@@ -87,7 +95,9 @@ func (c *Config) Validate() error {
 			c.Function = FunctionEmpty
 		}
 	}
-	if c.Function != FunctionEcho && c.Function != FunctionEmpty {
+	if c.delay > 0 {
+		c.Function = functionDelayed
+	} else if c.Function != FunctionEcho && c.Function != FunctionEmpty {
 		return fmt.Errorf("function %q (echo, empty)", c.Function)
 	}
 	if c.Buffers == "" {
@@ -115,21 +125,36 @@ func (c *Config) chooseCPUs() error {
 	if err != nil {
 		return err
 	}
-	if c.CPUs == nil {
-		c.CPUs = choosePair(allowed, siblingsOf)
+	wanted, whose := 2, "two are needed, the client's and the peer's"
+	if c.Remote != "" {
+		wanted, whose = 1, "one is needed, the client's; the peer's machine chooses the peer's"
 	}
-	if len(c.CPUs) != 2 {
-		return fmt.Errorf("CPUs %v: two are needed, the client's and the peer's", c.CPUs)
+	if c.CPUs == nil {
+		c.CPUs = choosePair(allowed, siblingsOf)[:wanted]
+	}
+	if len(c.CPUs) != wanted {
+		return fmt.Errorf("CPUs %v: %s", c.CPUs, whose)
 	}
 	for _, cpu := range c.CPUs {
 		if !slices.Contains(allowed, cpu) {
 			return fmt.Errorf("CPU %d is not among those that this process may use: %v", cpu, allowed)
 		}
 	}
-	if c.CPUs[0] == c.CPUs[1] && slices.ContainsFunc(c.Modes, func(m dataplane.WaitMode) bool { return m != dataplane.Warm }) {
+	if c.CPUs[0] == c.peerCPU() && slices.ContainsFunc(c.Modes, func(m dataplane.WaitMode) bool { return m != dataplane.Warm }) {
 		return fmt.Errorf("client and peer share CPU %d: only --mode warm can be measured on one CPU, spinners would wait for each other's time slices", c.CPUs[0])
 	}
 	return nil
+}
+
+// elsewhere says whether the peer is no thread of this process.
+func (c *Config) elsewhere() bool { return c.Peer != "" || c.Remote != "" }
+
+// peerCPU is where the peer runs, -1 when another machine says where.
+func (c *Config) peerCPU() int {
+	if c.Remote != "" {
+		return -1
+	}
+	return c.CPUs[1]
 }
 
 // batch is the wished length of a batch in this mode.

@@ -18,8 +18,8 @@ type Floor struct {
 	cfg Config
 }
 
-// OpenFloor starts the peer, for payloads up to the largest of cfg. Of cfg, Provider, Device, Payloads, Depth, CPUs and Peer
-// are used.
+// OpenFloor starts the peer, for payloads up to the largest of cfg. Of cfg, Provider, Device, Payloads, Depth, CPUs, Peer
+// and Remote are used.
 func OpenFloor(cfg Config) (*Floor, error) {
 	cfg.Clients, cfg.Modes, cfg.Function, cfg.Buffers, cfg.Slots = []string{ClientC}, []dataplane.WaitMode{dataplane.Warm}, "", "", 0
 	if err := cfg.Validate(); err != nil {
@@ -41,18 +41,18 @@ func (f *Floor) Close() {
 }
 
 // CPUs are those of client and peer.
-func (f *Floor) CPUs() (client, peer int) { return f.cfg.CPUs[0], f.cfg.CPUs[1] }
+func (f *Floor) CPUs() (client, peer int) { return f.cfg.CPUs[0], f.cfg.peerCPU() }
 
 // pinned runs g on the client's CPU, if the peer is a process.
 func (f *Floor) pinned(g func() error) error {
-	if f.cfg.Peer == "" {
+	if !f.cfg.elsewhere() {
 		return g()
 	}
 	allowed, err := allowedCPUs()
 	if err != nil {
 		return err
 	}
-	undo, err := pin(f.cfg.CPUs[0], f.cfg.CPUs[1], allowed)
+	undo, err := pin(f.cfg.CPUs[0], f.cfg.peerCPU(), allowed)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (f *Floor) Calibrate() (float64, error) {
 	switch {
 	case f.cfg.Provider == dataplane.Verbs:
 		kind, size, n = dataplane.BenchImm, 8, 40
-	case f.cfg.CPUs[0] == f.cfg.CPUs[1]:
+	case f.cfg.CPUs[0] == f.cfg.peerCPU():
 		kind, size, n = dataplane.BenchEventfd, 1, 100
 	}
 	var means [5]float64
@@ -228,6 +228,7 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 		r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Buffers = "floor", f.cfg.Provider, ClientC, "hot", k.kind.String(), BuffersRegistered
 		r.Payload, r.Depth, r.BatchCalls = k.size, 1, counts[i]
 		r.CPUClient, r.CPUPeer = f.CPUs()
+		r.Remote = f.cfg.Remote
 		r.Method = fmt.Sprintf("median of %d interleaved batches of bare round trips between calibrations", f.cfg.Pairs)
 		all[i].Fill(&r, "calibration")
 		r.Complete = r.Pairs >= f.cfg.Pairs

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -54,6 +55,13 @@ func (v Verdict) OK() bool { return len(v.Exceeds) == 0 }
 
 func (b *Bound) covers(r *Result) bool {
 	return b.Provider == r.Provider && b.Client == r.Client && b.Mode.String() == r.Mode && b.Payload == r.Payload && b.Depth == r.Depth
+}
+
+// config is cfg for what b bounds.
+func (b *Bound) config(cfg Config) Config {
+	cfg.Clients, cfg.Modes, cfg.Payloads, cfg.Depth = []string{b.Client}, []dataplane.WaitMode{b.Mode}, []int{b.Payload}, b.Depth
+	cfg.Slots = max(cfg.Slots, b.Depth)
+	return cfg
 }
 
 // Check holds a result against Bounds.
@@ -135,13 +143,9 @@ func Guard(ctx context.Context, cfg Config, patience GuardConfig, emit func(*Res
 	}
 	var all []*guarded
 	for _, b := range Bounds {
-		if b.Provider != cfg.Provider {
-			continue
+		if b.Provider == cfg.Provider {
+			all = append(all, &guarded{cfg: b.config(cfg)})
 		}
-		one := cfg
-		one.Clients, one.Modes, one.Payloads, one.Depth = []string{b.Client}, []dataplane.WaitMode{b.Mode}, []int{b.Payload}, b.Depth
-		one.Slots = max(cfg.Slots, b.Depth)
-		all = append(all, &guarded{cfg: one})
 	}
 	began := time.Now()
 	for round := range or(patience.Repeats, 3) {
@@ -169,4 +173,43 @@ func Guard(ctx context.Context, cfg Config, patience GuardConfig, emit func(*Res
 		return &rep, ErrNoVerdict
 	}
 	return &rep, nil
+}
+
+// ErrBlind is a guard that has not seen a regression.
+var ErrBlind = errors.New("the guard does not see calls that are too slow")
+
+// Prove shows that Guard can fail: calls of the provider's first bound are made slower by as much as the bound allows in all,
+// slack included, which must exceed it. It returns by how much. ErrBlind: they did not exceed it; ErrNoVerdict: every
+// measurement was disturbed.
+func Prove(ctx context.Context, cfg Config, patience GuardConfig) (time.Duration, error) {
+	slack := patience.Slack
+	if slack == 0 {
+		slack = 1
+	}
+	i := slices.IndexFunc(Bounds, func(b Bound) bool { return b.Provider == cfg.Provider && b.Ratio > 0 })
+	if i < 0 {
+		return 0, fmt.Errorf("no bound of provider %q", cfg.Provider)
+	}
+	b := &Bounds[i]
+	one := b.config(cfg)
+	one.delay = time.Nanosecond
+	for range or(patience.Repeats, 3) + 1 {
+		var r *Result
+		if err := Run(ctx, one, func(got *Result) error { r = got; return nil }); err != nil {
+			return 0, err
+		}
+		if r.Pairs < minPairs {
+			continue
+		}
+		// The delay belongs to this floor: another placement has another one. The first round is there to learn it.
+		delay := time.Duration(math.Ceil(slack * b.Ratio * float64(r.FloorMeanNS)))
+		switch {
+		case len(CheckSlack(r, slack).Exceeds) > 0 && one.delay > time.Nanosecond:
+			return one.delay, nil
+		case one.delay >= delay:
+			return one.delay, fmt.Errorf("%w: %s, delayed by %v: ratio %.3g", ErrBlind, r.Key(), one.delay, float64(r.Ratio))
+		}
+		one.delay = delay + delay/4 // the floor's own spread
+	}
+	return 0, ErrNoVerdict
 }

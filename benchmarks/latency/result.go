@@ -54,6 +54,9 @@ type Result struct {
 	OpsPerS     float64 `json:"ops_per_s"`
 	BytesPerS   float64 `json:"bytes_per_s"` // of payload, one way; as many come back
 
+	// Remote is where the peer was reached, if it was on another machine.
+	Remote string `json:"remote,omitempty"`
+
 	// Workers and Clients that took part; 0: one each.
 	Workers int `json:"workers,omitempty"`
 	Clients int `json:"clients,omitempty"`
@@ -72,7 +75,7 @@ type Result struct {
 	Eager      int     `json:"eager"`
 	BatchCalls int     `json:"batch_calls"`
 	CPUClient  int     `json:"cpu_client"`
-	CPUPeer    int     `json:"cpu_peer"`
+	CPUPeer    int     `json:"cpu_peer"` // -1: on another machine
 	ClockNS    float64 `json:"clock_ns"` // of one reading, contained in each sample, of floor and calls alike
 	Load       float64 `json:"load_avg"` // of the last minute, when it began
 	Seconds    float64 `json:"seconds"`  // that it took
@@ -125,6 +128,9 @@ func (n Number) format(decimals int) string {
 // Key names what was measured: results of the same key can be compared.
 func (r *Result) Key() string {
 	key := fmt.Sprintf("%s %s %s %s %s %d B depth %d", r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Payload, r.Depth)
+	if r.Remote != "" {
+		key += ", another machine"
+	}
 	if r.Workers > 0 || r.Clients > 0 {
 		key += fmt.Sprintf(", %d workers, %d clients", r.Workers, r.Clients)
 	}
@@ -202,6 +208,7 @@ var csvColumns = []struct {
 	{"calibration_after_ns", func(r *Result) string { return r.Calibration.After.format(1) }},
 	{"load_avg", func(r *Result) string { return strconv.FormatFloat(r.Load, 'f', 2, 64) }},
 	{"skipped", func(r *Result) string { return r.Skipped }},
+	{"remote", func(r *Result) string { return r.Remote }},
 }
 
 func asked(n Number, decimals int) string {
@@ -271,8 +278,11 @@ func WriteTable(w io.Writer, results ...*Result) error {
 			place = ", near placement"
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s. CPUs %d and %d%s; calibration %s ns before, %s ns after; load %.1f.\n", last.Method, last.CPUClient,
-		last.CPUPeer, place, last.Calibration.Before.format(0), last.Calibration.After.format(0), last.Load)
+	cpus := fmt.Sprintf("CPUs %d and %d%s", last.CPUClient, last.CPUPeer, place)
+	if last.Remote != "" {
+		cpus = fmt.Sprintf("CPU %d, and another machine: %s", last.CPUClient, last.Remote)
+	}
+	_, err := fmt.Fprintf(w, "%s. %s; calibration %s ns before, %s ns after; load %.1f.\n", last.Method, cpus, last.Calibration.Before.format(0), last.Calibration.After.format(0), last.Load)
 	return err
 }
 

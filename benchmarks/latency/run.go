@@ -34,12 +34,12 @@ func Run(ctx context.Context, cfg Config, emit func(*Result) error) error {
 }
 
 func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit func(*Result) error) error {
-	if cfg.Peer != "" { // a peer in this process would be pinned with us
+	if cfg.elsewhere() { // a peer in this process would be pinned with us
 		allowed, err := allowedCPUs()
 		if err != nil {
 			return err
 		}
-		undo, err := pin(cfg.CPUs[0], cfg.CPUs[1], allowed)
+		undo, err := pin(cfg.CPUs[0], cfg.peerCPU(), allowed)
 		if err != nil {
 			return err
 		}
@@ -284,7 +284,7 @@ func (m *measurement) chooseCalibration() {
 	switch {
 	case m.cfg.Provider == dataplane.Verbs:
 		m.calibOf, m.calibLen, m.calibN = dataplane.BenchImm, 8, 40
-	case m.cfg.CPUs[0] == m.cfg.CPUs[1]:
+	case m.cfg.CPUs[0] == m.cfg.peerCPU():
 		m.calibOf, m.calibLen, m.calibN = dataplane.BenchEventfd, 1, 100
 	default:
 		m.calibOf, m.calibLen, m.calibN = dataplane.BenchFlag, 0, 400
@@ -443,7 +443,7 @@ func (m *measurement) result() *Result {
 		FloorName: "none", Ratio: nan, RatioLow: nan, RatioHigh: nan, FloorMeanNS: nan,
 		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
 		Calibration: Calibration{Number(median(p.before)), Number(median(p.after))},
-		Slots:       m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.CPUs[1],
+		Slots:       m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.peerCPU(), Remote: m.cfg.Remote,
 		ClockNS: dataplane.BenchClock(), Method: m.method(),
 	}
 	if m.peers > 0 {

@@ -86,14 +86,21 @@ func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 		in: make([]byte, payload), out: make([]byte, payload)}
 	clear(s.in) // prefaults
 	clear(s.out)
-	if err := s.startPeer(theirs); err != nil {
+	if cfg.Remote != "" {
+		mine.Memory = -1
+		err = s.joinPeer(theirs.Socket)
+	} else {
+		err = s.startPeer(theirs)
+	}
+	if err != nil {
 		s.closeFDs()
 		return nil, err
 	}
-	if cfg.Peer != "" {
+	if cfg.Remote == "" && cfg.Peer != "" {
 		closeTheirs() // the peer has its own: if it ends, we read the end of the file
 	}
 	if err := s.connect(mine, payload); err != nil {
+		err = s.explain(err)
 		s.close()
 		return nil, err
 	}
@@ -105,7 +112,7 @@ func (s *session) startPeer(fds dataplane.BenchFDs) error {
 	if s.cfg.Peer == "" {
 		s.kill = func() { _ = unix.Shutdown(fds.Socket, unix.SHUT_RDWR) }
 		go func() {
-			s.peerErr = dataplane.ServeBench(fds)
+			s.peerErr = dataplane.ServeBench(fds, nil)
 			close(s.peerEnd)
 		}()
 		return nil
@@ -140,8 +147,8 @@ func (s *session) connect(fds dataplane.BenchFDs, payload int) error {
 		return err
 	}
 	s.dev = dev
-	peerCPU := s.cfg.CPUs[1]
-	if s.cfg.Peer == "" {
+	peerCPU := s.cfg.peerCPU()
+	if !s.cfg.elsewhere() {
 		peerCPU = -1 // a goroutine's thread is not ours to pin
 	}
 	var bulk int64
@@ -154,6 +161,7 @@ func (s *session) connect(fds dataplane.BenchFDs, payload int) error {
 	if err != nil {
 		return err
 	}
+	s.bench.Delay(int64(s.cfg.delay))
 	s.channel = s.bench.Channel()
 	return nil
 }
@@ -176,7 +184,7 @@ func (s *session) close() {
 	if s.bench != nil {
 		s.bench.Close() // a peer on shm sees its client go
 	}
-	if s.bench == nil || s.cfg.Provider != dataplane.SHM && s.cfg.Peer != "" {
+	if s.bench == nil || s.cfg.Provider != dataplane.SHM && s.cfg.elsewhere() {
 		s.kill()
 	}
 	select {
@@ -198,8 +206,11 @@ func (s *session) floor(k dataplane.BenchKind, size, reply, warm, n int, samples
 }
 
 func (s *session) function() uint32 {
-	if s.cfg.Function == FunctionEmpty {
+	switch s.cfg.Function {
+	case FunctionEmpty:
 		return dataplane.BenchEmpty
+	case functionDelayed:
+		return dataplane.BenchDelayed
 	}
 	return dataplane.BenchEcho
 }

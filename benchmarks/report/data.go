@@ -27,6 +27,16 @@ type Start struct {
 	Load               float64
 }
 
+// step is the median of one step, ns; 0 if there is none of that name.
+func (s *Start) step(name string) float64 {
+	for _, step := range s.Steps {
+		if step.Name == name {
+			return step.NS
+		}
+	}
+	return 0
+}
+
 // Step is a part of a start.
 type Step struct {
 	Name string
@@ -43,6 +53,7 @@ type Figure struct {
 // Data is everything that a run left behind.
 type Data struct {
 	Results []*latency.Result
+	Between []*latency.Result // between two machines
 	Starts  []Start
 	Figures []Figure
 	Notes   []string // what was not measured, and why
@@ -52,7 +63,8 @@ type Data struct {
 // stepOrder is in which order the steps of a start happen; others follow by name.
 var stepOrder = []string{"control", "fork", "sandbox", "connect", "code", "first_call"}
 
-// Read reads a directory: *.jsonl are results, *.log is what tests printed, machine.txt and notes.txt are lines.
+// Read reads a directory: *.jsonl are results, *.log is what tests printed, machine.txt and notes.txt are lines. Figures of
+// *-vm-*.log, which tests printed in the virtual machine, are named vm.NAME.
 func Read(dir string) (*Data, error) {
 	var d Data
 	entries, err := os.ReadDir(dir)
@@ -71,7 +83,12 @@ func Read(dir string) (*Data, error) {
 				return nil, fmt.Errorf("%s: %w", path, err)
 			}
 		case ".log":
-			d.Figures = append(d.Figures, ParseFigures(string(text))...)
+			for _, f := range ParseFigures(string(text)) {
+				if strings.Contains(e.Name(), "-vm-") {
+					f.Name = "vm." + f.Name
+				}
+				d.Figures = append(d.Figures, f)
+			}
 		}
 	}
 	for name, into := range map[string]*[]string{"machine.txt": &d.Machine, "notes.txt": &d.Notes} {
@@ -109,7 +126,13 @@ func (d *Data) addResults(text []byte) error {
 		if err != nil {
 			return fmt.Errorf("line %d: %w", i+1, err)
 		}
-		d.Results = append(d.Results, rs...)
+		for _, r := range rs {
+			if r.Remote != "" {
+				d.Between = append(d.Between, r)
+			} else {
+				d.Results = append(d.Results, r)
+			}
+		}
 	}
 	return nil
 }

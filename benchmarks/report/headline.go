@@ -31,6 +31,7 @@ var headlineRows = []struct {
 	{"shared memory, both sides blocked, 8 B", "shm", "warm", 8},
 	{"verbs, 8 B", "verbs", "hot", 8},
 	{"verbs, 4 KiB", "verbs", "hot", 4 << 10},
+	{"verbs, 64 KiB", "verbs", "hot", 64 << 10},
 }
 
 // HeadlineTable is the README's table. dir is where its plot and results lie, as seen from the README.

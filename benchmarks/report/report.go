@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
@@ -26,7 +27,7 @@ func Write(d *Data, dir string) error {
 	if err := Markdown(&md, d, pictures); err != nil {
 		return err
 	}
-	if err := latency.WriteCSV(&csv, d.Results...); err != nil {
+	if err := latency.WriteCSV(&csv, slices.Concat(d.Results, d.Between)...); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "report.md"), md.Bytes(), 0o644); err != nil {
@@ -52,18 +53,23 @@ func Markdown(w io.Writer, d *Data, pictures []Picture) error {
 		}
 	}
 	for _, provider := range []string{"shm", "verbs"} {
-		calls(&b, d, provider)
+		calls(&b, d.Results, provider, "Calls, "+provider)
 		picture("latency-" + provider + ".png")
 		picture("cdf-" + provider + ".png")
 	}
 	picture("bandwidth.png")
+	if len(d.Between) > 0 {
+		calls(&b, d.Between, "verbs", "Calls between two machines, verbs")
+		rows(&b, d.Between, "floor", "The floors between two machines")
+	}
 	others(&b, d)
-	rows(&b, d, "floor", "The floors themselves")
-	rows(&b, d, "scaling", "Scaling")
+	rows(&b, d.Results, "floor", "The floors themselves")
+	rows(&b, d.Results, "scaling", "Scaling")
 	picture("scaling.png")
 	starts(&b, d)
 	picture("starts.png")
-	rows(&b, d, "control", "Control")
+	rows(&b, d.Results, "control", "Control")
+	leases(&b, d)
 	if u, missing := scale.UnitsFrom(d.Results); missing == "" {
 		b.WriteString("\n## Scale, by model\n\n")
 		scale.WriteMarkdown(&b, u, d.Results)
@@ -114,9 +120,9 @@ func pairs(r *latency.Result) string {
 	return s
 }
 
-func calls(b *strings.Builder, d *Data, provider string) {
+func calls(b *strings.Builder, results []*latency.Result, provider, title string) {
 	var lines []string
-	for _, r := range d.Results {
+	for _, r := range results {
 		if r.Name != "latency" || r.Provider != provider {
 			continue
 		}
@@ -125,10 +131,10 @@ func calls(b *strings.Builder, d *Data, provider string) {
 			number(r.OpsPerS), pairs(r)))
 	}
 	if len(lines) == 0 {
-		fmt.Fprintf(b, "\n## Calls, %s\n\nNot measured in this run.\n", provider)
+		fmt.Fprintf(b, "\n## %s\n\nNot measured in this run.\n", title)
 		return
 	}
-	fmt.Fprintf(b, "\n## Calls, %s\n\nMicroseconds; ratio: median of paired batches; pairs that did not count in brackets.\n\n", provider)
+	fmt.Fprintf(b, "\n## %s\n\nMicroseconds; ratio: median of paired batches; pairs that did not count in brackets.\n\n", title)
 	b.WriteString("| client | mode | payload | in flight | p50 | p90 | p99 | p99.9 | max | floor p50 | ratio | calls/s | pairs |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	b.WriteString(strings.Join(lines, "\n") + "\n")
 }
@@ -151,9 +157,9 @@ func others(b *strings.Builder, d *Data) {
 }
 
 // rows is a table of all results of one name.
-func rows(b *strings.Builder, d *Data, name, title string) {
+func rows(b *strings.Builder, results []*latency.Result, name, title string) {
 	head := false
-	for _, r := range d.Results {
+	for _, r := range results {
 		if r.Name != name {
 			continue
 		}
@@ -180,11 +186,24 @@ func starts(b *strings.Builder, d *Data) {
 	}
 }
 
+// leases is what control takes of a lease: all of it but the start of its worker, which is among the starts.
+func leases(b *strings.Builder, d *Data) {
+	var parts []string
+	for _, s := range d.Starts {
+		if c := s.step("control"); c > 0 {
+			parts = append(parts, fmt.Sprintf("%s %s %s", s.Provider, s.Mode, us(c)))
+		}
+	}
+	if len(parts) > 0 {
+		fmt.Fprintf(b, "\nThe control part of a lease (request, channels, grant), us, medians: %s.\n", strings.Join(parts, ", "))
+	}
+}
+
 // disturbed tells what nobody should believe without a second look.
 func disturbed(b *strings.Builder, d *Data) {
 	b.WriteString("\n## Disturbances\n\n")
 	samples, outliers, lost, incomplete := 0, 0, 0, 0
-	for _, r := range d.Results {
+	for _, r := range slices.Concat(d.Results, d.Between) {
 		samples, outliers, lost = samples+r.Samples, outliers+r.Disturbed, lost+r.PairsDiscarded+r.PairsShared+r.PairsAwake
 		if !r.Complete && r.Skipped == "" {
 			incomplete++

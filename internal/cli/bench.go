@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -28,7 +27,7 @@ Everything is started that is needed; executors and resource managers take part 
 		Args: cobra.NoArgs,
 	}
 	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
-		newBenchControl(a), newBenchScaling(a), newBenchReport(a), newEchoServer(a))
+		newBenchControl(a), newBenchScaling(a), newBenchServe(a), newBenchReport(a), newEchoServer(a))
 	return c
 }
 
@@ -43,7 +42,6 @@ type benchFlags struct {
 
 func (b *benchFlags) common(c *cobra.Command) {
 	f := c.Flags()
-	b.cfg.Device.GIDIndex = -1
 	f.StringVar(&b.cfg.Provider, "provider", dataplane.SHM, "shm or verbs")
 	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result; on shm, spinning, one small call at a time, three times as many with five peers in succession")
 	f.DurationVar(&b.cfg.Batch, "batch", 0, "length of a batch (default: 5ms on shm when spinning, else 10ms)")
@@ -54,15 +52,26 @@ func (b *benchFlags) common(c *cobra.Command) {
 	f.IntVar(&b.cfg.Eager, "eager", dataplane.DefaultEager, "bytes of payload that fit a slot")
 	f.StringVar(&b.cfg.Function, "function", "", "echo (copies) or empty (default: echo on shm, whose floor copies; empty on verbs)")
 	f.StringVar(&b.cfg.Buffers, "buffers", "", "of the C client: copied from and to its memory, or registered (default: copied on shm, registered on verbs)")
-	f.StringVar(&b.cfg.Device.Device, "device", "", "verbs: device (default: the first with an active port)")
-	f.IntVar(&b.cfg.Device.Port, "port", 0, "verbs: port (default: the first active one)")
-	f.IntVar(&b.cfg.Device.GIDIndex, "gid-index", -1, "verbs: GID index (default: chosen)")
-	f.IntVar(&b.cfg.Device.PKeyIndex, "pkey-index", 0, "verbs: P_Key index")
-	f.IntVar(&b.cfg.Device.TrafficClass, "traffic-class", 0, "verbs: traffic class")
-	f.IntVar(&b.cfg.Device.ServiceLevel, "service-level", 0, "verbs: service level")
-	f.IntVar(&b.cfg.Device.MTU, "mtu", 0, "verbs: MTU (default: the port's)")
-	f.StringVar(&b.cfg.Peer, "peer", "", "path of rfaas-bench-peer (default: ../libexec/rfaas-bench-peer beside this program)")
+	deviceFlags(c, &b.cfg.Device, &b.cfg.Peer)
 	b.output.flags(c)
+}
+
+// connect is the flag of those commands whose peer may be on another machine.
+func (b *benchFlags) connect(c *cobra.Command) {
+	c.Flags().StringVar(&b.cfg.Remote, "connect", "", "verbs: HOST:PORT of the machine of the peer, where rfaas bench serve runs (default: the peer is started here)")
+}
+
+// deviceFlags say which verbs device is used, and which program is the peer.
+func deviceFlags(c *cobra.Command, d *dataplane.Options, peer *string) {
+	f := c.Flags()
+	f.StringVar(&d.Device, "device", "", "verbs: device (default: the first with an active port)")
+	f.IntVar(&d.Port, "port", 0, "verbs: port (default: the first active one)")
+	f.IntVar(&d.GIDIndex, "gid-index", -1, "verbs: GID index (default: chosen)")
+	f.IntVar(&d.PKeyIndex, "pkey-index", 0, "verbs: P_Key index")
+	f.IntVar(&d.TrafficClass, "traffic-class", 0, "verbs: traffic class")
+	f.IntVar(&d.ServiceLevel, "service-level", 0, "verbs: service level")
+	f.IntVar(&d.MTU, "mtu", 0, "verbs: MTU (default: the port's)")
+	f.StringVar(peer, "peer", "", "path of rfaas-bench-peer (default: ../libexec/rfaas-bench-peer beside this program)")
 }
 
 // output is how results are written.
@@ -126,11 +135,10 @@ func (b *benchFlags) complete(a *app) error {
 		b.cfg.Payloads = append(b.cfg.Payloads, int(n))
 	}
 	if b.cfg.Peer == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return fmt.Errorf("find rfaas-bench-peer beside this program: %w", err)
+		var err error
+		if b.cfg.Peer, err = beside("..", "libexec", "rfaas-bench-peer"); err != nil {
+			return err
 		}
-		b.cfg.Peer = filepath.Join(filepath.Dir(self), "..", "libexec", "rfaas-bench-peer")
 	}
 	b.cfg.Progress = a.progress()
 	return b.cfg.Validate()
@@ -167,7 +175,8 @@ func newBenchLatency(a *app) *cobra.Command {
 		Example: `  rfaas bench latency --payload 8,64,1KiB,64KiB,1MiB
   rfaas bench latency --client c,go --mode hot,warm --json >now.json
   rfaas bench latency --depth 64 --payload 8
-  rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB`,
+  rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB
+  rfaas bench latency --provider verbs --connect node-b:7470      # there: rfaas bench serve --listen :7470`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := b.complete(a); err != nil {
@@ -177,6 +186,7 @@ func newBenchLatency(a *app) *cobra.Command {
 		},
 	}
 	b.common(c)
+	b.connect(c)
 	f := c.Flags()
 	f.StringSliceVar(&b.clients, "client", []string{latency.ClientC}, "c, go: which client calls (several: c,go)")
 	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
@@ -222,11 +232,13 @@ func (a *app) verdict(rep *latency.GuardReport) error {
 func newBenchGuard(a *app) *cobra.Command {
 	var b benchFlags
 	var patience latency.GuardConfig
+	var prove bool
 	c := &cobra.Command{
 		Use:   "guard",
 		Short: "Measure what has a bound, and fail when it is exceeded",
 		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
-What is above its bound is measured again after all others, so that noise does not fail it.`,
+What is above its bound is measured again after all others, so that noise does not fail it. With --prove it then shows that
+it can fail: calls that are made slower by as much as a bound allows in all must exceed it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own
@@ -241,13 +253,22 @@ What is above its bound is measured again after all others, so that noise does n
 				rep, err = latency.Guard(c.Context(), b.cfg, patience, emit)
 				return err
 			})
+			if err == nil {
+				err = a.verdict(rep)
+			}
+			if err != nil || !prove {
+				return err
+			}
+			delay, err := latency.Prove(c.Context(), b.cfg, patience)
 			if err != nil {
 				return err
 			}
-			return a.verdict(rep)
+			fmt.Fprintf(a.Stderr, "rfaas: calls that took %v longer were found to be too slow\n", delay)
+			return nil
 		},
 	}
 	b.common(c)
+	c.Flags().BoolVar(&prove, "prove", false, "then show that slower calls are found")
 	c.Flags().IntVar(&patience.Repeats, "repeats", 3, "how often at most each is measured")
 	c.Flags().Float64Var(&patience.Slack, "slack", 1, "factor by which bounds may be exceeded")
 	c.Flags().DurationVar(&patience.Total, "total", 0, "nothing is measured again after that (default: no bound)")

@@ -25,6 +25,7 @@ one-sided reads and fetch-and-adds, which are what placement and charging are ma
 		},
 	}
 	b.common(c)
+	b.connect(c)
 	c.Flags().StringSliceVar(&b.payloads, "payload", []string{"8", "64", "576", "4KiB"}, "bytes")
 	return c
 }

@@ -45,6 +45,7 @@ bytes come back at the same time.`,
 		},
 	}
 	b.common(c)
+	b.connect(c)
 	c.Flags().StringSliceVar(&b.payloads, "payload", []string{"4KiB", "64KiB", "1MiB", "4MiB"}, "bytes there, and as many back")
 	c.Flags().IntVar(&b.cfg.Depth, "depth", 4, "calls in flight")
 	return c
@@ -217,7 +218,7 @@ With --readme the table and the plot of a README are made from it instead; --che
 			if err != nil {
 				return err
 			}
-			if len(d.Results)+len(d.Starts) == 0 {
+			if len(d.Results)+len(d.Between)+len(d.Starts) == 0 {
 				return fmt.Errorf("%s: no results in it", args[0])
 			}
 			switch {

@@ -62,6 +62,8 @@ func (k BenchKind) String() string {
 const (
 	BenchEcho  uint32 = C.DP_BENCH_FN_ECHO  // copies its payload to its result
 	BenchEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes, untouched
+	// BenchDelayed is BenchEmpty, but takes as long as Bench.Delay says.
+	BenchDelayed uint32 = C.DP_BENCH_FN_DELAYED
 )
 
 // BulkRequestHeader is the bytes of header that a request carries whose payload or result does not fit a slot. Other
@@ -82,7 +84,8 @@ type BenchConfig struct {
 }
 
 // BenchFDs is what client and peer share: the two ends of a seqpacket socket, one each, a memfd of BenchMemory bytes and two
-// eventfds. The peer program expects them as descriptors 3 to 6, in this order.
+// eventfds. The peer program expects them as descriptors 3 to 6, in this order. A peer on another machine shares the socket
+// only, whose messages somebody carries: Memory is -1 then.
 type BenchFDs struct {
 	Socket, Memory, Ping, Pong int
 }
@@ -107,11 +110,7 @@ type Bench struct {
 func (d *Device) OpenBench(o Options, cfg BenchConfig, fds BenchFDs) (*Bench, error) {
 	dev := C.CString(o.Device)
 	defer C.free(unsafe.Pointer(dev))
-	opts := C.dp_dev_options{
-		device: dev, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
-		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
-		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
-	}
+	opts := o.c(dev)
 	c := C.dp_bench_config{slots: C.uint32_t(clampU32(cfg.Slots)), depth: C.uint32_t(clampU32(cfg.Depth)),
 		eager: C.uint32_t(clampU32(cfg.Eager)), payload: C.uint32_t(clampU32(cfg.Payload)), bulk: C.uint64_t(max(cfg.Bulk, 0)),
 		mode: C.dp_wait_mode(cfg.Mode), peer_cpu: C.int(cfg.PeerCPU), registered: C.bool(cfg.Registered)}
@@ -182,6 +181,9 @@ func (b *Bench) Verify(size int) error {
 	return nil
 }
 
+// Delay lets each call of BenchDelayed take that much longer than one of BenchEmpty. The peer must be on this machine.
+func (b *Bench) Delay(ns int64) { C.dp_bench_delay(b.c, C.uint64_t(max(ns, 0))) }
+
 // Blocked is how often client and peer have blocked while waiting for calls. A hot waiter does so only when it finds
 // that its core is shared.
 func (b *Bench) Blocked() (client, peer uint64) {
@@ -193,12 +195,27 @@ func (b *Bench) Blocked() (client, peer uint64) {
 // BenchClock is the median cost of reading the clock in C, ns.
 func BenchClock() float64 { return float64(C.dp_bench_clock_ns()) }
 
+// BenchHere is what the peer's machine says instead of its client: the device, and the CPU that the peer pins itself to, -1:
+// none.
+type BenchHere struct {
+	Device Options
+	CPU    int
+}
+
 // ServeBench is the peer, for tests in one process; a measurement uses the program rfaas-bench-peer. It keeps its OS thread
-// busy until the client closes.
-func ServeBench(fds BenchFDs) error {
+// busy until the client closes. here is nil where the client chooses the device.
+func ServeBench(fds BenchFDs, here *BenchHere) error {
 	cf := fds.c()
 	var e C.dp_error
-	if C.dp_bench_serve(&cf, &e) != 0 {
+	var own *C.dp_bench_here
+	if here != nil {
+		name := C.CString(here.Device.Device)
+		defer C.free(unsafe.Pointer(name))
+		own = (*C.dp_bench_here)(C.calloc(1, C.sizeof_dp_bench_here))
+		defer C.free(unsafe.Pointer(own))
+		own.device, own.cpu = here.Device.c(name), C.int(here.CPU)
+	}
+	if C.dp_bench_serve(&cf, own, &e) != 0 {
 		return cError("serve bench", &e)
 	}
 	return nil

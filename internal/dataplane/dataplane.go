@@ -37,16 +37,21 @@ type Device struct {
 	c *C.dp_dev
 }
 
+// c is the same for C. device is the name in C's memory, which stays the caller's.
+func (o Options) c(device *C.char) C.dp_dev_options {
+	return C.dp_dev_options{
+		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
+		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
+		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
+	}
+}
+
 // Open opens a device of the provider. Errors are ErrUnsupported (no such device) and ErrInvalid.
 func Open(provider string, o Options) (*Device, error) {
 	name, dev := C.CString(provider), C.CString(o.Device)
 	defer C.free(unsafe.Pointer(name))
 	defer C.free(unsafe.Pointer(dev))
-	opts := C.dp_dev_options{
-		device: dev, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
-		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
-		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
-	}
+	opts := o.c(dev)
 	var d Device
 	var e C.dp_error
 	if st := C.dp_dev_open(name, &opts, &d.c, &e); st != 0 {

@@ -2,7 +2,7 @@
  * floors, that is what a careful program could do with the same bytes and nothing else.
  *
  * A client (this process) and a peer (libexec/rfaas-bench-peer, on a core of its own) share a socket, a memfd and
- * two eventfds. The peer serves a channel with dp_server_run, as a worker does. Its function DP_BENCH_FN_FLOOR *is*
+ * two eventfds. Between two machines they share the socket only, and of the floors there are those of verbs. The peer serves a channel with dp_server_run, as a worker does. Its function DP_BENCH_FN_FLOOR *is*
  * the floor's server: it runs the wanted number of bare round trips and returns. So both are measured between
  * the same threads, and the peer needs no second mode, no stop and no restart.
  *
@@ -21,7 +21,8 @@
 #include "dp_serve.h"
 
 /* Functions of the peer. */
-enum { DP_BENCH_FN_ECHO = 0, DP_BENCH_FN_EMPTY = 1, DP_BENCH_FN_FLOOR = 2, DP_BENCH_FN_VERBS = 3, DP_BENCH_FNS = 4 };
+enum { DP_BENCH_FN_ECHO = 0, DP_BENCH_FN_EMPTY = 1, DP_BENCH_FN_FLOOR = 2, DP_BENCH_FN_VERBS = 3,
+       DP_BENCH_FN_DELAYED = 4, DP_BENCH_FN_BLOCKED = 5, DP_BENCH_FNS = 6 };
 
 typedef enum dp_bench_kind {
     DP_BENCH_FLAG = 1, /* two flags on a line each, no payload: the calibration */
@@ -55,15 +56,17 @@ typedef struct dp_bench_area {
     _Alignas(64) uint64_t ping; /* FLAG */
     _Alignas(64) uint64_t pong;
     _Alignas(64) dp_server_stats stats; /* of the peer's server */
+    _Alignas(64) uint64_t delay; /* ns that DP_BENCH_FN_DELAYED takes */
 } dp_bench_area;
 #define DP_BENCH_HEAD 4096
+_Static_assert(sizeof(dp_bench_area) <= DP_BENCH_HEAD, "boxes and rings follow the head");
 
 /* Descriptors that the peer inherits. */
 enum { DP_BENCH_FD_SOCKET = 3, DP_BENCH_FD_MEMORY = 4, DP_BENCH_FD_PING = 5, DP_BENCH_FD_PONG = 6 };
 
 typedef struct dp_bench_fds {
     int socket; /* seqpacket */
-    int memory; /* memfd of dp_bench_memory() bytes */
+    int memory; /* memfd of dp_bench_memory() bytes; -1: the peer is on another machine */
     int ping;   /* eventfd that wakes the peer */
     int pong;   /* eventfd that wakes the client */
 } dp_bench_fds;
@@ -80,6 +83,12 @@ typedef struct dp_bench_config {
      * network adapter does, instead of copying from and to the caller's memory. */
     bool registered;
 } dp_bench_config;
+
+/* What the peer's machine says instead of the client: the device, and the CPU to be pinned to, -1: none. */
+typedef struct dp_bench_here {
+    dp_dev_options device;
+    int cpu;
+} dp_bench_here;
 
 typedef struct dp_bench dp_bench;
 
@@ -104,17 +113,23 @@ int dp_bench_calls(dp_bench *b, uint32_t function, uint32_t size, uint32_t warm,
                    int64_t *ns, dp_error *err);
 /* dp_bench_verify makes one echo call of fresh bytes and compares what comes back. */
 int dp_bench_verify(dp_bench *b, uint32_t size, dp_error *err);
-/* dp_bench_blocked says how often client and peer have blocked while waiting for calls. */
-void dp_bench_blocked(const dp_bench *b, uint64_t *client, uint64_t *peer);
+/* dp_bench_delay lets each call of DP_BENCH_FN_DELAYED take so long: for a guard that shall be seen to fail. */
+void dp_bench_delay(dp_bench *b, uint64_t ns);
+/* dp_bench_blocked says how often client and peer have blocked while waiting for calls. A peer on another machine is asked
+ * by a call; 0 if it does not answer. */
+void dp_bench_blocked(dp_bench *b, uint64_t *client, uint64_t *peer);
 /* Median cost of reading the clock, ns. */
 double dp_bench_clock_ns(void);
 
-/* dp_bench_serve is the peer: until its client is gone. An error is also sent to the client. */
-int dp_bench_serve(const dp_bench_fds *fds, dp_error *err);
+/* dp_bench_serve is the peer: until its client is gone. An error is also sent to the client. here is NULL where the client
+ * chooses device and CPU. */
+int dp_bench_serve(const dp_bench_fds *fds, const dp_bench_here *here, dp_error *err);
 
 /* ---- between the files of the bench ---- */
 
 #define DP_BENCH_MAGIC 0x48434e42u /* "BNCH" */
+/* Bytes of payload that a peer makes room for, all calls in flight together. */
+#define DP_BENCH_PAYLOAD_MAX (1ull << 30)
 
 /* First message, client to peer. */
 typedef struct dp_bench_hello {

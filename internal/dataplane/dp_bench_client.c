@@ -20,6 +20,7 @@ struct dp_bench {
     dp_mem *registered; /* what payloads lie in, or NULL */
     uint64_t run;
     uint64_t buffer; /* bytes of side.in and of side.out */
+    bool remote;     /* the peer is on another machine: its part of the area is its own */
 };
 
 /* ---- opening ---- */
@@ -30,14 +31,15 @@ static void *buffer_create(uint64_t size) {
 }
 
 static int map_area(dp_bench *b, int fd, dp_error *err) {
-    struct stat st;
-    uint64_t need = dp_bench_memory(b->cfg.payload, b->cfg.depth);
-    if (fstat(fd, &st))
+    struct stat st = {.st_size = DP_BENCH_HEAD};
+    uint64_t need = b->remote ? DP_BENCH_HEAD : dp_bench_memory(b->cfg.payload, b->cfg.depth);
+    if (!b->remote && fstat(fd, &st))
         return dp_fail(err, DP_FATAL, errno, "bench: shared memory");
     if ((uint64_t)st.st_size < need)
         return dp_fail(err, DP_INVALID, 0, "bench: shared memory of %lld bytes, %llu needed", (long long)st.st_size,
                        (unsigned long long)need);
-    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_POPULATE | (b->remote ? MAP_ANONYMOUS : 0), b->remote ? -1 : fd, 0);
     if (p == MAP_FAILED)
         return dp_fail(err, DP_FATAL, errno, "bench: map %lld bytes", (long long)st.st_size);
     b->side.area = p;
@@ -101,6 +103,8 @@ static int open_verbs(dp_bench *b, dp_dev *dev, dp_error *err) {
 
 int dp_bench_open(dp_dev *dev, const dp_dev_options *opts, const dp_bench_config *cfg, const dp_bench_fds *fds,
                   dp_bench **out, dp_error *err) {
+    if (fds->memory < 0 && dev->provider != DP_PROVIDER_VERBS)
+        return dp_fail(err, DP_INVALID, 0, "bench: a peer on another machine is reached by verbs, not by %s", dev->name);
     if (cfg->depth == 0 || cfg->depth > cfg->slots || cfg->slots > DP_DEPTH_MAX)
         return dp_fail(err, DP_INVALID, 0, "bench: depth %u of %u slots (at most %d)", cfg->depth, cfg->slots,
                        DP_DEPTH_MAX);
@@ -108,6 +112,7 @@ int dp_bench_open(dp_dev *dev, const dp_dev_options *opts, const dp_bench_config
     if (!b)
         return dp_fail(err, DP_FATAL, ENOMEM, "bench");
     b->cfg = *cfg;
+    b->remote = fds->memory < 0;
     b->side.ping = fds->ping;
     b->side.pong = fds->pong;
     const dp_dev_options none = {.gid_index = -1};
@@ -192,6 +197,8 @@ int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t repl
                    int64_t *samples, int64_t *ns, dp_error *err) {
     bool on_shm = b->verbs == NULL || kind < DP_BENCH_IMM;
     uint32_t room = on_shm ? b->cfg.payload : b->cfg.payload + DP_REQ_LONG;
+    if (b->remote && on_shm)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "bench floor of kind %d: the peer is on another machine", kind);
     if (size > room || reply > room || (on_shm && kind != DP_BENCH_FLAG && reply > size))
         return dp_fail(err, DP_INVALID, 0, "bench floor: %u bytes there and %u back, at most %u", size, reply, room);
     uint32_t entries = 1;
@@ -204,7 +211,8 @@ int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t repl
     int st = dp_channel_submit(b->ch, DP_BENCH_FN_FLOOR, &r, sizeof r, NULL, sizeof(int32_t), &slot);
     if (st)
         return dp_fail(err, st, 0, "bench floor: submit: %s", dp_status_text(st));
-    st = await_ready(b);
+    /* Another machine's readiness cannot be seen: there the first untimed round trip waits for it. */
+    st = b->remote ? DP_OK : await_ready(b);
     if (!st)
         st = dp_bench_floor_client(&b->side, &r, warm, samples, ns);
     int end = collect(b, slot);
@@ -326,11 +334,17 @@ int dp_bench_verify(dp_bench *b, uint32_t size, dp_error *err) {
     return DP_OK;
 }
 
-void dp_bench_blocked(const dp_bench *b, uint64_t *client, uint64_t *peer) {
+void dp_bench_delay(dp_bench *b, uint64_t ns) { __atomic_store_n(&b->side.area->delay, ns, __ATOMIC_RELAXED); }
+
+void dp_bench_blocked(dp_bench *b, uint64_t *client, uint64_t *peer) {
     dp_channel_stats s;
     dp_channel_get_stats(b->ch, &s);
     *client = s.blocked_waits;
-    *peer = __atomic_load_n(&b->side.area->stats.blocked_waits, __ATOMIC_RELAXED);
+    uint32_t got = 0;
+    if (!b->remote)
+        *peer = __atomic_load_n(&b->side.area->stats.blocked_waits, __ATOMIC_RELAXED);
+    else if (ask(b, DP_BENCH_FN_BLOCKED, NULL, 0, peer, sizeof *peer, &got) || got != sizeof *peer)
+        *peer = 0;
 }
 
 static int by_value(const void *a, const void *b) {

@@ -64,11 +64,31 @@ static uint32_t join_verbs(void *args, uint32_t size, void *res) {
     return sizeof mine;
 }
 
+/* As empty, but it takes its time. */
+static uint32_t delayed(void *args, uint32_t size, void *res) {
+    (void)args;
+    (void)res;
+    int64_t until = dp_now_ns() + (int64_t)__atomic_load_n(&serving->side.area->delay, __ATOMIC_RELAXED);
+    while (dp_now_ns() < until)
+        dp_cpu_pause();
+    return size;
+}
+
+static uint32_t blocked(void *args, uint32_t size, void *res) {
+    (void)args;
+    (void)size;
+    uint64_t n = __atomic_load_n(&serving->side.area->stats.blocked_waits, __ATOMIC_RELAXED);
+    memcpy(res, &n, sizeof n);
+    return sizeof n;
+}
+
 static const dp_function functions[DP_BENCH_FNS] = {
     [DP_BENCH_FN_ECHO] = echo,
     [DP_BENCH_FN_EMPTY] = empty,
     [DP_BENCH_FN_FLOOR] = run_floor,
     [DP_BENCH_FN_VERBS] = join_verbs,
+    [DP_BENCH_FN_DELAYED] = delayed,
+    [DP_BENCH_FN_BLOCKED] = blocked,
 };
 
 /* ---- life ---- */
@@ -97,11 +117,13 @@ static int receive_hello(int sock, dp_bench_hello *h, dp_error *err) {
     return DP_OK;
 }
 
+/* Without a descriptor, since the client is on another machine: memory of our own, in which nobody else looks. */
 static int map_memory(peer *p, int fd, dp_error *err) {
-    struct stat st;
-    if (fstat(fd, &st) || st.st_size < DP_BENCH_HEAD)
+    struct stat st = {.st_size = DP_BENCH_HEAD};
+    if (fd >= 0 && (fstat(fd, &st) || st.st_size < DP_BENCH_HEAD))
         return dp_fail(err, DP_INVALID, 0, "bench peer: descriptor %d is no shared memory of the bench", fd);
-    void *m = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    void *m = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_POPULATE | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
     if (m == MAP_FAILED)
         return dp_fail(err, DP_FATAL, errno, "bench peer: map %lld bytes", (long long)st.st_size);
     p->side.area = m;
@@ -109,17 +131,24 @@ static int map_memory(peer *p, int fd, dp_error *err) {
     return DP_OK;
 }
 
-static int start(peer *p, const dp_bench_hello *h, const dp_bench_fds *fds, dp_bench_answer *a, dp_error *err) {
-    const dp_dev_options o = {.device = h->device, .port = h->port, .gid_index = h->gid_index,
+static int start(peer *p, const dp_bench_hello *h, const dp_bench_fds *fds, const dp_bench_here *here,
+                 dp_bench_answer *a, dp_error *err) {
+    dp_dev_options o = {.device = h->device, .port = h->port, .gid_index = h->gid_index,
                               .pkey_index = h->pkey_index, .traffic_class = h->traffic_class,
                               .service_level = h->service_level, .mtu = h->mtu, .timeout = h->timeout,
-                              .retry_count = h->retry_count, .active_side_only = 1};
+                              .retry_count = h->retry_count};
+    if (here)
+        o = here->device;
+    o.active_side_only = 1;
     const dp_server_config cfg = {.mode = h->mode};
     p->side.ping = fds->ping;
     p->side.pong = fds->pong;
     p->payload = h->payload;
     p->depth = h->depth;
-    int st = pin(h->peer_cpu, err);
+    if ((uint64_t)h->payload * h->depth > DP_BENCH_PAYLOAD_MAX)
+        return dp_fail(err, DP_INVALID, 0, "bench peer: %u calls of %u bytes in flight, at most %llu bytes together", h->depth,
+                       h->payload, (unsigned long long)DP_BENCH_PAYLOAD_MAX);
+    int st = pin(here ? here->cpu : h->peer_cpu, err);
     if (!st)
         st = map_memory(p, fds->memory, err);
     if (!st)
@@ -141,7 +170,7 @@ static void stop(peer *p) {
         munmap(p->side.area, p->side.size);
 }
 
-int dp_bench_serve(const dp_bench_fds *fds, dp_error *err) {
+int dp_bench_serve(const dp_bench_fds *fds, const dp_bench_here *here, dp_error *err) {
     dp_bench_hello h;
     dp_bench_answer a = {.magic = DP_BENCH_MAGIC};
     peer p = {0};
@@ -151,7 +180,7 @@ int dp_bench_serve(const dp_bench_fds *fds, dp_error *err) {
     int st = receive_hello(fds->socket, &h, err);
     if (st)
         return st;
-    st = a.status = start(&p, &h, fds, &a, err);
+    st = a.status = start(&p, &h, fds, here, &a, err);
     if (st) {
         a.blob_len = 0;
         snprintf(a.msg, sizeof a.msg, "%s", err->msg);

@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
+)
+
+func newBenchServe(a *app) *cobra.Command {
+	var cfg latency.ServeConfig
+	var listen string
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "The other machine of latency, bandwidth and floors",
+		Long: `The other machine of rfaas bench latency, bandwidth and floors, which are given its address by --connect. Peers are started here,
+for one client at a time, calls and floors run between the two machines by verbs, and the address serves only to begin and to
+end. Ends by Ctrl-C.
+
+As ib_write_lat does, it asks nobody who they are: let it run while you measure, on a network that you trust.`,
+		Example: `  node-b$ rfaas bench serve --listen 0.0.0.0:7470 --device mlx5_0 --cpu 3
+  node-a$ rfaas bench latency --provider verbs --device mlx5_0 --cpus 2 --connect node-b:7470`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if cfg.Peer == "" {
+				if cfg.Peer, err = beside("..", "libexec", "rfaas-bench-peer"); err != nil {
+					return err
+				}
+			}
+			if cfg.Idle < 0 {
+				return a.badUsage(fmt.Errorf("idle %v: must not be negative", cfg.Idle))
+			}
+			l, err := net.Listen("tcp", listen)
+			if err != nil {
+				return a.badUsage(fmt.Errorf("listen: %w", err))
+			}
+			cfg.Progress = func(line string) { fmt.Fprintf(a.Stderr, "rfaas: %s\n", line) }
+			fmt.Fprintf(a.Stdout, "serving at %v\n", l.Addr())
+			return latency.Serve(c.Context(), l, cfg)
+		},
+	}
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:7470", "HOST:PORT")
+	c.Flags().DurationVar(&cfg.Idle, "idle", 0, "end when nobody has come for so long after a client (default: never)")
+	c.Flags().IntVar(&cfg.CPU, "cpu", -1, "CPU of the peer (default: the scheduler chooses)")
+	deviceFlags(c, &cfg.Device, &cfg.Peer)
+	return c
+}
