@@ -116,6 +116,9 @@ func one(ctx context.Context, cfg *Config, name string, floor *latency.Floor, em
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if bounded.Err() != nil {
+			err = fmt.Errorf("not done with %d B after %v: does it run on this device? (%w)", size, cfg.Latency.Duration*time.Duration(len(cfg.Latency.Payloads)), err)
+		}
 		if err != nil {
 			return skip(err)
 		}

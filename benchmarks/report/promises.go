@@ -196,7 +196,7 @@ func Promises() []Promise {
 		{Room: "Starts", Line: "verbs, warm start as a share of a cold one", Bound: 0.2, of: startShare("warm")},
 		{Room: "Starts", Line: "verbs, cached start as a share of a cold one", Bound: 0.2, of: startShare("cached")},
 		{Room: "Starts", Line: "lease cycles of 8 clients, exact capacity at the end", Bound: 10_000, Least: true, of: figure("leases.cycles")},
-		{Room: "Starts", Line: "drain under load: end of the executor after the grace", Bound: 0.5, Unit: "s", of: figure("drain.after_grace_s")},
+		{Room: "Starts", Line: "drain under load: how long after its grace the executor ended (negative: before that)", Bound: 0.5, Unit: "s", of: figure("drain.after_grace_s")},
 		{Room: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
 		{Room: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
 		{Room: "Resource manager", Line: "a change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: figure("mailboxes.p99_ms")},

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -120,8 +121,15 @@ func pairs(r *latency.Result) string {
 	return s
 }
 
+// waiting ranks the modes.
+func waiting(mode string) int { return slices.Index([]string{"hot", "warm", "adaptive"}, mode) }
+
 func calls(b *strings.Builder, results []*latency.Result, provider, title string) {
 	var lines []string
+	results = slices.Clone(results)
+	slices.SortStableFunc(results, func(a, b *latency.Result) int { // single calls first, then by how both sides wait
+		return cmp.Or(cmp.Compare(min(a.Depth, 2), min(b.Depth, 2)), cmp.Compare(waiting(a.Mode), waiting(b.Mode)), cmp.Compare(a.Payload, b.Payload))
+	})
 	for _, r := range results {
 		if r.Name != "latency" || r.Provider != provider {
 			continue
