@@ -26,6 +26,8 @@ const (
 const (
 	// modeTolerance is by how much the calibrations of one pair may differ.
 	modeTolerance = 0.25
+	// remoteTolerance is the same between machines, where no placement can change, but a network has other users.
+	remoteTolerance = 1
 	// attemptsPerPair bounds how many pairs are tried for each that is wanted.
 	attemptsPerPair = 4
 	// nearNS is the bare flag round trip below which two CPUs share a cache.
@@ -146,6 +148,14 @@ func (c *Config) chooseCPUs() error {
 	return nil
 }
 
+// tolerance is by how much the calibrations of a pair may differ.
+func (c *Config) tolerance() float64 {
+	if c.Remote != "" {
+		return remoteTolerance
+	}
+	return modeTolerance
+}
+
 // elsewhere says whether the peer is no thread of this process.
 func (c *Config) elsewhere() bool { return c.Peer != "" || c.Remote != "" }
 
@@ -168,7 +178,7 @@ func (c *Config) batch(m dataplane.WaitMode) time.Duration {
 	return 10 * time.Millisecond
 }
 
-func or[T int | time.Duration](v, otherwise T) T {
+func or[T int | float64 | time.Duration](v, otherwise T) T {
 	if v == 0 {
 		return otherwise
 	}

@@ -105,12 +105,13 @@ type Paired struct {
 	means, floors         []float64
 	before, after         []float64
 	discarded             int
+	tolerance             float64 // of calibrations; 0: modeTolerance
 }
 
 // Add takes one pair's means, ns, and the calibrations before and after it. It reports whether the pair counts: a change of
 // the machine's mode discards it.
 func (p *Paired) Add(mean, floor float64, calibrations ...float64) bool {
-	if !sameMode(calibrations, modeTolerance) {
+	if !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
 		p.discarded++
 		return false
 	}
@@ -184,6 +185,9 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 	defer f.Close()
 	kinds := bareKinds(&f.cfg)
 	all := make([]Paired, len(kinds))
+	for i := range all {
+		all[i].tolerance = f.cfg.tolerance()
+	}
 	counts := make([]int, len(kinds))
 	first := Result{}
 	end := Start(&first)

@@ -57,7 +57,7 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 		}
 		for _, client := range cfg.Clients {
 			runtime.GC()
-			m := &measurement{s: s, cfg: cfg, client: client, payload: payload}
+			m := &measurement{s: s, cfg: cfg, client: client, payload: payload, pairs: pairing{tolerance: cfg.tolerance()}}
 			r, err := m.run(ctx)
 			s = m.s
 			if err != nil {
@@ -486,7 +486,7 @@ func (m *measurement) method() string {
 		with = fmt.Sprintf(" with %d peers in succession", peers)
 	}
 	return fmt.Sprintf("median of %d paired, interleaved batches of %d calls after %d untimed ones%s, between calibrations by %s that differ by at most %.0f %%; percentiles from separate batches with a clock reading per call",
-		wanted, m.n, m.warm, with, m.calibOf, modeTolerance*100)
+		wanted, m.n, m.warm, with, m.calibOf, m.cfg.tolerance()*100)
 }
 
 // loadAverage of the last minute; NaN never, 0 when unknown.

@@ -40,11 +40,12 @@ type pairing struct {
 	before    []float64   // calibration before each pair
 	after     []float64
 	discarded int
+	tolerance float64 // 0: modeTolerance
 }
 
 // add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts.
 func (p *pairing) add(means, calibrations []float64) bool {
-	if !sameMode(calibrations, modeTolerance) {
+	if !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
 		p.discarded++
 		return false
 	}
