@@ -1,0 +1,127 @@
+package lease
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestKeepAndReuse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tab := newTable(t, Config{Keep: time.Minute})
+		kind := func(tm Terms, k byte) Terms { tm.Kind = [32]byte{k}; return tm }
+		release := func(l Lease) {
+			t.Helper()
+			if _, err := tab.End(l.ID, Released, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := granted(t, tab, 1, kind(terms(2), 1))
+		if err := tab.Keep(l.ID); !errors.Is(err, ErrState) {
+			t.Errorf("keep of a living lease: %v", err)
+		}
+		release(l)
+		if err := tab.Keep(l.ID); err != nil {
+			t.Fatal(err)
+		}
+		if c := tab.Capacity(); c.FreeCores != 4 || c.FreeMemory != 1000 || c.Leases != 0 || c.Kept != 1 {
+			t.Errorf("capacity %+v: what is kept is free", c)
+		}
+		for name, err := range map[string]error{"Keep": tab.Keep(l.ID), "Reaped": tab.Reaped(l.ID)} {
+			if !errors.Is(err, ErrState) {
+				t.Errorf("%s of a kept lease: %v", name, err)
+			}
+		}
+		other := kind(terms(2), 1)
+		other.Tenant = "mallory"
+		wait, limit := kind(terms(2), 1), kind(terms(2), 1)
+		wait.Wait, limit.CallLimit = Hot, time.Second
+		for name, tm := range map[string]Terms{"another kind": kind(terms(2), 2), "fewer workers": kind(terms(1), 1),
+			"another tenant": other, "another policy": wait, "another limit": limit, "no kind": terms(2)} {
+			if _, _, err := tab.Request(rid(2), tm, l.ID); !errors.Is(err, ErrNotKept) {
+				t.Errorf("%s: %v, want ErrNotKept", name, err)
+			}
+		}
+		again, first, err := tab.Request(rid(2), kind(terms(2), 1), l.ID)
+		if err != nil || !first || again.Reuses != l.ID || !slices.EqualFunc(again.CPUs, l.CPUs, slices.Equal) || again.ID == l.ID {
+			t.Fatalf("reuse: %+v, first %t, %v", again, first, err)
+		}
+		if _, _, err := tab.Request(rid(2), kind(terms(2), 1), 0); !errors.Is(err, ErrInvalid) {
+			t.Errorf("the same request without reuse: %v, want ErrInvalid", err)
+		}
+		if _, _, err := tab.Request(rid(3), kind(terms(2), 1), l.ID); !errors.Is(err, ErrNotKept) {
+			t.Errorf("reused twice: %v, want ErrNotKept", err)
+		}
+		if err := tab.Drop(l.ID); !errors.Is(err, ErrState) {
+			t.Errorf("dropped after the reuse: %v", err)
+		}
+		if again, err = tab.Grant(again.ID); err != nil {
+			t.Fatal(err)
+		}
+		release(again)
+		if err := tab.Keep(again.ID); err != nil {
+			t.Fatal(err)
+		}
+
+		// Enough is free: it stays. Not enough: it goes, and what the new lease does not need waits for its end.
+		small := granted(t, tab, 4, terms(2))
+		if c := tab.Capacity(); c.Kept != 1 || c.FreeCores != 2 {
+			t.Errorf("capacity %+v: two cores were free without taking anything away", c)
+		}
+		one, _, err := tab.Request(rid(5), terms(1), 0)
+		if err != nil || !slices.Equal(one.Evict, []ID{again.ID}) || one.CPUs[0][0] != again.CPUs[0][0] {
+			t.Fatalf("request that needs a kept core: %+v, %v", one, err)
+		}
+		if c := tab.Capacity(); c.FreeCores != 0 || c.Kept != 0 {
+			t.Errorf("capacity %+v: the other core's worker is not reaped yet", c)
+		}
+		if err := tab.Reaped(again.ID); err != nil {
+			t.Fatal(err)
+		}
+		if c := tab.Capacity(); c.FreeCores != 1 || c.FreeMemory != 700 {
+			t.Errorf("capacity %+v, want the one core that nobody took", c)
+		}
+		for _, l := range []Lease{small, one} {
+			if l.ID == one.ID {
+				if _, err := tab.Grant(l.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			release(l)
+			if err := tab.Keep(l.ID); !errors.Is(err, ErrState) {
+				t.Errorf("keep of a lease without kind: %v", err)
+			}
+			if err := tab.Reaped(l.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+
+		// What nobody wants goes by itself.
+		last := granted(t, tab, 6, kind(terms(1), 3))
+		release(last)
+		if err := tab.Keep(last.ID); err != nil {
+			t.Fatal(err)
+		}
+		if due, next := tab.Due(); len(due) != 0 || time.Until(next) != time.Minute {
+			t.Fatalf("due %v, next in %v", due, time.Until(next))
+		}
+		time.Sleep(time.Minute)
+		if due, _ := tab.Due(); len(due) != 1 || due[0].State != Released || due[0].ID != last.ID {
+			t.Fatalf("due %v, want the kept lease", due)
+		}
+		if err := tab.Drop(last.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := tab.Keep(last.ID); !errors.Is(err, ErrState) {
+			t.Errorf("kept again after the drop: %v", err)
+		}
+		if err := tab.Reaped(last.ID); err != nil {
+			t.Fatal(err)
+		}
+		if c := tab.Capacity(); c.FreeCores != 4 || c.FreeMemory != 1000 || c.Leases+c.Kept != 0 {
+			t.Errorf("capacity at the end: %+v", c)
+		}
+	})
+}
