@@ -4,10 +4,13 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/control"
 )
 
 // Charging costs the call path nothing: the same calls to an executor that charges ten times as often as it does by default and to one
@@ -47,5 +50,51 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 	}
 	if best > 1.1 {
 		t.Errorf("charged calls take %.3f times as long", best)
+	}
+}
+
+// The second SIGTERM ends an executor at once although a call runs and its grace is long, and what was used until then is charged.
+func TestSecondSignalChargesWhatWasUsed(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	m := start(t, "bin/resource-manager", secret, "--executors", "8")
+	d := start(t, "bin/executor", secret, "--cores", "1", "--providers", provider(), "--grace", "5m", "--manager", m.Address)
+	w := &world{daemon: d, secret: secret}
+	w.session = w.connect(t, client.Options{Executor: d.Address, Tenant: "ann"})
+	l := w.lease(t, client.LeaseOptions{})
+	began := time.Now()
+	if _, err := l.Worker(0).Submit(context.Background(), function(t, l, "sleep_ns"), u64(uint64(10*time.Minute)), 8); err != nil {
+		t.Fatal(err)
+	}
+	untilRuns(t, l.Worker(0), "sleep_ns")
+	d.signal(syscall.SIGTERM)
+	again := time.NewTicker(100 * time.Millisecond) // those of the first second are the same one (cmd/executor)
+	defer again.Stop()
+	bound := time.After(30 * time.Second)
+	for ended := false; !ended; {
+		select {
+		case <-d.done:
+			ended = true
+		case <-again.C:
+			d.signal(syscall.SIGTERM)
+		case <-bound:
+			t.Fatal("it waits for the call")
+		}
+	}
+	used := time.Since(began)
+	if code := d.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	conn, err := control.Dial(m.Address, control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r, err := control.NewManagerClient(conn).Bill(t.Context(), &control.BillRequest{Tenant: "ann"})
+	if err != nil || len(r.GetBills()) != 1 {
+		t.Fatalf("%v, %v", r, err)
+	}
+	micros, err := strconv.ParseInt(r.GetBills()[0].GetLines()[0].GetUnits(), 10, 64)
+	if charged := time.Duration(micros) * time.Microsecond; err != nil || charged < time.Second || charged > used+time.Second {
+		t.Errorf("%v of a core are charged (%v), the lease had it for %v", charged, err, used)
 	}
 }

@@ -25,7 +25,7 @@ const (
 )
 
 // DefaultDepth is the number of calls in flight per worker when LeaseOptions.Depth is 0.
-const DefaultDepth = 8
+const DefaultDepth = dataplane.DefaultDepth
 
 // LeaseOptions say what to lease. Library or Code is mandatory.
 type LeaseOptions struct {
@@ -72,6 +72,7 @@ type Lease struct {
 	workers []*Worker
 	byName  map[string]*Function
 	config  dataplane.ChannelConfig
+	kind    spareKind
 
 	free    []atomic.Uint64 // bit per worker that nobody is using
 	waiting atomic.Int32    // goroutines in claimAny
@@ -185,7 +186,7 @@ func (s *Session) leaseFrom(ctx context.Context, front *Lease, p *grant.Pending,
 		return nil, err
 	}
 	n := cmp.Or(o.Workers, 1)
-	l := &Lease{session: s, config: cfg, free: make([]atomic.Uint64, (n+63)/64), wake: make(chan struct{}, n),
+	l := &Lease{session: s, config: cfg, kind: spareKind{dev, cfg, dataplane.WaitMode(o.WaitMode)}, free: make([]atomic.Uint64, (n+63)/64), wake: make(chan struct{}, n),
 		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now(), onEvent: o.OnEvent,
 		closing: make(chan struct{}), front: front, plan: p}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -193,7 +194,7 @@ func (s *Session) leaseFrom(ctx context.Context, front *Lease, p *grant.Pending,
 	var conns connections
 	if c.Kept != nil {
 		conns = c.Kept.State.(connections)
-	} else if conns, err = newConnections(n, dev, cfg, dataplane.WaitMode(o.WaitMode)); err != nil {
+	} else if conns, err = s.connections(n, spareKind{dev, cfg, dataplane.WaitMode(o.WaitMode)}); err != nil {
 		return nil, err
 	}
 	blobs := make([][]byte, n)
@@ -393,7 +394,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	kept, err := l.held.ReleaseKeep(ctx, conns)
 	if !kept {
-		conns.close()
+		l.session.spares.put(l.kind, conns)
 	}
 	return err
 }

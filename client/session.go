@@ -60,6 +60,8 @@ type Session struct {
 	leases  map[*Lease]struct{}
 	closed  bool
 	starts  [len(startNames)]uint64 // workers, by Start
+
+	spares spares
 }
 
 // Statistics counts how the workers of a session's leases came to them.
@@ -165,6 +167,7 @@ func (s *Session) Close() error {
 		errs = multierror.Append(errs, l.Release(context.Background()))
 	}
 	s.control.Close()
+	s.spares.close()
 	for _, d := range s.devices {
 		d.Close()
 	}

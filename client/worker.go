@@ -80,12 +80,15 @@ func (c connection) close() {
 // connections are those of a lease, by worker.
 type connections []connection
 
-func newConnections(n int, dev *dataplane.Device, cfg dataplane.ChannelConfig, mode dataplane.WaitMode) (list connections, err error) {
+// connections are n that are not connected: spare ones or new ones.
+func (s *Session) connections(n int, kind spareKind) (list connections, err error) {
 	for range n {
-		c, err := newConnection(dev, cfg, mode)
-		if err != nil {
-			list.close()
-			return nil, err
+		c, ok := s.spares.take(kind)
+		if !ok {
+			if c, err = newConnection(kind.dev, kind.cfg, kind.mode); err != nil {
+				list.close()
+				return nil, err
+			}
 		}
 		list = append(list, c)
 	}

@@ -254,6 +254,9 @@ FUNCTION(calls) {
     REFUSED(syscall(SYS_personality, 0x0400000 /* READ_IMPLIES_EXEC */), EPERM);
     REFUSED(syscall(SYS_seccomp, 0, 0, NULL), EPERM);
     REFUSED(syscall(SYS_sendmsg, 1, page, 0), EPERM);
+    REFUSED(syscall(SYS_connect, 1, page, 16), EPERM);
+    REFUSED(syscall(444 /* landlock_create_ruleset */, NULL, 0, 1), EPERM);
+    REFUSED(syscall(446 /* landlock_restrict_self */, -1, 0), EPERM);
     REFUSED(syscall(5000), ENOSYS);
     REFUSED(ioctl(0, TIOCSTI, "x"), EPERM);
     *out = t;

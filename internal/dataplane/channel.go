@@ -35,6 +35,7 @@ const (
 	MaxDepth     = C.DP_DEPTH_MAX
 	MaxEager     = C.DP_EAGER_MAX
 	MaxBulk      = int64(C.DP_BULK_MAX)
+	DefaultDepth = C.DP_DEPTH_DEFAULT
 	DefaultEager = C.DP_EAGER_DEFAULT
 	DefaultBulk  = int64(C.DP_BULK_DEFAULT)
 )

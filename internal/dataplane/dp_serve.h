@@ -28,6 +28,12 @@ typedef struct dp_server_stats {
 
 int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
                      dp_error *err);
+/* dp_server_prepare makes all of a server but its connection, for a client whose channel has these sizes: a multiple of 64 bytes
+ * each but for the depth. dp_server_connect is dp_server_create with one that is there: *server is used if it fits the client,
+ * else it is destroyed and another one made, also if it is NULL. After an error *server is NULL. */
+int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **out, dp_error *err);
+int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
+                      dp_error *err);
 int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err);
 /* Functions by index; the table is the caller's and stays while the server runs. n at most 65536. */
 void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n);

@@ -36,7 +36,7 @@ static int check_limits(const dp_server_config *cfg, const dp_layout *l, dp_erro
     return DP_OK;
 }
 
-static int server_connect(dp_server *s, dp_error *err) {
+static int make_parts(dp_server *s, dp_error *err) {
     int st = dp_domain_create(s->dev, &s->domain, err);
     if (!st)
         st = dp_cq_create(s->dev, 3 * s->layout.depth + 8, &s->cq, err);
@@ -56,8 +56,34 @@ static int server_connect(dp_server *s, dp_error *err) {
         if (st)
             dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
     }
-    if (!st)
-        st = dp_qp_connect(s->qp, s->client.qp_blob, s->client.qp_len, err);
+    return st;
+}
+
+static int make_server(dp_dev *dev, const dp_layout *l, dp_server **out, dp_error *err) {
+    dp_server *s = aligned_alloc(DP_CACHE_LINE, sizeof *s);
+    if (!s)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    memset(s, 0, sizeof *s);
+    s->dev = dev;
+    s->stats = &s->own;
+    s->layout = *l;
+    s->cap_pending = 3 * l->depth + 8;
+    s->pending = calloc(s->cap_pending, sizeof *s->pending);
+    s->headers = calloc(l->depth, sizeof *s->headers);
+    int st = s->pending && s->headers ? make_parts(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
+    if (st) {
+        dp_server_destroy(s);
+        return st;
+    }
+    *out = s;
+    return DP_OK;
+}
+
+static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_side *client, dp_error *err) {
+    s->cfg = *cfg;
+    s->client = *client;
+    dp_waiter_init(&s->waiter, cfg->mode);
+    int st = dp_qp_connect(s->qp, s->client.qp_blob, s->client.qp_len, err);
     if (st)
         return st;
     s->out = s->staging ? s->staging->addr
@@ -70,32 +96,46 @@ static int server_connect(dp_server *s, dp_error *err) {
     return DP_OK;
 }
 
+int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **out, dp_error *err) {
+    dp_layout l;
+    if (!sizes->depth || sizes->depth > DP_DEPTH_MAX || !sizes->eager || sizes->eager > DP_EAGER_MAX || sizes->eager % DP_CACHE_LINE ||
+        sizes->bulk > DP_BULK_MAX || sizes->bulk % DP_BULK_UNIT)
+        return dp_fail(err, DP_INVALID, 0, "prepare server: depth %u, eager size %u, bulk size %llu", sizes->depth, sizes->eager,
+                       (unsigned long long)sizes->bulk);
+    dp_layout_set(&l, sizes->depth, sizes->eager, sizes->bulk);
+    return make_server(dev, &l, out, err);
+}
+
+int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
+                      dp_error *err) {
+    dp_side client;
+    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, dev->provider, &client, err);
+    if (!st)
+        st = check_limits(cfg, &client.layout, err);
+    const dp_layout *l = &client.layout;
+    if (*server && (st || l->depth != (*server)->layout.depth || l->eager != (*server)->layout.eager ||
+                    l->bulk != (*server)->layout.bulk)) {
+        dp_server_destroy(*server);
+        *server = NULL;
+    }
+    if (!st && !*server)
+        st = make_server(dev, l, server, err);
+    if (!st)
+        st = server_connect(*server, cfg, &client, err);
+    if (st) {
+        dp_server_destroy(*server);
+        *server = NULL;
+    }
+    return st;
+}
+
 int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
                      dp_error *err) {
-    dp_server *s = aligned_alloc(DP_CACHE_LINE, sizeof *s);
-    if (!s)
-        return dp_fail(err, DP_FATAL, ENOMEM, "create server");
-    memset(s, 0, sizeof *s);
-    s->cfg = *cfg;
-    s->dev = dev;
-    s->stats = &s->own;
-    dp_waiter_init(&s->waiter, cfg->mode);
-    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, dev->provider, &s->client, err);
-    if (!st)
-        st = check_limits(cfg, &s->client.layout, err);
-    if (!st) {
-        s->layout = s->client.layout;
-        s->cap_pending = 3 * s->layout.depth + 8;
-        s->pending = calloc(s->cap_pending, sizeof *s->pending);
-        s->headers = calloc(s->layout.depth, sizeof *s->headers);
-        st = s->pending && s->headers ? server_connect(s, err) : dp_fail(err, DP_FATAL, ENOMEM, "create server");
-    }
-    if (st) {
-        dp_server_destroy(s);
-        return st;
-    }
-    *out = s;
-    return DP_OK;
+    dp_server *s = NULL;
+    int st = dp_server_connect(dev, cfg, client_blob, len, &s, err);
+    if (st == DP_OK)
+        *out = s;
+    return st;
 }
 
 int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err) {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,6 +53,22 @@ int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, 
         return dp_fail(err, DP_FATAL, e, "memory for %s, %llu bytes", what, (unsigned long long)size);
     }
     return DP_OK;
+}
+
+bool shm_next_data(int fd, uint64_t offset, uint64_t len, uint64_t *from, uint64_t *to) {
+    if (*from >= len)
+        return false;
+    off_t data = lseek(fd, (off_t)(offset + *from), SEEK_DATA);
+    if (data < 0 && errno == ENXIO)
+        return false;
+    if (data >= 0) {
+        if ((uint64_t)data - offset >= len)
+            return false;
+        *from = (uint64_t)data - offset;
+    }
+    off_t hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+    *to = hole < 0 || (uint64_t)hole - offset > len ? len : (uint64_t)hole - offset;
+    return true;
 }
 
 static void new_rkey(shm_mem *m) {
@@ -150,22 +167,25 @@ static void mem_keep_place(shm_mem *m) {
         m->lost = true;
 }
 
-/* Gives the region new pages with the old contents: whoever still maps the old ones writes to orphans. */
+/* Gives the region new pages with the old contents, as many as it had: whoever still maps the old ones writes to orphans. */
 static int mem_renew(shm_mem *m, dp_error *err) {
     int fd;
     void *fresh;
-    int st = shm_segment_create("a renewed region", m->m.size, true, &fd, &fresh, err);
+    int st = shm_segment_create("a renewed region", m->m.size, false, &fd, &fresh, err);
     if (st)
         return st;
-    memcpy(fresh, m->m.addr, m->m.size);
+    uint64_t len = page_up(m->m.size);
+    for (uint64_t from = 0, to; shm_next_data(m->fd, 0, len, &from, &to); from = to)
+        memcpy((uint8_t *)fresh + from, (uint8_t *)m->m.addr + from, to - from);
     shm_unmap(fresh, m->m.size);
-    if (mmap(m->m.addr, page_up(m->m.size), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) ==
-        MAP_FAILED) {
+    if (mmap(m->m.addr, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         int e = errno;
         close(fd);
         mem_keep_place(m);
         return dp_fail(err, DP_FATAL, e, "map a renewed region of %llu bytes", (unsigned long long)m->m.size);
     }
+    for (uint64_t from = 0, to; shm_next_data(fd, 0, len, &from, &to); from = to)
+        madvise((uint8_t *)m->m.addr + from, to - from, MADV_POPULATE_WRITE);
     fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL);
     close(m->fd);
     m->fd = fd;
@@ -188,6 +208,8 @@ static void shm_domain_destroy(dp_domain *d) { free(d); }
 static void shm_dev_close(dp_dev *d) {
     shm_dev *dev = (shm_dev *)d;
     shm_link_close(dev);
+    if (dev->spare >= 0)
+        close(dev->spare);
     pthread_mutex_destroy(&dev->lock);
     free(dev);
 }
@@ -205,6 +227,7 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     strcpy(dev->d.name, "shm");
     dev->active_only = opts->active_side_only;
     dev->listen_fd = dev->epoll_fd = dev->stop_fd = -1;
+    dev->spare = dev->active_only ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
     pthread_mutex_init(&dev->lock, NULL);
     dev->membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
     int st = shm_link_identity(dev, err);

@@ -149,6 +149,7 @@ struct shm_dev {
     dp_dev d;
     bool active_only;
     bool membarrier;
+    int spare; /* of one that only connects: a socket for that, of the network name space that it was opened in; -1 */
     uint8_t boot_id[16];
     uint64_t netns;
     /* Everything below under lock. */
@@ -166,10 +167,15 @@ struct shm_dev {
 
 /* memfd of size bytes, sealed against resizing, mapped with a PROT_NONE page behind it. */
 int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, void **map, dp_error *err);
+/* The first of len bytes from offset of a memfd that have pages, from *from on: moves that to their beginning, *to is their end.
+ * False when there are none. */
+bool shm_next_data(int fd, uint64_t offset, uint64_t len, uint64_t *from, uint64_t *to);
 /* map may lie within its first page. */
 void shm_unmap(void *map, uint64_t size);
 /* Maps the peer's descriptors and closes them. */
 int shm_peer_map(shm_peer *p, dp_error *err);
+/* Takes the mappings back and keeps the descriptors of a map that failed; _clear takes all. */
+void shm_peer_unmap(shm_peer *p);
 void shm_peer_clear(shm_peer *p);
 
 uint64_t shm_segment_size(uint32_t ring_size);

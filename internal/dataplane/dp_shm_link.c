@@ -102,7 +102,12 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
         return dp_fail(err, DP_CONNECTION, 0, "connect: the peer does not listen and has not connected to us");
     struct sockaddr_un a;
     socklen_t len = shm_listen_address(b->name, &a);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    pthread_mutex_lock(&dev->lock);
+    int fd = dev->spare;
+    dev->spare = -1;
+    pthread_mutex_unlock(&dev->lock);
+    if (fd < 0)
+        fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return dp_fail(err, DP_FATAL, errno, "connect: socket");
     struct timeval limit = {HELLO_TIMEOUT_MS / 1000, HELLO_TIMEOUT_MS % 1000 * 1000};
@@ -162,7 +167,7 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
             shm_peer_clear(&qp->peer);
             return dp_fail(err, DP_BAD_BLOB, 0, "connect: another queue pair has connected to this one");
         }
-        st = shm_peer_map(&qp->peer, err);
+        st = qp->peer.segment ? DP_OK : shm_peer_map(&qp->peer, err);
         if (st)
             shm_peer_clear(&qp->peer);
         return st;

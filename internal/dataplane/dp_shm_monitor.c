@@ -80,6 +80,8 @@ static void listen_on(shm_dev *dev, bool on) {
     dev->paused = !on;
 }
 
+static void greet_stranger(shm_dev *dev, shm_link *l);
+
 static void accept_stranger(shm_dev *dev) {
     int fd;
     while ((fd = accept4(dev->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
@@ -93,10 +95,13 @@ static void accept_stranger(shm_dev *dev) {
     }
     if (dev->n_strangers >= STRANGERS_MAX)
         drop_oldest_stranger(dev);
-    if (shm_link_add(dev, fd, NULL))
-        dev->n_strangers++;
-    else
+    shm_link *l = shm_link_add(dev, fd, NULL);
+    if (!l) {
         close(fd);
+        return;
+    }
+    dev->n_strangers++;
+    greet_stranger(dev, l); /* mostly it has said hello already */
 }
 
 static void greet_stranger(shm_dev *dev, shm_link *l) {
@@ -122,6 +127,9 @@ static void greet_stranger(shm_dev *dev, shm_link *l) {
     l->qp = qp;
     dev->n_strangers--;
     shm_hello_send(l->fd, dev, qp, DP_OK, h.from);
+    /* Now, while the peer is busy and our connect waits for its blob. If it fails, connect tries again and says why. */
+    if (shm_peer_map(deposit, NULL))
+        shm_peer_unmap(deposit);
 }
 
 static void link_event(shm_dev *dev, uint64_t id) {

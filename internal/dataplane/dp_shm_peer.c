@@ -20,13 +20,21 @@ static void peer_init(shm_peer *p) {
         p->fds[i] = -1;
 }
 
-void shm_peer_clear(shm_peer *p) {
+void shm_peer_unmap(shm_peer *p) {
     if (p->segment)
         shm_unmap(p->segment, shm_segment_size(p->ring_size));
     if (p->mode)
         shm_unmap(p->mode, SHM_PAGE);
-    for (uint32_t i = 0; i < p->n_regions; i++)
+    for (uint32_t i = 0; i < p->n_regions; i++) {
         shm_unmap(p->regions[i].map, p->regions[i].size);
+        p->regions[i].map = NULL;
+    }
+    p->segment = NULL;
+    p->mode = NULL;
+}
+
+void shm_peer_clear(shm_peer *p) {
+    shm_peer_unmap(p);
     for (int i = 0; i < SHM_HELLO_FDS; i++)
         if (p->fds[i] >= 0)
             close(p->fds[i]);
@@ -37,17 +45,10 @@ void shm_peer_clear(shm_peer *p) {
  * SHM_REGION_MAX of it, must not be allocated here and now. */
 static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool writable) {
     enum { PIECES = 16 }; /* a region has two at first: its slots and its mailbox */
-    uint64_t from = 0;
-    for (int i = 0; i < PIECES && from < len; i++) {
-        off_t data = lseek(fd, (off_t)(offset + from), SEEK_DATA);
-        if (data < 0 || (uint64_t)data - offset >= len)
-            return;
-        from = (uint64_t)data - offset;
-        off_t hole = lseek(fd, data, SEEK_HOLE);
-        uint64_t to = hole < 0 || (uint64_t)hole - offset > len ? len : (uint64_t)hole - offset;
+    const uint64_t most = 256u << 20; /* the slots of the deepest channels */
+    uint64_t from = 0, to;
+    for (int i = 0; i < PIECES && shm_next_data(fd, offset, len < most ? len : most, &from, &to); i++, from = to)
         madvise(at + from, to - from, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
-        from = to;
-    }
 }
 
 /* Maps size bytes from offset of fd if it is a memfd of ordinary pages that can no longer shrink and holds them. (Of huge

@@ -24,6 +24,7 @@
 
 #define DP_DEPTH_MAX 1024
 #define DP_EAGER_MAX (256u << 10)
+#define DP_DEPTH_DEFAULT 8
 #define DP_EAGER_DEFAULT (16u << 10)
 #define DP_BULK_MAX (1ull << 32)
 #define DP_BULK_DEFAULT (2ull << 20)

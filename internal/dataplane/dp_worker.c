@@ -3,14 +3,17 @@
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
  *   own user id; on verbs into the sandbox                   before the device is opened, which remembers who did it
- *   only one that is prepared: device; PREPARED; wait for the lease
  *   pin                                                      before memory is touched, so that it is near
  *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
  *   on shm into the sandbox                                  whose network the client's socket is not in
- *   monitor thread, memory limit, crash notes                before user code, which could hang, eat everything or crash
+ *   memory limit, crash notes                                before user code, which could eat everything or crash
  *   device files hidden, system calls filtered; SEALED       when nothing is left that needs them
  *   user's library; LOADED                                   the first foreign instruction is its constructor
- *   serve
+ *   monitor thread; serve                                    until then the executor knows no other way than to kill it
+ *
+ * One that is made ahead of its lease does first what needs no client: device, sandbox, memory and queue pair for a channel of
+ * the usual sizes, device files hidden, the filter but for what connecting takes; PREPARED. With the lease it is pinned, connects
+ * and goes on as above, where sealing is taking away the rest. Its memory is where it was when it was made.
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
@@ -58,6 +61,7 @@ typedef struct worker {
     dp_worker_page *page;
     const dp_sandbox *sandbox;
     dp_sandbox_fds guard; /* none where the sandbox has none */
+    bool connected;
     uint64_t sandbox_ns[2]; /* what it took before READY, and after */
 } worker;
 
@@ -188,65 +192,14 @@ static void map_page(worker *w) {
     w->page = page;
 }
 
-static void write_file(const char *path, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    ssize_t n = write(fd, text, strlen(text));
-    (void)n; /* best effort */
-    close(fd);
-}
-
-static void yield_to_others(void) {
-    /* A guest on an idle node goes first when memory runs out. */
-    write_file("/proc/self/oom_score_adj", "1000");
-    /* Dumping a large process takes seconds in which its client would wait. Soft: a function may raise it. */
-    struct rlimit core;
-    if (getrlimit(RLIMIT_CORE, &core) == 0) {
-        core.rlim_cur = 0;
-        setrlimit(RLIMIT_CORE, &core);
-    }
+static void must(const worker *w, int st, const dp_error *err) {
+    if (st != DP_OK)
+        fail(w, FD_SOCK, st, err->msg);
 }
 
 static void pin(const worker *w) {
-    int wanted = 0;
-    for (int i = 0; i < DP_CPUS_MAX; i++)
-        wanted += w->m->cpus[i / 8] >> (i % 8) & 1;
-    if (!wanted)
-        return;
-    /* The set is larger than ours: sched_getaffinity fails when the kernel knows more CPUs than fit. */
-    union {
-        unsigned char bytes[8192 / 8];
-        unsigned long words[8192 / 8 / sizeof(unsigned long)];
-    } set, got;
-    memset(&set, 0, sizeof set);
-    memset(&got, 0, sizeof got);
-    memcpy(set.bytes, w->m->cpus, sizeof w->m->cpus);
-    long set_failed = syscall(SYS_sched_setaffinity, 0, sizeof set, &set);
-    int e = set_failed ? errno : 0;
-    syscall(SYS_sched_getaffinity, 0, sizeof got, &got);
-    /* The kernel silently leaves out CPUs that do not exist or are outside our cpuset, if any is left. Find the
-     * culprit; if the whole call failed, whether each alone would do. */
-    for (int i = 0; i < DP_CPUS_MAX; i++) {
-        int bit = 1 << (i % 8);
-        if (!(w->m->cpus[i / 8] & bit) || (!set_failed && got.bytes[i / 8] & bit))
-            continue;
-        if (set_failed) {
-            memset(&set, 0, sizeof set);
-            set.bytes[i / 8] = (unsigned char)bit;
-            if (syscall(SYS_sched_setaffinity, 0, sizeof set, &set) == 0)
-                continue;
-            e = errno;
-        }
-        dp_error err;
-        dp_fail(&err, DP_INVALID, e, "pin worker: CPU %d does not exist or is not this executor's to use", i);
-        fail(w, FD_SOCK, DP_INVALID, err.msg);
-    }
-    if (set_failed) {
-        dp_error err;
-        dp_fail(&err, DP_FATAL, e, "pin worker to %d CPUs", wanted);
-        fail(w, FD_SOCK, DP_FATAL, err.msg);
-    }
+    dp_error err = {0};
+    must(w, dp_worker_pin(w->m->cpus, &err), &err);
 }
 
 static void open_device(worker *w) {
@@ -267,9 +220,8 @@ static void open_device(worker *w) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
-/* A prepared worker: the device is open when it waits, so that its lease need not. */
+/* A prepared worker's lease. */
 static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
-    open_device(w);
     dp_msg_send(FD_SOCK, DP_MSG_PREPARED, w->id, NULL, 0, -1);
     dp_error err = {0};
     int fds[DP_LEASE_FDS];
@@ -279,10 +231,9 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
     if (st == DP_OK && (lease->provider != w->m->provider || strcmp(lease->device, w->m->device)))
         st = dp_fail(&err, DP_INVALID, 0, "prepared for provider %u, device \"%s\", not %u, \"%s\"", w->m->provider,
                      w->m->device, lease->provider, lease->device);
-    if (st != DP_OK)
-        fail(w, FD_SOCK, st, err.msg);
+    must(w, st, &err);
     w->m = lease;
-    w->sandbox_ns[0] = 0;
+    w->sandbox_ns[0] = w->sandbox_ns[1] = 0;
     begin(w, FD_SOCK, &DP_SANDBOX_NONE);
     if (dup3(fds[0], FD_CODE, O_CLOEXEC) < 0 || dup3(fds[1], FD_NAMES, O_CLOEXEC) < 0)
         fail(w, FD_SOCK, DP_FATAL, "place a lease's descriptors");
@@ -301,15 +252,13 @@ static void connect_client(worker *w) {
     dp_error err = {0};
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t len = sizeof blob;
-    if (!w->dev)
-        open_device(w);
-    int st = dp_server_create(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err);
+    int st = dp_server_connect(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err);
     if (st == DP_OK)
         st = dp_server_blob(w->server, blob, &len, &err);
-    if (st != DP_OK)
-        fail(w, FD_SOCK, st, err.msg);
+    must(w, st, &err);
     dp_server_share_stats(w->server, &w->page->stats);
     dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
+    w->connected = true;
 }
 
 /* The serving thread has parked, or serves a new lease: the executor waits to hear it. */
@@ -383,33 +332,6 @@ static void start_monitor(const worker *w) {
     }
 }
 
-/* Until each worker has a memory cgroup, the limit is on private writable memory (RLIMIT_DATA): an allocation beyond it
- * fails. It does not count shared mappings nor what children of the function use. RLIMIT_AS would count what the
- * fabric maps too, and address space that sanitizers and runtimes only reserve. */
-static void limit_memory(const worker *w) {
-    if (!w->m->memory_limit)
-        return;
-    unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    int n = f ? fscanf(f, "%*u %*u %*u %*u %*u %llu", &pages) : 0;
-    if (f)
-        fclose(f);
-    if (n != 1)
-        fail(w, FD_SOCK, DP_FATAL, "memory limit: cannot read /proc/self/statm");
-    rlim_t now = pages * (unsigned long long)sysconf(_SC_PAGESIZE);
-    struct rlimit data;
-    getrlimit(RLIMIT_DATA, &data);
-    rlim_t limit = now + w->m->memory_limit;
-    if (limit < now || limit > data.rlim_max)
-        limit = data.rlim_max;
-    data.rlim_cur = data.rlim_max = limit;
-    if (setrlimit(RLIMIT_DATA, &data)) {
-        dp_error err;
-        dp_fail(&err, DP_FATAL, errno, "memory limit of %llu bytes", (unsigned long long)w->m->memory_limit);
-        fail(w, FD_SOCK, DP_FATAL, err.msg);
-    }
-}
-
 static void load_functions(const worker *w) {
     static char text[DP_MSG_MAX];
     dp_function *table = NULL;
@@ -423,11 +345,6 @@ static void load_functions(const worker *w) {
 }
 
 /* ---- sandbox ---- */
-
-static void must(const worker *w, int st, const dp_error *err) {
-    if (st != DP_OK)
-        fail(w, FD_SOCK, st, err->msg);
-}
 
 static void take_identity(worker *w) {
     dp_error err = {0};
@@ -443,30 +360,56 @@ static void take_identity(worker *w) {
     w->sandbox_ns[0] += now_ns() - began;
 }
 
-static void enter_sandbox(worker *w) {
+static void enter_sandbox(worker *w, bool connects) {
     dp_error err = {0};
     uint64_t began = now_ns();
-    must(w, dp_sandbox_enter(w->sandbox, &w->guard, &err), &err);
+    must(w, dp_sandbox_enter(w->sandbox, &w->guard, connects, &err), &err);
     if (w->sandbox->wanted)
         tie(FD_SOCK, 0, true);
-    w->sandbox_ns[w->server ? 1 : 0] += now_ns() - began;
+    w->sandbox_ns[w->connected] += now_ns() - began;
 }
 
-/* The last step before user code. The guard goes on by itself when its socket closes. */
-static void seal(worker *w) {
-    if (!w->sandbox->wanted)
-        return;
+/* Nothing is left to do that needs the guard, which goes on by itself when its socket closes. */
+static void leave_guard(worker *w) {
     dp_error err = {0};
-    uint64_t began = now_ns();
     if (w->m->provider == DP_PROVIDER_VERBS)
         must(w, dp_sandbox_hide(w->sandbox, &w->guard, &err), &err);
     if (w->guard.guard >= 0) {
         close(FD_CTL);
         close(FD_GUARD);
+        w->guard = DP_SANDBOX_NONE;
     }
-    must(w, dp_sandbox_seal(w->sandbox, &err), &err);
+}
+
+/* The last step before user code. */
+static void seal(worker *w, bool early) {
+    if (!w->sandbox->wanted)
+        return;
+    dp_error err = {0};
+    uint64_t began = now_ns();
+    if (!early)
+        leave_guard(w);
+    must(w, dp_sandbox_seal(w->sandbox, early, early && w->m->provider == DP_PROVIDER_SHM, &err), &err);
     w->sandbox_ns[1] += now_ns() - began;
     dp_msg_send(FD_SOCK, DP_MSG_SEALED, w->id, w->sandbox_ns, sizeof w->sandbox_ns, -1);
+}
+
+/* All that can be done ahead of a lease. */
+static void prepare(worker *w) {
+    const dp_msg_spawn *m = w->m;
+    dp_channel_config sizes = {m->max_depth, m->max_eager, m->max_bulk};
+    dp_error err = {0};
+    bool shm = m->provider == DP_PROVIDER_SHM; /* the device has a socket of the network name space that it was opened in */
+    open_device(w);
+    if (shm)
+        enter_sandbox(w, true);
+    if (sizes.depth)
+        must(w, dp_server_prepare(w->dev, &sizes, &w->server, &err), &err);
+    dp_crash_note(w->page);
+    if (!w->sandbox->wanted)
+        return;
+    leave_guard(w);
+    must(w, dp_sandbox_filter_early(w->sandbox, &err), &err);
 }
 
 static int exit_code(int status) {
@@ -485,23 +428,29 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);
-    yield_to_others();
+    dp_worker_yield_to_others();
     take_identity(&w);
     /* What comes first: dp_worker_sandbox.h. */
-    bool device = m->provider == DP_PROVIDER_VERBS;
+    bool device = m->provider == DP_PROVIDER_VERBS, early = !m->n_functions;
     if (device)
-        enter_sandbox(&w);
+        enter_sandbox(&w, false);
     dp_msg_spawn lease;
-    if (!m->n_functions)
+    if (early) {
+        prepare(&w);
         wait_for_lease(&w, &lease);
+    }
     pin(&w);
+    if (!early)
+        open_device(&w);
     connect_client(&w);
-    if (!device)
-        enter_sandbox(&w);
-    start_monitor(&w);
-    limit_memory(&w);
-    dp_crash_note(w.page);
-    seal(&w);
+    if (!device && !early)
+        enter_sandbox(&w, false);
+    dp_error err = {0};
+    must(&w, dp_worker_limit_memory(w.m->memory_limit, &err), &err);
+    if (!early)
+        dp_crash_note(w.page);
+    seal(&w, early);
     load_functions(&w);
+    start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
     leave(exit_code(dp_server_run(w.server)));
 }

@@ -37,6 +37,7 @@
  *
  *   dp_worker_zygote.c  messages, the zygote's loop, cloning
  *   dp_worker.c         the worker from its first instruction to its exit
+ *   dp_worker_limits.c  what it may use
  *   dp_worker_sandbox.h what confines it
  *   dp_worker_load.c    checking and loading the user's library
  *   dp_worker_crash.c   what is left behind when user code ends the process
@@ -112,8 +113,9 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
  * bytes); in a sandbox up to DP_JOIN_FDS_MAX cgroup.procs of control groups to join. Unused bytes are 0. In a PREPARE
- * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the SPAWN that follows names the same
- * device, and its user and the number of processes do not count. */
+ * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the limits of depth, eager and bulk are the sizes
+ * of the channel that is most likely (eager and bulk multiples of 64; depth 0: none is made ahead). The SPAWN that follows names
+ * the same device, and its user and the number of processes do not count. */
 typedef struct dp_msg_spawn {
     uint8_t provider; /* dp_provider_id */
     uint8_t wait_mode;
@@ -216,6 +218,13 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
  * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays
  * loaded and the table allocated until the process ends. Runs the library's constructors. */
 int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
+
+/* dp_worker_pin binds the process to the CPUs of DP_CPUS_MAX bits; none: it stays as it is. An error names the first that is not
+ * there. dp_worker_limit_memory bounds what it may add of private writable memory; 0: nothing. */
+int dp_worker_pin(const uint8_t *cpus, dp_error *err);
+int dp_worker_limit_memory(uint64_t bytes, dp_error *err);
+/* First to go when memory runs out, and without core dumps. */
+void dp_worker_yield_to_others(void);
 
 /* dp_crash_prepare loads what backtraces need, so that a dying process need not; once, in the zygote. */
 void dp_crash_prepare(void);

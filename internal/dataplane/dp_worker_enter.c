@@ -88,7 +88,7 @@ int dp_sandbox_present(const dp_sandbox_fds *fds, dp_error *err) {
     return DP_OK;
 }
 
-int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err) {
+int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, bool connects, dp_error *err) {
     if (fds->guard >= 0) {
         int st = guard_hear(fds->ctl, err);
         if (st != DP_OK)
@@ -105,7 +105,7 @@ int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *e
     int e = dp_sandbox_drop_capabilities();
     if (e)
         return dp_fail(err, DP_FATAL, e, "sandbox: drop capabilities");
-    e = s->parts & DP_SANDBOX_LANDLOCK ? dp_sandbox_landlock(s) : 0;
+    e = s->parts & DP_SANDBOX_LANDLOCK ? dp_sandbox_landlock(s, connects) : 0;
     if (e)
         return dp_fail(err, DP_FATAL, e, "sandbox: Landlock");
     /* The change of credentials has undone it. */
@@ -122,8 +122,16 @@ int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *er
     return guard_hear(fds->ctl, err);
 }
 
-int dp_sandbox_seal(const dp_sandbox *s, dp_error *err) {
-    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter() : 0;
+int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err) {
+    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_CONNECTS) : 0;
+    return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
+}
+
+int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *err) {
+    int e = connected && s->parts & DP_SANDBOX_LANDLOCK ? dp_sandbox_landlock_scope(s) : 0;
+    if (e)
+        return dp_fail(err, DP_FATAL, e, "sandbox: Landlock");
+    e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(early ? DP_FILTER_REST : DP_FILTER_ALL) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 
@@ -171,10 +179,24 @@ static int allow(int rules, const char *path, uint64_t what) {
     return e;
 }
 
-int dp_sandbox_landlock(const dp_sandbox *s) {
+static int restrict_self(int rules) {
+    int e = syscall(SYS_landlock_restrict_self, rules, 0) ? errno : 0;
+    close(rules);
+    return e;
+}
+
+int dp_sandbox_landlock_scope(const dp_sandbox *s) {
+    if (s->landlock < 6)
+        return 0;
+    landlock_ruleset r = {.scoped = SCOPE_ALL};
+    int rules = (int)syscall(SYS_landlock_create_ruleset, &r, sizeof r, 0);
+    return rules < 0 ? errno : restrict_self(rules);
+}
+
+int dp_sandbox_landlock(const dp_sandbox *s, bool connects) {
     int v = s->landlock;
     uint64_t all = FS_V1 | (v >= 2 ? FS_REFER : 0) | (v >= 3 ? FS_TRUNCATE : 0) | (v >= 5 ? FS_IOCTL_DEV : 0);
-    landlock_ruleset r = {.files = all, .net = v >= 4 ? NET_ALL : 0, .scoped = v >= 6 ? SCOPE_ALL : 0};
+    landlock_ruleset r = {.files = all, .net = v >= 4 ? NET_ALL : 0, .scoped = v >= 6 && !connects ? SCOPE_ALL : 0};
     size_t size = v >= 6 ? sizeof r : v >= 4 ? 16 : 8;
     int rules = (int)syscall(SYS_landlock_create_ruleset, &r, size, 0);
     if (rules < 0)
@@ -199,8 +221,8 @@ int dp_sandbox_landlock(const dp_sandbox *s) {
     /* Not for long where mounts can be hidden. Without this a worker could not open its device. */
     if (!e)
         e = allow(rules, "/dev/infiniband", FS_READ | FS_WRITE | FS_READ_DIR | (all & FS_IOCTL_DEV));
-    if (!e && syscall(SYS_landlock_restrict_self, rules, 0))
-        e = errno;
+    if (!e)
+        return restrict_self(rules);
     close(rules);
     return e;
 }

@@ -152,17 +152,34 @@ static void equal(program *p, uint32_t k, unsigned yes, unsigned no) { add(p, BP
 static void give(program *p, uint32_t action) { add(p, BPF_RET | BPF_K, action, 0, 0); }
 static void refuse_with(program *p, int e) { give(p, SECCOMP_RET_ERRNO | (uint32_t)e); }
 
-static void build(program *p) {
+/* What a worker needs that was made ahead of its lease, to connect and to be sealed, and never afterwards. */
+#ifndef SYS_landlock_create_ruleset
+#define SYS_landlock_create_ruleset 444
+#define SYS_landlock_restrict_self 446
+#endif
+static const int connecting[] = {SYS_connect, SYS_sendmsg, SYS_landlock_create_ruleset, SYS_landlock_restrict_self, SYS_seccomp};
+
+static void build(program *p, dp_filter part) {
     p->n = 0;
     load(p, offsetof(struct seccomp_data, arch));
     equal(p, ARCH, 1, 0);
     give(p, SECCOMP_RET_KILL_PROCESS);
     load(p, offsetof(struct seccomp_data, nr));
-    for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) {
+    for (size_t i = 0; part != DP_FILTER_ALL && i < sizeof connecting / sizeof *connecting; i++) {
+        equal(p, (uint32_t)connecting[i], 0, 1);
+        give(p, part == DP_FILTER_REST ? SECCOMP_RET_ERRNO | EPERM : SECCOMP_RET_ALLOW);
+    }
+    for (size_t i = 0; part != DP_FILTER_REST && i < sizeof allowed / sizeof *allowed; i++) {
         equal(p, (uint32_t)allowed[i], 0, 1);
         give(p, SECCOMP_RET_ALLOW);
     }
+    if (part == DP_FILTER_CONNECTS) { /* devices take commands */
+        equal(p, SYS_ioctl, 0, 1);
+        give(p, SECCOMP_RET_ALLOW);
+    }
     for (size_t i = 0; i < sizeof some_of / sizeof *some_of; i++) {
+        if (part == DP_FILTER_REST ? some_of[i].call != SYS_ioctl : part == DP_FILTER_CONNECTS && some_of[i].call == SYS_ioctl)
+            continue;
         int n = some_of[i].n;
         equal(p, (uint32_t)some_of[i].call, 0, (unsigned)n + 3);
         load_argument(p, some_of[i].argument);
@@ -170,6 +187,10 @@ static void build(program *p) {
             equal(p, some_of[i].values[v], (unsigned)(n - v), 0);
         refuse_with(p, EPERM);
         give(p, SECCOMP_RET_ALLOW);
+    }
+    if (part == DP_FILTER_REST) {
+        give(p, SECCOMP_RET_ALLOW);
+        return;
     }
     equal(p, SYS_clone, 0, 4);
     load_argument(p, 0);
@@ -185,9 +206,9 @@ static void build(program *p) {
     refuse_with(p, EPERM);
 }
 
-int dp_sandbox_filter(void) {
+int dp_sandbox_filter(dp_filter part) {
     program p;
-    build(&p);
+    build(&p, part);
     if (p.n > PROGRAM_MAX)
         return E2BIG;
     struct sock_fprog f = {p.n, p.code};

@@ -83,9 +83,13 @@ int dp_sandbox_open(const dp_sandbox *s, const dp_guard_files *files, dp_sandbox
 /* The worker's steps, in this order, each once. A failure is to end the worker. uid 0 keeps the present one. */
 int dp_sandbox_present(const dp_sandbox_fds *fds, dp_error *err);
 int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err);
-int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
+/* One that connects later can reach abstract sockets, with a socket that it has made before, until it is sealed. */
+int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, bool connects, dp_error *err);
 int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
-int dp_sandbox_seal(const dp_sandbox *s, dp_error *err);
+/* Of one that waits for its lease: the filter but for what connecting takes, which dp_sandbox_seal adds in little time. */
+int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err);
+/* early: after dp_sandbox_filter_early; connected: entered as one that connects later. */
+int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *err);
 
 /* ---- between the sandbox's files ---- */
 
@@ -98,12 +102,15 @@ int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what);
  * zygote. 0 or an errno. */
 int dp_sandbox_own_mounts(const char **what);
 int dp_sandbox_hide_devices(void);
-/* dp_sandbox_landlock restricts the caller for good. 0 or an errno. */
-int dp_sandbox_landlock(const dp_sandbox *s);
+/* dp_sandbox_landlock restricts the caller for good, one that still connects but for what _scope does. 0 or an errno. */
+int dp_sandbox_landlock(const dp_sandbox *s, bool connects);
+int dp_sandbox_landlock_scope(const dp_sandbox *s);
 /* Version of Landlock, 0: the kernel has none. */
 int dp_sandbox_landlock_version(void);
-/* dp_sandbox_filter installs the filter of system calls on all threads. 0 or an errno. */
-int dp_sandbox_filter(void);
+/* dp_sandbox_filter installs the filter of system calls on all threads, or one of its two parts. What many calls are compared
+ * with takes the kernel long to take in; the rest is a few instructions. 0 or an errno. */
+typedef enum dp_filter { DP_FILTER_ALL, DP_FILTER_CONNECTS /* what connecting takes is allowed */, DP_FILTER_REST } dp_filter;
+int dp_sandbox_filter(dp_filter part);
 /* false with errno */
 bool dp_sandbox_filter_works(void);
 int dp_sandbox_drop_capabilities(void);

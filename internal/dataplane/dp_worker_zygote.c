@@ -167,8 +167,13 @@ static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
     if (m->n_functions || m->blob_len || m->memory_limit || !all_zero(m->cpus, sizeof m->cpus) ||
         !all_zero(m->blob, sizeof m->blob))
         return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, memory limit or CPUs");
-    if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK)
+    if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
+        check_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
+    bool sizes = m->max_eager && m->max_eager <= DP_EAGER_MAX && m->max_eager % DP_CACHE_LINE == 0 && m->max_bulk <= DP_BULK_MAX &&
+                 m->max_bulk % DP_BULK_UNIT == 0;
+    if (m->max_depth && !sizes)
+        return dp_fail(err, DP_INVALID, 0, "prepare: eager size %u, bulk size %llu", m->max_eager, (unsigned long long)m->max_bulk);
     return check_device(m->device, sizeof m->device, err);
 }
 

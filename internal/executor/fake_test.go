@@ -99,6 +99,7 @@ func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) 
 func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
 
 func (z *fakeSpawner) KeepWarm(int, ...zygote.Spec) error { return nil }
+func (z *fakeSpawner) Waiting() int                       { return 0 }
 
 func (z *fakeSpawner) Close() error { return nil }
 

@@ -79,11 +79,14 @@ func (h *holding) notify() {
 func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s := h.spec
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
-	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil { // as many bytes again where results are staged
-		s.ChannelMemory = 2 * (uint64(b.Depth)*uint64(b.Eager) + b.Bulk)
+	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
+		s.ChannelMemory = channelMemory(uint64(b.Depth), uint64(b.Eager), b.Bulk)
 	}
 	return s
 }
+
+// channelMemory is what a worker's side of a channel takes: as many bytes again where results are staged.
+func channelMemory(depth, eager, bulk uint64) uint64 { return 2 * (depth*eager + bulk) }
 
 // grant describes worker w on the cores of seat i.
 func (h *holding) grant(i int, w Worker) *control.WorkerGrant {

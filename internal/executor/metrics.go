@@ -88,6 +88,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	gauge("memory_bytes", "Memory that is lent.", func() float64 { return float64(e.table.Capacity().Memory) })
 	gauge("free_memory_bytes", "Of this, free.", func() float64 { return float64(e.table.Capacity().FreeMemory) })
 	gauge("leases", "Leases that have resources.", func() float64 { return float64(e.table.Capacity().Leases) })
+	gauge("waiting_workers", "Workers that were started in advance and wait for a lease.", func() float64 { return float64(e.cfg.Spawner.Waiting()) })
 	gauge("code_bytes", "Memory that uploaded libraries take.", func() float64 { return float64(e.codes.bytes()) })
 	gauge("draining", "1 while it drains.", func() float64 {
 		if e.isDraining() {

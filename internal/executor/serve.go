@@ -93,7 +93,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err := port.Serve(); err != nil {
 		return err
 	}
-	if err := spawner.KeepWarm(s.WarmPool, warmDevices(&s, cfg.Providers)...); err != nil {
+	if err := spawner.KeepWarm(s.WarmPool, e.warmDevices()...); err != nil {
 		return err
 	}
 	if web.Address != "" {
@@ -147,10 +147,15 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	return err
 }
 
-// warmDevices are where workers may have to connect that are started in advance.
-func warmDevices(s *config.Executor, providers []string) (list []zygote.Spec) {
-	for _, p := range providers {
-		list = append(list, deviceSpec(s, p))
+// warmDevices are where workers may have to connect that are started in advance, and what most leases are: a channel of the
+// client's defaults, one core and its memory.
+func (e *Executor) warmDevices() (list []zygote.Spec) {
+	for _, p := range e.cfg.Providers {
+		spec := deviceSpec(&e.cfg.Settings, p)
+		spec.MaxDepth, spec.MaxEager, spec.MaxBulk = dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk)
+		spec.MemoryLimit = e.defaultMemory(1)
+		spec.ChannelMemory = channelMemory(dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk))
+		list = append(list, spec)
 	}
 	return list
 }
@@ -201,6 +206,18 @@ func (c *Config) cpus() (list []int) {
 	return list
 }
 
+// waitingMemory is what a worker that waits for a lease may take, in bytes.
+const waitingMemory = 8 << 20
+
+// lentMemory is what can be lent of what is available and, unless that is 0, assigned: the workers that wait need some. They
+// do not get more than half.
+func lentMemory(available, assigned uint64, waiting int) uint64 {
+	if assigned != 0 {
+		available = min(available, assigned)
+	}
+	return available - min(uint64(waiting)*waitingMemory, available/2)
+}
+
 // nodeConfig finds out what this node has.
 func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, error) {
 	cfg := Config{Settings: s, Spawner: spawner, Log: log, Memory: uint64(s.Memory)}
@@ -222,16 +239,15 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
 	}
 	cfg.Cores = leaseCores(cores)
-	if cfg.Memory == 0 {
-		if cfg.Memory, err = topology.AvailableMemory("/"); err != nil {
-			return cfg, err
-		}
-		if slurm.Memory != 0 {
-			cfg.Memory = min(cfg.Memory, slurm.Memory)
-		}
-	}
 	if cfg.Providers, err = chooseProviders(s.ProviderList(), spawner.VerbsDevices()); err != nil {
 		return cfg, err
+	}
+	if cfg.Memory == 0 {
+		available, err := topology.AvailableMemory("/")
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Memory = lentMemory(available, slurm.Memory, s.WarmPool*len(cfg.Providers))
 	}
 	if cfg.NodeID, err = control.NodeID(); err != nil {
 		return cfg, err

@@ -148,6 +148,19 @@ func loaded(t *testing.T, args ...string) config.Executor {
 	return s
 }
 
+func TestLentMemory(t *testing.T) {
+	const gib = 1 << 30
+	for _, c := range []struct {
+		available, assigned uint64
+		waiting             int
+		want                uint64
+	}{{4 * gib, 0, 0, 4 * gib}, {4 * gib, gib, 0, gib}, {gib, 4 * gib, 2, gib - 2*waitingMemory}, {waitingMemory, 0, 100, waitingMemory / 2}} {
+		if got := lentMemory(c.available, c.assigned, c.waiting); got != c.want {
+			t.Errorf("%d available, %d assigned, %d workers wait: %d, want %d", c.available, c.assigned, c.waiting, got, c.want)
+		}
+	}
+}
+
 // What is lent, of a machine with two sockets whose adapter is on the second one.
 func TestPickCores(t *testing.T) {
 	root := t.TempDir()

@@ -36,6 +36,7 @@ type Spawner interface {
 	VerbsDevices() int
 	// KeepWarm keeps n workers ready for leases on each of the devices.
 	KeepWarm(n int, devices ...zygote.Spec) error
+	Waiting() int // of these
 	Close() error
 }
 

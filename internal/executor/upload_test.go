@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -240,6 +241,33 @@ func TestCodeMakesRoom(t *testing.T) {
 	s.release(both)
 	if _, err := add(); err != nil {
 		t.Errorf("room again: %v", err)
+	}
+	s.close()
+}
+
+// A library is written piece by piece to where it stays: of one far larger than a piece nothing else holds more than a piece.
+func TestUploadIsStreamed(t *testing.T) {
+	const pieces, size = 64, 1 << 20
+	s := newCodeStore(pieces*size, pieces*size, nil)
+	s.inspect = func(*os.File) ([]string, error) { return []string{"f"}, nil }
+	piece, _ := library(size)
+	hash := sha256.New()
+	for range pieces {
+		hash.Write(piece)
+	}
+	given := 0
+	next := func() ([]byte, error) { given++; return piece, nil }
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, known, err := s.add(t.Context(), sum(hash.Sum(nil)), "ann", pieces*size, next); err != nil || known || given != pieces {
+		t.Fatalf("known %t, %v, %d pieces were read", known, err, given)
+	}
+	runtime.ReadMemStats(&after)
+	if more := after.TotalAlloc - before.TotalAlloc; more > 4*size {
+		t.Errorf("%d bytes were allocated for a library of %d", more, pieces*size)
+	}
+	if _, _, err := s.add(t.Context(), sum{1}, "ann", pieces*size+1, next); given != pieces || control.ClassOf(err) != control.ClassInvalid {
+		t.Errorf("one byte above the limit: %d pieces were read, %v", given-pieces, err)
 	}
 	s.close()
 }

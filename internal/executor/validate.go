@@ -125,7 +125,7 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	}
 	t.MemoryPerWorker = req.GetMemoryPerWorker()
 	if t.MemoryPerWorker == 0 {
-		t.MemoryPerWorker = capacity.Memory / uint64(capacity.Cores) * uint64(t.CoresPerWorker)
+		t.MemoryPerWorker = e.defaultMemory(t.CoresPerWorker)
 	}
 	if m := t.MemoryPerWorker; m < minMemory || m > capacity.Memory/uint64(t.Workers) {
 		return t, invalidf("memory_per_worker %d with %d workers: this executor lends %d to each worker at least and %d to all",
@@ -140,6 +140,12 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	}
 	t.Wait = lease.Wait(req.GetWaitMode())
 	return t, nil
+}
+
+// defaultMemory is what a worker with these cores gets that asks for no amount, in bytes.
+func (e *Executor) defaultMemory(cores int) uint64 {
+	capacity := e.table.Capacity()
+	return capacity.Memory / uint64(capacity.Cores) * uint64(cores)
 }
 
 // callLimit is how long one call may run when a lease asks for this many ms; 0: no limit.

@@ -154,7 +154,29 @@ func printable(b []byte) string {
 	return strings.TrimSpace(s.String())
 }
 
-// deviceBody is the body of PREPARE for s, and as much of SPAWN's: where a worker is to be connected, checked on the way.
+// prepareBody is the body of PREPARE for s.
+func prepareBody(s *Spec) ([]byte, error) {
+	b, err := deviceBody(s)
+	if err != nil || s.MaxDepth == 0 {
+		return b, err
+	}
+	return b, putLimits(b, s)
+}
+
+// putLimits puts the largest channel, or the one to be made ahead, into a message.
+func putLimits(b []byte, s *Spec) error {
+	err := putNumbers(b, []number{
+		{"depth limit", int64(s.MaxDepth), 0, depthMax, 24, 4},
+		{"eager limit", int64(s.MaxEager), 0, eagerMax, 28, 4},
+	})
+	if err == nil && s.MaxBulk > bulkMax {
+		err = invalid("bulk limit %d not in 0..%d", s.MaxBulk, uint64(bulkMax))
+	}
+	binary.LittleEndian.PutUint64(b[32:], s.MaxBulk)
+	return err
+}
+
+// deviceBody is as much of the bodies of PREPARE and SPAWN as says a worker is to be connected, checked on the way.
 func deviceBody(s *Spec) ([]byte, error) {
 	b := make([]byte, spawnSize)
 	switch s.Provider {
@@ -216,16 +238,11 @@ func spawnBody(s *Spec) ([]byte, error) {
 		return nil, err
 	}
 	le := binary.LittleEndian
-	err = putNumbers(b, []number{
-		{"wait mode", int64(s.WaitMode), 0, 2, 1, 1},
-		{"depth limit", int64(s.MaxDepth), 0, depthMax, 24, 4},
-		{"eager limit", int64(s.MaxEager), 0, eagerMax, 28, 4},
-	})
-	if err != nil {
+	if err = putLimits(b, s); err != nil {
 		return nil, err
 	}
-	if s.MaxBulk > bulkMax {
-		return nil, invalid("bulk limit %d not in 0..%d", s.MaxBulk, uint64(bulkMax))
+	if err = putNumbers(b, []number{{"wait mode", int64(s.WaitMode), 0, 2, 1, 1}}); err != nil {
+		return nil, err
 	}
 	if len(s.ClientBlob) == 0 || len(s.ClientBlob) > blobMax {
 		return nil, &WorkerError{statusBadBlob,
@@ -234,7 +251,6 @@ func spawnBody(s *Spec) ([]byte, error) {
 	if len(s.Names) > functionsMax {
 		return nil, invalid("%d functions, at most %d", len(s.Names), functionsMax)
 	}
-	le.PutUint64(b[32:], s.MaxBulk)
 	le.PutUint64(b[40:], s.MemoryLimit)
 	le.PutUint32(b[48:], uint32(len(s.Names)))
 	le.PutUint32(b[52:], uint32(len(s.ClientBlob)))

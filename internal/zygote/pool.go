@@ -35,11 +35,13 @@ func (p *pool) wake() {
 	}
 }
 
-// KeepWarm keeps n workers waiting for leases on each of the given devices (of the specs only what names a device counts),
-// cloned in the background whenever one is missing, until Close. Call it once, at most.
+// KeepWarm keeps n workers waiting for leases on each of the given devices, cloned in the background whenever one is missing,
+// until Close. Of the specs what names a device counts, and what most leases will be: MaxDepth, MaxEager and MaxBulk are the
+// sizes of a channel, whose worker's side is made ahead (MaxDepth 0: none is), MemoryLimit and ChannelMemory what the worker's
+// control group may have. A lease that differs gets such a worker too, which makes anew what does not fit. Call it once, at most.
 func (z *Zygote) KeepWarm(n int, devices ...Spec) error {
 	for i := range devices {
-		if _, err := deviceBody(&devices[i]); err != nil {
+		if _, err := prepareBody(&devices[i]); err != nil {
 			return err
 		}
 	}
@@ -85,26 +87,66 @@ func (z *Zygote) fill() {
 		case <-z.ctx.Done():
 			return
 		case <-z.pool.poke:
+			z.pool.settle(z.ctx)
 		case <-again:
 		}
 	}
 }
 
+// settleTime is how long the pool waits after a start before it clones another worker: the lease has its answer then, and its first
+// result. When no worker is left it does not wait.
+const settleTime = 5 * time.Millisecond
+
+func (p *pool) settle(ctx context.Context) {
+	p.mu.Lock()
+	left := true
+	for i := range p.kinds {
+		kind, err := deviceBody(&p.kinds[i])
+		left = left && err == nil && len(p.waiting[string(kind)]) > 0
+	}
+	p.mu.Unlock()
+	if !left {
+		return
+	}
+	select {
+	case <-time.After(settleTime):
+	case <-ctx.Done():
+	}
+}
+
+// bind binds a sleeping process to CPUs, so that it wakes up there. A hint: it binds itself when it has its lease, and this
+// process may not have the right to.
+func bind(pid int, cpus []int) {
+	if len(cpus) == 0 {
+		return
+	}
+	var set unix.CPUSet
+	for _, c := range cpus {
+		set.Set(c)
+	}
+	_ = unix.SchedSetaffinity(pid, &set)
+}
+
 func (z *Zygote) fillUp() error {
 	for i := range z.pool.kinds {
 		spec := &z.pool.kinds[i]
-		body, err := deviceBody(spec)
+		kind, err := deviceBody(spec)
 		if err != nil {
 			return err
 		}
-		for z.pool.missing(string(body)) {
+		body, err := prepareBody(spec)
+		if err != nil {
+			return err
+		}
+		for z.pool.missing(string(kind)) {
 			ctx, cancel := context.WithTimeoutCause(z.ctx, SpawnTimeout, errSpawnTimeout)
 			w, err := z.spawn(ctx, spec, body, nil)
 			cancel()
 			if err != nil {
 				return err
 			}
-			z.pool.add(string(body), w)
+			w.limited = spec.groupMemory()
+			z.pool.add(string(kind), w)
 		}
 	}
 	return nil
@@ -164,11 +206,12 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body, names []byte) (*Wor
 		w.steps.Warm = true
 		w.serves.Store(spec)
 		m := message{msgSpawn, w.id, body}
-		if w.group != nil {
-			if err := w.group.Limit(spec.groupMemory(), 0); err != nil {
+		if limit := spec.groupMemory(); w.group != nil && limit != w.limited {
+			if err := w.group.Limit(limit, 0); err != nil {
 				return nil, w.abort(fmt.Errorf("start worker: %w", err))
 			}
 		}
+		bind(w.pid, spec.CPUs)
 		err := leaseFDs(spec.Code, names, func(code, names int) error {
 			w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 			_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, names), nil)

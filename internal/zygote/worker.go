@@ -32,6 +32,8 @@ type Worker struct {
 	asked  time.Time
 	steps  Steps // of start
 
+	limited uint64 // what its control group was limited to while it waited
+
 	serves atomic.Pointer[Spec] // of its lease; an empty one while it waits for that
 
 	stopped atomic.Bool // Stop was called: a clean exit is as it should be

@@ -79,12 +79,14 @@ type Control struct {
 	opts   Options
 	nodeID string
 
-	mu     sync.Mutex
-	conns  map[string]*grpc.ClientConn
-	closed bool
-	kept   []*Kept // released leases, the oldest first
-	client [16]byte
-	work   sync.WaitGroup // what expire began
+	mu        sync.Mutex
+	conns     map[string]*grpc.ClientConn
+	infos     map[string]*control.InfoReply // what executors have said of themselves, by address
+	libraries map[string]*library           // by path
+	closed    bool
+	kept      []*Kept // released leases, the oldest first
+	client    [16]byte
+	work      sync.WaitGroup // what expire began
 
 	places places
 }
@@ -115,7 +117,8 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 	if err != nil {
 		return nil, fail(op, dataplane.StatusFatal, "%v", err)
 	}
-	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn), places: places{open: o.Device}}
+	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn),
+		infos: make(map[string]*control.InfoReply), libraries: make(map[string]*library), places: places{open: o.Device}}
 	crand.Read(c.client[:])
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -176,22 +179,6 @@ func (c *Control) dial(op, addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-func (c *Control) info(ctx context.Context, addr string) (*control.InfoReply, error) {
-	const op = "ask the executor"
-	conn, err := c.dial(op, addr)
-	if err != nil {
-		return nil, err
-	}
-	r, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
-	if err != nil {
-		return nil, fromControl(op, addr, err)
-	}
-	if r.ProtocolVersion != control.ProtocolVersion {
-		return nil, fail(op, dataplane.StatusProtocol, "%s speaks control protocol %d, this client %d", addr, r.ProtocolVersion, control.ProtocolVersion)
-	}
-	return r, nil
-}
-
 func (c *Control) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 	const op = "ask the resource manager"
 	conn, err := c.dial(op, c.opts.Manager)
@@ -248,23 +235,11 @@ func (c *Control) provider(addr string, info *control.InfoReply) (string, error)
 func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 	const op = "find an executor"
 	if addr := cmp.Or(s.Executor, c.opts.Executor); addr != "" {
-		info, err := c.info(ctx, addr)
+		cand, err := c.only(ctx, addr, s)
 		if err != nil {
 			return nil, err
 		}
-		// Found here and not by the executor: the channels of a lease that cannot be may take gigabytes.
-		if need := uint32(s.Workers * s.CoresPerWorker); need > info.Cores {
-			return nil, fail(op, dataplane.StatusInvalid, "%d workers of %d cores need %d cores, executor %s lends %d",
-				s.Workers, s.CoresPerWorker, need, addr, info.Cores)
-		} else if need > info.FreeCores {
-			return nil, fail(op, dataplane.StatusBusy, "%d workers of %d cores need %d cores, executor %s has %d of %d free",
-				s.Workers, s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
-		}
-		p, err := c.provider(addr, info)
-		if err != nil {
-			return nil, err
-		}
-		return []Candidate{{Address: addr, Node: info.Node, Provider: p, info: info}}, nil
+		return []Candidate{cand}, nil
 	}
 	entries, err := c.list(ctx)
 	if err != nil {

@@ -133,6 +133,7 @@ func FuzzExecutor(f *testing.F) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
+		c.forget(port.Address)
 		p, err := c.Prepare(t.Context(), Spec{Code: code, Workers: 2, Depth: 8, Eager: 4096, Bulk: 4096})
 		typed("prepare", err)
 		if err != nil {

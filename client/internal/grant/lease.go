@@ -7,9 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
-	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -80,60 +78,17 @@ func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
 	case s.Mode < 0 || s.Mode > control.WaitMode_WAIT_MODE_WARM:
 		return nil, fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
 	}
-	p := &Pending{c: c, spec: s, code: s.Code, name: filepath.Base(s.Library)}
-	if s.Code == nil {
-		var err error
-		if p.code, err = readLibrary(s.Library); err != nil {
-			return nil, err
-		}
-	}
-	if err := checkELF(s.Library, p.code); err != nil {
+	lib, err := c.library(s.Library, s.Code, time.Now())
+	if err != nil {
 		return nil, err
 	}
-	p.sha = sha256.Sum256(p.code)
+	p := &Pending{c: c, spec: s, code: lib.code, sha: lib.sha, name: filepath.Base(s.Library)}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	if p.kept = c.takeKept(p.key(), cmp.Or(s.At, s.Executor)); p.kept != nil {
 		return p, nil
 	}
 	return p, p.look(ctx)
-}
-
-func readLibrary(path string) ([]byte, error) {
-	const op = "read the library"
-	if path == "" {
-		return nil, fail(op, dataplane.StatusInvalid, "no library is given: want a path or bytes")
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	switch {
-	case err != nil:
-		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
-	case !st.Mode().IsRegular():
-		return nil, fail(op, dataplane.StatusBadLibrary, "%s is not a regular file", path)
-	case st.Size() > MaxLibrary:
-		return nil, fail(op, dataplane.StatusBadLibrary, "%s has %d bytes, want at most %d", path, st.Size(), MaxLibrary)
-	}
-	b, err := io.ReadAll(f)
-	if err != nil {
-		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
-	}
-	return b, nil
-}
-
-// checkELF finds at once what needs no executor to find. The executor checks everything.
-func checkELF(path string, b []byte) error {
-	if path == "" {
-		path = "library"
-	}
-	if len(b) < 64 || string(b[:4]) != "\x7fELF" {
-		return fail("check the library", dataplane.StatusBadLibrary, "%s is not an ELF shared library (%d bytes, begins with %q)", path, len(b), b[:min(len(b), 8)])
-	}
-	return nil
 }
 
 // Changes subscribes to what happens to the executors that the lease may go to.
@@ -167,17 +122,11 @@ func (p *Pending) Next() (Candidate, error) {
 	for p.current+1 < len(p.candidates) || p.more() {
 		p.current++
 		cand := p.candidates[p.current]
-		i := cand.info
-		switch {
-		case i.MaxDepth != 0 && p.spec.Depth > int(i.MaxDepth):
-			p.last = fail(op, dataplane.StatusInvalid, "depth %d, executor %s allows %d", p.spec.Depth, cand.Address, i.MaxDepth)
-		case i.MaxEager != 0 && p.spec.Eager > int(i.MaxEager):
-			p.last = fail(op, dataplane.StatusInvalid, "eager %d bytes, executor %s allows %d", p.spec.Eager, cand.Address, i.MaxEager)
-		case i.MaxBulk != 0 && p.spec.Bulk > i.MaxBulk:
-			p.last = fail(op, dataplane.StatusInvalid, "bulk area of %d bytes, executor %s allows %d", p.spec.Bulk, cand.Address, i.MaxBulk)
-		default:
+		err := cand.tooSmall(&p.spec)
+		if err == nil {
 			return cand, nil
 		}
+		p.last = err
 	}
 	if p.last == nil {
 		p.last = fail(op, dataplane.StatusBusy, "no executor is left to ask")
@@ -310,6 +259,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		}
 	}
 	if err != nil {
+		p.c.forget(cand.Address)
 		p.last = fromControl(op, cand.Address, err)
 		return nil, p.last
 	}

@@ -1,0 +1,72 @@
+package grant
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// A library is read once as long as its file stays as it is, and anew whatever becomes of it.
+func TestLibraryIsRemembered(t *testing.T) {
+	c := &Control{libraries: map[string]*library{}}
+	path := filepath.Join(t.TempDir(), "lib.so")
+	write := func(fill byte) []byte {
+		t.Helper()
+		b := append([]byte("\x7fELF"), bytes.Repeat([]byte{fill}, 100)...)
+		before, _ := os.Stat(path)
+		for { // until the file's times have moved on
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if now, err := os.Stat(path); before == nil || err != nil || now.ModTime() != before.ModTime() {
+				return b
+			}
+		}
+	}
+	get := func(want []byte, now time.Time) *library {
+		t.Helper()
+		l, err := c.library(path, nil, now)
+		if err != nil || !bytes.Equal(l.code, want) || l.sha != sha256.Sum256(want) {
+			t.Fatalf("%v, %v", l, err)
+		}
+		return l
+	}
+	first, later := write(1), time.Now().Add(time.Minute)
+	if get(first, time.Now()) == get(first, time.Now()) {
+		t.Error("a file that has just changed is remembered")
+	}
+	if l := get(first, later); l != get(first, later) {
+		t.Error("a file that has not changed is read twice")
+	}
+	second := write(2) // of the same size, in its place
+	get(second, later)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.library(path, nil, later); err == nil {
+		t.Error("a file that is gone is remembered")
+	}
+	get(write(3), later)
+	if l, err := c.library("", first, later); err != nil || !bytes.Equal(l.code, first) {
+		t.Errorf("bytes in the place of a file: %v", err)
+	}
+}
+
+// What is remembered has a bound.
+func TestRememberedLibrariesMakeRoom(t *testing.T) {
+	c := &Control{libraries: map[string]*library{}}
+	for _, name := range []string{"a", "b", "c"} {
+		c.rememberLibrary(name, &library{code: make([]byte, librariesMost/2)})
+	}
+	c.rememberLibrary("huge", &library{code: make([]byte, librariesMost+1)})
+	total := 0
+	for _, l := range c.libraries {
+		total += len(l.code)
+	}
+	if total > librariesMost || c.libraries["huge"] != nil {
+		t.Errorf("%d bytes in %d libraries are remembered", total, len(c.libraries))
+	}
+}

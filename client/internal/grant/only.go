@@ -1,0 +1,88 @@
+package grant
+
+import (
+	"context"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// smallChannels is how many bytes the channels of a lease may take, on this side, that an executor is asked for without asking
+// first whether it has that many cores free.
+const smallChannels = 64 << 20
+
+// only is the executor at an address as the candidate for a lease that is bound to it. What it has said of itself before is good
+// enough for small channels, unless it speaks against the lease: a round trip less.
+func (c *Control) only(ctx context.Context, addr string, s *Spec) (Candidate, error) {
+	c.mu.Lock()
+	known := c.infos[addr]
+	c.mu.Unlock()
+	if known != nil && uint64(s.Workers)*(uint64(s.Depth)*uint64(s.Eager)+s.Bulk) <= smallChannels {
+		if cand, err := c.suited(addr, known, s); err == nil && cand.tooSmall(s) == nil {
+			return cand, nil
+		}
+	}
+	info, err := c.info(ctx, addr)
+	if err != nil {
+		return Candidate{}, err
+	}
+	cand, err := c.suited(addr, info, s)
+	if need := uint32(s.Workers * s.CoresPerWorker); err == nil && need > info.FreeCores {
+		// Found here and not by the executor: the channels of a lease that cannot be may take gigabytes.
+		err = fail("find an executor", dataplane.StatusBusy, "%d workers of %d cores need %d cores, executor %s has %d of %d free",
+			s.Workers, s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
+	}
+	return cand, err
+}
+
+// suited says whether the executor that info describes could ever give such a lease.
+func (c *Control) suited(addr string, info *control.InfoReply, s *Spec) (Candidate, error) {
+	if need := uint32(s.Workers * s.CoresPerWorker); need > info.Cores {
+		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "%d workers of %d cores need %d cores, executor %s lends %d",
+			s.Workers, s.CoresPerWorker, need, addr, info.Cores)
+	}
+	p, err := c.provider(addr, info)
+	return Candidate{Address: addr, Node: info.Node, Provider: p, info: info}, err
+}
+
+// tooSmall is why an executor does not take channels of such sizes; nil if it does.
+func (cand *Candidate) tooSmall(s *Spec) error {
+	const op = "lease"
+	i := cand.info
+	switch {
+	case i.MaxDepth != 0 && s.Depth > int(i.MaxDepth):
+		return fail(op, dataplane.StatusInvalid, "depth %d, executor %s allows %d", s.Depth, cand.Address, i.MaxDepth)
+	case i.MaxEager != 0 && s.Eager > int(i.MaxEager):
+		return fail(op, dataplane.StatusInvalid, "eager %d bytes, executor %s allows %d", s.Eager, cand.Address, i.MaxEager)
+	case i.MaxBulk != 0 && s.Bulk > i.MaxBulk:
+		return fail(op, dataplane.StatusInvalid, "bulk area of %d bytes, executor %s allows %d", s.Bulk, cand.Address, i.MaxBulk)
+	}
+	return nil
+}
+
+// info asks an executor what it is and has, and remembers it until forget.
+func (c *Control) info(ctx context.Context, addr string) (*control.InfoReply, error) {
+	const op = "ask the executor"
+	conn, err := c.dial(op, addr)
+	if err != nil {
+		return nil, err
+	}
+	r, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
+	if err != nil {
+		return nil, fromControl(op, addr, err)
+	}
+	if r.ProtocolVersion != control.ProtocolVersion {
+		return nil, fail(op, dataplane.StatusProtocol, "%s speaks control protocol %d, this client %d", addr, r.ProtocolVersion, control.ProtocolVersion)
+	}
+	c.mu.Lock()
+	c.infos[addr] = r
+	c.mu.Unlock()
+	return r, nil
+}
+
+// forget is for an executor that has refused: it may be another one by now.
+func (c *Control) forget(addr string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.infos, addr)
+}

@@ -1,0 +1,92 @@
+/* What a worker may use: processors, memory, and what it leaves to others. */
+#include "dp_worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static void write_file(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t n = write(fd, text, strlen(text));
+    (void)n; /* best effort */
+    close(fd);
+}
+
+void dp_worker_yield_to_others(void) {
+    /* A guest on an idle node goes first when memory runs out. */
+    write_file("/proc/self/oom_score_adj", "1000");
+    /* Dumping a large process takes seconds in which its client would wait. Soft: a function may raise it. */
+    struct rlimit core;
+    if (getrlimit(RLIMIT_CORE, &core) == 0) {
+        core.rlim_cur = 0;
+        setrlimit(RLIMIT_CORE, &core);
+    }
+}
+
+int dp_worker_pin(const uint8_t *cpus, dp_error *err) {
+    int wanted = 0;
+    for (int i = 0; i < DP_CPUS_MAX; i++)
+        wanted += cpus[i / 8] >> (i % 8) & 1;
+    if (!wanted)
+        return DP_OK;
+    /* The set is larger than ours: sched_getaffinity fails when the kernel knows more CPUs than fit. */
+    union {
+        unsigned char bytes[8192 / 8];
+        unsigned long words[8192 / 8 / sizeof(unsigned long)];
+    } set, got;
+    memset(&set, 0, sizeof set);
+    memset(&got, 0, sizeof got);
+    memcpy(set.bytes, cpus, DP_CPUS_MAX / 8);
+    long set_failed = syscall(SYS_sched_setaffinity, 0, sizeof set, &set);
+    int e = set_failed ? errno : 0;
+    syscall(SYS_sched_getaffinity, 0, sizeof got, &got);
+    /* The kernel silently leaves out CPUs that do not exist or are outside our cpuset, if any is left. Find the
+     * culprit; if the whole call failed, whether each alone would do. */
+    for (int i = 0; i < DP_CPUS_MAX; i++) {
+        int bit = 1 << (i % 8);
+        if (!(cpus[i / 8] & bit) || (!set_failed && got.bytes[i / 8] & bit))
+            continue;
+        if (set_failed) {
+            memset(&set, 0, sizeof set);
+            set.bytes[i / 8] = (unsigned char)bit;
+            if (syscall(SYS_sched_setaffinity, 0, sizeof set, &set) == 0)
+                continue;
+            e = errno;
+        }
+        return dp_fail(err, DP_INVALID, e, "pin worker: CPU %d does not exist or is not this executor's to use", i);
+    }
+    return set_failed ? dp_fail(err, DP_FATAL, e, "pin worker to %d CPUs", wanted) : DP_OK;
+}
+
+/* Until each worker has a memory cgroup, the limit is on private writable memory (RLIMIT_DATA): an allocation beyond it
+ * fails. It does not count shared mappings nor what children of the function use. RLIMIT_AS would count what the
+ * fabric maps too, and address space that sanitizers and runtimes only reserve. */
+int dp_worker_limit_memory(uint64_t bytes, dp_error *err) {
+    if (!bytes)
+        return DP_OK;
+    unsigned long long pages = 0;
+    char text[256] = "";
+    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    if (got <= 0 || sscanf(text, "%*u %*u %*u %*u %*u %llu", &pages) != 1)
+        return dp_fail(err, DP_FATAL, 0, "memory limit: cannot read /proc/self/statm");
+    rlim_t now = pages * (unsigned long long)sysconf(_SC_PAGESIZE);
+    struct rlimit data;
+    getrlimit(RLIMIT_DATA, &data);
+    rlim_t limit = now + bytes;
+    if (limit < now || limit > data.rlim_max)
+        limit = data.rlim_max;
+    data.rlim_cur = data.rlim_max = limit;
+    if (setrlimit(RLIMIT_DATA, &data))
+        return dp_fail(err, DP_FATAL, errno, "memory limit of %llu bytes", (unsigned long long)bytes);
+    return DP_OK;
+}
