@@ -3,11 +3,12 @@
 // that takes.
 //
 // The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
-// that takes once, the first contact, is told beside the rest.
+// that takes once, the first contact, is told beside the rest, also with TLS, and so is what starting a process for a call takes
+// on this machine, as every lease of the first rFaaS did. A warm lease is asked for when the executor's pool is full again: what
+// it takes to fill it is nobody's start, unless there are too many.
 package cold
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -16,15 +17,16 @@ import (
 	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
+	"github.com/rfaas-go/rfaas/benchmarks/latency"
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // Config says what to measure. Executor, Provider, Library and Function are mandatory.
@@ -36,6 +38,7 @@ type Config struct {
 	Mode     string // cold, warm or cached; empty: cold
 	Leases   int    // to be measured; 0: 200
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
+	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
 }
 
 // Result is what one run measured: medians in ns unless their name says otherwise. The JSON form is read by other
@@ -58,9 +61,11 @@ type Result struct {
 	ConnectNS    int64   `json:"connect_ns"`
 	CodeNS       int64   `json:"code_ns"`
 	FirstCallNS  int64   `json:"first_call_ns"`
-	ReleaseNS    int64   `json:"release_ns"`       // not part of the above
-	FirstContact int64   `json:"first_contact_ns"` // connecting, sending the library, the first lease and call
-	Load         float64 `json:"load_avg"`         // of the last minute, when it began
+	ReleaseNS    int64   `json:"release_ns"`           // not part of the above
+	FirstContact int64   `json:"first_contact_ns"`     // connecting, sending the library, the first lease and call
+	FirstTLS     int64   `json:"first_contact_tls_ns"` // the same of another executor by TLS, with a token; 0: this machine has no address but loopback
+	ProcessNS    int64   `json:"process_start_ns"`     // fork, exec, device, memory, connection, first call: nothing there before; 0: not measured
+	Load         float64 `json:"load_avg"`             // of the last minute, when it began
 	StartedAt    string  `json:"started_at"`
 	Method       string  `json:"method"`
 }
@@ -71,7 +76,7 @@ type samples struct{ total, control, fork, sandbox, connect, code, call, release
 // modes are the settings of the executor that lead to each way to start.
 var modes = map[string][]string{
 	"cold":   {"--warm-pool", "0", "--keep-time", "0s"},
-	"warm":   {"--warm-pool", "4", "--keep-time", "0s"},
+	"warm":   {"--warm-pool", strconv.Itoa(poolSize), "--keep-time", "0s"},
 	"cached": {"--warm-pool", "0"},
 }
 
@@ -104,27 +109,27 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	}
 	defer os.RemoveAll(dir)
 	secret := filepath.Join(dir, "secret")
-	address, stop, err := start(ctx, cfg, secret)
+	e, err := startExecutor(ctx, cfg, "127.0.0.1:0", "--secret-file", secret)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
+	defer e.stop()
 	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Samples: n,
 		Load: load(), StartedAt: time.Now().UTC().Format(time.RFC3339),
 		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there"}
-	began := time.Now()
-	s, err := client.Connect(ctx, client.Options{Executor: address, Provider: cfg.Provider, SecretFile: secret})
+	s, first, err := contact(ctx, cfg, client.Options{Executor: e.address, Provider: cfg.Provider, SecretFile: secret})
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
+	r.FirstContact = first
 	var all samples
-	if _, err := all.lease(ctx, s, cfg); err != nil {
-		return nil, err
-	}
-	r.FirstContact = int64(time.Since(began)) - all.release[0]
-	all = samples{}
 	for len(all.total) < n {
+		if cfg.Mode == "warm" {
+			if err := e.untilFull(ctx); err != nil {
+				return nil, err
+			}
+		}
 		one := all
 		how, err := all.lease(ctx, s, cfg)
 		if err != nil {
@@ -138,6 +143,12 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 			return nil, fmt.Errorf("%d leases started %s, and %d otherwise: the last one %s", len(all.total), cfg.Mode, r.Others, how)
 		}
 	}
+	if r.FirstTLS, err = firstTLS(ctx, cfg, dir); err != nil {
+		return nil, err
+	}
+	if r.ProcessNS, err = processStart(cfg); err != nil {
+		return nil, err
+	}
 	slices.Sort(all.total)
 	r.P50NS, r.P90NS, r.P99NS, r.MaxNS = rank(all.total, 50), rank(all.total, 90), rank(all.total, 99), all.total[n-1]
 	for into, list := range map[*int64][]int64{&r.ControlNS: all.control, &r.ForkNS: all.fork, &r.SandboxNS: all.sandbox, &r.ConnectNS: all.connect,
@@ -146,6 +157,39 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		*into = rank(list, 50)
 	}
 	return r, nil
+}
+
+// contact connects and makes the first lease and call; first is what that took, in ns.
+func contact(ctx context.Context, cfg Config, o client.Options) (s *client.Session, first int64, err error) {
+	began := time.Now()
+	if s, err = client.Connect(ctx, o); err != nil {
+		return nil, 0, err
+	}
+	var one samples
+	if _, err := one.lease(ctx, s, cfg); err != nil {
+		return nil, 0, errors.Join(err, s.Close())
+	}
+	return s, int64(time.Since(began)) - one.release[0], nil
+}
+
+// processes is how many process starts are measured.
+const processes = 15
+
+// processStart is the median of them, in ns.
+func processStart(cfg Config) (int64, error) {
+	if cfg.Peer == "" {
+		return 0, nil
+	}
+	var all []int64
+	for range processes {
+		d, err := latency.ProcessStart(cfg.Provider, dataplane.Options{GIDIndex: -1}, cfg.Peer)
+		if err != nil {
+			return 0, fmt.Errorf("start a process: %w", err)
+		}
+		all = append(all, int64(d))
+	}
+	slices.Sort(all)
+	return rank(all, 50), nil
 }
 
 // othersMost is how many leases may start in another way, for each that shall be measured.
@@ -183,43 +227,6 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how
 	return steps.Start.String(), nil
 }
 
-// start starts an executor that lends one core and returns its address and what ends it.
-func start(ctx context.Context, cfg Config, secret string) (address string, stop func(), err error) {
-	cmd := exec.CommandContext(ctx, cfg.Executor, append([]string{"--listen", "127.0.0.1:0", "--secret-file", secret, "--providers",
-		cfg.Provider, "--cores", "1", "--grace", "2s"}, modes[cfg.Mode]...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	errs, err := cmd.StderrPipe()
-	if err != nil {
-		return "", nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return "", nil, fmt.Errorf("start the executor: %w", err)
-	}
-	var said strings.Builder
-	lines := bufio.NewScanner(errs)
-	for lines.Scan() {
-		if _, rest, ok := strings.Cut(lines.Text(), "msg=ready address="); ok {
-			address, _, _ = strings.Cut(rest, " ")
-			break
-		}
-		said.WriteString("\n  " + lines.Text())
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = io.Copy(io.Discard, errs)
-		_ = cmd.Wait() // how it ends is of no interest
-	}()
-	if address == "" {
-		<-done
-		return "", nil, fmt.Errorf("the executor ended at once:%s", said.String())
-	}
-	return address, func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		<-done
-	}, nil
-}
-
 // load is the load average of the last minute, 0 if it is not known.
 func load() (avg float64) {
 	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
@@ -241,6 +248,13 @@ func WriteTable(w io.Writer, r *Result) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "%d leases (%d started otherwise); release %s; first contact %s; load %.1f. %s.\n", r.Samples, r.Others, us(r.ReleaseNS), us(r.FirstContact), r.Load, r.Method)
+	fmt.Fprintf(w, "%d leases (%d started otherwise); release %s; first contact %s", r.Samples, r.Others, us(r.ReleaseNS), us(r.FirstContact))
+	if r.FirstTLS > 0 {
+		fmt.Fprintf(w, ", with TLS %s", us(r.FirstTLS))
+	}
+	if r.ProcessNS > 0 {
+		fmt.Fprintf(w, "; start of a process to its first call %s, %.2f of it", us(r.ProcessNS), float64(r.P50NS)/float64(r.ProcessNS))
+	}
+	_, err := fmt.Fprintf(w, "; load %.1f. %s.\n", r.Load, r.Method)
 	return err
 }

@@ -57,7 +57,8 @@ type Config struct {
 	Remote   string        // HOST:PORT at which Serve runs on another machine, which starts the peer; "": the peer is here
 	Progress func(line string)
 
-	delay time.Duration // that each call takes longer
+	delay     time.Duration // that each call takes longer
+	callsOnly bool
 }
 
 // Validate checks the configuration and sets defaults.

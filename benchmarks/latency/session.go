@@ -157,7 +157,7 @@ func (s *session) connect(fds dataplane.BenchFDs, payload int) error {
 	}
 	s.bench, err = dev.OpenBench(s.cfg.Device, dataplane.BenchConfig{Slots: s.cfg.Slots, Depth: s.cfg.Depth, Eager: s.cfg.Eager,
 		Bulk: max(bulk, dataplane.DefaultBulk), Payload: payload, Mode: s.mode, PeerCPU: peerCPU,
-		Registered: s.cfg.Buffers == BuffersRegistered}, fds)
+		Registered: s.cfg.Buffers == BuffersRegistered, CallsOnly: s.cfg.callsOnly}, fds)
 	if err != nil {
 		return err
 	}

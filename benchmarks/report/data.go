@@ -23,7 +23,8 @@ type Start struct {
 	Samples            int
 	P50, P90, P99, Max float64 // ns
 	FirstContact       float64
-	Steps              []Step // medians
+	FirstTLS, Process  float64 // 0: not measured
+	Steps              []Step  // medians
 	Load               float64
 }
 
@@ -146,10 +147,11 @@ func parseStart(line []byte) (Start, error) {
 	number := func(name string) float64 { n, _ := all[name].(float64); return n }
 	text := func(name string) string { s, _ := all[name].(string); return s }
 	s := Start{Provider: text("provider"), Mode: text("mode"), Samples: int(number("samples")), P50: number("p50_ns"), P90: number("p90_ns"),
-		P99: number("p99_ns"), Max: number("max_ns"), FirstContact: number("first_contact_ns"), Load: number("load_avg")}
+		P99: number("p99_ns"), Max: number("max_ns"), FirstContact: number("first_contact_ns"), FirstTLS: number("first_contact_tls_ns"),
+		Process: number("process_start_ns"), Load: number("load_avg")}
 	for name := range all {
 		step, is := strings.CutSuffix(name, "_ns")
-		if _, number := all[name].(float64); !is || !number || slices.Contains([]string{"p50", "p90", "p99", "p999", "max", "first_contact", "release", "mean", "floor_p50"}, step) {
+		if _, number := all[name].(float64); !is || !number || slices.Contains([]string{"p50", "p90", "p99", "p999", "max", "first_contact", "first_contact_tls", "process_start", "release", "mean", "floor_p50"}, step) {
 			continue
 		}
 		s.Steps = append(s.Steps, Step{step, number(name)})

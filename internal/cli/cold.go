@@ -39,6 +39,9 @@ that waits for it, cached with the one of the lease before, whose connection sta
 			if cfg.Executor == "" {
 				cfg.Executor = filepath.Join(filepath.Dir(self), "executor")
 			}
+			if cfg.Peer == "" {
+				cfg.Peer = filepath.Join(filepath.Dir(self), "..", "libexec", "rfaas-bench-peer")
+			}
 			if cfg.Library == "" { // in a source tree
 				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
 			}
@@ -66,6 +69,7 @@ that waits for it, cached with the one of the lease before, whose connection sta
 	f.StringVar(&cfg.Library, "library", "", "library of functions (default: ../build/functions/echo.so beside this program)")
 	f.StringVar(&cfg.Function, "function", "empty", "function of it, called without a payload")
 	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
+	f.StringVar(&cfg.Peer, "peer", "", "path of rfaas-bench-peer, the process whose start stands beside (default: ../libexec beside this program)")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object per mode, one a line")
 	return c
 }

@@ -81,6 +81,7 @@ type BenchConfig struct {
 	PeerCPU int // the peer pins itself there; -1: not
 	// Registered: the C client's payloads lie in registered memory and results are left where they arrive.
 	Registered bool
+	CallsOnly  bool // no floors: nothing is made for them
 }
 
 // BenchFDs is what client and peer share: the two ends of a seqpacket socket, one each, a memfd of BenchMemory bytes and two
@@ -113,7 +114,8 @@ func (d *Device) OpenBench(o Options, cfg BenchConfig, fds BenchFDs) (*Bench, er
 	opts := o.c(dev)
 	c := C.dp_bench_config{slots: C.uint32_t(clampU32(cfg.Slots)), depth: C.uint32_t(clampU32(cfg.Depth)),
 		eager: C.uint32_t(clampU32(cfg.Eager)), payload: C.uint32_t(clampU32(cfg.Payload)), bulk: C.uint64_t(max(cfg.Bulk, 0)),
-		mode: C.dp_wait_mode(cfg.Mode), peer_cpu: C.int(cfg.PeerCPU), registered: C.bool(cfg.Registered)}
+		mode: C.dp_wait_mode(cfg.Mode), peer_cpu: C.int(cfg.PeerCPU), registered: C.bool(cfg.Registered),
+		calls_only: C.bool(cfg.CallsOnly)}
 	cf := fds.c()
 	var b Bench
 	var e C.dp_error

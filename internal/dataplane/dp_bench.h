@@ -82,6 +82,7 @@ typedef struct dp_bench_config {
     /* Calls take their payload from registered memory and leave the result where it arrived, as a bare ping-pong on a
      * network adapter does, instead of copying from and to the caller's memory. */
     bool registered;
+    bool calls_only; /* no bare queue pair beside the channel */
 } dp_bench_config;
 
 /* What the peer's machine says instead of the client: the device, and the CPU to be pinned to, -1: none. */

@@ -126,7 +126,7 @@ int dp_bench_open(dp_dev *dev, const dp_dev_options *opts, const dp_bench_config
         st = dp_mem_alloc(dp_endpoint_domain(b->ep), cfg->payload, 0, &b->registered, err);
     if (!st)
         st = shake_hands(b, dev, opts ? opts : &none, fds->socket, err);
-    if (!st && dev->provider == DP_PROVIDER_VERBS)
+    if (!st && dev->provider == DP_PROVIDER_VERBS && !cfg->calls_only)
         st = open_verbs(b, dev, err);
     if (st) {
         dp_bench_close(b);

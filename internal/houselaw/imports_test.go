@@ -62,7 +62,7 @@ var rooms = map[string][]string{
 	"tests/slurm":  {"client", "internal/control"},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
-		"internal/executor", "internal/manager", "internal/zygote"},
+		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
 }
 
 // cgoRooms may import "C": the data plane, the exports of librfaas.so, and the binding of MPI.

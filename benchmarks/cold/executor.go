@@ -1,0 +1,157 @@
+package cold
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// executor is a process that lends one core.
+type executor struct {
+	address string
+	metrics string // address of its metrics
+	cmd     *exec.Cmd
+	done    chan struct{}
+}
+
+// poolSize is how many workers wait for a warm lease.
+const poolSize = 4
+
+// startExecutor starts one that listens there, with what the mode needs and more arguments.
+func startExecutor(ctx context.Context, cfg Config, listen string, args ...string) (*executor, error) {
+	line := append([]string{"--listen", listen, "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider, "--cores", "1", "--grace", "2s"}, args...)
+	e := &executor{cmd: exec.CommandContext(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...), done: make(chan struct{})}
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	errs, err := e.cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := e.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the executor: %w", err)
+	}
+	var said strings.Builder
+	for lines := bufio.NewScanner(errs); e.address == "" && lines.Scan(); {
+		said.WriteString("\n  " + lines.Text())
+		for _, v := range []struct {
+			before string
+			into   *string
+		}{{`msg="health and metrics" address=`, &e.metrics}, {"msg=ready address=", &e.address}} {
+			if _, rest, ok := strings.Cut(lines.Text(), v.before); ok {
+				*v.into, _, _ = strings.Cut(rest, " ")
+			}
+		}
+	}
+	go func() {
+		defer close(e.done)
+		_, _ = io.Copy(io.Discard, errs)
+		_ = e.cmd.Wait() // how it ends is of no interest
+	}()
+	if e.address == "" {
+		<-e.done
+		return nil, fmt.Errorf("the executor ended at once:%s", said.String())
+	}
+	return e, nil
+}
+
+func (e *executor) stop() {
+	_ = e.cmd.Process.Signal(syscall.SIGTERM)
+	<-e.done
+}
+
+// untilFull waits until as many workers wait for a lease as shall, and nobody is about to start one. Bounded by ctx.
+func (e *executor) untilFull(ctx context.Context) error {
+	for {
+		text, err := e.read(ctx)
+		if err != nil {
+			return fmt.Errorf("read the executor's metrics: %w", err)
+		}
+		if strings.Contains(text, fmt.Sprintf("\nrfaas_executor_waiting_workers %d\n", poolSize)) {
+			return nil
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-e.done:
+			return fmt.Errorf("the executor has ended")
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (e *executor) read(ctx context.Context) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.metrics+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	r, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	b, err := io.ReadAll(r.Body)
+	return string(b), err
+}
+
+// firstTLS is the first contact with an executor that is not on loopback, in ns: TLS, and a token. 0: there is no such address.
+func firstTLS(ctx context.Context, cfg Config, dir string) (int64, error) {
+	host := ownAddress()
+	if host == "" {
+		return 0, nil
+	}
+	const valid = time.Hour
+	now, cluster, node, token := time.Now(), filepath.Join(dir, "cluster"), filepath.Join(dir, "node"), filepath.Join(dir, "token")
+	if err := identity.InitCluster(cluster, "bench", valid, now); err != nil {
+		return 0, err
+	}
+	c, err := identity.OpenCluster(cluster)
+	if err == nil {
+		err = c.IssueNode(node, []string{host}, valid, now)
+	}
+	if err != nil {
+		return 0, err
+	}
+	cred, err := c.IssueToken(identity.Claims{Tenant: "bench", Role: "tenant", Begins: now.Unix(), Ends: now.Add(valid).Unix()}, nil, now)
+	if err != nil {
+		return 0, err
+	}
+	b, err := cred.Encode()
+	if err == nil {
+		err = os.WriteFile(token, b, 0o600)
+	}
+	if err != nil {
+		return 0, err
+	}
+	e, err := startExecutor(ctx, cfg, net.JoinHostPort(host, "0"), "--identity-dir", node, "--secret-file", filepath.Join(dir, "secret"))
+	if err != nil {
+		return 0, err
+	}
+	defer e.stop()
+	s, first, err := contact(ctx, cfg, client.Options{Executor: e.address, Provider: cfg.Provider, TokenFile: token})
+	if err != nil {
+		return 0, fmt.Errorf("with TLS: %w", err)
+	}
+	return first, s.Close()
+}
+
+// ownAddress is an address of this machine that is not loopback; "" if it has none.
+func ownAddress() string {
+	all, _ := net.InterfaceAddrs()
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			return n.IP.String()
+		}
+	}
+	return ""
+}

@@ -1,0 +1,31 @@
+package latency
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// ProcessStart is the time from fork and exec of a new peer to the result of its first call, with a channel of the client library's
+// sizes: the peer loads its libraries, opens the device, registers memory and connects. What a worker's start would take without
+// anything that is there before. peer is the path of rfaas-bench-peer.
+func ProcessStart(provider string, device dataplane.Options, peer string) (time.Duration, error) {
+	cfg := Config{Provider: provider, Device: device, Clients: []string{ClientC}, Modes: []dataplane.WaitMode{dataplane.Warm},
+		Payloads: []int{8}, Buffers: BuffersCopied, Peer: peer, callsOnly: true}
+	if err := cfg.Validate(); err != nil {
+		return 0, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := time.Now()
+	s, err := openSession(&cfg, dataplane.Warm)
+	if err != nil {
+		return 0, err
+	}
+	defer s.close()
+	if _, err := s.bench.Calls(dataplane.BenchEmpty, 8, 0, 1, nil); err != nil {
+		return 0, s.explain(err)
+	}
+	return time.Since(began), nil
+}
