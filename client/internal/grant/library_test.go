@@ -35,7 +35,7 @@ func TestLibraryIsRemembered(t *testing.T) {
 		return l
 	}
 	first, later := write(1), time.Now().Add(time.Minute)
-	if get(first, time.Now()) == get(first, time.Now()) {
+	if l := get(first, time.Now()); l == get(first, time.Now()) {
 		t.Error("a file that has just changed is remembered")
 	}
 	if l := get(first, later); l != get(first, later) {
