@@ -400,13 +400,18 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 		../../build/gotest-slurm/slurm.test -test.v -test.timeout 270s -test.run OtherNodes -cluster
 
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
-TWOVM := scripts/softroce/run2 --expendable --timeout 300 -e FAULTS_REMOTE=10.77.0.3:7000
+TWOVM_LINK := -Llib -lrfaas -pthread '-Wl,-rpath,$$ORIGIN/../../lib'
+TWOVM := scripts/softroce/run2 --expendable --timeout 500 -e FAULTS_REMOTE=10.77.0.3:7000
 test-twovm: ## client in one virtual machine, executor in another: the link is cut, a machine killed, accounts stay exact
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client ./internal/manager && $(GO_BUILD) -o build/twovm/ ./tests/remote
-	$(Q)for program in api event; do \
-		$(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o build/twovm/$${program}_test client/capi/testdata/$${program}_test.c -Llib -lrfaas \
-			-pthread '-Wl,-rpath,$$ORIGIN/../../lib' || exit; done
+	$(Q)for program in api event failover; do \
+		$(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o build/twovm/$${program}_test client/capi/testdata/$${program}_test.c \
+			$(TWOVM_LINK) || exit; done
+	$(Q)$(CXX) -std=c++17 -O1 -g -Iinclude -o build/twovm/cpp_test client/capi/testdata/cpp_test.cpp $(TWOVM_LINK)
+	$(Q)$(FC) -std=f2018 -O1 -g -Jbuild/twovm -Iinclude -o build/twovm/fortran_test client/capi/testdata/fortran_test.f90 \
+		lib/librfaas_fortran.a $(TWOVM_LINK)
+	$(Q)$(CC) -shared -fPIC -O2 -Iinclude -o build/twovm/functions.so client/capi/testdata/functions.c
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
 	$(Q)for boot in first second; do \
 		$(TWOVM) -- scripts/test --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done

@@ -110,6 +110,7 @@ func TestBadGrant(t *testing.T) {
 // serve serves an executor of the tests and returns its address.
 func serve(t *testing.T, secret string, e control.ExecutorServer) string {
 	t.Helper()
+	checkLeaks(t)
 	port, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
 	if err != nil {
 		t.Fatal(err)

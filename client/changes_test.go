@@ -3,7 +3,6 @@ package client_test
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -13,8 +12,7 @@ import (
 
 // Coming, draining, leaving, dying, and a manager that dies itself: a subscriber hears of all of it.
 func TestChanges(t *testing.T) {
-	secret := filepath.Join(t.TempDir(), "secret")
-	address := "unix:" + filepath.Join(t.TempDir(), "m")
+	secret, address := secretFile(t), fixedManager(t)
 	manager := func() *daemon {
 		return start(t, "bin/resource-manager", secret, "--listen", address, "--heartbeat", "50ms", "--executors", "64")
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -145,9 +144,7 @@ func TestKilledWorkerEndsCallsInFlight(t *testing.T) {
 				t.Logf("worker says it is process %d, the executor %d", victim, l.Worker(0).PID())
 				victim = l.Worker(0).PID()
 			}
-			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			kill(t, victim, syscall.SIGKILL)
 			killed := time.Now()
 			for i, c := range calls {
 				if err := c.Wait(t.Context()); err != nil {
@@ -418,7 +415,7 @@ func TestExecutorKilled(t *testing.T) {
 }
 
 func TestManagerFindsExecutor(t *testing.T) {
-	secret := filepath.Join(t.TempDir(), "secret")
+	secret := secretFile(t)
 	manager := start(t, "bin/resource-manager", secret)
 	w := &world{secret: secret}
 	w.session = w.connect(t, client.Options{Manager: manager.Address, Provider: "auto"})

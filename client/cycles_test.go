@@ -38,7 +38,7 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 	const clients = 8
 	w := newWorld(t, args...)
 	files := func() int {
-		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.cmd.Process.Pid))
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.pid()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 	})
 	// Connections of the clients were counted before, the pool may not have been full.
 	within(t, 5*time.Second, "the descriptors are back", func() bool { return files() <= before+1+4*4 })
-	within(t, 5*time.Second, "no worker has a lease", func() bool { return working(t, w.cmd.Process.Pid) == 0 })
+	within(t, 5*time.Second, "no worker has a lease", func() bool { return working(t, w.pid()) == 0 })
 	t.Logf("%d cycles from %d clients in %v, %d times busy; %+v", done.Load(), clients, took.Round(time.Millisecond), busy.Load(), stat)
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +24,7 @@ type grid struct {
 
 func newGrid(t *testing.T) *grid {
 	t.Helper()
-	g := &grid{t: t, secret: filepath.Join(t.TempDir(), "secret"), nodes: map[string]*daemon{}}
+	g := &grid{t: t, secret: secretFile(t), nodes: map[string]*daemon{}}
 	g.manager = start(t, managerProgram, g.secret, "--heartbeat", "100ms", "--executors", "64")
 	return g
 }
@@ -292,9 +291,7 @@ func TestReplacementWithinTheContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.signal(syscall.SIGSTOP) // nobody tells of the death, and nobody starts another worker
-	if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	kill(t, victim, syscall.SIGKILL)
 	if err := call.Wait(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,43 +16,6 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 	"golang.org/x/sys/unix"
 )
-
-// children returns the living child processes of a process.
-func children(t *testing.T, pid int) (list []int) {
-	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil || len(tasks) == 0 {
-		t.Fatalf("no tasks of process %d: %v", pid, err)
-	}
-	for _, task := range tasks {
-		b, _ := os.ReadFile(task) // a thread may have ended
-		for _, f := range strings.Fields(string(b)) {
-			n, err := strconv.Atoi(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			list = append(list, n)
-		}
-	}
-	return list
-}
-
-// withoutGuards leaves out the processes that keep the sandboxes of workers.
-func withoutGuards(pids []int) (list []int) {
-	for _, pid := range pids {
-		if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(name) != "rfaas-guard\n" {
-			list = append(list, pid)
-		}
-	}
-	return list
-}
-
-// running says whether a process runs; a zombie does not.
-func running(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, ok := strings.Cut(string(b), ") ")
-	return err == nil && ok && rest[0] != 'Z' && rest[0] != 'X'
-}
 
 // within fails unless cond holds soon enough, and returns how long it took.
 func within(t *testing.T, d time.Duration, what string, cond func() bool) time.Duration {
@@ -72,6 +34,12 @@ func within(t *testing.T, d time.Duration, what string, cond func() bool) time.D
 // watched opens processes for their ends, of which the kernel tells; gone waits for all of them.
 func watched(t *testing.T, pids ...int) (gone func(d time.Duration, what string) time.Duration) {
 	t.Helper()
+	if far != "" { // no descriptor reaches there
+		return func(d time.Duration, what string) time.Duration {
+			t.Helper()
+			return within(t, d, what, func() bool { return !slices.ContainsFunc(pids, running) })
+		}
+	}
 	var list []unix.PollFd
 	for _, pid := range pids {
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -106,7 +74,7 @@ func watched(t *testing.T, pids ...int) (gone func(d time.Duration, what string)
 // zygote returns the executor's zygote: its only child that is no worker of the lease.
 func zygote(t *testing.T, w *world, l *client.Lease) int {
 	t.Helper()
-	for _, pid := range withoutGuards(children(t, w.cmd.Process.Pid)) {
+	for _, pid := range withoutGuards(children(t, w.pid())) {
 		mine := false
 		for i := range l.Workers() {
 			mine = mine || l.Worker(i).PID() == pid
@@ -123,7 +91,7 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 func TestExecutorKilledLeavesNothing(t *testing.T) {
 	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
-	pids := children(t, w.cmd.Process.Pid)
+	pids := children(t, w.pid())
 	acting := withoutGuards(pids)
 	if len(acting) != 3 {
 		t.Fatalf("the executor has children %v, want a zygote and two workers", pids)
@@ -161,7 +129,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 	w := newWorld(t, "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
-	pids := children(t, w.cmd.Process.Pid)
+	pids := children(t, w.pid())
 	sleep := function(t, l, "sleep_ns")
 	short, long := make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -213,9 +181,7 @@ func TestZygoteKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := zygote(t, w, l)
-	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	kill(t, old, syscall.SIGKILL)
 	if _, err := count.Invoke(t.Context(), nil, out); err != nil || out[0] != 2 {
 		t.Errorf("a call after the zygote's death: %x, %v", out, err)
 	}
@@ -286,7 +252,7 @@ func TestClientProcess(t *testing.T) {
 	}
 	// A death that was told proves that the event stream is in place; before that a lease waits longer for its holder.
 	victim := l.Worker(1).PID()
-	syscall.Kill(victim, syscall.SIGKILL)
+	kill(t, victim, syscall.SIGKILL)
 	echo, err := l.Function("echo")
 	if err != nil {
 		t.Fatal(err)
@@ -345,7 +311,7 @@ func TestClientKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("everything was free %v after the kill", took.Round(time.Millisecond))
-	if list := withoutGuards(children(t, w.cmd.Process.Pid)); len(list) != 3 {
+	if list := withoutGuards(children(t, w.pid())); len(list) != 3 {
 		t.Errorf("the executor has children %v, want a zygote and two workers", list)
 	}
 	if err := l.Release(t.Context()); err != nil {

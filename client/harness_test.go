@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -44,6 +45,7 @@ const managerProgram = "bin/resource-manager"
 // daemon is a running executor or resource manager.
 type daemon struct {
 	cmd        *exec.Cmd
+	far        int // its process on the other machine, 0: it is on this one
 	Address    string
 	done       chan struct{} // closed when it has ended
 	registered chan struct{} // closed when an executor has registered
@@ -53,26 +55,39 @@ type daemon struct {
 // RFAAS_TEST_REMOTE. A resource manager runs there if RFAAS_TEST_MANAGER says so, else here.
 func daemonCommand(t testing.TB, program, secret string, args []string) *exec.Cmd {
 	line := append([]string{built(t, program), "--listen", "127.0.0.1:0", "--secret-file", secret}, args...)
-	remote := os.Getenv("RFAAS_TEST_REMOTE")
 	switch {
-	case remote == "":
+	case far == "":
 	case program == managerProgram && os.Getenv("RFAAS_TEST_MANAGER") != "there":
 		line[2] = os.Getenv("SOFTROCE_ADDRESS") + ":0"
 		line = append(line, "--allow-plaintext")
 	default:
-		host, _, err := net.SplitHostPort(remote)
+		host, _, err := net.SplitHostPort(far)
 		if err != nil {
 			t.Fatal(err)
 		}
 		line[2] = host + ":0"
-		line = append(append([]string{built(t, "build/twovm/remote"), "run", remote, "--"}, line...), "--allow-plaintext")
+		line = append(append([]string{built(t, remoteProgram), "run", far, "--", "sh", "-c", `echo "far process $$" >&2; exec "$0" "$@"`}, line...),
+			"--allow-plaintext")
 	}
 	return exec.Command(line[0], line[1:]...)
+}
+
+// checked are the tests at whose end leaks are looked for.
+var checked sync.Map
+
+// checkLeaks has the test fail if at its end there is more of anything than now, the first time that it is called.
+func checkLeaks(t testing.TB) {
+	t.Helper()
+	if _, again := checked.LoadOrStore(t.Name(), true); !again {
+		t.Cleanup(func() { checked.Delete(t.Name()) })
+		leakcheck.Check(t, objects)
+	}
 }
 
 // start runs a daemon and returns when it is ready. It is stopped with the test.
 func start(t testing.TB, program, secret string, args ...string) *daemon {
 	t.Helper()
+	checkLeaks(t)
 	cmd := daemonCommand(t, program, secret, args)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()
@@ -90,6 +105,7 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 		defer close(d.done)
 		for s := bufio.NewScanner(stderr); s.Scan(); {
 			log.WriteString(s.Text() + "\n")
+			_, _ = fmt.Sscanf(s.Text(), "far process %d", &d.far) // before it is ready
 			if _, rest, ok := strings.Cut(s.Text(), "msg=ready address="); ok {
 				addr, _, _ := strings.Cut(rest, " ")
 				ready <- addr
@@ -134,8 +150,6 @@ func (d *daemon) joined(t testing.TB) *daemon {
 	return d
 }
 
-func (d *daemon) signal(s syscall.Signal) { _ = d.cmd.Process.Signal(s) }
-
 // provider is what these tests run on: RFAAS_TEST_PROVIDER, else shm.
 func provider() string {
 	if p := os.Getenv("RFAAS_TEST_PROVIDER"); p != "" {
@@ -154,12 +168,17 @@ type world struct {
 	session *client.Session
 }
 
+// secretFile is a secret of the test's own, or the one that both machines have.
+func secretFile(t testing.TB) string {
+	return cmp.Or(os.Getenv("RFAAS_TEST_SECRET"), filepath.Join(t.TempDir(), "secret"))
+}
+
 // newWorld starts an executor that lends two cores. With RFAAS_TEST_MANAGER ("here", "there") the session finds it by a
 // resource manager.
 func newWorld(t testing.TB, args ...string) *world {
 	t.Helper()
-	leakcheck.Check(t, objects)
-	w := &world{secret: cmp.Or(os.Getenv("RFAAS_TEST_SECRET"), filepath.Join(t.TempDir(), "secret"))}
+	checkLeaks(t)
+	w := &world{secret: secretFile(t)}
 	args = append([]string{"--cores", "2", "--providers", provider(), "--grace", "2s"}, args...)
 	if os.Getenv("RFAAS_TEST_MANAGER") == "" {
 		w.daemon = start(t, "bin/executor", w.secret, args...)

@@ -123,7 +123,7 @@ func TestKeptWorkersAreGone(t *testing.T) {
 		t.Fatalf("the second lease starts %v", l.Start())
 	}
 	release(t, l)
-	syscall.Kill(pid, syscall.SIGKILL)
+	kill(t, pid, syscall.SIGKILL)
 	next("a kept worker was killed")
 
 	s := w.connect(t, client.Options{Executor: w.Address})

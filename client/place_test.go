@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +17,7 @@ import (
 // cluster is a manager and executors of two cores.
 func cluster(t *testing.T, executors int) (manager *daemon, nodes []*daemon, secret string) {
 	t.Helper()
-	secret = filepath.Join(t.TempDir(), "secret")
+	secret = secretFile(t)
 	manager = start(t, "bin/resource-manager", secret, "--heartbeat", "100ms", "--executors", "64")
 	for range executors {
 		nodes = append(nodes, start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", manager.Address,
@@ -111,8 +110,7 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 
 // A manager that was killed and started anew is found again.
 func TestPlacementAfterAManagerRestart(t *testing.T) {
-	secret := filepath.Join(t.TempDir(), "secret")
-	address := "unix:" + filepath.Join(t.TempDir(), "m")
+	secret, address := secretFile(t), fixedManager(t)
 	manager := func() *daemon {
 		return start(t, "bin/resource-manager", secret, "--listen", address, "--heartbeat", "100ms", "--executors", "64")
 	}

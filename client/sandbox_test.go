@@ -74,7 +74,7 @@ func TestSandbox(t *testing.T) {
 	for _, pool := range []string{"0", "1"} {
 		t.Run("pool "+pool, func(t *testing.T) {
 			w := newWorld(t, "--sandbox", "on", "--warm-pool", pool, "--keep-time", "0s", "--sandbox-processes", "40")
-			executor := fmt.Sprint(w.cmd.Process.Pid)
+			executor := fmt.Sprint(w.pid())
 			descriptors, device := "8", ""
 			if provider() == "verbs" {
 				descriptors, device = "12", "verbs"

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -40,7 +41,6 @@ func built(t *testing.T, path string) string {
 // startExecutor starts an executor that lends two cores and returns its address.
 func startExecutor(t *testing.T, secret string) string {
 	t.Helper()
-	leakcheck.Check(t, objects)
 	address, _, _ := startProcess(t, secret)
 	return address
 }
@@ -56,9 +56,22 @@ func startProcess(t *testing.T, secret string, args ...string) (string, *exec.Cm
 		"--sandbox", "off"}, args...)...) // the programs kill workers by the number that these say of themselves
 }
 
+// checked are the tests at whose end leaks are looked for.
+var checked sync.Map
+
+// checkLeaks has the test fail if at its end there is more of anything than now, the first time that it is called.
+func checkLeaks(t *testing.T) {
+	t.Helper()
+	if _, again := checked.LoadOrStore(t.Name(), true); !again {
+		t.Cleanup(func() { checked.Delete(t.Name()) })
+		leakcheck.Check(t, objects)
+	}
+}
+
 // startDaemon starts a daemon on a free port; it returns its address, its process, and what is closed when it has ended.
 func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cmd, <-chan struct{}) {
 	t.Helper()
+	checkLeaks(t)
 	cmd := exec.Command(built(t, program), append([]string{"--listen", "127.0.0.1:0"}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()

@@ -52,3 +52,77 @@ func namedTest(file, name string) string {
 	}
 	return ""
 }
+
+// Every end-to-end test of the client, every program of the C API's tests and every MPI example runs across two machines, or
+// README.md says why not.
+func TestEndToEndAcrossMachines(t *testing.T) {
+	read := func(path string) string {
+		b, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	all := func(pattern, text string) (list []string) {
+		for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+			list = append(list, m[1])
+		}
+		return list
+	}
+	paths := func(globs ...string) (list []string) {
+		for _, g := range globs {
+			found, err := filepath.Glob(filepath.Join(root, g))
+			if err != nil || len(found) == 0 {
+				t.Fatalf("%s: %v, %v", g, found, err)
+			}
+			list = append(list, found...)
+		}
+		return list
+	}
+	crosses := map[string]bool{}
+	for _, names := range all(`TWOVM_(?:BOTH|HERE|THERE)\+?='\|?([\w|]+)'`, read("scripts/test")) {
+		for name := range strings.SplitSeq(names, "|") {
+			crosses[name] = true
+		}
+	}
+	programs := read("tests/faults/twovm_test.go")
+	for _, name := range all(`"(?:build/twovm/)?(\w+_test)"`, programs) {
+		crosses[name] = true
+	}
+	for _, name := range all(`"build/examples/(\w+)"`, programs) {
+		crosses[name] = true
+	}
+	_, table, _ := strings.Cut(read("tests/faults/README.md"), "What stays on one machine")
+	table, _, _ = strings.Cut(table, "\n## ")
+	stays := map[string]bool{}
+	for _, row := range all(`(?m)^\| ([^|]+) \|`, table) {
+		for _, name := range all(`(Test\w+|\w+_test)\b`, row) {
+			stays[name] = true
+		}
+	}
+
+	there := map[string]bool{}
+	for _, path := range paths("client/*_test.go") {
+		for _, name := range all(`(?m)^func (Test\w+)\(t `, read(strings.TrimPrefix(path, root+"/"))) {
+			there[name] = name != "TestClientProcess" // a part of TestClientKilled
+		}
+	}
+	for _, path := range paths("client/capi/testdata/*_test.*", "examples/mpi/*") {
+		there[strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))] = true
+	}
+	for name, counts := range there {
+		if counts && crosses[name] == stays[name] {
+			t.Errorf("%s runs across machines: %v; README.md says that it stays on one: %v", name, crosses[name], stays[name])
+		}
+	}
+	for name := range crosses {
+		if !there[name] {
+			t.Errorf("there is no %s to run across machines", name)
+		}
+	}
+	for name := range stays {
+		if !there[name] {
+			t.Errorf("README.md says why %s stays on one machine: there is none", name)
+		}
+	}
+}

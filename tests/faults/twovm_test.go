@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,33 +44,46 @@ func TestTwoMachines(t *testing.T) {
 	}
 }
 
-// Programs of others here, what they call there, the resource manager on either side: the C API's own tests, and an MPI
-// program of two ranks that prices options.
+// Programs of others here, what they call there, the resource manager on either side: the C API's own tests, those of its C++
+// and Fortran layers, and the MPI examples on two ranks, which check all that they compute.
 func TestProgramsAcrossMachines(t *testing.T) {
 	twoMachines(t)
-	for name, manager := range map[string]machine{"manager here": here, "manager there": there} {
-		t.Run(name, func(t *testing.T) {
+	echo, none := "build/functions/echo.so", "0 wrong"
+	blackscholes := program{"build/examples/blackscholes", []string{"--n", "20000", "--samples", "200"},
+		[]string{"remotely (50 %)", "against the local ones: " + none, "against published ones: " + none}}
+	for _, c := range []struct {
+		manager  machine
+		tests    []string
+		examples []program
+	}{
+		{here, []string{"api_test", "event_test"}, []program{blackscholes, {"build/examples/montecarlo", []string{"-points", "400000"}, []string{"0 counts wrong"}},
+			{"build/examples/mandelbrot", []string{"120", "2"}, []string{"0 counts wrong"}}}},
+		{there, []string{"api_test", "cpp_test", "fortran_test"}, []program{blackscholes, {"build/examples/matmul", []string{"96"}, []string{"0 numbers wrong"}},
+			{"build/examples/heat", []string{"64", "50"}, []string{"0 temperatures wrong"}}}},
+	} {
+		t.Run("manager "+map[machine]string{here: "here", there: "there"}[c.manager], func(t *testing.T) {
 			w := newWorld(t)
-			w.newManagerOn(manager)
-			executor := w.newExecutorOn(there, "executor")
-			w.env = append(w.env, "TEST_REMOTE=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
-				"OMPI_MCA_mpi_yield_when_idle=1")
-			w.eventually(20*time.Second, "the executor is known", func() bool {
-				list, err := w.executors()
-				return err == nil && len(list) == 1
-			})
-			programs := []string{"api_test"}
-			if manager == here {
-				programs = append(programs, "event_test")
+			w.newManagerOn(c.manager)
+			executor := w.newExecutorOn(there, "executor", "--keep-time", "1m")
+			w.env = append(w.env, "TEST_REMOTE=1", "TEST_LIBRARY="+built(t, "build/twovm/functions.so"), "OMPI_ALLOW_RUN_AS_ROOT=1",
+				"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+			w.known(executor)
+			for _, name := range c.tests {
+				var env []string
+				if name == "cpp_test" || name == "fortran_test" { // which show what there is without a manager
+					env = []string{"RFAAS_MANAGER=", "RFAAS_EXECUTOR=" + executor.address}
+				}
+				w.succeeds(name, 60*time.Second, env, built(t, "build/twovm/"+name), built(t, echo))
 			}
-			for _, program := range programs {
-				w.succeeds(program, 60*time.Second, built(t, "build/twovm/"+program), built(t, "build/functions/echo.so"))
-			}
-			out := w.succeeds("blackscholes", 60*time.Second, "mpirun.openmpi", "--bind-to", "none", "-n", "2", built(t, "build/examples/blackscholes"),
-				"--n", "20000", "--samples", "200")
-			for _, want := range []string{"remotely (50 %)", "verbs, executor " + executor.address, "against the local ones: 0 wrong", "against published ones: 0 wrong"} {
-				if !strings.Contains(out, want) {
-					t.Errorf("blackscholes did not say %q:\n%s", want, out)
+			for _, p := range c.examples {
+				out := w.succeeds(p.path, 60*time.Second, nil, "mpirun.openmpi", append([]string{"--bind-to", "none", "-n", "2", built(t, p.path)}, p.args...)...)
+				for _, want := range p.says {
+					if !strings.Contains(out, want) {
+						t.Errorf("%s did not say %q:\n%s", p.path, want, out)
+					}
+				}
+				if p.path == blackscholes.path && !strings.Contains(out, "verbs, executor "+executor.address) {
+					t.Errorf("blackscholes did not run on %s by verbs:\n%s", executor.address, out)
 				}
 			}
 			executor.stop()
@@ -76,11 +91,105 @@ func TestProgramsAcrossMachines(t *testing.T) {
 	}
 }
 
+// program is an example and what it says when all is right.
+type program struct {
+	path string
+	args []string
+	says []string
+}
+
+// known waits until the resource manager offers an executor.
+func (w *world) known(d *daemon) {
+	w.Helper()
+	w.eventually(20*time.Second, d.name+" is known", func() bool {
+		list, err := w.executors()
+		w.lastly = fmt.Sprintf("%+v, %v", list, err)
+		return err == nil && slices.ContainsFunc(list, func(e executorState) bool { return e.Address == d.address && e.State != "dead" })
+	})
+}
+
+// A program's lease moves from one executor of the other machine to the next when the one that it is on is killed, or drains: no
+// idempotent call is lost, none is wrong.
+func TestFailoverAcrossMachines(t *testing.T) {
+	twoMachines(t)
+	for name, c := range map[string]struct {
+		manager machine
+		lose    func(*daemon)
+	}{"killed": {here, (*daemon).retire}, "drained": {there, (*daemon).stop}} {
+		t.Run(name, func(t *testing.T) {
+			const moves = 2
+			w := newWorld(t)
+			w.newManagerOn(c.manager)
+			executors := map[string]*daemon{}
+			more := func() {
+				d := w.newExecutorOn(there, fmt.Sprintf("executor %d", len(w.daemons)), "--cores", "1")
+				executors[d.address] = d
+				w.known(d)
+			}
+			more()
+			said := make(chan string, 100)
+			p, err := w.run(here, nil, func(s string) { said <- s }, built(t, "build/twovm/failover_test"), built(t, "build/functions/echo.so"), fmt.Sprint(moves))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(p.kill)
+			late := time.After(90 * time.Second)
+			for moved := 0; ; {
+				select {
+				case s := <-said:
+					t.Log(s)
+					address, ok := strings.CutPrefix(s, "on ")
+					if !ok {
+						moved++
+						continue
+					}
+					if moved < moves {
+						more() // there is somewhere to go before the present one is lost
+					}
+					if executors[address] == nil {
+						t.Fatalf("the program is on %q", address)
+					}
+					c.lose(executors[address])
+					continue
+				case <-late:
+					t.Fatalf("the program is not over; its threads:\n%s", stacks(p.pid()))
+				case <-p.done:
+				}
+				if !p.state.Success() || moved != moves {
+					t.Errorf("%d moves, %v", moved, p.state)
+				}
+				return
+			}
+		})
+	}
+}
+
+// An executor that is stopped is missed by its silence; one that comes back then gives its lease up. A worker that is stopped is
+// ended by its executor.
+func TestStoppedAcrossMachines(t *testing.T) {
+	twoMachines(t)
+	p := newPairOn(t, "go", there, there, here)
+	const workers = "/proc/[0-9]*/comm | xargs -r grep -lx 'rfaas-w[0-9]*' | cut -d/ -f3"
+	hit := time.Now()
+	there.shell(t, "kill -STOP $(ls "+workers+")")
+	e := p.fails(p.caller, hit, lost, client.StatusWorkerDied)
+	if !e.started || !strings.Contains(e.text, "SIGSTOP") {
+		t.Errorf("started %v: %s", e.started, e.text)
+	}
+	p.served(p.caller, 20*time.Second)
+	hit = time.Now()
+	there.shell(t, "kill -STOP $(pidof executor)")
+	e = p.fails(p.caller, hit, 2*lost, client.StatusPeerGone)
+	there.shell(t, "kill -CONT $(pidof executor)")
+	t.Logf("served again after %v", p.served(p.caller, 30*time.Second).Round(time.Millisecond))
+	p.caller.finish(20 * time.Second)
+}
+
 // succeeds runs a program of this machine to its end, and returns what it said.
-func (w *world) succeeds(what string, bound time.Duration, program string, args ...string) string {
+func (w *world) succeeds(what string, bound time.Duration, env []string, program string, args ...string) string {
 	w.Helper()
 	var said lines
-	p, err := w.run(here, nil, said.add, program, args...)
+	p, err := w.run(here, env, said.add, program, args...)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -1,0 +1,127 @@
+package client_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// far is where tests/remote serves on the machine of the executors, empty where there is one machine.
+var far = os.Getenv("RFAAS_TEST_REMOTE")
+
+const remoteProgram = "build/twovm/remote"
+
+// farShell runs a script on the machine of the executors.
+func farShell(script string) ([]byte, error) {
+	return exec.Command(filepath.Join(root, remoteProgram), "run", far, "--", "sh", "-c", script).Output()
+}
+
+// readProc reads a file of /proc of the machine of the executors; an error is as if the file were not there.
+func readProc(pid int, file string) ([]byte, error) {
+	path := fmt.Sprintf("/proc/%d/%s", pid, file)
+	if far != "" {
+		return farShell("cat " + path)
+	}
+	return os.ReadFile(path)
+}
+
+// kill sends a signal to a process of the machine of the executors.
+func kill(t testing.TB, pid int, s syscall.Signal) {
+	t.Helper()
+	err := fmt.Errorf("it is no process of another")
+	switch {
+	case pid <= 1:
+	case far != "":
+		_, err = farShell(fmt.Sprintf("kill -%d %d", s, pid))
+	default:
+		err = syscall.Kill(pid, s)
+	}
+	if err != nil {
+		t.Fatalf("kill %d: %v", pid, err)
+	}
+}
+
+// children returns the living child processes of a process.
+func children(t *testing.T, pid int) (list []int) {
+	t.Helper()
+	var text []byte
+	if far != "" {
+		var err error
+		if text, err = farShell(fmt.Sprintf("cat /proc/%d/task/*/children", pid)); err != nil {
+			t.Fatalf("no tasks of process %d: %v", pid, err)
+		}
+	} else {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+		if err != nil || len(tasks) == 0 {
+			t.Fatalf("no tasks of process %d: %v", pid, err)
+		}
+		for _, task := range tasks {
+			b, _ := os.ReadFile(task) // a thread may have ended
+			text = append(append(text, b...), ' ')
+		}
+	}
+	for _, f := range strings.Fields(string(text)) {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, n)
+	}
+	return list
+}
+
+// withoutGuards leaves out the processes that keep the sandboxes of workers.
+func withoutGuards(pids []int) (list []int) {
+	for _, pid := range pids {
+		if name, _ := readProc(pid, "comm"); string(name) != "rfaas-guard\n" {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
+// running says whether a process runs; a zombie does not.
+func running(pid int) bool {
+	b, err := readProc(pid, "stat")
+	_, rest, ok := strings.Cut(string(b), ") ")
+	return err == nil && ok && rest[0] != 'Z' && rest[0] != 'X'
+}
+
+// fixedManager is an address at which one resource manager after the other may listen, on the machine where managers run.
+func fixedManager(t testing.TB) string {
+	t.Helper()
+	if far == "" {
+		return "unix:" + filepath.Join(t.TempDir(), "m")
+	}
+	host := os.Getenv("SOFTROCE_ADDRESS")
+	if os.Getenv("RFAAS_TEST_MANAGER") == "there" {
+		var err error
+		if host, _, err = net.SplitHostPort(far); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return net.JoinHostPort(host, "7464") // nobody else is on these machines
+}
+
+// pid is the daemon's process on its machine.
+func (d *daemon) pid() int {
+	if d.far != 0 {
+		return d.far
+	}
+	return d.cmd.Process.Pid
+}
+
+// signal sends a signal to the daemon, and not to what runs it on another machine.
+func (d *daemon) signal(s syscall.Signal) {
+	if d.far != 0 && s != syscall.SIGTERM {
+		_, _ = farShell(fmt.Sprintf("kill -%d %d", s, d.far))
+		return
+	}
+	_ = d.cmd.Process.Signal(s)
+}
