@@ -117,8 +117,12 @@ func TestChargesOfACluster(t *testing.T) {
 	equal(t, l, report.Used)
 	t.Logf("figure: cluster.charges = %d", report.Charges)
 	t.Logf("figure: cluster.kills = %d", killed)
-	t.Logf("%d executors, %d clients over %s: %d charges of %d leases (%d refusals), %d kills, %v: exact to the unit unless said otherwise above", config.Executors,
-		config.Clients, config.Provider, report.Charges, report.Leases, report.Refused, killed, took.Round(time.Millisecond))
+	exact := "exact to the unit"
+	if t.Failed() {
+		exact = "not exact"
+	}
+	t.Logf("%d executors, %d clients over %s: %d charges of %d leases (%d refusals), %d kills, %v: "+exact, config.Executors, config.Clients,
+		config.Provider, report.Charges, report.Leases, report.Refused, killed, took.Round(time.Millisecond))
 }
 
 // equal compares a ledger with what tenants used, counter by counter.
