@@ -15,8 +15,11 @@ const smallChannels = 64 << 20
 // enough for small channels, unless it speaks against the lease: a round trip less.
 func (c *Control) only(ctx context.Context, addr string, s *Spec) (Candidate, error) {
 	c.mu.Lock()
-	known := c.infos[addr]
+	known, closed := c.infos[addr], c.closed
 	c.mu.Unlock()
+	if closed {
+		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "the session is closed")
+	}
 	if known != nil && uint64(s.Workers)*(uint64(s.Depth)*uint64(s.Eager)+s.Bulk) <= smallChannels {
 		if cand, err := c.suited(addr, known, s); err == nil && cand.tooSmall(s) == nil {
 			return cand, nil
