@@ -58,10 +58,10 @@ run: ## build what is needed and show it: an MPI program that offloads work
 	$(Q)$(MAKE) --no-print-directory build
 	$(Q)scripts/demo
 
-bench: build ## everything that is claimed, measured: build/bench/report.md with plots; under a quarter of an hour
+bench: build ## everything that is claimed, measured: build/bench/report.md with plots; some seven minutes
 	$(Q)scripts/bench $(BENCH_ARGS)
 
-soak: build test-programs ## bench, and what takes long: kills, charges, races, a real Slurm (as root)
+soak: build test-programs ## bench, and what takes long: kills, charges, races, a real Slurm (as root); some twelve minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
 
 headline: build ## measure what README's table shows, about three minutes (BENCH_ARGS=--again: anew), and write the table

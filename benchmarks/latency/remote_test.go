@@ -136,34 +136,18 @@ func TestRemoteVerbs(t *testing.T) {
 		}
 		address, said, end := serving(t)
 		defer end()
-		for _, depth := range []int{1, 4} {
-			cfg := remoteConfig(address)
-			cfg.Depth = depth
-			if depth > 1 {
-				cfg.Modes = []dataplane.WaitMode{dataplane.Adaptive}
-			}
-			n := 0
-			if err := Run(context.Background(), cfg, func(r *Result) error {
-				n++
-				if r.Remote != address || r.CPUPeer != -1 || r.Pairs+r.PairsDiscarded+r.PairsShared < 1 || !strings.Contains(r.Key(), "another machine") {
-					t.Errorf("%+v", r)
-				}
-				return nil
-			}); err != nil {
-				t.Fatalf("%v; the server said: %s", err, said())
-			}
-			if n != 4 {
-				t.Errorf("%d results", n)
-			}
-		}
-		cfg := remoteConfig(address)
-		if err := RunFloors(context.Background(), cfg, func(r *Result) error {
-			if r.Remote != address {
-				t.Errorf("%s: remote %q", r.Function, r.Remote)
+		n := 0
+		if err := Run(context.Background(), remoteConfig(address), func(r *Result) error {
+			n++
+			if r.Remote != address || r.CPUPeer != -1 || r.Pairs+r.PairsDiscarded+r.PairsShared < 1 || !strings.Contains(r.Key(), "another machine") {
+				t.Errorf("%+v", r)
 			}
 			return nil
 		}); err != nil {
-			t.Errorf("floors: %v", err)
+			t.Fatalf("%v; the server said: %s", err, said())
+		}
+		if n != 4 {
+			t.Errorf("%d results", n)
 		}
 	})
 }
