@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/rfaas-go/rfaas/internal/config"
@@ -231,6 +232,8 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 	e.log.Info("worker did not start", "lease", uint64(h.id), "worker", i, "error", err)
 	var known *zygote.WorkerError
 	switch {
+	case isScarce(err):
+		return nil, control.Errorf(control.ClassBusy, "worker %d: %v", i, err)
 	case ctx.Err() == nil || errors.As(err, &known):
 	case h.ctx.Err() != nil:
 		return nil, control.CodeErrorf(control.ClassBusy, codes.Unavailable, "worker %d: not started, the lease ends or the node drains", i)
@@ -238,6 +241,16 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 		return nil, control.Errorf(control.ClassConnection, "worker %d: %v", i, err) // it says what hung
 	}
 	return nil, fmt.Errorf("worker %d: %w", i, err)
+}
+
+// isScarce says whether the node has run out of what every start needs, and may have it again later; another has it now.
+func isScarce(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // replaceGrace is how long a worker that is to be replaced may take to end by itself. Its holder may have noticed

@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -319,6 +321,18 @@ func TestZygoteTrouble(t *testing.T) {
 	n.z.before = func(context.Context, zygote.Spec) error { return errors.New("no zygote") }
 	_, err := n.Lease(n.ctx(), n.request(1))
 	wantError(t, err, codes.Internal, control.ClassFatal, "no zygote")
+}
+
+// A node that is short of descriptors or memory is busy: whoever asked tries the next one, or later.
+func TestScarceNodeIsBusy(t *testing.T) {
+	for _, lacks := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		n := newNode(t)
+		n.z.before = func(context.Context, zygote.Spec) error {
+			return errors.Join(errors.New("control group"), &os.PathError{Op: "open", Path: "pids.max", Err: lacks})
+		}
+		_, err := n.Lease(n.ctx(), n.request(1))
+		wantError(t, err, codes.ResourceExhausted, control.ClassBusy, "worker 0", "pids.max", lacks.Error())
+	}
 }
 
 func TestReleaseErrors(t *testing.T) {
