@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -14,6 +13,8 @@ import (
 
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/rfaas-go/rfaas/internal/smalldisk"
 )
 
 // now is later than anything in these tests.
@@ -282,34 +283,7 @@ func model(t *testing.T, path string, seed uint64) {
 }
 
 // A full disk is an error, costs nothing that was there, and is over when there is room.
-func TestDiskFull(t *testing.T) {
-	const env = "RFAAS_TEST_SMALL_DISK"
-	if dir := os.Getenv(env); dir != "" {
-		diskFull(t, dir)
-		return
-	}
-	dir := t.TempDir()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A file system of 256 KiB, mounted where only the child sees it.
-	cmd := exec.Command("sh", "-c", `mount -t tmpfs -o size=256k none "$0" && exec "$1" -test.run='^TestDiskFull$' -test.v`, dir, self)
-	cmd.Env = append(os.Environ(), env+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
-	out, err := cmd.CombinedOutput()
-	if errors.Is(err, syscall.EPERM) || strings.Contains(string(out), "mount:") {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("no name spaces here: %v %s", err, out)
-		}
-		t.Skipf("no name spaces here: %v %s", err, out)
-	}
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestDiskFull") {
-		t.Fatalf("%v\n%s", err, out)
-	}
-}
+func TestDiskFull(t *testing.T) { smalldisk.Run(t, "256k", diskFull) }
 
 func diskFull(t *testing.T, dir string) {
 	l := openLedger(t, filepath.Join(dir, "ledger"))

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -17,37 +16,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/observe"
+	"github.com/rfaas-go/rfaas/internal/smalldisk"
 )
 
 // The manager's disk is full: it says so wherever it is asked and goes on, what is charged meanwhile stays in memory, also of
 // executors that leave, nobody is told that it is safe, and when there is room all of it is in the ledger.
-func TestManagerDiskFull(t *testing.T) {
-	const env = "RFAAS_TEST_SMALL_DISK"
-	if dir := os.Getenv(env); dir != "" {
-		managerDiskFull(t, dir)
-		return
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A file system of 256 KiB, mounted where only the child sees it.
-	cmd := exec.Command("sh", "-c", `mount -t tmpfs -o size=256k none "$0" && exec "$1" -test.run='^TestManagerDiskFull$' -test.v`, t.TempDir(), self)
-	cmd.Env = append(os.Environ(), env+"="+cmd.Args[3])
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
-	out, err := cmd.CombinedOutput()
-	if errors.Is(err, syscall.EPERM) || strings.Contains(string(out), "mount:") {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("no name spaces here: %v %s", err, out)
-		}
-		t.Skipf("no name spaces here: %v %s", err, out)
-	}
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestManagerDiskFull") {
-		t.Fatalf("%v\n%s", err, out)
-	}
-}
+func TestManagerDiskFull(t *testing.T) { smalldisk.Run(t, "256k", managerDiskFull) }
 
 func managerDiskFull(t *testing.T, dir string) {
 	ok := func(err error) {
