@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -108,6 +109,32 @@ func TestTenantLimit(t *testing.T) {
 	}
 	must("ann", "x", 1)
 	refused("y", 1, "has 3 of 3 cores")
+}
+
+// Tenants that are refused take no room: an executor tells the manager of a bounded number of tenants, and whoever comes after that
+// many that got nothing is still held to the limit.
+func TestManyTenantsRefused(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	secret := in("secret")
+	startDaemon(t, "bin/resource-manager", "--listen", "unix:"+in("m"), "--secret-file", secret, "--heartbeat", "50ms", "--executors", "64",
+		"--tenant-cores", "*=1")
+	x := startDaemon(t, "bin/executor", "--listen", "unix:"+in("x"), "--secret-file", secret, "--manager", "unix:"+in("m"), "--cores", "2",
+		"--providers", "shm", "--grace", "2s")
+	eventually(t, "the executor writes into the manager's memory", func() bool { return strings.Contains(x.said(), "by=memory") })
+	const places = 2*2 + 16 // manager.cellsFor
+	for i := range places + 2 {
+		s, err := client.Connect(t.Context(), client.Options{Executor: "unix:" + in("x"), Tenant: fmt.Sprintf("tenant %d", i), SecretFile: secret,
+			Provider: "shm"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Workers: 2})
+		if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), "has 0 of 1 cores, 2 more") {
+			t.Errorf("tenant %d: want ErrBusy: %v", i, err)
+		}
+		s.Close()
+	}
 }
 
 const flagText = "unreserved"

@@ -196,6 +196,7 @@ func (l *limiter) count(name string, t *tenant, force bool) error {
 		if _, err := l.way.Reserve(t.record, -delta); err != nil {
 			return l.lost(err)
 		}
+		l.vacate(t) // else tenants that get nothing would in time leave no place for the others
 		return over(name, delta, lim.Reserved()-uint64(delta), lim.Cores)
 	}
 	if delta > 0 {
@@ -203,10 +204,16 @@ func (l *limiter) count(name string, t *tenant, force bool) error {
 			return l.lost(err)
 		}
 	}
-	if t.reserved = t.cores; t.cores == 0 {
+	t.reserved = t.cores
+	l.vacate(t)
+	return nil
+}
+
+// vacate gives up the place of a tenant that has nothing.
+func (l *limiter) vacate(t *tenant) {
+	if t.reserved == 0 {
 		l.places[t.place], t.place = false, -1
 	}
-	return nil
 }
 
 func (l *limiter) countByMessage(name string, t *tenant, force bool) error {
