@@ -24,7 +24,8 @@
  * The library may be used before MPI_Init and after MPI_Finalize and at every MPI thread level; it makes no MPI
  * call. It runs a few threads of its own that sleep unless control messages arrive.
  *
- * Fork. A child of fork() must not use the parent's leases: its calls return RFAAS_INVALID.
+ * Fork. A child of fork() can use neither the parent's leases nor, once librfaas.so is loaded, the library itself: all its
+ * calls return RFAAS_INVALID, rfaas_init too, also where the parent has not called it. A program that it starts by exec can.
  *
  * Handles. Sessions and leases are opaque pointers, requests are numbers. NULL, an ended request, a released
  * lease and a call before rfaas_init or after rfaas_finalize give RFAAS_INVALID. A pointer that never was a handle

@@ -1,6 +1,7 @@
 /* The C API's library and sessions, and the way to the control part. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "rfaas_api.h"
 
@@ -26,6 +27,11 @@ static int32_t linked_control(uint32_t op, const void *req, uint64_t len, void *
     return rfaas_control_default(op, (void *)req, len, reply, reply_len);
 }
 
+/* The process that loaded the library. The control part that is linked in starts its threads as it is loaded, and a child of
+ * fork() has none of them: whatever it asked would never be answered. */
+static pid_t loaded_by;
+__attribute__((constructor)) static void note_process(void) { loaded_by = getpid(); }
+
 static void after_fork(void) {
     if (rfaas_api_state == RFAAS_STATE_UP)
         __atomic_store_n(&rfaas_api_state, RFAAS_STATE_FORKED, __ATOMIC_RELAXED);
@@ -34,15 +40,19 @@ static void after_fork(void) {
 int rfaas_init(const void *options) {
     if (options)
         return rfaas_api_fail(RFAAS_INVALID, 0, "init: options must be NULL");
+    /* Before the mutex, which another thread may have held at the fork. */
+    if (__atomic_load_n(&rfaas_api_state, __ATOMIC_RELAXED) == RFAAS_STATE_FORKED)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "init: the library was in use when this process was forked");
     pthread_mutex_lock(&rfaas_api_mu);
     int status = RFAAS_OK;
     rfaas_control_fn fn = __atomic_load_n(&registered, __ATOMIC_ACQUIRE);
     if (!fn && rfaas_control_default)
         fn = linked_control;
-    if (rfaas_api_state == RFAAS_STATE_FORKED) {
-        status = rfaas_api_fail(RFAAS_INVALID, 0, "init: the library was in use when this process was forked");
-    } else if (!fn) {
+    if (!fn) {
         status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "init: no control part is linked in; link with librfaas.so");
+    } else if (fn == linked_control && getpid() != loaded_by) {
+        status = rfaas_api_fail(RFAAS_INVALID, 0, "init: process %d was forked from %d, which had loaded the library; only that one, "
+                                "or a program that is started by exec, can use it", (int)getpid(), (int)loaded_by);
     } else if (!fork_handled && pthread_atfork(NULL, NULL, after_fork)) {
         status = rfaas_api_fail(RFAAS_FATAL, 0, "init: out of memory");
     } else {
