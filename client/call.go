@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -233,23 +234,26 @@ type Call struct {
 
 // resubmission is what it takes to make a submitted call again.
 type resubmission struct {
-	ctx context.Context
-	f   *Function // of the lease that the program holds
-	in  []byte
+	ctx     context.Context
+	f       *Function // of the lease that the program holds
+	in      []byte
+	attempt time.Duration // that the first attempt may take; 0: no bound
+	until   int64         // when that is over, in the clock of the call's worker
 }
 
 // Submit starts a call on this worker and returns at once; capacity is the most bytes that the result may have. in may
 // be reused when Submit returns, unless it lies in a Buffer. ErrBusy when the lease's depth is exhausted. Every Call
 // needs a Result or a Cancel, or its slot stays taken. Of a lease that goes on elsewhere it stays where it was started, and its
 // result may be asked for after the move. With the context of [Idempotent], in must stay unchanged until Result, which
-// makes the call again if need be, on the worker that has this place, for as long as the context permits.
+// makes the call again if need be, on the worker that has this place, for as long as the context permits. An attempt that takes
+// longer than [IdempotentWithin] permits counts as ended for Wait and Test, and Result gives it up.
 func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
 	if err := w.check(f); err != nil {
 		return Call{}, err
 	}
 	c, err := w.startSomewhere(ctx, f, in, capacity)
-	if err == nil && repeatsOf(ctx).times > 0 {
-		c.again = &resubmission{ctx, f, in}
+	if r := repeatsOf(ctx); err == nil && r.times > 0 {
+		c.again = &resubmission{ctx: ctx, f: f, in: in, attempt: r.attempt, until: c.worker.lease.now() + int64(r.attempt)}
 	}
 	return c, err
 }
@@ -326,6 +330,11 @@ func (c Call) enter(ctx context.Context, op string) (lost *outcome, err error) {
 	return nil, fail(op, dataplane.StatusInvalid, "call %d of %s on worker %d was asked for or cancelled already", c.seq, c.f.name, w.index)
 }
 
+// late says whether the first attempt of an idempotent call has taken as long as it may.
+func (c Call) late() bool {
+	return c.again != nil && c.again.attempt > 0 && c.worker.lease.now() >= c.again.until
+}
+
 // Wait returns nil when the call has ended, well or not: Result tells. When the context ends first the call goes on and
 // may be waited for again.
 func (c Call) Wait(ctx context.Context) error {
@@ -336,7 +345,11 @@ func (c Call) Wait(ctx context.Context) error {
 			return err
 		}
 		w := c.worker
-		ended := lost != nil || w.ch.Wait(c.slot, w.until(ctx, slice)) == dataplane.OK
+		until := w.until(ctx, slice)
+		if c.again != nil && c.again.attempt > 0 {
+			until = min(until, c.again.until)
+		}
+		ended := lost != nil || w.ch.Wait(c.slot, until) == dataplane.OK || c.late()
 		if w.waiting.Load() > 0 {
 			slice = firstSlice / 2 // others want to submit
 		}
@@ -358,7 +371,7 @@ func (c Call) Test() (bool, error) {
 		return false, err
 	}
 	defer c.worker.lease.give(c.worker)
-	return lost != nil || c.worker.ch.Test(c.slot), nil
+	return lost != nil || c.worker.ch.Test(c.slot) || c.late(), nil
 }
 
 // Result stores the result of an ended call to out and frees its slot: once per call. n is its size. ErrBusy when the
@@ -397,7 +410,11 @@ func (c Call) result(out []byte) (n int, err error) {
 			return copy(out, o.data), nil
 		}
 	} else {
-		if !w.ch.Test(c.slot) {
+		if ended := w.ch.Test(c.slot); !ended && c.late() {
+			w.ch.Abandon(c.slot)
+			w.slots[c.slot] = submitted{}
+			return 0, contextError(context.Background(), c.f.op(), fmt.Sprintf("on worker %d: no result within %v", w.index, c.again.attempt), true)
+		} else if !ended {
 			return 0, fail("result", dataplane.StatusBusy, "%s on worker %d has not ended", c.f.name, w.index)
 		}
 		o = w.collect(c.slot, out)

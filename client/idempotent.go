@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // repeats is what a context says of the calls that are made with it.
 type repeats struct {
-	times   int
+	times   int           // that are left
 	attempt time.Duration // 0: an attempt has no bound of its own
 }
 
@@ -22,10 +24,14 @@ func Idempotent(ctx context.Context, times int) context.Context {
 	return IdempotentWithin(ctx, times, 0)
 }
 
-// IdempotentWithin is Idempotent with a bound for each attempt: one that takes longer is given up and counts as failed. The context's
-// own deadline bounds the whole call. 0: no bound.
+// IdempotentWithin is Idempotent with a bound for each attempt: one that takes longer is given up and counts as failed. The first
+// attempt of a submitted call begins with Submit. Where what was given up still takes all slots, the next attempt waits for one, at
+// most for the session's time-out. The context's own deadline bounds the whole call. 0: no bound.
 func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) context.Context {
-	return context.WithValue(ctx, idempotentKey{}, repeats{max(times, 0), max(attempt, 0)})
+	if times <= 0 {
+		times, attempt = 0, 0
+	}
+	return context.WithValue(ctx, idempotentKey{}, repeats{times, max(attempt, 0)})
 }
 
 func repeatsOf(ctx context.Context) repeats {
@@ -37,7 +43,7 @@ func doNothing() {}
 
 // bound is the context of one attempt.
 func (r repeats) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	if r.times == 0 || r.attempt == 0 {
+	if r.attempt == 0 {
 		return ctx, doNothing
 	}
 	return context.WithTimeout(ctx, r.attempt)
@@ -64,6 +70,7 @@ func (f *Function) invokeAgain(ctx context.Context, r repeats, place int, in, ou
 		moves = 0
 		ran   = false // some attempt may have been executed
 		last  *Worker
+		busy  time.Time // since when all slots are taken
 	)
 	for {
 		if m != nil {
@@ -82,7 +89,20 @@ func (f *Function) invokeAgain(ctx context.Context, r repeats, place int, in, ou
 			return n, nil
 		}
 		var e *Error
-		if !errors.As(err, &e) || !r.again(ctx, e) {
+		if !errors.As(err, &e) {
+			return n, maybeRan(err, ran)
+		}
+		if e.Status == dataplane.StatusBusy && r.attempt > 0 {
+			if busy.IsZero() {
+				busy = time.Now()
+			}
+			if time.Since(busy) < f.lease.session.control.Timeout() {
+				slotsComeBack(ctx)
+				continue
+			}
+		}
+		busy = time.Time{}
+		if !r.again(ctx, e) {
 			return n, maybeRan(err, ran)
 		}
 		ran = ran || e.Started
@@ -106,6 +126,17 @@ func (f *Function) invokeAgain(ctx context.Context, r repeats, place int, in, ou
 		if _, err := m.where(ctx, f.op(), home); err != nil {
 			return n, maybeRan(err, ran)
 		}
+	}
+}
+
+// busyPause is how often a call looks for a slot while those that were given up have them all.
+const busyPause = time.Millisecond
+
+// slotsComeBack waits a moment for slots of attempts that were given up.
+func slotsComeBack(ctx context.Context) {
+	select {
+	case <-ctx.Done(): // as the next attempt will say
+	case <-time.After(busyPause):
 	}
 }
 

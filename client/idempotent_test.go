@@ -76,6 +76,73 @@ func TestIdempotent(t *testing.T) {
 	}
 }
 
+// An attempt of a submitted call that takes too long counts as ended and is made again, also where it had the only slot.
+func TestSubmittedAttemptTakesTooLong(t *testing.T) {
+	const attempt = 100 * time.Millisecond
+	w := newWorld(t)
+	for name, depth := range map[string]int{"two slots": 2, "one slot": 1} {
+		t.Run(name, func(t *testing.T) {
+			l := w.lease(t, client.LeaseOptions{Depth: depth})
+			sleep := function(t, l, "sleep_ns")
+			submit := func(ctx context.Context, d time.Duration) client.Call {
+				t.Helper()
+				c, err := l.Worker(0).Submit(ctx, sleep, u64(uint64(d)), 8)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return c
+			}
+			// Enough attempts to outlast the call that keeps the worker busy, and a short one that comes back in time.
+			ctx, cancel := context.WithTimeout(client.IdempotentWithin(t.Context(), 100, attempt), 20*time.Second)
+			defer cancel()
+			began := time.Now()
+			quick := submit(ctx, time.Microsecond)
+			out := make([]byte, 8)
+			if err := quick.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := quick.Result(out); err != nil || n != 8 {
+				t.Errorf("a quick call: %d, %v", n, err)
+			}
+			slow := submit(client.IdempotentWithin(t.Context(), 1, attempt), time.Second)
+			began = time.Now()
+			if ended, err := slow.Test(); ended && time.Since(began) < attempt || err != nil {
+				t.Errorf("it has ended at once: %v, %v", ended, err)
+			}
+			if err := slow.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took < attempt || took >= time.Second {
+				t.Errorf("an attempt that may take %v was waited for %v", attempt, took)
+			}
+			if ended, err := slow.Test(); !ended || err != nil {
+				t.Errorf("after Wait: %v, %v", ended, err)
+			}
+			before := l.Statistics().Repeated
+			var e *client.Error
+			if _, err := slow.Result(out); !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || !e.Started {
+				t.Errorf("both attempts take too long: %v", err)
+			}
+			if n := l.Statistics().Repeated - before; n != 1 {
+				t.Errorf("made again %d times, want once", n)
+			}
+			if _, err := slow.Result(out); !errors.Is(err, client.ErrInvalid) {
+				t.Errorf("asked for twice: %v", err)
+			}
+			// Behind what the worker still does: attempts that are given up in its queue, and then one that is answered.
+			if n, err := l.Worker(0).Invoke(ctx, sleep, u64(uint64(time.Millisecond)), out); err != nil || n != 8 || binary.LittleEndian.Uint64(out) != uint64(time.Millisecond) {
+				t.Errorf("behind a slow call: %d, %x, %v", n, out, err)
+			}
+			// Without a bound Wait waits.
+			c := submit(client.Idempotent(t.Context(), 1), 2*attempt)
+			if ended, err := c.Test(); ended || err != nil {
+				t.Errorf("%v, %v", ended, err)
+			}
+			c.Cancel()
+		})
+	}
+}
+
 // alive says whether a call on worker i ends well.
 func alive(l *client.Lease, i int) bool {
 	echo, err := l.Function("echo")
