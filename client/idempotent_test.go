@@ -95,7 +95,6 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 			// Enough attempts to outlast the call that keeps the worker busy, and a short one that comes back in time.
 			ctx, cancel := context.WithTimeout(client.IdempotentWithin(t.Context(), 100, attempt), 20*time.Second)
 			defer cancel()
-			began := time.Now()
 			quick := submit(ctx, time.Microsecond)
 			out := make([]byte, 8)
 			if err := quick.Wait(t.Context()); err != nil {
@@ -105,7 +104,7 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 				t.Errorf("a quick call: %d, %v", n, err)
 			}
 			slow := submit(client.IdempotentWithin(t.Context(), 1, attempt), time.Second)
-			began = time.Now()
+			began := time.Now()
 			if ended, err := slow.Test(); ended && time.Since(began) < attempt || err != nil {
 				t.Errorf("it has ended at once: %v, %v", ended, err)
 			}
