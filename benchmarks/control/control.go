@@ -6,6 +6,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -207,7 +208,9 @@ func (r *run) interleave(kind dataplane.BenchKind, size int, ops ...*operation) 
 				return err
 			}
 			o.paired.Samples.Add(samples...)
-			o.paired.FloorSamples.Add(bare...)
+			if !math.IsNaN(base) {
+				o.paired.FloorSamples.Add(bare...)
+			}
 			o.paired.Add(mean, base, before, after)
 		}
 		r.cfg.Latency.Progress(fmt.Sprintf("control: %s: pair %d of %d", ops[0].result.Function, pair+1, r.cfg.Latency.Pairs))
@@ -379,5 +382,8 @@ func settled(ctx context.Context, boxes []*link.Client) (uint64, error) {
 			return most, nil
 		}
 	}
-	return 0, fmt.Errorf("the mailboxes of %d subscribers do not settle (%w)", len(boxes), context.Cause(ctx))
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	return 0, fmt.Errorf("the mailboxes of %d subscribers do not say the same within 20 s: %d changes at most", len(boxes), most)
 }

@@ -61,7 +61,7 @@ func (f *Floor) pinned(g func() error) error {
 }
 
 // Batch makes n bare round trips of a kind, about as many again untimed before, and returns their mean, ns. samples is nil or
-// n long.
+// n long. The mean is NaN, and samples are nothing, if something else had the processors for so long that the batch was given up.
 func (f *Floor) Batch(k dataplane.BenchKind, size, n int, samples []int64) (mean float64, err error) {
 	err = f.pinned(func() error {
 		mean, err = f.s.floor(k, size, size, 2+n/8, n, samples)
@@ -78,7 +78,7 @@ func (f *Floor) PingPong() dataplane.BenchKind {
 	return dataplane.BenchApart
 }
 
-// Calibrate is the bare round trip of now: the median of five short batches, ns.
+// Calibrate is the bare round trip of now: the median of five short batches, ns. NaN as of Batch.
 func (f *Floor) Calibrate() (float64, error) {
 	kind, size, n := dataplane.BenchFlag, 0, 400
 	switch {
@@ -87,16 +87,12 @@ func (f *Floor) Calibrate() (float64, error) {
 	case f.cfg.CPUs[0] == f.cfg.peerCPU():
 		kind, size, n = dataplane.BenchEventfd, 1, 100
 	}
-	var means [5]float64
+	var now float64
 	err := f.pinned(func() (err error) {
-		for i := range means {
-			if means[i], err = f.s.floor(kind, size, size, n/4, n, nil); err != nil {
-				return err
-			}
-		}
-		return nil
+		now, err = f.s.calibrate(kind, size, n)
+		return err
 	})
-	return median(means[:]), f.s.explain(err)
+	return now, f.s.explain(err)
 }
 
 // Paired collects batches of something and, beside each, of its floor.
@@ -109,9 +105,9 @@ type Paired struct {
 }
 
 // Add takes one pair's means, ns, and the calibrations before and after it. It reports whether the pair counts: a change of
-// the machine's mode discards it.
+// the machine's mode discards it, and NaN, a batch that was given up.
 func (p *Paired) Add(mean, floor float64, calibrations ...float64) bool {
-	if !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
+	if math.IsNaN(mean) || math.IsNaN(floor) || !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
 		p.discarded++
 		return false
 	}
@@ -191,7 +187,11 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 	counts := make([]int, len(kinds))
 	first := Result{}
 	end := Start(&first)
+	began := time.Now()
 	for round := range f.cfg.Pairs + 1 {
+		if round > 1 && time.Since(began) > f.cfg.Duration*time.Duration(len(kinds)) {
+			break
+		}
 		for i, k := range kinds {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -201,7 +201,10 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 				if err != nil {
 					return err
 				}
-				counts[i] = min(max(int(float64(f.cfg.batch(dataplane.Hot))/mean), 20), 100_000)
+				counts[i] = 20
+				if !math.IsNaN(mean) {
+					counts[i] = min(max(int(float64(f.cfg.batch(dataplane.Hot))/mean), 20), 100_000)
+				}
 				continue
 			}
 			before, err := f.Calibrate()
@@ -218,10 +221,13 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 			}
 			if all[i].Add(mean, before, before, after) {
 				samples := make([]int64, min(counts[i], 5000))
-				if _, err := f.Batch(k.kind, k.size, len(samples), samples); err != nil {
+				mean, err := f.Batch(k.kind, k.size, len(samples), samples)
+				if err != nil {
 					return err
 				}
-				all[i].Samples.Add(samples...)
+				if !math.IsNaN(mean) {
+					all[i].Samples.Add(samples...)
+				}
 			}
 		}
 		f.cfg.Progress(fmt.Sprintf("%s floors: round %d of %d", f.cfg.Provider, round, f.cfg.Pairs))

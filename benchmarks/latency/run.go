@@ -235,7 +235,7 @@ func (m *measurement) chooseFloor() (*floorKind, error) {
 			if err != nil {
 				return nil, err
 			}
-			if m.mustBlock() && !blockedIn(n, blocks()-before) {
+			if math.IsNaN(mean) || m.mustBlock() && !blockedIn(n, blocks()-before) {
 				mean = math.Inf(1)
 			}
 			means[i] = append(means[i], mean)
@@ -291,18 +291,9 @@ func (m *measurement) chooseCalibration() {
 	}
 }
 
-// calibrate is the bare round trip of now. A few short batches, of which the median: one that was interrupted does not
-// look like a change of placement.
+// calibrate is the bare round trip of now.
 func (m *measurement) calibrate() (float64, error) {
-	var means [5]float64
-	for i := range means {
-		mean, err := m.s.floor(m.calibOf, m.calibLen, m.calibLen, m.calibN/4, m.calibN, nil)
-		if err != nil {
-			return 0, err
-		}
-		means[i] = mean
-	}
-	return median(means[:]), nil
+	return m.s.calibrate(m.calibOf, m.calibLen, m.calibN)
 }
 
 // ---- pairs ----
@@ -341,12 +332,16 @@ func (m *measurement) setSides() {
 func (m *measurement) sizeBatch() error {
 	measured := m.sides[len(m.sides)-1]
 	best := math.Inf(1)
+	n := 50 + 2*m.cfg.Depth
 	for range 3 {
-		mean, err := measured.run(m.cfg.Depth+2, m.trial()+2*m.cfg.Depth, nil)
+		mean, err := measured.run(m.cfg.Depth+2, n, nil)
 		if err != nil {
 			return err
 		}
 		best = min(best, mean)
+		if best*float64(m.trial()) < float64(10*time.Millisecond) {
+			n = m.trial() + 2*m.cfg.Depth
+		}
 	}
 	m.n = m.cfg.Rounds
 	if m.n == 0 {
@@ -388,6 +383,10 @@ func (m *measurement) pair(reverse bool) error {
 	calibrations = append(calibrations, c)
 	awake := false
 	for _, i := range order {
+		if math.IsNaN(c) { // somebody else has the processors: nothing of this pair can count
+			m.pairs.discarded++
+			return nil
+		}
 		before := blocks()
 		if means[i], err = m.sides[i].run(m.warm, m.n, nil); err != nil {
 			return err
@@ -415,8 +414,12 @@ func (m *measurement) pair(reverse bool) error {
 			continue
 		}
 		n := min(m.n, 20_000)
-		if _, err := m.sides[i].run(m.warm, n, m.room); err != nil {
+		mean, err := m.sides[i].run(m.warm, n, m.room)
+		if err != nil {
 			return err
+		}
+		if math.IsNaN(mean) {
+			continue
 		}
 		if i == last {
 			m.samples.Add(m.room[:n]...)

@@ -3,6 +3,7 @@ package latency
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -30,6 +31,7 @@ type session struct {
 	peerEnd  chan struct{} // closed when the peer has ended
 	peerErr  error         // valid then
 	kill     func()
+	process  *os.Process // the peer, where it is a process of this machine
 	closeFDs func()
 }
 
@@ -133,6 +135,7 @@ func (s *session) startPeer(fds dataplane.BenchFDs) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the bench's peer: %w (make build makes it; --peer says where it is)", err)
 	}
+	s.process = cmd.Process
 	s.kill = func() { _ = cmd.Process.Kill() }
 	go func() {
 		s.peerErr = cmd.Wait()
@@ -199,10 +202,29 @@ func (s *session) close() {
 	s.closeFDs()
 }
 
-// floor runs one batch of bare round trips and returns the mean, ns.
+// floor runs one batch of bare round trips and returns the mean, ns: NaN, and nothing in samples that counts, if something else
+// had the processors for so long that the batch was given up. Whoever asked discards the pair.
 func (s *session) floor(k dataplane.BenchKind, size, reply, warm, n int, samples []int64) (float64, error) {
 	ns, err := s.bench.Floor(k, size, reply, warm, n, samples)
+	var given *dataplane.Error
+	if errors.As(err, &given) && given.Status == dataplane.StatusDeadline {
+		return math.NaN(), nil
+	}
 	return float64(ns) / float64(n), err
+}
+
+// calibrate is the median mean of a few short batches of n round trips, ns: one that was interrupted does not look like a change
+// of placement. NaN if one was given up.
+func (s *session) calibrate(k dataplane.BenchKind, size, n int) (float64, error) {
+	var means [5]float64
+	for i := range means {
+		mean, err := s.floor(k, size, size, n/4, n, nil)
+		if err != nil || math.IsNaN(mean) {
+			return mean, err
+		}
+		means[i] = mean
+	}
+	return median(means[:]), nil
 }
 
 func (s *session) function() uint32 {

@@ -25,7 +25,7 @@ func quantile(values []float64, q float64) float64 {
 }
 
 // sameMode says whether calibrations were taken in one mode of the machine: cross-core latency jumps by factors when
-// a hypervisor moves a virtual CPU, and drifts by a few per cent otherwise.
+// a hypervisor moves a virtual CPU, and drifts by a few per cent otherwise. One that is NaN is of no mode.
 func sameMode(calibrations []float64, tolerance float64) bool {
 	if len(calibrations) == 0 {
 		return true
@@ -43,9 +43,9 @@ type pairing struct {
 	tolerance float64 // 0: modeTolerance
 }
 
-// add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts.
+// add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts: not with NaN in it.
 func (p *pairing) add(means, calibrations []float64) bool {
-	if !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
+	if slices.ContainsFunc(means, math.IsNaN) || !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
 		p.discarded++
 		return false
 	}

@@ -6,9 +6,11 @@
 package others
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os/exec"
 	"slices"
 	"strings"
@@ -27,6 +29,8 @@ type Config struct {
 	MPI     string   // path of the ping-pong without the MPI's name: build/bench/pingpong
 	Self    []string // command line that runs Serve: rfaas bench echo-server
 	Rounds  int      // round trips of a batch; 0: 5000
+
+	patience time.Duration // beyond Latency.Duration, until a batch that goes on is ended; 0: patience
 }
 
 // other is one alternative.
@@ -61,7 +65,7 @@ func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) erro
 	}
 	defer floor.Close()
 	for _, name := range cfg.Only {
-		if err := one(ctx, &cfg, name, floor, emit); err != nil {
+		if err := one(ctx, &cfg, name, cfg.make(name), floor, emit); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -81,8 +85,7 @@ func (c *Config) make(name string) other {
 }
 
 // one measures one alternative with all payloads.
-func one(ctx context.Context, cfg *Config, name string, floor *latency.Floor, emit func(*latency.Result) error) error {
-	o := cfg.make(name)
+func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.Floor, emit func(*latency.Result) error) error {
 	blank := func(size int) *latency.Result {
 		r := &latency.Result{Name: "other", Provider: name, Client: "c", Mode: "hot", Function: "echo", Buffers: latency.BuffersCopied, Payload: size, Depth: 1}
 		if _, isServer := o.(*server); isServer {
@@ -108,64 +111,84 @@ func one(ctx context.Context, cfg *Config, name string, floor *latency.Floor, em
 		}
 		return skip(err)
 	}
-	bounded, cancel := context.WithTimeout(ctx, cfg.Latency.Duration*time.Duration(len(cfg.Latency.Payloads)))
-	defer cancel()
 	for _, size := range cfg.Latency.Payloads {
 		r := blank(size)
-		p, err := measure(bounded, cfg, r, o, floor)
+		p, err := measure(ctx, cfg, r, o, floor)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if bounded.Err() != nil {
-			err = fmt.Errorf("not done with %d B after %v: does it run on this device? (%w)", size, cfg.Latency.Duration*time.Duration(len(cfg.Latency.Payloads)), err)
-		}
-		if err != nil {
+		if p.Samples.Count() == 0 && err != nil {
 			return skip(err)
 		}
 		p.Fill(r, floor.PingPong().String())
 		r.Complete = r.Pairs >= cfg.Latency.Pairs
 		r.Method = o.how() + fmt.Sprintf("; up to %d batches, each beside bare ping-pongs and between calibrations", cfg.Latency.Pairs)
+		if err != nil {
+			r.Method += fmt.Sprintf("; ended early: %v", err)
+		}
 		if err := emit(r); err != nil {
 			return err
+		}
+		if err != nil {
+			return nil // of larger payloads it would end in the same way
 		}
 	}
 	return nil
 }
 
-// measure makes the pairs of one payload.
-func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor *latency.Floor) (*latency.Paired, error) {
+// measure makes the pairs of one payload, as many as the duration allows and one at least. What was measured before an error is in
+// the pairs.
+func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor *latency.Floor) (p *latency.Paired, err error) {
 	defer latency.Start(r)()
-	var p latency.Paired
+	p = new(latency.Paired)
 	n := cfg.Rounds
 	if r.Payload > 16<<10 {
 		n = max(n/20, 20)
 	}
 	bare := make([]int64, min(n, 1000))
 	began := time.Now()
-	for pair := 0; pair < cfg.Latency.Pairs && time.Since(began) < cfg.Latency.Duration; pair++ {
+	for pair := 0; pair < cfg.Latency.Pairs && (pair == 0 || time.Since(began) < cfg.Latency.Duration); pair++ {
 		before, err := floor.Calibrate()
 		if err != nil {
-			return nil, err
+			return p, err
 		}
 		base, err := floor.Batch(floor.PingPong(), r.Payload, len(bare), bare)
 		if err != nil {
-			return nil, err
+			return p, err
 		}
-		mean, samples, err := o.batch(ctx, r.Payload, n)
+		mean, samples, err := oneBatch(ctx, cfg, o, r.Payload, n)
 		if err != nil {
-			return nil, err
+			return p, err
 		}
 		after, err := floor.Calibrate()
 		if err != nil {
-			return nil, err
+			return p, err
 		}
 		p.Samples.Add(samples...) // also of a pair that does not count: the machine moves, they are as they are
-		p.FloorSamples.Add(bare...)
+		if !math.IsNaN(base) {
+			p.FloorSamples.Add(bare...)
+		}
 		p.Add(mean, base, before, after)
 		r.BatchCalls = max(len(samples), r.BatchCalls)
 		cfg.Latency.Progress(fmt.Sprintf("%s %d B: %d of %d pairs", r.Provider, r.Payload, p.Len(), cfg.Latency.Pairs))
 	}
-	return &p, nil
+	return p, nil
+}
+
+// patience is how long a batch may take beyond the duration of a result: a busy machine takes seconds instead of milliseconds, and
+// what hangs hangs for ever.
+const patience = 30 * time.Second
+
+// oneBatch makes a batch, and ends one that hangs.
+func oneBatch(ctx context.Context, cfg *Config, o other, size, n int) (mean float64, samples []int64, err error) {
+	limit := cfg.Latency.Duration + cmp.Or(cfg.patience, patience)
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	mean, samples, err = o.batch(bounded, size, n)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("a batch of %d B was not done after %v: does it run on this device? (%w)", size, limit, err)
+	}
+	return mean, samples, err
 }
 
 // lookup says which program is missing, and what brings it.

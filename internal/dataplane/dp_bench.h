@@ -57,6 +57,7 @@ typedef struct dp_bench_area {
     _Alignas(64) uint64_t pong;
     _Alignas(64) dp_server_stats stats; /* of the peer's server */
     _Alignas(64) uint64_t delay; /* ns that DP_BENCH_FN_DELAYED takes */
+    int64_t limit; /* CLOCK_MONOTONIC, ns: whoever spins in a floor gives up then */
 } dp_bench_area;
 #define DP_BENCH_HEAD 4096
 _Static_assert(sizeof(dp_bench_area) <= DP_BENCH_HEAD, "boxes and rings follow the head");
@@ -106,7 +107,9 @@ dp_channel *dp_bench_channel(dp_bench *b);
 
 /* One batch of bare round trips: `warm` untimed ones, then `n`. *ns is the time of the n together. With samples
  * (room for n) each is timed by itself as well: the clock is read once between two round trips. With kind RING or IMM_WINDOW as
- * many as the depth are in flight, and a sample is the time from an entry's push to its reply's pop. */
+ * many as the depth are in flight, and a sample is the time from an entry's push to its reply's pop. A batch of spinners on
+ * shared memory that is not done after DP_BENCH_BATCH_NS, and the time that copies take, is DP_DEADLINE: something else has the
+ * processors. The bench goes on. */
 int dp_bench_floor(dp_bench *b, dp_bench_kind kind, uint32_t size, uint32_t reply, uint32_t warm, uint32_t n,
                    int64_t *samples, int64_t *ns, dp_error *err);
 /* The same with calls of a function whose result is as long as its payload; `depth` in flight. */
@@ -164,8 +167,11 @@ typedef struct dp_bench_side {
     struct dp_bench_verbs *verbs; /* NULL on shm */
 } dp_bench_side;
 
-/* Every loop below gives up after this long without a sign of the other side. */
+/* Every loop gives up after this long without a sign of the other side, */
 #define DP_BENCH_PATIENCE_NS 10000000000
+/* those of spinners on shared memory that long after the batch began, and a nanosecond more for each byte that is copied: a
+ * batch takes some milliseconds. */
+#define DP_BENCH_BATCH_NS 500000000
 
 /* Both return DP_OK, or what stopped them: DP_PEER_GONE, DP_CONNECTION. The client's times all but the first `warm`. */
 int dp_bench_floor_server(const dp_bench_side *s, const dp_bench_run *r);

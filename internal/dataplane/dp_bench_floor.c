@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -74,24 +75,23 @@ void dp_bench_floor_reset(const dp_bench_side *s, const dp_bench_run *r) {
 
 /* ---- waiting ---- */
 
-#define SPINS_PER_CLOCK (1u << 18) /* about 7 ms: the clock is no part of the floor */
+#define SPINS_PER_YIELD (1u << 11) /* some 60 us: a system call then is no part of the floor */
 
-static __attribute__((noinline)) bool too_late(int64_t *since) {
-    int64_t now = dp_now_ns();
-    if (!*since)
-        *since = now;
-    return now - *since > DP_BENCH_PATIENCE_NS;
+/* A spinner that shares its core with the other side would have it wait for the end of its time slice, and a batch of thousands
+ * of round trips for that many slices: it lets others run, and gives up at the batch's limit. */
+static __attribute__((noinline)) bool too_late(const dp_bench_side *s) {
+    sched_yield();
+    return dp_now_ns() > __atomic_load_n(&s->area->limit, __ATOMIC_RELAXED);
 }
 
 /* Spins until the word has the value, one pause per look. */
-static ALWAYS_INLINE int await(const uint64_t *word, uint64_t value) {
+static ALWAYS_INLINE int await(const dp_bench_side *s, const uint64_t *word, uint64_t value) {
     uint32_t spins = 0;
-    int64_t since = 0;
     /* Acquire pairs with the release of the other side's loop: what it wrote before is visible. */
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
         dp_cpu_pause();
-        if (__builtin_expect(!(++spins % SPINS_PER_CLOCK), 0) && too_late(&since))
-            return DP_PEER_GONE;
+        if (__builtin_expect(!(++spins % SPINS_PER_YIELD), 0) && too_late(s))
+            return DP_DEADLINE;
     }
     return DP_OK;
 }
@@ -103,13 +103,12 @@ static long futex(uint64_t *word, int op, uint64_t value, const struct timespec 
     return syscall(SYS_futex, (uint32_t *)(void *)word, op, (uint32_t)value, timeout, NULL, 0);
 }
 
-static int futex_await(uint64_t *word, uint64_t value) {
-    int64_t since = 0;
-    const struct timespec second = {.tv_sec = 1};
+static int futex_await(const dp_bench_side *s, uint64_t *word, uint64_t value) {
+    const struct timespec patience = {.tv_nsec = 100000000};
     uint64_t now;
     while ((now = __atomic_load_n(word, __ATOMIC_ACQUIRE)) != value)
-        if (futex(word, FUTEX_WAIT, now, &second) && errno == ETIMEDOUT && too_late(&since))
-            return DP_PEER_GONE;
+        if (futex(word, FUTEX_WAIT, now, &patience) && errno == ETIMEDOUT && too_late(s))
+            return DP_DEADLINE;
     return DP_OK;
 }
 
@@ -147,11 +146,11 @@ typedef int (*trip_fn)(const trip *t, uint64_t i);
 
 static ALWAYS_INLINE int flag_client(const trip *t, uint64_t i) {
     publish(&t->s->area->ping, i);
-    return await(&t->s->area->pong, i);
+    return await(t->s, &t->s->area->pong, i);
 }
 
 static ALWAYS_INLINE int flag_server(const trip *t, uint64_t i) {
-    int st = await(&t->s->area->ping, i);
+    int st = await(t->s, &t->s->area->ping, i);
     publish(&t->s->area->pong, i);
     return st;
 }
@@ -164,13 +163,13 @@ static ALWAYS_INLINE void fill(const trip *t, uint64_t i) {
 static ALWAYS_INLINE int box_client(const trip *t, uint64_t i) {
     fill(t, i);
     publish(t->req.flag, i);
-    int st = await(t->rep.flag, i);
+    int st = await(t->s, t->rep.flag, i);
     memcpy(t->s->out, t->rep.data, t->r->reply);
     return st;
 }
 
 static ALWAYS_INLINE int box_server(const trip *t, uint64_t i) {
-    int st = await(t->req.flag, i);
+    int st = await(t->s, t->req.flag, i);
     memcpy(t->rep.data, t->req.data, t->r->reply);
     publish(t->rep.flag, i);
     return st;
@@ -197,13 +196,13 @@ static ALWAYS_INLINE int event_server(const trip *t, uint64_t i) {
 static ALWAYS_INLINE int futex_client(const trip *t, uint64_t i) {
     fill(t, i);
     futex_publish(t->req.flag, i);
-    int st = futex_await(t->rep.flag, i);
+    int st = futex_await(t->s, t->rep.flag, i);
     memcpy(t->s->out, t->rep.data, t->r->reply);
     return st;
 }
 
 static ALWAYS_INLINE int futex_server(const trip *t, uint64_t i) {
-    int st = futex_await(t->req.flag, i);
+    int st = futex_await(t->s, t->req.flag, i);
     memcpy(t->rep.data, t->req.data, t->r->reply);
     futex_publish(t->rep.flag, i);
     return st;
@@ -263,7 +262,7 @@ static int ring_server(const dp_bench_side *s, const dp_bench_run *r) {
     uint64_t stride = ring_stride(r), mask = r->entries - 1;
     for (uint64_t i = 0; i < r->rounds; i++) {
         uint8_t *a = from + (i & mask) * stride, *b = to + (i & mask) * stride;
-        int st = await((uint64_t *)(void *)a, i + 1);
+        int st = await(s, (uint64_t *)(void *)a, i + 1);
         if (__builtin_expect(st, 0))
             return st;
         memcpy(b + sizeof(uint64_t), a + sizeof(uint64_t), r->reply);
@@ -291,7 +290,7 @@ static int ring_client(const dp_bench_side *s, const dp_bench_run *r, uint32_t w
         while (tail < head) {
             const uint64_t *seq = (const uint64_t *)(const void *)(from + (tail & mask) * stride);
             if (first) {
-                int st = await(seq, tail + 1);
+                int st = await(s, seq, tail + 1);
                 if (__builtin_expect(st, 0))
                     return st;
                 first = false;

@@ -1,0 +1,119 @@
+package latency
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// twoCPUs ends a test that needs two of them: CI has them, so it fails there.
+func twoCPUs(t *testing.T) {
+	t.Helper()
+	if all, err := allowedCPUs(); err != nil || len(all) < 2 {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("two CPUs are needed, there are %v (%v)", all, err)
+		}
+		t.Skip("one CPU")
+	}
+}
+
+// A batch is bounded whoever has the processors. Spinners that share one let each other run, and give up with others on it: waiting
+// for each other's time slices, thousands of round trips would take half a minute.
+func TestSpinnersOnOneCPU(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cfg := quick(dataplane.SHM)
+	cfg.Payloads = []int{8}
+	f, err := OpenFloor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	all, err := allowedCPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var one, every unix.CPUSet
+	one.Set(all[0])
+	for _, cpu := range all {
+		every.Set(cpu)
+	}
+	defer func() {
+		if err := setAffinity(&every); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := setAffinity(&one); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	now, err := f.s.calibrate(dataplane.BenchFlag, 0, 2000)
+	took := time.Since(began)
+	t.Logf("%v for a calibration of %g ns on one CPU", took, now)
+	if err != nil || took > 8*time.Second {
+		t.Errorf("12500 round trips took %v (%v)", took, err)
+	}
+}
+
+// A batch whose peer does not get a processor is given up and counts for nothing, and the next one is as ever.
+func TestBatchIsGivenUp(t *testing.T) {
+	twoCPUs(t)
+	peer, err := filepath.Abs("../../libexec/rfaas-bench-peer")
+	if err == nil {
+		_, err = os.Stat(peer)
+	}
+	if err != nil {
+		t.Fatalf("run make build first: %v", err)
+	}
+	cfg := quick(dataplane.SHM)
+	cfg.Payloads, cfg.Peer = []int{8}, peer
+	f, err := OpenFloor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	over, stopped := make(chan struct{}), make(chan error, 1)
+	go func() { // a batch of some seconds is hit in its midst
+		for {
+			for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+				if err := f.s.process.Signal(signal); err != nil {
+					stopped <- err
+					return
+				}
+				select {
+				case <-over:
+					stopped <- f.s.process.Signal(syscall.SIGCONT)
+					return
+				case <-time.After(700 * time.Millisecond):
+				}
+			}
+		}
+	}()
+	mean, err := f.Batch(dataplane.BenchFlag, 0, 50_000_000, nil)
+	close(over)
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if err != nil || !math.IsNaN(mean) {
+		t.Fatalf("with a peer that is stopped: a mean of %g ns, %v", mean, err)
+	}
+	var p Paired
+	if p.Add(1, mean, 1, 1) || p.Add(mean, 1, 1, 1) || p.Add(1, 1, mean, 1) || p.Add(1, 1, mean, mean) || p.Len() != 0 {
+		t.Error("a pair with a batch that was given up counts")
+	}
+	var pairs pairing
+	if pairs.add([]float64{1, mean}, []float64{1, 1}) || pairs.add([]float64{1, 1}, []float64{1, mean}) || pairs.discarded != 2 {
+		t.Error("a pair with a batch that was given up counts")
+	}
+	if mean, err = f.Batch(dataplane.BenchFlag, 0, 100, nil); err != nil || mean <= 0 {
+		t.Errorf("the next batch: %g ns, %v", mean, err)
+	}
+}
