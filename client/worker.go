@@ -12,8 +12,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// explainTime is how long an error waits for the event that tells how its worker died.
-const explainTime = 500 * time.Millisecond
+// explainTime is how long an error waits for the event that tells how its worker died: the error is there within a second
+// of the death, with the cause unless the executor's node is very busy.
+const explainTime = 900 * time.Millisecond
 
 // Worker is one place in a lease: a remote process on its cores, replaced when it dies. Safe for concurrent use:
 // calls on one worker run one after the other, except that up to the lease's depth may be submitted before the first

@@ -50,8 +50,8 @@ func symbols(t *testing.T, names ...string) map[string]uint64 {
 }
 
 // TestFigures measures what a call through the library costs above the bare channel, and how well rfaas_map keeps workers
-// busy. The bounds of the contract (15 ns, 90 %) hold on a quiet machine and are checked with RFAAS_TEST_FIGURES=1; on any
-// machine that is not busy nothing may be several times worse.
+// busy, and that every result is right. The bounds of the contract (15 ns, 90 %) hold on a quiet machine and are checked with
+// RFAAS_TEST_FIGURES=1; else nothing may be several times worse, unless others had a tenth of the caller's core in every try.
 func TestFigures(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		t.Skip("this is the library's own cost, the same on every fabric")
@@ -78,6 +78,11 @@ func TestFigures(t *testing.T) {
 		if value, ok := f[of]; ok {
 			t.Logf("figure: %s = %.3f", name, value)
 		}
+	}
+	const quiet = 0.9
+	if own := f["own_share"]; os.Getenv("RFAAS_TEST_FIGURES") == "" && own > 0 && own < quiet {
+		t.Logf("others use this machine: the caller had %.0f %% of a core, so its figures are not judged: %v", own*100, f)
+		return
 	}
 	if v, ok := f["overhead_ns"]; !ok || v > most {
 		t.Errorf("a call costs %.1f ns more than on the bare channel, want at most %.0f", v, most)

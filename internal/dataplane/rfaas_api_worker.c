@@ -8,7 +8,7 @@
 #include "rfaas_api.h"
 
 /* How long an error waits for the event that tells how its worker died. */
-#define EXPLAIN_NS 500000000ll
+#define EXPLAIN_NS 900000000ll
 
 /* The lines below an error's first: what was on the stack of a dead worker and what it had printed. NULL: none. */
 static char *death_details(const rfaas_msg *m) {

@@ -443,30 +443,6 @@ func (c *cluster) callers(nodes ...string) *callers {
 // deserters are the processes on a node that functions have left behind.
 func (a *callers) deserters(node string) []int { return processes(a.mark + node + "-") }
 
-// percentile of a sorted list, nearest rank.
-func percentile(sorted []time.Duration, p int) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[min(len(sorted)-1, (len(sorted)*p+99)/100-1)]
-}
-
-// judge prints a measurement and fails when its 95th percentile is above its bound.
-func judge(t *testing.T, what string, list []time.Duration, most time.Duration) {
-	t.Helper()
-	slices.Sort(list)
-	p50, p95 := percentile(list, 50), percentile(list, 95)
-	verdict := "within"
-	if p95 > most {
-		verdict = "ABOVE"
-	}
-	t.Logf("%s: median %v, p95 %v, most %v (%d times), %s the bound of %v for p95", what, p50.Round(time.Millisecond), p95.Round(time.Millisecond),
-		list[len(list)-1].Round(time.Millisecond), len(list), verdict, most)
-	if p95 > most && *strictFlag {
-		t.Errorf("%s: p95 %v is above %v", what, p95, most)
-	}
-}
-
 // signal sends a signal by name.
 func signal(pid int, name string) error {
 	return syscall.Kill(pid, map[string]syscall.Signal{"STOP": syscall.SIGSTOP, "KILL": syscall.SIGKILL, "TERM": syscall.SIGTERM}[name])

@@ -40,34 +40,10 @@ exec %[1]s/scripts/slurm/%s
 func TestHooksFollowJobs(t *testing.T) {
 	c := hooked(t, 4)
 	load := c.callers("n1", "n2", "n3", "n4")
-	var waits, backs []time.Duration
-	rounds := max(4, *roundsFlag/2)
-	for round := range rounds {
-		before := c.awaitAll(4)
-		j := c.job(2, time.Duration(round%3)*300*time.Millisecond)
-		waits = append(waits, j.started.Sub(j.submitted))
-		for _, node := range j.nodes {
-			gone := c.await(node+" given up", j.submitted, func(up map[string]listed) bool {
-				return up[node].Incarnation != before[node].Incarnation
-			})
-			if gone.At.After(j.started.Add(500 * time.Millisecond)) {
-				t.Errorf("round %d: %s was in the list until %v after the job's start", round, node, gone.At.Sub(j.started))
-			}
-			back := c.await(node+" back", j.ended, func(up map[string]listed) bool {
-				return up[node].Incarnation != "" && up[node].Incarnation != before[node].Incarnation
-			})
-			backs = append(backs, max(0, back.At.Sub(j.ended)))
-		}
-		after := c.awaitAll(4)
-		for node, e := range after {
-			if !slices.Contains(j.nodes, node) && e.Incarnation != before[node].Incarnation {
-				t.Errorf("round %d: the job had %v, and the executor on %s is another one", round, j.nodes, node)
-			}
-		}
-	}
-	judge(t, "hooks: from a job's submission to its start", waits, 1500*time.Millisecond)
-	judge(t, "hooks: from a node's last job's end to its executor in the list", backs, 3*time.Second)
-	c.checkLoad(load, rounds)
+	waits, backs := c.takeTurns(max(4, *roundsFlag/2), 300*time.Millisecond, 0)
+	judge(t, "hooks: from a job's submission to its start", waits, mostWait)
+	judge(t, "hooks: from a node's last job's end to its executor in the list", backs, mostAway)
+	c.checkLoad(load, len(waits))
 	for node := range c.awaitAll(4) {
 		if out := c.must("head", "sinfo", "-h", "-n", node, "-p", "batch", "-o", "%t"); out != "idle" {
 			t.Errorf("%s is %s: hooks must never fail", node, out)

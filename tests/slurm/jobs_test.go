@@ -50,36 +50,13 @@ func TestJobsFollowIdleNodes(t *testing.T) {
 	nodes := slices.Sorted(maps.Keys(before))
 	load := c.callers(nodes...)
 
-	var waits, backs []time.Duration
-	for round := range *roundsFlag {
-		before := c.awaitAll(4)
-		j := c.job(2, time.Duration(round%4)*400*time.Millisecond)
-		waits = append(waits, j.started.Sub(j.submitted)-base)
-		for _, node := range j.nodes {
-			gone := c.await(node+" given up", j.submitted, func(up map[string]listed) bool {
-				return up[node].Incarnation != before[node].Incarnation
-			})
-			if gone.At.After(j.started.Add(500 * time.Millisecond)) {
-				t.Errorf("round %d: %s was in the list until %v after the job's start", round, node, gone.At.Sub(j.started))
-			}
-			back := c.await(node+" back", j.ended, func(up map[string]listed) bool {
-				return up[node].Incarnation != "" && up[node].Incarnation != before[node].Incarnation
-			})
-			backs = append(backs, max(0, back.At.Sub(j.ended)))
-		}
-		after := c.awaitAll(4)
-		for _, node := range nodes {
-			if !slices.Contains(j.nodes, node) && after[node].Incarnation != before[node].Incarnation {
-				t.Errorf("round %d: the job had %v, and the executor on %s is another one", round, j.nodes, node)
-			}
-		}
-	}
-	judge(t, "a job's extra wait because of executors", waits, 1500*time.Millisecond)
-	judge(t, "from a node's last job's end to its executor in the list", backs, 3*time.Second)
+	waits, backs := c.takeTurns(*roundsFlag, 400*time.Millisecond, base)
+	judge(t, "a job's extra wait because of executors", waits, mostWait)
+	judge(t, "from a node's last job's end to its executor in the list", backs, mostAway)
 	t.Logf("figure: slurm.extra_wait_p95_s = %.3f s", percentile(waits, 95).Seconds())
 	t.Logf("figure: slurm.idle_to_board_p95_s = %.3f s", percentile(backs, 95).Seconds())
-	c.checkLoad(load, *roundsFlag)
-	c.checkRecords(2 * *roundsFlag)
+	c.checkLoad(load, len(waits))
+	c.checkRecords(len(backs))
 }
 
 // checkLoad ends the callers. Nothing they called is lost: each call ended in time, with its result or a named error.
