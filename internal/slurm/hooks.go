@@ -175,6 +175,16 @@ func killPeer(c *net.UnixConn) (int, error) {
 	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil {
 		return 0, err
 	}
-	_, err = unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 1000)
-	return int(cred.Pid), err
+	for end := time.Now().Add(time.Second); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(max(0, time.Until(end)).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR): // the runtime's own signals come at any time
+		case err != nil:
+			return 0, fmt.Errorf("waiting for the end of process %d: %w", cred.Pid, err)
+		case n == 0:
+			return 0, fmt.Errorf("process %d has not ended within a second of SIGKILL", cred.Pid)
+		default:
+			return int(cred.Pid), nil
+		}
+	}
 }
