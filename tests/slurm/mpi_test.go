@@ -83,7 +83,7 @@ func TestMPIJobOnOtherNodes(t *testing.T) {
 	// What the MPI library does between its ranks is its own; it would try the RDMA device too.
 	t.Setenv("OMPI_MCA_pml", "ob1")
 	t.Setenv("OMPI_MCA_btl", "self,tcp")
-	c := up(t, 3)
+	c := up(t, 3, "--grace", "10") // three nodes in an emulated machine of two CPUs: it is not the place to count seconds
 	c.manage()
 	c.follow("follow")
 	before := c.awaitAll(3)
