@@ -55,7 +55,8 @@ deps: ## install the packages that are missing (as root or by sudo), or say whic
 
 run: ## build what is needed and show it: an MPI program that offloads work
 	$(Q)scripts/deps build mpi
-	$(Q)$(MAKE) --no-print-directory build
+	$(Q)mkdir -p build # two at a time build one after the other
+	+$(Q)flock build/lock $(MAKE) --no-print-directory build
 	$(Q)scripts/demo
 
 bench: build ## everything that is claimed, measured: build/bench/report.md with plots; some seven minutes
@@ -127,7 +128,7 @@ library: build/librfaas.map # lib/librfaas.so
 	$(call say,GO,lib/librfaas.so)
 	$(Q)mkdir -p build/capi lib
 	$(Q)$(GO_BUILD) -buildmode=c-shared -o build/capi/librfaas.so \
-		-ldflags '$(GO_LDFLAGS) -extldflags "-Wl,-soname,$(SONAME) -Wl,--version-script=$(CURDIR)/build/librfaas.map"' \
+		-ldflags '$(GO_LDFLAGS) -extldflags "-Wl,-soname,$(SONAME) '\''-Wl,--version-script=$(CURDIR)/build/librfaas.map'\''"' \
 		./client/capi
 	$(Q)cmp -s build/capi/librfaas.so lib/$(SONAME) || install -m 755 build/capi/librfaas.so lib/$(SONAME)
 	$(Q)[[ -L lib/librfaas.so ]] || ln -sfn $(SONAME) lib/librfaas.so
@@ -154,7 +155,7 @@ include/%.hpp: client/cpp/%.hpp
 man: man3 build/man/rfaas.1
 build/man/rfaas.1: bin/rfaas
 	$(call say,MAN,build/man/)
-	$(Q)rm -rf $(@D) && mkdir -p $(@D) && bin/rfaas man $(@D)
+	$(Q)rm -rf $(@D).new && mkdir -p $(@D).new && bin/rfaas man $(@D).new && rm -rf $(@D) && mv $(@D).new $(@D)
 
 # Section 3, out of the header's comments.
 .PHONY: man3

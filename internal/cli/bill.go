@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -37,17 +38,18 @@ func newBill(a *app) *cobra.Command {
 		Use:   "bill",
 		Short: "Show what tenants have used and owe",
 		Long: "Show what tenants have used and owe, as the resource manager's ledger has it. --since is a date (2026-01-31), a time\n" +
-			"(2026-01-31T15:00:00Z) or a duration before now (720h); it is rounded down to the hour.",
+			"(2026-01-31T15:00:00Z) or a duration before now (720h); it is rounded down to the hour. --json and --csv have the exact count\n" +
+			"too, as units: core-microseconds for hours of cores, MiB-milliseconds for gib-hour, calls, bytes.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
 			defer cancel()
 			if asJSON && asCSV {
-				return fmt.Errorf("--json and --csv: want one")
+				return a.badUsage(errors.New("--json and --csv: want one"))
 			}
 			from, err := parseSince(since, time.Now())
 			if err != nil {
-				return err
+				return a.badUsage(err)
 			}
 			conn, err := a.dial(manager)
 			if err != nil {

@@ -246,14 +246,15 @@ func TestBillBadInput(t *testing.T) {
 	_, _, run := world(t)
 	for _, c := range []struct {
 		args []string
+		code int
 		text string
 	}{
-		{[]string{"bill", "--since", "yesterday"}, `"yesterday"`},
-		{[]string{"bill", "--since", "-5h"}, `"-5h"`},
-		{[]string{"bill", "--json", "--csv"}, "want one"},
-		{[]string{"bill"}, "Bill"}, // the stub has none
+		{[]string{"bill", "--since", "yesterday"}, 2, `"yesterday"`},
+		{[]string{"bill", "--since", "-5h"}, 2, `"-5h"`},
+		{[]string{"bill", "--json", "--csv"}, 2, "want one"},
+		{[]string{"bill"}, 1, "Bill"}, // the stub has none
 	} {
-		if code, out, errs := run(c.args...); code != 1 || !strings.Contains(errs, c.text) {
+		if code, out, errs := run(c.args...); code != c.code || !strings.Contains(errs, c.text) {
 			t.Errorf("%q: code %d, %q %q", c.args, code, out, errs)
 		}
 	}

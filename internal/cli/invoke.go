@@ -47,7 +47,7 @@ func newInvoke(a *app) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
 			defer cancel()
-			in, err := f.payload()
+			in, err := f.payload(a)
 			if err != nil {
 				return err
 			}
@@ -80,14 +80,14 @@ func newInvoke(a *app) *cobra.Command {
 }
 
 // payload reads what shall be sent.
-func (f *invokeFlags) payload() ([]byte, error) {
+func (f *invokeFlags) payload(a *app) ([]byte, error) {
 	switch {
 	case f.capacity < 0 || f.capacity > 1<<30:
-		return nil, fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30)
+		return nil, a.badUsage(fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30))
 	case f.hexInput != "":
 		b, err := hex.DecodeString(strings.Join(strings.Fields(f.hexInput), ""))
 		if err != nil {
-			return nil, fmt.Errorf("--hex: %w", err)
+			return nil, a.badUsage(fmt.Errorf("--hex: %w", err))
 		}
 		return b, nil
 	case f.input == "-":

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -119,6 +120,9 @@ func newTokenIssue(a *app) *cobra.Command {
 			cred, err := cl.IssueToken(claims, nil, now)
 			if err != nil {
 				return err
+			}
+			if out == "" && strings.ContainsRune(tenant, '/') {
+				return a.badUsage(fmt.Errorf("--tenant %q names no file: --out says where its token goes", tenant))
 			}
 			out := cmp.Or(out, tenant+".token")
 			if err := writeToken(out, cred, true); err != nil {

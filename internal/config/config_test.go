@@ -77,6 +77,7 @@ func TestWrongSettings(t *testing.T) {
 		"duration":         {[]string{"--grace", "soon"}, nil, "soon (from --grace)"},
 		"no unit":          {[]string{"--grace", "10"}, nil, "10 (from --grace)"},
 		"env":              {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
+		"unknown env":      {nil, []string{"RFAAS_EXECUTOR_GRAZE=1s"}, `RFAAS_EXECUTOR_GRAZE="1s" is no setting`},
 		"no grace":         {[]string{"--grace", "0s"}, nil, "grace: 0s"},
 		"call limit":       {[]string{"--call-limit", "1us"}, nil, "call-limit: 1µs"},
 		"size":             {[]string{"--memory", "lots"}, nil, `"lots"`},
@@ -101,6 +102,15 @@ func TestWrongSettings(t *testing.T) {
 				t.Errorf("error %v, want %q", err, c.text)
 			}
 		})
+	}
+	_, _, err := load([]string{"--config", write(t, "c.yaml", "cores: [1]\ngraze: 1s\ngrace: soon\n"), "--verbs-port", "-1"}, []string{"RFAAS_EXECUTOR_X=1"})
+	for _, text := range []string{"cores is [1]", `"graze"`, "soon (from ", "verbs-port: -1", "RFAAS_EXECUTOR_X"} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("all at once: %v, want %q too", err, text)
+		}
+	}
+	if err != nil && strings.Count(err.Error(), "\n") != 4 {
+		t.Errorf("all at once: %v, want five lines", err)
 	}
 	if _, err := LoadExecutor(nil, nil, io.Discard, ""); err == nil || !strings.Contains(err.Error(), "HOME") {
 		t.Errorf("no place for the secret: %v", err)

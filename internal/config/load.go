@@ -66,14 +66,11 @@ func (p program) load(args, environ []string, out io.Writer, into interface{ val
 
 	file, _ := flags.GetString("config")
 	values, source, err := p.merge(flags, file, environ)
-	if err != nil {
-		return fmt.Errorf("%w: %w", ErrUsage, err)
-	}
-	if err := decode(values, source, into); err != nil {
-		return fmt.Errorf("%w: %w", ErrUsage, err)
-	}
-	if err := into.validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrUsage, err)
+	// All that is wrong at once: what could not be read has its default for the checks that follow.
+	wrong := multierror.Append(nil, err, p.decode(values, source, into), into.validate())
+	wrong.ErrorFormat = lines
+	if wrong.Len() > 0 {
+		return fmt.Errorf("%w: %w", ErrUsage, wrong)
 	}
 	switch {
 	case wished("print-config"):
@@ -131,47 +128,62 @@ func (p program) envName(key string) string {
 	return p.prefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// merge puts the layers on top of each other. source says where each value came from, for error messages.
+// merge puts the layers on top of each other. source says where each value came from, for error messages. What err complains
+// of is left out.
 func (p program) merge(flags *pflag.FlagSet, file string, environ []string) (values map[string]any, source map[string]string, err error) {
 	values, source = map[string]any{}, map[string]string{}
+	var wrong *multierror.Error
 	for _, o := range p.options {
 		values[o.key], source[o.key] = o.value, "default"
 	}
 	if file != "" {
-		v := viper.New()
-		v.SetConfigFile(file)
-		if ext := filepath.Ext(file); ext != ".yaml" && ext != ".yml" && ext != ".toml" {
-			return nil, nil, fmt.Errorf("settings file %s: the name must end in .yaml, .yml or .toml", file)
-		}
-		if err := v.ReadInConfig(); err != nil {
-			return nil, nil, fmt.Errorf("settings file %s: %w", file, err)
-		}
-		for _, key := range slices.Sorted(slices.Values(v.AllKeys())) {
-			if _, ok := values[key]; !ok {
-				return nil, nil, fmt.Errorf("settings file %s: unknown key %q (known: %s)", file, key,
-					strings.Join(slices.Sorted(maps.Keys(values)), ", "))
-			}
-			text, err := scalar(v.Get(key))
-			if err != nil {
-				return nil, nil, fmt.Errorf("settings file %s: %s %w", file, key, err)
-			}
-			values[key], source[key] = text, file
-		}
+		wrong = multierror.Append(wrong, readFile(file, values, source))
 	}
 	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
-		for _, o := range p.options {
-			if name == p.envName(o.key) {
-				values[o.key], source[o.key] = value, name
-			}
+		if !strings.HasPrefix(name, p.prefix) {
+			continue
 		}
+		at := slices.IndexFunc(p.options, func(o option) bool { return name == p.envName(o.key) })
+		if at < 0 {
+			wrong = multierror.Append(wrong, fmt.Errorf("environment: %s=%.80q is no setting (--help lists them)", name, value))
+			continue
+		}
+		values[p.options[at].key], source[p.options[at].key] = value, name
 	}
 	flags.Visit(func(f *pflag.Flag) {
 		if _, ok := values[f.Name]; ok {
 			values[f.Name], source[f.Name] = f.Value.String(), "--"+f.Name
 		}
 	})
-	return values, source, nil
+	return values, source, wrong.ErrorOrNil()
+}
+
+// readFile puts what a settings file says into values, which has every key.
+func readFile(file string, values map[string]any, source map[string]string) error {
+	v := viper.New()
+	v.SetConfigFile(file)
+	if ext := filepath.Ext(file); ext != ".yaml" && ext != ".yml" && ext != ".toml" {
+		return fmt.Errorf("settings file %s: the name must end in .yaml, .yml or .toml", file)
+	}
+	if err := v.ReadInConfig(); err != nil {
+		return fmt.Errorf("settings file %s: %w", file, err)
+	}
+	var wrong *multierror.Error
+	known := strings.Join(slices.Sorted(maps.Keys(values)), ", ")
+	for _, key := range slices.Sorted(slices.Values(v.AllKeys())) {
+		if _, ok := values[key]; !ok {
+			wrong = multierror.Append(wrong, fmt.Errorf("settings file %s: unknown key %q (known: %s)", file, key, known))
+			continue
+		}
+		text, err := scalar(v.Get(key))
+		if err != nil {
+			wrong = multierror.Append(wrong, fmt.Errorf("settings file %s: %s %w", file, key, err))
+			continue
+		}
+		values[key], source[key] = text, file
+	}
+	return wrong.ErrorOrNil()
 }
 
 // scalar is a file's value as the text that it would be as a flag, so that both mean the same: `grace: 5` lacks its unit
@@ -192,34 +204,39 @@ func scalar(v any) (string, error) {
 	return "", fmt.Errorf("is %v: want one value", v)
 }
 
-// decode turns each value into its field's type, so that every error can name the setting and where it came from.
-func decode(values map[string]any, source map[string]string, into any) error {
-	var result *multierror.Error
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		if text, ok := values[key].(string); ok && (!utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl)) {
-			result = multierror.Append(result, fmt.Errorf("%s = %q (from %s): not a line of text", key, text, source[key]))
-			continue
+// decode turns each value into its field's type, so that every error can name the setting and where it came from. A field
+// whose value is none gets its default.
+func (p program) decode(values map[string]any, source map[string]string, into any) error {
+	var wrong *multierror.Error
+	for _, o := range p.options {
+		text, ok := values[o.key].(string)
+		var err error
+		if ok && (!utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl)) {
+			err = fmt.Errorf("%s = %q (from %s): not a line of text", o.key, text, source[o.key])
+		} else if err = decodeOne(o.key, values[o.key], into); err != nil {
+			err = fmt.Errorf("%s = %v (from %s): %w", o.key, values[o.key], source[o.key], cause(err))
 		}
-		d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
-			Result:           into,
-			WeaklyTypedInput: true,
-			ErrorUnused:      true,
-			DecodeHook: mapstructure.ComposeDecodeHookFunc(
-				mapstructure.StringToTimeDurationHookFunc(),
-				textHook,
-			),
-		})
 		if err != nil {
-			return err
-		}
-		if err := d.Decode(map[string]any{key: values[key]}); err != nil {
-			result = multierror.Append(result, fmt.Errorf("%s = %v (from %s): %w", key, values[key], source[key], cause(err)))
+			wrong = multierror.Append(wrong, err, decodeOne(o.key, o.value, into))
 		}
 	}
-	if result != nil {
-		result.ErrorFormat = lines
+	return wrong.ErrorOrNil()
+}
+
+func decodeOne(key string, value, into any) error {
+	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
+		Result:           into,
+		WeaklyTypedInput: true,
+		ErrorUnused:      true,
+		DecodeHook: mapstructure.ComposeDecodeHookFunc(
+			mapstructure.StringToTimeDurationHookFunc(),
+			textHook,
+		),
+	})
+	if err != nil {
+		return err
 	}
-	return result.ErrorOrNil()
+	return d.Decode(map[string]any{key: value})
 }
 
 // lines writes several errors one per line.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -95,10 +96,36 @@ func makeError(c Class, code codes.Code, dpStatus int32, text string) error {
 
 // Text returns an error's message as people should read it, without gRPC's wrapping.
 func Text(err error) string {
-	if st, ok := status.FromError(err); ok && st.Code() != codes.OK {
-		return st.Message()
+	st, ok := status.FromError(err)
+	if !ok || st.Code() == codes.OK {
+		return err.Error()
 	}
-	return err.Error()
+	text, _ := Unwrapped(st)
+	return text
+}
+
+// Unwrapped returns a status' message, and where gRPC could not talk to whom it dialled, why in plain words. stranger says that
+// something listens there which does not speak the control protocol, or is another kind of daemon.
+func Unwrapped(st *status.Status) (text string, stranger bool) {
+	text = st.Message()
+	if _, dial, ok := strings.Cut(text, "Error while dialing: "); ok {
+		return strings.TrimSuffix(dial, "\""), false // "dial tcp 127.0.0.1:1: connect: connection refused"
+	}
+	is := func(parts ...string) bool {
+		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
+	}
+	switch {
+	case st.Code() == codes.Unimplemented && strings.HasPrefix(text, "unknown service"):
+		return "another kind of daemon answers there: " + text, true
+	case st.Code() != codes.Unavailable || !is("error reading server preface"):
+		return text, false
+	// The kernel connects for a process that is stopped or about to end.
+	case is("deadline exceeded", "i/o timeout", "use of closed network connection"): // closed by gRPC, in the end
+		return "it takes connections and does not answer", false
+	case is("EOF", "connection reset", "broken pipe"):
+		return "it broke the connection before its first answer", false
+	}
+	return "what listens there does not speak the control protocol", true
 }
 
 // StatusOf returns the dp_status that stands for an error: the one that it carries, else the plain one of its

@@ -276,6 +276,18 @@ func TestDialRefuses(t *testing.T) {
 	if _, err := Dial("127.0.0.1:1", DialConfig{SecretFile: filepath.Join(t.TempDir(), "absent")}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no secret file: %v", err)
 	}
+	// A token file that is none is what is wrong, also where the address needs TLS; without any it is the address.
+	broken := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(broken, []byte("no token"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Dial("node7:5", DialConfig{TokenFile: broken}); err == nil || !strings.HasPrefix(Text(err), "token file "+broken) {
+		t.Errorf("broken token file: %v", err)
+	}
+	nothing := DialConfig{Getenv: func(string) string { return "" }}
+	if _, err := Dial("node7:5", nothing); err == nil || !strings.HasPrefix(Text(err), "address node7:5 is not loopback") {
+		t.Errorf("no credentials: %v", err)
+	}
 }
 
 // A wrong or dead address is an error soon, not a wait.
@@ -294,8 +306,37 @@ func TestDeadAddress(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err = NewExecutorClient(conn).Info(ctx, &InfoRequest{})
-	if status.Code(err) != codes.Unavailable || ClassOf(err) != ClassConnection || !strings.Contains(err.Error(), addr) {
-		t.Errorf("error %v", err)
+	if status.Code(err) != codes.Unavailable || ClassOf(err) != ClassConnection || !strings.HasPrefix(Text(err), "dial tcp "+addr) || strings.Contains(Text(err), "desc") {
+		t.Errorf("error %v, as text %q", err, Text(err))
+	}
+}
+
+// Somebody else's port is named as that, and not by what gRPC makes of his bytes.
+func TestStranger(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprint(c, "SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
+			c.Close()
+		}
+	}()
+	conn, err := Dial(l.Addr().String(), DialConfig{Secret: &Secret{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err = NewExecutorClient(conn).Info(ctx, &InfoRequest{}); Text(err) != "what listens there does not speak the control protocol" {
+		t.Errorf("error %v, as text %q", err, Text(err))
 	}
 }
 

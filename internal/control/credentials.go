@@ -147,10 +147,13 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		_, err = SecretPath(c.getenv)
 	}
 	if found.token == nil && found.secret == nil && a.Network != "unix" { // there the kernel says who we are
-		return nil, fmt.Errorf("no token, and no secret either: %w%s", err, madeBy)
+		return nil, fmt.Errorf("%w: %w%s", errNobody, err, madeBy)
 	}
 	return &found, nil
 }
+
+// errNobody: this user has nothing to show.
+var errNobody = errors.New("no token, and no secret either")
 
 const madeBy = " (made by the first executor or resource manager that this user starts)"
 

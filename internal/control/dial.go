@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -47,8 +48,8 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	}
 	who, err := cfg.credentials(a)
 	if err != nil {
-		if far := a.CheckPlaintext(cfg.AllowPlaintext); far != nil {
-			return nil, Errorf(ClassInvalid, "%v (%v)", far, err)
+		if far := a.CheckPlaintext(cfg.AllowPlaintext); far != nil && errors.Is(err, errNobody) {
+			return nil, Errorf(ClassInvalid, "%v (%s)", far, Text(err))
 		}
 		return nil, err
 	}

@@ -153,8 +153,8 @@ typedef struct rfaas_session_options {
     uint32_t reserved;     /* 0 */
 } rfaas_session_options;
 
-/* Permits control addresses that are neither loopback nor unix sockets although the control plane is not encrypted;
- * also by environment RFAAS_ALLOW_PLAINTEXT=1. */
+/* Leaves out TLS, also with control addresses that are neither loopback nor unix sockets: for networks that are trusted. Also by
+ * environment RFAAS_ALLOW_PLAINTEXT=1. */
 #define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
 
 #define RFAAS_SESSION_OPTIONS_INIT \

@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -31,31 +30,20 @@ func fromControl(op, who string, err error) error {
 	}
 	st, detail := dataplane.Status(control.StatusOf(err)), err.Error()
 	var code codes.Code
+	var stranger bool
 	if s, ok := status.FromError(err); ok {
-		detail, code = s.Message(), s.Code()
-	}
-	if st == dataplane.StatusConnection {
-		st = dataplane.StatusPeerGone
-	}
-	if _, dial, ok := strings.Cut(detail, "Error while dialing: "); ok {
-		detail = strings.TrimSuffix(dial, "\"") // "dial tcp 127.0.0.1:1: connect: connection refused"
+		detail, stranger = control.Unwrapped(s)
+		code = s.Code()
 	}
 	switch {
 	case code == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded):
 		st, detail = dataplane.StatusDeadline, "no answer in time"
 	case code == codes.Canceled || errors.Is(err, context.Canceled):
 		st, detail = dataplane.StatusCancelled, "cancelled"
-	case code == codes.Unimplemented && strings.HasPrefix(detail, "unknown service"):
-		st, detail = dataplane.StatusProtocol, "another kind of daemon answers there: "+detail
-	case code == codes.Unavailable && strings.Contains(detail, "error reading server preface"):
-		switch { // the kernel connects for a process that is stopped or about to end
-		case containsAny(detail, "deadline exceeded", "i/o timeout", "use of closed network connection"): // closed by gRPC, in the end
-			st, detail = dataplane.StatusPeerGone, "it takes connections and does not answer"
-		case containsAny(detail, "EOF", "connection reset", "broken pipe"):
-			st, detail = dataplane.StatusPeerGone, "it broke the connection before its first answer"
-		default:
-			st, detail = dataplane.StatusProtocol, "what listens there does not speak the control protocol"
-		}
+	case stranger:
+		st = dataplane.StatusProtocol
+	case st == dataplane.StatusConnection:
+		st = dataplane.StatusPeerGone
 	}
 	if who != "" {
 		detail = who + ": " + detail
