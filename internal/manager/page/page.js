@@ -10,7 +10,7 @@ function table(id, head, rows) {
     const tr = document.createElement("tr");
     for (const c of cells) {
       const e = document.createElement(tag);
-      e.textContent = c;
+      e.textContent = e.title = c; // the title: what does not fit
       tr.append(e);
     }
     t.append(tr);
@@ -96,11 +96,18 @@ function get(part) {
     headers: token ? { Authorization: "Bearer " + token } : {} });
 }
 
+// The token with which the manager has refused to show all: it is asked for that again when there is another one.
+let refusedWith;
+
 async function look() {
-  const began = performance.now();
+  const began = performance.now(), token = sessionStorage.getItem("token");
   try {
-    let r = await get("state");
-    const refused = r.status === 401;
+    let refused = refusedWith !== undefined && refusedWith === token;
+    let r = refused ? undefined : await get("state");
+    if (r?.status === 401) {
+      refused = true;
+      refusedWith = token;
+    }
     if (refused) r = await get("executors");
     if (!r.ok) throw new Error(r.statusText);
     const said = await r.json();
