@@ -59,10 +59,10 @@ run: ## build what is needed and show it: an MPI program that offloads work
 	+$(Q)flock build/lock $(MAKE) --no-print-directory build
 	$(Q)scripts/demo
 
-bench: build ## everything that is claimed, measured: build/bench/report.md with plots; some seven minutes
+bench: build test-programs ## everything that is claimed, measured: build/bench/report.md with plots; some thirteen minutes (Slurm's part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
 
-soak: build test-programs ## bench, and what takes long: kills, charges, races, a real Slurm (as root); some twelve minutes more
+soak: build test-programs ## bench, and longer ones: a thousand kills, all of a real Slurm (as root); some ten minutes more
 	$(Q)scripts/bench --soak $(BENCH_ARGS)
 
 headline: build ## measure what README's table shows, about three minutes (BENCH_ARGS=--again: anew), and write the table
@@ -357,12 +357,14 @@ test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name sp
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster
 
-# Bounds are ratios, and what is above its bound is measured again; a regression of half is one on any machine.
+# Bounds are ratios, and what is above its bound is measured again; a regression of half is one on any machine. Status 3 is a machine
+# on which nothing could be measured: that is said, and is nobody's regression.
 GUARD := bin/rfaas bench guard --pairs 9 --duration 4s --repeats 5 --total 35s
+unless_busy = || { s=$$?; [ $$s -eq 3 ] && echo "guard: NOT JUDGED, the machine is too busy"; }
 .PHONY: test-guard
 test-guard: build ## what has a bound, measured beside its floor: fails when the ratio has grown by half
-	$(Q)$(GUARD) --slack 1.5 --prove
-	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove
+	$(Q)$(GUARD) --slack 1.5 --prove $(unless_busy)
+	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
 test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check

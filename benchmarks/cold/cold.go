@@ -11,6 +11,7 @@ package cold
 import (
 	"cmp"
 	"context"
+	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,6 +41,7 @@ type Config struct {
 	Leases   int    // to be measured; 0: 200
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
+	Progress func(line string)
 }
 
 // Result is what one run measured: medians in ns unless their name says otherwise. The JSON form is read by other
@@ -54,6 +57,7 @@ type Result struct {
 	P50NS        int64   `json:"p50_ns"` // from asking for a lease to the first result
 	P90NS        int64   `json:"p90_ns"`
 	P99NS        int64   `json:"p99_ns"`
+	P999NS       int64   `json:"p999_ns"` // with fewer than 1000 samples the longest
 	MaxNS        int64   `json:"max_ns"`
 	ControlNS    int64   `json:"control_ns"` // the lease without its worker's start: channels here, round trip, grant
 	ForkNS       int64   `json:"fork_ns"`
@@ -125,6 +129,9 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	r.FirstContact = first
 	var all samples
 	for len(all.total) < n {
+		if done := len(all.total) + r.Others; cfg.Progress != nil && done%20 == 0 {
+			cfg.Progress(fmt.Sprintf("%s %s: %d of %d leases, %d started otherwise", cfg.Provider, cfg.Mode, len(all.total), n, r.Others))
+		}
 		if cfg.Mode == "warm" {
 			if err := e.untilFull(ctx); err != nil {
 				return nil, err
@@ -150,11 +157,11 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		return nil, err
 	}
 	slices.Sort(all.total)
-	r.P50NS, r.P90NS, r.P99NS, r.MaxNS = rank(all.total, 50), rank(all.total, 90), rank(all.total, 99), all.total[n-1]
+	r.P50NS, r.P90NS, r.P99NS, r.P999NS, r.MaxNS = rank(all.total, 500), rank(all.total, 900), rank(all.total, 990), rank(all.total, 999), all.total[n-1]
 	for into, list := range map[*int64][]int64{&r.ControlNS: all.control, &r.ForkNS: all.fork, &r.SandboxNS: all.sandbox, &r.ConnectNS: all.connect,
 		&r.CodeNS: all.code, &r.FirstCallNS: all.call, &r.ReleaseNS: all.release} {
 		slices.Sort(list)
-		*into = rank(list, 50)
+		*into = rank(list, 500)
 	}
 	return r, nil
 }
@@ -189,15 +196,15 @@ func processStart(cfg Config) (int64, error) {
 		all = append(all, int64(d))
 	}
 	slices.Sort(all)
-	return rank(all, 50), nil
+	return rank(all, 500), nil
 }
 
 // othersMost is how many leases may start in another way, for each that shall be measured.
 const othersMost = 20
 
-// rank is a percentile of ascending values: the smallest that is not below percent of them.
-func rank(sorted []int64, percent int) int64 {
-	return sorted[max((len(sorted)*percent+99)/100-1, 0)]
+// rank is a quantile of ascending values: the smallest that is not below so many in a thousand of them.
+func rank(sorted []int64, permille int) int64 {
+	return sorted[max((len(sorted)*permille+999)/1000-1, 0)]
 }
 
 // lease takes a lease, makes one call, gives it back and notes the times. how is the way in which it started.
@@ -238,12 +245,35 @@ func load() (avg float64) {
 // WriteJSON writes a result as one line.
 func WriteJSON(w io.Writer, r *Result) error { return json.NewEncoder(w).Encode(r) }
 
+// WriteCSV writes a line for each result below the names of the columns, which are those of the JSON form.
+func WriteCSV(w io.Writer, results ...*Result) error {
+	c := csv.NewWriter(w)
+	kind := reflect.TypeFor[Result]()
+	row := make([]string, kind.NumField())
+	for i := range row {
+		row[i] = kind.Field(i).Tag.Get("json")
+	}
+	if err := c.Write(row); err != nil {
+		return err
+	}
+	for _, r := range results {
+		for i := range row {
+			row[i] = fmt.Sprint(reflect.ValueOf(*r).Field(i).Interface())
+		}
+		if err := c.Write(row); err != nil {
+			return err
+		}
+	}
+	c.Flush()
+	return c.Error()
+}
+
 // WriteTable writes a result for people.
 func WriteTable(w io.Writer, r *Result) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
 	us := func(ns int64) string { return fmt.Sprintf("%.0f us", float64(ns)/1e3) }
-	fmt.Fprintf(t, "%s, %s:\tp50\tp90\tp99\tcontrol\tfork\tsandbox\tconnect\tcode\tfirst call\t\n", r.Mode, r.Provider)
-	fmt.Fprintf(t, "lease to first result\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", us(r.P50NS), us(r.P90NS), us(r.P99NS), us(r.ControlNS),
+	fmt.Fprintf(t, "%s, %s:\tp50\tp90\tp99\tp99.9\tmax\tcontrol\tfork\tsandbox\tconnect\tcode\tfirst call\t\n", r.Mode, r.Provider)
+	fmt.Fprintf(t, "lease to first result\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", us(r.P50NS), us(r.P90NS), us(r.P99NS), us(r.P999NS), us(r.MaxNS), us(r.ControlNS),
 		us(r.ForkNS), us(r.SandboxNS), us(r.ConnectNS), us(r.CodeNS), us(r.FirstCallNS))
 	if err := t.Flush(); err != nil {
 		return err

@@ -3,9 +3,12 @@ package cold
 import (
 	"bytes"
 	"context"
+	"encoding/csv"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +40,7 @@ func testRun(t *testing.T, mode string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Samples != 10 || r.Mode != mode || r.P50NS <= 0 || r.P50NS > r.P90NS || r.P90NS > r.P99NS || r.P99NS > r.MaxNS {
+	if r.Samples != 10 || r.Mode != mode || r.P50NS <= 0 || r.P50NS > r.P90NS || r.P90NS > r.P99NS || r.P99NS > r.P999NS || r.P999NS > r.MaxNS {
 		t.Errorf("%+v", r)
 	}
 	for name, ns := range map[string]int64{"control": r.ControlNS, "fork": r.ForkNS, "sandbox": r.SandboxNS, "connect": r.ConnectNS, "code": r.CodeNS,
@@ -58,6 +61,17 @@ func testRun(t *testing.T, mode string) {
 		t.Errorf("%v\n%s", err, table.String())
 	}
 	t.Logf("\n%s", table.String())
+	var lines bytes.Buffer
+	if err := WriteCSV(&lines, r, r); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := csv.NewReader(&lines).ReadAll()
+	if err != nil || len(rows) != 3 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	if at := slices.Index(rows[0], "p999_ns"); at < 0 || rows[1][at] != fmt.Sprint(r.P999NS) || rows[2][slices.Index(rows[0], "mode")] != mode {
+		t.Errorf("%q", rows)
+	}
 }
 
 func TestRunRefuses(t *testing.T) {
@@ -82,13 +96,18 @@ func TestRunRefuses(t *testing.T) {
 }
 
 func TestRank(t *testing.T) {
+	many := make([]int64, 2000)
+	for i := range many {
+		many[i] = int64(i + 1)
+	}
 	for _, c := range []struct {
-		list    []int64
-		percent int
-		want    int64
-	}{{[]int64{7}, 50, 7}, {[]int64{1, 2}, 50, 1}, {[]int64{1, 2, 3}, 50, 2}, {[]int64{1, 2, 3, 4}, 99, 4}, {[]int64{1, 2, 3, 4}, 0, 1}} {
-		if got := rank(c.list, c.percent); got != c.want {
-			t.Errorf("%d %% of %v: %d, want %d", c.percent, c.list, got, c.want)
+		list     []int64
+		permille int
+		want     int64
+	}{{[]int64{7}, 500, 7}, {[]int64{1, 2}, 500, 1}, {[]int64{1, 2, 3}, 500, 2}, {[]int64{1, 2, 3, 4}, 990, 4}, {[]int64{1, 2, 3, 4}, 0, 1},
+		{many, 500, 1000}, {many, 990, 1980}, {many, 999, 1998}} {
+		if got := rank(c.list, c.permille); got != c.want {
+			t.Errorf("%d of a thousand of %d: %d, want %d", c.permille, len(c.list), got, c.want)
 		}
 	}
 }

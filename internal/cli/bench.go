@@ -43,7 +43,7 @@ type benchFlags struct {
 func (b *benchFlags) common(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&b.cfg.Provider, "provider", dataplane.SHM, "shm or verbs")
-	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result; on shm, spinning, one small call at a time, three times as many with five peers in succession")
+	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result; spinning, one small call at a time, three times as many with several peers in succession")
 	f.DurationVar(&b.cfg.Batch, "batch", 0, "length of a batch (default: 5ms on shm when spinning, else 10ms)")
 	f.IntVar(&b.cfg.Rounds, "rounds", 0, "calls of a batch, instead of --batch")
 	f.DurationVar(&b.cfg.Duration, "duration", 30*time.Second, "bound of one result")
@@ -229,6 +229,15 @@ func (a *app) verdict(rep *latency.GuardReport) error {
 	return nil
 }
 
+// undecided gives a guard that was disturbed too much a status of its own: it has found nothing, and has not failed.
+func (a *app) undecided(err error) error {
+	if !errors.Is(err, latency.ErrNoVerdict) {
+		return err
+	}
+	fmt.Fprintf(a.Stderr, "rfaas: too disturbed to judge: %v\n", err)
+	return exitStatus(exitUnknown)
+}
+
 func newBenchGuard(a *app) *cobra.Command {
 	var b benchFlags
 	var patience latency.GuardConfig
@@ -238,7 +247,8 @@ func newBenchGuard(a *app) *cobra.Command {
 		Short: "Measure what has a bound, and fail when it is exceeded",
 		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
 What is above its bound is measured again after all others, so that noise does not fail it. With --prove it then shows that
-it can fail: calls that are made slower by as much as a bound allows in all must exceed it.`,
+it can fail: calls that are made slower by as much as a bound allows in all must exceed it. Exit status: 0 nothing is above its
+bound, 1 something is, 3 the machine was too busy to say anything, of the guard's measurements or of the proof.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own
@@ -257,11 +267,11 @@ it can fail: calls that are made slower by as much as a bound allows in all must
 				err = a.verdict(rep)
 			}
 			if err != nil || !prove {
-				return err
+				return a.undecided(err)
 			}
 			delay, err := latency.Prove(c.Context(), b.cfg, patience)
 			if err != nil {
-				return err
+				return a.undecided(err)
 			}
 			fmt.Fprintf(a.Stderr, "rfaas: calls that took %v longer were found to be too slow\n", delay)
 			return nil
@@ -277,11 +287,15 @@ it can fail: calls that are made slower by as much as a bound allows in all must
 
 func newBenchCompare(a *app) *cobra.Command {
 	var worse float64
+	var out output
 	c := &cobra.Command{
 		Use:   "compare A.json B.json",
 		Short: "Compare two files of bench --json",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
+			if err := out.check(); err != nil {
+				return a.badUsage(err)
+			}
 			old, err := readResults(args[0])
 			if err != nil {
 				return err
@@ -290,19 +304,27 @@ func newBenchCompare(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.benchCompare(args, old, now, worse)
+			return a.benchCompare(args, old, now, worse, &out)
 		},
 	}
 	c.Flags().Float64Var(&worse, "fail-above", 0, "exit with 1 when a ratio has grown by more than this share, as 0.1 (default: never)")
+	out.flags(c)
 	return c
 }
 
-func (a *app) benchCompare(names []string, old, now []*latency.Result, worse float64) error {
+func (a *app) benchCompare(names []string, old, now []*latency.Result, worse float64, out *output) error {
 	changes, onlyOld, onlyNew := latency.Compare(old, now)
 	if len(changes) == 0 {
 		return fmt.Errorf("%s and %s have no measurement in common", names[0], names[1])
 	}
-	if err := latency.WriteChanges(a.Stdout, changes); err != nil {
+	write, unpaired := latency.WriteChanges, a.Stdout
+	switch {
+	case out.asJSON:
+		write, unpaired = latency.WriteChangesJSON, a.Stderr
+	case out.asCSV:
+		write, unpaired = latency.WriteChangesCSV, a.Stderr
+	}
+	if err := write(a.Stdout, changes); err != nil {
 		return err
 	}
 	for _, one := range []struct {
@@ -310,7 +332,7 @@ func (a *app) benchCompare(names []string, old, now []*latency.Result, worse flo
 		keys []string
 	}{{names[0], onlyOld}, {names[1], onlyNew}} {
 		for _, key := range one.keys {
-			fmt.Fprintf(a.Stdout, "only in %s: %s\n", one.name, key)
+			fmt.Fprintf(unpaired, "only in %s: %s\n", one.name, key)
 		}
 	}
 	var grown []string

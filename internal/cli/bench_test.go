@@ -33,6 +33,9 @@ func TestBenchRefuses(t *testing.T) {
 		{"latency --depth 5000", 2, "5000"},
 		{"latency --cpus 7777,7778", 2, "7777"},
 		{"latency --json --csv", 2, "one of them"},
+		{"compare --json --csv a b", 2, "one of them"},
+		{"cold --json --csv", 2, "one of them"},
+		{"cold --leases 0", 2, "0 leases"},
 		{"latency extra", 2, "extra"},
 		{"latency --connect node-b:7470", 2, "node-b:7470"},
 		{"latency --provider verbs --connect node-b:7470 --cpus 0,0", 2, "one is needed"},
@@ -92,6 +95,13 @@ func TestBenchCompare(t *testing.T) {
 	}
 	if code, _, stderr := runBench("compare", a, writeResults(t, "c.json", result(9, 1))); code != 1 || !strings.Contains(stderr, "in common") {
 		t.Errorf("nothing in common: exit %d, %q", code, stderr)
+	}
+	if code, stdout, stderr := runBench("compare", "--json", a, b); code != 0 || !strings.Contains(stdout, `"b_over_a":0.2`) || strings.Count(stdout, "\n") != 1 ||
+		!strings.Contains(stderr, "only in "+b) {
+		t.Errorf("--json: exit %d, %q, %q", code, stdout, stderr)
+	}
+	if code, stdout, _ := runBench("compare", "--csv", a, b); code != 0 || !strings.HasPrefix(stdout, "key,ratio_a,") || !strings.Contains(stdout, ",1.0000,1.2000,0.2000,100,100,") {
+		t.Errorf("--csv: exit %d, %q", code, stdout)
 	}
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, []byte("a table\n"), 0o600); err != nil {

@@ -13,7 +13,7 @@ import (
 
 func newBenchCold(a *app) *cobra.Command {
 	var cfg cold.Config
-	var asJSON bool
+	var out output
 	var modes []string
 	c := &cobra.Command{
 		Use:   "cold",
@@ -24,6 +24,9 @@ that waits for it, cached with the one of the lease before, whose connection sta
   rfaas bench cold --provider verbs --library libmine.so --function empty`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := out.check(); err != nil {
+				return a.badUsage(err)
+			}
 			if cfg.Leases < 1 {
 				return a.badUsage(fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases))
 			}
@@ -45,18 +48,25 @@ that waits for it, cached with the one of the lease before, whose connection sta
 			if cfg.Library == "" { // in a source tree
 				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
 			}
-			write := cold.WriteTable
-			if asJSON {
-				write = cold.WriteJSON
-			}
+			cfg.Progress = a.progress()
+			var results []*cold.Result
 			for _, cfg.Mode = range modes {
 				r, err := cold.Run(c.Context(), cfg)
-				if err == nil {
-					err = write(a.Stdout, r)
+				switch {
+				case err != nil:
+				case out.asJSON:
+					err = cold.WriteJSON(a.Stdout, r)
+				case out.asCSV:
+					results = append(results, r)
+				default:
+					err = cold.WriteTable(a.Stdout, r)
 				}
 				if err != nil {
 					return err
 				}
+			}
+			if out.asCSV {
+				return cold.WriteCSV(a.Stdout, results...)
 			}
 			return nil
 		},
@@ -70,6 +80,6 @@ that waits for it, cached with the one of the lease before, whose connection sta
 	f.StringVar(&cfg.Function, "function", "empty", "function of it, called without a payload")
 	f.StringVar(&cfg.Executor, "executor-program", "", "path of the executor (default: beside this program)")
 	f.StringVar(&cfg.Peer, "peer", "", "path of rfaas-bench-peer, the process whose start stands beside (default: ../libexec beside this program)")
-	f.BoolVar(&asJSON, "json", false, "print a JSON object per mode, one a line")
+	out.flags(c)
 	return c
 }

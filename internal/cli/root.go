@@ -27,6 +27,7 @@ const (
 	exitOK      = 0
 	exitFailure = 1
 	exitUsage   = 2
+	exitUnknown = 3 // bench guard: the machine was too busy to say
 )
 
 // Run runs the program with its arguments (without its name) and returns the exit code.
