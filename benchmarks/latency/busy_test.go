@@ -117,3 +117,25 @@ func TestBatchIsGivenUp(t *testing.T) {
 		t.Errorf("the next batch: %g ns, %v", mean, err)
 	}
 }
+
+// Between machines a batch stands for its median, so that a packet that waits for its turn does not decide.
+func TestAverage(t *testing.T) {
+	times := []int64{400, 410, 390, 5_000_000, 405}
+	batch := func(samples []int64) (int64, error) {
+		copy(samples, times)
+		return 5_001_605, nil
+	}
+	for _, c := range []struct {
+		cfg  Config
+		want float64
+	}{{Config{Depth: 1}, 1_000_321}, {Config{Depth: 1, Remote: "node-b:7470"}, 405}, {Config{Depth: 4, Remote: "node-b:7470"}, 1_000_321}} {
+		for _, samples := range [][]int64{nil, make([]int64, len(times))} {
+			if got, err := (&session{cfg: &c.cfg}).average(len(times), samples, batch); err != nil || got != c.want {
+				t.Errorf("%+v: %g, %v, want %g", c.cfg, got, err, c.want)
+			}
+		}
+		if got, err := (&session{cfg: &c.cfg}).average(1, nil, func([]int64) (int64, error) { return -1, nil }); err != nil || !math.IsNaN(got) {
+			t.Errorf("a batch that was given up: %g, %v", got, err)
+		}
+	}
+}

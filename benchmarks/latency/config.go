@@ -27,7 +27,7 @@ const (
 	// modeTolerance is by how much the calibrations of one pair may differ.
 	modeTolerance = 0.25
 	// remoteTolerance is the same between machines, where no placement can change, but a network has other users.
-	remoteTolerance = 1
+	remoteTolerance = 0.5
 	// attemptsPerPair bounds how many pairs are tried for each that is wanted.
 	attemptsPerPair = 4
 	// nearNS is the bare flag round trip below which two CPUs share a cache.
@@ -48,7 +48,7 @@ type Config struct {
 	Eager    int   // bytes; 0: the default
 	Function string
 	Buffers  string        // of the C client
-	Pairs    int           // good ones wanted; 0: 15. Three times as many are taken where spinners fall in step
+	Pairs    int           // good ones wanted; 0: 15. Three times as many are taken where they differ from peer to peer
 	Batch    time.Duration // length of a batch; 0: 5 ms on shm when spinning, else 10 ms
 	Rounds   int           // calls of a batch; 0: as Batch says
 	Duration time.Duration // bound of one result; 0: 30 s
@@ -156,6 +156,9 @@ func (c *Config) tolerance() float64 {
 	}
 	return modeTolerance
 }
+
+// byMedian says whether a batch stands for its median and not for its mean.
+func (c *Config) byMedian() bool { return c.Remote != "" && c.Depth == 1 }
 
 // elsewhere says whether the peer is no thread of this process.
 func (c *Config) elsewhere() bool { return c.Peer != "" || c.Remote != "" }

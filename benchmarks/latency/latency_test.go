@@ -306,11 +306,11 @@ func TestRunProvider(t *testing.T) {
 					if r.Pairs > 0 && (r.P50NS <= 0 || r.MaxNS < r.P999NS || r.P999NS < r.P50NS || r.OpsPerS <= 0 || r.Samples != r.Pairs*r.BatchCalls) {
 						t.Errorf("%s: %+v", r.Key(), r)
 					}
-					if inStep := provider == dataplane.SHM && r.Mode == "hot" && r.Depth == 1 && r.Payload <= 1024; inStep && r.Complete {
-						if wanted := pairsInStep * cfg.Pairs; r.Pairs != wanted || r.Peers != min(peersInStep, wanted) {
+					if peers := cfg.peers(cfg.Modes[0], r.Payload); peers > 1 && r.Complete {
+						if wanted := morePairs * cfg.Pairs; r.Pairs != wanted || r.Peers != min(peers, wanted) {
 							t.Errorf("%s: %d pairs with %d peers, want %d", r.Key(), r.Pairs, r.Peers, wanted)
 						}
-					} else if !inStep && r.Peers != 0 {
+					} else if peers == 1 && r.Peers != 0 {
 						t.Errorf("%s: %d peers", r.Key(), r.Peers)
 					}
 					if r.FloorName != "none" && r.Pairs > 0 && !(r.Ratio > 0) {
@@ -479,5 +479,9 @@ func TestCompare(t *testing.T) {
 	b.P50NS = 2 * a.P50NS
 	if c := (Change{"", a, b}); c.Worse() != 1 {
 		t.Errorf("without a floor: %v", c.Worse())
+	}
+	a.Ratio, b.Ratio = 0, 0 // starts have none
+	if c := (Change{"", a, b}); c.Worse() != 1 {
+		t.Errorf("of starts: %v", c.Worse())
 	}
 }

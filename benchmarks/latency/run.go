@@ -152,20 +152,30 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 
 // Where a round trip takes less than a microsecond, spinners who pause between their looks fall in step: a floor, or a call, then
 // takes two thirds as long with one pair of processes as with the next, for as long as both live and each in a step of its
-// own. One peer would tell its step. So the pairs are taken with several in succession, and there are more of them.
-const (
-	peersInStep = 5
-	pairsInStep = 3 // times as many
-)
+// own. On verbs the bare queue pair and the channel's have other memory with each peer, and two floors of the same bytes differ by
+// up to four per cent for as long as it lives. One peer would tell its luck. So the pairs are taken with several in succession, and
+// there are more of them.
+const morePairs = 3 // times as many
+
+// peers is with how many peers a result is taken: more than one where results differ from peer to peer.
+func (c *Config) peers(m dataplane.WaitMode, payload int) int {
+	switch {
+	case m == dataplane.Warm || c.Depth > 1 || c.Remote != "":
+	case c.Provider == dataplane.SHM && payload <= 1024:
+		return 9
+	case c.Provider == dataplane.Verbs && payload <= 4096:
+		return 5
+	}
+	return 1
+}
 
 // wanted is how many good pairs make a result, and with how many peers.
 func (m *measurement) wanted() (pairs, peers int) {
-	pairs, peers = m.cfg.Pairs, 1
-	if m.cfg.Provider == dataplane.SHM && m.s.mode != dataplane.Warm && m.cfg.Depth == 1 && m.payload <= 1024 {
-		pairs *= pairsInStep
-		peers = min(peersInStep, pairs)
+	pairs, peers = m.cfg.Pairs, m.cfg.peers(m.s.mode, m.payload)
+	if peers > 1 {
+		pairs *= morePairs
 	}
-	return pairs, peers
+	return pairs, min(peers, pairs)
 }
 
 // nextPeer takes a fresh peer, in other memory, for the pairs to come.
@@ -485,6 +495,9 @@ func (m *measurement) buffers() string {
 func (m *measurement) method() string {
 	wanted, peers := m.wanted()
 	with := ""
+	if m.cfg.byMedian() {
+		with = ", each of which stands for the median of its round trips,"
+	}
 	if peers > 1 {
 		with = fmt.Sprintf(" with %d peers in succession", peers)
 	}

@@ -202,21 +202,46 @@ func (s *session) close() {
 	s.closeFDs()
 }
 
-// floor runs one batch of bare round trips and returns the mean, ns: NaN, and nothing in samples that counts, if something else
+// floor runs one batch of bare round trips and returns its average, ns: NaN, and nothing in samples that counts, if something else
 // had the processors for so long that the batch was given up. Whoever asked discards the pair.
 func (s *session) floor(k dataplane.BenchKind, size, reply, warm, n int, samples []int64) (float64, error) {
-	ns, err := s.bench.Floor(k, size, reply, warm, n, samples)
-	var given *dataplane.Error
-	if errors.As(err, &given) && given.Status == dataplane.StatusDeadline {
-		return math.NaN(), nil
-	}
-	return float64(ns) / float64(n), err
+	return s.average(n, samples, func(samples []int64) (int64, error) {
+		ns, err := s.bench.Floor(k, size, reply, warm, n, samples)
+		var given *dataplane.Error
+		if errors.As(err, &given) && given.Status == dataplane.StatusDeadline {
+			return -1, nil
+		}
+		return ns, err
+	})
 }
 
-// calibrate is the median mean of a few short batches of n round trips, ns: one that was interrupted does not look like a change
+// average is what a batch of n stands for, ns: its mean, NaN if its time is negative. Between machines it is the median of its round
+// trips, each of which is timed: there a packet that waits for its turn takes ten times as long as the others, and a mean of some
+// dozen round trips says how many of those it had.
+func (s *session) average(n int, samples []int64, run func(samples []int64) (int64, error)) (float64, error) {
+	byMedian := s.cfg.byMedian()
+	if byMedian && samples == nil {
+		samples = make([]int64, n)
+	}
+	ns, err := run(samples)
+	switch {
+	case err != nil:
+		return 0, err
+	case ns < 0:
+		return math.NaN(), nil
+	case byMedian:
+		return medianOf(samples[:n]), nil
+	}
+	return float64(ns) / float64(n), nil
+}
+
+// calibrate is the median average of a few short batches of n round trips, ns: one that was interrupted does not look like a change
 // of placement. NaN if one was given up.
 func (s *session) calibrate(k dataplane.BenchKind, size, n int) (float64, error) {
-	var means [5]float64
+	means := make([]float64, 5)
+	if s.cfg.byMedian() {
+		means = means[:1]
+	}
 	for i := range means {
 		mean, err := s.floor(k, size, size, n/4, n, nil)
 		if err != nil || math.IsNaN(mean) {
@@ -224,7 +249,7 @@ func (s *session) calibrate(k dataplane.BenchKind, size, n int) (float64, error)
 		}
 		means[i] = mean
 	}
-	return median(means[:]), nil
+	return median(means), nil
 }
 
 func (s *session) function() uint32 {
@@ -237,17 +262,17 @@ func (s *session) function() uint32 {
 	return dataplane.BenchEcho
 }
 
-// calls runs one batch of calls by a client and returns the mean, ns.
+// calls runs one batch of calls by a client and returns its average, ns.
 func (s *session) calls(client string, size, warm, n int, samples []int64) (float64, error) {
-	if client == ClientC {
-		ns, err := s.bench.Calls(s.function(), size, warm, n, samples)
-		return float64(ns) / float64(n), err
-	}
-	if _, err := s.goCalls(size, warm, nil); err != nil {
-		return 0, err
-	}
-	ns, err := s.goCalls(size, n, samples)
-	return float64(ns) / float64(n), err
+	return s.average(n, samples, func(samples []int64) (int64, error) {
+		if client == ClientC {
+			return s.bench.Calls(s.function(), size, warm, n, samples)
+		}
+		if _, err := s.goCalls(size, warm, nil); err != nil {
+			return 0, err
+		}
+		return s.goCalls(size, n, samples)
+	})
 }
 
 // goCalls is what a Go program would write: a call per round trip, or a window of them.

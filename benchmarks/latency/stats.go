@@ -10,6 +10,15 @@ func median(values []float64) float64 {
 	return quantile(values, 0.5)
 }
 
+// medianOf is the median of times in any order, which are left as they were; NaN when there are none.
+func medianOf(times []int64) float64 {
+	values := make([]float64, len(times))
+	for i, t := range times {
+		values[i] = float64(t)
+	}
+	return median(values)
+}
+
 // quantile interpolates between the values, as in R's type 7. NaN when there are none.
 func quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {

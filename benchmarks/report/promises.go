@@ -15,7 +15,6 @@ type Promise struct {
 	Bound float64
 	Least bool // the bound is a lower one
 	Unit  string
-	Soak  bool // only make soak measures it
 	// of returns the value; false: it was not measured.
 	of func(*Data) (float64, bool)
 }
@@ -52,8 +51,6 @@ func (v Verdict) value() string {
 
 func (v Verdict) verdict() string {
 	switch {
-	case !v.Measured && v.Soak:
-		return "make soak"
 	case !v.Measured:
 		return "not measured"
 	case v.Met():
@@ -201,10 +198,10 @@ func Promises() []Promise {
 		{Room: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
 		{Room: "Resource manager", Line: "a change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: figure("mailboxes.p99_ms")},
 		{Room: "Resource manager", Line: "a message to the manager, and its change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: controlP("shm", "change told to 1000 subscribers", ms)},
-		{Room: "Resource manager", Line: "charges of 4 processes, manager killed meanwhile, exact", Bound: 10e6, Least: true, Soak: true, of: figure("charges.exact")},
-		{Room: "Resource manager", Line: "kills of the manager during these charges", Bound: 20, Least: true, Soak: true, of: figure("charges.kills")},
+		{Room: "Resource manager", Line: "charges of 4 processes, manager killed meanwhile, exact", Bound: 10e6, Least: true, of: figure("charges.exact")},
+		{Room: "Resource manager", Line: "kills of the manager during these charges", Bound: 20, Least: true, of: figure("charges.kills")},
 		{Room: "Resource manager", Line: "charges of 50 executors over 3 kills of the manager, 20 clients meanwhile, exact", Bound: 10_000, Least: true, of: figure("cluster.charges")},
-		{Room: "Resource manager", Line: "the manager away, leases and charges going on, bills exact", Bound: 120, Least: true, Unit: "s", Soak: true, of: figure("manager.away_s")},
+		{Room: "Resource manager", Line: "the manager away, leases and charges going on, bills exact", Bound: 120, Least: true, Unit: "s", of: figure("manager.away_s")},
 		{Room: "Resource manager", Line: "what charging every 10 ms adds to a call", Bound: 5, Unit: "ns", of: charging},
 		{Room: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", of: figure("library.over_channel_ns")},
 		{Room: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, of: figure("map.1us")},
@@ -214,11 +211,12 @@ func Promises() []Promise {
 		{Room: "Client library", Line: "the same from C: the second lease's share of the first's control time", Bound: 0.5, of: figure("cached.control_share")},
 		{Room: "Client library", Line: "one of two executors killed: longest gap between results, of it 50 ms for detection, p95", Bound: 100, Unit: "ms", of: figure("failover.gap_p95_ms")},
 		{Room: "Client library", Line: "kills in that, all results right", Bound: 20, Least: true, of: figure("failover.kills")},
-		{Room: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, Soak: true, of: figure("kills")},
-		{Room: "Faults", Line: "random kills under load on verbs, all calls right or a named error", Bound: 30, Least: true, Soak: true, of: figure("vm.kills")},
-		{Room: "Faults", Line: "calls with random cancels and deadlines, buffers intact", Bound: 1e6, Least: true, Soak: true, of: figure("race.calls")},
-		{Room: "Slurm", Line: "a job's extra wait because of executors, p95", Bound: 1.5, Unit: "s", Soak: true, of: figure("slurm.extra_wait_p95_s")},
-		{Room: "Slurm", Line: "from idle to a line on the board, p95", Bound: 3, Unit: "s", Soak: true, of: figure("slurm.idle_to_board_p95_s")},
+		{Room: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, of: figure("kills")},
+		{Room: "Faults", Line: "the longest wait of a client in that", Bound: 15, Unit: "s", of: figure("kills.longest_wait_s")},
+		{Room: "Faults", Line: "random kills under load on verbs, all calls right or a named error", Bound: 30, Least: true, of: figure("vm.kills")},
+		{Room: "Faults", Line: "calls with random cancels and deadlines, buffers intact", Bound: 1e6, Least: true, of: figure("race.calls")},
+		{Room: "Slurm", Line: "a job's extra wait because of executors, p95", Bound: 1.5, Unit: "s", of: figure("slurm.extra_wait_p95_s")},
+		{Room: "Slurm", Line: "from idle to a line on the board, p95", Bound: 3, Unit: "s", of: figure("slurm.idle_to_board_p95_s")},
 		{Room: "Slurm", Line: "a day of idle gaps replayed: share covered of gaps over a minute", Bound: 90, Least: true, Unit: "%", of: figure("slurm.replay_covered")},
 	}...)
 }

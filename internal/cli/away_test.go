@@ -13,7 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// The resource manager is away, for 5 s (longer than any back-off here lasts) or as long as RFAAS_TEST_AWAY says; `make soak` says
+// The resource manager is away, for 5 s (longer than any back-off here lasts) or as long as RFAAS_TEST_AWAY says; `make bench` says
 // minutes. A lease goes on and is called all the time, another one is taken and given back, and when the manager is back all of
 // it is on the bills: calls to the last one, cores for as long as they were held.
 func TestManagerAway(t *testing.T) {

@@ -98,6 +98,7 @@ func TestRandomKills(t *testing.T) {
 		s.account(c.finish(waitBound))
 	}
 	t.Logf("figure: kills = %d", s.kills)
+	t.Logf("figure: kills.longest_wait_s = %.3f s", max(s.longCall, s.longControl).Seconds())
 	t.Logf("%d kills and stops in %v (%v), %d right results; longest wait: call %v, control operation %v, until all served again %v",
 		s.kills, took.Round(time.Second), s.summary(), s.right, s.longCall.Round(time.Millisecond),
 		s.longControl.Round(time.Millisecond), s.longRecovery.Round(time.Millisecond))
