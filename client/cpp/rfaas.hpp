@@ -142,7 +142,9 @@ class session {
   public:
     explicit session(const session_options &options = {}) { check(rfaas_session_open(&options, &handle_)); }
     session(session &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    /* What it was is closed now, not with `other`. */
     session &operator=(session &&other) noexcept {
+        session old(std::move(*this));
         std::swap(handle_, other.handle_);
         return *this;
     }
@@ -242,7 +244,9 @@ class request {
     request() noexcept = default;
     explicit request(rfaas_request handle) noexcept : handle_(handle) {}
     request(request &&other) noexcept : handle_(std::exchange(other.handle_, RFAAS_REQUEST_NULL)) {}
+    /* What it was is cancelled now, not with `other`. */
     request &operator=(request &&other) noexcept {
+        request old(std::move(*this));
         std::swap(handle_, other.handle_);
         return *this;
     }
@@ -336,7 +340,9 @@ class lease {
         return leases;
     }
     lease(lease &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+    /* What it was is released now, not with `other`. */
     lease &operator=(lease &&other) noexcept {
+        lease old(std::move(*this));
         std::swap(handle_, other.handle_);
         return *this;
     }
@@ -400,6 +406,8 @@ class lease {
     /* Starts a call; in may be reused unless it is a buffer's, out must live until the request ends. */
     template <class In, class Out>
     request iinvoke(rfaas::function f, const In &in, Out &&out, const call_options &options = {}) {
+        static_assert(std::is_lvalue_reference<Out>::value || std::is_trivially_destructible<std::decay_t<Out>>::value,
+                      "out would be gone before the result comes");
         auto from = payload(in);
         auto to = room(out);
         rfaas_request r = RFAAS_REQUEST_NULL;

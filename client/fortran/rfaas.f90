@@ -790,10 +790,23 @@ contains
       call finish(c_cancel(request), ierror)
    end subroutine
 
-   subroutine rfaas_waitall(requests, ierror)
+   !> out_sizes and statuses, which have room for all, become what each request came to; ierror is the first error's status.
+   subroutine rfaas_waitall(requests, ierror, out_sizes, statuses)
       type(rfaas_request), intent(inout) :: requests(:)
       integer, intent(out), optional :: ierror
-      call finish(c_waitall(size(requests, kind=c_size_t), requests, c_null_ptr, c_null_ptr), ierror)
+      integer(c_size_t), intent(inout), optional :: out_sizes(:)
+      integer, intent(inout), optional :: statuses(:)
+      integer(c_size_t), target :: sizes(max(size(requests), 1))
+      integer(c_int), target :: each(max(size(requests), 1))
+      integer(c_int) :: status
+      integer :: n
+      n = size(requests)
+      sizes = 0
+      each = RFAAS_OK
+      status = c_waitall(int(n, c_size_t), requests, c_loc(sizes), c_loc(each))
+      if (present(out_sizes)) out_sizes(:n) = sizes(:n)
+      if (present(statuses)) statuses(:n) = int(each(:n))
+      call finish(status, ierror)
    end subroutine
 
    !> index counts from 1; RFAAS_UNDEFINED (0) when there are only null requests.

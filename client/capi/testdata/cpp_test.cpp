@@ -84,6 +84,16 @@ int main(int, char **argv) {
         while (!r.test<double>(&n)) {
         }
         CHECK(n == 50 && !r && r.wait() == 0);
+        std::uint64_t while_ns[1] = {20000000u}, slept[1];
+        rfaas::request slow = lease.iinvoke(lease.function("sleep_ns"), while_ns, slept), quick = lease.iinvoke(echo, in, results[0]);
+        auto given_up = lease.statistics().abandoned;
+        slow = std::move(quick); // what it was is cancelled at once
+        CHECK(!quick && lease.statistics().abandoned == given_up + 1 && slow.wait<double>() == 50);
+        rfaas::request *self = &slow;
+        *self = std::move(slow);
+        CHECK(!slow);
+        for (int w = 0; w < 2; w++)
+            lease.invoke(echo, in, out, rfaas::call_options().on(w)); // behind what was given up
         { rfaas::request dropped = lease.iinvoke(echo, in, results[0]); } // cancelled
         rfaas::request moved = std::move(r = lease.iinvoke(echo, in, results[0]));
         CHECK(!r && moved.wait<double>() == 50);
@@ -107,6 +117,11 @@ int main(int, char **argv) {
         THROWS(rfaas::invalid_error, "negative", lease.renew(std::chrono::nanoseconds(-1)));
         rfaas::lease other = std::move(lease);
         CHECK(!lease.get() && other.workers() == 2);
+        rfaas::lease none = std::move(other); // released by the next one that takes its place
+        rfaas_lease *old = none.get();
+        none = rfaas::lease(session, rfaas::lease_options(std::getenv("TEST_LIBRARY")).with_local());
+        CHECK(rfaas_lease_workers(old) == RFAAS_INVALID && none.workers() == 1);
+        other = std::move(none);
         other.release();
         rfaas::lease again(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_renewal().lasting(std::chrono::minutes(1)));
         CHECK(again.statistics().cached == 2 && again.statistics().queue_pairs == 0);

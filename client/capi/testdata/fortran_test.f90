@@ -18,7 +18,8 @@ program fortran_test
    real(c_double), target, asynchronous :: in(10, 5), out(10, 5), many(50, 4)
    real(c_double), pointer :: big(:)
    integer(c_int64_t) :: numbers(10001), doubled(10001), ns
-   integer(c_size_t) :: n
+   integer(c_size_t) :: n, sizes(4)
+   integer :: statuses(4)
    type(c_ptr) :: memory
    logical :: flag
    character(len=1024) :: text
@@ -81,6 +82,12 @@ program fortran_test
    end do
    call rfaas_waitany(requests, at)
    call check(at == RFAAS_UNDEFINED, 'waitany of nothing')
+   call rfaas_iinvoke(lease, echo, in, c_sizeof(in), many(:, 1), c_sizeof(in), requests(1))
+   call rfaas_iinvoke(lease, fail, in, c_sizeof(in), many(:, 2), c_sizeof(in), requests(3))
+   call rfaas_waitall(requests, ierror, sizes, statuses)
+   call check(ierror == RFAAS_FUNCTION_FAILED, 'waitall with one that fails')
+   call check(all(statuses == [RFAAS_OK, RFAAS_OK, RFAAS_FUNCTION_FAILED, RFAAS_OK]), 'statuses of waitall')
+   call check(all(sizes == [c_sizeof(in), 0_c_size_t, 0_c_size_t, 0_c_size_t]), 'sizes of waitall')
    call rfaas_iinvoke(lease, echo, in, c_sizeof(in), out, c_sizeof(out), one)
    flag = .false.
    do while (.not. flag)
