@@ -75,8 +75,7 @@ module rfaas
    type, public :: rfaas_lease_details
       integer :: workers = 0, depth = 0, eager = 0, functions = 0, replaced = 0
       integer(c_int64_t) :: bulk = 0, lease_id = 0
-      character(len=64) :: node = ''
-      character(len=128) :: executor = ''
+      character(len=256) :: node = '', executor = ''
       character(len=16) :: provider = ''
    end type
    !> What a worker does and has printed (output_size bytes of output).
@@ -134,7 +133,8 @@ module rfaas
       integer(c_int32_t) :: struct_size = 0, workers = 0, depth = 0, eager = 0
       integer(c_int64_t) :: bulk = 0, lease_id = 0
       integer(c_int32_t) :: functions = 0, replaced = 0
-      character(kind=c_char) :: node(64) = c_null_char, executor(128) = c_null_char, provider(16) = c_null_char
+      character(kind=c_char) :: node(64) = c_null_char, executor(128) = c_null_char, provider(16) = c_null_char, &
+         node_name(256) = c_null_char, executor_address(256) = c_null_char
    end type
    type, bind(c) :: raw_worker
       integer(c_int32_t) :: struct_size = 0, pid = 0
@@ -623,8 +623,8 @@ contains
       details%replaced = int(raw%replaced)
       details%bulk = raw%bulk
       details%lease_id = raw%lease_id
-      details%node = text_in(raw%node)
-      details%executor = text_in(raw%executor)
+      details%node = text_in(raw%node_name)
+      details%executor = text_in(raw%executor_address)
       details%provider = text_in(raw%provider)
       call finish(status, ierror)
    end subroutine

@@ -281,7 +281,7 @@ RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_
 
 /* An executor's control address. */
 typedef struct rfaas_place {
-    char executor[128]; /* host:port, a NUL behind it */
+    char executor[128]; /* host:port, a NUL behind it. Longer ones have no place: RFAAS_UNSUPPORTED of rfaas_places */
 } rfaas_place;
 
 /* rfaas_places finds room for `count` leases like options, on as few executors as it finds, and stores an executor for each. It
@@ -330,9 +330,11 @@ typedef struct rfaas_lease_details {
     uint64_t lease_id;
     uint32_t functions; /* number of functions in the library */
     uint32_t replaced;  /* workers replaced since the lease began */
-    char node[64];      /* host name of the executor's node */
-    char executor[128]; /* its control address */
-    char provider[16];  /* "shm" or "verbs" */
+    char node[64];      /* host name of the executor's node, cut to 63 bytes */
+    char executor[128]; /* its control address, cut to 127 bytes */
+    char provider[16];  /* "shm", "verbs" or "local" */
+    char node_name[256];        /* node as it is */
+    char executor_address[256]; /* executor as it is */
 } rfaas_lease_details;
 
 /* rfaas_lease_info describes a lease; fills at most details->struct_size bytes. */

@@ -208,7 +208,7 @@ typedef struct rfaas_home {
     uint32_t n_workers;
     dp_channel_config cfg;
     uint64_t lease_id;
-    char node[64], executor[128], provider[16];
+    char node[256], executor[256], provider[16];
     uint32_t starts[RFAAS_STARTS]; /* workers that came here, by how */
     uint32_t queue_pairs;          /* made for it */
     rfaas_statistics before;       /* what the channels had counted when they came, kept, from another home */

@@ -14,7 +14,7 @@ static const char op[] = "lease across executors";
 typedef struct part {
     rfaas_session *session;
     rfaas_lease_options options;
-    char at[128];
+    char at[256];
     rfaas_lease *lease;
     int status;
     char text[512];
@@ -168,7 +168,13 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
     for (uint32_t i = 0, len = 0; n < count; i++) {
         const uint8_t *at = rfaas_msg_find(&plan, RFAAS_TAG_EXECUTOR, i, &len);
         uint64_t fits = rfaas_msg_nth_u64(&plan, RFAAS_TAG_WORKERS, i, 0);
-        if (!at || len >= sizeof places->executor) {
+        if (at && len >= sizeof places->executor) {
+            status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: executor %.*s: its address has %u bytes, a place holds %zu", what,
+                                    (int)len, (const char *)at, len, sizeof places->executor - 1);
+            rfaas_msg_free(&plan);
+            return status;
+        }
+        if (!at) {
             rfaas_msg_free(&plan);
             return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: a plan for %zu of %zu leases", what, n, count);
         }

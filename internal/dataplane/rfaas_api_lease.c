@@ -239,8 +239,10 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
                              .lease_id = l->home->lease_id,
                              .functions = l->n_functions,
                              .replaced = l->replaced};
-    memcpy(d.node, l->home->node, sizeof d.node);
-    memcpy(d.executor, l->home->executor, sizeof d.executor);
+    snprintf(d.node, sizeof d.node, "%.*s", (int)sizeof d.node - 1, l->home->node);
+    snprintf(d.executor, sizeof d.executor, "%.*s", (int)sizeof d.executor - 1, l->home->executor);
+    memcpy(d.node_name, l->home->node, sizeof d.node_name);
+    memcpy(d.executor_address, l->home->executor, sizeof d.executor_address);
     memcpy(d.provider, l->home->provider, sizeof d.provider);
     memcpy(details, &d, details->struct_size < sizeof d ? details->struct_size : sizeof d);
     return RFAAS_OK;

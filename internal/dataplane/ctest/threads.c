@@ -294,6 +294,13 @@ static void fake_dropped(uint64_t name) {
     rfaas_msg_free(&m);
 }
 
+/* As long as a name may be. */
+static const char *long_name(void) {
+    static char name[256];
+    memset(name, 'n', sizeof name - 1);
+    return name;
+}
+
 static int32_t fake_control(uint32_t op, const void *data, uint64_t len, void **out, uint64_t *out_len) {
     static uint64_t session; /* under fake_mu */
     rfaas_msg req = {.data = (uint8_t *)data, .len = len}, reply = {0};
@@ -313,9 +320,13 @@ static int32_t fake_control(uint32_t op, const void *data, uint64_t len, void **
         break;
     case RFAAS_OP_NEXT:
         fake_next(key, &reply);
-        rfaas_msg_str(&reply, RFAAS_TAG_EXECUTOR, "here");
-        rfaas_msg_str(&reply, RFAAS_TAG_NODE, "node");
+        rfaas_msg_str(&reply, RFAAS_TAG_EXECUTOR, long_name());
+        rfaas_msg_str(&reply, RFAAS_TAG_NODE, long_name());
         rfaas_msg_str(&reply, RFAAS_TAG_PROVIDER, "shm");
+        break;
+    case RFAAS_OP_SPREAD:
+        rfaas_msg_str(&reply, RFAAS_TAG_EXECUTOR, long_name());
+        rfaas_msg_u64(&reply, RFAAS_TAG_WORKERS, rfaas_msg_get_u64(&req, RFAAS_TAG_WORKERS, 0));
         break;
     case RFAAS_OP_GRANT: fake_grant(key, &req, &reply); break;
     case RFAAS_OP_REPLACE: fake_replace(key, &req, &reply); break;
@@ -402,6 +413,35 @@ static void *api_use(void *arg) {
     }
     __atomic_store_n(&a->done, 1, __ATOMIC_RELEASE);
     return NULL;
+}
+
+/* Names of 255 bytes come through whole, and where there is no room for that it is said. */
+T_CASE(api_names, "api/long-names", .providers = T_SHM) {
+    rfaas_control_register(fake_control);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    rfaas_session *session = NULL;
+    CHECK_EQ(rfaas_session_open(NULL, &session), RFAAS_OK);
+    rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+    lo.library = "none";
+    lo.workers = WORKERS;
+    rfaas_lease *leases[1];
+    size_t n = 0;
+    CHECKF(rfaas_lease_open_across(session, &lo, 1, leases, &n) == RFAAS_OK && n == 1, "across: %s", rfaas_last_error());
+    rfaas_lease_details d = {.struct_size = sizeof d};
+    CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
+    CHECK(!strcmp(d.node_name, long_name()) && !strcmp(d.executor_address, long_name()));
+    CHECK(strlen(d.node) == sizeof d.node - 1 && !strncmp(d.node, long_name(), sizeof d.node - 1));
+    CHECK(strlen(d.executor) == sizeof d.executor - 1 && !strncmp(d.executor, long_name(), sizeof d.executor - 1));
+    memset(&d, 7, sizeof d);
+    d.struct_size = offsetof(rfaas_lease_details, node_name); /* of an older program */
+    CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
+    CHECK(d.provider[0] == 's' && d.node_name[0] == 7);
+    rfaas_place place;
+    CHECK_EQ(rfaas_places(session, &lo, 1, &place), RFAAS_UNSUPPORTED);
+    CHECK(strstr(rfaas_last_error(), "its address has 255 bytes, a place holds 127"));
+    CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
 }
 
 /* Several threads with sessions and leases of their own, and one that tells of deaths. */
