@@ -115,6 +115,9 @@ func (b *benchFlags) complete(a *app) error {
 	if err := b.output.check(); err != nil {
 		return err
 	}
+	if b.cfg.Pairs < 1 || b.cfg.Duration <= 0 { // 0 is the default for who fills in a Config, and not what a flag means
+		return fmt.Errorf("--pairs %d and --duration %v: want 1 at least, and more than 0s", b.cfg.Pairs, b.cfg.Duration)
+	}
 	b.cfg.Clients = b.clients
 	b.cfg.Modes, b.cfg.Payloads = nil, nil
 	for _, s := range b.modes {
@@ -130,7 +133,7 @@ func (b *benchFlags) complete(a *app) error {
 			return fmt.Errorf("payload: %w", err)
 		}
 		if n < 1 || n > 1<<30 {
-			return fmt.Errorf("payload %q: 1 byte to 1GiB", s)
+			return fmt.Errorf("payload %q: want 1 byte to 1GiB", s)
 		}
 		b.cfg.Payloads = append(b.cfg.Payloads, int(n))
 	}
@@ -179,6 +182,9 @@ func newBenchLatency(a *app) *cobra.Command {
   rfaas bench latency --provider verbs --connect node-b:7470      # there: rfaas bench serve --listen :7470`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if b.cfg.Depth < 1 {
+				return a.badUsage(fmt.Errorf("--depth %d: want 1 at least", b.cfg.Depth))
+			}
 			if err := b.complete(a); err != nil {
 				return a.badUsage(err)
 			}

@@ -214,7 +214,7 @@ typedef struct rfaas_lease_options {
     uint32_t workers;          /* 1..1024; 0: 1 */
     uint32_t cores_per_worker; /* 0: 1 */
     uint32_t depth;            /* calls in flight per worker, 1..1024; 0: 8 */
-    uint32_t eager;            /* bytes of payload that travel with the request, 64..262144; 0: 16384 */
+    uint32_t eager;            /* bytes of payload that travel with the request, 1..262144, rounded up to 64s; 0: 16384 */
     uint32_t wait_mode;        /* RFAAS_WAIT_*, both sides */
     /* Bytes, per worker and direction, that the large payloads in flight may take together, so also the largest
      * payload or result; 0: 2 MiB; RFAAS_NO_BULK: none, `eager` is the limit then. At most 4 GiB. */

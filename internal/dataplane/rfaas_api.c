@@ -136,6 +136,11 @@ int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn,
                           (unsigned long long)l->cfg.bulk);
 }
 
+int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size, uint32_t capacity) {
+    return rfaas_api_fail(RFAAS_RESULT_TOO_LARGE, RFAAS_MAYBE_EXECUTED, "%s %s: result of %u bytes, the capacity is %u", op,
+                          function_name(l, fn), size, capacity);
+}
+
 /* ---- synchronous calls ---- */
 
 /* Keeps what a function said when it failed: the error of this thread. The message is the worker's and may hold
@@ -288,7 +293,9 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         status = invoke_slow(l, &p, w, status, started, fn, in, (uint32_t)in_size, reg, out, room, &got);
         if (status != DP_OK && (p.repeats || rfaas_api_fails_over(l)))
             status = rfaas_api_repeat(l, &p, w, status, fn, in, (uint32_t)in_size, out, room, &got);
-        if (status != DP_OK && status != DP_RESULT_TOO_LARGE)
+        if (status == DP_RESULT_TOO_LARGE)
+            rfaas_api_result_too_large(l, "invoke", fn, got, room);
+        else if (status != DP_OK)
             return leave(l, status);
     } else {
         l->sync_worker = w;

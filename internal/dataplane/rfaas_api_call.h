@@ -86,6 +86,9 @@ __attribute__((cold)) int rfaas_api_bad_call(const rfaas_lease *l, const char *o
                                              size_t in_size, const void *out, size_t capacity);
 __attribute__((cold)) int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size,
                                               size_t capacity);
+/* A result that was not taken: how large it is, and what there was room for. */
+__attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size,
+                                                     uint32_t capacity);
 /* Keeps what a function said when it failed: the error of this thread. */
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);

@@ -116,7 +116,7 @@ static int check_options(rfaas_lease_options *o, uint32_t most) {
     if (o->depth > DP_DEPTH_MAX)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: depth %u, want 1..%d", op, o->depth, DP_DEPTH_MAX);
     if (o->eager > DP_EAGER_MAX)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: eager %u bytes, want 64..%u", op, o->eager, DP_EAGER_MAX);
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: eager %u bytes, want 1..%u", op, o->eager, DP_EAGER_MAX);
     if (o->bulk > DP_BULK_MAX)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: bulk %llu bytes, want at most %llu", op,
                               (unsigned long long)o->bulk, (unsigned long long)DP_BULK_MAX);

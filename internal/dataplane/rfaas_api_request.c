@@ -120,6 +120,8 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
     int status = r->status;
     if (r->text)
         rfaas_api_fail(status, r->started, "%s", r->text);
+    else if (status == DP_RESULT_TOO_LARGE)
+        rfaas_api_result_too_large(l, op, r->function, r->size, r->capacity);
     else
         status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
     if (r->repeats && status != DP_RESULT_TOO_LARGE) {

@@ -96,6 +96,10 @@ static void calls(uint32_t mode) {
     FAILS(rfaas_invoke(l, echo, in, (size_t)1 << 40, out, 8, &n, NULL), RFAAS_TOO_LARGE, "1099511627776");
     CHECK(rfaas_started() == RFAAS_NOT_STARTED);
     CHECK(rfaas_invoke(l, echo, in, 64, out, 8, &n, NULL) == RFAAS_RESULT_TOO_LARGE && n == 64);
+    CHECK(strstr(rfaas_last_error(), "echo: result of 64 bytes, the capacity is 8"));
+    rfaas_request large;
+    CHECK(!rfaas_iinvoke(l, echo, in, 64, out, 8, NULL, &large) && rfaas_wait(&large, &n) == RFAAS_RESULT_TOO_LARGE && n == 64);
+    CHECK(strstr(rfaas_last_error(), "echo: result of 64 bytes, the capacity is 8"));
     FAILS(rfaas_invoke(l, fail, "negative rate", 13, out, 8, &n, NULL), RFAAS_FUNCTION_FAILED, "negative rate");
     CHECK(rfaas_started() == RFAAS_MAYBE_EXECUTED);
     rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
