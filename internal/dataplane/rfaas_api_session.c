@@ -247,7 +247,7 @@ int rfaas_session_close(rfaas_session *s) {
     uint32_t opening = s->opening;
     pthread_mutex_unlock(&rfaas_api_mu);
     if (opening)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "close session: another thread is opening a lease in it");
+        return rfaas_api_fail(RFAAS_INVALID, 0, "close session: %u of its leases are being opened or used by other threads", opening);
     s->magic = 0;
     rfaas_msg req = {0};
     rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);

@@ -25,8 +25,12 @@ import (
 //go:embed page
 var page embed.FS
 
-// stateEvery is how old an answer may be: many who look cost as much as one.
-const stateEvery = 500 * time.Millisecond
+// An answer may be as old as stateEvery, or stateShare times as long as it took to make, which grows with the ledger: many who look
+// cost as much as one, and that is at most a tenth of a processor.
+const (
+	stateEvery = 500 * time.Millisecond
+	stateShare = 10
+)
 
 // State is what /api/v1/state says. Numbers that may exceed 2^53 are text.
 type State struct {
@@ -181,15 +185,18 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 	var mu sync.Mutex
 	var last *State
 	var at time.Time
+	var took time.Duration
 	now := func() (*State, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if last == nil || time.Since(at) >= stateEvery {
+		if last == nil || time.Since(at) >= max(stateEvery, stateShare*took) {
+			began := time.Now()
 			fresh, err := m.state()
 			if err != nil {
 				return nil, err
 			}
 			last, at = fresh, time.Now()
+			took = at.Sub(began)
 		}
 		return last, nil
 	}
