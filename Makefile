@@ -506,6 +506,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)for f in rfaas-config rfaas-config-version; do \
 		sed -e 's|@VERSION@|$(CMAKE_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
+	$(Q)cd $(DESTDIR)$(PREFIX)/share/rfaas/slurm && sed -i 's|/usr/local/|$(PREFIX)/|g' prolog epilog *.service && chmod 644 *.service
 	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
 	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
 		'Description: functions executed by remote memory write' 'Version: $(VERSION)' \

@@ -47,6 +47,10 @@ func main() {
 	mourn := flag.Bool("mourn", false, "say, when a tenth is counted, on which executor rank 0 calls, and fail unless an executor was lost after that")
 	library := flag.String("library", "", "path of montecarlo.so (default: where make build puts it)")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "montecarlo: unexpected argument %q (-help lists the flags)\n", flag.Arg(0))
+		os.Exit(2)
+	}
 	if err := mpi.Init(); err != nil {
 		fmt.Fprintln(os.Stderr, "montecarlo:", err)
 		os.Exit(1)
