@@ -43,11 +43,29 @@ var Bounds = []Bound{
 // minPairs is how many good pairs a verdict needs: with fewer a result says that the machine was busy, not that we are slow.
 const minPairs = 5
 
+// roughly is by what factor the ratio of pairs whose calibrations differ may exceed a bound: what disturbs floor and calls in
+// turns leaves their median near the truth.
+const roughly = 2
+
 // Verdict is how a result stands to its bound.
 type Verdict struct {
 	Bounded   bool     // there is a bound for it
-	Disturbed bool     // too few good pairs to say
+	Disturbed bool     // too few pairs to say
+	Rough     bool     // too few good pairs, but enough of any: those were held to roughly times the bound
 	Exceeds   []string // what is above its bound, for people
+}
+
+func (v Verdict) firm() bool { return !v.Disturbed && !v.Rough }
+
+// rank orders verdicts by how much can be built on them.
+func (v Verdict) rank() int {
+	switch {
+	case v.Disturbed:
+		return 0
+	case v.Rough:
+		return 1
+	}
+	return 2
 }
 
 // OK reports that nothing is above its bound, as far as can be said.
@@ -77,7 +95,12 @@ func CheckSlack(r *Result, slack float64) Verdict {
 		}
 		v.Bounded = true
 		if r.Pairs < minPairs {
-			v.Disturbed = true
+			v.Rough = r.PairsRough >= minPairs && b.Ratio > 0
+			v.Disturbed = !v.Rough
+			if most := roughly * slack * b.Ratio; v.Rough && !(float64(r.RatioRough) <= most) {
+				v.Exceeds = append(v.Exceeds, fmt.Sprintf("%s: ratio to %s of %d pairs, disturbed ones too, is %.4g, %d times the bound %.4g", r.Key(), r.FloorName,
+					r.PairsRough, float64(r.RatioRough), roughly, most))
+			}
 			continue
 		}
 		for _, c := range []struct {
@@ -101,6 +124,18 @@ type GuardReport struct {
 	Results   []*Result // the best of each
 	Exceeds   []string
 	Disturbed []string // keys of which nothing can be said
+	Rough     []string // keys judged by disturbed pairs too
+}
+
+// Note adds what was found of r.
+func (rep *GuardReport) Note(r *Result, v Verdict) {
+	rep.Exceeds = append(rep.Exceeds, v.Exceeds...)
+	switch {
+	case v.Disturbed:
+		rep.Disturbed = append(rep.Disturbed, r.Key())
+	case v.Rough:
+		rep.Rough = append(rep.Rough, r.Key())
+	}
 }
 
 // GuardConfig says how patient a guard is.
@@ -118,13 +153,13 @@ type guarded struct {
 }
 
 // open says whether another measurement could change the verdict for the better.
-func (g *guarded) open() bool { return g.best == nil || !g.verdict.OK() || g.verdict.Disturbed }
+func (g *guarded) open() bool { return g.best == nil || !g.verdict.OK() || !g.verdict.firm() }
 
 // take keeps the better result: one with a verdict before one without, then the one with less above its bounds.
 func (g *guarded) take(r *Result, slack float64) {
 	v := CheckSlack(r, slack)
-	better := g.best == nil || g.verdict.Disturbed && !v.Disturbed ||
-		v.Disturbed == g.verdict.Disturbed && (len(v.Exceeds) < len(g.verdict.Exceeds) || len(v.Exceeds) == len(g.verdict.Exceeds) && r.Ratio < g.best.Ratio)
+	better := g.best == nil || v.rank() > g.verdict.rank() ||
+		v.rank() == g.verdict.rank() && (len(v.Exceeds) < len(g.verdict.Exceeds) || len(v.Exceeds) == len(g.verdict.Exceeds) && r.Ratio < g.best.Ratio)
 	if better {
 		g.best, g.verdict = r, v
 	}
@@ -161,10 +196,7 @@ func Guard(ctx context.Context, cfg Config, patience GuardConfig, emit func(*Res
 	var rep GuardReport
 	for _, g := range all {
 		rep.Results = append(rep.Results, g.best)
-		rep.Exceeds = append(rep.Exceeds, g.verdict.Exceeds...)
-		if g.verdict.Disturbed {
-			rep.Disturbed = append(rep.Disturbed, g.best.Key())
-		}
+		rep.Note(g.best, g.verdict)
 		if err := emit(g.best); err != nil {
 			return nil, err
 		}

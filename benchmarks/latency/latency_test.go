@@ -89,6 +89,9 @@ func TestPairingDiscardsChangesOfMode(t *testing.T) {
 			t.Errorf("pair with calibrations %v counts: %v, want %v", c.calibrations, got, c.want)
 		}
 	}
+	if len(p.rough) != 7 {
+		t.Errorf("%d rough ratios of 7 pairs", len(p.rough))
+	}
 	if p.len() != 3 || p.discarded != 4 {
 		t.Fatalf("%d good, %d discarded", p.len(), p.discarded)
 	}
@@ -415,6 +418,15 @@ func TestCheck(t *testing.T) {
 	few.Ratio, few.Pairs = 1.3, 4
 	if v := Check(few); !v.OK() || !v.Disturbed {
 		t.Errorf("few pairs: %+v", v)
+	}
+	rough := example()
+	rough.Ratio, rough.Pairs, rough.RatioRough, rough.PairsRough = 1.3, 4, 2.4, 12
+	if v := Check(rough); !v.OK() || v.Disturbed || !v.Rough {
+		t.Errorf("disturbed pairs below twice the bound: %+v", v)
+	}
+	rough.RatioRough = 2.6
+	if v := Check(rough); v.OK() || !strings.Contains(v.Exceeds[0], "of 12 pairs, disturbed ones too, is 2.6") {
+		t.Errorf("disturbed pairs above twice the bound: %+v", v)
 	}
 	other := example()
 	other.Payload, other.Ratio = 9, 100

@@ -49,6 +49,9 @@ type Result struct {
 	// OverFloor is the median of the differences between pairs' means, ns, where a difference is what is asked for.
 	OverFloor Number `json:"over_floor_ns,omitzero"`
 
+	// RatioRough is the ratio of all pairs of batches that were run to their end, also of those discarded for their calibrations.
+	RatioRough Number `json:"ratio_rough,omitzero"`
+
 	MeanNS      Number  `json:"mean_ns"` // medians of batch means
 	FloorMeanNS Number  `json:"floor_mean_ns"`
 	OpsPerS     float64 `json:"ops_per_s"`
@@ -65,6 +68,7 @@ type Result struct {
 	PairsDiscarded int  `json:"pairs_discarded"` // calibrations differed
 	PairsShared    int  `json:"pairs_shared"`    // discarded too: a hot waiter blocked, since something else ran on its core
 	PairsAwake     int  `json:"pairs_awake"`     // discarded too: the client of floor or calls did not block though warm
+	PairsRough     int  `json:"pairs_rough"`     // behind RatioRough
 	Peers          int  `json:"peers,omitempty"` // with so many in succession; 0: one, or another kind of benchmark
 	Complete       bool `json:"complete"`        // as many good pairs as were asked for
 
@@ -194,6 +198,7 @@ var csvColumns = []struct {
 	{"floor_mean_ns", func(r *Result) string { return r.FloorMeanNS.format(1) }},
 	{"ratio", func(r *Result) string { return r.Ratio.format(4) }},
 	{"ratio_payload_only", func(r *Result) string { return asked(r.RatioPayloadOnly, 4) }},
+	{"ratio_rough", func(r *Result) string { return asked(r.RatioRough, 4) }},
 	{"go_over_c_ns", func(r *Result) string { return asked(r.GoOverC, 1) }},
 	{"over_floor_ns", func(r *Result) string { return asked(r.OverFloor, 1) }},
 	{"ops_per_s", func(r *Result) string { return strconv.FormatFloat(r.OpsPerS, 'f', 0, 64) }},
@@ -204,6 +209,7 @@ var csvColumns = []struct {
 	{"pairs_discarded", func(r *Result) string { return strconv.Itoa(r.PairsDiscarded) }},
 	{"pairs_shared", func(r *Result) string { return strconv.Itoa(r.PairsShared) }},
 	{"pairs_awake", func(r *Result) string { return strconv.Itoa(r.PairsAwake) }},
+	{"pairs_rough", func(r *Result) string { return strconv.Itoa(r.PairsRough) }},
 	{"calibration_before_ns", func(r *Result) string { return r.Calibration.Before.format(1) }},
 	{"calibration_after_ns", func(r *Result) string { return r.Calibration.After.format(1) }},
 	{"load_avg", func(r *Result) string { return strconv.FormatFloat(r.Load, 'f', 2, 64) }},

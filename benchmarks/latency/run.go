@@ -465,6 +465,7 @@ func (m *measurement) result() *Result {
 	if floor != nil {
 		ratios := p.ratios(last, 0)
 		r.FloorName, r.FloorP50, r.FloorMeanNS = m.sides[0].name, m.floors.Quantile(0.5), Number(p.mean(0))
+		r.PairsRough, r.RatioRough = len(p.rough), Number(median(p.rough))
 		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
 	}
 	if m.only > 0 {

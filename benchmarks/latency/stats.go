@@ -49,12 +49,17 @@ type pairing struct {
 	before    []float64   // calibration before each pair
 	after     []float64
 	discarded int
-	tolerance float64 // 0: modeTolerance
+	tolerance float64   // 0: modeTolerance
+	rough     []float64 // ratios of the last side to the floor of all pairs, also of those whose calibrations differ
 }
 
 // add takes the batch means of one pair and the calibrations around them. It reports whether the pair counts: not with NaN in it.
 func (p *pairing) add(means, calibrations []float64) bool {
-	if slices.ContainsFunc(means, math.IsNaN) || !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
+	whole := !slices.ContainsFunc(means, math.IsNaN)
+	if whole {
+		p.rough = append(p.rough, means[len(means)-1]/means[0])
+	}
+	if !whole || !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
 		p.discarded++
 		return false
 	}
