@@ -3,6 +3,8 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -115,5 +117,20 @@ func TestBenchCompare(t *testing.T) {
 	}
 	if code, _, stderr := runBench("compare", a, empty); code != 1 || !strings.Contains(stderr, "no results") {
 		t.Errorf("an empty file: exit %d, %q", code, stderr)
+	}
+}
+
+// A guard that could judge nothing has neither failed nor passed.
+func TestGuardUndecided(t *testing.T) {
+	var errs bytes.Buffer
+	a := &app{Env: Env{Stderr: &errs}}
+	var status exitStatus
+	if err := a.undecided(fmt.Errorf("verbs: %w", latency.ErrNoVerdict)); !errors.As(err, &status) || status != exitUnknown || !strings.Contains(errs.String(), "too disturbed to judge") {
+		t.Errorf("%v, %q", err, errs.String())
+	}
+	for _, err := range []error{nil, latency.ErrBlind} {
+		if got := a.undecided(err); !errors.Is(got, err) || errors.As(got, &status) {
+			t.Errorf("%v became %v", err, got)
+		}
 	}
 }
