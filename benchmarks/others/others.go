@@ -177,7 +177,7 @@ func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor
 
 // patience is how long a batch may take beyond the duration of a result: a busy machine takes seconds instead of milliseconds, and
 // what hangs hangs for ever.
-const patience = 30 * time.Second
+const patience = 10 * time.Second
 
 // oneBatch makes a batch, and ends one that hangs.
 func oneBatch(ctx context.Context, cfg *Config, o other, size, n int) (mean float64, samples []int64, err error) {
