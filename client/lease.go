@@ -40,7 +40,8 @@ type LeaseOptions struct {
 	// largest payload and result; 0: 2 MiB, negative: none, Eager is the limit then.
 	Bulk     int64
 	WaitMode WaitMode
-	// Duration is after which time the lease ends by itself; 0: the executor's default, and Renew.
+	// Duration is after which time the lease ends by itself; 0: not set, which is the executor's default, and Renew. Negative ones, and those
+	// that the executor does not give, are ErrInvalid; one below a millisecond is a millisecond.
 	Duration time.Duration
 	Renew    bool // renew the lease in the background for as long as it is held
 	// Failover: the lease goes on elsewhere. When its executor is lost or its node drains, a lease with as many workers is taken

@@ -200,24 +200,40 @@ func TestHostileWithoutSandbox(t *testing.T) {
 	}
 }
 
-// Memory counts for the worker whoever of its processes uses it, and shared memory too, where the node has control groups.
+// Memory counts for the worker whoever of its processes uses it, and shared memory too, where the node has control groups: of a
+// worker that is cloned for its lease, of one whose group was limited for a lease of the default memory before there was one, and of
+// one whose limit the lease changes.
 func TestSandboxMemory(t *testing.T) {
-	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes"); err != nil || os.Geteuid() != 0 {
+	_, v1 := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+	v2, _ := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	if os.Geteuid() != 0 || v1 != nil && !strings.Contains(string(v2), "memory") {
 		t.Skip("no control groups that this test knows")
 	}
-	for _, pool := range []string{"0", "1"} {
-		w := newWorld(t, "--sandbox", "on", "--warm-pool", pool)
-		l := w.lease(t, client.LeaseOptions{Library: hostile(t), Memory: 64 << 20, Bulk: -1})
+	library := hostile(t)
+	for _, tc := range []struct {
+		pool   string
+		memory uint64
+	}{{"0", 64 << 20}, {"1", 0}, {"1", 64 << 20}} {
+		w := newWorld(t, "--sandbox", "on", "--warm-pool", tc.pool, "--keep-time", "0s", "--memory", map[bool]string{true: "128MiB", false: "1GiB"}[tc.memory == 0])
+		var l *client.Lease
+		for tries := 0; l == nil || tc.pool == "1" && l.Start() != client.StartWarm; tries++ { // the pool has just been told to fill
+			if tries == 50 {
+				t.Fatal("no lease starts warm")
+			} else if l != nil {
+				release(t, l)
+			}
+			l = w.lease(t, client.LeaseOptions{Library: library, Memory: tc.memory, Bulk: -1})
+		}
 		if got := try(t, l, "eats_shared_memory", "30"); got != "30 MiB; " {
-			t.Errorf("less than the limit: %q", got)
+			t.Errorf("%+v: less than the limit: %q", tc, got)
 		}
 		_, err := function(t, l, "eats_shared_memory").Invoke(t.Context(), []byte("200"), make([]byte, 4096))
 		var e *client.Error
 		if !errors.As(err, &e) || e.Status != client.StatusMemoryLimit || !strings.Contains(err.Error(), "64 MiB") {
-			t.Errorf("more than the limit: %v", err)
+			t.Errorf("%+v: more than the limit: %v", tc, err)
 		}
 		if got := try(t, l, "works", ""); got != "" {
-			t.Errorf("the next worker: %s", got)
+			t.Errorf("%+v: the next worker: %s", tc, got)
 		}
 		if err := l.Release(t.Context()); err != nil {
 			t.Error(err)

@@ -149,7 +149,7 @@ var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartWa
 // StartSteps is what the start of a worker took, as its executor saw it.
 type StartSteps struct {
 	Start   Start
-	Fork    time.Duration // from the request to the worker's first word
+	Fork    time.Duration // from the request to the worker's first instruction, or until it has its lease
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library
 	Sandbox time.Duration // credentials, name spaces, filters; 0: there is none, or by an executor that does not say

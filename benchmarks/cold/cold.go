@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -105,6 +106,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	n := cmp.Or(cfg.Leases, 200)
 	cfg.Mode = cmp.Or(cfg.Mode, "cold")
 	dir, err := os.MkdirTemp("", "rfaas-bench")
@@ -120,7 +122,8 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	defer e.stop()
 	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Samples: n,
 		Load: load(), StartedAt: time.Now().UTC().Format(time.RFC3339),
-		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there"}
+		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there; " +
+			"the client has one processor for Go (GOMAXPROCS), as a rank that is bound to a core has"}
 	s, first, err := contact(ctx, cfg, client.Options{Executor: e.address, Provider: cfg.Provider, SecretFile: secret})
 	if err != nil {
 		return nil, err

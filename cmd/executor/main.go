@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -19,6 +20,9 @@ import (
 var version = "unknown"
 
 func main() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why does the executor use one processor?"
+	}
 	ctx, now := terminations()
 	os.Exit(run(ctx, now, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }

@@ -465,8 +465,8 @@ type LeaseRequest struct {
 	MemoryPerWorker uint64                 `protobuf:"varint,6,opt,name=memory_per_worker,json=memoryPerWorker,proto3" json:"memory_per_worker,omitempty"` // bytes, 0: the executor's default
 	Provider        string                 `protobuf:"bytes,7,opt,name=provider,proto3" json:"provider,omitempty"`                                         // "shm" or "verbs"
 	WaitMode        WaitMode               `protobuf:"varint,8,opt,name=wait_mode,json=waitMode,proto3,enum=rfaas.control.v1.WaitMode" json:"wait_mode,omitempty"`
-	ClientBlobs     [][]byte               `protobuf:"bytes,9,rep,name=client_blobs,json=clientBlobs,proto3" json:"client_blobs,omitempty"` // one channel blob per worker
-	DurationMs      uint64                 `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`  // 0: the executor's default
+	ClientBlobs     [][]byte               `protobuf:"bytes,9,rep,name=client_blobs,json=clientBlobs,proto3" json:"client_blobs,omitempty"`      // one channel blob per worker
+	DurationMs      *uint64                `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3,oneof" json:"duration_ms,omitempty"` // 1 or more; not there: the executor's default
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not kept
@@ -569,8 +569,8 @@ func (x *LeaseRequest) GetClientBlobs() [][]byte {
 }
 
 func (x *LeaseRequest) GetDurationMs() uint64 {
-	if x != nil {
-		return x.DurationMs
+	if x != nil && x.DurationMs != nil {
+		return *x.DurationMs
 	}
 	return 0
 }
@@ -774,7 +774,7 @@ func (x *WorkerGrant) GetStart() StartPath {
 // What a worker's start took, in ns, as the executor saw it.
 type StartSteps struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // from the request for a worker to its first word
+	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // from the request for a worker to its first instruction, or to when it has its lease
 	Connect       uint64                 `protobuf:"varint,2,opt,name=connect,proto3" json:"connect,omitempty"` // device, memory, queue pair
 	Code          uint64                 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`       // library
 	Sandbox       uint64                 `protobuf:"varint,4,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // credentials, name spaces, filters
@@ -1179,7 +1179,7 @@ func (x *ReleaseReply) GetKeepMs() uint64 {
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	DurationMs    uint64                 `protobuf:"varint,2,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // from now on; 0: what the lease was granted for
+	DurationMs    *uint64                `protobuf:"varint,2,opt,name=duration_ms,json=durationMs,proto3,oneof" json:"duration_ms,omitempty"` // from now on, 1 or more; not there: what the lease was granted for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1222,8 +1222,8 @@ func (x *RenewRequest) GetLeaseId() uint64 {
 }
 
 func (x *RenewRequest) GetDurationMs() uint64 {
-	if x != nil {
-		return x.DurationMs
+	if x != nil && x.DurationMs != nil {
+		return *x.DurationMs
 	}
 	return 0
 }
@@ -3634,7 +3634,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\xf1\x03\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x86\x04\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -3646,14 +3646,15 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x11memory_per_worker\x18\x06 \x01(\x04R\x0fmemoryPerWorker\x12\x1a\n" +
 	"\bprovider\x18\a \x01(\tR\bprovider\x127\n" +
 	"\twait_mode\x18\b \x01(\x0e2\x1a.rfaas.control.v1.WaitModeR\bwaitMode\x12!\n" +
-	"\fclient_blobs\x18\t \x03(\fR\vclientBlobs\x12\x1f\n" +
+	"\fclient_blobs\x18\t \x03(\fR\vclientBlobs\x12$\n" +
 	"\vduration_ms\x18\n" +
-	" \x01(\x04R\n" +
-	"durationMs\x12\x16\n" +
+	" \x01(\x04H\x00R\n" +
+	"durationMs\x88\x01\x01\x12\x16\n" +
 	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
 	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x1b\n" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
-	"\x05reuse\x18\x15 \x01(\x04R\x05reuse\"\xfa\x01\n" +
+	"\x05reuse\x18\x15 \x01(\x04R\x05reuseB\x0e\n" +
+	"\f_duration_ms\"\xfa\x01\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -3697,11 +3698,12 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\";\n" +
 	"\fReleaseReply\x12\x12\n" +
 	"\x04kept\x18\x01 \x01(\bR\x04kept\x12\x17\n" +
-	"\akeep_ms\x18\x02 \x01(\x04R\x06keepMs\"J\n" +
+	"\akeep_ms\x18\x02 \x01(\x04R\x06keepMs\"_\n" +
 	"\fRenewRequest\x12\x19\n" +
-	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x1f\n" +
-	"\vduration_ms\x18\x02 \x01(\x04R\n" +
-	"durationMs\"J\n" +
+	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12$\n" +
+	"\vduration_ms\x18\x02 \x01(\x04H\x00R\n" +
+	"durationMs\x88\x01\x01B\x0e\n" +
+	"\f_duration_ms\"J\n" +
 	"\n" +
 	"RenewReply\x12\x1f\n" +
 	"\vduration_ms\x18\x01 \x01(\x04R\n" +
@@ -4069,6 +4071,8 @@ func file_internal_control_control_proto_init() {
 	if File_internal_control_control_proto != nil {
 		return
 	}
+	file_internal_control_control_proto_msgTypes[3].OneofWrappers = []any{}
+	file_internal_control_control_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

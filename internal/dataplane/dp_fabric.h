@@ -113,6 +113,9 @@ typedef struct dp_dev {
     uint8_t link;        /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;        /* InfiniBand */
     uint8_t gid[16];     /* zero when the port has none */
+    /* What the next dp_qp_connect may do while it waits for the peer: called then and forgotten. NULL: nothing. Verbs never waits. */
+    void (*meanwhile)(void *arg);
+    void *meanwhile_arg;
 } dp_dev;
 
 typedef struct dp_domain {

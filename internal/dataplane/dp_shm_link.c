@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #define HELLO_TIMEOUT_MS 2000
+#define HELLO_SPIN_NS 200000 /* about the longest answer of a peer that is there */
 
 int shm_link_identity(shm_dev *dev, dp_error *err) {
     char text[64] = "";
@@ -96,6 +98,15 @@ static void drop_deposit(shm_qp *qp) {
     qp->deposit = NULL;
 }
 
+/* The answer to our hello. Who serves others and connects to one is a worker, on a core that is leased for this: it looks for the
+ * answer for a while, since being woken up takes longer than the peer does. Whoever else wants the core gets it. */
+static int answer_recv(const shm_dev *dev, int fd, shm_hello *h, shm_peer *peer) {
+    int e = EAGAIN;
+    for (int64_t end = dp_now_ns() + HELLO_SPIN_NS; dev->active_only && e == EAGAIN && dp_now_ns() < end; sched_yield())
+        e = shm_hello_recv(fd, MSG_DONTWAIT, h, peer);
+    return e == EAGAIN ? shm_hello_recv(fd, 0, h, peer) : e;
+}
+
 /* Opens the peer's socket and exchanges hellos. */
 static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_error *err) {
     if (shm_token_is_zero(b->name))
@@ -125,8 +136,12 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     qp->given = true; /* whatever the answer will be */
     pthread_mutex_unlock(&dev->lock);
     int e = shm_hello_send(fd, dev, qp, DP_OK, b->token);
+    void (*meanwhile)(void *) = dev->d.meanwhile;
+    dev->d.meanwhile = NULL;
+    if (meanwhile)
+        meanwhile(dev->d.meanwhile_arg);
     if (!e)
-        e = shm_hello_recv(fd, 0, &h, &qp->peer);
+        e = answer_recv(dev, fd, &h, &qp->peer);
     int st = DP_OK;
     if (e == EMFILE)
         st = dp_fail(err, DP_FATAL, e, "connect: take the descriptors of the shm peer");

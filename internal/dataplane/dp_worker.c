@@ -4,10 +4,10 @@
  *   own descriptors only                                     before a device opens new ones
  *   own user id; on verbs into the sandbox                   before the device is opened, which remembers who did it
  *   pin                                                      before memory is touched, so that it is near
- *   device, memory, queue pair, connect; READY               with final credentials, without user code in the process
+ *   device, memory, queue pair, connect; memory limit        with final credentials, without user code in the process
  *   on shm into the sandbox                                  whose network the client's socket is not in
- *   memory limit, crash notes                                before user code, which could eat everything or crash
- *   device files hidden, system calls filtered; SEALED       when nothing is left that needs them
+ *   crash notes                                              before user code, which could crash
+ *   device files hidden, system calls filtered; READY        when nothing is left that needs them
  *   user's library; LOADED                                   the first foreign instruction is its constructor
  *   monitor thread; serve                                    until then the executor knows no other way than to kill it
  *
@@ -61,8 +61,8 @@ typedef struct worker {
     dp_worker_page *page;
     const dp_sandbox *sandbox;
     dp_sandbox_fds guard; /* none where the sandbox has none */
-    bool connected;
-    uint64_t sandbox_ns[2]; /* what it took before READY, and after */
+    uint64_t began;      /* its first instruction, or its lease */
+    uint64_t sandbox_ns; /* what that took since */
 } worker;
 
 _Noreturn static void leave(int code) {
@@ -90,12 +90,15 @@ static void for_the_executor(int sig, siginfo_t *info, void *context) {
     raise(sig); /* when this returns */
 }
 
-/* Takes a name and says STARTED, with descriptors of a new worker's guard. */
-static void begin(const worker *w, int sock, const dp_sandbox_fds *guard) {
+static void take_name(const worker *w) {
     char name[16] = "rfaas-warm";
     if (w->m->n_functions)
         snprintf(name, sizeof name, "rfaas-w%u", w->id);
     prctl(PR_SET_NAME, name);
+}
+
+/* Says STARTED, with descriptors of the guard. */
+static void begin(const worker *w, int sock, const dp_sandbox_fds *guard) {
     uint32_t pid = (uint32_t)getpid();
     const int others[] = {guard->guard, guard->stem};
     dp_msg_send_fds(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, others, guard->guard < 0 ? 0 : 2);
@@ -128,6 +131,7 @@ static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    take_name(w);
     begin(w, sock, &fds->sandbox);
 }
 
@@ -171,7 +175,7 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
             fail(w, high[3], DP_FATAL, "place a worker's descriptors");
     close_from(FD_FREE);
     if (fds->sandbox.guard >= 0) {
-        w->guard = (dp_sandbox_fds){.ctl = FD_CTL, .guard = FD_GUARD};
+        w->guard = (dp_sandbox_fds){.ctl = FD_CTL, .guard = FD_GUARD, .stem = -1, .joined = fds->sandbox.joined};
     } else {
         close(FD_CTL);
         close(FD_GUARD);
@@ -233,15 +237,24 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
                      w->m->device, lease->provider, lease->device);
     must(w, st, &err);
     w->m = lease;
-    w->sandbox_ns[0] = w->sandbox_ns[1] = 0;
-    begin(w, FD_SOCK, &DP_SANDBOX_NONE);
+    w->began = now_ns();
+    w->sandbox_ns = 0;
+    w->page->taken = 1;
+    take_name(w);
     if (dup3(fds[0], FD_CODE, O_CLOEXEC) < 0 || dup3(fds[1], FD_NAMES, O_CLOEXEC) < 0)
         fail(w, FD_SOCK, DP_FATAL, "place a lease's descriptors");
     close(fds[0]);
     close(fds[1]);
 }
 
-static void connect_client(worker *w) {
+static void limit_memory(void *arg) {
+    worker *w = arg;
+    dp_error err = {0};
+    must(w, dp_worker_limit_memory(w->m->memory_limit, &err), &err);
+}
+
+/* And limits its memory: meanwhile, if it is an early one, whose own memory is all there. */
+static void connect_client(worker *w, bool early) {
     const dp_msg_spawn *m = w->m;
     dp_server_config cfg = {
         .mode = (dp_wait_mode)m->wait_mode,
@@ -250,15 +263,14 @@ static void connect_client(worker *w) {
         .max_bulk = m->max_bulk,
     };
     dp_error err = {0};
-    uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len = sizeof blob;
-    int st = dp_server_connect(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err);
-    if (st == DP_OK)
-        st = dp_server_blob(w->server, blob, &len, &err);
-    must(w, st, &err);
+    if (early) {
+        w->dev->meanwhile = limit_memory;
+        w->dev->meanwhile_arg = w;
+    }
+    must(w, dp_server_connect(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err), &err);
     dp_server_share_stats(w->server, &w->page->stats);
-    dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
-    w->connected = true;
+    if (!early || w->dev->meanwhile)
+        limit_memory(w);
 }
 
 /* The serving thread has parked, or serves a new lease: the executor waits to hear it. */
@@ -357,7 +369,7 @@ static void take_identity(worker *w) {
             fail(w, FD_SOCK, DP_FATAL, "sandbox: limit the number of processes");
         tie(FD_SOCK, 0, true); /* another user's parent is no longer told */
     }
-    w->sandbox_ns[0] += now_ns() - began;
+    w->sandbox_ns += now_ns() - began;
 }
 
 static void enter_sandbox(worker *w, bool connects) {
@@ -366,7 +378,7 @@ static void enter_sandbox(worker *w, bool connects) {
     must(w, dp_sandbox_enter(w->sandbox, &w->guard, connects, &err), &err);
     if (w->sandbox->wanted)
         tie(FD_SOCK, 0, true);
-    w->sandbox_ns[w->connected] += now_ns() - began;
+    w->sandbox_ns += now_ns() - began;
 }
 
 /* Nothing is left to do that needs the guard, which goes on by itself when its socket closes. */
@@ -381,7 +393,7 @@ static void leave_guard(worker *w) {
     }
 }
 
-/* The last step before user code. */
+/* The last step of the sandbox before user code. */
 static void seal(worker *w, bool early) {
     if (!w->sandbox->wanted)
         return;
@@ -390,8 +402,18 @@ static void seal(worker *w, bool early) {
     if (!early)
         leave_guard(w);
     must(w, dp_sandbox_seal(w->sandbox, early, early && w->m->provider == DP_PROVIDER_SHM, &err), &err);
-    w->sandbox_ns[1] += now_ns() - began;
-    dp_msg_send(FD_SOCK, DP_MSG_SEALED, w->id, w->sandbox_ns, sizeof w->sandbox_ns, -1);
+    w->sandbox_ns += now_ns() - began;
+}
+
+/* Says READY and SEALED: both at once, since each message to one who sleeps costs a wake-up, which a start would wait for. */
+static void ready(worker *w) {
+    dp_error err = {0};
+    uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    uint32_t len = sizeof blob;
+    must(w, dp_server_blob(w->server, blob, &len, &err), &err);
+    uint64_t times[2] = {now_ns() - w->began, w->sandbox_ns};
+    dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
+    dp_msg_send(FD_SOCK, DP_MSG_SEALED, w->id, times, sizeof times, -1);
 }
 
 /* All that can be done ahead of a lease. */
@@ -406,6 +428,7 @@ static void prepare(worker *w) {
     if (sizes.depth)
         must(w, dp_server_prepare(w->dev, &sizes, &w->server, &err), &err);
     dp_crash_note(w->page);
+    dp_worker_touch();
     if (!w->sandbox->wanted)
         return;
     leave_guard(w);
@@ -424,7 +447,7 @@ static int exit_code(int status) {
 
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
                               const dp_sandbox *sandbox) {
-    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE};
+    worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE, .began = now_ns()};
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
     map_page(&w);
@@ -442,14 +465,14 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     pin(&w);
     if (!early)
         open_device(&w);
-    connect_client(&w);
-    if (!device && !early)
-        enter_sandbox(&w, false);
-    dp_error err = {0};
-    must(&w, dp_worker_limit_memory(w.m->memory_limit, &err), &err);
-    if (!early)
+    connect_client(&w, early);
+    if (!early) {
+        if (!device)
+            enter_sandbox(&w, false);
         dp_crash_note(w.page);
+    }
     seal(&w, early);
+    ready(&w);
     load_functions(&w);
     start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
     leave(exit_code(dp_server_run(w.server)));

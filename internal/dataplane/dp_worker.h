@@ -12,12 +12,13 @@
  *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor; in a sandbox
  *                                             + fds {guard's and stem's pidfd}, and the pid is 2: its credentials count
  *   executor ◀─ worker socket ─── worker      READY {channel blob}      connected to the client's queue pair
+ *                                             and sealed
  *   executor ◀─ worker socket ─── worker      SEALED {times}            no user code has run yet
  *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
  *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
- *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; STARTED, READY, LOADED follow
+ *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; READY, SEALED, LOADED follow
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, spin no more
@@ -71,7 +72,8 @@ enum {
     DP_MSG_FINISH = 10,
     DP_MSG_PREPARE = 11,
     DP_MSG_PREPARED = 12,
-    DP_MSG_SEALED = 13, /* body {u64 ns that the sandbox took before READY, u64 ns after it} */
+    DP_MSG_SEALED = 13, /* right after READY. Body {u64 ns from the worker's first instruction, or from its lease, to READY, u64 ns
+                         * of these that the sandbox took} */
     DP_MSG_PARK = 14,
     DP_MSG_PARKED = 15,
     DP_MSG_RESUME = 16, /* body: the client's channel blob, as in SPAWN but of another generation */
@@ -112,7 +114,7 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
- * bytes); in a sandbox up to DP_JOIN_FDS_MAX cgroup.procs of control groups to join. Unused bytes are 0. In a PREPARE
+ * bytes); in a sandbox up to DP_JOIN_FDS_MAX cgroup.procs of control groups to join, or the directory of one of version 2. Unused bytes are 0. In a PREPARE
  * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the limits of depth, eager and bulk are the sizes
  * of the channel that is most likely (eager and bulk multiples of 64; depth 0: none is made ahead). The SPAWN that follows names
  * the same device, and its user and the number of processes do not count. */
@@ -178,11 +180,12 @@ typedef struct dp_worker_death {
 /* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */
 typedef struct dp_worker_page {
     dp_server_stats stats;
-    uint8_t gap[256 - sizeof(dp_server_stats)];
+    uint32_t taken; /* 1: one that was prepared has its lease */
+    uint8_t gap[256 - sizeof(dp_server_stats) - sizeof(uint32_t)];
     dp_worker_death death;
 } dp_worker_page;
 _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
-                   offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_page, taken) == 56 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
                    offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
                    sizeof(dp_worker_page) <= DP_PAGE_SIZE,
                "worker page layout");
@@ -223,6 +226,9 @@ int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *t
  * there. dp_worker_limit_memory bounds what it may add of private writable memory; 0: nothing. */
 int dp_worker_pin(const uint8_t *cpus, dp_error *err);
 int dp_worker_limit_memory(uint64_t bytes, dp_error *err);
+/* Has the pages of the program and its libraries in place, and own copies of those that it writes to: a worker that waits does
+ * ahead what each step of its start would do page by page. */
+void dp_worker_touch(void);
 /* First to go when memory runs out, and without core dumps. */
 void dp_worker_yield_to_others(void);
 

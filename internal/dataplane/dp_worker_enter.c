@@ -83,7 +83,7 @@ static int guard_hear(int ctl, dp_error *err) {
 }
 
 int dp_sandbox_present(const dp_sandbox_fds *fds, dp_error *err) {
-    if (fds->ctl >= 0 && send(fds->ctl, "p", 1, MSG_NOSIGNAL) != 1)
+    if (fds->ctl >= 0 && send(fds->ctl, fds->joined ? "j" : "p", 1, MSG_NOSIGNAL) != 1)
         return dp_fail(err, DP_FATAL, errno, "sandbox: reach the guard");
     return DP_OK;
 }

@@ -198,6 +198,15 @@ static bool hung_up(int sock) {
 /* The worker is the second process of this name space, and there may be no third before it is loaded. */
 #define WORKER "2\n"
 
+/* Brings the worker into a control group: cgroup.procs, or the directory that has it. */
+static int join_group(int group) {
+    int procs = openat(group, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    int e = write(procs < 0 ? group : procs, WORKER, sizeof WORKER - 1) < 0 ? errno : 0;
+    if (procs >= 0)
+        close(procs);
+    return e;
+}
+
 static int guard_set_up(const dp_sandbox *s, const char **what) {
     if (s->parts & DP_SANDBOX_NET) {
         *what = "enter the network name space";
@@ -223,10 +232,11 @@ _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, in
     char ask;
     if (recv(ctl, &ask, 1, 0) != 1) /* there will be no worker */
         _exit(0);
-    for (int i = 0; !e && i < files->n_join; i++) {
-        what = "join the control group";
-        if (write(files->join[i], WORKER, sizeof WORKER - 1) < 0)
-            e = errno;
+    for (int i = 0; i < files->n_join; i++) {
+        if (!e && ask != 'j') {
+            what = "join the control group";
+            e = join_group(files->join[i]);
+        }
         close(files->join[i]);
     }
     dp_sandbox_guard_say(ctl, e, what);

@@ -62,9 +62,10 @@ typedef struct dp_sandbox_fds {
     int guard; /* its pidfd */
     int ctl;   /* the worker's end of the socket to it */
     int stem;  /* pidfd of what cloned both: dp_worker_zygote.c */
+    bool joined; /* the worker was cloned into its control group: the guard need not bring it there */
 } dp_sandbox_fds;
 
-#define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1})
+#define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1, false})
 
 /* dp_sandbox_prepare finds out what works, once, in the zygote, which has one thread and has loaded its providers. With verbs
  * the root shows devices, until dp_sandbox_hide. Never fails: parts and missing say what there is. */
@@ -72,7 +73,7 @@ void dp_sandbox_prepare(dp_sandbox *s, bool verbs);
 
 typedef struct dp_guard_files {
     int alive;   /* a socket whose other end the executor holds: hung up when that is gone */
-    int *join;   /* files to write the worker's process id to: cgroup.procs */
+    int *join;   /* files to write the worker's process id to: cgroup.procs; or the directory of a group of version 2 */
     int n_join;
 } dp_guard_files;
 

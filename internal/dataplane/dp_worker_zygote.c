@@ -12,12 +12,16 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #ifndef CLONE_PIDFD
 #define CLONE_PIDFD 0x00001000
+#endif
+#ifndef SYS_clone3
+#define SYS_clone3 435
 #endif
 
 /* Descriptors of one packet that are taken, to be closed if they are not those of a SPAWN. The kernel closes what
@@ -315,20 +319,43 @@ typedef struct zygote {
     size_t robust_len;
 } zygote;
 
-/* Like fork(), but the child is the executor's. Returns 0 in the child, the child's pid, or -errno. */
-static pid_t clone_worker(const zygote *z, int *pidfd) {
+/* struct clone_args of linux/sched.h, which older systems lack or have without its last word. */
+typedef struct clone3_args {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+} clone3_args;
+#define INTO_CGROUP 0x200000000ull
+
+/* The child begins its life in a control group of version 2. A process that is moved there later waits for all processors. */
+static pid_t clone_into(const zygote *z, int group, unsigned long flags, int *pidfd) {
+    clone3_args a = {.flags = flags | INTO_CGROUP, .pidfd = (uintptr_t)pidfd, .child_tid = (uintptr_t)z->tid, .cgroup = (uint64_t)group};
+    long pid = syscall(SYS_clone3, &a, sizeof a);
+    return pid < 0 ? -errno : (pid_t)pid;
+}
+
+/* Like fork(), but the child is the executor's, and in a control group if *group is the directory of one and the kernel lets it;
+ * if not, *group is -1 afterwards. Returns 0 in the child, the child's pid, or -errno. */
+static pid_t clone_worker(const zygote *z, int *group, int *pidfd) {
     /* With CLONE_PARENT the signal at exit is that of the zygote itself, which is SIGCHLD since execve. */
     unsigned long flags = CLONE_PARENT | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+    long pid = *group < 0 ? -1 : clone_into(z, *group, flags, pidfd);
+    if (pid < 0) {
+        *group = -1;
 #if defined(__x86_64__)
-    long pid = syscall(SYS_clone, flags, NULL, pidfd, z->tid, 0);
+        pid = syscall(SYS_clone, flags, NULL, pidfd, z->tid, 0);
 #else /* aarch64, ppc64le, riscv64: the last two change places */
-    long pid = syscall(SYS_clone, flags, NULL, pidfd, 0, z->tid);
+        pid = syscall(SYS_clone, flags, NULL, pidfd, 0, z->tid);
 #endif
+    }
     if (pid < 0)
         return -errno;
     if (pid == 0)
         syscall(SYS_set_robust_list, z->robust, z->robust_len);
     return (pid_t)pid;
+}
+
+static bool is_directory(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
 /* The worker's name space is that of its guard, but the zygote must stay where it is, and may not have the rights to come
@@ -344,9 +371,11 @@ static pid_t clone_sandboxed(const zygote *z, const dp_guard_files *files, clone
         prctl(PR_SET_NAME, "rfaas-guard");
         c->sandbox.stem = (int)syscall(SYS_pidfd_open, getpid(), 0);
         c->status = dp_sandbox_open(z->sandbox, files, &c->sandbox, &c->err);
+        int group = files->n_join == 1 && is_directory(files->join[0]) ? files->join[0] : -1;
         if (c->status == DP_OK)
-            c->pid = clone_worker(z, &c->worker);
+            c->pid = clone_worker(z, &group, &c->worker);
         if (c->pid == 0) {
+            c->sandbox.joined = group >= 0;
             munmap(shared, sizeof *shared); /* user code must not write there */
             return 0;
         }
@@ -416,7 +445,8 @@ static int spawn(const zygote *z, packet *p) {
         dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed};
         c.pid = clone_sandboxed(z, &files, &c);
     } else {
-        c.pid = clone_worker(z, &c.worker);
+        int none = -1;
+        c.pid = clone_worker(z, &none, &c.worker);
     }
     if (c.pid == 0) {
         dp_worker_fds fds = {p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4], c.sandbox};

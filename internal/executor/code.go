@@ -23,10 +23,19 @@ type code struct {
 	size  uint64
 	file  *os.File
 	names []string // functions by index
+	// The same as workers get it. nil: they could not be put down, which a start tries again.
+	namesFile *os.File
 
 	refs   int
 	used   uint64          // the store's tick when it was last let go
 	owners map[string]bool // who has shown that it has the library
+}
+
+func (c *code) close() {
+	c.file.Close()
+	if c.namesFile != nil {
+		c.namesFile.Close()
+	}
 }
 
 // usable says whether somebody may use the library: who has it, and operators (""). Knowing its hash is not enough.
@@ -123,7 +132,7 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 	}
 	if other := s.codes[h]; other != nil { // another owner's came in meanwhile
 		s.used -= size
-		c.file.Close()
+		c.close()
 		other.owners[owner] = true
 		return other.names, false, nil
 	}
@@ -191,7 +200,7 @@ func (s *codeStore) evict() bool {
 	}
 	delete(s.codes, oldest.sum)
 	s.used -= oldest.size
-	oldest.file.Close()
+	oldest.close()
 	return true
 }
 
@@ -211,7 +220,11 @@ func (s *codeStore) receive(h sum, size uint64, next func() ([]byte, error)) (*c
 		f.Close()
 		return nil, err
 	}
-	return &code{sum: h, size: size, file: f, names: names}, nil
+	c := &code{sum: h, size: size, file: f, names: names}
+	if namesFile, err := zygote.NamesMemfd(names); err == nil {
+		c.namesFile = namesFile
+	}
+	return c, nil
 }
 
 func (s *codeStore) check(f *os.File, announced, got sum) ([]string, error) {
@@ -261,7 +274,7 @@ func (s *codeStore) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for h, c := range s.codes {
-		c.file.Close()
+		c.close()
 		delete(s.codes, h)
 	}
 }

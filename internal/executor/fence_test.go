@@ -9,6 +9,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"google.golang.org/protobuf/proto"
 )
 
 const countSource = `
@@ -36,7 +37,10 @@ func TestLateWritesAreFenced(t *testing.T) {
 		t.Helper()
 		ch, blob := r.channel()
 		req := (&node{t: t, sum: h}).request(1)
-		req.Provider, req.ClientBlobs[0], req.DurationMs = realProvider(), blob, ms
+		req.Provider, req.ClientBlobs[0] = realProvider(), blob
+		if ms > 0 {
+			req.DurationMs = proto.Uint64(ms)
+		}
 		l, err := r.Lease(r.ctx(), req)
 		if err != nil {
 			t.Fatal(err)

@@ -70,7 +70,7 @@ func mustBeNamed(t *testing.T, err error) {
 // seedRequest is a good request with n workers.
 func seedRequest(h sum, n int) *control.LeaseRequest {
 	r := &control.LeaseRequest{ProtocolVersion: control.ProtocolVersion, RequestId: []byte("0123456789abcdef"), CodeSha256: h[:],
-		Workers: uint32(n), Provider: "shm", Tenant: "alice", DurationMs: 1000, CoresPerWorker: 1, MemoryPerWorker: 32 << 20}
+		Workers: uint32(n), Provider: "shm", Tenant: "alice", DurationMs: proto.Uint64(1000), CoresPerWorker: 1, MemoryPerWorker: 32 << 20}
 	for range n {
 		b := invoke.ChannelBlob{Role: invoke.RoleClient, Provider: invoke.ProviderSHM, Generation: 77, Depth: 16, Eager: 4096,
 			Bulk: 4096, QueuePair: make([]byte, 80)}
@@ -85,7 +85,7 @@ func FuzzLeaseRequest(f *testing.F) {
 	f.Add(marshal(f, seedRequest(h, 1)))
 	f.Add(marshal(f, seedRequest(h, 4)))
 	odd := seedRequest(h, 2)
-	odd.CoresPerWorker, odd.MemoryPerWorker, odd.DurationMs = 2, 2<<30, 0
+	odd.CoresPerWorker, odd.MemoryPerWorker, odd.DurationMs = 2, 2<<30, proto.Uint64(0)
 	f.Add(marshal(f, odd))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -131,7 +131,7 @@ func FuzzService(f *testing.F) {
 	f.Add(byte(0), byte(0), marshal(f, seedRequest(h, 2)))
 	f.Add(byte(1), byte(1), marshal(f, &control.ReplaceRequest{Worker: 1, ClientBlob: seedRequest(h, 1).ClientBlobs[0]}))
 	f.Add(byte(2), byte(1), marshal(f, &control.ReleaseRequest{}))
-	f.Add(byte(3), byte(1), marshal(f, &control.RenewRequest{DurationMs: 1 << 40}))
+	f.Add(byte(3), byte(1), marshal(f, &control.RenewRequest{DurationMs: proto.Uint64(1 << 40)}))
 	f.Add(byte(4), byte(1), marshal(f, &control.EventsRequest{}))
 	f.Add(byte(5), byte(0), marshal(f, &control.UploadChunk{Sha256: h[:], Size: 3, Data: []byte("abc"), Name: "x.so"}))
 	f.Add(byte(6), byte(0), marshal(f, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion}))

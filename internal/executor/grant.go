@@ -104,7 +104,8 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 // spec is what all workers of a lease have in common.
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
 	spec := deviceSpec(&e.cfg.Settings, req.GetProvider())
-	spec.WaitMode, spec.Code, spec.Names, spec.Symbol = uint8(req.GetWaitMode()), c.file, c.names, c.symbol
+	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(req.GetWaitMode()), c.file, c.names, c.namesFile
+	spec.Symbol = c.symbol
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
 	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker, terms.CallLimit
 	spec.UID, spec.GID = terms.UID, terms.GID

@@ -18,6 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
+	"google.golang.org/protobuf/proto"
 )
 
 var segfault = zygote.Exit{Signal: 11, Reason: "signal 11 (SIGSEGV)", OutputTail: []byte("last words")}
@@ -193,7 +194,7 @@ func TestReplaceTwiceAtOnce(t *testing.T) {
 func TestExpiryDuringReplace(t *testing.T) {
 	n := newNode(t)
 	r := n.request(1)
-	r.DurationMs = 150
+	r.DurationMs = proto.Uint64(150)
 	l, err := n.Lease(n.ctx(), r)
 	if err != nil {
 		t.Fatal(err)
@@ -335,7 +336,7 @@ func TestNewerStreamTakesOver(t *testing.T) {
 func TestExpiry(t *testing.T) {
 	n := newNode(t)
 	req := n.request(2)
-	req.DurationMs = 50
+	req.DurationMs = proto.Uint64(400)
 	l, err := n.Lease(n.ctx(), req)
 	if err != nil {
 		t.Fatal(err)

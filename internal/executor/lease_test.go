@@ -19,6 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
+	"google.golang.org/protobuf/proto"
 )
 
 // wantError checks code, class and text of an error that came over gRPC.
@@ -38,7 +39,7 @@ func wantError(t *testing.T, err error, code codes.Code, class control.Class, te
 func TestLeaseAndRelease(t *testing.T) {
 	n := newNode(t)
 	req := n.request(2)
-	req.CoresPerWorker, req.WaitMode, req.MemoryPerWorker, req.DurationMs = 2, control.WaitMode_WAIT_MODE_HOT, 1<<30, 60_000
+	req.CoresPerWorker, req.WaitMode, req.MemoryPerWorker, req.DurationMs = 2, control.WaitMode_WAIT_MODE_HOT, 1<<30, proto.Uint64(60_000)
 	l, err := n.Lease(n.ctx(), req)
 	if err != nil {
 		t.Fatal(err)
@@ -108,8 +109,9 @@ func TestBadLeaseRequests(t *testing.T) {
 		"cores wrap":       {func(r *control.LeaseRequest) { r.CoresPerWorker = 1 << 31 }, invalid, inv, []string{"2147483648"}},
 		"little memory":    {func(r *control.LeaseRequest) { r.MemoryPerWorker = 1 }, invalid, inv, []string{"memory_per_worker 1 "}},
 		"too much memory":  {func(r *control.LeaseRequest) { r.MemoryPerWorker = 1 << 63 }, invalid, inv, []string{"9223372036854775808"}},
-		"long":             {func(r *control.LeaseRequest) { r.DurationMs = 86_400_001 }, invalid, inv, []string{"86400001", "24h"}},
-		"duration wraps":   {func(r *control.LeaseRequest) { r.DurationMs = 1 << 63 }, invalid, inv, []string{"9223372036854775808"}},
+		"no duration":      {func(r *control.LeaseRequest) { r.DurationMs = proto.Uint64(0) }, invalid, inv, []string{"duration_ms 0", "24h"}},
+		"long":             {func(r *control.LeaseRequest) { r.DurationMs = proto.Uint64(86_400_001) }, invalid, inv, []string{"86400001", "24h"}},
+		"duration wraps":   {func(r *control.LeaseRequest) { r.DurationMs = proto.Uint64(1 << 63) }, invalid, inv, []string{"9223372036854775808"}},
 		"no provider":      {func(r *control.LeaseRequest) { r.Provider = "" }, invalid, inv, []string{`""`}},
 		"unknown provider": {func(r *control.LeaseRequest) { r.Provider = "pigeon" }, invalid, inv, []string{`"pigeon"`}},
 		"absent provider":  {func(r *control.LeaseRequest) { r.Provider = "verbs" }, codes.FailedPrecondition, control.ClassUnsupported, []string{`"verbs"`, "[shm]"}},

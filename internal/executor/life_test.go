@@ -12,16 +12,17 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"google.golang.org/protobuf/proto"
 )
 
 func (n *node) renew(id uint64, d time.Duration) (*control.RenewReply, error) {
-	return n.Renew(n.ctx(), &control.RenewRequest{LeaseId: id, DurationMs: uint64(d.Milliseconds())})
+	return n.Renew(n.ctx(), &control.RenewRequest{LeaseId: id, DurationMs: proto.Uint64(uint64(d.Milliseconds()))})
 }
 
 func TestRenew(t *testing.T) {
 	n := newNode(t)
 	req := n.request(1)
-	req.DurationMs = 300
+	req.DurationMs = proto.Uint64(300)
 	l, err := n.Lease(n.ctx(), req)
 	if err != nil {
 		t.Fatal(err)
@@ -62,9 +63,11 @@ func TestBadRenewals(t *testing.T) {
 	l := n.lease(1)
 	_, err := n.renew(42, time.Minute)
 	wantError(t, err, codes.NotFound, control.ClassLease, "lease 42")
-	_, err = n.Renew(n.ctx(), &control.RenewRequest{LeaseId: l.GetLeaseId(), DurationMs: 86_400_001})
+	_, err = n.Renew(n.ctx(), &control.RenewRequest{LeaseId: l.GetLeaseId(), DurationMs: proto.Uint64(0)})
+	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "duration_ms 0", "1h")
+	_, err = n.Renew(n.ctx(), &control.RenewRequest{LeaseId: l.GetLeaseId(), DurationMs: proto.Uint64(86_400_001)})
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "86400001", "24h")
-	_, err = n.Renew(n.ctx(), &control.RenewRequest{LeaseId: l.GetLeaseId(), DurationMs: 1 << 63})
+	_, err = n.Renew(n.ctx(), &control.RenewRequest{LeaseId: l.GetLeaseId(), DurationMs: proto.Uint64(1 << 63)})
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "9223372036854775808")
 	n.e.BeginDrain()
 	_, err = n.renew(l.GetLeaseId(), time.Minute)
@@ -76,7 +79,7 @@ func TestBadRenewals(t *testing.T) {
 func TestNoticeIsToldToALateStream(t *testing.T) {
 	n := newNode(t)
 	req := n.request(1)
-	req.DurationMs = 20_000
+	req.DurationMs = proto.Uint64(20_000)
 	l, err := n.Lease(n.ctx(), req)
 	if err != nil {
 		t.Fatal(err)

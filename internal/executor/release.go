@@ -42,16 +42,16 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	return &control.ReleaseReply{}, nil
 }
 
-// duration reads a duration of a request; 0 is the default.
-func (e *Executor) duration(ms uint64, def time.Duration) (time.Duration, error) {
+// duration reads a duration of a request; nil is the default. Who asks for 0 has made a mistake, and does not mean the default.
+func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error) {
 	longest := e.cfg.Settings.LeaseMax
 	switch {
-	case ms == 0:
+	case ms == nil:
 		return e.back.before(def, e.now()), nil
-	case ms > uint64(longest/time.Millisecond):
-		return 0, invalidf("duration_ms %d: this executor gives at most %d (%v)", ms, longest.Milliseconds(), longest)
+	case *ms == 0 || *ms > uint64(longest/time.Millisecond):
+		return 0, invalidf("duration_ms %d: this executor gives 1 to %d (%v), and %v without it", *ms, longest.Milliseconds(), longest, def)
 	}
-	return e.back.before(time.Duration(ms)*time.Millisecond, e.now()), nil
+	return e.back.before(time.Duration(*ms)*time.Millisecond, e.now()), nil
 }
 
 // Renew makes a lease last longer.
@@ -64,7 +64,7 @@ func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*contr
 	if err != nil {
 		return nil, grpcError(err)
 	}
-	d, err := e.duration(req.GetDurationMs(), l.Terms.Duration)
+	d, err := e.duration(req.DurationMs, l.Terms.Duration)
 	if err != nil {
 		return nil, err
 	}

@@ -132,7 +132,7 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 			m, t.Workers, minMemory, capacity.Memory)
 	}
 	var err error
-	if t.Duration, err = e.duration(req.GetDurationMs(), e.cfg.Settings.LeaseDefault); err != nil {
+	if t.Duration, err = e.duration(req.DurationMs, e.cfg.Settings.LeaseDefault); err != nil {
 		return t, err
 	}
 	if t.CallLimit, err = e.callLimit(req.GetCallLimitMs()); err != nil {

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Groups makes control groups for workers: of version 2, or of version 1 with its controllers for memory and processes. All are
@@ -178,10 +180,15 @@ func (g *Group) Limit(memory uint64, processes uint32) error {
 	return err
 }
 
-// Doors opens the files into which a process writes what is to be in the group. The caller closes them.
+// Doors opens what it takes to bring a process into the group: of version 2 its directory, which clone3 takes and which has
+// cgroup.procs; of version 1 cgroup.procs of each controller, to write to. The caller closes them.
 func (g *Group) Doors() (files []*os.File, err error) {
 	for _, dir := range g.dirs {
-		f, err := os.OpenFile(filepath.Join(dir, "cgroup.procs"), os.O_WRONLY, 0)
+		path, flags := filepath.Join(dir, "cgroup.procs"), os.O_WRONLY
+		if g.version == 2 {
+			path, flags = dir, os.O_RDONLY|unix.O_DIRECTORY
+		}
+		f, err := os.OpenFile(path, flags, 0)
 		if err != nil {
 			for _, f := range files {
 				f.Close()

@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -23,6 +24,16 @@ func SealedMemfd(name string, r io.Reader, limit int64) (*os.File, error) {
 		return nil, fmt.Errorf("memfd %q: %w", name, err)
 	}
 	return f, nil
+}
+
+// NamesMemfd is the form in which the names of a library's functions, in index order, are given to workers. The caller closes it,
+// and may give it to as many as it likes. A *WorkerError says what is wrong with the names.
+func NamesMemfd(names []string) (*os.File, error) {
+	b, err := namesBlock(names)
+	if err != nil {
+		return nil, err
+	}
+	return SealedMemfd("rfaas-names", bytes.NewReader(b), namesMax)
 }
 
 func memfdCreate(name string) (int, error) {

@@ -14,7 +14,8 @@ import (
 // The page of dp_worker.h, byte for byte. TestMessagesMatchC compares the two.
 const (
 	pageSize    = 4096
-	pageDeath   = 256 // offset of dp_worker_death
+	pageTaken   = 56  // offset of dp_worker_page.taken
+	pageDeath   = 256 // of dp_worker_death
 	deathText   = 40  // offset in it
 	textMax     = 3584
 	deathNoted  = 0x44454144
@@ -87,6 +88,13 @@ func (p *page) running() (call uint64, function int, ok bool) {
 	defer p.mu.Unlock()
 	call = p.word(0)
 	return call, int(call & 0xffff), call>>16 > p.word(1)
+}
+
+// taken says whether one that waited has its lease. Good until user code runs.
+func (p *page) taken() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return binary.LittleEndian.Uint32(p.mem[pageTaken:]) != 0
 }
 
 func (p *page) counters() Counters {

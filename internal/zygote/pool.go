@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -190,7 +191,7 @@ func (p *pool) take(kind string) *Worker {
 }
 
 // lend gives a lease to a worker that waits. errNoneReady: there is none, or all of them are dead.
-func (z *Zygote) lend(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
+func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	kind, err := deviceBody(spec)
 	if err != nil {
 		return nil, err
@@ -202,7 +203,6 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body, names []byte) (*Wor
 		}
 		w.conn.SetReadDeadline(time.Time{})
 		w.asked = time.Now()
-		w.began = false
 		w.steps.Warm = true
 		w.serves.Store(spec)
 		m := message{msgSpawn, w.id, body}
@@ -222,7 +222,7 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body, names []byte) (*Wor
 		} else if _, err = w.begin(ctx, spec); err == nil {
 			return w, nil
 		}
-		if w.began || ctx.Err() != nil {
+		if w.page.taken() || ctx.Err() != nil {
 			return nil, err
 		}
 		z.cfg.Log.Warn("a worker in advance has died before it took its lease", "pid", w.pid, "err", err)

@@ -28,7 +28,7 @@ type Worker struct {
 	output *output
 	page   *page
 	blob   []byte
-	began  bool // it has said STARTED; of start
+	began  bool // it has said STARTED
 	asked  time.Time
 	steps  Steps // of start
 
@@ -96,7 +96,7 @@ func (w *Worker) Running() string {
 
 // Steps is what a worker's start took, as seen from here.
 type Steps struct {
-	Fork    time.Duration // from the request to its first word
+	Fork    time.Duration // from the request to its first instruction; what its first messages took is here, too
 	Sandbox time.Duration // name spaces, credentials, filters; what its guard process does meanwhile is in Fork
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library, its constructors included
@@ -219,7 +219,7 @@ func (w *Worker) start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, msgMax)
-	last := w.asked
+	last, sealed := w.asked, false
 	step := func() (took time.Duration) {
 		now := time.Now()
 		took, last = now.Sub(last), now
@@ -236,18 +236,16 @@ func (w *Worker) start(ctx context.Context) error {
 			return fmt.Errorf("worker %d: %w", w.id, err)
 		}
 		switch {
-		case m.typ == msgStarted && w.blob == nil:
+		case m.typ == msgStarted && !w.began:
 			w.began = true
-			w.steps.Fork = step()
 		case m.typ == msgReady && w.blob == nil && len(m.body) > 0 && len(m.body) <= blobMax:
 			w.blob = append([]byte(nil), m.body...)
-			w.steps.Connect = step()
-		case m.typ == msgSealed && w.blob != nil && w.steps.Sandbox == 0 && len(m.body) == 16:
-			// Read late perhaps, together with LOADED: the worker's own clock says what was the sandbox.
-			w.steps.Code = -w.sealed(m.body) + step()
-		case m.typ == msgLoaded && w.blob != nil:
-			loading := step()
-			w.steps.Code = max(w.steps.Code+loading, loading)
+			w.steps.Fork = step()
+		case m.typ == msgSealed && w.blob != nil && !sealed && len(m.body) == 16:
+			sealed = true
+			w.sealed(m.body)
+		case m.typ == msgLoaded && sealed:
+			w.steps.Code = step()
 			return nil
 		case m.typ == msgFailed:
 			return m.failure()
@@ -257,13 +255,13 @@ func (w *Worker) start(ctx context.Context) error {
 	}
 }
 
-// sealed notes what the sandbox took, as the worker says before user code runs in it, and returns the part after READY.
-func (w *Worker) sealed(body []byte) (after time.Duration) {
-	before := min(max(time.Duration(binary.LittleEndian.Uint64(body)), 0), w.steps.Connect)
-	after = min(max(time.Duration(binary.LittleEndian.Uint64(body[8:])), 0), time.Minute)
-	w.steps.Connect -= before
-	w.steps.Sandbox = before + after
-	return after
+// sealed notes what of the time to READY, which is in Fork, was the worker's own, and of that the sandbox's, as it says before
+// user code runs in it.
+func (w *Worker) sealed(body []byte) {
+	own := min(max(time.Duration(binary.LittleEndian.Uint64(body)), 0), w.steps.Fork)
+	w.steps.Sandbox = min(max(time.Duration(binary.LittleEndian.Uint64(body[8:])), 0), own)
+	w.steps.Fork -= own
+	w.steps.Connect = own - w.steps.Sandbox
 }
 
 // startFailed names what happened when the socket closed or time ran out before LOADED.

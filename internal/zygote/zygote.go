@@ -1,7 +1,6 @@
 package zygote
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +50,7 @@ type Spec struct {
 	CPUs       []int    // to pin to; none: not pinned
 	Code       *os.File // the user's library in a sealed memfd (SealedMemfd); stays the caller's
 	Names      []string // functions, in index order
+	NamesFile  *os.File // the same of NamesMemfd, stays the caller's; nil: made anew for each worker
 	ClientBlob []byte   // the client's channel blob
 
 	// What the client may ask for at most; 0 is the protocol's own limit.
@@ -257,9 +257,12 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	names, err := namesBlock(spec.Names)
-	if err != nil {
-		return nil, err
+	names := spec.NamesFile
+	if names == nil {
+		if names, err = NamesMemfd(spec.Names); err != nil {
+			return nil, err
+		}
+		defer names.Close()
 	}
 	if spec.Code == nil {
 		return nil, &WorkerError{statusBadLibrary, "no code"}
@@ -322,14 +325,9 @@ func newParts() (*parts, error) {
 	return &parts{conn: conn, output: out, page: page, theirs: []int{sock, log, pageFD}}, nil
 }
 
-// leaseFDs are what a lease brings to its worker: the code, and a new memfd with the names.
-func leaseFDs(code *os.File, names []byte, use func(code, names int) error) error {
-	memfd, err := SealedMemfd("rfaas-names", bytes.NewReader(names), namesMax)
-	if err != nil {
-		return fmt.Errorf("start worker: %w", err)
-	}
-	defer memfd.Close()
-	return control(memfd, func(namesFD int) error {
+// leaseFDs are what a lease brings to its worker: the code, and the names.
+func leaseFDs(code, names *os.File, use func(code, names int) error) error {
+	return control(names, func(namesFD int) error {
 		return control(code, func(codeFD int) error { return use(codeFD, namesFD) })
 	})
 }
@@ -347,7 +345,7 @@ func (p *parts) close() {
 }
 
 // spawn clones a worker and sees it through its start. Without names it is one that waits for its lease.
-func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Worker, error) {
+func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	c, err := z.confine(spec, body)
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
@@ -361,7 +359,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body, names []byte) (*Wo
 	return w, nil
 }
 
-func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, c *confinement, names []byte) (*Worker, error) {
+func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, c *confinement, names *os.File) (*Worker, error) {
 	asked := time.Now()
 	proc, err := z.process(ctx)
 	if err != nil {

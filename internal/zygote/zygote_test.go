@@ -490,7 +490,12 @@ func TestSpawnCancelled(t *testing.T) {
 	}
 	ctx, cancel = context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errSpawnTimeout)
 	defer cancel()
-	_, err = z.spawn(ctx, &spec, body, []byte("f\x00"))
+	names, err := NamesMemfd(spec.Names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = z.spawn(ctx, &spec, body, names)
+	names.Close()
 	wantError(t, err, statusBadLibrary, "hangs while loading the library")
 	if !strings.Contains(err.Error(), "not done within 10s") {
 		t.Errorf("%q does not say how long it took", err)

@@ -16,6 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // Limits of a lease that both sides know (dp_wire.h; the executor may have tighter ones).
@@ -303,7 +304,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		req.Reuse = k.id
 	}
 	if p.spec.Duration > 0 {
-		req.DurationMs = uint64(max(p.spec.Duration/time.Millisecond, 1))
+		req.DurationMs = proto.Uint64(uint64(max(p.spec.Duration/time.Millisecond, 1)))
 	}
 	if p.spec.CallLimit > 0 {
 		req.CallLimitMs = uint64(max(p.spec.CallLimit/time.Millisecond, 1))
@@ -404,7 +405,7 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 	defer cancel()
 	req := &control.RenewRequest{LeaseId: h.ID}
 	if d > 0 {
-		req.DurationMs = uint64(max(d/time.Millisecond, 1))
+		req.DurationMs = proto.Uint64(uint64(max(d/time.Millisecond, 1)))
 	}
 	asked := time.Now()
 	r, err := h.cl.Renew(ctx, req)
