@@ -137,9 +137,10 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     pthread_mutex_unlock(&dev->lock);
     int e = shm_hello_send(fd, dev, qp, DP_OK, b->token);
     void (*meanwhile)(void *) = dev->d.meanwhile;
-    dev->d.meanwhile = NULL;
-    if (meanwhile)
+    if (meanwhile) { /* set by who has the device for itself: others only look */
+        dev->d.meanwhile = NULL;
         meanwhile(dev->d.meanwhile_arg);
+    }
     if (!e)
         e = answer_recv(dev, fd, &h, &qp->peer);
     int st = DP_OK;
