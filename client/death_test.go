@@ -134,8 +134,8 @@ func TestDeathsAreTold(t *testing.T) {
 	}
 }
 
-// A function that overwrites all it can, slots, rings, the mailbox, the library's own data: its call ends, the client
-// lives on, and so does the neighbour.
+// A function that overwrites all it can, slots, rings, the mailbox, the library's own data, in a sandbox its device's queues too: its
+// call ends, the client lives on, and so does the neighbour.
 func TestScribblingFunction(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 2, WaitMode: client.Hot})
@@ -143,6 +143,9 @@ func TestScribblingFunction(t *testing.T) {
 	stop := neighbour(t, l.Worker(1), echo)
 	for _, what := range []uint32{0, 0xff, 1, 0x100, 0x1ff, 0x101} {
 		for _, size := range []int{4, 1 << 10, 64 << 10} { // by the mailbox, a slot, the bulk area
+			if far != "" && size != 1<<10 {
+				continue // for the time that it takes
+			}
 			in := make([]byte, size)
 			binary.LittleEndian.PutUint32(in, what)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -170,6 +173,77 @@ func TestScribblingFunction(t *testing.T) {
 	if err := l.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// A worker that lives and will never answer is replaced, whether its callers have patience or have given up all its slots. One that runs
+// a long function is not, nor one that has nothing to do.
+func TestWorkerThatNeverAnswers(t *testing.T) {
+	w := newWorld(t, "--share-cores", "2")
+	l := w.lease(t, client.LeaseOptions{Library: deaths(t), Workers: 3, Depth: 2})
+	echo, silent := function(t, l, "echo"), function(t, l, "falls_silent")
+	long, idle := l.Worker(1), l.Worker(2)
+	pids := [...]int{long.PID(), idle.PID()}
+	sleeping, err := long.Submit(t.Context(), function(t, l, "sleeps"), u64(600_000), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	dead := func(what string, began time.Time, err error) {
+		t.Helper()
+		var e *client.Error
+		if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started || !strings.Contains(e.Detail, "lives and runs nothing") {
+			t.Fatalf("%s: %v", what, err)
+		}
+		t.Logf("%s: %v after %v", what, err, time.Since(began).Round(time.Millisecond))
+	}
+	waited := make(chan error, 1) // the long call is waited for as well: its silence is looked into
+	go func() { waited <- sleeping.Wait(ctx) }()
+
+	victim, began := l.Worker(0).PID(), time.Now()
+	_, err = l.Worker(0).Invoke(context.Background(), silent, nil, make([]byte, 8))
+	dead("a call without an end", began, err)
+	out := make([]byte, 8)
+	if n, err := l.Worker(0).Invoke(ctx, echo, []byte("again"), out); err != nil || string(out[:n]) != "again" {
+		t.Fatalf("the next call: %q, %v", out[:n], err)
+	}
+	if now := l.Worker(0).PID(); now == victim || running(victim) {
+		t.Errorf("worker %d, then %d", victim, now)
+	}
+
+	victim, began = l.Worker(0).PID(), time.Now()
+	for _, f := range []*client.Function{silent, echo} {
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		if _, err := l.Worker(0).Invoke(short, f, nil, out); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s with a deadline: %v", f.Name(), err)
+		}
+		cancel()
+	}
+	within(t, 30*time.Second, "calls work again", func() bool {
+		n, err := l.Worker(0).Invoke(ctx, echo, []byte("again"), out)
+		if err != nil && !errors.Is(err, client.ErrBusy) && !errors.Is(err, client.ErrConnection) {
+			t.Errorf("%v", err)
+		}
+		return err == nil && string(out[:n]) == "again"
+	})
+	t.Logf("all slots given up: works again after %v", time.Since(began).Round(time.Millisecond))
+	if now := l.Worker(0).PID(); now == victim || running(victim) {
+		t.Errorf("worker %d, then %d", victim, now)
+	}
+	if now := [...]int{long.PID(), idle.PID()}; now != pids {
+		t.Errorf("the others were workers %v and are %v", pids, now)
+	}
+	select {
+	case err := <-waited:
+		t.Errorf("the long call has ended: %v", err)
+	default:
+	}
+	sleeping.Cancel()
+	if n := l.Replaced(); n != 2 {
+		t.Errorf("%d workers were replaced", n)
+	}
+	cancel()
+	<-waited
 }
 
 // What a worker does can be asked while it does it.

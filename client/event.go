@@ -80,6 +80,31 @@ func (l *Lease) tell(e Event) {
 	}
 }
 
+// ---- workers that do not answer ----
+
+// listenEvery is how often somebody looks whether workers leave calls unanswered.
+const listenEvery = 250 * time.Millisecond
+
+// listen reports workers that leave calls unanswered, so that one which lives but will never answer is found out.
+func (l *Lease) listen() {
+	tick := time.NewTicker(listenEvery)
+	defer tick.Stop()
+	told := make([]int64, len(l.workers))
+	for {
+		select {
+		case <-l.healCtx.Done():
+			return
+		case <-tick.C:
+		}
+		for i, w := range l.workers {
+			if since, at := w.ch.Silence(); at > told[i] {
+				told[i] = at
+				l.held.Unanswered(grant.Unanswered{Worker: i, Since: since, At: at})
+			}
+		}
+	}
+}
+
 // ---- draining ----
 
 // leave starts no calls any more and gives the lease back when the last one has ended.

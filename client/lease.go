@@ -237,6 +237,7 @@ func (s *Session) leaseFrom(ctx context.Context, front *Lease, p *grant.Pending,
 		s.started(Start(w.Start))
 	}
 	l.held.Watch(l.handle)
+	l.background(l.listen)
 	return l, nil
 }
 

@@ -30,9 +30,20 @@ func build(t *testing.T, compiler, source string, flags ...string) string {
 // functions compiles testdata/functions.c.
 func functions(t *testing.T) string {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), "functions.so")
-	include := filepath.Dir(built(t, "include/rfaas_function.h"))
-	if b, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-I", include, "-o", out, "testdata/functions.c").CombinedOutput(); err != nil {
+	return library(t, "testdata/functions.c", "-O2", "-Wall", "-Werror")
+}
+
+// deaths compiles the functions that end their worker, or worse.
+func deaths(t *testing.T) string {
+	t.Helper()
+	return library(t, "../../internal/zygote/testdata/deaths.c", "-O1", "-D_GNU_SOURCE", "-pthread")
+}
+
+func library(t *testing.T, source string, flags ...string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c")+".so")
+	args := append([]string{"-shared", "-fPIC", "-I", filepath.Dir(built(t, "include/rfaas_function.h")), "-o", out, source}, flags...)
+	if b, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, b)
 	}
 	return out
@@ -46,7 +57,7 @@ func run(t *testing.T, line ...string) string {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=",
-		"TEST_LIBRARY="+functions(t), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"TEST_LIBRARY="+functions(t), "TEST_DEATHS="+deaths(t), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -105,6 +105,8 @@ func (s *service) run(op uint32, f fields, out *message) error {
 		return s.spread(ctx, f, out)
 	case opAwait:
 		return s.await(ctx, f, out)
+	case opSilent:
+		return s.silent(f)
 	}
 	return &dataplane.Error{Op: "control", Status: dataplane.StatusProtocol, Detail: fmt.Sprintf("unknown operation %d", op)}
 }
@@ -441,6 +443,22 @@ func (s *service) inspect(ctx context.Context, f fields, out *message) error {
 	for _, n := range []uint64{i.Calls, i.Failed, i.Refused, i.BytesIn, i.BytesOut} {
 		out.u64(tagCount, n)
 	}
+	return nil
+}
+
+// silent has it found out why a worker does not answer.
+func (s *service) silent(f fields) error {
+	_, l, err := s.lease(f)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	held := l.held
+	s.mu.Unlock()
+	if held == nil {
+		return &dataplane.Error{Op: "silent worker", Status: dataplane.StatusProtocol, Detail: "the lease is not granted yet"}
+	}
+	held.Unanswered(grant.Unanswered{Worker: int(f.u64(tagWorker)), Since: int64(f.nth(tagCount, 0)), At: int64(f.nth(tagCount, 1))})
 	return nil
 }
 

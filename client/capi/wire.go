@@ -20,6 +20,7 @@ const (
 	opSpread       = 11
 	opChanges      = 12
 	opAwait        = 13
+	opSilent       = 14
 )
 
 const (
@@ -116,9 +117,12 @@ func (f fields) str(tag uint16) string {
 	return ""
 }
 
-func (f fields) u64(tag uint16) uint64 {
-	if v := f[tag]; len(v) > 0 && len(v[0]) == 8 {
-		return binary.LittleEndian.Uint64(v[0])
+func (f fields) u64(tag uint16) uint64 { return f.nth(tag, 0) }
+
+// nth is the number of the n-th field with the tag, 0 if there is none.
+func (f fields) nth(tag uint16, n int) uint64 {
+	if v := f[tag]; len(v) > n && len(v[n]) == 8 {
+		return binary.LittleEndian.Uint64(v[n])
 	}
 	return 0
 }

@@ -234,5 +234,12 @@ func (ch *Channel) Stats() ChannelStats {
 // FreeSlots is how many calls may be submitted now.
 func (ch *Channel) FreeSlots() int { return int(C.dp_channel_free_slots(ch.c)) }
 
+// Silence says since when calls are under way of which the worker has answered none, and when that was last so, in Now's clock;
+// 0 unless it has lasted so long that the worker runs a long function or will never answer. Any goroutine.
+func (ch *Channel) Silence() (since, at int64) {
+	s := C.dp_channel_silence(ch.c)
+	return int64(s.since), int64(s.at)
+}
+
 // Handle is the C object, for the C interface.
 func (ch *Channel) Handle() unsafe.Pointer { return unsafe.Pointer(ch.c) }

@@ -241,6 +241,7 @@ static void probe_all(dp_endpoint *ep, int64_t now) {
             if (ch->mail_slot != DP_NOTHING && dp_mail_call_id(__atomic_load_n(&ch->mail->request, __ATOMIC_RELAXED)) !=
                                                    ch->slots[ch->mail_slot].call_id)
                 dp_qp_break(ch->qp, DP_PROTOCOL);
+            dp_channel_listen(ch, now);
         }
 }
 

@@ -59,6 +59,7 @@ static void slots_reset(dp_channel *ch) {
     ch->bulk_in.n = ch->bulk_out.n = 0;
     ch->mail = NULL;
     ch->mail_slot = DP_NOTHING;
+    dp_channel_forget_silence(ch);
     ch->failed = 0;
     ch->held = false;
     do

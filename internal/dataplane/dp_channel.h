@@ -91,6 +91,17 @@ void dp_channel_abandon(dp_channel *ch, uint32_t slot);
 /* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE). */
 int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                     uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started);
+/* dp_channel_silence says since when calls are under way of which the worker has answered none, and when that was last so, as far
+ * as somebody has looked or waited since; both 0 unless it has lasted so long that they must have reached it: it runs a long
+ * function, or will never answer. Its executor can tell which. CLOCK_MONOTONIC ns. Any thread. */
+typedef struct dp_silence {
+    int64_t since, at;
+} dp_silence;
+dp_silence dp_channel_silence(const dp_channel *ch);
+/* dp_endpoint_on_silence has fn called, by the thread that uses the endpoint, now and then while a channel is silent. fn must
+ * not use the endpoint. Also for one that had another fn. */
+typedef void (*dp_silence_fn)(void *arg, const dp_channel *ch, dp_silence silence);
+void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg);
 /* dp_endpoint_wait_any makes progress until any call of any channel has ended since the last look, or deadline. */
 int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns);
 

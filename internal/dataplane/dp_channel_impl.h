@@ -39,7 +39,17 @@ struct dp_endpoint {
     dp_waiter waiter;
     uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
     uint32_t looks;       /* that found nothing, of callers who wait by looking again and again */
+    dp_silence_fn silence_fn;
+    void *silence_arg;
 };
+
+/* What probes have seen of a worker that does not answer: dp_silence.c. */
+typedef struct quiet {
+    int64_t since; /* first probe that saw no answer after those it had seen; 0: none has */
+    uint64_t answers;
+    int64_t told_at;
+    dp_silence told; /* atomic; dp_channel_silence */
+} quiet;
 
 struct dp_channel {
     dp_endpoint *ep;
@@ -62,6 +72,7 @@ struct dp_channel {
     int failed; /* status that ended it, 0 while it works */
     bool held;  /* dp_channel_hold, and not connected since */
     dp_channel_stats stats;
+    quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
     char message[512];
 };
@@ -69,6 +80,13 @@ struct dp_channel {
 /* Ends every call of the channel with this status; the first one stays. Abandoned slots are fenced until the reset,
  * since the old worker may still write to them. The endpoint's thread. */
 void dp_channel_end_calls(dp_channel *ch, int status);
+
+/* ---- dp_silence.c ---- */
+
+/* After a probe that found the connection whole, with calls under way. */
+void dp_channel_listen(dp_channel *ch, int64_t now);
+/* The calls that were under way are no more. */
+void dp_channel_forget_silence(dp_channel *ch);
 
 /* ---- between dp_call.c and dp_submit.c ---- */
 

@@ -164,6 +164,9 @@ typedef struct dp_qp {
     uint32_t max_recv;
     int32_t state; /* dp_qp_state, written by the owner thread only */
     int32_t broken; /* 0 or a dp_status, set by any thread (atomic): the peer is gone or gave up */
+    /* Since it was connected, as of the last probe: posts, and how many of them the peer's device is known to have. Where posts
+     * are there at once both stay 0. */
+    uint32_t posted, arrived;
 } dp_qp;
 
 struct dp_ops {

@@ -166,6 +166,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
                 (uint64_t)((const uint8_t *)in - (const uint8_t *)reg->addr) + size > reg->size))
         return DP_INVALID;
     if (!ch->n_free) {
+        if (ch->n_abandoned == ch->cfg.depth)
+            ch->ep->looks = DP_LOOKS_PER_PROBE - 1; /* nobody waits any more who would probe */
         dp_endpoint_look(ch->ep); /* a late reply may have freed one, and the end of the connection may have come behind it */
         if (ch->failed)
             return ch->failed;

@@ -309,6 +309,8 @@ static void keepalive(dpv_qp *q) {
 
 int dpv_qp_probe(dp_qp *base) {
     int broken = dp_qp_broken(base);
+    base->posted = dpv_qp_of(base)->send_head;
+    base->arrived = dpv_qp_of(base)->send_tail;
     if (broken)
         return broken;
     if (base->state != DP_QP_CONNECTED)

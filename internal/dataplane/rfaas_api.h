@@ -49,6 +49,8 @@ enum {
     RFAAS_OP_CHANGES = 12,      /* SESSION COUNT -> (EXECUTOR NODE EVENT)..., at most COUNT of them; EVENT is RFAAS_EXECUTOR_* */
     RFAAS_OP_AWAIT = 13,        /* KEY TIMEOUT_NS -> COUNT 1: the manager has told of an executor that lends cores, since the last time
                                    for this KEY; 0: it has not within that time */
+    RFAAS_OP_SILENT = 14,       /* KEY WORKER COUNT COUNT -> ; the worker has answered nothing since the first time, as of the second
+                                   (CLOCK_MONOTONIC ns); at once. Should its executor say that it never will, it counts as dead */
 };
 enum {
     RFAAS_TAG_SESSION = 1,
@@ -357,6 +359,9 @@ int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
  * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
+
+/* What silence of one of the home's workers means is found out: dp_silence_fn, arg is a rfaas_home. */
+void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
 
 /* ---- rfaas_api_event.c ---- */
 

@@ -95,6 +95,7 @@ static int make_channels(const rfaas_lease *l, rfaas_home *h, const char *provid
         return status;
     if (dp_endpoint_create(dev, o->workers, o->depth, (dp_wait_mode)o->wait_mode, &h->ep, &err))
         return rfaas_api_fail_dp("lease", &err);
+    dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
     dp_channel_config cfg = {.depth = o->depth, .eager = o->eager, .bulk = o->bulk};
     for (uint32_t i = 0; i < o->workers; i++, h->queue_pairs++)
         if (dp_channel_create(h->ep, &cfg, &h->workers[i].ch, &err))

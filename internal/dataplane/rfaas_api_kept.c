@@ -107,6 +107,7 @@ bool rfaas_api_adopt(rfaas_home *h, uint64_t name) {
         }
         h->ep = from->ep;
         from->ep = NULL;
+        dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
         h->cfg = from->cfg;
         memcpy(h->provider, from->provider, sizeof h->provider);
         rfaas_statistics sum = {0};

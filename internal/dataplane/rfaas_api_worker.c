@@ -108,6 +108,19 @@ void rfaas_control_event(const void *data, uint64_t len) {
         rfaas_api_begin_leaving(l);
 }
 
+void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
+    const rfaas_home *h = arg;
+    uint32_t i = 0;
+    while (i < h->n_workers && h->workers[i].ch != ch)
+        i++;
+    rfaas_msg req = {0};
+    rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
+    rfaas_msg_u64(&req, RFAAS_TAG_WORKER, i);
+    rfaas_msg_u64(&req, RFAAS_TAG_COUNT, (uint64_t)silence.since);
+    rfaas_msg_u64(&req, RFAAS_TAG_COUNT, (uint64_t)silence.at);
+    rfaas_api_ask("silent worker", RFAAS_OP_SILENT, &req, NULL); /* if it fails: again, soon */
+}
+
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started) {
     const char *name = fn < l->n_functions ? l->functions[fn] : "?";
     const char *note = started == RFAAS_MAYBE_EXECUTED ? "" : " (not started)";

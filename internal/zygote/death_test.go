@@ -15,7 +15,7 @@ import (
 // Names of testdata/deaths.c.
 var deathNames = []string{"echo", "segv", "bus", "fpe", "ill", "aborts", "frees_twice", "exits", "quits", "recurses",
 	"large_frame", "jumps", "wild", "kills_itself", "stops_itself", "crashes_in_thread", "eats_memory", "loops",
-	"loops_deaf", "sleeps", "scribbles"}
+	"loops_deaf", "sleeps", "scribbles", "falls_silent"}
 
 func deathFunction(t testing.TB, name string) int {
 	t.Helper()

@@ -206,6 +206,8 @@ type Held struct {
 	key   keptKey
 	watch *watch
 
+	unanswered chan Unanswered
+
 	mu   sync.Mutex
 	end  time.Time // when this holder stops using it
 	over string    // why it has ended, once that is known; there is nothing to release then
@@ -266,7 +268,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	}
 	p.granted = true
 	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(),
-		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs))}
+		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
 	}

@@ -88,8 +88,16 @@ func (h *Held) Watch(handle func(Event)) {
 	h.mu.Lock()
 	h.watch = w
 	h.mu.Unlock()
-	events := make(chan Event)
+	events, deaths := make(chan Event), make(chan Event)
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		h.judge(ctx, func(e Event) {
+			select {
+			case deaths <- e:
+			case <-ctx.Done():
+			}
+		})
+	})
 	wg.Go(func() {
 		defer close(events)
 		tell := func(e Event) {
@@ -109,12 +117,12 @@ func (h *Held) Watch(handle func(Event)) {
 		defer close(w.done)
 		defer wg.Wait()
 		defer cancel()
-		h.handle(ctx, events, w.renewed, handle)
+		h.handle(ctx, events, deaths, w.renewed, handle)
 	}()
 }
 
 // handle passes events on until the last one.
-func (h *Held) handle(ctx context.Context, events <-chan Event, renewed <-chan struct{}, handle func(Event)) {
+func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed <-chan struct{}, handle func(Event)) {
 	timer := time.NewTimer(time.Until(h.Until()))
 	defer timer.Stop()
 	for {
@@ -128,6 +136,8 @@ func (h *Held) handle(ctx context.Context, events <-chan Event, renewed <-chan s
 			if e.Kind == LeaseEnded {
 				return
 			}
+		case e := <-deaths:
+			handle(e)
 		case <-renewed:
 			timer.Reset(time.Until(h.Until()))
 		case <-timer.C:

@@ -1,5 +1,5 @@
 /* A peer that dies without a word, behind a network, with the time-outs that users have: calls and servers end all the
- * same, within seconds, however they wait. On shm the word comes at once. */
+ * same, within seconds, however they wait. On shm the word comes at once. And one that lives and does not answer, which is told. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -206,4 +206,66 @@ T_CASE(silent_client, "channel/silent-client", .seconds = 30, .verbs_seconds = 6
         printf("    a %s server: client gone after %.2f s\n", i ? "blocked" : "spinning", (double)took / 1e9);
         CHECKF(took < bound(), "noticed after %lld ms", (long long)(took / MS));
     }
+}
+
+/* ---- the worker lives and does not answer ---- */
+
+typedef struct told {
+    const dp_channel *ch;
+    uint32_t times;
+    dp_silence last;
+} told;
+
+static void tell(void *arg, const dp_channel *ch, dp_silence silence) {
+    told *t = arg;
+    t->ch = ch;
+    t->times++;
+    t->last = silence;
+}
+
+static void check_told(const told *t, const served *s, int64_t began) {
+    dp_silence is = dp_channel_silence(s->ch);
+    CHECK_EQ(t->ch == s->ch, true);
+    CHECK_EQ(t->last.since, is.since);
+    CHECKF(is.since >= began && is.at <= dp_now_ns() && is.at - is.since >= 2000 * MS, "silent for %lld ms, told after %lld",
+           (long long)((is.at - is.since) / MS), (long long)((dp_now_ns() - began) / MS));
+}
+
+T_CASE(unanswered, "channel/unanswered", .seconds = 60) {
+    served s;
+    told t = {0};
+    uint32_t ms = 6000, slot, size;
+    dp_started started;
+    served_open(&s, true, DP_WAIT_ADAPTIVE, 1, 64, 0);
+    dp_endpoint_on_silence(s.ep, tell, &t);
+    served_echo(&s, 32, 1);
+    CHECK_EQ(dp_channel_silence(s.ch).since, 0);
+
+    /* Somebody waits. */
+    int64_t began = dp_now_ns();
+    CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, &ms, 4, NULL, 4, &slot));
+    while (!t.times)
+        CHECK_STATUS(dp_channel_wait(s.ch, slot, dp_now_ns() + 100 * MS), DP_DEADLINE);
+    check_told(&t, &s, began);
+
+    /* All slots are given up, and nobody waits: who is told that all are busy looks, too. */
+    dp_channel_abandon(s.ch, slot);
+    uint32_t times = t.times;
+    while (t.times == times) {
+        usleep(50000);
+        CHECK_STATUS(dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &slot), DP_BUSY);
+    }
+    check_told(&t, &s, began);
+
+    /* It was a long function after all: with its answer the silence is over, and the next one is another. */
+    while (dp_channel_submit(s.ch, FN_ECHO, &ms, 4, NULL, 4, &slot) == DP_BUSY)
+        usleep(50000);
+    CHECK_OK(dp_channel_wait(s.ch, slot, 0));
+    CHECK_OK(dp_channel_finish(s.ch, slot, NULL, &size, &started));
+    times = t.times;
+    ms = 300;
+    CHECK_OK(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, &ms, 4, &size, 0, &started));
+    CHECK_EQ(dp_channel_silence(s.ch).since, 0);
+    CHECK_EQ(t.times, times);
+    served_close(&s);
 }

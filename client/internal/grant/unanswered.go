@@ -1,0 +1,120 @@
+package grant
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// A worker that answers nothing runs a long function, or a function has damaged its memory so that it never will answer. Its
+// executor can tell: the second kind runs nothing, and counts no calls, although some have been waiting for it. Two looks, and no answer
+// until after the second one, so that nothing is held against a worker that was about to begin or has just ended.
+const (
+	lookAgain  = time.Second      // between two looks at a worker that runs nothing
+	lookMost   = 30 * time.Second // at one that runs a function: each pause is twice the one before
+	lookBound  = 2 * time.Second  // that one look may take
+	reportsMax = 64               // that wait to be looked into; they come again
+)
+
+// Unanswered is what a channel knows of a worker that does not answer, in the clock of dataplane.Now.
+type Unanswered struct {
+	Worker    int
+	Since, At int64 // no answer in this time, although calls that were sent before must have reached it
+}
+
+// Unanswered has it found out why a worker does not answer, and returns at once. It is to be told again as long as that lasts. Of
+// one that will never answer the watch tells that it died, although its process lives: replacing it ends that. Any goroutine.
+func (h *Held) Unanswered(s Unanswered) {
+	if s.Since == 0 || s.Worker < 0 || s.Worker >= len(h.Workers) {
+		return
+	}
+	select {
+	case h.unanswered <- s:
+	default:
+	}
+}
+
+// suspicion is what is known of one worker that does not answer.
+type suspicion struct {
+	since  int64
+	looked int64 // when the last look was over; 0: none was
+	next   int64 // not to be looked at again before
+	pause  time.Duration
+	idle   int // looks in a row that found the same worker as it was, running nothing
+	saw    Inspection
+	over   bool
+}
+
+// judge looks into what is reported until ctx ends, and calls dead for workers that will never answer.
+func (h *Held) judge(ctx context.Context, dead func(Event)) {
+	known := make(map[int]*suspicion)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-h.unanswered:
+			k := known[s.Worker]
+			if k == nil || k.since != s.Since {
+				k = &suspicion{since: s.Since, pause: lookAgain}
+				known[s.Worker] = k
+			}
+			switch k.now(s.At, dataplane.Now()) {
+			case bury:
+				dead(k.verdict(&s))
+			case look:
+				bound, cancel := context.WithTimeout(ctx, lookBound)
+				i, err := h.Inspect(bound, s.Worker)
+				cancel()
+				k.take(&i, err, dataplane.Now())
+			}
+		}
+	}
+}
+
+// What there is to be done about a suspicion.
+const (
+	wait = iota
+	look
+	bury
+)
+
+// now says what is to be done when there was no answer until at.
+func (k *suspicion) now(at, now int64) int {
+	switch {
+	case k.over || at <= k.looked: // of before the last look
+		return wait
+	case k.idle >= 2:
+		k.over = true
+		return bury
+	case now < k.next:
+		return wait
+	}
+	return look
+}
+
+// take takes in what a look has found that was over at now.
+func (k *suspicion) take(i *Inspection, err error, now int64) {
+	k.looked = now
+	k.next = k.looked + int64(lookAgain)
+	switch {
+	case err != nil: // what becomes of an executor that does not answer, others find out
+		k.idle = 0
+	case i.Running != "":
+		k.idle = 0
+		k.next = k.looked + int64(k.pause)
+		k.pause = min(2*k.pause, lookMost)
+	case k.idle > 0 && i.PID == k.saw.PID && i.Calls == k.saw.Calls && i.Refused == k.saw.Refused:
+		k.idle++
+	default:
+		k.idle = 1
+	}
+	k.saw = *i
+}
+
+func (k *suspicion) verdict(s *Unanswered) Event {
+	return Event{Kind: WorkerDied, Worker: s.Worker, PID: k.saw.PID, Status: dataplane.StatusWorkerDied, Output: k.saw.Output,
+		Reason: fmt.Sprintf("it lives and runs nothing, and has not answered for %v: a function has perhaps overwritten its memory",
+			time.Duration(s.At-s.Since).Round(100*time.Millisecond))}
+}

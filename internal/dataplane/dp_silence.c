@@ -1,0 +1,63 @@
+/* Workers that do not answer. Nobody on this side can tell one that runs a long function from one whose memory a function has
+ * damaged so that it never sees a request again, nor posts a reply: both are silent, and their devices answer as ever. What this
+ * side does know is that calls are under way and should have arrived. It says so to whoever can ask the worker's executor. */
+#include "dp_channel_impl.h"
+
+#define SILENT_NS 2000000000  /* when the peer's device is known to have all that was posted, the last keepalive included */
+#define UNSENT_NS 10000000000 /* when it is not: the transport would have given up by then, if the path were at fault */
+#define NS_PER_BYTE 100       /* and so much more for what may be on its way: 10 MB/s */
+#define TELL_EVERY_NS 250000000
+
+static uint64_t bytes_in(const dp_bulk *b) {
+    uint64_t units = 0;
+    for (uint32_t i = 0; i < b->n; i++)
+        units += b->used[i].len;
+    return units * DP_BULK_UNIT;
+}
+
+/* How long what is under way may take to arrive, and to be answered by a worker that has just finished. */
+static int64_t patience(const dp_channel *ch) {
+    uint64_t bytes = bytes_in(&ch->bulk_in) + bytes_in(&ch->bulk_out) + 2ull * ch->cfg.eager * (ch->n_busy + ch->n_abandoned);
+    return (ch->qp->arrived == ch->qp->posted ? SILENT_NS : UNSENT_NS) + (int64_t)(bytes * NS_PER_BYTE);
+}
+
+void dp_channel_forget_silence(dp_channel *ch) {
+    ch->quiet.since = 0;
+    __atomic_store_n(&ch->quiet.told.since, 0, __ATOMIC_RELAXED);
+}
+
+void dp_channel_listen(dp_channel *ch, int64_t now) {
+    quiet *q = &ch->quiet;
+    uint64_t answers = ch->stats.replies + ch->stats.late_replies;
+    if (!q->since || q->answers != answers) {
+        dp_channel_forget_silence(ch);
+        q->since = now;
+        q->answers = answers;
+        return;
+    }
+    if (now - q->since < patience(ch))
+        return;
+    /* A reader that finds the same `since` before and after `at` has two that belong together: its acquiring load of `at` shows
+     * it that `since` was 0 before this one. */
+    __atomic_store_n(&q->told.at, now, __ATOMIC_RELEASE);
+    __atomic_store_n(&q->told.since, q->since, __ATOMIC_RELEASE);
+    dp_endpoint *ep = ch->ep;
+    if (ep->silence_fn && now - q->told_at >= TELL_EVERY_NS) {
+        q->told_at = now;
+        ep->silence_fn(ep->silence_arg, ch, (dp_silence){q->since, now});
+    }
+}
+
+dp_silence dp_channel_silence(const dp_channel *ch) {
+    const dp_silence *told = &ch->quiet.told;
+    dp_silence s = {.since = __atomic_load_n(&told->since, __ATOMIC_ACQUIRE)};
+    s.at = __atomic_load_n(&told->at, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&told->since, __ATOMIC_ACQUIRE) != s.since || !s.since)
+        return (dp_silence){0};
+    return s;
+}
+
+void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg) {
+    ep->silence_fn = fn;
+    ep->silence_arg = arg;
+}
