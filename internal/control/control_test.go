@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -325,7 +326,10 @@ func TestStranger(t *testing.T) {
 				return
 			}
 			fmt.Fprint(c, "SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
-			c.Close()
+			go func() {
+				io.Copy(io.Discard, c) // the other end closes first
+				c.Close()
+			}()
 		}
 	}()
 	conn, err := Dial(l.Addr().String(), DialConfig{Secret: &Secret{}})

@@ -69,7 +69,11 @@ static int shake_hands(dp_bench *b, const dp_dev *dev, const dp_dev_options *o, 
     struct timeval patience = {.tv_sec = DP_BENCH_PATIENCE_NS / 1000000000};
     setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     dp_bench_answer a;
-    ssize_t n = recv(sock, &a, sizeof a, 0);
+    ssize_t n;
+    int64_t until = dp_now_ns() + DP_BENCH_PATIENCE_NS;
+    do /* a time limit on a socket lets any signal end the call */
+        n = recv(sock, &a, sizeof a, 0);
+    while (n < 0 && errno == EINTR && dp_now_ns() < until);
     if (n != sizeof a || a.magic != DP_BENCH_MAGIC || a.blob_len > sizeof a.blob)
         return dp_fail(err, DP_PEER_GONE, n < 0 ? errno : 0, "bench: the peer's answer has %zd bytes, not %zu", n,
                        sizeof a);

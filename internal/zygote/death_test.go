@@ -259,12 +259,13 @@ func TestHostilePage(t *testing.T) {
 	// The same in a record that seems to be one.
 	binary.LittleEndian.PutUint32(mem[pageDeath:], deathTraced)
 	binary.LittleEndian.PutUint64(mem, 0xfff0000|uint64(len(deathNames)-1))
+	last := deathNames[len(deathNames)-1]
 	binary.LittleEndian.PutUint64(mem[8:], 0xffe)
 	for _, st := range statuses {
-		exit(st, "scribbles")
+		exit(st, last)
 	}
 	copy(mem[pageDeath+deathText:], "one\x00\x1b[31m\ntwo\n")
-	if x := exit(status{}, "scribbles"); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
+	if x := exit(status{}, last); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
 		t.Errorf("%q", x.Backtrace)
 	}
 }
