@@ -387,7 +387,7 @@ test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real ve
 	$(Q)$(try_build)
 	$(Q)rm -rf build/gotest && mkdir -p build/gotest
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
-	$(Q)scripts/softroce/run --timeout 660 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
+	$(Q)scripts/softroce/run --timeout 1100 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
 	$(Q)$(try_build)

@@ -109,6 +109,9 @@ func TestFortranProgram(t *testing.T) {
 
 // A program that was compiled with an older header runs with today's library.
 func TestFrozenHeader(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("a header is the same on every fabric")
+	}
 	headers, err := filepath.Glob("testdata/frozen/*/rfaas.h")
 	if err != nil || len(headers) == 0 {
 		t.Fatalf("no frozen headers: %v", err)

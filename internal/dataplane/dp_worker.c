@@ -475,5 +475,6 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     ready(&w);
     load_functions(&w);
     start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
+    errno = 0;         /* a function's end is judged by what it leaves there (dp_worker_crash.c) */
     leave(exit_code(dp_server_run(w.server)));
 }

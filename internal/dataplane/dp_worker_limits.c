@@ -46,6 +46,7 @@ static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
 void dp_worker_touch(void) {
     enum { HEAP = 256 << 10, STACK = 64 << 10 };
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    int before = errno; /* what is read of a dead worker's must be its function's */
     dl_iterate_phdr(touch_object, &page);
     uintptr_t end = (uintptr_t)sbrk(0);
     touch_written((end - HEAP) & ~(page - 1), end, page);
@@ -54,6 +55,7 @@ void dp_worker_touch(void) {
         stack[i] = 0;
         (void)stack[i];
     }
+    errno = before;
 }
 
 void dp_worker_yield_to_others(void) {
