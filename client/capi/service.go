@@ -422,16 +422,24 @@ func (s *service) replace(ctx context.Context, f fields, out *message) error {
 	return nil
 }
 
-func (s *service) inspect(ctx context.Context, f fields, out *message) error {
+// held is what the lease that f names holds. op: of the error when it holds nothing yet.
+func (s *service) held(f fields, op string) (*grant.Held, error) {
 	_, l, err := s.lease(f)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.mu.Lock()
-	held := l.held
-	s.mu.Unlock()
-	if held == nil {
-		return &dataplane.Error{Op: "inspect a worker", Status: dataplane.StatusProtocol, Detail: "the lease is not granted yet"}
+	defer s.mu.Unlock()
+	if l.held == nil {
+		return nil, &dataplane.Error{Op: op, Status: dataplane.StatusProtocol, Detail: "the lease is not granted yet"}
+	}
+	return l.held, nil
+}
+
+func (s *service) inspect(ctx context.Context, f fields, out *message) error {
+	held, err := s.held(f, "inspect a worker")
+	if err != nil {
+		return err
 	}
 	i, err := held.Inspect(ctx, int(f.u64(tagWorker)))
 	if err != nil {
@@ -448,15 +456,9 @@ func (s *service) inspect(ctx context.Context, f fields, out *message) error {
 
 // silent has it found out why a worker does not answer.
 func (s *service) silent(f fields) error {
-	_, l, err := s.lease(f)
+	held, err := s.held(f, "silent worker")
 	if err != nil {
 		return err
-	}
-	s.mu.Lock()
-	held := l.held
-	s.mu.Unlock()
-	if held == nil {
-		return &dataplane.Error{Op: "silent worker", Status: dataplane.StatusProtocol, Detail: "the lease is not granted yet"}
 	}
 	held.Unanswered(grant.Unanswered{Worker: int(f.u64(tagWorker)), Since: int64(f.nth(tagCount, 0)), At: int64(f.nth(tagCount, 1))})
 	return nil
