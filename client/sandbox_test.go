@@ -70,6 +70,8 @@ func TestSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	ids := fmt.Sprint(segment(t))
+	const variable = "CLOUD_ACCESS_KEY" // of the executor's environment
+	t.Setenv(variable, "x")
 	// Where a test runs as another user than root it is the name space of that user: ids are its own.
 	for _, pool := range []string{"0", "1"} {
 		t.Run("pool "+pool, func(t *testing.T) {
@@ -88,7 +90,7 @@ func TestSandbox(t *testing.T) {
 			}
 			for _, tc := range []struct{ function, arg string }{
 				{"works", ""}, {"files", secretFile}, {"has_tmp", ""}, {"processes", executor}, {"ipc", ids}, {"network", ""},
-				{"calls", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
+				{"calls", ""}, {"environment", variable}, {"fills_tmp", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
 			} {
 				if got := try(t, l, tc.function, tc.arg); got != "" {
 					t.Errorf("%s: %s", tc.function, got)
@@ -187,9 +189,11 @@ func TestSandboxPaths(t *testing.T) {
 
 // Without a sandbox the same functions get through: what the tests above look at is there.
 func TestHostileWithoutSandbox(t *testing.T) {
+	const variable = "CLOUD_ACCESS_KEY"
+	t.Setenv(variable, "x")
 	w := newWorld(t, "--sandbox", "off", "--warm-pool", "0")
 	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
-	for name, arg := range map[string]string{"network": "", "descriptors": "3"} { // what does no damage
+	for name, arg := range map[string]string{"network": "", "descriptors": "3", "environment": variable} { // what does no damage
 		if got := try(t, l, name, arg); got == "" {
 			t.Errorf("%s finds nothing to do", name)
 		}
@@ -227,10 +231,12 @@ func TestSandboxMemory(t *testing.T) {
 		if got := try(t, l, "eats_shared_memory", "30"); got != "30 MiB; " {
 			t.Errorf("%+v: less than the limit: %q", tc, got)
 		}
-		_, err := function(t, l, "eats_shared_memory").Invoke(t.Context(), []byte("200"), make([]byte, 4096))
-		var e *client.Error
-		if !errors.As(err, &e) || e.Status != client.StatusMemoryLimit || !strings.Contains(err.Error(), "64 MiB") {
-			t.Errorf("%+v: more than the limit: %v", tc, err)
+		for _, arg := range []string{"200", "200 memfd", "200 segment"} {
+			_, err := function(t, l, "eats_shared_memory").Invoke(t.Context(), []byte(arg), make([]byte, 4096))
+			var e *client.Error
+			if !errors.As(err, &e) || e.Status != client.StatusMemoryLimit || !strings.Contains(err.Error(), "64 MiB") {
+				t.Errorf("%+v: %s: more than the limit: %v", tc, arg, err)
+			}
 		}
 		if got := try(t, l, "works", ""); got != "" {
 			t.Errorf("%+v: the next worker: %s", tc, got)

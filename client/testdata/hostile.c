@@ -180,6 +180,23 @@ FUNCTION(network) {
     REFUSED(socket(AF_NETLINK, SOCK_RAW, 0), EPERM);
     REFUSED(socket(AF_PACKET, SOCK_RAW, 0), EPERM);
     REFUSED(socket(AF_ALG, SOCK_SEQPACKET, 0), EPERM);
+    /* A datagram socket without a peer takes from anybody who knows its name; pairs may be made, and give themselves names. */
+    int ours[2], others[2], on = 1;
+    struct sockaddr_un name = {0};
+    socklen_t len = sizeof name;
+    if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ours) || socketpair(AF_UNIX, SOCK_DGRAM, 0, others) ||
+        setsockopt(ours[0], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) || close(ours[1]) || close(others[1]))
+        say(&t, "no pairs of sockets: %s; ", strerror(errno));
+    send(ours[0], "x", 1, MSG_NOSIGNAL); /* takes a name, and finds its peer gone */
+    getsockname(ours[0], (struct sockaddr *)&name, &len);
+    REFUSED(sendto(others[0], "x", 1, MSG_NOSIGNAL, (struct sockaddr *)&name, len), EPERM);
+    REFUSED(connect(others[0], (struct sockaddr *)&name, len), EPERM);
+    REFUSED(bind(others[0], (struct sockaddr *)&name, len), EPERM);
+    REFUSED(listen(others[0], 1), EPERM);
+    struct mmsghdr message = {.msg_hdr = {.msg_name = &name, .msg_namelen = len}};
+    REFUSED(syscall(SYS_sendmmsg, others[0], &message, 1, 0), EPERM);
+    close(ours[0]);
+    close(others[0]);
     FILE *f = fopen("/proc/net/dev", "r");
     char line[256];
     for (int n = 0; f && fgets(line, sizeof line, f); n++)
@@ -259,6 +276,79 @@ FUNCTION(calls) {
     REFUSED(syscall(446 /* landlock_restrict_self */, -1, 0), EPERM);
     REFUSED(syscall(5000), ENOSYS);
     REFUSED(ioctl(0, TIOCSTI, "x"), EPERM);
+    REFUSED(syscall(SYS_kcmp, getpid(), 1, 0, 0, 0), EPERM);
+    REFUSED(syscall(SYS_request_key, "user", "x", NULL, 0), EPERM);
+    REFUSED(syscall(SYS_mq_open, "x", O_CREAT | O_RDWR, 0600, NULL), EPERM);
+    REFUSED(syscall(SYS_fanotify_init, 0, 0), EPERM);
+    REFUSED(syscall(SYS_inotify_init1, 0), EPERM);
+    REFUSED(syscall(SYS_name_to_handle_at, AT_FDCWD, "/", page, page, 0), EPERM);
+    REFUSED(syscall(SYS_process_vm_writev, getpid(), NULL, 0, NULL, 0, 0), EPERM);
+    REFUSED(syscall(SYS_vmsplice, 1, NULL, 0, 0), EPERM);
+    REFUSED(syscall(SYS_move_pages, 0, 0, NULL, NULL, NULL, 0), EPERM);
+    REFUSED(syscall(SYS_sched_setscheduler, 0, 1 /* FIFO */, page), EPERM);
+    REFUSED(syscall(SYS_ioprio_set, 1, 0, 0), EPERM);
+    REFUSED(syscall(SYS_accept4, 1, NULL, NULL, 0), EPERM);
+    REFUSED(syscall(438 /* pidfd_getfd */, 1, 0, 0), EPERM);
+    REFUSED(syscall(440 /* process_madvise */, 1, NULL, 0, 0, 0), EPERM);
+    REFUSED(syscall(447 /* memfd_secret */, 0), EPERM);
+    REFUSED(syscall(435 /* clone3 */, page, 0), ENOSYS); /* flags out of the filter's sight; libraries take clone then */
+    int space = open("/proc/self/ns/net", O_RDONLY);
+    REFUSED(setns(space, 0), EPERM);
+    close(space);
+    REFUSED(unshare(0x80 /* CLONE_NEWTIME */), EPERM);
+#ifdef __x86_64__
+    REFUSED(syscall(0x40000000 | SYS_getpid), ENOSYS); /* the same calls by other numbers (x32) */
+    pid_t pid = fork();
+    if (pid == 0) { /* and by another gate: getpid of i386 */
+        long got;
+        __asm__ volatile("int $0x80" : "=a"(got) : "a"(20) : "memory");
+        _exit(0);
+    }
+    int st = 0;
+    if (pid < 0 || waitpid(pid, &st, 0) != pid || !WIFSIGNALED(st))
+        say(&t, "a call of i386 leaves status %d; ", st);
+#endif
+    *out = t;
+}
+
+/* Variables of the executor's that are not for it. arg: the name of one. */
+FUNCTION(environment) {
+    text t = *out;
+    if (getenv(arg))
+        say(&t, "%s is %s; ", arg, getenv(arg));
+    char all[1 << 16];
+    int fd = open("/proc/self/environ", O_RDONLY);
+    ssize_t n = read(fd, all, sizeof all);
+    close(fd);
+    if (n > 0 && memmem(all, (size_t)n, arg, strlen(arg)))
+        say(&t, "%s stands in /proc/self/environ; ", arg);
+    *out = t;
+}
+
+/* A /tmp of 64 MiB and 16384 names holds no more. */
+FUNCTION(fills_tmp) {
+    (void)arg;
+    text t = *out;
+    static char block[1 << 20];
+    int fd = open("/tmp/large", O_RDWR | O_CREAT, 0600), n = 0;
+    while (n < 100 && write(fd, block, sizeof block) == sizeof block)
+        n++;
+    if (n < 60 || n > 64)
+        say(&t, "/tmp holds %d MiB, then %s; ", n, strerror(errno));
+    close(fd);
+    unlink("/tmp/large");
+    char path[64];
+    for (n = 0; n < 20000; n++) {
+        snprintf(path, sizeof path, "/tmp/%d", n);
+        if (mkdir(path, 0700))
+            break;
+    }
+    if (n < 16000 || n > 16384)
+        say(&t, "/tmp holds %d names, then %s; ", n, strerror(errno));
+    while (n-- > 0) {
+        snprintf(path, sizeof path, "/tmp/%d", n);
+        rmdir(path);
+    }
     *out = t;
 }
 
@@ -359,11 +449,26 @@ FUNCTION(leaves_behind) {
     *out = t;
 }
 
-/* Fills memory that no limit of one process counts: shared, and in children. arg: MiB. Does not come back if it is killed. */
+/* Fills memory that no limit of one process counts. arg: MiB, and of what kind: shared (the default), file of no name, System V.
+ * Does not come back if it is killed. */
 FUNCTION(eats_shared_memory) {
     text t = *out;
     size_t n = (size_t)atoi(arg) << 20;
-    char *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *p = MAP_FAILED;
+    if (strstr(arg, "memfd")) {
+        int fd = memfd_create("x", 0);
+        if (ftruncate(fd, (off_t)n) == 0)
+            p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+    } else if (strstr(arg, "segment")) {
+        int id = shmget(IPC_PRIVATE, n, IPC_CREAT | 0600);
+        p = shmat(id, NULL, 0);
+        shmctl(id, IPC_RMID, NULL);
+    } else {
+        p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    }
+    if (p == MAP_FAILED)
+        say(&t, "%s: %s; ", arg, strerror(errno));
     for (size_t i = 0; p != MAP_FAILED && i < n; i += 4096)
         p[i] = 1;
     say(&t, "%zu MiB; ", n >> 20);
@@ -394,5 +499,11 @@ FUNCTION(works) {
     if (fd < 0)
         say(&t, "memfd: %s; ", strerror(errno));
     close(fd);
+    int pair[2];
+    char got = 0;
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || send(pair[0], "x", 1, 0) != 1 || recv(pair[1], &got, 1, 0) != 1 || got != 'x')
+        say(&t, "a pair of sockets: %s; ", strerror(errno));
+    close(pair[0]);
+    close(pair[1]);
     *out = t;
 }

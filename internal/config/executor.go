@@ -65,7 +65,8 @@ type Executor struct {
 	CallLimit      time.Duration `mapstructure:"call-limit"` // 0: none
 
 	Sandbox          sandbox.Mode  `mapstructure:"sandbox"`
-	SandboxPaths     string        `mapstructure:"sandbox-paths"` // separated by colons
+	SandboxPaths     string        `mapstructure:"sandbox-paths"`       // separated by colons
+	SandboxEnv       string        `mapstructure:"sandbox-environment"` // separated by commas
 	SandboxUIDs      sandbox.Range `mapstructure:"sandbox-uids"`
 	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
 
@@ -124,6 +125,7 @@ var executorOptions = []option{
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
 	{"sandbox", "on", "confine workers: on (what this node cannot do is logged), require (all of it, or the executor does not start) or off"},
 	{"sandbox-paths", "", "what workers see read-only besides the system's libraries and programs: absolute paths, separated by colons"},
+	{"sandbox-environment", "", "variables of this program that workers keep besides those for computing: names, separated by commas, * at the end for any end"},
 	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},
 	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
@@ -170,6 +172,11 @@ const maxSandboxPaths = 48
 // SandboxPathList is the setting's paths.
 func (c *Executor) SandboxPathList() []string {
 	return strings.FieldsFunc(c.SandboxPaths, func(r rune) bool { return r == ':' })
+}
+
+// SandboxEnvList is the setting's names.
+func (c *Executor) SandboxEnvList() []string {
+	return strings.FieldsFunc(c.SandboxEnv, func(r rune) bool { return r == ',' })
 }
 
 // ProviderList returns the providers that were asked for by name; nil means auto.
@@ -236,6 +243,13 @@ func (c *Executor) validate() error {
 	}
 	if n := len(c.SandboxPathList()); n > maxSandboxPaths {
 		v.failf("sandbox-paths: %d paths, at most %d", n, maxSandboxPaths)
+	}
+	for _, name := range c.SandboxEnvList() {
+		if name = strings.TrimSuffix(name, "*"); name == "" || strings.ContainsAny(name, "*= \t") {
+			v.failf("sandbox-environment: %q is no name of a variable, and no beginning of one before a *", name)
+		} else if strings.HasPrefix(name, "RFAAS_") {
+			v.failf("sandbox-environment: %q: the settings of rfaas are not for workers", name)
+		}
 	}
 	v.between("sandbox-processes", c.SandboxProcesses, 0, 1<<22)
 	v.positive("grace", c.Grace)

@@ -47,7 +47,7 @@ static const int allowed[] = {
 #ifdef SYS_poll
     SYS_poll,
 #endif
-    SYS_clock_nanosleep, SYS_nanosleep, SYS_clock_gettime, SYS_clock_getres, SYS_gettimeofday, SYS_sched_yield, SYS_recvfrom, SYS_sendto,
+    SYS_clock_nanosleep, SYS_nanosleep, SYS_clock_gettime, SYS_clock_getres, SYS_gettimeofday, SYS_sched_yield, SYS_recvfrom,
     /* memory */
     SYS_brk, SYS_mmap, SYS_munmap, SYS_mremap, SYS_mprotect, SYS_madvise, SYS_mincore, SYS_msync, SYS_mlock, SYS_mlock2, SYS_munlock,
     SYS_mlockall, SYS_munlockall, SYS_mbind, SYS_get_mempolicy, SYS_set_mempolicy, SYS_memfd_create, SYS_membarrier, SYS_rseq,
@@ -112,6 +112,9 @@ static const unsigned process_options[] = {PR_SET_NAME, PR_GET_NAME, PR_SET_VMA,
                                            PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_THP_DISABLE, PR_GET_THP_DISABLE,
                                            PR_CAPBSET_READ};
 static const unsigned pairs[] = {AF_UNIX};
+/* The length of an address: to the peer alone. A pair of datagram sockets reaches any abstract address otherwise, by which workers
+ * that share a network name space would meet. */
+static const unsigned no_address[] = {0};
 static const unsigned personalities[] = {PER_LINUX, 0xffffffffu};
 
 static const struct {
@@ -121,6 +124,7 @@ static const struct {
     {SYS_ioctl, 1, sizeof terminals / sizeof *terminals, terminals},
     {SYS_prctl, 0, sizeof process_options / sizeof *process_options, process_options},
     {SYS_socketpair, 0, 1, pairs},
+    {SYS_sendto, 5, 1, no_address},
     {SYS_personality, 0, 2, personalities},
 };
 

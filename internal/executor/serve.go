@@ -27,7 +27,7 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 	}
 	s.Worker = path
 	z, err := zygote.Start(ctx, zygote.Config{Path: path, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
-		UIDs: s.SandboxUIDs, Processes: uint32(s.SandboxProcesses)}})
+		Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, Processes: uint32(s.SandboxProcesses)}})
 	if err != nil {
 		return fmt.Errorf("start %s: %w", path, err)
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 )
@@ -60,11 +59,4 @@ func TestForkedProcessEndsWithWorker(t *testing.T) {
 	w.Kill()
 	within(t, time.Second, "exit", w.Done())
 	eventually(t, time.Second, "process left behind is gone", func() bool { return !alive(left) })
-}
-
-func TestWorkerEnv(t *testing.T) {
-	got := workerEnv([]string{"PATH=/bin", "RFAAS_SECRET=x", "LD_LIBRARY_PATH=/lib", "RFAAS_=y"})
-	if want := []string{"PATH=/bin", "LD_LIBRARY_PATH=/lib"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
 }

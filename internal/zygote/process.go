@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -67,7 +66,7 @@ func startProcess(ctx context.Context, cfg *Config) (*process, error) {
 	lines := &lineLogger{log: log}
 	p.cmd = exec.Command(path, cfg.Sandbox.arguments()...)
 	p.cmd.ExtraFiles = []*os.File{child}
-	p.cmd.Env = workerEnv(os.Environ())
+	p.cmd.Env = cfg.Sandbox.environment(os.Environ())
 	p.cmd.Stdout, p.cmd.Stderr = lines, lines
 	p.cmd.WaitDelay = time.Second
 	// Own session: Ctrl-C at the executor's terminal is the executor's to handle.
@@ -89,18 +88,6 @@ func startProcess(ctx context.Context, cfg *Config) (*process, error) {
 	}
 	go p.receive()
 	return p, nil
-}
-
-// workerEnv is the environment of the zygote and so of user code: the executor's without its own settings, which may
-// contain secrets.
-func workerEnv(env []string) []string {
-	var out []string
-	for _, kv := range env {
-		if !strings.HasPrefix(kv, "RFAAS_") {
-			out = append(out, kv)
-		}
-	}
-	return out
 }
 
 // socketPair returns our end and the other's descriptor.

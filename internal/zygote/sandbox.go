@@ -18,8 +18,10 @@ import (
 // Sandbox says how workers are to be confined. The zero value does not.
 type Sandbox struct {
 	Mode  sandbox.Mode
-	Paths []string      // absolute; what workers see read-only besides the system's
-	UIDs  sandbox.Range // for workers whose Spec has no UID; needs root
+	Paths []string // absolute; what workers see read-only besides the system's
+	// Environment is what workers keep of the executor's variables besides those for computing; a name may end in *.
+	Environment []string
+	UIDs        sandbox.Range // for workers whose Spec has no UID; needs root
 	// Processes is how many processes and threads a worker may have; 0: no limit.
 	Processes uint32
 
