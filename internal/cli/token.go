@@ -186,6 +186,7 @@ func newTokenVerify(a *app) *cobra.Command {
 			if _, err := v.Check(cred.Token, time.Now()); err != nil {
 				return err
 			}
+			fmt.Fprintln(a.Stderr, "it is taken now")
 			return a.printToken(cred.Claims, asJSON)
 		},
 	}

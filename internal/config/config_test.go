@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -129,6 +130,35 @@ func TestFlagsThatEndTheProgram(t *testing.T) {
 	}
 	if _, _, err := load([]string{"--check-config", "--grace", "-1s"}, nil); !errors.Is(err, ErrUsage) {
 		t.Errorf("--check-config with a wrong setting: %v", err)
+	}
+}
+
+// What settings name must be good where they are checked; nothing is made.
+func TestCheckedDirectories(t *testing.T) {
+	dir := t.TempDir()
+	file, state := write(t, "file", ""), filepath.Join(dir, "a", "b")
+	for name, c := range map[string]struct {
+		args []string
+		text []string
+	}{
+		"to be made":  {[]string{"--state-dir", state, "--audit-file", filepath.Join(dir, "audit")}, nil},
+		"no identity": {[]string{"--identity-dir", dir}, []string{"identity-dir: open " + dir + "/node.key: no such file"}},
+		"all at once": {[]string{"--state-dir", file, "--audit-file", file + "/x/audit", "--identity-dir", "/nonexistent"},
+			[]string{"identity-dir: open /nonexistent/node.key", "state-dir: use " + file + ": not a directory", "audit-file: "}},
+		"below a file": {[]string{"--state-dir", file + "/x"}, []string{"state-dir: ", "not a directory"}},
+	} {
+		_, out, err := load(append(c.args, "--check-config"), nil)
+		if c.text == nil && (!errors.Is(err, ErrDone) || !strings.Contains(out, "good")) {
+			t.Errorf("%s: %v, output %q", name, err, out)
+		}
+		for _, text := range c.text {
+			if !errors.Is(err, ErrUsage) || !strings.Contains(err.Error(), text) {
+				t.Errorf("%s: %v, want %q", name, err, text)
+			}
+		}
+	}
+	if _, err := os.Stat(filepath.Dir(state)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: %v: checking has made it", state, err)
 	}
 }
 

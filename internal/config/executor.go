@@ -263,6 +263,8 @@ func (c *Executor) validate() error {
 	return v.err()
 }
 
+func (c *Executor) here() error { return here(c.IdentityDir, c.StateDir, c.AuditFile) }
+
 // validator collects what is wrong, so that one run shows all of it.
 type validator struct{ errs *multierror.Error }
 

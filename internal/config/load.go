@@ -44,9 +44,15 @@ type program struct {
 	options []option
 }
 
+// settings are a program's.
+type settings interface {
+	validate() error // what they say
+	here() error     // what they name on this machine
+}
+
 // load fills into (a pointer to the program's struct) from args and environ and validates it. Text that the flags
 // ask for goes to out.
-func (p program) load(args, environ []string, out io.Writer, into interface{ validate() error }) error {
+func (p program) load(args, environ []string, out io.Writer, into settings) error {
 	flags := p.flags()
 	if err := flags.Parse(args); err != nil {
 		return fmt.Errorf("%w: %w (--help lists the flags)", ErrUsage, err)
@@ -77,6 +83,9 @@ func (p program) load(args, environ []string, out io.Writer, into interface{ val
 		p.print(out, values)
 		return ErrDone
 	case wished("check-config"):
+		if err := into.here(); err != nil {
+			return fmt.Errorf("%w: %w", ErrUsage, err)
+		}
 		fmt.Fprintln(out, "the settings are good")
 		return ErrDone
 	}
@@ -90,7 +99,7 @@ func (p program) flags() *pflag.FlagSet {
 	flags.Usage = func() {}
 	flags.SetOutput(io.Discard)
 	flags.String("config", "", "settings file, YAML or TOML")
-	flags.Bool("check-config", false, "check the settings and exit")
+	flags.Bool("check-config", false, "check the settings, and on this node the directories that they name, and exit")
 	flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
 	flags.Bool("version", false, "print the version and exit")
 	flags.BoolP("help", "h", false, "print this help and exit")

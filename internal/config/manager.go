@@ -96,6 +96,8 @@ func (c *Manager) TenantLimits() accounting.Limits { return c.limitsParsed }
 // Logger makes the logger that the settings describe.
 func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
+func (c *Manager) here() error { return here(c.IdentityDir, c.StateDir, c.AuditFile) }
+
 func (c *Manager) validate() error {
 	var v validator
 	v.address("listen", c.Listen, c.AllowPlaintext || c.IdentityDir != "")

@@ -87,7 +87,7 @@ enum {
     DP_EXIT_USAGE = 2,
     DP_EXIT_FAILED = 90,      /* the worker could not start; FAILED says why */
     DP_EXIT_CLIENT_GONE = 91, /* the client's process ended or its queue pair broke */
-    DP_EXIT_PROTOCOL = 92,    /* the client broke the protocol */
+    DP_EXIT_PROTOCOL = 92,    /* the client broke the protocol, or a function the queues that it shares */
     DP_EXIT_FABRIC = 93,      /* the device failed */
     DP_EXIT_ORPHAN = 94,      /* the executor was gone before the worker could tie itself to it */
     DP_EXIT_ZYGOTE = 95,      /* the zygote cannot work here; standard error says why */

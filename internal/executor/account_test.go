@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
@@ -205,7 +206,7 @@ func TestJournalOfAnotherLife(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *accounts {
 		t.Helper()
-		j, err := openJournal(dir, "n")
+		j, err := accounting.OpenJournal(dir, "n")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +235,7 @@ func TestJournalOfAnotherLife(t *testing.T) {
 			t.Errorf("%v %v", k, e)
 		}
 	}
-	if j, err := openJournal("", "n"); j != nil || err != nil {
+	if j, err := openJournal(&config.Executor{Manager: "x"}, "n", slog.New(slog.DiscardHandler)); j != nil || err != nil {
 		t.Errorf("%v %v", j, err)
 	}
 }

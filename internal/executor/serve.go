@@ -67,12 +67,12 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	defer cancel()
 	defer e.shutdown(port)
 	var reg *registrar
+	journal, err := openJournal(&s, cfg.Node, log)
+	if err != nil {
+		return err
+	}
 	if s.Manager != "" {
 		e.cfg.Fabric = fabric(&s, cfg.Providers, log)
-		journal, err := openJournal(s.StateDir, cfg.Node)
-		if err != nil {
-			return err
-		}
 		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
 		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, IdentityDir: s.IdentityDir,
 			AllowPlaintext: s.AllowPlaintext})
@@ -178,12 +178,18 @@ func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplan
 	return nil
 }
 
-// openJournal opens the journal of accounts; without a directory there is none.
-func openJournal(dir, node string) (*accounting.Journal, error) {
-	if dir == "" {
+// openJournal opens the journal of accounts; without a directory there is none. Without a manager there is nobody to charge: the
+// directory is only looked at, since one that is no good is to be known before it is needed.
+func openJournal(s *config.Executor, node string, log *slog.Logger) (*accounting.Journal, error) {
+	if s.StateDir == "" {
 		return nil, nil
 	}
-	return accounting.OpenJournal(dir, node)
+	j, err := accounting.OpenJournal(s.StateDir, node)
+	if err != nil || s.Manager != "" {
+		return j, err
+	}
+	log.Warn("nothing is charged without a resource manager: the state directory is not used", "state-dir", s.StateDir)
+	return nil, j.Close()
 }
 
 // shutdown ends what is left: nothing after a drain, everything after a failed start.

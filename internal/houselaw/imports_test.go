@@ -48,7 +48,7 @@ var rooms = map[string][]string{
 	"internal/identity":  {},
 	"internal/control":   {"internal/identity"},
 	"internal/observe":   {"internal/control"},
-	"internal/config":    {"accounting", "internal/control", "internal/sandbox"},
+	"internal/config":    {"accounting", "internal/control", "internal/identity", "internal/sandbox"},
 	"internal/topology":  {},
 	"internal/dataplane": {},
 	"internal/houselaw":  {},

@@ -102,7 +102,7 @@ func (w *Worker) reason(st status, inFunction bool, d *death) string {
 	case st.code == exitClientGone:
 		note = "the client is gone"
 	case st.code == exitProtocol:
-		note = "the client broke the protocol"
+		note = "its queues do not make sense: the client broke the protocol, or a function has written over them"
 	case st.code == exitFabric:
 		note = "the device failed"
 	case st.code == exitOrphan:
