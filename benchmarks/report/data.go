@@ -9,9 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
@@ -44,30 +42,24 @@ type Step struct {
 	NS   float64
 }
 
-// Figure is what a test printed as `figure: NAME = VALUE UNIT`.
-type Figure struct {
-	Name  string
-	Value float64
-	Unit  string
-}
-
 // Data is everything that a run left behind.
 type Data struct {
 	Results []*latency.Result
 	Between []*latency.Result // between two machines
 	Starts  []Start
 	Figures []Figure
-	Notes   []string // what was not measured, and why
-	Machine []string // lines about the machine
+	Tests   map[string][]Test // by the part that ran them
+	Notes   []string          // what was not measured or failed, and why
+	Machine []string          // lines about the machine
 }
 
 // stepOrder is in which order the steps of a start happen; others follow by name.
 var stepOrder = []string{"control", "fork", "sandbox", "connect", "code", "first_call"}
 
 // Read reads a directory: *.jsonl are results, *.log is what tests printed, machine.txt and notes.txt are lines. Figures of
-// *-vm-*.log, which tests printed in the virtual machine, are named vm.NAME.
+// *-vm-*.log, which tests printed in the virtual machine, are named vm.NAME, those of soak-*.log soak.NAME.
 func Read(dir string) (*Data, error) {
-	var d Data
+	d := Data{Tests: map[string][]Test{}}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -84,11 +76,18 @@ func Read(dir string) (*Data, error) {
 				return nil, fmt.Errorf("%s: %w", path, err)
 			}
 		case ".log":
-			for _, f := range ParseFigures(string(text)) {
-				if strings.Contains(e.Name(), "-vm-") {
+			figures, tests := ParseTests(string(text))
+			for _, f := range figures {
+				switch {
+				case strings.Contains(e.Name(), "-vm-"):
 					f.Name = "vm." + f.Name
+				case strings.HasPrefix(e.Name(), "soak-"):
+					f.Name = "soak." + f.Name
 				}
 				d.Figures = append(d.Figures, f)
+			}
+			if len(tests) > 0 {
+				d.Tests[strings.TrimSuffix(e.Name(), ".log")] = tests
 			}
 		}
 	}
@@ -171,26 +170,6 @@ func parseStart(line []byte) (Start, error) {
 	return s, nil
 }
 
-var figureLine = regexp.MustCompile(`figure: ([A-Za-z0-9._-]+) = (-?[0-9.]+(?:[eE][-+]?[0-9]+)?) ?([^\s]*)`)
-
-// ParseFigures finds the figures in what tests printed. Of several with one name the last counts.
-func ParseFigures(text string) []Figure {
-	var out []Figure
-	for _, m := range figureLine.FindAllStringSubmatch(text, -1) {
-		v, err := strconv.ParseFloat(m[2], 64)
-		if err != nil {
-			continue
-		}
-		f := Figure{m[1], v, m[3]}
-		if i := slices.IndexFunc(out, func(o Figure) bool { return o.Name == f.Name }); i >= 0 {
-			out[i] = f
-		} else {
-			out = append(out, f)
-		}
-	}
-	return out
-}
-
 // result is the last one that matches, or nil.
 func (d *Data) result(match func(*latency.Result) bool) *latency.Result {
 	for _, r := range slices.Backward(d.Results) {
@@ -222,11 +201,17 @@ func (d *Data) control(provider, function string) *latency.Result {
 	})
 }
 
-func (d *Data) figure(name string) (float64, bool) {
-	for _, f := range slices.Backward(d.Figures) {
-		if f.Name == name {
-			return f.Value, true
+// Empty says whether nothing was left behind, not even a word about what failed.
+func (d *Data) Empty() bool {
+	return len(d.Results)+len(d.Between)+len(d.Starts)+len(d.Figures)+len(d.Tests)+len(d.Notes) == 0
+}
+
+// figure is the last one of that name, or nil.
+func (d *Data) figure(name string) *Figure {
+	for i := range slices.Backward(d.Figures) {
+		if d.Figures[i].Name == name {
+			return &d.Figures[i]
 		}
 	}
-	return 0, false
+	return nil
 }

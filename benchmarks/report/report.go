@@ -46,6 +46,12 @@ func Markdown(w io.Writer, d *Data, pictures []Picture) error {
 	}
 	b.WriteString("\n## Promises\n\n")
 	promises(&b, Judge(d))
+	for _, note := range d.Notes {
+		if strings.Contains(note, ": FAILED") {
+			fmt.Fprintf(&b, "\n**%s**\n", note)
+		}
+	}
+	soak(&b, d)
 	picture := func(file string) {
 		for _, p := range pictures {
 			if p.File == file {

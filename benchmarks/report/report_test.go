@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -126,10 +127,93 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-func TestFigures(t *testing.T) {
-	got := ParseFigures("figure: a.b = 1 ns\nfigure: c = x\n x.go:1: figure: c-d = -2.5e3 %\nfigure: a.b = 3 ns\n")
-	if len(got) != 2 || got[0] != (Figure{"a.b", 3, "ns"}) || got[1] != (Figure{"c-d", -2500, "%"}) {
-		t.Errorf("%+v", got)
+func TestParse(t *testing.T) {
+	figures, _ := ParseTests("figure: a.b = 1 ns\nfigure: c = x\n x.go:1: figure: c-d = -2.5e3 %\nfigure: a.b = 3 ns\n")
+	if want := []Figure{{"c-d", -2500, "%", false}, {"a.b", 3, "ns", false}}; !slices.Equal(figures, want) {
+		t.Errorf("%+v, want %+v", figures, want)
+	}
+	figures, tests := ParseTests(`=== RUN   TestA
+=== RUN   TestA/part
+    a_test.go:1: figure: a = 1
+    --- PASS: TestA/part (1.00s)
+--- PASS: TestA (1.50s)
+=== RUN   TestB
+=== RUN   TestC
+=== NAME  TestB
+    b_test.go:1: figure: b = 2 s
+=== NAME  TestC
+    c_test.go:1: figure: c = 3
+--- FAIL: TestB (2.00s)
+=== RUN   TestD
+    d_test.go:1: figure: d = 4
+--- SKIP: TestD (0.00s)
+panic: test timed out after 1s
+=== RUN   TestA
+    a_test.go:1: figure: again = 5
+--- PASS: TestA (0.25s)
+`)
+	if want := []Figure{{"a", 1, "", false}, {"b", 2, "s", true}, {"c", 3, "", true}, {"d", 4, "", true}, {"again", 5, "", false}}; !slices.Equal(figures, want) {
+		t.Errorf("%+v, want %+v", figures, want)
+	}
+	if want := []Test{{"TestA", passed, 1.5}, {"TestB", failed, 2}, {"TestC", notEnded, 0}, {"TestD", skipped, 0}, {"TestA", passed, 0.25}}; !slices.Equal(tests, want) {
+		t.Errorf("%+v, want %+v", tests, want)
+	}
+}
+
+// A longer run is in the report whether it went well, failed or hung, and is not missed in a report of a shorter one.
+func TestSoak(t *testing.T) {
+	for name, c := range map[string]struct {
+		files       map[string]string
+		says, never []string
+	}{
+		"well": {map[string]string{
+			"soak-kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 1001\n x: figure: kills.longest_wait_s = 4.217 s\n x: figure: kills.failed_wait.p99_ms = 1844 ms\n--- PASS: TestRandomKills (527.02s)\n",
+			"soak-slurm.log": "=== RUN   TestJobs\n--- PASS: TestJobs (29.00s)\n=== RUN   TestOthers\n--- SKIP: TestOthers (0.00s)\n"},
+			[]string{">= 1000 | 1001 | met |", "<= 15 s | 4.22 s | met |", "did not pass | <= 0 | 0 | met |", "| kills, failed wait, p99 ms | 1844 ms |",
+				"| TestJobs | passed | 29 |", "| TestOthers | skipped | 0 |"}, []string{"FAILED"}},
+		"failed": {map[string]string{
+			"soak-kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 1001\n--- FAIL: TestRandomKills (527.02s)\n",
+			"soak-slurm.log": "=== RUN   TestJobs\n--- FAIL: TestJobs (29.00s)\n=== RUN   TestPlan\npanic: test timed out\n",
+			"notes.txt":      "soak-kills: FAILED, status 1 after 530 s; what came before that is in the report\n"},
+			[]string{">= 1000 | 1001 | FAILED: its test did not pass |", "did not pass | <= 0 | 2 | NOT MET |", "| TestJobs | failed | 29 |", "| TestPlan | not ended | 0 |",
+				"**soak-kills: FAILED, status 1 after 530 s;"}, []string{"| met |"}},
+		"hung without a word": {map[string]string{"notes.txt": "soak-slurm: FAILED, ended after 480 s, which is more than it may take\n"},
+			[]string{">= 1000 | - | not measured |", "did not pass | <= 0 | - | not measured |", "**soak-slurm: FAILED, ended after 480 s"}, []string{"| met |"}},
+		"no soak": {map[string]string{"kills.log": "=== RUN   TestRandomKills\n x: figure: kills = 300\n--- PASS: TestRandomKills (134.02s)\n"},
+			[]string{">= 300 | 300 | met |"}, []string{"Soak", "soak"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range c.files {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d, err := Read(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Empty() {
+				t.Error("it counts as empty")
+			}
+			var text bytes.Buffer
+			if err := Markdown(&text, d, nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range c.says {
+				if !strings.Contains(text.String(), want) {
+					t.Errorf("the report does not say %q", want)
+				}
+			}
+			for _, never := range c.never {
+				if strings.Contains(text.String(), never) {
+					t.Errorf("the report says %q", never)
+				}
+			}
+			if t.Failed() {
+				t.Log(text.String())
+			}
+		})
 	}
 }
 

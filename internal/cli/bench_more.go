@@ -218,7 +218,7 @@ With --readme the table and the plot of a README are made from it instead; --che
 			if err != nil {
 				return err
 			}
-			if len(d.Results)+len(d.Between)+len(d.Starts) == 0 {
+			if d.Empty() {
 				return fmt.Errorf("%s: no results in it", args[0])
 			}
 			switch {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -124,6 +125,13 @@ func (c *caller) check() {
 		c.world.Errorf("caller %s: %s", c.name, s)
 	}
 	c.wrongs = nil
+}
+
+// failures is what it has said of errors so far.
+func (c *caller) failures() []callError {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.errors)
 }
 
 // finish ends the caller in good order within d and checks what it reports.

@@ -3,6 +3,7 @@ package faults
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -31,7 +32,7 @@ type storm struct {
 
 	right                 int64 // of callers that are gone
 	longCall, longControl time.Duration
-	longRecovery          time.Duration
+	recoveries            []time.Duration // of each calm
 }
 
 // stopped is a process that was stopped, and what comes then.
@@ -81,6 +82,7 @@ func TestRandomKills(t *testing.T) {
 		s.callers[i] = s.caller(i)
 	}
 	s.calm()
+	s.recoveries = nil
 	began := time.Now()
 	for s.kills < *killsFlag {
 		s.hit()
@@ -97,11 +99,9 @@ func TestRandomKills(t *testing.T) {
 	for _, c := range s.callers {
 		s.account(c.finish(waitBound))
 	}
-	t.Logf("figure: kills = %d", s.kills)
-	t.Logf("figure: kills.longest_wait_s = %.3f s", max(s.longCall, s.longControl).Seconds())
-	t.Logf("%d kills and stops in %v (%v), %d right results; longest wait: call %v, control operation %v, until all served again %v",
-		s.kills, took.Round(time.Second), s.summary(), s.right, s.longCall.Round(time.Millisecond),
-		s.longControl.Round(time.Millisecond), s.longRecovery.Round(time.Millisecond))
+	t.Logf("%d kills and stops in %v (%v), %d right results; longest wait: call %v, control operation %v", s.kills, took.Round(time.Second),
+		s.summary(), s.right, s.longCall.Round(time.Millisecond), s.longControl.Round(time.Millisecond))
+	s.figures()
 	if s.longCall > waitBound || s.longControl > waitBound {
 		t.Errorf("a caller waited longer than %v", waitBound)
 	}
@@ -246,7 +246,36 @@ func (s *storm) calm() {
 		}
 		return true
 	})
-	s.longRecovery = max(s.longRecovery, took)
+	s.recoveries = append(s.recoveries, took)
+}
+
+// figures prints what the report takes.
+func (s *storm) figures() {
+	s.Logf("figure: kills = %d", s.kills)
+	s.Logf("figure: kills.right_results = %d", s.right)
+	s.Logf("figure: kills.longest_wait_s = %.3f s", max(s.longCall, s.longControl).Seconds())
+	var failed []time.Duration
+	for _, c := range s.world.callers {
+		for _, e := range c.failures() {
+			failed = append(failed, e.wait)
+		}
+	}
+	s.percentiles("kills.failed_wait", failed)
+	s.percentiles("kills.all_served_again", s.recoveries)
+}
+
+// percentiles prints how many there are, and their distribution.
+func (s *storm) percentiles(name string, of []time.Duration) {
+	s.Logf("figure: %s.count = %d", name, len(of))
+	if len(of) == 0 {
+		return
+	}
+	slices.Sort(of)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+	for _, p := range []int{50, 90, 99} {
+		s.Logf("figure: %s.p%d_ms = %.3f ms", name, p, ms(of[(len(of)*p+99)/100-1]))
+	}
+	s.Logf("figure: %s.max_ms = %.3f ms", name, ms(of[len(of)-1]))
 }
 
 func (s *storm) summary() string {
