@@ -385,8 +385,10 @@ run_examples = for program in $(ALL_MPI_PROGRAMS); do for ranks in 2 4; do \
 
 test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real verbs device in a virtual machine
 	$(Q)$(try_build)
-	$(Q)rm -rf build/gotest && mkdir -p build/gotest
+	$(Q)rm -rf build/gotest && mkdir -p build/gotest/programs
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
+	$(Q)cd client/capi && RFAAS_REQUIRE_VERBS=1 RFAAS_TEST_PROGRAMS=$(CURDIR)/build/gotest/programs ../../build/gotest/capi.test -compile \
+		-test.skip '^Example.' || echo 'make: some programs of client/capi were not compiled; going on with the tests' >&2
 	$(Q)scripts/softroce/run --timeout 1100 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine

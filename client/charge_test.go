@@ -26,7 +26,10 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 		functions[i] = function(t, w.lease(t, client.LeaseOptions{}), "echo")
 	}
 	in, out := make([]byte, 8), make([]byte, 8)
-	const block = 500
+	block := 500
+	if provider() == "verbs" {
+		block = 50 // calls take a hundred times as long in the emulated machine, and a block is still longer than natively
+	}
 	best := 1e9
 	for try := 0; try < 5 && best > 1.1; try++ { // what else the machine does makes it worse
 		var took [2][]time.Duration
@@ -38,7 +41,7 @@ func TestChargingCostsCallsNothing(t *testing.T) {
 						t.Fatal(n, err)
 					}
 				}
-				took[i] = append(took[i], time.Since(start)/block)
+				took[i] = append(took[i], time.Since(start)/time.Duration(block))
 			}
 		}
 		for i := range took {

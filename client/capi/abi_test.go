@@ -57,6 +57,9 @@ func abi(t *testing.T, header string) map[string]string {
 
 // What a published header says stays so: fields in their places, constants with their values, functions as declared.
 func TestABIOnlyGrows(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("a header is the same on every fabric")
+	}
 	headers, err := filepath.Glob("testdata/frozen/*/rfaas.h")
 	if err != nil || len(headers) == 0 {
 		t.Fatalf("no frozen headers: %v", err)

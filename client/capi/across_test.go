@@ -13,6 +13,7 @@ import (
 
 // TestAcross leases workers of three executors by one call of a C program.
 func TestAcross(t *testing.T) {
+	program := build(t, "gcc", "testdata/across_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	secret := filepath.Join(t.TempDir(), "secret")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "100ms")
 	for range 3 {
@@ -32,7 +33,6 @@ func TestAcross(t *testing.T) {
 		}
 		n = len(r.GetExecutors())
 	}
-	program := build(t, "gcc", "testdata/across_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	cmd := exec.CommandContext(ctx, program, built(t, "build/functions/echo.so"), "3")
 	cmd.Env = append(os.Environ(), "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_EXECUTOR=")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -28,8 +28,6 @@ func TestBadInput(t *testing.T) {
 // TestForgetsFinalize has programs end without rfaas_finalize while the library is at work: they end at once, well, without a
 // word, and their cores are free for the next.
 func TestForgetsFinalize(t *testing.T) {
-	secret := filepath.Join(t.TempDir(), "secret")
-	address := startExecutor(t, secret)
 	plain := build(t, "gcc", "testdata/forgets.c", c11...)
 	programs := map[string][]string{"exit": {plain}}
 	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
@@ -38,6 +36,8 @@ func TestForgetsFinalize(t *testing.T) {
 			programs["return "+mpi.name] = append(slices.Clone(mpi.run), "-n", "1", build(t, mpi.compiler, "testdata/forgets.c", append(slices.Clone(c11), "-DWITH_MPI")...))
 		}
 	}
+	secret := filepath.Join(t.TempDir(), "secret")
+	address := startExecutor(t, secret)
 	for name, line := range programs {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

@@ -71,6 +71,9 @@ func checkLeaks(t *testing.T) {
 // startDaemon starts a daemon on a free port; it returns its address, its process, and what is closed when it has ended.
 func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cmd, <-chan struct{}) {
 	t.Helper()
+	if *compileFlag {
+		t.Skip("-compile: what it runs is there")
+	}
 	checkLeaks(t)
 	cmd := exec.Command(built(t, program), append([]string{"--listen", "127.0.0.1:0"}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

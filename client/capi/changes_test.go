@@ -14,6 +14,7 @@ import (
 
 // TestChanges has a C program hear of executors that come, die and leave, over a restart of the manager.
 func TestChanges(t *testing.T) {
+	program := build(t, "gcc", "testdata/changes_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	dir := t.TempDir()
 	secret, address := filepath.Join(dir, "secret"), "unix:"+filepath.Join(dir, "m")
 	manager := func() (*exec.Cmd, <-chan struct{}) {
@@ -24,7 +25,6 @@ func TestChanges(t *testing.T) {
 	a, first, _ := startProcess(t, secret, "--manager", address, "--cores", "1")
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
-	program := build(t, "gcc", "testdata/changes_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	cmd := exec.CommandContext(ctx, program, "")
 	cmd.Env = append(os.Environ(), "RFAAS_MANAGER="+address, "RFAAS_SECRET_FILE="+secret, "RFAAS_EXECUTOR=")
 	var stderr strings.Builder

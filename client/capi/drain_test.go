@@ -16,11 +16,12 @@ import (
 // A drain under the load of a C program loses no call and is over long before the grace, although one of the program's
 // leases is held by a thread that makes no call.
 func TestDrainOfACProgram(t *testing.T) {
+	program := build(t, "gcc", "testdata/drain_test.c", c11...)
 	secret := filepath.Join(t.TempDir(), "secret")
 	address, daemon, ended := startProcess(t, secret, "--grace", "30s", "--share-cores", "2")
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, build(t, "gcc", "testdata/drain_test.c", c11...), built(t, "build/functions/echo.so"))
+	cmd := exec.CommandContext(ctx, program, built(t, "build/functions/echo.so"))
 	cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+address, "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=")
 	var errs strings.Builder
 	cmd.Stderr = &errs

@@ -23,6 +23,7 @@ func TestRepeats(t *testing.T) {
 // TestFailover kills, and then drains, the executor that a program's lease is on, again and again, with another one to go
 // to: no call is lost, none is wrong, and at the end, with no executor left, calls end with an error that says so.
 func TestFailover(t *testing.T) {
+	program := build(t, "gcc", "testdata/failover_test.c", c11...)
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "drained": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			secret := filepath.Join(t.TempDir(), "secret")
@@ -35,7 +36,7 @@ func TestFailover(t *testing.T) {
 			more()
 			ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, build(t, "gcc", "testdata/failover_test.c", c11...), built(t, "build/functions/echo.so"), "4")
+			cmd := exec.CommandContext(ctx, program, built(t, "build/functions/echo.so"), "4")
 			cmd.Env = append(os.Environ(), "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_EXECUTOR=")
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr

@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,20 +14,43 @@ import (
 	"time"
 )
 
-// build compiles a program of testdata and returns its path.
-func build(t *testing.T, compiler, source string, flags ...string) string {
+// compileFlag has the tests compile their programs into RFAAS_TEST_PROGRAMS, and end where they would start a daemon. A later run with
+// that variable, in an emulated machine, where compilers are slow, takes them from there.
+var compileFlag = flag.Bool("compile", false, "only compile programs, into the empty directory RFAAS_TEST_PROGRAMS")
+
+// compile runs a compiler, unless the result is there, and returns the path of it.
+func compile(t *testing.T, compiler, source string, flags ...string) string {
 	t.Helper()
+	all := strings.Join(slices.Concat([]string{compiler}, flags), "\x00")
+	name, dir := fmt.Sprintf("%s-%.8x", filepath.Base(source), sha256.Sum256([]byte(all))), os.Getenv("RFAAS_TEST_PROGRAMS")
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	program := filepath.Join(dir, name)
+	if _, err := os.Stat(program); err == nil {
+		return program
+	} else if os.Getenv("RFAAS_TEST_PROGRAMS") != "" && !*compileFlag {
+		t.Fatalf("%s with %s %v is not among the programs that -compile made: %v", source, compiler, flags, err)
+	}
 	if _, err := exec.LookPath(compiler); err != nil {
 		t.Fatalf("%s is missing: run make deps", compiler)
 	}
-	include, lib := filepath.Dir(built(t, "include/rfaas.h")), filepath.Dir(built(t, "lib/librfaas.so"))
-	program := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), filepath.Ext(source)))
-	args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o", program, source}, flags...)
-	args = append(args, "-I", include, "-L", lib, "-lrfaas", "-pthread", "-Wl,-rpath,"+lib)
+	args := append([]string{"-o", program, source}, flags...)
+	if strings.HasSuffix(source, ".f90") {
+		args = append(args, "-J", t.TempDir()) // where modules of its own go
+	}
 	if out, err := exec.Command(compiler, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", compiler, err, out)
 	}
 	return program
+}
+
+// build compiles a program of testdata and returns its path.
+func build(t *testing.T, compiler, source string, flags ...string) string {
+	t.Helper()
+	include, lib := filepath.Dir(built(t, "include/rfaas.h")), filepath.Dir(built(t, "lib/librfaas.so"))
+	return compile(t, compiler, source, slices.Concat([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror"}, flags,
+		[]string{"-I", include, "-L", lib, "-lrfaas", "-pthread", "-Wl,-rpath," + lib})...)
 }
 
 // functions compiles testdata/functions.c.
@@ -41,23 +67,18 @@ func deaths(t *testing.T) string {
 
 func library(t *testing.T, source string, flags ...string) string {
 	t.Helper()
-	out := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c")+".so")
-	args := append([]string{"-shared", "-fPIC", "-I", filepath.Dir(built(t, "include/rfaas_function.h")), "-o", out, source}, flags...)
-	if b, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, b)
-	}
-	return out
+	return compile(t, "gcc", source, append([]string{"-shared", "-fPIC", "-I", filepath.Dir(built(t, "include/rfaas_function.h"))}, flags...)...)
 }
 
 // run runs a program with an executor of its own and returns what it printed.
 func run(t *testing.T, line ...string) string {
 	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
+	libraries := []string{"TEST_LIBRARY=" + functions(t), "TEST_DEATHS=" + deaths(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-	cmd.Env = append(os.Environ(), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=",
-		"TEST_LIBRARY="+functions(t), "TEST_DEATHS="+deaths(t), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	cmd.Env = append(append(os.Environ(), libraries...), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -103,7 +124,7 @@ func TestCxxProgram(t *testing.T) {
 
 // TestFortranProgram runs the test of the Fortran module.
 func TestFortranProgram(t *testing.T) {
-	run(t, build(t, "gfortran", "testdata/fortran_test.f90", "-std=f2018", "-J", t.TempDir(), "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"),
+	run(t, build(t, "gfortran", "testdata/fortran_test.f90", "-std=f2018", "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"),
 		built(t, "build/functions/echo.so"))
 }
 

@@ -49,7 +49,7 @@ func TestPlaces(t *testing.T) {
 		t.Run(c.compiler, func(t *testing.T) {
 			flags := []string{"-std=c++17", "-fsanitize=address,undefined"}
 			if c.compiler == "gfortran" {
-				flags = []string{"-std=f2018", "-J", t.TempDir(), "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"}
+				flags = []string{"-std=f2018", "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"}
 			}
 			program := build(t, c.compiler, c.source, flags...)
 			secret := filepath.Join(t.TempDir(), "secret")
