@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -163,6 +164,43 @@ func TestCheckedDirectories(t *testing.T) {
 }
 
 // What --print-config writes is a settings file that means the same.
+// What a service has of an environment (PATH and the unit's own variables, no HOME) and an empty settings file are enough, and no
+// setting of its unit takes the RDMA device away, as those do that imply DeviceAllow= for other devices.
+func TestServicesNeedNoMore(t *testing.T) {
+	for unit, check := range map[string]func(args, environ []string) error{
+		"systemd/rfaas-executor": func(args, environ []string) error {
+			_, err := LoadExecutor(args, environ, io.Discard, "")
+			return err
+		},
+		"systemd/rfaas-resource-manager": func(args, environ []string) error {
+			_, err := LoadManager(args, environ, io.Discard, "")
+			return err
+		},
+		"slurm/rfaas-slurm-node": func(_, environ []string) error {
+			_, err := LoadExecutor([]string{"--listen", "0.0.0.0:7465", "--grace", "1s"}, environ, io.Discard, "")
+			return err
+		},
+	} {
+		text, err := os.ReadFile("../../scripts/" + unit + ".service")
+		if err != nil {
+			t.Fatal(err)
+		}
+		environ := []string{"PATH=/usr/bin:/bin"}
+		for line := range strings.Lines(string(text)) {
+			if v, ok := strings.CutPrefix(strings.TrimSpace(line), "Environment="); ok {
+				environ = append(environ, v)
+			}
+			name, _, _ := strings.Cut(strings.TrimSpace(line), "=")
+			if slices.Contains([]string{"ProtectClock", "PrivateDevices", "DeviceAllow", "DevicePolicy"}, name) {
+				t.Errorf("%s: %s closes /dev/infiniband", unit, strings.TrimSpace(line))
+			}
+		}
+		if err := check([]string{"--config", write(t, "empty.yaml", ""), "--state-dir", t.TempDir()}, environ); err != nil {
+			t.Errorf("%s: %v", unit, err)
+		}
+	}
+}
+
 func TestPrintedConfigReadsBack(t *testing.T) {
 	_, first, err := load([]string{"--print-config", "--cores", "1-2", "--memory", "3GiB", "--allow-plaintext", "--log-level", "warn"}, nil)
 	if !errors.Is(err, ErrDone) {

@@ -188,7 +188,7 @@ func openJournal(s *config.Executor, node string, log *slog.Logger) (*accounting
 	if err != nil || s.Manager != "" {
 		return j, err
 	}
-	log.Warn("nothing is charged without a resource manager: the state directory is not used", "state-dir", s.StateDir)
+	log.Info("nothing is charged without a resource manager: the state directory is not used", "state-dir", s.StateDir)
 	return nil, j.Close()
 }
 
