@@ -35,6 +35,7 @@ type accounts struct {
 	mu      sync.Mutex
 	fenced  []*attachment // whose executors have gone, until the ledger has their cells
 	trouble error         // why the last harvest failed
+	refused string        // what the last refused charges were refused for
 
 	byMessage map[accounting.Key]accounting.Entry // running leases whose sums come so
 }
@@ -189,8 +190,14 @@ func (a *accounts) merge(now time.Time, cells []cell) bool {
 		entries[i] = cells[i].entry
 	}
 	err := a.ledger.Merge(now, entries...)
-	a.note(err)
-	partial := errors.Is(err, accounting.ErrInvalid) || errors.Is(err, accounting.ErrConflict) || errors.Is(err, accounting.ErrLedger)
+	refused, damaged := errors.Is(err, accounting.ErrInvalid) || errors.Is(err, accounting.ErrConflict), errors.Is(err, accounting.ErrLedger)
+	partial := refused || damaged
+	if refused && !damaged { // an executor's fault, and nobody else's trouble
+		a.refuse(err)
+		a.note(nil)
+	} else {
+		a.note(err)
+	}
 	if err != nil && !partial {
 		return false
 	}
@@ -204,6 +211,16 @@ func (a *accounts) merge(now time.Time, cells []cell) bool {
 		c.from.receipt(c.index, &c.entry)
 	}
 	return true
+}
+
+// refuse logs charges that executors should not have made: once, since they are met again at each harvest.
+func (a *accounts) refuse(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if text := err.Error(); text != a.refused {
+		a.refused = text
+		a.log.Warn("charges are refused, all others are taken", "error", err)
+	}
 }
 
 // note logs trouble once, and its end.
