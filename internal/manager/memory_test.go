@@ -442,8 +442,8 @@ func TestProviderAccounts(t *testing.T) {
 		if r, given, err := p.Receipt(2); err != nil || !given || r.Use[0] != 100 {
 			t.Errorf("%+v %v %v", r, given, err)
 		}
-		if w.accounts.state() == "" {
-			t.Error("the conflict is not shown")
+		if got := w.accounts.state(); got != "" {
+			t.Errorf("one executor's fault is everybody's: %s", got)
 		}
 	})
 }
