@@ -127,14 +127,16 @@ func startShare(mode string) func(*Data) (float64, bool) {
 	}
 }
 
-// cachedControl is the control time of a lease whose connection is cached as a share of one that makes its own.
+// cachedControl is the control time of a lease on a cached connection as a share of a first one's, which has the connection to
+// make: asking and granting, channels, and connecting, on both sides. What a worker's start takes beside that (fork, sandbox, code) is in
+// neither.
 func cachedControl(provider string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
 		cold, cached := d.start(provider, "cold"), d.start(provider, "cached")
-		if cold == nil || cached == nil || cold.step("control") <= 0 {
+		if cold == nil || cached == nil || cold.step("control") <= 0 || cold.step("connect") <= 0 || cached.step("control") <= 0 {
 			return 0, false
 		}
-		return cached.step("control") / cold.step("control"), cached.step("control") > 0
+		return (cached.step("control") + cached.step("connect")) / (cold.step("control") + cold.step("connect")), true
 	}
 }
 
@@ -207,9 +209,9 @@ func Promises() []Promise {
 		{Room: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", figure: "library.over_channel_ns"},
 		{Room: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.1us"},
 		{Room: "Client library", Line: "rfaas_map, functions of 100 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.100us"},
-		{Room: "Client library", Line: "shm, lease on a cached connection: share of the control time of one without", Bound: 0.5, of: cachedControl("shm")},
-		{Room: "Client library", Line: "verbs, lease on a cached connection: share of the control time of one without", Bound: 0.5, of: cachedControl("verbs")},
-		{Room: "Client library", Line: "the same from C: the second lease's share of the first's control time", Bound: 0.5, figure: "cached.control_share"},
+		{Room: "Client library", Line: "shm, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("shm")},
+		{Room: "Client library", Line: "verbs, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("verbs")},
+		{Room: "Client library", Line: "the same from C, everything until the lease is open", Bound: 0.5, figure: "cached.control_share"},
 		{Room: "Client library", Line: "one of two executors killed: longest gap between results, of it 50 ms for detection, p95", Bound: 100, Unit: "ms", figure: "failover.gap_p95_ms"},
 		{Room: "Client library", Line: "kills in that, all results right", Bound: 20, Least: true, figure: "failover.kills"},
 		{Room: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, figure: "kills"},

@@ -160,6 +160,28 @@ panic: test timed out after 1s
 	}
 }
 
+// The first lease has its connection to make, the second one has it.
+func TestCachedControl(t *testing.T) {
+	lease := func(mode string, control, connect float64) Start {
+		return Start{Provider: "verbs", Mode: mode, Steps: []Step{{"control", control}, {"fork", 1e9}, {"connect", connect}}}
+	}
+	of := cachedControl("verbs")
+	for _, c := range []struct {
+		starts []Start
+		want   float64
+		known  bool
+	}{
+		{[]Start{lease("cold", 10, 30), lease("cached", 6, 2)}, 0.2, true},
+		{[]Start{lease("cold", 10, 30), lease("cached", 10, 30)}, 1, true},
+		{[]Start{lease("cold", 10, 0), lease("cached", 6, 2)}, 0, false}, // a first lease that connected nothing is none
+		{[]Start{lease("cached", 6, 2)}, 0, false},
+	} {
+		if got, known := of(&Data{Starts: c.starts}); got != c.want || known != c.known {
+			t.Errorf("%v: %v, %v", c.starts, got, known)
+		}
+	}
+}
+
 // A longer run is in the report whether it went well, failed or hung, and is not missed in a report of a shorter one.
 func TestSoak(t *testing.T) {
 	for name, c := range map[string]struct {
