@@ -122,7 +122,8 @@ func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.
 		}
 		p.Fill(r, floor.PingPong().String())
 		r.Complete = r.Pairs >= cfg.Latency.Pairs
-		r.Method = o.how() + fmt.Sprintf("; up to %d batches, each beside bare ping-pongs and between calibrations", cfg.Latency.Pairs)
+		r.Method = o.how() + fmt.Sprintf("; batches, each beside bare ping-pongs and between calibrations, until %d pairs count, at most %d or %v", cfg.Latency.Pairs,
+			triesMost*cfg.Latency.Pairs, cfg.Latency.Duration)
 		if err != nil {
 			r.Method += fmt.Sprintf("; ended early: %v", err)
 		}
@@ -136,8 +137,11 @@ func one(ctx context.Context, cfg *Config, name string, o other, floor *latency.
 	return nil
 }
 
-// measure makes the pairs of one payload, as many as the duration allows and one at least. What was measured before an error is in
-// the pairs.
+// triesMost is how many pairs are tried for each that is wanted: the machine often moves while an MPI starts.
+const triesMost = 4
+
+// measure makes pairs of one payload until as many as are wanted count, as far as tries and the duration allow, and one at least. What
+// was measured before an error is in the pairs.
 func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor *latency.Floor) (p *latency.Paired, err error) {
 	defer latency.Start(r)()
 	p = new(latency.Paired)
@@ -147,7 +151,7 @@ func measure(ctx context.Context, cfg *Config, r *latency.Result, o other, floor
 	}
 	bare := make([]int64, min(n, 1000))
 	began := time.Now()
-	for pair := 0; pair < cfg.Latency.Pairs && (pair == 0 || time.Since(began) < cfg.Latency.Duration); pair++ {
+	for tried := 0; p.Len() < cfg.Latency.Pairs && tried < triesMost*cfg.Latency.Pairs && (tried == 0 || time.Since(began) < cfg.Latency.Duration); tried++ {
 		before, err := floor.Calibrate()
 		if err != nil {
 			return p, err
