@@ -299,7 +299,7 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 	select {
 	case <-old.Done():
 	case <-grace.C:
-		e.log.Info("a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID())
+		e.log.Info("a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID(), "running", old.Running())
 		old.Kill()
 		<-old.Done()
 	}

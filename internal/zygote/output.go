@@ -41,11 +41,20 @@ func (t *tail) bytes() []byte {
 	return append(append(make([]byte, 0, TailSize), t.ring[at:]...), t.ring[:at]...)
 }
 
+// A worker's output is taken at this rate on average, in bytes per second, and no faster: all of the reading is the executor's time, which
+// nobody pays for. A function that prints more waits for itself.
+const (
+	outputRate  = 8 << 20
+	outputChunk = 1 << 20
+	outputPause = time.Second * outputChunk / outputRate // that a chunk takes at least
+)
+
 // output drains the pipe that is a worker's stdout and stderr, so that the worker never waits for anybody's interest.
 type output struct {
 	tail
-	pipe *os.File
-	done chan struct{}
+	pipe   *os.File
+	ending chan struct{} // closed by finish: no more pauses
+	done   chan struct{}
 }
 
 // newOutput returns the reading side and the descriptor of the writing side, which is the caller's.
@@ -59,7 +68,7 @@ func newOutput() (*output, int, error) {
 		unix.Close(p[1])
 		return nil, -1, os.NewSyscallError("fcntl", err)
 	}
-	o := &output{pipe: os.NewFile(uintptr(p[0]), "worker output"), done: make(chan struct{})}
+	o := &output{pipe: os.NewFile(uintptr(p[0]), "worker output"), ending: make(chan struct{}), done: make(chan struct{})}
 	go o.drain()
 	return o, p[1], nil
 }
@@ -67,18 +76,37 @@ func newOutput() (*output, int, error) {
 func (o *output) drain() {
 	defer close(o.done)
 	var buf [TailSize]byte
+	read, began := 0, time.Now() // of this chunk
 	for {
 		n, err := o.pipe.Read(buf[:])
 		o.write(buf[:n])
 		if err != nil {
 			return
 		}
+		if read += n; read >= outputChunk {
+			o.pause(outputPause - time.Since(began))
+			read, began = 0, time.Now()
+		}
+	}
+}
+
+// pause waits, unless the output is to be finished.
+func (o *output) pause(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-o.ending:
 	}
 }
 
 // finish reads what is in the pipe and closes it. Whoever still holds the other side, a process that the function left
 // behind, cannot keep it open.
 func (o *output) finish() {
+	close(o.ending)
 	o.pipe.SetReadDeadline(time.Unix(1, 0))
 	<-o.done
 	o.pipe.SetReadDeadline(time.Time{})

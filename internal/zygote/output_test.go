@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 )
@@ -45,6 +46,34 @@ func TestChattyFunction(t *testing.T) {
 	}
 	if !bytes.Equal(w.OutputTail(), got) {
 		t.Error("OutputTail differs from Exit's")
+	}
+}
+
+// Who prints without end costs the executor a bounded rate of reading, and waits itself; the last of it is had all the same.
+func TestFloodOfOutput(t *testing.T) {
+	o, fd, err := newOutput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := os.NewFile(uintptr(fd), "output")
+	const chunks = 4
+	began := time.Now()
+	n, err := in.Write(bytes.Repeat([]byte("x"), chunks*outputChunk+TailSize))
+	took := time.Since(began)
+	if err == nil {
+		_, err = in.WriteString("last line\n")
+	}
+	if err != nil || n != chunks*outputChunk+TailSize {
+		t.Fatalf("%d bytes written: %v", n, err)
+	}
+	in.Close()
+	o.finish()
+	// What the pipe holds was not waited for, nor the last chunk's pause.
+	if least := (chunks - 1) * outputPause; took < least {
+		t.Errorf("%d bytes in %v, want %v at least", n, took, least)
+	}
+	if got := o.bytes(); !bytes.HasSuffix(got, []byte("xlast line\n")) || len(got) != TailSize {
+		t.Errorf("a tail of %d bytes", len(got))
 	}
 }
 
