@@ -138,6 +138,34 @@ int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *clien
     return st;
 }
 
+static void touch_present(uint8_t *at, uint64_t len) {
+    enum { PAGE = 4096, PAGES = 256 };
+    unsigned char present[PAGES];
+    for (uint64_t done = 0; done < len; done += PAGES * PAGE) {
+        uint64_t part = len - done < PAGES * PAGE ? len - done : PAGES * PAGE;
+        if (mincore(at + done, part, present))
+            return;
+        for (uint64_t i = 0, n = (part + PAGE - 1) / PAGE, from = 0; i < n; i++) {
+            if (!(present[i] & 1))
+                from = i + 1; /* what a client left out must not be allocated here and now */
+            else if (i + 1 == n || !(present[i + 1] & 1))
+                madvise(at + done + from * PAGE, (i + 1 - from) * PAGE, MADV_POPULATE_WRITE);
+        }
+    }
+}
+
+void dp_server_touch(dp_server *s) {
+    enum { PAGE = 4096 };
+    if (s->staging) /* of no other than its own memory */
+        return;
+    const uint64_t most = 64u << 20;
+    uint64_t slots = (s->layout.bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), mail = s->layout.mail_at & ~(uint64_t)(PAGE - 1);
+    int before = errno; /* of hints */
+    touch_present(s->out, slots < most ? slots : most);
+    touch_present((uint8_t *)s->out + mail, s->layout.size - mail);
+    errno = before;
+}
+
 int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err) {
     return dp_side_encode(s->qp, &s->layout, DP_ROLE_WORKER, s->client.generation, s->requests, blob, len, err);
 }

@@ -183,7 +183,7 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
             shm_peer_clear(&qp->peer);
             return dp_fail(err, DP_BAD_BLOB, 0, "connect: another queue pair has connected to this one");
         }
-        st = qp->peer.segment ? DP_OK : shm_peer_map(&qp->peer, err);
+        st = qp->peer.segment ? DP_OK : shm_peer_map(&qp->peer, true, err);
         if (st)
             shm_peer_clear(&qp->peer);
         return st;
@@ -197,7 +197,7 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
         pthread_mutex_unlock(&dev->lock);
         return crossed ? shm_link_connect(dev, qp, data, len, err) : st;
     }
-    st = shm_peer_map(&qp->peer, err);
+    st = shm_peer_map(&qp->peer, !dev->active_only, err);
     if (st) {
         shm_peer_clear(&qp->peer);
         close(fd);

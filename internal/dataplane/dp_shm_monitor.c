@@ -128,7 +128,7 @@ static void greet_stranger(shm_dev *dev, shm_link *l) {
     dev->n_strangers--;
     shm_hello_send(l->fd, dev, qp, DP_OK, h.from);
     /* Now, while the peer is busy and our connect waits for its blob. If it fails, connect tries again and says why. */
-    if (shm_peer_map(deposit, NULL))
+    if (shm_peer_map(deposit, true, NULL))
         shm_peer_unmap(deposit);
 }
 

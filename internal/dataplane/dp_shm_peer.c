@@ -53,7 +53,7 @@ static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool wr
 
 /* Maps size bytes from offset of fd if it is a memfd of ordinary pages that can no longer shrink and holds them. (Of huge
  * pages a mapping covers more than was asked for, which would be our other memory; and a fault may find none left.) */
-static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable) {
+static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable, bool now) {
     struct stat st;
     struct statfs fs;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -74,22 +74,23 @@ static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable) 
         errno = e;
         return NULL;
     }
-    populate(fd, offset - skew, at, len, writable);
+    if (now)
+        populate(fd, offset - skew, at, len, writable);
     return at + skew;
 }
 
-int shm_peer_map(shm_peer *p, dp_error *err) {
-    p->segment = map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true);
+int shm_peer_map(shm_peer *p, bool now, dp_error *err) {
+    p->segment = map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true, now);
     if (!p->segment)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's receive ring of %u", p->ring_size);
     p->bounce = (uint8_t *)p->segment + sizeof(shm_segment) + (uint64_t)p->ring_size * sizeof(shm_entry);
-    p->mode = map_checked(p->fds[1], 0, SHM_PAGE, true);
+    p->mode = map_checked(p->fds[1], 0, SHM_PAGE, true, now);
     if (!p->mode)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's completion-queue page");
     for (uint32_t i = 0; i < p->n_regions; i++) {
         shm_region *r = &p->regions[i];
         bool writable = r->access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC);
-        r->map = map_checked(p->fds[2 + i], r->offset, r->size, writable);
+        r->map = map_checked(p->fds[2 + i], r->offset, r->size, writable, now);
         if (!r->map)
             return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's region of %llu bytes",
                            (unsigned long long)r->size);

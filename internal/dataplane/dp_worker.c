@@ -247,14 +247,12 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
     close(fds[1]);
 }
 
-static void limit_memory(void *arg) {
-    worker *w = arg;
+static void limit_memory(const worker *w) {
     dp_error err = {0};
     must(w, dp_worker_limit_memory(w->m->memory_limit, &err), &err);
 }
 
-/* And limits its memory: meanwhile, if it is an early one, whose own memory is all there. */
-static void connect_client(worker *w, bool early) {
+static void connect_client(worker *w) {
     const dp_msg_spawn *m = w->m;
     dp_server_config cfg = {
         .mode = (dp_wait_mode)m->wait_mode,
@@ -263,14 +261,8 @@ static void connect_client(worker *w, bool early) {
         .max_bulk = m->max_bulk,
     };
     dp_error err = {0};
-    if (early) {
-        w->dev->meanwhile = limit_memory;
-        w->dev->meanwhile_arg = w;
-    }
     must(w, dp_server_connect(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err), &err);
     dp_server_share_stats(w->server, &w->page->stats);
-    if (!early || w->dev->meanwhile)
-        limit_memory(w);
 }
 
 /* The serving thread has parked, or serves a new lease: the executor waits to hear it. */
@@ -405,15 +397,33 @@ static void seal(worker *w, bool early) {
     w->sandbox_ns += now_ns() - began;
 }
 
-/* Says READY and SEALED: both at once, since each message to one who sleeps costs a wake-up, which a start would wait for. */
+/* What is left to do for an early one when its client has all that connecting takes: its own memory is all there. */
+static void close_up(void *arg) {
+    worker *w = arg;
+    limit_memory(w);
+    seal(w, true);
+}
+
+/* An early one closes up while it waits for its client's answer. */
+static void connect_early(worker *w) {
+    w->dev->meanwhile = close_up;
+    w->dev->meanwhile_arg = w;
+    connect_client(w);
+    if (w->dev->meanwhile) /* it has not waited */
+        close_up(w);
+}
+
 static void ready(worker *w) {
     dp_error err = {0};
-    uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len = sizeof blob;
-    must(w, dp_server_blob(w->server, blob, &len, &err), &err);
-    uint64_t times[2] = {now_ns() - w->began, w->sandbox_ns};
-    dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, blob, len, -1);
-    dp_msg_send(FD_SOCK, DP_MSG_SEALED, w->id, times, sizeof times, -1);
+    struct {
+        uint64_t times[2];
+        uint8_t blob[DP_CHANNEL_BLOB_MAX];
+    } body;
+    uint32_t len = sizeof body.blob;
+    must(w, dp_server_blob(w->server, body.blob, &len, &err), &err);
+    body.times[0] = now_ns() - w->began;
+    body.times[1] = w->sandbox_ns;
+    dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, &body, (uint32_t)sizeof body.times + len, -1);
 }
 
 /* All that can be done ahead of a lease. */
@@ -463,17 +473,20 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         wait_for_lease(&w, &lease);
     }
     pin(&w);
-    if (!early)
+    if (early) {
+        connect_early(&w);
+    } else {
         open_device(&w);
-    connect_client(&w, early);
-    if (!early) {
+        connect_client(&w);
+        limit_memory(&w);
         if (!device)
             enter_sandbox(&w, false);
         dp_crash_note(w.page);
+        seal(&w, false);
     }
-    seal(&w, early);
     ready(&w);
     load_functions(&w);
+    dp_server_touch(w.server); /* while the executor tells the client */
     start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
     errno = 0;         /* a function's end is judged by what it leaves there (dp_worker_crash.c) */
     leave(exit_code(dp_server_run(w.server)));

@@ -11,14 +11,13 @@
  *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
  *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor; in a sandbox
  *                                             + fds {guard's and stem's pidfd}, and the pid is 2: its credentials count
- *   executor ◀─ worker socket ─── worker      READY {channel blob}      connected to the client's queue pair
- *                                             and sealed
- *   executor ◀─ worker socket ─── worker      SEALED {times}            no user code has run yet
+ *   executor ◀─ worker socket ─── worker      READY {times, channel blob}  connected to the client's queue pair
+ *                                             and sealed; no user code has run yet
  *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
  *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
- *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; READY, SEALED, LOADED follow
+ *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; READY and LOADED follow
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, spin no more
@@ -62,7 +61,8 @@ enum {
     DP_MSG_SPAWN = 1,
     DP_MSG_SPAWNED = 2,
     DP_MSG_SPAWN_FAILED = 3,
-    DP_MSG_READY = 4,
+    DP_MSG_READY = 4, /* body {u64 ns from the worker's first instruction, or from its lease, until now, u64 ns of these that the
+                       * sandbox took, channel blob} */
     DP_MSG_LOADED = 5,
     DP_MSG_FAILED = 6,
     DP_MSG_STOP = 7,
@@ -72,8 +72,6 @@ enum {
     DP_MSG_FINISH = 10,
     DP_MSG_PREPARE = 11,
     DP_MSG_PREPARED = 12,
-    DP_MSG_SEALED = 13, /* right after READY. Body {u64 ns from the worker's first instruction, or from its lease, to READY, u64 ns
-                         * of these that the sandbox took} */
     DP_MSG_PARK = 14,
     DP_MSG_PARKED = 15,
     DP_MSG_RESUME = 16, /* body: the client's channel blob, as in SPAWN but of another generation */

@@ -55,6 +55,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		// soon.
 		limit := e.spawnLimit(ctx)
 		e.work.Go(func() {
+			deepen()
 			e.evict(l.Evict)
 			e.start(h, k, req.GetClientBlobs(), limit)
 		})
@@ -201,6 +202,7 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 	workers := make([]Worker, len(blobs))
 	for i, blob := range blobs {
 		wg.Go(func() {
+			deepen()
 			w, err := e.spawn(ctx, h, i, blob)
 			workers[i] = w
 			if err != nil {

@@ -42,7 +42,6 @@ const (
 	msgFinish      msgType = 10
 	msgPrepare     msgType = 11
 	msgPrepared    msgType = 12
-	msgSealed      msgType = 13
 	msgPark        msgType = 14
 	msgParked      msgType = 15
 	msgResume      msgType = 16

@@ -56,7 +56,7 @@ int main(void) {
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_READY, DP_MSG_LOADED, DP_MSG_FAILED,
         DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_PARK, DP_MSG_PARKED, DP_MSG_RESUME, DP_MSG_RESUMED, DP_PREPARE_FDS, DP_LEASE_FDS,
-        DP_MSG_SEALED, DP_SANDBOX_UID, DP_SANDBOX_PIDS,
+        DP_SANDBOX_UID, DP_SANDBOX_PIDS,
         DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
         DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
         DP_CHANNEL_BLOB_MAX, DP_DEPTH_MAX, DP_EAGER_MAX, DP_SPAWN_FDS, DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM, DP_INVALID,
@@ -107,7 +107,7 @@ func TestMessagesMatchC(t *testing.T) {
 	}
 	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgReady), int(msgLoaded), int(msgFailed),
 		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), int(msgPark), int(msgParked),
-		int(msgResume), int(msgResumed), 3, 2, int(msgSealed),
+		int(msgResume), int(msgResumed), 3, 2,
 		partUID, partPIDs, partFiles, partIPC, partNet,
 		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),

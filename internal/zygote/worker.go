@@ -219,7 +219,7 @@ func (w *Worker) start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, msgMax)
-	last, sealed := w.asked, false
+	last := w.asked
 	step := func() (took time.Duration) {
 		now := time.Now()
 		took, last = now.Sub(last), now
@@ -238,13 +238,10 @@ func (w *Worker) start(ctx context.Context) error {
 		switch {
 		case m.typ == msgStarted && !w.began:
 			w.began = true
-		case m.typ == msgReady && w.blob == nil && len(m.body) > 0 && len(m.body) <= blobMax:
-			w.blob = append([]byte(nil), m.body...)
-			w.steps.Fork = step()
-		case m.typ == msgSealed && w.blob != nil && !sealed && len(m.body) == 16:
-			sealed = true
-			w.sealed(m.body)
-		case m.typ == msgLoaded && sealed:
+		case m.typ == msgReady && w.blob == nil && len(m.body) > readyTimes && len(m.body) <= readyTimes+blobMax:
+			w.blob = append([]byte(nil), m.body[readyTimes:]...)
+			w.ready(step(), m.body[:readyTimes])
+		case m.typ == msgLoaded && w.blob != nil:
 			w.steps.Code = step()
 			return nil
 		case m.typ == msgFailed:
@@ -255,12 +252,14 @@ func (w *Worker) start(ctx context.Context) error {
 	}
 }
 
-// sealed notes what of the time to READY, which is in Fork, was the worker's own, and of that the sandbox's, as it says before
-// user code runs in it.
-func (w *Worker) sealed(body []byte) {
-	own := min(max(time.Duration(binary.LittleEndian.Uint64(body)), 0), w.steps.Fork)
-	w.steps.Sandbox = min(max(time.Duration(binary.LittleEndian.Uint64(body[8:])), 0), own)
-	w.steps.Fork -= own
+// readyTimes is how many bytes of READY come before the blob.
+const readyTimes = 16
+
+// ready notes what of the time to READY was the worker's own, and of that the sandbox's, as it says before user code runs in it.
+func (w *Worker) ready(took time.Duration, times []byte) {
+	own := min(max(time.Duration(binary.LittleEndian.Uint64(times)), 0), took)
+	w.steps.Sandbox = min(max(time.Duration(binary.LittleEndian.Uint64(times[8:])), 0), own)
+	w.steps.Fork = took - own
 	w.steps.Connect = own - w.steps.Sandbox
 }
 

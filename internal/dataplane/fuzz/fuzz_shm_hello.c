@@ -88,7 +88,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     shm_peer p;
     dp_error err = {0};
     int e = shm_hello_recv(pair[1], MSG_DONTWAIT, &h, &p);
-    if (!e && !h.status && shm_peer_map(&p, &err) == DP_OK) {
+    if (!e && !h.status && shm_peer_map(&p, true, &err) == DP_OK) {
         /* All that the peer gave is there, to the last byte, and aligned as it says. */
         MUST(p.segment && p.mode);
         volatile uint32_t first = p.segment->posted, mode = *p.mode;
