@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -54,7 +55,7 @@ func testRun(t *testing.T, mode string) {
 	if err := WriteJSON(&out, r); err != nil {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(out.Bytes(), &back); err != nil || back != *r {
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil || !reflect.DeepEqual(&back, r) {
 		t.Errorf("%s is read as %+v (%v)", out.String(), back, err)
 	}
 	if err := WriteTable(&table, r); err != nil || !strings.Contains(table.String(), "first call") {
@@ -92,6 +93,32 @@ func TestRunRefuses(t *testing.T) {
 			t.Errorf("%v, want an error that says %s", err, text)
 		}
 		cancel()
+	}
+}
+
+func TestSeries(t *testing.T) {
+	cfg := Config{Executor: built(t, "bin/executor"), Provider: "shm", Library: built(t, "build/functions/echo.so"), Function: "empty", Leases: 2}
+	for _, runs := range []int{-1, 0, 2, MostRuns + 2} {
+		if _, err := Series(t.Context(), cfg, Modes(), runs); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%d runs", runs)) {
+			t.Errorf("%d runs: %v", runs, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	results, err := Series(ctx, cfg, []string{"cached", "cold"}, 3)
+	if err != nil || len(results) != 2 {
+		t.Fatalf("%d results, %v", len(results), err)
+	}
+	for i, mode := range []string{"cached", "cold"} {
+		r := results[i]
+		sorted := slices.Sorted(slices.Values(r.RunsP50))
+		if r.Mode != mode || r.Runs != 3 || len(sorted) != 3 || r.P50NS != sorted[1] {
+			t.Errorf("%+v", r)
+		}
+		var table bytes.Buffer
+		if err := WriteTable(&table, r); err != nil || !strings.Contains(table.String(), "the median of 3 runs") {
+			t.Errorf("%v\n%s", err, table.String())
+		}
 	}
 }
 

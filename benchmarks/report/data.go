@@ -21,8 +21,9 @@ type Start struct {
 	Samples            int
 	P50, P90, P99, Max float64 // ns
 	FirstContact       float64
-	FirstTLS, Process  float64 // 0: not measured
-	Steps              []Step  // medians
+	FirstTLS, Process  float64   // 0: not measured
+	Steps              []Step    // medians
+	Runs               []float64 // p50 of each, ns; the rest is of the one with the median p50
 	Load               float64
 }
 
@@ -148,6 +149,11 @@ func parseStart(line []byte) (Start, error) {
 	s := Start{Provider: text("provider"), Mode: text("mode"), Samples: int(number("samples")), P50: number("p50_ns"), P90: number("p90_ns"),
 		P99: number("p99_ns"), Max: number("max_ns"), FirstContact: number("first_contact_ns"), FirstTLS: number("first_contact_tls_ns"),
 		Process: number("process_start_ns"), Load: number("load_avg")}
+	runs, _ := all["runs_p50_ns"].([]any)
+	for _, p50 := range runs {
+		ns, _ := p50.(float64)
+		s.Runs = append(s.Runs, ns)
+	}
 	for name := range all {
 		step, is := strings.CutSuffix(name, "_ns")
 		if _, number := all[name].(float64); !is || !number || slices.Contains([]string{"p50", "p90", "p99", "p999", "max", "first_contact", "first_contact_tls", "process_start", "release", "mean", "floor_p50"}, step) {

@@ -15,6 +15,7 @@ func newBenchCold(a *app) *cobra.Command {
 	var cfg cold.Config
 	var out output
 	var modes []string
+	var runs int
 	c := &cobra.Command{
 		Use:   "cold",
 		Short: "From asking for a lease to the first result, step by step",
@@ -29,6 +30,9 @@ that waits for it, cached with the one of the lease before, whose connection sta
 			}
 			if cfg.Leases < 1 {
 				return a.badUsage(fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases))
+			}
+			if runs < 1 || runs > cold.MostRuns || runs%2 == 0 {
+				return a.badUsage(fmt.Errorf("%d runs: want an odd number, 1 to %d", runs, cold.MostRuns))
 			}
 			for _, cfg.Mode = range modes {
 				if err := cfg.Check(); err != nil {
@@ -49,32 +53,28 @@ that waits for it, cached with the one of the lease before, whose connection sta
 				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
 			}
 			cfg.Progress = a.progress()
-			var results []*cold.Result
-			for _, cfg.Mode = range modes {
-				r, err := cold.Run(c.Context(), cfg)
+			results, err := cold.Series(c.Context(), cfg, modes, runs)
+			if err == nil && out.asCSV {
+				err = cold.WriteCSV(a.Stdout, results...)
+			}
+			for _, r := range results {
 				switch {
 				case err != nil:
+					return err
 				case out.asJSON:
 					err = cold.WriteJSON(a.Stdout, r)
-				case out.asCSV:
-					results = append(results, r)
-				default:
+				case !out.asCSV:
 					err = cold.WriteTable(a.Stdout, r)
 				}
-				if err != nil {
-					return err
-				}
 			}
-			if out.asCSV {
-				return cold.WriteCSV(a.Stdout, results...)
-			}
-			return nil
+			return err
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&cfg.Provider, "provider", "shm", "shm or verbs")
 	f.StringSliceVar(&modes, "mode", cold.Modes(), "ways to start: "+strings.Join(cold.Modes(), ", "))
 	f.IntVar(&cfg.Leases, "leases", 200, "leases to measure")
+	f.IntVar(&runs, "runs", 1, "runs of each mode, in turn; of each the one with the median p50 is told, and the p50 of all")
 	f.Int64Var(&cfg.Bulk, "bulk", 0, "bytes of the channel's bulk area, 0 for the client's default, negative for none")
 	f.StringVar(&cfg.Library, "library", "", "library of functions (default: ../build/functions/echo.so beside this program)")
 	f.StringVar(&cfg.Function, "function", "empty", "function of it, called without a payload")
