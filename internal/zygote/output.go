@@ -42,11 +42,14 @@ func (t *tail) bytes() []byte {
 }
 
 // A worker's output is taken at this rate on average, in bytes per second, and no faster: all of the reading is the executor's time, which
-// nobody pays for. A function that prints more waits for itself.
+// nobody pays for. A function that prints more waits for itself. Reads have their price whatever they bring: one that emptied the pipe
+// is followed by a rest, so that there are a few hundred of them in a second at most.
 const (
 	outputRate  = 8 << 20
 	outputChunk = 1 << 20
 	outputPause = time.Second * outputChunk / outputRate // that a chunk takes at least
+	outputRead  = 64 << 10                               // of one read at most: a pipe's capacity, unless the worker changes it
+	outputRest  = 5 * time.Millisecond
 )
 
 // output drains the pipe that is a worker's stdout and stderr, so that the worker never waits for anybody's interest.
@@ -55,6 +58,7 @@ type output struct {
 	pipe   *os.File
 	ending chan struct{} // closed by finish: no more pauses
 	done   chan struct{}
+	reads  int // that found something: drain's until done is closed, then finish's
 }
 
 // newOutput returns the reading side and the descriptor of the writing side, which is the caller's.
@@ -75,13 +79,19 @@ func newOutput() (*output, int, error) {
 
 func (o *output) drain() {
 	defer close(o.done)
-	var buf [TailSize]byte
+	buf := make([]byte, TailSize)
 	read, began := 0, time.Now() // of this chunk
 	for {
-		n, err := o.pipe.Read(buf[:])
+		n, err := o.pipe.Read(buf)
 		o.write(buf[:n])
 		if err != nil {
 			return
+		}
+		o.reads++
+		if n < len(buf) {
+			o.pause(outputRest)
+		} else if n < outputRead {
+			buf = make([]byte, outputRead) // it prints more than most do
 		}
 		if read += n; read >= outputChunk {
 			o.pause(outputPause - time.Since(began))
@@ -106,24 +116,35 @@ func (o *output) pause(d time.Duration) {
 // finish reads what is in the pipe and closes it. Whoever still holds the other side, a process that the function left
 // behind, cannot keep it open.
 func (o *output) finish() {
-	close(o.ending)
 	o.pipe.SetReadDeadline(time.Unix(1, 0))
+	close(o.ending) // after the deadline: nothing is read when a pause has ended
 	<-o.done
 	o.pipe.SetReadDeadline(time.Time{})
-	c, err := o.pipe.SyscallConn()
-	if err == nil {
-		var buf [64 << 10]byte // a pipe's capacity: what was there when the worker died is had in one round
-		for range 2 {
-			n := 0
-			c.Read(func(fd uintptr) bool {
-				n, _ = unix.Read(int(fd), buf[:])
-				return true
-			})
-			if n <= 0 {
-				break
-			}
-			o.write(buf[:n])
-		}
+	if c, err := o.pipe.SyscallConn(); err == nil {
+		c.Read(func(fd uintptr) bool {
+			o.empty(int(fd))
+			return true
+		})
 	}
 	o.pipe.Close()
+}
+
+// empty reads all that is in the pipe now. Others may be writing to it: what was there is had after as many bytes as the pipe can hold, and
+// after as many reads as it has pages, since each read takes a page at least, or all (pages are not filled up where writes are kept apart,
+// O_DIRECT of pipe(2)).
+func (o *output) empty(fd int) {
+	size, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0) // the worker may have changed it
+	if err != nil {
+		size = outputRead
+	}
+	var buf [outputRead]byte
+	for reads := size / os.Getpagesize(); size > 0 && reads > 0; reads-- {
+		n, _ := unix.Read(fd, buf[:])
+		if n <= 0 {
+			return
+		}
+		o.reads++
+		o.write(buf[:n])
+		size -= n
+	}
 }

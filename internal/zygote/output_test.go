@@ -5,8 +5,11 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestTail(t *testing.T) {
@@ -49,15 +52,22 @@ func TestChattyFunction(t *testing.T) {
 	}
 }
 
-// Who prints without end costs the executor a bounded rate of reading, and waits itself; the last of it is had all the same.
-func TestFloodOfOutput(t *testing.T) {
+func newTestOutput(t *testing.T) (*output, *os.File) {
+	t.Helper()
 	o, fd, err := newOutput()
 	if err != nil {
 		t.Fatal(err)
 	}
 	in := os.NewFile(uintptr(fd), "output")
-	const chunks = 4
+	t.Cleanup(func() { in.Close() })
+	return o, in
+}
+
+// Who prints without end costs the executor a bounded rate of reading, and waits itself; the last of it is had all the same.
+func TestFloodOfOutput(t *testing.T) {
 	began := time.Now()
+	o, in := newTestOutput(t)
+	const chunks = 4
 	n, err := in.Write(bytes.Repeat([]byte("x"), chunks*outputChunk+TailSize))
 	took := time.Since(began)
 	if err == nil {
@@ -74,6 +84,84 @@ func TestFloodOfOutput(t *testing.T) {
 	}
 	if got := o.bytes(); !bytes.HasSuffix(got, []byte("xlast line\n")) || len(got) != TailSize {
 		t.Errorf("a tail of %d bytes", len(got))
+	}
+}
+
+// Who prints byte by byte does not have each byte read by itself, and a line that is printed is there at once.
+func TestOutputByBytes(t *testing.T) {
+	began := time.Now()
+	o, in := newTestOutput(t)
+	if _, err := in.WriteString("first line\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the first line", func() bool { return string(o.bytes()) == "first line\n" })
+	for range outputRead - TailSize {
+		if _, err := in.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := in.WriteString("last line\n"); err != nil {
+		t.Fatal(err)
+	}
+	o.finish()
+	// A rest lies between two of them but after one that filled the small buffer; there is a first one, and one of finish.
+	took := time.Since(began)
+	if most := int(took/outputRest) + 3; o.reads > most {
+		t.Errorf("%d reads in %v, want %d at most", o.reads, took, most)
+	}
+	if got := o.bytes(); !bytes.HasSuffix(got, []byte("xlast line\n")) || o.total != outputRead-TailSize+21 {
+		t.Errorf("a tail of %d bytes, of %d", len(got), o.total)
+	}
+}
+
+// The last line is had however much is before it in the pipe, which the worker can enlarge, and make keep writes apart; and no more is read
+// than that, though others write on.
+func TestLastLineInALargePipe(t *testing.T) {
+	const size = 1 << 20 // what users may have
+	pages := size / os.Getpagesize()
+	fcntl := func(f *os.File, cmd, arg int) {
+		t.Helper()
+		if err := control(f, func(fd int) error { _, err := unix.FcntlInt(uintptr(fd), cmd, arg); return err }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct{ flags, writes, each int }{
+		"full":              {unix.O_WRONLY, 1, size - 20},
+		"writes kept apart": {unix.O_WRONLY | unix.O_DIRECT, pages - 10, 1},
+	} {
+		for _, others := range []bool{false, true} {
+			o, in := newTestOutput(t)
+			o.pipe.SetReadDeadline(time.Unix(1, 0)) // nobody reads before the end
+			<-o.done
+			fcntl(in, unix.F_SETPIPE_SZ, size)
+			fcntl(in, unix.F_SETFL, c.flags)
+			for range c.writes {
+				if _, err := in.Write(bytes.Repeat([]byte("x"), c.each)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := in.WriteString("last line\n"); err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			if others {
+				wg.Go(func() {
+					for {
+						if _, err := in.WriteString("y"); err != nil {
+							return // nobody reads any more
+						}
+					}
+				})
+			}
+			o.finish()
+			wg.Wait()
+			if got := bytes.TrimRight(o.bytes(), "y"); !others && !bytes.HasSuffix(got, []byte("xlast line\n")) {
+				t.Errorf("%s: the tail ends %q", name, got[max(0, len(got)-40):])
+			}
+			if least := uint64(c.writes*c.each + 10); o.total < least || o.total >= size+outputRead || o.reads > pages {
+				t.Errorf("%s, with others %v: %d bytes in %d reads, want %d at least", name, others, o.total, o.reads, least)
+			}
+		}
 	}
 }
 
