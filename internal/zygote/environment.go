@@ -7,12 +7,16 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// passed are the variables of the executor's that workers in a sandbox keep: what the loader, the C library and libraries for
-// computing and for the fabric look at. An asterisk at the end stands for any end.
+// passed are the variables of the executor's that workers in a sandbox keep: what the loader, the C library, runtimes of
+// languages, and libraries for computing and for the fabric (libibverbs and its providers) look at. An asterisk at the end stands for any
+// end; a beginning that other programs use as well, for credentials even, has none, or a longer name.
 var passed = []string{
-	"PATH", "LD_*", "GLIBC_TUNABLES", "MALLOC_*", "LANG", "LANGUAGE", "LC_*", "TZ",
-	"OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOTO_*", "BLIS_*", "NUMEXPR_*",
-	"IBV_*", "RDMAV_*", "MLX4_*", "MLX5_*",
+	"PATH", "LD_*", "GLIBC_TUNABLES", "MALLOC_*", "LANG", "LANGUAGE", "LC_*", "LOCPATH", "TZ", "TZDIR",
+	"GFORTRAN_*", "FORT_*", "PYTHONHOME", "PYTHONPATH",
+	"OMP_*", "GOMP_*", "KMP_*", "TBB_*", "HWLOC_*",
+	"MKL_*", "MKLROOT", "OPENBLAS_*", "GOTO_*", "BLIS_*", "FLEXIBLAS", "FLEXIBLAS_*", "NUMEXPR_*",
+	"IBV_*", "RDMAV_*", "VERBS_LOG_*", "MLX4_*", "MLX5_*", "BNXT_RE_*", "BNXT_SINGLE_THREADED", "BNXT_DYN_DBG", "CXGB4_*", "T5_ENABLE_WC",
+	"HNS_ROCE_*", "HNS_DCA_*", "IRDMA_*", "QELR_*",
 	"ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS",
 }
 
