@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,10 +33,11 @@ type accounts struct {
 	harvesting sync.Mutex // one at a time
 	pruned     time.Time  // when leases were last forgotten, under harvesting
 
-	mu      sync.Mutex
-	fenced  []*attachment // whose executors have gone, until the ledger has their cells
-	trouble error         // why the last harvest failed
-	refused string        // what the last refused charges were refused for
+	mu       sync.Mutex
+	fenced   []*attachment   // whose executors have gone, until the ledger has their cells
+	trouble  error           // why the last harvest failed
+	refused  map[string]bool // why charges were refused in the last harvest that said so
+	refusals uint64          // charges that were refused, each counted once while it is met again
 
 	byMessage map[accounting.Key]accounting.Entry // running leases whose sums come so
 }
@@ -183,6 +185,7 @@ const pruneEvery = time.Hour
 // merge brings cells into the ledger and gives the receipts; false: nothing is on disk.
 func (a *accounts) merge(now time.Time, cells []cell) bool {
 	if len(cells) == 0 {
+		a.refuse(nil)
 		return true
 	}
 	entries := make([]accounting.Entry, len(cells))
@@ -190,17 +193,13 @@ func (a *accounts) merge(now time.Time, cells []cell) bool {
 		entries[i] = cells[i].entry
 	}
 	err := a.ledger.Merge(now, entries...)
-	refused, damaged := errors.Is(err, accounting.ErrInvalid) || errors.Is(err, accounting.ErrConflict), errors.Is(err, accounting.ErrLedger)
-	partial := refused || damaged
-	if refused && !damaged { // an executor's fault, and nobody else's trouble
-		a.refuse(err)
-		a.note(nil)
-	} else {
-		a.note(err)
-	}
-	if err != nil && !partial {
+	refused, trouble := sift(err)
+	a.note(trouble)
+	if trouble != nil && !errors.Is(trouble, accounting.ErrLedger) {
 		return false
 	}
+	partial := err != nil
+	a.refuse(refused)
 	for i := range cells {
 		c := &cells[i]
 		if partial {
@@ -213,14 +212,50 @@ func (a *accounts) merge(now time.Time, cells []cell) bool {
 	return true
 }
 
-// refuse logs charges that executors should not have made: once, since they are met again at each harvest.
-func (a *accounts) refuse(err error) {
+// sift parts what Merge says: what single charges were refused for, an executor's fault and nobody else's trouble, from the ledger's trouble.
+func sift(err error) (refused []string, trouble error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return nil, err // nothing, or nothing is on disk
+	}
+	var others []error
+	for _, err := range joined.Unwrap() {
+		if errors.Is(err, accounting.ErrLedger) { // an entry there may be invalid, too
+			others = append(others, err)
+		} else {
+			refused = append(refused, err.Error())
+		}
+	}
+	return refused, errors.Join(others...)
+}
+
+// refuse logs and counts charges that executors should not have made, given all that one harvest has met: each once, since it is met
+// again at each harvest, in any order, until its executor has gone.
+func (a *accounts) refuse(texts []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if text := err.Error(); text != a.refused {
-		a.refused = text
-		a.log.Warn("charges are refused, all others are taken", "error", err)
+	known := a.refused
+	a.refused = make(map[string]bool, len(texts))
+	var fresh []string
+	for _, text := range texts {
+		if !known[text] && !a.refused[text] {
+			fresh = append(fresh, text)
+		}
+		a.refused[text] = true
 	}
+	if len(fresh) == 0 {
+		return
+	}
+	a.refusals += uint64(len(fresh))
+	slices.Sort(fresh)
+	a.log.Warn("charges are refused, all others are taken", "error", strings.Join(fresh, "\n"))
+}
+
+// refusedCharges is how many charges were refused so far.
+func (a *accounts) refusedCharges() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.refusals
 }
 
 // note logs trouble once, and its end.

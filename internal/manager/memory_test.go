@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -446,40 +445,4 @@ func TestProviderAccounts(t *testing.T) {
 			t.Errorf("one executor's fault is everybody's: %s", got)
 		}
 	})
-}
-
-// What an executor charges wrongly is refused and logged, once; the ledger takes what others charge, and says that it does.
-func TestRefusedChargesAreNobodyElses(t *testing.T) {
-	w := newWorld(t, dataplane.SHM, 8)
-	var log bytes.Buffer
-	w.accounts.log = slog.New(slog.NewTextHandler(&log, nil))
-	bad, good := w.executor(1), w.executor(2)
-	charge := func(p *party, cell int, tenant string, n uint64) {
-		t.Helper()
-		head := accounting.CellHead{Key: accounting.Key{Incarnation: incarnationOf(p.info), Lease: 5}, Tenant: tenant, Began: w.clock.now}
-		if err := errors.Join(p.WriteHead(cell, head), p.Charge(cell, accounting.Use{}, accounting.Use{n})); err != nil {
-			t.Fatal(err)
-		}
-	}
-	charge(bad, 0, "ann", 10)
-	w.harvest()
-	charge(bad, 1, "bob", 20) // the same lease
-	charge(good, 0, "cat", 30)
-	for range 3 {
-		w.harvest()
-	}
-	for tenant, want := range map[string]string{"ann": "10", "bob": "", "cat": "30"} {
-		if got := w.charged(tenant); got != want { // and no trouble on the bill
-			t.Errorf("%s is charged %q, want %q", tenant, got, want)
-		}
-	}
-	if err := w.accounts.failing(); err != nil {
-		t.Errorf("the ledger does not take charges: %v", err)
-	}
-	if _, given, err := bad.Receipt(1); given || err != nil {
-		t.Errorf("a receipt for what was refused: %v, %v", given, err)
-	}
-	if got := log.String(); strings.Count(got, "charges are refused") != 1 || !strings.Contains(got, "ann") || !strings.Contains(got, "bob") {
-		t.Errorf("the log: %s", got)
-	}
 }

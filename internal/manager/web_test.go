@@ -105,7 +105,7 @@ func TestHTTP(t *testing.T) {
 	}
 	_, _, body = get("/metrics")
 	for _, line := range []string{`rfaas_manager_executors{state="open"} 1`, `rfaas_manager_executors{state="draining"} 1`, `rfaas_manager_executors{state="dead"} 0`,
-		"rfaas_manager_cores 8", "rfaas_manager_free_cores 7", "rfaas_manager_leases 1", "rfaas_manager_ledger_ok 1", "rfaas_manager_changes_total 3", "go_goroutines"} {
+		"rfaas_manager_cores 8", "rfaas_manager_free_cores 7", "rfaas_manager_leases 1", "rfaas_manager_ledger_ok 1", "rfaas_manager_refused_charges_total 0", "rfaas_manager_changes_total 3", "go_goroutines"} {
 		if !strings.Contains(body, "\n"+line) {
 			t.Errorf("no %q in the metrics", line)
 		}

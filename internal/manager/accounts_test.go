@@ -1,0 +1,139 @@
+package manager
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// charge charges lease 5 in a cell.
+func (p *party) charge(cell int, tenant string, n uint64) {
+	p.w.t.Helper()
+	head := accounting.CellHead{Key: accounting.Key{Incarnation: incarnationOf(p.info), Lease: 5}, Tenant: tenant, Began: p.w.clock.now}
+	if err := errors.Join(p.WriteHead(cell, head), p.Charge(cell, accounting.Use{}, accounting.Use{n})); err != nil {
+		p.w.t.Fatal(err)
+	}
+}
+
+// counted is a metric of the manager's without labels.
+func (w *world) counted(name string) float64 {
+	w.t.Helper()
+	r := prometheus.NewRegistry()
+	r.MustRegister(&collector{w.Manager})
+	families, err := r.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	w.t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// What an executor charges wrongly is refused and logged, once; the ledger takes what others charge, and says that it does.
+func TestRefusedChargesAreNobodyElses(t *testing.T) {
+	w := newWorld(t, dataplane.SHM, 8)
+	var log bytes.Buffer
+	w.accounts.log = slog.New(slog.NewTextHandler(&log, nil))
+	bad, good := w.executor(1), w.executor(2)
+	bad.charge(0, "ann", 10)
+	w.harvest()
+	bad.charge(1, "bob", 20) // the same lease
+	good.charge(0, "cat", 30)
+	for range 3 {
+		w.harvest()
+	}
+	for tenant, want := range map[string]string{"ann": "10", "bob": "", "cat": "30"} {
+		if got := w.charged(tenant); got != want { // and no trouble on the bill
+			t.Errorf("%s is charged %q, want %q", tenant, got, want)
+		}
+	}
+	if err := w.accounts.failing(); err != nil {
+		t.Errorf("the ledger does not take charges: %v", err)
+	}
+	if _, given, err := bad.Receipt(1); given || err != nil {
+		t.Errorf("a receipt for what was refused: %v, %v", given, err)
+	}
+	if got := log.String(); strings.Count(got, "charges are refused") != 1 || !strings.Contains(got, "ann") || !strings.Contains(got, "bob") {
+		t.Errorf("the log: %s", got)
+	}
+}
+
+// Each refused charge is logged and counted once, whatever else is refused with it and in which order the cells are met.
+func TestRefusedChargesAreLoggedOnce(t *testing.T) {
+	w := newWorld(t, dataplane.SHM, 8)
+	var log bytes.Buffer
+	w.accounts.log = slog.New(slog.NewTextHandler(&log, nil))
+	var bad [3]*party
+	for i := range bad {
+		bad[i] = w.executor(byte(i + 1))
+		bad[i].charge(0, "ann", 10)
+	}
+	w.harvest()
+	harvested := func(what string, lines int, charges float64) {
+		t.Helper()
+		for range 20 { // in as many orders as the table's map has
+			w.harvest()
+		}
+		if got := strings.Count(log.String(), "charges are refused"); got != lines {
+			t.Fatalf("%s: %d lines, want %d: %s", what, got, lines, log.String())
+		}
+		if got := w.counted("rfaas_manager_refused_charges_total"); got != charges {
+			t.Errorf("%s: %v are counted, want %v", what, got, charges)
+		}
+	}
+	leave := func(p *party) {
+		t.Helper()
+		if _, err := w.client.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: p.id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	harvested("none", 0, 0)
+	bad[0].charge(1, "bob", 20)
+	bad[1].charge(1, "bob", 20)
+	harvested("two", 1, 2)
+	bad[2].charge(1, "bob", 20)
+	harvested("one more", 2, 3)
+	leave(bad[0])
+	harvested("one has gone", 2, 3)
+	leave(bad[1])
+	leave(bad[2])
+	harvested("all have gone", 2, 3)
+	if n := len(w.accounts.refused); n != 0 {
+		t.Errorf("%d refusals are remembered", n)
+	}
+}
+
+// Refusals are told from the ledger's trouble, also where both come at once: a damaged record may be an invalid entry, too.
+func TestRefusalsBesideTrouble(t *testing.T) {
+	refusal := fmt.Errorf("%w: not of ann", accounting.ErrConflict)
+	damage, full := fmt.Errorf("%w: %w", accounting.ErrLedger, accounting.ErrInvalid), errors.New("disk full")
+	for name, c := range map[string]struct {
+		err     error
+		refused []string
+		trouble error
+	}{
+		"nothing":      {nil, nil, nil},
+		"disk full":    {full, nil, full},
+		"refusal":      {errors.Join(refusal), []string{refusal.Error()}, nil},
+		"damage":       {errors.Join(damage), nil, damage},
+		"both at once": {errors.Join(damage, refusal), []string{refusal.Error()}, damage},
+	} {
+		if refused, trouble := sift(c.err); !slices.Equal(refused, c.refused) || !errors.Is(trouble, c.trouble) || (c.trouble == nil) != (trouble == nil) {
+			t.Errorf("%s: %q, %v", name, refused, trouble)
+		}
+	}
+}
