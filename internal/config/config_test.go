@@ -138,6 +138,11 @@ func TestFlagsThatEndTheProgram(t *testing.T) {
 func TestCheckedDirectories(t *testing.T) {
 	dir := t.TempDir()
 	file, state := write(t, "file", ""), filepath.Join(dir, "a", "b")
+	astray, ahead := filepath.Join(dir, "astray"), filepath.Join(dir, "ahead")
+	if err := errors.Join(os.Symlink(filepath.Join(dir, "no", "where"), astray), os.Symlink("audit", ahead)); err != nil {
+		t.Fatal(err)
+	}
+	const readOnly = "/proc/sys/kernel/ostype" // for root, too
 	for name, c := range map[string]struct {
 		args []string
 		text []string
@@ -146,7 +151,16 @@ func TestCheckedDirectories(t *testing.T) {
 		"no identity": {[]string{"--identity-dir", dir}, []string{"identity-dir: open " + dir + "/node.key: no such file"}},
 		"all at once": {[]string{"--state-dir", file, "--audit-file", file + "/x/audit", "--identity-dir", "/nonexistent"},
 			[]string{"identity-dir: open /nonexistent/node.key", "state-dir: use " + file + ": not a directory", "audit-file: "}},
-		"below a file": {[]string{"--state-dir", file + "/x"}, []string{"state-dir: ", "not a directory"}},
+		"audit to be made behind a link": {[]string{"--audit-file", ahead}, nil},
+		"audit there":                    {[]string{"--audit-file", file}, nil},
+		"audit to a device":              {[]string{"--audit-file", "/dev/null"}, nil},
+		"audit is a directory":           {[]string{"--audit-file", dir}, []string{"audit-file: open " + dir + ": is a directory"}},
+		"audit cannot be written":        {[]string{"--audit-file", readOnly}, []string{"audit-file: write " + readOnly + ": permission denied"}},
+		"audit in no directory":          {[]string{"--audit-file", filepath.Join(dir, "no", "audit")}, []string{"audit-file: stat " + filepath.Join(dir, "no") + ": no such file"}},
+		"audit behind a link astray":     {[]string{"--audit-file", astray}, []string{"audit-file: stat " + filepath.Join(dir, "no") + ": no such file"}},
+		"state behind a link astray":     {[]string{"--state-dir", astray}, []string{"state-dir: use " + astray + ": a link to what is not there"}},
+		"state below a link astray":      {[]string{"--state-dir", filepath.Join(astray, "x")}, []string{"state-dir: ", "use " + astray + ": a link"}},
+		"below a file":                   {[]string{"--state-dir", file + "/x"}, []string{"state-dir: ", "not a directory"}},
 	} {
 		_, out, err := load(append(c.args, "--check-config"), nil)
 		if c.text == nil && (!errors.Is(err, ErrDone) || !strings.Contains(out, "good")) {
@@ -158,8 +172,10 @@ func TestCheckedDirectories(t *testing.T) {
 			}
 		}
 	}
-	if _, err := os.Stat(filepath.Dir(state)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s: %v: checking has made it", state, err)
+	for _, path := range []string{filepath.Dir(state), filepath.Join(dir, "audit"), filepath.Join(dir, "no")} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v: checking has made it", path, err)
+		}
 	}
 }
 
