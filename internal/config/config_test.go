@@ -179,9 +179,9 @@ func TestCheckedDirectories(t *testing.T) {
 	}
 }
 
-// What --print-config writes is a settings file that means the same.
-// What a service has of an environment (PATH and the unit's own variables, no HOME) and an empty settings file are enough, and no
-// setting of its unit takes the RDMA device away, as those do that imply DeviceAllow= for other devices.
+// What a service has of an environment (PATH and the unit's own variables, no HOME) and an empty settings file are enough, no setting
+// of its unit takes the RDMA device away, as those do that imply DeviceAllow= for other devices, and the secret that it makes is there
+// for the next start.
 func TestServicesNeedNoMore(t *testing.T) {
 	for unit, check := range map[string]func(args, environ []string) error{
 		"systemd/rfaas-executor": func(args, environ []string) error {
@@ -211,12 +211,16 @@ func TestServicesNeedNoMore(t *testing.T) {
 				t.Errorf("%s: %s closes /dev/infiniband", unit, strings.TrimSpace(line))
 			}
 		}
+		if !slices.Contains(strings.Split(string(text), "\n"), "RuntimeDirectoryPreserve=yes") {
+			t.Errorf("%s: each restart makes another secret", unit)
+		}
 		if err := check([]string{"--config", write(t, "empty.yaml", ""), "--state-dir", t.TempDir()}, environ); err != nil {
 			t.Errorf("%s: %v", unit, err)
 		}
 	}
 }
 
+// What --print-config writes is a settings file that means the same.
 func TestPrintedConfigReadsBack(t *testing.T) {
 	_, first, err := load([]string{"--print-config", "--cores", "1-2", "--memory", "3GiB", "--allow-plaintext", "--log-level", "warn"}, nil)
 	if !errors.Is(err, ErrDone) {
