@@ -103,6 +103,9 @@ func TestSeries(t *testing.T) {
 			t.Errorf("%d runs: %v", runs, err)
 		}
 	}
+	if results, err := Series(t.Context(), cfg, []string{"cached", "lukewarm"}, 3); err == nil || len(results) != 1 || results[0].Runs != 1 {
+		t.Errorf("%d results before a run that fails: %v", len(results), err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	results, err := Series(ctx, cfg, []string{"cached", "cold"}, 3)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -53,21 +54,19 @@ that waits for it, cached with the one of the lease before, whose connection sta
 				cfg.Library = filepath.Join(filepath.Dir(self), "..", "build", "functions", "echo.so")
 			}
 			cfg.Progress = a.progress()
-			results, err := cold.Series(c.Context(), cfg, modes, runs)
-			if err == nil && out.asCSV {
-				err = cold.WriteCSV(a.Stdout, results...)
+			results, failed := cold.Series(c.Context(), cfg, modes, runs)
+			if out.asCSV && len(results) > 0 {
+				failed = errors.Join(cold.WriteCSV(a.Stdout, results...), failed)
 			}
 			for _, r := range results {
 				switch {
-				case err != nil:
-					return err
 				case out.asJSON:
-					err = cold.WriteJSON(a.Stdout, r)
+					failed = errors.Join(cold.WriteJSON(a.Stdout, r), failed)
 				case !out.asCSV:
-					err = cold.WriteTable(a.Stdout, r)
+					failed = errors.Join(cold.WriteTable(a.Stdout, r), failed)
 				}
 			}
-			return err
+			return failed
 		},
 	}
 	f := c.Flags()

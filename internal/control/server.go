@@ -47,8 +47,8 @@ func Connection(ctx context.Context) context.Context {
 // measuring one, by a ping for each message, which would wake both sides twice more for every lease.
 const flowWindow = 1 << 20
 
-// streamWorkers is how many goroutines stay to serve the next call, with the stack that the last one has needed. More calls at a time
-// have goroutines of their own.
+// streamWorkers is how many goroutines stay to serve the next call, with the stack that the last one has needed, as long as the
+// collector leaves it to them. More calls at a time, streams that stay open among them, have goroutines of their own.
 const streamWorkers = 8
 
 // newServer makes a gRPC server with the gate in front of every call and the limits that both daemons use.

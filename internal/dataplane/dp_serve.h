@@ -50,8 +50,8 @@ void dp_server_finish(dp_server *s);
 void dp_server_park(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
 void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg);
-/* Makes the pages of the client's memory present that calls use, as far as the client has them: after connecting, by who has time
- * for it. Without, each comes with its first use. */
+/* Makes the pages of the client's memory present that calls use first, up to 4 MiB of slots and the mailbox, as far as the client has
+ * them: after connecting, by who has time for it. Other pages come with their first use. */
 void dp_server_touch(dp_server *s);
 /* Written by the serving thread only; stats may be in memory shared with the executor. */
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "dp_serve_impl.h"
 
@@ -156,9 +157,10 @@ static void touch_present(uint8_t *at, uint64_t len) {
 
 void dp_server_touch(dp_server *s) {
     enum { PAGE = 4096 };
-    if (s->staging) /* of no other than its own memory */
+    /* Of no other than its own memory, or of other pages: each comes with its first use then. */
+    if (s->staging || sysconf(_SC_PAGESIZE) != PAGE)
         return;
-    const uint64_t most = 64u << 20;
+    const uint64_t most = 4u << 20; /* some 100 us: whoever has the lease may be calling already */
     uint64_t slots = (s->layout.bulk_at + PAGE - 1) & ~(uint64_t)(PAGE - 1), mail = s->layout.mail_at & ~(uint64_t)(PAGE - 1);
     int before = errno; /* of hints */
     touch_present(s->out, slots < most ? slots : most);

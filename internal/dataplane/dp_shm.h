@@ -172,7 +172,8 @@ int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, 
 bool shm_next_data(int fd, uint64_t offset, uint64_t len, uint64_t *from, uint64_t *to);
 /* map may lie within its first page. */
 void shm_unmap(void *map, uint64_t size);
-/* Maps the peer's descriptors and closes them. `now`: with the pages that there are, which otherwise come one by one when used. */
+/* Maps the peer's descriptors and closes them. `now`: regions with the pages that there are, which otherwise come one by one when
+ * used; what every message takes is there in any case. */
 int shm_peer_map(shm_peer *p, bool now, dp_error *err);
 /* Takes the mappings back and keeps the descriptors of a map that failed; _clear takes all. */
 void shm_peer_unmap(shm_peer *p);

@@ -13,7 +13,7 @@
  *
  * One that is made ahead of its lease does first what needs no client: device, sandbox, memory and queue pair for a channel of
  * the usual sizes, device files hidden, the filter but for what connecting takes; PREPARED. With the lease it is pinned, connects
- * and goes on as above, where sealing is taking away the rest. Its memory is where it was when it was made.
+ * and goes on as above, where sealing is taking away the rest; on shm it limits and seals itself while the client answers. Its memory is where it was when it was made.
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
@@ -409,8 +409,10 @@ static void connect_early(worker *w) {
     w->dev->meanwhile = close_up;
     w->dev->meanwhile_arg = w;
     connect_client(w);
-    if (w->dev->meanwhile) /* it has not waited */
+    if (w->dev->meanwhile) { /* it has not waited */
+        w->dev->meanwhile = NULL;
         close_up(w);
+    }
 }
 
 static void ready(worker *w) {

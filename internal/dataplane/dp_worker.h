@@ -145,7 +145,7 @@ _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, 
                    offsetof(dp_msg_spawn, uid) == 504 && sizeof(dp_msg_spawn) == 520,
                "spawn message layout");
 
-/* Body of SPAWNED and STARTED: {u32 pid}. Body of READY: the worker's channel blob. Body of LOADED: {u32 functions}.
+/* Body of SPAWNED and STARTED: {u32 pid}. Body of LOADED: {u32 functions}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
 
 /* ---- the page ---- */

@@ -28,6 +28,7 @@ func (e *Executor) Info(_ context.Context, req *control.InfoRequest) (*control.I
 
 // Lease grants cores and connects workers to the caller's blobs. Everything is checked before anything is taken.
 func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
+	deepen()
 	rid, terms, hash, err := e.terms(ctx, req)
 	if err != nil {
 		return nil, err

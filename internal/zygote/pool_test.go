@@ -1,6 +1,12 @@
 package zygote
 
 import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -120,5 +126,64 @@ func TestKeepWarmRefuses(t *testing.T) {
 		if err := z.KeepWarm(1, s); err == nil {
 			t.Errorf("%+v was taken", s)
 		}
+	}
+}
+
+// A worker that waited seals itself before its client has answered: if no answer comes, it still says what was wrong.
+func TestWarmWorkerWhosePeerFails(t *testing.T) {
+	for name, peer := range map[string]func(net.Conn){
+		"is silent": func(net.Conn) {},
+		"hangs up":  func(c net.Conn) { c.Close() },
+		"talks nonsense": func(c net.Conn) {
+			_, _ = c.Write(make([]byte, 312))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := warmZygote(t, 1)
+			c := startClient(t)
+			spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
+			ended := misdirect(t, spec.ClientBlob, peer)
+			defer ended()
+			_, err := z.Spawn(t.Context(), spec)
+			var we *WorkerError
+			if !errors.As(err, &we) || !strings.Contains(err.Error(), "exchange with the shm peer") {
+				t.Errorf("%v, want what the worker says of its peer", err)
+			}
+			eventually(t, 10*time.Second, "the next one waits", func() bool { return z.Waiting() == 1 })
+			lease(t, z, c, nil).mustCall(t, fnEcho, []byte("x"))
+		})
+	}
+}
+
+// misdirect changes a client's blob so that its worker meets somebody else, who takes the first connection. What it returns
+// ends that one.
+func misdirect(t *testing.T, blob []byte, peer func(net.Conn)) (end func()) {
+	t.Helper()
+	const crcAt, nameAt = 52, 56 + 32 // dp_wire.h, dp_shm_link.c
+	for i := range 16 {
+		blob[nameAt+i] ^= 0xff
+	}
+	clear(blob[crcAt : crcAt+4])
+	binary.LittleEndian.PutUint32(blob[crcAt:], crc32.Checksum(blob, crc32.MakeTable(crc32.Castagnoli)))
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: fmt.Sprintf("@rfaas-shm-%x", blob[nameAt:nameAt+16]), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	met := make(chan net.Conn, 1)
+	go func() {
+		defer close(met)
+		if c, err := l.Accept(); err == nil {
+			peer(c)
+			met <- c
+		}
+	}()
+	return func() {
+		l.Close()
+		c, ok := <-met
+		if !ok {
+			t.Error("nobody came")
+			return
+		}
+		c.Close()
 	}
 }
