@@ -13,7 +13,8 @@
  *
  * One that is made ahead of its lease does first what needs no client: device, sandbox, memory and queue pair for a channel of
  * the usual sizes, device files hidden, the filter but for what connecting takes; PREPARED. With the lease it is pinned, connects
- * and goes on as above, where sealing is taking away the rest; on shm it limits and seals itself while the client answers. Its memory is where it was when it was made.
+ * and goes on as above, where sealing is taking away the rest; on shm it limits and seals itself while the client answers. Its
+ * memory is where it was when it was made.
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
