@@ -74,6 +74,7 @@ type Executor struct {
 	Until           Instant       `mapstructure:"until"` // zero: not known
 	LogLevel        slog.Level    `mapstructure:"log-level"`
 	LogFormat       string        `mapstructure:"log-format"`
+	Version         string        `mapstructure:"-"` // of this program
 	providersParsed []string
 }
 
@@ -144,6 +145,7 @@ func executorProgram(version string) program {
 func LoadExecutor(args, environ []string, out io.Writer, version string) (Executor, error) {
 	var c Executor
 	err := executorProgram(version).load(args, environ, out, &c)
+	c.Version = version
 	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
 	}

@@ -4,7 +4,7 @@
  * providers, then answers spawn messages by cloning workers whose parent is the executor (CLONE_PARENT), each
  * with its own seqpacket socket to the executor. The zygote never opens a device and never runs user code.
  *
- *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox}
+ *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox, version}
  *   executor ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
  *   executor ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {what is to be
  *                                             reaped all the same})
@@ -67,7 +67,7 @@ enum {
     DP_MSG_FAILED = 6,
     DP_MSG_STOP = 7,
     DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices, u32 DP_SANDBOX_* that
-                       * work, text without NUL: what does not and why} */
+                       * work, text: what does not and why, NUL, text without NUL: version of the program} */
     DP_MSG_STARTED = 9,
     DP_MSG_FINISH = 10,
     DP_MSG_PREPARE = 11,
@@ -188,8 +188,11 @@ _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocke
                    sizeof(dp_worker_page) <= DP_PAGE_SIZE,
                "worker page layout");
 
-/* Runs the zygote on the given socket until it closes; returns the exit status. The process has one thread. */
-int dp_zygote_run(int sock, dp_sandbox *sandbox);
+#define DP_VERSION_MAX 256 /* bytes of a version that are told */
+
+/* Runs the zygote on the given socket until it closes; returns the exit status. The process has one thread. The executor is told the
+ * version, and takes no zygote of another than its own. */
+int dp_zygote_run(int sock, dp_sandbox *sandbox, const char *version);
 
 /* ---- between this room's files ---- */
 

@@ -46,7 +46,7 @@ static int run_zygote(dp_sandbox *sandbox) {
         fprintf(stderr, "rfaas-worker: descriptor %d is not a seqpacket socket\n%s", ZYGOTE_FD, usage);
         return DP_EXIT_USAGE;
     }
-    return dp_zygote_run(ZYGOTE_FD, sandbox);
+    return dp_zygote_run(ZYGOTE_FD, sandbox, RFAAS_VERSION);
 }
 
 int main(int argc, char **argv) {

@@ -314,6 +314,7 @@ typedef struct zygote {
     pid_t parent; /* executor */
     pid_t *tid;   /* see above */
     dp_sandbox *sandbox;
+    const char *version;
     clones *stem_says; /* shared with the stem: see clone_sandboxed */
     void *robust; /* head of the list of robust mutexes: the kernel forgets it in a child, fork() repeats it */
     size_t robust_len;
@@ -486,12 +487,14 @@ static int zygote_start(zygote *z) {
     dp_crash_prepare();
     struct {
         uint32_t numbers[3];
-        char missing[DP_SANDBOX_TEXT_MAX];
+        char text[DP_SANDBOX_TEXT_MAX + DP_VERSION_MAX]; /* what is missing, NUL, version */
     } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(), 0}, ""};
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
     hello.numbers[2] = z->sandbox->parts;
-    size_t text = strlen(z->sandbox->missing);
-    memcpy(hello.missing, z->sandbox->missing, text);
+    size_t text = strlen(z->sandbox->missing) + 1, version = strnlen(z->version, DP_VERSION_MAX);
+    memcpy(hello.text, z->sandbox->missing, text);
+    memcpy(hello.text + text, z->version, version);
+    text += version;
     int e = dp_msg_send(z->sock, DP_MSG_HELLO, 0, &hello, (uint32_t)(sizeof hello.numbers + text), -1);
     if (e) {
         fprintf(stderr, "rfaas-worker: descriptor %d: %s\n", z->sock, strerror(e));
@@ -500,8 +503,8 @@ static int zygote_start(zygote *z) {
     return 0;
 }
 
-int dp_zygote_run(int sock, dp_sandbox *sandbox) {
-    zygote z = {.sock = sock, .sandbox = sandbox};
+int dp_zygote_run(int sock, dp_sandbox *sandbox, const char *version) {
+    zygote z = {.sock = sock, .sandbox = sandbox, .version = version};
     int st = zygote_start(&z);
     if (st)
         return st;

@@ -247,7 +247,7 @@ func (b *syncBuffer) String() string {
 func testSettings(t *testing.T, args ...string) config.Executor {
 	t.Helper()
 	s, err := config.LoadExecutor(append([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "secret")}, args...),
-		nil, io.Discard, "test")
+		nil, io.Discard, "unknown")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -323,6 +323,12 @@ func TestZygoteTrouble(t *testing.T) {
 	n.z.before = func(context.Context, zygote.Spec) error { return errors.New("no zygote") }
 	_, err := n.Lease(n.ctx(), n.request(1))
 	wantError(t, err, codes.Internal, control.ClassFatal, "no zygote")
+	// Its worker program is of another version: another executor may serve.
+	n.z.before = func(context.Context, zygote.Spec) error {
+		return fmt.Errorf("start zygote: %w", &zygote.WorkerError{Status: -503, Text: "it is version v2"})
+	}
+	_, err = n.Lease(n.ctx(), n.request(1))
+	wantError(t, err, codes.Unavailable, control.ClassConnection, "worker 0: start zygote: it is version v2")
 }
 
 // A node that is short of descriptors or memory is busy: whoever asked tries the next one, or later.

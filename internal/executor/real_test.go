@@ -66,6 +66,11 @@ func newReal(t *testing.T, settings ...string) *real {
 	go func() { r.done <- Serve(ctx, context.Background(), s, log) }()
 	var address string
 	eventually(t, "the executor is ready", func() bool {
+		select {
+		case err := <-r.done:
+			t.Fatal(err)
+		default:
+		}
 		b, err := os.ReadFile(s.AddressFile)
 		address = strings.TrimSpace(string(b))
 		return err == nil

@@ -26,10 +26,10 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 		return err
 	}
 	s.Worker = path
-	z, err := zygote.Start(ctx, zygote.Config{Path: path, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
+	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
 		Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, Processes: uint32(s.SandboxProcesses)}})
 	if err != nil {
-		return fmt.Errorf("start %s: %w", path, err)
+		return err
 	}
 	defer z.Close()
 	return serveWith(ctx, now, s, zygoteSpawner{z}, log)

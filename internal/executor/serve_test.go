@@ -140,6 +140,26 @@ func TestServeRefuses(t *testing.T) {
 	}
 }
 
+// An executor says which version it is, and its worker program which it is.
+func TestServeWithWorkerOfAnotherVersion(t *testing.T) {
+	worker := filepath.Join(t.TempDir(), "worker")
+	greeting := append([]byte("RFWK\x01\x00\x08\x00\x00\x00\x00\x00\x0f\x00\x00\x00\x01"), append(make([]byte, 12), "v2"...)...)
+	script := fmt.Sprintf("#!/bin/sh\ncat '%s.greeting' >&3\nexec cat <&3 >/dev/null\n", worker)
+	for name, content := range map[string][]byte{worker: []byte(script), worker + ".greeting": greeting} {
+		if err := os.WriteFile(name, content, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := config.LoadExecutor([]string{"--listen", "127.0.0.1:0", "--worker", worker, "--secret-file", worker + ".secret"}, nil, io.Discard, "v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Serve(t.Context(), t.Context(), s, slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), worker+": it is version v2, this executor v1: install both of one version") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func loaded(t *testing.T, args ...string) config.Executor {
 	t.Helper()
 	s, err := config.LoadExecutor(append(args, "--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "s")), nil, io.Discard, "")

@@ -54,6 +54,7 @@ const (
 	statusBadBlob     int32 = -203
 	statusBadLibrary  int32 = -204
 	statusWorkerDied  int32 = -502
+	statusProtocol    int32 = -503
 	statusTimeLimit   int32 = -504
 	statusMemoryLimit int32 = -505
 	statusFatal       int32 = -700

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -61,7 +62,7 @@ int main(void) {
         DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
         DP_CHANNEL_BLOB_MAX, DP_DEPTH_MAX, DP_EAGER_MAX, DP_SPAWN_FDS, DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM, DP_INVALID,
         DP_BAD_BLOB, DP_BAD_LIBRARY, DP_WORKER_DIED, DP_FATAL, DP_EXIT_STOPPED, DP_EXIT_FAILED, DP_EXIT_CLIENT_GONE,
-        DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10), DP_TIME_LIMIT, DP_MEMORY_LIMIT,
+        DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10), DP_TIME_LIMIT, DP_MEMORY_LIMIT, DP_PROTOCOL,
         DP_PAGE_SIZE, offsetof(dp_worker_page, death), offsetof(dp_worker_death, text), sizeof((dp_worker_death *)0)->text,
         DP_DEATH_NOTED, DP_DEATH_TRACED, DP_DEATH_STACK_OVERFLOW, offsetof(dp_worker_page, stats.calls), offsetof(dp_worker_page, stats.refused),
         offsetof(dp_worker_page, stats.failed), offsetof(dp_worker_page, stats.bytes_in),
@@ -112,7 +113,7 @@ func TestMessagesMatchC(t *testing.T) {
 		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
 		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
-		int(statusTimeLimit), int(statusMemoryLimit), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, 8, 16, 24, 32, 40, 32, 28}
+		int(statusTimeLimit), int(statusMemoryLimit), int(statusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, 8, 16, 24, 32, 40, 32, 28}
 	if got := strings.Fields(numbers); len(got) != len(want) {
 		t.Fatalf("%d constants, want %d", len(got), len(want))
 	} else {
@@ -174,8 +175,14 @@ func startRaw(t *testing.T) *rawZygote {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ours.Close(); r.cmd.Wait() })
-	if m := r.recv(); m.typ != msgHello || m.u32(0) != wireVersion {
+	m := r.recv()
+	if m.typ != msgHello || m.u32(0) != wireVersion {
 		t.Fatalf("greeting %+v", m)
+	}
+	said, err := exec.Command(workerPath(t), "--version").Output()
+	_, version, _ := bytes.Cut(m.body[12:], []byte{0})
+	if want := fmt.Sprintf("rfaas-worker %s, wire version %d\n", version, wireVersion); len(version) == 0 || err != nil || string(said) != want {
+		t.Fatalf("it greets with version %q, --version says %q (%v)", version, said, err)
 	}
 	return r
 }

@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type process struct {
 	devices int
 	parts   uint32        // of the sandbox
 	missing string        // of it, and why
+	version string        // of the program; "": it does not say
 	gone    chan struct{} // closed when reaped; err is set before
 	err     error
 
@@ -82,6 +84,10 @@ func startProcess(ctx context.Context, cfg *Config) (*process, error) {
 		p.stop()
 		return nil, fmt.Errorf("start zygote %s: %w", path, err)
 	}
+	if err := sameVersion(cfg.Version, p.version); err != nil {
+		p.stop()
+		return nil, fmt.Errorf("start zygote %s: %w", path, err)
+	}
 	if err := cfg.Sandbox.check(p, log); err != nil {
 		p.stop()
 		return nil, err
@@ -122,16 +128,17 @@ func (p *process) hello(ctx context.Context) error {
 	}
 	m, err := decodeMessage(buf[:n])
 	if err != nil {
-		return err
+		return otherVersion("%v", err)
 	}
 	if m.typ != msgHello || len(m.body) < 12 {
 		return fmt.Errorf("greeting of type %d with %d bytes", m.typ, len(m.body))
 	}
 	if v := m.u32(0); v != wireVersion {
-		return fmt.Errorf("rfaas-worker speaks wire version %d, this executor %d", v, wireVersion)
+		return otherVersion("it speaks wire version %d, this executor %d", v, wireVersion)
 	}
 	p.devices = int(m.u32(1))
-	p.parts, p.missing = m.u32(2), printable(m.body[12:])
+	missing, version, _ := bytes.Cut(m.body[12:], []byte{0})
+	p.parts, p.missing, p.version = m.u32(2), printable(missing), printable(version)
 	return nil
 }
 

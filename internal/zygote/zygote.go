@@ -30,6 +30,7 @@ var (
 // Config of a Zygote. Path and Log are mandatory.
 type Config struct {
 	Path    string // of the rfaas-worker program
+	Version string // that it must have; "": any
 	Log     *slog.Logger
 	Sandbox Sandbox
 }
@@ -86,6 +87,7 @@ type Zygote struct {
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
+	noStart error         // why the last one did not start, while there is none
 	changed chan struct{} // closed and renewed when current changes
 	devices int
 	parts   uint32 // of the sandbox
@@ -164,7 +166,7 @@ func (z *Zygote) Close() error {
 func (z *Zygote) set(p *process) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.current = p
+	z.current, z.noStart = p, nil
 	if p != nil {
 		z.devices, z.parts = p.devices, p.parts
 	}
@@ -215,6 +217,7 @@ func (z *Zygote) replace(delay *time.Duration, longest time.Duration) *process {
 			return nil
 		}
 		z.cfg.Log.Error("zygote does not start", "err", err, "next_try", *delay)
+		z.failed(err)
 		select {
 		case <-time.After(*delay):
 		case <-z.ctx.Done():
@@ -224,11 +227,20 @@ func (z *Zygote) replace(delay *time.Duration, longest time.Duration) *process {
 	}
 }
 
-// process waits for a living zygote.
+// failed tells those who wait for a zygote why there is none yet.
+func (z *Zygote) failed(err error) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.noStart = err
+	close(z.changed)
+	z.changed = make(chan struct{})
+}
+
+// process waits for a living zygote, but not for a program of another version to be replaced: a *WorkerError.
 func (z *Zygote) process(ctx context.Context) (*process, error) {
 	for {
 		z.mu.Lock()
-		p, changed, closed := z.current, z.changed, z.closed
+		p, changed, closed, noStart := z.current, z.changed, z.closed, z.noStart
 		z.mu.Unlock()
 		if closed {
 			return nil, errClosed
@@ -236,11 +248,18 @@ func (z *Zygote) process(ctx context.Context) (*process, error) {
 		if p != nil && !p.isDead() {
 			return p, nil
 		}
+		var other *WorkerError
+		if errors.As(noStart, &other) {
+			return nil, noStart
+		}
 		select {
 		case <-changed:
 		case <-z.ctx.Done():
 			return nil, errClosed
 		case <-ctx.Done():
+			if noStart != nil {
+				return nil, fmt.Errorf("no zygote: %w: %w", context.Cause(ctx), noStart)
+			}
 			return nil, fmt.Errorf("no zygote: %w", context.Cause(ctx))
 		}
 	}

@@ -1,0 +1,122 @@
+package zygote
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// greeter installs a program in path's place that greets with these bytes and then waits for its end.
+func greeter(t *testing.T, path string, greeting []byte) {
+	t.Helper()
+	script := fmt.Sprintf("#!/bin/sh\ncat '%s.greeting' >&3\nexec cat <&3 >/dev/null\n", path)
+	for name, content := range map[string][]byte{path + ".greeting": greeting, path + ".new": []byte(script)} {
+		if err := os.WriteFile(name, content, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// greeting is a HELLO; text is what follows the numbers.
+func greeting(wire uint32, text string) []byte {
+	body := binary.LittleEndian.AppendUint32(nil, wire)
+	body = append(body, make([]byte, 8)...)
+	return (&message{msgHello, 0, append(body, text...)}).encode()
+}
+
+// Without the check an executor would send such a program messages that it takes for others.
+func TestOtherVersionDoesNotStart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rfaas-worker")
+	headless := greeting(wireVersion, "\x00v2")
+	headless[4] = wireVersion + 1
+	const v1 = "v1: install both of one version, then restart the executor"
+	for name, tc := range map[string]struct {
+		ours     string
+		greeting []byte
+		want     string // of the error; "": it starts
+	}{
+		"the same":             {"v1", greeting(wireVersion, "no Landlock\x00v1"), ""},
+		"ours does not matter": {"", greeting(wireVersion, "\x00v2"), ""},
+		"ours unknown":         {"unknown", greeting(wireVersion, "\x00v2"), ""},
+		"theirs unknown":       {"v1", greeting(wireVersion, "\x00unknown"), ""},
+		"another":              {"v1", greeting(wireVersion, "\x00v2"), "it is version v2, this executor " + v1},
+		"older":                {"v1", greeting(wireVersion, ""), "it is version from before versions were told, this executor " + v1},
+		"other wire":           {"", greeting(wireVersion+1, "\x00v2"), "it speaks wire version 2, this executor 1: install both"},
+		"other heads":          {"", headless, "wire version 2, this executor speaks 1: install both"},
+	} {
+		greeter(t, path, tc.greeting)
+		z, err := Start(t.Context(), Config{Path: path, Version: tc.ours, Log: testLog(t)})
+		if err == nil {
+			z.Close()
+		}
+		if tc.want == "" {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		var we *WorkerError
+		if !errors.As(err, &we) || we.Status != statusProtocol || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: error %v, want one with %q", name, err, tc.want)
+		}
+	}
+}
+
+// A lease hears why there are no workers, at once, until the executor finds its own version again.
+func TestOtherVersionInstalledMeanwhile(t *testing.T) {
+	worker := workerPath(t)
+	path := filepath.Join(t.TempDir(), "rfaas-worker")
+	if err := os.Symlink(worker, path); err != nil {
+		t.Fatal(err)
+	}
+	p, err := startProcess(t.Context(), &Config{Path: worker, Log: testLog(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := p.version
+	p.stop()
+	if unversioned(ours) {
+		ours = "v1"
+	}
+	z, err := Start(t.Context(), Config{Path: path, Version: ours, Log: testLog(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { z.Close() })
+	c := startClient(t)
+	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("before"))
+
+	greeter(t, path, greeting(wireVersion, "\x00v0"))
+	old := current(t, z)
+	old.cmd.Process.Kill()
+	within(t, 10*time.Second, "end of the zygote", old.gone)
+	spec, channel := c.spec(t, sealedFile(t, testLibrary(t)))
+	_, err = z.Spawn(t.Context(), spec)
+	wantError(t, err, statusProtocol, "it is version v0, this executor "+ours+":")
+	c.ask("close %d", channel)
+
+	if err := os.Symlink(worker, path+".back"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".back", path); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		z.mu.Lock()
+		p, changed := z.current, z.changed
+		z.mu.Unlock()
+		if p != nil {
+			break
+		}
+		within(t, 10*time.Second, "a zygote of ours", changed)
+	}
+	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("after"))
+}
