@@ -79,9 +79,9 @@ func canAppend(file string) error {
 			if !filepath.IsAbs(to) {
 				to = filepath.Join(filepath.Dir(file), to)
 			}
-			file = to
+			return writable(filepath.Dir(to))
 		}
-		return writable(filepath.Dir(file))
+		return canMake(filepath.Dir(file))
 	}
 	switch {
 	case err != nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 )
@@ -24,10 +25,13 @@ type Audit struct {
 // maxAudit is the most lines of refusals in a second.
 const maxAudit = 20
 
-// OpenAudit appends to a file of JSON lines, mode 0600. An empty path writes to the log instead.
+// OpenAudit appends to a file of JSON lines, mode 0600, whose directory it makes, mode 0700. An empty path writes to the log instead.
 func OpenAudit(path string, log *slog.Logger) (*Audit, error) {
 	if path == "" {
 		return &Audit{log: log, level: slog.LevelWarn}, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

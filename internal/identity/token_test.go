@@ -325,10 +325,16 @@ func TestCluster(t *testing.T) {
 }
 
 func TestAuditIsBounded(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "audit")
+	path := filepath.Join(t.TempDir(), "state", "audit")
 	a, err := OpenAudit(path, nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if st, err := os.Stat(filepath.Dir(path)); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("its directory: %v, %v", st, err)
+	}
+	if _, err := OpenAudit(filepath.Join(path, "x", "audit"), nil); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("below a file: %v", err)
 	}
 	for i := range 10000 {
 		a.Refused(&Error{Wrong, "wrong secret"}, "/x", "10.0.0.1:5", "", noon.Add(time.Duration(i)*time.Microsecond))
