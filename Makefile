@@ -82,7 +82,7 @@ unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); th
 .PHONY: FORCE
 FORCE:
 
-programs: # bin/executor, bin/resource-manager, bin/rfaas
+programs: worker # with libexec/rfaas-worker, which must be of their version: bin/executor, bin/resource-manager, bin/rfaas
 	$(call say,GO,bin/)
 	$(Q)mkdir -p bin
 	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/...

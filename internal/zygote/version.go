@@ -1,6 +1,9 @@
 package zygote
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Executor and rfaas-worker are two files of one program, and change what they say to each other from one version to the
 // next. An executor that runs when another version is installed meets that one when its zygote has to be replaced.
@@ -8,7 +11,8 @@ import "fmt"
 // sameVersion refuses a worker program of another version than ours. One that was built without a version goes with all,
 // as does this program.
 func sameVersion(ours, theirs string) error {
-	if ours == "" || ours == theirs || unversioned(ours) || unversioned(theirs) {
+	const edited = "-dirty" // git's, of a clone in which each part is built when it is edited
+	if ours == "" || strings.TrimSuffix(ours, edited) == strings.TrimSuffix(theirs, edited) || unversioned(ours) || unversioned(theirs) {
 		return nil
 	}
 	if theirs == "" {

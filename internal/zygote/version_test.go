@@ -46,6 +46,7 @@ func TestOtherVersionDoesNotStart(t *testing.T) {
 		"the same":             {"v1", greeting(wireVersion, "no Landlock\x00v1"), ""},
 		"ours does not matter": {"", greeting(wireVersion, "\x00v2"), ""},
 		"ours unknown":         {"unknown", greeting(wireVersion, "\x00v2"), ""},
+		"theirs edited":        {"v1", greeting(wireVersion, "\x00v1-dirty"), ""},
 		"theirs unknown":       {"v1", greeting(wireVersion, "\x00unknown"), ""},
 		"another":              {"v1", greeting(wireVersion, "\x00v2"), "it is version v2, this executor " + v1},
 		"older":                {"v1", greeting(wireVersion, ""), "it is version from before versions were told, this executor " + v1},
