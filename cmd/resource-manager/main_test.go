@@ -21,6 +21,8 @@ func TestRun(t *testing.T) {
 		{[]string{"--print-config"}, 0, "listen: "},
 		{[]string{"--nonsense"}, 2, "--nonsense"},
 		{[]string{"--listen", "0.0.0.0:0"}, 2, "--allow-plaintext"},
+		{[]string{"--listen", "unix:" + secret + ".socket", "--secret-file", secret, "--state-dir", "/proc/sys/x"}, 1,
+			"resource-manager: ledger: mkdir /proc/sys/x"},
 		{[]string{"--listen", "192.0.2.1:1", "--allow-plaintext", "--secret-file", secret}, 1, "resource-manager: "},
 	} {
 		var out, errs bytes.Buffer

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -150,8 +151,9 @@ func (e *Executor) ended(id lease.ID) error {
 	return grpcError(err)
 }
 
-// grpcError classes what the lease table says.
+// grpcError classes what the lease table says. Who reads an error reads its class before the text: it is not said twice.
 func grpcError(err error) error {
+	without := func(class error) string { return strings.TrimSuffix(err.Error(), ": "+class.Error()) }
 	var we *zygote.WorkerError
 	if errors.As(err, &we) {
 		return control.StatusError(we.Status, err.Error())
@@ -160,11 +162,11 @@ func grpcError(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, lease.ErrBusy):
-		return control.Errorf(control.ClassBusy, "%v", err)
+		return control.Errorf(control.ClassBusy, "%s", without(lease.ErrBusy))
 	case errors.Is(err, lease.ErrDraining):
 		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "the executor is draining and gives out no more leases")
 	case errors.Is(err, lease.ErrInvalid):
-		return control.Errorf(control.ClassInvalid, "%v", err)
+		return control.Errorf(control.ClassInvalid, "%s", without(lease.ErrInvalid))
 	case errors.Is(err, lease.ErrUnknown), errors.Is(err, lease.ErrNotKept):
 		return control.Errorf(control.ClassLease, "%v", err)
 	case errors.Is(err, lease.ErrEnded), errors.Is(err, lease.ErrState):

@@ -34,6 +34,9 @@ func wantError(t *testing.T, err error, code codes.Code, class control.Class, te
 			t.Errorf("error %q does not say %q", err, s)
 		}
 	}
+	if strings.HasSuffix(err.Error(), ": "+class.String()) {
+		t.Errorf("error %q says its class again", err)
+	}
 }
 
 func TestLeaseAndRelease(t *testing.T) {

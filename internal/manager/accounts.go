@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -38,6 +39,8 @@ type accounts struct {
 	trouble  error           // why the last harvest failed
 	refused  map[string]bool // why charges were refused in the last harvest that said so
 	refusals uint64          // charges that were refused, each counted once while it is met again
+
+	unsettled atomic.Uint64 // messages of charges that were refused
 
 	byMessage map[accounting.Key]accounting.Entry // running leases whose sums come so
 }
@@ -322,6 +325,33 @@ func (a *accounts) state() string {
 
 // Settle merges sums that come by message.
 func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
+	entries, err := entriesOf(req)
+	if err == nil {
+		err = settleError(m.accounts.ledger.Merge(m.accounts.now(), entries...))
+	}
+	if err != nil {
+		if control.ClassOf(err) == control.ClassInvalid {
+			m.accounts.unsettled.Add(1)
+		}
+		return nil, err
+	}
+	m.accounts.heard(entries)
+	return &control.SettleReply{}, nil
+}
+
+// settleError classes what Merge says for an executor: it gives up a charge that is refused, and keeps what the ledger cannot take.
+func settleError(err error) error {
+	refused, trouble := sift(err)
+	switch {
+	case len(refused) > 0:
+		return control.Errorf(control.ClassInvalid, "%v", err)
+	case trouble != nil:
+		return control.Errorf(control.ClassBusy, "%v", err)
+	}
+	return nil
+}
+
+func entriesOf(req *control.SettleRequest) ([]accounting.Entry, error) {
 	entries := make([]accounting.Entry, 0, len(req.GetEntries()))
 	for _, r := range req.GetEntries() {
 		if len(r.GetIncarnation()) != 16 || len(r.GetUse()) != accounting.NumCounters {
@@ -334,15 +364,7 @@ func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*contro
 		copy(e.Use[:], r.GetUse())
 		entries = append(entries, e)
 	}
-	err := m.accounts.ledger.Merge(m.accounts.now(), entries...)
-	switch {
-	case errors.Is(err, accounting.ErrInvalid), errors.Is(err, accounting.ErrConflict):
-		return nil, control.Errorf(control.ClassInvalid, "%v", err)
-	case err != nil:
-		return nil, control.Errorf(control.ClassBusy, "%v", err)
-	}
-	m.accounts.heard(entries)
-	return &control.SettleReply{}, nil
+	return entries, nil
 }
 
 // Bill says what tenants owe.

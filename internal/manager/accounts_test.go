@@ -117,7 +117,8 @@ func TestRefusedChargesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// Refusals are told from the ledger's trouble, also where both come at once: a damaged record may be an invalid entry, too.
+// Refusals are told from the ledger's trouble, also where both come at once: a damaged record may be an invalid entry, too. An executor
+// that settles by message gives up what is invalid only, not what meets a damaged record.
 func TestRefusalsBesideTrouble(t *testing.T) {
 	refusal := fmt.Errorf("%w: not of ann", accounting.ErrConflict)
 	damage, full := fmt.Errorf("%w: %w", accounting.ErrLedger, accounting.ErrInvalid), errors.New("disk full")
@@ -125,13 +126,17 @@ func TestRefusalsBesideTrouble(t *testing.T) {
 		err     error
 		refused []string
 		trouble error
+		class   control.Class
 	}{
-		"nothing":      {nil, nil, nil},
-		"disk full":    {full, nil, full},
-		"refusal":      {errors.Join(refusal), []string{refusal.Error()}, nil},
-		"damage":       {errors.Join(damage), nil, damage},
-		"both at once": {errors.Join(damage, refusal), []string{refusal.Error()}, damage},
+		"nothing":      {nil, nil, nil, 0},
+		"disk full":    {full, nil, full, control.ClassBusy},
+		"refusal":      {errors.Join(refusal), []string{refusal.Error()}, nil, control.ClassInvalid},
+		"damage":       {errors.Join(damage), nil, damage, control.ClassBusy},
+		"both at once": {errors.Join(damage, refusal), []string{refusal.Error()}, damage, control.ClassInvalid},
 	} {
+		if err := settleError(c.err); (err == nil) != (c.err == nil) || control.ClassOf(err) != c.class {
+			t.Errorf("%s: an executor is told %v", name, err)
+		}
 		if refused, trouble := sift(c.err); !slices.Equal(refused, c.refused) || !errors.Is(trouble, c.trouble) || (c.trouble == nil) != (trouble == nil) {
 			t.Errorf("%s: %q, %v", name, refused, trouble)
 		}

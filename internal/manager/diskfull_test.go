@@ -109,6 +109,7 @@ func managerDiskFull(t *testing.T, dir string) {
 	if _, err := w.client.Settle(t.Context(), settle); control.ClassOf(err) != control.ClassBusy || !strings.Contains(err.Error(), text) {
 		t.Errorf("charges by message: %v", err)
 	}
+	metric("rfaas_manager_refused_settlements_total 0") // they wait
 	y := w.executor(2)
 	y.write(3)
 	w.table.sweep()

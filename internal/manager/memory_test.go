@@ -327,6 +327,9 @@ func TestAttachBadInput(t *testing.T) {
 			t.Errorf("%s: %v", c.text, err)
 		}
 	}
+	if n := w.counted("rfaas_manager_refused_settlements_total"); n != 2 {
+		t.Errorf("%v refused settlements are counted, want 2", n)
+	}
 	p.write(1) // its connection has not suffered
 	if _, err := New(Config{Heartbeat: time.Second, Slots: 8, Providers: []string{"pigeon"}, Asked: true, Log: slog.New(slog.DiscardHandler)}); err == nil ||
 		!strings.Contains(err.Error(), "pigeon") {

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 
 	"github.com/rfaas-go/rfaas/internal/config"
@@ -32,7 +31,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	m, err := New(cfg)
 	if err != nil {
 		closePort()
-		return fmt.Errorf("resource manager: %w", err)
+		return err
 	}
 	m.AddTo(port.Server)
 	defer m.Close() // after the port: no call is running any more
