@@ -18,6 +18,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
+// uidFile keeps the workers of this node's executors from having the same user ids.
+const uidFile = "/run/rfaas/uids"
+
 // Serve runs an executor on this node until ctx ends or somebody asks for it by the control port, then drains it. now ends
 // the drain at once. nil: it ended as it should.
 func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error {
@@ -27,7 +30,7 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 	}
 	s.Worker = path
 	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
-		Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, Processes: uint32(s.SandboxProcesses)}})
+		Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses)}})
 	if err != nil {
 		return err
 	}

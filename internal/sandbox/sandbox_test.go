@@ -2,6 +2,9 @@ package sandbox
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -66,5 +69,57 @@ func TestUIDs(t *testing.T) {
 	u.Give(a)
 	if b, _ := u.Take(); a == b {
 		t.Errorf("%d again at once", a)
+	}
+}
+
+// Two executors of a node have ranges that overlap, and no id twice; what one gives back, and what it had when it ended, is the other's.
+func TestSharedUIDs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "run", "uids")
+	open := func(r Range) *UIDs {
+		u := NewUIDs(r)
+		if err := u.Share(file); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(u.Close)
+		return u
+	}
+	a, b := open(Range{4_000_000_000, 4}), open(Range{4_000_000_002, 4})
+	taken := map[uint32]*UIDs{}
+	take := func(u *UIDs, n int) {
+		t.Helper()
+		for range n {
+			id, err := u.Take()
+			if err != nil || taken[id] != nil {
+				t.Fatalf("%d, %v after %v", id, err, taken)
+			}
+			taken[id] = u
+		}
+	}
+	none := func(u *UIDs) {
+		t.Helper()
+		if id, err := u.Take(); !errors.Is(err, ErrNoUID) {
+			t.Errorf("one more: %d, %v after %v", id, err, taken)
+		}
+	}
+	take(a, 4)
+	take(b, 2)
+	none(a)
+	none(b)
+	a.Give(4_000_000_004) // not its own
+	none(a)
+	a.Give(4_000_000_003)
+	delete(taken, 4_000_000_003)
+	take(b, 1)
+	none(a)
+	a.Close()
+	delete(taken, 4_000_000_002)
+	take(b, 1)
+	none(b)
+
+	if err := NewUIDs(Range{1, 1}).Share(filepath.Join(file, "x")); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("below a file: %v", err)
+	}
+	if st, err := os.Stat(file); err != nil || st.Mode().Perm() != 0o600 || st.Size() != 0 {
+		t.Errorf("the file: %+v, %v", st, err)
 	}
 }

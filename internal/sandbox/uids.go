@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Range is a range of user ids, which are group ids too: from First on, N of them. The zero Range has none.
@@ -50,9 +54,10 @@ type UIDs struct {
 	mu   sync.Mutex
 	next uint32
 	used map[uint32]bool
+	file *os.File // of Share, or nil
 }
 
-// NewUIDs begins anywhere in the range: other executors of the node may have the same one.
+// NewUIDs begins anywhere in the range: other executors of the node may have the same one, and not share them.
 func NewUIDs(r Range) *UIDs {
 	u := &UIDs{r: r, used: map[uint32]bool{}}
 	if r.N > 0 {
@@ -61,25 +66,54 @@ func NewUIDs(r Range) *UIDs {
 	return u
 }
 
-// Take returns an id that nobody else has, the one that has been free for longest.
+// Share keeps the ids apart from those of all who share the same file, also if their ranges overlap: the byte of the file with an
+// id's number is locked while the id is in use, or until its process ends. The file and its directory are made. Once, before the
+// first Take; Close then.
+func (u *UIDs) Share(path string) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	u.file, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	return err
+}
+
+// Close gives all ids back.
+func (u *UIDs) Close() {
+	if u.file != nil {
+		u.file.Close()
+	}
+}
+
+// lock says whether nobody else has the id.
+func (u *UIDs) lock(id uint32, how int16) bool {
+	if u.file == nil {
+		return true
+	}
+	err := unix.FcntlFlock(u.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: how, Start: int64(id), Len: 1})
+	return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) // a file that has no locks keeps nobody from working
+}
+
+// Take returns an id that nobody else has, of those the one that has been free for longest.
 func (u *UIDs) Take() (uint32, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if uint32(len(u.used)) == u.r.N {
-		return 0, fmt.Errorf("%w: %d, %v", ErrNoUID, u.r.N, u.r)
-	}
-	for u.used[u.r.First+u.next] {
+	for range u.r.N {
+		id := u.r.First + u.next
 		u.next = (u.next + 1) % u.r.N
+		if !u.used[id] && u.lock(id, unix.F_WRLCK) {
+			u.used[id] = true
+			return id, nil
+		}
 	}
-	id := u.r.First + u.next
-	u.next = (u.next + 1) % u.r.N
-	u.used[id] = true
-	return id, nil
+	return 0, fmt.Errorf("%w: %d, %v", ErrNoUID, u.r.N, u.r)
 }
 
 // Give takes an id back, of which no process must be left. 0 is none.
 func (u *UIDs) Give(id uint32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	delete(u.used, id)
+	if u.used[id] {
+		delete(u.used, id)
+		u.lock(id, unix.F_UNLCK)
+	}
 }

@@ -22,6 +22,7 @@ type Sandbox struct {
 	// Environment is what workers keep of the executor's variables besides those for computing; a name may end in *.
 	Environment []string
 	UIDs        sandbox.Range // for workers whose Spec has no UID; needs root
+	UIDFile     string        // shared with others that give out UIDs on this node; "": none
 	// Processes is how many processes and threads a worker may have; 0: no limit.
 	Processes uint32
 
@@ -111,6 +112,17 @@ func Lacks(ctx context.Context, path string, uids sandbox.Range) (string, error)
 	}
 	defer p.stop()
 	return cfg.Sandbox.lacks(p.parts, p.missing), nil
+}
+
+// shareUIDs keeps this zygote's ids of users apart from others'.
+func (z *Zygote) shareUIDs() {
+	s := &z.cfg.Sandbox
+	if s.UIDFile == "" || s.UIDs.N == 0 || !z.canGiveUID() {
+		return
+	}
+	if err := z.uids.Share(s.UIDFile); err != nil {
+		z.cfg.Log.Warn("workers of two executors of this node may have the same user id", "err", err)
+	}
 }
 
 // canGiveUID says whether workers can be other users than the executor.

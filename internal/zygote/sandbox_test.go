@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -127,23 +128,25 @@ func TestVerifiedUser(t *testing.T) {
 	}
 }
 
-// When the ids are used up there is no worker, and those of dead workers serve again.
+// When the ids are used up, here or by another executor, there is no worker, and those of dead workers serve again.
 func TestUserIDsRunOut(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives workers other users")
 	}
 	testSandbox = confined
-	testSandbox.UIDs.N = 1
+	testSandbox.UIDs.N, testSandbox.UIDFile = 1, filepath.Join(t.TempDir(), "uids")
 	defer func() { testSandbox = Sandbox{} }()
-	z, c := startZygote(t), startClient(t)
+	z, other, c := startZygote(t), startZygote(t), startClient(t)
 	w := lease(t, z, c, nil)
 	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
-	if _, err := z.Spawn(t.Context(), spec); !errors.Is(err, sandbox.ErrNoUID) {
-		t.Errorf("a second worker with one id: %v", err)
+	for _, z := range []*Zygote{z, other} {
+		if _, err := z.Spawn(t.Context(), spec); !errors.Is(err, sandbox.ErrNoUID) {
+			t.Errorf("a second worker with one id: %v", err)
+		}
 	}
 	w.Kill()
 	<-w.Done()
-	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("x"))
+	lease(t, other, c, nil).mustCall(t, fnEcho, []byte("x"))
 }
 
 // What doctor says is what an executor would.

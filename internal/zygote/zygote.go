@@ -117,6 +117,7 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		workers: map[*Worker]struct{}{},
 		pool:    newPool(),
 	}
+	z.shareUIDs()
 	z.ctx, z.cancel = context.WithCancel(context.Background())
 	z.tasks.Add(2)
 	changed := make(chan os.Signal, 1)
@@ -155,6 +156,7 @@ func (z *Zygote) Close() error {
 	if !first {
 		return errClosed
 	}
+	z.uids.Close()
 	if z.groups != nil {
 		return z.groups.Close()
 	}
