@@ -150,15 +150,20 @@ func TestScribblingFunction(t *testing.T) {
 			binary.LittleEndian.PutUint32(in, what)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			begin := time.Now()
-			_, err := l.Worker(0).Invoke(ctx, scribbles, in, make([]byte, size))
-			t.Logf("%#x, %d bytes: %v after %v", what, size, err, time.Since(begin).Round(time.Millisecond))
+			result := make([]byte, size)
+			n, err := l.Worker(0).Invoke(ctx, scribbles, in, result)
+			written := binary.LittleEndian.Uint32(result)
+			t.Logf("%#x, %d bytes: %v after %v, %d mappings", what, size, err, time.Since(begin).Round(time.Millisecond), written)
+			if err == nil && n == 4 && written == 0 {
+				t.Errorf("%#x, %d bytes: it has not overwritten all that it could", what, size)
+			}
 			if ctx.Err() != nil {
 				t.Errorf("%#x, %d bytes: the call did not end", what, size)
 			}
 			cancel()
 			ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 			out := make([]byte, 8)
-			n, err := l.Worker(0).Invoke(ctx, echo, []byte("again"), out)
+			n, err = l.Worker(0).Invoke(ctx, echo, []byte("again"), out)
 			if err != nil {
 				n, err = l.Worker(0).Invoke(ctx, echo, []byte("again"), out)
 			}

@@ -59,6 +59,14 @@ func (n *node) freeAndLiving(cores, workers int) {
 	eventually(n.t, "the right number of workers", func() bool { return len(n.z.alive()) == workers })
 }
 
+// becomesFree is freeAndLiving where workers end by themselves: their cores are nobody's in between.
+func (n *node) becomesFree(cores int) {
+	n.t.Helper()
+	eventually(n.t, "all workers gone and their cores free", func() bool {
+		return len(n.z.alive()) == 0 && n.e.table.Capacity().FreeCores == cores
+	})
+}
+
 func reuse(id uint64) func(*control.LeaseRequest) {
 	return func(r *control.LeaseRequest) { r.Reuse = id }
 }
@@ -173,7 +181,7 @@ func TestKeptWorkersGiveWay(t *testing.T) {
 
 	n.keepLease(1)
 	n.freeAndLiving(4, 1)
-	n.freeAndLiving(4, 0) // in time
+	n.becomesFree(4) // in time
 
 	conn := n.dial()
 	other := control.NewExecutorClient(conn)
@@ -187,7 +195,7 @@ func TestKeptWorkersGiveWay(t *testing.T) {
 	}
 	began := time.Now()
 	conn.Close()
-	n.freeAndLiving(4, 0)
+	n.becomesFree(4)
 	t.Logf("gone %v after their client", time.Since(began).Round(time.Millisecond))
 }
 

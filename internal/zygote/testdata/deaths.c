@@ -167,7 +167,8 @@ FUNCTION(falls_silent) {
 
 /* Overwrites what the process may write: its shared mappings, and with bit 8 of the u32 in args the private ones too,
  * except the stack that it runs on and the device's own queues. The low byte is what it writes, 1: random bytes. Runs on
- * what it has in registers and on the stack. */
+ * what it has in registers and on the stack. The result is a u32: how many mappings it has overwritten, 0 if there were more than it
+ * could list. */
 __attribute__((optimize("no-tree-loop-distribute-patterns"))) FUNCTION(scribbles) {
     static char maps[1 << 16];
     uint32_t how;
@@ -199,5 +200,7 @@ __attribute__((optimize("no-tree-loop-distribute-patterns"))) FUNCTION(scribbles
             }
             *p = what;
         }
-    return 0;
+    uint32_t written = areas_n == 256 || n == (int)sizeof maps - 1 ? 0 : (uint32_t)areas_n;
+    memcpy(res, &written, sizeof written);
+    return sizeof written;
 }
