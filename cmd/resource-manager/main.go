@@ -1,4 +1,4 @@
-// Command resource-manager knows which executors lend cores.
+// Command resource-manager knows which executors lend cores, and keeps the accounts of those who use them.
 package main
 
 import (

@@ -64,7 +64,7 @@ var managerOptions = []option{
 }
 
 func managerProgram(version string) program {
-	return program{name: "resource-manager", about: "knows which executors lend cores",
+	return program{name: "resource-manager", about: "knows which executors lend cores, and keeps the accounts of those who use them",
 		prefix: "RFAAS_MANAGER_", version: version, options: managerOptions}
 }
 

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rfaas-go/rfaas/internal/control"
-	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -96,16 +95,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 		}
 		return 0
 	})
-	for _, reason := range identity.Reasons() {
-		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
-			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},
-			func() float64 {
-				if e.gate == nil {
-					return 0
-				}
-				return float64(e.gate.RefusedFor(reason))
-			}))
-	}
+	observe.CountRefusals(r, e.gate)
 }
 
 // bytes is what all libraries take, those being uploaded included.

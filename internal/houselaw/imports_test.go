@@ -47,7 +47,7 @@ var rooms = map[string][]string{
 	"internal/link":      {"accounting", "internal/board", "internal/control", "internal/dataplane"},
 	"internal/identity":  {},
 	"internal/control":   {"internal/identity"},
-	"internal/observe":   {"internal/control"},
+	"internal/observe":   {"internal/control", "internal/identity"},
 	"internal/config":    {"accounting", "internal/control", "internal/identity", "internal/sandbox"},
 	"internal/topology":  {},
 	"internal/dataplane": {},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -184,7 +186,8 @@ func TestBadRequests(t *testing.T) {
 func TestServe(t *testing.T) {
 	dir := t.TempDir()
 	s, err := config.LoadManager([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(dir, "secret"),
-		"--address-file", filepath.Join(dir, "address"), "--heartbeat", "10ms", "--executors", "64", "--state-dir", filepath.Join(dir, "state")}, nil, io.Discard, "test")
+		"--address-file", filepath.Join(dir, "address"), "--heartbeat", "10ms", "--executors", "64", "--state-dir", filepath.Join(dir, "state"),
+		"--http-listen", "unix:" + filepath.Join(dir, "http")}, nil, io.Discard, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,6 +218,26 @@ func TestServe(t *testing.T) {
 			t.Fatal(err)
 		}
 		alive = r.GetExecutors()[0].GetAlive()
+	}
+	stranger, err := control.Dial(strings.TrimSpace(string(address)), control.DialConfig{Secret: &control.Secret{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	if _, err := control.NewManagerClient(stranger).List(t.Context(), &control.ListRequest{}); err == nil {
+		t.Error("a wrong secret is taken")
+	}
+	web := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, "http"))
+	}}}
+	r, err := web.Get("http://manager/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics, err := io.ReadAll(r.Body)
+	r.Body.Close()
+	if refused := `rfaas_credentials_refused_total{reason="wrong"} 1`; err != nil || !strings.Contains(string(metrics), refused) {
+		t.Errorf("no %s in the metrics, %v", refused, err)
 	}
 	stop()
 	if err := <-done; err != nil {

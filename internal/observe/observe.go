@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/netutil"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // maxConnections bounds how many are served at a time; more wait.
@@ -75,6 +76,20 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // what strangers do wrong is their business
 	return s, nil
+}
+
+// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason. nil has refused nothing.
+func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
+	for _, reason := range identity.Reasons() {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
+			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},
+			func() float64 {
+				if gate == nil {
+					return 0
+				}
+				return float64(gate.RefusedFor(reason))
+			}))
+	}
 }
 
 // Serve begins to answer. Failed receives if the server ends by itself.
