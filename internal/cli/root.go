@@ -37,7 +37,7 @@ func Run(ctx context.Context, env Env, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(env.Stdout)
 	root.SetErr(env.Stderr)
-	err := root.ExecuteContext(ctx)
+	c, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
@@ -46,8 +46,12 @@ func Run(ctx context.Context, env Env, args []string) int {
 		return int(status)
 	}
 	fmt.Fprintf(env.Stderr, "rfaas: %s\n", control.Text(err))
-	if !a.started {
-		return exitUsage // cobra refused the command line
+	if !a.started { // cobra refused the command line
+		if !c.HasSubCommands() {
+			fmt.Fprintf(env.Stderr, "usage: %s\n", c.UseLine())
+		}
+		fmt.Fprintf(env.Stderr, "%s --help tells more\n", c.CommandPath())
+		return exitUsage
 	}
 	return exitFailure
 }
@@ -97,6 +101,12 @@ func newRoot(a *app) *cobra.Command {
 		newBench(a),
 		newSlurm(a),
 	)
+	for _, c := range root.Commands() {
+		if c.HasSubCommands() { // else cobra takes any word after it for a wish to be helped, and a script's mistake for success
+			c.Args, c.DisableFlagsInUseLine = cobra.NoArgs, true
+			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
 	return root
 }
 

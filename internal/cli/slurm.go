@@ -199,7 +199,7 @@ The exit status is the executor's.`,
 		},
 	}
 	c.Flags().StringVar(&program, "program", "", "the executor (default: beside this program)")
-	c.Flags().DurationVar(&killAfter, "kill-after", 3*time.Second, "from SIGTERM until everything is killed; more than the executor's --grace")
+	c.Flags().DurationVar(&killAfter, "kill-after", 3*time.Second, "from SIGTERM until everything is killed: give the executor a --grace that is less")
 	c.Flags().BoolVar(&noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process name space")
 	return c
 }
