@@ -469,6 +469,7 @@ type LeaseRequest struct {
 	DurationMs      *uint64                `protobuf:"varint,10,opt,name=duration_ms,json=durationMs,proto3,oneof" json:"duration_ms,omitempty"` // 1 or more; not there: the executor's default
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
+	WaitMs          uint64                 `protobuf:"varint,13,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                  // on a Leasing stream: how long the caller waits for the answer, 0: for ever. Lease has the call's deadline
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not kept
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // released lease whose workers shall go on, 0: none; client_blobs are of the same queue pairs
 	unknownFields   protoimpl.UnknownFields
@@ -585,6 +586,13 @@ func (x *LeaseRequest) GetTenant() string {
 func (x *LeaseRequest) GetCallLimitMs() uint64 {
 	if x != nil {
 		return x.CallLimitMs
+	}
+	return 0
+}
+
+func (x *LeaseRequest) GetWaitMs() uint64 {
+	if x != nil {
+		return x.WaitMs
 	}
 	return 0
 }
@@ -3634,7 +3642,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"infiniband\x18\x01 \x01(\bR\n" +
 	"infiniband\x12\x10\n" +
 	"\x03gid\x18\x02 \x01(\fR\x03gid\x12\x10\n" +
-	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x86\x04\n" +
+	"\x03lid\x18\x03 \x01(\rR\x03lid\"\x9f\x04\n" +
 	"\fLeaseRequest\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x1d\n" +
 	"\n" +
@@ -3651,7 +3659,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	" \x01(\x04H\x00R\n" +
 	"durationMs\x88\x01\x01\x12\x16\n" +
 	"\x06tenant\x18\v \x01(\tR\x06tenant\x12\"\n" +
-	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x1b\n" +
+	"\rcall_limit_ms\x18\f \x01(\x04R\vcallLimitMs\x12\x17\n" +
+	"\await_ms\x18\r \x01(\x04R\x06waitMs\x12\x1b\n" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
 	"\x05reuse\x18\x15 \x01(\x04R\x05reuseB\x0e\n" +
 	"\f_duration_ms\"\xfa\x01\n" +
@@ -3888,10 +3897,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
 	"\x0fSTART_PATH_COLD\x10\x01\x12\x13\n" +
 	"\x0fSTART_PATH_WARM\x10\x02\x12\x15\n" +
-	"\x11START_PATH_CACHED\x10\x032\xf5\x06\n" +
+	"\x11START_PATH_CACHED\x10\x032\xc2\a\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +
-	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12H\n" +
+	"\x05Lease\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply\x12K\n" +
+	"\aLeasing\x12\x1e.rfaas.control.v1.LeaseRequest\x1a\x1c.rfaas.control.v1.LeaseReply(\x010\x01\x12H\n" +
 	"\x06Upload\x12\x1d.rfaas.control.v1.UploadChunk\x1a\x1d.rfaas.control.v1.UploadReply(\x01\x12K\n" +
 	"\aReplace\x12 .rfaas.control.v1.ReplaceRequest\x1a\x1e.rfaas.control.v1.ReplaceReply\x12K\n" +
 	"\aRelease\x12 .rfaas.control.v1.ReleaseRequest\x1a\x1e.rfaas.control.v1.ReleaseReply\x12E\n" +
@@ -4015,52 +4025,54 @@ var file_internal_control_control_proto_depIdxs = []int32{
 	57, // 21: rfaas.control.v1.TenantBill.lines:type_name -> rfaas.control.v1.BillLine
 	3,  // 22: rfaas.control.v1.Executor.Info:input_type -> rfaas.control.v1.InfoRequest
 	6,  // 23: rfaas.control.v1.Executor.Lease:input_type -> rfaas.control.v1.LeaseRequest
-	10, // 24: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
-	12, // 25: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
-	14, // 26: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
-	16, // 27: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
-	18, // 28: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
-	21, // 29: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
-	23, // 30: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
-	25, // 31: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
-	27, // 32: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
-	29, // 33: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
-	31, // 34: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
-	33, // 35: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
-	35, // 36: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
-	37, // 37: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
-	41, // 38: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
-	43, // 39: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
-	49, // 40: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
-	52, // 41: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
-	54, // 42: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
-	45, // 43: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
-	47, // 44: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
-	4,  // 45: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
-	7,  // 46: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
-	11, // 47: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
-	13, // 48: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
-	15, // 49: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
-	17, // 50: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
-	19, // 51: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
-	22, // 52: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
-	24, // 53: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
-	26, // 54: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
-	28, // 55: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
-	30, // 56: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
-	32, // 57: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
-	34, // 58: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
-	36, // 59: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
-	38, // 60: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
-	42, // 61: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
-	44, // 62: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
-	50, // 63: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
-	53, // 64: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
-	55, // 65: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
-	46, // 66: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
-	48, // 67: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
-	45, // [45:68] is the sub-list for method output_type
-	22, // [22:45] is the sub-list for method input_type
+	6,  // 24: rfaas.control.v1.Executor.Leasing:input_type -> rfaas.control.v1.LeaseRequest
+	10, // 25: rfaas.control.v1.Executor.Upload:input_type -> rfaas.control.v1.UploadChunk
+	12, // 26: rfaas.control.v1.Executor.Replace:input_type -> rfaas.control.v1.ReplaceRequest
+	14, // 27: rfaas.control.v1.Executor.Release:input_type -> rfaas.control.v1.ReleaseRequest
+	16, // 28: rfaas.control.v1.Executor.Renew:input_type -> rfaas.control.v1.RenewRequest
+	18, // 29: rfaas.control.v1.Executor.Leases:input_type -> rfaas.control.v1.LeasesRequest
+	21, // 30: rfaas.control.v1.Executor.Revoke:input_type -> rfaas.control.v1.RevokeRequest
+	23, // 31: rfaas.control.v1.Executor.Drain:input_type -> rfaas.control.v1.DrainRequest
+	25, // 32: rfaas.control.v1.Executor.Until:input_type -> rfaas.control.v1.UntilRequest
+	27, // 33: rfaas.control.v1.Executor.Inspect:input_type -> rfaas.control.v1.InspectRequest
+	29, // 34: rfaas.control.v1.Executor.Events:input_type -> rfaas.control.v1.EventsRequest
+	31, // 35: rfaas.control.v1.Manager.Register:input_type -> rfaas.control.v1.RegisterRequest
+	33, // 36: rfaas.control.v1.Manager.Heartbeat:input_type -> rfaas.control.v1.HeartbeatRequest
+	35, // 37: rfaas.control.v1.Manager.Deregister:input_type -> rfaas.control.v1.DeregisterRequest
+	37, // 38: rfaas.control.v1.Manager.List:input_type -> rfaas.control.v1.ListRequest
+	41, // 39: rfaas.control.v1.Manager.Hello:input_type -> rfaas.control.v1.ManagerHelloRequest
+	43, // 40: rfaas.control.v1.Manager.AttachExecutor:input_type -> rfaas.control.v1.AttachExecutorRequest
+	49, // 41: rfaas.control.v1.Manager.AttachClient:input_type -> rfaas.control.v1.AttachClientRequest
+	52, // 42: rfaas.control.v1.Manager.Settle:input_type -> rfaas.control.v1.SettleRequest
+	54, // 43: rfaas.control.v1.Manager.Bill:input_type -> rfaas.control.v1.BillRequest
+	45, // 44: rfaas.control.v1.Manager.Limit:input_type -> rfaas.control.v1.LimitRequest
+	47, // 45: rfaas.control.v1.Manager.Reserve:input_type -> rfaas.control.v1.ReserveRequest
+	4,  // 46: rfaas.control.v1.Executor.Info:output_type -> rfaas.control.v1.InfoReply
+	7,  // 47: rfaas.control.v1.Executor.Lease:output_type -> rfaas.control.v1.LeaseReply
+	7,  // 48: rfaas.control.v1.Executor.Leasing:output_type -> rfaas.control.v1.LeaseReply
+	11, // 49: rfaas.control.v1.Executor.Upload:output_type -> rfaas.control.v1.UploadReply
+	13, // 50: rfaas.control.v1.Executor.Replace:output_type -> rfaas.control.v1.ReplaceReply
+	15, // 51: rfaas.control.v1.Executor.Release:output_type -> rfaas.control.v1.ReleaseReply
+	17, // 52: rfaas.control.v1.Executor.Renew:output_type -> rfaas.control.v1.RenewReply
+	19, // 53: rfaas.control.v1.Executor.Leases:output_type -> rfaas.control.v1.LeasesReply
+	22, // 54: rfaas.control.v1.Executor.Revoke:output_type -> rfaas.control.v1.RevokeReply
+	24, // 55: rfaas.control.v1.Executor.Drain:output_type -> rfaas.control.v1.DrainReply
+	26, // 56: rfaas.control.v1.Executor.Until:output_type -> rfaas.control.v1.UntilReply
+	28, // 57: rfaas.control.v1.Executor.Inspect:output_type -> rfaas.control.v1.InspectReply
+	30, // 58: rfaas.control.v1.Executor.Events:output_type -> rfaas.control.v1.Event
+	32, // 59: rfaas.control.v1.Manager.Register:output_type -> rfaas.control.v1.RegisterReply
+	34, // 60: rfaas.control.v1.Manager.Heartbeat:output_type -> rfaas.control.v1.HeartbeatReply
+	36, // 61: rfaas.control.v1.Manager.Deregister:output_type -> rfaas.control.v1.DeregisterReply
+	38, // 62: rfaas.control.v1.Manager.List:output_type -> rfaas.control.v1.ListReply
+	42, // 63: rfaas.control.v1.Manager.Hello:output_type -> rfaas.control.v1.ManagerHelloReply
+	44, // 64: rfaas.control.v1.Manager.AttachExecutor:output_type -> rfaas.control.v1.AttachExecutorReply
+	50, // 65: rfaas.control.v1.Manager.AttachClient:output_type -> rfaas.control.v1.AttachClientReply
+	53, // 66: rfaas.control.v1.Manager.Settle:output_type -> rfaas.control.v1.SettleReply
+	55, // 67: rfaas.control.v1.Manager.Bill:output_type -> rfaas.control.v1.BillReply
+	46, // 68: rfaas.control.v1.Manager.Limit:output_type -> rfaas.control.v1.LimitReply
+	48, // 69: rfaas.control.v1.Manager.Reserve:output_type -> rfaas.control.v1.ReserveReply
+	46, // [46:70] is the sub-list for method output_type
+	22, // [22:46] is the sub-list for method input_type
 	22, // [22:22] is the sub-list for extension type_name
 	22, // [22:22] is the sub-list for extension extendee
 	0,  // [0:22] is the sub-list for field type_name

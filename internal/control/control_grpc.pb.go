@@ -24,6 +24,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Executor_Info_FullMethodName    = "/rfaas.control.v1.Executor/Info"
 	Executor_Lease_FullMethodName   = "/rfaas.control.v1.Executor/Lease"
+	Executor_Leasing_FullMethodName = "/rfaas.control.v1.Executor/Leasing"
 	Executor_Upload_FullMethodName  = "/rfaas.control.v1.Executor/Upload"
 	Executor_Replace_FullMethodName = "/rfaas.control.v1.Executor/Replace"
 	Executor_Release_FullMethodName = "/rfaas.control.v1.Executor/Release"
@@ -46,6 +47,9 @@ type ExecutorClient interface {
 	// Lease grants and connects in one round trip. Repeating a request id returns the first grant. A library that the
 	// node does not have: status code_unknown in the reply, nothing is leased; upload and ask again.
 	Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseReply, error)
+	// Leasing is Lease on a stream that stays open: a reply to each request, in their order. What Lease answers with an error
+	// ends it with that error, and the executor ends it without one when it stops.
+	Leasing(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseRequest, LeaseReply], error)
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[UploadChunk, UploadReply], error)
 	// Replace starts a new worker in the place of one that died, or kills one that its holder cannot reach. Repeating a
@@ -95,9 +99,22 @@ func (c *executorClient) Lease(ctx context.Context, in *LeaseRequest, opts ...gr
 	return out, nil
 }
 
+func (c *executorClient) Leasing(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseRequest, LeaseReply], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[0], Executor_Leasing_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[LeaseRequest, LeaseReply]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_LeasingClient = grpc.BidiStreamingClient[LeaseRequest, LeaseReply]
+
 func (c *executorClient) Upload(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[UploadChunk, UploadReply], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[0], Executor_Upload_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[1], Executor_Upload_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +207,7 @@ func (c *executorClient) Inspect(ctx context.Context, in *InspectRequest, opts .
 
 func (c *executorClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[1], Executor_Events_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Executor_ServiceDesc.Streams[2], Executor_Events_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -217,6 +234,9 @@ type ExecutorServer interface {
 	// Lease grants and connects in one round trip. Repeating a request id returns the first grant. A library that the
 	// node does not have: status code_unknown in the reply, nothing is leased; upload and ask again.
 	Lease(context.Context, *LeaseRequest) (*LeaseReply, error)
+	// Leasing is Lease on a stream that stays open: a reply to each request, in their order. What Lease answers with an error
+	// ends it with that error, and the executor ends it without one when it stops.
+	Leasing(grpc.BidiStreamingServer[LeaseRequest, LeaseReply]) error
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(grpc.ClientStreamingServer[UploadChunk, UploadReply]) error
 	// Replace starts a new worker in the place of one that died, or kills one that its holder cannot reach. Repeating a
@@ -251,6 +271,9 @@ func (UnimplementedExecutorServer) Info(context.Context, *InfoRequest) (*InfoRep
 }
 func (UnimplementedExecutorServer) Lease(context.Context, *LeaseRequest) (*LeaseReply, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Lease not implemented")
+}
+func (UnimplementedExecutorServer) Leasing(grpc.BidiStreamingServer[LeaseRequest, LeaseReply]) error {
+	return status.Errorf(codes.Unimplemented, "method Leasing not implemented")
 }
 func (UnimplementedExecutorServer) Upload(grpc.ClientStreamingServer[UploadChunk, UploadReply]) error {
 	return status.Errorf(codes.Unimplemented, "method Upload not implemented")
@@ -338,6 +361,13 @@ func _Executor_Lease_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Executor_Leasing_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ExecutorServer).Leasing(&grpc.GenericServerStream[LeaseRequest, LeaseReply]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executor_LeasingServer = grpc.BidiStreamingServer[LeaseRequest, LeaseReply]
 
 func _Executor_Upload_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(ExecutorServer).Upload(&grpc.GenericServerStream[UploadChunk, UploadReply]{ServerStream: stream})
@@ -550,6 +580,12 @@ var Executor_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Leasing",
+			Handler:       _Executor_Leasing_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
 		{
 			StreamName:    "Upload",
 			Handler:       _Executor_Upload_Handler,

@@ -196,6 +196,7 @@ const service = "/rfaas.control.v1."
 var roles = map[string]identity.Role{
 	service + "Executor/Info":    identity.RoleTenant,
 	service + "Executor/Lease":   identity.RoleTenant,
+	service + "Executor/Leasing": identity.RoleTenant,
 	service + "Executor/Upload":  identity.RoleTenant,
 	service + "Executor/Replace": identity.RoleTenant,
 	service + "Executor/Release": identity.RoleTenant,
@@ -274,7 +275,11 @@ func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h 
 	if err != nil {
 		return err
 	}
-	return h(srv, &identified{s, ctx})
+	known := &identified{s, ctx}
+	if i.FullMethod == Executor_Leasing_FullMethodName {
+		return h(srv, &asking{known, g})
+	}
+	return h(srv, known)
 }
 
 // identified is a stream whose context knows the caller.
@@ -284,3 +289,21 @@ type identified struct {
 }
 
 func (s *identified) Context() context.Context { return s.ctx }
+
+// asking is a stream of which each message is a call: one whose credential has expired or was revoked meanwhile is refused. One
+// goroutine reads, and uses the context.
+type asking struct {
+	*identified
+	gate *Gate
+}
+
+func (s *asking) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	ctx, err := s.gate.check(s.ServerStream.Context(), Executor_Leasing_FullMethodName)
+	if err == nil {
+		s.ctx = ctx
+	}
+	return err
+}

@@ -37,10 +37,11 @@ type realm struct {
 type whoServer struct {
 	UnimplementedExecutorServer
 	last *identity.Identity
+	ctx  context.Context
 }
 
 func (w *whoServer) Info(ctx context.Context, _ *InfoRequest) (*InfoReply, error) {
-	w.last = Caller(ctx)
+	w.last, w.ctx = Caller(ctx), ctx
 	return &InfoReply{}, nil
 }
 func (w *whoServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {

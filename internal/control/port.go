@@ -36,6 +36,7 @@ type Port struct {
 	audit    *identity.Audit
 	file     string
 	failed   chan error
+	closing  context.CancelFunc
 }
 
 // OpenPort loads or makes the secret, loads the identity and binds the address. Nobody is answered before Serve.
@@ -68,7 +69,8 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	}
 	p.Gate = NewGate(p.audit, verifiers...)
 	transport.gate = p.Gate
-	p.Server, p.Address = newServer(transport), ListenerAddress(l)
+	closing, end := context.WithCancel(context.Background())
+	p.Server, p.Address, p.closing = newServer(transport, closing), ListenerAddress(l), end
 	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers()}}
 	return p, nil
 }
@@ -90,8 +92,9 @@ func (p *Port) Serve() error {
 // Failed receives why the server ended before Close.
 func (p *Port) Failed() <-chan error { return p.failed }
 
-// Close lets running calls finish until ctx ends, then breaks them, and removes the address file.
+// Close ends what Closing tells of, lets running calls finish until ctx ends, then breaks them, and removes the address file.
 func (p *Port) Close(ctx context.Context) {
+	p.closing()
 	stop := context.AfterFunc(ctx, p.Server.Stop)
 	defer stop()
 	p.Server.GracefulStop()

@@ -10,17 +10,18 @@ import (
 )
 
 // connections is the stats.Handler that ties a context to each connection.
-type connections struct{}
+type connections struct{ closing context.Context }
 
 type connKey struct{}
 
 type conn struct {
-	ctx context.Context
-	end context.CancelFunc
+	ctx     context.Context
+	end     context.CancelFunc
+	closing context.Context // of the port
 }
 
-func (connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
-	c := &conn{}
+func (s connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	c := &conn{closing: s.closing}
 	c.ctx, c.end = context.WithCancel(context.Background())
 	return context.WithValue(ctx, connKey{}, c)
 }
@@ -43,6 +44,15 @@ func Connection(ctx context.Context) context.Context {
 	return context.Background()
 }
 
+// Closing returns a context that ends when the port of the call with ctx begins to close, which waits for streams to end; one that
+// never ends outside of a call.
+func Closing(ctx context.Context) context.Context {
+	if c, ok := ctx.Value(connKey{}).(*conn); ok && c.closing != nil {
+		return c.closing
+	}
+	return context.Background()
+}
+
 // flowWindow is how many bytes may be under way on a connection and on each of its streams. A size that is set keeps gRPC from
 // measuring one, by a ping for each message, which would wake both sides twice more for every lease.
 const flowWindow = 1 << 20
@@ -52,13 +62,13 @@ const flowWindow = 1 << 20
 const streamWorkers = 8
 
 // newServer makes a gRPC server with the gate in front of every call and the limits that both daemons use.
-func newServer(t *serverTransport) *grpc.Server {
+func newServer(t *serverTransport, closing context.Context) *grpc.Server {
 	return grpc.NewServer(
 		grpc.Creds(t),
 		grpc.UnaryInterceptor(t.gate.unary),
 		grpc.StreamInterceptor(t.gate.stream),
 		grpc.NumStreamWorkers(streamWorkers),
-		grpc.StatsHandler(connections{}),
+		grpc.StatsHandler(connections{closing}),
 		grpc.MaxRecvMsgSize(MaxMessage),
 		grpc.MaxSendMsgSize(MaxMessage),
 		grpc.MaxHeaderListSize(16<<10),

@@ -350,6 +350,7 @@ static int idle(dp_server *s) {
 
 int dp_server_run(dp_server *s) {
     dp_wc wc[POLL_BATCH];
+    dp_waiter_expect(&s->waiter);
     for (;;) {
         dp_waiter_begin(&s->waiter);
         if (s->waiter.mode == DP_WAIT_HOT && !s->waiter.shared_until)

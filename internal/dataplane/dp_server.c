@@ -250,6 +250,7 @@ static void change_lease(dp_server *s, bool park) {
         s->client.generation = s->next_generation;
         s->n_functions = s->n_parked;
         s->waiter.mode = s->cfg.mode;
+        dp_waiter_expect(&s->waiter);
     }
 }
 

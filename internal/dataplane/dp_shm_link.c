@@ -190,6 +190,8 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
     }
     int fd = -1;
     st = meet(dev, qp, &b, &fd, err);
+    if (!st && dev->d.met)
+        dev->d.met(dev->d.meanwhile_arg);
     if (st) {
         /* Both sides connected at once and ours came second: the peer's hello has arrived meanwhile. */
         pthread_mutex_lock(&dev->lock);

@@ -46,7 +46,7 @@ int dp_waiter_look(dp_waiter *w) {
         w->since = w->now;
     }
     if (w->now - w->since > DP_SPIN_BUDGET_NS) {
-        if (w->mode == DP_WAIT_ADAPTIVE)
+        if (w->mode == DP_WAIT_ADAPTIVE && w->now >= w->patient_until)
             return DP_SPIN_BLOCK;
         /* A long wait: let whoever waits for this core have it, first of all the peer, should it have woken here, and
          * the kernel thread that moves soft-RoCE's packets. Without, each waits for the end of our time slice. */

@@ -13,6 +13,7 @@
 
 /* One wake-up costs 20 to 50 us between cores; spinning longer than that costs more than blocking. */
 #define DP_SPIN_BUDGET_NS 50000
+#define DP_SPIN_FIRST_NS 1000000 /* a server whose lease begins spins so long all the same: the first call is on its way */
 #define DP_SPINS_PER_LOOK 64
 #define DP_SHARED_GAP_NS 500000      /* longer without a look: something else ran on this core */
 #define DP_SHARED_NEAR_NS 40000000   /* gaps no further apart than this belong together */
@@ -37,11 +38,15 @@ typedef struct dp_waiter {
     int gaps;             /* in quick succession */
     int64_t probe_at;
     int64_t yield_at;
+    int64_t patient_until; /* no block before, for want of a message */
     long switches; /* involuntary ones of this thread when last counted */
     uint64_t blocked;
 } dp_waiter;
 
 void dp_waiter_init(dp_waiter *w, dp_wait_mode mode);
+
+/* Something is to come soon. */
+static inline void dp_waiter_expect(dp_waiter *w) { w->patient_until = dp_now_ns() + DP_SPIN_FIRST_NS; }
 
 /* A new wait begins. */
 static inline void dp_waiter_begin(dp_waiter *w) {

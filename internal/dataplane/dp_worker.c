@@ -7,14 +7,14 @@
  *   device, memory, queue pair, connect; memory limit        with final credentials, without user code in the process
  *   on shm into the sandbox                                  whose network the client's socket is not in
  *   crash notes                                              before user code, which could crash
- *   device files hidden, system calls filtered; READY        when nothing is left that needs them
+ *   device files hidden, system calls filtered               when nothing is left that needs them
  *   user's library; LOADED                                   the first foreign instruction is its constructor
  *   monitor thread; serve                                    until then the executor knows no other way than to kill it
  *
  * One that is made ahead of its lease does first what needs no client: device, sandbox, memory and queue pair for a channel of
  * the usual sizes, device files hidden, the filter but for what connecting takes; PREPARED. With the lease it is pinned, connects
- * and goes on as above, where sealing is taking away the rest; on shm it limits and seals itself while the client answers. Its
- * memory is where it was when it was made.
+ * and goes on as above, where sealing is taking away the rest. On shm it limits and seals itself and loads the library while the
+ * client answers, of which nothing but memory to map is left then. Its memory is where it was when it was made.
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
@@ -62,8 +62,10 @@ typedef struct worker {
     dp_worker_page *page;
     const dp_sandbox *sandbox;
     dp_sandbox_fds guard; /* none where the sandbox has none */
+    uint64_t memory;     /* bytes that one made ahead had then, private and writable */
     uint64_t began;      /* its first instruction, or its lease */
     uint64_t sandbox_ns; /* what that took since */
+    uint64_t code_ns;
 } worker;
 
 _Noreturn static void leave(int code) {
@@ -240,7 +242,7 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
     w->m = lease;
     w->began = now_ns();
     w->sandbox_ns = 0;
-    w->page->taken = 1;
+    w->page->phase = DP_PHASE_LEASED;
     take_name(w);
     if (dup3(fds[0], FD_CODE, O_CLOEXEC) < 0 || dup3(fds[1], FD_NAMES, O_CLOEXEC) < 0)
         fail(w, FD_SOCK, DP_FATAL, "place a lease's descriptors");
@@ -250,7 +252,10 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
 
 static void limit_memory(const worker *w) {
     dp_error err = {0};
-    must(w, dp_worker_limit_memory(w->m->memory_limit, &err), &err);
+    uint64_t has = w->memory;
+    if (w->m->memory_limit && !has)
+        must(w, dp_worker_memory(&has, &err), &err);
+    must(w, dp_worker_limit_memory(has, w->m->memory_limit, &err), &err);
 }
 
 static void connect_client(worker *w) {
@@ -291,6 +296,7 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
 static void *monitor(void *arg) {
     const worker *w = arg;
     dp_server *server = w->server;
+    dp_server_touch(server); /* while the first call is under way */
     for (;;) {
         struct {
             dp_msg_head head;
@@ -337,16 +343,18 @@ static void start_monitor(const worker *w) {
     }
 }
 
-static void load_functions(const worker *w) {
+static void load_functions(worker *w) {
     static char text[DP_MSG_MAX];
     dp_function *table = NULL;
+    uint64_t began = now_ns();
+    w->page->phase = DP_PHASE_LOADING;
     int st = dp_worker_load(FD_CODE, FD_NAMES, w->m->n_functions, &table, text, sizeof text);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, text);
     close(FD_CODE);
     close(FD_NAMES);
     dp_server_set_functions(w->server, table, w->m->n_functions);
-    dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &w->m->n_functions, sizeof w->m->n_functions, -1);
+    w->code_ns = now_ns() - began;
 }
 
 /* ---- sandbox ---- */
@@ -403,30 +411,37 @@ static void close_up(void *arg) {
     worker *w = arg;
     limit_memory(w);
     seal(w, true);
+    load_functions(w);
 }
 
-/* An early one closes up while it waits for its client's answer. */
-static void connect_early(worker *w) {
-    w->dev->meanwhile = close_up;
-    w->dev->meanwhile_arg = w;
-    connect_client(w);
-    if (w->dev->meanwhile) { /* it has not waited */
-        w->dev->meanwhile = NULL;
-        close_up(w);
-    }
-}
-
-static void ready(worker *w) {
+static void loaded(void *arg) {
+    const worker *w = arg;
     dp_error err = {0};
     struct {
-        uint64_t times[2];
+        uint64_t times[3];
         uint8_t blob[DP_CHANNEL_BLOB_MAX];
     } body;
     uint32_t len = sizeof body.blob;
     must(w, dp_server_blob(w->server, body.blob, &len, &err), &err);
     body.times[0] = now_ns() - w->began;
     body.times[1] = w->sandbox_ns;
-    dp_msg_send(FD_SOCK, DP_MSG_READY, w->id, &body, (uint32_t)sizeof body.times + len, -1);
+    body.times[2] = w->code_ns;
+    dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &body, (uint32_t)sizeof body.times + len, -1);
+}
+
+/* An early one closes up while it waits for its client's answer. When that is there, the rest of connecting is memory to map: the
+ * executor can tell the client meanwhile. */
+static void connect_early(worker *w) {
+    w->dev->meanwhile = close_up;
+    w->dev->met = loaded;
+    w->dev->meanwhile_arg = w;
+    connect_client(w);
+    w->dev->met = NULL;
+    if (w->dev->meanwhile) { /* it has not waited */
+        w->dev->meanwhile = NULL;
+        close_up(w);
+        loaded(w);
+    }
 }
 
 /* All that can be done ahead of a lease. */
@@ -442,6 +457,7 @@ static void prepare(worker *w) {
         must(w, dp_server_prepare(w->dev, &sizes, &w->server, &err), &err);
     dp_crash_note(w->page);
     dp_worker_touch();
+    must(w, dp_worker_memory(&w->memory, &err), &err);
     if (!w->sandbox->wanted)
         return;
     leave_guard(w);
@@ -486,10 +502,9 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
             enter_sandbox(&w, false);
         dp_crash_note(w.page);
         seal(&w, false);
+        load_functions(&w);
+        loaded(&w);
     }
-    ready(&w);
-    load_functions(&w);
-    dp_server_touch(w.server); /* while the executor tells the client */
     start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
     errno = 0;         /* a function's end is judged by what it leaves there (dp_worker_crash.c) */
     leave(exit_code(dp_server_run(w.server)));

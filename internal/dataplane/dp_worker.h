@@ -11,13 +11,12 @@
  *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
  *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor; in a sandbox
  *                                             + fds {guard's and stem's pidfd}, and the pid is 2: its credentials count
- *   executor ◀─ worker socket ─── worker      READY {times, channel blob}  connected to the client's queue pair
- *                                             and sealed; no user code has run yet
- *   executor ◀─ worker socket ─── worker      LOADED {functions}        code loaded, serving
+ *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
+ *                                             loaded: serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
  *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
- *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; READY and LOADED follow
+ *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; LOADED follows
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, spin no more
@@ -28,8 +27,8 @@
  * What the worker shows of itself while it runs and when it dies is in a page that the two share (dp_worker_page).
  *
  * STARTED repeats the pid so that the executor can reap a worker whose zygote died before it answered.
- * After READY the process runs the user's code, which holds the worker socket too: the executor believes nothing
- * that comes over it from then on except that loading has ended.
+ * Before LOADED the process has run the user's code, which holds the worker socket too: the executor believes nothing of what
+ * comes over it but that loading has ended. The blob is for that user's client and nobody else, and the times are for information.
  *
  * One message is one packet: the 16-byte head, then `len` bytes of body. Little endian. Descriptors travel
  * by SCM_RIGHTS with the packet they belong to. A closed worker socket is a STOP, a closed zygote socket ends
@@ -61,9 +60,8 @@ enum {
     DP_MSG_SPAWN = 1,
     DP_MSG_SPAWNED = 2,
     DP_MSG_SPAWN_FAILED = 3,
-    DP_MSG_READY = 4, /* body {u64 ns from the worker's first instruction, or from its lease, until now, u64 ns of these that the
-                       * sandbox took, channel blob} */
-    DP_MSG_LOADED = 5,
+    DP_MSG_LOADED = 5, /* body {u64 ns from the worker's first instruction, or from its lease, until now; of these u64 ns that the
+                        * sandbox took, u64 ns that the library took; channel blob} */
     DP_MSG_FAILED = 6,
     DP_MSG_STOP = 7,
     DP_MSG_HELLO = 8, /* zygote to executor once after start: body {u32 wire version, u32 verbs devices, u32 DP_SANDBOX_* that
@@ -175,15 +173,21 @@ typedef struct dp_worker_death {
 
 #define DP_PAGE_SIZE 4096
 
+enum {
+    DP_PHASE_BEGUN = 0,
+    DP_PHASE_LEASED = 1,  /* one that was prepared has its lease */
+    DP_PHASE_LOADING = 2, /* the user's library, from now on */
+};
+
 /* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */
 typedef struct dp_worker_page {
     dp_server_stats stats;
-    uint32_t taken; /* 1: one that was prepared has its lease */
+    uint32_t phase; /* DP_PHASE_* */
     uint8_t gap[256 - sizeof(dp_server_stats) - sizeof(uint32_t)];
     dp_worker_death death;
 } dp_worker_page;
 _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
-                   offsetof(dp_worker_page, taken) == 56 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
                    offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
                    sizeof(dp_worker_page) <= DP_PAGE_SIZE,
                "worker page layout");
@@ -224,9 +228,11 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
 int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
 
 /* dp_worker_pin binds the process to the CPUs of DP_CPUS_MAX bits; none: it stays as it is. An error names the first that is not
- * there. dp_worker_limit_memory bounds what it may add of private writable memory; 0: nothing. */
+ * there. dp_worker_memory is what the process has of private writable memory, in bytes, and dp_worker_limit_memory bounds what it may
+ * add to that; 0: nothing. */
 int dp_worker_pin(const uint8_t *cpus, dp_error *err);
-int dp_worker_limit_memory(uint64_t bytes, dp_error *err);
+int dp_worker_memory(uint64_t *bytes, dp_error *err);
+int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err);
 /* Has the pages of the program and its libraries in place, and own copies of those that it writes to: a worker that waits does
  * ahead what each step of its start would do page by page. */
 void dp_worker_touch(void);

@@ -83,6 +83,9 @@ int dp_worker_pin(const uint8_t *cpus, dp_error *err) {
     memset(&set, 0, sizeof set);
     memset(&got, 0, sizeof got);
     memcpy(set.bytes, cpus, DP_CPUS_MAX / 8);
+    /* One that waited was bound by the executor. */
+    if (syscall(SYS_sched_getaffinity, 0, sizeof got, &got) > 0 && !memcmp(&got, &set, sizeof set))
+        return DP_OK;
     long set_failed = syscall(SYS_sched_setaffinity, 0, sizeof set, &set);
     int e = set_failed ? errno : 0;
     syscall(SYS_sched_getaffinity, 0, sizeof got, &got);
@@ -107,9 +110,7 @@ int dp_worker_pin(const uint8_t *cpus, dp_error *err) {
 /* Until each worker has a memory cgroup, the limit is on private writable memory (RLIMIT_DATA): an allocation beyond it
  * fails. It does not count shared mappings nor what children of the function use. RLIMIT_AS would count what the
  * fabric maps too, and address space that sanitizers and runtimes only reserve. */
-int dp_worker_limit_memory(uint64_t bytes, dp_error *err) {
-    if (!bytes)
-        return DP_OK;
+int dp_worker_memory(uint64_t *bytes, dp_error *err) {
     unsigned long long pages = 0;
     char text[256] = "";
     int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -118,11 +119,17 @@ int dp_worker_limit_memory(uint64_t bytes, dp_error *err) {
         close(fd);
     if (got <= 0 || sscanf(text, "%*u %*u %*u %*u %*u %llu", &pages) != 1)
         return dp_fail(err, DP_FATAL, 0, "memory limit: cannot read /proc/self/statm");
-    rlim_t now = pages * (unsigned long long)sysconf(_SC_PAGESIZE);
+    *bytes = pages * (unsigned long long)sysconf(_SC_PAGESIZE);
+    return DP_OK;
+}
+
+int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err) {
+    if (!bytes)
+        return DP_OK;
     struct rlimit data;
     getrlimit(RLIMIT_DATA, &data);
-    rlim_t limit = now + bytes;
-    if (limit < now || limit > data.rlim_max)
+    rlim_t limit = has + bytes;
+    if (limit < has || limit > data.rlim_max)
         limit = data.rlim_max;
     data.rlim_cur = data.rlim_max = limit;
     if (setrlimit(RLIMIT_DATA, &data))

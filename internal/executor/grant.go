@@ -51,26 +51,27 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		e.codes.release(code)
 		return leaseFailed(err)
 	}
+	id := l.ID // Wait's l is none when the caller has gone
+	asked := h
+	if asked == nil {
+		e.codes.release(code)
+		asked, _ = e.find(id)
+	}
+	if asked != nil {
+		asked.askedOn(control.Connection(ctx), func() { e.table.Gone(id) })
+	}
 	if h != nil {
 		// Not bound to ctx: a caller that lost its connection repeats the request and gets this grant, if it comes back
 		// soon.
-		limit := e.spawnLimit(ctx)
-		e.work.Go(func() {
-			deepen()
-			e.evict(l.Evict)
-			e.start(h, k, req.GetClientBlobs(), limit)
-		})
-	} else {
-		e.codes.release(code)
-	}
-	id := l.ID // Wait's l is none when the caller has gone
-	if asked, _ := e.find(id); asked != nil {
-		asked.askedOn(control.Connection(ctx), func() { e.table.Gone(id) })
+		e.work.Add(1)
+		e.evict(l.Evict)
+		e.start(h, k, req.GetClientBlobs(), e.spawnLimit(ctx))
+		e.work.Done()
 	}
 	if l, err = e.table.Wait(ctx, l); err != nil {
 		return leaseFailed(err)
 	}
-	if h, err = e.find(l.ID); err != nil {
+	if h, err = e.find(id); err != nil {
 		return nil, err
 	}
 	h.mu.Lock()
@@ -201,17 +202,21 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 	var once sync.Once
 	var first error
 	workers := make([]Worker, len(blobs))
-	for i, blob := range blobs {
+	spawn := func(i int) {
+		w, err := e.spawn(ctx, h, i, blobs[i])
+		workers[i] = w
+		if err != nil {
+			once.Do(func() { first = err }) // the others only hear that they are cancelled
+			cancel()
+		}
+	}
+	for i := range blobs[1:] {
 		wg.Go(func() {
 			deepen()
-			w, err := e.spawn(ctx, h, i, blob)
-			workers[i] = w
-			if err != nil {
-				once.Do(func() { first = err }) // the others only hear that they are cancelled
-				cancel()
-			}
+			spawn(i + 1)
 		})
 	}
+	spawn(0)
 	wg.Wait()
 	if first == nil {
 		return workers, nil

@@ -33,7 +33,6 @@ const (
 	msgSpawn       msgType = 1
 	msgSpawned     msgType = 2
 	msgSpawnFailed msgType = 3
-	msgReady       msgType = 4
 	msgLoaded      msgType = 5
 	msgFailed      msgType = 6
 	msgStop        msgType = 7

@@ -55,7 +55,7 @@ int main(void) {
     strcpy(m.body.device, "mlx5_0");
     memcpy(m.body.blob, "\1\2\3\4\5", 5);
     dump(&m, sizeof m);
-    int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_READY, DP_MSG_LOADED, DP_MSG_FAILED,
+    int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_LOADED, DP_MSG_FAILED,
         DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_PARK, DP_MSG_PARKED, DP_MSG_RESUME, DP_MSG_RESUMED, DP_PREPARE_FDS, DP_LEASE_FDS,
         DP_SANDBOX_UID, DP_SANDBOX_PIDS,
         DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
@@ -64,7 +64,7 @@ int main(void) {
         DP_BAD_BLOB, DP_BAD_LIBRARY, DP_WORKER_DIED, DP_FATAL, DP_EXIT_STOPPED, DP_EXIT_FAILED, DP_EXIT_CLIENT_GONE,
         DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10), DP_TIME_LIMIT, DP_MEMORY_LIMIT, DP_PROTOCOL,
         DP_PAGE_SIZE, offsetof(dp_worker_page, death), offsetof(dp_worker_death, text), sizeof((dp_worker_death *)0)->text,
-        DP_DEATH_NOTED, DP_DEATH_TRACED, DP_DEATH_STACK_OVERFLOW, offsetof(dp_worker_page, stats.calls), offsetof(dp_worker_page, stats.refused),
+        DP_DEATH_NOTED, DP_DEATH_TRACED, DP_DEATH_STACK_OVERFLOW, offsetof(dp_worker_page, phase), DP_PHASE_LEASED, DP_PHASE_LOADING, offsetof(dp_worker_page, stats.calls), offsetof(dp_worker_page, stats.refused),
         offsetof(dp_worker_page, stats.failed), offsetof(dp_worker_page, stats.bytes_in),
         offsetof(dp_worker_page, stats.bytes_out), offsetof(dp_worker_death, text_len), offsetof(dp_worker_death, flags)};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
@@ -106,14 +106,14 @@ func TestMessagesMatchC(t *testing.T) {
 	if c != got {
 		t.Errorf("C  %s\nGo %s", c, got)
 	}
-	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgReady), int(msgLoaded), int(msgFailed),
+	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgLoaded), int(msgFailed),
 		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), int(msgPark), int(msgParked),
 		int(msgResume), int(msgResumed), 3, 2,
 		partUID, partPIDs, partFiles, partIPC, partNet,
 		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
 		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
-		int(statusTimeLimit), int(statusMemoryLimit), int(statusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, 8, 16, 24, 32, 40, 32, 28}
+		int(statusTimeLimit), int(statusMemoryLimit), int(statusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, pagePhase, phaseLeased, phaseLoading, 8, 16, 24, 32, 40, 32, 28}
 	if got := strings.Fields(numbers); len(got) != len(want) {
 		t.Fatalf("%d constants, want %d", len(got), len(want))
 	} else {

@@ -14,7 +14,7 @@ import (
 // The page of dp_worker.h, byte for byte. TestMessagesMatchC compares the two.
 const (
 	pageSize    = 4096
-	pageTaken   = 56  // offset of dp_worker_page.taken
+	pagePhase   = 56  // offset of dp_worker_page.phase
 	pageDeath   = 256 // of dp_worker_death
 	deathText   = 40  // offset in it
 	textMax     = 3584
@@ -90,11 +90,17 @@ func (p *page) running() (call uint64, function int, ok bool) {
 	return call, int(call & 0xffff), call>>16 > p.word(1)
 }
 
-// taken says whether one that waited has its lease. Good until user code runs.
-func (p *page) taken() bool {
+// Phases of a worker's start (dp_worker.h).
+const (
+	phaseLeased  = 1
+	phaseLoading = 2
+)
+
+// phase is how far a start has come. Good until user code runs, which may say what it likes.
+func (p *page) phase() uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return binary.LittleEndian.Uint32(p.mem[pageTaken:]) != 0
+	return binary.LittleEndian.Uint32(p.mem[pagePhase:])
 }
 
 func (p *page) counters() Counters {

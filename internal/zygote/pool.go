@@ -222,7 +222,7 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		} else if _, err = w.begin(ctx, spec); err == nil {
 			return w, nil
 		}
-		if w.page.taken() || ctx.Err() != nil {
+		if w.page.phase() >= phaseLeased || ctx.Err() != nil {
 			return nil, err
 		}
 		z.cfg.Log.Warn("a worker in advance has died before it took its lease", "pid", w.pid, "err", err)

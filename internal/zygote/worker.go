@@ -98,7 +98,7 @@ func (w *Worker) Running() string {
 type Steps struct {
 	Fork    time.Duration // from the request to its first instruction; what its first messages took is here, too
 	Sandbox time.Duration // name spaces, credentials, filters; what its guard process does meanwhile is in Fork
-	Connect time.Duration // device, memory, queue pair
+	Connect time.Duration // device, memory, queue pair; of one in advance, on shm, up to its client's answer
 	Code    time.Duration // the library, its constructors included
 	Warm    bool          // the process was there already: Fork is what it took to wake it
 	Cached  bool          // it was connected and had the code too: Connect is what Resume took
@@ -219,12 +219,6 @@ func (w *Worker) start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, msgMax)
-	last := w.asked
-	step := func() (took time.Duration) {
-		now := time.Now()
-		took, last = now.Sub(last), now
-		return took
-	}
 	for {
 		// Read, not ReadMsgUnix: descriptors that user code might send are closed by the kernel.
 		n, err := w.conn.Read(buf)
@@ -238,11 +232,9 @@ func (w *Worker) start(ctx context.Context) error {
 		switch {
 		case m.typ == msgStarted && !w.began:
 			w.began = true
-		case m.typ == msgReady && w.blob == nil && len(m.body) > readyTimes && len(m.body) <= readyTimes+blobMax:
-			w.blob = append([]byte(nil), m.body[readyTimes:]...)
-			w.ready(step(), m.body[:readyTimes])
-		case m.typ == msgLoaded && w.blob != nil:
-			w.steps.Code = step()
+		case m.typ == msgLoaded && len(m.body) > loadedTimes && len(m.body) <= loadedTimes+blobMax:
+			w.blob = append([]byte(nil), m.body[loadedTimes:]...)
+			w.loaded(time.Since(w.asked), m.body[:loadedTimes])
 			return nil
 		case m.typ == msgFailed:
 			return m.failure()
@@ -252,22 +244,26 @@ func (w *Worker) start(ctx context.Context) error {
 	}
 }
 
-// readyTimes is how many bytes of READY come before the blob.
-const readyTimes = 16
+// loadedTimes is how many bytes of LOADED come before the blob.
+const loadedTimes = 24
 
-// ready notes what of the time to READY was the worker's own, and of that the sandbox's, as it says before user code runs in it.
-func (w *Worker) ready(took time.Duration, times []byte) {
-	own := min(max(time.Duration(binary.LittleEndian.Uint64(times)), 0), took)
-	w.steps.Sandbox = min(max(time.Duration(binary.LittleEndian.Uint64(times[8:])), 0), own)
+// loaded notes what of the time to LOADED was the worker's own, and of that the sandbox's and the library's, as it says itself.
+func (w *Worker) loaded(took time.Duration, times []byte) {
+	part := func(i int, of time.Duration) time.Duration {
+		return min(max(time.Duration(binary.LittleEndian.Uint64(times[8*i:])), 0), of)
+	}
+	own := part(0, took)
 	w.steps.Fork = took - own
-	w.steps.Connect = own - w.steps.Sandbox
+	w.steps.Sandbox = part(1, own)
+	w.steps.Code = part(2, own-w.steps.Sandbox)
+	w.steps.Connect = own - w.steps.Sandbox - w.steps.Code
 }
 
 // startFailed names what happened when the socket closed or time ran out before LOADED.
 func (w *Worker) startFailed(ctx context.Context, err error) error {
 	doing, status := "beginning to run", statusWorkerDied
 	switch {
-	case w.blob != nil:
+	case w.page.phase() == phaseLoading:
 		// The process belonged to the library's constructors by then.
 		doing, status = "loading the library", statusBadLibrary
 	case w.began:

@@ -86,7 +86,8 @@ type Control struct {
 	closed    bool
 	kept      []*Kept // released leases, the oldest first
 	client    [16]byte
-	work      sync.WaitGroup // what expire began
+	streams   map[string]*leasing // that rest, by address
+	work      sync.WaitGroup      // what expire began
 
 	places places
 }
@@ -118,7 +119,7 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 		return nil, fail(op, dataplane.StatusFatal, "%v", err)
 	}
 	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn),
-		infos: make(map[string]*control.InfoReply), libraries: make(map[string]*library), places: places{open: o.Device}}
+		infos: make(map[string]*control.InfoReply), streams: make(map[string]*leasing), libraries: make(map[string]*library), places: places{open: o.Device}}
 	crand.Read(c.client[:])
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
@@ -139,10 +140,13 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 func (c *Control) Close() {
 	c.places.close()
 	c.mu.Lock()
-	conns := c.conns
-	c.conns, c.closed = nil, true
+	conns, streams := c.conns, c.streams
+	c.conns, c.streams, c.closed = nil, nil, true
 	c.mu.Unlock()
 	c.dropKept()
+	for _, s := range streams {
+		s.cancel()
+	}
 	for _, conn := range conns {
 		conn.Close()
 	}

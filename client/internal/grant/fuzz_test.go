@@ -40,6 +40,22 @@ func (h *hostile) Lease(context.Context, *control.LeaseRequest) (*control.LeaseR
 	return answer(h, &h.lease)
 }
 
+func (h *hostile) Leasing(s grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]) error {
+	for {
+		_, err := s.Recv()
+		var l *control.LeaseReply
+		if err == nil {
+			l, err = answer(h, &h.lease)
+		}
+		if err == nil {
+			err = s.Send(l)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
 func (h *hostile) Replace(context.Context, *control.ReplaceRequest) (*control.ReplaceReply, error) {
 	return answer(h, &h.worker)
 }

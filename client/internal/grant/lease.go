@@ -284,8 +284,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	return nil, p.last
 }
 
-// ask sends one lease request. When the connection broke on the way it asks once more under the same request id,
-// which the executor answers with the first grant if there was one.
+// ask sends one lease request.
 func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]byte) (*control.LeaseReply, error) {
 	id := make([]byte, control.RequestIDSize)
 	rand.Read(id)
@@ -311,11 +310,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 	if p.spec.CallLimit > 0 {
 		req.CallLimitMs = uint64(max(p.spec.CallLimit/time.Millisecond, 1))
 	}
-	r, err := cl.Lease(ctx, req)
-	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
-		r, err = cl.Lease(ctx, req)
-	}
-	return r, err
+	return p.c.lease(ctx, p.candidates[p.current].Address, cl, req)
 }
 
 // dialFailed says that nobody was reached at all, so that asking again at once makes no sense.

@@ -1,0 +1,227 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// lessor is an executor whose every lease is another one, and which a test may stop in the middle.
+type lessor struct {
+	control.UnimplementedExecutorServer
+	streams, leases, calls atomic.Int64
+	before                 func(*control.LeaseRequest) error // of an answer; nil: nothing
+}
+
+func (x *lessor) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	return &control.InfoReply{ProtocolVersion: control.ProtocolVersion}, nil
+}
+
+func (x *lessor) Lease(context.Context, *control.LeaseRequest) (*control.LeaseReply, error) {
+	return &control.LeaseReply{LeaseId: uint64(x.calls.Add(1))}, nil
+}
+
+func (x *lessor) Leasing(s grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]) error {
+	x.streams.Add(1)
+	for {
+		req, err := s.Recv()
+		if err == nil && x.before != nil {
+			err = x.before(req)
+		}
+		if err == nil {
+			err = s.Send(&control.LeaseReply{LeaseId: uint64(x.leases.Add(1))})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// older is one that knows no streams of requests.
+type older struct{ *lessor }
+
+func (older) Leasing(grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]) error {
+	return status.Error(codes.Unimplemented, "method Leasing not implemented")
+}
+
+// serveLessor serves on an address, "" for a new one.
+func serveLessor(t *testing.T, x control.ExecutorServer, secret, address string) *control.Port {
+	t.Helper()
+	if address == "" {
+		address = "127.0.0.1:0"
+	}
+	port, err := control.OpenPort(control.PortConfig{Listen: address, SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.RegisterExecutorServer(port.Server, x)
+	if err := port.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(port.Server.Stop)
+	return port
+}
+
+// lessee is a session with one executor, and what asks that for a lease.
+func lessee(t *testing.T, x control.ExecutorServer) (c *Control, port *control.Port, secret string, ask func(context.Context) (uint64, error)) {
+	t.Helper()
+	secret = filepath.Join(t.TempDir(), "secret")
+	port = serveLessor(t, x, secret, "")
+	c, err := Open(t.Context(), Options{Executor: port.Address, SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	conn, err := c.dial("test", port.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := control.NewExecutorClient(conn)
+	return c, port, secret, func(ctx context.Context) (uint64, error) {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		r, err := c.lease(ctx, port.Address, cl, &control.LeaseRequest{})
+		return r.GetLeaseId(), err
+	}
+}
+
+// Lease after lease goes over one stream.
+func TestOneStreamForManyLeases(t *testing.T) {
+	x := &lessor{}
+	_, _, _, ask := lessee(t, x)
+	for i := range 5 {
+		if id, err := ask(t.Context()); err != nil || id != uint64(i+1) {
+			t.Fatalf("lease %d: %d, %v", i, id, err)
+		}
+	}
+	if n := x.streams.Load(); n != 1 {
+		t.Errorf("%d streams for 5 leases", n)
+	}
+}
+
+// Those who ask at the same time have streams of their own, of which one stays.
+func TestLeasesSideBySide(t *testing.T) {
+	x := &lessor{}
+	var all sync.WaitGroup
+	all.Add(4)
+	x.before = func(*control.LeaseRequest) error { all.Done(); all.Wait(); return nil }
+	c, _, _, ask := lessee(t, x)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if _, err := ask(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	c.mu.Lock()
+	rest := len(c.streams)
+	c.mu.Unlock()
+	if n := x.streams.Load(); n != 4 || rest != 1 {
+		t.Errorf("%d streams for 4 leases at a time, %d rest", n, rest)
+	}
+}
+
+// A refusal is the caller's to hear, and the next lease has another stream.
+func TestRefusedLease(t *testing.T) {
+	x := &lessor{}
+	x.before = func(*control.LeaseRequest) error { return control.Errorf(control.ClassBusy, "no cores") }
+	_, _, _, ask := lessee(t, x)
+	if _, err := ask(t.Context()); control.ClassOf(err) != control.ClassBusy {
+		t.Errorf("%v, want what the executor says", err)
+	}
+	x.before = nil
+	if id, err := ask(t.Context()); err != nil || id != 1 || x.streams.Load() != 2 {
+		t.Errorf("lease %d, %v on %d streams", id, err, x.streams.Load())
+	}
+}
+
+// An executor that has started anew at its address is asked on a new connection, and the caller sees nothing of it; and so is one
+// that no longer takes what the stream began with.
+func TestStaleStream(t *testing.T) {
+	x := &lessor{}
+	_, port, secret, ask := lessee(t, x)
+	if _, err := ask(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	port.Server.Stop()
+	serveLessor(t, x, secret, port.Address)
+	if id, err := ask(t.Context()); err != nil || id != 2 {
+		t.Errorf("after a restart: lease %d, %v", id, err)
+	}
+	var refused atomic.Bool
+	x.before = func(*control.LeaseRequest) error {
+		if refused.Swap(true) {
+			return nil
+		}
+		return control.CodeErrorf(control.ClassInvalid, codes.Unauthenticated, "expired")
+	}
+	if id, err := ask(t.Context()); err != nil || id != 3 || !refused.Load() {
+		t.Errorf("after a refusal of what the stream began with: lease %d, %v", id, err)
+	}
+	x.before = func(*control.LeaseRequest) error {
+		return control.CodeErrorf(control.ClassInvalid, codes.Unauthenticated, "expired for good")
+	}
+	if _, err := ask(t.Context()); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("%v, want that the credential is no good", err)
+	}
+}
+
+// A caller that gives up is let go at once, and its stream is not used again.
+func TestCallerGivesUp(t *testing.T) {
+	x := &lessor{}
+	asked := make(chan uint64, 1)
+	goOn := make(chan struct{})
+	defer close(goOn)
+	x.before = func(req *control.LeaseRequest) error { asked <- req.WaitMs; <-goOn; return nil }
+	c, _, _, ask := lessee(t, x)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		if wait := <-asked; wait == 0 || wait > 30_000 {
+			t.Errorf("the executor was told that the caller waits %d ms, not up to 30 s", wait)
+		}
+		cancel()
+	}()
+	if _, err := ask(ctx); status.Code(err) != codes.Canceled {
+		t.Errorf("%v, want that it was cancelled", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.streams) != 0 {
+		t.Error("the stream rests, with a reply to come")
+	}
+}
+
+// An executor of before is asked by a call.
+func TestExecutorWithoutStreams(t *testing.T) {
+	x := older{&lessor{}}
+	_, _, _, ask := lessee(t, x)
+	for i := range 2 {
+		if id, err := ask(t.Context()); err != nil || id != uint64(i+1) {
+			t.Errorf("lease %d, %v", id, err)
+		}
+	}
+	if n := x.calls.Load(); n != 2 {
+		t.Errorf("%d calls", n)
+	}
+}
+
+// Nobody at the address: one attempt, and the reason.
+func TestNobodyLeases(t *testing.T) {
+	_, port, _, ask := lessee(t, &lessor{})
+	port.Server.Stop()
+	if _, err := ask(t.Context()); status.Code(err) != codes.Unavailable || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}

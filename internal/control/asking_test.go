@@ -1,0 +1,92 @@
+package control
+
+import (
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// Leasing answers each request with a lease of the number of the caller's tenant's letters.
+func (w *whoServer) Leasing(s grpc.BidiStreamingServer[LeaseRequest, LeaseReply]) error {
+	for {
+		if _, err := s.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := s.Send(&LeaseReply{LeaseId: uint64(len(Caller(s.Context()).Tenant))}); err != nil {
+			return err
+		}
+	}
+}
+
+// Each request on a stream is a call: who may not make it any more is refused, counted and written down.
+func TestEachRequestIsChecked(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false)
+	token := r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)
+	conn, err := Dial(r.far(), DialConfig{TokenFile: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	s, err := NewExecutorClient(conn).Leasing(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() (*LeaseReply, error) {
+		if err := s.Send(&LeaseRequest{}); err != nil && !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		return s.Recv()
+	}
+	for range 3 {
+		if l, err := ask(); err != nil || l.GetLeaseId() != 3 {
+			t.Fatalf("%v, %v", l, err)
+		}
+	}
+	cred, err := identity.LoadCredentials(token)
+	if err == nil {
+		err = os.WriteFile(r.in("node/revoked"), []byte(cred.Claims.ID+" ann has left\n"), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		_, err = ask() // the list is looked at once a second
+	}
+	if status.Code(err) != codes.Unauthenticated || r.port.Gate.RefusedFor(identity.Revoked) != 1 {
+		t.Errorf("revoked: %v, %d refused", err, r.port.Gate.RefusedFor(identity.Revoked))
+	}
+}
+
+// What waits for the port to close hears of it before the port waits.
+func TestClosing(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false)
+	if Closing(t.Context()).Done() != nil {
+		t.Error("outside of a call something closes")
+	}
+	conn, err := Dial(r.port.Address, DialConfig{SecretFile: r.in("secret")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := NewExecutorClient(conn).Info(t.Context(), &InfoRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	closing := Closing(r.whoami.ctx)
+	if closing.Err() != nil {
+		t.Error("the port closes while it serves")
+	}
+	r.port.Close(t.Context())
+	if closing.Err() == nil {
+		t.Error("the port has closed and told nobody")
+	}
+}
