@@ -117,6 +117,8 @@ typedef struct dp_dev {
      * answered, before it maps the peer's memory. NULL: nothing. Verbs never waits. */
     void (*meanwhile)(void *arg), (*met)(void *arg);
     void *meanwhile_arg;
+    /* Memory for its next regions, whose owner has the device for itself. NULL: none. Verbs takes it. */
+    struct dp_ahead *ahead;
 } dp_dev;
 
 typedef struct dp_domain {
@@ -217,7 +219,7 @@ void dp_dev_close(dp_dev *dev);
 /* Provider openers, called through dp_dev_open. */
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
-/* dp_verbs_preload loads libibverbs' providers and the device list, so that later opens in forked
+/* dp_verbs_preload loads libibverbs' providers and keeps the device list, so that later opens here and in forked
  * children are quick. It opens no device. Returns the number of devices, 0 when there are none. */
 int dp_verbs_preload(void);
 

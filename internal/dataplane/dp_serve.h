@@ -5,6 +5,7 @@
 #ifndef RFAAS_DP_SERVE_H
 #define RFAAS_DP_SERVE_H
 
+#include "dp_ahead.h"
 #include "dp_channel.h"
 
 typedef uint32_t (*dp_function)(void *args, uint32_t size, void *res);
@@ -34,6 +35,10 @@ int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *clien
 int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **out, dp_error *err);
 int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
                       dp_error *err);
+/* What a server for this client registers on verbs, requests and staging: bytes of each of them, 0 if it is to be refused. For the
+ * `ahead` of its device (dp_ahead.h). */
+enum { DP_SERVER_REGIONS = 2 };
+uint64_t dp_server_region(const dp_server_config *cfg, const void *client_blob, uint32_t len);
 int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err);
 /* Functions by index; the table is the caller's and stays while the server runs. n at most 65536. */
 void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n);

@@ -107,6 +107,15 @@ int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **o
     return make_server(dev, &l, out, err);
 }
 
+uint64_t dp_server_region(const dp_server_config *cfg, const void *client_blob, uint32_t len) {
+    dp_side client;
+    dp_error why;
+    int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, DP_PROVIDER_VERBS, &client, &why);
+    if (!st)
+        st = check_limits(cfg, &client.layout, &why);
+    return st ? 0 : (client.layout.size + 4095) & ~4095ull;
+}
+
 int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
                       dp_error *err) {
     dp_side client;

@@ -71,14 +71,25 @@ static struct ibv_device **list_devices(int *n) {
     return ibv_get_device_list(n);
 }
 
+/* Of dp_verbs_preload; never freed. */
+static struct ibv_device **preloaded;
+static int n_preloaded;
+
 int dp_verbs_preload(void) {
-    int n = 0;
-    struct ibv_device **list = list_devices(&n);
-    if (!list)
-        return 0;
-    /* Frees the list only: libibverbs keeps the providers' libraries, which are what takes the time. */
-    ibv_free_device_list(list);
-    return n;
+    if (!preloaded && !(preloaded = list_devices(&n_preloaded)))
+        n_preloaded = 0;
+    return n_preloaded;
+}
+
+/* Whether a device that was listed earlier is still there: its number may have become another one's. */
+static bool is_there(struct ibv_device *d) {
+    char path[sizeof d->dev_path + 8], text[sizeof d->name + 1];
+    snprintf(path, sizeof path, "%s/ibdev", d->dev_path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    if (fd >= 0)
+        close(fd);
+    return n > 1 && text[n - 1] == '\n' && (size_t)n - 1 == strlen(d->name) && !memcmp(text, d->name, (size_t)n - 1);
 }
 
 /* ---- options ---- */
@@ -175,7 +186,11 @@ static int try_device(dpv_dev *dev, struct ibv_device *d, const dp_dev_options *
 /* With a name: that device or a reason. Without: the first that works; the last reason if none does. */
 static int choose_device(dpv_dev *dev, const dp_dev_options *o, struct ibv_port_attr *port, dp_error *err) {
     const char *want = o->device && *o->device ? o->device : NULL;
-    int n = 0;
+    for (int i = 0; i < n_preloaded; i++)
+        if ((!want || !strcmp(want, ibv_get_device_name(preloaded[i]))) && is_there(preloaded[i]) &&
+            try_device(dev, preloaded[i], o, port, err) == DP_OK)
+            return DP_OK;
+    int n = 0; /* what is wrong, or one that is new, the list of now tells */
     struct ibv_device **list = list_devices(&n);
     if (!list)
         return dp_fail(err, DP_NO_DEVICE, errno, "no RDMA device%s%.63s found: ibv_get_device_list",

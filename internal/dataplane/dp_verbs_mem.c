@@ -1,6 +1,8 @@
 /* Protection domains and memory regions of the verbs provider. */
 #include "dp_verbs.h"
 
+#include "dp_ahead.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -80,18 +82,10 @@ int dpv_mem_alloc(dp_domain *base, uint64_t size, uint32_t access, dp_mem **out,
     if (body / page > (uint64_t)sysconf(_SC_PHYS_PAGES))
         return dp_fail(err, DP_FATAL, ENOMEM, "allocate region: %llu bytes exceed this machine's memory",
                        (unsigned long long)size);
-    size_t len = (size_t)(body + page);
-    char *map = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED)
+    uint64_t len = body + page;
+    char *map = dp_ahead_take(base->dev->ahead, body);
+    if (!map && !(map = dp_region_map(body, 1, &len)))
         return dp_fail(err, DP_FATAL, errno, "allocate region: mmap of %llu bytes", (unsigned long long)size);
-    /* Shared: after a fork, private pages that the device has pinned would stay with one side only, and the
-     * other would write to a copy that the device never sees. */
-    if (mmap(map, (size_t)body, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE,
-             -1, 0) == MAP_FAILED) {
-        int e = errno;
-        munmap(map, len);
-        return dp_fail(err, DP_FATAL, e, "allocate region: mmap of %llu bytes", (unsigned long long)size);
-    }
     /* Registered to the byte, so that the device refuses what lies behind the size asked for. */
     int st = dpv_mem_register(base, map, size, access, out, err);
     if (st != DP_OK) {

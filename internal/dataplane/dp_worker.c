@@ -4,7 +4,8 @@
  *   own descriptors only                                     before a device opens new ones
  *   own user id; on verbs into the sandbox                   before the device is opened, which remembers who did it
  *   pin                                                      before memory is touched, so that it is near
- *   device, memory, queue pair, connect; memory limit        with final credentials, without user code in the process
+ *   device, memory, queue pair, connect; memory limit        with final credentials, without user code in the process, nor, by the
+ *                                                            end, another thread
  *   on shm into the sandbox                                  whose network the client's socket is not in
  *   crash notes                                              before user code, which could crash
  *   device files hidden, system calls filtered               when nothing is left that needs them
@@ -258,17 +259,35 @@ static void limit_memory(const worker *w) {
     must(w, dp_worker_limit_memory(has, w->m->memory_limit, &err), &err);
 }
 
+static dp_server_config server_config(const dp_msg_spawn *m) {
+    return (dp_server_config){(dp_wait_mode)m->wait_mode, m->max_depth, m->max_eager, m->max_bulk};
+}
+
 static void connect_client(worker *w) {
     const dp_msg_spawn *m = w->m;
-    dp_server_config cfg = {
-        .mode = (dp_wait_mode)m->wait_mode,
-        .max_depth = m->max_depth,
-        .max_eager = m->max_eager,
-        .max_bulk = m->max_bulk,
-    };
+    dp_server_config cfg = server_config(m);
     dp_error err = {0};
     must(w, dp_server_connect(w->dev, &cfg, m->blob, m->blob_len, &w->server, &err), &err);
     dp_server_share_stats(w->server, &w->page->stats);
+}
+
+/* On verbs the pages of the memory take longest: what the zygote has not made of it, or not near enough, a second thread begins with, on
+ * any of the CPUs, while the device is opened. */
+static void open_and_connect(worker *w, dp_ahead *memory, const dp_cpus *cpus) {
+    dp_server_config cfg = server_config(w->m);
+    if (memory && !dp_ahead_near(memory)) {
+        dp_ahead_end(memory);
+        memory = NULL;
+    }
+    if (!memory && w->m->provider == DP_PROVIDER_VERBS)
+        memory = dp_ahead_map(DP_SERVER_REGIONS, dp_server_region(&cfg, w->m->blob, w->m->blob_len));
+    if (memory)
+        dp_ahead_start(memory, cpus);
+    open_device(w);
+    w->dev->ahead = memory;
+    connect_client(w);
+    w->dev->ahead = NULL;
+    dp_ahead_end(memory);
 }
 
 /* The serving thread has parked, or serves a new lease: the executor waits to hear it. */
@@ -475,7 +494,7 @@ static int exit_code(int status) {
 }
 
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
-                              const dp_sandbox *sandbox) {
+                              const dp_sandbox *sandbox, dp_ahead *memory) {
     worker w = {.id = id, .m = m, .sandbox = sandbox, .guard = DP_SANDBOX_NONE, .began = now_ns()};
     detach(&w, fds, parent);
     own_descriptors(&w, fds);
@@ -491,12 +510,13 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         prepare(&w);
         wait_for_lease(&w, &lease);
     }
+    dp_cpus executors;
+    dp_cpus_get(&executors);
     pin(&w);
     if (early) {
         connect_early(&w);
     } else {
-        open_device(&w);
-        connect_client(&w);
+        open_and_connect(&w, memory, &executors);
         limit_memory(&w);
         if (!device)
             enter_sandbox(&w, false);

@@ -37,6 +37,7 @@
  *   dp_worker_zygote.c  messages, the zygote's loop, cloning
  *   dp_worker.c         the worker from its first instruction to its exit
  *   dp_worker_limits.c  what it may use
+ *   dp_worker_spare.c   memory for its channel that the zygote has ready
  *   dp_worker_sandbox.h what confines it
  *   dp_worker_load.c    checking and loading the user's library
  *   dp_worker_crash.c   what is left behind when user code ends the process
@@ -218,9 +219,22 @@ typedef struct dp_worker_fds {
 } dp_worker_fds;
 
 /* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. One
- * without functions is prepared only: it waits for its lease, and fds have neither code nor names (-1). */
+ * without functions is prepared only: it waits for its lease, and fds have neither code nor names (-1). memory: for its channel, or NULL. */
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
-                              const dp_sandbox *sandbox);
+                              const dp_sandbox *sandbox, dp_ahead *memory);
+
+/* Memory that the zygote has ready for a channel like that of the last worker that it has cloned on verbs; of that one process alone
+ * once it is taken. Zero at first. */
+typedef struct dp_spare {
+    dp_ahead *memory; /* NULL: none */
+    bool given;       /* to the last worker, but still mapped: unmapping takes time, of which there is more later */
+    uint64_t size;    /* of one region of the next, 0: none is wanted */
+} dp_spare;
+/* Goes on to make it when nothing has come on the socket for a while, until something does. */
+void dp_spare_fill(dp_spare *s, int sock);
+/* Before each clone, for a SPAWN or PREPARE that has been checked: what its worker shall have, which who is cloned until the next call
+ * inherits, and nobody afterwards. NULL: nothing, as for all but a SPAWN on verbs whose channel has that size. */
+dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
 
 /* dp_worker_load checks and loads the library in the sealed memfd `code` and looks up n functions by the names in the
  * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays

@@ -1,6 +1,8 @@
 /* The zygote's part of the sandbox: what works here, and the guard of each worker. */
 #include "dp_worker_sandbox.h"
 
+#include "dp_ahead.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -240,6 +242,7 @@ _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, in
         close(files->join[i]);
     }
     dp_sandbox_guard_say(ctl, e, what);
+    dp_ahead_end(files->memory);
     while (recv(ctl, &ask, 1, 0) == 1) {
         e = dp_sandbox_hide_devices();
         dp_sandbox_guard_say(ctl, e, "hide the devices");

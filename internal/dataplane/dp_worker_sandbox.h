@@ -75,6 +75,7 @@ typedef struct dp_guard_files {
     int alive;   /* a socket whose other end the executor holds: hung up when that is gone */
     int *join;   /* files to write the worker's process id to: cgroup.procs; or the directory of a group of version 2 */
     int n_join;
+    struct dp_ahead *memory; /* the worker's, not the guard's; or NULL */
 } dp_guard_files;
 
 /* dp_sandbox_open makes a process name space for what the calling process clones from then on, and its first process, the

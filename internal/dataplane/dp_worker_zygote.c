@@ -315,6 +315,7 @@ typedef struct zygote {
     pid_t *tid;   /* see above */
     dp_sandbox *sandbox;
     const char *version;
+    dp_spare spare;
     clones *stem_says; /* shared with the stem: see clone_sandboxed */
     void *robust; /* head of the list of robust mutexes: the kernel forgets it in a child, fork() repeats it */
     size_t robust_len;
@@ -424,7 +425,7 @@ static int answer(const zygote *z, uint32_t id, clones *c) {
 }
 
 /* Answers one SPAWN or PREPARE. Returns 0, or the errno with which the executor's socket failed. */
-static int spawn(const zygote *z, packet *p) {
+static int spawn(zygote *z, packet *p) {
     uint32_t id = p->len >= sizeof p->head ? p->head.id : 0;
     dp_msg_spawn m;
     dp_error err;
@@ -436,6 +437,7 @@ static int spawn(const zygote *z, packet *p) {
     if (st != DP_OK)
         return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg);
 
+    dp_ahead *memory = dp_spare_take(&z->spare, &m);
     /* No signal may find the child with the zygote's view of the world; the worker unblocks them. */
     sigset_t all, old;
     sigfillset(&all);
@@ -443,7 +445,7 @@ static int spawn(const zygote *z, packet *p) {
     int needed = p->head.type == DP_MSG_PREPARE ? DP_PREPARE_FDS : DP_SPAWN_FDS;
     clones c = {.worker = -1, .sandbox = DP_SANDBOX_NONE, .status = DP_OK};
     if (z->sandbox->parts & DP_SANDBOX_PIDS) {
-        dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed};
+        dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed, .memory = memory};
         c.pid = clone_sandboxed(z, &files, &c);
     } else {
         int none = -1;
@@ -453,7 +455,7 @@ static int spawn(const zygote *z, packet *p) {
         dp_worker_fds fds = {p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4], c.sandbox};
         if (p->head.type == DP_MSG_PREPARE)
             fds = (dp_worker_fds){p->fds[0], -1, -1, p->fds[1], p->fds[2], c.sandbox};
-        dp_worker_live(id, &m, &fds, z->parent, z->sandbox);
+        dp_worker_live(id, &m, &fds, z->parent, z->sandbox, memory);
     }
     sigprocmask(SIG_SETMASK, &old, NULL);
     int e = answer(z, id, &c);
@@ -510,6 +512,7 @@ int dp_zygote_run(int sock, dp_sandbox *sandbox, const char *version) {
         return st;
     for (;;) {
         packet p;
+        dp_spare_fill(&z.spare, sock);
         int got = packet_recv(sock, &p);
         if (got == 0)
             return DP_EXIT_STOPPED;
