@@ -90,3 +90,41 @@ func TestClosing(t *testing.T) {
 		t.Error("the port has closed and told nobody")
 	}
 }
+
+// A connection has so many streams of requests and no more; when one ends there is room again.
+func TestStreamsOfOneConnection(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false)
+	conn, err := Dial(r.port.Address, DialConfig{SecretFile: r.in("secret")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func() (grpc.BidiStreamingClient[LeaseRequest, LeaseReply], error) {
+		s, err := NewExecutorClient(conn).Leasing(t.Context())
+		if err == nil {
+			err = s.Send(&LeaseRequest{})
+		}
+		if err == nil || errors.Is(err, io.EOF) {
+			_, err = s.Recv()
+		}
+		return s, err
+	}
+	var last grpc.BidiStreamingClient[LeaseRequest, LeaseReply]
+	for i := range mostAsking {
+		if last, err = ask(); err != nil {
+			t.Fatalf("stream %d: %v", i, err)
+		}
+	}
+	if _, err := ask(); status.Code(err) != codes.ResourceExhausted || IsClassed(err) {
+		t.Errorf("%v, want that there are enough", err)
+	}
+	if err := last.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := last.Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	if _, err := ask(); err != nil {
+		t.Errorf("after one has ended: %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
@@ -277,6 +278,11 @@ func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h 
 	}
 	known := &identified{s, ctx}
 	if i.FullMethod == Executor_Leasing_FullMethodName {
+		done := countAsking(ctx)
+		if done == nil {
+			return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of requests already", mostAsking)
+		}
+		defer done()
 		return h(srv, &asking{known, g})
 	}
 	return h(srv, known)

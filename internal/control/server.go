@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +19,7 @@ type conn struct {
 	ctx     context.Context
 	end     context.CancelFunc
 	closing context.Context // of the port
+	asking  atomic.Int32    // streams of requests
 }
 
 func (s connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
@@ -53,12 +55,28 @@ func Closing(ctx context.Context) context.Context {
 	return context.Background()
 }
 
+// mostAsking is how many streams of requests one connection may have open, which rest most of the time. Its client makes calls beyond that.
+const mostAsking = 32
+
+// countAsking counts one, and done takes it back; nil: there are too many.
+func countAsking(ctx context.Context) (done func()) {
+	c, ok := ctx.Value(connKey{}).(*conn)
+	if !ok {
+		return func() {}
+	}
+	if c.asking.Add(1) > mostAsking {
+		c.asking.Add(-1)
+		return nil
+	}
+	return func() { c.asking.Add(-1) }
+}
+
 // flowWindow is how many bytes may be under way on a connection and on each of its streams. A size that is set keeps gRPC from
 // measuring one, by a ping for each message, which would wake both sides twice more for every lease.
 const flowWindow = 1 << 20
 
 // streamWorkers is how many goroutines stay to serve the next call, with the stack that the last one has needed, as long as the
-// collector leaves it to them. More calls at a time, streams that stay open among them, have goroutines of their own.
+// collector leaves it to them. Streams that stay open keep one each; more calls at a time have goroutines of their own.
 const streamWorkers = 8
 
 // newServer makes a gRPC server with the gate in front of every call and the limits that both daemons use.

@@ -113,8 +113,8 @@ typedef struct dp_dev {
     uint8_t link;        /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;        /* InfiniBand */
     uint8_t gid[16];     /* zero when the port has none */
-    /* What the next dp_qp_connect may do while it waits for the peer: called then and forgotten; and what it does when the peer has
-     * answered, before it maps the peer's memory. NULL: nothing. Verbs never waits. */
+    /* What the next dp_qp_connect may do while it waits for the peer, called then and forgotten, and what each does when its peer has
+     * answered, before it maps that one's memory. NULL: nothing. Verbs never waits. */
     void (*meanwhile)(void *arg), (*met)(void *arg);
     void *meanwhile_arg;
     /* Memory for its next regions, whose owner has the device for itself. NULL: none. Verbs takes it. */

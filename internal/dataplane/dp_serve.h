@@ -55,6 +55,8 @@ void dp_server_finish(dp_server *s);
 void dp_server_park(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
 void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg);
+/* Whether dp_server_prepare made it, and so all that it has but the client's memory. */
+bool dp_server_made_ahead(const dp_server *s);
 /* Makes the pages of the client's memory present that calls use first, up to 4 MiB of slots and the mailbox, as far as the client has
  * them: after connecting, by who has time for it. Other pages come with their first use. */
 void dp_server_touch(dp_server *s);

@@ -16,6 +16,7 @@ struct dp_server {
     dp_cq *cq;
     dp_qp *qp;
     dp_layout layout;
+    bool ahead; /* made before its client was known */
     dp_side client;
     dp_mem *requests; /* slots and bulk area that the client writes */
     dp_request *headers; /* by slot: the last header that came, which bare requests repeat */

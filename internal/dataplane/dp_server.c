@@ -104,7 +104,10 @@ int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **o
         return dp_fail(err, DP_INVALID, 0, "prepare server: depth %u, eager size %u, bulk size %llu", sizes->depth, sizes->eager,
                        (unsigned long long)sizes->bulk);
     dp_layout_set(&l, sizes->depth, sizes->eager, sizes->bulk);
-    return make_server(dev, &l, out, err);
+    int st = make_server(dev, &l, out, err);
+    if (!st)
+        (*out)->ahead = true;
+    return st;
 }
 
 uint64_t dp_server_region(const dp_server_config *cfg, const void *client_blob, uint32_t len) {
@@ -115,6 +118,8 @@ uint64_t dp_server_region(const dp_server_config *cfg, const void *client_blob, 
         st = check_limits(cfg, &client.layout, &why);
     return st ? 0 : (client.layout.size + 4095) & ~4095ull;
 }
+
+bool dp_server_made_ahead(const dp_server *s) { return s->ahead; }
 
 int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
                       dp_error *err) {

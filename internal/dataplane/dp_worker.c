@@ -10,7 +10,7 @@
  *   crash notes                                              before user code, which could crash
  *   device files hidden, system calls filtered               when nothing is left that needs them
  *   user's library; LOADED                                   the first foreign instruction is its constructor
- *   monitor thread; serve                                    until then the executor knows no other way than to kill it
+ *   monitor thread; serve                                    what the executor says is heard from then on
  *
  * One that is made ahead of its lease does first what needs no client: device, sandbox, memory and queue pair for a channel of
  * the usual sizes, device files hidden, the filter but for what connecting takes; PREPARED. With the lease it is pinned, connects
@@ -67,6 +67,7 @@ typedef struct worker {
     uint64_t began;      /* its first instruction, or its lease */
     uint64_t sandbox_ns; /* what that took since */
     uint64_t code_ns;
+    bool told; /* LOADED was said */
 } worker;
 
 _Noreturn static void leave(int code) {
@@ -254,7 +255,8 @@ static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
 static void limit_memory(const worker *w) {
     dp_error err = {0};
     uint64_t has = w->memory;
-    if (w->m->memory_limit && !has)
+    /* What the channel takes of its own is not the user's. */
+    if (w->m->memory_limit && !(has && w->server && dp_server_made_ahead(w->server)))
         must(w, dp_worker_memory(&has, &err), &err);
     must(w, dp_worker_limit_memory(has, w->m->memory_limit, &err), &err);
 }
@@ -374,6 +376,7 @@ static void load_functions(worker *w) {
     close(FD_NAMES);
     dp_server_set_functions(w->server, table, w->m->n_functions);
     w->code_ns = now_ns() - began;
+    w->page->phase = DP_PHASE_LOADED;
 }
 
 /* ---- sandbox ---- */
@@ -434,8 +437,9 @@ static void close_up(void *arg) {
 }
 
 static void loaded(void *arg) {
-    const worker *w = arg;
+    worker *w = arg;
     dp_error err = {0};
+    w->told = true;
     struct {
         uint64_t times[3];
         uint8_t blob[DP_CHANNEL_BLOB_MAX];
@@ -459,8 +463,9 @@ static void connect_early(worker *w) {
     if (w->dev->meanwhile) { /* it has not waited */
         w->dev->meanwhile = NULL;
         close_up(w);
-        loaded(w);
     }
+    if (!w->told)
+        loaded(w);
 }
 
 /* All that can be done ahead of a lease. */

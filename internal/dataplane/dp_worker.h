@@ -177,7 +177,8 @@ typedef struct dp_worker_death {
 enum {
     DP_PHASE_BEGUN = 0,
     DP_PHASE_LEASED = 1,  /* one that was prepared has its lease */
-    DP_PHASE_LOADING = 2, /* the user's library, from now on */
+    DP_PHASE_LOADING = 2, /* the user's library, whose code runs from now on */
+    DP_PHASE_LOADED = 3,  /* that is done; what is left is the client's answer */
 };
 
 /* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */

@@ -16,7 +16,7 @@
  *
  * Credentials change in _identity and _enter only: soft-RoCE compares those of a post with those that opened the device, by
  * pointer, and Landlock counts as a change. So a worker on verbs enters first and opens the device then; one on shm connects
- * first, since abstract sockets end at the network name space.
+ * first, since abstract sockets end at the network name space, or, if it waits for its lease, has made a socket before it entered.
  */
 #ifndef RFAAS_DP_WORKER_SANDBOX_H
 #define RFAAS_DP_WORKER_SANDBOX_H

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,15 +16,17 @@ type requests struct {
 	e      *Executor
 	stream grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]
 
-	mu     sync.Mutex // held from a request to its reply
-	closed bool       // nothing is answered any more
+	turn chan struct{} // capacity 1: filled from a request to its reply, and for ever when nothing is answered any more
 }
+
+// lastReply is how long a caller who does not read may keep the port from closing.
+const lastReply = 200 * time.Millisecond
 
 // Leasing answers lease requests one after the other, until the caller ends the stream, one fails, or the port closes. Only the end of
 // this function ends a read, so another goroutine reads, and answers there and then.
 func (e *Executor) Leasing(stream grpc.BidiStreamingServer[control.LeaseRequest, control.LeaseReply]) error {
 	closing := control.Closing(stream.Context())
-	r := &requests{e: e, stream: stream}
+	r := &requests{e: e, stream: stream, turn: make(chan struct{}, 1)}
 	done := make(chan error, 1)
 	go func() { done <- r.serve() }()
 	select {
@@ -33,9 +34,10 @@ func (e *Executor) Leasing(stream grpc.BidiStreamingServer[control.LeaseRequest,
 		return err
 	case <-closing.Done():
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
+	select {
+	case r.turn <- struct{}{}:
+	case <-time.After(lastReply):
+	}
 	return nil
 }
 
@@ -61,12 +63,13 @@ const mostWait = 24 * time.Hour
 
 // answer grants or refuses one request.
 func (r *requests) answer(req *control.LeaseRequest) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil // the stream has ended
-	}
 	ctx := r.stream.Context()
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done(): // it has ended with the port
+		return ctx.Err()
+	}
 	if wait := req.GetWaitMs(); wait > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(min(wait, uint64(mostWait/time.Millisecond)))*time.Millisecond)

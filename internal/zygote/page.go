@@ -94,6 +94,7 @@ func (p *page) running() (call uint64, function int, ok bool) {
 const (
 	phaseLeased  = 1
 	phaseLoading = 2
+	phaseLoaded  = 3
 )
 
 // phase is how far a start has come. Good until user code runs, which may say what it likes.

@@ -196,7 +196,7 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 	if err != nil {
 		return nil, err
 	}
-	for {
+	for range lendMost {
 		w := z.pool.take(string(kind))
 		if w == nil {
 			return nil, errNoneReady
@@ -227,4 +227,8 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		}
 		z.cfg.Log.Warn("a worker in advance has died before it took its lease", "pid", w.pid, "err", err)
 	}
+	return nil, errNoneReady
 }
+
+// lendMost is how many workers in advance are tried for one lease. User code can make its worker look like one that died before it ran.
+const lendMost = 2

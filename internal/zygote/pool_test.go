@@ -187,3 +187,77 @@ func misdirect(t *testing.T, blob []byte, peer func(net.Conn)) (end func()) {
 		c.Close()
 	}
 }
+
+// What a lease may have of memory is the same whether its channel was made ahead, is made for it, or its worker is.
+func TestMemoryOfAWarmWorker(t *testing.T) {
+	for name, kind := range map[string]*Spec{
+		"channel made ahead": {Provider: "shm", GIDIndex: -1, MaxDepth: 4, MaxEager: 4096, MaxBulk: 1 << 20}, // as testdata/client.c offers
+		"another was":        {Provider: "shm", GIDIndex: -1, MaxDepth: 4, MaxEager: 4096, MaxBulk: 64 << 10},
+		"cold":               nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := startZygote(t)
+			if kind != nil {
+				if err := z.KeepWarm(1, *kind); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, 10*time.Second, "a worker waits", func() bool { return z.Waiting() == 1 })
+			}
+			w := lease(t, z, startClient(t), func(s *Spec) { s.MemoryLimit = 3 << 20 })
+			if w.Steps().Warm != (kind != nil) {
+				t.Errorf("steps %+v", w.Steps())
+			}
+			w.mustCall(t, fnAllocates, u64(5<<19))
+			if r, err := w.call(fnAllocates, u64(13<<18)); err != nil || r.status != -400 {
+				t.Errorf("beyond the limit: %d %q %v", r.status, r.data, err)
+			}
+		})
+	}
+}
+
+// A worker whose client's memory cannot be mapped has its lease by then. It ends and says why.
+func TestWarmWorkerWhosePeersMemoryIsWrong(t *testing.T) {
+	z := warmZygote(t, 1)
+	c := startClient(t)
+	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
+	ended := misdirect(t, spec.ClientBlob, answerWithPipes)
+	defer ended()
+	w, err := z.Spawn(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	within(t, 10*time.Second, "the worker ends", w.Done())
+	if x := w.Exit(); x.Code != exitFailed || !strings.Contains(x.Reason, "map the peer's receive ring") {
+		t.Errorf("exit %+v, want what could not be mapped", x)
+	}
+}
+
+// answerWithPipes repeats a worker's hello with descriptors that are no memory.
+func answerWithPipes(c net.Conn) {
+	u := c.(*net.UnixConn)
+	hello, rights := make([]byte, 4096), make([]byte, 256)
+	n, rn, _, _, err := u.ReadMsgUnix(hello, rights)
+	if err != nil {
+		return
+	}
+	list, err := unix.ParseSocketControlMessage(rights[:rn])
+	if err != nil || len(list) != 1 {
+		return
+	}
+	fds, err := unix.ParseUnixRights(&list[0])
+	if err != nil {
+		return
+	}
+	for i, fd := range fds {
+		unix.Close(fd)
+		if fds[i], err = unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+			return
+		}
+		defer unix.Close(fds[i])
+	}
+	const toAt, fromAt = 24, 40 // shm_hello
+	to, from := [16]byte(hello[toAt:]), [16]byte(hello[fromAt:])
+	copy(hello[toAt:], from[:])
+	copy(hello[fromAt:], to[:])
+	_, _, _ = u.WriteMsgUnix(hello[:n], unix.UnixRights(fds...), nil)
+}

@@ -148,6 +148,7 @@ func (w *Worker) watch(ended func()) {
 	w.pidfd.Close()
 	w.page.freeze()
 	w.exit = w.makeExit(st)
+	w.exit.Reason += w.lastWords(st)
 	if err != nil {
 		w.exit.Reason = "unknown: " + err.Error()
 	}
@@ -163,6 +164,27 @@ func (w *Worker) watch(ended func()) {
 		gone()
 	}
 	close(w.done)
+}
+
+// lastWords is what a worker said when it failed after its start: its client's memory cannot be mapped, say.
+func (w *Worker) lastWords(st status) string {
+	w.mu.Lock()
+	starting := w.starting
+	w.mu.Unlock()
+	if starting || st.code != exitFailed || st.signal != 0 {
+		return ""
+	}
+	w.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // it is there, or the end is
+	buf := make([]byte, msgMax)
+	n, err := w.conn.Read(buf)
+	if err != nil {
+		return ""
+	}
+	m, err := decodeMessage(buf[:n])
+	if err != nil || m.typ != msgFailed {
+		return ""
+	}
+	return ": " + m.failure().Error()
 }
 
 // whenGone calls fn when nothing is left of the worker, before Done is closed, or at once.

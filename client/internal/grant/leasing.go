@@ -17,25 +17,47 @@ import (
 type leasing struct {
 	stream grpc.BidiStreamingClient[control.LeaseRequest, control.LeaseReply]
 	cancel context.CancelFunc
+	began  time.Time
 	used   bool // it has answered before
 }
 
-// leasing returns the stream to addr that nobody uses now, or opens one.
-func (c *Control) leasing(addr string, cl control.ExecutorClient) (*leasing, error) {
+// streamAge is how long a stream is used: it shows the credential that it began with.
+const streamAge = time.Minute
+
+// rested returns the stream to addr that nobody uses now, nil if there is none.
+func (c *Control) rested(addr string) *leasing {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	s := c.streams[addr]
 	delete(c.streams, addr)
-	c.mu.Unlock()
-	if s != nil {
-		return s, nil
+	if s != nil && time.Since(s.began) > streamAge {
+		s.cancel()
+		return nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	stream, err := cl.Leasing(ctx)
+	return s
+}
+
+// begin opens a stream; ctx bounds only that.
+func begin(ctx context.Context, cl control.ExecutorClient) (*leasing, error) {
+	own, cancel := context.WithCancel(context.Background())
+	stop := context.AfterFunc(ctx, cancel)
+	stream, err := cl.Leasing(own)
+	if !stop() && err == nil {
+		err = own.Err()
+	}
 	if err != nil {
 		cancel()
-		return nil, err
+		return nil, patience(ctx, err)
 	}
-	return &leasing{stream: stream, cancel: cancel}, nil
+	return &leasing{stream: stream, cancel: cancel, began: time.Now()}, nil
+}
+
+// patience is the error of a stream that ends with ctx.
+func patience(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return err
 }
 
 // rest keeps a stream for the next lease, one for each address.
@@ -53,17 +75,11 @@ func (c *Control) rest(addr string, s *leasing) {
 func (s *leasing) ask(ctx context.Context, req *control.LeaseRequest) (r *control.LeaseReply, open bool, err error) {
 	stop := context.AfterFunc(ctx, s.cancel)
 	r, err = s.exchange(req)
-	open = stop() && err == nil
-	switch {
-	case open:
-		s.used = true
-	case err != nil && ctx.Err() != nil:
-		err = status.FromContextError(ctx.Err()).Err()
-	}
-	if !open {
+	if open = stop() && err == nil; !open {
 		s.cancel()
 	}
-	return r, open, err
+	s.used = s.used || err == nil
+	return r, open, patience(ctx, err)
 }
 
 func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, error) {
@@ -77,35 +93,37 @@ func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, erro
 	return r, err
 }
 
-// stale says whether an error may be due to what has become of the stream since it was opened.
-func (s *leasing) stale(err error) bool {
-	code := status.Code(err)
-	return s.used && (code == codes.Unavailable || code == codes.Unauthenticated)
-}
-
-// lease sends a request and returns its reply. When the stream or the connection broke on the way it asks once more under the same
-// request id, which the executor answers with the first grant if there was one.
+// lease sends a request and returns its reply. When the stream or the connection broke on the way, or the executor takes no more what the
+// stream began with, it asks once more on a new one, under the same request id, which the executor answers with the first grant
+// if there was one. What the executor answers counts, also if it says that somebody cannot be reached.
 func (c *Control) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, error) {
-	if end, ok := ctx.Deadline(); ok {
-		req.WaitMs = uint64(max(time.Until(end)/time.Millisecond, 1))
-	}
+	s := c.rested(addr)
 	for again := false; ; again = true {
-		s, err := c.leasing(addr, cl)
-		if err != nil {
-			return nil, err
+		if s == nil {
+			var err error
+			if s, err = begin(ctx, cl); err != nil {
+				return nil, err
+			}
+		}
+		if end, ok := ctx.Deadline(); ok {
+			req.WaitMs = uint64(max(time.Until(end)/time.Millisecond, 1))
 		}
 		r, open, err := s.ask(ctx, req)
 		if open {
 			c.rest(addr, s)
 		}
-		broken := status.Code(err) == codes.Unavailable && !dialFailed(err)
-		switch {
+		code, old := status.Code(err), s.used
+		switch s = nil; {
 		case err == nil:
 			return r, nil
-		case status.Code(err) == codes.Unimplemented: // an executor of before
+		case code == codes.Unimplemented && !control.IsClassed(err), code == codes.ResourceExhausted && !control.IsClassed(err):
+			// An executor of before, or one that has enough streams of ours.
 			req.WaitMs = 0
 			return cl.Lease(ctx, req)
-		case again || ctx.Err() != nil || !broken && !s.stale(err):
+		case again || ctx.Err() != nil:
+			return nil, err
+		case code == codes.Unavailable && !dialFailed(err), code == codes.Unauthenticated && old:
+		default:
 			return nil, err
 		}
 	}

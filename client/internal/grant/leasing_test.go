@@ -3,6 +3,7 @@ package grant
 import (
 	"context"
 	"errors"
+	"net"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -223,5 +224,65 @@ func TestNobodyLeases(t *testing.T) {
 	port.Server.Stop()
 	if _, err := ask(t.Context()); status.Code(err) != codes.Unavailable || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
+	}
+}
+
+// What an executor answers is not asked again, whatever it says, on a stream that has answered before either.
+func TestAnswersAreNotAskedAgain(t *testing.T) {
+	for _, class := range []control.Class{control.ClassConnection, control.ClassUnsupported, control.ClassBusy, control.ClassInvalid} {
+		x := &lessor{}
+		_, _, _, ask := lessee(t, x)
+		if _, err := ask(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var asked atomic.Int64
+		x.before = func(*control.LeaseRequest) error { asked.Add(1); return control.Errorf(class, "worker 0 hangs") }
+		if _, err := ask(t.Context()); control.ClassOf(err) != class || asked.Load() != 1 || x.calls.Load() != 0 {
+			t.Errorf("%v: %v, asked %d times and by %d calls", class, err, asked.Load(), x.calls.Load())
+		}
+	}
+}
+
+// A node that accepts and says nothing keeps nobody longer than he waits.
+func TestBeginIsBounded(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	secret := filepath.Join(t.TempDir(), "secret")
+	if _, err := control.EnsureSecret(secret); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := control.Dial(silent.Addr().String(), control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	if _, err := begin(ctx, control.NewExecutorClient(conn)); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("%v, want that its time was over", err)
+	}
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("after %v, and not 50 ms", d) // gRPC gives up after 5 s
+	}
+}
+
+// An old stream is not used again: it shows the credential that it began with.
+func TestOldStream(t *testing.T) {
+	x := &lessor{}
+	c, port, _, ask := lessee(t, x)
+	for range 2 {
+		if _, err := ask(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		c.streams[port.Address].began = time.Now().Add(-2 * streamAge)
+		c.mu.Unlock()
+	}
+	if n := x.streams.Load(); n != 2 {
+		t.Errorf("%d streams", n)
 	}
 }
