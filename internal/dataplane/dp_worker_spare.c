@@ -7,7 +7,7 @@
 #include "dp_serve.h"
 
 enum {
-    QUIET_MS = 20,        /* a start is nearly over by then */
+    QUIET_MS = 40,        /* a start is over by then, its first call too */
     SPARE_MOST = 4 << 20, /* of one region: nobody has leased it */
 };
 
