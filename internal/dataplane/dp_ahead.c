@@ -33,6 +33,13 @@ void dp_cpus_get(dp_cpus *out) {
     syscall(SYS_sched_getaffinity, 0, sizeof *out, out);
 }
 
+unsigned dp_cpus_count(const dp_cpus *cpus) {
+    unsigned n = 0;
+    for (size_t i = 0; i < sizeof cpus->words / sizeof cpus->words[0]; i++)
+        n += (unsigned)__builtin_popcountl(cpus->words[i]);
+    return n;
+}
+
 char *dp_region_map(uint64_t size, int filled, uint64_t *len) {
     uint64_t all = size + (uint64_t)sysconf(_SC_PAGESIZE);
     char *map = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

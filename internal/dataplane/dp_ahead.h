@@ -14,6 +14,7 @@ typedef union dp_cpus {
 
 /* Those of the calling thread. */
 void dp_cpus_get(dp_cpus *out);
+unsigned dp_cpus_count(const dp_cpus *cpus);
 
 /* dp_region_map maps `size` bytes, whole pages, with a page behind them that nobody can access; *len is that of both. Shared with
  * children: after a fork, private pages that a device has pinned would stay with one side only, and the other would write to a

@@ -273,9 +273,10 @@ static void connect_client(worker *w) {
     dp_server_share_stats(w->server, &w->page->stats);
 }
 
-/* On verbs the pages of the memory take longest: what the zygote has not made of it, or not near enough, a second thread begins with, on
- * any of the CPUs, while the device is opened. */
-static void open_and_connect(worker *w, dp_ahead *memory, const dp_cpus *cpus) {
+/* On verbs the pages of the memory take longest: what the zygote has not made of it, or not near enough, a second thread begins with while
+ * the device is opened, if the lease has CPUs for two. */
+static void open_and_connect(worker *w, dp_ahead *memory) {
+    dp_cpus own;
     dp_server_config cfg = server_config(w->m);
     if (memory && !dp_ahead_near(memory)) {
         dp_ahead_end(memory);
@@ -283,8 +284,9 @@ static void open_and_connect(worker *w, dp_ahead *memory, const dp_cpus *cpus) {
     }
     if (!memory && w->m->provider == DP_PROVIDER_VERBS)
         memory = dp_ahead_map(DP_SERVER_REGIONS, dp_server_region(&cfg, w->m->blob, w->m->blob_len));
-    if (memory)
-        dp_ahead_start(memory, cpus);
+    dp_cpus_get(&own);
+    if (memory && dp_cpus_count(&own) > 1)
+        dp_ahead_start(memory, &own);
     open_device(w);
     w->dev->ahead = memory;
     connect_client(w);
@@ -515,13 +517,11 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         prepare(&w);
         wait_for_lease(&w, &lease);
     }
-    dp_cpus executors;
-    dp_cpus_get(&executors);
     pin(&w);
     if (early) {
         connect_early(&w);
     } else {
-        open_and_connect(&w, memory, &executors);
+        open_and_connect(&w, memory);
         limit_memory(&w);
         if (!device)
             enter_sandbox(&w, false);

@@ -197,7 +197,7 @@ static bool hung_up(int sock) {
     return poll(&p, 1, 0) == 1 && p.revents & (POLLHUP | POLLERR | POLLNVAL);
 }
 
-/* The worker is the second process of this name space, and there may be no third before it is loaded. */
+/* The worker is the second process of this name space, and no third process comes before it is loaded. */
 #define WORKER "2\n"
 
 /* Brings the worker into a control group: cgroup.procs, or the directory that has it. */

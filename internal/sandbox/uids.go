@@ -73,7 +73,7 @@ func (u *UIDs) Share(path string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	u.file, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	u.file, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	return err
 }
 

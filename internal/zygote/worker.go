@@ -45,6 +45,7 @@ type Worker struct {
 	// conn is closed by the later of watch and start: what the worker sent before it ended is still to be read.
 	mu       sync.Mutex
 	starting bool
+	heard    chan struct{} // closed when starting ends, if somebody waits for that
 	ended    bool
 	gone     func() // to be called then; may be nil
 
@@ -168,11 +169,21 @@ func (w *Worker) watch(ended func()) {
 
 // lastWords is what a worker said when it failed after its start: its client's memory cannot be mapped, say.
 func (w *Worker) lastWords(st status) string {
-	w.mu.Lock()
-	starting := w.starting
-	w.mu.Unlock()
-	if starting || st.code != exitFailed || st.signal != 0 {
+	if st.code != exitFailed || st.signal != 0 {
 		return ""
+	}
+	w.mu.Lock()
+	var heard chan struct{}
+	if w.starting { // who starts it has not come to LOADED yet, or to FAILED, which is his to read
+		heard = make(chan struct{})
+		w.heard = heard
+	}
+	w.mu.Unlock()
+	if heard != nil {
+		select {
+		case <-heard:
+		case <-time.After(100 * time.Millisecond): // he waits for us
+		}
 	}
 	w.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // it is there, or the end is
 	buf := make([]byte, msgMax)
@@ -205,6 +216,10 @@ func (w *Worker) started() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.starting = false
+	if w.heard != nil {
+		close(w.heard)
+		w.heard = nil
+	}
 	if w.ended {
 		w.conn.Close()
 	}

@@ -316,7 +316,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 // dialFailed says that nobody was reached at all, so that asking again at once makes no sense.
 func dialFailed(err error) bool {
 	s, _ := status.FromError(err)
-	return len(s.Details()) > 0 || containsAny(s.Message(), "connection error", "Error while dialing")
+	return len(s.Details()) > 0 || containsAny(s.Message(), "Error while dialing")
 }
 
 func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr string) error {
