@@ -182,7 +182,8 @@ func (w *Worker) lastWords(st status) string {
 	if heard != nil {
 		select {
 		case <-heard:
-		case <-time.After(100 * time.Millisecond): // he waits for us
+		case <-time.After(100 * time.Millisecond): // he waits for us, or is slow, and what there is to read is his
+			return ""
 		}
 	}
 	w.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // it is there, or the end is
