@@ -73,12 +73,6 @@ static int known_broken(const dp_raw *r) {
     return r->status ? r->status : broken ? broken : r->qp->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
 }
 
-int dp_raw_broken(dp_raw *r) {
-    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED)
-        dp_qp_probe(r->qp);
-    return known_broken(r);
-}
-
 /* Takes completions until none is there. *done counts those of waited-for posts, which come in order. 0 or a status. */
 static int drain(dp_raw *r, uint32_t *done) {
     dp_wc wc[8];
@@ -93,6 +87,14 @@ static int drain(dp_raw *r, uint32_t *done) {
                 ++*done;
         }
     return n < 0 ? over(r, n) : DP_OK;
+}
+
+/* Nothing is waited for now. Completions are taken, so that a keepalive that was answered can be followed by another one. */
+int dp_raw_broken(dp_raw *r) {
+    uint32_t done = 0;
+    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && drain(r, &done) == DP_OK)
+        dp_qp_probe(r->qp);
+    return known_broken(r);
 }
 
 /* Waits until `want` posts have completed. */

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
@@ -114,12 +116,17 @@ func TestLifeOfAnExecutor(t *testing.T) {
 	if _, err := m.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: a}); err != nil {
 		t.Errorf("leaving twice: %v", err)
 	}
+	for range missed {
+		m.table.sweep()
+		c.now = c.now.Add(time.Second)
+	}
+	m.table.sweep()
 	c.now = c.now.Add(forgetAfter)
 	m.table.sweep()
 	want(t, m, "")
 }
 
-// A manager that was stopped itself finds nobody silent before it has looked twice.
+// A manager that was stopped itself finds nobody silent before it has listened for as many heartbeats as ever.
 func TestLateSweepMarksNobody(t *testing.T) {
 	m, c := newManager(t)
 	register(t, m, "a:1", info(1, 4))
@@ -128,9 +135,47 @@ func TestLateSweepMarksNobody(t *testing.T) {
 	if died := m.table.sweep(); died != nil {
 		t.Errorf("died: %v", died)
 	}
+	for range missed - 2 { // the whole minute counts as one
+		c.now = c.now.Add(time.Second)
+		if died := m.table.sweep(); died != nil {
+			t.Errorf("died: %v", died)
+		}
+	}
 	c.now = c.now.Add(time.Second)
 	if died := m.table.sweep(); fmt.Sprint(died) != "[a:1]" {
 		t.Errorf("died: %v", died)
+	}
+}
+
+// Who is told of a change reads the line at once: it shows what was told, also of one that leaves.
+func TestLinesShowWhatIsTold(t *testing.T) {
+	m, c := newManager(t)
+	told := m.table.changed
+	var states []board.State
+	m.table.changed = func(x board.Change) {
+		states = append(states, x.State)
+		want := x.State
+		if want == board.Left {
+			want = board.Empty
+		}
+		if l, err := m.memory.table.ReadLine(x.Slot); err != nil || l.State != want {
+			t.Errorf("told %v, and the line says %v, %v", x.State, l.State, err)
+		}
+		told(x)
+	}
+	id := register(t, m, "a:1", info(1, 4))
+	draining := info(1, 4)
+	draining.Draining = true
+	heartbeat(t, m, id, draining)
+	for range missed {
+		m.table.sweep()
+		c.now = c.now.Add(time.Second)
+	}
+	m.table.sweep()
+	heartbeat(t, m, id, info(1, 4))
+	register(t, m, "a:1", info(2, 4)) // in the place of the first
+	if want := []board.State{board.Open, board.Draining, board.Silent, board.Open, board.Left, board.Open}; !slices.Equal(states, want) {
+		t.Errorf("told %v, want %v", states, want)
 	}
 }
 

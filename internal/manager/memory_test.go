@@ -178,6 +178,32 @@ func mailbox(t testing.TB, c *link.Client, n uint64) board.Mailbox {
 
 var need = board.Need{Cores: 1, Local: board.SHM | board.Verbs, Remote: board.Verbs}
 
+// A subscriber that only looks at its mailbox finds out that the manager has forgotten it, also after it has been idle.
+func TestProviderForgottenSubscriber(t *testing.T) {
+	providers(t, func(t *testing.T, provider string) {
+		w := newWorld(t, provider, 8)
+		c, _ := w.reader()
+		if provider == dataplane.Verbs { // more than one keepalive
+			for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				if err := c.Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for s := range w.notifier.subs {
+			w.notifier.drop(s)
+		}
+		w.notifier.post()
+		end := time.Now().Add(20 * time.Second)
+		for c.Err() == nil && time.Now().Before(end) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if c.Err() == nil {
+			t.Error("it has noticed nothing for 20 s")
+		}
+	})
+}
+
 // From registration to the end, as executors, clients and the manager see it.
 func TestProviderBoard(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {

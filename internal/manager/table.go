@@ -110,7 +110,8 @@ func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) bo
 	return l
 }
 
-// tell notes the state of an executor and tells subscribers if it is new. Under the lock.
+// tell notes the state of an executor and tells subscribers if it is new. The line has it already, since they read it as soon as they are
+// told. Under the lock.
 func (t *table) tell(e *entry, s board.State) {
 	if e.state == s {
 		return
@@ -198,8 +199,8 @@ func (t *table) deregister(id uint64) string {
 func (t *table) drop(e *entry) {
 	t.detach(e)
 	t.left(incarnationOf(e.info))
+	t.board.Release(e.slot) // first: who is told looks at the line
 	t.tell(e, board.Left)
-	t.board.Release(e.slot)
 	delete(t.byID, e.id)
 	delete(t.byKey, e.key)
 }
@@ -322,20 +323,26 @@ func (t *table) list() []*control.ExecutorEntry {
 }
 
 // sweep reads the lines, marks the silent ones, returns the addresses of those that were not marked before, and forgets
-// those that are dead for long. A sweep that comes late marks nobody: whatever held up the manager may have held up the others,
-// and the next sweep will tell.
+// those that are dead for long. A sweep that comes late marks nobody: whatever held up the manager may have held up the others. For how
+// long it was held up is not held against them either, so that each has its heartbeats again.
 func (t *table) sweep() (died []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.now()
-	late := !t.swept.IsZero() && now.Sub(t.swept) > 2*t.interval
+	var held time.Duration
+	if since := now.Sub(t.swept); !t.swept.IsZero() && since > 2*t.interval {
+		held = since - t.interval
+	}
 	t.swept = now
 	for _, e := range t.byID {
 		t.refresh(e)
+		if held > 0 && e.state != board.Silent {
+			e.seen = e.seen.Add(min(held, now.Sub(e.seen)))
+		}
 		if !t.silent(e, now) {
 			continue
 		}
-		if e.state != board.Silent && !late {
+		if e.state != board.Silent && held == 0 {
 			died = append(died, e.address)
 			if l, err := t.board.ReadLine(e.slot); err == nil {
 				t.board.Mark(l, board.Silent)

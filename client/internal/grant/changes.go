@@ -3,6 +3,7 @@ package grant
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -63,7 +64,11 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 		}
 		return nil, fromControl(op, w.c.opts.Manager, err)
 	}
-	changes, err := w.poll(p)
+	box, err := p.end.Mailbox()
+	var changes []Change
+	if err == nil {
+		changes, err = w.poll(&box, p.reader)
+	}
 	if err != nil {
 		p.drop()
 		return nil, fail(op, dataplane.StatusConnection, "%v", err)
@@ -96,77 +101,84 @@ func (w *Changes) AwaitExecutor(ctx context.Context) bool {
 	}
 }
 
-func (w *Changes) poll(p *places) ([]Change, error) {
-	box, err := p.end.Mailbox()
-	if err != nil || box.Epoch == w.epoch && box.Changes == w.seen || box.Epoch == 0 {
-		return nil, err // nothing, or the first write is still on its way
+// poll compares what a mailbox names, or all of the board, with what was known. After an error nothing counts as seen.
+func (w *Changes) poll(box *board.Mailbox, r *board.Reader) ([]Change, error) {
+	if box.Epoch == w.epoch && box.Changes == w.seen || box.Epoch == 0 {
+		return nil, nil // nothing, or the first write is still on its way
 	}
-	lines, some := w.changed(p, &box)
+	lines, gone, some := w.named(box, r)
 	if !some {
-		if lines, err = p.reader.All(); err != nil {
+		var err error
+		if lines, err = r.All(); err != nil {
 			return nil, err
 		}
 	}
 	var changes []Change
+	known := maps.Clone(w.known)
+	left := func(slot uint32) {
+		c := known[slot].change
+		c.State = board.Left
+		changes = append(changes, c)
+		delete(known, slot)
+	}
 	there := map[uint32]bool{}
 	for i := range lines {
 		l := &lines[i]
+		if slices.ContainsFunc(gone, func(c board.Change) bool { return c.Slot == l.Slot && c.Incarnation == uint32(l.Incarnation) }) {
+			l.State = board.Empty // whatever it has written since
+		}
 		there[l.Slot] = true
-		old, was := w.known[l.Slot]
+		old, was := known[l.Slot]
 		if was && (old.incarnation != l.Incarnation || l.State == board.Empty) {
-			changes = append(changes, w.left(l.Slot))
+			left(l.Slot)
 			was = false
 		}
 		if l.State == board.Empty || was && old.change.State == l.State {
 			continue
 		}
-		id, err := p.reader.Identity(l)
+		id, err := r.Identity(l)
 		if errors.Is(err, board.ErrGone) {
 			continue // the next change tells
 		} else if err != nil {
 			return nil, err
 		}
 		now := seenExecutor{l.Incarnation, Change{Address: id.Control, Node: id.Node, State: l.State}}
-		w.known[l.Slot] = now
+		known[l.Slot] = now
 		changes = append(changes, now.change)
 	}
 	if !some {
-		for slot := range w.known {
+		for slot := range known {
 			if !there[slot] {
-				changes = append(changes, w.left(slot))
+				left(slot)
 			}
 		}
 	}
-	w.epoch, w.seen = box.Epoch, box.Changes
+	w.epoch, w.seen, w.known = box.Epoch, box.Changes, known
 	return changes, nil
 }
 
-// changed reads the lines that a mailbox names; false if it cannot name all of them.
-func (w *Changes) changed(p *places, box *board.Mailbox) ([]board.Line, bool) {
+// named reads the lines that a mailbox names, and returns the incarnations that it says have gone; false if it cannot name all that
+// has changed.
+func (w *Changes) named(box *board.Mailbox, r *board.Reader) (lines []board.Line, gone []board.Change, some bool) {
 	if box.Epoch != w.epoch || box.Changes < w.seen {
-		return nil, false
+		return nil, nil, false
 	}
 	named, all := box.Since(w.seen)
 	if !all {
-		return nil, false
+		return nil, nil, false
 	}
-	var lines []board.Line
 	for _, c := range named {
+		if c.State == board.Left {
+			gone = append(gone, c)
+		}
 		if slices.ContainsFunc(lines, func(l board.Line) bool { return l.Slot == c.Slot }) {
 			continue
 		}
-		l, err := p.reader.Line(c.Slot)
+		l, err := r.Line(c.Slot)
 		if err != nil {
-			return nil, false
+			return nil, nil, false
 		}
 		lines = append(lines, l)
 	}
-	return lines, true
-}
-
-func (w *Changes) left(slot uint32) Change {
-	c := w.known[slot].change
-	c.State = board.Left
-	delete(w.known, slot)
-	return c
+	return lines, gone, true
 }
