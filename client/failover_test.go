@@ -193,7 +193,7 @@ func TestFailover(t *testing.T) {
 			}
 
 			g.nodes[l.Executor()].signal(syscall.SIGKILL)
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond) // of which finding out takes a moment
 			defer cancel()
 			var err error
 			for err == nil { // until the loss is known
@@ -249,7 +249,7 @@ func TestFailoverOfOtherCalls(t *testing.T) {
 	before := worker.PID()
 	g.nodes[l.Executor()].signal(syscall.SIGKILL)
 	var e *client.Error
-	if err := <-ended; !errors.As(err, &e) || !e.Started || !errors.Is(err, client.ErrLease) && !errors.Is(err, client.ErrConnection) {
+	if err := ends(t, "the call in flight", ended); !errors.As(err, &e) || !e.Started || !errors.Is(err, client.ErrLease) && !errors.Is(err, client.ErrConnection) {
 		t.Errorf("a call in flight: %v", err)
 	}
 	if _, err := pid.Invoke(t.Context(), nil, make([]byte, 8)); err != nil {
@@ -292,8 +292,10 @@ func TestReplacementWithinTheContext(t *testing.T) {
 	}
 	w.signal(syscall.SIGSTOP) // nobody tells of the death, and nobody starts another worker
 	kill(t, victim, syscall.SIGKILL)
-	if err := call.Wait(t.Context()); err != nil {
-		t.Error(err)
+	bound, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := call.Wait(bound); err != nil {
+		t.Fatal(err)
 	}
 	for _, call := range []func(context.Context) error{
 		func(ctx context.Context) error { return second(echo.Invoke(ctx, nil, nil)) },

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -78,20 +79,25 @@ func TestLeaseAcrossExecutors(t *testing.T) {
 		t.Fatal(err)
 	}
 	flying := make(chan error, g.Workers())
-	for range cap(flying) {
+	var killed atomic.Bool
+	for range cap(flying) { // one call after the other, so that there is one whenever the executor dies
 		go func() {
 			out := make([]byte, 8)
-			_, err := sleep.Invoke(client.Idempotent(context.Background(), 2), u64(uint64(300*time.Millisecond)), out)
-			if err == nil && binary.LittleEndian.Uint64(out) != uint64(300*time.Millisecond) {
-				err = fmt.Errorf("a wrong result: %x", out)
+			var err error
+			for err == nil && !killed.Load() {
+				_, err = sleep.Invoke(client.Idempotent(context.Background(), 2), u64(uint64(300*time.Millisecond)), out)
+				if err == nil && binary.LittleEndian.Uint64(out) != uint64(300*time.Millisecond) {
+					err = fmt.Errorf("a wrong result: %x", out)
+				}
 			}
 			flying <- err
 		}()
 	}
 	untilRuns(t, parts[0].Worker(0), "sleep_ns")
 	nodes[lost].signal(syscall.SIGKILL)
+	killed.Store(true)
 	for range cap(flying) {
-		if err := <-flying; err != nil {
+		if err := ends(t, "a call", flying); err != nil {
 			t.Errorf("an idempotent call while an executor died: %v", err)
 		}
 	}

@@ -44,6 +44,7 @@ const managerProgram = "bin/resource-manager"
 
 // daemon is a running executor or resource manager.
 type daemon struct {
+	t          testing.TB
 	cmd        *exec.Cmd
 	far        int // its process on the other machine, 0: it is on this one
 	Address    string
@@ -97,7 +98,7 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{cmd: cmd, done: make(chan struct{}), registered: make(chan struct{})}
+	d := &daemon{t: t, cmd: cmd, done: make(chan struct{}), registered: make(chan struct{})}
 	registered := sync.OnceFunc(func() { close(d.registered) })
 	ready := make(chan string, 1)
 	var log strings.Builder
@@ -221,6 +222,18 @@ func (w *world) lease(t testing.TB, o client.LeaseOptions) *client.Lease {
 		t.Fatal(err)
 	}
 	return l
+}
+
+// ends waits for the end of something that has been brought about: no longer than a while.
+func ends[T any](t testing.TB, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s has not ended within 20 s", what)
+		panic("not reached")
+	}
 }
 
 // untilRuns waits until a worker runs a function.

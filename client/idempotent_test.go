@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -42,23 +43,32 @@ func TestIdempotent(t *testing.T) {
 	}
 
 	// Two attempts go to the two workers, since the first one is still asleep, and the context's own deadline ends the third.
+	const whole, attempt, long = 1200 * time.Millisecond, 400 * time.Millisecond, 1500 * time.Millisecond
 	before, began := l.Statistics().Repeated, time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), whole)
 	defer cancel()
 	var e *client.Error
-	_, err := sleep.Invoke(client.IdempotentWithin(ctx, 5, 100*time.Millisecond), u64(uint64(400*time.Millisecond)), make([]byte, 8))
+	_, err := sleep.Invoke(client.IdempotentWithin(ctx, 5, attempt), u64(uint64(long)), make([]byte, 8))
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || !e.Started {
 		t.Errorf("attempts that take too long: %v", err)
 	}
-	if n, took := l.Statistics().Repeated-before, time.Since(began); n < 1 || n > 2 || took < 250*time.Millisecond {
+	if n, took := l.Statistics().Repeated-before, time.Since(began); n < 1 || n > 2 || took < whole {
 		t.Errorf("made again %d times in %v", n, took)
 	}
+	release(t, l)
 
+	l = w.lease(t, client.LeaseOptions{Workers: 2}) // of which nobody is still asleep
+	sleep = function(t, l, "sleep_ns")
 	victims := [2]int{l.Worker(0).PID(), l.Worker(1).PID()}
 	ended := make(chan error, 1)
 	out := make([]byte, 8)
-	go func() {
-		_, err := sleep.Invoke(client.Idempotent(context.Background(), 3), u64(uint64(300*time.Millisecond)), out)
+	var killed atomic.Bool
+	go func() { // one call after the other, so that there is one when the worker dies
+		var err error
+		for err == nil && !killed.Load() {
+			clear(out)
+			_, err = sleep.Invoke(client.Idempotent(context.Background(), 3), u64(uint64(300*time.Millisecond)), out)
+		}
 		ended <- err
 	}()
 	victim := 0
@@ -71,7 +81,8 @@ func TestIdempotent(t *testing.T) {
 		return victim != 0
 	})
 	kill(t, victim, syscall.SIGKILL)
-	if err := <-ended; err != nil || binary.LittleEndian.Uint64(out) != uint64(300*time.Millisecond) {
+	killed.Store(true)
+	if err := ends(t, "the call", ended); err != nil || binary.LittleEndian.Uint64(out) != uint64(300*time.Millisecond) {
 		t.Errorf("an idempotent call whose worker was killed: %x, %v", out, err)
 	}
 }
@@ -133,7 +144,7 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 				t.Errorf("behind a slow call: %d, %x, %v", n, out, err)
 			}
 			// Without a bound Wait waits.
-			c := submit(client.Idempotent(t.Context(), 1), 2*attempt)
+			c := submit(client.Idempotent(t.Context(), 1), long)
 			if ended, err := c.Test(); ended || err != nil {
 				t.Errorf("%v, %v", ended, err)
 			}

@@ -174,7 +174,7 @@ func TestKeptWorkersOfAnEarlierExecutor(t *testing.T) {
 
 // A session keeps a number of leases, the latest ones, and none for ever.
 func TestKeptWorkersAreLimited(t *testing.T) {
-	w := newWorld(t, "--share-cores", "4", "--keep-time", "1s")
+	w := newWorld(t, "--share-cores", "4", "--keep-time", "2s")
 	s := w.connect(t, client.Options{Executor: w.Address, KeepLeases: 2})
 	lease := func(depth int) *client.Lease {
 		l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Depth: depth})
@@ -217,7 +217,7 @@ func TestReleaseWithCallsIsNotKept(t *testing.T) {
 	}()
 	untilRuns(t, l.Worker(0), "sleep_ns")
 	release(t, l)
-	if err := <-ended; !errors.Is(err, client.ErrLease) {
+	if err := ends(t, "the call", ended); !errors.Is(err, client.ErrLease) {
 		t.Errorf("the call: %v, want class lease", err)
 	}
 	if n := w.session.Statistics().Kept; n != 0 {

@@ -1,6 +1,8 @@
 package client_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // far is where tests/remote serves on the machine of the executors, empty where there is one machine.
@@ -19,7 +22,14 @@ const remoteProgram = "build/twovm/remote"
 
 // farShell runs a script on the machine of the executors.
 func farShell(script string) ([]byte, error) {
-	return exec.Command(filepath.Join(root, remoteProgram), "run", far, "--", "sh", "-c", script).Output()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, filepath.Join(root, remoteProgram), "run", far, "--", "sh", "-c", script).Output()
+	var e *exec.ExitError
+	if errors.As(err, &e) {
+		err = fmt.Errorf("%w: %s", err, e.Stderr)
+	}
+	return out, err
 }
 
 // readProc reads a file of /proc of the machine of the executors; an error is as if the file were not there.
@@ -117,11 +127,16 @@ func (d *daemon) pid() int {
 	return d.cmd.Process.Pid
 }
 
-// signal sends a signal to the daemon, and not to what runs it on another machine.
+// signal sends a signal to the daemon, and not to what runs it on another machine. One that has ended is left alone.
 func (d *daemon) signal(s syscall.Signal) {
+	d.t.Helper()
+	var err error
 	if d.far != 0 && s != syscall.SIGTERM {
-		_, _ = farShell(fmt.Sprintf("kill -%d %d", s, d.far))
-		return
+		_, err = farShell(fmt.Sprintf("kill -%d %d", s, d.far))
+	} else {
+		err = d.cmd.Process.Signal(s)
 	}
-	_ = d.cmd.Process.Signal(s)
+	if err != nil && !errors.Is(err, os.ErrProcessDone) {
+		d.t.Fatalf("%v to process %d: %v", s, d.pid(), err)
+	}
 }

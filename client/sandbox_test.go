@@ -38,6 +38,21 @@ func try(t *testing.T, l *client.Lease, name, arg string) string {
 	return string(out[:n])
 }
 
+// pooled takes a lease whose worker waited for it, if the executor's pool is of one worker.
+func pooled(t *testing.T, w *world, pool string, o client.LeaseOptions) *client.Lease {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the pool has just been told to fill
+		late := time.Now().After(end)
+		l := w.lease(t, o)
+		if pool == "0" || l.Start() == client.StartWarm {
+			return l
+		}
+		if release(t, l); late {
+			t.Fatal("no lease starts warm within 20 s")
+		}
+	}
+}
+
 // processNamed finds a process by its name; 0 if there is none.
 func processNamed(name string) int {
 	comms, _ := filepath.Glob("/proc/[0-9]*/comm")
@@ -81,13 +96,7 @@ func TestSandbox(t *testing.T) {
 			if provider() == "verbs" {
 				descriptors, device = "12", "verbs"
 			}
-			l := w.lease(t, client.LeaseOptions{Library: library})
-			for tries := 0; pool == "1" && l.Start() != client.StartWarm; tries++ { // the pool has just been told to fill
-				if release(t, l); tries == 50 {
-					t.Fatal("no lease starts warm")
-				}
-				l = w.lease(t, client.LeaseOptions{Library: library})
-			}
+			l := pooled(t, w, pool, client.LeaseOptions{Library: library})
 			for _, tc := range []struct{ function, arg string }{
 				{"works", ""}, {"files", secretFile}, {"has_tmp", ""}, {"processes", executor}, {"ipc", ids}, {"network", ""},
 				{"calls", ""}, {"environment", variable}, {"fills_tmp", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
@@ -219,15 +228,7 @@ func TestSandboxMemory(t *testing.T) {
 		memory uint64
 	}{{"0", 64 << 20}, {"1", 0}, {"1", 64 << 20}} {
 		w := newWorld(t, "--sandbox", "on", "--warm-pool", tc.pool, "--keep-time", "0s", "--memory", map[bool]string{true: "128MiB", false: "1GiB"}[tc.memory == 0])
-		var l *client.Lease
-		for tries := 0; l == nil || tc.pool == "1" && l.Start() != client.StartWarm; tries++ { // the pool has just been told to fill
-			if tries == 50 {
-				t.Fatal("no lease starts warm")
-			} else if l != nil {
-				release(t, l)
-			}
-			l = w.lease(t, client.LeaseOptions{Library: library, Memory: tc.memory, Bulk: -1})
-		}
+		l := pooled(t, w, tc.pool, client.LeaseOptions{Library: library, Memory: tc.memory, Bulk: -1})
 		if got := try(t, l, "eats_shared_memory", "30"); got != "30 MiB; " {
 			t.Errorf("%+v: less than the limit: %q", tc, got)
 		}
