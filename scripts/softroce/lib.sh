@@ -148,9 +148,25 @@ image_find() {
 
 image_ensure() {
 	need qemu-system-x86_64 busybox setpriv flock rdma
-	image_find && return
-	"$SOFTROCE_DIR/image" >&2 || die "could not make the image"
-	image_find || die "scripts/softroce/image made no image in $SOFTROCE_BUILD"
+	if ! image_find; then
+		"$SOFTROCE_DIR/image" >&2 || die "could not make the image"
+		image_find || die "scripts/softroce/image made no image in $SOFTROCE_BUILD"
+	fi
+	clock_option
+}
+
+# clock_option: sets CLOCK to the kernel's option that says how fast the machines' time stamp counter is. A machine that finds out by
+# itself, while others use the processor, may find half or twice as much, and its clock is wrong from then on. Without a C
+# compiler it has to.
+CLOCK=''
+clock_option() {
+	local program=$SOFTROCE_BUILD/tsc khz
+	if [[ ! -x $program || $program -ot $SOFTROCE_DIR/tsc.c ]]; then
+		[[ $(uname -m) == x86_64 ]] && command -v cc >/dev/null || return 0
+		cc -O1 -o "$program.$$" "$SOFTROCE_DIR/tsc.c" && mv -- "$program.$$" "$program" || return 0
+	fi
+	khz=$("$program") && [[ $khz =~ ^[1-9][0-9]{5,7}$ ]] || return 0
+	CLOCK=tsc_early_khz=$khz
 }
 
 # ----------------------------------------------------------------------------------- work directory
@@ -267,7 +283,7 @@ vm_boot() {
 		-machine "pc,usb=off,vmport=off" -accel tcg,thread=multi -cpu max
 		-smp "$CPUS" -m "$MEMORY"
 		-kernel "$KERNEL" -initrd "$INITRAMFS"
-		-append "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable clocksource=tsc mitigations=off random.trust_cpu=on net.ifnames=0"
+		-append "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable clocksource=tsc $CLOCK mitigations=off random.trust_cpu=on net.ifnames=0"
 		-chardev "file,id=console,path=$(qemu_quote "$dir/console")" -serial chardev:console
 		-netdev "${VM_NET[$name]},id=net0" -device "virtio-net-pci,netdev=net0,romfile=,mac=52:54:00:77:00:0${VM_ADDRESS[$name]##*.}"
 		-virtfs "local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap"
