@@ -25,7 +25,7 @@ type grid struct {
 func newGrid(t *testing.T) *grid {
 	t.Helper()
 	g := &grid{t: t, secret: secretFile(t), nodes: map[string]*daemon{}}
-	g.manager = start(t, managerProgram, g.secret, "--heartbeat", "100ms", "--executors", "64")
+	g.manager = start(t, managerProgram, g.secret, "--heartbeat", "250ms", "--executors", "64")
 	return g
 }
 

@@ -18,7 +18,7 @@ import (
 func cluster(t *testing.T, executors int) (manager *daemon, nodes []*daemon, secret string) {
 	t.Helper()
 	secret = secretFile(t)
-	manager = start(t, "bin/resource-manager", secret, "--heartbeat", "100ms", "--executors", "64")
+	manager = start(t, "bin/resource-manager", secret, "--heartbeat", "250ms", "--executors", "64")
 	for range executors {
 		nodes = append(nodes, start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", manager.Address,
 			"--sandbox", "off")) // workers are told apart by the process that they say they are
@@ -112,7 +112,7 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 func TestPlacementAfterAManagerRestart(t *testing.T) {
 	secret, address := secretFile(t), fixedManager(t)
 	manager := func() *daemon {
-		return start(t, "bin/resource-manager", secret, "--listen", address, "--heartbeat", "100ms", "--executors", "64")
+		return start(t, "bin/resource-manager", secret, "--listen", address, "--heartbeat", "250ms", "--executors", "64")
 	}
 	m := manager()
 	start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", address)

@@ -15,7 +15,7 @@ import (
 func TestAcross(t *testing.T) {
 	program := build(t, "gcc", "testdata/across_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	secret := filepath.Join(t.TempDir(), "secret")
-	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "100ms")
+	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
 	for range 3 {
 		startProcess(t, secret, "--manager", manager)
 	}

@@ -99,7 +99,13 @@ func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cm
 	}()
 	t.Cleanup(func() {
 		cmd.Process.Signal(syscall.SIGTERM)
-		<-done
+		select {
+		case <-done:
+		case <-time.After(40 * time.Second): // more than any grace of these tests
+			cmd.Process.Signal(syscall.SIGKILL)
+			t.Errorf("%s did not end within 40 s of SIGTERM", program)
+			<-done
+		}
 		if t.Failed() {
 			t.Logf("%s said:\n%s", program, log.String())
 		}

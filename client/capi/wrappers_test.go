@@ -53,7 +53,7 @@ func TestPlaces(t *testing.T) {
 			}
 			program := build(t, c.compiler, c.source, flags...)
 			secret := filepath.Join(t.TempDir(), "secret")
-			manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "100ms")
+			manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
 			for range 2 {
 				startProcess(t, secret, "--manager", manager)
 			}

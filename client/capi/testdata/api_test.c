@@ -137,22 +137,21 @@ static void requests(void) {
     extra = 0xdeadbeefcafe;
     CHECK(rfaas_wait(&extra, &n) == RFAAS_INVALID);
 
-    uint64_t ns = 30000000;
+    uint64_t ns = 30000000, long_ns = 1000000000; /* longer than this program may be held up */
     double start = now();
-    OK(rfaas_iinvoke(l, sleep_ns, &ns, sizeof ns, &out[0], 8, NULL, &r[0]));
+    OK(rfaas_iinvoke(l, sleep_ns, &long_ns, sizeof ns, &out[0], 8, NULL, &r[0]));
     OK(rfaas_test(&r[0], &done, &n));
     CHECK(!done && r[0]);
     do
         OK(rfaas_test(&r[0], &done, &n));
     while (!done && now() < start + 5);
-    CHECK(done && n == 8 && out[0] == ns && now() - start > 0.025);
+    CHECK(done && n == 8 && out[0] == long_ns && now() - start > 0.99);
 
     rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
     o.timeout_ns = 5000000;
-    uint64_t long_ns = 200000000; /* a busy machine may take a while to wake us, but not that long */
     start = now();
     CHECK(rfaas_invoke(l, sleep_ns, &long_ns, sizeof ns, &out[0], 8, NULL, &o) == RFAAS_DEADLINE);
-    CHECK(rfaas_started() == RFAAS_MAYBE_EXECUTED && now() - start < 0.15);
+    CHECK(rfaas_started() == RFAAS_MAYBE_EXECUTED && now() - start < 0.9);
     OK(rfaas_iinvoke(l, sleep_ns, &long_ns, sizeof long_ns, &out[0], 8, &o, &r[0]));
     CHECK(rfaas_wait(&r[0], &n) == RFAAS_DEADLINE && !r[0]);
     OK(rfaas_iinvoke(l, sleep_ns, &ns, sizeof ns, &out[0], 8, NULL, &r[0]));
@@ -216,7 +215,7 @@ static void limits(void) {
     FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "call_limit_ns -1");
     o.call_limit_ns = 1000000000ll * 3600 * 24 * 400;
     FAILS(rfaas_lease_open(session, &o, &l), RFAAS_INVALID, "call_limit_ms");
-    o.call_limit_ns = 300000000;
+    o.call_limit_ns = 1000000000;
     OK(rfaas_lease_open(session, &o, &l));
     if (!l)
         return;
@@ -229,10 +228,10 @@ static void limits(void) {
     rfaas_worker_details d = {.struct_size = sizeof d};
     do /* it may take a moment until the function runs and its output has been read */
         OK(rfaas_worker_info(l, 0, &d));
-    while (now() - start < 0.2 && (!d.output_size || strcmp(d.running, "sleep_ns")));
+    while (now() - start < 0.9 && (!d.output_size || strcmp(d.running, "sleep_ns")));
     CHECK(!strcmp(d.output, "so far\n") && d.output_size == 7 && d.calls == 1 && d.bytes_in == 6 && d.pid > 1);
-    FAILS(rfaas_wait(&r, NULL), RFAAS_TIME_LIMIT, "function sleep_ns of worker 0: exceeded its time limit of 300ms");
-    CHECK(now() - start > 0.3 && now() - start < 3 && rfaas_started() == RFAAS_MAYBE_EXECUTED);
+    FAILS(rfaas_wait(&r, NULL), RFAAS_TIME_LIMIT, "function sleep_ns of worker 0: exceeded its time limit of 1s");
+    CHECK(now() - start > 0.99 && now() - start < 3 && rfaas_started() == RFAAS_MAYBE_EXECUTED);
     CHECK(strstr(rfaas_last_error(), "\non the stack:\n    ") && strstr(rfaas_last_error(), "\n    sleep_ns+0x") &&
           strstr(rfaas_last_error(), "\nits last output:\n    so far"));
     OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, NULL));
@@ -297,7 +296,7 @@ static void threads_and_fork(void) {
     struct intruder i = {.l = l, .f = find(l, "empty")};
     pthread_t t;
 #ifdef RFAAS_TIME_LIMIT
-    uint64_t ns = 500000000, out;
+    uint64_t ns = 1000000000, out;
     rfaas_function sleep_ns = find(l, "sleep_ns");
     pthread_create(&t, NULL, intrude, &i);
     OK(rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL));

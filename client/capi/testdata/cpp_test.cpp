@@ -59,7 +59,7 @@ int main(int, char **argv) {
         auto before = lease.statistics().repeated;
         THROWS(rfaas::connection_error, "crash", lease.invoke(crash, in, out, rfaas::call_options().repeat(1)));
         CHECK(lease.statistics().repeated == before + 1);
-        std::uint64_t long_ns[1] = {100000000u};
+        std::uint64_t long_ns[1] = {500000000u};
         THROWS(rfaas::function_error, "deadline", lease.invoke(lease.function("sleep_ns"), long_ns, back,
                rfaas::call_options().repeat(1).each_within(std::chrono::milliseconds(20))));
         CHECK(lease.statistics().repeated == before + 2);
@@ -84,7 +84,7 @@ int main(int, char **argv) {
         while (!r.test<double>(&n)) {
         }
         CHECK(n == 50 && !r && r.wait() == 0);
-        std::uint64_t while_ns[1] = {20000000u}, slept[1];
+        std::uint64_t while_ns[1] = {500000000u}, slept[1];
         rfaas::request slow = lease.iinvoke(lease.function("sleep_ns"), while_ns, slept), quick = lease.iinvoke(echo, in, results[0]);
         auto given_up = lease.statistics().abandoned;
         slow = std::move(quick); // what it was is cancelled at once

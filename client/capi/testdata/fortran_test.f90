@@ -60,12 +60,12 @@ program fortran_test
    call rfaas_invoke(lease, fail, ['n', 'o', ' ', 'g', 'o', 'o', 'd'], 7_c_size_t, out, c_sizeof(out), ierror=ierror)
    call fails(RFAAS_FUNCTION_FAILED, 'no good', 'fail')
    call check(rfaas_started() == RFAAS_MAYBE_EXECUTED, 'started')
-   ns = 200000000
+   ns = 500000000
    call rfaas_invoke(lease, sleep_ns, [ns], 8_c_size_t, out, 8_c_size_t, timeout=0.005_c_double, ierror=ierror)
    call check(ierror == RFAAS_DEADLINE, 'deadline')
 
    ! Two attempts of 20 ms each, and no more.
-   ns = 100000000
+   ns = 500000000
    call rfaas_invoke(lease, sleep_ns, [ns], 8_c_size_t, out, 8_c_size_t, repeats=1, attempt=0.02_c_double, ierror=ierror)
    call check(ierror == RFAAS_DEADLINE, 'attempts')
 

@@ -34,9 +34,9 @@ uint32_t slow(void *args, uint32_t size, void *res) {
     return twice(args, size, res);
 }
 
-/* Makes the file that the argument names, and takes half a second then. */
+/* Makes the file that the argument names, and takes a second then. */
 uint32_t tell_and_sleep(void *args, uint32_t size, void *res) {
-    struct timespec t = {0, 500000000};
+    struct timespec t = {1, 0};
     int fd = size ? open(args, O_CREAT | O_WRONLY, 0600) : -1;
     (void)res;
     if (fd < 0 || close(fd))
