@@ -259,8 +259,12 @@ func (w *world) eventually(d time.Duration, what string, cond func() bool) time.
 	w.Helper()
 	w.lastly = ""
 	start := time.Now()
-	for !cond() {
-		if time.Since(start) > d {
+	for {
+		late := time.Since(start) > d // before it looks: what held this process up held up nothing else
+		if cond() {
+			break
+		}
+		if late {
 			w.Fatalf("not within %v: %s; %s", d, what, w.lastly)
 		}
 		time.Sleep(2 * time.Millisecond)

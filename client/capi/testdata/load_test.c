@@ -1,12 +1,42 @@
 /* Idempotent calls while executors are killed (failover_test.go): as many rounds as the second argument says, each of 100,000
  * calls or more. After a fifth of them it says on which executor it is, which is then killed, and at the end of a
- * round how long nothing was completed at most. Every result is checked. Exit status 0: all good. */
+ * round how long nothing was completed at most, and how long the machine kept a thread waiting that does nothing. Every result is
+ * checked. Exit status 0: all good. */
 #define CHECK_ARGUMENT rounds
 static const char *rounds;
+#include <sched.h>
+
 #include "check.h"
 
 #define CALLS 100000u
 #define WINDOW 8
+
+static int64_t held_ns; /* how late a thread woke at most, on any core */
+
+static void *wakes(void *arg) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)(intptr_t)arg, &one);
+    pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+    for (;;) {
+        double before = now();
+        usleep(2000);
+        int64_t late = (int64_t)((now() - before - 0.002) * 1e9), most = __atomic_load_n(&held_ns, __ATOMIC_RELAXED);
+        while (late > most && !__atomic_compare_exchange_n(&held_ns, &most, late, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+        }
+    }
+    return NULL;
+}
+
+static void wake_on_every_core(void) {
+    cpu_set_t all;
+    CHECK(!sched_getaffinity(0, sizeof all, &all));
+    for (size_t i = 0; i < CPU_SETSIZE; i++) {
+        pthread_t t;
+        if (CPU_ISSET(i, &all))
+            CHECK(!pthread_create(&t, NULL, wakes, (void *)(intptr_t)i) && !pthread_detach(t));
+    }
+}
 
 static uint64_t moved(rfaas_lease *l, uint64_t *repeated) {
     rfaas_statistics s = {.struct_size = sizeof s};
@@ -20,6 +50,7 @@ void everything(void) {
     rfaas_call_options c = RFAAS_CALL_OPTIONS_INIT;
     rfaas_lease *l = NULL;
     uint64_t repeated = 0, before = 0;
+    wake_on_every_core();
     OK(rfaas_init(NULL));
     OK(rfaas_session_open(NULL, &session));
     o.library = library;
@@ -31,6 +62,7 @@ void everything(void) {
     for (uint64_t round = 1; round <= strtoull(rounds, NULL, 10); round++) {
         uint64_t calls = 0, wrong = 0, in[WINDOW], out[WINDOW];
         double last = now(), longest = 0, end = last + 20;
+        __atomic_store_n(&held_ns, 0, __ATOMIC_RELAXED);
         while ((calls < CALLS || moved(l, &repeated) < round) && now() < end) {
             rfaas_request r[WINDOW];
             size_t done = WINDOW;
@@ -57,7 +89,8 @@ void everything(void) {
             calls += WINDOW;
         }
         CHECK(wrong == 0 && moved(l, &repeated) == round);
-        printf("gap %.3f ms, %llu calls, %llu repeated\n", longest * 1e3, (unsigned long long)calls,
+        printf("gap %.3f ms, held up %.3f ms, %llu calls, %llu repeated\n", longest * 1e3,
+               (double)__atomic_load_n(&held_ns, __ATOMIC_RELAXED) / 1e6, (unsigned long long)calls,
                (unsigned long long)(repeated - before));
         fflush(stdout);
         before = repeated;
