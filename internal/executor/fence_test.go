@@ -64,7 +64,7 @@ func TestLateWritesAreFenced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var ms uint64
 			if end == nil {
-				ms = 1500
+				ms = 5000 // for the start and the first call
 			}
 			old, l := lease(ms)
 			defer old.Close()

@@ -162,9 +162,9 @@ func TestNotKept(t *testing.T) {
 	off.freeAndLiving(4, 0)
 }
 
-// Kept workers make room: for leases that need their cores, for newer ones, with time, with their client, for a drain.
+// Kept workers make room: for leases that need their cores, for newer ones, with their client, for a drain.
 func TestKeptWorkersGiveWay(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.KeepMost = 2; c.Settings.KeepTime = 300 * time.Millisecond })
+	n := newNode(t, func(c *Config) { c.Settings.KeepMost = 2; c.Settings.KeepTime = time.Hour })
 	a, b := n.keepLease(2), n.keepLease(1)
 	n.freeAndLiving(4, 3)
 	n.keepLease(1) // the third of two
@@ -179,24 +179,31 @@ func TestKeptWorkersGiveWay(t *testing.T) {
 	}
 	n.release(whole.GetLeaseId())
 
-	n.keepLease(1)
-	n.freeAndLiving(4, 1)
-	n.becomesFree(4) // in time
-
 	conn := n.dial()
 	other := control.NewExecutorClient(conn)
 	l, err := other.Lease(n.ctx(), n.keepable(1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.e.cfg.Settings.KeepTime = time.Hour // not for the table, which has its own
 	if r, err := other.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || !r.GetKept() {
 		t.Fatalf("%v, %v", r, err)
 	}
 	began := time.Now()
+	n.freeAndLiving(4, 1)
 	conn.Close()
 	n.becomesFree(4)
 	t.Logf("gone %v after their client", time.Since(began).Round(time.Millisecond))
+}
+
+// And with time.
+func TestKeptWorkersAreKeptForATime(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.KeepTime = 100 * time.Millisecond })
+	before := time.Now()
+	n.keepLease(1)
+	n.becomesFree(4)
+	if d := time.Since(before); d < 100*time.Millisecond {
+		t.Errorf("kept for %v, want 100 ms", d)
+	}
 }
 
 func TestKeptWorkersEndWithADrain(t *testing.T) {

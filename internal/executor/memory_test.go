@@ -109,8 +109,8 @@ func TestRealSpareMemory(t *testing.T) {
 		}
 		return
 	}
-	eventually(t, "the zygote has memory ready", func() bool { return len(spare()) == 2 })
-	old := spare()
+	var old, next []string
+	eventually(t, "the zygote has memory ready", func() bool { old = spare(); return len(old) == 2 })
 	lease(2, func(pid int) {
 		for inode := range sharedMemory(pid) {
 			if slices.Contains(old, inode) {
@@ -118,8 +118,10 @@ func TestRealSpareMemory(t *testing.T) {
 			}
 		}
 	})
-	eventually(t, "the zygote has other memory ready", func() bool { return len(spare()) == 2 && !slices.Contains(old, spare()[0]) })
-	next := spare()
+	eventually(t, "the zygote has other memory ready", func() bool {
+		next = spare()
+		return len(next) == 2 && !slices.Contains(old, next[0])
+	})
 	lease(2, func(worker int) {
 		for _, inode := range next {
 			if !sharedMemory(worker)[inode] {
