@@ -120,7 +120,7 @@ func TestFilesOfAProcess(t *testing.T) {
 	}
 	child := fmt.Sprintf("/proc/%d", cmd.Process.Pid)
 	defer cmd.Wait()
-	eventually(t, 5*time.Second, "a process that has ended and is not reaped counts as ending", func() bool { return exiting(child) })
+	eventually(t, "a process that has ended and is not reaped counts as ending", func() bool { return exiting(child) })
 	if _, err := hasOpen("/proc/0", "file-of-the-test"); err == nil {
 		t.Error("a process that does not exist has files")
 	}

@@ -327,21 +327,50 @@ func lease(t testing.TB, z *Zygote, c *client, change func(*Spec)) *leased {
 	return &leased{w, c, channel}
 }
 
-func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {
+// testBound is how long a test waits for what must happen.
+const testBound = 10 * time.Second
+
+func within(t testing.TB, what string, done <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-done:
-	case <-time.After(d):
-		t.Fatalf("%s: not within %v", what, d)
+	case <-time.After(testBound):
+		t.Fatalf("%s: not within %v", what, testBound)
 	}
 }
 
-func eventually(t testing.TB, d time.Duration, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(d); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(testBound); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, d)
+			t.Fatalf("%s: not within %v", what, testBound)
 		}
+	}
+}
+
+// expiring is a context whose time is over when the test says so.
+type expiring struct {
+	context.Context
+	over chan struct{}
+}
+
+func (e expiring) Deadline() (time.Time, bool) { return time.Now().Add(time.Hour), true }
+func (e expiring) Done() <-chan struct{}       { return e.over }
+func (e expiring) Err() error {
+	select {
+	case <-e.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+func newExpiring(t testing.TB, cause error) (ctx context.Context, expire func()) {
+	inner, cancel := context.WithCancelCause(t.Context())
+	e := expiring{inner, make(chan struct{})}
+	return e, func() {
+		cancel(cause)
+		close(e.over)
 	}
 }
 

@@ -292,7 +292,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		}
 	}
 	// It answers first and closes then.
-	eventually(t, time.Second, "zygote has closed what it received", func() bool {
+	eventually(t, "zygote has closed what it received", func() bool {
 		return openFDs(t, r.cmd.Process.Pid) == before
 	})
 }

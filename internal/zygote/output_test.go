@@ -94,7 +94,7 @@ func TestOutputByBytes(t *testing.T) {
 	if _, err := in.WriteString("first line\n"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "the first line", func() bool { return string(o.bytes()) == "first line\n" })
+	eventually(t, "the first line", func() bool { return string(o.bytes()) == "first line\n" })
 	for range outputRead - TailSize {
 		if _, err := in.Write([]byte("x")); err != nil {
 			t.Fatal(err)
@@ -174,6 +174,6 @@ func TestForkedProcessEndsWithWorker(t *testing.T) {
 		t.Fatal("nothing left behind")
 	}
 	w.Kill()
-	within(t, time.Second, "exit", w.Done())
-	eventually(t, time.Second, "process left behind is gone", func() bool { return !alive(left) })
+	within(t, "exit", w.Done())
+	eventually(t, "process left behind is gone", func() bool { return !alive(left) })
 }

@@ -63,7 +63,7 @@ func TestPark(t *testing.T) {
 		if err := w.Park(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, 5*time.Second, "it is stopped", func() bool { return state(t, pid) == 'T' })
+		eventually(t, "it is stopped", func() bool { return state(t, pid) == 'T' })
 		if i == 0 {
 			time.Sleep(stopPatience + 200*time.Millisecond) // what nobody has stopped on purpose is killed by then
 		}
@@ -79,7 +79,7 @@ func TestPark(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.Kill()
-	within(t, 5*time.Second, "a parked worker is killed", w.Done())
+	within(t, "a parked worker is killed", w.Done())
 }
 
 // Nothing that a client sends between leases, or of an earlier lease, is executed, even if the process is let run.
@@ -137,7 +137,7 @@ func TestResumeRefuses(t *testing.T) {
 	// The right one still can. A worker that hangs in a call is not parked.
 	w.resume(t, w.renew(t))
 	go w.call(fnHangs, nil)
-	eventually(t, 5*time.Second, "the call runs", func() bool { return w.Running() == "hangs" })
+	eventually(t, "the call runs", func() bool { return w.Running() == "hangs" })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := w.Park(ctx); !errors.Is(err, context.DeadlineExceeded) {

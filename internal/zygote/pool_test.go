@@ -8,7 +8,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,7 +19,7 @@ func warmZygote(t *testing.T, n int) *Zygote {
 	if err := z.KeepWarm(n, Spec{Provider: "shm", GIDIndex: -1}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 10*time.Second, "workers wait", func() bool { return z.Waiting() == n })
+	eventually(t, "workers wait", func() bool { return z.Waiting() == n })
 	return z
 }
 
@@ -42,7 +41,7 @@ func TestWarm(t *testing.T) {
 	if around[24] > 16 {
 		t.Errorf("%d open descriptors", around[24])
 	}
-	eventually(t, 10*time.Second, "the next ones wait", func() bool { return z.Waiting() == 2 })
+	eventually(t, "the next ones wait", func() bool { return z.Waiting() == 2 })
 	if err := w.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +87,8 @@ func TestWarmPoolRunsOut(t *testing.T) {
 		}
 	}
 	t.Logf("%d of 6 leases got a worker that waited", warm)
-	eventually(t, 10*time.Second, "the pool is full again", func() bool { return z.Waiting() == 1 })
-	eventually(t, 2*time.Second, "nothing else is left", func() bool { return children(t) == 2+6+1 }) // client, zygote
+	eventually(t, "the pool is full again", func() bool { return z.Waiting() == 1 })
+	eventually(t, "nothing else is left", func() bool { return children(t) == 2+6+1 }) // client, zygote
 }
 
 // Workers that die while they wait are replaced, and nobody's lease fails for it; those of a dead zygote serve.
@@ -104,14 +103,19 @@ func TestWarmWorkersDie(t *testing.T) {
 		return list
 	}
 	c := startClient(t)
+	killed := map[*Worker]bool{}
 	for range 5 {
 		for _, w := range waiting() {
+			killed[w] = true
 			unix.Kill(w.PID(), unix.SIGKILL)
 		}
 		lease(t, z, c, nil).mustCall(t, fnEcho, []byte("x")) // at once: perhaps they are not missed yet
 	}
-	eventually(t, 10*time.Second, "others wait", func() bool { return len(waiting()) == 2 })
-	before := waiting()
+	var before []*Worker
+	eventually(t, "others wait", func() bool {
+		before = waiting()
+		return len(before) == 2 && !killed[before[0]] && !killed[before[1]]
+	})
 	unix.Kill(current(t, z).cmd.Process.Pid, unix.SIGKILL)
 	w := lease(t, z, c, nil)
 	if w.PID() != before[0].PID() || !w.Steps().Warm {
@@ -149,7 +153,7 @@ func TestWarmWorkerWhosePeerFails(t *testing.T) {
 			if !errors.As(err, &we) || !strings.Contains(err.Error(), "exchange with the shm peer") {
 				t.Errorf("%v, want what the worker says of its peer", err)
 			}
-			eventually(t, 10*time.Second, "the next one waits", func() bool { return z.Waiting() == 1 })
+			eventually(t, "the next one waits", func() bool { return z.Waiting() == 1 })
 			lease(t, z, c, nil).mustCall(t, fnEcho, []byte("x"))
 		})
 	}
@@ -201,7 +205,7 @@ func TestMemoryOfAWarmWorker(t *testing.T) {
 				if err := z.KeepWarm(1, *kind); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, 10*time.Second, "a worker waits", func() bool { return z.Waiting() == 1 })
+				eventually(t, "a worker waits", func() bool { return z.Waiting() == 1 })
 			}
 			w := lease(t, z, startClient(t), func(s *Spec) { s.MemoryLimit = 3 << 20 })
 			if w.Steps().Warm != (kind != nil) {
@@ -226,7 +230,7 @@ func TestWarmWorkerWhosePeersMemoryIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	within(t, 10*time.Second, "the worker ends", w.Done())
+	within(t, "the worker ends", w.Done())
 	if x := w.Exit(); x.Code != exitFailed || !strings.Contains(x.Reason, "map the peer's receive ring") {
 		t.Errorf("exit %+v, want what could not be mapped", x)
 	}

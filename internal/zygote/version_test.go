@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // greeter installs a program in path's place that greets with these bytes and then waits for its end.
@@ -98,7 +97,7 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	greeter(t, path, greeting(wireVersion, "\x00v0"))
 	old := current(t, z)
 	old.cmd.Process.Kill()
-	within(t, 10*time.Second, "end of the zygote", old.gone)
+	within(t, "end of the zygote", old.gone)
 	spec, channel := c.spec(t, sealedFile(t, testLibrary(t)))
 	_, err = z.Spawn(t.Context(), spec)
 	wantError(t, err, statusProtocol, "it is version v0, this executor "+ours+":")
@@ -117,7 +116,7 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 		if p != nil {
 			break
 		}
-		within(t, 10*time.Second, "a zygote of ours", changed)
+		within(t, "a zygote of ours", changed)
 	}
 	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("after"))
 }

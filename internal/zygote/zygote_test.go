@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -111,7 +112,7 @@ func TestStopKillsWhatHangs(t *testing.T) {
 		r, _ := w.call(fnHangs, nil)
 		called <- r
 	}()
-	eventually(t, 5*time.Second, "the call runs", func() bool { return w.Running() == "hangs" })
+	eventually(t, "the call runs", func() bool { return w.Running() == "hangs" })
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	begin := time.Now()
@@ -124,7 +125,7 @@ func TestStopKillsWhatHangs(t *testing.T) {
 	if r := <-called; r.status/100 != -5 {
 		t.Errorf("call ended with %d", r.status)
 	}
-	if d := time.Since(begin); d > time.Second {
+	if d := time.Since(begin); d > testBound/2 {
 		t.Errorf("call ended after %v", d)
 	}
 }
@@ -143,16 +144,26 @@ func TestCrashes(t *testing.T) {
 		{fnExits, []byte{0}, 0, 0, "called exit(0)", ""},
 		{fnExits, []byte{3}, 0, 3, "called exit(3)", ""},
 	} {
-		w := lease(t, z, c, nil)
-		begin := time.Now()
-		r, err := w.call(tc.function, tc.payload)
-		if err != nil || r.status/100 != -5 {
-			t.Errorf("%s: status %d, %v", testNames[tc.function], r.status, err)
+		const most = time.Second
+		var w *leased
+		for try := 1; ; try++ { // what a machine that stands still adds is not the worker's
+			w = lease(t, z, c, nil)
+			begin := time.Now()
+			r, err := w.call(tc.function, tc.payload)
+			d := time.Since(begin)
+			if err != nil || r.status/100 != -5 {
+				t.Errorf("%s: status %d, %v", testNames[tc.function], r.status, err)
+			}
+			if d <= most {
+				break
+			}
+			t.Logf("%s: call ended after %v", testNames[tc.function], d)
+			if try == 3 {
+				t.Errorf("%s: calls end after more than %v", testNames[tc.function], most)
+				break
+			}
 		}
-		if d := time.Since(begin); d > time.Second {
-			t.Errorf("%s: call ended after %v", testNames[tc.function], d)
-		}
-		within(t, time.Second, testNames[tc.function], w.Done())
+		within(t, testNames[tc.function], w.Done())
 		e := w.Exit()
 		if e.Signal != tc.signal || e.Code != tc.code || e.Reason != tc.reason || e.Requested ||
 			string(e.OutputTail) != tc.tail {
@@ -165,7 +176,7 @@ func TestKilledFromOutside(t *testing.T) {
 	z := startZygote(t)
 	w := lease(t, z, startClient(t), nil)
 	unix.Kill(w.PID(), unix.SIGKILL)
-	within(t, time.Second, "exit", w.Done())
+	within(t, "exit", w.Done())
 	if e := w.Exit(); e.Signal != 9 || !strings.HasPrefix(e.Reason, "SIGKILL") {
 		t.Errorf("%+v", e)
 	}
@@ -214,7 +225,7 @@ func TestClientKilled(t *testing.T) {
 		w := lease(t, z, c, func(s *Spec) { s.WaitMode = mode })
 		w.mustCall(t, fnEcho, []byte("x"))
 		c.cmd.Process.Kill()
-		within(t, time.Second, "exit", w.Done())
+		within(t, "exit", w.Done())
 		if e := w.Exit(); e.Code != exitClientGone || !strings.Contains(e.Reason, "client is gone") {
 			t.Errorf("mode %d: %+v", mode, e)
 		}
@@ -288,9 +299,19 @@ func TestZygoteKilledDuringSpawns(t *testing.T) {
 	close(stop)
 	killer.Wait()
 	t.Logf("%d of 60 spawns succeeded", good)
-	if good == 0 {
-		t.Error("no spawn succeeded")
+	// How many succeed is for the machine to say; afterwards they all do.
+	spec, channel := c.spec(t, code)
+	w, err := z.Spawn(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
 	}
+	if err := c.connect(w, channel); err != nil {
+		t.Error(err)
+	}
+	(&leased{w, c, channel}).mustCall(t, fnEcho, []byte("x"))
+	w.Kill()
+	<-w.Done()
+	c.ask("close %d", channel)
 	z.Close()
 	check()
 }
@@ -299,24 +320,24 @@ func TestZygoteHangs(t *testing.T) {
 	z := startZygote(t)
 	c := startClient(t)
 	w := lease(t, z, c, nil)
-	unix.Kill(current(t, z).cmd.Process.Pid, unix.SIGSTOP)
 	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
 	stopped := current(t, z).cmd.Process.Pid
+	unix.Kill(stopped, unix.SIGSTOP)
+	ctx, cancel := context.WithTimeout(t.Context(), stopPatience/3) // later it is replaced unasked
+	defer cancel()
 	_, err := z.Spawn(ctx, spec)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for the zygote") {
 		t.Errorf("Spawn by a stopped zygote: %v", err)
 	}
 	// Nothing of a worker is left or can come any more: the zygote was killed.
 	if unix.Kill(stopped, 0) != unix.ESRCH {
-		eventually(t, 2*time.Second, "hung zygote reaped", func() bool { return unix.Kill(stopped, 0) == unix.ESRCH })
+		eventually(t, "hung zygote reaped", func() bool { return unix.Kill(stopped, 0) == unix.ESRCH })
 	}
 	w.mustCall(t, fnEcho, []byte("x"))
 	if got := lease(t, z, c, nil).mustCall(t, fnEcho, []byte("y")); string(got) != "y" {
 		t.Errorf("echo: %q", got)
 	}
-	eventually(t, 2*time.Second, "no other worker", func() bool { return children(t) == 4 }) // client, zygote, two workers
+	eventually(t, "no other worker", func() bool { return children(t) == 4 }) // client, zygote, two workers
 }
 
 func TestExecutorKilled(t *testing.T) {
@@ -346,7 +367,7 @@ func TestExecutorKilled(t *testing.T) {
 		t.Fatal("not running")
 	}
 	cmd.Process.Kill()
-	eventually(t, 2*time.Second, "zygote and worker dead", func() bool { return !alive(zygote) && !alive(worker) })
+	eventually(t, "zygote and worker dead", func() bool { return !alive(zygote) && !alive(worker) })
 }
 
 func TestCloseKillsWorkers(t *testing.T) {
@@ -430,7 +451,7 @@ func TestManySpawnsLeakNothing(t *testing.T) {
 			d[len(d)*9/10], d[len(d)-1], len(d))
 	}
 	check()
-	eventually(t, time.Second, "zygote has no more descriptors than before", func() bool {
+	eventually(t, "zygote has no more descriptors than before", func() bool {
 		return openFDs(t, zygote) == zygoteFDs
 	})
 	z.mu.Lock()
@@ -468,14 +489,26 @@ func TestConcurrentSpawns(t *testing.T) {
 func TestSpawnCancelled(t *testing.T) {
 	z := startZygote(t)
 	c := startClient(t)
-	hang := library(t, "hang.so", hangingConstructor+emptyFunction)
+	sign := filepath.Join(buildDir, "hangs")
+	hang := library(t, "hang.so", fmt.Sprintf(hangingConstructor, sign)+emptyFunction)
 	code := sealedFile(t, hang)
 	check := leakCheck(t)
 	spec, channel := c.spec(t, code)
 	spec.Names = []string{"f"}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	_, err := z.Spawn(ctx, spec)
+	// over ends the time when the constructor runs.
+	var wg sync.WaitGroup
+	over := func(cause error) context.Context {
+		ctx, expire := newExpiring(t, cause)
+		wg.Go(func() {
+			defer expire()
+			for end := time.Now().Add(testBound); os.Remove(sign) != nil && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+		})
+		return ctx
+	}
+	_, err := z.Spawn(over(context.DeadlineExceeded), spec)
+	wg.Wait()
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "loading the library") {
 		t.Errorf("hanging constructor: %v", err)
 	}
@@ -488,13 +521,12 @@ func TestSpawnCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel = context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errSpawnTimeout)
-	defer cancel()
 	names, err := NamesMemfd(spec.Names)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = z.spawn(ctx, &spec, body, names)
+	_, err = z.spawn(over(errSpawnTimeout), &spec, body, names)
+	wg.Wait()
 	names.Close()
 	wantError(t, err, statusBadLibrary, "hangs while loading the library")
 	if !strings.Contains(err.Error(), "not done within 10s") {
@@ -503,7 +535,7 @@ func TestSpawnCancelled(t *testing.T) {
 	c.ask("close %d", channel)
 
 	spec, _ = c.spec(t, code)
-	ctx, cancel = context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := z.Spawn(ctx, spec); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled before: %v", err)
