@@ -94,7 +94,7 @@ func TestManagerAway(t *testing.T) {
 		}
 	}
 	manager()
-	eventually(t, "the executor is back", func() bool { return strings.Count(x.said(), "by=memory") == 2 })
+	eventually(t, "the executor is back", func() bool { return strings.Count(x.said(), "by=memory") >= 2 })
 	call("ann", annEcho)
 	held := time.Since(granted)
 	if err := ann.Release(t.Context()); err != nil {
@@ -106,7 +106,7 @@ func TestManagerAway(t *testing.T) {
 			t.Errorf("%s: %d calls on the bill, %d were made", tenant, got, n)
 		}
 	}
-	eventually(t, "the last charges", func() bool { return strings.Count(x.said(), "account settled") == 2 })
+	eventually(t, "the last charges", func() bool { return strings.Count(x.said(), "account settled") >= 2 })
 	cores := time.Duration(billed(t, run, "ann", "core-hour")) * time.Microsecond
 	if cores < held || cores > held+5*time.Second {
 		t.Errorf("ann pays for %v of a core, and held it for %v", cores, held)

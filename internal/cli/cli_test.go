@@ -116,7 +116,7 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{[]string{"version"}, 0, "rfaas v1"},
 		{[]string{"--help"}, 0, "executors"},
-		{nil, 0, "executors"},
+		{[]string{}, 0, "executors"}, // not nil: cobra would take this program's own
 		{[]string{"nonsense"}, 2, `"nonsense"`},
 		{[]string{"version", "--nonsense"}, 2, "--nonsense"},
 		{[]string{"version", "x"}, 2, `"x"`},
