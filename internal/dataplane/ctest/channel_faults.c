@@ -99,25 +99,29 @@ T_CASE(deadline, "channel/deadline") {
     for (int m = 0; m < 3; m++) {
         served s;
         served_open(&s, true, modes[m], 2, 64, 0);
-        uint32_t ms = 100, size;
+        uint32_t size, tries = 0;
         dp_started started;
         uint8_t out[64];
+        int64_t took, most = (int64_t)(90e6 * t_time_scale());
         memset(out, 0x5A, sizeof out);
-        int64_t t0 = dp_now_ns();
-        CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, out, 64, &size, t0 + 20000000, &started), DP_DEADLINE);
-        int64_t took = dp_now_ns() - t0;
-        CHECK_EQ(started, DP_MAYBE_EXECUTED);
-        CHECKF(took >= 20000000 && took < 90000000 * t_time_scale(), "a deadline of 20 ms took %lld us",
-               (long long)took / 1000);
-        CHECK_EQ(dp_channel_free_slots(s.ch), 1);
-        ms = 0;
-        CHECK_OK(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, out + 32, 32, &size, 0, &started));
-        CHECK_EQ(dp_channel_free_slots(s.ch), 2); /* the late reply came before this one's */
-        CHECK_BYTES(out, 0x5A, 32);
+        do { /* once more if something else may have had the processor */
+            uint32_t ms = 400;
+            int64_t t0 = dp_now_ns();
+            CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, out, 64, &size, t0 + 20000000, &started), DP_DEADLINE);
+            took = dp_now_ns() - t0;
+            CHECK_EQ(started, DP_MAYBE_EXECUTED);
+            CHECK_EQ(dp_channel_free_slots(s.ch), 1);
+            ms = 0;
+            CHECK_OK(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, out + 32, 32, &size, 0, &started));
+            CHECK_EQ(dp_channel_free_slots(s.ch), 2); /* the late reply came before this one's */
+            CHECK_BYTES(out, 0x5A, 32);
+            CHECK_GE(took, 20000000);
+        } while (took >= most && ++tries < 3);
+        CHECKF(took < most, "a deadline of 20 ms took %lld us", (long long)took / 1000);
         dp_channel_stats st;
         dp_channel_get_stats(s.ch, &st);
-        CHECK_EQ(st.late_replies, 1);
-        CHECK_EQ(st.abandoned, 1);
+        CHECK_EQ(st.late_replies, tries + 1);
+        CHECK_EQ(st.abandoned, tries + 1);
         CHECK_EQ(st.strays, 0);
         served_close(&s);
     }
@@ -167,14 +171,14 @@ static void *fail_later(void *arg) {
 static void failed_by_control(dp_wait_mode mode) {
     served s;
     served_open(&s, true, mode, 4, 64, 0);
-    uint32_t size, ms = 300;
+    uint32_t size, ms = 5000; /* far longer than a busy machine takes to notice */
     dp_started started;
     pthread_t t;
     CHECK_EQ(pthread_create(&t, NULL, fail_later, s.ch), 0);
     int64_t t0 = dp_now_ns();
     CHECK_STATUS(dp_channel_call(s.ch, FN_SLOW, &ms, 4, NULL, &ms, 4, &size, 0, &started), DP_WORKER_DIED);
     CHECK_EQ(started, DP_MAYBE_EXECUTED);
-    CHECKF(dp_now_ns() - t0 < 250000000 * t_time_scale(), "noticed after %lld ms",
+    CHECKF(dp_now_ns() - t0 < (int64_t)(1e9 * t_time_scale()), "noticed after %lld ms",
            (long long)(dp_now_ns() - t0) / 1000000);
     pthread_join(t, NULL);
     CHECK_STATUS(dp_channel_status(s.ch), DP_WORKER_DIED);
