@@ -146,7 +146,7 @@ T_CASE(registered, "channel/registered-payload") {
 T_CASE(wait_any, "channel/wait-any") {
     served s;
     served_open(&s, true, DP_WAIT_ADAPTIVE, 8, 64, 0);
-    uint32_t ms[2] = {30, 1}, slot[2];
+    uint32_t ms[2] = {1, 1200}, slot[2]; /* far apart: two ends that are seen together end one wait */
     for (int i = 0; i < 2; i++)
         CHECK_OK(dp_channel_submit(s.ch, FN_SLOW, &ms[i], 4, NULL, 4, &slot[i]));
     CHECK_OK(dp_endpoint_wait_any(s.ep, 0)); /* one worker serves in order */

@@ -110,7 +110,7 @@ T_CASE(no_membarrier, "wait/membarrier-refused", .providers = T_SHM) {
     CHECK_EQ(dp_cq_poll(e.cq, &wc, 1), 0);
     int64_t t0 = dp_now_ns();
     CHECK_OK(dp_cq_wait(e.cq, 5000000000));
-    CHECKF(dp_now_ns() - t0 < 2000000000, "the wait took %lld ms", (long long)(dp_now_ns() - t0) / 1000000);
+    CHECKF(dp_now_ns() - t0 < 4000000000, "the wait took %lld ms", (long long)(dp_now_ns() - t0) / 1000000);
     CHECK_EQ(dp_cq_poll(e.cq, &wc, 1), 0);
     dp_cq_promise_hot(e.cq, true);
     CHECK_EQ(*mode, SHM_AWAKE);
