@@ -29,7 +29,7 @@ func (c *cluster) takeTurns(rounds int, step, base time.Duration) (waits, backs 
 			gone := c.await(node+" given up", j.submitted, func(up map[string]listed) bool {
 				return up[node].Incarnation != before[node].Incarnation
 			})
-			if gone.At.After(j.started.Add(500 * time.Millisecond)) {
+			if gone.At.After(j.started.Add(mostWait)) {
 				c.t.Errorf("round %d: %s was in the list until %v after the job's start", round, node, gone.At.Sub(j.started))
 			}
 			back := c.await(node+" back", j.ended, func(up map[string]listed) bool {
