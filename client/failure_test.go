@@ -41,7 +41,8 @@ func watched(t *testing.T, pids ...int) (gone func(d time.Duration, what string)
 	if far != "" { // no descriptor reaches there
 		return func(d time.Duration, what string) time.Duration {
 			t.Helper()
-			return within(t, d, what, func() bool { return !slices.ContainsFunc(pids, running) })
+			const asking = 5 * time.Second // takes up to half a second for each of them
+			return within(t, d+asking, what, func() bool { return !slices.ContainsFunc(pids, running) })
 		}
 	}
 	var list []unix.PollFd
