@@ -406,7 +406,7 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
 TWOVM_LINK := -Llib -lrfaas -pthread '-Wl,-rpath,$$ORIGIN/../../lib'
-TWOVM := scripts/softroce/run2 --expendable --timeout 500 -e FAULTS_REMOTE=10.77.0.3:7000
+TWOVM := scripts/softroce/run2 --expendable --timeout 680 -e FAULTS_REMOTE=10.77.0.3:7000
 test-twovm: ## client in one virtual machine, executor in another: the link is cut, a machine killed, accounts stay exact
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client ./internal/manager && $(GO_BUILD) -o build/twovm/ ./tests/remote

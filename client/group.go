@@ -118,13 +118,15 @@ func (f *GroupFunction) On() []*Function { return slices.Clone(f.on) }
 // and those whose lease has ended are passed over. When no worker is free it waits for one of the executor whose turn it is. A call
 // that has not started where its worker or lease is lost goes to another executor, and one of [Idempotent] in any case.
 func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (int, error) {
+	var failed []*Function
 	r, once, ran := repeatsOf(ctx), ctx, false
 	if r.times > 0 {
 		once = Idempotent(ctx, 0)
 	}
 	for left, more := r.times, r.times+2*len(f.on); ; more-- {
 		attempt, cancel := r.bound(once)
-		n, err := f.choose().Invoke(attempt, in, out)
+		x := f.choose(failed)
+		n, err := x.Invoke(attempt, in, out)
 		cancel()
 		if err == nil {
 			return n, nil
@@ -137,27 +139,35 @@ func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (int, error)
 			ran = true
 			left--
 		}
+		failed = append(failed, x)
 	}
 }
 
-// choose returns the function at the executor whose turn it is.
-func (f *GroupFunction) choose() *Function {
+// choose returns the function at the executor whose turn it is and that has a free worker; without one, where a call waits for
+// it. Executors that have failed this call are the last choice: what is gone has free workers until it is known to be gone.
+func (f *GroupFunction) choose(failed []*Function) *Function {
 	n := uint32(len(f.on))
 	turn := f.next.Add(1)
-	waitAt := f.on[turn%n]
+	var waitAt *Function
 	for i := range n {
 		x := f.on[(turn+i)%n]
-		if x.lease.Err() != nil {
+		if x.lease.Err() != nil || slices.Contains(failed, x) {
 			continue
 		}
 		if x.lease.anyFree() {
 			return x
 		}
-		if waitAt.lease.Err() != nil {
+		if waitAt == nil {
 			waitAt = x
 		}
 	}
-	return waitAt
+	switch {
+	case waitAt != nil:
+		return waitAt
+	case len(failed) > 0:
+		return f.choose(nil)
+	}
+	return f.on[turn%n]
 }
 
 // anyFree says whether some worker was free a moment ago.

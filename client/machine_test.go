@@ -132,7 +132,7 @@ func (d *daemon) signal(s syscall.Signal) {
 	d.t.Helper()
 	var err error
 	if d.far != 0 && s != syscall.SIGTERM {
-		_, err = farShell(fmt.Sprintf("kill -%d %d", s, d.far))
+		_, err = farShell(fmt.Sprintf("kill -%d %[2]d || ! kill -0 %[2]d", s, d.far))
 	} else {
 		err = d.cmd.Process.Signal(s)
 	}

@@ -85,24 +85,27 @@ func TestFailoverUnderLoad(t *testing.T) {
 		rounds, detection = 3, time.Second
 	}
 	bound := float64(50*time.Millisecond+detection) / 1e6
-	var gaps []float64
-	var p95 float64
-	for try := 0; try < 3 && (try == 0 || p95 > bound); try++ { // one slow second of the machine is two of twenty
-		gaps = killRounds(t, rounds)
+	p95 := func(gaps []float64) float64 {
 		slices.Sort(gaps)
-		p95 = gaps[(len(gaps)*95+99)/100-1]
-		t.Logf("longest gap of each of %d kills: median %.1f ms, p95 %.1f ms, longest %.1f ms", rounds, gaps[len(gaps)/2], p95, gaps[len(gaps)-1])
+		return gaps[(len(gaps)*95+99)/100-1]
+	}
+	var all, own float64
+	for try := 0; try < 3 && (try == 0 || own > bound); try++ { // one slow second of the machine is two of twenty
+		gaps, without := killRounds(t, rounds)
+		all, own = p95(gaps), p95(without)
+		t.Logf("longest gap of each of %d kills: median %.1f ms, p95 %.1f ms, longest %.1f ms; p95 without what the machine stood still %.1f ms", rounds,
+			gaps[len(gaps)/2], all, gaps[len(gaps)-1], own)
 	}
 	t.Logf("figure: failover.kills = %d", rounds)
-	t.Logf("figure: failover.gap_p95_ms = %.2f ms", p95)
-	if p95 > bound {
-		t.Errorf("p95 of the longest gaps is %.1f ms, want at most %v", p95, bound)
+	t.Logf("figure: failover.gap_p95_ms = %.2f ms", all)
+	if own > bound {
+		t.Errorf("p95 of the longest gaps is %.1f ms, want at most %v", own, bound)
 	}
 }
 
-// killRounds runs the program of TestFailoverUnderLoad once. It returns each round's longest time without a completed call, in ms. Where
-// the machine stood still, for a thread that only sleeps too, that time is not the library's.
-func killRounds(t *testing.T, rounds int) []float64 {
+// killRounds runs the program of TestFailoverUnderLoad once. It returns each round's longest time without a completed call, in ms, and
+// the same without the part of it in which the machine stood still, for a thread that only sleeps too: that is not the library's.
+func killRounds(t *testing.T, rounds int) (gaps, without []float64) {
 	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret)
@@ -126,15 +129,11 @@ func killRounds(t *testing.T, rounds int) []float64 {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var gaps []float64
 	for s := bufio.NewScanner(stdout); s.Scan(); {
 		var gap, held float64
 		if n, _ := fmt.Sscanf(s.Text(), "gap %f ms, held up %f ms", &gap, &held); n == 2 {
 			t.Log(s.Text())
-			if held > 30 { // else it had its turns
-				gap = max(0, gap-held)
-			}
-			gaps = append(gaps, gap)
+			gaps, without = append(gaps, gap), append(without, gap-held)
 			if len(gaps) < rounds {
 				more()
 			}
@@ -152,5 +151,5 @@ func killRounds(t *testing.T, rounds int) []float64 {
 	if err := cmd.Wait(); err != nil || len(gaps) != rounds {
 		t.Fatalf("%d of %d rounds, %v\n%s", len(gaps), rounds, err, stderr.String())
 	}
-	return gaps
+	return gaps, without
 }

@@ -122,7 +122,12 @@ func TestSlots(t *testing.T) {
 	ghost := old // of one that does not know yet
 	ghost.Encode(table.line(3))
 	ghost.Encode(table.line(15)[:LineSize])
-	table.Tidy()
+	if late := table.Tidy(); len(late) != 1 || late[0] != (Change{Slot: 3, Incarnation: uint32(old.Incarnation), State: Left}) {
+		t.Errorf("late writers: %+v", late)
+	}
+	if late := table.Tidy(); late != nil {
+		t.Errorf("late writers again: %+v", late)
+	}
 	for _, s := range []uint32{3, 15} {
 		if l, err := table.ReadLine(s); err != nil || l.State != Empty {
 			t.Errorf("%+v %v", l, err)
@@ -152,11 +157,15 @@ func TestMark(t *testing.T) {
 	next := seen
 	next.Beat++
 	table.WriteLine(&next)
-	table.Mark(seen, Silent)
+	if table.Mark(seen, Silent) {
+		t.Error("marked what has been written since")
+	}
 	if l, err := table.ReadLine(slot); err != nil || l.State != Open {
 		t.Errorf("%+v %v", l, err)
 	}
-	table.Mark(next, Silent)
+	if !table.Mark(next, Silent) {
+		t.Error("not marked")
+	}
 	if l, err := table.ReadLine(slot); err != nil || l.State != Silent || l.Beat != next.Beat {
 		t.Errorf("%+v %v", l, err)
 	}

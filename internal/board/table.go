@@ -93,13 +93,17 @@ func (t *Table) Release(slot uint32) {
 }
 
 // Tidy empties the lines of free slots. On shm a writer whose rights have been taken away may not know it yet and write once
-// more.
-func (t *Table) Tidy() {
+// more. Returns who did.
+func (t *Table) Tidy() (late []Change) {
 	for slot := range t.high {
 		if !t.taken[slot] && !empty(t.line(slot)) {
+			if l, err := t.ReadLine(slot); err == nil {
+				late = append(late, Change{Slot: slot, Incarnation: uint32(l.Incarnation), State: Left})
+			}
 			clear(t.line(slot))
 		}
 	}
+	return late
 }
 
 // WriteLine writes a line for an executor that does not write its own, or the first one.
@@ -116,13 +120,14 @@ func (t *Table) ReadLine(slot uint32) (Line, error) {
 	return ParseLine(b[:], slot)
 }
 
-// Mark changes the state in a line, unless it has been written since l was read.
-func (t *Table) Mark(l Line, s State) {
+// Mark changes the state in a line, unless it has been written since l was read: then false.
+func (t *Table) Mark(l Line, s State) bool {
 	if now, err := t.ReadLine(l.Slot); err == nil && (now.Beat != l.Beat || now.Incarnation != l.Incarnation) {
-		return
+		return false
 	}
 	l.State = s
 	t.WriteLine(&l)
+	return true
 }
 
 // Changed counts a change in the header.

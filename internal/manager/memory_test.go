@@ -178,6 +178,43 @@ func mailbox(t testing.TB, c *link.Client, n uint64) board.Mailbox {
 
 var need = board.Need{Cores: 1, Local: board.SHM | board.Verbs, Remote: board.Verbs}
 
+// One that was silent and registers again, since it has lost its way to the manager, is back for those who read its line when they are told.
+func TestProviderRegisterAgain(t *testing.T) {
+	providers(t, func(t *testing.T, provider string) {
+		w := newWorld(t, provider, 8)
+		a := w.executor(1)
+		a.write(3)
+		for range missed + 1 {
+			w.table.sweep()
+			w.clock.now = w.clock.now.Add(time.Second)
+		}
+		told, states := w.table.changed, 0
+		w.table.changed = func(c board.Change) {
+			if l, err := w.memory.table.ReadLine(c.Slot); err != nil || l.State != c.State {
+				t.Errorf("told %v, and the line says %v, %v", c.State, l.State, err)
+			}
+			states++
+			told(c)
+		}
+		want(t, w.Manager, "192.0.2.1:7465 3 false")
+		id := a.id
+		a.join(w.device())
+		if states != 1 || a.id != id {
+			t.Errorf("told %d times, id %d, want %d", states, a.id, id)
+		}
+		a.write(2)
+		w.table.sweep()
+		want(t, w.Manager, "192.0.2.1:7465 2 true")
+		// What it has just written when it would be marked is a sign of life.
+		w.clock.now = w.clock.now.Add(missed * time.Second)
+		w.table.swept = w.clock.now
+		a.write(1)
+		if died := w.table.sweep(); died != nil || states != 1 {
+			t.Errorf("died: %v, told %d times", died, states)
+		}
+	})
+}
+
 // A subscriber that only looks at its mailbox finds out that the manager has forgotten it, also after it has been idle.
 func TestProviderForgottenSubscriber(t *testing.T) {
 	providers(t, func(t *testing.T, provider string) {

@@ -57,10 +57,15 @@ func TestProviderRights(t *testing.T) {
 				return r.GetBlob(), err
 			})
 		}
+		var before []byte
+		var all func() []byte
 		executor := func(n byte) (*dataplane.Conn, *control.AttachExecutorReply) {
 			var reply *control.AttachExecutorReply
 			in := info(n, 4)
 			id := register(t, w.Manager, fmt.Sprintf("192.0.2.%d:1", n), in)
+			if all != nil {
+				before = bytes.Clone(all()) // registering writes its line
+			}
 			return w.intruder(dev, func(blob []byte) (_ []byte, err error) {
 				reply, err = w.client.AttachExecutor(t.Context(), &control.AttachExecutorRequest{ExecutorId: id, Incarnation: in.Incarnation, Provider: provider, Blob: blob})
 				return reply.GetBlob(), err
@@ -83,10 +88,9 @@ func TestProviderRights(t *testing.T) {
 		for _, a := range w.table.attachments(false) {
 			victims = a
 		}
-		all := func() []byte {
+		all = func() []byte {
 			return bytes.Join([][]byte{w.memory.whole.Bytes()[board.HeaderSize:], victims.cells.Bytes(), victims.held.Bytes(), w.limits.table}, nil)
 		}
-		before := []byte(nil)
 		refused := func(what string, err error) {
 			t.Helper()
 			var e *dataplane.Error
@@ -111,8 +115,6 @@ func TestProviderRights(t *testing.T) {
 		refused("a client reads behind the board", client().Read(got, whole.GetAddr()+whole.GetSize(), whole.GetKey(), soon))
 
 		// An executor has a slot and an identity of its own, which the board shows from its registration on.
-		executor(1)
-		before = bytes.Clone(all())
 		for name, ref := range map[string]*control.MemoryRef{"the board": whole, "its neighbour's line": its.GetLine(), "its neighbour's cells": its.GetCells(),
 			"what its neighbour holds": its.GetHeld()} {
 			a, _ := executor(1)

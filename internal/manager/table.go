@@ -128,6 +128,7 @@ func (t *table) register(address string, info *control.InfoReply) (id uint64, re
 	k := key(address, info)
 	old := t.byKey[k]
 	if old != nil && string(old.info.GetIncarnation()) == string(info.GetIncarnation()) {
+		t.detach(old) // it has lost its way to its line, and makes another
 		t.heard(old, info)
 		return old.id, false, nil
 	}
@@ -323,8 +324,8 @@ func (t *table) list() []*control.ExecutorEntry {
 }
 
 // sweep reads the lines, marks the silent ones, returns the addresses of those that were not marked before, and forgets
-// those that are dead for long. A sweep that comes late marks nobody: whatever held up the manager may have held up the others. For how
-// long it was held up is not held against them either, so that each has its heartbeats again.
+// those that are dead for long. A sweep that comes late marks nobody: whatever held up the manager may have held up the others. It counts
+// as one heartbeat that stayed away, however late it is.
 func (t *table) sweep() (died []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -343,21 +344,25 @@ func (t *table) sweep() (died []string) {
 			continue
 		}
 		if e.state != board.Silent && held == 0 {
-			died = append(died, e.address)
-			if l, err := t.board.ReadLine(e.slot); err == nil {
-				t.board.Mark(l, board.Silent)
-			} else { // it died in the middle of a write
-				l := lineOf(e.info, e.slot, e.beat, e.seen)
+			l, err := t.board.ReadLine(e.slot)
+			switch {
+			case err != nil: // it died in the middle of a write
+				l = lineOf(e.info, e.slot, e.beat, e.seen)
 				l.State = board.Silent
 				t.board.WriteLine(&l)
+			case l.Beat != e.beat && l.Incarnation == board.ShortIncarnation(incarnationOf(e.info)) || !t.board.Mark(l, board.Silent):
+				continue // it has just written
 			}
+			died = append(died, e.address)
 			t.tell(e, board.Silent)
 		}
 		if now.Sub(e.seen) >= forgetAfter {
 			t.drop(e)
 		}
 	}
-	t.board.Tidy()
+	for _, c := range t.board.Tidy() {
+		t.changed(c) // whoever has read it in the meantime
+	}
 	slices.Sort(died)
 	return died
 }

@@ -167,11 +167,12 @@ func (w *Changes) named(box *board.Mailbox, r *board.Reader) (lines []board.Line
 	if !all {
 		return nil, nil, false
 	}
-	for _, c := range named {
-		if c.State == board.Left {
+	for i, c := range named {
+		later := func(same func(board.Change) bool) bool { return slices.ContainsFunc(named[i+1:], same) }
+		if c.State == board.Left && !later(func(x board.Change) bool { return x.Slot == c.Slot && x.Incarnation == c.Incarnation }) {
 			gone = append(gone, c)
 		}
-		if slices.ContainsFunc(lines, func(l board.Line) bool { return l.Slot == c.Slot }) {
+		if later(func(x board.Change) bool { return x.Slot == c.Slot }) {
 			continue
 		}
 		l, err := r.Line(c.Slot)

@@ -110,6 +110,25 @@ func TestChangesOfABoard(t *testing.T) {
 	w.leave(b)
 	w.come(4)
 	w.want("n:2 left", "n:4 open")
+	// Also where the one that has left writes over the line of the next, which is right again at the next heartbeat.
+	w.leave(c)
+	d := w.come(9)
+	w.table.WriteLine(c)
+	w.want("n:3 left")
+	w.table.WriteLine(d)
+	w.tell(d, board.Open)
+	w.want("n:9 open")
+	w.leave(d)
+	c = w.come(3)
+	w.want("n:9 left", "n:3 open")
+	// One leaves and comes again as itself.
+	w.leave(c)
+	c = w.come(3)
+	w.want()
+	w.leave(c)
+	w.want("n:3 left")
+	c = w.come(3)
+	w.want("n:3 open")
 	// More than a mailbox shows.
 	w.leave(c)
 	for i := range byte(4) {
