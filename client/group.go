@@ -139,16 +139,31 @@ func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (int, error)
 			ran = true
 			left--
 		}
-		failed = append(failed, x)
+		switch e.Status {
+		case StatusWorkerDied, StatusTimeLimit, StatusMemoryLimit, StatusDeadline: // its executor is well
+		default:
+			failed = append(failed, x)
+		}
 	}
 }
 
-// choose returns the function at the executor whose turn it is and that has a free worker; without one, where a call waits for
-// it. Executors that have failed this call are the last choice: what is gone has free workers until it is known to be gone.
+// choose returns the function at the executor whose turn it is. Those that failed are the last choice: an executor that is gone has free
+// workers until it is known to be gone.
 func (f *GroupFunction) choose(failed []*Function) *Function {
-	n := uint32(len(f.on))
 	turn := f.next.Add(1)
-	var waitAt *Function
+	x := f.chooseBut(turn, failed)
+	if x == nil && len(failed) > 0 {
+		x = f.chooseBut(turn, nil)
+	}
+	if x == nil {
+		x = f.on[turn%uint32(len(f.on))]
+	}
+	return x
+}
+
+// chooseBut returns the first from turn on that has a free worker; without one, the first, where a call waits. nil: all are lost or failed.
+func (f *GroupFunction) chooseBut(turn uint32, failed []*Function) (waitAt *Function) {
+	n := uint32(len(f.on))
 	for i := range n {
 		x := f.on[(turn+i)%n]
 		if x.lease.Err() != nil || slices.Contains(failed, x) {
@@ -161,13 +176,7 @@ func (f *GroupFunction) choose(failed []*Function) *Function {
 			waitAt = x
 		}
 	}
-	switch {
-	case waitAt != nil:
-		return waitAt
-	case len(failed) > 0:
-		return f.choose(nil)
-	}
-	return f.on[turn%n]
+	return waitAt
 }
 
 // anyFree says whether some worker was free a moment ago.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +27,49 @@ func acrossSoon(t *testing.T, s *client.Session, workers int) *client.Group {
 		}
 		if !errors.Is(err, client.ErrBusy) || time.Now().After(end) {
 			t.Fatal(err)
+		}
+	}
+}
+
+// workerDiesBesideBusyOnes kills a worker in a call while the other executors have no free one: the call goes on at the same executor, which
+// is well, and waits for nobody.
+func workerDiesBesideBusyOnes(t *testing.T, g *client.Group, sleep *client.GroupFunction) {
+	t.Helper()
+	const long, less = 5 * time.Second, 4 * time.Second
+	parts := g.Leases()
+	home := parts[slices.IndexFunc(parts, func(l *client.Lease) bool { return l.Workers() == 2 })]
+	busy, naps := make(chan error, g.Workers()), 0
+	for _, l := range parts {
+		nap := function(t, l, "sleep_ns")
+		for i := 0; l != home && i < l.Workers(); i++ {
+			w := l.Worker(i)
+			go func() { busy <- second(w.Invoke(context.Background(), nap, u64(uint64(long)), make([]byte, 8))) }()
+			untilRuns(t, w, "sleep_ns")
+			naps++
+		}
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), less)
+		defer cancel()
+		ended <- second(sleep.Invoke(client.Idempotent(ctx, 3), u64(300e6), make([]byte, 8)))
+	}()
+	victim := 0
+	within(t, 10*time.Second, "a worker runs it", func() bool {
+		for i := range 2 {
+			if x, err := home.Worker(i).Inspect(t.Context()); err == nil && x.Running == "sleep_ns" {
+				victim = x.PID
+			}
+		}
+		return victim != 0
+	})
+	kill(t, victim, syscall.SIGKILL)
+	if err := ends(t, "the call", ended); err != nil {
+		t.Errorf("a call whose worker was killed: %v", err)
+	}
+	for range naps {
+		if err := ends(t, "a long call", busy); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -78,6 +122,7 @@ func TestLeaseAcrossExecutors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	workerDiesBesideBusyOnes(t, g, sleep)
 	flying := make(chan error, g.Workers())
 	var killed atomic.Bool
 	for range cap(flying) { // one call after the other, so that there is one whenever the executor dies

@@ -130,10 +130,10 @@ func killRounds(t *testing.T, rounds int) (gaps, without []float64) {
 		t.Fatal(err)
 	}
 	for s := bufio.NewScanner(stdout); s.Scan(); {
-		var gap, held float64
-		if n, _ := fmt.Sscanf(s.Text(), "gap %f ms, held up %f ms", &gap, &held); n == 2 {
+		var gap, own float64
+		if n, _ := fmt.Sscanf(s.Text(), "gap %f ms, own %f ms", &gap, &own); n == 2 {
 			t.Log(s.Text())
-			gaps, without = append(gaps, gap), append(without, gap-held)
+			gaps, without = append(gaps, gap), append(without, own)
 			if len(gaps) < rounds {
 				more()
 			}

@@ -122,7 +122,7 @@ func (t *Table) ReadLine(slot uint32) (Line, error) {
 
 // Mark changes the state in a line, unless it has been written since l was read: then false.
 func (t *Table) Mark(l Line, s State) bool {
-	if now, err := t.ReadLine(l.Slot); err == nil && (now.Beat != l.Beat || now.Incarnation != l.Incarnation) {
+	if now, err := t.ReadLine(l.Slot); err != nil || now.Beat != l.Beat || now.Incarnation != l.Incarnation {
 		return false
 	}
 	l.State = s

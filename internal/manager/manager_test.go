@@ -173,8 +173,18 @@ func TestLinesShowWhatIsTold(t *testing.T) {
 	}
 	m.table.sweep()
 	heartbeat(t, m, id, info(1, 4))
-	register(t, m, "a:1", info(2, 4)) // in the place of the first
-	if want := []board.State{board.Open, board.Draining, board.Silent, board.Open, board.Left, board.Open}; !slices.Equal(states, want) {
+	id = register(t, m, "a:1", info(2, 4)) // in the place of the first
+	// One that had the slot before writes once more, over the line of the next.
+	e := m.table.byID[id]
+	ghost := lineOf(info(9, 4), e.slot, 7, c.now)
+	ghost.Incarnation++
+	m.memory.table.WriteLine(&ghost)
+	m.table.sweep()
+	m.table.sweep()
+	if l, err := m.memory.table.ReadLine(e.slot); err != nil || l.Incarnation == ghost.Incarnation || l.Beat != e.beat {
+		t.Errorf("%+v %v", l, err)
+	}
+	if want := []board.State{board.Open, board.Draining, board.Silent, board.Open, board.Left, board.Open, board.Open}; !slices.Equal(states, want) {
 		t.Errorf("told %v, want %v", states, want)
 	}
 }

@@ -289,12 +289,13 @@ func (t *table) attachments(heard bool) []*attachment {
 
 // refresh reads what an executor has written to its line. Under the lock.
 func (t *table) refresh(e *entry) {
-	if e.memory == nil {
+	l, err := t.board.ReadLine(e.slot)
+	if err == nil && l.Incarnation != board.ShortIncarnation(incarnationOf(e.info)) {
+		t.mend(e)
 		return
 	}
-	l, err := t.board.ReadLine(e.slot)
-	if err != nil || l.Beat == e.beat || l.Incarnation != board.ShortIncarnation(incarnationOf(e.info)) {
-		return // torn, old, or nonsense: the next beat will tell
+	if err != nil || e.memory == nil || l.Beat == e.beat {
+		return // torn, written here, or old: the next beat will tell
 	}
 	e.beat, e.seen = l.Beat, t.now()
 	info := proto.CloneOf(e.info)
@@ -302,6 +303,15 @@ func (t *table) refresh(e *entry) {
 	info.Draining, info.Leases = l.State == board.Draining, l.Leases
 	e.info = info
 	t.tell(e, t.stateOf(e))
+}
+
+// mend writes the line of an executor over which the one that had its slot before has written, and tells those who may have read that.
+// Under the lock.
+func (t *table) mend(e *entry) {
+	l := lineOf(e.info, e.slot, e.beat, e.seen)
+	l.State = e.state
+	t.board.WriteLine(&l)
+	t.changed(board.Change{Slot: e.slot, Incarnation: uint32(l.Incarnation), State: e.state})
 }
 
 func (t *table) silent(e *entry, now time.Time) bool { return now.Sub(e.seen) >= missed*t.interval }
@@ -321,6 +331,21 @@ func (t *table) list() []*control.ExecutorEntry {
 		return cmp.Or(cmp.Compare(a.GetAddress(), b.GetAddress()), cmp.Compare(a.GetExecutorId(), b.GetExecutorId()))
 	})
 	return out
+}
+
+// markSilent marks an executor's line; false: it has just written. Under the lock.
+func (t *table) markSilent(e *entry) bool {
+	l, err := t.board.ReadLine(e.slot)
+	if err != nil { // it died in the middle of a write
+		l = lineOf(e.info, e.slot, e.beat, e.seen)
+		l.State = board.Silent
+		t.board.WriteLine(&l)
+		return true
+	}
+	if e.memory != nil && l.Beat != e.beat && l.Incarnation == board.ShortIncarnation(incarnationOf(e.info)) {
+		return false
+	}
+	return t.board.Mark(l, board.Silent)
 }
 
 // sweep reads the lines, marks the silent ones, returns the addresses of those that were not marked before, and forgets
@@ -343,16 +368,7 @@ func (t *table) sweep() (died []string) {
 		if !t.silent(e, now) {
 			continue
 		}
-		if e.state != board.Silent && held == 0 {
-			l, err := t.board.ReadLine(e.slot)
-			switch {
-			case err != nil: // it died in the middle of a write
-				l = lineOf(e.info, e.slot, e.beat, e.seen)
-				l.State = board.Silent
-				t.board.WriteLine(&l)
-			case l.Beat != e.beat && l.Incarnation == board.ShortIncarnation(incarnationOf(e.info)) || !t.board.Mark(l, board.Silent):
-				continue // it has just written
-			}
+		if e.state != board.Silent && held == 0 && t.markSilent(e) {
 			died = append(died, e.address)
 			t.tell(e, board.Silent)
 		}

@@ -110,7 +110,7 @@ func TestChangesOfABoard(t *testing.T) {
 	w.leave(b)
 	w.come(4)
 	w.want("n:2 left", "n:4 open")
-	// Also where the one that has left writes over the line of the next, which is right again at the next heartbeat.
+	// Also where the one that has left writes over the line of the next, which the manager mends.
 	w.leave(c)
 	d := w.come(9)
 	w.table.WriteLine(c)
