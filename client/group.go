@@ -116,7 +116,8 @@ func (f *GroupFunction) On() []*Function { return slices.Clone(f.on) }
 
 // Invoke is Function.Invoke on a free worker of any executor: the executors take turns, and those without a free worker
 // and those whose lease has ended are passed over. When no worker is free it waits for one of the executor whose turn it is. A call
-// that has not started where its worker or lease is lost goes to another executor, and one of [Idempotent] in any case.
+// that has not started where its worker or lease is lost is made again at the executor whose turn it is then, and one of [Idempotent] in any case: an
+// executor whose worker died may have its turn, one that is itself in doubt has none while there are others.
 func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (int, error) {
 	var failed []*Function
 	r, once, ran := repeatsOf(ctx), ctx, false
