@@ -156,7 +156,7 @@ func (e *Executor) warmDevices() (list []zygote.Spec) {
 	for _, p := range e.cfg.Providers {
 		spec := deviceSpec(&e.cfg.Settings, p)
 		spec.MaxDepth, spec.MaxEager, spec.MaxBulk = dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk)
-		spec.MemoryLimit = e.defaultMemory(1)
+		spec.MemoryLimit, spec.CPUs = e.defaultMemory(1), e.cfg.cpus()
 		spec.ChannelMemory = channelMemory(dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk))
 		list = append(list, spec)
 	}

@@ -21,7 +21,7 @@ const (
 // end kills the worker for a reason of the executor's own; the first one counts.
 func (w *Worker) end(v verdict) {
 	w.verdict.CompareAndSwap(nil, &v)
-	killPidfd(w.pidfd)
+	w.kill()
 }
 
 // limitCalls ends the worker when one call takes longer than limit. It looks at the worker's page now and then, so the

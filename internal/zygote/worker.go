@@ -51,7 +51,7 @@ type Worker struct {
 
 	stopNoticed atomic.Bool
 
-	parked atomic.Bool              // and stopped, which is as it should be
+	parked atomic.Bool              // and frozen, or about to be
 	before atomic.Pointer[Counters] // of earlier leases
 }
 
@@ -111,7 +111,15 @@ func (w *Worker) Steps() Steps { return w.steps }
 // Kill ends the process now. It does not wait; Done does.
 func (w *Worker) Kill() {
 	w.killed.Store(true)
+	w.kill()
+}
+
+// kill sends SIGKILL, which also ends a parked worker.
+func (w *Worker) kill() {
 	killPidfd(w.pidfd)
+	if w.parked.Load() {
+		w.group.LetDie()
+	}
 }
 
 // Stop lets the running call finish and ends the worker; when ctx ends first, it is killed. Returns when the process

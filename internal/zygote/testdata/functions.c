@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "rfaas_function.h"
@@ -159,4 +160,30 @@ uint32_t surroundings(void *args, uint32_t size, void *res) {
     int64_t out[5] = {(int64_t)mask[0], getsid(0), getppid(), open_fds, any_blocked};
     memcpy(res, out, sizeof out);
     return sizeof out;
+}
+
+static void *spin(void *arg) {
+    for (volatile uint64_t *n = arg;; ++*n)
+        continue;
+    return NULL;
+}
+
+/* Arranges that the process runs on when it is stopped: a thread that spins, another process that does, and timers in both that send
+ * SIGCONT every 10 ms. args: u8, whether there is to be another process. */
+uint32_t runs_on(void *args, uint32_t size, void *res) {
+    (void)size, (void)res;
+    static volatile uint64_t count;
+    pid_t child = *(unsigned char *)args ? fork() : -1;
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGCONT};
+    struct itimerspec often = {{0, 10000000}, {0, 10000000}};
+    timer_t timer;
+    pthread_t thread;
+    signal(SIGCONT, on_signal);
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &often, NULL))
+        return rfaas_fail("no timer");
+    if (child == 0)
+        spin((void *)&count);
+    if (pthread_create(&thread, NULL, spin, (void *)&count))
+        return rfaas_fail("no thread");
+    return 0;
 }
