@@ -124,6 +124,14 @@ func TestGroupLimitsMemory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		for _, d := range dir.dirs { // swap counts too, or there is none
+			if text, err := os.ReadFile(filepath.Join(d, "memory.memsw.limit_in_bytes")); err == nil && string(text) != "33554432\n" {
+				t.Errorf("memory with swap: %q, want as much as memory alone", text)
+			}
+			if text, err := os.ReadFile(filepath.Join(d, "memory.swap.max")); err == nil && string(text) != "0\n" {
+				t.Errorf("swap: %q, want 0", text)
+			}
+		}
 		_ = in(t, dir, "head -c 100000000 /dev/zero | tail -c 100000000 >/dev/null").Wait()
 		if n := group.Killed(); n == 0 {
 			t.Error("100 MB in a group of 32 MiB: nobody was killed")
