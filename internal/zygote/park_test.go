@@ -107,6 +107,27 @@ func TestParkedWorkerRunsNoMore(t *testing.T) {
 	})
 }
 
+// What child processes use of processors counts for their worker, also when it has ended.
+func TestCPUTimeOfChildren(t *testing.T) {
+	freezing(t, func(t *testing.T, z *Zygote) {
+		w := lease(t, z, startClient(t), nil)
+		w.mustCall(t, fnRunsOn, []byte{1})
+		const enough = 100 * time.Millisecond
+		var all time.Duration
+		eventually(t, "the child's CPU time counts", func() bool {
+			own := cpuTime(t, w.PID())
+			used, ok := w.CPUTime()
+			all = used
+			return ok && used-own > enough
+		})
+		w.Kill()
+		<-w.Done()
+		if used, ok := w.CPUTime(); !ok || used < all {
+			t.Errorf("%v, %v after its end, before %v", used, ok, all)
+		}
+	})
+}
+
 // Without a freezer no worker is parked.
 func TestParkNeedsAFreezer(t *testing.T) {
 	w := lease(t, startZygote(t), startClient(t), nil)
