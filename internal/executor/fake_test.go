@@ -121,7 +121,10 @@ func (w *fakeWorker) Blob() []byte { return fmt.Appendf(nil, "worker %d", w.pid)
 func (w *fakeWorker) Steps() zygote.Steps {
 	return zygote.Steps{Fork: 1, Connect: 2, Code: 3, Cached: w.resumed.Load() > 0}
 }
-func (w *fakeWorker) PID() int                       { return w.pid }
+func (w *fakeWorker) PID() int { return w.pid }
+func (w *fakeWorker) EndCall(time.Duration) {
+	w.die(zygote.Exit{Signal: 9, Reason: "exceeded its time limit"})
+}
 func (w *fakeWorker) CPUTime() (time.Duration, bool) { return 0, false }
 func (w *fakeWorker) Done() <-chan struct{}          { return w.done }
 func (w *fakeWorker) Exit() zygote.Exit              { return w.exit }

@@ -28,6 +28,8 @@ type Worker interface {
 	// Park keeps the process without work and stopped, Resume lets it serve the same client again; Blob is new then.
 	Park(ctx context.Context) error
 	Resume(ctx context.Context, clientBlob []byte) error
+	// EndCall ends a worker whose call exceeds its limit, and says where it was; it returns when the process has been killed.
+	EndCall(limit time.Duration)
 	// Kill does not wait.
 	Kill()
 }
