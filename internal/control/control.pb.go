@@ -1733,9 +1733,12 @@ func (*UntilReply) Descriptor() ([]byte, []int) {
 }
 
 type InspectRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	Worker        uint32                 `protobuf:"varint,2,opt,name=worker,proto3" json:"worker,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	LeaseId uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	Worker  uint32                 `protobuf:"varint,2,opt,name=worker,proto3" json:"worker,omitempty"`
+	// How long the worker has answered nothing, as its client sees it, although calls must have reached it; 0: it answers. The
+	// executor ends a worker for which that is longer than the call limit, whatever the worker says of itself.
+	UnansweredMs  uint64 `protobuf:"varint,3,opt,name=unanswered_ms,json=unansweredMs,proto3" json:"unanswered_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1780,6 +1783,13 @@ func (x *InspectRequest) GetLeaseId() uint64 {
 func (x *InspectRequest) GetWorker() uint32 {
 	if x != nil {
 		return x.Worker
+	}
+	return 0
+}
+
+func (x *InspectRequest) GetUnansweredMs() uint64 {
+	if x != nil {
+		return x.UnansweredMs
 	}
 	return 0
 }
@@ -3744,10 +3754,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\fUntilRequest\x12\x14\n" +
 	"\x05until\x18\x01 \x01(\x04R\x05until\"\f\n" +
 	"\n" +
-	"UntilReply\"C\n" +
+	"UntilReply\"h\n" +
 	"\x0eInspectRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
-	"\x06worker\x18\x02 \x01(\rR\x06worker\"\xdb\x01\n" +
+	"\x06worker\x18\x02 \x01(\rR\x06worker\x12#\n" +
+	"\runanswered_ms\x18\x03 \x01(\x04R\funansweredMs\"\xdb\x01\n" +
 	"\fInspectReply\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\tR\arunning\x12\x1f\n" +

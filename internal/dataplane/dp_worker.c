@@ -180,7 +180,7 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
             fail(w, high[3], DP_FATAL, "place a worker's descriptors");
     close_from(FD_FREE);
     if (fds->sandbox.guard >= 0) {
-        w->guard = (dp_sandbox_fds){.ctl = FD_CTL, .guard = FD_GUARD, .stem = -1, .joined = fds->sandbox.joined};
+        w->guard = (dp_sandbox_fds){.ctl = FD_CTL, .guard = FD_GUARD, .stem = -1};
     } else {
         close(FD_CTL);
         close(FD_GUARD);

@@ -107,11 +107,11 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_PREPARE_FDS 3           /* of PREPARE: worker socket, log, page */
 #define DP_LEASE_FDS 2             /* of a SPAWN that a prepared worker gets: code, names */
 
-#define DP_JOIN_FDS_MAX 2
+#define DP_JOIN_FDS_MAX 10
 
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
- * bytes); in a sandbox up to DP_JOIN_FDS_MAX cgroup.procs of control groups to join, or the directory of one of version 2. Unused bytes are 0. In a PREPARE
+ * bytes); in a sandbox up to DP_JOIN_FDS_MAX control groups to join (dp_guard_files). Unused bytes are 0. In a PREPARE
  * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the limits of depth, eager and bulk are the sizes
  * of the channel that is most likely (eager and bulk multiples of 64; depth 0: none is made ahead). The SPAWN that follows names
  * the same device, and its user and the number of processes do not count. */

@@ -83,7 +83,7 @@ static int guard_hear(int ctl, dp_error *err) {
 }
 
 int dp_sandbox_present(const dp_sandbox_fds *fds, dp_error *err) {
-    if (fds->ctl >= 0 && send(fds->ctl, fds->joined ? "j" : "p", 1, MSG_NOSIGNAL) != 1)
+    if (fds->ctl >= 0 && send(fds->ctl, "p", 1, MSG_NOSIGNAL) != 1)
         return dp_fail(err, DP_FATAL, errno, "sandbox: reach the guard");
     return DP_OK;
 }
@@ -123,7 +123,7 @@ int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *er
 }
 
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err) {
-    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_CONNECTS) : 0;
+    int e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(DP_FILTER_CONNECTS, s->fixed_cpus) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 
@@ -131,7 +131,7 @@ int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *e
     int e = connected && s->parts & DP_SANDBOX_LANDLOCK ? dp_sandbox_landlock_scope(s) : 0;
     if (e)
         return dp_fail(err, DP_FATAL, e, "sandbox: Landlock");
-    e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(early ? DP_FILTER_REST : DP_FILTER_ALL) : 0;
+    e = s->parts & DP_SANDBOX_SECCOMP ? dp_sandbox_filter(early ? DP_FILTER_REST : DP_FILTER_ALL, s->fixed_cpus) : 0;
     return e ? dp_fail(err, DP_FATAL, e, "sandbox: filter of system calls") : DP_OK;
 }
 

@@ -163,12 +163,16 @@ static void refuse_with(program *p, int e) { give(p, SECCOMP_RET_ERRNO | (uint32
 #endif
 static const int connecting[] = {SYS_connect, SYS_sendmsg, SYS_landlock_create_ruleset, SYS_landlock_restrict_self, SYS_seccomp};
 
-static void build(program *p, dp_filter part) {
+static void build(program *p, dp_filter part, bool fixed_cpus) {
     p->n = 0;
     load(p, offsetof(struct seccomp_data, arch));
     equal(p, ARCH, 1, 0);
     give(p, SECCOMP_RET_KILL_PROCESS);
     load(p, offsetof(struct seccomp_data, nr));
+    if (fixed_cpus && part != DP_FILTER_CONNECTS) { /* one that connects later binds itself to its lease's CPUs then */
+        equal(p, SYS_sched_setaffinity, 0, 1);
+        refuse_with(p, EPERM);
+    }
     for (size_t i = 0; part != DP_FILTER_ALL && i < sizeof connecting / sizeof *connecting; i++) {
         equal(p, (uint32_t)connecting[i], 0, 1);
         give(p, part == DP_FILTER_REST ? SECCOMP_RET_ERRNO | EPERM : SECCOMP_RET_ALLOW);
@@ -210,9 +214,9 @@ static void build(program *p, dp_filter part) {
     refuse_with(p, EPERM);
 }
 
-int dp_sandbox_filter(dp_filter part) {
+int dp_sandbox_filter(dp_filter part, bool fixed_cpus) {
     program p;
-    build(&p, part);
+    build(&p, part, fixed_cpus);
     if (p.n > PROGRAM_MAX)
         return E2BIG;
     struct sock_fprog f = {p.n, p.code};

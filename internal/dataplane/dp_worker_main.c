@@ -18,9 +18,10 @@
 static const char usage[] =
     "rfaas-worker runs user functions. It is started by the rfaas executor, not by people.\n"
     "\n"
-    "usage: rfaas-worker zygote [--sandbox [--path=PATH]...]\n"
+    "usage: rfaas-worker zygote [--sandbox [--fixed-cpus] [--path=PATH]...]\n"
     "                               serve spawn messages on descriptor 3, a seqpacket socket; with workers confined\n"
-    "                               as far as this node allows, who see these paths besides the system's\n"
+    "                               as far as this node allows, which see these paths besides the system's; with\n"
+    "                               --fixed-cpus they cannot change their CPUs\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
@@ -31,6 +32,8 @@ static const char *sandbox_arguments(char **argv, dp_sandbox *s) {
             s->wanted = true;
         else if (s->wanted && !strncmp(*argv, "--without=", 10))
             s->without = (uint32_t)strtoul(*argv + 10, NULL, 10);
+        else if (s->wanted && !strcmp(*argv, "--fixed-cpus"))
+            s->fixed_cpus = true;
         else if (s->wanted && !strncmp(*argv, "--path=/", 8) && s->n_paths < DP_SANDBOX_PATHS_MAX)
             s->paths[s->n_paths++] = *argv + 7;
         else

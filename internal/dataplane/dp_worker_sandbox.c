@@ -167,6 +167,8 @@ void dp_sandbox_prepare(dp_sandbox *s, bool verbs) {
     s->parts = DP_SANDBOX_ALL;
     s->device_group = verbs ? device_group() : 0;
     prepare_spaces(s, verbs);
+    if (!(s->parts & DP_SANDBOX_PIDS)) /* nothing brings workers into control groups */
+        s->fixed_cpus = true;
     errno = ENOTSUP;
     if (s->without & DP_SANDBOX_SECCOMP || !dp_sandbox_filter_works())
         dp_sandbox_lacks(s, DP_SANDBOX_SECCOMP, "filter of system calls", errno);
@@ -178,35 +180,17 @@ void dp_sandbox_prepare(dp_sandbox *s, bool verbs) {
 
 /* ---- the guard ---- */
 
-static void close_all_but(int a, const int *list, int n) {
-    int highest = a;
-    for (int i = 0; i < n; i++)
-        highest = list[i] > highest ? list[i] : highest;
-    for (int fd = 0; fd < highest; fd++) {
-        bool keep = fd == a;
-        for (int i = 0; i < n && !keep; i++)
-            keep = fd == list[i];
-        if (!keep)
+static void close_all_but(int a, int b) {
+    int highest = a > b ? a : b;
+    for (int fd = 0; fd < highest; fd++)
+        if (fd != a && fd != b)
             close(fd);
-    }
     syscall(SYS_close_range, highest + 1, ~0u, 0);
 }
 
 static bool hung_up(int sock) {
     struct pollfd p = {.fd = sock};
     return poll(&p, 1, 0) == 1 && p.revents & (POLLHUP | POLLERR | POLLNVAL);
-}
-
-/* The worker is the second process of this name space, and no third process comes before it is loaded. */
-#define WORKER "2\n"
-
-/* Brings the worker into a control group: cgroup.procs, or the directory that has it. */
-static int join_group(int group) {
-    int procs = openat(group, "cgroup.procs", O_WRONLY | O_CLOEXEC);
-    int e = write(procs < 0 ? group : procs, WORKER, sizeof WORKER - 1) < 0 ? errno : 0;
-    if (procs >= 0)
-        close(procs);
-    return e;
 }
 
 static int guard_set_up(const dp_sandbox *s, const char **what) {
@@ -225,22 +209,12 @@ _Noreturn static void guard(const dp_sandbox *s, const dp_guard_files *files, in
     prctl(PR_SET_NAME, "rfaas-guard");
     signal(SIGCHLD, SIG_IGN); /* orphans leave no zombies */
     setsid();
-    int keep[3] = {s->net, -1, -1};
-    for (int i = 0; i < files->n_join && i < 2; i++)
-        keep[1 + i] = files->join[i];
-    close_all_but(ctl, keep, 3);
+    close_all_but(ctl, s->net);
     const char *what = "";
     int e = guard_set_up(s, &what);
     char ask;
     if (recv(ctl, &ask, 1, 0) != 1) /* there will be no worker */
         _exit(0);
-    for (int i = 0; i < files->n_join; i++) {
-        if (!e && ask != 'j') {
-            what = "join the control group";
-            e = join_group(files->join[i]);
-        }
-        close(files->join[i]);
-    }
     dp_sandbox_guard_say(ctl, e, what);
     dp_ahead_end(files->memory);
     while (recv(ctl, &ask, 1, 0) == 1) {

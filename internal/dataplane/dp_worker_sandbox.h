@@ -50,6 +50,7 @@ typedef struct dp_sandbox {
     const char *paths[DP_SANDBOX_PATHS_MAX]; /* to be seen besides the system's; the caller's */
     int n_paths;
     uint32_t without; /* parts that are not to be tried, for tests */
+    bool fixed_cpus; /* no cpuset keeps workers on their CPUs: the filter refuses sched_setaffinity */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
     int net;      /* empty network name space, or -1 */
@@ -62,10 +63,9 @@ typedef struct dp_sandbox_fds {
     int guard; /* its pidfd */
     int ctl;   /* the worker's end of the socket to it */
     int stem;  /* pidfd of what cloned both: dp_worker_zygote.c */
-    bool joined; /* the worker was cloned into its control group: the guard need not bring it there */
 } dp_sandbox_fds;
 
-#define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1, false})
+#define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1})
 
 /* dp_sandbox_prepare finds out what works, once, in the zygote, which has one thread and has loaded its providers. With verbs
  * the root shows devices, until dp_sandbox_hide. Never fails: parts and missing say what there is. */
@@ -73,7 +73,8 @@ void dp_sandbox_prepare(dp_sandbox *s, bool verbs);
 
 typedef struct dp_guard_files {
     int alive;   /* a socket whose other end the executor holds: hung up when that is gone */
-    int *join;   /* files to write the worker's process id to: cgroup.procs; or the directory of a group of version 2 */
+    /* Control groups for the worker, not for the guard: of version 2 the directory, of version 1 the file "tasks". */
+    const int *join;
     int n_join;
     struct dp_ahead *memory; /* the worker's, not the guard's; or NULL */
 } dp_guard_files;
@@ -112,7 +113,7 @@ int dp_sandbox_landlock_version(void);
 /* dp_sandbox_filter installs the filter of system calls on all threads, or one of its two parts. What many calls are compared
  * with takes the kernel long to take in; the rest is a few instructions. 0 or an errno. */
 typedef enum dp_filter { DP_FILTER_ALL, DP_FILTER_CONNECTS /* what connecting takes is allowed */, DP_FILTER_REST } dp_filter;
-int dp_sandbox_filter(dp_filter part);
+int dp_sandbox_filter(dp_filter part, bool fixed_cpus);
 /* false with errno */
 bool dp_sandbox_filter_works(void);
 int dp_sandbox_drop_capabilities(void);

@@ -2,6 +2,7 @@
 #include "dp_worker.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -327,21 +328,33 @@ typedef struct clone3_args {
 } clone3_args;
 #define INTO_CGROUP 0x200000000ull
 
-/* The child begins its life in a control group of version 2. A process that is moved there later waits for all processors. */
+/* The child begins its life in a control group of version 2. A process that is moved there later waits for all processors,
+ * unless it has one thread and moves itself: join_group. */
 static pid_t clone_into(const zygote *z, int group, unsigned long flags, int *pidfd) {
     clone3_args a = {.flags = flags | INTO_CGROUP, .pidfd = (uintptr_t)pidfd, .child_tid = (uintptr_t)z->tid, .cgroup = (uint64_t)group};
     long pid = syscall(SYS_clone3, &a, sizeof a);
     return pid < 0 ? -errno : (pid_t)pid;
 }
 
-/* Like fork(), but the child is the executor's, and in a control group if *group is the directory of one and the kernel lets it;
- * if not, *group is -1 afterwards. Returns 0 in the child, the child's pid, or -errno. */
-static pid_t clone_worker(const zygote *z, int *group, int *pidfd) {
+/* Brings the caller, which has one thread, into a control group: by "tasks" of version 1 at once, by "cgroup.procs" of version 2 in
+ * a few milliseconds. 0 or an errno. */
+static int join_group(int group) {
+    int procs = openat(group, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+    int e = write(procs < 0 ? group : procs, "0", 1) < 0 ? errno : 0;
+    if (procs >= 0)
+        close(procs);
+    return e;
+}
+
+/* Like fork(), but the child is the executor's, and in the control group of a directory, if that is not -1. Returns 0 in the child,
+ * the child's pid, or -errno. */
+static pid_t clone_worker(const zygote *z, int group, int *pidfd) {
     /* With CLONE_PARENT the signal at exit is that of the zygote itself, which is SIGCHLD since execve. */
     unsigned long flags = CLONE_PARENT | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
-    long pid = *group < 0 ? -1 : clone_into(z, *group, flags, pidfd);
+    long pid = group < 0 ? -1 : clone_into(z, group, flags, pidfd);
     if (pid < 0) {
-        *group = -1;
+        if (group >= 0 && (pid = join_group(group))) /* a kernel before 5.7 */
+            return (pid_t)-pid;
 #if defined(__x86_64__)
         pid = syscall(SYS_clone, flags, NULL, pidfd, z->tid, 0);
 #else /* aarch64, ppc64le, riscv64: the last two change places */
@@ -360,6 +373,24 @@ static bool is_directory(int fd) {
     return fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+/* Clones the worker into its control groups. Those that clone3 does not take the caller, the stem, joins first. Returns 0 in the
+ * worker, its pid, or -errno. */
+static pid_t clone_into_groups(const zygote *z, const dp_guard_files *files, clones *c) {
+    int directory = -1;
+    for (int i = 0; i < files->n_join; i++) {
+        if (directory < 0 && is_directory(files->join[i])) {
+            directory = files->join[i];
+            continue;
+        }
+        int e = join_group(files->join[i]);
+        if (e) {
+            c->status = dp_fail(&c->err, DP_FATAL, e, "sandbox: join the control group");
+            return -e;
+        }
+    }
+    return clone_worker(z, directory, &c->worker);
+}
+
 /* The worker's name space is that of its guard, but the zygote must stay where it is, and may not have the rights to come
  * back. So a process between them, the stem, makes both, and ends; the zygote waits meanwhile, as after vfork, and has the
  * descriptors that the stem gets, and in shared memory what it says. All three are children of the executor. Returns 0 in
@@ -373,11 +404,9 @@ static pid_t clone_sandboxed(const zygote *z, const dp_guard_files *files, clone
         prctl(PR_SET_NAME, "rfaas-guard");
         c->sandbox.stem = (int)syscall(SYS_pidfd_open, getpid(), 0);
         c->status = dp_sandbox_open(z->sandbox, files, &c->sandbox, &c->err);
-        int group = files->n_join == 1 && is_directory(files->join[0]) ? files->join[0] : -1;
         if (c->status == DP_OK)
-            c->pid = clone_worker(z, &group, &c->worker);
+            c->pid = clone_into_groups(z, files, c);
         if (c->pid == 0) {
-            c->sandbox.joined = group >= 0;
             munmap(shared, sizeof *shared); /* user code must not write there */
             return 0;
         }
@@ -448,8 +477,7 @@ static int spawn(zygote *z, packet *p) {
         dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed, .memory = memory};
         c.pid = clone_sandboxed(z, &files, &c);
     } else {
-        int none = -1;
-        c.pid = clone_worker(z, &none, &c.worker);
+        c.pid = clone_worker(z, -1, &c.worker);
     }
     if (c.pid == 0) {
         dp_worker_fds fds = {p->fds[0], p->fds[1], p->fds[2], p->fds[3], p->fds[4], c.sandbox};

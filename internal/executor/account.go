@@ -93,7 +93,7 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 	for i, w := range workers {
 		m := &metered{Worker: w, polls: polls, at: began}
 		if w.Steps().Cached { // an earlier lease has paid for what it did until now
-			m.base, _ = cpuTime(w)
+			m.base, _ = w.CPUTime()
 			m.cpu = m.base
 		}
 		acc.workers[i] = m
@@ -170,7 +170,7 @@ func (acc *account) lookAll(now time.Time) {
 func (acc *account) look(i int, now time.Time) {
 	w := acc.workers[i]
 	r := workerReport(w.Worker)
-	if cpu, ok := cpuTime(w.Worker); ok && cpu > w.cpu {
+	if cpu, ok := w.Worker.CPUTime(); ok && cpu > w.cpu {
 		hot := w.hot(cpu-w.cpu, now.Sub(w.at), r.Calls > w.report.Calls)
 		w.report.Exec += cpu - w.cpu - hot
 		w.report.Hot += hot
@@ -179,6 +179,12 @@ func (acc *account) look(i int, now time.Time) {
 	r.Exec, r.Hot = w.report.Exec, w.report.Hot
 	w.report = r
 	acc.meter.Observe(i, r, w.cpu-w.base)
+}
+
+// workerReport is what a worker says that it has done, without times. User code can change it.
+func workerReport(w Worker) accounting.Report {
+	c := w.Counters()
+	return accounting.Report{Calls: c.Calls, BytesIn: c.BytesIn, BytesOut: c.BytesOut, Failures: c.Failed}
 }
 
 // hot is how much of the processor time that was used went into polling: what is left after the time in functions, and no more

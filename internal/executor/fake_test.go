@@ -121,11 +121,15 @@ func (w *fakeWorker) Blob() []byte { return fmt.Appendf(nil, "worker %d", w.pid)
 func (w *fakeWorker) Steps() zygote.Steps {
 	return zygote.Steps{Fork: 1, Connect: 2, Code: 3, Cached: w.resumed.Load() > 0}
 }
-func (w *fakeWorker) PID() int              { return w.pid }
-func (w *fakeWorker) Done() <-chan struct{} { return w.done }
-func (w *fakeWorker) Exit() zygote.Exit     { return w.exit }
-func (w *fakeWorker) OutputTail() []byte    { return []byte("so far") }
-func (w *fakeWorker) Running() string       { return "busy" }
+func (w *fakeWorker) PID() int { return w.pid }
+func (w *fakeWorker) EndCall(time.Duration) {
+	w.die(zygote.Exit{Signal: 9, Reason: "exceeded its time limit"})
+}
+func (w *fakeWorker) CPUTime() (time.Duration, bool) { return 0, false }
+func (w *fakeWorker) Done() <-chan struct{}          { return w.done }
+func (w *fakeWorker) Exit() zygote.Exit              { return w.exit }
+func (w *fakeWorker) OutputTail() []byte             { return []byte("so far") }
+func (w *fakeWorker) Running() string                { return "busy" }
 func (w *fakeWorker) Counters() zygote.Counters {
 	return zygote.Counters{Calls: 1, Refused: 2, Failed: 3, BytesIn: 4, BytesOut: 5}
 }

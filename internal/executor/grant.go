@@ -110,7 +110,8 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(req.GetWaitMode()), c.file, c.names, c.namesFile
 	spec.Symbol = c.symbol
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
-	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker, terms.CallLimit
+	spec.ChannelMemory = channelsMemory(req.GetClientBlobs())
+	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker-spec.ChannelMemory, terms.CallLimit
 	spec.UID, spec.GID = terms.UID, terms.GID
 	return spec
 }
@@ -275,6 +276,9 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 	}
 	if err := e.checkBlob(req.GetClientBlob(), h.spec.Provider); err != nil {
 		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: %v", err))
+	}
+	if has := channelsMemory([][]byte{req.GetClientBlob()}); has > h.spec.ChannelMemory {
+		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: the channel takes %d bytes, the lease has reserved %d", has, h.spec.ChannelMemory))
 	}
 	for {
 		if ctx.Err() != nil { // a worker must not be replaced for somebody who has given up

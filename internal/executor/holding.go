@@ -79,10 +79,17 @@ func (h *holding) notify() {
 func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s := h.spec
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
-	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
-		s.ChannelMemory = channelMemory(uint64(b.Depth), uint64(b.Eager), b.Bulk)
-	}
 	return s
+}
+
+// channelsMemory is what a worker's side of the largest of some channels takes, in bytes. Blobs that are none take nothing.
+func channelsMemory(blobs [][]byte) (most uint64) {
+	for _, blob := range blobs {
+		if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
+			most = max(most, channelMemory(uint64(b.Depth), uint64(b.Eager), b.Bulk))
+		}
+	}
+	return most
 }
 
 // channelMemory is what a worker's side of a channel takes: as many bytes again where results are staged.

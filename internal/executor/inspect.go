@@ -2,12 +2,18 @@ package executor
 
 import (
 	"context"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
+// answerGrace is how much longer than the call limit a client may have no answer before its word ends a worker. The executor itself
+// looks at the worker's page more often than that, and says better what was too long if the page is true.
+const answerGrace = time.Second
+
 // Inspect shows what a worker does and has printed. A dead one is shown as it ended, until it is replaced.
+// The worker's page could be forged, so the call limit also counts by the client's word: how long the worker has not answered.
 func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*control.InspectReply, error) {
 	h, err := e.findFor(ctx, "Inspect", lease.ID(req.GetLeaseId()))
 	if err != nil {
@@ -16,6 +22,11 @@ func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*c
 	w, err := h.worker(req.GetWorker())
 	if err != nil {
 		return nil, err
+	}
+	if unanswered, limit := req.GetUnansweredMs(), h.spec.CallLimit; limit > 0 && unanswered > uint64((limit+answerGrace)/time.Millisecond) {
+		e.log.Info("a worker has not answered its client for longer than a call may take", "lease", uint64(h.id), "worker", req.GetWorker(),
+			"pid", w.PID(), "unanswered_ms", unanswered, "limit", limit)
+		e.work.Go(func() { w.EndCall(limit) })
 	}
 	c := w.Counters()
 	return &control.InspectReply{Pid: int32(w.PID()), Running: w.Running(), OutputTail: w.OutputTail(), Calls: c.Calls,

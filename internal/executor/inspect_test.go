@@ -31,6 +31,36 @@ func TestInspect(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
 }
 
+// A client's word that a worker has not answered for longer than a call may take ends the worker; a shorter time does not, nor any
+// where there is no limit.
+func TestUnansweredWorkerEnds(t *testing.T) {
+	n := newNode(t)
+	for _, c := range []struct {
+		limit, unanswered uint64 // ms
+		ends              bool
+	}{{0, 1 << 60, false}, {500, 0, false}, {500, 1500, false}, {500, 1501, true}, {500, 1 << 63, true}} {
+		req := n.request(2)
+		req.CallLimitMs = c.limit
+		l, err := n.Lease(n.ctx(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ev := n.events(l.GetLeaseId())
+		if _, err := n.Inspect(n.ctx(), &control.InspectRequest{LeaseId: l.GetLeaseId(), Worker: 1, UnansweredMs: c.unanswered}); err != nil {
+			t.Fatal(err)
+		}
+		if c.ends {
+			if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetWorker() != 1 {
+				t.Errorf("worker %d ended, want 1", e.GetWorker())
+			}
+		}
+		if n := len(n.z.alive()); n != map[bool]int{false: 2, true: 1}[c.ends] {
+			t.Errorf("limit %d ms, no answer for %d ms: %d workers live", c.limit, c.unanswered, n)
+		}
+		n.release(l.GetLeaseId())
+	}
+}
+
 func ms(n uint64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // inMemfd is a library as the executor keeps it.

@@ -428,3 +428,50 @@ func TestInfo(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassUnsupported, "protocol_version 0")
 	n.release(l.GetLeaseId())
 }
+
+// The memory of a channel is reserved and listed with that of the functions: a small lease with a large channel is none.
+func TestChannelMemoryIsReserved(t *testing.T) {
+	n := newNode(t) // 4 GiB
+	const bulk, functions = 200 << 20, 16 << 20
+	large := func(b *invoke.ChannelBlob) { b.Bulk = bulk }
+	channel := channelMemory(16, 4096, bulk)
+	free := func() uint64 {
+		i, err := n.Info(n.ctx(), &control.InfoRequest{ProtocolVersion: control.ProtocolVersion})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i.GetFreeMemoryBytes()
+	}
+	before := free()
+	req := n.request(1)
+	req.MemoryPerWorker, req.ClientBlobs[0] = functions, clientBlob(invoke.ProviderSHM, large)
+	l, err := n.Lease(n.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := before - free(); took != functions+channel {
+		t.Errorf("%d bytes are reserved, want %d for functions and %d for the channel", took, functions, channel)
+	}
+	list, err := n.Leases(n.ctx(), &control.LeasesRequest{})
+	if err != nil || list.GetLeases()[0].GetMemoryBytes() != functions+channel {
+		t.Errorf("listed as %v, %v", list, err)
+	}
+	if spec := n.z.alive()[0].spec; spec.MemoryLimit != functions || spec.ChannelMemory != channel {
+		t.Errorf("the worker has %d bytes and %d for its channel", spec.MemoryLimit, spec.ChannelMemory)
+	}
+	// Nor can it be enlarged afterwards, or asked for beyond what there is.
+	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(),
+		ClientBlob: clientBlob(invoke.ProviderSHM, func(b *invoke.ChannelBlob) { b.Bulk = bulk + 64 })})
+	if err == nil || !strings.Contains(err.Error(), "has reserved") {
+		t.Errorf("a larger channel: %v", err)
+	}
+	n.release(l.GetLeaseId())
+	for _, memory := range []uint64{4<<30 - channel + 1, 4 << 30} {
+		req := n.request(1)
+		req.MemoryPerWorker, req.ClientBlobs[0] = memory, clientBlob(invoke.ProviderSHM, large)
+		_, err := n.Lease(n.ctx(), req)
+		wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "for the channel of each")
+	}
+	// All cores can be leased with the default memory, of which the channels are a part.
+	n.lease(4)
+}

@@ -156,8 +156,9 @@ func (e *Executor) warmDevices() (list []zygote.Spec) {
 	for _, p := range e.cfg.Providers {
 		spec := deviceSpec(&e.cfg.Settings, p)
 		spec.MaxDepth, spec.MaxEager, spec.MaxBulk = dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk)
-		spec.MemoryLimit = e.defaultMemory(1)
+		spec.CPUs = e.cfg.cpus()
 		spec.ChannelMemory = channelMemory(dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk))
+		spec.MemoryLimit = max(e.defaultMemory(1), minMemory+spec.ChannelMemory) - spec.ChannelMemory
 		list = append(list, spec)
 	}
 	return list

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
@@ -18,6 +19,8 @@ type Worker interface {
 	OutputTail() []byte
 	Running() string
 	Counters() zygote.Counters
+	// CPUTime is how much CPU time the kernel has seen the worker use, with its child processes where there are control groups.
+	CPUTime() (time.Duration, bool)
 	// Stop lets the running call finish, kills when ctx ends, and returns when the process is reaped.
 	Stop(ctx context.Context) error
 	// Finish is Stop after all the calls that the client has sent.
@@ -25,6 +28,8 @@ type Worker interface {
 	// Park keeps the process without work and stopped, Resume lets it serve the same client again; Blob is new then.
 	Park(ctx context.Context) error
 	Resume(ctx context.Context, clientBlob []byte) error
+	// EndCall ends a worker whose call exceeds its limit, and says where it was; it returns when the process has been killed.
+	EndCall(limit time.Duration)
 	// Kill does not wait.
 	Kill()
 }

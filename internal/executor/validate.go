@@ -85,6 +85,9 @@ func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid le
 			return fail(control.StatusError(statusBadBlob, fmt.Sprintf("client_blobs[%d]: %v", i, err)))
 		}
 	}
+	if t.MemoryPerWorker, err = e.memory(req, &t); err != nil {
+		return fail(err)
+	}
 	if n := len(req.GetTenant()); n > maxTenant || !utf8.ValidString(req.GetTenant()) {
 		return fail(invalidf("tenant has %d bytes, want at most %d of UTF-8", n, maxTenant))
 	}
@@ -123,14 +126,6 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	if c := req.GetCoresPerWorker(); c > uint32(len(e.cfg.Cores)) || t.Workers*t.CoresPerWorker > capacity.Cores {
 		return t, invalidf("workers %d with cores_per_worker %d: this executor lends %d cores", t.Workers, c, capacity.Cores)
 	}
-	t.MemoryPerWorker = req.GetMemoryPerWorker()
-	if t.MemoryPerWorker == 0 {
-		t.MemoryPerWorker = e.defaultMemory(t.CoresPerWorker)
-	}
-	if m := t.MemoryPerWorker; m < minMemory || m > capacity.Memory/uint64(t.Workers) {
-		return t, invalidf("memory_per_worker %d with %d workers: this executor lends %d to each worker at least and %d to all",
-			m, t.Workers, minMemory, capacity.Memory)
-	}
 	var err error
 	if t.Duration, err = e.duration(req.DurationMs, e.cfg.Settings.LeaseDefault); err != nil {
 		return t, err
@@ -142,7 +137,26 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	return t, nil
 }
 
-// defaultMemory is what a worker with these cores gets that asks for no amount, in bytes.
+// memory is what a lease reserves for each worker, in bytes: what its functions may have and what its channel takes.
+func (e *Executor) memory(req *control.LeaseRequest, t *lease.Terms) (uint64, error) {
+	capacity, channel := e.table.Capacity().Memory/uint64(t.Workers), channelsMemory(req.GetClientBlobs())
+	m := req.GetMemoryPerWorker()
+	if m == 0 {
+		return min(max(e.defaultMemory(t.CoresPerWorker), minMemory+channel), capacity), e.fits(minMemory, channel, capacity, t.Workers)
+	}
+	return m + channel, e.fits(m, channel, capacity, t.Workers)
+}
+
+// fits is an error when a worker cannot have m bytes for its functions, and its channel.
+func (e *Executor) fits(m, channel, most uint64, workers int) error {
+	if m < minMemory || m > most || channel > most-m {
+		return invalidf("memory_per_worker %d with %d workers, and %d for the channel of each: this executor lends at least %d to the functions of a "+
+			"worker, and %d to each with its channel. Ask for less memory, fewer workers, or smaller channels", m, workers, channel, minMemory, most)
+	}
+	return nil
+}
+
+// defaultMemory is what a worker with these cores gets that asks for no amount, its channel included, in bytes.
 func (e *Executor) defaultMemory(cores int) uint64 {
 	capacity := e.table.Capacity()
 	return capacity.Memory / uint64(capacity.Cores) * uint64(cores)

@@ -26,7 +26,7 @@ import (
 
 // Names of testdata/functions.c, in index order.
 var testNames = []string{"echo", "crash", "aborts", "exits", "hangs", "chatty", "forks", "allocates", "extras",
-	"thread_id", "threads", "fails", "surroundings"}
+	"thread_id", "threads", "fails", "surroundings", "runs_on", "takes_cpus"}
 
 const (
 	fnEcho = iota
@@ -42,6 +42,8 @@ const (
 	fnThreads
 	fnFails
 	fnSurroundings
+	fnRunsOn
+	fnTakesCPUs
 )
 
 const dataplane = "../dataplane"

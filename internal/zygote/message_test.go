@@ -243,7 +243,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"announced length", patch(12, 1), spawnFDs, "513 announced"},
 		{"no descriptors", good, 0, "0 descriptors"},
 		{"four descriptors", good, 4, "4 descriptors"},
-		{"eight descriptors", good, 8, "8 descriptors"},
+		{"16 descriptors", good, 16, "16 descriptors"},
 		{"40 descriptors", good, 40, "16 descriptors"},
 		{"provider 0", patch(B+0, 0), spawnFDs, "provider 0"},
 		{"provider 3", patch(B+0, 3), spawnFDs, "provider 3"},

@@ -4,24 +4,137 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// state is a process's state as /proc has it.
-func state(t testing.TB, pid int) byte {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, ok := strings.Cut(string(b), ") ")
-	if err != nil || !ok {
+// freezing starts a zygote whose workers can be parked, by the freezer of each version that there is.
+func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Skip(err)
+	}
+	var old string
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "0:") {
+			old += line
+		}
+	}
+	file := filepath.Join(t.TempDir(), "cgroup")
+	if err := os.WriteFile(file, []byte(old), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return rest[0]
+	for name, own := range map[string]string{"all groups": "", "groups of version 1": file} {
+		t.Run(name, func(t *testing.T) {
+			testSandbox = confined
+			testSandbox.ownGroups = own
+			defer func() { testSandbox = Sandbox{} }()
+			z := startZygote(t)
+			if z.groups == nil || !z.groups.CanFreeze() {
+				if os.Getenv("CI") != "" && os.Geteuid() == 0 && own == "" {
+					t.Fatal("no freezer")
+				}
+				t.Skip("no freezer for control groups")
+			}
+			test(t, z)
+		})
+	}
+}
+
+// cpuTime is what a process has used of processors, its threads included.
+func cpuTime(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid)<<3|2, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(ts.Nano())
+}
+
+// runsOn counts the looks, of 30 that are 10 ms apart, at which the worker, or all that is in its group, has used CPU time since the
+// one before.
+func (l *leased) runsOn(t testing.TB) (looks int) {
+	t.Helper()
+	var last time.Duration
+	for i := range 31 {
+		now := cpuTime(t, l.PID())
+		if all, ok := l.group.CPUTime(); ok {
+			now += all
+		}
+		if i > 0 && now > last {
+			looks++
+		}
+		last = now
+		time.Sleep(10 * time.Millisecond)
+	}
+	return looks
+}
+
+// A function that sends itself SIGCONT for ever, and has a child that does, uses no processor while its worker is parked.
+func TestParkedWorkerRunsNoMore(t *testing.T) {
+	freezing(t, func(t *testing.T, z *Zygote) {
+		for _, children := range []byte{0, 1} {
+			w := lease(t, z, startClient(t), nil)
+			w.mustCall(t, fnRunsOn, []byte{children})
+			floor := w.runsOn(t)
+			if floor < 8 {
+				t.Fatalf("the function runs at %d of 30 looks, and does not spin", floor)
+			}
+			for range 3 {
+				if err := w.Park(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				// The kernel says that a thread is frozen just before the thread leaves its processor, so each may have a last look.
+				if n := w.runsOn(t); n > floor/4 {
+					t.Errorf("%d children: a parked worker has run at %d of 30 looks, before at %d", children, n, floor)
+				}
+				w.resume(t, w.renew(t))
+				w.mustCall(t, fnEcho, []byte("x"))
+			}
+			if err := w.Park(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.Kill()
+			within(t, "a parked worker is killed", w.Done())
+		}
+	})
+}
+
+// What child processes use of processors counts for their worker, also when it has ended.
+func TestCPUTimeOfChildren(t *testing.T) {
+	freezing(t, func(t *testing.T, z *Zygote) {
+		w := lease(t, z, startClient(t), nil)
+		w.mustCall(t, fnRunsOn, []byte{1})
+		const enough = 100 * time.Millisecond
+		var all time.Duration
+		eventually(t, "the child's CPU time counts", func() bool {
+			own := cpuTime(t, w.PID())
+			used, ok := w.CPUTime()
+			all = used
+			return ok && used-own > enough
+		})
+		w.Kill()
+		<-w.Done()
+		if used, ok := w.CPUTime(); !ok || used < all {
+			t.Errorf("%v, %v after its end, before %v", used, ok, all)
+		}
+	})
+}
+
+// Without a freezer no worker is parked.
+func TestParkNeedsAFreezer(t *testing.T) {
+	w := lease(t, startZygote(t), startClient(t), nil)
+	if err := w.Park(t.Context()); !errors.Is(err, sandbox.ErrNoFreezer) {
+		t.Errorf("parked without a control group: %v", err)
+	}
+	w.mustCall(t, fnEcho, []byte("x"))
 }
 
 func (l *leased) renew(t testing.TB) []byte {
@@ -49,42 +162,38 @@ func (l *leased) resume(t testing.TB, blob []byte) {
 
 const statusBadRequest = -205
 
-// A worker serves one lease after the other over one queue pair, and is stopped in between, for as long as it takes.
+// A worker serves one lease after the other over one queue pair, and is frozen in between, for as long as it takes.
 func TestPark(t *testing.T) {
-	z := startZygote(t)
-	w := lease(t, z, startClient(t), nil)
-	pid := w.PID()
-	for i := range 20 {
-		w.mustCall(t, fnEcho, []byte("in a lease"))
-		w.mustCall(t, fnEcho, make([]byte, 700)) // by the queue pair
-		if n := w.Counters().Calls; n != 2 {
-			t.Errorf("lease %d: %d calls are counted, want its own 2", i, n)
+	freezing(t, func(t *testing.T, z *Zygote) {
+		w := lease(t, z, startClient(t), nil)
+		pid := w.PID()
+		for i := range 20 {
+			w.mustCall(t, fnEcho, []byte("in a lease"))
+			w.mustCall(t, fnEcho, make([]byte, 700)) // by the queue pair
+			if n := w.Counters().Calls; n != 2 {
+				t.Errorf("lease %d: %d calls are counted, want its own 2", i, n)
+			}
+			if err := w.Park(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				time.Sleep(stopPatience + 200*time.Millisecond) // a worker that is stopped would be killed by then
+			}
+			w.resume(t, w.renew(t))
+			if !w.Steps().Cached || w.Steps().Connect <= 0 {
+				t.Errorf("steps %+v", w.Steps())
+			}
 		}
-		if err := w.Park(t.Context()); err != nil {
-			t.Fatal(err)
+		if w.PID() != pid {
+			t.Errorf("pid %d was %d", w.PID(), pid)
 		}
-		eventually(t, "it is stopped", func() bool { return state(t, pid) == 'T' })
-		if i == 0 {
-			time.Sleep(stopPatience + 200*time.Millisecond) // what nobody has stopped on purpose is killed by then
-		}
-		w.resume(t, w.renew(t))
-		if !w.Steps().Cached || w.Steps().Connect <= 0 {
-			t.Errorf("steps %+v", w.Steps())
-		}
-	}
-	if w.PID() != pid {
-		t.Errorf("pid %d was %d", w.PID(), pid)
-	}
-	if err := w.Park(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.Kill()
-	within(t, "a parked worker is killed", w.Done())
+	})
 }
 
 // Nothing that a client sends between leases, or of an earlier lease, is executed, even if the process is let run.
-func TestParkedServesNobody(t *testing.T) {
-	z := startZygote(t)
+func TestParkedServesNobody(t *testing.T) { freezing(t, testParkedServesNobody) }
+
+func testParkedServesNobody(t *testing.T, z *Zygote) {
 	w := lease(t, z, startClient(t), nil)
 	w.mustCall(t, fnEcho, []byte("x"))
 	if err := w.Park(t.Context()); err != nil {
@@ -98,7 +207,9 @@ func TestParkedServesNobody(t *testing.T) {
 			}
 		}
 	}
-	unix.Kill(w.PID(), unix.SIGCONT)
+	if err := w.group.Thaw(); err != nil {
+		t.Fatal(err)
+	}
 	refused("parked")
 	if n := w.Counters().Calls; n != 1 {
 		t.Errorf("%d calls were executed, want 1", n)
@@ -116,8 +227,9 @@ func TestParkedServesNobody(t *testing.T) {
 }
 
 // Only the client that a worker is connected to can have it back.
-func TestResumeRefuses(t *testing.T) {
-	z := startZygote(t)
+func TestResumeRefuses(t *testing.T) { freezing(t, testResumeRefuses) }
+
+func testResumeRefuses(t *testing.T, z *Zygote) {
 	c := startClient(t)
 	w := lease(t, z, c, nil)
 	w.mustCall(t, fnEcho, []byte("x"))

@@ -39,7 +39,7 @@ func (p *pool) wake() {
 // KeepWarm keeps n workers waiting for leases on each of the given devices, cloned in the background whenever one is missing,
 // until Close. Of the specs what names a device counts, and what most leases will be: MaxDepth, MaxEager and MaxBulk are the
 // sizes of a channel, whose worker's side is made ahead (MaxDepth 0: none is), MemoryLimit and ChannelMemory what the worker's
-// control group may have. A lease that differs gets such a worker too, which makes anew what does not fit. Call it once, at most.
+// control group may have, and CPUs those that it may use while it waits. A lease that differs gets such a worker too, which makes anew what does not fit. Call it once, at most.
 func (z *Zygote) KeepWarm(n int, devices ...Spec) error {
 	for i := range devices {
 		if _, err := prepareBody(&devices[i]); err != nil {
@@ -115,17 +115,21 @@ func (p *pool) settle(ctx context.Context) {
 	}
 }
 
-// bind binds a sleeping process to CPUs, so that it wakes up there. A hint: it binds itself when it has its lease, and this
-// process may not have the right to.
-func bind(pid int, cpus []int) {
+// pin binds a worker that waits for its lease to the lease's CPUs, so that it wakes up there. Without a cpuset that is a hint: the
+// worker binds itself when it has its lease, and this process may not have the right to.
+func (w *Worker) pin(cpus []int) error {
 	if len(cpus) == 0 {
-		return
+		return nil
+	}
+	if err := w.group.Pin(cpus); err != nil || w.group.HoldsCPUs() {
+		return err
 	}
 	var set unix.CPUSet
 	for _, c := range cpus {
 		set.Set(c)
 	}
-	_ = unix.SchedSetaffinity(pid, &set)
+	_ = unix.SchedSetaffinity(w.pid, &set)
+	return nil
 }
 
 func (z *Zygote) fillUp() error {
@@ -207,11 +211,13 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		w.serves.Store(spec)
 		m := message{msgSpawn, w.id, body}
 		if limit := spec.groupMemory(); w.group != nil && limit != w.limited {
-			if err := w.group.Limit(limit, 0); err != nil {
+			if err := w.group.Limit(limit); err != nil {
 				return nil, w.abort(fmt.Errorf("start worker: %w", err))
 			}
 		}
-		bind(w.pid, spec.CPUs)
+		if err := w.pin(spec.CPUs); err != nil {
+			return nil, w.abort(fmt.Errorf("start worker: %w", err))
+		}
 		err := leaseFDs(spec.Code, names, func(code, names int) error {
 			w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 			_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, names), nil)

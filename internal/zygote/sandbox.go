@@ -26,7 +26,9 @@ type Sandbox struct {
 	// Processes is how many processes and threads a worker may have; 0: no limit.
 	Processes uint32
 
-	without uint32 // parts that tests leave out
+	without   uint32 // parts that tests leave out
+	ownGroups string // file in the place of /proc/self/cgroup, for tests
+	fixedCPUs bool   // no cpuset keeps workers on their CPUs: the filter of system calls has to
 }
 
 // Parts of a sandbox, DP_SANDBOX_* of dp_worker_sandbox.h.
@@ -51,6 +53,9 @@ func (s *Sandbox) arguments() []string {
 		return args
 	}
 	args = append(args, "--sandbox")
+	if s.fixedCPUs {
+		args = append(args, "--fixed-cpus")
+	}
 	if s.without != 0 {
 		args = append(args, fmt.Sprintf("--without=%d", s.without))
 	}
@@ -136,8 +141,7 @@ func (z *Zygote) canGiveUID() bool {
 type confinement struct {
 	body  []byte // the message that asks for it
 	uid   uint32 // taken, or 0
-	group *sandbox.Group
-	doors []*os.File // of the group, until the message is sent
+	group *sandbox.GroupDir
 }
 
 // confine takes what a worker needs and completes the message that asks for it.
@@ -165,7 +169,7 @@ func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 	return c, nil
 }
 
-// enclose makes the control group of a worker, if there can be one: its guard is who brings it there.
+// enclose makes the control group of a worker, if there can be one. What clones the worker's guard brings the worker there.
 func (z *Zygote) enclose(c *confinement, s *Spec) (err error) {
 	z.mu.Lock()
 	guarded := z.parts&partPIDs != 0
@@ -176,11 +180,26 @@ func (z *Zygote) enclose(c *confinement, s *Spec) (err error) {
 	if c.group, err = z.groups.New(); err != nil {
 		return err
 	}
-	if err := c.group.Limit(s.groupMemory(), z.cfg.Sandbox.Processes); err != nil {
+	if err := c.group.Limit(s.groupMemory()); err != nil {
 		return err
 	}
-	c.doors, err = c.group.Doors()
-	return err
+	return c.group.Pin(s.CPUs)
+}
+
+// joins are the descriptors by which a worker joins its control group.
+func (c *confinement) joins() []int {
+	if c.group == nil {
+		return nil
+	}
+	return fds(c.group.Join)
+}
+
+// handle is what a worker has of its control group; nil: it has none.
+func (c *confinement) handle() *sandbox.Group {
+	if c.group == nil {
+		return nil
+	}
+	return c.group.Group
 }
 
 // groupMemory is the limit of a worker's control group, which also counts what is not the function's: its channel, the pages
@@ -193,36 +212,34 @@ func (s *Spec) groupMemory() uint64 {
 	return s.MemoryLimit + s.ChannelMemory + overhead
 }
 
-func (c *confinement) closeDoors() {
-	for _, f := range c.doors {
-		f.Close()
-	}
-	c.doors = nil
-}
-
 // release gives back what confine took.
 func (z *Zygote) release(c *confinement) {
-	c.closeDoors()
 	if c.uid != 0 {
 		z.uids.Give(c.uid)
 	}
 	if c.group != nil {
-		if err := c.group.Remove(); err != nil {
+		if err := z.groups.Remove(c.group); err != nil {
 			z.cfg.Log.Warn("a worker's control group is left behind", "err", err)
 		}
 	}
 }
 
-// openGroups finds the control groups that workers can have.
+// openGroups finds the control groups that workers can have, and logs what is not enforced without them.
 func openGroups(cfg *Config) *sandbox.Groups {
-	if cfg.Sandbox.Mode == sandbox.Off {
+	s := &cfg.Sandbox
+	if s.Mode == sandbox.Off {
 		return nil
 	}
-	groups, err := sandbox.OpenGroups()
+	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{PIDs: s.Processes, Self: s.ownGroups})
+	s.fixedCPUs = err != nil || !groups.HoldCPUs()
 	if err != nil {
-		cfg.Log.Warn("memory and processes of workers are limited by rlimit, one by one, not by control groups", "why", err)
+		cfg.Log.Warn("workers have no control groups", "missing", err)
 		return nil
 	}
+	for _, m := range groups.Missing() {
+		cfg.Log.Warn("control groups of workers lack a controller", "missing", m)
+	}
+	groups.Prepare()
 	return groups
 }
 

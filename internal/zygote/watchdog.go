@@ -21,12 +21,13 @@ const (
 // end kills the worker for a reason of the executor's own; the first one counts.
 func (w *Worker) end(v verdict) {
 	w.verdict.CompareAndSwap(nil, &v)
-	killPidfd(w.pidfd)
+	w.kill()
 }
 
 // limitCalls ends the worker when one call takes longer than limit. It looks at the worker's page now and then, so the
 // worker itself reads no clock: a call is never ended early, and at most about two looks late. Time in which nobody could
-// look, since the whole node was suspended for instance, counts as one.
+// look, since the whole node was suspended for instance, counts as one. A function that writes the page can deceive it. Then the
+// client's word ends the worker (Executor.Inspect), or the end of the lease.
 func (w *Worker) limitCalls(limit time.Duration) {
 	pause := min(max(limit/8, shortestLook), longestLook)
 	ticker := time.NewTicker(pause)
@@ -50,21 +51,21 @@ func (w *Worker) limitCalls(limit time.Duration) {
 		case lasted+passed < limit:
 			lasted += passed
 		default:
-			w.endCall(limit)
+			w.EndCall(limit)
 			return
 		}
 	}
 }
 
-// endCall lets the worker write where it is, then kills it.
-func (w *Worker) endCall(limit time.Duration) {
+// EndCall ends a worker of which a call takes longer than limit: it lets the worker write where it is, then kills it.
+func (w *Worker) EndCall(limit time.Duration) {
 	w.verdict.CompareAndSwap(nil, &verdict{statusTimeLimit, timeLimitText(limit)})
 	control(w.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGXCPU, nil, 0) })
 	select {
 	case <-w.done:
 	case <-time.After(tracePatience):
 	}
-	killPidfd(w.pidfd)
+	w.kill()
 }
 
 // watchStops ends children that are stopped and stay so. They are ours, so the kernel tells us by SIGCHLD: changed. One

@@ -32,6 +32,8 @@ type Worker struct {
 	asked  time.Time
 	steps  Steps // of start
 
+	used atomic.Int64 // CPU time of its control group, once nothing of the worker is left; 0: no group
+
 	limited uint64 // what its control group was limited to while it waited
 
 	serves atomic.Pointer[Spec] // of its lease; an empty one while it waits for that
@@ -51,7 +53,7 @@ type Worker struct {
 
 	stopNoticed atomic.Bool
 
-	parked atomic.Bool              // and stopped, which is as it should be
+	parked atomic.Bool              // and frozen, or about to be
 	before atomic.Pointer[Counters] // of earlier leases
 }
 
@@ -86,6 +88,27 @@ func (w *Worker) Counters() Counters {
 	return c
 }
 
+// CPUTime is how much CPU time all processes of the worker's control group have used, also when they have ended. Without a group it is
+// that of the worker's own process, and false when that has ended.
+func (w *Worker) CPUTime() (time.Duration, bool) {
+	if used := w.used.Load(); used > 0 {
+		return time.Duration(used), true
+	}
+	if used, ok := w.group.CPUTime(); ok {
+		return used, true
+	}
+	// The clock of another process, as clock_getcpuclockid makes it: ~pid << 3 | CPUCLOCK_SCHED.
+	var ts unix.Timespec
+	err := unix.ClockGettime(int32(^w.pid)<<3|2, &ts)
+	select {
+	case <-w.done: // the number may be another process's by now
+		used := w.used.Load()
+		return time.Duration(used), used > 0
+	default:
+		return time.Duration(ts.Nano()), err == nil
+	}
+}
+
 // Running is the function that runs now, "" between calls.
 func (w *Worker) Running() string {
 	names := w.serves.Load().Names
@@ -111,7 +134,15 @@ func (w *Worker) Steps() Steps { return w.steps }
 // Kill ends the process now. It does not wait; Done does.
 func (w *Worker) Kill() {
 	w.killed.Store(true)
+	w.kill()
+}
+
+// kill sends SIGKILL, which also ends a parked worker.
+func (w *Worker) kill() {
 	killPidfd(w.pidfd)
+	if w.parked.Load() {
+		w.group.LetDie()
+	}
 }
 
 // Stop lets the running call finish and ends the worker; when ctx ends first, it is killed. Returns when the process
@@ -148,6 +179,9 @@ func (w *Worker) watch(ended func()) {
 	w.output.finish()
 	w.pidfd.Close()
 	w.page.freeze()
+	if used, ok := w.group.CPUTime(); ok {
+		w.used.Store(int64(used))
+	}
 	w.exit = w.makeExit(st)
 	w.exit.Reason += w.lastWords(st)
 	if err != nil {

@@ -377,6 +377,9 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 		return nil, err
 	}
 	w.whenGone(func() { z.release(c) })
+	if c.group != nil {
+		time.AfterFunc(settleTime, z.groups.Prepare)
+	}
 	return w, nil
 }
 
@@ -390,19 +393,21 @@ func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, c *confinement, 
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
 	}
-	parts.group = c.group
+	parts.group = c.handle()
 	id := z.nextID.Add(1)
 	var ch <-chan answer
 	if sock, log, page := parts.theirs[0], parts.theirs[1], parts.theirs[2]; names == nil {
-		ch, err = proc.send(msgPrepare, id, c.body, append([]int{sock, log, page}, fds(c.doors)...))
+		ch, err = proc.send(msgPrepare, id, c.body, append([]int{sock, log, page}, c.joins()...))
 	} else {
 		err = leaseFDs(spec.Code, names, func(code, names int) (err error) {
-			ch, err = proc.send(msgSpawn, id, c.body, append([]int{sock, code, names, log, page}, fds(c.doors)...))
+			ch, err = proc.send(msgSpawn, id, c.body, append([]int{sock, code, names, log, page}, c.joins()...))
 			return err
 		})
 	}
 	parts.closeTheirs()
-	c.closeDoors()
+	if c.group != nil {
+		c.group.CloseJoin()
+	}
 	if err != nil {
 		// Not sent, or sent to a dead zygote; but if the zygote made a worker before, that one tells us.
 		parts.discard(answer{})

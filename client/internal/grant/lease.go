@@ -366,10 +366,13 @@ type Inspection struct {
 }
 
 // Inspect asks what worker i does.
-func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) {
+func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return h.inspect(ctx, i, 0) }
+
+// inspect is Inspect that also tells how long the worker has not answered.
+func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (Inspection, error) {
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
-	r, err := h.cl.Inspect(ctx, &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i)})
+	r, err := h.cl.Inspect(ctx, &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)})
 	if err != nil {
 		return Inspection{}, fromControl("inspect a worker", h.Address, err)
 	}

@@ -65,7 +65,7 @@ func (h *Held) judge(ctx context.Context, dead func(Event)) {
 				dead(k.verdict(&s))
 			case look:
 				bound, cancel := context.WithTimeout(ctx, lookBound)
-				i, err := h.Inspect(bound, s.Worker)
+				i, err := h.inspect(bound, s.Worker, time.Duration(s.At-s.Since))
 				cancel()
 				k.take(&i, err, dataplane.Now())
 			}

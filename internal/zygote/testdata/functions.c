@@ -1,9 +1,13 @@
 /* Functions for the tests; by index as in testNames. */
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "rfaas_function.h"
@@ -157,6 +161,79 @@ uint32_t surroundings(void *args, uint32_t size, void *res) {
     for (int sig = 1; sig < 32; sig++)
         any_blocked += sigismember(&blocked, sig);
     int64_t out[5] = {(int64_t)mask[0], getsid(0), getppid(), open_fds, any_blocked};
+    memcpy(res, out, sizeof out);
+    return sizeof out;
+}
+
+static void *spin(void *arg) {
+    for (volatile uint64_t *n = arg;; ++*n)
+        continue;
+    return NULL;
+}
+
+/* Arranges that the process runs on when it is stopped: a thread that spins, another process that does, and timers in both that send
+ * SIGCONT every 10 ms. args: u8, whether there is to be another process. */
+uint32_t runs_on(void *args, uint32_t size, void *res) {
+    (void)size, (void)res;
+    static volatile uint64_t count;
+    pid_t child = *(unsigned char *)args ? fork() : -1;
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGCONT};
+    struct itimerspec often = {{0, 10000000}, {0, 10000000}};
+    timer_t timer;
+    pthread_t thread;
+    signal(SIGCONT, on_signal);
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer) || timer_settime(timer, 0, &often, NULL))
+        return rfaas_fail("no timer");
+    if (child == 0)
+        spin((void *)&count);
+    if (pthread_create(&thread, NULL, spin, (void *)&count))
+        return rfaas_fail("no thread");
+    return 0;
+}
+
+static uint64_t ns(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static volatile uint64_t used_cpus, take_until;
+static void *take(void *arg) {
+    setpriority(PRIO_PROCESS, 0, 19); /* so that the thread which ends this gets its turn among 512 */
+    cpu_set_t all;
+    memset(&all, 0xff, sizeof all);
+    sched_setaffinity(0, sizeof all, &all);
+    while (ns(CLOCK_MONOTONIC) < take_until)
+        __atomic_fetch_or(&used_cpus, 1ull << (sched_getcpu() & 63), __ATOMIC_RELAXED);
+    return arg;
+}
+
+/* args: u32 threads, which spin for 300 ms, each after it has asked for all CPUs. Returns the errno of that, 0 for none, the CPUs on
+ * which they ran as a mask, and the process' CPU time and the time that passed, in ns. */
+uint32_t takes_cpus(void *args, uint32_t size, void *res) {
+    (void)size;
+    uint32_t n, started = 0;
+    memcpy(&n, args, sizeof n);
+    pthread_t thread;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 64 << 10);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    cpu_set_t all;
+    memset(&all, 0xff, sizeof all);
+    uint64_t out[4] = {sched_setaffinity(0, sizeof all, &all) ? (uint64_t)errno : 0, 0, 0, 0};
+    used_cpus = 0;
+    uint64_t cpu = ns(CLOCK_PROCESS_CPUTIME_ID), wall = ns(CLOCK_MONOTONIC);
+    take_until = wall + 300000000;
+    while (started < n && !pthread_create(&thread, &attr, take, NULL))
+        started++;
+    if (started < n)
+        return rfaas_fail("only %u threads", started);
+    while (ns(CLOCK_MONOTONIC) < take_until)
+        sched_yield();
+    out[1] = used_cpus;
+    out[2] = ns(CLOCK_PROCESS_CPUTIME_ID) - cpu;
+    out[3] = ns(CLOCK_MONOTONIC) - wall;
     memcpy(res, out, sizeof out);
     return sizeof out;
 }

@@ -1,0 +1,63 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// forgesSource has functions that spin for ever and write into the page that the worker shows its executor.
+const forgesSource = `
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+static volatile uint64_t *find_page(void) {
+	static char line[512];
+	unsigned long from = 0;
+	FILE *maps = fopen("/proc/self/maps", "r");
+	while (maps && fgets(line, sizeof line, maps))
+		if (strstr(line, "rfaas-page") && sscanf(line, "%lx-", &from) == 1)
+			break;
+	return (volatile uint64_t *)from;
+}
+
+// The page says that calls begin and end all the time.
+uint32_t counts(void *args, uint32_t size, void *res) {
+	volatile uint64_t *page = find_page();
+	if (!page)
+		return 0;
+	for (uint64_t n = 1000;; n++) {
+		page[0] = n << 16;
+		page[1] = n - 1;
+	}
+}
+
+// The page says that nothing runs, and counts calls.
+uint32_t idles(void *args, uint32_t size, void *res) {
+	volatile uint64_t *page = find_page();
+	if (!page)
+		return 0;
+	for (uint64_t n = 1000;; n++)
+		page[1] = n + 1;
+}
+`
+
+// A function that runs for ever and forges what its worker shows of itself is ended all the same when a call may not take that long: its
+// client has no answer.
+func TestForgedPage(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Library: compile(t, "forges.so", forgesSource, "-std=gnu11", "-O1"), CallLimit: 500 * time.Millisecond})
+	for _, name := range []string{"counts", "idles"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+		_, err := function(t, l, name).Invoke(ctx, nil, make([]byte, 8))
+		cancel()
+		var e *client.Error
+		if !errors.As(err, &e) || e.Status != client.StatusTimeLimit {
+			t.Errorf("%s: %v, want status %d", name, err, client.StatusTimeLimit)
+		}
+	}
+}

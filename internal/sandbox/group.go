@@ -1,0 +1,297 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Group controls the control group of one worker by control files that are open already. Its methods only read and write these
+// files, so a process without privileges can use a Group whose files another process opened and passed to it. A nil Group has no
+// controllers. Any goroutine may call the methods, but Freeze and Thaw of one Group must not run at the same time.
+type Group struct {
+	files [controls]*os.File // nil: the group has no such file
+	v1    uint32             // bit i: files[i] has the format of version 1
+}
+
+// Control files of a Group.
+const (
+	freezeFile = iota // cgroup.freeze, freezer.state
+	eventsFile        // cgroup.events
+	timeFile          // cpu.stat, cpuacct.usage
+	killsFile         // memory.events, memory.oom_control
+	memoryFile        // memory.max, memory.limit_in_bytes
+	swapFile          // memory.memsw.limit_in_bytes
+	cpusFile          // cpuset.cpus
+	quotaFile         // cpu.max, cpu.cfs_quota_us
+	controls
+)
+
+// ErrNoFreezer: the group has no freezer.
+var ErrNoFreezer = errors.New("there is no freezer for control groups")
+
+// Files returns the open files of the group and a number that tells NewGroup what they are. They stay the group's.
+func (g *Group) Files() (layout uint32, files []*os.File) {
+	for i, f := range g.files {
+		if f != nil {
+			layout |= 1 << i
+			files = append(files, f)
+		}
+	}
+	return layout | g.v1<<16, files
+}
+
+// NewGroup makes a Group of what Files returned. It owns the files, also when it fails.
+func NewGroup(layout uint32, files []*os.File) (*Group, error) {
+	g := &Group{v1: layout >> 16}
+	present := layout & 0xffff
+	if (present|g.v1)>>controls != 0 || g.v1&^present != 0 || bits.OnesCount32(present) != len(files) {
+		for _, f := range files {
+			f.Close()
+		}
+		return nil, fmt.Errorf("control group: %d files do not match layout %#x", len(files), layout)
+	}
+	for i := range g.files {
+		if present&(1<<i) != 0 {
+			g.files[i], files = files[0], files[1:]
+		}
+	}
+	return g, nil
+}
+
+// Close closes the files. The group itself remains.
+func (g *Group) Close() {
+	if g == nil {
+		return
+	}
+	for _, f := range g.files {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func (g *Group) has(i int) bool { return g != nil && g.files[i] != nil }
+func (g *Group) old(i int) bool { return g.v1&(1<<i) != 0 }
+
+// CanFreeze says whether there is a freezer.
+func (g *Group) CanFreeze() bool { return g.has(freezeFile) }
+
+// put writes a control file.
+func (g *Group) put(i int, text string) error {
+	if _, err := g.files[i].WriteAt([]byte(text), 0); err != nil {
+		return fmt.Errorf("control group: write %q: %w", text, err)
+	}
+	return nil
+}
+
+// get reads a control file.
+func (g *Group) get(i int) (string, error) {
+	buf := make([]byte, 1024) // the longest, cpu.stat, has about 400 bytes
+	var n int
+	// ReadAt would read a second time, to find the end.
+	err := g.control(i, func(fd int) (err error) {
+		n, err = unix.Pread(fd, buf, 0)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("control group: read %s: %w", g.files[i].Name(), err)
+	}
+	return string(buf[:n]), nil
+}
+
+// control calls fn with the descriptor of a control file, which stays open meanwhile.
+func (g *Group) control(i int, fn func(fd int) error) error {
+	c, err := g.files[i].SyscallConn()
+	if err != nil {
+		return err
+	}
+	if cerr := c.Control(func(fd uintptr) { err = fn(int(fd)) }); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// field is a number of a file with lines of the form "name number".
+func field(text, name string) (n uint64, ok bool) {
+	for line := range strings.Lines(text) {
+		if value, found := strings.CutPrefix(line, name+" "); found {
+			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
+
+// Freeze stops all processes of the group, whatever signals they get, and returns when the kernel says that all of them have
+// stopped. When ctx ends first, the group thaws again. ErrNoFreezer: there is no freezer.
+func (g *Group) Freeze(ctx context.Context) error {
+	if !g.CanFreeze() {
+		return ErrNoFreezer
+	}
+	word := "1"
+	if g.old(freezeFile) {
+		word = "FROZEN"
+	}
+	err := g.put(freezeFile, word)
+	for wait := 20 * time.Microsecond; err == nil; {
+		var done bool
+		if done, err = g.frozen(); done || err != nil {
+			break
+		}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("control group does not freeze: %w", context.Cause(ctx))
+			break
+		}
+		g.awaitEvent(&wait)
+	}
+	if err != nil {
+		return errors.Join(err, g.Thaw())
+	}
+	return nil
+}
+
+// frozen says whether all processes of the group have stopped.
+func (g *Group) frozen() (bool, error) {
+	if g.old(freezeFile) {
+		state, err := g.get(freezeFile)
+		return strings.TrimSpace(state) == "FROZEN", err
+	}
+	events, err := g.get(eventsFile)
+	n, _ := field(events, "frozen")
+	return n == 1, err
+}
+
+// awaitEvent waits for a change of cgroup.events since it was last read, for 1 ms at most since the kernel holds back the second
+// of two changes for 10 ms. Version 1 has no such event: there it waits longer from time to time.
+func (g *Group) awaitEvent(wait *time.Duration) {
+	if g.old(freezeFile) {
+		time.Sleep(*wait)
+		*wait = min(2**wait, time.Millisecond)
+		return
+	}
+	_ = g.control(eventsFile, func(fd int) error {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, 1)
+		return err
+	})
+}
+
+// Thaw lets the processes of a frozen group run again.
+func (g *Group) Thaw() error {
+	switch {
+	case !g.CanFreeze():
+		return ErrNoFreezer
+	case g.old(freezeFile):
+		return g.put(freezeFile, "THAWED")
+	}
+	return g.put(freezeFile, "0")
+}
+
+// LetDie lets processes of the group that have been sent SIGKILL end, if they are frozen. Version 1 delivers no signal to a frozen
+// process; version 2 delivers this one, and the group stays frozen.
+func (g *Group) LetDie() {
+	if g.CanFreeze() && g.old(freezeFile) {
+		_ = g.Thaw() // fails when the group has been removed, which had no process then
+	}
+}
+
+// Limit sets the most bytes of memory, without swap. 0 leaves what is. Without the controller it does nothing.
+func (g *Group) Limit(memory uint64) error {
+	if memory == 0 || !g.has(memoryFile) {
+		return nil
+	}
+	text := strconv.FormatUint(memory, 10)
+	if !g.has(swapFile) {
+		return g.put(memoryFile, text)
+	}
+	// Version 1 counts memory and swap together there, and wants that limit never to be below the other.
+	err := g.put(swapFile, text)
+	if errors.Is(err, unix.EINVAL) {
+		if err = g.put(memoryFile, text); err == nil {
+			err = g.put(swapFile, text)
+		}
+		return err
+	}
+	return errors.Join(err, g.put(memoryFile, text))
+}
+
+// quotaPeriod is the period of a CPU quota, in microseconds, which is the kernel's default.
+const quotaPeriod = 100_000
+
+// Pin binds the processes of the group to CPUs and bounds their CPU time by as many CPUs. No CPUs leave what is. Without the
+// controllers it does nothing.
+func (g *Group) Pin(cpus []int) error {
+	if g == nil || len(cpus) == 0 {
+		return nil
+	}
+	quota := len(cpus) * quotaPeriod
+	if g.has(cpusFile) {
+		if err := g.put(cpusFile, cpuList(cpus)); err != nil {
+			return err
+		}
+		// The CPUs are the bound then. A quota of exactly as much would throttle a spinning worker whenever the kernel's
+		// timer is late.
+		quota += quota / 8
+	}
+	if !g.has(quotaFile) {
+		return nil
+	}
+	text := strconv.Itoa(quota)
+	if !g.old(quotaFile) {
+		text += " " + strconv.Itoa(quotaPeriod)
+	}
+	// Version 1 refuses more than the parent has. Then the parent's quota holds.
+	if err := g.put(quotaFile, text); err != nil && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	return nil
+}
+
+// HoldsCPUs says whether Pin binds the processes to CPUs in such a way that they cannot leave them.
+func (g *Group) HoldsCPUs() bool { return g.has(cpusFile) }
+
+// cpuList writes CPUs as the kernel reads them.
+func cpuList(cpus []int) string {
+	var b strings.Builder
+	for i, c := range cpus {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(c))
+	}
+	return b.String()
+}
+
+// CPUTime is how much CPU time all processes have used that have ever been in the group. false: it is not known.
+func (g *Group) CPUTime() (time.Duration, bool) {
+	if !g.has(timeFile) {
+		return 0, false
+	}
+	text, err := g.get(timeFile)
+	if err != nil {
+		return 0, false
+	}
+	if g.old(timeFile) {
+		ns, err := strconv.ParseUint(strings.TrimSpace(text), 10, 63)
+		return time.Duration(ns), err == nil
+	}
+	us, ok := field(text, "usage_usec")
+	return time.Duration(us) * time.Microsecond, ok
+}
+
+// Killed is how many processes the kernel has killed because the group had no memory left.
+func (g *Group) Killed() int {
+	if !g.has(killsFile) {
+		return 0
+	}
+	text, _ := g.get(killsFile)
+	n, _ := field(text, "oom_kill")
+	return int(n)
+}
