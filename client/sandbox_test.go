@@ -99,7 +99,7 @@ func TestSandbox(t *testing.T) {
 			l := pooled(t, w, pool, client.LeaseOptions{Library: library})
 			for _, tc := range []struct{ function, arg string }{
 				{"works", ""}, {"files", secretFile}, {"has_tmp", ""}, {"processes", executor}, {"ipc", ids}, {"network", ""},
-				{"calls", ""}, {"environment", variable}, {"fills_tmp", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
+				{"calls", ""}, {"arguments", ""}, {"environment", variable}, {"fills_tmp", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
 			} {
 				if got := try(t, l, tc.function, tc.arg); got != "" {
 					t.Errorf("%s: %s", tc.function, got)
