@@ -26,7 +26,7 @@ import (
 
 // Names of testdata/functions.c, in index order.
 var testNames = []string{"echo", "crash", "aborts", "exits", "hangs", "chatty", "forks", "allocates", "extras",
-	"thread_id", "threads", "fails", "surroundings"}
+	"thread_id", "threads", "fails", "surroundings", "mappings"}
 
 const (
 	fnEcho = iota
@@ -42,6 +42,7 @@ const (
 	fnThreads
 	fnFails
 	fnSurroundings
+	fnMappings
 )
 
 const dataplane = "../dataplane"

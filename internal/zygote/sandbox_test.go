@@ -128,6 +128,47 @@ func TestVerifiedUser(t *testing.T) {
 	}
 }
 
+// zygoteMemory is how /proc shows the memory that the zygote shares with the stem.
+const zygoteMemory = "/dev/zero (deleted)"
+
+// No process that runs a user's code, nor its guard, has the memory that the zygote shares with the stem, whether or not there are
+// process name spaces.
+func TestZygoteMemoryIsNotInherited(t *testing.T) {
+	for name, without := range map[string]uint32{"whole": 0, "without process name spaces": partPIDs} {
+		testSandbox = confined
+		testSandbox.without = without
+		z := startZygote(t)
+		w := lease(t, z, startClient(t), nil)
+		if maps := string(w.mustCall(t, fnMappings, nil)); strings.Contains(maps, zygoteMemory) || !strings.Contains(maps, "memfd:") {
+			t.Errorf("%s: the worker maps\n%s", name, maps)
+		}
+		testSandbox = Sandbox{}
+		if without != 0 {
+			continue
+		}
+		children, _ := filepath.Glob("/proc/self/task/*/children")
+		guards := 0
+		for _, file := range children {
+			list, _ := os.ReadFile(file)
+			for _, pid := range strings.Fields(string(list)) {
+				if comm, _ := os.ReadFile("/proc/" + pid + "/comm"); string(comm) != "rfaas-guard\n" {
+					continue
+				}
+				maps, err := os.ReadFile("/proc/" + pid + "/maps")
+				if err != nil || len(maps) == 0 { // the stem is reaped later
+					continue
+				}
+				if guards++; strings.Contains(string(maps), zygoteMemory) {
+					t.Errorf("guard %s maps\n%s", pid, maps)
+				}
+			}
+		}
+		if guards == 0 && current(t, z).parts&partPIDs != 0 {
+			t.Error("no guard was looked at")
+		}
+	}
+}
+
 // When the ids are used up, here or by another executor, there is no worker, and those of dead workers serve again.
 func TestUserIDsRunOut(t *testing.T) {
 	if os.Geteuid() != 0 {
