@@ -377,6 +377,39 @@ FUNCTION(arguments) {
     *out = t;
 }
 
+/* Limits that it could raise, or that bound nothing. arg: how many files may be open. */
+FUNCTION(raises_limits) {
+    text t = *out;
+    static const int resources[] = {RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE};
+    for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
+        struct rlimit now;
+        if (getrlimit(resources[i], &now) || now.rlim_cur != now.rlim_max) {
+            say(&t, "limit %d is soft; ", resources[i]);
+            continue;
+        }
+        now.rlim_max++;
+        REFUSED(setrlimit(resources[i], &now), EPERM);
+    }
+    struct rlimit core;
+    if (getrlimit(RLIMIT_CORE, &core) || core.rlim_max)
+        say(&t, "core dumps may have %llu bytes; ", (unsigned long long)core.rlim_max);
+    int most = atoi(arg), n = 0, highest = 0, opened[1024];
+    while (n < 1024 && (opened[n] = dup(0)) >= 0)
+        highest = opened[n++];
+    if (highest >= most)
+        say(&t, "descriptor %d; ", highest);
+    while (n > 0)
+        close(opened[--n]);
+    size_t size = 16 << 20;
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REFUSED(mlock(p, size), ENOMEM);
+    munmap(p, size);
+    errno = 0;
+    if (nice(-1) >= 0 && errno == 0)
+        say(&t, "it has raised its priority; ");
+    *out = t;
+}
+
 /* Variables of the executor's that are not for it. arg: the name of one. */
 FUNCTION(environment) {
     text t = *out;

@@ -69,6 +69,7 @@ type Executor struct {
 	SandboxEnv       string        `mapstructure:"sandbox-environment"` // separated by commas
 	SandboxUIDs      sandbox.Range `mapstructure:"sandbox-uids"`
 	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
+	SandboxFiles     int           `mapstructure:"sandbox-files"`     // 0: no limit
 
 	Grace           time.Duration `mapstructure:"grace"`
 	Until           Instant       `mapstructure:"until"` // zero: not known
@@ -129,6 +130,7 @@ var executorOptions = []option{
 	{"sandbox-environment", "", "variables of this program that workers keep besides those for computing: names, separated by commas, * at the end for any end"},
 	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},
 	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
+	{"sandbox-files", "1024", "open files that each process of a worker may have, 0 for as many as the executor"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
@@ -170,6 +172,9 @@ func secretFile(setting string, environ []string) (string, error) {
 
 // maxSandboxPaths leaves room for those of LD_LIBRARY_PATH: DP_SANDBOX_PATHS_MAX.
 const maxSandboxPaths = 48
+
+// minSandboxFiles is what a worker opens itself, and a little more.
+const minSandboxFiles = 64
 
 // SandboxPathList is the setting's paths.
 func (c *Executor) SandboxPathList() []string {
@@ -254,6 +259,9 @@ func (c *Executor) validate() error {
 		}
 	}
 	v.between("sandbox-processes", c.SandboxProcesses, 0, 1<<22)
+	if c.SandboxFiles != 0 {
+		v.between("sandbox-files", c.SandboxFiles, minSandboxFiles, 1<<20)
+	}
 	v.positive("grace", c.Grace)
 	if c.ChargeInterval < 10*time.Millisecond || c.ChargeInterval > time.Hour {
 		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)

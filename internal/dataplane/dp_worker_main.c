@@ -18,9 +18,10 @@
 static const char usage[] =
     "rfaas-worker runs user functions. It is started by the rfaas executor, not by people.\n"
     "\n"
-    "usage: rfaas-worker zygote [--sandbox [--path=PATH]...]\n"
-    "                               serve spawn messages on descriptor 3, a seqpacket socket; with workers confined\n"
-    "                               as far as this node allows, who see these paths besides the system's\n"
+    "usage: rfaas-worker zygote [--sandbox [--files=N] [--path=PATH]...]\n"
+    "                               serve spawn messages on descriptor 3, a seqpacket socket. With --sandbox, confine\n"
+    "                               workers as far as this node allows: they have at most N open files, and see these\n"
+    "                               paths besides the system's\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
@@ -31,6 +32,8 @@ static const char *sandbox_arguments(char **argv, dp_sandbox *s) {
             s->wanted = true;
         else if (s->wanted && !strncmp(*argv, "--without=", 10))
             s->without = (uint32_t)strtoul(*argv + 10, NULL, 10);
+        else if (s->wanted && !strncmp(*argv, "--files=", 8))
+            s->files = (uint32_t)strtoul(*argv + 8, NULL, 10);
         else if (s->wanted && !strncmp(*argv, "--path=/", 8) && s->n_paths < DP_SANDBOX_PATHS_MAX)
             s->paths[s->n_paths++] = *argv + 7;
         else

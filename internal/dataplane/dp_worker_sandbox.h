@@ -50,6 +50,7 @@ typedef struct dp_sandbox {
     const char *paths[DP_SANDBOX_PATHS_MAX]; /* to be seen besides the system's; the caller's */
     int n_paths;
     uint32_t without; /* parts that are not to be tried, for tests */
+    uint32_t files;   /* descriptors that a worker may have open, 0: as many as the executor */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
     int net;      /* empty network name space, or -1 */

@@ -29,8 +29,9 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 		return err
 	}
 	s.Worker = path
-	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
-		Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses)}})
+	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox,
+		Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile,
+		Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -25,6 +27,8 @@ type Sandbox struct {
 	UIDFile     string        // shared with others that give out UIDs on this node; "": none
 	// Processes is how many processes and threads a worker may have; 0: no limit.
 	Processes uint32
+	// Files is how many open files each process of a worker may have; 0: as many as the executor.
+	Files uint32
 
 	without uint32 // parts that tests leave out
 }
@@ -53,6 +57,9 @@ func (s *Sandbox) arguments() []string {
 	args = append(args, "--sandbox")
 	if s.without != 0 {
 		args = append(args, fmt.Sprintf("--without=%d", s.without))
+	}
+	if s.Files != 0 {
+		args = append(args, fmt.Sprintf("--files=%d", s.Files))
 	}
 	for _, p := range s.paths() {
 		args = append(args, "--path="+p)
@@ -143,16 +150,18 @@ type confinement struct {
 // confine takes what a worker needs and completes the message that asks for it.
 func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 	c := &confinement{body: body}
-	uid, gid, processes := s.UID, s.GID, s.Processes
+	uid, gid, processes := s.UID, s.GID, z.cfg.Sandbox.Processes
 	switch {
 	case !z.canGiveUID():
 		uid, gid, processes = 0, 0, 0 // the worker is whoever the executor is
-	case uid == 0 && z.cfg.Sandbox.UIDs.N > 0:
+	case uid != 0:
+		processes = ofAllWorkers(processes)
+	case z.cfg.Sandbox.UIDs.N > 0:
 		var err error
 		if c.uid, err = z.uids.Take(); err != nil {
 			return nil, err
 		}
-		uid, gid, processes = c.uid, c.uid, z.cfg.Sandbox.Processes
+		uid, gid = c.uid, c.uid
 	}
 	c.body = slices.Clone(body)
 	binary.LittleEndian.PutUint32(c.body[bodyUID:], uid)
@@ -163,6 +172,13 @@ func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// ofAllWorkers is the limit on the processes of a verified user. The kernel counts all that the user has on the node, those of its
+// other workers and of its own jobs too, so that the limit of one worker would keep the next one from starting. A node has some 1024
+// process numbers for each CPU; this leaves half of them to others. The worker's control group has the limit of one worker.
+func ofAllWorkers(processes uint32) uint32 {
+	return uint32(min(uint64(processes)*uint64(runtime.NumCPU()), math.MaxUint32))
 }
 
 // enclose makes the control group of a worker, if there can be one: its guard is who brings it there.

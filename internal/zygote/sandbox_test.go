@@ -8,13 +8,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_000, N: 1000}, Processes: 200}
+var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_000, N: 1000}, Processes: 200, Files: 100}
 
 // What holds without a sandbox holds within: reports of deaths, limits, kills, a zygote that is replaced, workers in advance.
 func TestInSandbox(t *testing.T) {
@@ -125,6 +126,53 @@ func TestVerifiedUser(t *testing.T) {
 	w = lease(t, startZygote(t), startClient(t), func(s *Spec) { s.UID, s.GID = 4242, 4343 })
 	if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", w.PID())); err != nil || !strings.Contains(string(b), "\nUid:\t0\t0\t0\t0\n") {
 		t.Errorf("%v\n%s", err, b)
+	}
+}
+
+// limits are the soft and hard limits of a process by name, as /proc shows them.
+func limits(t *testing.T, pid int) map[string][2]string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := make(map[string][2]string)
+	for line := range strings.Lines(string(b)) {
+		if name := strings.TrimSpace(line[:26]); strings.HasPrefix(name, "Max ") {
+			values := strings.Fields(line[26:])
+			list[strings.TrimPrefix(name, "Max ")] = [2]string{values[0], values[1]}
+		}
+	}
+	return list
+}
+
+// What a worker may use is bounded by hard limits, for a verified user too: its processes are counted with all others of that user.
+func TestWorkerLimits(t *testing.T) {
+	testSandbox = confined
+	defer func() { testSandbox = Sandbox{} }()
+	z, c := startZygote(t), startClient(t)
+	want := map[string]string{"core file size": "0", "open files": "100", "nice priority": "0", "locked memory": fmt.Sprint(8 << 20)}
+	root := os.Geteuid() == 0
+	check := func(name string, w *leased, processes int) {
+		t.Helper()
+		got := limits(t, w.PID())
+		if root {
+			want["processes"] = fmt.Sprint(processes)
+		}
+		for resource, most := range want {
+			if got[resource] != [2]string{most, most} {
+				t.Errorf("%s: %s: limits %q, want %s", name, resource, got[resource], most)
+			}
+		}
+	}
+	check("cloned for its lease", lease(t, z, c, nil), 200)
+	if root {
+		check("verified user", lease(t, z, c, func(s *Spec) { s.UID, s.GID = 4242, 4343 }), 200*runtime.NumCPU())
+	}
+	testSandbox = Sandbox{}
+	w := lease(t, startZygote(t), startClient(t), nil)
+	if got := limits(t, w.PID())["core file size"]; got != [2]string{"0", "0"} {
+		t.Errorf("without a sandbox: core file size: limits %q", got)
 	}
 }
 
