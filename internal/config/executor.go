@@ -125,7 +125,8 @@ var executorOptions = []option{
 	{"holder-return", "2s", "how long a lease survives a holder that went away"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
-	{"sandbox", "on", "confine workers: on (what this node cannot do is logged), require (all of it, or the executor does not start) or off"},
+	{"sandbox", "auto", "confine workers: require (a complete sandbox, or the executor does not start), on (what the node allows; the log names the rest), " +
+		"off, or auto (require with identity-dir or as root, else on)"},
 	{"sandbox-paths", "", "what workers see read-only besides the system's libraries and programs: absolute paths, separated by colons"},
 	{"sandbox-environment", "", "variables of this program that workers keep besides those for computing: names, separated by commas, * at the end for any end"},
 	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},

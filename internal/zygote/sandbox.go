@@ -96,18 +96,25 @@ func (s *Sandbox) lacks(parts uint32, missing string) string {
 	return missing
 }
 
-// check refuses a zygote without what is required, and logs what is missing where it is not.
+// check refuses a zygote whose workers could not have the sandbox that is required, or would be root's. Otherwise it logs what is
+// missing.
 func (s *Sandbox) check(p *process, log *slog.Logger) error {
 	missing := s.lacks(p.parts, p.missing)
 	switch {
 	case missing == "":
 		return nil
 	case s.Mode == sandbox.Require:
-		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s", missing)
+		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s (docs/operations.md says how to mend each; "+
+			"--sandbox=on starts with what there is)", missing)
+	case p.parts&partUID == 0 && os.Geteuid() == 0:
+		return fmt.Errorf("%w: %s (start the executor as another user, or with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID)", errRootWorker, missing)
 	}
 	log.Warn("the sandbox of workers is incomplete", "missing", missing)
 	return nil
 }
+
+// errRootWorker: a worker in a sandbox is never root, which Landlock and a filter of system calls would hardly hold.
+var errRootWorker = errors.New("workers would run as root")
 
 // Lacks says what of a complete sandbox a worker program cannot give here, and why; "" if nothing. It starts the program and ends
 // it again; ctx bounds that.
@@ -162,6 +169,8 @@ func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 			return nil, err
 		}
 		uid, gid = c.uid, c.uid
+	default:
+		return nil, fmt.Errorf("%w: set sandbox-uids, a range of user ids", errRootWorker)
 	}
 	c.body = slices.Clone(body)
 	binary.LittleEndian.PutUint32(c.body[bodyUID:], uid)

@@ -57,7 +57,8 @@ func TestThreadInSandbox(t *testing.T) {
 	}
 }
 
-// Each part can be missing: it is named in one line of the log, workers run with the rest, and none run where all is required.
+// Each part can be missing: one line of the log names it, and workers run with the rest. Where all parts are required, or where a
+// worker would be root, none run.
 func TestIncompleteSandbox(t *testing.T) {
 	for part, names := range map[uint32]string{partUID: "user ids", partPIDs: "process name space", partFiles: "file system",
 		partNet: "network name space", partSeccomp: "filter of system calls", partLandlock: "Landlock", partAll &^ partPrivs: "Landlock"} {
@@ -65,16 +66,21 @@ func TestIncompleteSandbox(t *testing.T) {
 		s.without = part
 		var log bytes.Buffer
 		z, err := Start(t.Context(), Config{Path: workerPath(t), Log: slog.New(slog.NewTextHandler(&log, nil)), Sandbox: s})
-		if err != nil {
+		if os.Geteuid() == 0 && part&partUID != 0 {
+			if !errors.Is(err, errRootWorker) || !strings.Contains(err.Error(), names) {
+				t.Errorf("without %#x: %v", part, err)
+			}
+		} else if err != nil {
 			t.Fatal(err)
-		}
-		w := lease(t, z, startClient(t), nil)
-		if got := w.mustCall(t, fnEcho, []byte("x")); string(got) != "x" {
-			t.Errorf("without %#x: %q", part, got)
-		}
-		z.Close()
-		if text := log.String(); strings.Count(text, "the sandbox of workers is incomplete") != 1 || !strings.Contains(text, names) {
-			t.Errorf("without %#x: log %q does not say %q once", part, text, names)
+		} else {
+			w := lease(t, z, startClient(t), nil)
+			if got := w.mustCall(t, fnEcho, []byte("x")); string(got) != "x" {
+				t.Errorf("without %#x: %q", part, got)
+			}
+			z.Close()
+			if text := log.String(); strings.Count(text, "the sandbox of workers is incomplete") != 1 || !strings.Contains(text, names) {
+				t.Errorf("without %#x: log %q does not say %q once", part, text, names)
+			}
 		}
 		s.Mode = sandbox.Require
 		_, err = Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t), Sandbox: s})
@@ -127,6 +133,34 @@ func TestVerifiedUser(t *testing.T) {
 	if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", w.PID())); err != nil || !strings.Contains(string(b), "\nUid:\t0\t0\t0\t0\n") {
 		t.Errorf("%v\n%s", err, b)
 	}
+}
+
+// No worker in a sandbox is root: neither where the executor has no user ids to give, nor if it forgets to ask for one.
+func TestNoWorkerIsRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the executor is not root")
+	}
+	testSandbox = confined
+	testSandbox.UIDs = sandbox.Range{}
+	defer func() { testSandbox = Sandbox{} }()
+	z, c := startZygote(t), startClient(t)
+	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
+	if _, err := z.Spawn(t.Context(), spec); !errors.Is(err, errRootWorker) {
+		t.Errorf("without a range of user ids: %v", err)
+	}
+	body, err := spawnBody(&spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := NamesMemfd(spec.Names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer names.Close()
+	if _, err = z.spawnConfined(t.Context(), &spec, &confinement{body: body}, names); err == nil || !strings.Contains(err.Error(), "would run as root") {
+		t.Errorf("a message without a user id: %v", err)
+	}
+	lease(t, z, c, func(s *Spec) { s.UID, s.GID = 4242, 4343 }).mustCall(t, fnEcho, []byte("x"))
 }
 
 // limits are the soft and hard limits of a process by name, as /proc shows them.
