@@ -90,7 +90,7 @@ func TestSandbox(t *testing.T) {
 	// Where a test runs as another user than root it is the name space of that user: ids are its own.
 	for _, pool := range []string{"0", "1"} {
 		t.Run("pool "+pool, func(t *testing.T) {
-			w := newWorld(t, "--sandbox", "on", "--warm-pool", pool, "--keep-time", "0s", "--sandbox-processes", "40")
+			w := newWorld(t, "--sandbox", "on", "--warm-pool", pool, "--keep-time", "0s", "--sandbox-processes", "40", "--sandbox-files", "100")
 			executor := fmt.Sprint(w.pid())
 			descriptors, device := "8", ""
 			if provider() == "verbs" {
@@ -99,7 +99,7 @@ func TestSandbox(t *testing.T) {
 			l := pooled(t, w, pool, client.LeaseOptions{Library: library})
 			for _, tc := range []struct{ function, arg string }{
 				{"works", ""}, {"files", secretFile}, {"has_tmp", ""}, {"processes", executor}, {"ipc", ids}, {"network", ""},
-				{"calls", ""}, {"environment", variable}, {"fills_tmp", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
+				{"calls", ""}, {"arguments", ""}, {"raises_limits", "100"}, {"environment", variable}, {"fills_tmp", ""}, {"device", device}, {"descriptors", descriptors}, {"works", ""},
 			} {
 				if got := try(t, l, tc.function, tc.arg); got != "" {
 					t.Errorf("%s: %s", tc.function, got)

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
 #include <linux/landlock.h>
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -286,6 +288,18 @@ FUNCTION(calls) {
     REFUSED(syscall(SYS_vmsplice, 1, NULL, 0, 0), EPERM);
     REFUSED(syscall(SYS_move_pages, 0, 0, NULL, NULL, NULL, 0), EPERM);
     REFUSED(syscall(SYS_sched_setscheduler, 0, 1 /* FIFO */, page), EPERM);
+    REFUSED(syscall(SYS_sched_setattr, 0, page, 0), EPERM);
+    REFUSED(syscall(SYS_ptrace, PTRACE_TRACEME, 0, 0, 0), EPERM);
+    REFUSED(syscall(SYS_mount_setattr, AT_FDCWD, "/", 0, NULL, 0), EPERM);
+    REFUSED(syscall(SYS_open_tree, AT_FDCWD, "/", 0), EPERM);
+    REFUSED(syscall(SYS_migrate_pages, 0, 0, NULL, NULL), EPERM);
+    REFUSED(syscall(SYS_setxattr, "/tmp", "user.x", "x", 1, 0), EPERM);
+    REFUSED(syscall(SYS_quotactl, 0, "/", 0, NULL), EPERM);
+    REFUSED(syscall(SYS_acct, NULL), EPERM);
+#ifdef SYS_modify_ldt
+    REFUSED(syscall(SYS_modify_ldt, 0, page, 0), EPERM);
+    REFUSED(syscall(SYS_iopl, 3), EPERM);
+#endif
     REFUSED(syscall(SYS_ioprio_set, 1, 0, 0), EPERM);
     REFUSED(syscall(SYS_accept4, 1, NULL, NULL, 0), EPERM);
     REFUSED(syscall(438 /* pidfd_getfd */, 1, 0, 0), EPERM);
@@ -308,6 +322,91 @@ FUNCTION(calls) {
     if (pid < 0 || waitpid(pid, &st, 0) != pid || !WIFSIGNALED(st))
         say(&t, "a call of i386 leaves status %d; ", st);
 #endif
+    *out = t;
+}
+
+/* Calls that are allowed, with arguments that are not. */
+FUNCTION(arguments) {
+    (void)arg;
+    text t = *out;
+    /* Pages that the node has set aside. */
+    REFUSED((intptr_t)mmap(NULL, 2 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0), EPERM);
+    REFUSED(memfd_create("x", MFD_HUGETLB), EPERM);
+    REFUSED(shmget(IPC_PRIVATE, 2 << 20, IPC_CREAT | SHM_HUGETLB | 0600), EPERM);
+    /* What tells of other processes, or holds them up. */
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REFUSED(madvise(page, 4096, MADV_MERGEABLE), EPERM);
+    munmap(page, 4096);
+    REFUSED(syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0), EPERM);
+    REFUSED(syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0), EPERM);
+    /* Other processes of the same user, where there are no process name spaces. */
+    struct rlimit few = {16, 16};
+    REFUSED(prlimit(1, RLIMIT_NOFILE, &few, NULL), EPERM);
+    REFUSED(setpriority(PRIO_USER, 0, 19), EPERM);
+    REFUSED(setpriority(PRIO_PGRP, 0, 19), EPERM);
+    REFUSED(setpriority(PRIO_PROCESS, 1, 19), EPERM);
+    int pair[2], one = 1;
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
+        say(&t, "no pair of sockets: %s; ", strerror(errno));
+    REFUSED(fcntl(pair[0], F_SETOWN, 1), EPERM);
+    struct f_owner_ex owner = {F_OWNER_PID, 1};
+    REFUSED(fcntl(pair[0], F_SETOWN_EX, &owner), EPERM);
+    REFUSED(fcntl(pair[0], F_SETSIG, SIGKILL), EPERM);
+    REFUSED(fcntl(pair[0], F_SETLEASE, F_RDLCK), EPERM);
+    REFUSED(fcntl(pair[0], F_NOTIFY, DN_MULTISHOT), EPERM);
+    /* Programs for the kernel, and other entrances to it. */
+    struct sock_filter code = {0x06 /* return */, 0, 0, 0};
+    struct sock_fprog program = {1, &code};
+    REFUSED(setsockopt(pair[0], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), EPERM);
+    REFUSED(setsockopt(pair[0], SOL_SOCKET, SO_ATTACH_BPF, &one, sizeof one), EPERM);
+    REFUSED(setsockopt(pair[0], SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program), EPERM);
+    REFUSED(setsockopt(pair[0], SOL_SOCKET, SO_LOCK_FILTER, &one, sizeof one), EPERM);
+    REFUSED(setsockopt(pair[0], SOL_SOCKET, SO_MARK, &one, sizeof one), EPERM);
+    REFUSED(setsockopt(pair[0], SOL_SOCKET, SO_BUSY_POLL, &one, sizeof one), EPERM);
+    REFUSED(setsockopt(pair[0], 0 /* IP */, SO_RCVTIMEO, &one, sizeof one), EPERM);
+    REFUSED(send(pair[0], "x", 1, MSG_OOB | MSG_NOSIGNAL), EPERM);
+    close(pair[0]);
+    close(pair[1]);
+    /* What the process is to others. */
+    static const int options[] = {PR_SET_MM, PR_SET_PTRACER, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_SECUREBITS,
+                                  PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_MCE_KILL, PR_SET_SPECULATION_CTRL, 59 /* SYSCALL_USER_DISPATCH */,
+                                  62 /* SCHED_CORE */, 67 /* MEMORY_MERGE */};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        if (prctl(options[i], 1, 0, 0, 0) >= 0 || errno != EPERM)
+            say(&t, "prctl(%d): %s; ", options[i], strerror(errno));
+    *out = t;
+}
+
+/* Limits that it could raise, or that bound nothing. arg: how many files may be open. */
+FUNCTION(raises_limits) {
+    text t = *out;
+    static const int resources[] = {RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE};
+    for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
+        struct rlimit now;
+        if (getrlimit(resources[i], &now) || now.rlim_cur != now.rlim_max) {
+            say(&t, "limit %d is soft; ", resources[i]);
+            continue;
+        }
+        now.rlim_max++;
+        REFUSED(setrlimit(resources[i], &now), EPERM);
+    }
+    struct rlimit core;
+    if (getrlimit(RLIMIT_CORE, &core) || core.rlim_max)
+        say(&t, "core dumps may have %llu bytes; ", (unsigned long long)core.rlim_max);
+    int most = atoi(arg), n = 0, highest = 0, opened[1024];
+    while (n < 1024 && (opened[n] = dup(0)) >= 0)
+        highest = opened[n++];
+    if (highest >= most)
+        say(&t, "descriptor %d; ", highest);
+    while (n > 0)
+        close(opened[--n]);
+    size_t size = 16 << 20;
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REFUSED(mlock(p, size), ENOMEM);
+    munmap(p, size);
+    errno = 0;
+    if (nice(-1) >= 0 && errno == 0)
+        say(&t, "it has raised its priority; ");
     *out = t;
 }
 
@@ -503,6 +602,16 @@ FUNCTION(works) {
     char got = 0;
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || send(pair[0], "x", 1, 0) != 1 || recv(pair[1], &got, 1, 0) != 1 || got != 'x')
         say(&t, "a pair of sockets: %s; ", strerror(errno));
+    struct timeval soon = {1, 0};
+    int copy = fcntl(pair[0], F_DUPFD_CLOEXEC, 3);
+    if (setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) || copy < 0 || fcntl(copy, F_SETFL, O_NONBLOCK) || close(copy))
+        say(&t, "a socket's options: %s; ", strerror(errno));
+    char *block = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED || madvise(block, 1 << 20, MADV_DONTNEED) || mlock(block, 1 << 20) || munmap(block, 1 << 20))
+        say(&t, "memory: %s; ", strerror(errno));
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) || setrlimit(RLIMIT_NOFILE, &files) || setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0)))
+        say(&t, "its own limits: %s; ", strerror(errno));
     close(pair[0]);
     close(pair[1]);
     *out = t;

@@ -83,6 +83,8 @@ func TestWrongSettings(t *testing.T) {
 		"no grace":          {[]string{"--grace", "0s"}, nil, "grace: 0s"},
 		"environment: all":  {[]string{"--sandbox-environment", "A,*"}, nil, `sandbox-environment: "" is no name`},
 		"environment: ours": {[]string{"--sandbox-environment", "RFAAS_EXECUTOR_*"}, nil, `"RFAAS_EXECUTOR_": the settings of rfaas are not for workers`},
+		"sandbox mode":      {[]string{"--sandbox", "maybe"}, nil, `"maybe" is neither auto, require, on nor off`},
+		"sandbox files":     {[]string{"--sandbox-files", "10"}, nil, "sandbox-files: 10 is not in 64..1048576"},
 		"call limit":        {[]string{"--call-limit", "1us"}, nil, "call-limit: 1µs"},
 		"size":              {[]string{"--memory", "lots"}, nil, `"lots"`},
 		"cores":             {[]string{"--cores", "3-1"}, nil, "3-1"},

@@ -69,6 +69,7 @@ type Executor struct {
 	SandboxEnv       string        `mapstructure:"sandbox-environment"` // separated by commas
 	SandboxUIDs      sandbox.Range `mapstructure:"sandbox-uids"`
 	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
+	SandboxFiles     int           `mapstructure:"sandbox-files"`     // 0: no limit
 
 	Grace           time.Duration `mapstructure:"grace"`
 	Until           Instant       `mapstructure:"until"` // zero: not known
@@ -124,11 +125,13 @@ var executorOptions = []option{
 	{"holder-return", "2s", "how long a lease survives a holder that went away"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
-	{"sandbox", "on", "confine workers: on (what this node cannot do is logged), require (all of it, or the executor does not start) or off"},
+	{"sandbox", "auto", "confine workers: require (a complete sandbox, or the executor does not start), on (what the node allows; the log names the rest), " +
+		"off, or auto (require with identity-dir or as root, else on)"},
 	{"sandbox-paths", "", "what workers see read-only besides the system's libraries and programs: absolute paths, separated by colons"},
 	{"sandbox-environment", "", "variables of this program that workers keep besides those for computing: names, separated by commas, * at the end for any end"},
 	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},
 	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
+	{"sandbox-files", "1024", "open files that each process of a worker may have, 0 for as many as the executor"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
@@ -170,6 +173,9 @@ func secretFile(setting string, environ []string) (string, error) {
 
 // maxSandboxPaths leaves room for those of LD_LIBRARY_PATH: DP_SANDBOX_PATHS_MAX.
 const maxSandboxPaths = 48
+
+// minSandboxFiles is what a worker opens itself, and a little more.
+const minSandboxFiles = 64
 
 // SandboxPathList is the setting's paths.
 func (c *Executor) SandboxPathList() []string {
@@ -254,6 +260,9 @@ func (c *Executor) validate() error {
 		}
 	}
 	v.between("sandbox-processes", c.SandboxProcesses, 0, 1<<22)
+	if c.SandboxFiles != 0 {
+		v.between("sandbox-files", c.SandboxFiles, minSandboxFiles, 1<<20)
+	}
 	v.positive("grace", c.Grace)
 	if c.ChargeInterval < 10*time.Millisecond || c.ChargeInterval > time.Hour {
 		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)

@@ -54,6 +54,7 @@ enum {
 };
 
 #define MONITOR_STACK (64u << 10)
+#define LOCKED_MOST (8u << 20) /* bytes that a function may lock: what the kernel lets every user lock */
 
 typedef struct worker {
     uint32_t id;
@@ -383,15 +384,21 @@ static void load_functions(worker *w) {
 
 /* ---- sandbox ---- */
 
+static void limit(const worker *w, int resource, uint64_t most, const char *what) {
+    dp_error err;
+    int e = dp_worker_limit(resource, most);
+    if (e)
+        must(w, dp_fail(&err, DP_FATAL, e, "sandbox: limit %s to %llu", what, (unsigned long long)most), &err);
+}
+
 static void take_identity(worker *w) {
     dp_error err = {0};
     uint64_t began = now_ns();
     must(w, dp_sandbox_present(&w->guard, &err), &err);
     must(w, dp_sandbox_identity(w->sandbox, w->m->uid, w->m->gid, &err), &err);
     if (w->m->uid) {
-        struct rlimit processes = {w->m->processes, w->m->processes};
-        if (w->m->processes && setrlimit(RLIMIT_NPROC, &processes))
-            fail(w, FD_SOCK, DP_FATAL, "sandbox: limit the number of processes");
+        if (w->m->processes)
+            limit(w, RLIMIT_NPROC, w->m->processes, "processes");
         tie(FD_SOCK, 0, true); /* another user's parent is no longer told */
     }
     w->sandbox_ns += now_ns() - began;
@@ -401,8 +408,12 @@ static void enter_sandbox(worker *w, bool connects) {
     dp_error err = {0};
     uint64_t began = now_ns();
     must(w, dp_sandbox_enter(w->sandbox, &w->guard, connects, &err), &err);
-    if (w->sandbox->wanted)
+    if (w->sandbox->wanted) {
         tie(FD_SOCK, 0, true);
+        if (w->sandbox->files)
+            limit(w, RLIMIT_NOFILE, w->sandbox->files, "open files");
+        limit(w, RLIMIT_NICE, 0, "the priority");
+    }
     w->sandbox_ns += now_ns() - began;
 }
 
@@ -426,6 +437,7 @@ static void seal(worker *w, bool early) {
     uint64_t began = now_ns();
     if (!early)
         leave_guard(w);
+    limit(w, RLIMIT_MEMLOCK, LOCKED_MOST, "locked memory"); /* all that the device needs is registered */
     must(w, dp_sandbox_seal(w->sandbox, early, early && w->m->provider == DP_PROVIDER_SHM, &err), &err);
     w->sandbox_ns += now_ns() - began;
 }

@@ -253,6 +253,9 @@ int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err);
 void dp_worker_touch(void);
 /* First to go when memory runs out, and without core dumps. */
 void dp_worker_yield_to_others(void);
+/* dp_worker_limit sets the soft and the hard limit of a resource (RLIMIT_*) of the calling process to `most`, or leaves the hard limit if
+ * that is lower. 0 or an errno. */
+int dp_worker_limit(int resource, uint64_t most);
 
 /* dp_crash_prepare loads what backtraces need, so that a dying process need not; once, in the zygote. */
 void dp_crash_prepare(void);

@@ -35,8 +35,11 @@ int dp_sandbox_drop_capabilities(void) { return set_capabilities(0); }
 #define TO_ENTER (1ull << CAP_SYS_ADMIN | 1ull << CAP_SYS_CHROOT | 1ull << CAP_SYS_PTRACE)
 
 int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err) {
-    if (!uid)
+    if (!uid) {
+        if (s->wanted && geteuid() == 0)
+            return dp_fail(err, DP_FATAL, 0, "sandbox: this worker would run as root: give the executor a range of user ids (sandbox-uids)");
         return DP_OK;
+    }
     if (!(s->parts & DP_SANDBOX_UID))
         return dp_fail(err, DP_FATAL, 0, "sandbox: user id %u is asked for, and this executor cannot give it", uid);
     /* Root is not bound by the limit on locked memory; what registers memory from now on is. */

@@ -58,15 +58,21 @@ void dp_worker_touch(void) {
     errno = before;
 }
 
+int dp_worker_limit(int resource, uint64_t most) {
+    struct rlimit now;
+    if (getrlimit((__rlimit_resource_t)resource, &now))
+        return errno;
+    if (most > now.rlim_max)
+        most = now.rlim_max;
+    now.rlim_cur = now.rlim_max = most;
+    return setrlimit((__rlimit_resource_t)resource, &now) ? errno : 0;
+}
+
 void dp_worker_yield_to_others(void) {
     /* A guest on an idle node goes first when memory runs out. */
     write_file("/proc/self/oom_score_adj", "1000");
-    /* Dumping a large process takes seconds in which its client would wait. Soft: a function may raise it. */
-    struct rlimit core;
-    if (getrlimit(RLIMIT_CORE, &core) == 0) {
-        core.rlim_cur = 0;
-        setrlimit(RLIMIT_CORE, &core);
-    }
+    /* Dumping a large process takes seconds in which its client would wait, and fills the node's disk. */
+    dp_worker_limit(RLIMIT_CORE, 0);
 }
 
 int dp_worker_pin(const uint8_t *cpus, dp_error *err) {

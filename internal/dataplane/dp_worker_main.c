@@ -18,10 +18,10 @@
 static const char usage[] =
     "rfaas-worker runs user functions. It is started by the rfaas executor, not by people.\n"
     "\n"
-    "usage: rfaas-worker zygote [--sandbox [--fixed-cpus] [--path=PATH]...]\n"
-    "                               serve spawn messages on descriptor 3, a seqpacket socket; with workers confined\n"
-    "                               as far as this node allows, which see these paths besides the system's; with\n"
-    "                               --fixed-cpus they cannot change their CPUs\n"
+    "usage: rfaas-worker zygote [--sandbox [--fixed-cpus] [--files=N] [--path=PATH]...]\n"
+    "                               serve spawn messages on descriptor 3, a seqpacket socket. With --sandbox, confine\n"
+    "                               workers as far as this node allows: they have at most N open files, and see these\n"
+    "                               paths besides the system's. With --fixed-cpus they cannot change their CPUs\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
@@ -34,6 +34,8 @@ static const char *sandbox_arguments(char **argv, dp_sandbox *s) {
             s->without = (uint32_t)strtoul(*argv + 10, NULL, 10);
         else if (s->wanted && !strcmp(*argv, "--fixed-cpus"))
             s->fixed_cpus = true;
+        else if (s->wanted && !strncmp(*argv, "--files=", 8))
+            s->files = (uint32_t)strtoul(*argv + 8, NULL, 10);
         else if (s->wanted && !strncmp(*argv, "--path=/", 8) && s->n_paths < DP_SANDBOX_PATHS_MAX)
             s->paths[s->n_paths++] = *argv + 7;
         else

@@ -51,6 +51,7 @@ typedef struct dp_sandbox {
     int n_paths;
     uint32_t without; /* parts that are not to be tried, for tests */
     bool fixed_cpus; /* no cpuset keeps workers on their CPUs: the filter refuses sched_setaffinity */
+    uint32_t files;   /* descriptors that a worker may have open, 0: as many as the executor */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
     int net;      /* empty network name space, or -1 */

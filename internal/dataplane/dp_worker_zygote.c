@@ -317,7 +317,7 @@ typedef struct zygote {
     dp_sandbox *sandbox;
     const char *version;
     dp_spare spare;
-    clones *stem_says; /* shared with the stem: see clone_sandboxed */
+    clones *stem_says; /* shared with the stem, NULL without process name spaces: see clone_sandboxed */
     void *robust; /* head of the list of robust mutexes: the kernel forgets it in a child, fork() repeats it */
     size_t robust_len;
 } zygote;
@@ -391,10 +391,10 @@ static pid_t clone_into_groups(const zygote *z, const dp_guard_files *files, clo
     return clone_worker(z, directory, &c->worker);
 }
 
-/* The worker's name space is that of its guard, but the zygote must stay where it is, and may not have the rights to come
- * back. So a process between them, the stem, makes both, and ends; the zygote waits meanwhile, as after vfork, and has the
- * descriptors that the stem gets, and in shared memory what it says. All three are children of the executor. Returns 0 in
- * the worker. */
+/* The worker is in the process name space of its guard. The zygote cannot make that name space for its own children, because it may
+ * lack the rights to come back. So it clones a process between them, the stem, which makes the guard and the worker and ends. The
+ * zygote waits meanwhile, as after vfork. It has the stem's descriptors, and reads from shared memory what the stem has made. All
+ * three are children of the spawner. Neither guard nor worker has the shared memory. Returns 0 in the worker. */
 static pid_t clone_sandboxed(const zygote *z, const dp_guard_files *files, clones *c) {
     clones *shared = z->stem_says;
     c->pid = -ECHILD;
@@ -403,11 +403,11 @@ static pid_t clone_sandboxed(const zygote *z, const dp_guard_files *files, clone
     if (stem == 0) {
         prctl(PR_SET_NAME, "rfaas-guard");
         c->sandbox.stem = (int)syscall(SYS_pidfd_open, getpid(), 0);
-        c->status = dp_sandbox_open(z->sandbox, files, &c->sandbox, &c->err);
+        c->status = madvise(shared, sizeof *shared, MADV_DONTFORK) ? dp_fail(&c->err, DP_FATAL, errno, "sandbox: keep the zygote's memory")
+                                                                   : dp_sandbox_open(z->sandbox, files, &c->sandbox, &c->err);
         if (c->status == DP_OK)
             c->pid = clone_into_groups(z, files, c);
         if (c->pid == 0) {
-            munmap(shared, sizeof *shared); /* user code must not write there */
             return 0;
         }
         *shared = *c;
@@ -509,11 +509,6 @@ static int zygote_start(zygote *z) {
         fprintf(stderr, "rfaas-worker: get_robust_list: %s\n", strerror(errno));
         return DP_EXIT_ZYGOTE;
     }
-    z->stem_says = mmap(NULL, sizeof *z->stem_says, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (z->stem_says == MAP_FAILED) {
-        fprintf(stderr, "rfaas-worker: memory: %s\n", strerror(errno));
-        return DP_EXIT_ZYGOTE;
-    }
     dp_crash_prepare();
     struct {
         uint32_t numbers[3];
@@ -521,6 +516,12 @@ static int zygote_start(zygote *z) {
     } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(), 0}, ""};
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
     hello.numbers[2] = z->sandbox->parts;
+    if (z->sandbox->parts & DP_SANDBOX_PIDS)
+        z->stem_says = mmap(NULL, sizeof *z->stem_says, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (z->stem_says == MAP_FAILED) {
+        fprintf(stderr, "rfaas-worker: memory: %s\n", strerror(errno));
+        return DP_EXIT_ZYGOTE;
+    }
     size_t text = strlen(z->sandbox->missing) + 1, version = strnlen(z->version, DP_VERSION_MAX);
     memcpy(hello.text, z->sandbox->missing, text);
     memcpy(hello.text + text, z->version, version);

@@ -14,6 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/observe"
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
@@ -29,13 +30,26 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 		return err
 	}
 	s.Worker = path
-	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: s.Sandbox, Paths: s.SandboxPathList(),
-		Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses)}})
+	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, os.Geteuid() == 0, log),
+		Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile,
+		Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
 	if err != nil {
 		return err
 	}
 	defer z.Close()
 	return serveWith(ctx, now, s, zygoteSpawner{z}, log)
+}
+
+// sandboxMode is what the setting means here. A setting that demands less than the default is logged: somebody must have decided it.
+func sandboxMode(s *config.Executor, root bool, log *slog.Logger) sandbox.Mode {
+	mode, usual := s.Sandbox.Resolve(root, s.IdentityDir != ""), sandbox.Auto.Resolve(root, s.IdentityDir != "")
+	switch {
+	case mode == sandbox.Off:
+		log.Warn("workers are not confined: functions can do whatever the executor's user can", "sandbox", mode, "default", usual)
+	case mode < usual:
+		log.Warn("workers run even if this node cannot give them a complete sandbox", "sandbox", mode, "default", usual)
+	}
+	return mode
 }
 
 // serveWith is Serve with workers from anywhere.

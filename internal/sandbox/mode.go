@@ -2,16 +2,17 @@ package sandbox
 
 import "fmt"
 
-// Mode says how much of a sandbox there has to be.
+// Mode says how much of a sandbox workers must have. Off, On and Require demand ever more.
 type Mode int
 
 const (
 	Off     Mode = iota // workers are processes like any other of the executor's user
-	On                  // as much as this node allows; what is missing is logged
-	Require             // all of it, or no workers
+	On                  // as much as this node allows; the executor logs what is missing
+	Require             // a complete sandbox, or no workers
+	Auto                // Require or On: see Resolve
 )
 
-var modeNames = [...]string{"off", "on", "require"}
+var modeNames = [...]string{"off", "on", "require", "auto"}
 
 // String is the mode as settings have it.
 func (m Mode) String() string {
@@ -21,7 +22,7 @@ func (m Mode) String() string {
 	return modeNames[m]
 }
 
-// UnmarshalText reads off, on or require.
+// UnmarshalText reads auto, require, on or off.
 func (m *Mode) UnmarshalText(text []byte) error {
 	for i, name := range modeNames {
 		if name == string(text) {
@@ -29,5 +30,17 @@ func (m *Mode) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is neither on, require nor off", text)
+	return fmt.Errorf("%q is neither auto, require, on nor off", text)
+}
+
+// Resolve returns what Auto means for an executor that runs as root, or that belongs to a cluster with identities: Require if
+// either holds, because other people's code runs there, else On. Other modes stay as they are.
+func (m Mode) Resolve(root, identity bool) Mode {
+	switch {
+	case m != Auto:
+		return m
+	case root || identity:
+		return Require
+	}
+	return On
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestMode(t *testing.T) {
-	for _, m := range []Mode{Off, On, Require} {
+	for _, m := range []Mode{Off, On, Require, Auto} {
 		var got Mode
 		if err := got.UnmarshalText([]byte(m.String())); err != nil || got != m {
 			t.Errorf("%v is read as %v, %v", m, got, err)
@@ -19,6 +19,21 @@ func TestMode(t *testing.T) {
 		var m Mode
 		if err := m.UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q is read as %v", text, m)
+		}
+	}
+}
+
+func TestAutoMode(t *testing.T) {
+	for _, tc := range []struct {
+		set            Mode
+		root, identity bool
+		want           Mode
+	}{
+		{Auto, false, false, On}, {Auto, true, false, Require}, {Auto, false, true, Require}, {Auto, true, true, Require},
+		{Off, true, true, Off}, {On, true, true, On}, {Require, false, false, Require},
+	} {
+		if got := tc.set.Resolve(tc.root, tc.identity); got != tc.want {
+			t.Errorf("%v, root %v, identity %v: %v, want %v", tc.set, tc.root, tc.identity, got, tc.want)
 		}
 	}
 }

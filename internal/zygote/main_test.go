@@ -26,7 +26,7 @@ import (
 
 // Names of testdata/functions.c, in index order.
 var testNames = []string{"echo", "crash", "aborts", "exits", "hangs", "chatty", "forks", "allocates", "extras",
-	"thread_id", "threads", "fails", "surroundings", "runs_on", "takes_cpus"}
+	"thread_id", "threads", "fails", "surroundings", "runs_on", "takes_cpus", "mappings"}
 
 const (
 	fnEcho = iota
@@ -44,6 +44,7 @@ const (
 	fnSurroundings
 	fnRunsOn
 	fnTakesCPUs
+	fnMappings
 )
 
 const dataplane = "../dataplane"

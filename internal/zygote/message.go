@@ -262,7 +262,6 @@ func spawnBody(s *Spec) ([]byte, error) {
 	copy(b[248:], s.ClientBlob)
 	le.PutUint32(b[bodyUID:], s.UID)
 	le.PutUint32(b[bodyUID+4:], s.GID)
-	le.PutUint32(b[bodyUID+8:], s.Processes)
 	return b, nil
 }
 

@@ -48,7 +48,6 @@ int main(void) {
     m.body.blob_len = 5;
     m.body.uid = 0x00010203;
     m.body.gid = 0x00040506;
-    m.body.processes = 77;
     m.body.cpus[0] = 1 << 1;
     m.body.cpus[1] = 1 << 2;
     m.body.cpus[127] = 1 << 7;
@@ -78,7 +77,7 @@ var goldenSpec = Spec{
 	Provider: "verbs", Device: "mlx5_0", Port: 3, GIDIndex: -1, PKeyIndex: 0x1112, TrafficClass: 106, ServiceLevel: 7,
 	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
 	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
-	UID: 0x00010203, GID: 0x00040506, Processes: 77,
+	UID: 0x00010203, GID: 0x00040506,
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -25,6 +27,8 @@ type Sandbox struct {
 	UIDFile     string        // shared with others that give out UIDs on this node; "": none
 	// Processes is how many processes and threads a worker may have; 0: no limit.
 	Processes uint32
+	// Files is how many open files each process of a worker may have; 0: as many as the executor.
+	Files uint32
 
 	without   uint32 // parts that tests leave out
 	ownGroups string // file in the place of /proc/self/cgroup, for tests
@@ -58,6 +62,9 @@ func (s *Sandbox) arguments() []string {
 	}
 	if s.without != 0 {
 		args = append(args, fmt.Sprintf("--without=%d", s.without))
+	}
+	if s.Files != 0 {
+		args = append(args, fmt.Sprintf("--files=%d", s.Files))
 	}
 	for _, p := range s.paths() {
 		args = append(args, "--path="+p)
@@ -94,18 +101,25 @@ func (s *Sandbox) lacks(parts uint32, missing string) string {
 	return missing
 }
 
-// check refuses a zygote without what is required, and logs what is missing where it is not.
+// check refuses a zygote whose workers could not have the sandbox that is required, or would be root's. Otherwise it logs what is
+// missing.
 func (s *Sandbox) check(p *process, log *slog.Logger) error {
 	missing := s.lacks(p.parts, p.missing)
 	switch {
 	case missing == "":
 		return nil
 	case s.Mode == sandbox.Require:
-		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s", missing)
+		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s (docs/operations.md says how to mend each; "+
+			"--sandbox=on starts with what there is)", missing)
+	case p.parts&partUID == 0 && os.Geteuid() == 0:
+		return fmt.Errorf("%w: %s (start the executor as another user, or with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID)", errRootWorker, missing)
 	}
 	log.Warn("the sandbox of workers is incomplete", "missing", missing)
 	return nil
 }
+
+// errRootWorker: a worker in a sandbox is never root, which Landlock and a filter of system calls would hardly hold.
+var errRootWorker = errors.New("workers would run as root")
 
 // Lacks says what of a complete sandbox a worker program cannot give here, and why; "" if nothing. It starts the program and ends
 // it again; ctx bounds that.
@@ -147,16 +161,20 @@ type confinement struct {
 // confine takes what a worker needs and completes the message that asks for it.
 func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 	c := &confinement{body: body}
-	uid, gid, processes := s.UID, s.GID, s.Processes
+	uid, gid, processes := s.UID, s.GID, z.cfg.Sandbox.Processes
 	switch {
 	case !z.canGiveUID():
 		uid, gid, processes = 0, 0, 0 // the worker is whoever the executor is
-	case uid == 0 && z.cfg.Sandbox.UIDs.N > 0:
+	case uid != 0:
+		processes = ofAllWorkers(processes)
+	case z.cfg.Sandbox.UIDs.N > 0:
 		var err error
 		if c.uid, err = z.uids.Take(); err != nil {
 			return nil, err
 		}
-		uid, gid, processes = c.uid, c.uid, z.cfg.Sandbox.Processes
+		uid, gid = c.uid, c.uid
+	default:
+		return nil, fmt.Errorf("%w: set sandbox-uids, a range of user ids", errRootWorker)
 	}
 	c.body = slices.Clone(body)
 	binary.LittleEndian.PutUint32(c.body[bodyUID:], uid)
@@ -167,6 +185,13 @@ func (z *Zygote) confine(s *Spec, body []byte) (*confinement, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// ofAllWorkers is the limit on the processes of a verified user. The kernel counts all that the user has on the node, those of its
+// other workers and of its own jobs too, so that the limit of one worker would keep the next one from starting. A node has some 1024
+// process numbers for each CPU; this leaves half of them to others. The worker's control group has the limit of one worker.
+func ofAllWorkers(processes uint32) uint32 {
+	return uint32(min(uint64(processes)*uint64(runtime.NumCPU()), math.MaxUint32))
 }
 
 // enclose makes the control group of a worker, if there can be one. What clones the worker's guard brings the worker there.

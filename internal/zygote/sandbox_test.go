@@ -8,13 +8,14 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_000, N: 1000}, Processes: 200}
+var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_000, N: 1000}, Processes: 200, Files: 100}
 
 // What holds without a sandbox holds within: reports of deaths, limits, kills, a zygote that is replaced, workers in advance.
 func TestInSandbox(t *testing.T) {
@@ -56,7 +57,8 @@ func TestThreadInSandbox(t *testing.T) {
 	}
 }
 
-// Each part can be missing: it is named in one line of the log, workers run with the rest, and none run where all is required.
+// Each part can be missing: one line of the log names it, and workers run with the rest. Where all parts are required, or where a
+// worker would be root, none run.
 func TestIncompleteSandbox(t *testing.T) {
 	for part, names := range map[uint32]string{partUID: "user ids", partPIDs: "process name space", partFiles: "file system",
 		partNet: "network name space", partSeccomp: "filter of system calls", partLandlock: "Landlock", partAll &^ partPrivs: "Landlock"} {
@@ -64,16 +66,21 @@ func TestIncompleteSandbox(t *testing.T) {
 		s.without = part
 		var log bytes.Buffer
 		z, err := Start(t.Context(), Config{Path: workerPath(t), Log: slog.New(slog.NewTextHandler(&log, nil)), Sandbox: s})
-		if err != nil {
+		if os.Geteuid() == 0 && part&partUID != 0 {
+			if !errors.Is(err, errRootWorker) || !strings.Contains(err.Error(), names) {
+				t.Errorf("without %#x: %v", part, err)
+			}
+		} else if err != nil {
 			t.Fatal(err)
-		}
-		w := lease(t, z, startClient(t), nil)
-		if got := w.mustCall(t, fnEcho, []byte("x")); string(got) != "x" {
-			t.Errorf("without %#x: %q", part, got)
-		}
-		z.Close()
-		if text := log.String(); strings.Count(text, "the sandbox of workers is incomplete") != 1 || !strings.Contains(text, names) {
-			t.Errorf("without %#x: log %q does not say %q once", part, text, names)
+		} else {
+			w := lease(t, z, startClient(t), nil)
+			if got := w.mustCall(t, fnEcho, []byte("x")); string(got) != "x" {
+				t.Errorf("without %#x: %q", part, got)
+			}
+			z.Close()
+			if text := log.String(); strings.Count(text, "the sandbox of workers is incomplete") != 1 || !strings.Contains(text, names) {
+				t.Errorf("without %#x: log %q does not say %q once", part, text, names)
+			}
 		}
 		s.Mode = sandbox.Require
 		_, err = Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t), Sandbox: s})
@@ -125,6 +132,122 @@ func TestVerifiedUser(t *testing.T) {
 	w = lease(t, startZygote(t), startClient(t), func(s *Spec) { s.UID, s.GID = 4242, 4343 })
 	if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/status", w.PID())); err != nil || !strings.Contains(string(b), "\nUid:\t0\t0\t0\t0\n") {
 		t.Errorf("%v\n%s", err, b)
+	}
+}
+
+// No worker in a sandbox is root: neither where the executor has no user ids to give, nor if it forgets to ask for one.
+func TestNoWorkerIsRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the executor is not root")
+	}
+	testSandbox = confined
+	testSandbox.UIDs = sandbox.Range{}
+	defer func() { testSandbox = Sandbox{} }()
+	z, c := startZygote(t), startClient(t)
+	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
+	if _, err := z.Spawn(t.Context(), spec); !errors.Is(err, errRootWorker) {
+		t.Errorf("without a range of user ids: %v", err)
+	}
+	body, err := spawnBody(&spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := NamesMemfd(spec.Names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer names.Close()
+	if _, err = z.spawnConfined(t.Context(), &spec, &confinement{body: body}, names); err == nil || !strings.Contains(err.Error(), "would run as root") {
+		t.Errorf("a message without a user id: %v", err)
+	}
+	lease(t, z, c, func(s *Spec) { s.UID, s.GID = 4242, 4343 }).mustCall(t, fnEcho, []byte("x"))
+}
+
+// limits are the soft and hard limits of a process by name, as /proc shows them.
+func limits(t *testing.T, pid int) map[string][2]string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := make(map[string][2]string)
+	for line := range strings.Lines(string(b)) {
+		if name := strings.TrimSpace(line[:26]); strings.HasPrefix(name, "Max ") {
+			values := strings.Fields(line[26:])
+			list[strings.TrimPrefix(name, "Max ")] = [2]string{values[0], values[1]}
+		}
+	}
+	return list
+}
+
+// What a worker may use is bounded by hard limits, for a verified user too: its processes are counted with all others of that user.
+func TestWorkerLimits(t *testing.T) {
+	testSandbox = confined
+	defer func() { testSandbox = Sandbox{} }()
+	z, c := startZygote(t), startClient(t)
+	want := map[string]string{"core file size": "0", "open files": "100", "nice priority": "0", "locked memory": fmt.Sprint(8 << 20)}
+	root := os.Geteuid() == 0
+	check := func(name string, w *leased, processes int) {
+		t.Helper()
+		got := limits(t, w.PID())
+		if root {
+			want["processes"] = fmt.Sprint(processes)
+		}
+		for resource, most := range want {
+			if got[resource] != [2]string{most, most} {
+				t.Errorf("%s: %s: limits %q, want %s", name, resource, got[resource], most)
+			}
+		}
+	}
+	check("cloned for its lease", lease(t, z, c, nil), 200)
+	if root {
+		check("verified user", lease(t, z, c, func(s *Spec) { s.UID, s.GID = 4242, 4343 }), 200*runtime.NumCPU())
+	}
+	testSandbox = Sandbox{}
+	w := lease(t, startZygote(t), startClient(t), nil)
+	if got := limits(t, w.PID())["core file size"]; got != [2]string{"0", "0"} {
+		t.Errorf("without a sandbox: core file size: limits %q", got)
+	}
+}
+
+// zygoteMemory is how /proc shows the memory that the zygote shares with the stem.
+const zygoteMemory = "/dev/zero (deleted)"
+
+// No process that runs a user's code, nor its guard, has the memory that the zygote shares with the stem, whether or not there are
+// process name spaces.
+func TestZygoteMemoryIsNotInherited(t *testing.T) {
+	for name, without := range map[string]uint32{"whole": 0, "without process name spaces": partPIDs} {
+		testSandbox = confined
+		testSandbox.without = without
+		z := startZygote(t)
+		w := lease(t, z, startClient(t), nil)
+		if maps := string(w.mustCall(t, fnMappings, nil)); strings.Contains(maps, zygoteMemory) || !strings.Contains(maps, "memfd:") {
+			t.Errorf("%s: the worker maps\n%s", name, maps)
+		}
+		testSandbox = Sandbox{}
+		if without != 0 {
+			continue
+		}
+		children, _ := filepath.Glob("/proc/self/task/*/children")
+		guards := 0
+		for _, file := range children {
+			list, _ := os.ReadFile(file)
+			for _, pid := range strings.Fields(string(list)) {
+				if comm, _ := os.ReadFile("/proc/" + pid + "/comm"); string(comm) != "rfaas-guard\n" {
+					continue
+				}
+				maps, err := os.ReadFile("/proc/" + pid + "/maps")
+				if err != nil || len(maps) == 0 { // the stem is reaped later
+					continue
+				}
+				if guards++; strings.Contains(string(maps), zygoteMemory) {
+					t.Errorf("guard %s maps\n%s", pid, maps)
+				}
+			}
+		}
+		if guards == 0 && current(t, z).parts&partPIDs != 0 {
+			t.Error("no guard was looked at")
+		}
 	}
 }
 

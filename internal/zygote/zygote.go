@@ -68,8 +68,6 @@ type Spec struct {
 	// UID and GID are those of the user that the worker shall run as, who must have been verified; 0: one of the sandbox's own
 	// range, where it has one. Without a sandbox, or where the executor is not root, workers run as the executor's user.
 	UID, GID uint32
-	// Processes is how many processes and threads that user may have; 0: no limit. Only with an own user.
-	Processes uint32
 	// Symbol names a place in the user's library by its offset, for backtraces; "" if it has no name. May be nil.
 	Symbol func(offset uint64) string
 }
