@@ -45,6 +45,9 @@ const (
 	msgParked      msgType = 15
 	msgResume      msgType = 16
 	msgResumed     msgType = 17
+	msgInspect     msgType = 18
+	msgSymbols     msgType = 19
+	msgInspected   msgType = 20
 )
 
 // Statuses of dp_status.h that this package gives itself.

@@ -56,7 +56,8 @@ int main(void) {
     memcpy(m.body.blob, "\1\2\3\4\5", 5);
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_LOADED, DP_MSG_FAILED,
-        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_PARK, DP_MSG_PARKED, DP_MSG_RESUME, DP_MSG_RESUMED, DP_PREPARE_FDS, DP_LEASE_FDS,
+        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_PARK, DP_MSG_PARKED, DP_MSG_RESUME, DP_MSG_RESUMED, DP_MSG_INSPECT, DP_MSG_SYMBOLS,
+        DP_MSG_INSPECTED, DP_ELF_NAME_MAX, DP_ELF_NAMES_MAX, DP_ELF_FUNCTIONS_MAX, DP_ELF_OFFSETS_MAX, DP_ELF_LINE_MAX, DP_PREPARE_FDS, DP_LEASE_FDS,
         DP_SANDBOX_UID, DP_SANDBOX_PIDS,
         DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
         DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
@@ -70,6 +71,8 @@ int main(void) {
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         printf("%d ", constants[i]);
     printf("\n");
+    dp_msg_inspect inspect = {.memory_limit = 16 << 20, .cpu_seconds = 2, .n_offsets = 2, .offsets = {0x1122334455667788, 3}};
+    dump(&inspect, offsetof(dp_msg_inspect, offsets) + 2 * sizeof *inspect.offsets);
     return 0;
 }
 `
@@ -103,12 +106,16 @@ func TestMessagesMatchC(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, numbers, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	numbers, inspect, _ := strings.Cut(numbers, "\n")
+	if got := hex.EncodeToString(inspectBody([]uint64{0x1122334455667788, 3})); inspect != got {
+		t.Errorf("INSPECT: C  %s\nGo %s", inspect, got)
+	}
 	if c != got {
 		t.Errorf("C  %s\nGo %s", c, got)
 	}
 	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgLoaded), int(msgFailed),
 		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), int(msgPark), int(msgParked),
-		int(msgResume), int(msgResumed), 3, 2,
+		int(msgResume), int(msgResumed), int(msgInspect), int(msgSymbols), int(msgInspected), inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
 		partUID, partPIDs, partFiles, partIPC, partNet,
 		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),

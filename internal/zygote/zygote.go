@@ -70,8 +70,6 @@ type Spec struct {
 	UID, GID uint32
 	// Processes is how many processes and threads that user may have; 0: no limit. Only with an own user.
 	Processes uint32
-	// Symbol names a place in the user's library by its offset, for backtraces; "" if it has no name. May be nil.
-	Symbol func(offset uint64) string
 }
 
 // Zygote supervises the zygote process and holds the workers. All methods may be called by any goroutine.
@@ -84,6 +82,8 @@ type Zygote struct {
 	pool   pool
 	uids   *sandbox.UIDs
 	groups *sandbox.Groups // nil: none
+
+	inspectors inspectors
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
@@ -116,6 +116,8 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		groups:  groups,
 		workers: map[*Worker]struct{}{},
 		pool:    newPool(),
+
+		inspectors: newInspectors(),
 	}
 	z.shareUIDs()
 	z.ctx, z.cancel = context.WithCancel(context.Background())
