@@ -286,7 +286,7 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
         memory = NULL;
     }
     if (!memory && w->m->provider == DP_PROVIDER_VERBS)
-        memory = dp_ahead_map(DP_SERVER_REGIONS, dp_server_region(&cfg, w->m->blob, w->m->blob_len));
+        memory = dp_ahead_map(DP_SERVER_REGIONS, dp_server_region_for(&cfg, w->m->blob, w->m->blob_len));
     dp_cpus_get(&own);
     if (memory && dp_cpus_count(&own) > 1)
         dp_ahead_start(memory, &own);

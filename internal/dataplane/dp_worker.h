@@ -122,7 +122,7 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
  * bytes); in a sandbox up to DP_JOIN_FDS_MAX cgroup.procs of control groups to join, or the directory of one of version 2. Unused bytes are 0. In a PREPARE
- * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the limits of depth, eager and bulk are the sizes
+ * everything that only a lease knows is 0: CPUs, memory limit, functions, blob, sizes of the channel; the limits of depth, eager and bulk are the sizes
  * of the channel that is most likely (eager and bulk multiples of 64; depth 0: none is made ahead). The SPAWN that follows names
  * the same device, and its user and the number of processes do not count. */
 typedef struct dp_msg_spawn {
@@ -147,11 +147,16 @@ typedef struct dp_msg_spawn {
     uint32_t uid; /* to run as, 0: as the zygote */
     uint32_t gid;
     uint32_t processes; /* that its user may have, threads included; 0: no limit. With an own uid only */
+    /* Sizes of the client's channel, as the executor has read them from the blob: the zygote does not look into that. Depth 0: unknown. */
+    uint32_t channel_depth;
+    uint64_t channel_bulk;
+    uint32_t channel_eager;
     uint32_t pad1;
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
                    offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&
-                   offsetof(dp_msg_spawn, uid) == 504 && sizeof(dp_msg_spawn) == 520,
+                   offsetof(dp_msg_spawn, uid) == 504 && offsetof(dp_msg_spawn, channel_depth) == 516 &&
+                   offsetof(dp_msg_spawn, channel_bulk) == 520 && sizeof(dp_msg_spawn) == 536,
                "spawn message layout");
 
 /* Body of INSPECT and SYMBOLS, which a prepared worker gets instead of a SPAWN: as many offsets as n_offsets says, and no byte more.

@@ -168,9 +168,9 @@ static int check_device(const char *device, size_t room, dp_error *err) {
 
 /* What a worker needs that waits for its lease, and nothing else. */
 static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
-    if (m->n_functions || m->blob_len || m->memory_limit || !all_zero(m->cpus, sizeof m->cpus) ||
-        !all_zero(m->blob, sizeof m->blob))
-        return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, memory limit or CPUs");
+    if (m->n_functions || m->blob_len || m->memory_limit || m->channel_depth || m->channel_eager || m->channel_bulk ||
+        !all_zero(m->cpus, sizeof m->cpus) || !all_zero(m->blob, sizeof m->blob))
+        return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, channel, memory limit or CPUs");
     if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
         check_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
@@ -190,6 +190,8 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
         {"reserved byte", m->pad0, 0, 0},
         {"reserved word", m->pad1, 0, 0},
+        {"channel depth", m->channel_depth, 0, DP_DEPTH_MAX},
+        {"channel eager size", m->channel_eager, 0, DP_EAGER_MAX},
         {"GID index", m->gid_index, -1, 255},
         {"P_Key index", m->pkey_index, 0, 65535},
         {"traffic class", m->traffic_class, 0, 255},
@@ -203,6 +205,9 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (check_range(ranges[i].what, ranges[i].v, ranges[i].low, ranges[i].high, err) != DP_OK)
             return DP_INVALID;
+    if (m->channel_bulk > DP_BULK_MAX)
+        return dp_fail(err, DP_INVALID, 0, "spawn: channel bulk size %llu not in 0..%llu", (unsigned long long)m->channel_bulk,
+                       (unsigned long long)DP_BULK_MAX);
     if (m->max_bulk > DP_BULK_MAX)
         return dp_fail(err, DP_INVALID, 0, "spawn: bulk limit %llu not in 0..%llu", (unsigned long long)m->max_bulk,
                        (unsigned long long)DP_BULK_MAX);

@@ -81,6 +81,7 @@ func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s := h.spec
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
 	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
+		s.Channel = zygote.Channel{Depth: uint32(b.Depth), Eager: b.Eager, Bulk: b.Bulk}
 		s.ChannelMemory = channelMemory(uint64(b.Depth), uint64(b.Eager), b.Bulk)
 	}
 	return s

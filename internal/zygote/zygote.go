@@ -53,6 +53,7 @@ type Spec struct {
 	Names      []string // functions, in index order
 	NamesFile  *os.File // the same of NamesMemfd, stays the caller's; nil: made anew for each worker
 	ClientBlob []byte   // the client's channel blob
+	Channel    Channel  // its sizes, as the caller has read them from the blob; zero: unknown
 
 	// What the client may ask for at most; 0 is the protocol's own limit.
 	MaxDepth uint32
@@ -70,6 +71,13 @@ type Spec struct {
 	UID, GID uint32
 	// Processes is how many processes and threads that user may have; 0: no limit. Only with an own user.
 	Processes uint32
+}
+
+// Channel is the sizes of a client's channel. The zygote has memory for such a channel ready for the next worker, and does not read
+// the client's blob for that.
+type Channel struct {
+	Depth, Eager uint32
+	Bulk         uint64
 }
 
 // Zygote supervises the zygote process and holds the workers. All methods may be called by any goroutine.
