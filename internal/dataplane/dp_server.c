@@ -110,13 +110,23 @@ int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **o
     return st;
 }
 
-uint64_t dp_server_region(const dp_server_config *cfg, const void *client_blob, uint32_t len) {
+uint64_t dp_server_region(const dp_channel_config *sizes) {
+    dp_layout l;
+    if (!sizes->depth)
+        return 0;
+    dp_layout_set(&l, sizes->depth, sizes->eager, sizes->bulk);
+    return (l.size + 4095) & ~4095ull;
+}
+
+uint64_t dp_server_region_for(const dp_server_config *cfg, const void *client_blob, uint32_t len) {
     dp_side client;
     dp_error why;
     int st = dp_side_decode(client_blob, len, DP_ROLE_CLIENT, DP_PROVIDER_VERBS, &client, &why);
     if (!st)
         st = check_limits(cfg, &client.layout, &why);
-    return st ? 0 : (client.layout.size + 4095) & ~4095ull;
+    if (st)
+        return 0;
+    return dp_server_region(&(dp_channel_config){client.layout.depth, client.layout.eager, client.layout.bulk});
 }
 
 bool dp_server_made_ahead(const dp_server *s) { return s->ahead; }

@@ -230,14 +230,17 @@ static void open_device(worker *w) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
-/* A prepared worker's lease. */
-static void wait_for_lease(worker *w, dp_msg_spawn *lease) {
+/* Waits for a prepared worker's lease. A worker that gets a library to read instead does not return from here. */
+static void wait_for_lease(worker *w, dp_msg_task *task) {
     dp_msg_send(FD_SOCK, DP_MSG_PREPARED, w->id, NULL, 0, -1);
     dp_error err = {0};
     int fds[DP_LEASE_FDS];
-    int st = dp_msg_recv_lease(FD_SOCK, lease, fds, &err);
+    int st = dp_msg_recv_task(FD_SOCK, task, fds, &err);
     if (st == DP_CANCELLED)
         leave(DP_EXIT_STOPPED);
+    if (st == DP_OK && task->type != DP_MSG_SPAWN)
+        dp_worker_inspect(FD_SOCK, w->id, task, fds, w->memory);
+    const dp_msg_spawn *lease = &task->lease;
     if (st == DP_OK && (lease->provider != w->m->provider || strcmp(lease->device, w->m->device)))
         st = dp_fail(&err, DP_INVALID, 0, "prepared for provider %u, device \"%s\", not %u, \"%s\"", w->m->provider,
                      w->m->device, lease->provider, lease->device);
@@ -284,7 +287,7 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
         memory = NULL;
     }
     if (!memory && w->m->provider == DP_PROVIDER_VERBS)
-        memory = dp_ahead_map(DP_SERVER_REGIONS, dp_server_region(&cfg, w->m->blob, w->m->blob_len));
+        memory = dp_ahead_map(DP_SERVER_REGIONS, dp_server_region_for(&cfg, w->m->blob, w->m->blob_len));
     dp_cpus_get(&own);
     if (memory && dp_cpus_count(&own) > 1)
         dp_ahead_start(memory, &own);
@@ -524,10 +527,10 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     bool device = m->provider == DP_PROVIDER_VERBS, early = !m->n_functions;
     if (device)
         enter_sandbox(&w, false);
-    dp_msg_spawn lease;
+    dp_msg_task task;
     if (early) {
         prepare(&w);
-        wait_for_lease(&w, &lease);
+        wait_for_lease(&w, &task);
     }
     pin(&w);
     if (early) {

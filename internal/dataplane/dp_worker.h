@@ -17,6 +17,10 @@
  *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
  *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; LOADED follows
+ *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit
+ *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  functions' names in the output; or FAILED {status, text}
+ *   executor ── worker socket ──▶ worker      SYMBOLS + fds {code, output}: likewise, what is at these offsets of a library
+ *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  one line in the output for each offset
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, spin no more
@@ -40,6 +44,8 @@
  *   dp_worker_spare.c   memory for its channel that the zygote has ready
  *   dp_worker_sandbox.h what confines it
  *   dp_worker_load.c    checking and loading the user's library
+ *   dp_worker_inspect.c reading a library for the executor, without running it: INSPECT, SYMBOLS
+ *   dp_worker_elf.h     the reader of ELF files that this takes
  *   dp_worker_crash.c   what is left behind when user code ends the process
  *   dp_worker_main.c    main() of rfaas-worker
  */
@@ -52,6 +58,7 @@
 
 #include "dp_serve.h"
 #include "dp_wire.h"
+#include "dp_worker_elf.h"
 #include "dp_worker_sandbox.h"
 
 #define DP_MSG_MAGIC 0x4b574652u /* "RFWK" */
@@ -75,6 +82,9 @@ enum {
     DP_MSG_PARKED = 15,
     DP_MSG_RESUME = 16, /* body: the client's channel blob, as in SPAWN but of another generation */
     DP_MSG_RESUMED = 17, /* body: the worker's */
+    DP_MSG_INSPECT = 18, /* body: dp_msg_inspect without offsets */
+    DP_MSG_SYMBOLS = 19, /* body: dp_msg_inspect with at least one */
+    DP_MSG_INSPECTED = 20, /* body {u32 names or lines, u32 bytes of them in the output} */
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker
@@ -105,14 +115,14 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */
 #define DP_SPAWN_FDS 5
 #define DP_PREPARE_FDS 3           /* of PREPARE: worker socket, log, page */
-#define DP_LEASE_FDS 2             /* of a SPAWN that a prepared worker gets: code, names */
+#define DP_LEASE_FDS 2             /* of what a prepared worker gets: code and names, or code and output */
 
 #define DP_JOIN_FDS_MAX 10
 
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
  * bytes); in a sandbox up to DP_JOIN_FDS_MAX control groups to join (dp_guard_files). Unused bytes are 0. In a PREPARE
- * everything that only a lease knows is 0: CPUs, memory limit, functions, blob; the limits of depth, eager and bulk are the sizes
+ * everything that only a lease knows is 0: CPUs, memory limit, functions, blob, sizes of the channel; the limits of depth, eager and bulk are the sizes
  * of the channel that is most likely (eager and bulk multiples of 64; depth 0: none is made ahead). The SPAWN that follows names
  * the same device, and its user and the number of processes do not count. */
 typedef struct dp_msg_spawn {
@@ -137,12 +147,29 @@ typedef struct dp_msg_spawn {
     uint32_t uid; /* to run as, 0: as the zygote */
     uint32_t gid;
     uint32_t processes; /* that its user may have, threads included; 0: no limit. With an own uid only */
+    /* Sizes of the client's channel, as the executor has read them from the blob: the zygote does not look into that. Depth 0: unknown. */
+    uint32_t channel_depth;
+    uint64_t channel_bulk;
+    uint32_t channel_eager;
     uint32_t pad1;
 } dp_msg_spawn;
 _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, cpus) == 56 &&
                    offsetof(dp_msg_spawn, device) == 184 && offsetof(dp_msg_spawn, blob) == 248 &&
-                   offsetof(dp_msg_spawn, uid) == 504 && sizeof(dp_msg_spawn) == 520,
+                   offsetof(dp_msg_spawn, uid) == 504 && offsetof(dp_msg_spawn, channel_depth) == 516 &&
+                   offsetof(dp_msg_spawn, channel_bulk) == 520 && sizeof(dp_msg_spawn) == 536,
                "spawn message layout");
+
+/* Body of INSPECT and SYMBOLS, which a prepared worker gets instead of a SPAWN: as many offsets as n_offsets says, and no byte more.
+ * Descriptors: code memfd (sealed), output memfd, whose size is fixed: DP_ELF_NAMES_MAX bytes, or DP_ELF_LINE_MAX for each offset. */
+typedef struct dp_msg_inspect {
+    uint64_t memory_limit; /* bytes of private writable memory that reading may add */
+    uint32_t cpu_seconds;  /* processor time of the process, at least 1 */
+    uint32_t n_offsets;    /* of INSPECT 0, of SYMBOLS 1..DP_ELF_OFFSETS_MAX */
+    uint64_t offsets[DP_ELF_OFFSETS_MAX];
+} dp_msg_inspect;
+_Static_assert(offsetof(dp_msg_inspect, cpu_seconds) == 8 && offsetof(dp_msg_inspect, offsets) == 16 &&
+                   sizeof(dp_msg_inspect) + sizeof(dp_msg_head) <= DP_MSG_MAX,
+               "inspect message layout");
 
 /* Body of SPAWNED and STARTED: {u32 pid}. Body of LOADED: {u32 functions}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
@@ -210,9 +237,18 @@ int dp_msg_send_fds(int sock, uint16_t type, uint32_t id, const void *body, uint
 /* Sends {status, text}; text longer than a packet is cut. */
 int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
 
-/* dp_msg_recv_lease waits for the SPAWN that ends a prepared worker's waiting and checks it. DP_OK, DP_CANCELLED (told to
- * stop, or the executor is gone), or why it cannot be served. fds are the receiver's after DP_OK. */
-int dp_msg_recv_lease(int sock, dp_msg_spawn *m, int fds[DP_LEASE_FDS], dp_error *err);
+/* What ends a prepared worker's waiting: its lease, or a library to read. */
+typedef struct dp_msg_task {
+    uint16_t type; /* DP_MSG_SPAWN, DP_MSG_INSPECT or DP_MSG_SYMBOLS */
+    union {
+        dp_msg_spawn lease;
+        dp_msg_inspect inspect;
+    };
+} dp_msg_task;
+
+/* dp_msg_recv_task waits for a prepared worker's task and checks it. DP_OK, DP_CANCELLED (told to stop, or the executor is gone),
+ * or why it cannot be done. fds are the receiver's after DP_OK. */
+int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_error *err);
 
 typedef struct dp_worker_fds {
     int sock, code, names, log, page;
@@ -241,6 +277,11 @@ dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
  * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays
  * loaded and the table allocated until the process ends. Runs the library's constructors. */
 int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
+
+/* dp_worker_inspect does the task of an INSPECT or SYMBOLS and ends the process. The process has memory bytes of private writable
+ * memory. It runs no code of the library: it limits itself, takes all system calls from itself but those that send the answer, and
+ * only then reads the file. */
+_Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task, const int fds[DP_LEASE_FDS], uint64_t memory);
 
 /* dp_worker_pin binds the process to the CPUs of DP_CPUS_MAX bits; none: it stays as it is. An error names the first that is not
  * there. dp_worker_memory is what the process has of private writable memory, in bytes, and dp_worker_limit_memory bounds what it may

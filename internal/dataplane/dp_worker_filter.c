@@ -317,17 +317,42 @@ static void build(program *p, dp_filter part, bool fixed_cpus) {
         build_list(p, part == DP_FILTER_CONNECTS, fixed_cpus);
 }
 
-int dp_sandbox_filter(dp_filter part, bool fixed_cpus) {
-    program p;
-    build(&p, part, fixed_cpus);
-    if (p.n > PROGRAM_MAX)
+static int install(program *p) {
+    if (p->n > PROGRAM_MAX)
         return E2BIG;
-    struct sock_fprog f = {(unsigned short)p.n, p.code};
+    struct sock_fprog f = {(unsigned short)p->n, p->code};
     const unsigned long all_threads = SECCOMP_FILTER_FLAG_TSYNC;
     long st = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all_threads | SECCOMP_FILTER_FLAG_SPEC_ALLOW, &f);
     if (st < 0 && errno == EINVAL) /* before 4.17 */
         st = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, all_threads, &f);
     return st < 0 ? errno : st > 0 ? EBUSY : 0;
+}
+
+int dp_sandbox_filter(dp_filter part, bool fixed_cpus) {
+    program p;
+    build(&p, part, fixed_cpus);
+    return install(&p);
+}
+
+int dp_sandbox_filter_reader(void) {
+    static const int calls[] = {SYS_rt_sigreturn, SYS_exit_group};
+    program p = {.n = 0};
+    load(&p, offsetof(struct seccomp_data, arch));
+    equal(&p, ARCH, 1, 0);
+    give(&p, SECCOMP_RET_KILL_PROCESS);
+    load(&p, offsetof(struct seccomp_data, nr));
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        equal(&p, (uint32_t)calls[i], 0, 1);
+        give(&p, SECCOMP_RET_ALLOW);
+    }
+    equal(&p, SYS_sendto, 0, 3);
+    load(&p, offsetof(struct seccomp_data, args) + 8u * 5u); /* the length of an address: none */
+    equal(&p, 0, 0, 1);
+    give(&p, SECCOMP_RET_ALLOW);
+    give(&p, SECCOMP_RET_KILL_PROCESS);
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        return errno;
+    return install(&p);
 }
 
 bool dp_sandbox_filter_works(void) {

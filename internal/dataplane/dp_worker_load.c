@@ -24,18 +24,6 @@
 #define F_SEAL_WRITE 8
 #endif
 
-#if defined(__x86_64__)
-#define HOST_MACHINE EM_X86_64
-#elif defined(__aarch64__)
-#define HOST_MACHINE EM_AARCH64
-#elif defined(__powerpc64__)
-#define HOST_MACHINE EM_PPC64
-#elif defined(__riscv)
-#define HOST_MACHINE EM_RISCV
-#else
-#error "name this architecture's ELF machine"
-#endif
-
 #define PROGRAM_HEADERS_MAX 512
 
 typedef struct reason {
@@ -89,9 +77,9 @@ static int check_ident(const unsigned char *ident, ssize_t n, reason *r) {
 }
 
 static int check_header(const Elf64_Ehdr *h, reason *r) {
-    if (h->e_machine != HOST_MACHINE)
+    if (h->e_machine != DP_ELF_MACHINE)
         return refuse(r, DP_BAD_LIBRARY, "built for %s (ELF machine %u), this node is %s", machine_name(h->e_machine),
-                      h->e_machine, machine_name(HOST_MACHINE));
+                      h->e_machine, machine_name(DP_ELF_MACHINE));
     if (h->e_type != ET_DYN)
         return refuse(r, DP_BAD_LIBRARY, "not a shared library but %s (ELF type %u; link with -shared -fPIC)",
                       h->e_type == ET_REL    ? "an object file"

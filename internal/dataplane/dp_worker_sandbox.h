@@ -115,6 +115,9 @@ int dp_sandbox_landlock_version(void);
  * with takes the kernel long to take in; the rest is a few instructions. 0 or an errno. */
 typedef enum dp_filter { DP_FILTER_ALL, DP_FILTER_CONNECTS /* what connecting takes is allowed */, DP_FILTER_REST } dp_filter;
 int dp_sandbox_filter(dp_filter part, bool fixed_cpus);
+/* dp_sandbox_filter_reader takes every system call from the process but send() on a socket that is connected, the return from a signal
+ * handler, and exit_group(): any other one ends it. It comes in the place of the filters above, or after DP_FILTER_CONNECTS. 0 or an errno. */
+int dp_sandbox_filter_reader(void);
 /* false with errno */
 bool dp_sandbox_filter_works(void);
 int dp_sandbox_drop_capabilities(void);

@@ -39,8 +39,8 @@ dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m) {
         drop(s);
     if (m->provider != DP_PROVIDER_VERBS || !m->n_functions)
         return NULL;
-    dp_server_config cfg = {(dp_wait_mode)m->wait_mode, m->max_depth, m->max_eager, m->max_bulk};
-    uint64_t size = dp_server_region(&cfg, m->blob, m->blob_len);
+    /* What the executor says of the client's channel. Sizes that are wrong cost time and nothing else: the worker compares. */
+    uint64_t size = dp_server_region(&(dp_channel_config){m->channel_depth, m->channel_eager, m->channel_bulk});
     if (s->memory && size == s->size && dp_ahead_pass(s->memory, true)) {
         s->given = true;
         return s->memory;

@@ -169,9 +169,9 @@ static int check_device(const char *device, size_t room, dp_error *err) {
 
 /* What a worker needs that waits for its lease, and nothing else. */
 static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
-    if (m->n_functions || m->blob_len || m->memory_limit || !all_zero(m->cpus, sizeof m->cpus) ||
-        !all_zero(m->blob, sizeof m->blob))
-        return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, memory limit or CPUs");
+    if (m->n_functions || m->blob_len || m->memory_limit || m->channel_depth || m->channel_eager || m->channel_bulk ||
+        !all_zero(m->cpus, sizeof m->cpus) || !all_zero(m->blob, sizeof m->blob))
+        return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, channel, memory limit or CPUs");
     if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
         check_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
@@ -191,6 +191,8 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
         {"reserved byte", m->pad0, 0, 0},
         {"reserved word", m->pad1, 0, 0},
+        {"channel depth", m->channel_depth, 0, DP_DEPTH_MAX},
+        {"channel eager size", m->channel_eager, 0, DP_EAGER_MAX},
         {"GID index", m->gid_index, -1, 255},
         {"P_Key index", m->pkey_index, 0, 65535},
         {"traffic class", m->traffic_class, 0, 255},
@@ -204,6 +206,9 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
         if (check_range(ranges[i].what, ranges[i].v, ranges[i].low, ranges[i].high, err) != DP_OK)
             return DP_INVALID;
+    if (m->channel_bulk > DP_BULK_MAX)
+        return dp_fail(err, DP_INVALID, 0, "spawn: channel bulk size %llu not in 0..%llu", (unsigned long long)m->channel_bulk,
+                       (unsigned long long)DP_BULK_MAX);
     if (m->max_bulk > DP_BULK_MAX)
         return dp_fail(err, DP_INVALID, 0, "spawn: bulk limit %llu not in 0..%llu", (unsigned long long)m->max_bulk,
                        (unsigned long long)DP_BULK_MAX);
@@ -212,8 +217,7 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
     return check_device(m->device, sizeof m->device, err);
 }
 
-/* The head, the length and the descriptors, of which `fds` come with a SPAWN; then the body. */
-static int check_packet_for(const packet *p, int fds, dp_error *err) {
+static int check_head(const packet *p, dp_error *err) {
     if (p->len < sizeof(dp_msg_head))
         return dp_fail(err, DP_PROTOCOL, 0, "message of %zu bytes, the head alone has %zu", p->len,
                        sizeof(dp_msg_head));
@@ -222,24 +226,67 @@ static int check_packet_for(const packet *p, int fds, dp_error *err) {
     if (p->head.version != DP_WIRE_VERSION)
         return dp_fail(err, DP_PROTOCOL, 0, "message of wire version %u, this is rfaas-worker of version %d",
                        p->head.version, DP_WIRE_VERSION);
-    bool prepare = fds == DP_SPAWN_FDS && p->head.type == DP_MSG_PREPARE;
-    if (prepare)
-        fds = DP_PREPARE_FDS;
-    if (p->head.type != DP_MSG_SPAWN && !prepare)
-        return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN", p->head.type);
-    if (p->cut)
-        return dp_fail(err, DP_PROTOCOL, 0, "spawn: more than %d bytes or %d descriptors", DP_MSG_MAX, FDS_TAKEN);
-    if (p->head.len != p->len - sizeof(dp_msg_head) || p->head.len != sizeof(dp_msg_spawn))
-        return dp_fail(err, DP_PROTOCOL, 0, "spawn: body of %zu bytes, %u announced, %zu needed",
-                       p->len - sizeof(dp_msg_head), p->head.len, sizeof(dp_msg_spawn));
-    if (p->n_fds < fds || p->n_fds > fds + (fds == DP_LEASE_FDS ? 0 : DP_JOIN_FDS_MAX))
-        return dp_fail(err, DP_PROTOCOL, 0, "spawn: %d descriptors, %d needed", p->n_fds, fds);
     return DP_OK;
 }
 
-static int check_packet(const packet *p, dp_error *err) { return check_packet_for(p, DP_SPAWN_FDS, err); }
+/* Length and number of descriptors: fds of them, and up to `more`. */
+static int check_size(const packet *p, const char *what, size_t body, int fds, int more, dp_error *err) {
+    if (p->cut)
+        return dp_fail(err, DP_PROTOCOL, 0, "%s: more than %d bytes or %d descriptors", what, DP_MSG_MAX, FDS_TAKEN);
+    if (p->head.len != p->len - sizeof(dp_msg_head) || p->head.len != body)
+        return dp_fail(err, DP_PROTOCOL, 0, "%s: body of %zu bytes, %u announced, %zu needed", what, p->len - sizeof(dp_msg_head),
+                       p->head.len, body);
+    if (p->n_fds < fds || p->n_fds > fds + more)
+        return dp_fail(err, DP_PROTOCOL, 0, "%s: %d descriptors, %d needed", what, p->n_fds, fds);
+    return DP_OK;
+}
 
-int dp_msg_recv_lease(int sock, dp_msg_spawn *m, int fds[DP_LEASE_FDS], dp_error *err) {
+/* A message to the zygote: a SPAWN or PREPARE. The body is not looked at. */
+static int check_packet(const packet *p, dp_error *err) {
+    int st = check_head(p, err);
+    if (st != DP_OK)
+        return st;
+    if (p->head.type != DP_MSG_SPAWN && p->head.type != DP_MSG_PREPARE)
+        return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN", p->head.type);
+    int fds = p->head.type == DP_MSG_PREPARE ? DP_PREPARE_FDS : DP_SPAWN_FDS;
+    return check_size(p, "spawn", sizeof(dp_msg_spawn), fds, DP_JOIN_FDS_MAX, err);
+}
+
+/* An INSPECT or SYMBOLS, whose length depends on how many offsets it has. */
+static int check_inspect(const packet *p, dp_msg_inspect *m, dp_error *err) {
+    const size_t fixed = offsetof(dp_msg_inspect, offsets);
+    bool symbols = p->head.type == DP_MSG_SYMBOLS;
+    memset(m, 0, sizeof *m);
+    if (p->len >= sizeof p->head + fixed)
+        memcpy(m, p->bytes + sizeof p->head, fixed);
+    if (m->n_offsets > DP_ELF_OFFSETS_MAX || symbols != (m->n_offsets > 0))
+        return dp_fail(err, DP_INVALID, 0, "inspect: %u offsets", m->n_offsets);
+    int st = check_size(p, "inspect", fixed + m->n_offsets * sizeof *m->offsets, DP_LEASE_FDS, 0, err);
+    if (st != DP_OK)
+        return st;
+    if (!m->cpu_seconds)
+        return dp_fail(err, DP_INVALID, 0, "inspect: no processor time");
+    memcpy(m->offsets, p->bytes + sizeof p->head + fixed, m->n_offsets * sizeof *m->offsets);
+    return DP_OK;
+}
+
+static int check_task(const packet *p, dp_msg_task *task, dp_error *err) {
+    int st = check_head(p, err);
+    if (st != DP_OK)
+        return st;
+    task->type = p->head.type;
+    if (task->type == DP_MSG_INSPECT || task->type == DP_MSG_SYMBOLS)
+        return check_inspect(p, &task->inspect, err);
+    if (task->type != DP_MSG_SPAWN)
+        return dp_fail(err, DP_PROTOCOL, 0, "message of type %u, not SPAWN, INSPECT or SYMBOLS", task->type);
+    st = check_size(p, "spawn", sizeof task->lease, DP_LEASE_FDS, 0, err);
+    if (st != DP_OK)
+        return st;
+    memcpy(&task->lease, p->bytes + sizeof p->head, sizeof task->lease);
+    return check_spawn(&task->lease, err);
+}
+
+int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_error *err) {
     packet p;
     int got = packet_recv(sock, &p);
     if (got <= 0 || (p.len == sizeof p.head && (p.head.type == DP_MSG_STOP || p.head.type == DP_MSG_FINISH))) {
@@ -247,11 +294,7 @@ int dp_msg_recv_lease(int sock, dp_msg_spawn *m, int fds[DP_LEASE_FDS], dp_error
             packet_close(&p);
         return DP_CANCELLED;
     }
-    int st = check_packet_for(&p, DP_LEASE_FDS, err);
-    if (st == DP_OK) {
-        memcpy(m, p.bytes + sizeof p.head, sizeof *m);
-        st = check_spawn(m, err);
-    }
+    int st = check_task(&p, task, err);
     if (st != DP_OK) {
         packet_close(&p);
         return st;

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -45,7 +46,8 @@ func (c *code) usable(owner string) bool { return owner == "" || c.owners[owner]
 // anybody may use it. Libraries that no lease uses make room for new ones, the longest unused first.
 type codeStore struct {
 	limit, total uint64 // bytes of one library, of all
-	inspect      func(*os.File) ([]string, error)
+	// Reads the functions of a library in a process of its own, which takes some milliseconds.
+	inspect func(context.Context, *os.File) ([]string, error)
 
 	mu      sync.Mutex
 	used    uint64 // bytes, those being uploaded included
@@ -69,9 +71,9 @@ func (s *codeStore) within(size uint64) time.Duration {
 	return s.pause + time.Duration(float64(size)/s.slowest*float64(time.Second))
 }
 
-func newCodeStore(limit, total uint64, node *glibc) *codeStore {
-	return &codeStore{limit: limit, total: total, codes: map[sum]*code{}, uploads: map[sending]chan struct{}{}, pause: uploadPause, slowest: slowestUpload,
-		inspect: func(f *os.File) ([]string, error) { return inspect(f, node) }}
+func newCodeStore(limit, total uint64, inspect func(context.Context, *os.File) ([]string, error)) *codeStore {
+	return &codeStore{limit: limit, total: total, codes: map[sum]*code{}, uploads: map[sending]chan struct{}{}, pause: uploadPause,
+		slowest: slowestUpload, inspect: inspect}
 }
 
 // acquire returns the library with a reference, nil if the node does not have it from that owner.
@@ -121,7 +123,7 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 			return nil, false, control.Errorf(control.ClassConnection, "upload: %v", context.Cause(ctx))
 		}
 	}
-	c, err := s.receive(h, size, next)
+	c, err := s.receive(ctx, h, size, next)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.uploads[u])
@@ -205,7 +207,7 @@ func (s *codeStore) evict() bool {
 }
 
 // receive reads, checks and seals a library.
-func (s *codeStore) receive(h sum, size uint64, next func() ([]byte, error)) (*code, error) {
+func (s *codeStore) receive(ctx context.Context, h sum, size uint64, next func() ([]byte, error)) (*code, error) {
 	p := &pieces{next: next, left: size}
 	hash := sha256.New()
 	f, err := zygote.SealedMemfd("rfaas-code", io.TeeReader(p, hash), int64(size))
@@ -215,7 +217,7 @@ func (s *codeStore) receive(h sum, size uint64, next func() ([]byte, error)) (*c
 	if err != nil {
 		return nil, grpcError(err)
 	}
-	names, err := s.check(f, h, sum(hash.Sum(nil)))
+	names, err := s.check(ctx, f, h, sum(hash.Sum(nil)))
 	if err != nil {
 		f.Close()
 		return nil, err
@@ -227,15 +229,21 @@ func (s *codeStore) receive(h sum, size uint64, next func() ([]byte, error)) (*c
 	return c, nil
 }
 
-func (s *codeStore) check(f *os.File, announced, got sum) ([]string, error) {
+func (s *codeStore) check(ctx context.Context, f *os.File, announced, got sum) ([]string, error) {
 	if got != announced {
 		return nil, mismatch(announced, got)
 	}
-	names, err := s.inspect(f)
-	if err != nil {
-		return nil, control.StatusError(statusBadLibrary, fmt.Sprintf("library %x: %v", announced[:6], err))
+	names, err := s.inspect(ctx, f)
+	var bad *zygote.WorkerError
+	switch {
+	case err == nil:
+		return names, nil
+	case errors.As(err, &bad):
+		return nil, control.StatusError(bad.Status, fmt.Sprintf("library %x: %v", announced[:6], err))
+	case isScarce(err), errors.Is(err, context.DeadlineExceeded):
+		return nil, control.Errorf(control.ClassBusy, "library %x: %v", announced[:6], err)
 	}
-	return names, nil
+	return nil, grpcError(fmt.Errorf("library %x: %w", announced[:6], err))
 }
 
 func mismatch(announced, got sum) error {

@@ -32,7 +32,7 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 	}
 	alive := time.NewTicker(aliveEvery)
 	defer alive.Stop()
-	t := teller{h: h, presence: presence, told: make([]uint64, len(h.seats))}
+	t := newTeller(h, presence)
 	for {
 		events, last, changed, err := t.news()
 		if err != nil {
@@ -75,6 +75,19 @@ type teller struct {
 	sent     [2]*control.Event // the latest notice, and that the node drains
 }
 
+// newTeller makes a stream's memory. Deaths of workers that have been replaced are no news to a new stream.
+func newTeller(h *holding, presence uint64) *teller {
+	t := &teller{h: h, presence: presence, told: make([]uint64, len(h.seats))}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.seats {
+		if !h.seats[i].dead {
+			t.told[i] = h.seats[i].deaths
+		}
+	}
+	return t
+}
+
 // news returns what the stream has not told yet; last says that nothing will follow, changed is closed when there is more.
 func (t *teller) news() (events []*control.Event, last bool, changed <-chan struct{}, err error) {
 	h := t.h
@@ -100,18 +113,15 @@ func (t *teller) news() (events []*control.Event, last bool, changed <-chan stru
 	return events, last, h.changed, nil
 }
 
-// deaths appends the workers that are dead and not told yet. Under the holding's lock.
+// deaths appends the latest death of each seat that is not told yet. Under the holding's lock.
 func (t *teller) deaths(events []*control.Event) []*control.Event {
 	for i := range t.h.seats {
 		s := &t.h.seats[i]
-		if !s.dead || t.told[i] == s.deaths {
+		if t.told[i] == s.deaths {
 			continue
 		}
 		t.told[i] = s.deaths
-		x := s.worker.Exit()
-		events = append(events, &control.Event{Kind: control.Event_KIND_WORKER_DIED, Worker: uint32(i),
-			Pid: int32(s.worker.PID()), Reason: x.Reason, OutputTail: x.OutputTail, Status: x.Status,
-			Function: x.Function, Backtrace: x.Backtrace})
+		events = append(events, s.death)
 	}
 	return events
 }

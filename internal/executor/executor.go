@@ -74,7 +74,7 @@ func New(cfg Config) (*Executor, error) {
 	}
 	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, kept: map[lease.ID]*kept{},
 		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
-		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), nodeGlibc(s.Worker))}
+		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)}
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
 		e.maxWorkers = lends
 	}

@@ -48,8 +48,10 @@ type fakeSpawner struct {
 	// before, if set, runs before a worker starts; its error is the spawn's.
 	before func(ctx context.Context, s zygote.Spec) error
 	// reap, if set, runs between a worker's end and Done.
-	reap  func(w *fakeWorker)
-	verbs int
+	reap func(w *fakeWorker)
+	// symbols, if set, names places of a library.
+	symbols func(offsets []uint64) []string
+	verbs   int
 
 	mu      sync.Mutex
 	pid     int
@@ -97,6 +99,19 @@ func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) 
 }
 
 func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
+
+// Inspect finds the same functions in every library.
+func (z *fakeSpawner) Inspect(context.Context, *os.File) ([]string, error) {
+	return []string{"alpha", "beta"}, nil
+}
+
+// Symbols has no process to ask unless a test sets symbols.
+func (z *fakeSpawner) Symbols(_ context.Context, _ *os.File, offsets []uint64) ([]string, error) {
+	if z.symbols == nil {
+		return nil, errors.New("no process for that")
+	}
+	return z.symbols(offsets), nil
+}
 
 func (z *fakeSpawner) KeepWarm(int, ...zygote.Spec) error { return nil }
 func (z *fakeSpawner) Waiting() int                       { return 0 }
@@ -250,12 +265,12 @@ func (b *syncBuffer) String() string {
 
 func testSettings(t *testing.T, args ...string) config.Executor {
 	t.Helper()
-	s, err := config.LoadExecutor(append([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "secret")}, args...),
+	s, err := config.LoadExecutor(append([]string{"--listen", "127.0.0.1:0", "--secret-file", filepath.Join(t.TempDir(), "secret"),
+		"--code-limit", "1MiB", "--code-cache", "3MiB"}, args...),
 		nil, io.Discard, "unknown")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.CodeLimit, s.CodeCache = 1<<20, 3<<20
 	return s
 }
 
@@ -283,7 +298,6 @@ func newNode(t *testing.T, change ...func(*Config)) *node {
 	if n.e, err = New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	n.e.codes.inspect = func(f *os.File) ([]string, error) { return []string{"alpha", "beta"}, nil }
 	if _, _, err := n.e.codes.add(t.Context(), n.sum, "", uint64(len(n.lib)), once(n.lib)); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func fuzzNode(f *testing.F) (*Executor, sum) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	e.codes.inspect = func(*os.File) ([]string, error) { return []string{"alpha", "beta"}, nil }
+	e.codes.inspect = func(context.Context, *os.File) ([]string, error) { return []string{"alpha", "beta"}, nil }
 	lib := []byte("\x7fELF library of the tests")
 	h := sum(sha256.Sum256(lib))
 	if _, _, err := e.codes.add(f.Context(), h, "", uint64(len(lib)), once(lib)); err != nil {

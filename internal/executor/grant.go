@@ -108,7 +108,6 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
 	spec := deviceSpec(&e.cfg.Settings, req.GetProvider())
 	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(req.GetWaitMode()), c.file, c.names, c.namesFile
-	spec.Symbol = c.symbol
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
 	spec.ChannelMemory = channelsMemory(req.GetClientBlobs())
 	spec.MemoryLimit, spec.CallLimit = terms.MemoryPerWorker-spec.ChannelMemory, terms.CallLimit
@@ -165,17 +164,21 @@ func (e *Executor) start(h *holding, k *kept, blobs [][]byte, limit time.Duratio
 	e.report()
 }
 
-// watch reports a worker that dies by itself.
+// watch tells the holder, the log and the metrics when worker w of seat i dies while its lease goes on.
 func (e *Executor) watch(h *holding, i int, w Worker) {
 	e.work.Go(func() {
-		h.watch(i, w, func(x zygote.Exit) {
-			e.metrics.died.Inc()
-			level := slog.LevelWarn
-			if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
-				level = slog.LevelDebug // the event stream tells whether that was on purpose
-			}
-			e.log.Log(context.Background(), level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "function", x.Function, "reason", x.Reason)
-		})
+		if !h.watch(i, w) {
+			return
+		}
+		x := w.Exit()
+		x.Backtrace = e.nameFrames(h.code, x.Backtrace)
+		h.announce(i, w.PID(), &x)
+		e.metrics.died.Inc()
+		level := slog.LevelWarn
+		if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
+			level = slog.LevelDebug // the event stream tells whether that was on purpose
+		}
+		e.log.Log(context.Background(), level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "function", x.Function, "reason", x.Reason)
 	})
 }
 

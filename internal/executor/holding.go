@@ -55,8 +55,9 @@ type seat struct {
 	offer     sum                  // of the client blob that worker is connected to
 	grant     *control.WorkerGrant // what the holder was told of worker
 	dead      bool                 // reaped, not replaced
-	deaths    uint64
-	replacing chan struct{} // closed when the replacement under way has started or failed; nil: there is none
+	deaths    uint64               // that the holder is to be told of
+	death     *control.Event       // the latest of them
+	replacing chan struct{}        // closed when the replacement under way has started or failed; nil: there is none
 }
 
 func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
@@ -79,6 +80,9 @@ func (h *holding) notify() {
 func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s := h.spec
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
+	if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
+		s.Channel = zygote.Channel{Depth: uint32(b.Depth), Eager: b.Eager, Bulk: b.Bulk}
+	}
 	return s
 }
 
@@ -169,29 +173,37 @@ func (h *holding) endingError() error {
 	return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "lease %d is ending", h.id)
 }
 
-// watch notes a worker's death; it returns when the worker is reaped. report says whether it died while its lease
-// went on.
-func (h *holding) watch(i int, w Worker, report func(zygote.Exit)) {
+// watch waits for a worker's death. It returns true when the worker has died while its lease goes on, and false when the lease
+// is ending or its workers are kept.
+func (h *holding) watch(i int, w Worker) bool {
 	select {
 	case <-w.Done():
+		return !h.died(i, w)
 	case <-h.kept:
-		return
-	}
-	if !h.died(i, w) {
-		report(w.Exit())
+		return false
 	}
 }
 
-// died notes that a worker is reaped, once, and unless another one has its seat. It says whether the lease is ending.
+// died notes that a worker is reaped, unless another one has its seat. It says whether the lease is ending.
 func (h *holding) died(i int, w Worker) (ending bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if s := &h.seats[i]; s.worker == w && !s.dead {
+	if s := &h.seats[i]; s.worker == w {
 		s.dead = true
-		s.deaths++
-		h.notify()
 	}
 	return h.ending
+}
+
+// announce tells the holder how a worker of seat i has died. The seat may have another worker by now: the process id says which one
+// it was.
+func (h *holding) announce(i int, pid int, x *zygote.Exit) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &h.seats[i]
+	s.deaths++
+	s.death = &control.Event{Kind: control.Event_KIND_WORKER_DIED, Worker: uint32(i), Pid: int32(pid), Reason: x.Reason,
+		OutputTail: x.OutputTail, Status: x.Status, Function: x.Function, Backtrace: x.Backtrace}
+	h.notify()
 }
 
 // drain tells the holder that the node will leave at a time, and starts no more workers.

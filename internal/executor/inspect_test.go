@@ -1,8 +1,7 @@
 package executor
 
 import (
-	"bytes"
-	"debug/elf"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -63,17 +62,6 @@ func TestUnansweredWorkerEnds(t *testing.T) {
 
 func ms(n uint64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// inMemfd is a library as the executor keeps it.
-func inMemfd(t *testing.T, b []byte) *code {
-	t.Helper()
-	f, err := zygote.SealedMemfd("test", bytes.NewReader(b), int64(len(b)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return &code{file: f, size: uint64(len(b))}
-}
-
 // The limits that workers get, and how a death by one of them is told.
 func TestCallLimit(t *testing.T) {
 	for _, tc := range []struct{ own, asked, want uint64 }{{0, 0, 0}, {0, 1500, 1500}, {2000, 0, 2000}, {2000, 1, 1}, {2000, 2000, 2000}} {
@@ -104,50 +92,29 @@ func TestCallLimit(t *testing.T) {
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "call_limit_ms")
 }
 
-// Static functions have no name that the dynamic linker knows; the symbol table has it.
-func TestSymbol(t *testing.T) {
-	b := compile(t, `
-static __attribute__((noinline)) int inner(int x) { __asm__ volatile("" : "+r"(x)); return x; }
-int outer(int x) { return inner(x) + 1; }`, "-shared", "-fPIC", "-O1")
-	c := inMemfd(t, b)
-	f, err := elf.NewFile(c.file)
-	if err != nil {
-		t.Fatal(err)
+// The places of a backtrace that the dynamic linker could not name are named together, once. Where that fails, the rest is told as it is.
+func TestBacktraceIsNamed(t *testing.T) {
+	n := newNode(t)
+	l := n.lease(2)
+	ev := n.events(l.GetLeaseId())
+	const trace = "library+0x1139\nvisible+0x7\nlibrary+0x2000\nlibrary+0xnonsense\nlibrary+0x1ffffffffffffffff\ncos+0x2a (libm.so.6)"
+	var asked [][]uint64
+	n.z.symbols = func(offsets []uint64) []string {
+		asked = append(asked, offsets)
+		return []string{"inner+0x9", ""}
 	}
-	symbols, err := f.Symbols()
-	if err != nil {
-		t.Fatal(err)
+	workers := n.z.alive()
+	workers[0].die(zygote.Exit{Signal: 11, Reason: "SIGSEGV", Backtrace: trace})
+	want := strings.Replace(trace, "library+0x1139", "inner+0x9", 1)
+	if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetBacktrace() != want || e.GetPid() != int32(workers[0].pid) {
+		t.Errorf("event %v", e)
 	}
-	seen := 0
-	for _, s := range symbols {
-		if s.Name != "inner" && s.Name != "outer" {
-			continue
-		}
-		seen++
-		if got := c.symbol(s.Value + 1); got != s.Name+"+0x1" {
-			t.Errorf("a place in %s is called %q", s.Name, got)
-		}
-		if got := c.symbol(s.Value + s.Size); strings.HasPrefix(got, s.Name) {
-			t.Errorf("the end of %s is called %q", s.Name, got)
-		}
+	if fmt.Sprint(asked) != "[[4409 8192]]" {
+		t.Errorf("asked for %v", asked)
 	}
-	if seen != 2 {
-		t.Fatalf("%d symbols found", seen)
-	}
-	for _, offset := range []uint64{0, 1 << 40, ^uint64(0)} {
-		if got := c.symbol(offset); got != "" {
-			t.Errorf("offset %#x is called %q", offset, got)
-		}
-	}
-	stripped := compile(t, "int outer(int x) { return x + 1; }", "-shared", "-fPIC", "-s")
-	if got := inMemfd(t, stripped).symbol(0x1100); got != "" {
-		t.Errorf("a stripped library says %q", got)
-	}
-	garbage := append([]byte(nil), b...)
-	for i := 64; i < len(garbage); i++ {
-		garbage[i] = 0xff
-	}
-	if got := inMemfd(t, garbage).symbol(0x1100); got != "" {
-		t.Errorf("garbage says %q", got)
+	n.z.symbols = nil // it fails
+	workers[1].die(zygote.Exit{Signal: 11, Reason: "SIGSEGV", Backtrace: trace})
+	if e := ev.want(control.Event_KIND_WORKER_DIED); e.GetBacktrace() != trace {
+		t.Errorf("event %v", e)
 	}
 }

@@ -2,12 +2,16 @@ package executor
 
 import (
 	"bytes"
+	"compress/zlib"
 	"context"
 	"crypto/sha256"
+	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -337,5 +341,146 @@ func TestRealLeaseCycles(t *testing.T) {
 	i, err := r.Info(r.ctx(), &control.InfoRequest{ProtocolVersion: 1})
 	if err != nil || i.GetFreeCores() != i.GetCores() || i.GetFreeMemoryBytes() != i.GetMemoryBytes() {
 		t.Errorf("capacity at the end: %v, %v", i, err)
+	}
+}
+
+// bombSource crashes in a static function.
+const bombSource = `
+static __attribute__((noinline)) void inner(volatile int *p) { *p = 1; __asm__ volatile(""); }
+static __attribute__((noinline)) void middle(volatile int *p) { inner(p); __asm__ volatile(""); }
+unsigned visible(void *a, unsigned n, void *r) { (void)a, (void)n, (void)r; middle((volatile int *)8); __asm__ volatile(""); return 0; }
+`
+
+// compressedNames gives a library a compressed table of section names of the given size: bytes that are zeros, deflated.
+func compressedNames(t *testing.T, lib []byte, size int) []byte {
+	t.Helper()
+	le := binary.LittleEndian
+	var packed bytes.Buffer
+	packed.Write(le.AppendUint64(le.AppendUint64(le.AppendUint32(le.AppendUint32(nil, 1), 0), uint64(size)), 1)) // Elf64_Chdr: zlib
+	z, err := zlib.NewWriterLevel(&packed, zlib.BestCompression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros := make([]byte, 1<<20)
+	for range size / len(zeros) {
+		if _, err := z.Write(zeros); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out := bytes.Clone(lib)
+	header := out[int(le.Uint64(out[40:]))+64*int(le.Uint16(out[62:])):] // of .shstrtab
+	le.PutUint64(header[8:], le.Uint64(header[8:])|uint64(elf.SHF_COMPRESSED))
+	le.PutUint64(header[24:], uint64(len(out)))
+	le.PutUint64(header[32:], uint64(packed.Len()))
+	return append(out, packed.Bytes()...)
+}
+
+// manySymbols gives a library a symbol table of n entries, each of which contains every place and has no name, and a table of strings
+// that overlaps it.
+func manySymbols(t *testing.T, lib []byte, n int) []byte {
+	t.Helper()
+	le := binary.LittleEndian
+	out := bytes.Clone(lib)
+	for len(out)%8 != 0 {
+		out = append(out, 0)
+	}
+	symbols := make([]byte, 24*n)
+	for i := range n {
+		s := symbols[24*i:]
+		le.PutUint32(s, 1<<30)
+		s[4] = elf.ST_INFO(elf.STB_LOCAL, elf.STT_FUNC)
+		le.PutUint64(s[16:], 1<<62)
+	}
+	sections := out[le.Uint64(out[40:]):]
+	for h := sections; len(h) >= 64; h = h[64:] {
+		if elf.SectionType(le.Uint32(h[4:])) != elf.SHT_SYMTAB {
+			continue
+		}
+		strings := sections[64*le.Uint32(h[40:]):]
+		for _, table := range [][]byte{h, strings} {
+			le.PutUint64(table[24:], uint64(len(out)))
+			le.PutUint64(table[32:], uint64(len(symbols)))
+		}
+		return append(out, symbols...)
+	}
+	t.Fatal("the library has no symbol table")
+	return nil
+}
+
+// peakRSS is the most memory that this process has had, in bytes, since the last resetPeak.
+func peakRSS(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kib int
+	_, after, _ := strings.Cut(string(b), "VmHWM:")
+	if _, err := fmt.Sscan(after, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
+
+func resetPeak(t *testing.T) {
+	t.Helper()
+	debug.FreeOSMemory()
+	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Libraries that exhaust who reads them take no memory of the executor's, neither when they are uploaded nor when they crash. A
+// crash names static functions all the same, if the library's tables can be read.
+func TestLibrariesAreNotReadHere(t *testing.T) {
+	r := newReal(t, "--code-limit", "64MiB", "--code-cache", "256MiB")
+	plain := compile(t, bombSource, "-shared", "-fPIC", "-O1")
+	const inflated, most = 256 << 20, 64 << 20
+	for name, c := range map[string]struct {
+		lib    []byte
+		frames []string
+	}{
+		"plain":            {plain, []string{"inner+0x", "middle+0x", "visible+0x"}},
+		"compressed names": {compressedNames(t, plain, inflated), []string{"inner+0x", "middle+0x", "visible+0x"}},
+		"many symbols":     {manySymbols(t, plain, 1<<20), []string{"library+0x", "library+0x", "visible+0x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sub := *r
+			sub.node = &node{t: t, conn: r.conn, ExecutorClient: r.ExecutorClient, log: r.log}
+			resetPeak(t)
+			before := peakRSS(t)
+			h, functions := sub.deploy(c.lib)
+			if fmt.Sprint(functions) != "[visible]" {
+				t.Fatalf("functions %v", functions)
+			}
+			ch, blob := sub.channel()
+			defer ch.Close()
+			l, err := sub.ask(h, blob)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := ch.Connect(l.GetWorkers()[0].GetBlob()); err != nil {
+				t.Fatal(err)
+			}
+			ev := sub.events(l.GetLeaseId())
+			begun := time.Now()
+			go ch.Call(0, nil, nil, dataplane.Now()+int64(testBound))
+			e := ev.want(control.Event_KIND_WORKER_DIED)
+			t.Logf("told after %v; the executor grew by %d KiB", time.Since(begun).Round(10*time.Microsecond), (peakRSS(t)-before)>>10)
+			ch.Fail(dataplane.StatusWorkerDied)
+			lines := strings.Split(e.GetBacktrace(), "\n")
+			for i, frame := range c.frames {
+				if i >= len(lines) || !strings.HasPrefix(lines[i], frame) {
+					t.Errorf("frame %d is not %s in\n%s", i, frame, e.GetBacktrace())
+				}
+			}
+			if grew := peakRSS(t) - before; grew > most {
+				t.Errorf("the executor grew by %d bytes", grew)
+			}
+			sub.release(l.GetLeaseId())
+		})
 	}
 }

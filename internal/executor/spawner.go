@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -38,6 +39,10 @@ type Worker interface {
 type Spawner interface {
 	// Spawn returns when the worker has connected to its client and loaded its code, or when nothing of it is left.
 	Spawn(ctx context.Context, s zygote.Spec) (Worker, error)
+	// Inspect returns the functions that a library exports. A *zygote.WorkerError of status DP_BAD_LIBRARY says why it cannot be used.
+	Inspect(ctx context.Context, code *os.File) ([]string, error)
+	// Symbols names places in a library by their offsets, "" where nothing is known. Each is read in a process of its own.
+	Symbols(ctx context.Context, code *os.File, offsets []uint64) ([]string, error)
 	VerbsDevices() int
 	// KeepWarm keeps n workers ready for leases on each of the devices.
 	KeepWarm(n int, devices ...zygote.Spec) error

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
 func library(size int) ([]byte, sum) {
@@ -74,7 +75,9 @@ func TestBadUploads(t *testing.T) {
 		return &control.UploadChunk{Sha256: h[:], Size: size, Data: data}
 	}
 	const invalid, inv = codes.InvalidArgument, control.ClassInvalid
-	n.e.codes.inspect = func(*os.File) ([]string, error) { return nil, errors.New("it exports no functions") }
+	n.e.codes.inspect = func(context.Context, *os.File) ([]string, error) {
+		return nil, fmt.Errorf("inspect the library: %w", &zygote.WorkerError{Status: statusBadLibrary, Text: "it exports no functions"})
+	}
 	for name, c := range map[string]struct {
 		err  error
 		text []string
@@ -93,6 +96,11 @@ func TestBadUploads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { wantError(t, c.err, invalid, inv, c.text...) })
 	}
+	// What is not the library's fault is another class of error: the same upload may do later.
+	n.e.codes.inspect = func(context.Context, *os.File) ([]string, error) {
+		return nil, fmt.Errorf("inspect the library: %w", context.DeadlineExceeded)
+	}
+	wantError(t, send(head(1000, b)), codes.ResourceExhausted, control.ClassBusy, "inspect the library")
 	if c := n.e.codes.acquire(h, ""); c != nil {
 		t.Error("a refused library is stored")
 	}
@@ -107,7 +115,7 @@ func TestBadUploads(t *testing.T) {
 func TestUploadsCollapse(t *testing.T) {
 	s := newCodeStore(1<<20, 1<<20, nil)
 	var inspected atomic.Int32
-	s.inspect = func(*os.File) ([]string, error) { inspected.Add(1); return []string{"f"}, nil }
+	s.inspect = func(context.Context, *os.File) ([]string, error) { inspected.Add(1); return []string{"f"}, nil }
 	b, h := library(1000)
 
 	broken := errors.New("connection lost")
@@ -209,7 +217,7 @@ func TestSlowUpload(t *testing.T) {
 
 func TestCodeMakesRoom(t *testing.T) {
 	s := newCodeStore(1000, 2500, nil)
-	s.inspect = func(*os.File) ([]string, error) { return []string{"f"}, nil }
+	s.inspect = func(context.Context, *os.File) ([]string, error) { return []string{"f"}, nil }
 	add := func() (sum, error) {
 		b, h := library(1000)
 		_, _, err := s.add(t.Context(), h, "", 1000, once(b))
@@ -249,7 +257,7 @@ func TestCodeMakesRoom(t *testing.T) {
 func TestUploadIsStreamed(t *testing.T) {
 	const pieces, size = 64, 1 << 20
 	s := newCodeStore(pieces*size, pieces*size, nil)
-	s.inspect = func(*os.File) ([]string, error) { return []string{"f"}, nil }
+	s.inspect = func(context.Context, *os.File) ([]string, error) { return []string{"f"}, nil }
 	piece, _ := library(size)
 	hash := sha256.New()
 	for range pieces {

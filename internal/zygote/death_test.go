@@ -114,20 +114,6 @@ func wantStack(t *testing.T, backtrace, functions string) {
 	}
 }
 
-// Places without a name are named by whoever knows the library's symbol table.
-func TestBacktraceIsSymbolised(t *testing.T) {
-	z := startZygote(t)
-	var asked uint64
-	w := deathLease(t, z, startClient(t), func(s *Spec) {
-		s.Symbol = func(offset uint64) string { asked = offset; return "hidden\n_inner+0x2" }
-	})
-	w.call(deathFunction(t, "segv"), nil)
-	within(t, "exit", w.Done())
-	if x := w.Exit(); asked == 0 || !strings.HasPrefix(x.Backtrace, "hidden _inner+0x2\nvisible_middle+0x") {
-		t.Errorf("offset %#x:\n%s", asked, x.Backtrace)
-	}
-}
-
 // A crash leaves its neighbours alone: they answer throughout.
 func TestNeighboursOfACrash(t *testing.T) {
 	z := startZygote(t)

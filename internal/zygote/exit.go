@@ -41,7 +41,7 @@ func (w *Worker) makeExit(st status) Exit {
 	}
 	d := w.page.death()
 	if d.noted {
-		x.Backtrace = w.backtrace(d.text)
+		x.Backtrace = backtrace(d.text)
 	}
 	x.Function = w.Running()
 	if v := w.verdict.Load(); v != nil {
@@ -156,22 +156,14 @@ func signalName(s unix.Signal) string {
 	return fmt.Sprintf("signal %d", int(s))
 }
 
-// backtrace cleans what the worker wrote, and names the places in the user's library that it could not.
-func (w *Worker) backtrace(text []byte) string {
+// backtrace cleans what the worker wrote. Places of the user's library that the dynamic linker could not name stay "library+0x1139".
+func backtrace(text []byte) string {
 	var b strings.Builder
 	for line := range strings.SplitSeq(strings.TrimSuffix(string(text), "\n"), "\n") {
-		line = printable([]byte(line))
-		var offset uint64
-		n, _ := fmt.Sscanf(line, "library+0x%x", &offset)
-		if symbol := w.serves.Load().Symbol; n == 1 && symbol != nil {
-			if name := symbol(offset); name != "" {
-				line = printable([]byte(name))
-			}
-		}
 		if b.Len() > 0 {
 			b.WriteByte('\n')
 		}
-		b.WriteString(line)
+		b.WriteString(printable([]byte(line)))
 	}
 	return b.String()
 }

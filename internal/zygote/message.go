@@ -13,8 +13,9 @@ const (
 	wireVersion = 1
 	msgMax      = 4096
 	headSize    = 16
-	spawnSize   = 520
+	spawnSize   = 536
 	bodyUID     = 504 // offset of user, group and number of processes
+	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
 	spawnFDs    = 5
 
 	cpusMax      = 1024
@@ -45,6 +46,9 @@ const (
 	msgParked      msgType = 15
 	msgResume      msgType = 16
 	msgResumed     msgType = 17
+	msgInspect     msgType = 18
+	msgSymbols     msgType = 19
+	msgInspected   msgType = 20
 )
 
 // Statuses of dp_status.h that this package gives itself.
@@ -262,7 +266,14 @@ func spawnBody(s *Spec) ([]byte, error) {
 	copy(b[248:], s.ClientBlob)
 	le.PutUint32(b[bodyUID:], s.UID)
 	le.PutUint32(b[bodyUID+4:], s.GID)
-	return b, nil
+	if s.Channel.Bulk > bulkMax {
+		return nil, invalid("channel bulk size %d not in 0..%d", s.Channel.Bulk, uint64(bulkMax))
+	}
+	le.PutUint64(b[bodyChannel+4:], s.Channel.Bulk)
+	return b, putNumbers(b, []number{
+		{"channel depth", int64(s.Channel.Depth), 0, depthMax, bodyChannel, 4},
+		{"channel eager size", int64(s.Channel.Eager), 0, eagerMax, bodyChannel + 12, 4},
+	})
 }
 
 // namesBlock is the content of the names memfd: each name ended by a NUL, in index order.

@@ -48,6 +48,10 @@ int main(void) {
     m.body.blob_len = 5;
     m.body.uid = 0x00010203;
     m.body.gid = 0x00040506;
+    m.body.processes = 77;
+    m.body.channel_depth = 4;
+    m.body.channel_eager = 0x10040;
+    m.body.channel_bulk = 0x21222340;
     m.body.cpus[0] = 1 << 1;
     m.body.cpus[1] = 1 << 2;
     m.body.cpus[127] = 1 << 7;
@@ -55,7 +59,8 @@ int main(void) {
     memcpy(m.body.blob, "\1\2\3\4\5", 5);
     dump(&m, sizeof m);
     int constants[] = {DP_MSG_SPAWN, DP_MSG_SPAWNED, DP_MSG_SPAWN_FAILED, DP_MSG_LOADED, DP_MSG_FAILED,
-        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_PARK, DP_MSG_PARKED, DP_MSG_RESUME, DP_MSG_RESUMED, DP_PREPARE_FDS, DP_LEASE_FDS,
+        DP_MSG_STOP, DP_MSG_HELLO, DP_MSG_STARTED, DP_MSG_FINISH, DP_MSG_PREPARE, DP_MSG_PREPARED, DP_MSG_PARK, DP_MSG_PARKED, DP_MSG_RESUME, DP_MSG_RESUMED, DP_MSG_INSPECT, DP_MSG_SYMBOLS,
+        DP_MSG_INSPECTED, DP_ELF_NAME_MAX, DP_ELF_NAMES_MAX, DP_ELF_FUNCTIONS_MAX, DP_ELF_OFFSETS_MAX, DP_ELF_LINE_MAX, DP_PREPARE_FDS, DP_LEASE_FDS,
         DP_SANDBOX_UID, DP_SANDBOX_PIDS,
         DP_SANDBOX_FILES, DP_SANDBOX_IPC, DP_SANDBOX_NET, DP_SANDBOX_PRIVS, DP_SANDBOX_SECCOMP, DP_SANDBOX_LANDLOCK, DP_SANDBOX_PATHS_MAX,
         DP_DEATH_BY_ITSELF, DP_MSG_MAX, DP_WIRE_VERSION, DP_CPUS_MAX, DP_FUNCTIONS_MAX, DP_NAMES_MAX,
@@ -69,6 +74,8 @@ int main(void) {
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         printf("%d ", constants[i]);
     printf("\n");
+    dp_msg_inspect inspect = {.memory_limit = 16 << 20, .cpu_seconds = 2, .n_offsets = 2, .offsets = {0x1122334455667788, 3}};
+    dump(&inspect, offsetof(dp_msg_inspect, offsets) + 2 * sizeof *inspect.offsets);
     return 0;
 }
 `
@@ -77,11 +84,11 @@ var goldenSpec = Spec{
 	Provider: "verbs", Device: "mlx5_0", Port: 3, GIDIndex: -1, PKeyIndex: 0x1112, TrafficClass: 106, ServiceLevel: 7,
 	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
 	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
-	UID: 0x00010203, GID: 0x00040506,
+	UID: 0x00010203, GID: 0x00040506, Channel: Channel{Depth: 4, Eager: 0x10040, Bulk: 0x21222340},
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
-const goldenBytes = "5246574b010001000403020108020000" + // head: magic, version, type, id, length
+const goldenBytes = "5246574b010001000403020118020000" + // head: magic, version, type, id, length
 	"02020300ffffffff121100006a000000" + // provider, wait mode, port; GID index; P_Key index; traffic class
 	"0700000000100000e803000040230100" + // service level; MTU; depth; eager
 	"04030201000000008877665544332211" + // bulk; memory limit
@@ -102,12 +109,16 @@ func TestMessagesMatchC(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, numbers, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	numbers, inspect, _ := strings.Cut(numbers, "\n")
+	if got := hex.EncodeToString(inspectBody([]uint64{0x1122334455667788, 3})); inspect != got {
+		t.Errorf("INSPECT: C  %s\nGo %s", inspect, got)
+	}
 	if c != got {
 		t.Errorf("C  %s\nGo %s", c, got)
 	}
 	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgLoaded), int(msgFailed),
 		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), int(msgPark), int(msgParked),
-		int(msgResume), int(msgResumed), 3, 2,
+		int(msgResume), int(msgResumed), int(msgInspect), int(msgSymbols), int(msgInspected), inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
 		partUID, partPIDs, partFiles, partIPC, partNet,
 		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
@@ -233,8 +244,8 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"one byte", good[:1], 0, "1 bytes"},
 		{"part of the head", good[:15], spawnFDs, "15 bytes"},
 		{"head alone", good[:16], spawnFDs, "0 bytes"},
-		{"truncated", good[:len(good)-1], spawnFDs, "519 bytes"},
-		{"one byte too many", append(bytes.Clone(good), 0), spawnFDs, "521 bytes"},
+		{"truncated", good[:len(good)-1], spawnFDs, "535 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), spawnFDs, "537 bytes"},
 		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), spawnFDs, "4096 bytes"},
 		{"magic", patch(0, 'X'), spawnFDs, "0x4b574658"},
 		{"version", patch(4, 2), spawnFDs, "version 2"},
@@ -260,7 +271,10 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"many functions", patch(B+48, word(65537)...), spawnFDs, "function count 65537"},
 		{"no blob", patch(B+52, word(0)...), spawnFDs, "blob length 0"},
 		{"long blob", patch(B+52, word(257)...), spawnFDs, "blob length 257"},
-		{"reserved word", patch(B+516, 1), spawnFDs, "reserved word"},
+		{"reserved word", patch(B+532, 1), spawnFDs, "reserved word"},
+		{"channel depth", patch(B+517, 0xff), spawnFDs, "channel depth 65284 not in 0..1024"},
+		{"channel bulk size", patch(B+525, 0xff), spawnFDs, "channel bulk size"},
+		{"channel eager size", patch(B+531, 0x7f), spawnFDs, "channel eager size"},
 		{"bytes after the blob", patch(B+503, 1), spawnFDs, "after the end of the client's blob"},
 		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), spawnFDs, "device name"},
 		{"device with a control character", patch(B+184, '\n'), spawnFDs, "0xa"},

@@ -27,7 +27,7 @@ func TestInSandbox(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"deaths": TestDeathIsExplained, "time limit": TestTimeLimit, "stopped worker": TestStoppedWorker, "counters": TestCounters,
 		"zygote killed": TestZygoteKilledDuringSpawns, "warm workers die": TestWarmWorkersDie,
-		"symbols": TestBacktraceIsSymbolised,
+		"inspection": TestInspect, "refusals": TestInspectRefuses, "bounds": TestInspectIsBounded, "symbols": TestSymbols,
 	} {
 		t.Run(name, test)
 	}

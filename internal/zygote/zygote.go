@@ -53,6 +53,7 @@ type Spec struct {
 	Names      []string // functions, in index order
 	NamesFile  *os.File // the same of NamesMemfd, stays the caller's; nil: made anew for each worker
 	ClientBlob []byte   // the client's channel blob
+	Channel    Channel  // its sizes, as the caller has read them from the blob; zero: unknown
 
 	// What the client may ask for at most; 0 is the protocol's own limit.
 	MaxDepth uint32
@@ -68,8 +69,13 @@ type Spec struct {
 	// UID and GID are those of the user that the worker shall run as, who must have been verified; 0: one of the sandbox's own
 	// range, where it has one. Without a sandbox, or where the executor is not root, workers run as the executor's user.
 	UID, GID uint32
-	// Symbol names a place in the user's library by its offset, for backtraces; "" if it has no name. May be nil.
-	Symbol func(offset uint64) string
+}
+
+// Channel is the sizes of a client's channel. The zygote has memory for such a channel ready for the next worker, and does not read
+// the client's blob for that.
+type Channel struct {
+	Depth, Eager uint32
+	Bulk         uint64
 }
 
 // Zygote supervises the zygote process and holds the workers. All methods may be called by any goroutine.
@@ -82,6 +88,8 @@ type Zygote struct {
 	pool   pool
 	uids   *sandbox.UIDs
 	groups *sandbox.Groups // nil: none
+
+	inspectors inspectors
 
 	mu      sync.Mutex
 	current *process      // nil while there is none
@@ -114,6 +122,8 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 		groups:  groups,
 		workers: map[*Worker]struct{}{},
 		pool:    newPool(),
+
+		inspectors: newInspectors(),
 	}
 	z.shareUIDs()
 	z.ctx, z.cancel = context.WithCancel(context.Background())

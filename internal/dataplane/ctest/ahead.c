@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../dp_ahead.h"
+#include "../dp_worker.h"
 #include "harness.h"
 
 #define SIZE ((3ull << 20) + 5000) /* not whole pages, nor whole parts */
@@ -126,6 +127,23 @@ T_CASE(passed, "ahead/passed-on", .providers = T_SHM) {
     CHECK_EQ(map[8], 'y');
     dp_ahead_end(a);
     CHECK(msync(map, size, MS_ASYNC) == -1 && errno == ENOMEM);
+}
+
+/* What the zygote makes ready is decided by the sizes that the executor names. The client's blob is not looked at. */
+T_CASE(from_sizes, "ahead/sizes-not-blob", .providers = T_SHM) {
+    dp_spare s = {0};
+    dp_msg_spawn m = {.provider = DP_PROVIDER_VERBS, .n_functions = 1, .blob_len = sizeof m.blob, .channel_depth = 4, .channel_eager = 4096};
+    memset(m.blob, 0xff, sizeof m.blob);
+    CHECK(!dp_spare_take(&s, &m));
+    CHECK_EQ(s.size, dp_server_region(&(dp_channel_config){4, 4096, 0}));
+    CHECK(s.size > 4 * 4096);
+    m.channel_bulk = 1ull << 30; /* more than is made ahead */
+    CHECK(!dp_spare_take(&s, &m));
+    CHECK_EQ(s.size, 0u);
+    m.channel_bulk = 0;
+    m.channel_depth = 0; /* unknown */
+    CHECK(!dp_spare_take(&s, &m));
+    CHECK_EQ(s.size, 0u);
 }
 
 T_CASE(nothing, "ahead/nothing", .providers = T_SHM) {

@@ -60,6 +60,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
     }
     MUST(st == DP_OK || (err.status == st && err.msg[0]));
+    dp_msg_task task;
+    st = check_task(p, &task, &err); /* the same bytes at a prepared worker */
+    MUST(st == DP_OK || (err.status == st && err.msg[0]));
+    if (st == DP_OK && task.type != DP_MSG_SPAWN)
+        MUST(task.inspect.n_offsets <= DP_ELF_OFFSETS_MAX && task.inspect.cpu_seconds && (task.type == DP_MSG_SYMBOLS) == (task.inspect.n_offsets > 0));
     packet_close(p);
     free(p);
     int free_fd = dup(0);

@@ -1,0 +1,243 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Libraries are any tenant's bytes. What is in them is read by a worker that was prepared for nothing else: in the sandbox of
+// workers, with limits of memory and processor time, and without system calls (internal/dataplane/dp_worker_inspect.c). It exits
+// after one answer. This file believes nothing of that answer: it may be what a library has made of its reader.
+
+// InspectTimeout bounds the reading of one library, its process included, where the context has no earlier deadline.
+const InspectTimeout = 10 * time.Second
+
+const (
+	inspectorsMost   = 2        // at once, for each of the two questions
+	inspectMemory    = 16 << 20 // bytes that an inspector may add to what it begins with; it needs 2 MiB
+	inspectSeconds   = 2        // of processor time
+	inspectFixed     = 16       // bytes of dp_msg_inspect before the offsets
+	inspectedNameMax = 1024     // DP_ELF_NAME_MAX
+	inspectedMax     = 2 << 20  // DP_ELF_NAMES_MAX
+	offsetsMax       = 128      // DP_ELF_OFFSETS_MAX
+	symbolLineMax    = 275      // DP_ELF_LINE_MAX
+)
+
+// inspectors bounds how many processes read libraries. Uploads and crashes do not wait for each other.
+type inspectors struct{ uploads, crashes chan struct{} }
+
+func newInspectors() inspectors {
+	return inspectors{make(chan struct{}, inspectorsMost), make(chan struct{}, inspectorsMost)}
+}
+
+// Inspect returns the functions that a library exports, sorted by bytes: a function's place is its index. code is a sealed memfd
+// and stays the caller's. A *WorkerError of status DP_BAD_LIBRARY says why the node cannot run the library. Inspect waits while
+// two other libraries are being read. Nothing of the process that reads is left when Inspect returns.
+func (z *Zygote) Inspect(ctx context.Context, code *os.File) ([]string, error) {
+	count, text, err := z.readLibrary(ctx, z.inspectors.uploads, code, nil, inspectedMax)
+	if err != nil {
+		return nil, fmt.Errorf("inspect the library: %w", err)
+	}
+	names, err := inspectedNames(count, text)
+	if err != nil {
+		return nil, &WorkerError{statusBadLibrary, fmt.Sprintf("inspect the library: the process that read it answered nonsense: %v", err)}
+	}
+	return names, nil
+}
+
+// Symbols names the functions at offsets from the beginning of a library, as "name+0x1f": static functions too, if the library is
+// not stripped. The names are in the order of the offsets, "" where nothing is known; offsets beyond the first 128 get no name.
+// It waits while two other crashes are being told.
+func (z *Zygote) Symbols(ctx context.Context, code *os.File, offsets []uint64) ([]string, error) {
+	asked := offsets[:min(len(offsets), offsetsMax)]
+	names := make([]string, len(offsets))
+	if len(asked) == 0 {
+		return names, nil
+	}
+	count, text, err := z.readLibrary(ctx, z.inspectors.crashes, code, asked, len(asked)*symbolLineMax)
+	if err != nil {
+		return nil, fmt.Errorf("name %d places of the library: %w", len(asked), err)
+	}
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	if count != len(asked) || len(lines) != count+1 || len(lines[count]) != 0 {
+		return nil, fmt.Errorf("name %d places of the library: %d lines for %d places", len(asked), len(lines)-1, count)
+	}
+	for i, line := range lines[:count] {
+		if len(line) > symbolLineMax {
+			return nil, fmt.Errorf("name %d places of the library: a name of %d bytes", len(asked), len(line))
+		}
+		names[i] = printable(line)
+	}
+	return names, nil
+}
+
+// inspectedNames checks the names block that an inspector has written.
+func inspectedNames(count int, b []byte) ([]string, error) {
+	if count < 1 || count > functionsMax || len(b) == 0 || b[len(b)-1] != 0 {
+		return nil, fmt.Errorf("%d functions in %d bytes", count, len(b))
+	}
+	names := strings.Split(string(b[:len(b)-1]), "\x00")
+	if len(names) != count {
+		return nil, fmt.Errorf("%d names of %d functions", len(names), count)
+	}
+	for i, name := range names {
+		if name == "" || len(name) > inspectedNameMax || !utf8.ValidString(name) {
+			return nil, fmt.Errorf("function %d has a name of %d bytes, or one that is not UTF-8", i, len(name))
+		}
+		if i > 0 && names[i-1] >= name {
+			return nil, fmt.Errorf("function %d is out of order", i)
+		}
+	}
+	return names, nil
+}
+
+// inspectBody is the body of INSPECT, or of SYMBOLS if there are offsets.
+func inspectBody(offsets []uint64) []byte {
+	le := binary.LittleEndian
+	b := make([]byte, inspectFixed, inspectFixed+8*len(offsets))
+	le.PutUint64(b, inspectMemory)
+	le.PutUint32(b[8:], inspectSeconds)
+	le.PutUint32(b[12:], uint32(len(offsets)))
+	for _, o := range offsets {
+		b = le.AppendUint64(b, o)
+	}
+	return b
+}
+
+// readLibrary has a process of its own read a library, and returns what that has written: at most room bytes.
+func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.File, offsets []uint64, room int) (count int, text []byte, err error) {
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return 0, nil, fmt.Errorf("waiting for others to be read: %w", context.Cause(ctx))
+	case <-z.ctx.Done():
+		return 0, nil, errClosed
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, InspectTimeout, fmt.Errorf("not done within %v", InspectTimeout))
+	defer cancel()
+	out, err := outputMemfd(room)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer out.Close()
+	w, err := z.inspector(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	count, n, err := w.inspect(ctx, code, out, offsets)
+	err = w.abortWith(err) // reaped from here on: nobody writes to the output any more
+	if err != nil {
+		return 0, nil, err
+	}
+	if n > room {
+		return 0, nil, &WorkerError{statusBadLibrary, fmt.Sprintf("the process that read it answered with %d bytes, at most %d were asked for", n, room)}
+	}
+	text = make([]byte, n)
+	if _, err := out.ReadAt(text, 0); err != nil {
+		return 0, nil, err
+	}
+	return count, text, nil
+}
+
+// inspector clones a worker that has everything of its sandbox and nothing of a lease. Not from the pool, which is for leases.
+func (z *Zygote) inspector(ctx context.Context) (*Worker, error) {
+	spec := Spec{Provider: "shm", GIDIndex: -1, MemoryLimit: inspectMemory}
+	body, err := prepareBody(&spec)
+	if err != nil {
+		return nil, err
+	}
+	for try := 1; ; try++ {
+		w, err := z.spawn(ctx, &spec, body, nil)
+		if !errors.Is(err, errZygoteDied) || try == spawnTries {
+			return w, err
+		}
+	}
+}
+
+// abortWith ends an inspector and returns when nothing of it is left. For a process that has ended without an answer, err becomes why.
+func (w *Worker) abortWith(err error) error {
+	if errors.Is(err, errNoAnswer) {
+		// The socket closes with the process, which has no way to close it alone.
+		select {
+		case <-w.done:
+		case <-time.After(time.Second):
+		}
+	}
+	killed := w.killed.Load()
+	w.abort(nil)
+	if !errors.Is(err, errNoAnswer) || killed {
+		return err
+	}
+	reason := w.exit.Reason
+	if w.exit.Signal == int(unix.SIGKILL) && w.exit.Status != statusMemoryLimit {
+		reason = fmt.Sprintf("it takes more than %d s of processor time, or the node has no memory left", inspectSeconds)
+	}
+	return &WorkerError{statusBadLibrary, "its ELF tables cannot be read: " + reason}
+}
+
+var errNoAnswer = errors.New("the process that read it ended without an answer")
+
+// inspect asks a prepared worker and reads its answer: how many names or lines, and of how many bytes.
+func (w *Worker) inspect(ctx context.Context, code, out *os.File, offsets []uint64) (count, n int, err error) {
+	typ := msgInspect
+	if len(offsets) > 0 {
+		typ = msgSymbols
+	}
+	m := message{typ, w.id, inspectBody(offsets)}
+	stop := context.AfterFunc(ctx, func() { w.conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err = leaseFDs(code, out, func(code, out int) error {
+		_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, out), nil)
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		return 0, 0, errNoAnswer
+	}
+	buf := make([]byte, msgMax)
+	got, err := w.conn.Read(buf)
+	switch {
+	case ctx.Err() != nil:
+		return 0, 0, context.Cause(ctx)
+	case err != nil:
+		return 0, 0, errNoAnswer
+	}
+	answer, err := decodeMessage(buf[:got])
+	switch {
+	case err != nil:
+	case answer.typ == msgInspected && len(answer.body) == 8 && answer.u32(0) <= functionsMax && answer.u32(1) <= inspectedMax:
+		return int(answer.u32(0)), int(answer.u32(1)), nil
+	case answer.typ == msgFailed:
+		return 0, 0, answer.failure()
+	default:
+		err = fmt.Errorf("message of type %d with %d bytes", answer.typ, len(answer.body))
+	}
+	return 0, 0, &WorkerError{statusBadLibrary, fmt.Sprintf("the process that read it broke the protocol: %v", err)}
+}
+
+// outputMemfd is a file of n bytes, of which nobody can change the size: it takes no more memory than that.
+func outputMemfd(n int) (*os.File, error) {
+	fd, err := unix.MemfdCreate("rfaas-inspect", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd:rfaas-inspect")
+	err = f.Truncate(int64(n))
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("memfd of %d bytes: %w", n, err)
+	}
+	return f, nil
+}
