@@ -17,10 +17,12 @@ package control
 const ProtocolVersion = 1
 
 const (
-	// MaxMessage is the largest control message in bytes, either way.
+	// MaxMessage is the largest message that a daemon sends, in bytes.
 	MaxMessage = 4 << 20
+	// MaxRequest is the largest message that a daemon receives, in bytes: a lease of 1024 workers, or a piece of a library.
+	MaxRequest = 320 << 10
 	// UploadChunkSize is the data that a client should put into one UploadChunk, in bytes.
-	UploadChunkSize = 1 << 20
+	UploadChunkSize = 256 << 10
 	// RequestIDSize is the length of LeaseRequest.request_id in bytes.
 	RequestIDSize = 16
 )

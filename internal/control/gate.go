@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
@@ -112,9 +113,6 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
 		return nil, g.refuse(e, method, remoteOf(ctx), "")
-	}
-	if l := linkOf(ctx); l.guest != nil {
-		l.guest.known()
 	}
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
@@ -243,13 +241,27 @@ func needed(method string) identity.Role {
 	return identity.RoleOperator
 }
 
-// unary and stream are the gate as gRPC wants it.
-func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-	ctx, err := g.check(ctx, i.FullMethod)
-	if err == nil {
-		err = g.narrow(ctx, i.FullMethod, req)
-	}
+// tap authenticates a call by its headers, before gRPC makes a stream for it and keeps any of its bytes. gRPC calls it in the goroutine
+// that reads the connection. It closes a connection on which too many calls are refused.
+func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	l, c := linkOf(ctx), ctx.Value(connKey{}).(*conn)
+	admitted, err := g.check(ctx, info.FullMethodName)
 	if err != nil {
+		if c.refused++; c.refused >= maxRefused && l != nil && l.guest != nil {
+			l.guest.Close()
+		}
+		return nil, err
+	}
+	c.refused = 0
+	if l.guest != nil {
+		l.guest.known()
+	}
+	return admitted, nil
+}
+
+// unary and stream are what the gate does when a call's stream is there; tap has let it through.
+func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	if err := g.narrow(ctx, i.FullMethod, req); err != nil {
 		return nil, err
 	}
 	return h(ctx, req)
@@ -272,36 +284,27 @@ func (g *Gate) narrow(ctx context.Context, method string, req any) error {
 }
 
 func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-	ctx, err := g.check(s.Context(), i.FullMethod)
-	if err != nil {
-		return err
+	if i.FullMethod != Executor_Leasing_FullMethodName {
+		return h(srv, s)
 	}
-	known := &identified{s, ctx}
-	if i.FullMethod == Executor_Leasing_FullMethodName {
-		done := countAsking(ctx)
-		if done == nil {
-			return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of requests already", mostAsking)
-		}
-		defer done()
-		return h(srv, &asking{known, g})
+	done := countAsking(s.Context())
+	if done == nil {
+		return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of requests already", mostAsking)
 	}
-	return h(srv, known)
+	defer done()
+	return h(srv, &asking{s, s.Context(), g})
 }
-
-// identified is a stream whose context knows the caller.
-type identified struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-func (s *identified) Context() context.Context { return s.ctx }
 
 // asking is a stream of which each message is a call: one whose credential has expired or was revoked meanwhile is refused. One
 // goroutine reads, and uses the context.
 type asking struct {
-	*identified
+	grpc.ServerStream
+	ctx  context.Context
 	gate *Gate
 }
+
+// Context knows the caller of the last message.
+func (s *asking) Context() context.Context { return s.ctx }
 
 func (s *asking) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,14 @@ type PortConfig struct {
 	AuditFile      string       // empty: Log
 	AddressFile    string       // empty: none
 	Log            *slog.Logger // nil: nothing is said
+	Bounds
+}
+
+// Bounds are what the callers of a port may take of it.
+type Bounds struct {
+	Streams       int           // at a time, of one connection; 0: 1024
+	StrangerBytes int           // memory of all unauthenticated connections together; 0: 64 MiB
+	FirstCall     time.Duration // from a connection to its first authenticated call; 0: 10 s
 }
 
 // Port is a daemon's control port: bound by OpenPort, served by Serve, ended by Close.
@@ -70,8 +79,9 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	p.Gate = NewGate(p.audit, verifiers...)
 	transport.gate = p.Gate
 	closing, end := context.WithCancel(context.Background())
-	p.Server, p.Address, p.closing = newServer(transport, closing), ListenerAddress(l), end
-	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers()}}
+	p.Server, p.Address, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), end
+	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
+		within: cmp.Or(cfg.FirstCall, 10*time.Second)}}
 	return p, nil
 }
 

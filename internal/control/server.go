@@ -20,12 +20,14 @@ type conn struct {
 	end     context.CancelFunc
 	closing context.Context // of the port
 	asking  atomic.Int32    // streams of requests
+	refused int             // calls in a row without a good credential; for the goroutine that reads
 }
 
 func (s connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
 	c := &conn{closing: s.closing}
-	c.ctx, c.end = context.WithCancel(context.Background())
-	return context.WithValue(ctx, connKey{}, c)
+	// The contexts of calls are children of this one. gRPC does not end those of calls that were refused: the connection's end does.
+	c.ctx, c.end = context.WithCancel(ctx)
+	return context.WithValue(c.ctx, connKey{}, c)
 }
 
 func (connections) HandleConn(ctx context.Context, s stats.ConnStats) {
@@ -71,26 +73,36 @@ func countAsking(ctx context.Context) (done func()) {
 	return func() { c.asking.Add(-1) }
 }
 
-// flowWindow is how many bytes may be under way on a connection and on each of its streams. A size that is set keeps gRPC from
-// measuring one, by a ping for each message, which would wake both sides twice more for every lease.
+// flowWindow is how many bytes may be under way on a connection, and to a client on each of its streams. A size that is set keeps gRPC
+// from measuring one, by a ping for each message, which would wake both sides twice more for every lease.
 const flowWindow = 1 << 20
+
+// serverStreamWindow is how many bytes of a stream a daemon keeps that no handler has asked for, the least that gRPC can do. A message
+// that is larger takes one round trip more.
+const serverStreamWindow = 64<<10 - 1
+
+// maxRefused is how many calls in a row a connection may have refused for want of a credential. gRPC keeps the timer of a refused call
+// until its connection ends.
+const maxRefused = 64
 
 // streamWorkers is how many goroutines stay to serve the next call, with the stack that the last one has needed, as long as the
 // collector leaves it to them. Streams that stay open keep one each; more calls at a time have goroutines of their own.
 const streamWorkers = 8
 
 // newServer makes a gRPC server with the gate in front of every call and the limits that both daemons use.
-func newServer(t *serverTransport, closing context.Context) *grpc.Server {
+func newServer(t *serverTransport, streams int, closing context.Context) *grpc.Server {
 	return grpc.NewServer(
 		grpc.Creds(t),
+		grpc.InTapHandle(t.gate.tap),
 		grpc.UnaryInterceptor(t.gate.unary),
 		grpc.StreamInterceptor(t.gate.stream),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.StatsHandler(connections{closing}),
-		grpc.MaxRecvMsgSize(MaxMessage),
+		grpc.MaxConcurrentStreams(uint32(streams)),
+		grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxSendMsgSize(MaxMessage),
 		grpc.MaxHeaderListSize(16<<10),
-		grpc.InitialWindowSize(flowWindow), grpc.InitialConnWindowSize(flowWindow),
+		grpc.InitialWindowSize(serverStreamWindow), grpc.InitialConnWindowSize(flowWindow),
 		grpc.ConnectionTimeout(5*time.Second),
 		// Finds clients whose node fell silent. A process that is only stopped for a moment stays.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 5 * time.Second, Timeout: 10 * time.Second}),
