@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // header is the metadata that carries a credential of a scheme.
@@ -26,11 +27,12 @@ type Gate struct {
 	audit     *identity.Audit
 	now       func() time.Time
 	refused   map[identity.Reason]*atomic.Uint64
+	tenants   *quota.Tenants
 }
 
 // NewGate makes a gate. Of several credentials the one whose verifier comes first counts. The caller keeps audit.
-func NewGate(audit *identity.Audit, verifiers ...identity.Verifier) *Gate {
-	g := &Gate{verifiers: verifiers, audit: audit, now: now, refused: map[identity.Reason]*atomic.Uint64{}}
+func NewGate(audit *identity.Audit, limits quota.Limits, verifiers ...identity.Verifier) *Gate {
+	g := &Gate{verifiers: verifiers, audit: audit, now: now, refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now)}
 	for _, r := range identity.Reasons() {
 		g.refused[r] = new(atomic.Uint64)
 	}
@@ -47,6 +49,27 @@ func (g *Gate) Refused() (n uint64) {
 
 // RefusedFor returns how many were refused for a reason.
 func (g *Gate) RefusedFor(r identity.Reason) uint64 { return g.refused[r].Load() }
+
+// RefusedByQuota returns how often a limit of a tenant was reached.
+func (g *Gate) RefusedByQuota(k quota.Kind) uint64 { return g.tenants.Refused(k) }
+
+// Take takes n of what the caller's quota bounds in rate. The error is of class busy. Operators and nodes have no quota, nor has anybody
+// at a nil gate.
+func (g *Gate) Take(ctx context.Context, k quota.Kind, n int) error {
+	who := Caller(ctx)
+	if g == nil || who.Role != identity.RoleTenant {
+		return nil
+	}
+	if err := g.tenants.Take(who.Tenant, k, n); err != nil {
+		return Errorf(ClassBusy, "%v", err)
+	}
+	return nil
+}
+
+// MayLog says whether one more line may be logged of what a tenant's leases do.
+func (g *Gate) MayLog(tenant string) bool {
+	return g == nil || g.tenants.Take(tenant, quota.LogLines, 1) == nil
+}
 
 type callerKey struct{}
 
@@ -253,10 +276,36 @@ func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 		return nil, err
 	}
 	c.refused = 0
+	if err := g.hold(admitted, c); err != nil {
+		return nil, err
+	}
 	if l.guest != nil {
 		l.guest.known()
 	}
 	return admitted, nil
+}
+
+// hold counts a call, and its connection if it is the first one there, until they end. A connection that is refused stays among the
+// unauthenticated ones.
+func (g *Gate) hold(ctx context.Context, c *conn) error {
+	who := Caller(ctx)
+	if who.Role != identity.RoleTenant {
+		return nil
+	}
+	if !c.held {
+		release, err := g.tenants.Hold(who.Tenant, quota.Connections)
+		if err != nil {
+			return Errorf(ClassBusy, "%v", err)
+		}
+		c.held = true
+		context.AfterFunc(c.ctx, release)
+	}
+	release, err := g.tenants.Hold(who.Tenant, quota.Streams)
+	if err != nil {
+		return Errorf(ClassBusy, "%v", err)
+	}
+	context.AfterFunc(ctx, release)
+	return nil
 }
 
 // unary and stream are what the gate does when a call's stream is there; tap has let it through.

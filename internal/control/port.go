@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // PortConfig says what control port a daemon opens.
@@ -32,6 +34,18 @@ type Bounds struct {
 	Streams       int           // at a time, of one connection; 0: 1024
 	StrangerBytes int           // memory of all unauthenticated connections together; 0: 64 MiB
 	FirstCall     time.Duration // from a connection to its first authenticated call; 0: 10 s
+	Tenant        quota.Limits  // connections are bounded by a quarter of the process's descriptors too
+}
+
+// limits are what the gate bounds tenants by.
+func (b *Bounds) limits() quota.Limits {
+	l := maps.Clone(b.Tenant)
+	if l == nil {
+		l = quota.Limits{}
+	}
+	most := int(max(descriptors()/4, 16))
+	l[quota.Connections] = min(cmp.Or(l[quota.Connections], most), most)
+	return l
 }
 
 // Port is a daemon's control port: bound by OpenPort, served by Serve, ended by Close.
@@ -76,7 +90,7 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 		p.audit.Close()
 		return nil, err
 	}
-	p.Gate = NewGate(p.audit, verifiers...)
+	p.Gate = NewGate(p.audit, cfg.limits(), verifiers...)
 	transport.gate = p.Gate
 	closing, end := context.WithCancel(context.Background())
 	p.Server, p.Address, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), end

@@ -20,7 +20,10 @@ type conn struct {
 	end     context.CancelFunc
 	closing context.Context // of the port
 	asking  atomic.Int32    // streams of requests
-	refused int             // calls in a row without a good credential; for the goroutine that reads
+
+	// For the goroutine that reads.
+	refused int  // calls in a row without a good credential
+	held    bool // counted for its tenant
 }
 
 func (s connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {

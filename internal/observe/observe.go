@@ -21,6 +21,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // maxConnections bounds how many are served at a time; more wait.
@@ -78,8 +79,19 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	return s, nil
 }
 
-// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason. nil has refused nothing.
+// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason, and how often a tenant has reached a limit, by
+// kind. A nil gate has refused nothing.
 func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
+	for _, kind := range quota.Kinds() {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_quota_refused_total",
+			Help: "Requests, connections and log lines that a tenant's limit refused, by kind.", ConstLabels: prometheus.Labels{"kind": string(kind)}},
+			func() float64 {
+				if gate == nil {
+					return 0
+				}
+				return float64(gate.RefusedByQuota(kind))
+			}))
+	}
 	for _, reason := range identity.Reasons() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
 			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},
