@@ -17,15 +17,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// maxConnections bounds how many are served at a time; more wait.
-const maxConnections = 64
+// maxConnections bounds how many there are at a time.
+const maxConnections = 256
 
 // ErrStarting is why a server is not ready before SetReady was called.
 var ErrStarting = errors.New("starting")
@@ -69,13 +68,13 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	if err != nil {
 		return nil, fmt.Errorf("http: %w", err)
 	}
-	s.Address, s.listener = control.ListenerAddress(l), netutil.LimitListener(l, maxConnections)
+	s.Address, s.listener = control.ListenerAddress(l), &crowd{Listener: l, most: maxConnections}
 	if tlsConfig != nil {
 		s.listener = tls.NewListener(s.listener, tlsConfig)
 	}
-	s.http = &http.Server{Handler: s.Mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
+	s.http = &http.Server{Handler: s.Mux, ConnState: connState, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // what strangers do wrong is their business
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // what callers do wrong is no fault of the daemon
 	return s, nil
 }
 
