@@ -269,14 +269,11 @@ func needed(method string) identity.Role {
 func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	l, c := linkOf(ctx), ctx.Value(connKey{}).(*conn)
 	admitted, err := g.check(ctx, info.FullMethodName)
-	if err != nil {
-		if c.refused++; c.refused >= maxRefused && l != nil && l.guest != nil {
-			l.guest.Close()
-		}
-		return nil, err
+	if err == nil {
+		err = g.hold(admitted, c)
 	}
-	c.refused = 0
-	if err := g.hold(admitted, c); err != nil {
+	if err != nil {
+		c.refuse(ctx, l)
 		return nil, err
 	}
 	if l.guest != nil {

@@ -3,6 +3,7 @@ package control
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -23,6 +24,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
+
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // portDir names the directory of a port process, which TestPortProcess serves.
@@ -58,6 +61,9 @@ type process struct {
 
 func portProcess(t *testing.T) *process {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("the race detector, with which short tests run, takes memory of its own")
+	}
 	p := &process{t: t, dir: t.TempDir()}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestPortProcess$")
 	cmd.Env = append(os.Environ(), portDir+"="+p.dir)
@@ -299,6 +305,32 @@ func TestRefusedCallsAreBounded(t *testing.T) {
 		}
 	}
 	dropped(t, a.conn)
+}
+
+// A connection on which refused calls are among others is closed too, when gRPC has to keep too much of them.
+func TestRefusedCallsOfTheKnownAreBounded(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false)
+	c := NewExecutorClient(r.as(DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // of which the server is told
+	defer cancel()
+	var first context.Context
+	for i := range 2 * maxRefusedKnown {
+		if _, err := c.Drain(ctx, &DrainRequest{}); err == nil {
+			t.Fatal("a tenant drains")
+		}
+		if _, err := c.Info(ctx, &InfoRequest{}); err != nil {
+			continue // the connection was closed under it
+		}
+		if now := Connection(r.whoami.ctx); first == nil {
+			first = now
+		} else if now != first {
+			if i < maxRefusedKnown/2 {
+				t.Errorf("closed after %d refused calls", i)
+			}
+			return
+		}
+	}
+	t.Error("the connection is still open")
 }
 
 // holdServer takes libraries and keeps streams open.

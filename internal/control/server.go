@@ -20,15 +20,13 @@ type conn struct {
 	end     context.CancelFunc
 	closing context.Context // of the port
 	asking  atomic.Int32    // streams of requests
-
-	// For the goroutine that reads.
-	refused int  // calls in a row without a good credential
-	held    bool // counted for its tenant
+	refused atomic.Int32    // refused calls whose contexts gRPC still has
+	held    bool            // counted for its tenant; for the goroutine that reads
 }
 
 func (s connections) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
 	c := &conn{closing: s.closing}
-	// The contexts of calls are children of this one. gRPC does not end those of calls that were refused: the connection's end does.
+	// The contexts of calls are children of this one. gRPC does not end those of calls that tap refused: the connection's end does.
 	c.ctx, c.end = context.WithCancel(ctx)
 	return context.WithValue(c.ctx, connKey{}, c)
 }
@@ -84,9 +82,24 @@ const flowWindow = 1 << 20
 // that is larger takes one round trip more.
 const serverStreamWindow = 64<<10 - 1
 
-// maxRefused is how many calls in a row a connection may have refused for want of a credential. gRPC keeps the timer of a refused call
-// until its connection ends.
-const maxRefused = 64
+// gRPC keeps the context of a call that tap refused until the call's deadline or the connection's end. A connection that makes it keep
+// more of them than this is closed.
+const (
+	maxRefused      = 64   // of an unauthenticated connection
+	maxRefusedKnown = 1024 // of another
+)
+
+// refuse counts a refused call, and closes its connection if there are too many.
+func (c *conn) refuse(ctx context.Context, l *link) {
+	n := c.refused.Add(1)
+	context.AfterFunc(ctx, func() { c.refused.Add(-1) })
+	if l == nil || l.guest == nil {
+		return
+	}
+	if n >= maxRefusedKnown || n >= maxRefused && !l.guest.free.Load() {
+		l.guest.Close()
+	}
+}
 
 // streamWorkers is how many goroutines stay to serve the next call, with the stack that the last one has needed, as long as the
 // collector leaves it to them. Streams that stay open keep one each; more calls at a time have goroutines of their own.
