@@ -294,6 +294,27 @@ func TestFirstCallHasADeadline(t *testing.T) {
 	}
 }
 
+// A client is told how many streams its connection may have.
+func TestStreamsOfAConnectionAreBounded(t *testing.T) {
+	address, _ := serveHere(t, Bounds{Streams: 77}, &infoServer{})
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	f, err := http2.NewFramer(conn, conn).ReadFrame()
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, ok := f.(*http2.SettingsFrame)
+	if !ok {
+		t.Fatalf("the first frame is %v", f)
+	}
+	if n, ok := settings.Value(http2.SettingMaxConcurrentStreams); !ok || n != 77 {
+		t.Errorf("%d streams, want 77", n)
+	}
+}
+
 // A connection on which call after call is refused is closed.
 func TestRefusedCallsAreBounded(t *testing.T) {
 	address, _ := serveHere(t, Bounds{}, &infoServer{})
