@@ -1,10 +1,10 @@
 // Package control is what clients, executors and the resource manager say to each other outside of invocations:
 // the gRPC services of control.proto, how to dial and serve them, and who may.
 //
-// A caller proves itself with a shared secret, 32 random bytes in a file that only its owner can read
-// (secret.go), sent with every call and compared in constant time. That is enough on loopback and on unix
-// sockets, where nobody else sees the bytes, and nowhere else: other addresses are refused unless plain text is
-// explicitly allowed.
+// A caller proves itself with every call, by a token, a shared secret, a certificate or its user id on a unix socket (gate.go). The
+// credentials are in a call's headers, and the gate checks them before any byte of a message is kept. What unauthenticated connections
+// take together is bounded (strangers.go), and so is what each tenant takes (internal/quota). Between nodes everything goes over TLS
+// unless plain text is explicitly allowed.
 //
 // Errors carry their class (class.go), so that a caller knows what to do next without reading the text.
 //
