@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-multierror"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
@@ -28,6 +29,12 @@ type Executor struct {
 	AuditFile      string `mapstructure:"audit-file"`   // empty: the log
 	HTTPListen     string `mapstructure:"http-listen"`  // of health and metrics; empty: none
 	Manager        string `mapstructure:"manager"`      // empty: none
+
+	Port           `mapstructure:",squash"`
+	TenantLeases   int   `mapstructure:"tenant-leases"`    // a second; 0: no limit
+	TenantReplaces int   `mapstructure:"tenant-replaces"`  // a second; 0: no limit
+	TenantUpload   Bytes `mapstructure:"tenant-upload"`    // a second; 0: no limit
+	TenantLogLines int   `mapstructure:"tenant-log-lines"` // a second; 0: no limit
 
 	StateDir       string        `mapstructure:"state-dir"` // of the journal; empty: none
 	ChargeInterval time.Duration `mapstructure:"charge-interval"`
@@ -85,7 +92,7 @@ const maxWarm = 1024
 // maxKeep bounds how long workers are kept.
 const maxKeep = 24 * time.Hour
 
-var executorOptions = []option{
+var executorOptions = slices.Concat([]option{
 	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
 	{"advertise", "", "address that clients shall use (default: the bound one)"},
 	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
@@ -136,7 +143,12 @@ var executorOptions = []option{
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
-}
+}, portOptions, []option{
+	{"tenant-leases", "2000", "lease requests of one tenant a second, 0 for no limit; after a pause ten seconds' worth at once, as for all rates"},
+	{"tenant-replaces", "100", "workers that one tenant may have replaced a second, 0 for no limit"},
+	{"tenant-upload", "128MiB", "bytes of libraries that one tenant may upload a second, 0 for no limit"},
+	{"tenant-log-lines", "20", "log lines a second about workers of one tenant, 0 for no limit; what exceeds it is counted and dropped"},
+})
 
 func executorProgram(version string) program {
 	return program{name: "executor", about: "lends this node's cores to functions that are called by remote memory write",
@@ -263,6 +275,13 @@ func (c *Executor) validate() error {
 	if c.SandboxFiles != 0 {
 		v.between("sandbox-files", c.SandboxFiles, minSandboxFiles, 1<<20)
 	}
+	v.port(&c.Port)
+	v.between("tenant-leases", c.TenantLeases, 0, mostRate)
+	v.between("tenant-replaces", c.TenantReplaces, 0, mostRate)
+	v.between("tenant-log-lines", c.TenantLogLines, 0, mostRate)
+	if c.TenantUpload > 1<<40 {
+		v.failf("tenant-upload: %v is above 1TiB", c.TenantUpload)
+	}
 	v.positive("grace", c.Grace)
 	if c.ChargeInterval < 10*time.Millisecond || c.ChargeInterval > time.Hour {
 		v.failf("charge-interval: %v is not in 10ms..1h", c.ChargeInterval)
@@ -272,6 +291,12 @@ func (c *Executor) validate() error {
 		v.failf("limit-unknown: %q is neither admit nor refuse", c.LimitUnknown)
 	}
 	return v.err()
+}
+
+// Bounds is what callers may take of the executor. leases is how many one client can have.
+func (c *Executor) Bounds(leases int) control.Bounds {
+	return c.Port.Bounds(leases, quota.Limits{quota.Leases: c.TenantLeases, quota.Replaces: c.TenantReplaces,
+		quota.UploadBytes: int(c.TenantUpload), quota.LogLines: c.TenantLogLines})
 }
 
 func (c *Executor) here() error { return here(c.IdentityDir, c.StateDir, c.AuditFile) }

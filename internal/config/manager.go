@@ -4,10 +4,12 @@ import (
 	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // Manager is what cmd/resource-manager can be told.
@@ -33,13 +35,15 @@ type Manager struct {
 	VerbsGIDIndex  int           `mapstructure:"verbs-gid-index"`
 	LogLevel       slog.Level    `mapstructure:"log-level"`
 	LogFormat      string        `mapstructure:"log-format"`
+	Port           `mapstructure:",squash"`
+	TenantAttaches int `mapstructure:"tenant-attaches"` // a second; 0: no limit
 
 	providersParsed []string
 	tariffParsed    accounting.Tariff
 	limitsParsed    accounting.Limits
 }
 
-var managerOptions = []option{
+var managerOptions = slices.Concat([]option{
 	{"listen", control.DefaultManagerAddress, "control address: host:port or unix:PATH"},
 	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
@@ -61,7 +65,9 @@ var managerOptions = []option{
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
-}
+}, portOptions, []option{
+	{"tenant-attaches", "200", "clients of one tenant that may attach to the board a second, 0 for no limit; after a pause ten seconds' worth at once"},
+})
 
 func managerProgram(version string) program {
 	return program{name: "resource-manager", about: "knows which executors lend cores, and keeps the accounts of those who use them",
@@ -96,6 +102,11 @@ func (c *Manager) TenantLimits() accounting.Limits { return c.limitsParsed }
 // Logger makes the logger that the settings describe.
 func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
+// Bounds is what callers may take of the manager.
+func (c *Manager) Bounds() control.Bounds {
+	return c.Port.Bounds(0, quota.Limits{quota.Attaches: c.TenantAttaches})
+}
+
 func (c *Manager) here() error { return here(c.IdentityDir, c.StateDir, c.AuditFile) }
 
 func (c *Manager) validate() error {
@@ -111,6 +122,8 @@ func (c *Manager) validate() error {
 	if c.LedgerKeep != 0 && c.LedgerKeep < 24*time.Hour {
 		v.failf("ledger-keep: %v is neither 0s nor at least 24h", c.LedgerKeep)
 	}
+	v.port(&c.Port)
+	v.between("tenant-attaches", c.TenantAttaches, 0, mostRate)
 	var err error
 	c.tariffParsed, err = accounting.ParseTariff(c.Currency, c.Tariff)
 	v.check("tariff", err)

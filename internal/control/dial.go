@@ -80,7 +80,7 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 		// The connection stays while leases rest in a cache.
 		grpc.WithIdleTimeout(0),
 		grpc.WithInitialWindowSize(flowWindow), grpc.WithInitialConnWindowSize(flowWindow),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxRequest)),
 		grpc.WithDisableServiceConfig(),
 	)
 	if err != nil {

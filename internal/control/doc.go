@@ -1,10 +1,10 @@
 // Package control is what clients, executors and the resource manager say to each other outside of invocations:
 // the gRPC services of control.proto, how to dial and serve them, and who may.
 //
-// A caller proves itself with a shared secret, 32 random bytes in a file that only its owner can read
-// (secret.go), sent with every call and compared in constant time. That is enough on loopback and on unix
-// sockets, where nobody else sees the bytes, and nowhere else: other addresses are refused unless plain text is
-// explicitly allowed.
+// A caller proves itself with every call, by a token, a shared secret, a certificate or its user id on a unix socket (gate.go). The
+// credentials are in a call's headers, and the gate checks them before any byte of a message is kept. What unauthenticated connections
+// take together is bounded (strangers.go), and so is what each tenant takes (internal/quota). Between nodes everything goes over TLS
+// unless plain text is explicitly allowed.
 //
 // Errors carry their class (class.go), so that a caller knows what to do next without reading the text.
 //
@@ -17,10 +17,12 @@ package control
 const ProtocolVersion = 1
 
 const (
-	// MaxMessage is the largest control message in bytes, either way.
+	// MaxMessage is the largest message that a daemon sends, in bytes.
 	MaxMessage = 4 << 20
+	// MaxRequest is the largest message that a daemon receives, in bytes: a lease of 1024 workers, or a piece of a library.
+	MaxRequest = 320 << 10
 	// UploadChunkSize is the data that a client should put into one UploadChunk, in bytes.
-	UploadChunkSize = 1 << 20
+	UploadChunkSize = 256 << 10
 	// RequestIDSize is the length of LeaseRequest.request_id in bytes.
 	RequestIDSize = 16
 )

@@ -12,8 +12,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // header is the metadata that carries a credential of a scheme.
@@ -25,11 +27,12 @@ type Gate struct {
 	audit     *identity.Audit
 	now       func() time.Time
 	refused   map[identity.Reason]*atomic.Uint64
+	tenants   *quota.Tenants
 }
 
 // NewGate makes a gate. Of several credentials the one whose verifier comes first counts. The caller keeps audit.
-func NewGate(audit *identity.Audit, verifiers ...identity.Verifier) *Gate {
-	g := &Gate{verifiers: verifiers, audit: audit, now: now, refused: map[identity.Reason]*atomic.Uint64{}}
+func NewGate(audit *identity.Audit, limits quota.Limits, verifiers ...identity.Verifier) *Gate {
+	g := &Gate{verifiers: verifiers, audit: audit, now: now, refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now)}
 	for _, r := range identity.Reasons() {
 		g.refused[r] = new(atomic.Uint64)
 	}
@@ -46,6 +49,27 @@ func (g *Gate) Refused() (n uint64) {
 
 // RefusedFor returns how many were refused for a reason.
 func (g *Gate) RefusedFor(r identity.Reason) uint64 { return g.refused[r].Load() }
+
+// RefusedByQuota returns how often a limit of a tenant was reached.
+func (g *Gate) RefusedByQuota(k quota.Kind) uint64 { return g.tenants.Refused(k) }
+
+// Take takes n of what the caller's quota bounds in rate. The error is of class busy. Operators and nodes have no quota, nor has anybody
+// at a nil gate.
+func (g *Gate) Take(ctx context.Context, k quota.Kind, n int) error {
+	who := Caller(ctx)
+	if g == nil || who.Role != identity.RoleTenant {
+		return nil
+	}
+	if err := g.tenants.Take(who.Tenant, k, n); err != nil {
+		return Errorf(ClassBusy, "%v", err)
+	}
+	return nil
+}
+
+// MayLog says whether one more line may be logged of what a tenant's leases do.
+func (g *Gate) MayLog(tenant string) bool {
+	return g == nil || g.tenants.Take(tenant, quota.LogLines, 1) == nil
+}
 
 type callerKey struct{}
 
@@ -112,9 +136,6 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
 		return nil, g.refuse(e, method, remoteOf(ctx), "")
-	}
-	if l := linkOf(ctx); l.guest != nil {
-		l.guest.known()
 	}
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
@@ -243,13 +264,50 @@ func needed(method string) identity.Role {
 	return identity.RoleOperator
 }
 
-// unary and stream are the gate as gRPC wants it.
-func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-	ctx, err := g.check(ctx, i.FullMethod)
+// tap authenticates a call by its headers, before gRPC makes a stream for it and keeps any of its bytes. gRPC calls it in the goroutine
+// that reads the connection. It closes a connection on which too many calls are refused.
+func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	l, c := linkOf(ctx), ctx.Value(connKey{}).(*conn)
+	admitted, err := g.check(ctx, info.FullMethodName)
 	if err == nil {
-		err = g.narrow(ctx, i.FullMethod, req)
+		err = g.hold(admitted, c)
 	}
 	if err != nil {
+		c.refuse(ctx, l)
+		return nil, err
+	}
+	if l.guest != nil {
+		l.guest.known()
+	}
+	return admitted, nil
+}
+
+// hold counts a call, and its connection if it is the first one there, until they end. A connection that is refused stays among the
+// unauthenticated ones.
+func (g *Gate) hold(ctx context.Context, c *conn) error {
+	who := Caller(ctx)
+	if who.Role != identity.RoleTenant {
+		return nil
+	}
+	if !c.held {
+		release, err := g.tenants.Hold(who.Tenant, quota.Connections)
+		if err != nil {
+			return Errorf(ClassBusy, "%v", err)
+		}
+		c.held = true
+		context.AfterFunc(c.ctx, release)
+	}
+	release, err := g.tenants.Hold(who.Tenant, quota.Streams)
+	if err != nil {
+		return Errorf(ClassBusy, "%v", err)
+	}
+	context.AfterFunc(ctx, release)
+	return nil
+}
+
+// unary and stream are what the gate does when a call's stream is there; tap has let it through.
+func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	if err := g.narrow(ctx, i.FullMethod, req); err != nil {
 		return nil, err
 	}
 	return h(ctx, req)
@@ -272,36 +330,27 @@ func (g *Gate) narrow(ctx context.Context, method string, req any) error {
 }
 
 func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-	ctx, err := g.check(s.Context(), i.FullMethod)
-	if err != nil {
-		return err
+	if i.FullMethod != Executor_Leasing_FullMethodName {
+		return h(srv, s)
 	}
-	known := &identified{s, ctx}
-	if i.FullMethod == Executor_Leasing_FullMethodName {
-		done := countAsking(ctx)
-		if done == nil {
-			return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of requests already", mostAsking)
-		}
-		defer done()
-		return h(srv, &asking{known, g})
+	done := countAsking(s.Context())
+	if done == nil {
+		return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of requests already", mostAsking)
 	}
-	return h(srv, known)
+	defer done()
+	return h(srv, &asking{s, s.Context(), g})
 }
-
-// identified is a stream whose context knows the caller.
-type identified struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-func (s *identified) Context() context.Context { return s.ctx }
 
 // asking is a stream of which each message is a call: one whose credential has expired or was revoked meanwhile is refused. One
 // goroutine reads, and uses the context.
 type asking struct {
-	*identified
+	grpc.ServerStream
+	ctx  context.Context
 	gate *Gate
 }
+
+// Context knows the caller of the last message.
+func (s *asking) Context() context.Context { return s.ctx }
 
 func (s *asking) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // realm is a cluster with a daemon on this machine.
@@ -48,7 +49,7 @@ func (w *whoServer) Drain(context.Context, *DrainRequest) (*DrainReply, error) {
 	return &DrainReply{}, nil
 }
 
-func newRealm(t *testing.T, listen string, allowPlain bool) *realm {
+func newRealm(t *testing.T, listen string, allowPlain bool, limits ...quota.Limits) *realm {
 	t.Helper()
 	for _, name := range []string{SecretFileEnv, identity.TokenFileEnv, identity.CAFileEnv, "XDG_RUNTIME_DIR"} {
 		t.Setenv(name, "")
@@ -66,7 +67,7 @@ func newRealm(t *testing.T, listen string, allowPlain bool) *realm {
 		t.Fatal(err)
 	}
 	r.port, err = OpenPort(PortConfig{Listen: listen, AllowPlaintext: allowPlain, SecretFile: r.in("secret"), IdentityDir: r.in("node"),
-		AuditFile: r.in("audit")})
+		AuditFile: r.in("audit"), Bounds: Bounds{Tenant: slices.Concat(limits, []quota.Limits{nil})[0]}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,12 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // PortConfig says what control port a daemon opens.
@@ -23,6 +26,26 @@ type PortConfig struct {
 	AuditFile      string       // empty: Log
 	AddressFile    string       // empty: none
 	Log            *slog.Logger // nil: nothing is said
+	Bounds
+}
+
+// Bounds are what the callers of a port may take of it.
+type Bounds struct {
+	Streams       int           // at a time, of one connection; 0: 1024
+	StrangerBytes int           // memory of all unauthenticated connections together; 0: 64 MiB
+	FirstCall     time.Duration // from a connection to its first authenticated call; 0: 10 s
+	Tenant        quota.Limits  // connections are bounded by a quarter of the process's descriptors too
+}
+
+// limits are what the gate bounds tenants by.
+func (b *Bounds) limits() quota.Limits {
+	l := maps.Clone(b.Tenant)
+	if l == nil {
+		l = quota.Limits{}
+	}
+	most := int(max(descriptors()/4, 16))
+	l[quota.Connections] = min(cmp.Or(l[quota.Connections], most), most)
+	return l
 }
 
 // Port is a daemon's control port: bound by OpenPort, served by Serve, ended by Close.
@@ -67,11 +90,12 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 		p.audit.Close()
 		return nil, err
 	}
-	p.Gate = NewGate(p.audit, verifiers...)
+	p.Gate = NewGate(p.audit, cfg.limits(), verifiers...)
 	transport.gate = p.Gate
 	closing, end := context.WithCancel(context.Background())
-	p.Server, p.Address, p.closing = newServer(transport, closing), ListenerAddress(l), end
-	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers()}}
+	p.Server, p.Address, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), end
+	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
+		within: cmp.Or(cfg.FirstCall, 10*time.Second)}}
 	return p, nil
 }
 

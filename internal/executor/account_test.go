@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
@@ -269,5 +272,14 @@ func TestLeasesAreMeasured(t *testing.T) {
 	}
 	if len(n.e.accounts.leases) != 0 {
 		t.Errorf("%d leases are measured after their end", len(n.e.accounts.leases))
+	}
+}
+
+// A message of charges is one that the resource manager takes, whatever names are in it.
+func TestSettlementFits(t *testing.T) {
+	most := &control.AccountEntry{Incarnation: make([]byte, 16), Lease: math.MaxUint64, Part: math.MaxUint32, Tenant: strings.Repeat("t", maxTenant),
+		Node: strings.Repeat("n", 255), BeganNs: math.MaxInt64, AsOfNs: math.MaxInt64, Final: true, Use: slices.Repeat([]uint64{math.MaxUint64}, 8)}
+	if n := proto.Size(&control.SettleRequest{Entries: slices.Repeat([]*control.AccountEntry{most}, messageMost)}); n > control.MaxRequest {
+		t.Errorf("%d entries take %d bytes, more than %d", messageMost, n, control.MaxRequest)
 	}
 }

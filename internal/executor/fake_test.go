@@ -302,7 +302,7 @@ func newNode(t *testing.T, change ...func(*Config)) *node {
 		t.Fatal(err)
 	}
 	n.port, err = control.OpenPort(control.PortConfig{Listen: cfg.Settings.Listen, SecretFile: cfg.Settings.SecretFile,
-		IdentityDir: cfg.Settings.IdentityDir, AuditFile: cfg.Settings.AuditFile})
+		IdentityDir: cfg.Settings.IdentityDir, AuditFile: cfg.Settings.AuditFile, Bounds: cfg.Settings.Bounds(len(cfg.Cores))})
 	if err != nil {
 		t.Fatal(err)
 	}

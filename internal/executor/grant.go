@@ -13,6 +13,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
@@ -30,6 +31,9 @@ func (e *Executor) Info(_ context.Context, req *control.InfoRequest) (*control.I
 func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	deepen()
 	rid, terms, hash, err := e.terms(ctx, req)
+	if err == nil {
+		err = e.gate.Take(ctx, quota.Leases, 1)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -100,6 +104,7 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 	k := e.kept[l.Reuses] // there, or the table would not have given it
 	delete(e.kept, l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
+	h.tenant = terms.Tenant
 	e.holdings[l.ID] = h
 	return l, h, k, nil
 }
@@ -164,6 +169,13 @@ func (e *Executor) start(h *holding, k *kept, blobs [][]byte, limit time.Duratio
 	e.report()
 }
 
+// tell logs what a lease's tenant has caused. Lines beyond the tenant's limit are counted and dropped.
+func (e *Executor) tell(h *holding, level slog.Level, text string, args ...any) {
+	if ctx := context.Background(); e.log.Enabled(ctx, level) && e.gate.MayLog(h.tenant) {
+		e.log.Log(ctx, level, text, args...)
+	}
+}
+
 // watch tells the holder, the log and the metrics when worker w of seat i dies while its lease goes on.
 func (e *Executor) watch(h *holding, i int, w Worker) {
 	e.work.Go(func() {
@@ -178,7 +190,7 @@ func (e *Executor) watch(h *holding, i int, w Worker) {
 		if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
 			level = slog.LevelDebug // the event stream tells whether that was on purpose
 		}
-		e.log.Log(context.Background(), level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "function", x.Function, "reason", x.Reason)
+		e.tell(h, level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "function", x.Function, "reason", x.Reason)
 	})
 }
 
@@ -242,7 +254,7 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 		return w, nil
 	}
 	e.metrics.failed.Inc()
-	e.log.Info("worker did not start", "lease", uint64(h.id), "worker", i, "error", err)
+	e.tell(h, slog.LevelInfo, "worker did not start", "lease", uint64(h.id), "worker", i, "error", err)
 	var known *zygote.WorkerError
 	switch {
 	case isScarce(err):
@@ -283,6 +295,9 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 	if has := channelsMemory([][]byte{req.GetClientBlob()}); has > h.spec.ChannelMemory {
 		return nil, control.StatusError(statusBadBlob, fmt.Sprintf("client_blob: the channel takes %d bytes, the lease has reserved %d", has, h.spec.ChannelMemory))
 	}
+	if err := e.gate.Take(ctx, quota.Replaces, 1); err != nil {
+		return nil, err
+	}
 	for {
 		if ctx.Err() != nil { // a worker must not be replaced for somebody who has given up
 			return nil, control.Errorf(control.ClassConnection, "worker %d of lease %d was being replaced: %v", req.GetWorker(), h.id, context.Cause(ctx))
@@ -314,7 +329,7 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 	select {
 	case <-old.Done():
 	case <-grace.C:
-		e.log.Info("a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID(), "running", old.Running())
+		e.tell(h, slog.LevelInfo, "a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID(), "running", old.Running())
 		old.Kill()
 		<-old.Done()
 	}

@@ -20,9 +20,10 @@ import (
 // There is no queue of events: a stream compares what is with what it has told (events.go), so that a slow reader
 // costs no memory and a stream that is opened again misses nothing.
 type holding struct {
-	id   lease.ID
-	code *code
-	spec zygote.Spec // of every worker, without CPUs and blob
+	id     lease.ID
+	tenant string
+	code   *code
+	spec   zygote.Spec // of every worker, without CPUs and blob
 
 	// ctx ends when no more workers shall be started.
 	ctx     context.Context

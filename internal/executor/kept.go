@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -239,7 +240,7 @@ func (e *Executor) resumeAll(h *holding, k *kept, blobs [][]byte, limit time.Dur
 	if err == nil {
 		return k.workers, nil
 	}
-	e.log.Info("kept workers are of no use any more", "lease", uint64(h.id), "of", uint64(k.id), "error", err)
+	e.tell(h, slog.LevelInfo, "kept workers are of no use any more", "lease", uint64(h.id), "of", uint64(k.id), "error", err)
 	stopAll(ctx, k.workers, killed)
 	return nil, lease.ErrNotKept
 }

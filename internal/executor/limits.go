@@ -300,7 +300,7 @@ func (e *Executor) reserve(h *holding) (flag string, err error) {
 	}
 	giveBack, flag, err := e.limits.reserve(l.Terms.Tenant, l.Terms.Workers*l.Terms.CoresPerWorker)
 	if flag != "" {
-		e.log.Warn("lease granted without its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
+		e.tell(h, slog.LevelWarn, "lease granted without its tenant's limit", "lease", uint64(h.id), "tenant", l.Terms.Tenant, "flag", flag)
 	}
 	h.mu.Lock()
 	h.reserved = giveBack

@@ -23,7 +23,7 @@ type tenants struct {
 	dir     string
 }
 
-func newTenants(t *testing.T) *tenants {
+func newTenants(t *testing.T, change ...func(*Config)) *tenants {
 	t.Helper()
 	n := &tenants{dir: t.TempDir()}
 	if err := identity.InitCluster(n.in("cluster"), "test", time.Hour, time.Now()); err != nil {
@@ -36,7 +36,7 @@ func newTenants(t *testing.T) *tenants {
 	if err := n.cluster.IssueNode(n.in("node"), []string{"localhost"}, time.Hour, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	n.node = newNode(t, func(c *Config) { c.Settings.IdentityDir = n.in("node"); c.Settings.AuditFile = n.in("audit") })
+	n.node = newNode(t, append(change, func(c *Config) { c.Settings.IdentityDir = n.in("node"); c.Settings.AuditFile = n.in("audit") })...)
 	return n
 }
 

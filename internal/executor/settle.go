@@ -166,8 +166,8 @@ func (a *accounts) settled(o *owed) {
 	}
 }
 
-// messageMost is how many entries one message carries.
-const messageMost = 1000
+// messageMost is how many entries one message carries: with the longest names they fit into control.MaxRequest.
+const messageMost = 400
 
 // message settles what has no cell. The ledger has it when the answer comes.
 func (a *accounts) message(ctx context.Context, m control.ManagerClient) {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 const (
@@ -81,6 +82,9 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 		end := time.NewTimer(e.codes.within(size))
 		defer end.Stop()
 		late = end.C
+		if err := e.gate.Take(stream.Context(), quota.UploadBytes, int(size)); err != nil {
+			return err
+		}
 	}
 	names, known, err := e.codes.add(stream.Context(), h, codeOwner(stream.Context()), size, next)
 	if err != nil {

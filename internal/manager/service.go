@@ -14,6 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 // Config is what a Manager is made of.
@@ -27,6 +28,7 @@ type Config struct {
 	Tariff    accounting.Tariff
 	Limits    accounting.Limits // of tenants' cores
 	Keep      time.Duration     // how long the ledger keeps single leases that are over; 0: for good
+	Gate      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
 	Log       *slog.Logger
 	Now       func() time.Time // nil: time.Now
 }
@@ -248,7 +250,10 @@ func (m *Manager) AttachExecutor(_ context.Context, req *control.AttachExecutorR
 }
 
 // AttachClient connects a client to the board.
-func (m *Manager) AttachClient(_ context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
+func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
+	if err := m.cfg.Gate.Take(ctx, quota.Attaches, 1); err != nil {
+		return nil, err
+	}
 	dev, err := m.memory.device(req.GetProvider())
 	if err != nil {
 		return nil, err

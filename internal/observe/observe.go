@@ -17,14 +17,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// maxConnections bounds how many are served at a time; more wait.
-const maxConnections = 64
+// maxConnections bounds how many there are at a time.
+const maxConnections = 256
 
 // ErrStarting is why a server is not ready before SetReady was called.
 var ErrStarting = errors.New("starting")
@@ -68,18 +68,29 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	if err != nil {
 		return nil, fmt.Errorf("http: %w", err)
 	}
-	s.Address, s.listener = control.ListenerAddress(l), netutil.LimitListener(l, maxConnections)
+	s.Address, s.listener = control.ListenerAddress(l), &crowd{Listener: l, most: maxConnections}
 	if tlsConfig != nil {
 		s.listener = tls.NewListener(s.listener, tlsConfig)
 	}
-	s.http = &http.Server{Handler: s.Mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
+	s.http = &http.Server{Handler: s.Mux, ConnState: connState, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // what strangers do wrong is their business
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // what callers do wrong is no fault of the daemon
 	return s, nil
 }
 
-// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason. nil has refused nothing.
+// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason, and how often a tenant has reached a limit, by
+// kind. A nil gate has refused nothing.
 func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
+	for _, kind := range quota.Kinds() {
+		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_quota_refused_total",
+			Help: "Requests, connections and log lines that a tenant's limit refused, by kind.", ConstLabels: prometheus.Labels{"kind": string(kind)}},
+			func() float64 {
+				if gate == nil {
+					return 0
+				}
+				return float64(gate.RefusedByQuota(kind))
+			}))
+	}
 	for _, reason := range identity.Reasons() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
 			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},

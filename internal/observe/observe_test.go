@@ -14,6 +14,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -124,5 +128,24 @@ func TestNotify(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "absent"))
 	if err := Notify("READY=1"); err == nil {
 		t.Error("nobody listens, and no error")
+	}
+}
+
+// What limits refuse is shown by kind, and never by tenant.
+func TestCountRefusals(t *testing.T) {
+	gate := control.NewGate(nil, quota.Limits{quota.Leases: 1})
+	ctx := control.WithCaller(t.Context(), &identity.Identity{Tenant: "somebody", Role: identity.RoleTenant})
+	for gate.Take(ctx, quota.Leases, 1) == nil {
+	}
+	s, get := open(t, "127.0.0.1:0")
+	CountRefusals(s.Metrics, gate)
+	_, text := get("/metrics")
+	for _, line := range []string{`rfaas_quota_refused_total{kind="leases"} 1`, `rfaas_quota_refused_total{kind="log_lines"} 0`} {
+		if !strings.Contains(text, line) {
+			t.Errorf("%s is missing", line)
+		}
+	}
+	if strings.Contains(text, "somebody") {
+		t.Error("a tenant is named")
 	}
 }

@@ -1,0 +1,71 @@
+package observe
+
+import (
+	"container/list"
+	"net"
+	"net/http"
+	"sync"
+)
+
+// crowd is a listener with a bounded number of connections. A new connection is never kept waiting: it closes the one that has made no
+// request for longest. So slow connections, however many, keep nobody from an answer.
+type crowd struct {
+	net.Listener
+	most int
+
+	mu   sync.Mutex
+	list list.List // of *member, the one that has been quiet for longest first
+}
+
+// member is one connection.
+type member struct {
+	net.Conn
+	of *crowd
+	at *list.Element // nil: closed; under of.mu
+}
+
+func (c *crowd) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	m := &member{Conn: conn, of: c}
+	c.mu.Lock()
+	m.at = c.list.PushBack(m)
+	var first *member
+	if c.list.Len() > c.most {
+		first = c.list.Front().Value.(*member)
+	}
+	c.mu.Unlock()
+	if first != nil {
+		first.Close()
+	}
+	return m, nil
+}
+
+// Close closes the connection.
+func (m *member) Close() error {
+	m.of.mu.Lock()
+	if m.at != nil {
+		m.of.list.Remove(m.at)
+		m.at = nil
+	}
+	m.of.mu.Unlock()
+	return m.Conn.Close()
+}
+
+// connState is the http.Server's hook: a connection is active when all headers of a request have come.
+func connState(conn net.Conn, state http.ConnState) {
+	if t, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
+		conn = t.NetConn()
+	}
+	m, ok := conn.(*member)
+	if !ok || state != http.StateActive {
+		return
+	}
+	m.of.mu.Lock()
+	defer m.of.mu.Unlock()
+	if m.at != nil {
+		m.of.list.MoveToBack(m.at)
+	}
+}

@@ -1,0 +1,193 @@
+// Package quota bounds what each tenant takes of a daemon: how much at a time, and how much a second.
+package quota
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Kind is what a quota bounds. Its text is the label of the metric.
+type Kind string
+
+// The kinds. Connections and Streams are bounded at a time, by Hold; the others in rate, by Take.
+const (
+	Connections Kind = "connections"
+	Streams     Kind = "streams"
+	Leases      Kind = "leases"
+	Replaces    Kind = "replaces"
+	UploadBytes Kind = "upload_bytes"
+	Attaches    Kind = "attaches"
+	LogLines    Kind = "log_lines"
+)
+
+// kinds says how each kind is told about: its setting, and what the limit counts.
+var kinds = []struct {
+	kind    Kind
+	setting string
+	what    string
+}{
+	{Connections, "tenant-connections", "connections at a time"},
+	{Streams, "tenant-streams", "calls and streams at a time"},
+	{Leases, "tenant-leases", "lease requests a second"},
+	{Replaces, "tenant-replaces", "replacements of workers a second"},
+	{UploadBytes, "tenant-upload", "uploaded bytes a second"},
+	{Attaches, "tenant-attaches", "attachments to the board a second"},
+	{LogLines, "tenant-log-lines", "log lines a second"},
+}
+
+// Kinds returns all kinds.
+func Kinds() (all []Kind) {
+	for _, k := range kinds {
+		all = append(all, k.kind)
+	}
+	return all
+}
+
+// Limits are what one tenant may have of each kind: at a time, or a second. What is 0 or missing has no limit.
+type Limits map[Kind]int
+
+// burst is how many seconds' worth of a rate a tenant may take at once after a pause.
+const burst = 10
+
+// Error says that a tenant has reached a limit.
+type Error struct {
+	Tenant  string
+	Kind    Kind
+	Limit   int
+	Setting string
+	What    string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("tenant %q has reached its limit of %d %s: try again later, or ask the operator of this daemon for a higher %s",
+		e.Tenant, e.Limit, e.What, e.Setting)
+}
+
+// Tenants counts what tenants take. Safe for concurrent use; nothing blocks.
+type Tenants struct {
+	limits  Limits
+	now     func() time.Time
+	refused map[Kind]*atomic.Uint64
+
+	mu      sync.Mutex
+	tenants map[string]*tenant
+	sweep   int // tenants at which those that have and want nothing are forgotten
+}
+
+type tenant struct {
+	held  map[Kind]int
+	rates map[Kind]*rate.Limiter
+}
+
+// minSweep is how many tenants are remembered whatever they do.
+const minSweep = 256
+
+// New makes counters. now is the clock that rates go by.
+func New(limits Limits, now func() time.Time) *Tenants {
+	t := &Tenants{limits: limits, now: now, refused: map[Kind]*atomic.Uint64{}, tenants: map[string]*tenant{}, sweep: minSweep}
+	for _, k := range kinds {
+		t.refused[k.kind] = new(atomic.Uint64)
+	}
+	return t
+}
+
+// Refused returns how often a limit of a kind was reached.
+func (t *Tenants) Refused(k Kind) uint64 { return t.refused[k].Load() }
+
+// Take takes n of a kind that is limited in rate. The error is an *Error, and nothing is taken then.
+func (t *Tenants) Take(name string, k Kind, n int) error {
+	limit := t.limits[k]
+	if limit == 0 {
+		return nil
+	}
+	now := t.now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.tenant(name, now)
+	r := of.rates[k]
+	if r == nil {
+		r = rate.NewLimiter(rate.Limit(limit), burst*limit)
+		of.rates[k] = r
+	}
+	// More than a burst is as much as a burst: it is one library.
+	if !r.AllowN(now, min(n, burst*limit)) {
+		return t.refuse(name, k, limit)
+	}
+	return nil
+}
+
+// Hold takes one of a kind that is limited at a time, until release is called, which may be called more than once. The error is an *Error.
+func (t *Tenants) Hold(name string, k Kind) (release func(), err error) {
+	limit := t.limits[k]
+	if limit == 0 {
+		return func() {}, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	of := t.tenant(name, t.now())
+	if of.held[k] >= limit {
+		return nil, t.refuse(name, k, limit)
+	}
+	of.held[k]++
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			of.held[k]--
+		})
+	}, nil
+}
+
+// refuse counts.
+func (t *Tenants) refuse(name string, k Kind, limit int) error {
+	t.refused[k].Add(1)
+	e := &Error{Tenant: name, Kind: k, Limit: limit}
+	for _, told := range kinds {
+		if told.kind == k {
+			e.Setting, e.What = told.setting, told.what
+		}
+	}
+	return e
+}
+
+// tenant returns a tenant's counters. Under mu.
+func (t *Tenants) tenant(name string, now time.Time) *tenant {
+	of := t.tenants[name]
+	if of == nil {
+		if len(t.tenants) >= t.sweep {
+			t.forget(now)
+		}
+		of = &tenant{held: map[Kind]int{}, rates: map[Kind]*rate.Limiter{}}
+		t.tenants[name] = of
+	}
+	return of
+}
+
+// forget forgets tenants whose counters are as new ones would be. Under mu.
+func (t *Tenants) forget(now time.Time) {
+	for name, of := range t.tenants {
+		if of.idle(now) {
+			delete(t.tenants, name)
+		}
+	}
+	t.sweep = max(minSweep, 2*len(t.tenants))
+}
+
+func (of *tenant) idle(now time.Time) bool {
+	for _, n := range of.held {
+		if n > 0 {
+			return false
+		}
+	}
+	for _, r := range of.rates {
+		if r.TokensAt(now) < float64(r.Burst()) {
+			return false
+		}
+	}
+	return true
+}
