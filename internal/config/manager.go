@@ -22,6 +22,8 @@ type Manager struct {
 	AuditFile      string        `mapstructure:"audit-file"`   // empty: the log
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
 	Executors      int           `mapstructure:"executors"`
+	NodeExecutors  int           `mapstructure:"node-executors"`
+	NodeMemory     Bytes         `mapstructure:"node-memory"`
 	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
 	LedgerKeep     time.Duration `mapstructure:"ledger-keep"`
 	Tariff         string        `mapstructure:"tariff"`
@@ -50,6 +52,8 @@ var managerOptions = []option{
 	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
+	{"node-executors", "64", "most executors that one node certificate may have registered at a time"},
+	{"node-memory", "64MiB", "most memory of the resource manager that the executors of one node certificate may take together"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
 	{"ledger-keep", "9600h", "how long single leases that are over are kept in the ledger, 0s for good; bills stay"},
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
@@ -108,6 +112,10 @@ func (c *Manager) validate() error {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)
 	}
 	v.between("executors", c.Executors, 1, maxExecutors)
+	v.between("node-executors", c.NodeExecutors, 1, maxExecutors)
+	if c.NodeMemory < 1<<20 {
+		v.failf("node-memory: %v is less than 1MiB", c.NodeMemory)
+	}
 	if c.LedgerKeep != 0 && c.LedgerKeep < 24*time.Hour {
 		v.failf("ledger-keep: %v is neither 0s nor at least 24h", c.LedgerKeep)
 	}

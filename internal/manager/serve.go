@@ -19,6 +19,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
 		StateDir: s.StateDir, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log,
+		Quota: NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
@@ -33,6 +34,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 		closePort()
 		return err
 	}
+	m.gate = port.Gate
 	m.AddTo(port.Server)
 	defer m.Close() // after the port: no call is running any more
 	defer closePort()
