@@ -48,9 +48,7 @@ func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net
 		l.SecurityLevel = credentials.NoSecurity
 		l.channel.Nonce = make([]byte, identity.NonceSize)
 		rand.Read(l.channel.Nonce)
-		if isLoopback(raw.RemoteAddr()) {
-			l.channel.Address = raw.RemoteAddr().String()
-		}
+		l.channel.Address = addressOf(raw.RemoteAddr())
 		return raw, l, nil
 	}
 	conn := tls.Client(raw, t.tls)
@@ -135,9 +133,7 @@ func (t *serverTransport) ServerHandshake(raw net.Conn) (net.Conn, credentials.A
 		}
 	}
 	l.SecurityLevel = credentials.NoSecurity
-	if isLoopback(raw.LocalAddr()) {
-		l.channel.Address = raw.LocalAddr().String()
-	}
+	l.channel.Address = addressOf(raw.LocalAddr())
 	// The gate refuses it, in words that reach the caller.
 	l.plain = l.channel.PeerUID == nil && !t.allowPlain && !isLoopback(raw.RemoteAddr())
 	return conn, l, nil
@@ -190,6 +186,15 @@ func (c *prefixed) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	return c.Conn.Read(b)
+}
+
+// addressOf is the address of a server's end as both ends see it: an IP address without a zone, which is each node's own word, and a port, or
+// the path that a unix socket was bound to.
+func addressOf(a net.Addr) string {
+	if p, err := netip.ParseAddrPort(a.String()); err == nil {
+		return netip.AddrPortFrom(p.Addr().Unmap().WithZone(""), p.Port()).String()
+	}
+	return a.Network() + ":" + a.String()
 }
 
 func isLoopback(a net.Addr) bool {

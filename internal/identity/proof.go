@@ -19,12 +19,12 @@ const Leeway = 30 * time.Second
 const NonceSize = 16
 
 // Channel is one connection as both of its ends know it, so that a proof can be made for it alone. With TLS that is a value that
-// TLS derives for both and for nobody else. Without, it is a nonce of the caller's that a server takes on one connection only,
-// and for connections within a node the address, so that who listens in another place cannot pass the proof on.
+// TLS derives for both and for nobody else. Without TLS it is a nonce of the caller's, which a server takes on one connection only,
+// and the address of the server's end, so that a process that listens elsewhere cannot pass the proof on.
 type Channel struct {
 	Binding []byte // TLS exporter; nil without TLS
 	Nonce   []byte // of the caller; nil with TLS, and at the server before it has read the credential
-	Address string // of the server's end; empty: not checked
+	Address string // of the server's end; empty with TLS
 	Remote  string // of the caller, for logs
 	PeerUID *uint32
 	Node    *Identity // by certificate; nil: none was shown
@@ -146,8 +146,8 @@ func (r *Replays) check(scheme, credential, text string, ch *Channel, now time.T
 		return refuse(Skew, "%s: the caller's clock said %s and it is %s here: %v apart, at most %v is taken; set the clocks",
 			scheme, stamp(made), stamp(now), now.Sub(made).Abs().Round(time.Second), Leeway)
 	}
-	if ch.Address != "" && address != ch.Address {
-		return refuse(Replayed, "%s: the proof was made for %q, and this is %q", scheme, address, ch.Address)
+	if address != ch.Address {
+		return refuse(Replayed, "%s: the proof was made for %q, and this is %q (what translates addresses on the way needs TLS)", scheme, address, ch.Address)
 	}
 	if ch.Binding != nil {
 		return nil

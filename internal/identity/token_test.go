@@ -197,6 +197,8 @@ func TestProofs(t *testing.T) {
 		try("a minute early", &Channel{}, &Channel{}, noon.Add(time.Minute), noon, Skew, "set the clocks")
 		try("address", &Channel{Address: "127.0.0.1:5"}, &Channel{Address: "127.0.0.1:5"}, noon, noon, "", "")
 		try("passed on", &Channel{Address: "127.0.0.1:6"}, &Channel{Address: "127.0.0.1:5"}, noon, noon, Replayed, "127.0.0.1:6")
+		try("passed on to where no address is known", &Channel{Address: "127.0.0.1:6"}, &Channel{}, noon, noon, Replayed, "127.0.0.1:6")
+		try("without an address", &Channel{}, &Channel{Address: "10.0.0.7:5"}, noon, noon, Replayed, "10.0.0.7:5")
 		try("other TLS connection", &Channel{Binding: []byte("a")}, &Channel{Binding: []byte("b")}, noon, noon, Wrong, "another connection")
 		try("from plain to TLS", &Channel{}, &Channel{Binding: []byte("b")}, noon, noon, Malformed, "nonce")
 		try("from TLS to plain", &Channel{Binding: []byte("a")}, &Channel{}, noon, noon, Malformed, "nonce")
