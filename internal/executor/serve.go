@@ -62,6 +62,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	}
 	defer closeWeb(web)
 	e.show(web.Metrics)
+	observe.WatchIdentity(web, port.Node)
 	web.Serve()
 
 	background, cancel := context.WithCancel(context.Background())
@@ -77,7 +78,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if s.Manager != "" {
 		e.cfg.Fabric = fabric(&s, cfg.Providers, log)
 		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
-		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, IdentityDir: s.IdentityDir,
+		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, Node: port.Node,
 			AllowPlaintext: s.AllowPlaintext})
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"crypto/x509"
 	"fmt"
 	"net"
 	"strings"
@@ -46,6 +47,9 @@ type Identity struct {
 	Role    Role      //
 	Hosts   []string  // of a node: the names and addresses that its certificate is for
 	Expires time.Time // zero: never
+
+	certificate *x509.Certificate // of a node
+	generation  uint64            // of the keys that it was verified with
 }
 
 // MayUse says whether the caller may see and use what belongs to a tenant.

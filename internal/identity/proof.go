@@ -180,8 +180,9 @@ func (v *SecretVerifier) Recheck(*Identity, string, time.Time) error { return ni
 
 // TokenVerifier takes tokens with proofs.
 type TokenVerifier struct {
-	Keys    []ed25519.PublicKey // of issuers
-	Revoked *Revocations        // nil: none is
+	// Keys are those of issuers, and a number that changes with them.
+	Keys    func(now time.Time) ([]ed25519.PublicKey, uint64)
+	Revoked *Revocations
 	Replays *Replays
 }
 
@@ -194,7 +195,8 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 	if !ok {
 		return Identity{}, refuse(Malformed, "token: it came without the proof that the caller is its holder")
 	}
-	c, err := verifyToken(token, v.Keys)
+	keys, generation := v.Keys(now)
+	c, err := verifyToken(token, keys)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -212,7 +214,7 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 		return Identity{}, err // cannot be: Check has read it
 	}
 	return Identity{By: SchemeToken, Name: c.Tenant + " by token " + c.ID, Tenant: c.Tenant, UID: c.UID, Role: role,
-		Expires: time.Unix(c.Ends, 0)}, nil
+		Expires: time.Unix(c.Ends, 0), generation: generation}, nil
 }
 
 // standing says whether claims hold now.
@@ -220,27 +222,19 @@ func (v *TokenVerifier) standing(c *Claims, now time.Time) error {
 	if err := c.checkTime(now); err != nil {
 		return err
 	}
-	return v.revoked(c.ID, c.Tenant, now)
+	return v.Revoked.refuse(RevokedToken, c.ID, fmt.Sprintf("token %s of tenant %q", c.ID, c.Tenant), now)
 }
 
-func (v *TokenVerifier) revoked(id, tenant string, now time.Time) error {
-	if v.Revoked == nil {
-		return nil
-	}
-	revoked, err := v.Revoked.Has(id, now)
-	switch {
-	case err != nil:
-		return refuse(Revoked, "token %s of tenant %q: whether it is revoked cannot be told: %v", id, tenant, err)
-	case revoked:
-		return refuse(Revoked, "token %s of tenant %q: revoked", id, tenant)
-	}
-	return nil
-}
-
-// Recheck looks at the time and at the list of revoked tokens.
-func (v *TokenVerifier) Recheck(_ *Identity, credential string, now time.Time) error {
+// Recheck looks at the time, at the list of revoked tokens and, when the issuers' keys have changed, at the signature.
+func (v *TokenVerifier) Recheck(id *Identity, credential string, now time.Time) error {
 	token, _, _ := strings.Cut(credential, " ")
-	c, err := ReadClaims(token)
+	var c Claims
+	var err error
+	if keys, generation := v.Keys(now); generation != id.generation {
+		c, err = verifyToken(token, keys)
+	} else {
+		c, err = ReadClaims(token)
+	}
 	if err != nil {
 		return err
 	}

@@ -257,7 +257,9 @@ func (m *Manager) openHTTP(address, tokenFile string, node *identity.Node) (*obs
 		}
 		mayAll = bearer(token)
 		if node != nil && !a.Local() {
-			secure = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{node.Certificate}}
+			secure = &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				return &node.Files(time.Now()).Certificate, nil
+			}}
 		}
 	}
 	s, err := observe.Open(address, secure, m.log)

@@ -222,7 +222,7 @@ func TestHTTPPlaces(t *testing.T) {
 	cluster, err := identity.OpenCluster(filepath.Join(dir, "c"))
 	ok(err)
 	ok(cluster.IssueNode(filepath.Join(dir, "n"), []string{"127.0.0.1"}, time.Hour, now))
-	node, err := identity.OpenNode(filepath.Join(dir, "n"), &identity.Replays{}, now)
+	node, err := identity.OpenNode(filepath.Join(dir, "n"), nil, nil, now)
 	ok(err)
 	far, err := w.openHTTP("0.0.0.0:0", tokenFile, node)
 	ok(err)
@@ -231,7 +231,7 @@ func TestHTTPPlaces(t *testing.T) {
 	ok(err)
 	text, err := os.ReadFile(tokenFile)
 	ok(err)
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: node.CA, MinVersion: tls.VersionTLS13}}
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: node.Files(now).CA, MinVersion: tls.VersionTLS13}}
 	for token, want := range map[string]int{"": http.StatusUnauthorized, strings.TrimSpace(string(text)): 200} {
 		if code := status(tr, "https://127.0.0.1:"+port+"/api/v1/bills", token); code != want {
 			t.Errorf("HTTPS with a token of %d bytes: %d", len(token), code)
