@@ -18,6 +18,8 @@ type Manager struct {
 	SecretFile     string        `mapstructure:"secret-file"`
 	HTTPListen     string        `mapstructure:"http-listen"` // empty: none
 	HTTPTokenFile  string        `mapstructure:"http-token-file"`
+	HTTPCert       string        `mapstructure:"http-cert"` // empty: of the identity
+	HTTPKey        string        `mapstructure:"http-key"`
 	IdentityDir    string        `mapstructure:"identity-dir"` // empty: no TLS and no tokens
 	AuditFile      string        `mapstructure:"audit-file"`   // empty: the log
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
@@ -48,6 +50,8 @@ var managerOptions = []option{
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH (default: none)"},
 	{"http-token-file", "", "token without which http-listen, but for a unix socket, shows no tenant; made if there is none (default: http-token beside the secret)"},
+	{"http-cert", "", "certificate of the HTTPS page, PEM with its chain, in the place of that of identity-dir; read again when it changes"},
+	{"http-key", "", "its private key, PEM, mode 0600"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
 	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
@@ -106,7 +110,10 @@ func (c *Manager) validate() error {
 	var v validator
 	v.address("listen", c.Listen, c.AllowPlaintext || c.IdentityDir != "")
 	if c.HTTPListen != "" {
-		v.address("http-listen", c.HTTPListen, c.AllowPlaintext || c.IdentityDir != "")
+		v.address("http-listen", c.HTTPListen, c.AllowPlaintext || c.IdentityDir != "" || c.HTTPCert != "")
+	}
+	if (c.HTTPCert == "") != (c.HTTPKey == "") {
+		v.failf("http-cert: %q, http-key: %q: both or none must be set", c.HTTPCert, c.HTTPKey)
 	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)

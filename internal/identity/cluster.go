@@ -23,15 +23,17 @@ import (
 
 // Files of a cluster's directory. The keys stay there.
 const (
-	fileCA       = "ca.crt"
-	fileCAKey    = "ca.key"
-	fileTokenKey = "token.key"
-	fileTokenPub = "token.pub"
-	fileRevoked  = "revoked"
-	fileNode     = "node.crt"
-	fileNodeKey  = "node.key"
-	filePage     = "page.crt"
-	filePageKey  = "page.key"
+	fileCA        = "ca.crt"
+	fileCAKey     = "ca.key"
+	fileTokenKey  = "token.key"
+	fileTokenPub  = "token.pub"
+	fileRevoked   = "revoked"
+	fileNode      = "node.crt"
+	fileNodeKey   = "node.key"
+	filePageCA    = "page-ca.crt" // browsers take no Ed25519
+	filePageCAKey = "page-ca.key"
+	filePage      = "page.crt"
+	filePageKey   = "page.key"
 )
 
 // Cluster is what an operator has: the keys that sign certificates and tokens.
@@ -167,8 +169,8 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 	return nil, fmt.Errorf("%s: not an Ed25519 key", path)
 }
 
-// IssueNode makes the directory of a node: its certificate, for hosts (names or addresses, the first one names it), its key, and what it checks
-// others with. What is there already is replaced.
+// IssueNode makes the directory of a node: its certificate, for hosts (names or addresses, the first one names it), its key, what it checks
+// others with, and a certificate of its HTTPS page. What is there already is replaced.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
 	if len(hosts) == 0 {
 		return errors.New("a node's certificate needs a name or an address")
@@ -204,6 +206,9 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 		return err
 	}
 	if err := os.MkdirAll(out, 0o700); err != nil {
+		return err
+	}
+	if err := c.issuePage(out, t, now); err != nil {
 		return err
 	}
 	for _, name := range []string{fileTokenPub, fileRevoked} {

@@ -162,10 +162,10 @@ func TestNodeWarns(t *testing.T) {
 	}
 	expires := `level=WARN msg="a certificate expires soon`
 	said(29, "level=", 0)
-	said(30.5, expires, 1)
+	said(30.5, expires, 2) // the node's and the page's
 	said(30.9, expires, 0)
-	said(31.6, expires, 1)
-	said(61, `level=ERROR msg="a certificate has expired`, 1)
+	said(31.6, expires, 2)
+	said(61, `level=ERROR msg="a certificate has expired`, 2)
 	if err := n.Trouble(noon.Add(61 * 24 * time.Hour)); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("after the end: %v", err)
 	}

@@ -41,7 +41,11 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	if err := port.Serve(); err != nil {
 		return err
 	}
-	web, err := m.openHTTP(s.HTTPListen, s.HTTPTokenFile, port.Node)
+	certificate, err := pageCertificate(&s, port.Node, log)
+	if err != nil {
+		return err
+	}
+	web, err := m.openHTTP(s.HTTPListen, s.HTTPTokenFile, certificate, s.HTTPCert != "")
 	if err != nil {
 		return err
 	}

@@ -173,7 +173,7 @@ func TestIdentityOfTheDaemon(t *testing.T) {
 	ends := good.Ends(time.Now())
 	_, metrics := get("/metrics")
 	for _, want := range []string{fmt.Sprintf("rfaas_certificate_expiry_timestamp_seconds{certificate=\"node\"} %s\n", strconv.FormatFloat(float64(ends["node"].Unix()), 'g', -1, 64)),
-		"rfaas_certificate_expiry_timestamp_seconds{certificate=\"ca\"} ", "rfaas_revocation_list_serial 1\n"} {
+		"rfaas_certificate_expiry_timestamp_seconds{certificate=\"page\"} ", "rfaas_revocation_list_serial 1\n"} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("no %q", want)
 		}
