@@ -72,7 +72,7 @@ func newClusterNode(a *app) *cobra.Command {
 		Long: "Make the identity directory of a node that is reached by these names and addresses: its certificate and key, what it checks others with,\n" +
 			"the list of revoked credentials, and a certificate of its HTTPS page (ECDSA P-256), which browsers take that have been given\n" +
 			"page-ca.crt of the cluster's directory. The resource manager takes executors of this node at these names and addresses only, and\n" +
-			"knows the node by the first of them. A directory that is made again is taken over by daemons that run.",
+			"knows the node by the first of them, which no other node may have. A directory that is made again is taken over by daemons that run.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if life <= 0 {

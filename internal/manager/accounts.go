@@ -189,7 +189,7 @@ func (a *accounts) harvest(live []*attachment) {
 // pruneEvery is how often old leases are looked for.
 const pruneEvery = time.Hour
 
-// claimed parts the cells that their owner may charge from others, of which it says why they are refused.
+// claimed returns the cells that their owner may charge, and of the others, once for each owner and incarnation, why they are refused.
 func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []string, err error) {
 	type claim struct { // once for each executor, not for each lease
 		incarnation [16]byte
@@ -212,10 +212,13 @@ func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []
 		return nil, nil, err
 	}
 	for _, c := range cells {
-		if why := refused[asked[claim{c.entry.Incarnation, c.from.owner.name}]]; why != nil {
-			foreign = append(foreign, fmt.Sprintf("lease %v: %v", c.entry.Key, why))
-		} else {
+		if refused[asked[claim{c.entry.Incarnation, c.from.owner.name}]] == nil {
 			good = append(good, c)
+		}
+	}
+	for _, why := range refused {
+		if why != nil {
+			foreign = append(foreign, why.Error())
 		}
 	}
 	return good, foreign, nil

@@ -299,13 +299,14 @@ func (t *table) heardOf() map[[16]byte]bool {
 func (t *table) check(o owner, incarnation [16]byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, e := range t.byIncarnation[incarnation] {
-		if o.may(e.owner.name) {
-			return nil
-		}
-		return fmt.Errorf("%w: incarnation %x at %s", errOwner, incarnation, e.address)
+	same := t.byIncarnation[incarnation]
+	switch {
+	case len(same) == 0:
+		return control.Errorf(control.ClassLease, "executor of incarnation %x is not registered", incarnation)
+	case !slices.ContainsFunc(same, func(e *entry) bool { return o.may(e.owner.name) }):
+		return fmt.Errorf("%w: incarnation %x at %s", errOwner, incarnation, same[0].address)
 	}
-	return control.Errorf(control.ClassLease, "executor of incarnation %x is not registered", incarnation)
+	return nil
 }
 
 // unclaimed takes the claims that the ledger does not have yet.
