@@ -235,6 +235,15 @@ func (n *Node) Standing(id *Identity, now time.Time) error {
 	return n.CheckRevoked(id.certificate, now)
 }
 
+// Ended is Standing for what a node did before: a list that cannot be believed takes nothing away.
+func (n *Node) Ended(id *Identity, now time.Time) error {
+	err := n.Standing(id, now)
+	if _, unknown := n.Revoked.Current(now); unknown != nil {
+		return nil
+	}
+	return err
+}
+
 // CheckRevoked is why the certificate of a node is not taken: it is revoked, or nobody can tell.
 func (n *Node) CheckRevoked(c *x509.Certificate, now time.Time) error {
 	return n.Revoked.refuse(RevokedNode, NodeSerial(c), fmt.Sprintf("the certificate %s of node %s", NodeSerial(c), c.Subject.CommonName), now)

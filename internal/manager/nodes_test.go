@@ -20,7 +20,7 @@ import (
 )
 
 // Over TLS, from the certificate to the audit log: a node registers what its certificate is for, another one cannot touch it, and a certificate that was
-// made again for the same node is the same owner.
+// made again for the same node is the same owner. What a revoked certificate has registered is forgotten.
 func TestNodesOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -37,7 +37,7 @@ func TestNodesOverTLS(t *testing.T) {
 		ok(cluster.IssueNode(in(name), []string{name}, time.Hour, time.Now()))
 	}
 	s, err := config.LoadManager([]string{"--listen", "127.0.0.1:0", "--secret-file", in("secret"), "--identity-dir", in("localhost"), "--providers", "shm",
-		"--audit-file", in("audit"), "--address-file", in("address"), "--state-dir", in("state")}, nil, io.Discard, "test")
+		"--audit-file", in("audit"), "--address-file", in("address"), "--state-dir", in("state"), "--heartbeat", "50ms"}, nil, io.Discard, "test")
 	ok(err)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -89,6 +89,25 @@ func TestNodesOverTLS(t *testing.T) {
 	ok(cluster.IssueNode(in("a"), []string{"a", "192.0.2.1"}, time.Hour, time.Now()))
 	if r, err := as("a").Heartbeat(t.Context(), &control.HeartbeatRequest{ExecutorId: id, Info: info(1, 3)}); err != nil || r.GetUnknown() {
 		t.Errorf("with another certificate of the same node: %v, %v", r, err)
+	}
+	_, err = register(b, "b:7465", 2)
+	ok(err)
+	certificate, err := identity.ReadCertificate(in("a"))
+	ok(err)
+	_, path, err := cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedNode, ID: identity.NodeSerial(certificate)})
+	ok(err)
+	text, err := os.ReadFile(path)
+	ok(err)
+	ok(identity.WriteFile(in("localhost/revoked"), text, 0o644, false))
+	for end := time.Now().Add(20 * time.Second); ; <-tick.C { // nobody calls with it, as with executors that report by memory
+		l, err := b.List(t.Context(), &control.ListRequest{})
+		ok(err)
+		if n := len(l.GetExecutors()); n == 1 && l.GetExecutors()[0].GetAddress() == "b:7465" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("after node a was revoked: %v", l)
+		}
 	}
 	audit, err := os.ReadFile(in("audit"))
 	ok(err)

@@ -34,7 +34,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 		closePort()
 		return err
 	}
-	m.gate = port.Gate
+	m.gate, m.node = port.Gate, port.Node
 	m.AddTo(port.Server)
 	defer m.Close() // after the port: no call is running any more
 	defer closePort()

@@ -15,6 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // Config is what a Manager is made of.
@@ -50,7 +51,8 @@ type Manager struct {
 	accounts *accounts
 	limits   *limits
 	nodeID   string
-	gate     *control.Gate // counts refusals; nil: nobody does
+	gate     *control.Gate  // counts refusals; nil: nobody does
+	node     *identity.Node // judges the certificates of those who have registered; nil: nobody does
 	refusals refusals
 }
 
@@ -134,6 +136,7 @@ func (m *Manager) Run(ctx context.Context) {
 				m.log.Warn("executor is silent", "address", address, "missed", missed)
 			}
 			m.notifier.sweep()
+			m.expel()
 			m.harvest()
 		}
 	}
@@ -167,6 +170,17 @@ func (m *Manager) harvest() {
 	m.limits.mend(m.table.attachments(true))
 	m.claim()
 	m.accounts.harvest(m.table.attachments(false))
+}
+
+// expel forgets executors whose certificate has expired or was revoked: one that reports by memory makes no calls that could be refused.
+// They register again with another certificate, or not.
+func (m *Manager) expel() {
+	if m.node == nil {
+		return
+	}
+	for address, why := range m.table.expel(func(id *identity.Identity) error { return m.node.Ended(id, time.Now()) }) {
+		m.log.Warn("an executor's certificate is not taken any more; it is forgotten until it registers with another", "address", address, "error", why)
+	}
 }
 
 // claim brings to the ledger to whom the incarnations belong that have registered since.

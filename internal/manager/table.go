@@ -14,6 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 const (
@@ -141,6 +142,7 @@ func (t *table) register(o owner, address string, info *control.InfoReply) (id u
 	}
 	old := t.byKey[k]
 	if old != nil && incarnationOf(old.info) == incarnation {
+		old.renew(&o)
 		t.detach(old) // it has lost its way to its line, and makes another
 		t.heard(old, info)
 		return old.id, false, nil
@@ -189,7 +191,41 @@ func (t *table) ofOwner(o *owner, id uint64) (*entry, error) {
 	if e != nil && !o.may(e.owner.name) {
 		return nil, fmt.Errorf("%w: executor %d at %s", errOwner, id, e.address)
 	}
+	e.renew(o)
 	return e, nil
+}
+
+// renew notes that the owner may have another certificate by now. Under the lock.
+func (e *entry) renew(o *owner) {
+	if e != nil && e.owner.name == o.name {
+		e.owner = *o
+	}
+}
+
+// expel forgets the executors whose owner's certificate has ended, as said by ended, and returns why, by address.
+func (t *table) expel(ended func(*identity.Identity) error) map[string]error {
+	t.mu.Lock()
+	bound := map[uint64]*identity.Identity{}
+	for id, e := range t.byID {
+		if e.owner.bound != nil {
+			bound[id] = e.owner.bound
+		}
+	}
+	t.mu.Unlock()
+	why := map[string]error{}
+	for id, who := range bound {
+		err := ended(who)
+		if err == nil {
+			continue
+		}
+		t.mu.Lock()
+		if e := t.byID[id]; e != nil && e.owner.bound == who {
+			t.drop(e)
+			why[e.address] = err
+		}
+		t.mu.Unlock()
+	}
+	return why
 }
 
 // heartbeat notes that an executor lives. known is false if it must register; back is true if it had counted as dead. errOwner: it is not
