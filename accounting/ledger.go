@@ -21,12 +21,14 @@ var ErrLedger = errors.New("bad ledger")
 //	rfaas   "version" -> 1, "pruned" -> seconds since 1970, 8 bytes big endian: leases before that may have been forgotten
 //	leases  incarnation 16 | lease 8 | part 4 (big endian) -> entry as in the journal, without padding
 //	hours   hours since 1970, 4 bytes big endian | tenant  -> Total, 8 times lo 8 | hi 8, little endian
+//	owners  incarnation 16 -> time of the claim in seconds since 1970, 8 bytes big endian | owner
 //
 // hours is what the differences of leases' merges add up to, written in the same transaction.
 var (
 	bucketMeta    = []byte("rfaas")
 	bucketLeases  = []byte("leases")
 	bucketHours   = []byte("hours")
+	bucketOwners  = []byte("owners")
 	keyVersion    = []byte("version")
 	keyPruned     = []byte("pruned")
 	ledgerVersion = []byte{1}
@@ -45,7 +47,7 @@ func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
 		return nil, fmt.Errorf("ledger %s: %w", path, err)
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours} {
+		for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours, bucketOwners} {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}
@@ -146,7 +148,7 @@ const pruneMost = 10_000
 
 // Prune forgets leases that used nothing since before, up to 10,000 of them, and says how many it was: bills stay as they are, for they
 // are made of the hours. What is said later of a lease that was forgotten is refused by Merge, so that nothing counts
-// twice. Their room in the file is used again.
+// twice. Their room in the file is used again. It also forgets the owners of incarnations that were claimed before and have no lease left.
 func (l *Ledger) Prune(before time.Time) (n int, err error) {
 	err = l.db.Update(func(tx *bbolt.Tx) error {
 		n = 0
@@ -165,6 +167,9 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 			if err := tx.Bucket(bucketLeases).Delete(k); err != nil {
 				return err
 			}
+		}
+		if err := disown(tx, horizon); err != nil {
+			return err
 		}
 		if n = len(old); n == 0 || horizon <= pruned(tx) {
 			return nil

@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,12 +35,12 @@ const (
 func newCluster(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cluster",
-		Short: "Make a cluster's keys, and certificates for its nodes",
+		Short: "Make a cluster's keys, and certificates for its nodes, and revoke them",
 		Long: "The keys of a cluster are one directory, which stays with whoever runs it: what it signs is believed by every node.\n" +
 			"A node gets a directory out of it (rfaas cluster node) for --identity-dir of its executor or resource manager,\n" +
-			"a user gets a file (rfaas token issue).",
+			"a user gets a file (rfaas token issue). What is revoked is a signed list that every node has (rfaas cluster revoked).",
 	}
-	c.AddCommand(newClusterInit(a), newClusterNode(a))
+	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterRevoke(a), newClusterRevoked(a))
 	return c
 }
 
@@ -66,7 +69,11 @@ func newClusterNode(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "node HOST...",
 		Short: "Make the identity directory of a node that is reached by these names and addresses",
-		Args:  cobra.MinimumNArgs(1),
+		Long: "Make the identity directory of a node that is reached by these names and addresses: its certificate and key, what it checks others with,\n" +
+			"the list of revoked credentials, and a certificate of its HTTPS page (ECDSA P-256), which browsers take that have been given\n" +
+			"page-ca.crt of the cluster's directory. The resource manager takes executors of this node at these names and addresses only, and\n" +
+			"knows the node by the first of them, which no other node may have. A directory that is made again is taken over by daemons that run.",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if life <= 0 {
 				return a.badUsage(fmt.Errorf("--for %v is not above 0", life))
@@ -89,4 +96,119 @@ func newClusterNode(a *app) *cobra.Command {
 	c.Flags().StringVar(&out, "out", "", "directory to write (default: the first name)")
 	c.Flags().DurationVar(&life, "for", nodeLife, "how long the certificate is valid")
 	return c
+}
+
+// revoke adds to a cluster's list, and says what is to be done with it.
+func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error {
+	l, path, err := cl.Revoke(time.Now(), entries...)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		fmt.Fprintf(a.Stdout, "%s %s is revoked\n", e.Kind, e.ID)
+	}
+	return a.sayList(l, path)
+}
+
+func (a *app) sayList(l *identity.RevocationList, path string) error {
+	_, err := fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: copy it over the file of that name in the identity directory of each node; daemons see it within a second\n",
+		path, l.Serial, len(l.Entries))
+	return err
+}
+
+func newClusterRevoke(a *app) *cobra.Command {
+	var dir, note string
+	c := &cobra.Command{
+		Use:   "revoke SERIAL|FILE|DIR",
+		Short: "Add the certificate of a node to the cluster's signed list of revoked credentials",
+		Long: "Add the certificate of a node, by its serial number, its file or its identity directory, to the cluster's signed list of revoked credentials.\n" +
+			"It is refused, also on connections that are open, where the list has replaced `revoked` in the identity directory of a daemon.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			id := args[0]
+			if cert, err := identity.ReadCertificate(id); err == nil {
+				id = identity.NodeSerial(cert)
+			} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) { // of the same form
+				return fmt.Errorf("%q is neither the serial number of a certificate nor a certificate: %w", id, err)
+			}
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			return a.revoke(cl, identity.Revocation{Kind: identity.RevokedNode, ID: id, Note: note})
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().StringVar(&note, "note", "", "why, for people")
+	return c
+}
+
+// revokedList is the list as --json prints it.
+type revokedList struct {
+	Serial  uint64       `json:"serial"`
+	Made    string       `json:"made"`
+	Entries []revokedRow `json:"entries"`
+}
+
+type revokedRow struct {
+	Kind string `json:"kind"` // token or node
+	ID   string `json:"id"`
+	Note string `json:"note,omitempty"`
+}
+
+func newClusterRevoked(a *app) *cobra.Command {
+	var dir string
+	var asJSON, fresh bool
+	var serial uint64
+	c := &cobra.Command{
+		Use:   "revoked",
+		Short: "Show the signed list of revoked credentials, or make one where there is none",
+		Long: "Show the signed list of revoked credentials of a cluster or of a node, after checking it.\n" +
+			"--new makes the list of a cluster that has none. A list of before lists were signed is taken over. Daemons refuse a list whose serial\n" +
+			"number is lower than that of the one they have: where a list was lost, --serial begins above it.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if serial == 0 {
+				return a.badUsage(errors.New("--serial 0 is not above 0"))
+			}
+			if fresh {
+				cl, err := identity.OpenCluster(dir)
+				if err != nil {
+					return err
+				}
+				l, path, err := cl.NewRevocations(serial, time.Now())
+				if err != nil {
+					return err
+				}
+				return a.sayList(l, path)
+			}
+			l, err := identity.OpenRevocations(dir)
+			if err != nil {
+				return err
+			}
+			return a.printRevoked(l, asJSON)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().Lookup("dir").Usage = "directory of the cluster's keys, or of a node's identity ($" + clusterDirEnv + ")"
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
+	c.Flags().BoolVar(&fresh, "new", false, "make the list of a cluster that has none, or one that is not signed")
+	c.Flags().Uint64Var(&serial, "serial", 1, "with --new: its serial number")
+	return c
+}
+
+func (a *app) printRevoked(l *identity.RevocationList, asJSON bool) error {
+	out := revokedList{Serial: l.Serial, Made: l.Made.UTC().Format(time.RFC3339), Entries: []revokedRow{}}
+	for _, e := range l.Entries {
+		out.Entries = append(out.Entries, revokedRow(e))
+	}
+	if asJSON {
+		return a.printJSON(out)
+	}
+	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "serial\t%d\nmade\t%s\n", out.Serial, out.Made)
+	for _, e := range out.Entries {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", e.Kind, e.ID, e.Note)
+	}
+	return w.Flush()
 }

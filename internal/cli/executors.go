@@ -34,6 +34,17 @@ type executorRow struct {
 	Addresses       []string `json:"addresses,omitempty"` // of its network devices
 	By              string   `json:"by"`                  // memory or message: how this was learned
 	Incarnation     string   `json:"incarnation"`
+
+	nodeID string
+}
+
+// reachable says why an executor cannot be dialled at its address from here.
+func (r *executorRow) reachable() error {
+	self, err := control.NodeID()
+	if err == nil {
+		err = control.CheckLocal(r.Address, r.nodeID, self)
+	}
+	return err
 }
 
 func stateText(alive, draining bool, free, cores uint32) string {
@@ -52,7 +63,7 @@ func rowOf(e *control.ExecutorEntry) executorRow {
 	i := e.GetInfo()
 	return executorRow{Address: e.GetAddress(), Node: i.GetNode(), State: stateText(e.GetAlive(), i.GetDraining(), i.GetFreeCores(), i.GetCores()),
 		Cores: i.GetCores(), FreeCores: i.GetFreeCores(), MemoryBytes: i.GetMemoryBytes(), FreeMemoryBytes: i.GetFreeMemoryBytes(),
-		Leases: i.GetLeases(), Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation()), By: "message"}
+		Leases: i.GetLeases(), Providers: i.GetProviders(), AgeMS: e.GetAgeMs(), Until: i.GetAvailableUntil(), Incarnation: fmt.Sprintf("%x", i.GetIncarnation()), By: "message", nodeID: i.GetNodeId()}
 }
 
 func newExecutors(a *app) *cobra.Command {

@@ -181,6 +181,9 @@ func (a *app) executorsOf(ctx context.Context, manager, node string) ([]string, 
 			dead = true
 			continue
 		}
+		if err := r.reachable(); err != nil {
+			return nil, err
+		}
 		found = append(found, r.Address)
 	}
 	switch {

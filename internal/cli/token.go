@@ -244,8 +244,11 @@ func newTokenRevoke(a *app) *cobra.Command {
 	var dir, note string
 	c := &cobra.Command{
 		Use:   "revoke ID|FILE",
-		Short: "Add a token to the cluster's list of revoked ones, which every node must be given",
-		Args:  cobra.ExactArgs(1),
+		Short: "Add a token to the cluster's signed list of revoked credentials, which every node must be given",
+		Long: "Add a token to the cluster's signed list of revoked credentials (`revoked` in its directory), whose serial number rises by one.\n" +
+			"The list is in force on a node when it replaces the file of that name in the node's identity directory, by rename (rsync and install do so).\n" +
+			"rfaas cluster revoked shows it, rfaas cluster revoke adds certificates of nodes.",
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			id := args[0]
 			if cred, err := identity.LoadCredentials(id); err == nil {
@@ -257,12 +260,7 @@ func newTokenRevoke(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			path, err := cl.Revoke(id, note)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(a.Stdout, "%s is revoked where %s replaces the file of that name in the identity directory; daemons see it within a second\n", id, path)
-			return err
+			return a.revoke(cl, identity.Revocation{Kind: identity.RevokedToken, ID: id, Note: note})
 		},
 	}
 	a.clusterFlag(c, &dir)

@@ -98,11 +98,23 @@ func TestClusterAndTokens(t *testing.T) {
 	bad(1, "revoked", "token", "verify", in("ann"))
 	bad(1, "revoked", "token", "renew", in("ann"))
 	good("token", "revoke", before)
-	b, err := os.ReadFile(in("cluster/revoked"))
-	if err != nil || !strings.Contains(string(b), row.ID+" has left\n") || !strings.Contains(string(b), before) {
-		t.Errorf("list: %s, %v", b, err)
+	good("cluster", "revoke", in("node"), "--note", "stolen")
+	bad(1, "neither", "cluster", "revoke", "nonsense")
+	bad(1, "already exists", "cluster", "revoked", "--new")
+	bad(2, "--serial 0", "cluster", "revoked", "--new", "--serial", "0")
+	var list revokedList
+	if err := json.Unmarshal([]byte(good("cluster", "revoked", "--json")), &list); err != nil || list.Serial != 4 || len(list.Entries) != 3 ||
+		list.Entries[0] != (revokedRow{"token", row.ID, "has left"}) || list.Entries[1].ID != before || list.Entries[2].Kind != "node" || list.Entries[2].Note != "stolen" {
+		t.Errorf("list: %+v, %v", list, err)
 	}
-	if err := os.WriteFile(in("node/revoked"), b, 0o600); err != nil {
+	if out := good("cluster", "revoked", "--dir", in("node")); !strings.Contains(out, "serial  1\n") {
+		t.Errorf("the node's list: %s", out)
+	}
+	b, err := os.ReadFile(in("cluster/revoked"))
+	if err == nil {
+		err = identity.WriteFile(in("node/revoked"), b, 0o600, false)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // the list is looked at once a second
@@ -111,6 +123,40 @@ func TestClusterAndTokens(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatal("a revoked token is taken")
+		}
+	}
+}
+
+// A cluster of before lists were signed gets a list by one command, with what it had revoked. Until then nothing goes on as if nothing were revoked.
+func TestListsOfBefore(t *testing.T) {
+	dir := t.TempDir()
+	cluster := filepath.Join(dir, "cluster")
+	run := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return map[string]string{"RFAAS_CLUSTER_DIR": cluster}[k] }, Stdout: &out, Stderr: &errs}, args)
+		return code, out.String(), errs.String()
+	}
+	if code, _, errs := run("cluster", "init"); code != 0 {
+		t.Fatal(errs)
+	}
+	id, path := strings.Repeat("0a", 16), filepath.Join(cluster, "revoked")
+	for _, old := range []string{"# ids of revoked tokens\n" + id + " ann has left\n\n", ""} {
+		if err := os.WriteFile(path, []byte(old), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if old == "" {
+			os.Remove(path)
+		}
+		for _, args := range [][]string{{"cluster", "node", "n", "--out", filepath.Join(dir, "n")}, {"token", "revoke", id}, {"cluster", "revoked"}} {
+			if code, _, errs := run(args...); code != 1 || !strings.Contains(errs, "rfaas cluster revoked --new") {
+				t.Errorf("%q with the list %q: %d, %s", args, old, code, errs)
+			}
+		}
+		if code, out, errs := run("cluster", "revoked", "--new", "--serial", "5"); code != 0 || !strings.Contains(out, "serial 5") {
+			t.Errorf("%d, %s, %s", code, out, errs)
+		}
+		if _, out, errs := run("cluster", "revoked"); strings.Contains(out, id) != (old != "") || !strings.Contains(out, "serial") {
+			t.Errorf("taken over from %q: %s, %s", old, out, errs)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 func here(identityDir, stateDir, auditFile string) error {
 	var v validator
 	if identityDir != "" {
-		_, err := identity.OpenNode(identityDir, new(identity.Replays), time.Now())
+		_, err := identity.OpenNode(identityDir, nil, nil, time.Now())
 		v.check("identity-dir", err)
 	}
 	if stateDir != "" {

@@ -20,10 +20,14 @@ type Manager struct {
 	SecretFile     string        `mapstructure:"secret-file"`
 	HTTPListen     string        `mapstructure:"http-listen"` // empty: none
 	HTTPTokenFile  string        `mapstructure:"http-token-file"`
+	HTTPCert       string        `mapstructure:"http-cert"` // empty: of the identity
+	HTTPKey        string        `mapstructure:"http-key"`
 	IdentityDir    string        `mapstructure:"identity-dir"` // empty: no TLS and no tokens
 	AuditFile      string        `mapstructure:"audit-file"`   // empty: the log
 	Heartbeat      time.Duration `mapstructure:"heartbeat"`
 	Executors      int           `mapstructure:"executors"`
+	NodeExecutors  int           `mapstructure:"node-executors"`
+	NodeMemory     Bytes         `mapstructure:"node-memory"`
 	StateDir       string        `mapstructure:"state-dir"` // empty: accounts in memory only
 	LedgerKeep     time.Duration `mapstructure:"ledger-keep"`
 	Tariff         string        `mapstructure:"tariff"`
@@ -50,10 +54,14 @@ var managerOptions = slices.Concat([]option{
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH (default: none)"},
 	{"http-token-file", "", "token without which http-listen, but for a unix socket, shows no tenant; made if there is none (default: http-token beside the secret)"},
+	{"http-cert", "", "certificate of the HTTPS page, PEM with its chain, in the place of that of identity-dir; read again when it changes"},
+	{"http-key", "", "its private key, PEM, mode 0600"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
 	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
+	{"node-executors", "64", "most executors that one node certificate may have registered at a time"},
+	{"node-memory", "64MiB", "most memory of the resource manager that the executors of one node certificate may take together"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
 	{"ledger-keep", "9600h", "how long single leases that are over are kept in the ledger, 0s for good; bills stay"},
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
@@ -113,12 +121,19 @@ func (c *Manager) validate() error {
 	var v validator
 	v.address("listen", c.Listen, c.AllowPlaintext || c.IdentityDir != "")
 	if c.HTTPListen != "" {
-		v.address("http-listen", c.HTTPListen, c.AllowPlaintext || c.IdentityDir != "")
+		v.address("http-listen", c.HTTPListen, c.AllowPlaintext || c.IdentityDir != "" || c.HTTPCert != "")
+	}
+	if (c.HTTPCert == "") != (c.HTTPKey == "") {
+		v.failf("http-cert: %q, http-key: %q: both or none must be set", c.HTTPCert, c.HTTPKey)
 	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)
 	}
 	v.between("executors", c.Executors, 1, maxExecutors)
+	v.between("node-executors", c.NodeExecutors, 1, maxExecutors)
+	if c.NodeMemory < 1<<20 {
+		v.failf("node-memory: %v is less than 1MiB", c.NodeMemory)
+	}
 	if c.LedgerKeep != 0 && c.LedgerKeep < 24*time.Hour {
 		v.failf("ledger-keep: %v is neither 0s nor at least 24h", c.LedgerKeep)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -123,7 +124,7 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		return &caller{secret: c.Secret}, nil
 	}
 	var found caller
-	if c.IdentityDir != "" && !a.Local() && !c.AllowPlaintext { // the certificate is enough, and each node may have a secret of its own
+	if c.Node != nil && !a.Local() && !c.AllowPlaintext { // the certificate is enough, and each node may have a secret of its own
 		return &found, nil
 	}
 	token, secret, named := c.places()
@@ -166,8 +167,8 @@ func classed(err error) error {
 	return err
 }
 
-// tls is how to connect to an address: nil is without TLS.
-func (c *DialConfig) tls(a Address, who *caller) (*tls.Config, error) {
+// tls is how to connect to an address: nil is without TLS. What it returns is asked for each handshake, and reads files that may have changed.
+func (c *DialConfig) tls(a Address, who *caller) (func() (*tls.Config, error), error) {
 	if a.Local() || c.AllowPlaintext {
 		return nil, nil
 	}
@@ -175,28 +176,37 @@ func (c *DialConfig) tls(a Address, who *caller) (*tls.Config, error) {
 	if err != nil {
 		return nil, Errorf(ClassInvalid, "%v", err)
 	}
-	t := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2"}}
+	var roots func() (*x509.CertPool, error)
 	switch ca := cmp.Or(c.CAFile, c.getenv(identity.CAFileEnv)); {
-	case c.IdentityDir != "":
-		n, err := identity.OpenNode(c.IdentityDir, &identity.Replays{}, now())
-		if err != nil {
-			return nil, Errorf(ClassInvalid, "identity: %v", err)
-		}
-		t.RootCAs, t.Certificates = n.CA, []tls.Certificate{n.Certificate}
+	case c.Node != nil:
+		return func() (*tls.Config, error) { return clientTLS(c.Node, host), nil }, nil
 	case ca != "":
-		b, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, Errorf(ClassInvalid, "%s: %v", identity.CAFileEnv, err)
-		}
-		if t.RootCAs, err = identity.Pool(b); err != nil {
-			return nil, Errorf(ClassInvalid, "%s: %s: %v", identity.CAFileEnv, ca, err)
+		roots = func() (*x509.CertPool, error) {
+			b, err := os.ReadFile(ca)
+			if err != nil {
+				return nil, Errorf(ClassInvalid, "%s: %v", identity.CAFileEnv, err)
+			}
+			p, err := identity.Pool(b)
+			if err != nil {
+				return nil, Errorf(ClassInvalid, "%s: %s: %v", identity.CAFileEnv, ca, err)
+			}
+			return p, nil
 		}
 	case who.token != nil && who.token.now.CA != nil:
-		if t.RootCAs, err = identity.Pool(who.token.now.CA); err != nil {
-			return nil, Errorf(ClassInvalid, "token file %s: its certificate: %v", who.token.path, err)
+		roots = func() (*x509.CertPool, error) {
+			p, err := identity.Pool(who.token.get(now()).CA)
+			if err != nil {
+				return nil, Errorf(ClassInvalid, "token file %s: its certificate: %v", who.token.path, err)
+			}
+			return p, nil
 		}
 	default:
 		return nil, Errorf(ClassInvalid, "%v", a.CheckPlaintext(false))
 	}
-	return t, nil
+	make := func() (*tls.Config, error) {
+		p, err := roots()
+		return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2"}, RootCAs: p}, err
+	}
+	_, err = make() // what is wrong already is found now
+	return make, err
 }

@@ -27,8 +27,8 @@ type DialConfig struct {
 	// CAFile has the certificates that daemons on other nodes are checked with. Empty: $RFAAS_CA_FILE, else what the token
 	// file has.
 	CAFile string
-	// IdentityDir is the directory of a node, which proves itself to other nodes by its certificate.
-	IdentityDir string
+	// Node proves itself to other nodes by its certificate. Connections end when it gets another one, and the next call makes a new one.
+	Node *identity.Node
 	// AllowPlaintext leaves out TLS, also with addresses that are neither loopback nor a unix socket.
 	AllowPlaintext bool
 	// Getenv looks up what is empty above. nil: os.Getenv.
@@ -57,6 +57,11 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
+	transport := &clientTransport{tls: tlsConfig}
+	if cfg.Node != nil && tlsConfig != nil {
+		transport.live = &live{conns: map[net.Conn]struct{}{}}
+		cfg.Node.OnReload(transport.live.end)
+	}
 	timeout := cfg.ConnectTimeout
 	if timeout == 0 {
 		timeout = 5 * time.Second
@@ -64,7 +69,7 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	// passthrough and our own dialer: no DNS service-config look-ups, no HTTP proxy from the environment,
 	// and unix sockets the same way.
 	conn, err := grpc.NewClient("passthrough:///"+a.String(),
-		grpc.WithTransportCredentials(&clientTransport{tlsConfig}),
+		grpc.WithTransportCredentials(transport),
 		grpc.WithPerRPCCredentials(who),
 		grpc.WithAuthority("rfaas"),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {

@@ -2,6 +2,8 @@ package control
 
 import (
 	"context"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -107,6 +109,10 @@ func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
 // refuseConnection notes a connection that did not come to a call.
 func (g *Gate) refuseConnection(remote string, err error) {
 	e := &identity.Error{Reason: identity.Wrong, Text: "TLS: " + err.Error()}
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired { // or not valid yet, which crypto/x509 does not tell apart
+		e.Reason = identity.Expired
+	}
 	g.refused[e.Reason].Add(1)
 	g.audit.Refused(e, "", remote, "", g.now())
 }
@@ -169,8 +175,8 @@ func (g *Gate) identify(ctx context.Context) (identity.Identity, error) {
 		}
 		return l.identify(v, sent[0], g.now())
 	}
-	if l.channel.Node != nil {
-		return *l.channel.Node, nil
+	if id := l.channel.Node; id != nil {
+		return *id, l.node.Standing(id, g.now())
 	}
 	if uid := l.channel.PeerUID; uid != nil && (*uid == uint32(os.Geteuid()) || *uid == 0) {
 		return identity.Identity{By: "unix", Name: fmt.Sprintf("uid %d by unix socket", *uid), Role: identity.RoleOperator}, nil

@@ -21,3 +21,13 @@ func NodeID() (string, error) {
 	}
 	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), st.Ino), nil
 }
+
+// CheckLocal refuses an address that the resource manager names for an executor of another node, if it is loopback or a unix socket: whoever
+// dials it reaches a process of its own node, without TLS. nodeID is the executor's, self is the NodeID of this process.
+func CheckLocal(addr, nodeID, self string) error {
+	a, err := ParseAddress(addr)
+	if err != nil || !a.Local() || nodeID != "" && nodeID == self {
+		return err
+	}
+	return fmt.Errorf("executor %s is of another node (%q, this one is %q): its address reaches only this node (set advertise on its node)", addr, nodeID, self)
+}

@@ -21,11 +21,12 @@ import (
 type PortConfig struct {
 	Listen         string // host:port or unix:PATH
 	AllowPlaintext bool
-	SecretFile     string       // made if there is none
-	IdentityDir    string       // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
-	AuditFile      string       // empty: Log
-	AddressFile    string       // empty: none
-	Log            *slog.Logger // nil: nothing is said
+	SecretFile     string          // made if there is none
+	IdentityDir    string          // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
+	OpenIdentity   identity.Opener // of the files of IdentityDir, now and when they change; nil: the file system
+	AuditFile      string          // empty: Log
+	AddressFile    string          // empty: none
+	Log            *slog.Logger    // nil: nothing is said
 	Bounds
 }
 
@@ -60,6 +61,8 @@ type Port struct {
 	file     string
 	failed   chan error
 	closing  context.CancelFunc
+	ending   context.Context // ended by closing
+	watched  chan struct{}   // closed when watch has returned; nil: it was not started
 }
 
 // OpenPort loads or makes the secret, loads the identity and binds the address. Nobody is answered before Serve.
@@ -71,15 +74,16 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	var replays identity.Replays
-	verifiers := []identity.Verifier{&identity.SecretVerifier{Secret: secret[:], Replays: &replays}}
+	known := &identity.SecretVerifier{Secret: secret[:], Replays: &identity.Replays{}}
+	verifiers := []identity.Verifier{known}
 	p := &Port{file: cfg.AddressFile, failed: make(chan error, 1)}
 	transport := &serverTransport{allowPlain: cfg.AllowPlaintext}
 	if cfg.IdentityDir != "" {
-		if p.Node, err = identity.OpenNode(cfg.IdentityDir, &replays, now()); err != nil {
+		if p.Node, err = identity.OpenNode(cfg.IdentityDir, cfg.OpenIdentity, cfg.Log, now()); err != nil {
 			return nil, fmt.Errorf("identity: %w", err)
 		}
-		transport.tls = serverTLS(p.Node)
+		transport.node, transport.tls = p.Node, serverTLS(p.Node)
+		known.Replays = p.Node.Tokens.Replays
 		verifiers = append([]identity.Verifier{p.Node.Tokens}, verifiers...)
 	}
 	if p.audit, err = identity.OpenAudit(cfg.AuditFile, cfg.Log); err != nil {
@@ -93,15 +97,38 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	p.Gate = NewGate(p.audit, cfg.limits(), verifiers...)
 	transport.gate = p.Gate
 	closing, end := context.WithCancel(context.Background())
-	p.Server, p.Address, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), end
+	p.Server, p.Address, p.ending, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), closing, end
 	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
 		within: cmp.Or(cfg.FirstCall, 10*time.Second)}}
 	return p, nil
 }
 
+// watchEvery is how often a daemon looks at its identity while nobody calls: for the log, and for connections that it keeps open itself.
+const watchEvery = time.Minute
+
+// watch looks at the identity until the port closes.
+func (p *Port) watch() {
+	defer close(p.watched)
+	if p.Node == nil {
+		return
+	}
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		p.Node.Watch(now())
+		select {
+		case <-p.ending.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
 // Serve begins to answer and then writes the address file, which tells scripts that the daemon is ready. Failed
 // receives if the server ends by itself.
 func (p *Port) Serve() error {
+	p.watched = make(chan struct{})
+	go p.watch()
 	go func() {
 		if err := p.Server.Serve(p.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			p.failed <- err
@@ -123,6 +150,9 @@ func (p *Port) Close(ctx context.Context) {
 	defer stop()
 	p.Server.GracefulStop()
 	p.listener.Close() // if it was never served
+	if p.watched != nil {
+		<-p.watched
+	}
 	p.audit.Close()
 	if p.file != "" {
 		os.Remove(p.file)

@@ -7,8 +7,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,8 +27,9 @@ const exporterLabel = "EXPORTER-rfaas-proof-v1"
 type link struct {
 	credentials.CommonAuthInfo
 	channel *identity.Channel
-	guest   *guest // at the server
-	plain   bool   // not encrypted, from another node, and not permitted
+	guest   *guest         // at the server
+	plain   bool           // not encrypted, from another node, and not permitted
+	node    *identity.Node // at the server: it judges channel.Node
 
 	mu       sync.Mutex
 	verified map[string]identity.Identity // at the server: by scheme and credential
@@ -40,7 +43,52 @@ type made struct{ from, credential string }
 func (*link) AuthType() string { return "rfaas" }
 
 // clientTransport connects with TLS or, if it has no configuration for that, without.
-type clientTransport struct{ tls *tls.Config }
+type clientTransport struct {
+	tls  func() (*tls.Config, error) // as its files are at each handshake; nil: no TLS
+	live *live                       // nil: connections stay when the files change
+}
+
+// live are the connections that have shown a certificate. They end when there is another one, so that the next call shows that: the server would
+// refuse calls on them when the old one expires.
+type live struct {
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+}
+
+// tracked is a connection of live.
+type tracked struct {
+	net.Conn
+	of *live
+}
+
+func (l *live) track(c net.Conn) net.Conn {
+	if l == nil {
+		return c
+	}
+	t := &tracked{c, l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conns[t] = struct{}{}
+	return t
+}
+
+// Close closes the connection.
+func (t *tracked) Close() error {
+	t.of.mu.Lock()
+	delete(t.of.conns, t)
+	t.of.mu.Unlock()
+	return t.Conn.Close()
+}
+
+// end closes all connections.
+func (l *live) end() {
+	l.mu.Lock()
+	conns := slices.Collect(maps.Keys(l.conns))
+	l.mu.Unlock()
+	for _, c := range conns {
+		c.Close()
+	}
+}
 
 func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	l := &link{channel: &identity.Channel{}}
@@ -48,12 +96,16 @@ func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net
 		l.SecurityLevel = credentials.NoSecurity
 		l.channel.Nonce = make([]byte, identity.NonceSize)
 		rand.Read(l.channel.Nonce)
-		if isLoopback(raw.RemoteAddr()) {
-			l.channel.Address = raw.RemoteAddr().String()
-		}
+		l.channel.Address = addressOf(raw.RemoteAddr())
 		return raw, l, nil
 	}
-	conn := tls.Client(raw, t.tls)
+	config, err := t.tls()
+	if err != nil {
+		raw.Close()
+		return nil, nil, err
+	}
+	raw = t.live.track(raw)
+	conn := tls.Client(raw, config)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		raw.Close()
 		return nil, nil, fmt.Errorf("TLS: %w", explain(err))
@@ -93,12 +145,15 @@ func (t *clientTransport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthI
 	return nil, nil, errors.New("a client's transport does not serve")
 }
 
-func (t *clientTransport) Info() credentials.ProtocolInfo          { return info(t.tls) }
-func (t *clientTransport) Clone() credentials.TransportCredentials { return &clientTransport{t.tls} }
-func (t *clientTransport) OverrideServerName(string) error         { return errors.New("not supported") }
+func (t *clientTransport) Info() credentials.ProtocolInfo { return info(t.tls != nil) }
+func (t *clientTransport) Clone() credentials.TransportCredentials {
+	c := *t
+	return &c
+}
+func (t *clientTransport) OverrideServerName(string) error { return errors.New("not supported") }
 
-func info(c *tls.Config) credentials.ProtocolInfo {
-	if c == nil {
+func info(secure bool) credentials.ProtocolInfo {
+	if !secure {
 		return credentials.ProtocolInfo{SecurityProtocol: "insecure"}
 	}
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
@@ -106,7 +161,8 @@ func info(c *tls.Config) credentials.ProtocolInfo {
 
 // serverTransport takes TLS and, from this node or if that is permitted, plain text too.
 type serverTransport struct {
-	tls        *tls.Config // nil: no TLS
+	node       *identity.Node // nil: no TLS
+	tls        *tls.Config    // likewise
 	allowPlain bool
 	gate       *Gate
 }
@@ -135,9 +191,7 @@ func (t *serverTransport) ServerHandshake(raw net.Conn) (net.Conn, credentials.A
 		}
 	}
 	l.SecurityLevel = credentials.NoSecurity
-	if isLoopback(raw.LocalAddr()) {
-		l.channel.Address = raw.LocalAddr().String()
-	}
+	l.channel.Address = addressOf(raw.LocalAddr())
 	// The gate refuses it, in words that reach the caller.
 	l.plain = l.channel.PeerUID == nil && !t.allowPlain && !isLoopback(raw.RemoteAddr())
 	return conn, l, nil
@@ -155,7 +209,7 @@ func (t *serverTransport) secure(raw net.Conn, l *link) (net.Conn, credentials.A
 		return nil, nil, fmt.Errorf("TLS: %w", err)
 	}
 	if certs := conn.ConnectionState().VerifiedChains; len(certs) > 0 {
-		l.channel.Node = identity.NodeIdentity(certs[0][0])
+		l.channel.Node, l.node = t.node.Identify(certs[0][0], now()), t.node
 	}
 	return conn, l, nil
 }
@@ -164,17 +218,30 @@ func (t *serverTransport) ClientHandshake(context.Context, string, net.Conn) (ne
 	return nil, nil, errors.New("a server's transport does not dial")
 }
 
-func (t *serverTransport) Info() credentials.ProtocolInfo { return info(t.tls) }
+func (t *serverTransport) Info() credentials.ProtocolInfo { return info(t.tls != nil) }
 func (t *serverTransport) Clone() credentials.TransportCredentials {
 	c := *t
 	return &c
 }
 func (t *serverTransport) OverrideServerName(string) error { return errors.New("not supported") }
 
-// serverTLS is the server's side of TLS: nodes show their certificates, clients their tokens.
+// serverTLS is the server's side of TLS: nodes show their certificates, clients their tokens. Each handshake uses the files as they are then. There is
+// no resumption, which would go by the files of an earlier one.
 func serverTLS(n *identity.Node) *tls.Config {
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{n.Certificate}, ClientCAs: n.CA,
-		ClientAuth: tls.VerifyClientCertIfGiven, NextProtos: []string{"h2"}}
+	return &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		f := n.Files(now())
+		return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{f.Certificate}, ClientCAs: f.CA,
+			ClientAuth: tls.VerifyClientCertIfGiven, NextProtos: []string{"h2"}, SessionTicketsDisabled: true}, nil
+	}}
+}
+
+// clientTLS is a node's side of TLS when it connects to another one.
+func clientTLS(n *identity.Node, host string) *tls.Config {
+	f := n.Files(now())
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2"}, RootCAs: f.CA,
+		Certificates: []tls.Certificate{f.Certificate}, VerifyConnection: func(s tls.ConnectionState) error {
+			return n.CheckRevoked(s.PeerCertificates[0], now())
+		}}
 }
 
 // prefixed is a connection of which one byte has been read.
@@ -190,6 +257,15 @@ func (c *prefixed) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	return c.Conn.Read(b)
+}
+
+// addressOf is the address of a server's end as both ends see it: an IP address without a zone, which is each node's own word, and a port, or
+// the path that a unix socket was bound to.
+func addressOf(a net.Addr) string {
+	if p, err := netip.ParseAddrPort(a.String()); err == nil {
+		return netip.AddrPortFrom(p.Addr().Unmap().WithZone(""), p.Port()).String()
+	}
+	return a.Network() + ":" + a.String()
 }
 
 func isLoopback(a net.Addr) bool {

@@ -13,6 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/topology"
@@ -69,6 +70,11 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return err
 	}
 	e.gate = port.Gate
+	advertised := config.AdvertisedAddress(s.Advertise, port.Address)
+	if err := checkIdentity(&s, port.Node, advertised); err != nil {
+		e.shutdown(port)
+		return err
+	}
 	e.Register(port.Server)
 	web, err := observe.Open(s.HTTPListen, nil, log)
 	if err != nil {
@@ -77,6 +83,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	}
 	defer closeWeb(web)
 	e.show(web.Metrics)
+	observe.WatchIdentity(web, port.Node)
 	web.Serve()
 
 	background, cancel := context.WithCancel(context.Background())
@@ -92,13 +99,13 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if s.Manager != "" {
 		e.cfg.Fabric = fabric(&s, cfg.Providers, log)
 		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
-		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, IdentityDir: s.IdentityDir,
+		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, Node: port.Node,
 			AllowPlaintext: s.AllowPlaintext})
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		reg = newRegistrar(conn, s.Manager, config.AdvertisedAddress(s.Advertise, port.Address), e.info, log)
+		reg = newRegistrar(conn, s.Manager, advertised, e.info, log)
 		reg.accounts, reg.nodeID, reg.open = e.accounts, cfg.NodeID, func(provider string) (*dataplane.Device, error) {
 			return dataplane.Open(provider, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 				PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
@@ -163,6 +170,33 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	}
 	log.Info("drained", "after", time.Since(began).Round(time.Millisecond))
 	return err
+}
+
+// checkIdentity refuses the identity of another node: clients that dial the advertised address would refuse its certificate, and so would the
+// resource manager. On loopback nobody asks for it, unless the executor registers by it.
+func checkIdentity(s *config.Executor, node *identity.Node, advertised string) error {
+	if node == nil {
+		return nil
+	}
+	a, err := control.ParseAddress(advertised)
+	if err != nil {
+		return fmt.Errorf("advertise: %w", err)
+	}
+	byCertificate := false
+	if m, err := control.ParseAddress(s.Manager); err == nil {
+		byCertificate = !m.Local() && !s.AllowPlaintext
+	}
+	if a.Local() && !byCertificate {
+		return nil
+	}
+	if a.Network == "unix" {
+		return fmt.Errorf("advertise: %s: a unix socket cannot be registered with the resource manager of another node", advertised)
+	}
+	if err := node.Hosts(time.Now()).Covers(a.Target); err != nil {
+		return fmt.Errorf("identity-dir %s is not of this node: the advertised address is %s, and %w (set advertise, or make the directory with rfaas cluster node for that name)",
+			s.IdentityDir, advertised, err)
+	}
+	return nil
 }
 
 // warmDevices are where workers may have to connect that are started in advance, and what most leases are: a channel of the

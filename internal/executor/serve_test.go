@@ -19,6 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
@@ -444,5 +445,65 @@ func TestEndWhileRegistering(t *testing.T) {
 		}
 	default:
 		t.Error("it did not sign off")
+	}
+}
+
+// An executor does not start with the identity directory of another node: nobody could reach it, and the resource manager would not take it.
+func TestIdentityOfAnotherNode(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	if err := identity.InitCluster(in("cluster"), "test", time.Hour, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := identity.OpenCluster(in("cluster"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cluster.IssueNode(in("node"), []string{"node7", "192.0.2.7"}, time.Hour, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ advertise, manager, text string }{
+		{"node8:7465", "", "node7, 192.0.2.7, not for \"node8\""},
+		{"192.0.2.8:7465", "192.0.2.1:7464", "192.0.2.8"},
+		{"", "192.0.2.1:7464", "127.0.0.1"}, // the bound address
+		{"unix:/tmp/x", "192.0.2.1:7464", "unix:/tmp/x"},
+	} {
+		s := testSettings(t)
+		s.Cores, s.Memory, s.IdentityDir, s.Advertise, s.Manager = config.Cores{Count: 1}, 1<<30, in("node"), c.advertise, c.manager
+		ctx, cancel := context.WithCancel(t.Context())
+		s.AddressFile = filepath.Join(t.TempDir(), "address")
+		z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
+		done := make(chan error, 1)
+		go func() { done <- serveWith(ctx, context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
+		tick := time.NewTicker(10 * time.Millisecond)
+		for started := false; ; {
+			select {
+			case err := <-done:
+				if started || err == nil || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), "advertise") {
+					t.Errorf("%+v: started %t, %v", c, started, err)
+				}
+			case <-tick.C:
+				if _, err := os.Stat(s.AddressFile); err == nil {
+					started = true
+					cancel()
+				}
+				continue
+			}
+			break
+		}
+		tick.Stop()
+		cancel()
+	}
+	node, err := identity.OpenNode(in("node"), nil, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ advertise, manager string }{{"node7:7465", "192.0.2.1:7464"}, {"NODE7.:1", ""}, {"192.0.2.7:1", "192.0.2.1:7464"},
+		{"127.0.0.1:7465", ""}, {"127.0.0.1:7465", "127.0.0.1:7464"}, {"unix:/tmp/x", "unix:/tmp/m"}} {
+		s := testSettings(t)
+		s.Manager = c.manager
+		if err := checkIdentity(&s, node, c.advertise); err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }

@@ -4,30 +4,36 @@ import (
 	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
 // Files of a cluster's directory. The keys stay there.
 const (
-	fileCA       = "ca.crt"
-	fileCAKey    = "ca.key"
-	fileTokenKey = "token.key"
-	fileTokenPub = "token.pub"
-	fileRevoked  = "revoked"
-	fileNode     = "node.crt"
-	fileNodeKey  = "node.key"
+	fileCA        = "ca.crt"
+	fileCAKey     = "ca.key"
+	fileTokenKey  = "token.key"
+	fileTokenPub  = "token.pub"
+	fileRevoked   = "revoked"
+	fileNode      = "node.crt"
+	fileNodeKey   = "node.key"
+	filePageCA    = "page-ca.crt" // browsers take no Ed25519
+	filePageCAKey = "page-ca.key"
+	filePage      = "page.crt"
+	filePageKey   = "page.key"
 )
 
 // Cluster is what an operator has: the keys that sign certificates and tokens.
@@ -86,6 +92,10 @@ func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	revoked, err := (&RevocationList{Serial: 1, Made: now}).Sign(tokenKey)
+	if err != nil {
+		return err
+	}
 	// The key first: of two that run at the same time one ends here.
 	for _, f := range []struct {
 		name string
@@ -96,7 +106,7 @@ func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 		{fileCA, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644},
 		{fileTokenKey, tokenKeyPEM, 0o600},
 		{fileTokenPub, tokenPubPEM, 0o644},
-		{fileRevoked, []byte("# ids of revoked tokens, one on a line (rfaas token revoke); give it to every node\n"), 0o644},
+		{fileRevoked, revoked, 0o644},
 	} {
 		if err := WriteFile(filepath.Join(dir, f.name), f.b, f.mode, true); err != nil {
 			return err
@@ -105,7 +115,7 @@ func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 	return nil
 }
 
-func encodeKey(key ed25519.PrivateKey) ([]byte, error) {
+func encodeKey(key crypto.Signer) ([]byte, error) {
 	b, err := x509.MarshalPKCS8PrivateKey(key)
 	return pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: b}), err
 }
@@ -159,8 +169,8 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 	return nil, fmt.Errorf("%s: not an Ed25519 key", path)
 }
 
-// IssueNode makes the directory of a node: its certificate, for hosts (names or addresses, the first one names it), its key, and what it
-// checks others with. What is there already is replaced.
+// IssueNode makes the directory of a node: its certificate, for hosts (names or addresses, the first one names it), its key, what it checks
+// others with, and a certificate of its HTTPS page. What is there already is replaced.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
 	if len(hosts) == 0 {
 		return errors.New("a node's certificate needs a name or an address")
@@ -192,7 +202,13 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 	if err != nil {
 		return err
 	}
+	if _, err := c.Revocations(); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(out, 0o700); err != nil {
+		return err
+	}
+	if err := c.issuePage(out, t, now); err != nil {
 		return err
 	}
 	for _, name := range []string{fileTokenPub, fileRevoked} {
@@ -232,33 +248,115 @@ func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Tim
 	return &Credentials{Token: token, Claims: claims, Key: key, CA: c.caPEM}, nil
 }
 
-// Revoke adds a token to the cluster's list, whose path it returns: nodes must be given it.
-func (c *Cluster) Revoke(id, note string) (string, error) {
-	if !IsTokenID(id) {
-		return "", fmt.Errorf("token id %q is not %d hexadecimal digits", id, 2*idSize)
+// Revocations reads the cluster's list.
+func (c *Cluster) Revocations() (*RevocationList, error) {
+	return OpenRevocations(c.dir)
+}
+
+// OpenRevocations reads the list in the directory of a cluster or of a node.
+func OpenRevocations(dir string) (*RevocationList, error) {
+	keys, err := readTokenKeys(filepath.Join(dir, fileTokenPub), nil)
+	if err != nil {
+		return nil, err
+	}
+	return newRevocations(dir, keys).Current(time.Now())
+}
+
+func newRevocations(dir string, keys []ed25519.PublicKey) *Revocations {
+	return NewRevocations(filepath.Join(dir, fileRevoked), nil, func(time.Time) []ed25519.PublicKey { return keys }, slog.New(slog.DiscardHandler))
+}
+
+// Revoke adds credentials to the cluster's list, and returns it and its path: nodes must be given it. Those that are in it already stay.
+func (c *Cluster) Revoke(now time.Time, entries ...Revocation) (*RevocationList, string, error) {
+	return c.rewrite(func() (*RevocationList, error) {
+		l, err := c.Revocations()
+		if err != nil {
+			return nil, err
+		}
+		l.Serial, l.Made = l.Serial+1, now
+		for _, e := range entries {
+			if !slices.ContainsFunc(l.Entries, func(x Revocation) bool { return x.Kind == e.Kind && x.ID == e.ID }) {
+				l.Entries = append(l.Entries, e)
+			}
+		}
+		return l, nil
+	})
+}
+
+// NewRevocations makes the list of a cluster that has none, or whose list is of before lists were signed: its tokens stay revoked. A list
+// that is signed stays: fs.ErrExist.
+func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList, string, error) {
+	return c.rewrite(func() (*RevocationList, error) {
+		path := filepath.Join(c.dir, fileRevoked)
+		b, err := Opener(nil).read(path, false, maxRevoked)
+		if errors.Is(err, fs.ErrNotExist) {
+			b, err = nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if strings.HasPrefix(string(b), revokedHead) {
+			return nil, fmt.Errorf("%s: %w (move it away to begin another, with a higher serial number)", path, fs.ErrExist)
+		}
+		l := &RevocationList{Serial: serial, Made: now}
+		for line := range strings.Lines(string(b)) {
+			id, note, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if id == "" || strings.HasPrefix(id, "#") {
+				continue
+			}
+			e := Revocation{RevokedToken, id, strings.TrimSpace(note[:min(len(note), maxNote)])}
+			if e.check() != nil {
+				e.Note = "" // it was longer, or of other bytes
+			}
+			l.Entries = append(l.Entries, e)
+		}
+		return l, nil
+	})
+}
+
+// rewrite replaces the cluster's list. Two that do so at a time take turns.
+func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationList, string, error) {
+	lock, err := os.Open(c.dir)
+	if err != nil {
+		return nil, "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, "", fmt.Errorf("lock %s: %w", c.dir, err)
+	}
+	l, err := change()
+	if err != nil {
+		return nil, "", err
+	}
+	b, err := l.Sign(c.token)
+	if err != nil {
+		return nil, "", err
 	}
 	path := filepath.Join(c.dir, fileRevoked)
-	b, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	return path, WriteFile(path, fmt.Appendf(b, "%s %s\n", id, strings.ReplaceAll(note, "\n", " ")), 0o644, false)
+	return l, path, WriteFile(path, b, 0o644, false)
 }
 
 // Verifier checks tokens as a node of the cluster would.
 func (c *Cluster) Verifier() (*TokenVerifier, error) { return OpenVerifier(c.dir) }
 
 // OpenVerifier reads what tokens are checked with from the directory of a cluster or of a node.
-func OpenVerifier(dir string) (*TokenVerifier, error) { return tokenVerifier(dir, &Replays{}) }
-
-func tokenVerifier(dir string, replays *Replays) (*TokenVerifier, error) {
-	path := filepath.Join(dir, fileTokenPub)
-	b, err := os.ReadFile(path)
+func OpenVerifier(dir string) (*TokenVerifier, error) {
+	keys, err := readTokenKeys(filepath.Join(dir, fileTokenPub), nil)
 	if err != nil {
 		return nil, err
 	}
-	v := &TokenVerifier{Revoked: NewRevocations(filepath.Join(dir, fileRevoked)), Replays: replays}
-	for rest := b; ; { // several while the key is being changed
+	v := &TokenVerifier{Keys: func(time.Time) ([]ed25519.PublicKey, uint64) { return keys, 1 }, Revoked: newRevocations(dir, keys), Replays: &Replays{}}
+	_, err = v.Revoked.Current(time.Now())
+	return v, err
+}
+
+// readTokenKeys reads the public keys of issuers: several while the key is being changed.
+func readTokenKeys(path string, open Opener) (keys []ed25519.PublicKey, err error) {
+	b, err := open.read(path, false, maxFile)
+	if err != nil {
+		return nil, err
+	}
+	for rest := b; ; {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
 			break
@@ -268,59 +366,22 @@ func tokenVerifier(dir string, replays *Replays) (*TokenVerifier, error) {
 		if err != nil || !ok {
 			return nil, fmt.Errorf("%s: not an Ed25519 public key", path)
 		}
-		v.Keys = append(v.Keys, k)
+		keys = append(keys, k)
 	}
-	if len(v.Keys) == 0 {
+	if len(keys) == 0 {
 		return nil, fmt.Errorf("%s holds no public key", path)
 	}
-	return v, nil
+	return keys, nil
 }
 
 // Check says whether a token, of whoever holds it, is taken now.
 func (v *TokenVerifier) Check(token string, now time.Time) (Claims, error) {
-	c, err := verifyToken(token, v.Keys)
+	keys, _ := v.Keys(now)
+	c, err := verifyToken(token, keys)
 	if err == nil {
 		err = v.standing(&c, now)
 	}
 	return c, err
-}
-
-// Node is what a daemon has: its certificate, and what it checks others with.
-type Node struct {
-	Certificate tls.Certificate
-	CA          *x509.CertPool
-	Tokens      *TokenVerifier
-}
-
-// OpenNode reads a node's directory.
-func OpenNode(dir string, replays *Replays, now time.Time) (*Node, error) {
-	key, err := ReadPrivate(filepath.Join(dir, fileNodeKey))
-	if err != nil {
-		return nil, err
-	}
-	cert, err := os.ReadFile(filepath.Join(dir, fileNode))
-	if err != nil {
-		return nil, err
-	}
-	n := &Node{}
-	if n.Certificate, err = tls.X509KeyPair(cert, key); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileNode), err)
-	}
-	ca, err := os.ReadFile(filepath.Join(dir, fileCA))
-	if err != nil {
-		return nil, err
-	}
-	if n.CA, err = Pool(ca); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileCA), err)
-	}
-	leaf := n.Certificate.Leaf
-	if now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
-		return nil, fmt.Errorf("%s: valid from %s to %s, and it is %s", filepath.Join(dir, fileNode), stamp(leaf.NotBefore), stamp(leaf.NotAfter), stamp(now))
-	}
-	if n.Tokens, err = tokenVerifier(dir, replays); err != nil {
-		return nil, err
-	}
-	return n, nil
 }
 
 // Pool reads certificates in PEM.
@@ -330,13 +391,4 @@ func Pool(b []byte) (*x509.CertPool, error) {
 		return nil, errors.New("there is no certificate in it")
 	}
 	return p, nil
-}
-
-// NodeIdentity is who a certificate, which must have been verified, stands for.
-func NodeIdentity(c *x509.Certificate) *Identity {
-	id := &Identity{By: "node", Name: "node " + c.Subject.CommonName, Role: RoleNode, Hosts: c.DNSNames, Expires: c.NotAfter}
-	for _, ip := range c.IPAddresses {
-		id.Hosts = append(id.Hosts, ip.String())
-	}
-	return id
 }

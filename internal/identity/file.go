@@ -6,13 +6,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
-	"sync"
-	"syscall"
 	"time"
 )
 
@@ -123,35 +118,7 @@ func ParseCredentials(b []byte) (*Credentials, error) {
 }
 
 // ReadPrivate reads a file that only its owner, this user or root, may reach.
-func ReadPrivate(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	if st.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s has mode %04o, others can reach it; chmod 600 it", path, st.Mode().Perm())
-	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0 {
-		return nil, fmt.Errorf("%s belongs to user %d, not to this user (%d)", path, sys.Uid, os.Geteuid())
-	}
-	return readAll(f, path)
-}
-
-func readAll(f *os.File, path string) ([]byte, error) {
-	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(b) > maxFile {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxFile)
-	}
-	return b, err
-}
+func ReadPrivate(path string) ([]byte, error) { return Opener(nil).read(path, true, maxFile) }
 
 // WriteFile writes a file as a whole: whoever opens it sees the old or the new one. With fresh an existing file is an error
 // (fs.ErrExist).
@@ -187,56 +154,4 @@ func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 // milliseconds it stays the same.
 func Unchanged(before, now os.FileInfo) bool {
 	return before != nil && os.SameFile(before, now) && before.ModTime().Equal(now.ModTime()) && before.Size() == now.Size()
-}
-
-// Revocations is the list of revoked tokens: a file with a token's id on each line, text after it ignored, and lines that begin
-// with # too. It is read again when it has changed. Safe for concurrent use.
-type Revocations struct {
-	path string
-
-	mu     sync.Mutex
-	looked time.Time // when the file was last looked at
-	last   os.FileInfo
-	ids    map[string]bool
-	err    error
-}
-
-// lookAgain is how long a look at the file counts.
-const lookAgain = time.Second
-
-// NewRevocations makes the list of a file. A file that is not there is an empty list.
-func NewRevocations(path string) *Revocations { return &Revocations{path: path} }
-
-// Has says whether a token is revoked. A list that cannot be read is an error: nobody knows what is in it.
-func (r *Revocations) Has(id string, now time.Time) (bool, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.ids == nil || now.Sub(r.looked).Abs() >= lookAgain {
-		r.looked = now
-		r.read()
-	}
-	return r.ids[id], r.err
-}
-
-func (r *Revocations) read() {
-	st, err := os.Stat(r.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		r.ids, r.err, r.last = map[string]bool{}, nil, nil
-		return
-	}
-	if err != nil {
-		r.ids, r.err = map[string]bool{}, err
-		return
-	}
-	if r.err == nil && Unchanged(r.last, st) {
-		return
-	}
-	ids := map[string]bool{}
-	b, err := os.ReadFile(r.path)
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 0 && !strings.HasPrefix(f[0], "#") {
-			ids[f[0]] = true
-		}
-	}
-	r.ids, r.err, r.last = ids, err, st
 }

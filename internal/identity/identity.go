@@ -1,7 +1,10 @@
 package identity
 
 import (
+	"crypto/x509"
 	"fmt"
+	"net"
+	"strings"
 	"time"
 )
 
@@ -44,11 +47,34 @@ type Identity struct {
 	Role    Role      //
 	Hosts   []string  // of a node: the names and addresses that its certificate is for
 	Expires time.Time // zero: never
+
+	certificate *x509.Certificate // of a node
+	generation  uint64            // of the keys that it was verified with
 }
 
 // MayUse says whether the caller may see and use what belongs to a tenant.
 func (id *Identity) MayUse(tenant string) bool {
 	return id.Role == RoleOperator || id.Tenant != "" && id.Tenant == tenant
+}
+
+// Covers says why an address, host:port, is not one of those that a node's certificate is for.
+func (id *Identity) Covers(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	ip := net.ParseIP(host)
+	for _, h := range id.Hosts {
+		if other := net.ParseIP(h); ip != nil && other != nil && ip.Equal(other) || ip == nil && other == nil && sameName(h, host) {
+			return nil
+		}
+	}
+	return fmt.Errorf("the certificate of %s is for %s, not for %q", id.Name, strings.Join(id.Hosts, ", "), host)
+}
+
+// sameName compares host names, which know no case and may end with a dot.
+func sameName(a, b string) bool {
+	return strings.EqualFold(strings.TrimSuffix(a, "."), strings.TrimSuffix(b, "."))
 }
 
 // Reason is why a credential is refused; the word is used in errors, in metrics and in the audit log.

@@ -19,12 +19,12 @@ const Leeway = 30 * time.Second
 const NonceSize = 16
 
 // Channel is one connection as both of its ends know it, so that a proof can be made for it alone. With TLS that is a value that
-// TLS derives for both and for nobody else. Without, it is a nonce of the caller's that a server takes on one connection only,
-// and for connections within a node the address, so that who listens in another place cannot pass the proof on.
+// TLS derives for both and for nobody else. Without TLS it is a nonce of the caller's, which a server takes on one connection only,
+// and the address of the server's end, so that a process that listens elsewhere cannot pass the proof on.
 type Channel struct {
 	Binding []byte // TLS exporter; nil without TLS
 	Nonce   []byte // of the caller; nil with TLS, and at the server before it has read the credential
-	Address string // of the server's end; empty: not checked
+	Address string // of the server's end; empty with TLS
 	Remote  string // of the caller, for logs
 	PeerUID *uint32
 	Node    *Identity // by certificate; nil: none was shown
@@ -146,8 +146,8 @@ func (r *Replays) check(scheme, credential, text string, ch *Channel, now time.T
 		return refuse(Skew, "%s: the caller's clock said %s and it is %s here: %v apart, at most %v is taken; set the clocks",
 			scheme, stamp(made), stamp(now), now.Sub(made).Abs().Round(time.Second), Leeway)
 	}
-	if ch.Address != "" && address != ch.Address {
-		return refuse(Replayed, "%s: the proof was made for %q, and this is %q", scheme, address, ch.Address)
+	if address != ch.Address {
+		return refuse(Replayed, "%s: the proof was made for %q, and this is %q (what translates addresses on the way needs TLS)", scheme, address, ch.Address)
 	}
 	if ch.Binding != nil {
 		return nil
@@ -180,8 +180,9 @@ func (v *SecretVerifier) Recheck(*Identity, string, time.Time) error { return ni
 
 // TokenVerifier takes tokens with proofs.
 type TokenVerifier struct {
-	Keys    []ed25519.PublicKey // of issuers
-	Revoked *Revocations        // nil: none is
+	// Keys are those of issuers, and a number that changes with them.
+	Keys    func(now time.Time) ([]ed25519.PublicKey, uint64)
+	Revoked *Revocations
 	Replays *Replays
 }
 
@@ -194,7 +195,8 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 	if !ok {
 		return Identity{}, refuse(Malformed, "token: it came without the proof that the caller is its holder")
 	}
-	c, err := verifyToken(token, v.Keys)
+	keys, generation := v.Keys(now)
+	c, err := verifyToken(token, keys)
 	if err != nil {
 		return Identity{}, err
 	}
@@ -212,7 +214,7 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 		return Identity{}, err // cannot be: Check has read it
 	}
 	return Identity{By: SchemeToken, Name: c.Tenant + " by token " + c.ID, Tenant: c.Tenant, UID: c.UID, Role: role,
-		Expires: time.Unix(c.Ends, 0)}, nil
+		Expires: time.Unix(c.Ends, 0), generation: generation}, nil
 }
 
 // standing says whether claims hold now.
@@ -220,27 +222,19 @@ func (v *TokenVerifier) standing(c *Claims, now time.Time) error {
 	if err := c.checkTime(now); err != nil {
 		return err
 	}
-	return v.revoked(c.ID, c.Tenant, now)
+	return v.Revoked.refuse(RevokedToken, c.ID, fmt.Sprintf("token %s of tenant %q", c.ID, c.Tenant), now)
 }
 
-func (v *TokenVerifier) revoked(id, tenant string, now time.Time) error {
-	if v.Revoked == nil {
-		return nil
-	}
-	revoked, err := v.Revoked.Has(id, now)
-	switch {
-	case err != nil:
-		return refuse(Revoked, "token %s of tenant %q: whether it is revoked cannot be told: %v", id, tenant, err)
-	case revoked:
-		return refuse(Revoked, "token %s of tenant %q: revoked", id, tenant)
-	}
-	return nil
-}
-
-// Recheck looks at the time and at the list of revoked tokens.
-func (v *TokenVerifier) Recheck(_ *Identity, credential string, now time.Time) error {
+// Recheck looks at the time, at the list of revoked tokens and, when the issuers' keys have changed, at the signature.
+func (v *TokenVerifier) Recheck(id *Identity, credential string, now time.Time) error {
 	token, _, _ := strings.Cut(credential, " ")
-	c, err := ReadClaims(token)
+	var c Claims
+	var err error
+	if keys, generation := v.Keys(now); generation != id.generation {
+		c, err = verifyToken(token, keys)
+	} else {
+		c, err = ReadClaims(token)
+	}
 	if err != nil {
 		return err
 	}

@@ -121,7 +121,7 @@ func TestTokenRefused(t *testing.T) {
 		}
 	}
 	// Revocation is seen without a restart; renewal of the same holder is another token.
-	if _, err := c.Revoke(cred.Claims.ID, "ann has left\nus"); err != nil {
+	if _, _, err := c.Revoke(noon, Revocation{RevokedToken, cred.Claims.ID, "ann has left us"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := v.Check(cred.Token, noon.Add(2*time.Second)); reason(err) != Revoked {
@@ -197,6 +197,8 @@ func TestProofs(t *testing.T) {
 		try("a minute early", &Channel{}, &Channel{}, noon.Add(time.Minute), noon, Skew, "set the clocks")
 		try("address", &Channel{Address: "127.0.0.1:5"}, &Channel{Address: "127.0.0.1:5"}, noon, noon, "", "")
 		try("passed on", &Channel{Address: "127.0.0.1:6"}, &Channel{Address: "127.0.0.1:5"}, noon, noon, Replayed, "127.0.0.1:6")
+		try("passed on to where no address is known", &Channel{Address: "127.0.0.1:6"}, &Channel{}, noon, noon, Replayed, "127.0.0.1:6")
+		try("without an address", &Channel{}, &Channel{Address: "10.0.0.7:5"}, noon, noon, Replayed, "10.0.0.7:5")
 		try("other TLS connection", &Channel{Binding: []byte("a")}, &Channel{Binding: []byte("b")}, noon, noon, Wrong, "another connection")
 		try("from plain to TLS", &Channel{}, &Channel{Binding: []byte("b")}, noon, noon, Malformed, "nonce")
 		try("from TLS to plain", &Channel{Binding: []byte("a")}, &Channel{}, noon, noon, Malformed, "nonce")
@@ -303,14 +305,14 @@ func TestCluster(t *testing.T) {
 	if err := c.IssueNode(node, []string{"node7", "10.0.0.7"}, time.Hour, noon); err != nil {
 		t.Fatal(err)
 	}
-	n, err := OpenNode(node, &Replays{}, noon)
+	n, err := OpenNode(node, nil, nil, noon)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if id := NodeIdentity(n.Certificate.Leaf); id.Role != RoleNode || strings.Join(id.Hosts, " ") != "node7 10.0.0.7" || id.MayUse("") {
+	if id := n.Hosts(noon); id.Role != RoleNode || strings.Join(id.Hosts, " ") != "node7 10.0.0.7" || id.MayUse("") {
 		t.Errorf("%+v", id)
 	}
-	if _, err := OpenNode(node, &Replays{}, noon.Add(2*time.Hour)); err == nil || !strings.Contains(err.Error(), "valid from") {
+	if _, err := OpenNode(node, nil, nil, noon.Add(2*time.Hour)); err == nil || !strings.Contains(err.Error(), "valid from") {
 		t.Errorf("expired certificate: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(node, fileCAKey)); err == nil {

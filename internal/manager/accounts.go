@@ -163,7 +163,11 @@ func (a *accounts) harvest(live []*attachment) {
 	for _, x := range fenced {
 		cells = append(cells, x.read(now)...)
 	}
-	if !a.merge(now, cells) {
+	cells, foreign, err := a.claimed(now, cells)
+	if err != nil {
+		a.note(err)
+	}
+	if err != nil || !a.merge(now, cells, foreign) {
 		a.mu.Lock()
 		a.fenced = append(a.fenced, fenced...)
 		a.mu.Unlock()
@@ -185,10 +189,56 @@ func (a *accounts) harvest(live []*attachment) {
 // pruneEvery is how often old leases are looked for.
 const pruneEvery = time.Hour
 
-// merge brings cells into the ledger and gives the receipts; false: nothing is on disk.
-func (a *accounts) merge(now time.Time, cells []cell) bool {
+// claimed returns the cells that their owner may charge, and of the others, once for each owner and incarnation, why they are refused.
+func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []string, err error) {
+	type claim struct { // once for each executor, not for each lease
+		incarnation [16]byte
+		owner       string
+	}
+	var claims []accounting.Claim
+	asked := map[claim]int{}
+	for i := range cells {
+		c := claim{cells[i].entry.Incarnation, cells[i].from.owner.name}
+		if _, ok := asked[c]; !ok {
+			asked[c] = len(claims)
+			claims = append(claims, cells[i].from.owner.claim(c.incarnation))
+		}
+	}
+	if len(claims) == 0 {
+		return nil, nil, nil
+	}
+	refused, err := a.ledger.Claim(now, claims...)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, c := range cells {
+		if refused[asked[claim{c.entry.Incarnation, c.from.owner.name}]] == nil {
+			good = append(good, c)
+		}
+	}
+	for _, why := range refused {
+		if why != nil {
+			foreign = append(foreign, why.Error())
+		}
+	}
+	return good, foreign, nil
+}
+
+// mayUse says why an owner may not charge under an incarnation: it belongs to another one.
+func (a *accounts) mayUse(o *owner, incarnation [16]byte) error {
+	switch name, known, err := a.ledger.Owner(incarnation); {
+	case err != nil:
+		return control.Errorf(control.ClassBusy, "%v", err)
+	case known && !o.may(name):
+		return fmt.Errorf("%w: incarnation %x", errOwner, incarnation)
+	}
+	return nil
+}
+
+// merge brings cells into the ledger and gives the receipts; false: nothing is on disk. foreign are charges that were refused before.
+func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	if len(cells) == 0 {
-		a.refuse(nil)
+		a.refuse(foreign)
 		return true
 	}
 	entries := make([]accounting.Entry, len(cells))
@@ -202,7 +252,7 @@ func (a *accounts) merge(now time.Time, cells []cell) bool {
 		return false
 	}
 	partial := err != nil
-	a.refuse(refused)
+	a.refuse(append(refused, foreign...))
 	for i := range cells {
 		c := &cells[i]
 		if partial {
@@ -323,9 +373,13 @@ func (a *accounts) state() string {
 	return ""
 }
 
-// Settle merges sums that come by message.
-func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
+// Settle merges sums that come by message, of incarnations that are the caller's: it has registered them, or was the first to charge under
+// them (an executor that ends leaves the journal to the next one of its node, which may find a resource manager that has lost its memory).
+func (m *Manager) Settle(ctx context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
 	entries, err := entriesOf(req)
+	if err == nil {
+		err = m.settleFor(ctx, entries)
+	}
 	if err == nil {
 		err = settleError(m.accounts.ledger.Merge(m.accounts.now(), entries...))
 	}
@@ -337,6 +391,30 @@ func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*contro
 	}
 	m.accounts.heard(entries)
 	return &control.SettleReply{}, nil
+}
+
+// settleFor says why the caller may not charge some of the entries.
+func (m *Manager) settleFor(ctx context.Context, entries []accounting.Entry) error {
+	o := ownerOf(ctx)
+	incarnations := map[[16]byte]bool{}
+	for i := range entries {
+		incarnations[entries[i].Incarnation] = true
+	}
+	var claims []accounting.Claim
+	for incarnation := range incarnations {
+		if err := m.table.check(o, incarnation); errors.Is(err, errOwner) { // the ledger may not have it yet
+			return m.answer(ctx, control.Manager_Settle_FullMethodName, err)
+		}
+		claims = append(claims, o.claim(incarnation))
+	}
+	refused, err := m.accounts.ledger.Claim(m.accounts.now(), claims...)
+	if err != nil {
+		return settleError(err)
+	}
+	if err := errors.Join(refused...); err != nil {
+		return m.answer(ctx, control.Manager_Settle_FullMethodName, err)
+	}
+	return nil
 }
 
 // settleError classes what Merge says for an executor: it gives up a charge that is refused, and keeps what the ledger cannot take.

@@ -42,7 +42,7 @@ func runCrowd(dir, args string) error {
 		in := info(1, 4)
 		in.Incarnation[0], in.Incarnation[1] = byte(i), byte(i>>8)
 		in.NodeId, in.Providers = fmt.Sprintf("boot/%d", i), []string{"verbs"}
-		if _, _, err := m.table.register(fmt.Sprintf("198.18.%d.%d:7465", i/250, i%250+1), in); err != nil {
+		if _, _, err := m.table.register(owner{}, fmt.Sprintf("198.18.%d.%d:7465", i/250, i%250+1), in); err != nil {
 			return err
 		}
 	}

@@ -295,12 +295,15 @@ func (m *Manager) Limit(_ context.Context, req *control.LimitRequest) (*control.
 }
 
 // Reserve reserves for executors that cannot do it themselves.
-func (m *Manager) Reserve(_ context.Context, req *control.ReserveRequest) (*control.ReserveReply, error) {
+func (m *Manager) Reserve(ctx context.Context, req *control.ReserveRequest) (*control.ReserveReply, error) {
 	if err := checkTenant(req.GetTenant()); err != nil {
 		return nil, err
 	}
-	if len(req.GetIncarnation()) != 16 || !m.table.known([16]byte(req.GetIncarnation())) {
+	if len(req.GetIncarnation()) != 16 {
 		return nil, control.Errorf(control.ClassLease, "executor of incarnation %x is not registered", req.GetIncarnation())
+	}
+	if err := m.table.check(ownerOf(ctx), [16]byte(req.GetIncarnation())); err != nil {
+		return nil, m.answer(ctx, control.Manager_Reserve_FullMethodName, err)
 	}
 	r, _, limited, err := m.limits.record(req.GetTenant())
 	if err != nil || !limited {

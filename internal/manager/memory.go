@@ -168,15 +168,18 @@ func (m *memory) device(provider string) (*device, error) {
 
 // attachment is an executor's way to its line and its cells: a domain that has nothing else.
 type attachment struct {
-	node   string
-	domain *dataplane.Domain
-	line   *dataplane.Memory
-	cells  *dataplane.Memory
-	limits *dataplane.Memory // nil: nobody has a limit
-	held   *dataplane.Memory // likewise
-	way    accounting.LimitWay
-	conn   *dataplane.Conn
-	blob   []byte // of conn
+	node        string
+	owner       owner
+	freed       func() // called by free, once; nil: nothing to do
+	incarnation [16]byte
+	domain      *dataplane.Domain
+	line        *dataplane.Memory
+	cells       *dataplane.Memory
+	limits      *dataplane.Memory // nil: nobody has a limit
+	held        *dataplane.Memory // likewise
+	way         accounting.LimitWay
+	conn        *dataplane.Conn
+	blob        []byte // of conn
 
 	mu     sync.Mutex         // of what follows; never held while the table's lock is waited for
 	merged []accounting.Entry // of each cell, what the ledger has; zero: nothing
@@ -186,15 +189,18 @@ type attachment struct {
 // cellsFor is how many cells an executor gets: one for each lease that it can have, and for those that wait for a receipt.
 func cellsFor(cores uint32) int { return int(min(2*uint64(cores)+16, 4096)) }
 
-// attachExecutor connects an executor's queue pair to its line and to fresh cells.
-func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob []byte) (*attachment, error) {
+// attachExecutor connects an executor's queue pair to its line and to fresh cells. freed is called when their memory is free again, which
+// may be before it returns.
+func (m *memory) attachExecutor(provider string, e *entry, blob []byte, freed func()) (*attachment, error) {
 	dev, err := m.device(provider)
 	if err != nil {
+		freed()
 		return nil, err
 	}
-	a := &attachment{node: node, merged: make([]accounting.Entry, cellsFor(cores))}
+	a := &attachment{node: e.info.GetNode(), owner: e.owner, incarnation: incarnationOf(e.info), freed: freed,
+		merged: make([]accounting.Entry, cellsFor(e.info.GetCores()))}
 	if a.domain, err = dev.NewDomain(); err == nil {
-		a.line, err = a.domain.Window(m.whole, m.head.LineOffset(slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)
+		a.line, err = a.domain.Window(m.whole, m.head.LineOffset(e.slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)
 	}
 	if err == nil {
 		a.cells, err = a.domain.Alloc(uint64(len(a.merged)*accounting.CellSize), dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)
@@ -253,6 +259,9 @@ func (a *attachment) free() {
 		return
 	}
 	a.closed = true
+	if a.freed != nil {
+		a.freed()
+	}
 	if a.cells != nil {
 		a.cells.Free()
 	}

@@ -22,13 +22,14 @@ var (
 	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not take them.", nil, nil)
 	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each once.", nil, nil)
 	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages of charges that the ledger refused.", nil, nil)
+	metricRefusedNode = prometheus.NewDesc("rfaas_manager_refused_node_calls_total", "Calls of node certificates that were refused: for an address that is not theirs, for what another owner has registered, for want of quota.", []string{"reason"}, nil)
 	metricLedgerBytes = prometheus.NewDesc("rfaas_manager_ledger_bytes", "Size of the ledger's file.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{metricExecutors, metricCores, metricFreeCores, metricMemory, metricFreeMemory, metricLeases, metricOldest,
-		metricChanges, metricSubscribers, metricLedger, metricRefused, metricUnsettled, metricLedgerBytes} {
+		metricChanges, metricSubscribers, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes} {
 		out <- d
 	}
 }
@@ -66,5 +67,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(metricLedger, ok)
 	out <- prometheus.MustNewConstMetric(metricRefused, prometheus.CounterValue, float64(c.m.accounts.refusedCharges()))
 	out <- prometheus.MustNewConstMetric(metricUnsettled, prometheus.CounterValue, float64(c.m.accounts.unsettled.Load()))
+	for why := range numRefusals {
+		out <- prometheus.MustNewConstMetric(metricRefusedNode, prometheus.CounterValue, float64(c.m.refusals[why].Load()), refusalNames[why])
+	}
 	gauge(metricLedgerBytes, float64(c.m.accounts.ledger.Size()))
 }

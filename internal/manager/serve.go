@@ -20,6 +20,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
 		StateDir: s.StateDir, Gate: port.Gate, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log,
+		Quota: NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
@@ -34,18 +35,24 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 		closePort()
 		return err
 	}
+	m.gate, m.node = port.Gate, port.Node
 	m.AddTo(port.Server)
 	defer m.Close() // after the port: no call is running any more
 	defer closePort()
 	if err := port.Serve(); err != nil {
 		return err
 	}
-	web, err := m.openHTTP(s.HTTPListen, s.HTTPTokenFile, port.Node)
+	certificate, err := pageCertificate(&s, port.Node, log)
+	if err != nil {
+		return err
+	}
+	web, err := m.openHTTP(s.HTTPListen, s.HTTPTokenFile, certificate, s.HTTPCert != "")
 	if err != nil {
 		return err
 	}
 	defer closeHTTP(web) // before the manager
 	observe.CountRefusals(web.Metrics, port.Gate)
+	observe.WatchIdentity(web, port.Node)
 	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
 	tellSystemd(log, "READY=1")

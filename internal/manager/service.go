@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
@@ -29,8 +31,15 @@ type Config struct {
 	Limits    accounting.Limits // of tenants' cores
 	Keep      time.Duration     // how long the ledger keeps single leases that are over; 0: for good
 	Gate      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
+	Quota     NodeQuota
 	Log       *slog.Logger
 	Now       func() time.Time // nil: time.Now
+}
+
+// NodeQuota bounds what the holder of one node certificate has of a manager. 0: no bound.
+type NodeQuota struct {
+	Executors int    // registered at a time
+	Memory    uint64 // bytes of the manager's memory
 }
 
 // Manager is the control.ManagerServer.
@@ -44,6 +53,9 @@ type Manager struct {
 	accounts *accounts
 	limits   *limits
 	nodeID   string
+	gate     *control.Gate  // counts refusals; nil: nobody does
+	node     *identity.Node // judges the certificates of those who have registered; nil: nobody does
+	refusals refusals
 }
 
 // New makes a manager that nobody knows yet. Close it.
@@ -68,6 +80,7 @@ func New(cfg Config) (*Manager, error) {
 	m.notifier = newNotifier(epoch)
 	// Ids start anywhere, so that one from before a restart names nobody else.
 	m.table = newTable(cfg.Heartbeat, rand.Uint64()>>16<<8|1, cfg.Now, m.memory.table)
+	m.table.quotas = newQuotas(cmp.Or(cfg.Quota.Executors, 1<<30), cmp.Or(cfg.Quota.Memory, 1<<62), cfg.Now)
 	m.table.changed = func(c board.Change) {
 		m.notifier.change(c)
 		m.memory.table.Changed(m.notifier.changes())
@@ -96,6 +109,7 @@ func (m *Manager) Close() {
 	for _, a := range live {
 		a.fence()
 	}
+	m.claim()
 	m.accounts.harvest(live)
 	for _, a := range append(live, m.accounts.fenced...) {
 		a.free()
@@ -124,6 +138,7 @@ func (m *Manager) Run(ctx context.Context) {
 				m.log.Warn("executor is silent", "address", address, "missed", missed)
 			}
 			m.notifier.sweep()
+			m.expel()
 			m.harvest()
 		}
 	}
@@ -155,11 +170,38 @@ func (m *Manager) harvest() {
 		m.limits.hear(m.table.heardOf())
 	}
 	m.limits.mend(m.table.attachments(true))
+	m.claim()
 	m.accounts.harvest(m.table.attachments(false))
 }
 
-// maxFabric is how many addresses of RDMA devices an executor may have.
-const maxFabric = 8
+// expel forgets executors whose certificate has expired or was revoked: one that reports by memory makes no calls that could be refused.
+// They register again with another certificate, or not.
+func (m *Manager) expel() {
+	if m.node == nil {
+		return
+	}
+	for address, why := range m.table.expel(func(id *identity.Identity) error { return m.node.Ended(id, time.Now()) }) {
+		m.log.Warn("an executor's certificate is not taken any more; it is forgotten until it registers with another", "address", address, "error", why)
+	}
+}
+
+// claim brings to the ledger to whom the incarnations belong that have registered since.
+func (m *Manager) claim() {
+	claims := m.table.unclaimed()
+	if len(claims) == 0 {
+		return
+	}
+	if _, err := m.accounts.ledger.Claim(m.cfg.Now(), claims...); err != nil {
+		m.table.claimAgain(claims)
+		m.accounts.note(err)
+	}
+}
+
+// maxFabric is how many addresses of RDMA devices, and how many providers, an executor may have; maxProvider bounds a provider's name.
+const (
+	maxFabric   = 8
+	maxProvider = 32
+)
 
 func checkInfo(info *control.InfoReply) error {
 	if n := len(info.GetIncarnation()); n != 16 {
@@ -170,6 +212,11 @@ func checkInfo(info *control.InfoReply) error {
 	}
 	if n := len(info.GetNodeId()); n > 255 {
 		return control.Errorf(control.ClassInvalid, "info.node_id has %d bytes, want at most 255", n)
+	}
+	for i, p := range info.GetProviders() {
+		if len(p) > maxProvider || i >= maxFabric {
+			return control.Errorf(control.ClassInvalid, "info.providers[%d] is %.40q, want at most %d names of at most %d bytes", i, p, maxFabric, maxProvider)
+		}
 	}
 	for i, f := range info.GetFabric() {
 		if len(f.GetGid()) != 16 || f.GetLid() > 1<<16-1 || i >= maxFabric {
@@ -208,8 +255,8 @@ func (m *Manager) Hello(_ context.Context, req *control.ManagerHelloRequest) (*c
 	return m.hello(), nil
 }
 
-// Register adds an executor.
-func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*control.RegisterReply, error) {
+// Register adds an executor. A node registers addresses that its certificate is for, under incarnations that nobody else has used.
+func (m *Manager) Register(ctx context.Context, req *control.RegisterRequest) (*control.RegisterReply, error) {
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
 		return nil, err
 	}
@@ -219,27 +266,37 @@ func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*co
 	if err := checkInfo(req.GetInfo()); err != nil {
 		return nil, err
 	}
-	id, replaced, err := m.table.register(req.GetAddress(), req.GetInfo())
-	switch {
-	case errors.Is(err, board.ErrFull):
-		return nil, control.Errorf(control.ClassBusy, "%v", err)
-	case err != nil:
-		return nil, control.Errorf(control.ClassInvalid, "%v", err)
+	o := ownerOf(ctx)
+	if err := o.mayRegister(req.GetAddress()); err != nil {
+		return nil, m.refuse(ctx, refusedAddress, control.Manager_Register_FullMethodName, "the address %s cannot be registered by %s: %v (set the "+
+			"executor's advertise, or make its identity with rfaas cluster node for the names and addresses that others dial)", req.GetAddress(), o.name, err)
 	}
-	m.log.Info("executor registered", "address", req.GetAddress(), "node", req.GetInfo().GetNode(), "id", id,
+	if err := m.accounts.mayUse(&o, incarnationOf(req.GetInfo())); err != nil {
+		return nil, m.answer(ctx, control.Manager_Register_FullMethodName, err)
+	}
+	id, replaced, err := m.table.register(o, req.GetAddress(), req.GetInfo())
+	if err != nil {
+		return nil, m.answer(ctx, control.Manager_Register_FullMethodName, err)
+	}
+	m.log.Info("executor registered", "address", req.GetAddress(), "node", req.GetInfo().GetNode(), "id", id, "owner", o.name,
 		"cores", req.GetInfo().GetCores(), "replaced", replaced)
 	return &control.RegisterReply{ExecutorId: id, HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Manager: m.hello()}, nil
 }
 
 // AttachExecutor connects a registered executor to its line and cells.
-func (m *Manager) AttachExecutor(_ context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
 	var slot uint32
-	a, err := m.table.attach(req.GetExecutorId(), req.GetIncarnation(), func(s, cores uint32) (*attachment, error) {
-		slot = s
-		return m.memory.attachExecutor(req.GetProvider(), m.table.node(req.GetExecutorId()), s, cores, req.GetBlob())
+	a, err := m.table.attach(ownerOf(ctx), req.GetExecutorId(), req.GetIncarnation(), func(e entry) (*attachment, error) {
+		slot = e.slot
+		bytes := attachmentBytes(e.info.GetCores())
+		if err := m.table.quotas.attach(&e.owner, bytes); err != nil {
+			return nil, err
+		}
+		a, err := m.memory.attachExecutor(req.GetProvider(), &e, req.GetBlob(), func() { m.table.quotas.give(&e.owner, 0, bytes) })
+		return a, err
 	})
 	if err != nil {
-		return nil, controlError(err)
+		return nil, m.answer(ctx, control.Manager_AttachExecutor_FullMethodName, err)
 	}
 	m.log.Debug("executor attached", "id", req.GetExecutorId(), "slot", slot, "provider", req.GetProvider())
 	reply := &control.AttachExecutorReply{Blob: a.blob, Slot: slot, Line: refOf(a.line), Cells: refOf(a.cells)}
@@ -287,11 +344,14 @@ func controlError(err error) error {
 }
 
 // Heartbeat notes that an executor lives and what it has free. Executors that write their line do not send any.
-func (m *Manager) Heartbeat(_ context.Context, req *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
+func (m *Manager) Heartbeat(ctx context.Context, req *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
 	if err := checkInfo(req.GetInfo()); err != nil {
 		return nil, err
 	}
-	known, back := m.table.heartbeat(req.GetExecutorId(), req.GetInfo())
+	known, back, err := m.table.heartbeat(ownerOf(ctx), req.GetExecutorId(), req.GetInfo())
+	if err != nil {
+		return nil, m.answer(ctx, control.Manager_Heartbeat_FullMethodName, err)
+	}
 	if back {
 		m.log.Info("executor is back", "node", req.GetInfo().GetNode(), "id", req.GetExecutorId())
 	}
@@ -299,8 +359,12 @@ func (m *Manager) Heartbeat(_ context.Context, req *control.HeartbeatRequest) (*
 }
 
 // Deregister forgets an executor. One that is not known is as good as forgotten.
-func (m *Manager) Deregister(_ context.Context, req *control.DeregisterRequest) (*control.DeregisterReply, error) {
-	if address := m.table.deregister(req.GetExecutorId()); address != "" {
+func (m *Manager) Deregister(ctx context.Context, req *control.DeregisterRequest) (*control.DeregisterReply, error) {
+	address, err := m.table.deregister(ownerOf(ctx), req.GetExecutorId())
+	if err != nil {
+		return nil, m.answer(ctx, control.Manager_Deregister_FullMethodName, err)
+	}
+	if address != "" {
 		m.log.Info("executor left", "address", address, "id", req.GetExecutorId())
 	}
 	return &control.DeregisterReply{}, nil

@@ -2,6 +2,8 @@ package manager
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -9,8 +11,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 const (
@@ -25,6 +29,7 @@ type entry struct {
 	id      uint64
 	address string
 	key     string
+	owner   owner
 	info    *control.InfoReply
 	slot    uint32
 	beat    uint64      // of the line when last looked at, or as last written here
@@ -41,17 +46,21 @@ type table struct {
 	changed  func(board.Change) // called under the lock; must not block
 	dropped  func(*attachment)  // likewise: the executor has gone, or has another one, or none
 	left     func([16]byte)     // likewise: the incarnation has gone, or has a way of its own
+	quotas   *quotas
 
-	mu     sync.Mutex
-	board  *board.Table
-	nextID uint64
-	byID   map[uint64]*entry
-	byKey  map[string]*entry
-	swept  time.Time // when the lines were last looked at
+	mu            sync.Mutex
+	board         *board.Table
+	nextID        uint64
+	byID          map[uint64]*entry
+	byKey         map[string]*entry
+	byIncarnation map[[16]byte][]*entry
+	fresh         map[[16]byte]owner // registered since unclaimed was called last
+	swept         time.Time          // when the lines were last looked at
 }
 
 func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *board.Table) *table {
-	return &table{interval: interval, now: now, nextID: firstID, byID: map[uint64]*entry{}, byKey: map[string]*entry{}, board: b,
+	return &table{interval: interval, now: now, nextID: firstID, byID: map[uint64]*entry{}, byKey: map[string]*entry{},
+		byIncarnation: map[[16]byte][]*entry{}, fresh: map[[16]byte]owner{}, board: b, quotas: newQuotas(1<<30, 1<<62, now),
 		changed: func(board.Change) {}, dropped: func(*attachment) {}, left: func([16]byte) {}}
 }
 
@@ -121,13 +130,19 @@ func (t *table) tell(e *entry, s board.State) {
 }
 
 // register adds an executor. An earlier one at the same address is replaced: it is gone, since its address is taken.
-// The same incarnation keeps its id.
-func (t *table) register(address string, info *control.InfoReply) (id uint64, replaced bool, err error) {
+// The same incarnation keeps its id. errOwner: the incarnation is registered by another owner. errQuota: the owner has no room.
+func (t *table) register(o owner, address string, info *control.InfoReply) (id uint64, replaced bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := key(address, info)
+	k, incarnation := key(address, info), incarnationOf(info)
+	for _, e := range t.byIncarnation[incarnation] {
+		if !o.may(e.owner.name) {
+			return 0, false, fmt.Errorf("%w: incarnation %x at %s", errOwner, incarnation, e.address)
+		}
+	}
 	old := t.byKey[k]
-	if old != nil && string(old.info.GetIncarnation()) == string(info.GetIncarnation()) {
+	if old != nil && incarnationOf(old.info) == incarnation {
+		old.renew(&o)
 		t.detach(old) // it has lost its way to its line, and makes another
 		t.heard(old, info)
 		return old.id, false, nil
@@ -135,12 +150,21 @@ func (t *table) register(address string, info *control.InfoReply) (id uint64, re
 	if old != nil {
 		t.drop(old)
 	}
-	e := &entry{id: t.nextID, address: address, key: k, info: info, seen: t.now()}
+	if err := t.quotas.register(&o); err != nil {
+		return 0, old != nil, err
+	}
+	e := &entry{id: t.nextID, address: address, key: k, owner: o, info: info, seen: t.now()}
 	if e.slot, err = t.board.Take(identityOf(address, info), t.line(e)); err != nil {
+		t.quotas.give(&o, 1, registrationBytes)
+		if !errors.Is(err, board.ErrFull) {
+			err = control.Errorf(control.ClassInvalid, "%v", err)
+		}
 		return 0, old != nil, err
 	}
 	t.nextID++
 	t.byID[e.id], t.byKey[k] = e, e
+	t.byIncarnation[incarnation] = append(t.byIncarnation[incarnation], e)
+	t.fresh[incarnation] = o
 	t.tell(e, t.stateOf(e))
 	return e.id, old != nil, nil
 }
@@ -161,18 +185,62 @@ func (t *table) heard(e *entry, info *control.InfoReply) {
 	t.tell(e, t.stateOf(e))
 }
 
-// heartbeat notes that an executor lives. known is false if it must register; back is true if it had counted as dead.
-func (t *table) heartbeat(id uint64, info *control.InfoReply) (known, back bool) {
+// ofOwner returns a registration; nil: there is none. An error: it is another owner's. Under the lock.
+func (t *table) ofOwner(o *owner, id uint64) (*entry, error) {
+	e := t.byID[id]
+	if e != nil && !o.may(e.owner.name) {
+		return nil, fmt.Errorf("%w: executor %d at %s", errOwner, id, e.address)
+	}
+	e.renew(o)
+	return e, nil
+}
+
+// renew notes that the owner may have another certificate by now. Under the lock.
+func (e *entry) renew(o *owner) {
+	if e != nil && e.owner.name == o.name {
+		e.owner = *o
+	}
+}
+
+// expel forgets the executors whose owner's certificate has ended, as said by ended, and returns why, by address.
+func (t *table) expel(ended func(*identity.Identity) error) map[string]error {
+	t.mu.Lock()
+	bound := map[uint64]*identity.Identity{}
+	for id, e := range t.byID {
+		if e.owner.bound != nil {
+			bound[id] = e.owner.bound
+		}
+	}
+	t.mu.Unlock()
+	why := map[string]error{}
+	for id, who := range bound {
+		err := ended(who)
+		if err == nil {
+			continue
+		}
+		t.mu.Lock()
+		if e := t.byID[id]; e != nil && e.owner.bound == who {
+			t.drop(e)
+			why[e.address] = err
+		}
+		t.mu.Unlock()
+	}
+	return why
+}
+
+// heartbeat notes that an executor lives. known is false if it must register; back is true if it had counted as dead. errOwner: it is not
+// the caller's.
+func (t *table) heartbeat(o owner, id uint64, info *control.InfoReply) (known, back bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.byID[id]
+	e, err := t.ofOwner(&o, id)
 	if e == nil || string(e.info.GetIncarnation()) != string(info.GetIncarnation()) {
-		return false, false
+		return false, false, err
 	}
 	back = e.state == board.Silent
 	t.detach(e) // who sends messages writes no line
 	t.heard(e, info)
-	return true, back
+	return true, back, nil
 }
 
 // detach takes an executor's way to its memory away, if it has one. Under the lock.
@@ -184,16 +252,16 @@ func (t *table) detach(e *entry) {
 	}
 }
 
-// deregister forgets an executor and returns its address, empty if it is not there.
-func (t *table) deregister(id uint64) string {
+// deregister forgets an executor and returns its address, empty if it is not there. errOwner: it is not the caller's.
+func (t *table) deregister(o owner, id uint64) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.byID[id]
+	e, err := t.ofOwner(&o, id)
 	if e == nil {
-		return ""
+		return "", err
 	}
 	t.drop(e)
-	return e.address
+	return e.address, nil
 }
 
 // drop forgets an executor. Under the lock.
@@ -204,12 +272,23 @@ func (t *table) drop(e *entry) {
 	t.tell(e, board.Left)
 	delete(t.byID, e.id)
 	delete(t.byKey, e.key)
+	incarnation := incarnationOf(e.info)
+	if same := slices.DeleteFunc(t.byIncarnation[incarnation], func(x *entry) bool { return x == e }); len(same) > 0 {
+		t.byIncarnation[incarnation] = same
+	} else {
+		delete(t.byIncarnation, incarnation)
+		delete(t.fresh, incarnation)
+	}
+	t.quotas.give(&e.owner, 1, registrationBytes)
 }
 
-// attach gives an executor a way to its memory in the place of an earlier one. An error: it is not registered.
-func (t *table) attach(id uint64, incarnation []byte, make func(slot uint32, cores uint32) (*attachment, error)) (*attachment, error) {
+// attach gives an executor a way to its memory in the place of an earlier one. An error: it is not registered, or by another owner.
+func (t *table) attach(o owner, id uint64, incarnation []byte, make func(entry) (*attachment, error)) (*attachment, error) {
 	find := func() (*entry, error) {
-		e := t.byID[id]
+		e, err := t.ofOwner(&o, id)
+		if err != nil {
+			return nil, err
+		}
 		if e == nil || string(e.info.GetIncarnation()) != string(incarnation) {
 			return nil, control.Errorf(control.ClassLease, "executor %d of incarnation %x is not registered", id, incarnation)
 		}
@@ -221,9 +300,9 @@ func (t *table) attach(id uint64, incarnation []byte, make func(slot uint32, cor
 		t.mu.Unlock()
 		return nil, err
 	}
-	slot, cores := e.slot, e.info.GetCores()
+	found := *e
 	t.mu.Unlock()
-	a, err := make(slot, cores) // talks to the executor's process
+	a, err := make(found) // talks to the executor's process
 	if err != nil {
 		return nil, err
 	}
@@ -252,26 +331,41 @@ func (t *table) heardOf() map[[16]byte]bool {
 	return all
 }
 
-// known says whether an incarnation is registered.
-func (t *table) known(incarnation [16]byte) bool {
+// check says why an owner may not act for an incarnation: nobody has registered it, or another owner.
+func (t *table) check(o owner, incarnation [16]byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, e := range t.byID {
-		if incarnationOf(e.info) == incarnation {
-			return true
-		}
+	same := t.byIncarnation[incarnation]
+	switch {
+	case len(same) == 0:
+		return control.Errorf(control.ClassLease, "executor of incarnation %x is not registered", incarnation)
+	case !slices.ContainsFunc(same, func(e *entry) bool { return o.may(e.owner.name) }):
+		return fmt.Errorf("%w: incarnation %x at %s", errOwner, incarnation, same[0].address)
 	}
-	return false
+	return nil
 }
 
-// node is the host name of an executor.
-func (t *table) node(id uint64) string {
+// unclaimed takes the claims that the ledger does not have yet.
+func (t *table) unclaimed() []accounting.Claim {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e := t.byID[id]; e != nil {
-		return e.info.GetNode()
+	all := make([]accounting.Claim, 0, len(t.fresh))
+	for incarnation, o := range t.fresh {
+		all = append(all, o.claim(incarnation))
 	}
-	return ""
+	clear(t.fresh)
+	return all
+}
+
+// claimAgain puts claims back that the ledger has not taken, if their executors are still there.
+func (t *table) claimAgain(claims []accounting.Claim) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range claims {
+		if same := t.byIncarnation[c.Incarnation]; len(same) > 0 {
+			t.fresh[c.Incarnation] = same[0].owner
+		}
+	}
 }
 
 // attachments returns all that are in use; heard: without those of silent executors.

@@ -9,6 +9,7 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
@@ -243,10 +245,35 @@ func secured(w http.ResponseWriter) {
 	h.Set("Cache-Control", "no-store")
 }
 
+// pageCertificate finds the certificate of the HTTPS page: that of the settings, else that of the identity directory that browsers take, else
+// the node's own. nil: there is none.
+func pageCertificate(s *config.Manager, node *identity.Node, log *slog.Logger) (func() *tls.Certificate, error) {
+	if s.HTTPCert != "" {
+		pair, err := identity.OpenKeyPair(s.HTTPCert, s.HTTPKey, nil, log, time.Now())
+		if err != nil {
+			return nil, fmt.Errorf("http-cert: %w", err)
+		}
+		return func() *tls.Certificate { return pair.Certificate(time.Now()) }, nil
+	}
+	if node == nil {
+		return nil, nil
+	}
+	if s.HTTPListen != "" && node.Files(time.Now()).Page == nil {
+		log.Warn("no browser opens the HTTPS page, since the identity directory has only an Ed25519 certificate: make it again by rfaas cluster node, or set http-cert")
+	}
+	return func() *tls.Certificate {
+		f := node.Files(time.Now())
+		if f.Page != nil {
+			return f.Page
+		}
+		return &f.Certificate
+	}, nil
+}
+
 // openHTTP starts the HTTP port if one is asked for. A unix socket, which only this user can reach, shows everything, another address
-// what names no tenant, and the rest for the token, which is made if there is none. From afar it is HTTPS by the node's certificate if
-// there is one. Close it before the manager.
-func (m *Manager) openHTTP(address, tokenFile string, node *identity.Node) (*observe.Server, error) {
+// what names no tenant, and the rest for the token, which is made if there is none. From afar it is HTTPS if there is a certificate, and on
+// loopback if always says so. Close it before the manager.
+func (m *Manager) openHTTP(address, tokenFile string, certificate func() *tls.Certificate, always bool) (*observe.Server, error) {
 	mayAll := func(*http.Request) bool { return true }
 	var secure *tls.Config
 	a, err := control.ParseAddress(address)
@@ -256,8 +283,8 @@ func (m *Manager) openHTTP(address, tokenFile string, node *identity.Node) (*obs
 			return nil, fmt.Errorf("http token: %w", err)
 		}
 		mayAll = bearer(token)
-		if node != nil && !a.Local() {
-			secure = &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{node.Certificate}}
+		if certificate != nil && (always || !a.Local()) {
+			secure = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate(), nil }}
 		}
 	}
 	s, err := observe.Open(address, secure, m.log)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
@@ -57,7 +58,7 @@ func TestHTTP(t *testing.T) {
 	settle(false)
 	w.harvest()
 	tokenFile := filepath.Join(t.TempDir(), "http-token")
-	s, err := w.openHTTP("127.0.0.1:0", tokenFile, nil)
+	s, err := w.openHTTP("127.0.0.1:0", tokenFile, nil, false)
 	ok(err)
 	defer closeHTTP(s)
 	text, err := os.ReadFile(tokenFile)
@@ -174,11 +175,11 @@ func TestHTTP(t *testing.T) {
 		return err
 	})
 	ok(err)
-	if _, err := w.openHTTP("nowhere", tokenFile, nil); err == nil {
+	if _, err := w.openHTTP("nowhere", tokenFile, nil, false); err == nil {
 		t.Error("an address that is none")
 	}
 	ok(os.Chmod(tokenFile, 0o644))
-	if _, err := w.openHTTP("127.0.0.1:0", tokenFile, nil); err == nil {
+	if _, err := w.openHTTP("127.0.0.1:0", tokenFile, nil, false); err == nil {
 		t.Error("a token that everybody can read")
 	}
 }
@@ -205,7 +206,7 @@ func TestHTTPPlaces(t *testing.T) {
 		r.Body.Close()
 		return r.StatusCode
 	}
-	s, err := w.openHTTP("unix:"+filepath.Join(dir, "http"), tokenFile, nil)
+	s, err := w.openHTTP("unix:"+filepath.Join(dir, "http"), tokenFile, nil, false)
 	ok(err)
 	defer closeHTTP(s)
 	local := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -222,16 +223,22 @@ func TestHTTPPlaces(t *testing.T) {
 	cluster, err := identity.OpenCluster(filepath.Join(dir, "c"))
 	ok(err)
 	ok(cluster.IssueNode(filepath.Join(dir, "n"), []string{"127.0.0.1"}, time.Hour, now))
-	node, err := identity.OpenNode(filepath.Join(dir, "n"), &identity.Replays{}, now)
+	node, err := identity.OpenNode(filepath.Join(dir, "n"), nil, nil, now)
 	ok(err)
-	far, err := w.openHTTP("0.0.0.0:0", tokenFile, node)
+	certificate, err := pageCertificate(&config.Manager{}, node, w.log)
+	ok(err)
+	far, err := w.openHTTP("0.0.0.0:0", tokenFile, certificate, false)
 	ok(err)
 	defer closeHTTP(far)
 	_, port, err := net.SplitHostPort(far.Address)
 	ok(err)
 	text, err := os.ReadFile(tokenFile)
 	ok(err)
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: node.CA, MinVersion: tls.VersionTLS13}}
+	ca, err := os.ReadFile(filepath.Join(dir, "c", "page-ca.crt"))
+	ok(err)
+	roots, err := identity.Pool(ca)
+	ok(err)
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}}
 	for token, want := range map[string]int{"": http.StatusUnauthorized, strings.TrimSpace(string(text)): 200} {
 		if code := status(tr, "https://127.0.0.1:"+port+"/api/v1/bills", token); code != want {
 			t.Errorf("HTTPS with a token of %d bytes: %d", len(token), code)

@@ -45,6 +45,7 @@ type Server struct {
 	mu       sync.Mutex
 	notReady error
 	checks   []check
+	required []check
 }
 
 type check struct {
@@ -103,6 +104,29 @@ func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 	}
 }
 
+// WatchIdentity shows when a daemon's certificates expire and which revocation list it goes by, and makes it not ready when it cannot prove itself
+// or check others. nil: it has no identity.
+func WatchIdentity(s *Server, node *identity.Node) {
+	if node == nil {
+		return
+	}
+	gauge := func(name, help string, labels prometheus.Labels, value func() float64) {
+		s.Metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value))
+	}
+	for _, name := range []string{"node", "ca", "page"} {
+		gauge("rfaas_certificate_expiry_timestamp_seconds", "When a certificate of the identity directory expires, in seconds since 1970; 0: there is none.",
+			prometheus.Labels{"certificate": name}, func() float64 {
+				if ends := node.Ends(time.Now())[name]; !ends.IsZero() {
+					return float64(ends.Unix())
+				}
+				return 0
+			})
+	}
+	gauge("rfaas_revocation_list_serial", "Serial number of the list of revoked credentials in use; 0: there is none that can be believed, and all tokens and node certificates are refused.",
+		nil, func() float64 { return float64(node.Revoked.Serial(time.Now())) })
+	s.Require("identity", func() error { return node.Trouble(time.Now()) })
+}
+
 // Serve begins to answer. Failed receives if the server ends by itself.
 func (s *Server) Serve() {
 	if s.listener == nil {
@@ -143,37 +167,53 @@ func (s *Server) Check(name string, f func() error) {
 	s.checks = append(s.checks, check{name, f})
 }
 
-// healthz is 200 if nothing is wrong that a restart could mend; a daemon that drains is healthy.
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+// Require adds a check to /readyz: what f returns is something that keeps the daemon from working and that a restart does not mend. /healthz
+// says it too, and stays 200. f as for Check.
+func (s *Server) Require(name string, f func() error) {
 	s.mu.Lock()
-	checks := slices.Clone(s.checks)
-	s.mu.Unlock()
-	var wrong []string
+	defer s.mu.Unlock()
+	s.required = append(s.required, check{name, f})
+}
+
+// failing runs checks, and returns what is wrong.
+func failing(checks []check) (wrong []string) {
 	for _, c := range checks {
 		if err := c.f(); err != nil {
 			wrong = append(wrong, c.name+": "+err.Error())
 		}
 	}
-	answer(w, wrong)
+	return wrong
+}
+
+// healthz is 200 if nothing is wrong that a restart could mend; a daemon that drains is healthy.
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	checks, required := slices.Clone(s.checks), slices.Clone(s.required)
+	s.mu.Unlock()
+	answer(w, failing(checks), failing(required))
 }
 
 // readyz is 200 if the daemon takes work.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	reason := s.notReady
+	reason, required := s.notReady, slices.Clone(s.required)
 	s.mu.Unlock()
+	wrong := failing(required)
 	if reason != nil {
-		answer(w, []string{reason.Error()})
-		return
+		wrong = append(wrong, reason.Error())
 	}
-	answer(w, nil)
+	answer(w, wrong, nil)
 }
 
-func answer(w http.ResponseWriter, wrong []string) {
+// answer says what is wrong, which is 503, or that nothing is, and what else is to be known.
+func answer(w http.ResponseWriter, wrong, known []string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
 	if len(wrong) == 0 {
 		io.WriteString(w, "ok\n")
+		for _, line := range known {
+			fmt.Fprintln(w, line)
+		}
 		return
 	}
 	w.WriteHeader(http.StatusServiceUnavailable)

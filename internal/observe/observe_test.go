@@ -3,11 +3,14 @@ package observe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,5 +150,62 @@ func TestCountRefusals(t *testing.T) {
 	}
 	if strings.Contains(text, "somebody") {
 		t.Error("a tenant is named")
+	}
+}
+
+// A daemon whose certificate has expired, or that cannot tell what is revoked, is not ready. It says so in /healthz too, which stays 200, since a restart
+// mends nothing. Prometheus can tell long before.
+func TestIdentityOfTheDaemon(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	then := time.Now().Add(-2 * time.Hour)
+	if err := identity.InitCluster(in("c"), "test", 24*time.Hour, then); err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := identity.OpenCluster(in("c"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(life time.Duration) *identity.Node {
+		t.Helper()
+		if err := cluster.IssueNode(in("n"), []string{"n"}, life, then); err != nil {
+			t.Fatal(err)
+		}
+		n, err := identity.OpenNode(in("n"), nil, nil, then)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	shows := func(what string, n *identity.Node, ready int, text string) func(string) (int, string) {
+		t.Helper()
+		s, get := open(t, "127.0.0.1:0")
+		WatchIdentity(s, n)
+		s.SetReady(nil)
+		for path, want := range map[string]int{"/readyz": ready, "/healthz": 200} {
+			if code, body := get(path); code != want || !strings.Contains(body, text) {
+				t.Errorf("%s: %s: %d %q", what, path, code, body)
+			}
+		}
+		return get
+	}
+	good := issue(5 * time.Hour)
+	get := shows("good", good, 200, "ok\n")
+	ends := good.Ends(time.Now())
+	_, metrics := get("/metrics")
+	for _, want := range []string{fmt.Sprintf("rfaas_certificate_expiry_timestamp_seconds{certificate=\"node\"} %s\n", strconv.FormatFloat(float64(ends["node"].Unix()), 'g', -1, 64)),
+		"rfaas_certificate_expiry_timestamp_seconds{certificate=\"page\"} ", "rfaas_revocation_list_serial 1\n"} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	shows("expired", issue(time.Hour), 503, "the node certificate in "+in("n")+" expired at ")
+	n := issue(5 * time.Hour)
+	if err := os.WriteFile(in("n/revoked"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	get = shows("no list", n, 503, "revocation list "+in("n/revoked")+": the file is empty")
+	if _, metrics := get("/metrics"); !strings.Contains(metrics, "rfaas_revocation_list_serial 0\n") {
+		t.Error("the empty list has a serial number")
 	}
 }

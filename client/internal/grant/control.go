@@ -235,6 +235,14 @@ func (c *Control) provider(addr string, info *control.InfoReply) (string, error)
 		"verbs an RDMA device", addr, info.Node, info.Providers)
 }
 
+// named is provider for an executor that the resource manager names. Its address may be local only where it runs.
+func (c *Control) named(addr string, info *control.InfoReply) (string, error) {
+	if err := control.CheckLocal(addr, info.NodeId, c.nodeID); err != nil {
+		return "", fail("find an executor", dataplane.StatusUnsupported, "%v", err)
+	}
+	return c.provider(addr, info)
+}
+
 // candidates lists the executors to try for a lease, the best first. With none, the error tells why.
 func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 	const op = "find an executor"
@@ -267,7 +275,7 @@ func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) 
 		if e.Info.Cores < need {
 			continue
 		}
-		p, err := c.provider(e.Address, e.Info)
+		p, err := c.named(e.Address, e.Info)
 		if err != nil {
 			noWay = err
 			continue

@@ -200,7 +200,7 @@ func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bo
 				info.Providers = append(info.Providers, o.name)
 			}
 		}
-		provider, err := c.provider(id.Control, info)
+		provider, err := c.named(id.Control, info)
 		if err != nil {
 			continue
 		}

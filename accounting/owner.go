@@ -1,0 +1,110 @@
+package accounting
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+// ErrOwner is a claim to an incarnation that belongs to somebody else.
+var ErrOwner = errors.New("incarnation of another owner")
+
+// Claim states that whatever is charged under an incarnation is charged by Owner. Any lets the claim pass, and changes nothing, where the
+// incarnation has another owner.
+type Claim struct {
+	Incarnation [16]byte
+	Owner       string // at most maxOwner bytes
+	Any         bool
+}
+
+const maxOwner = 512
+
+// Claim gives each incarnation to the first owner that claims it; with a nil error that is on disk. The errors are those of single claims,
+// in their order: nil, or ErrOwner.
+func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
+	refused := make([]error, len(claims))
+	fresh := false
+	judge := func(owners *bbolt.Bucket) {
+		for i, c := range claims {
+			switch v := owners.Get(c.Incarnation[:]); {
+			case v == nil:
+				fresh = true
+			case !c.Any && ownerIn(v) != c.Owner:
+				refused[i] = fmt.Errorf("%w: %x belongs to %q, not to %q", ErrOwner, c.Incarnation, ownerIn(v), c.Owner)
+			}
+		}
+	}
+	err := l.db.View(func(tx *bbolt.Tx) error {
+		judge(tx.Bucket(bucketOwners))
+		return nil
+	})
+	if err == nil && fresh { // most claims are repeated, and cost no write
+		err = l.db.Update(func(tx *bbolt.Tx) error {
+			owners := tx.Bucket(bucketOwners)
+			for _, c := range claims {
+				if owners.Get(c.Incarnation[:]) != nil {
+					continue
+				}
+				if len(c.Owner) > maxOwner {
+					return fmt.Errorf("%w: the owner's name has %d bytes, want at most %d", ErrInvalid, len(c.Owner), maxOwner)
+				}
+				v := append(binary.BigEndian.AppendUint64(nil, uint64(now.Unix())), c.Owner...)
+				if err := owners.Put(c.Incarnation[:], v); err != nil {
+					return err
+				}
+			}
+			judge(owners)
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ledger: %w", err)
+	}
+	return refused, nil
+}
+
+// ownerIn reads a record of the owners: the time of the claim, 8 bytes, and the owner.
+func ownerIn(v []byte) string {
+	if len(v) < 8 {
+		return ""
+	}
+	return string(v[8:])
+}
+
+// Owner returns to whom an incarnation belongs; false: nobody has claimed it.
+func (l *Ledger) Owner(incarnation [16]byte) (owner string, known bool, err error) {
+	err = l.db.View(func(tx *bbolt.Tx) error {
+		v := tx.Bucket(bucketOwners).Get(incarnation[:])
+		owner, known = ownerIn(v), v != nil
+		return nil
+	})
+	if err != nil {
+		return "", false, fmt.Errorf("ledger: %w", err)
+	}
+	return owner, known, nil
+}
+
+// disown forgets the owners of incarnations that were claimed before the horizon and of which no lease is left, up to pruneMost of them.
+func disown(tx *bbolt.Tx, horizon int64) error {
+	owners, leases := tx.Bucket(bucketOwners), tx.Bucket(bucketLeases).Cursor()
+	var old [][]byte
+	c := owners.Cursor()
+	for k, v := c.First(); k != nil && len(old) < pruneMost; k, v = c.Next() {
+		if len(v) >= 8 && int64(binary.BigEndian.Uint64(v)) >= horizon {
+			continue
+		}
+		if lease, _ := leases.Seek(k); !bytes.HasPrefix(lease, k) {
+			old = append(old, bytes.Clone(k))
+		}
+	}
+	for _, k := range old {
+		if err := owners.Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}

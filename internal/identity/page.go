@@ -1,0 +1,98 @@
+package identity
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Browsers take no Ed25519, neither of a certificate nor of its issuer. So the HTTPS page has a certificate with an ECDSA key, whose issuer
+// has one too. That issuer is of the page alone: nodes and clients do not believe it.
+
+// pageCA reads the issuer of the pages' certificates, and makes it where a cluster has none.
+func (c *Cluster) pageCA(now time.Time) (*x509.Certificate, crypto.Signer, error) {
+	path, keyPath := filepath.Join(c.dir, filePageCA), filepath.Join(c.dir, filePageCAKey)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := c.makePageCA(path, keyPath, now); err != nil {
+			return nil, nil, err
+		}
+		b, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := ReadPrivate(keyPath)
+	if err != nil {
+		return nil, nil, err
+	}
+	pair, err := tls.X509KeyPair(b, key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	signer, ok := pair.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, nil, fmt.Errorf("%s: a key that signs nothing", keyPath)
+	}
+	return pair.Leaf, signer, nil
+}
+
+func (c *Cluster) makePageCA(path, keyPath string, now time.Time) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: c.ca.Subject.CommonName + " pages", Organization: []string{"rfaas cluster"}},
+		NotBefore: now.Add(-Leeway), NotAfter: c.ca.NotAfter, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
+	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	if err != nil {
+		return err
+	}
+	keyPEM, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	if err := WriteFile(keyPath, keyPEM, 0o600, true); err != nil { // of two that run at the same time one ends here
+		return err
+	}
+	return WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644, true)
+}
+
+// issuePage writes the certificate of a node's HTTPS page, for the same hosts and as long as the node's own.
+func (c *Cluster) issuePage(out string, node *x509.Certificate, now time.Time) error {
+	ca, caKey, err := c.pageCA(now)
+	if err != nil {
+		return err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: node.Subject.CommonName, Organization: []string{"rfaas page"}},
+		NotBefore: node.NotBefore, NotAfter: node.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: node.DNSNames, IPAddresses: node.IPAddresses}
+	der, err := x509.CreateCertificate(rand.Reader, t, ca, key.Public(), caKey)
+	if err != nil {
+		return err
+	}
+	keyPEM, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	if err := WriteFile(filepath.Join(out, filePage), pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644, false); err != nil {
+		return err
+	}
+	return WriteFile(filepath.Join(out, filePageKey), keyPEM, 0o600, false)
+}

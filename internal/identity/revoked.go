@@ -1,0 +1,258 @@
+package identity
+
+import (
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Kinds of credentials that can be revoked.
+const (
+	RevokedToken = "token" // by the token's id
+	RevokedNode  = "node"  // by the serial number of the certificate, as NodeSerial writes it
+)
+
+// Revocation is one line of a list.
+type Revocation struct {
+	Kind string
+	ID   string
+	Note string // for people: at most maxNote bytes of UTF-8 without control characters
+}
+
+// RevocationList says which credentials a cluster has taken back. It is a text, signed by the cluster's key of tokens:
+//
+//	rfaas revocation list v1
+//	serial 7
+//	made 2026-03-01T12:00:00Z
+//	token 00112233445566778899aabbccddeeff ann has left
+//	node 0a0b0c0d0e0f00112233445566778899 stolen
+//	signature BASE64(Ed25519 signature of all lines before)
+//
+// Each change has a higher serial number. A list in any other form is no list.
+type RevocationList struct {
+	Serial  uint64
+	Made    time.Time
+	Entries []Revocation
+}
+
+const (
+	revokedHead = "rfaas revocation list v1\n"
+	maxNote     = 200
+	maxRevoked  = 16 << 20 // bytes of a list
+)
+
+// check says what is wrong with an entry.
+func (e *Revocation) check() error {
+	id, err := hex.DecodeString(e.ID)
+	switch {
+	case e.Kind != RevokedToken && e.Kind != RevokedNode:
+		return fmt.Errorf("%.40q is neither token nor node", e.Kind)
+	case err != nil || len(id) < idSize || len(id) > idSize+4 || e.Kind == RevokedToken && len(id) != idSize || hex.EncodeToString(id) != e.ID:
+		return fmt.Errorf("%s id %.60q is not %d hexadecimal digits in lower case", e.Kind, e.ID, 2*idSize)
+	case len(e.Note) > maxNote || !utf8.ValidString(e.Note) || strings.ContainsFunc(e.Note, unicode.IsControl) || strings.TrimSpace(e.Note) != e.Note:
+		return fmt.Errorf("%s %s: the note %.250q is not at most %d bytes of UTF-8 without control characters", e.Kind, e.ID, e.Note, maxNote)
+	}
+	return nil
+}
+
+// Sign writes a list.
+func (l *RevocationList) Sign(key ed25519.PrivateKey) ([]byte, error) {
+	if l.Serial == 0 {
+		return nil, errors.New("revocation list: serial 0, want 1 or more")
+	}
+	b := fmt.Appendf(nil, "%sserial %d\nmade %s\n", revokedHead, l.Serial, stamp(l.Made))
+	for _, e := range l.Entries {
+		if err := e.check(); err != nil {
+			return nil, fmt.Errorf("revocation list: %w", err)
+		}
+		b = append(append(b, strings.TrimSpace(e.Kind+" "+e.ID+" "+e.Note)...), '\n')
+	}
+	b = fmt.Appendf(b, "signature %s\n", base64.StdEncoding.EncodeToString(ed25519.Sign(key, b)))
+	if len(b) > maxRevoked {
+		return nil, fmt.Errorf("revocation list: %d bytes, at most %d", len(b), maxRevoked)
+	}
+	return b, nil
+}
+
+// ErrUnsigned is a file of revoked tokens that is not signed, as rfaas wrote it before.
+var ErrUnsigned = errors.New("the list is not signed")
+
+// ParseRevocations reads a list that one of the keys has signed.
+func ParseRevocations(b []byte, keys []ed25519.PublicKey) (*RevocationList, error) {
+	text := string(b)
+	switch at := strings.LastIndex(text, "\nsignature "); {
+	case text == "":
+		return nil, errors.New("the file is empty")
+	case !strings.HasPrefix(text, revokedHead):
+		return nil, fmt.Errorf("%w: its first line is not %q", ErrUnsigned, strings.TrimSpace(revokedHead))
+	case at < 0:
+		return nil, errors.New("the list has no signature: it is not whole")
+	default:
+		signed := text[:at+1]
+		last, whole := strings.CutSuffix(text[at+len("\nsignature "):], "\n")
+		sig, err := base64.StdEncoding.Strict().DecodeString(last)
+		if err != nil || len(sig) != ed25519.SignatureSize || !whole || strings.ContainsAny(last, "\r\n") { // which base64 passes over
+			return nil, errors.New("the list's signature is malformed: it is not whole")
+		}
+		if !signedBy(keys, []byte(signed), sig) {
+			return nil, errors.New("the list is not signed by this cluster's key")
+		}
+		return parseRevocations(strings.TrimPrefix(signed, revokedHead))
+	}
+}
+
+func signedBy(keys []ed25519.PublicKey, m, sig []byte) bool {
+	for _, k := range keys {
+		if ed25519.Verify(k, m, sig) {
+			return true
+		}
+	}
+	return false
+}
+
+func parseRevocations(text string) (*RevocationList, error) {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if len(lines) < 2 {
+		return nil, errors.New("the list has no serial number and no time")
+	}
+	var l RevocationList
+	var err error
+	serial, ok := strings.CutPrefix(lines[0], "serial ")
+	if l.Serial, err = strconv.ParseUint(serial, 10, 63); !ok || err != nil || l.Serial == 0 {
+		return nil, fmt.Errorf("the list's second line is %.60q, want its serial number", lines[0])
+	}
+	made, ok := strings.CutPrefix(lines[1], "made ")
+	if l.Made, err = time.Parse(time.RFC3339, made); !ok || err != nil {
+		return nil, fmt.Errorf("the list's third line is %.60q, want its time", lines[1])
+	}
+	for i, line := range lines[2:] {
+		kind, rest, _ := strings.Cut(line, " ")
+		id, note, _ := strings.Cut(rest, " ")
+		e := Revocation{Kind: kind, ID: id, Note: note}
+		if err := e.check(); err != nil {
+			return nil, fmt.Errorf("line %d of the list: %w", i+4, err)
+		}
+		l.Entries = append(l.Entries, e)
+	}
+	return &l, nil
+}
+
+// Revocations is a list in a file, which is read again when it has changed. Safe for concurrent use.
+type Revocations struct {
+	path string
+	list reloaded[*indexed]
+}
+
+type indexed struct {
+	*RevocationList
+	text string
+	has  map[string]bool // "kind id"
+}
+
+// errOlder is a list that is older than the one in use.
+var errOlder = errors.New("older than the list in use")
+
+// NewRevocations makes the list of a file, which one of the keys must have signed.
+func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519.PublicKey, log *slog.Logger) *Revocations {
+	r := &Revocations{path: path}
+	r.list = reloaded[*indexed]{open: open, paths: []string{path}}
+	var said string
+	r.list.make = func() (*indexed, error) {
+		b, err := open.read(path, false, maxRevoked)
+		var l *RevocationList
+		if err == nil {
+			l, err = ParseRevocations(b, keys(r.list.looked))
+		}
+		old := r.list.value
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("revocation list %s: there is none, so nobody can tell what is revoked (copy `revoked` of the cluster's "+
+				"directory here; rfaas cluster revoked --new makes it there)", path)
+		case errors.Is(err, ErrUnsigned):
+			return nil, fmt.Errorf("revocation list %s: %w (rfaas cluster revoked --new signs that of the cluster's directory; copy it here)", path, err)
+		case err != nil:
+			return nil, fmt.Errorf("revocation list %s: %w (copy `revoked` of the cluster's directory here, by rename)", path, err)
+		case old != nil && l.Serial < old.Serial:
+			return nil, fmt.Errorf("revocation list %s: serial %d is %w, %d", path, l.Serial, errOlder, old.Serial)
+		case old != nil && l.Serial == old.Serial && string(b) != old.text:
+			return nil, fmt.Errorf("revocation list %s: it has the serial %d of the list in use and says something else, so it is no later one and may be %w",
+				path, l.Serial, errOlder)
+		}
+		x := &indexed{l, string(b), make(map[string]bool, len(l.Entries))}
+		for _, e := range l.Entries {
+			x.has[e.Kind+" "+e.ID] = true
+		}
+		return x, nil
+	}
+	r.list.told = func(l *indexed, err error) {
+		switch {
+		case err == nil:
+			said = ""
+			log.Info("the revocation list was read again", "file", path, "serial", l.Serial, "entries", len(l.Entries))
+		case err.Error() == said:
+		case errors.Is(err, errOlder):
+			said = err.Error()
+			log.Warn("the revocation list is refused; the one that was read before stays in use", "error", err)
+		default:
+			said = err.Error()
+			log.Error("the revocation list cannot be used: tokens and node certificates are refused", "error", err)
+		}
+	}
+	return r
+}
+
+// Current is the list in use. An error: there is none that can be believed.
+func (r *Revocations) Current(now time.Time) (*RevocationList, error) {
+	l, err := r.current(now)
+	if err != nil {
+		return nil, err
+	}
+	return l.RevocationList, nil
+}
+
+func (r *Revocations) current(now time.Time) (*indexed, error) {
+	l, generation, err := r.list.get(now)
+	if err != nil && (generation == 0 || !errors.Is(err, errOlder)) {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Serial is the number of the list in use, 0 without one.
+func (r *Revocations) Serial(now time.Time) uint64 {
+	l, err := r.current(now)
+	if err != nil {
+		return 0
+	}
+	return l.Serial
+}
+
+// Has says whether a credential is revoked. A list that cannot be believed is an error: nobody knows what is in it.
+func (r *Revocations) Has(kind, id string, now time.Time) (bool, error) {
+	l, err := r.current(now)
+	if err != nil {
+		return false, err
+	}
+	return l.has[kind+" "+id], nil
+}
+
+// refuse is why a credential is not taken: it is revoked, or nobody can tell. what names it.
+func (r *Revocations) refuse(kind, id, what string, now time.Time) error {
+	revoked, err := r.Has(kind, id, now)
+	switch {
+	case err != nil:
+		return refuse(Revoked, "%s: whether it is revoked cannot be told: %v", what, err)
+	case revoked:
+		return refuse(Revoked, "%s: revoked", what)
+	}
+	return nil
+}
