@@ -27,6 +27,8 @@ type Manager struct {
 	Tariff         string        `mapstructure:"tariff"`
 	Currency       string        `mapstructure:"currency"`
 	TenantCores    string        `mapstructure:"tenant-cores"`
+	AttachAttempts int           `mapstructure:"attach-attempts"`
+	TenantAttached int           `mapstructure:"tenant-attached"`
 	Providers      string        `mapstructure:"providers"`
 	VerbsDevice    string        `mapstructure:"verbs-device"`
 	VerbsPort      int           `mapstructure:"verbs-port"`
@@ -55,6 +57,8 @@ var managerOptions = []option{
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
 	{"currency", "", "name of the money on bills"},
 	{"tenant-cores", "", "most cores that tenants may have at a time, like ann=64,*=16 (*: those that are not named; default: no limits)"},
+	{"attach-attempts", "8", "connections to its memory that are made at a time, of which one tenant or node has a quarter; more wait"},
+	{"tenant-attached", "4096", "connections to the board that one tenant may have, each a process that looks for executors"},
 	{"providers", "auto", "fabrics over which its memory can be reached: auto, shm, verbs or shm,verbs"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
@@ -111,6 +115,8 @@ func (c *Manager) validate() error {
 	if c.LedgerKeep != 0 && c.LedgerKeep < 24*time.Hour {
 		v.failf("ledger-keep: %v is neither 0s nor at least 24h", c.LedgerKeep)
 	}
+	v.between("attach-attempts", c.AttachAttempts, 1, 1024)
+	v.between("tenant-attached", c.TenantAttached, 1, 1<<20)
 	var err error
 	c.tariffParsed, err = accounting.ParseTariff(c.Currency, c.Tariff)
 	v.check("tariff", err)

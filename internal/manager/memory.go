@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -187,7 +188,7 @@ type attachment struct {
 func cellsFor(cores uint32) int { return int(min(2*uint64(cores)+16, 4096)) }
 
 // attachExecutor connects an executor's queue pair to its line and to fresh cells.
-func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob []byte) (*attachment, error) {
+func (m *memory) attachExecutor(ctx context.Context, provider, node string, slot, cores uint32, blob []byte) (*attachment, error) {
 	dev, err := m.device(provider)
 	if err != nil {
 		return nil, err
@@ -211,7 +212,7 @@ func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob 
 		expose = append(expose, a.limits, a.held)
 	}
 	if err == nil {
-		a.conn, a.blob, err = connectTo(a.domain, blob, expose...)
+		a.conn, a.blob, err = connectTo(ctx, a.domain, blob, expose...)
 	}
 	if err != nil {
 		a.fence()
@@ -221,15 +222,15 @@ func (m *memory) attachExecutor(provider, node string, slot, cores uint32, blob 
 	return a, nil
 }
 
-// connectTo makes a queue pair for the one whose blob this is.
-func connectTo(d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
+// connectTo makes a queue pair and connects it to the peer whose blob this is. It gives up when ctx ends.
+func connectTo(ctx context.Context, d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
 	c, err := d.NewConn(expose...)
 	if err != nil {
 		return nil, nil, err
 	}
 	mine, err := c.Blob()
 	if err == nil {
-		err = c.Connect(blob)
+		err = c.Connect(ctx, blob)
 	}
 	if err != nil {
 		c.Close()

@@ -19,6 +19,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
 		StateDir: s.StateDir, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log,
+		Attempts: s.AttachAttempts, Attached: s.TenantAttached,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}

@@ -27,6 +27,8 @@ type Config struct {
 	Tariff    accounting.Tariff
 	Limits    accounting.Limits // of tenants' cores
 	Keep      time.Duration     // how long the ledger keeps single leases that are over; 0: for good
+	Attempts  int               // connections to its memory that are made at a time; 0: DefaultAttempts
+	Attached  int               // connections to the board that one tenant may have; 0: DefaultTenantAttached
 	Log       *slog.Logger
 	Now       func() time.Time // nil: time.Now
 }
@@ -41,6 +43,7 @@ type Manager struct {
 	notifier *notifier
 	accounts *accounts
 	limits   *limits
+	attach   *attaching
 	nodeID   string
 }
 
@@ -49,7 +52,7 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	m := &Manager{cfg: cfg, log: cfg.Log}
+	m := &Manager{cfg: cfg, log: cfg.Log, attach: newAttaching(cfg.Attempts, cfg.Attached)}
 	var err error
 	if m.nodeID, err = control.NodeID(); err != nil {
 		return nil, err
@@ -230,11 +233,16 @@ func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*co
 }
 
 // AttachExecutor connects a registered executor to its line and cells.
-func (m *Manager) AttachExecutor(_ context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+	ctx, connected, err := m.attach.executor(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer connected()
 	var slot uint32
 	a, err := m.table.attach(req.GetExecutorId(), req.GetIncarnation(), func(s, cores uint32) (*attachment, error) {
 		slot = s
-		return m.memory.attachExecutor(req.GetProvider(), m.table.node(req.GetExecutorId()), s, cores, req.GetBlob())
+		return m.memory.attachExecutor(ctx, req.GetProvider(), m.table.node(req.GetExecutorId()), s, cores, req.GetBlob())
 	})
 	if err != nil {
 		return nil, controlError(err)
@@ -247,8 +255,8 @@ func (m *Manager) AttachExecutor(_ context.Context, req *control.AttachExecutorR
 	return reply, nil
 }
 
-// AttachClient connects a client to the board.
-func (m *Manager) AttachClient(_ context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
+// AttachClient connects a client to the board. ClassBusy: too many are being connected, or this tenant has too many connections.
+func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
 	dev, err := m.memory.device(req.GetProvider())
 	if err != nil {
 		return nil, err
@@ -260,10 +268,17 @@ func (m *Manager) AttachClient(_ context.Context, req *control.AttachClientReque
 		}
 		s.mailbox = dataplane.Ref{Addr: box.GetAddr(), Key: box.GetKey(), Size: box.GetSize()}
 	}
+	ctx, connected, gone, err := m.attach.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer connected()
 	var blob []byte
-	if s.conn, blob, err = connectTo(dev.clients, req.GetBlob(), dev.view); err != nil {
+	if s.conn, blob, err = connectTo(ctx, dev.clients, req.GetBlob(), dev.view); err != nil {
+		gone()
 		return nil, controlError(err)
 	}
+	s.gone = gone
 	reply := &control.AttachClientReply{Blob: blob, Board: refOf(dev.view)}
 	m.notifier.add(s)
 	return reply, nil
