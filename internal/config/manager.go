@@ -49,7 +49,7 @@ var managerOptions = []option{
 	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH (default: none)"},
 	{"http-token-file", "", "token without which http-listen, but for a unix socket, shows no tenant; made if there is none (default: http-token beside the secret)"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
-	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
+	{"audit-file", "", "file of JSON lines about executors that come and leave, refusals and what operators did (default: the log alone)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
 	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},

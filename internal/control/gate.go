@@ -47,6 +47,14 @@ func (g *Gate) Refused() (n uint64) {
 // RefusedFor returns how many were refused for a reason.
 func (g *Gate) RefusedFor(r identity.Reason) uint64 { return g.refused[r].Load() }
 
+// Audit is where the daemon writes down what happens to leases. nil is an audit that writes nothing.
+func (g *Gate) Audit() *identity.Audit {
+	if g == nil {
+		return nil
+	}
+	return g.audit
+}
+
 type callerKey struct{}
 
 // Caller is who made the call with ctx. Outside of a call that came through a gate it is nobody, who may do nothing.
@@ -65,7 +73,7 @@ func WithCaller(ctx context.Context, id *identity.Identity) context.Context {
 // Refuse counts and writes down that the caller of ctx may not do something, and returns the error to send.
 func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) error {
 	e := &identity.Error{Reason: identity.Forbidden, Text: fmt.Sprintf(format, args...)}
-	return g.refuse(e, method, remoteOf(ctx), Caller(ctx).Name)
+	return g.refuse(e, method, Remote(ctx), Caller(ctx).Name)
 }
 
 func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
@@ -96,7 +104,8 @@ func linkOf(ctx context.Context) *link {
 	return nil
 }
 
-func remoteOf(ctx context.Context) string {
+// Remote is the address from which the call with ctx was made; empty outside of a call.
+func Remote(ctx context.Context) string {
 	if l := linkOf(ctx); l != nil {
 		return l.channel.Remote
 	}
@@ -111,7 +120,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		if !ok {
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
-		return nil, g.refuse(e, method, remoteOf(ctx), "")
+		return nil, g.refuse(e, method, Remote(ctx), "")
 	}
 	if l := linkOf(ctx); l.guest != nil {
 		l.guest.known()
@@ -122,7 +131,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		return nil, g.Refuse(ctx, method, "%s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
 	}
 	if need == identity.RoleOperator {
-		g.audit.Did(method, remoteOf(ctx), id.Name)
+		g.audit.Did(method, Remote(ctx), id.Name)
 	}
 	return ctx, nil
 }

@@ -20,7 +20,8 @@ type PortConfig struct {
 	AllowPlaintext bool
 	SecretFile     string       // made if there is none
 	IdentityDir    string       // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
-	AuditFile      string       // empty: Log
+	AuditFile      string       // empty: Log alone
+	Daemon         string       // its name in audit lines
 	AddressFile    string       // empty: none
 	Log            *slog.Logger // nil: nothing is said
 }
@@ -59,7 +60,7 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 		transport.tls = serverTLS(p.Node)
 		verifiers = append([]identity.Verifier{p.Node.Tokens}, verifiers...)
 	}
-	if p.audit, err = identity.OpenAudit(cfg.AuditFile, cfg.Log); err != nil {
+	if p.audit, err = identity.OpenAudit(identity.AuditConfig{Path: cfg.AuditFile, Log: cfg.Log, Daemon: cfg.Daemon}); err != nil {
 		return nil, fmt.Errorf("audit file: %w", err)
 	}
 	l, err := Listen(cfg.Listen, cfg.AllowPlaintext || p.Node != nil)

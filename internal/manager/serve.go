@@ -13,12 +13,12 @@ import (
 // Serve runs a resource manager until ctx ends. nil: it ended as it should.
 func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) {
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Log: log})
+		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Daemon: "resource-manager", Log: log})
 	if err != nil {
 		return err
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
-		StateDir: s.StateDir, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log,
+		StateDir: s.StateDir, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log, Audit: port.Gate.Audit(),
 		Attempts: s.AttachAttempts, Attached: s.TenantAttached,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {

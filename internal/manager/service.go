@@ -14,6 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // Config is what a Manager is made of.
@@ -30,6 +31,7 @@ type Config struct {
 	Attempts  int               // connections to its memory that are made at a time; 0: DefaultAttempts
 	Attached  int               // connections to the board that one tenant may have; 0: DefaultTenantAttached
 	Log       *slog.Logger
+	Audit     *identity.Audit  // of executors that come and leave; nil: nowhere
 	Now       func() time.Time // nil: time.Now
 }
 
@@ -210,7 +212,7 @@ func (m *Manager) Hello(_ context.Context, req *control.ManagerHelloRequest) (*c
 }
 
 // Register adds an executor.
-func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*control.RegisterReply, error) {
+func (m *Manager) Register(ctx context.Context, req *control.RegisterRequest) (*control.RegisterReply, error) {
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
 		return nil, err
 	}
@@ -227,9 +229,14 @@ func (m *Manager) Register(_ context.Context, req *control.RegisterRequest) (*co
 	case err != nil:
 		return nil, control.Errorf(control.ClassInvalid, "%v", err)
 	}
-	m.log.Info("executor registered", "address", req.GetAddress(), "node", req.GetInfo().GetNode(), "id", id,
-		"cores", req.GetInfo().GetCores(), "replaced", replaced)
+	m.log.Debug("executor registered", "address", req.GetAddress(), "id", id, "cores", req.GetInfo().GetCores(), "replaced", replaced)
+	m.audit(ctx, identity.AuditJoin, req.GetInfo().GetNode(), req.GetAddress())
 	return &control.RegisterReply{ExecutorId: id, HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Manager: m.hello()}, nil
+}
+
+// audit writes down that an executor comes or leaves, and on whose call.
+func (m *Manager) audit(ctx context.Context, event, node, address string) {
+	m.cfg.Audit.Write(identity.AuditEntry{Event: event, Node: node, Who: control.Caller(ctx).Name, Remote: control.Remote(ctx), Detail: "address " + address})
 }
 
 // AttachExecutor connects a registered executor to its line and cells.
@@ -309,9 +316,10 @@ func (m *Manager) Heartbeat(_ context.Context, req *control.HeartbeatRequest) (*
 }
 
 // Deregister forgets an executor. One that is not known is as good as forgotten.
-func (m *Manager) Deregister(_ context.Context, req *control.DeregisterRequest) (*control.DeregisterReply, error) {
+func (m *Manager) Deregister(ctx context.Context, req *control.DeregisterRequest) (*control.DeregisterReply, error) {
+	node := m.table.node(req.GetExecutorId())
 	if address := m.table.deregister(req.GetExecutorId()); address != "" {
-		m.log.Info("executor left", "address", address, "id", req.GetExecutorId())
+		m.audit(ctx, identity.AuditLeave, node, address)
 	}
 	return &control.DeregisterReply{}, nil
 }

@@ -78,8 +78,12 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	return s, nil
 }
 
-// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason. nil has refused nothing.
+// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason, and how many audit lines were
+// dropped. nil has refused nothing.
 func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
+	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_audit_dropped_total",
+		Help: "Audit lines that were dropped, since more waited to be written than there is room for."},
+		func() float64 { return float64(gate.Audit().Dropped()) }))
 	for _, reason := range identity.Reasons() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
 			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},
