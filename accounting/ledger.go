@@ -18,7 +18,7 @@ var ErrLedger = errors.New("bad ledger")
 
 // Buckets of the ledger:
 //
-//	rfaas   "version" -> 1, "pruned" -> seconds since 1970, 8 bytes big endian: leases before that may have been forgotten
+//	rfaas   "version" -> 1, "pruned" -> seconds since 1970, 8 bytes big endian: leases as of before that may have been forgotten
 //	leases  incarnation 16 | lease 8 | part 4 (big endian) -> entry as in the journal, without padding
 //	hours   hours since 1970, 4 bytes big endian | tenant  -> Total, 8 times lo 8 | hi 8, little endian
 //
@@ -141,12 +141,17 @@ func pruned(tx *bbolt.Tx) int64 {
 	return 0
 }
 
+// clockSkew is how much the clocks of executors may differ from the resource manager's. The ledger's time of a lease may be of either
+// clock, so what an executor's journal says again of a lease that was forgotten may look that much younger.
+const clockSkew = time.Hour
+
 // pruneMost is how many leases one transaction forgets.
 const pruneMost = 10_000
 
 // Prune forgets leases that used nothing since before, up to 10,000 of them, and says how many it was: bills stay as they are, for they
 // are made of the hours. What is said later of a lease that was forgotten is refused by Merge, so that nothing counts
-// twice. Their room in the file is used again.
+// twice, even if the clocks differ by an hour: leases that are not known and used nothing since an hour after before are refused. Their
+// room in the file is used again.
 func (l *Ledger) Prune(before time.Time) (n int, err error) {
 	err = l.db.Update(func(tx *bbolt.Tx) error {
 		n = 0
@@ -166,10 +171,11 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 				return err
 			}
 		}
-		if n = len(old); n == 0 || horizon <= pruned(tx) {
+		refused := horizon + int64(clockSkew/time.Second)
+		if n = len(old); n == 0 || refused <= pruned(tx) {
 			return nil
 		}
-		return tx.Bucket(bucketMeta).Put(keyPruned, binary.BigEndian.AppendUint64(nil, uint64(horizon)))
+		return tx.Bucket(bucketMeta).Put(keyPruned, binary.BigEndian.AppendUint64(nil, uint64(refused)))
 	})
 	if err != nil {
 		return 0, fmt.Errorf("ledger: %w", err)

@@ -401,3 +401,35 @@ func TestPrune(t *testing.T) {
 		t.Errorf("%d %v", n, err)
 	}
 }
+
+// The ledger's time of a lease may be by the resource manager's clock, and that of the executor's journal is by the executor's. If the
+// executor is ahead, what its journal says again of a lease that was forgotten looks younger than that, and does not count
+// again all the same.
+func TestPruneWithSkewedClocks(t *testing.T) {
+	l, err := OpenLedger(filepath.Join(t.TempDir(), "ledger"), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	now := time.Unix(1_700_000_000, 0)
+	charged := now.Add(-50 * 24 * time.Hour)
+	e := Entry{Key: Key{Incarnation: [16]byte{1}, Lease: 1}, Tenant: "ann", Began: charged.Add(-time.Minute), AsOf: charged, Use: Use{Calls: 5}}
+	if err := l.Merge(now, e); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := l.Prune(charged.Add(time.Second)); n != 1 || err != nil {
+		t.Fatalf("%d forgotten: %v", n, err)
+	}
+	again := e
+	again.Final, again.AsOf = true, charged.Add(50*time.Minute)
+	if err := l.Merge(now, again); !errors.Is(err, ErrInvalid) {
+		t.Errorf("by a clock that is ahead: %v", err)
+	}
+	totals, err := l.Totals("", time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if total := totals["ann"]; total.Of(Calls).String() != "5" {
+		t.Errorf("%s calls were charged, and 5 were made", total.Of(Calls))
+	}
+}
