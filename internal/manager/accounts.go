@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,8 @@ type accounts struct {
 
 	mu       sync.Mutex
 	fenced   []*attachment   // whose executors have gone, until the ledger has their cells
-	trouble  error           // why the last harvest failed
+	trouble  [2]error        // why the ledger did not take the last charges of cells, and of messages
+	failed   time.Time       // when it last did not take those of a message
 	refused  map[string]bool // why charges were refused in the last harvest that said so
 	refusals uint64          // charges that were refused, each counted once while it is met again
 
@@ -101,12 +103,21 @@ func (a *accounts) heard(entries []accounting.Entry) {
 	}
 }
 
+// The ways by which charges come: indexes of accounts.trouble.
+const (
+	ofCells = iota
+	ofMessages
+)
+
 // failing is why the ledger does not take charges, nil if it does.
 func (a *accounts) failing() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.trouble
+	return a.wrong()
 }
+
+// wrong is failing, under the lock.
+func (a *accounts) wrong() error { return cmp.Or(a.trouble[ofCells], a.trouble[ofMessages]) }
 
 // openAccounts opens the ledger in a directory; with none it is kept in memory, for as long as the manager runs.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
@@ -157,6 +168,7 @@ func (a *accounts) harvest(live []*attachment) {
 	var cells []cell
 	now := a.now()
 	a.forget(now)
+	a.forgive(now)
 	for _, x := range live {
 		cells = append(cells, x.read(now)...)
 	}
@@ -197,7 +209,7 @@ func (a *accounts) merge(now time.Time, cells []cell) bool {
 	}
 	err := a.ledger.Merge(now, entries...)
 	refused, trouble := sift(err)
-	a.note(trouble)
+	a.note(ofCells, trouble)
 	if trouble != nil && !errors.Is(trouble, accounting.ErrLedger) {
 		return false
 	}
@@ -261,17 +273,31 @@ func (a *accounts) refusedCharges() uint64 {
 	return a.refusals
 }
 
-// note logs trouble once, and its end.
-func (a *accounts) note(err error) {
+// note remembers whether the ledger has taken charges that came by a way, and logs the beginning of trouble and its end.
+func (a *accounts) note(way int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	had := a.wrong() != nil
+	a.trouble[way] = err
 	switch {
-	case err != nil && a.trouble == nil:
+	case err != nil && !had:
 		a.log.Error("the ledger does not take charges; they stay in memory and with the executors, and it is tried again", "error", err)
-	case err == nil && a.trouble != nil:
+	case had && a.wrong() == nil:
 		a.log.Info("the ledger takes charges again")
 	}
-	a.trouble = err
+	if way == ofMessages && err != nil {
+		a.failed = a.now()
+	}
+}
+
+// forgive forgets the trouble of messages when none has failed for a minute: their executors have stopped, or use cells now.
+func (a *accounts) forgive(now time.Time) {
+	a.mu.Lock()
+	over := a.trouble[ofMessages] != nil && now.Sub(a.failed) > forgetMessage
+	a.mu.Unlock()
+	if over {
+		a.note(ofMessages, nil)
+	}
 }
 
 // read returns the cells that say more than the ledger has.
@@ -315,8 +341,8 @@ func (a *accounts) state() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case a.trouble != nil:
-		return a.trouble.Error()
+	case a.wrong() != nil:
+		return a.wrong().Error()
 	case a.path != "":
 		return "the accounts are in memory only and end with the resource manager (--state-dir keeps them)"
 	}
@@ -326,8 +352,11 @@ func (a *accounts) state() string {
 // Settle merges sums that come by message.
 func (m *Manager) Settle(_ context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
 	entries, err := entriesOf(req)
-	if err == nil {
-		err = settleError(m.accounts.ledger.Merge(m.accounts.now(), entries...))
+	if err == nil && len(entries) > 0 {
+		err = m.accounts.ledger.Merge(m.accounts.now(), entries...)
+		_, trouble := sift(err)
+		m.accounts.note(ofMessages, trouble)
+		err = settleError(err)
 	}
 	if err != nil {
 		if control.ClassOf(err) == control.ClassInvalid {

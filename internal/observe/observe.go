@@ -136,7 +136,7 @@ func (s *Server) Check(name string, f func() error) {
 	s.checks = append(s.checks, check{name, f})
 }
 
-// healthz is 200 if nothing is wrong that a restart could mend; a daemon that drains is healthy.
+// healthz is 200 if no check finds anything wrong. A daemon that drains is healthy.
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	checks := slices.Clone(s.checks)
