@@ -73,6 +73,14 @@ func (g *Gate) MayLog(tenant string) bool {
 	return g == nil || g.tenants.Take(tenant, quota.LogLines, 1) == nil
 }
 
+// Audit is where the daemon writes down what happens to leases. nil is an audit that writes nothing.
+func (g *Gate) Audit() *identity.Audit {
+	if g == nil {
+		return nil
+	}
+	return g.audit
+}
+
 type callerKey struct{}
 
 // Caller is who made the call with ctx. Outside of a call that came through a gate it is nobody, who may do nothing.
@@ -91,7 +99,7 @@ func WithCaller(ctx context.Context, id *identity.Identity) context.Context {
 // Refuse counts and writes down that the caller of ctx may not do something, and returns the error to send.
 func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) error {
 	e := &identity.Error{Reason: identity.Forbidden, Text: fmt.Sprintf(format, args...)}
-	return g.refuse(e, method, remoteOf(ctx), Caller(ctx).Name)
+	return g.refuse(e, method, Remote(ctx), Caller(ctx).Name)
 }
 
 func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
@@ -126,7 +134,8 @@ func linkOf(ctx context.Context) *link {
 	return nil
 }
 
-func remoteOf(ctx context.Context) string {
+// Remote is the address from which the call with ctx was made; empty outside of a call.
+func Remote(ctx context.Context) string {
 	if l := linkOf(ctx); l != nil {
 		return l.channel.Remote
 	}
@@ -141,7 +150,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		if !ok {
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
-		return nil, g.refuse(e, method, remoteOf(ctx), "")
+		return nil, g.refuse(e, method, Remote(ctx), "")
 	}
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
@@ -149,7 +158,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		return nil, g.Refuse(ctx, method, "%s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
 	}
 	if need == identity.RoleOperator {
-		g.audit.Did(method, remoteOf(ctx), id.Name)
+		g.audit.Did(method, Remote(ctx), id.Name)
 	}
 	return ctx, nil
 }

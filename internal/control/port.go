@@ -24,7 +24,8 @@ type PortConfig struct {
 	SecretFile     string          // made if there is none
 	IdentityDir    string          // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
 	OpenIdentity   identity.Opener // of the files of IdentityDir, now and when they change; nil: the file system
-	AuditFile      string          // empty: Log
+	AuditFile      string          // empty: Log alone
+	Daemon         string          // its name in audit lines
 	AddressFile    string          // empty: none
 	Log            *slog.Logger    // nil: nothing is said
 	Bounds
@@ -86,7 +87,7 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 		known.Replays = p.Node.Tokens.Replays
 		verifiers = append([]identity.Verifier{p.Node.Tokens}, verifiers...)
 	}
-	if p.audit, err = identity.OpenAudit(cfg.AuditFile, cfg.Log); err != nil {
+	if p.audit, err = identity.OpenAudit(identity.AuditConfig{Path: cfg.AuditFile, Log: cfg.Log, Daemon: cfg.Daemon}); err != nil {
 		return nil, fmt.Errorf("audit file: %w", err)
 	}
 	l, err := Listen(cfg.Listen, cfg.AllowPlaintext || p.Node != nil)
