@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -402,25 +401,4 @@ func TestHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-}
-
-// An agent that hangs is killed when the prolog's time is over, and only then.
-func TestHungAgentIsKilled(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "socket")
-	hung := exec.Command("/proc/self/exe", path)
-	hung.Env = append(os.Environ(), "RFAAS_TEST_AS=hung")
-	start(t, hung)
-	defer func() { hung.Process.Kill(); hung.Wait() }()
-	for _, force := range []bool{false, true} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err := TellAgent(ctx, path, "prolog 1", force)
-		cancel()
-		if err == nil || strings.Contains(err.Error(), "was killed") != force {
-			t.Errorf("force %v: %v", force, err)
-		}
-	}
-	hung.Wait()
-	if s := hung.ProcessState.String(); s != "signal: killed" {
-		t.Errorf("it ended by %q", s)
-	}
 }

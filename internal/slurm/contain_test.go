@@ -32,14 +32,25 @@ func TestMain(m *testing.M) {
 			status = 125
 		}
 		os.Exit(status)
-	case "hung":
+	case "hung": // a daemon that never answers
 		l, err := net.Listen("unix", os.Args[1])
 		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		fmt.Println("up")
-		for {
-			l.Accept()
+		time.Sleep(time.Hour)
+		l.Close()
+	case "flood": // a daemon whose answer has no end
+		l, err := net.Listen("unix", os.Args[1])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println("up")
+		c, err := l.Accept()
+		for err == nil {
+			_, err = c.Write(make([]byte, 1<<16))
 		}
 	case "container":
 		os.Setenv("RFAAS_TEST_AS", "init")

@@ -127,7 +127,7 @@ func (c *cluster) environment() []string {
 }
 
 // socket is each node's own file.
-func (c *cluster) socket() string { return c.dir + "/local/slurm.sock" }
+func (c *cluster) socket() string { return c.dir + "/local/rfaas/slurm.sock" }
 
 // command is a command on a node, or on head.
 func (c *cluster) command(ctx context.Context, node string, args ...string) *exec.Cmd {

@@ -17,7 +17,7 @@ func hooked(t *testing.T, nodes int, args ...string) *cluster {
 	for _, hook := range []string{"prolog", "epilog"} {
 		// The cluster's directory is not known yet, and the hook's environment is empty: $0 and /proc tell.
 		text := fmt.Sprintf(`#!/bin/sh
-export RFAAS=%s/bin/rfaas RFAAS_SLURM_SOCKET=$(dirname "$SLURM_CONF")/local/slurm.sock
+export RFAAS=%s/bin/rfaas RFAAS_SLURM_SOCKET=$(dirname "$SLURM_CONF")/local/rfaas/slurm.sock
 exec %[1]s/scripts/slurm/%s
 `, root(t), hook)
 		if err := os.WriteFile(filepath.Join(hooks, hook), []byte(text), 0o755); err != nil {
