@@ -60,8 +60,10 @@ func (p Plan) addReservations(out string) error {
 	for line := range strings.Lines(out) {
 		fields := map[string]string{}
 		for _, kv := range strings.Fields(line) {
-			name, value, _ := strings.Cut(kv, "=")
-			fields[name] = value
+			// The first one counts: a reservation's comment comes last, and may look like more fields.
+			if name, value, _ := strings.Cut(kv, "="); fields[name] == "" {
+				fields[name] = value
+			}
 		}
 		if fields["ReservationName"] == "" {
 			continue // "No reservations in the system"

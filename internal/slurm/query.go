@@ -167,11 +167,11 @@ type Job struct {
 	Limit     time.Duration // time limit
 	Submitted time.Time
 	End       time.Time // of a running job, by its limit
-	Reason    string    // why it waits
 }
 
-// jobsFormat is what parseJobs reads. The name comes last: others' may contain anything.
-const jobsFormat = "%i|%T|%l|%V|%e|%r|%j"
+// jobsFormat is what parseJobs reads. The name comes last, because the name of a job that is not ours may contain anything,
+// also line breaks.
+const jobsFormat = "%i|%T|%l|%V|%e|%j"
 
 // Jobs asks for this user's jobs in a partition whose name is prefix and a node's name.
 func (c *Commands) Jobs(ctx context.Context, partition, prefix string) ([]Job, error) {
@@ -184,16 +184,21 @@ func (c *Commands) Jobs(ctx context.Context, partition, prefix string) ([]Job, e
 
 func parseJobs(out, prefix string) ([]Job, error) {
 	var jobs []Job
+	first := true
 	for line := range strings.Lines(out) {
-		f := strings.SplitN(strings.TrimRight(line, "\n"), "|", 7)
-		if len(f) < 7 {
-			return nil, fmt.Errorf("squeue: %q has %d fields, want 7", line, len(f))
+		f := strings.SplitN(strings.TrimRight(line, "\n"), "|", 6)
+		if len(f) < 6 {
+			if first {
+				return nil, fmt.Errorf("squeue: %q has %d fields, want 6", line, len(f))
+			}
+			continue // the rest of a name with a line break
 		}
-		node, ours := strings.CutPrefix(strings.TrimSpace(f[6]), prefix)
+		first = false
+		node, ours := strings.CutPrefix(strings.TrimSpace(f[5]), prefix)
 		if !ours || node == "" {
 			continue
 		}
-		j := Job{Node: node, Reason: f[5]}
+		j := Job{Node: node}
 		var err error
 		if j.ID, err = strconv.ParseInt(strings.TrimSpace(f[0]), 10, 64); err != nil {
 			return nil, fmt.Errorf("squeue: job number %q: %w", f[0], err)
