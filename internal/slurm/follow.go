@@ -61,20 +61,21 @@ func (f *Follow) Run(ctx context.Context) error {
 	tick := time.NewTicker(f.Interval)
 	defer tick.Stop()
 	var plan Plan
+	var waiting bool // others' jobs
 	var planned time.Time
 	away, unheard := false, false
 	for {
 		fresh := false
 		if planned.IsZero() || time.Since(planned) >= f.PlanEvery {
-			p, perr := f.Plan(ctx, f.Partition)
+			p, w, perr := f.Plan(ctx, f.Partition)
 			if perr == nil {
-				plan, planned, fresh = p, time.Now(), true
+				plan, waiting, planned, fresh = p, w, time.Now(), true
 			}
 			err = perr
 		}
 		var jobs []Job
 		if err == nil {
-			jobs, err = f.step(ctx, planner, plan)
+			jobs, err = f.step(ctx, planner, plan, waiting)
 		}
 		if err == nil && fresh && f.Publish != nil {
 			perr := f.Publish.publish(ctx, wantedBack(time.Now(), jobs, plan))
@@ -101,7 +102,7 @@ func (f *Follow) Run(ctx context.Context) error {
 }
 
 // step looks once and does what is to be done. It returns the jobs that it saw.
-func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) ([]Job, error) {
+func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan, waiting bool) ([]Job, error) {
 	nodes, err := f.Nodes(ctx, f.Partition)
 	if err != nil {
 		return nil, err
@@ -111,7 +112,7 @@ func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) ([]Job, 
 	if err != nil {
 		return nil, err
 	}
-	v := View{Nodes: nodes, Jobs: jobs, Plan: plan}
+	v := View{Nodes: nodes, Jobs: jobs, Plan: plan, Waiting: waiting}
 	if gone := planner.Gone(jobs); len(gone) > 0 {
 		if v.Ended, err = f.states(ctx, gone); err != nil {
 			return nil, err

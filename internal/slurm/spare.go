@@ -43,7 +43,7 @@ func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 	if len(nodes) == 0 {
 		return u, fmt.Errorf("sinfo: Slurm has no node %s", node)
 	}
-	u.CPUs, u.Memory, u.Usable = nodes[0].CPUs, nodes[0].Memory, nodes[0].State != Unusable
+	u.CPUs, u.Memory, u.Usable = nodes[0].CPUs, nodes[0].Memory, nodes[0].State.usable()
 	if out, err = c.run(ctx, "squeue", "--noheader", "--nodelist="+node, "--format=%A"); err != nil {
 		return u, err
 	}
