@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -125,12 +126,17 @@ func (c *Commands) Cancel(ctx context.Context, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	args := make([]string, len(ids))
-	for i, id := range ids {
-		args[i] = fmt.Sprint(id)
-	}
-	_, err := c.run(ctx, "scancel", args...)
+	_, err := c.run(ctx, "scancel", strings.Split(list(ids), ",")...)
 	return err
+}
+
+// list writes job numbers as Slurm's commands take them.
+func list(ids []int64) string {
+	all := make([]string, len(ids))
+	for i, id := range ids {
+		all[i] = strconv.FormatInt(id, 10)
+	}
+	return strings.Join(all, ",")
 }
 
 // EndTime asks when a job ends by its time limit.
