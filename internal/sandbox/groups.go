@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,7 +43,7 @@ func openGroups(root, self string, pid int) (*Groups, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Groups{prefix: fmt.Sprintf("rfaas-%d-", pid)}
+	g := &Groups{prefix: groupPrefix()}
 	if text, err := os.ReadFile(filepath.Join(root, own[""], "cgroup.controllers")); err == nil {
 		have := strings.Fields(string(text))
 		if !slices.Contains(have, "memory") || !slices.Contains(have, "pids") {
@@ -60,27 +59,12 @@ func openGroups(root, self string, pid int) (*Groups, error) {
 			return nil, fmt.Errorf("no controller %s in any version", controller)
 		}
 	}
-	sweep(g.memory)
-	sweep(g.pids)
+	removeDead([]string{g.memory, g.pids}, "/proc")
 	probe, err := g.New()
 	if err != nil {
 		return nil, err
 	}
 	return g, probe.Remove()
-}
-
-// sweep removes the groups of executors that were killed.
-func sweep(dir string) {
-	left, _ := filepath.Glob(filepath.Join(dir, "rfaas-*-*"))
-	for _, group := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
-		if st, err := os.Stat(group); err != nil || time.Since(st.ModTime()) < time.Minute {
-			continue // perhaps of an executor in another process name space, which is about to use it
-		}
-		if _, err := os.Stat("/proc/" + pid); errors.Is(err, fs.ErrNotExist) {
-			_ = os.Remove(group) // those with processes stay
-		}
-	}
 }
 
 // ownGroups reads /proc/self/cgroup: the group by controller, that of version 2 by "".
@@ -105,7 +89,7 @@ func ownGroups(file string) (map[string]string, error) {
 // delegate makes room for groups with controllers below dir.
 func (g *Groups) delegate(dir string, pid int) error {
 	g.memory, g.pids = dir, dir
-	sweep(dir)
+	removeDead([]string{dir}, "/proc")
 	err := fs.ErrExist
 	for n := 0; errors.Is(err, fs.ErrExist); n++ { // of an executor with the same process id in another name space
 		leaf := filepath.Join(dir, g.prefix+"executor"+strconv.Itoa(n))

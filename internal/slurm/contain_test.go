@@ -278,3 +278,35 @@ func TestContainWhatCannotStart(t *testing.T) {
 		}
 	}
 }
+
+// A program that is killed with all that it started leaves no control groups behind.
+func TestContainRemovesControlGroups(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	must(t, err)
+	var group string
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if dir := filepath.Join("/sys/fs/cgroup", f[1], f[2]); len(f) == 3 && (f[1] == "pids" || f[1] == "") {
+			if os.Mkdir(filepath.Join(dir, "test"), 0o755) == nil {
+				must(t, os.Remove(filepath.Join(dir, "test")))
+				group = dir
+				break
+			}
+		}
+	}
+	if group == "" {
+		t.Skip("this process may make no control groups")
+	}
+	cmd := container(t, "root", "space", time.Second, "/bin/sh", "-c",
+		`mkdir "$0/rfaas-$(readlink /proc/self/ns/pid | tr -dc 0-9).$$-1" && ls -d "$0"/rfaas-*.$$-1 && kill -KILL $$`, group)
+	out, err := cmd.Output()
+	made := strings.TrimSpace(string(out))
+	if made == "" {
+		t.Fatalf("no group was made: %v", err)
+	}
+	for made := range strings.Lines(made) {
+		if _, err := os.Stat(strings.TrimSpace(made)); !os.IsNotExist(err) {
+			t.Errorf("%s is left behind: %v", made, err)
+		}
+	}
+}
