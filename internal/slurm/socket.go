@@ -36,7 +36,7 @@ type place struct {
 // directory is missing.
 func openPlace(path string) (place, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" {
-		return place{}, fmt.Errorf("socket %q: want an absolute path without . and ..", path)
+		return place{}, fmt.Errorf("socket %q: want an absolute path with no . or .. in it", path)
 	}
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	at := "/"

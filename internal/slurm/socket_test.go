@@ -189,7 +189,7 @@ func TestPrologKillsNoOtherDaemon(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "socket")
 			victim := listen(t, "hung", "/proc/self/exe", path, self)
 			return filepath.Dir(path) + "/x/../socket", victim
-		}, "without . and .."},
+		}, "with no . or .. in it"},
 		"a directory above is another user's": {func(t *testing.T) (string, listener) {
 			path := filepath.Join(ofNobody(t), "own/socket")
 			must(t, os.Mkdir(filepath.Dir(path), 0o755))
