@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -93,14 +92,16 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 	if len(cfg.Processes) == 0 {
 		cfg.Processes = []int{os.Getpid()}
 	}
-	g := &Groups{prefix: fmt.Sprintf("rfaas-%d-", os.Getpid()), pids: cfg.Processes, mkdir: mkdir, rmdir: rmdir}
+	g := &Groups{prefix: groupPrefix(), pids: cfg.Processes, mkdir: mkdir, rmdir: rmdir}
 	if cfg.PIDs != 0 {
 		g.limits = strconv.FormatUint(uint64(cfg.PIDs), 10)
 	}
 	why := g.find(root, own)
+	var dirs []string
 	for _, t := range g.trees {
-		sweep(t.dir)
+		dirs = append(dirs, t.dir)
 	}
+	removeDead(dirs, "/proc")
 	// What cannot be used after all is left out.
 	for len(g.trees) > 0 {
 		probe, err := g.make()
@@ -164,21 +165,6 @@ func (g *Groups) CanFreeze() bool { return g.hasController("freezer") }
 
 func (g *Groups) hasController(name string) bool {
 	return slices.ContainsFunc(g.trees, func(t *tree) bool { return slices.Contains(t.controllers, name) })
-}
-
-// sweep removes the groups of executors that were killed.
-func sweep(dir string) {
-	left, _ := filepath.Glob(filepath.Join(dir, "rfaas-*-*"))
-	for _, group := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
-		if st, err := os.Stat(group); err != nil || time.Since(st.ModTime()) < time.Minute {
-			continue // perhaps of an executor in another process name space, which is about to use it
-		}
-		if _, err := os.Stat("/proc/" + pid); errors.Is(err, fs.ErrNotExist) {
-			letOrphansDie(group)
-			_ = os.Remove(group) // those with processes stay
-		}
-	}
 }
 
 // letOrphansDie thaws a group of version 1 whose executor was killed while the group was frozen. Its processes got SIGKILL then, but
@@ -282,7 +268,7 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 				why[l.controller] = errors.New("not delegated to this control group: Delegate= in the unit")
 			}
 		}
-		sweep(dir)
+		removeDead([]string{dir}, "/proc")
 		if len(t.delegated) > 0 {
 			g.delegate(t, why)
 		}
