@@ -245,7 +245,7 @@ RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|example
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/zygote internal/executor internal/manager client client/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)scripts/test
 
@@ -351,6 +351,10 @@ test-faults: ## everything is killed and stopped, one at a time; cancels and dea
 test-kills: ## 300 random kills under load
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 300
+
+test-hostile: ## a hostile tenant: attacks by functions, clients and strangers on a real cluster, with a table of them (as root)
+	$(Q)$(try_build)
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 240s ./tests/hostile -cluster
 
 .PHONY: test-slurm
 test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name spaces (as root)

@@ -60,8 +60,10 @@ var rooms = map[string][]string{
 	"examples": {"client", "invoke", "mpi"},
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
-	"tests/remote": {},
-	"tests/slurm":  {"client", "internal/control"},
+	// A hostile client speaks the protocol itself, and makes proofs that no client of ours would make.
+	"tests/hostile": {"client", "internal/control", "internal/identity"},
+	"tests/remote":  {},
+	"tests/slurm":   {"client", "internal/control"},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
