@@ -33,6 +33,7 @@ type Groups struct {
 
 	mu    sync.Mutex
 	spare *GroupDir
+	limit uint64 // of the last group that was removed
 	ended bool
 }
 
@@ -423,7 +424,7 @@ func (g *Groups) Close() error {
 	return errors.Join(err, g.rmdir(g.leaf))
 }
 
-// New returns a group without processes, memory limit and CPU quota, which has the executor's CPUs.
+// New returns a group without processes and CPU quota, which has the executor's CPUs and any memory limit.
 func (g *Groups) New() (*GroupDir, error) {
 	g.mu.Lock()
 	d := g.spare
@@ -435,13 +436,20 @@ func (g *Groups) New() (*GroupDir, error) {
 	return g.make()
 }
 
-// Prepare makes a group that the next New returns, unless there is one: a start takes less time then.
+// Prepare makes a group that the next New returns, unless there is one, with the memory limit that is most likely: a start takes less
+// time then.
 func (g *Groups) Prepare() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.spare == nil && !g.ended {
-		g.spare, _ = g.make() // New says why it cannot be made
+	if g.spare != nil || g.ended {
+		return
 	}
+	d, err := g.make()
+	if err != nil {
+		return // New will say why
+	}
+	_ = d.Limit(g.limit) // as will Limit
+	g.spare = d
 }
 
 // make makes a group. An error wraps an *unusable.
@@ -551,6 +559,11 @@ func (d *GroupDir) CloseJoin() {
 func (g *Groups) Remove(d *GroupDir) error {
 	d.CloseJoin()
 	d.Close()
+	if used := d.limit.Load(); used != 0 {
+		g.mu.Lock()
+		g.limit = used
+		g.mu.Unlock()
+	}
 	var err error
 	for _, dir := range d.dirs {
 		err = errors.Join(err, g.rmdir(dir))

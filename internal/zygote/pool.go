@@ -150,7 +150,6 @@ func (z *Zygote) fillUp() error {
 			if err != nil {
 				return err
 			}
-			w.limited = spec.groupMemory()
 			z.pool.add(string(kind), w)
 		}
 	}
@@ -210,15 +209,14 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		w.steps.Warm = true
 		w.serves.Store(spec)
 		m := message{msgSpawn, w.id, body}
-		if limit := spec.groupMemory(); w.group != nil && limit != w.limited {
-			if err := w.group.Limit(limit); err != nil {
-				return nil, w.abort(fmt.Errorf("start worker: %w", err))
-			}
+		err := w.group.Limit(spec.groupMemory())
+		if err == nil {
+			err = w.pin(spec.CPUs)
 		}
-		if err := w.pin(spec.CPUs); err != nil {
+		if err != nil {
 			return nil, w.abort(fmt.Errorf("start worker: %w", err))
 		}
-		err := leaseFDs(spec.Code, names, func(code, names int) error {
+		err = leaseFDs(spec.Code, names, func(code, names int) error {
 			w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 			_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, names), nil)
 			return err

@@ -214,9 +214,17 @@ func (s *Spec) groupMemory() uint64 {
 
 // release gives back what confine took.
 func (z *Zygote) release(c *confinement) {
+	z.giveUID(c)
+	z.removeGroup(c)
+}
+
+func (z *Zygote) giveUID(c *confinement) {
 	if c.uid != 0 {
 		z.uids.Give(c.uid)
 	}
+}
+
+func (z *Zygote) removeGroup(c *confinement) {
 	if c.group != nil {
 		if err := z.groups.Remove(c.group); err != nil {
 			z.cfg.Log.Warn("a worker's control group is left behind", "err", err)

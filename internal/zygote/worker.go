@@ -34,8 +34,6 @@ type Worker struct {
 
 	used atomic.Int64 // CPU time of its control group, once nothing of the worker is left; 0: no group
 
-	limited uint64 // what its control group was limited to while it waited
-
 	serves atomic.Pointer[Spec] // of its lease; an empty one while it waits for that
 
 	stopped atomic.Bool // Stop was called: a clean exit is as it should be

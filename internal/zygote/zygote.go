@@ -376,7 +376,10 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 		z.release(c)
 		return nil, err
 	}
-	w.whenGone(func() { z.release(c) })
+	w.whenGone(func() {
+		z.giveUID(c)
+		z.tasks.Go(func() { z.removeGroup(c) }) // takes time, for which no lease waits, but Close does
+	})
 	if c.group != nil {
 		time.AfterFunc(settleTime, z.groups.Prepare)
 	}
