@@ -73,8 +73,10 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 
 # ---------------------------------------------------------------------------------------------- building
 
-.PHONY: build programs worker library headers examples
+.PHONY: build programs spawner worker library headers examples
 build: programs worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
+
+PROGRAMS := executor resource-manager rfaas
 
 # $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
@@ -82,10 +84,17 @@ unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); th
 .PHONY: FORCE
 FORCE:
 
-programs: worker # with libexec/rfaas-worker, which must be of their version: bin/executor, bin/resource-manager, bin/rfaas
+# bin/executor, bin/resource-manager, bin/rfaas, with libexec/rfaas-worker and libexec/rfaas-spawner, which must be of their version.
+programs: worker spawner
 	$(call say,GO,bin/)
 	$(Q)mkdir -p bin
-	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ ./cmd/...
+	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
+
+# The root part of an executor: without C, so that no library can bring code of its own into it.
+spawner: # libexec/rfaas-spawner
+	$(call say,GO,libexec/rfaas-spawner)
+	$(Q)mkdir -p libexec
+	$(Q)CGO_ENABLED=0 $(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o libexec/rfaas-spawner ./cmd/rfaas-spawner
 
 # $(call c_program,OUTPUT,OBJECT DIRECTORY,SOURCES,FLAGS,LINK FLAGS): objects in their own directory, remade when
 # sources, included headers or the flags change.
@@ -245,7 +254,7 @@ RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|example
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/zygote internal/executor internal/manager client client/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)scripts/test
 
@@ -351,6 +360,10 @@ test-faults: ## everything is killed and stopped, one at a time; cancels and dea
 test-kills: ## 300 random kills under load
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 300
+
+test-hostile: ## a hostile tenant: attacks by functions, clients and strangers on a real cluster, with a table of them (as root)
+	$(Q)$(try_build)
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 240s ./tests/hostile -cluster
 
 .PHONY: test-slurm
 test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name spaces (as root)
@@ -471,7 +484,7 @@ BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 open := (
 API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)$(open).*/\1/p' $(DP)/rfaas.h)
-INSTALLED := $(addprefix bin/,executor resource-manager rfaas) libexec/rfaas-worker libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
+INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
 	$(API_NAMES:%=share/man/man3/%.3) share/man/man3/rfaas.3 share/modulefiles/rfaas/$(VERSION) \
@@ -486,8 +499,8 @@ DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
 install: build ## into PREFIX, below DESTDIR
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm/examples}
-	$(Q)install -m 755 $(addprefix bin/,executor resource-manager rfaas) $(BINDIR)
-	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
+	$(Q)install -m 755 $(addprefix bin/,$(PROGRAMS)) $(BINDIR)
+	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include

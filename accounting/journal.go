@@ -222,11 +222,16 @@ func (j *Journal) Put(entries ...Entry) error {
 	return errors.Join(errs...)
 }
 
-// Drop forgets Keys that the ledger has. They may come back when the journal is opened again: harmless, since
-// merging them once more changes nothing.
+// Drop forgets Keys that the ledger has. Their records stay in the file until it is written anew or nothing is alive, so some may
+// come back when the journal is opened again. The ledger counts them once: it merges them with what it has, or refuses them
+// if it has forgotten the lease meanwhile (Ledger.Prune).
 func (j *Journal) Drop(keys ...Key) {
 	for _, k := range keys {
 		delete(j.live, k)
+	}
+	// Not flushed: after a crash they may be there again. An error leaves them there, too.
+	if len(j.live) == 0 && j.records > 0 && j.failed == nil && j.file.Truncate(0) == nil {
+		j.size, j.records = 0, 0
 	}
 }
 

@@ -271,3 +271,45 @@ func TestJournalIsCompacted(t *testing.T) {
 type quick struct{ journalFile }
 
 func (quick) Sync() error { return nil }
+
+// When the ledger has everything, the next executor finds an empty journal.
+func TestSettledJournalIsEmpty(t *testing.T) {
+	dir := t.TempDir()
+	open := func() *Journal {
+		t.Helper()
+		j, err := OpenJournal(dir, "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return j
+	}
+	entry := func(lease, calls uint64) Entry {
+		return Entry{Key: Key{Incarnation: [16]byte{1}, Lease: lease}, Tenant: "ann", AsOf: time.Unix(1e9, 0), Began: time.Unix(1e9, 0), Use: Use{Calls: calls}}
+	}
+	j := open()
+	for n := range uint64(3) {
+		if err := j.Put(entry(1, n), entry(2, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.Drop(entry(1, 0).Key, entry(2, 0).Key)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j = open()
+	if live := j.Live(); len(live) != 0 {
+		t.Errorf("came back: %+v", live)
+	}
+	// What is put afterwards is there, and nothing else.
+	if err := j.Put(entry(3, 7)); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	j = open()
+	defer j.Close()
+	if live := j.Live(); len(live) != 1 || live[0].Lease != 3 || live[0].Use[Calls] != 7 || j.Damaged() != 0 {
+		t.Errorf("%+v, %d damaged", live, j.Damaged())
+	}
+}

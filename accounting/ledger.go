@@ -18,9 +18,9 @@ var ErrLedger = errors.New("bad ledger")
 
 // Buckets of the ledger:
 //
-//	rfaas   "version" -> 1, "pruned" -> seconds since 1970, 8 bytes big endian: leases before that may have been forgotten
+//	rfaas   "version" -> 2 (in version 1 hours had no checksums), "pruned" -> seconds since 1970, 8 bytes big endian: leases as of before that may have been forgotten
 //	leases  incarnation 16 | lease 8 | part 4 (big endian) -> entry as in the journal, without padding
-//	hours   hours since 1970, 4 bytes big endian | tenant  -> Total, 8 times lo 8 | hi 8, little endian
+//	hours   hours since 1970, 4 bytes big endian | tenant  -> Total, 8 times lo 8 | hi 8 | CRC32C of key and total 4, little endian
 //	owners  incarnation 16 -> time of the claim in seconds since 1970, 8 bytes big endian | owner
 //
 // hours is what the differences of leases' merges add up to, written in the same transaction.
@@ -31,7 +31,7 @@ var (
 	bucketOwners  = []byte("owners")
 	keyVersion    = []byte("version")
 	keyPruned     = []byte("pruned")
-	ledgerVersion = []byte{1}
+	ledgerVersion = []byte{2}
 )
 
 // Ledger is the resource manager's accounts, in a file that survives a crash at any moment. Merging is idempotent
@@ -40,32 +40,91 @@ type Ledger struct {
 	db *bbolt.DB
 }
 
-// OpenLedger opens the ledger at path, or makes it. It waits for at most timeout for another process that has it open.
+// OpenLedger opens the ledger at path, or makes it. It waits for at most timeout for another process that has it open. A file that
+// is damaged so that it cannot be read, or that is missing or empty where there was one, is an ErrLedger. Damaged records are not: each
+// costs itself, and CheckLedger finds them.
 func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
-	if err != nil {
-		return nil, fmt.Errorf("ledger %s: %w", path, err)
-	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours, bucketOwners} {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+	l := &Ledger{}
+	err := checkBegun(path)
+	if err == nil {
+		err = sound(func() (err error) {
+			l.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
+			if err != nil {
 				return err
 			}
-		}
-		meta := tx.Bucket(bucketMeta)
-		switch v := meta.Get(keyVersion); {
-		case v == nil:
-			return meta.Put(keyVersion, ledgerVersion)
-		case !bytes.Equal(v, ledgerVersion):
-			return fmt.Errorf("%w: version %x, this program knows %x", ErrLedger, v, ledgerVersion)
-		}
-		return nil
-	})
+			if err := whole(l.db, path); err != nil {
+				return err
+			}
+			if err := l.update(prepare); err != nil {
+				return err
+			}
+			return l.view(func(tx *bbolt.Tx) error { // every page, so that a damaged one is known now
+				for _, name := range [][]byte{bucketLeases, bucketHours, bucketOwners} {
+					if err := tx.Bucket(name).ForEach(func([]byte, []byte) error { return nil }); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
 	if err != nil {
-		db.Close()
+		if l.db != nil {
+			l.db.Close()
+		}
 		return nil, fmt.Errorf("ledger %s: %w", path, err)
 	}
-	return &Ledger{db: db}, nil
+	_ = begin(path) // a full disk must not keep the ledger closed; the next one who opens it tries again
+	return l, nil
+}
+
+// prepare makes the buckets, and brings those of an older version up to date.
+func prepare(tx *bbolt.Tx) error {
+	for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours, bucketOwners} {
+		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+			return err
+		}
+	}
+	meta := tx.Bucket(bucketMeta)
+	if meta.Get(keyVersion) == nil {
+		return meta.Put(keyVersion, ledgerVersion)
+	}
+	old, err := oldVersion(tx)
+	if err != nil || !old {
+		return err
+	}
+	hours := tx.Bucket(bucketHours)
+	sealed := map[string][]byte{}
+	if err := hours.ForEach(func(k, v []byte) error {
+		sealed[string(k)] = sealTotal(k, v)
+		return nil
+	}); err != nil {
+		return err
+	}
+	for k, v := range sealed {
+		if err := hours.Put([]byte(k), v); err != nil {
+			return err
+		}
+	}
+	return meta.Put(keyVersion, ledgerVersion)
+}
+
+// oldVersion says whether the totals have no checksums. An error: the version is not known.
+func oldVersion(tx *bbolt.Tx) (bool, error) {
+	v := tx.Bucket(bucketMeta).Get(keyVersion)
+	if !bytes.Equal(v, ledgerVersion) && !bytes.Equal(v, []byte{1}) {
+		return false, fmt.Errorf("%w: version %x, this program knows %x", ErrLedger, v, ledgerVersion)
+	}
+	return bytes.Equal(v, []byte{1}), nil
+}
+
+// update and view run transactions. A page that is damaged is an ErrLedger, and not the end of the program.
+func (l *Ledger) update(f func(*bbolt.Tx) error) error {
+	return sound(func() error { return l.db.Update(f) })
+}
+
+func (l *Ledger) view(f func(*bbolt.Tx) error) error {
+	return sound(func() error { return l.db.View(f) })
 }
 
 // Close closes the file.
@@ -73,7 +132,7 @@ func (l *Ledger) Close() error { return l.db.Close() }
 
 // Size is the file's bytes.
 func (l *Ledger) Size() (n int64) {
-	_ = l.db.View(func(tx *bbolt.Tx) error { // cannot fail but when it is closed
+	_ = l.view(func(tx *bbolt.Tx) error { // cannot fail but when it is closed
 		n = tx.Size()
 		return nil
 	})
@@ -85,7 +144,7 @@ func (l *Ledger) Size() (n int64) {
 // error means that nothing is. now bounds the hours that use is booked in, since the clocks of nodes differ.
 func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	var bad []error
-	err := l.db.Update(func(tx *bbolt.Tx) error {
+	err := l.update(func(tx *bbolt.Tx) error {
 		bad = nil
 		for i := range entries {
 			err := merge(tx, now, &entries[i])
@@ -143,14 +202,19 @@ func pruned(tx *bbolt.Tx) int64 {
 	return 0
 }
 
+// clockSkew is how much the clocks of executors may differ from the resource manager's. The ledger's time of a lease may be of either
+// clock, so what an executor's journal says again of a lease that was forgotten may look that much younger.
+const clockSkew = time.Hour
+
 // pruneMost is how many leases one transaction forgets.
 const pruneMost = 10_000
 
 // Prune forgets leases that used nothing since before, up to 10,000 of them, and says how many it was: bills stay as they are, for they
 // are made of the hours. What is said later of a lease that was forgotten is refused by Merge, so that nothing counts
-// twice. Their room in the file is used again. It also forgets the owners of incarnations that were claimed before and have no lease left.
+// twice, even if the clocks differ by an hour: leases that are not known and used nothing since an hour after before are refused. Their
+// room in the file is used again. It also forgets the owners of incarnations that were claimed before and have no lease left.
 func (l *Ledger) Prune(before time.Time) (n int, err error) {
-	err = l.db.Update(func(tx *bbolt.Tx) error {
+	err = l.update(func(tx *bbolt.Tx) error {
 		n = 0
 		horizon := before.Unix()
 		if horizon <= 0 {
@@ -171,10 +235,11 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 		if err := disown(tx, horizon); err != nil {
 			return err
 		}
-		if n = len(old); n == 0 || horizon <= pruned(tx) {
+		refused := horizon + int64(clockSkew/time.Second)
+		if n = len(old); n == 0 || refused <= pruned(tx) {
 			return nil
 		}
-		return tx.Bucket(bucketMeta).Put(keyPruned, binary.BigEndian.AppendUint64(nil, uint64(horizon)))
+		return tx.Bucket(bucketMeta).Put(keyPruned, binary.BigEndian.AppendUint64(nil, uint64(refused)))
 	})
 	if err != nil {
 		return 0, fmt.Errorf("ledger: %w", err)
@@ -186,7 +251,7 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
 	hours := tx.Bucket(bucketHours)
 	key := append(binary.BigEndian.AppendUint32(nil, hour), tenant...)
-	total, err := parseTotal(hours.Get(key))
+	total, err := parseTotal(key, hours.Get(key))
 	if err != nil {
 		return err
 	}
@@ -196,18 +261,23 @@ func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
 		b = binary.LittleEndian.AppendUint64(b, n.Lo)
 		b = binary.LittleEndian.AppendUint64(b, n.Hi)
 	}
-	return hours.Put(key, b)
+	return hours.Put(key, sealTotal(key, b))
 }
 
 const totalSize = NumCounters * 16
 
-func parseTotal(b []byte) (Total, error) {
+// sealTotal adds the checksum.
+func sealTotal(key, b []byte) []byte {
+	return binary.LittleEndian.AppendUint32(bytes.Clone(b), totalSum(key, b))
+}
+
+func parseTotal(key, b []byte) (Total, error) {
 	var t Total
 	if b == nil {
 		return t, nil
 	}
-	if len(b) != totalSize {
-		return t, fmt.Errorf("%w: a total of %d bytes, want %d", ErrLedger, len(b), totalSize)
+	if len(b) != totalSize+4 || binary.LittleEndian.Uint32(b[totalSize:]) != totalSum(key, b[:totalSize]) {
+		return t, fmt.Errorf("%w: the total %x is damaged (%d bytes)", ErrLedger, key, len(b))
 	}
 	for i := range t {
 		t[i].Lo = binary.LittleEndian.Uint64(b[16*i:])
@@ -232,7 +302,7 @@ func hourOf(t, now time.Time) uint32 {
 
 // Lease returns what the ledger has of a Key.
 func (l *Ledger) Lease(k Key) (e Entry, known bool, err error) {
-	err = l.db.View(func(tx *bbolt.Tx) error {
+	err = l.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketLeases).Get(ledgerKey(k))
 		if b == nil {
 			return nil
@@ -250,7 +320,7 @@ func (l *Ledger) Lease(k Key) (e Entry, known bool, err error) {
 // Leases calls f with every lease of a tenant ("" for all) that used something at or after since, until f returns
 // false. The ledger must not be changed meanwhile by the caller.
 func (l *Ledger) Leases(tenant string, since time.Time, f func(Entry) bool) error {
-	err := l.db.View(func(tx *bbolt.Tx) error {
+	err := l.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketLeases).Cursor()
 		for k, v := c.First(); k != nil; k, v = c.Next() {
 			e, err := parseEntry(v)
@@ -275,7 +345,7 @@ func (l *Ledger) Leases(tenant string, since time.Time, f func(Entry) bool) erro
 // Totals returns the totals of tenants ("" for all) from the hour of since on.
 func (l *Ledger) Totals(tenant string, since time.Time) (map[string]Total, error) {
 	totals := map[string]Total{}
-	err := l.db.View(func(tx *bbolt.Tx) error {
+	err := l.view(func(tx *bbolt.Tx) error {
 		first := binary.BigEndian.AppendUint32(nil, hourOf(since, since))
 		c := tx.Bucket(bucketHours).Cursor()
 		for k, v := c.Seek(first); k != nil; k, v = c.Next() {
@@ -283,7 +353,7 @@ func (l *Ledger) Totals(tenant string, since time.Time) (map[string]Total, error
 			if tenant != "" && name != tenant {
 				continue
 			}
-			t, err := parseTotal(v)
+			t, err := parseTotal(k, v)
 			if err != nil {
 				return err
 			}

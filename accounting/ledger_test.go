@@ -1,11 +1,14 @@
 package accounting
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -399,5 +402,187 @@ func TestPrune(t *testing.T) {
 	}
 	if n, err := l.Prune(time.Time{}); n != 0 || err != nil {
 		t.Errorf("%d %v", n, err)
+	}
+}
+
+// The ledger's time of a lease may be by the resource manager's clock, and that of the executor's journal is by the executor's. If the
+// executor is ahead, what its journal says again of a lease that was forgotten looks younger than that, and does not count
+// again all the same.
+func TestPruneWithSkewedClocks(t *testing.T) {
+	l, err := OpenLedger(filepath.Join(t.TempDir(), "ledger"), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	now := time.Unix(1_700_000_000, 0)
+	charged := now.Add(-50 * 24 * time.Hour)
+	e := Entry{Key: Key{Incarnation: [16]byte{1}, Lease: 1}, Tenant: "ann", Began: charged.Add(-time.Minute), AsOf: charged, Use: Use{Calls: 5}}
+	if err := l.Merge(now, e); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := l.Prune(charged.Add(time.Second)); n != 1 || err != nil {
+		t.Fatalf("%d forgotten: %v", n, err)
+	}
+	again := e
+	again.Final, again.AsOf = true, charged.Add(50*time.Minute)
+	if err := l.Merge(now, again); !errors.Is(err, ErrInvalid) {
+		t.Errorf("by a clock that is ahead: %v", err)
+	}
+	totals, err := l.Totals("", time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if total := totals["ann"]; total.Of(Calls).String() != "5" {
+		t.Errorf("%s calls were charged, and 5 were made", total.Of(Calls))
+	}
+}
+
+// damaged is a ledger of n leases that was closed, for tests that damage its file.
+func damaged(t *testing.T, n uint64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ledger")
+	l, err := OpenLedger(path, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var entries []Entry
+	for i := range n {
+		entries = append(entries, entry(1+i, 7))
+	}
+	if err := errors.Join(l.Merge(now, entries...), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A ledger that vanished or is empty is not begun anew in silence.
+func TestLedgerThatIsGone(t *testing.T) {
+	for name, harm := range map[string]func(string) error{
+		"empty":   func(path string) error { return os.Truncate(path, 0) },
+		"missing": os.Remove,
+	} {
+		path := damaged(t, 3)
+		if err := harm(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenLedger(path, time.Second); !errors.Is(err, ErrLedger) || !strings.Contains(err.Error(), "rfaas ledger restore") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := CheckLedger(path, time.Second); !errors.Is(err, ErrLedger) {
+			t.Errorf("%s: check: %v", name, err)
+		}
+		if err := os.Remove(path + begunSuffix); err != nil { // as the error says
+			t.Fatal(err)
+		}
+		l, err := OpenLedger(path, time.Second)
+		if err != nil {
+			t.Fatalf("%s: begun anew: %v", name, err)
+		}
+		l.Close()
+	}
+}
+
+// Damage anywhere in the file is an error of the operation that meets it, and never the end of the program; a total that was changed is
+// not billed; and CheckLedger and a backup find it.
+func TestDamagedLedger(t *testing.T) {
+	path := damaged(t, 500)
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := CheckLedger(path, time.Second); err != nil || r.Leases != 500 || r.Totals != 1 || len(r.Damage) != 0 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	l, err := OpenLedger(path, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := l.Totals("", time.Time{})
+	if err = errors.Join(err, l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	r := rand.New(rand.NewPCG(1, 2))
+	found := 0
+	for i := range 150 {
+		b := bytes.Clone(good)
+		switch i % 3 {
+		case 0: // a bit
+			b[r.IntN(len(b))] ^= 1 << r.IntN(8)
+		case 1: // a piece of zeros, as of a lost sector
+			at := r.IntN(len(b)/512) * 512
+			clear(b[at : at+512])
+		case 2: // the end
+			b = b[:r.IntN(len(b))]
+		}
+		path := filepath.Join(dir, strconv.Itoa(i))
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		report, checkErr := CheckLedger(path, time.Second)
+		bad := checkErr != nil || len(report.Damage) > 0
+		if bad {
+			found++
+		}
+		if err := BackupLedger(path, path+".backup", time.Second); (err != nil) != bad {
+			t.Errorf("%d: backup: %v; check %v %q", i, err, checkErr, report.Damage)
+		}
+		path += ".copy" // a failed open may keep its lock until the program ends
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := OpenLedger(path, time.Second)
+		if err != nil {
+			continue
+		}
+		totals, err := l.Totals("", time.Time{})
+		if err == nil && !bad && !maps.Equal(totals, want) {
+			t.Errorf("%d: another bill, and nothing was found", i)
+		}
+		if err == nil && totals["ann"] != want["ann"] && len(totals) > 0 {
+			t.Errorf("%d: a changed total is billed", i)
+		}
+		l.Merge(now, entry(1000, 1)) // an error or not
+		sound(l.Close)
+	}
+	if found < 50 {
+		t.Errorf("only %d of 150 were found", found)
+	}
+	t.Logf("%d of 150 were found, the others hit free pages", found)
+}
+
+// A ledger of the version before checksums is taken over, with its bills.
+func TestLedgerOfVersionOne(t *testing.T) {
+	path := damaged(t, 3)
+	l, err := OpenLedger(path, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := l.Totals("", time.Time{})
+	if err != nil || len(want) != 1 {
+		t.Fatal(want, err)
+	}
+	if err := l.db.Update(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketHours).Cursor()
+		k, v := c.First()
+		if err := tx.Bucket(bucketHours).Put(bytes.Clone(k), bytes.Clone(v[:totalSize])); err != nil {
+			return err
+		}
+		return tx.Bucket(bucketMeta).Put(keyVersion, []byte{1})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := CheckLedger(path, time.Second); err != nil || r.Totals != 1 || len(r.Damage) != 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+	if l, err = OpenLedger(path, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if got, err := l.Totals("", time.Time{}); err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, want %v: %v", got, want, err)
 	}
 }

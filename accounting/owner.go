@@ -38,12 +38,12 @@ func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
 			}
 		}
 	}
-	err := l.db.View(func(tx *bbolt.Tx) error {
+	err := l.view(func(tx *bbolt.Tx) error {
 		judge(tx.Bucket(bucketOwners))
 		return nil
 	})
 	if err == nil && fresh { // most claims are repeated, and cost no write
-		err = l.db.Update(func(tx *bbolt.Tx) error {
+		err = l.update(func(tx *bbolt.Tx) error {
 			owners := tx.Bucket(bucketOwners)
 			for _, c := range claims {
 				if owners.Get(c.Incarnation[:]) != nil {
@@ -77,7 +77,7 @@ func ownerIn(v []byte) string {
 
 // Owner returns to whom an incarnation belongs; false: nobody has claimed it.
 func (l *Ledger) Owner(incarnation [16]byte) (owner string, known bool, err error) {
-	err = l.db.View(func(tx *bbolt.Tx) error {
+	err = l.view(func(tx *bbolt.Tx) error {
 		v := tx.Bucket(bucketOwners).Get(incarnation[:])
 		owner, known = ownerIn(v), v != nil
 		return nil

@@ -247,9 +247,9 @@ func TestDeadlineAndCancel(t *testing.T) {
 	sleep, echo := function(t, l, "sleep_ns"), function(t, l, "echo")
 	out := make([]byte, 8)
 	const long = 1500 * time.Millisecond
+	start := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // enough to begin
 	defer cancel()
-	start := time.Now()
 	_, err := l.Worker(0).Invoke(ctx, sleep, u64(uint64(long)), out)
 	var e *client.Error
 	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || e.Status != client.StatusDeadline || !e.Started {

@@ -57,8 +57,19 @@ func kill(t testing.TB, pid int, s syscall.Signal) {
 	}
 }
 
-// children returns the living child processes of a process.
-func children(t *testing.T, pid int) (list []int) {
+// children returns the living processes that an executor's spawner has started: zygote, workers and their guards.
+func children(t *testing.T, executor int) []int {
+	t.Helper()
+	for _, pid := range childrenOf(t, executor) {
+		if name, _ := readProc(pid, "comm"); string(name) == "rfaas-spawner\n" {
+			return childrenOf(t, pid)
+		}
+	}
+	t.Fatalf("executor %d has no spawner", executor)
+	return nil
+}
+
+func childrenOf(t *testing.T, pid int) (list []int) {
 	t.Helper()
 	var text []byte
 	if far != "" {

@@ -52,8 +52,8 @@ func startProcess(t *testing.T, secret string, args ...string) (string, *exec.Cm
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		providers = "verbs"
 	}
-	return startDaemon(t, "bin/executor", append([]string{"--secret-file", secret, "--cores", "2", "--providers", providers, "--grace", "2s",
-		"--sandbox", "off"}, args...)...) // the programs kill workers by the number that these say of themselves
+	return startDaemon(t, "bin/executor", append([]string{"--secret-file", secret, "--cores", "2", "--providers", providers, "--grace", "2s"},
+		args...)...)
 }
 
 // checked are the tests at whose end leaks are looked for.

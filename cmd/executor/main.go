@@ -24,7 +24,7 @@ func main() {
 		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why does the executor use one processor?"
 	}
 	ctx, now := terminations()
-	os.Exit(run(ctx, now, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+	os.Exit(run(ctx, now, true, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
 // repeat is how long SIGTERM counts as the same one: batch systems send it to every process of a job, and by more than one
@@ -62,8 +62,9 @@ func heed(signals <-chan os.Signal, first, second func()) {
 }
 
 // run is main without the process: it serves until ctx ends, lets what runs finish until now ends or the grace is over, and
-// returns the exit code, 0 for a clean end, 1 for a failure, 2 for a wrong command line or wrong settings.
-func run(ctx, now context.Context, args, environ []string, stdout, stderr io.Writer) int {
+// returns the exit code, 0 for a clean end, 1 for a failure, 2 for a wrong command line or wrong settings. With separate it gives up
+// the process's rights for good once it has started.
+func run(ctx, now context.Context, separate bool, args, environ []string, stdout, stderr io.Writer) int {
 	settings, err := config.LoadExecutor(args, environ, stdout, version)
 	switch {
 	case errors.Is(err, config.ErrDone):
@@ -75,6 +76,7 @@ func run(ctx, now context.Context, args, environ []string, stdout, stderr io.Wri
 		fmt.Fprintf(stderr, "executor: %v\n", err)
 		return 1
 	}
+	settings.Separate = separate
 	if err := executor.Serve(ctx, now, settings, settings.Logger(stderr)); err != nil {
 		fmt.Fprintf(stderr, "executor: %v\n", err)
 		return 1

@@ -58,7 +58,7 @@ func TestRun(t *testing.T) {
 		{[]string{"--listen", "192.0.2.1:1", "--allow-plaintext", "--secret-file", secret}, 1, "executor: "},
 	} {
 		var out, errs bytes.Buffer
-		code := run(context.Background(), context.Background(), c.args, []string{"HOME=/nonexistent"}, &out, &errs)
+		code := run(context.Background(), context.Background(), false, c.args, []string{"HOME=/nonexistent"}, &out, &errs)
 		if code != c.code || !strings.Contains(out.String()+errs.String(), c.text) {
 			t.Errorf("%q: code %d, output %q, errors %q; want %d and %q", c.args, code, &out, &errs, c.code, c.text)
 		}

@@ -90,6 +90,7 @@ func newRoot(a *app) *cobra.Command {
 		newMan(a),
 		newExecutors(a),
 		newBill(a),
+		newLedger(a),
 		newCluster(a),
 		newToken(a),
 		newDeploy(a),

@@ -64,8 +64,8 @@ func newSlurmFollow(a *app) *cobra.Command {
 it is not, so that the scheduler starts it in the moment that the node becomes idle.
 
 Nothing is remembered outside Slurm: the jobs' names say for which node they are. It may be killed and started anew at any
-time, and several at once do no harm. When it ends the jobs stay; "rfaas slurm stop" cancels them. It runs anywhere where
-sbatch works, as the user whose jobs they shall be. Settings of the executors are in the job script or in the environment
+time, and several at once do no harm. When it is killed the jobs stay. "rfaas slurm stop" cancels them and ends the controller
+with status 0. It runs anywhere where sbatch works, as the user whose jobs they shall be. Settings of the executors are in the job script or in the environment
 (RFAAS_EXECUTOR_MANAGER and others), which sbatch passes on.
 
 Executors publish when their job ends. When the scheduler's plan has a node for somebody earlier, or later than it had, its
@@ -136,7 +136,7 @@ func defaultPolicy() slurm.Policy {
 
 func policyFlags(f *pflag.FlagSet, p *slurm.Policy) {
 	f.DurationVar(&p.Longest, "longest", p.Longest, "time limit of a job on a node that nobody is planned to want")
-	f.DurationVar(&p.Shortest, "shortest", p.Shortest, "least time limit, and --time-min of the jobs")
+	f.DurationVar(&p.Shortest, "shortest", p.Shortest, "least time limit, and --time-min of the jobs while others wait for nodes")
 	f.DurationVar(&p.LeastGap, "least-gap", p.LeastGap, "leave a node alone that is wanted sooner than this")
 	f.BoolVar(&p.Ahead, "ahead", p.Ahead, "submit jobs for busy nodes too, which wait")
 	f.IntVar(&p.MaxAhead, "max-ahead", p.MaxAhead, "most jobs that wait for busy nodes")
@@ -150,11 +150,16 @@ func newSlurmStop(a *app) *cobra.Command {
 	var j jobFlags
 	c := &cobra.Command{
 		Use:   "stop --partition PARTITION",
-		Short: "Cancel the executor jobs",
-		Args:  cobra.NoArgs,
+		Short: "Cancel the executor jobs, and end the controllers that submit them",
+		Long: `Cancel the executor jobs of a partition, those that run and those that wait. Controllers ("rfaas slurm follow") of the same user,
+partition and job names see it within their --interval and end. A controller that has no job at that time sees nothing: end it
+yourself.`,
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			f := slurm.Follow{Partition: j.partition, Prefix: j.prefix}
-			n, err := f.Stop(c.Context())
+			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
+			defer cancel()
+			n, err := f.Stop(ctx, time.Second)
 			if err == nil {
 				fmt.Fprintf(a.Stdout, "%d jobs cancelled\n", n)
 			}

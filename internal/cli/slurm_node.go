@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -84,12 +83,8 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 			name, _, _ = strings.Cut(name, ".")
 		}
 	}
-	dir, err := os.MkdirTemp("", "rfaas-node-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	address := filepath.Join(dir, "address")
+	// Beside the socket, so that nothing accumulates when the prolog kills agents: the next agent uses the same name.
+	address := strings.TrimSuffix(f.socket, ".sock") + ".address"
 
 	cfg := f.agent
 	cfg.KeepMemory, cfg.Log = uint64(keep), log
@@ -112,6 +107,7 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 	if err != nil {
 		return err
 	}
+	defer os.Remove(address)
 	agent := slurm.NewAgent(cfg)
 	served := make(chan error, 1)
 	go func() { served <- agent.ServeHooks(ctx, l, log) }()

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/go-multierror"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/privilege"
 	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
@@ -78,6 +79,8 @@ type Executor struct {
 	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
 	SandboxFiles     int           `mapstructure:"sandbox-files"`     // 0: no limit
 
+	User            string        `mapstructure:"user"` // whom an executor of root's becomes; empty: privilege.Find's default
+	Separate        bool          `mapstructure:"-"`    // give up all rights once started; programs do, tests of one process do not
 	Grace           time.Duration `mapstructure:"grace"`
 	Until           Instant       `mapstructure:"until"` // zero: not known
 	LogLevel        slog.Level    `mapstructure:"log-level"`
@@ -99,7 +102,7 @@ var executorOptions = slices.Concat([]option{
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
-	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
+	{"audit-file", "", "file of JSON lines about grants, releases, kills, drains, refusals and what operators did (default: the log alone)"},
 	{"http-listen", "", "address of /healthz, /readyz and /metrics: host:port or unix:PATH (default: none)"},
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
 	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is away (default: in memory)"},
@@ -138,6 +141,7 @@ var executorOptions = slices.Concat([]option{
 	{"sandbox-environment", "", "variables of this program that workers keep besides those for computing: names, separated by commas, * at the end for any end"},
 	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},
 	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
+	{"user", "", "user, by name or number, that an executor becomes which was started as root (default: rfaas if the node has that user, else 1899999999)"},
 	{"sandbox-files", "1024", "open files that each process of a worker may have, 0 for as many as the executor"},
 	{"grace", "10s", "how long SIGTERM lets running calls finish"},
 	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
@@ -247,6 +251,9 @@ func (c *Executor) validate() error {
 	}
 	v.positive("lease-margin", c.LeaseMargin)
 	v.positive("lease-notice", c.LeaseNotice)
+	if _, err := privilege.Find(c.User); err != nil {
+		v.failf("%v", err)
+	}
 	v.between("share-cores", c.ShareCores, 1, 64)
 	v.positive("holder-first-use", c.HolderFirstUse)
 	v.positive("holder-return", c.HolderReturn)

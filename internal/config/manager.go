@@ -33,6 +33,8 @@ type Manager struct {
 	Tariff         string        `mapstructure:"tariff"`
 	Currency       string        `mapstructure:"currency"`
 	TenantCores    string        `mapstructure:"tenant-cores"`
+	AttachAttempts int           `mapstructure:"attach-attempts"`
+	TenantAttached int           `mapstructure:"tenant-attached"`
 	Providers      string        `mapstructure:"providers"`
 	VerbsDevice    string        `mapstructure:"verbs-device"`
 	VerbsPort      int           `mapstructure:"verbs-port"`
@@ -57,7 +59,7 @@ var managerOptions = slices.Concat([]option{
 	{"http-cert", "", "certificate of the HTTPS page, PEM with its chain, in the place of that of identity-dir; read again when it changes"},
 	{"http-key", "", "its private key, PEM, mode 0600"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
-	{"audit-file", "", "file of JSON lines about refused credentials and what operators did (default: the log)"},
+	{"audit-file", "", "file of JSON lines about executors that come and leave, refusals and what operators did (default: the log alone)"},
 	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
 	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
 	{"node-executors", "64", "most executors that one node certificate may have registered at a time"},
@@ -67,6 +69,8 @@ var managerOptions = slices.Concat([]option{
 	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
 	{"currency", "", "name of the money on bills"},
 	{"tenant-cores", "", "most cores that tenants may have at a time, like ann=64,*=16 (*: those that are not named; default: no limits)"},
+	{"attach-attempts", "8", "connections to its memory that are made at a time, of which one tenant or node has a quarter; more wait"},
+	{"tenant-attached", "4096", "connections to the board that one tenant may have, each a process that looks for executors"},
 	{"providers", "auto", "fabrics over which its memory can be reached: auto, shm, verbs or shm,verbs"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
@@ -139,6 +143,8 @@ func (c *Manager) validate() error {
 	}
 	v.port(&c.Port)
 	v.between("tenant-attaches", c.TenantAttaches, 0, mostRate)
+	v.between("attach-attempts", c.AttachAttempts, 1, 1024)
+	v.between("tenant-attached", c.TenantAttached, 1, 1<<20)
 	var err error
 	c.tariffParsed, err = accounting.ParseTariff(c.Currency, c.Tariff)
 	v.check("tariff", err)

@@ -28,13 +28,14 @@ type Gate struct {
 	verifiers []identity.Verifier // in the order in which they are asked
 	audit     *identity.Audit
 	now       func() time.Time
+	owner     uint32 // user that started the daemon, which may have given up that user's rights since
 	refused   map[identity.Reason]*atomic.Uint64
 	tenants   *quota.Tenants
 }
 
 // NewGate makes a gate. Of several credentials the one whose verifier comes first counts. The caller keeps audit.
 func NewGate(audit *identity.Audit, limits quota.Limits, verifiers ...identity.Verifier) *Gate {
-	g := &Gate{verifiers: verifiers, audit: audit, now: now, refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now)}
+	g := &Gate{verifiers: verifiers, audit: audit, now: now, owner: uint32(os.Geteuid()), refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now)}
 	for _, r := range identity.Reasons() {
 		g.refused[r] = new(atomic.Uint64)
 	}
@@ -73,6 +74,14 @@ func (g *Gate) MayLog(tenant string) bool {
 	return g == nil || g.tenants.Take(tenant, quota.LogLines, 1) == nil
 }
 
+// Audit is where the daemon writes down what happens to leases. nil is an audit that writes nothing.
+func (g *Gate) Audit() *identity.Audit {
+	if g == nil {
+		return nil
+	}
+	return g.audit
+}
+
 type callerKey struct{}
 
 // Caller is who made the call with ctx. Outside of a call that came through a gate it is nobody, who may do nothing.
@@ -91,7 +100,7 @@ func WithCaller(ctx context.Context, id *identity.Identity) context.Context {
 // Refuse counts and writes down that the caller of ctx may not do something, and returns the error to send.
 func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) error {
 	e := &identity.Error{Reason: identity.Forbidden, Text: fmt.Sprintf(format, args...)}
-	return g.refuse(e, method, remoteOf(ctx), Caller(ctx).Name)
+	return g.refuse(e, method, Remote(ctx), Caller(ctx).Name)
 }
 
 func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
@@ -126,7 +135,8 @@ func linkOf(ctx context.Context) *link {
 	return nil
 }
 
-func remoteOf(ctx context.Context) string {
+// Remote is the address from which the call with ctx was made; empty outside of a call.
+func Remote(ctx context.Context) string {
 	if l := linkOf(ctx); l != nil {
 		return l.channel.Remote
 	}
@@ -141,7 +151,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		if !ok {
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
-		return nil, g.refuse(e, method, remoteOf(ctx), "")
+		return nil, g.refuse(e, method, Remote(ctx), "")
 	}
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
@@ -149,7 +159,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 		return nil, g.Refuse(ctx, method, "%s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
 	}
 	if need == identity.RoleOperator {
-		g.audit.Did(method, remoteOf(ctx), id.Name)
+		g.audit.Did(method, Remote(ctx), id.Name)
 	}
 	return ctx, nil
 }
@@ -178,7 +188,7 @@ func (g *Gate) identify(ctx context.Context) (identity.Identity, error) {
 	if id := l.channel.Node; id != nil {
 		return *id, l.node.Standing(id, g.now())
 	}
-	if uid := l.channel.PeerUID; uid != nil && (*uid == uint32(os.Geteuid()) || *uid == 0) {
+	if uid := l.channel.PeerUID; uid != nil && (*uid == g.owner || *uid == 0) {
 		return identity.Identity{By: "unix", Name: fmt.Sprintf("uid %d by unix socket", *uid), Role: identity.RoleOperator}, nil
 	}
 	return identity.Identity{}, missing("no credential that this daemon takes was sent")

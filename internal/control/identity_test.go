@@ -154,6 +154,7 @@ func (r *realm) info(addr string, cfg DialConfig) error {
 }
 
 func (r *realm) audit() string {
+	r.port.Gate.Audit().Flush()
 	b, err := os.ReadFile(r.in("audit"))
 	if err != nil {
 		r.t.Fatal(err)

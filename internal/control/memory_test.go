@@ -266,7 +266,10 @@ func serveHere(t *testing.T, b Bounds, server ExecutorServer) (address string, d
 	if err := p.Serve(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.Server.Stop)
+	t.Cleanup(func() {
+		p.Server.Stop()
+		p.audit.Close()
+	})
 	return p.Address, func() ExecutorClient {
 		t.Helper()
 		conn, err := Dial(p.Address, DialConfig{SecretFile: secret})

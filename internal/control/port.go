@@ -21,12 +21,14 @@ import (
 type PortConfig struct {
 	Listen         string // host:port or unix:PATH
 	AllowPlaintext bool
-	SecretFile     string          // made if there is none
-	IdentityDir    string          // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
-	OpenIdentity   identity.Opener // of the files of IdentityDir, now and when they change; nil: the file system
-	AuditFile      string          // empty: Log
-	AddressFile    string          // empty: none
-	Log            *slog.Logger    // nil: nothing is said
+	SecretFile     string                              // made if there is none
+	IdentityDir    string                              // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
+	OpenIdentity   identity.Opener                     // of the files of IdentityDir, now and when they change; nil: the file system
+	AuditFile      string                              // empty: Log alone
+	OpenAudit      func(path string) (*os.File, error) // opens it for appending, now and after it was renamed; nil: identity.OpenAuditFile
+	Daemon         string                              // its name in audit lines
+	AddressFile    string                              // empty: none
+	Log            *slog.Logger                        // nil: nothing is said
 	Bounds
 }
 
@@ -56,13 +58,14 @@ type Port struct {
 	Address string         // the bound address, with its real port
 	Node    *identity.Node // nil without an identity directory
 
-	listener *guarded
-	audit    *identity.Audit
-	file     string
-	failed   chan error
-	closing  context.CancelFunc
-	ending   context.Context // ended by closing
-	watched  chan struct{}   // closed when watch has returned; nil: it was not started
+	listener  *guarded
+	audit     *identity.Audit
+	file      string
+	announced bool // the address file is written
+	failed    chan error
+	closing   context.CancelFunc
+	ending    context.Context // ended by closing
+	watched   chan struct{}   // closed when watch has returned; nil: it was not started
 }
 
 // OpenPort loads or makes the secret, loads the identity and binds the address. Nobody is answered before Serve.
@@ -86,7 +89,7 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 		known.Replays = p.Node.Tokens.Replays
 		verifiers = append([]identity.Verifier{p.Node.Tokens}, verifiers...)
 	}
-	if p.audit, err = identity.OpenAudit(cfg.AuditFile, cfg.Log); err != nil {
+	if p.audit, err = identity.OpenAudit(identity.AuditConfig{Path: cfg.AuditFile, Open: cfg.OpenAudit, Log: cfg.Log, Daemon: cfg.Daemon}); err != nil {
 		return nil, fmt.Errorf("audit file: %w", err)
 	}
 	l, err := Listen(cfg.Listen, cfg.AllowPlaintext || p.Node != nil)
@@ -134,9 +137,15 @@ func (p *Port) Serve() error {
 			p.failed <- err
 		}
 	}()
-	if p.file == "" {
+	return p.Announce()
+}
+
+// Announce writes the address file ahead of Serve, for a daemon that may write no such file any more by then. Who connects meanwhile waits.
+func (p *Port) Announce() error {
+	if p.file == "" || p.announced {
 		return nil
 	}
+	p.announced = true
 	return writeAddressFile(p.file, p.Address)
 }
 

@@ -210,6 +210,11 @@ int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err) {
     return qp->ops->qp_connect(qp, blob, len, err);
 }
 
+void dp_qp_cancel(dp_qp *qp) {
+    if (qp->ops->qp_cancel)
+        qp->ops->qp_cancel(qp);
+}
+
 int dp_qp_reset(dp_qp *qp, dp_error *err) { return qp->ops->qp_reset(qp, err); }
 
 void dp_qp_destroy(dp_qp *qp) {

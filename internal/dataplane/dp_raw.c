@@ -60,6 +60,8 @@ int dp_raw_connect(dp_raw *r, const void *blob, uint32_t len, dp_error *err) {
     return dp_qp_connect(r->qp, blob, len, err);
 }
 
+void dp_raw_cancel(dp_raw *r) { dp_qp_cancel(r->qp); }
+
 /* The first reason stays. */
 static int over(dp_raw *r, int status) {
     if (!r->status)

@@ -331,7 +331,7 @@ static int shm_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
     while (qp->ring_size < attr->max_recv)
         qp->ring_size <<= 1;
     qp->mask = qp->ring_size - 1;
-    qp->seg_fd = -1;
+    qp->seg_fd = qp->meeting = -1;
     qp->recvs = calloc(qp->ring_size, sizeof *qp->recvs);
     for (int i = 0; i < 2 + DP_EXPOSE_MAX; i++)
         qp->peer.fds[i] = -1;
@@ -444,6 +444,7 @@ static void shm_qp_destroy(dp_qp *q) {
     qp_free(qp);
 }
 
+static void shm_qp_cancel(dp_qp *q) { shm_link_cancel((shm_dev *)q->domain->dev, (shm_qp *)q); }
 static int shm_qp_probe(dp_qp *q) { return shm_link_probe((shm_dev *)q->domain->dev, (shm_qp *)q); }
 
 static const dp_ops shm_ops = {
@@ -465,6 +466,7 @@ static const dp_ops shm_ops = {
     .qp_create = shm_qp_create,
     .qp_export = shm_qp_export,
     .qp_connect = shm_qp_connect,
+    .qp_cancel = shm_qp_cancel,
     .qp_reset = shm_qp_reset,
     .qp_destroy = shm_qp_destroy,
     .post_write = shm_post_write,

@@ -138,6 +138,8 @@ struct shm_qp {
     shm_peer *deposit; /* what a peer that connected first left here */
     bool taken;        /* the token was used */
     bool given;        /* its descriptors have left this process */
+    int meeting;       /* socket on which a connect waits for the peer; -1: none */
+    bool cancelled;    /* no connect may wait any more */
     shm_qp *next;
     uint32_t n_expose;
     shm_mem *expose[DP_EXPOSE_MAX];
@@ -231,6 +233,8 @@ void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 /* dp_shm_link.c; dp_shm_monitor.c: shm_link_close */
 int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *blob, uint32_t len, dp_error *err);
+/* Ends a connect that waits for its peer. Any thread. */
+void shm_link_cancel(shm_dev *dev, shm_qp *qp);
 /* Closes the queue pair's links and forgets deposits; its token is dead afterwards. Says whether anybody has been given the
  * exposed regions through it: only now is it certain that nobody still will be. */
 bool shm_link_forget(shm_dev *dev, shm_qp *qp);

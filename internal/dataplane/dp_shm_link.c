@@ -20,7 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HELLO_TIMEOUT_MS 2000
+#define HELLO_TIMEOUT_MS 2000 /* a peer that is there but does not answer: connecting gives up */
+#define HELLO_STEP_MS 100     /* while its queue is full: how often to look whether to give up */
 #define HELLO_SPIN_NS 200000 /* about the longest answer of a peer that is there */
 
 int shm_link_identity(shm_dev *dev, dp_error *err) {
@@ -107,12 +108,46 @@ static int answer_recv(const shm_dev *dev, int fd, shm_hello *h, shm_peer *peer)
     return e == EAGAIN ? shm_hello_recv(fd, 0, h, peer) : e;
 }
 
+static void limit_wait(int fd, int option, int64_t ms) {
+    struct timeval limit = {ms / 1000, ms % 1000 * 1000};
+    setsockopt(fd, SOL_SOCKET, option, &limit, sizeof limit);
+}
+
+/* Connects fd to the peer's socket. Waits for a place in the peer's queue, in steps, until HELLO_TIMEOUT_MS are over or the
+ * connect is cancelled. What is left of that time is for the answer. 0 or an errno. */
+static int reach(shm_dev *dev, shm_qp *qp, int fd, const uint8_t name[16]) {
+    struct sockaddr_un a;
+    socklen_t len = shm_listen_address(name, &a);
+    int64_t end = dp_now_ns() + HELLO_TIMEOUT_MS * 1000000ll, left = HELLO_TIMEOUT_MS;
+    limit_wait(fd, SO_SNDTIMEO, HELLO_STEP_MS);
+    while (connect(fd, (struct sockaddr *)&a, len)) {
+        if (errno != EAGAIN && errno != EINTR)
+            return errno;
+        left = (end - dp_now_ns()) / 1000000;
+        if (left <= 0)
+            return ETIMEDOUT;
+        pthread_mutex_lock(&dev->lock);
+        bool cancelled = qp->cancelled;
+        pthread_mutex_unlock(&dev->lock);
+        if (cancelled)
+            return ECANCELED;
+    }
+    limit_wait(fd, SO_RCVTIMEO, left);
+    return 0;
+}
+
+void shm_link_cancel(shm_dev *dev, shm_qp *qp) {
+    pthread_mutex_lock(&dev->lock);
+    qp->cancelled = true;
+    if (qp->meeting >= 0)
+        shutdown(qp->meeting, SHUT_RDWR); /* ends the wait for the answer */
+    pthread_mutex_unlock(&dev->lock);
+}
+
 /* Opens the peer's socket and exchanges hellos. */
 static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_error *err) {
     if (shm_token_is_zero(b->name))
         return dp_fail(err, DP_CONNECTION, 0, "connect: the peer does not listen and has not connected to us");
-    struct sockaddr_un a;
-    socklen_t len = shm_listen_address(b->name, &a);
     pthread_mutex_lock(&dev->lock);
     int fd = dev->spare;
     dev->spare = -1;
@@ -121,11 +156,8 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
         fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return dp_fail(err, DP_FATAL, errno, "connect: socket");
-    struct timeval limit = {HELLO_TIMEOUT_MS / 1000, HELLO_TIMEOUT_MS % 1000 * 1000};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    if (connect(fd, (struct sockaddr *)&a, len)) {
-        int e = errno;
+    int e = reach(dev, qp, fd, b->name);
+    if (e) {
         close(fd);
         if (b->netns != dev->netns)
             return dp_fail(err, DP_CONNECTION, e, "connect: the peer is in another network name space");
@@ -133,9 +165,17 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     }
     shm_hello h;
     pthread_mutex_lock(&dev->lock);
-    qp->given = true; /* whatever the answer will be */
+    bool cancelled = qp->cancelled;
+    if (!cancelled) {
+        qp->given = true; /* whatever the answer will be */
+        qp->meeting = fd;
+    }
     pthread_mutex_unlock(&dev->lock);
-    int e = shm_hello_send(fd, dev, qp, DP_OK, b->token);
+    if (cancelled) {
+        close(fd);
+        return dp_fail(err, DP_CONNECTION, ECANCELED, "connect: shm peer's socket");
+    }
+    e = shm_hello_send(fd, dev, qp, DP_OK, b->token);
     void (*meanwhile)(void *) = dev->d.meanwhile;
     if (meanwhile) { /* set by who has the device for itself: others only look */
         dev->d.meanwhile = NULL;
@@ -143,8 +183,14 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     }
     if (!e)
         e = answer_recv(dev, fd, &h, &qp->peer);
+    pthread_mutex_lock(&dev->lock);
+    qp->meeting = -1;
+    cancelled = qp->cancelled;
+    pthread_mutex_unlock(&dev->lock);
     int st = DP_OK;
-    if (e == EMFILE)
+    if (e && cancelled)
+        st = dp_fail(err, DP_CONNECTION, ECANCELED, "connect: exchange with the shm peer");
+    else if (e == EMFILE)
         st = dp_fail(err, DP_FATAL, e, "connect: take the descriptors of the shm peer");
     else if (e)
         st = dp_fail(err, e == ECONNRESET || e == EPIPE ? DP_PEER_GONE : DP_CONNECTION, e == EAGAIN ? ETIMEDOUT : e,

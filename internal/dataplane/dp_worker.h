@@ -1,12 +1,12 @@
 /* rfaas-worker: the zygote and its workers, and what they say to the executor.
  *
- * The executor starts `rfaas-worker zygote` once with a SOCK_SEQPACKET socket as descriptor 3. The zygote loads the
- * providers, then answers spawn messages by cloning workers whose parent is the executor (CLONE_PARENT), each
+ * The executor's spawner starts `rfaas-worker zygote` once with a SOCK_SEQPACKET socket as descriptor 3. The zygote loads
+ * the providers, then answers spawn messages by cloning workers whose parent is the spawner (CLONE_PARENT), each
  * with its own seqpacket socket to the executor. The zygote never opens a device and never runs user code.
  *
- *   executor ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox, version}
- *   executor ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
- *   executor ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {what is to be
+ *   spawner  ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox, version}
+ *   spawner  ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
+ *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {what is to be
  *                                             reaped all the same})
  *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
  *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor; in a sandbox
@@ -14,7 +14,7 @@
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
- *   executor ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
+ *   spawner  ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
  *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; LOADED follows
  *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit

@@ -6,6 +6,7 @@ package dataplane
 import "C"
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -135,15 +136,29 @@ func (c *Conn) Blob() ([]byte, error) {
 	return blob[:n], nil
 }
 
-// Connect takes the peer's blob. Both sides connect, in any order.
-func (c *Conn) Connect(blob []byte) error {
+// Connect takes the peer's blob. Both sides connect, in any order. The first of them waits for the other's process, on shm for
+// 2 s at most, and holds an operating system's thread for as long. It gives up when ctx ends. A Conn that failed to connect
+// can only be closed.
+func (c *Conn) Connect(ctx context.Context, blob []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.c == nil {
 		return closedConn("connect")
 	}
+	cancelled := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		C.dp_raw_cancel(c.c)
+		close(cancelled)
+	})
 	var e C.dp_error
-	if C.dp_raw_connect(c.c, unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob)), &e) != 0 {
+	failed := C.dp_raw_connect(c.c, unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob)), &e) != 0
+	if !stop() {
+		<-cancelled // it uses c.c
+	}
+	switch {
+	case failed && ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", cError("connect", &e), context.Cause(ctx))
+	case failed:
 		return cError("connect", &e)
 	}
 	return nil

@@ -97,7 +97,7 @@ func connect(t *testing.T, a, b *Domain, expose ...*Memory) (mine, peers *Conn) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(peers.Connect(x), mine.Connect(y)); err != nil {
+	if err := errors.Join(peers.Connect(t.Context(), x), mine.Connect(t.Context(), y)); err != nil {
 		t.Fatal(err)
 	}
 	return mine, peers

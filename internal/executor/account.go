@@ -63,6 +63,9 @@ type owed struct {
 	cell    int            // -1: none
 	charged accounting.Use // what the cell has
 	headed  bool           // the cell's head says that it is final
+	// Left by an earlier executor. It is final and goes by message, since only the answer to one says that the ledger refuses it: a
+	// cell would wait for its receipt for ever.
+	earlier bool
 }
 
 func newAccounts(node string, incarnation [16]byte, now func() time.Time, journal *accounting.Journal, log *slog.Logger) *accounts {
@@ -71,10 +74,10 @@ func newAccounts(node string, incarnation [16]byte, now func() time.Time, journa
 	if journal != nil {
 		for _, e := range journal.Live() {
 			e.Final = true // whoever wrote it is no more
-			a.owed[e.Key] = &owed{entry: e, cell: -1}
+			a.owed[e.Key] = &owed{entry: e, cell: -1, earlier: true}
 		}
 		if n := len(a.owed); n > 0 {
-			log.Info("sums of earlier leases were left in the journal and are brought to the resource manager", "leases", n)
+			log.Info("the journal has charges of an earlier executor; they are sent to the resource manager", "leases", n)
 		}
 		if n := journal.Damaged(); n > 0 {
 			log.Error("records of the journal are damaged; what they said is lost unless a later one says it", "records", n)

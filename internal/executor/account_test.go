@@ -17,8 +17,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rfaas-go/rfaas/accounting"
+	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/link"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/lease"
 )
@@ -281,5 +284,94 @@ func TestSettlementFits(t *testing.T) {
 		Node: strings.Repeat("n", 255), BeganNs: math.MaxInt64, AsOfNs: math.MaxInt64, Final: true, Use: slices.Repeat([]uint64{math.MaxUint64}, 8)}
 	if n := proto.Size(&control.SettleRequest{Entries: slices.Repeat([]*control.AccountEntry{most}, messageMost)}); n > control.MaxRequest {
 		t.Errorf("%d entries take %d bytes, more than %d", messageMost, n, control.MaxRequest)
+	}
+}
+
+// cellManager is a manager with cells of which it never gives a receipt, as a ledger does that refuses what is in them. It
+// refuses messages of leases below 100.
+type cellManager struct {
+	*ledgerStub
+	t   *testing.T
+	dev *dataplane.Device
+}
+
+func (m *cellManager) Settle(ctx context.Context, req *control.SettleRequest, opts ...grpc.CallOption) (*control.SettleReply, error) {
+	for _, e := range req.GetEntries() {
+		if e.GetLease() < 100 {
+			return nil, control.Errorf(control.ClassInvalid, "lease %d is older than what the ledger keeps", e.GetLease())
+		}
+	}
+	return m.ledgerStub.Settle(ctx, req, opts...)
+}
+
+func (m *cellManager) AttachExecutor(ctx context.Context, req *control.AttachExecutorRequest, _ ...grpc.CallOption) (*control.AttachExecutorReply, error) {
+	domain, err := m.dev.NewDomain()
+	if err != nil {
+		return nil, err
+	}
+	m.t.Cleanup(domain.Close)
+	reply := &control.AttachExecutorReply{}
+	var regions []*dataplane.Memory
+	for _, r := range []struct {
+		size uint64
+		ref  **control.MemoryRef
+	}{{board.LineSize, &reply.Line}, {4 * accounting.CellSize, &reply.Cells}} {
+		mem, err := domain.Alloc(r.size, dataplane.RemoteRead|dataplane.RemoteWrite|dataplane.RemoteAtomic)
+		if err != nil {
+			return nil, err
+		}
+		m.t.Cleanup(mem.Free)
+		ref := mem.Ref()
+		*r.ref = &control.MemoryRef{Addr: ref.Addr, Key: ref.Key, Size: ref.Size}
+		regions = append(regions, mem)
+	}
+	conn, err := domain.NewConn(regions...)
+	if err != nil {
+		return nil, err
+	}
+	m.t.Cleanup(conn.Close)
+	if reply.Blob, err = conn.Blob(); err == nil {
+		err = conn.Connect(ctx, req.GetBlob())
+	}
+	return reply, err
+}
+
+// Charges of an earlier executor that the ledger refuses, since it has forgotten their leases meanwhile, are given up, and do not take
+// the cells of the leases that there are.
+func TestJournalAfterAPrune(t *testing.T) {
+	journal, err := accounting.OpenJournal(t.TempDir(), "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer journal.Close()
+	for n := range uint64(6) {
+		if err := journal.Put(accounting.Entry{Key: accounting.Key{Incarnation: [16]byte{1}, Lease: 1 + n}, Tenant: "ann",
+			Began: time.Unix(1e9, 0), AsOf: time.Unix(1e9, 0), Use: accounting.Use{1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := &cellManager{ledgerStub: newLedgerStub(), t: t}
+	if m.dev, err = dataplane.Open(dataplane.SHM, dataplane.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.dev.Close)
+	a := newAccounts("n", [16]byte{2}, time.Now, journal, slog.New(slog.DiscardHandler))
+	way, err := link.AttachExecutor(t.Context(), m, m.dev, 1, [16]byte{2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(way.Close)
+	a.join(way)
+	l := terms("bob", 1, 1)
+	l.ID = 100
+	a.begin(l, []Worker{newCountingWorker()}, true, time.Now().Add(-time.Second))
+	a.step(t.Context(), m)
+	if len(a.owed) != 1 || len(journal.Live()) != 1 {
+		t.Errorf("%d charges are owed and %d in the journal, want that of the lease that there is", len(a.owed), len(journal.Live()))
+	}
+	for key, o := range a.owed {
+		if key.Lease != 100 || o.cell < 0 {
+			t.Errorf("lease %d has cell %d", key.Lease, o.cell)
+		}
 	}
 }

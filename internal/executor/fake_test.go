@@ -100,6 +100,15 @@ func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) 
 
 func (z *fakeSpawner) VerbsDevices() int { return z.verbs }
 
+// OpenFile opens files as any process does.
+func (z *fakeSpawner) OpenFile(path string, _ bool) (*os.File, error) { return os.Open(path) }
+
+// Connect connects as any process does.
+func (z *fakeSpawner) Connect(path string) (net.Conn, error) { return net.Dial("unix", path) }
+
+// Failed never receives.
+func (z *fakeSpawner) Failed() <-chan error { return nil }
+
 // Inspect finds the same functions in every library.
 func (z *fakeSpawner) Inspect(context.Context, *os.File) ([]string, error) {
 	return []string{"alpha", "beta"}, nil

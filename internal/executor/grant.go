@@ -13,6 +13,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
@@ -69,7 +70,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		// soon.
 		e.work.Add(1)
 		e.evict(l.Evict)
-		e.start(h, k, req.GetClientBlobs(), e.spawnLimit(ctx))
+		e.start(ctx, h, k, req.GetClientBlobs())
 		e.work.Done()
 	}
 	if l, err = e.table.Wait(ctx, l); err != nil {
@@ -126,8 +127,10 @@ func deviceSpec(s *config.Executor, provider string) zygote.Spec {
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}
 }
 
-// start brings a requested lease to granted, or undoes it. k are its workers if it goes on with those of an earlier one.
-func (e *Executor) start(h *holding, k *kept, blobs [][]byte, limit time.Duration) {
+// start brings a requested lease to granted, or undoes it. k are its workers if it goes on with those of an earlier one. It does not end
+// with the caller's context, which says who asks and how long starting may take.
+func (e *Executor) start(caller context.Context, h *holding, k *kept, blobs [][]byte) {
+	limit := e.spawnLimit(caller)
 	flag, err := e.reserve(h)
 	var workers []Worker
 	switch {
@@ -164,7 +167,7 @@ func (e *Executor) start(h *holding, k *kept, blobs [][]byte, limit time.Duratio
 	if _, err := e.table.Grant(h.id); err != nil {
 		e.log.Error("lease not granted", "lease", uint64(h.id), "error", err)
 	}
-	e.log.Debug("lease granted", "lease", uint64(h.id), "workers", len(workers), "cpus", fmt.Sprint(l.CPUs), "tenant", l.Terms.Tenant)
+	e.audit(caller, identity.AuditGrant, h, l.Terms.Tenant, "", func(line *identity.AuditEntry) { line.Start = startOf(granted) })
 	close(h.started)
 	e.report()
 }
@@ -330,6 +333,8 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 	case <-old.Done():
 	case <-grace.C:
 		e.tell(h, slog.LevelInfo, "a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID(), "running", old.Running())
+		l, _ := e.table.Get(h.id) // an error: it has ended meanwhile
+		e.audit(caller, identity.AuditKill, h, l.Terms.Tenant, "its holder asks for another worker", func(line *identity.AuditEntry) { line.Worker = &i })
 		old.Kill()
 		<-old.Done()
 	}

@@ -2,10 +2,10 @@ package executor
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/lease"
 )
 
@@ -55,26 +55,22 @@ func (e *Executor) due(d lease.Due) {
 	case lease.Released: // and kept
 		e.work.Go(func() { e.dropKept(d.ID) })
 	default:
-		if h, err := e.beginEnd(d.ID, d.State, d.Reason); err == nil {
+		if h, err := e.beginEnd(context.Background(), d.ID, d.State, d.Reason); err == nil {
 			e.work.Go(func() { e.finishEnd(context.Background(), h, killed) })
 		}
 	}
 }
 
-// beginEnd ends a lease in the books; nobody else will end it again. finishEnd must follow.
-func (e *Executor) beginEnd(id lease.ID, how lease.State, reason string) (*holding, error) {
+// beginEnd ends a lease in the books; nobody else will end it again. finishEnd must follow. ctx says who asked for it, if it is that of
+// a call.
+func (e *Executor) beginEnd(ctx context.Context, id lease.ID, how lease.State, reason string) (*holding, error) {
 	l, err := e.table.End(id, how, reason)
 	if err != nil {
 		return nil, err
 	}
 	e.metrics.ended.WithLabelValues(how.String()).Inc()
 	h := e.holding(id) // there since before the grant, until finishEnd
-	level := slog.LevelInfo
-	if how == lease.Released || how == lease.Drained {
-		level = slog.LevelDebug
-	}
-	e.log.Log(context.Background(), level, "lease ended", "lease", uint64(id), "how", how.String(), "reason", reason,
-		"tenant", l.Terms.Tenant)
+	e.auditEnd(ctx, h, &l, reason)
 	h.end(how, reason)
 	return h, nil
 }
@@ -147,6 +143,8 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 		until = time.Now().Add(e.cfg.Settings.Grace)
 	}
 	e.BeginDrain()
+	e.gate.Audit().Write(identity.AuditEntry{Event: identity.AuditDrain, Reason: reason,
+		Detail: "grace " + time.Until(until).Round(time.Millisecond).String()})
 	e.mu.Lock()
 	e.until = until
 	var all []*holding
@@ -165,7 +163,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 			case <-h.gone:
 			case <-yield.Done():
 			}
-			if _, err := e.beginEnd(h.id, lease.Drained, reason); err == nil {
+			if _, err := e.beginEnd(ctx, h.id, lease.Drained, reason); err == nil {
 				e.finishEnd(ctx, h, finished)
 			}
 			<-h.gone

@@ -29,14 +29,14 @@ func sharedMemory(pid int) map[string]bool {
 	return all
 }
 
-// ourChildren are the child processes of this one, by id.
+// ourChildren are the processes that this one and its spawners have started, by id.
 func ourChildren(t *testing.T) map[int]string {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[int]string{}
+	names, parents := map[int]string{}, map[int]int{}
 	for _, dir := range dirs {
 		text, err := os.ReadFile(dir + "/stat") // pid (name) state parent
 		if err != nil {
@@ -44,9 +44,16 @@ func ourChildren(t *testing.T) map[int]string {
 		}
 		begin, end := strings.Index(string(text), "("), strings.LastIndex(string(text), ")")
 		rest := strings.Fields(string(text[end+1:]))
-		if len(rest) > 1 && rest[1] == strconv.Itoa(os.Getpid()) {
+		if len(rest) > 1 {
 			pid, _ := strconv.Atoi(filepath.Base(dir))
-			all[pid] = string(text[begin+1 : end])
+			names[pid] = string(text[begin+1 : end])
+			parents[pid], _ = strconv.Atoi(rest[1])
+		}
+	}
+	all := map[int]string{}
+	for pid, parent := range parents {
+		if parent == os.Getpid() || parents[parent] == os.Getpid() {
+			all[pid] = names[pid]
 		}
 	}
 	return all

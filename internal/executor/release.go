@@ -22,7 +22,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	if e.dropKept(id) { // its holder has no use for its workers any more
 		return &control.ReleaseReply{}, nil
 	}
-	h, err := e.beginEnd(id, how, reason)
+	h, err := e.beginEnd(ctx, id, how, reason)
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -123,12 +123,12 @@ func checkReason(reason, def string) (string, error) {
 }
 
 // Revoke ends a lease at once and returns when its workers are reaped and its cores are free.
-func (e *Executor) Revoke(_ context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
+func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
 	reason, err := checkReason(req.GetReason(), "by an operator")
 	if err != nil {
 		return nil, err
 	}
-	h, err := e.beginEnd(lease.ID(req.GetLeaseId()), lease.Revoked, reason)
+	h, err := e.beginEnd(ctx, lease.ID(req.GetLeaseId()), lease.Revoked, reason)
 	if err != nil {
 		return nil, grpcError(err)
 	}

@@ -2,12 +2,18 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
@@ -15,6 +21,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
+	"github.com/rfaas-go/rfaas/internal/privilege"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -31,14 +38,92 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 		return err
 	}
 	s.Worker = path
-	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, os.Geteuid() == 0, log),
-		Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile,
-		Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
+	root := os.Geteuid() == 0
+	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: rootFiles(&s), Remove: socketFiles(&s),
+		Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile,
+			Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
 	if err != nil {
 		return err
 	}
 	defer z.Close()
-	return serveWith(ctx, now, s, zygoteSpawner{z}, log)
+	err = serveWith(ctx, now, s, zygoteSpawner{z}, log)
+	z.RemoveFiles() // what this process has made as root and may not remove any more
+	return err
+}
+
+// rootFiles are files that the spawner opens, or connects to, for an executor that has given up root.
+func rootFiles(s *config.Executor) (list []string) {
+	for _, path := range []string{s.IdentityDir, s.AuditFile, strings.TrimPrefix(s.Manager, "unix:")} {
+		if filepath.IsAbs(path) {
+			list = append(list, path)
+		}
+	}
+	return list
+}
+
+// opener opens files of the identity directory: by itself while it may, and by way of the spawner once it has given up root.
+func opener(spawner Spawner) identity.Opener {
+	return func(path string) (fs.File, error) {
+		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if errors.Is(err, fs.ErrPermission) {
+			f, err = spawner.OpenFile(path, false)
+		}
+		if err != nil {
+			return nil, err // and not a nil *os.File in an interface
+		}
+		return f, nil
+	}
+}
+
+// auditOpener is the same of the audit file.
+func auditOpener(spawner Spawner) func(path string) (*os.File, error) {
+	return func(path string) (*os.File, error) {
+		f, err := identity.OpenAuditFile(path)
+		if errors.Is(err, fs.ErrPermission) {
+			f, err = spawner.OpenFile(path, true)
+		}
+		return f, err
+	}
+}
+
+// socketFiles are the files that an executor removes when it ends.
+func socketFiles(s *config.Executor) (list []string) {
+	for _, address := range []string{s.Listen, s.HTTPListen} {
+		if path, ok := strings.CutPrefix(address, "unix:"); ok {
+			list = append(list, path)
+		}
+	}
+	if s.AddressFile != "" {
+		list = append(list, s.AddressFile)
+	}
+	return list
+}
+
+// separate gives up all rights that this process has beyond those of an ordinary user. What only root can do from now on, the spawner does.
+func separate(s *config.Executor, log *slog.Logger) error {
+	if !s.Separate {
+		return nil
+	}
+	if os.Geteuid() == 0 {
+		u, err := privilege.Find(s.User)
+		if err == nil && s.SandboxUIDs.Has(u.UID) {
+			err = fmt.Errorf("user %s (%d) is in the range sandbox-uids (%v), which is for workers: choose another one", u.Name, u.UID, s.SandboxUIDs)
+		}
+		if err == nil && s.StateDir != "" {
+			err = u.Own(s.StateDir)
+		}
+		if err == nil {
+			err = privilege.Drop(u)
+		}
+		if err != nil {
+			return fmt.Errorf("give up root: %w", err)
+		}
+		log.Info("this process is no longer root's; its spawner is", "user", u.Name)
+	}
+	if err := privilege.Filter(); err != nil {
+		log.Warn("this process has no filter of system calls", "reason", err)
+	}
+	return nil
 }
 
 // sandboxMode is what the setting means here. A setting that demands less than the default is logged: somebody must have decided it.
@@ -64,7 +149,8 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return err
 	}
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Log: log,
+		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, OpenIdentity: opener(spawner), AuditFile: s.AuditFile, OpenAudit: auditOpener(spawner),
+		AddressFile: s.AddressFile, Daemon: "executor", Log: log,
 		Bounds: s.Bounds(len(cfg.Cores) * max(s.ShareCores, 1))})
 	if err != nil {
 		return err
@@ -84,7 +170,6 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	defer closeWeb(web)
 	e.show(web.Metrics)
 	observe.WatchIdentity(web, port.Node)
-	web.Serve()
 
 	background, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -100,7 +185,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		e.cfg.Fabric = fabric(&s, cfg.Providers, log)
 		e.accounts = newAccounts(cfg.Node, e.incarnation, e.now, journal, log)
 		conn, err := control.Dial(s.Manager, control.DialConfig{SecretFile: s.SecretFile, Node: port.Node,
-			AllowPlaintext: s.AllowPlaintext})
+			AllowPlaintext: s.AllowPlaintext, Connect: spawner.Connect})
 		if err != nil {
 			return err
 		}
@@ -114,6 +199,15 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
 		reg.limits = e.limits
 	}
+	if s.Separate {
+		if err := port.Announce(); err != nil {
+			return err
+		}
+	}
+	if err := separate(&s, log); err != nil { // before the first byte of somebody else is read
+		return err
+	}
+	web.Serve()
 	wg.Go(func() { e.Run(background) })
 	if err := port.Serve(); err != nil {
 		return err
@@ -152,6 +246,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		err = fmt.Errorf("control port: %w", err)
 	case err = <-web.Failed():
 		err = fmt.Errorf("http: %w", err)
+	case err = <-spawner.Failed():
 	}
 	began := time.Now()
 	log.Info("draining", "grace", drain.grace, "reason", drain.reason)

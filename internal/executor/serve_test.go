@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -154,6 +155,11 @@ func TestServeWithWorkerOfAnotherVersion(t *testing.T) {
 	s, err := config.LoadExecutor([]string{"--listen", "127.0.0.1:0", "--worker", worker, "--secret-file", worker + ".secret"}, nil, io.Discard, "v1")
 	if err != nil {
 		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(worker), "rfaas-spawner"), "../../cmd/rfaas-spawner") // of no version
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
 	err = Serve(t.Context(), t.Context(), s, slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), worker+": it is version v2, this executor v1: install both of one version") {

@@ -135,6 +135,9 @@ func (a *accounts) inOrder() []accounting.Key {
 func (a *accounts) chargeOne(o *owed) error {
 	e := &o.entry
 	if o.cell < 0 {
+		if o.earlier {
+			return nil
+		}
 		if o.cell = slices.Index(a.cells, nil); o.cell < 0 {
 			return nil // by message
 		}

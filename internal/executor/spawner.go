@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"net"
 	"os"
 	"time"
 
@@ -47,6 +48,12 @@ type Spawner interface {
 	// KeepWarm keeps n workers ready for leases on each of the devices.
 	KeepWarm(n int, devices ...zygote.Spec) error
 	Waiting() int // of these
+	// OpenFile opens a file that the administrator's settings name, to be read or appended to.
+	OpenFile(path string, appending bool) (*os.File, error)
+	// Connect connects to a unix socket that the administrator's settings name.
+	Connect(path string) (net.Conn, error)
+	// Failed receives an error when no worker can be started any more, and all have ended.
+	Failed() <-chan error
 	Close() error
 }
 

@@ -22,13 +22,14 @@ var rooms = map[string][]string{
 	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli"},
 	"cmd/resource-manager": {"internal/manager", "internal/config", "internal/cli"},
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
+	"cmd/rfaas-spawner":    {"internal/spawner", "internal/spawner/wire"},
 
 	// What programs are made of.
 	"internal/cli": {"benchmarks", "client", "lease", "accounting", "invoke", "internal/executor", "internal/manager", "internal/board",
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
-	"internal/slurm": {"internal/config", "internal/control", "internal/topology"},
+	"internal/slurm": {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/dataplane", "internal/identity", "internal/observe", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
+		"internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
 	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link",
 		"internal/identity", "internal/observe", "internal/quota"},
 
@@ -41,27 +42,32 @@ var rooms = map[string][]string{
 	"mpi":         {},
 
 	// The ground.
-	"internal/zygote":    {"internal/dataplane", "internal/sandbox"},
-	"internal/sandbox":   {},
-	"internal/board":     {},
-	"internal/link":      {"accounting", "internal/board", "internal/control", "internal/dataplane"},
-	"internal/identity":  {},
-	"internal/control":   {"internal/identity", "internal/quota"},
-	"internal/observe":   {"internal/control", "internal/identity", "internal/quota"},
-	"internal/quota":     {},
-	"internal/config":    {"accounting", "internal/control", "internal/identity", "internal/quota", "internal/sandbox"},
-	"internal/topology":  {},
-	"internal/dataplane": {},
-	"internal/houselaw":  {},
-	"internal/leakcheck": {},
-	"internal/smalldisk": {},
+	"internal/zygote":       {"internal/dataplane", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
+	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
+	"internal/spawner/wire": {},
+	"internal/privilege":    {},
+	"internal/sandbox":      {},
+	"internal/board":        {},
+	"internal/link":         {"accounting", "internal/board", "internal/control", "internal/dataplane"},
+	"internal/identity":     {},
+	"internal/control":      {"internal/identity", "internal/quota"},
+	"internal/observe":      {"internal/control", "internal/identity", "internal/quota"},
+	"internal/quota":        {},
+	"internal/config":       {"accounting", "internal/control", "internal/identity", "internal/privilege", "internal/quota", "internal/sandbox"},
+	"internal/topology":     {},
+	"internal/dataplane":    {},
+	"internal/houselaw":     {},
+	"internal/leakcheck":    {},
+	"internal/smalldisk":    {},
 
 	// What stands on the public packages like any other user.
 	"examples": {"client", "invoke", "mpi"},
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
-	"tests/remote": {},
-	"tests/slurm":  {"client", "internal/control"},
+	// A hostile client speaks the protocol itself, and makes proofs that no client of ours would make.
+	"tests/hostile": {"client", "internal/control", "internal/identity"},
+	"tests/remote":  {},
+	"tests/slurm":   {"client", "internal/control"},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
@@ -71,7 +77,7 @@ var rooms = map[string][]string{
 var cgoRooms = []string{"internal/dataplane", "client/capi", "mpi"}
 
 // noCgo rooms reach no C at all, not even through what they import.
-var noCgo = []string{"lease", "accounting", "internal/board"}
+var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}
 
 type listed struct {
 	ImportPath   string

@@ -183,8 +183,7 @@ func (n *Node) Trouble(now time.Time) error {
 			return fmt.Errorf("the %s certificate in %s expired at %s: rfaas cluster node makes another", name, n.dir, stamp(ends))
 		}
 	}
-	_, err := n.Revoked.Current(now)
-	return err
+	return n.CheckRevoked(n.Files(now).Certificate.Leaf, now) // or its list cannot be believed
 }
 
 // warnFrom is how long before its end a certificate is warned of, and warnEvery, how often.
@@ -238,8 +237,11 @@ func (n *Node) Standing(id *Identity, now time.Time) error {
 // Ended is Standing for what a node did before: a list that cannot be believed takes nothing away.
 func (n *Node) Ended(id *Identity, now time.Time) error {
 	err := n.Standing(id, now)
-	if _, unknown := n.Revoked.Current(now); unknown != nil {
-		return nil
+	var e *Error
+	if errors.As(err, &e) && e.Reason == Revoked {
+		if _, unknown := n.Revoked.Current(now); unknown != nil {
+			return nil
+		}
 	}
 	return err
 }

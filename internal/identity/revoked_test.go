@@ -180,6 +180,24 @@ func TestNodeWarns(t *testing.T) {
 	if err := n.Trouble(noon.Add(62 * 24 * time.Hour)); err != nil {
 		t.Errorf("with another certificate: %v", err)
 	}
+	own, err := ReadCertificate(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, path, err := c.Revoke(noon, Revocation{Kind: RevokedNode, ID: NodeSerial(own)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadFile(path)
+	if err == nil {
+		err = WriteFile(filepath.Join(node, fileRevoked), list, 0o644, false)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Trouble(noon.Add(63 * 24 * time.Hour)); reason(err) != Revoked {
+		t.Errorf("with its own certificate revoked: %v", err)
+	}
 }
 
 // Whatever a file holds, it is the list that was signed, or an error.

@@ -326,33 +326,6 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-func TestAuditIsBounded(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state", "audit")
-	a, err := OpenAudit(path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if st, err := os.Stat(filepath.Dir(path)); err != nil || st.Mode().Perm() != 0o700 {
-		t.Errorf("its directory: %v, %v", st, err)
-	}
-	if _, err := OpenAudit(filepath.Join(path, "x", "audit"), nil); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("below a file: %v", err)
-	}
-	for i := range 10000 {
-		a.Refused(&Error{Wrong, "wrong secret"}, "/x", "10.0.0.1:5", "", noon.Add(time.Duration(i)*time.Microsecond))
-	}
-	a.Refused(&Error{Expired, "late"}, "/x", "10.0.0.1:5", "ann", noon.Add(2*time.Second))
-	a.Close()
-	b, _ := os.ReadFile(path)
-	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	if st, _ := os.Stat(path); len(lines) != maxAudit+1 || st.Mode().Perm() != 0o600 {
-		t.Errorf("%d lines, mode %v", len(lines), st.Mode())
-	}
-	if last := lines[len(lines)-1]; !strings.Contains(last, `"omitted":9980`) || !strings.Contains(last, `"reason":"expired"`) || !strings.Contains(last, `"who":"ann"`) {
-		t.Errorf("last line %s", last)
-	}
-}
-
 // A token from anybody is claims that hold what Check wants, or an *Error; only what we have signed is taken.
 func FuzzToken(f *testing.F) {
 	c, cred, _ := testCluster(f, ann())

@@ -107,7 +107,7 @@ func AttachExecutor(ctx context.Context, m control.ManagerClient, dev *dataplane
 		if x.way = accounting.LimitSHM; dev.Provider() == dataplane.Verbs {
 			x.way = accounting.LimitVerbs
 		}
-		err = x.conn.Connect(r.GetBlob())
+		err = x.conn.Connect(ctx, r.GetBlob())
 	}
 	if err == nil && (x.line.Size != board.LineSize || x.cells.Size%accounting.CellSize != 0) {
 		err = fmt.Errorf("the resource manager gave a line of %d bytes and %d bytes of cells", x.line.Size, x.cells.Size)
@@ -232,7 +232,7 @@ func AttachClient(ctx context.Context, m control.ManagerClient, dev *dataplane.D
 		Mailbox: &control.MemoryRef{Addr: box.Addr, Key: box.Key, Size: box.Size}})
 	if err == nil {
 		c.board = ref(r.GetBoard())
-		err = c.conn.Connect(r.GetBlob())
+		err = c.conn.Connect(ctx, r.GetBlob())
 	}
 	if err != nil {
 		c.Close()

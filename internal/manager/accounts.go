@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,8 @@ type accounts struct {
 
 	mu       sync.Mutex
 	fenced   []*attachment   // whose executors have gone, until the ledger has their cells
-	trouble  error           // why the last harvest failed
+	trouble  [ways]error     // why the ledger did not take the last charges of cells, those of messages, and the last claims
+	failed   time.Time       // when it last did not take those of a message
 	refused  map[string]bool // why charges were refused in the last harvest that said so
 	refusals uint64          // charges that were refused, each counted once while it is met again
 
@@ -101,12 +103,23 @@ func (a *accounts) heard(entries []accounting.Entry) {
 	}
 }
 
+// What the ledger is given: indexes of accounts.trouble.
+const (
+	ofCells = iota
+	ofMessages
+	ofClaims // of registrations
+	ways
+)
+
 // failing is why the ledger does not take charges, nil if it does.
 func (a *accounts) failing() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.trouble
+	return a.wrong()
 }
+
+// wrong is failing, under the lock.
+func (a *accounts) wrong() error { return cmp.Or(a.trouble[:]...) }
 
 // openAccounts opens the ledger in a directory; with none it is kept in memory, for as long as the manager runs.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
@@ -157,6 +170,7 @@ func (a *accounts) harvest(live []*attachment) {
 	var cells []cell
 	now := a.now()
 	a.forget(now)
+	a.forgive(now)
 	for _, x := range live {
 		cells = append(cells, x.read(now)...)
 	}
@@ -165,7 +179,7 @@ func (a *accounts) harvest(live []*attachment) {
 	}
 	cells, foreign, err := a.claimed(now, cells)
 	if err != nil {
-		a.note(err)
+		a.note(ofCells, err)
 	}
 	if err != nil || !a.merge(now, cells, foreign) {
 		a.mu.Lock()
@@ -247,7 +261,7 @@ func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	}
 	err := a.ledger.Merge(now, entries...)
 	refused, trouble := sift(err)
-	a.note(trouble)
+	a.note(ofCells, trouble)
 	if trouble != nil && !errors.Is(trouble, accounting.ErrLedger) {
 		return false
 	}
@@ -311,17 +325,31 @@ func (a *accounts) refusedCharges() uint64 {
 	return a.refusals
 }
 
-// note logs trouble once, and its end.
-func (a *accounts) note(err error) {
+// note remembers whether the ledger has taken what came by a way, and logs the beginning of trouble and its end.
+func (a *accounts) note(way int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	had := a.wrong() != nil
+	a.trouble[way] = err
 	switch {
-	case err != nil && a.trouble == nil:
+	case err != nil && !had:
 		a.log.Error("the ledger does not take charges; they stay in memory and with the executors, and it is tried again", "error", err)
-	case err == nil && a.trouble != nil:
+	case had && a.wrong() == nil:
 		a.log.Info("the ledger takes charges again")
 	}
-	a.trouble = err
+	if way == ofMessages && err != nil {
+		a.failed = a.now()
+	}
+}
+
+// forgive forgets the trouble of messages when none has failed for a minute: their executors have stopped, or use cells now.
+func (a *accounts) forgive(now time.Time) {
+	a.mu.Lock()
+	over := a.trouble[ofMessages] != nil && now.Sub(a.failed) > forgetMessage
+	a.mu.Unlock()
+	if over {
+		a.note(ofMessages, nil)
+	}
 }
 
 // read returns the cells that say more than the ledger has.
@@ -365,8 +393,8 @@ func (a *accounts) state() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case a.trouble != nil:
-		return a.trouble.Error()
+	case a.wrong() != nil:
+		return a.wrong().Error()
 	case a.path != "":
 		return "the accounts are in memory only and end with the resource manager (--state-dir keeps them)"
 	}
@@ -377,11 +405,13 @@ func (a *accounts) state() string {
 // them (an executor that ends leaves the journal to the next one of its node, which may find a resource manager that has lost its memory).
 func (m *Manager) Settle(ctx context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
 	entries, err := entriesOf(req)
-	if err == nil {
-		err = m.settleFor(ctx, entries)
-	}
-	if err == nil {
-		err = settleError(m.accounts.ledger.Merge(m.accounts.now(), entries...))
+	if err == nil && len(entries) > 0 {
+		if err = m.settleFor(ctx, entries); err == nil {
+			err = m.accounts.ledger.Merge(m.accounts.now(), entries...)
+			_, trouble := sift(err)
+			m.accounts.note(ofMessages, trouble)
+			err = settleError(err)
+		}
 	}
 	if err != nil {
 		if control.ClassOf(err) == control.ClassInvalid {
@@ -409,6 +439,7 @@ func (m *Manager) settleFor(ctx context.Context, entries []accounting.Entry) err
 	}
 	refused, err := m.accounts.ledger.Claim(m.accounts.now(), claims...)
 	if err != nil {
+		m.accounts.note(ofMessages, err)
 		return settleError(err)
 	}
 	if err := errors.Join(refused...); err != nil {

@@ -1,12 +1,14 @@
 package manager
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -122,13 +124,104 @@ func managerDiskFull(t *testing.T, dir string) {
 		t.Error("it is not full any more")
 	}
 	ok(os.Remove(ballast))
+	if _, err := w.client.Settle(t.Context(), settle); err != nil {
+		t.Error(err)
+	}
 	w.harvest()
 	if err := w.accounts.failing(); err != nil {
 		t.Errorf("there is room: %v", err)
 	}
 	metric("rfaas_manager_ledger_ok 1")
-	if _, err := w.client.Settle(t.Context(), settle); err != nil {
-		t.Error(err)
-	}
 	equal(t, w.accounts.ledger, map[string]accounting.Use{"ann": used, "bob": {5}})
+}
+
+// The same, when all charges come by message: the bill, the metrics, /healthz and the log say that they are not on disk. The trouble is
+// over when one is taken, or when nobody has sent any for a minute.
+func TestManagerDiskFullByMessage(t *testing.T) { smalldisk.Run(t, "256k", managerDiskFullByMessage) }
+
+func managerDiskFullByMessage(t *testing.T, dir string) {
+	ok := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log bytes.Buffer
+	c := &clock{time.Unix(1e9, 0)}
+	m, err := New(Config{Heartbeat: time.Second, Slots: 8, Providers: []string{dataplane.SHM}, Asked: true, StateDir: filepath.Join(dir, "state"),
+		Log: slog.New(slog.NewTextHandler(&log, nil)), Now: c.Now})
+	ok(err)
+	t.Cleanup(m.Close)
+	web, err := observe.Open("", nil, slog.New(slog.DiscardHandler))
+	ok(err)
+	m.Observe(web, func(*http.Request) bool { return true })
+	get := func(path string) string {
+		r := httptest.NewRecorder()
+		web.Mux.ServeHTTP(r, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+		return strconv.Itoa(r.Code) + "\n" + r.Body.String()
+	}
+	lease := uint64(0)
+	settle := func() error {
+		lease++
+		_, err := m.Settle(t.Context(), &control.SettleRequest{Entries: []*control.AccountEntry{{Incarnation: info(9, 1).Incarnation, Lease: lease, Tenant: "bob",
+			Node: "n", AsOfNs: c.now.UnixNano(), Use: []uint64{5, 0, 0, 0, 0, 0, 0, 0}, Final: true}}})
+		return err
+	}
+	// says checks that everything says trouble, or that nothing does.
+	says := func(when string, trouble bool) {
+		t.Helper()
+		text, metric, health := "", "rfaas_manager_ledger_ok 1", "200\n"
+		if trouble {
+			text, metric, health = syscall.ENOSPC.Error(), "rfaas_manager_ledger_ok 0", "503\nledger: "
+		}
+		bill, err := m.Bill(t.Context(), &control.BillRequest{})
+		if err != nil || (bill.GetTrouble() != "") != trouble || !strings.Contains(bill.GetTrouble(), text) {
+			t.Errorf("%s: bill: %v %v", when, bill, err)
+		}
+		if s := get("/metrics"); !strings.Contains(s, "\n"+metric+"\n") {
+			t.Errorf("%s: no %q in the metrics", when, metric)
+		}
+		if s := get("/healthz"); !strings.HasPrefix(s, health) || !strings.Contains(s, text) {
+			t.Errorf("%s: health %s", when, s)
+		}
+	}
+	fill := func() *os.File {
+		f, err := os.Create(filepath.Join(dir, "ballast"))
+		ok(err)
+		for block := make([]byte, 512); err == nil; {
+			_, err = f.Write(block)
+		}
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Fatal(err)
+		}
+		f.Close()
+		for err = settle(); err == nil && lease < 5000; err = settle() {
+		}
+		if control.ClassOf(err) != control.ClassBusy {
+			t.Fatalf("a full disk: %v", err)
+		}
+		return f
+	}
+	ok(settle())
+	says("there is room", false)
+	f := fill()
+	says("full", true)
+	m.harvest()
+	says("full, and no cell has anything", true)
+	if n := strings.Count(log.String(), "does not take charges"); n != 1 {
+		t.Errorf("%d lines in the log:\n%s", n, log.String())
+	}
+	ok(os.Remove(f.Name()))
+	ok(settle())
+	says("there is room again", false)
+	if n := strings.Count(log.String(), "takes charges again"); n != 1 {
+		t.Errorf("%d lines in the log:\n%s", n, log.String())
+	}
+	fill()
+	c.now = c.now.Add(forgetMessage)
+	m.harvest()
+	says("a minute later", true)
+	c.now = c.now.Add(time.Second)
+	m.harvest()
+	says("more than a minute later", false)
 }

@@ -345,7 +345,7 @@ func newOwnWay(dev *dataplane.Device, whole *dataplane.Memory, size uint64) (*ow
 	}
 	for i := range o.ends {
 		if err == nil {
-			err = o.ends[i].Connect(blobs[1-i])
+			err = o.ends[i].Connect(context.Background(), blobs[1-i])
 		}
 	}
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 func info(incarnation byte, free uint32) *control.InfoReply {
@@ -297,5 +298,39 @@ func TestServe(t *testing.T) {
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// Executors that register and sign off are in the audit log, with their node and address.
+func TestAuditOfExecutors(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit")
+	a, err := identity.OpenAudit(identity.AuditConfig{Path: path, Daemon: "resource-manager"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	m, _ := attachingManager(t, Config{Audit: a})
+	in := info(1, 4)
+	in.Node = "n17"
+	ctx := as(t.Context(), "n17")
+	r, err := m.Register(ctx, &control.RegisterRequest{ProtocolVersion: 1, Address: "192.0.2.1:7465", Info: in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time there is nobody to leave
+		if _, err := m.Deregister(ctx, &control.DeregisterRequest{ExecutorId: r.GetExecutorId()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.Flush()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, event := range []string{identity.AuditJoin, identity.AuditLeave} {
+		want := `"event":"` + event + `","daemon":"resource-manager","node":"n17","who":"user of n17","detail":"address 192.0.2.1:7465"`
+		if strings.Count(string(b), want) != 1 {
+			t.Errorf("no %s in\n%s", want, b)
+		}
 	}
 }

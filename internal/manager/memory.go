@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -190,8 +191,8 @@ type attachment struct {
 func cellsFor(cores uint32) int { return int(min(2*uint64(cores)+16, 4096)) }
 
 // attachExecutor connects an executor's queue pair to its line and to fresh cells. freed is called when their memory is free again, which
-// may be before it returns.
-func (m *memory) attachExecutor(provider string, e *entry, blob []byte, freed func()) (*attachment, error) {
+// may be before it returns. It gives up when ctx ends.
+func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, blob []byte, freed func()) (*attachment, error) {
 	dev, err := m.device(provider)
 	if err != nil {
 		freed()
@@ -217,7 +218,7 @@ func (m *memory) attachExecutor(provider string, e *entry, blob []byte, freed fu
 		expose = append(expose, a.limits, a.held)
 	}
 	if err == nil {
-		a.conn, a.blob, err = connectTo(a.domain, blob, expose...)
+		a.conn, a.blob, err = connectTo(ctx, a.domain, blob, expose...)
 	}
 	if err != nil {
 		a.fence()
@@ -227,15 +228,15 @@ func (m *memory) attachExecutor(provider string, e *entry, blob []byte, freed fu
 	return a, nil
 }
 
-// connectTo makes a queue pair for the one whose blob this is.
-func connectTo(d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
+// connectTo makes a queue pair and connects it to the peer whose blob this is. It gives up when ctx ends.
+func connectTo(ctx context.Context, d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
 	c, err := d.NewConn(expose...)
 	if err != nil {
 		return nil, nil, err
 	}
 	mine, err := c.Blob()
 	if err == nil {
-		err = c.Connect(blob)
+		err = c.Connect(ctx, blob)
 	}
 	if err != nil {
 		c.Close()

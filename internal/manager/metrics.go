@@ -19,6 +19,8 @@ var (
 	metricOldest      = prometheus.NewDesc("rfaas_manager_oldest_line_seconds", "Age of the line of the living executor that was not heard for longest.", nil, nil)
 	metricChanges     = prometheus.NewDesc("rfaas_manager_changes_total", "Changes of executors that subscribers were told of.", nil, nil)
 	metricSubscribers = prometheus.NewDesc("rfaas_manager_subscribers", "Clients that are attached to the board.", nil, nil)
+	metricAttempts    = prometheus.NewDesc("rfaas_manager_attach_attempts", "Attempts to connect to the manager's memory that run or wait.", nil, nil)
+	metricBusy        = prometheus.NewDesc("rfaas_manager_attach_refused_total", "Attempts to connect to the manager's memory that were told to come again.", nil, nil)
 	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not take them.", nil, nil)
 	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each once.", nil, nil)
 	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages of charges that the ledger refused.", nil, nil)
@@ -29,7 +31,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{metricExecutors, metricCores, metricFreeCores, metricMemory, metricFreeMemory, metricLeases, metricOldest,
-		metricChanges, metricSubscribers, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes} {
+		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes} {
 		out <- d
 	}
 }
@@ -60,6 +62,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(metricOldest, (time.Duration(oldest) * time.Millisecond).Seconds())
 	out <- prometheus.MustNewConstMetric(metricChanges, prometheus.CounterValue, float64(c.m.notifier.changes()))
 	gauge(metricSubscribers, float64(c.m.notifier.count()))
+	gauge(metricAttempts, float64(c.m.attach.clients.attempts()+c.m.attach.executors.attempts()))
+	out <- prometheus.MustNewConstMetric(metricBusy, prometheus.CounterValue, float64(c.m.attach.refused.Load()))
 	ok := 1.0
 	if c.m.accounts.failing() != nil {
 		ok = 0

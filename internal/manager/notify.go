@@ -14,6 +14,14 @@ type subscriber struct {
 	conn    *dataplane.Conn
 	mailbox dataplane.Ref // Size 0: none
 	told    uint64        // changes that have been posted to it
+	gone    func()        // called when conn is closed; nil: nobody wants to know
+}
+
+func (s *subscriber) close() {
+	s.conn.Close()
+	if s.gone != nil {
+		s.gone()
+	}
 }
 
 // Bounds of what a change does itself, before it returns.
@@ -95,7 +103,7 @@ func (n *notifier) post() (behind bool) {
 	n.dead = nil
 	n.mu.Unlock()
 	for _, s := range dead {
-		s.conn.Close()
+		s.close()
 	}
 	return behind
 }
@@ -171,9 +179,9 @@ func (n *notifier) close() {
 	n.subs, n.dead = map[*subscriber]struct{}{}, nil
 	n.mu.Unlock()
 	for s := range subs {
-		s.conn.Close()
+		s.close()
 	}
 	for _, s := range dead {
-		s.conn.Close()
+		s.close()
 	}
 }

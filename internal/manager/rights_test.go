@@ -31,7 +31,7 @@ func (w *world) intruder(dev *dataplane.Device, join func(blob []byte) ([]byte, 
 	}
 	peer, err := join(blob)
 	if err == nil {
-		err = c.Connect(peer)
+		err = c.Connect(w.t.Context(), peer)
 	}
 	if err != nil {
 		w.t.Fatal(err)

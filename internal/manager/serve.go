@@ -13,14 +13,15 @@ import (
 // Serve runs a resource manager until ctx ends. nil: it ended as it should.
 func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) {
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Log: log,
+		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Daemon: "resource-manager", Log: log,
 		Bounds: s.Bounds()})
 	if err != nil {
 		return err
 	}
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
-		StateDir: s.StateDir, Gate: port.Gate, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log,
-		Quota: NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
+		StateDir: s.StateDir, Gate: port.Gate, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log, Audit: port.Gate.Audit(),
+		Quota:    NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
+		Attempts: s.AttachAttempts, Attached: s.TenantAttached,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}

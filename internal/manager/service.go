@@ -32,7 +32,10 @@ type Config struct {
 	Keep      time.Duration     // how long the ledger keeps single leases that are over; 0: for good
 	Gate      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
 	Quota     NodeQuota
+	Attempts  int // connections to its memory that are made at a time; 0: DefaultAttempts
+	Attached  int // connections to the board that one tenant may have; 0: DefaultTenantAttached
 	Log       *slog.Logger
+	Audit     *identity.Audit  // of executors that come and leave; nil: nowhere
 	Now       func() time.Time // nil: time.Now
 }
 
@@ -52,6 +55,7 @@ type Manager struct {
 	notifier *notifier
 	accounts *accounts
 	limits   *limits
+	attach   *attaching
 	nodeID   string
 	gate     *control.Gate  // counts refusals; nil: nobody does
 	node     *identity.Node // judges the certificates of those who have registered; nil: nobody does
@@ -63,7 +67,7 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	m := &Manager{cfg: cfg, log: cfg.Log}
+	m := &Manager{cfg: cfg, log: cfg.Log, attach: newAttaching(cfg.Attempts, cfg.Attached)}
 	var err error
 	if m.nodeID, err = control.NodeID(); err != nil {
 		return nil, err
@@ -187,14 +191,13 @@ func (m *Manager) expel() {
 
 // claim brings to the ledger to whom the incarnations belong that have registered since.
 func (m *Manager) claim() {
-	claims := m.table.unclaimed()
-	if len(claims) == 0 {
-		return
+	var err error
+	if claims := m.table.unclaimed(); len(claims) > 0 {
+		if _, err = m.accounts.ledger.Claim(m.cfg.Now(), claims...); err != nil {
+			m.table.claimAgain(claims)
+		}
 	}
-	if _, err := m.accounts.ledger.Claim(m.cfg.Now(), claims...); err != nil {
-		m.table.claimAgain(claims)
-		m.accounts.note(err)
-	}
+	m.accounts.note(ofClaims, err) // nil with no claims, too: those that failed have gone with their executors
 }
 
 // maxFabric is how many addresses of RDMA devices, and how many providers, an executor may have; maxProvider bounds a provider's name.
@@ -278,13 +281,23 @@ func (m *Manager) Register(ctx context.Context, req *control.RegisterRequest) (*
 	if err != nil {
 		return nil, m.answer(ctx, control.Manager_Register_FullMethodName, err)
 	}
-	m.log.Info("executor registered", "address", req.GetAddress(), "node", req.GetInfo().GetNode(), "id", id, "owner", o.name,
-		"cores", req.GetInfo().GetCores(), "replaced", replaced)
+	m.log.Debug("executor registered", "address", req.GetAddress(), "id", id, "owner", o.name, "cores", req.GetInfo().GetCores(), "replaced", replaced)
+	m.audit(ctx, identity.AuditJoin, req.GetInfo().GetNode(), req.GetAddress())
 	return &control.RegisterReply{ExecutorId: id, HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Manager: m.hello()}, nil
+}
+
+// audit writes down that an executor comes or leaves, and on whose call.
+func (m *Manager) audit(ctx context.Context, event, node, address string) {
+	m.cfg.Audit.Write(identity.AuditEntry{Event: event, Node: node, Who: control.Caller(ctx).Name, Remote: control.Remote(ctx), Detail: "address " + address})
 }
 
 // AttachExecutor connects a registered executor to its line and cells.
 func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecutorRequest) (*control.AttachExecutorReply, error) {
+	ctx, connected, err := m.attach.executor(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer connected()
 	var slot uint32
 	a, err := m.table.attach(ownerOf(ctx), req.GetExecutorId(), req.GetIncarnation(), func(e entry) (*attachment, error) {
 		slot = e.slot
@@ -292,8 +305,7 @@ func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecuto
 		if err := m.table.quotas.attach(&e.owner, bytes); err != nil {
 			return nil, err
 		}
-		a, err := m.memory.attachExecutor(req.GetProvider(), &e, req.GetBlob(), func() { m.table.quotas.give(&e.owner, 0, bytes) })
-		return a, err
+		return m.memory.attachExecutor(ctx, req.GetProvider(), &e, req.GetBlob(), func() { m.table.quotas.give(&e.owner, 0, bytes) })
 	})
 	if err != nil {
 		return nil, m.answer(ctx, control.Manager_AttachExecutor_FullMethodName, err)
@@ -306,7 +318,7 @@ func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecuto
 	return reply, nil
 }
 
-// AttachClient connects a client to the board.
+// AttachClient connects a client to the board. ClassBusy: too many are being connected, or this tenant has too many connections.
 func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
 	if err := m.cfg.Gate.Take(ctx, quota.Attaches, 1); err != nil {
 		return nil, err
@@ -322,10 +334,17 @@ func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientReq
 		}
 		s.mailbox = dataplane.Ref{Addr: box.GetAddr(), Key: box.GetKey(), Size: box.GetSize()}
 	}
+	ctx, connected, gone, err := m.attach.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer connected()
 	var blob []byte
-	if s.conn, blob, err = connectTo(dev.clients, req.GetBlob(), dev.view); err != nil {
+	if s.conn, blob, err = connectTo(ctx, dev.clients, req.GetBlob(), dev.view); err != nil {
+		gone()
 		return nil, controlError(err)
 	}
+	s.gone = gone
 	reply := &control.AttachClientReply{Blob: blob, Board: refOf(dev.view)}
 	m.notifier.add(s)
 	return reply, nil
@@ -360,12 +379,12 @@ func (m *Manager) Heartbeat(ctx context.Context, req *control.HeartbeatRequest) 
 
 // Deregister forgets an executor. One that is not known is as good as forgotten.
 func (m *Manager) Deregister(ctx context.Context, req *control.DeregisterRequest) (*control.DeregisterReply, error) {
-	address, err := m.table.deregister(ownerOf(ctx), req.GetExecutorId())
+	node, address, err := m.table.deregister(ownerOf(ctx), req.GetExecutorId())
 	if err != nil {
 		return nil, m.answer(ctx, control.Manager_Deregister_FullMethodName, err)
 	}
 	if address != "" {
-		m.log.Info("executor left", "address", address, "id", req.GetExecutorId())
+		m.audit(ctx, identity.AuditLeave, node, address)
 	}
 	return &control.DeregisterReply{}, nil
 }

@@ -252,16 +252,16 @@ func (t *table) detach(e *entry) {
 	}
 }
 
-// deregister forgets an executor and returns its address, empty if it is not there. errOwner: it is not the caller's.
-func (t *table) deregister(o owner, id uint64) (string, error) {
+// deregister forgets an executor and returns its node and address, empty if it is not there. errOwner: it is not the caller's.
+func (t *table) deregister(o owner, id uint64) (node, address string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e, err := t.ofOwner(&o, id)
 	if e == nil {
-		return "", err
+		return "", "", err
 	}
 	t.drop(e)
-	return e.address, nil
+	return e.info.GetNode(), e.address, nil
 }
 
 // drop forgets an executor. Under the lock.

@@ -184,6 +184,7 @@ func (m *Manager) state() (*State, error) {
 // whom mayAll lets see it.
 func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 	s.Metrics.MustRegister(&collector{m})
+	s.Check("ledger", m.accounts.failing)
 	var mu sync.Mutex
 	var last *State
 	var at time.Time

@@ -79,8 +79,8 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	return s, nil
 }
 
-// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason, and how often a tenant has reached a limit, by
-// kind. A nil gate has refused nothing.
+// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason, how often a tenant has reached a limit, by kind,
+// and how many audit lines were dropped. A nil gate has refused nothing.
 func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 	for _, kind := range quota.Kinds() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_quota_refused_total",
@@ -92,6 +92,9 @@ func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 				return float64(gate.RefusedByQuota(kind))
 			}))
 	}
+	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_audit_dropped_total",
+		Help: "Audit lines that were dropped, since more waited to be written than there is room for."},
+		func() float64 { return float64(gate.Audit().Dropped()) }))
 	for _, reason := range identity.Reasons() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
 			Help: "Calls and connections that were refused, by reason.", ConstLabels: prometheus.Labels{"reason": string(reason)}},
@@ -185,7 +188,7 @@ func failing(checks []check) (wrong []string) {
 	return wrong
 }
 
-// healthz is 200 if nothing is wrong that a restart could mend; a daemon that drains is healthy.
+// healthz is 200 if no check finds anything wrong. A daemon that drains is healthy.
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	checks, required := slices.Clone(s.checks), slices.Clone(s.required)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,8 @@ import (
 type Group struct {
 	files [controls]*os.File // nil: the group has no such file
 	v1    uint32             // bit i: files[i] has the format of version 1
+
+	limit atomic.Uint64 // that Limit has set; 0: none
 }
 
 // Control files of a Group.
@@ -48,9 +51,10 @@ func (g *Group) Files() (layout uint32, files []*os.File) {
 	return layout | g.v1<<16, files
 }
 
-// NewGroup makes a Group of what Files returned. It owns the files, also when it fails.
-func NewGroup(layout uint32, files []*os.File) (*Group, error) {
+// NewGroup makes a Group of what Files returned, whose memory limit is that many bytes (0: none). It owns the files, also when it fails.
+func NewGroup(layout uint32, files []*os.File, limit uint64) (*Group, error) {
 	g := &Group{v1: layout >> 16}
+	g.limit.Store(limit)
 	present := layout & 0xffff
 	if (present|g.v1)>>controls != 0 || g.v1&^present != 0 || bits.OnesCount32(present) != len(files) {
 		for _, f := range files {
@@ -202,24 +206,33 @@ func (g *Group) LetDie() {
 	}
 }
 
-// Limit sets the most bytes of memory, without swap. 0 leaves what is. Without the controller it does nothing.
+// Limit sets the most bytes of memory, without swap; 0: no limit. Without the controller it does nothing.
 func (g *Group) Limit(memory uint64) error {
-	if memory == 0 || !g.has(memoryFile) {
+	if !g.has(memoryFile) || g.limit.Load() == memory {
 		return nil
 	}
 	text := strconv.FormatUint(memory, 10)
-	if !g.has(swapFile) {
-		return g.put(memoryFile, text)
+	switch {
+	case memory == 0 && g.old(memoryFile):
+		text = "-1"
+	case memory == 0:
+		text = "max"
 	}
-	// Version 1 counts memory and swap together there, and wants that limit never to be below the other.
-	err := g.put(swapFile, text)
-	if errors.Is(err, unix.EINVAL) {
-		if err = g.put(memoryFile, text); err == nil {
+	err := g.put(memoryFile, text)
+	if g.has(swapFile) {
+		// Version 1 counts memory and swap together there, and wants that limit never to be below the other.
+		larger := errors.Is(err, unix.EINVAL)
+		if err == nil || larger {
 			err = g.put(swapFile, text)
 		}
-		return err
+		if larger && err == nil {
+			err = g.put(memoryFile, text)
+		}
 	}
-	return errors.Join(err, g.put(memoryFile, text))
+	if err == nil {
+		g.limit.Store(memory)
+	}
+	return err
 }
 
 // quotaPeriod is the period of a CPU quota, in microseconds, which is the kernel's default.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -33,6 +32,7 @@ type Groups struct {
 
 	mu    sync.Mutex
 	spare *GroupDir
+	limit uint64 // of the last group that was removed
 	ended bool
 }
 
@@ -93,14 +93,16 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 	if len(cfg.Processes) == 0 {
 		cfg.Processes = []int{os.Getpid()}
 	}
-	g := &Groups{prefix: fmt.Sprintf("rfaas-%d-", os.Getpid()), pids: cfg.Processes, mkdir: mkdir, rmdir: rmdir}
+	g := &Groups{prefix: groupPrefix(), pids: cfg.Processes, mkdir: mkdir, rmdir: rmdir}
 	if cfg.PIDs != 0 {
 		g.limits = strconv.FormatUint(uint64(cfg.PIDs), 10)
 	}
 	why := g.find(root, own)
+	var dirs []string
 	for _, t := range g.trees {
-		sweep(t.dir)
+		dirs = append(dirs, t.dir)
 	}
+	removeDead(dirs, "/proc")
 	// What cannot be used after all is left out.
 	for len(g.trees) > 0 {
 		probe, err := g.make()
@@ -164,21 +166,6 @@ func (g *Groups) CanFreeze() bool { return g.hasController("freezer") }
 
 func (g *Groups) hasController(name string) bool {
 	return slices.ContainsFunc(g.trees, func(t *tree) bool { return slices.Contains(t.controllers, name) })
-}
-
-// sweep removes the groups of executors that were killed.
-func sweep(dir string) {
-	left, _ := filepath.Glob(filepath.Join(dir, "rfaas-*-*"))
-	for _, group := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
-		if st, err := os.Stat(group); err != nil || time.Since(st.ModTime()) < time.Minute {
-			continue // perhaps of an executor in another process name space, which is about to use it
-		}
-		if _, err := os.Stat("/proc/" + pid); errors.Is(err, fs.ErrNotExist) {
-			letOrphansDie(group)
-			_ = os.Remove(group) // those with processes stay
-		}
-	}
 }
 
 // letOrphansDie thaws a group of version 1 whose executor was killed while the group was frozen. Its processes got SIGKILL then, but
@@ -282,7 +269,7 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 				why[l.controller] = errors.New("not delegated to this control group: Delegate= in the unit")
 			}
 		}
-		sweep(dir)
+		removeDead([]string{dir}, "/proc")
 		if len(t.delegated) > 0 {
 			g.delegate(t, why)
 		}
@@ -423,7 +410,7 @@ func (g *Groups) Close() error {
 	return errors.Join(err, g.rmdir(g.leaf))
 }
 
-// New returns a group without processes, memory limit and CPU quota, which has the executor's CPUs.
+// New returns a group without processes and CPU quota, which has the executor's CPUs and any memory limit.
 func (g *Groups) New() (*GroupDir, error) {
 	g.mu.Lock()
 	d := g.spare
@@ -435,13 +422,20 @@ func (g *Groups) New() (*GroupDir, error) {
 	return g.make()
 }
 
-// Prepare makes a group that the next New returns, unless there is one: a start takes less time then.
+// Prepare makes a group that the next New returns, unless there is one, with the memory limit that is most likely: a start takes less
+// time then.
 func (g *Groups) Prepare() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.spare == nil && !g.ended {
-		g.spare, _ = g.make() // New says why it cannot be made
+	if g.spare != nil || g.ended {
+		return
 	}
+	d, err := g.make()
+	if err != nil {
+		return // New will say why
+	}
+	_ = d.Limit(g.limit) // as will Limit
+	g.spare = d
 }
 
 // make makes a group. An error wraps an *unusable.
@@ -551,6 +545,11 @@ func (d *GroupDir) CloseJoin() {
 func (g *Groups) Remove(d *GroupDir) error {
 	d.CloseJoin()
 	d.Close()
+	if used := d.limit.Load(); used != 0 {
+		g.mu.Lock()
+		g.limit = used
+		g.mu.Unlock()
+	}
 	var err error
 	for _, dir := range d.dirs {
 		err = errors.Join(err, g.rmdir(dir))

@@ -78,7 +78,7 @@ func newGroup(t *testing.T, g *Groups) (*GroupDir, *Group) {
 		}
 		passed = append(passed, os.NewFile(uintptr(fd), f.Name()))
 	}
-	group, err := NewGroup(layout, passed)
+	group, err := NewGroup(layout, passed, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,9 +233,9 @@ func TestNewGroupRefuses(t *testing.T) {
 	for _, c := range []struct {
 		layout uint32
 		files  int
-	}{{0, 1}, {1, 0}, {3, 1}, {1 << controls, 1}, {1 | 2<<16, 1}, {1<<16 | 0, 0}} {
+	}{{0, 1}, {1, 0}, {3, 1}, {1 << controls, 1}, {1 | 2<<16, 1}, {1 << 16, 0}} {
 		files := null(c.files)
-		if _, err := NewGroup(c.layout, files); err == nil {
+		if _, err := NewGroup(c.layout, files, 0); err == nil {
 			t.Errorf("layout %#x with %d files was taken", c.layout, c.files)
 		}
 		for _, f := range files {

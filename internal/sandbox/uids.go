@@ -37,6 +37,9 @@ func (r *Range) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Has says whether an id is in the range.
+func (r Range) Has(id uint32) bool { return id >= r.First && id-r.First < r.N }
+
 // String writes what UnmarshalText reads.
 func (r Range) String() string {
 	if r.N == 0 {

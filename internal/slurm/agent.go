@@ -37,6 +37,7 @@ type Agent struct {
 	running *running
 	waiting []chan<- struct{} // prologs, until no executor runs
 	gone    map[int64]bool    // jobs whose epilog has begun
+	doubted map[int64]bool    // jobs of which the log says that what they hold is not certain
 	arrived int               // prologs so far: an answer of Slurm from before one means nothing
 	asking  bool
 	again   bool // ask once more when the answer is there
@@ -68,7 +69,7 @@ const (
 
 // NewAgent makes an Agent; Run brings it to life.
 func NewAgent(c AgentConfig) *Agent {
-	return &Agent{c: c, events: make(chan func()), over: make(chan struct{}), gone: map[int64]bool{}}
+	return &Agent{c: c, events: make(chan func()), over: make(chan struct{}), gone: map[int64]bool{}, doubted: map[int64]bool{}}
 }
 
 // errOver: the agent has ended, or the caller's time has.
@@ -221,6 +222,7 @@ func (a *Agent) act(ctx context.Context, u Usage) {
 			delete(a.gone, job) // Slurm has forgotten it
 		}
 	}
+	a.warn(u)
 	want := offer(u, a.c.Order, a.gone, a.c.KeepCPUs, a.c.KeepMemory, a.c.Spare)
 	if !u.Usable && !a.watching {
 		// Resumed, rebooted or just registered: no hook tells of that.
@@ -243,6 +245,22 @@ func (a *Agent) act(ctx context.Context, u Usage) {
 	default:
 		a.grow(ctx)
 	}
+}
+
+// warn logs, once for each job, that more may be counted for a job than it has.
+func (a *Agent) warn(u Usage) {
+	doubted := map[int64]bool{}
+	for _, h := range u.Holds {
+		if h.Doubt == nil {
+			continue
+		}
+		doubted[h.Job] = true
+		if !a.doubted[h.Job] {
+			a.c.Log.Warn("a job's own text, such as its name, looks like what Slurm says of nodes: all of it counts as held by the job",
+				"job", h.Job, "cpus", h.CPUs, "memory_mib", h.Memory>>20, "error", h.Doubt)
+		}
+	}
+	a.doubted = doubted
 }
 
 // grow replaces an executor that could lend more, when nobody uses it or after a while.

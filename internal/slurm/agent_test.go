@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -296,7 +295,7 @@ func TestCPUOrder(t *testing.T) {
 func TestOffer(t *testing.T) {
 	order := []int{0, 4, 1, 5, 2, 6, 3, 7}
 	u := Usage{CPUs: 8, Memory: 4 << 30, Usable: true}
-	hold := func(job int64, mib uint64, cpus ...int) Hold { return Hold{job, cpus, mib << 20} }
+	hold := func(job int64, mib uint64, cpus ...int) Hold { return Hold{Job: job, CPUs: cpus, Memory: mib << 20} }
 	for name, c := range map[string]struct {
 		u    func(*Usage)
 		gone []int64
@@ -338,19 +337,58 @@ func TestUsage(t *testing.T) {
 	c := Commands{Run: script{"sinfo": "n2|mixed|1/3/0/4|2048|100|\nn2|mixed|1/3/0/4|2048|100|\n", "squeue": "1\n2\n3\n", "job 1": job,
 		"job 2": "ERROR scontrol: slurm_load_jobs error: Invalid job id specified", "job 3": "JobId=3 NodeList=\n"}.run}
 	u, err := c.Usage(t.Context(), "n2")
-	if err != nil || fmt.Sprint(u) != "{4 2147483648 true [{1 [0 3] 104857600}]}" {
+	if err != nil || fmt.Sprint(u) != "{4 2147483648 true [{1 [0 3] 104857600 <nil>}]}" {
 		t.Errorf("%v, %v", u, err)
 	}
 	for name, s := range map[string]script{
 		"no such node": {"sinfo": ""}, "sinfo": {"sinfo": "ERROR x"}, "squeue": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "ERROR x"},
 		"job number": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "x\n"}, "scontrol": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "ERROR x"},
-		"a node's part":     {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "Nodes=n2 CPU_IDs=0 Memory=1\n"},
-		"a node's CPUs":     {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "Nodes=n2 CPU_IDs=a Mem=1\n"},
-		"a job's host list": {"sinfo": "n2|idle|0/1/0/1|1|0|\n", "squeue": "1\n", "job 1": "Nodes=n[ CPU_IDs=0 Mem=1\n"},
 	} {
 		if u, err := (&Commands{Run: s.run}).Usage(t.Context(), "n2"); err == nil {
 			t.Errorf("%s: %v", name, u)
 		}
+	}
+}
+
+// What a job has of a node is never less than Slurm says, whatever its user has written into its name, comment or account.
+func TestJobsTextHidesNothing(t *testing.T) {
+	const slurms = " JOB_GRES=(null) Nodes=n2 CPU_IDs=1-3 Mem=300 GRES= MinCPUsNode=1 "
+	for name, c := range map[string]struct {
+		before, after string
+		cpus          string
+		mib           uint64
+		doubt         string
+	}{
+		"nothing":                     {cpus: "[1 2 3]", mib: 300},
+		"other words":                 {before: "x Nodes=n2", after: "x Nodes=n2 Nodes= CPU_IDs=0 Nodes=5 Mem=1", cpus: "[1 2 3]", mib: 300},
+		"other nodes":                 {before: "x Nodes=n1 CPU_IDs=0 Mem=1", cpus: "[1 2 3]", mib: 300},
+		"less, in its name":           {before: "x Nodes=n2 CPU_IDs=3 Mem=1 GRES=", cpus: "[1 2 3]", mib: 300, doubt: "2 times"},
+		"less, in its comment":        {after: "x Nodes=n2 CPU_IDs=1 Mem=1 GRES=", cpus: "[1 2 3]", mib: 300, doubt: "2 times"},
+		"less, in lines of their own": {before: "x\n     Nodes=n2 CPU_IDs=1 Mem=1 GRES=\ny", cpus: "[1 2 3]", mib: 300, doubt: "2 times"},
+		"none":                        {before: "x Nodes=n2 CPU_IDs= Mem=0 GRES=", cpus: "[1 2 3]", mib: 300, doubt: "2 times"},
+		"others":                      {before: "x Nodes=n[1-4] CPU_IDs=0 Mem=1 GRES=", cpus: "[0 1 2 3]", mib: 300, doubt: "2 times"},
+		"more memory":                 {after: "x Nodes=n2 CPU_IDs=1 Mem=900 GRES=", cpus: "[1 2 3]", mib: 900, doubt: "2 times"},
+		"no memory":                   {before: "x Nodes=n2 CPU_IDs=0 Memory=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "no memory size"},
+		"no CPUs":                     {before: "x Nodes=n2 CPU_IDs=a Mem=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "no CPU"},
+		"no host list":                {before: "x Nodes=n[ CPU_IDs=0 Mem=1", cpus: "[0 1 2 3]", mib: 2048, doubt: "brackets"},
+		"a hundred million hosts": {before: strings.Repeat(" Nodes=x[0-99999] CPU_IDs=0 Mem=1 ", 1000), cpus: "[0 1 2 3]", mib: 2048,
+			doubt: "too many hosts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := "JobId=1 JobName=" + c.before + " UserId=u(1)" + slurms + "Comment=" + c.after + " StdErr=/dev/null\n"
+			s := script{"sinfo": "n2|mixed|1/3/0/4|2048|100|\n", "squeue": "1\n", "job 1": text}
+			u, err := (&Commands{Run: s.run}).Usage(t.Context(), "n2")
+			if err != nil || len(u.Holds) != 1 {
+				t.Fatal(u, err)
+			}
+			h := u.Holds[0]
+			if fmt.Sprint(h.CPUs) != c.cpus || h.Memory != c.mib<<20 {
+				t.Errorf("CPUs %v, %d MiB; want %s, %d", h.CPUs, h.Memory>>20, c.cpus, c.mib)
+			}
+			if got := fmt.Sprint(h.Doubt); c.doubt == "" != (h.Doubt == nil) || !strings.Contains(got, c.doubt) {
+				t.Errorf("doubt %v, want %q", h.Doubt, c.doubt)
+			}
+		})
 	}
 }
 
@@ -402,25 +440,4 @@ func TestHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-}
-
-// An agent that hangs is killed when the prolog's time is over, and only then.
-func TestHungAgentIsKilled(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "socket")
-	hung := exec.Command("/proc/self/exe", path)
-	hung.Env = append(os.Environ(), "RFAAS_TEST_AS=hung")
-	start(t, hung)
-	defer func() { hung.Process.Kill(); hung.Wait() }()
-	for _, force := range []bool{false, true} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err := TellAgent(ctx, path, "prolog 1", force)
-		cancel()
-		if err == nil || strings.Contains(err.Error(), "was killed") != force {
-			t.Errorf("force %v: %v", force, err)
-		}
-	}
-	hung.Wait()
-	if s := hung.ProcessState.String(); s != "signal: killed" {
-		t.Errorf("it ended by %q", s)
-	}
 }

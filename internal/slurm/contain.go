@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
 // Contain runs a program so that nothing of it is left when it has ended, or when this process has: not even processes that
@@ -60,7 +62,7 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 	go func() { done <- cmd.Wait() }()
 	select {
 	case err = <-done:
-		return exitStatus(cmd, err)
+		return ended(cmd, err)
 	case <-ctx.Done():
 	}
 	kill := time.NewTimer(c.KillAfter)
@@ -80,7 +82,7 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 		}
 		break
 	}
-	status, err := exitStatus(cmd, err)
+	status, err := ended(cmd, err)
 	if status == 128+int(syscall.SIGTERM) {
 		status = 0
 	}
@@ -130,6 +132,15 @@ func (c *Contain) command(adopt bool, ready *os.File) *exec.Cmd {
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
 	}
 	return cmd
+}
+
+// ended returns the program's exit status. It removes what an executor that did not end by itself has left of its control groups.
+func ended(cmd *exec.Cmd, err error) (int, error) {
+	status, err := exitStatus(cmd, err)
+	if status != 0 {
+		sandbox.RemoveLeftovers()
+	}
+	return status, err
 }
 
 func exitStatus(cmd *exec.Cmd, err error) (int, error) {

@@ -32,14 +32,25 @@ func TestMain(m *testing.M) {
 			status = 125
 		}
 		os.Exit(status)
-	case "hung":
+	case "hung": // a daemon that never answers
 		l, err := net.Listen("unix", os.Args[1])
 		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		fmt.Println("up")
-		for {
-			l.Accept()
+		time.Sleep(time.Hour)
+		l.Close()
+	case "flood": // a daemon whose answer has no end
+		l, err := net.Listen("unix", os.Args[1])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println("up")
+		c, err := l.Accept()
+		for err == nil {
+			_, err = c.Write(make([]byte, 1<<16))
 		}
 	case "container":
 		os.Setenv("RFAAS_TEST_AS", "init")
@@ -264,6 +275,38 @@ func TestContainWhatCannotStart(t *testing.T) {
 	for _, args := range [][]string{nil, {"--"}, {"x"}, {initFlag}, {initFlag, "--"}} {
 		if _, err := RunInit(args); err == nil {
 			t.Errorf("init %q", args)
+		}
+	}
+}
+
+// A program that is killed with all that it started leaves no control groups behind.
+func TestContainRemovesControlGroups(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	must(t, err)
+	var group string
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if dir := filepath.Join("/sys/fs/cgroup", f[1], f[2]); len(f) == 3 && (f[1] == "pids" || f[1] == "") {
+			if os.Mkdir(filepath.Join(dir, "test"), 0o755) == nil {
+				must(t, os.Remove(filepath.Join(dir, "test")))
+				group = dir
+				break
+			}
+		}
+	}
+	if group == "" {
+		t.Skip("this process may make no control groups")
+	}
+	cmd := container(t, "root", "space", time.Second, "/bin/sh", "-c",
+		`mkdir "$0/rfaas-$(readlink /proc/self/ns/pid | tr -dc 0-9).$$-1" && ls -d "$0"/rfaas-*.$$-1 && kill -KILL $$`, group)
+	out, err := cmd.Output()
+	made := strings.TrimSpace(string(out))
+	if made == "" {
+		t.Fatalf("no group was made: %v", err)
+	}
+	for made := range strings.Lines(made) {
+		if _, err := os.Stat(strings.TrimSpace(made)); !os.IsNotExist(err) {
+			t.Errorf("%s is left behind: %v", made, err)
 		}
 	}
 }

@@ -8,5 +8,6 @@
 //     executor on what they leave.
 //
 // Slurm is asked through its commands with explicit output formats, which have been the same for many versions and need no
-// plugin; the formats by --json have not.
+// plugin; the formats by --json have not. Names, comments and accounts of jobs come from users and may contain any character,
+// also separators and line breaks: every parser here stays right whatever they contain.
 package slurm

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,7 +24,15 @@ type Follow struct {
 	Policy    Policy
 	Publish   *Publish // nil: executors say when their job ends, and nothing of the plan
 	Log       *slog.Logger
+
+	before map[int64]bool // jobs that were marked before the first look; nil: there was none yet
 }
+
+// stopMark takes the place of the node in the names of jobs that Stop cancels. No node has such a name.
+const stopMark = "!stop"
+
+// errStopped says that Stop has cancelled executor jobs.
+var errStopped = errors.New("rfaas slurm stop has cancelled the executor jobs")
 
 // check says what is wrong.
 func (f *Follow) check() error {
@@ -48,8 +57,8 @@ func cmpErr(err, otherwise error) error {
 	return otherwise
 }
 
-// Run keeps one executor job for each node until ctx ends. The jobs stay then: a Follower that is started anew finds them.
-// Slurm that does not answer is asked again.
+// Run keeps one executor job for each node until ctx ends or somebody cancels the jobs by Stop. When ctx ends the jobs stay, and a
+// Follower that is started anew finds them. Run asks again when Slurm does not answer.
 func (f *Follow) Run(ctx context.Context) error {
 	if err := f.check(); err != nil {
 		return err
@@ -61,20 +70,21 @@ func (f *Follow) Run(ctx context.Context) error {
 	tick := time.NewTicker(f.Interval)
 	defer tick.Stop()
 	var plan Plan
+	var waiting bool // others' jobs
 	var planned time.Time
 	away, unheard := false, false
 	for {
 		fresh := false
 		if planned.IsZero() || time.Since(planned) >= f.PlanEvery {
-			p, perr := f.Plan(ctx, f.Partition)
+			p, w, perr := f.Plan(ctx, f.Partition)
 			if perr == nil {
-				plan, planned, fresh = p, time.Now(), true
+				plan, waiting, planned, fresh = p, w, time.Now(), true
 			}
 			err = perr
 		}
 		var jobs []Job
 		if err == nil {
-			jobs, err = f.step(ctx, planner, plan)
+			jobs, err = f.step(ctx, planner, plan, waiting)
 		}
 		if err == nil && fresh && f.Publish != nil {
 			perr := f.Publish.publish(ctx, wantedBack(time.Now(), jobs, plan))
@@ -85,6 +95,9 @@ func (f *Follow) Run(ctx context.Context) error {
 		}
 		switch {
 		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, errStopped):
+			f.Log.Info("the controller ends", "reason", err)
 			return nil
 		case err != nil && !away:
 			f.Log.Warn("Slurm does not do what it is asked; it is asked again", "error", err)
@@ -101,7 +114,7 @@ func (f *Follow) Run(ctx context.Context) error {
 }
 
 // step looks once and does what is to be done. It returns the jobs that it saw.
-func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) ([]Job, error) {
+func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan, waiting bool) ([]Job, error) {
 	nodes, err := f.Nodes(ctx, f.Partition)
 	if err != nil {
 		return nil, err
@@ -111,7 +124,10 @@ func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan) ([]Job, 
 	if err != nil {
 		return nil, err
 	}
-	v := View{Nodes: nodes, Jobs: jobs, Plan: plan}
+	if jobs, err = f.withoutStopped(jobs); err != nil {
+		return nil, err
+	}
+	v := View{Nodes: nodes, Jobs: jobs, Plan: plan, Waiting: waiting}
 	if gone := planner.Gone(jobs); len(gone) > 0 {
 		if v.Ended, err = f.states(ctx, gone); err != nil {
 			return nil, err
@@ -149,13 +165,29 @@ func (f *Follow) submitAll(ctx context.Context, planner *Planner, list []Submiss
 	return nil
 }
 
-// states asks how jobs ended. Slurm forgets them after some minutes: they are missing in the answer.
-func (f *Follow) states(ctx context.Context, ids []int64) (map[int64]string, error) {
-	list := make([]string, len(ids))
-	for i, id := range ids {
-		list[i] = strconv.FormatInt(id, 10)
+// withoutStopped returns the jobs without those that Stop has marked. The error is errStopped if one was marked since this
+// controller started.
+func (f *Follow) withoutStopped(jobs []Job) ([]Job, error) {
+	marked := map[int64]bool{}
+	jobs = slices.DeleteFunc(jobs, func(j Job) bool {
+		marked[j.ID] = j.Node == stopMark
+		return marked[j.ID]
+	})
+	if f.before == nil {
+		f.before = marked
 	}
-	out, err := f.run(ctx, "squeue", "--noheader", "--states=all", "--jobs="+strings.Join(list, ","), "--format=%i|%T")
+	for id, is := range marked {
+		if is && !f.before[id] {
+			return nil, errStopped
+		}
+	}
+	return jobs, nil
+}
+
+// states asks how jobs ended. Slurm forgets them after some minutes: they are missing in the answer. The error is errStopped if
+// Stop has cancelled one of them.
+func (f *Follow) states(ctx context.Context, ids []int64) (map[int64]string, error) {
+	out, err := f.run(ctx, "squeue", "--noheader", "--states=all", "--jobs="+list(ids), "--format=%A|%T|%j")
 	if err != nil {
 		if strings.Contains(err.Error(), "Invalid job id") {
 			return nil, nil
@@ -164,27 +196,59 @@ func (f *Follow) states(ctx context.Context, ids []int64) (map[int64]string, err
 	}
 	states := map[int64]string{}
 	for line := range strings.Lines(out) {
-		number, state, _ := strings.Cut(strings.TrimSpace(line), "|")
-		id, err := strconv.ParseInt(number, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("squeue: job number %q: %w", number, err)
+		part := strings.SplitN(strings.TrimSuffix(line, "\n"), "|", 3)
+		if len(part) != 3 {
+			return nil, fmt.Errorf("squeue: %q has %d fields, want 3", line, len(part))
 		}
-		states[id] = state
+		id, err := strconv.ParseInt(part[0], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("squeue: job number %q: %w", part[0], err)
+		}
+		states[id] = part[1]
+		if part[2] == f.Prefix+stopMark {
+			return nil, errStopped
+		}
 	}
 	return states, nil
 }
 
-// Stop cancels all of the executor jobs, those that run and those that wait, and returns how many.
-func (f *Follow) Stop(ctx context.Context) (int, error) {
-	jobs, err := f.Jobs(ctx, f.Partition, f.Prefix)
-	if err != nil {
-		return 0, err
-	}
-	var ids []int64
-	for _, j := range jobs {
-		if j.State != Ending {
-			ids = append(ids, j.ID)
+// Stop cancels all of the executor jobs, those that run and those that wait, and returns how many. It marks them first, so that
+// controllers end and submit no more. It looks again every pause until a look finds no job, since a controller that was just
+// submitting goes on until its next look.
+func (f *Follow) Stop(ctx context.Context, pause time.Duration) (int, error) {
+	cancelled := map[int64]bool{}
+	for {
+		jobs, err := f.Jobs(ctx, f.Partition, f.Prefix)
+		if err != nil {
+			return len(cancelled), err
+		}
+		var ids []int64
+		for _, j := range jobs {
+			if j.State != Ending {
+				ids = append(ids, j.ID)
+				cancelled[j.ID] = true
+			}
+		}
+		if len(ids) == 0 {
+			return len(cancelled), nil
+		}
+		// Jobs that have ended meanwhile are refused.
+		_, err = f.run(ctx, "scontrol", "update", "JobId="+list(ids), "JobName="+f.Prefix+stopMark)
+		if err = errors.Join(ignoreEnded(err), ignoreEnded(f.Cancel(ctx, ids))); err != nil {
+			return len(cancelled), err
+		}
+		select {
+		case <-ctx.Done():
+			return len(cancelled), fmt.Errorf("executor jobs still come, as if a controller that cannot be told to stop ran: %w", ctx.Err())
+		case <-time.After(pause):
 		}
 	}
-	return len(ids), f.Cancel(ctx, ids)
+}
+
+// ignoreEnded is nil if an error says no more than that jobs have ended.
+func ignoreEnded(err error) error {
+	if err != nil && (strings.Contains(err.Error(), "Invalid job id") || strings.Contains(err.Error(), "already completing or completed")) {
+		return nil
+	}
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,24 +19,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hooks and agent speak over a unix socket: one line each way. "prolog JOB" is answered when no executor runs any more,
-// "epilog JOB" and "status" at once. An answer begins with "ok", or is an error. Who may open the socket may speak: its
-// directory and mode say who that is.
+// Hooks and agent speak over a unix socket: one line each way. The agent answers "prolog JOB" when no executor runs any more,
+// "epilog JOB" and "status" at once. An answer begins with "ok", or is an error. Only root and the agent's own user can open the
+// socket: its mode is 0600.
 const (
 	hookTimeout = 30 * time.Second
 	lineMax     = 4096
+	answerMax   = 1 << 16
 )
 
-// ListenHooks makes the agent's socket. A socket that nobody listens on any more is replaced.
+// ListenHooks makes the agent's socket, and its directory if that is missing. It replaces a socket on which nobody listens any
+// more. The directory must belong to this process's user, and nobody else may be able to change the path.
 func ListenHooks(path string) (net.Listener, error) {
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	p, err := openPlace(path)
+	if err != nil {
+		return nil, err
+	}
+	unix.Close(p.dir)
+	if p.owner != uint32(os.Geteuid()) {
+		return nil, fmt.Errorf("socket %s: its directory belongs to user %d and not to this one, %d: run the agent as that user, or give it a directory of its own", path, p.owner, os.Geteuid())
+	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
 		return nil, fmt.Errorf("socket %s: another agent listens there", path)
 	}
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != os.ModeSocket {
+		return nil, fmt.Errorf("socket %s: a file that is no socket is in its place: remove it, or name another path", path)
+	}
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	old := unix.Umask(0o177) // from the first moment on
+	old := unix.Umask(0o177) // the socket is closed to others from the first moment on
 	l, err := net.Listen("unix", path)
 	unix.Umask(old)
 	if err != nil {
@@ -113,19 +130,27 @@ func (a *Agent) answer(ctx context.Context, line string) (string, error) {
 	return fmt.Sprintf("ok %d ms", time.Since(begin).Milliseconds()), err
 }
 
-// ErrNoAgent: nobody listens on the socket.
+// ErrNoAgent says that nobody listens on the socket.
 var ErrNoAgent = errors.New("no agent on this node")
 
-// TellAgent says one line to the agent and returns its answer. When the agent does not answer until ctx's deadline, and
-// force is set and we may, it is killed: the executor dies with it, and whoever supervises the agent starts another.
+// TellAgent sends one line to the agent and returns its answer. With force it kills an agent that does not answer before ctx's
+// deadline. The executor dies with its agent, and whoever supervises the agent starts another.
 func TellAgent(ctx context.Context, path, line string, force bool) (string, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", path)
+	socket, owner, err := openSocket(path)
+	if errors.Is(err, unix.ENOENT) {
+		return "", fmt.Errorf("%w: %s", ErrNoAgent, path)
+	}
 	if err != nil {
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-			return "", fmt.Errorf("%w: %s", ErrNoAgent, path)
-		}
 		return "", err
+	}
+	defer socket.Close()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", socket.Fd()))
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return "", fmt.Errorf("%w: %s", ErrNoAgent, path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("socket %s: %w", path, err)
 	}
 	defer c.Close()
 	if deadline, ok := ctx.Deadline(); ok {
@@ -133,58 +158,29 @@ func TellAgent(ctx context.Context, path, line string, force bool) (string, erro
 	}
 	if _, err = io.WriteString(c, line+"\n"); err == nil {
 		var answer string
-		answer, err = bufio.NewReader(c).ReadString('\n')
+		answer, err = bufio.NewReader(io.LimitReader(c, answerMax)).ReadString('\n')
 		answer = strings.TrimSpace(answer)
 		if text, ok := strings.CutPrefix(answer, "ok"); ok && err == nil {
 			return strings.TrimSpace(text), nil
 		}
 		if err == nil {
-			return "", fmt.Errorf("the agent: %s", strings.TrimPrefix(answer, "error: "))
+			return "", fmt.Errorf("the agent answers %.200q", strings.TrimPrefix(answer, "error: "))
 		}
 	}
 	if !force || !errors.Is(err, os.ErrDeadlineExceeded) {
 		return "", fmt.Errorf("the agent does not answer: %w", err)
 	}
-	pid, kerr := killPeer(c.(*net.UnixConn))
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return "", err
+	}
+	var pid int
+	var kerr error
+	if err := raw.Control(func(fd uintptr) { pid, kerr = killPeer(int(fd), owner) }); err != nil {
+		return "", err
+	}
 	if kerr != nil {
 		return "", fmt.Errorf("the agent does not answer in time, and cannot be killed: %w", kerr)
 	}
 	return "", fmt.Errorf("the agent, process %d, does not answer in time and was killed", pid)
-}
-
-// killPeer kills the process that listens at the other end, and returns when it has ended, within a second.
-func killPeer(c *net.UnixConn) (int, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var pidfd int
-	cerr := raw.Control(func(fd uintptr) {
-		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil && cred.Pid > 0 {
-			pidfd, err = unix.PidfdOpen(int(cred.Pid), 0)
-		}
-	})
-	if err = errors.Join(cerr, err); err != nil {
-		return 0, err
-	}
-	if cred.Pid <= 0 {
-		return 0, errors.New("it is in another process name space")
-	}
-	defer unix.Close(pidfd)
-	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil {
-		return 0, err
-	}
-	for end := time.Now().Add(time.Second); ; {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(max(0, time.Until(end)).Milliseconds()))
-		switch {
-		case errors.Is(err, unix.EINTR): // the runtime's own signals come at any time
-		case err != nil:
-			return 0, fmt.Errorf("waiting for the end of process %d: %w", cred.Pid, err)
-		case n == 0:
-			return 0, fmt.Errorf("process %d has not ended within a second of SIGKILL", cred.Pid)
-		default:
-			return int(cred.Pid), nil
-		}
-	}
 }

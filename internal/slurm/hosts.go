@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -9,9 +10,14 @@ import (
 // maxHosts bounds what one host list may expand to.
 const maxHosts = 1 << 17
 
+var errTooMany = errors.New("too many hosts")
+
 // ExpandHosts expands a host list as Slurm writes it, like "n[1-3,07],login2" or "r[1-2]n[1-4]". Numbers keep their leading
 // zeros, the last bracket of a name varies fastest. An empty list, "(null)" and "None" have no hosts.
-func ExpandHosts(list string) ([]string, error) {
+func ExpandHosts(list string) ([]string, error) { return expandHosts(list, maxHosts) }
+
+// expandHosts is ExpandHosts for at most room hosts.
+func expandHosts(list string, room int) ([]string, error) {
 	list = strings.TrimSpace(list)
 	if list == "" || list == "(null)" || list == "None" || list == "N/A" {
 		return nil, nil
@@ -38,7 +44,7 @@ func ExpandHosts(list string) ([]string, error) {
 		if depth != 0 {
 			return nil, fmt.Errorf("host list %q: brackets do not match", list)
 		}
-		names, err := expandName(rest[:end], maxHosts-len(out))
+		names, err := expandName(rest[:end], room-len(out))
 		if err != nil {
 			return nil, fmt.Errorf("host list %q: %w", list, err)
 		}
@@ -76,7 +82,7 @@ func expandName(name string, room int) ([]string, error) {
 		out, name = next, rest
 	}
 	if len(out) > room {
-		return nil, fmt.Errorf("more than %d hosts", maxHosts)
+		return nil, errTooMany
 	}
 	return out, nil
 }
@@ -102,7 +108,7 @@ func expandRanges(inside string, room int) ([]string, error) {
 			return nil, fmt.Errorf("%q is no number or range", part)
 		}
 		if hi-lo >= uint64(max(room-len(out), 0)) {
-			return nil, fmt.Errorf("more than %d hosts", maxHosts)
+			return nil, errTooMany
 		}
 		for n := lo; n <= hi; n++ {
 			out = append(out, fmt.Sprintf("%0*d", len(from), n))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -21,47 +23,56 @@ func (p Plan) wanted(hosts []string, from time.Time) {
 	}
 }
 
-// Plan asks for the scheduler's plan. The jobs in partition own, ours and others that are preempted like them, do not count.
-func (c *Commands) Plan(ctx context.Context, own string) (Plan, error) {
-	out, err := c.run(ctx, "squeue", "--noheader", "--states=PENDING", "--format=%S|%P|%Y")
+// Plan asks for the scheduler's plan, and whether jobs wait for nodes. The jobs in partition own, ours and others that are
+// preempted like them, do not count.
+func (c *Commands) Plan(ctx context.Context, own string) (p Plan, waiting bool, err error) {
+	out, err := c.run(ctx, "squeue", "--noheader", "--states=PENDING", "--format=%S|%P|%Y|%r")
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	p := Plan{}
-	if err := p.addJobs(out, own); err != nil {
-		return nil, err
+	p = Plan{}
+	if waiting, err = p.addJobs(out, own); err != nil {
+		return nil, false, err
 	}
 	if out, err = c.run(ctx, "scontrol", "--oneliner", "show", "reservation"); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return p, p.addReservations(out)
+	return p, waiting, p.addReservations(out)
 }
 
-func (p Plan) addJobs(out, own string) error {
+// forNodes are the reasons of jobs that would start if they had nodes. Others wait for something else, such as their user.
+var forNodes = []string{"None", "Resources", "Priority"}
+
+func (p Plan) addJobs(out, own string) (waiting bool, err error) {
 	for line := range strings.Lines(out) {
-		f := strings.Split(strings.TrimSpace(line), "|")
-		if len(f) != 3 {
-			return fmt.Errorf("squeue: %q has %d fields, want 3", line, len(f))
+		f := strings.SplitN(strings.TrimSpace(line), "|", 4)
+		if len(f) != 4 {
+			return false, fmt.Errorf("squeue: %q has %d fields, want 4", line, len(f))
 		}
-		start, planned := parseTime(f[0])
-		if !planned || f[1] == own {
+		if f[1] == own {
 			continue
 		}
 		hosts, err := ExpandHosts(f[2])
 		if err != nil {
-			return fmt.Errorf("squeue: %w", err)
+			return false, fmt.Errorf("squeue: %w", err)
 		}
-		p.wanted(hosts, start)
+		start, planned := parseTime(f[0])
+		if planned {
+			p.wanted(hosts, start)
+		}
+		waiting = waiting || planned && len(hosts) > 0 || slices.Contains(forNodes, f[3])
 	}
-	return nil
+	return waiting, nil
 }
 
 func (p Plan) addReservations(out string) error {
 	for line := range strings.Lines(out) {
 		fields := map[string]string{}
 		for _, kv := range strings.Fields(line) {
-			name, value, _ := strings.Cut(kv, "=")
-			fields[name] = value
+			// The first one counts: a reservation's comment comes last, and may look like more fields.
+			if name, value, _ := strings.Cut(kv, "="); fields[name] == "" {
+				fields[name] = value
+			}
 		}
 		if fields["ReservationName"] == "" {
 			continue // "No reservations in the system"
@@ -83,7 +94,7 @@ func (p Plan) addReservations(out string) error {
 type Submission struct {
 	Node     string
 	Limit    time.Duration // whole minutes
-	LimitMin time.Duration // what the scheduler may cut it to
+	LimitMin time.Duration // what the scheduler may cut it to; 0: it may not
 }
 
 // Submit submits an executor job. args are further ones for sbatch, script is the job's script.
@@ -91,7 +102,10 @@ func (c *Commands) Submit(ctx context.Context, partition, prefix, script string,
 	all := []string{"--parsable", "--partition=" + partition, "--job-name=" + prefix + s.Node, "--nodelist=" + s.Node,
 		"--nodes=1", "--ntasks=1", "--exclusive", "--mem=0", "--no-requeue", "--open-mode=append",
 		// Two of one name never run at the same time, whoever submits them.
-		"--dependency=singleton", "--time=" + minutes(s.Limit), "--time-min=" + minutes(s.LimitMin)}
+		"--dependency=singleton", "--time=" + minutes(s.Limit)}
+	if s.LimitMin > 0 {
+		all = append(all, "--time-min="+minutes(s.LimitMin))
+	}
 	out, err := c.run(ctx, "sbatch", append(append(all, args...), script)...)
 	if err != nil {
 		return 0, err
@@ -112,12 +126,17 @@ func (c *Commands) Cancel(ctx context.Context, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	args := make([]string, len(ids))
-	for i, id := range ids {
-		args[i] = fmt.Sprint(id)
-	}
-	_, err := c.run(ctx, "scancel", args...)
+	_, err := c.run(ctx, "scancel", strings.Split(list(ids), ",")...)
 	return err
+}
+
+// list writes job numbers as Slurm's commands take them.
+func list(ids []int64) string {
+	all := make([]string, len(ids))
+	for i, id := range ids {
+		all[i] = strconv.FormatInt(id, 10)
+	}
+	return strings.Join(all, ",")
 }
 
 // EndTime asks when a job ends by its time limit.

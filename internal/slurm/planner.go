@@ -10,7 +10,7 @@ import (
 // Policy says how executor jobs follow idle nodes. All durations are above zero.
 type Policy struct {
 	Longest   time.Duration // time limit of a job on a node that nobody is known to want; whole minutes
-	Shortest  time.Duration // least time limit, and what the scheduler may cut a job to; whole minutes
+	Shortest  time.Duration // least time limit, and what the scheduler may cut a job to while others wait; whole minutes
 	LeastGap  time.Duration // a gap that the plan shows to be shorter is left alone
 	Ahead     bool          // busy nodes too have a job, which waits: the scheduler starts it in the moment that they are idle
 	MaxAhead  int           // most such jobs
@@ -41,10 +41,11 @@ func (p *Policy) check() error {
 
 // View is what Slurm says at one moment.
 type View struct {
-	Nodes []Node
-	Jobs  []Job
-	Plan  Plan
-	Ended map[int64]string // final states of jobs that Planner.Gone has named
+	Nodes   []Node
+	Jobs    []Job
+	Plan    Plan
+	Waiting bool             // jobs of others wait for nodes
+	Ended   map[int64]string // final states of jobs that Planner.Gone has named
 }
 
 // Actions are what is to be done, in this order.
@@ -67,6 +68,8 @@ type Planner struct {
 type memory struct {
 	notBefore time.Time
 	failures  int
+	// Since when its job waits although the node is idle, because others wait too and the scheduler may not cut the job.
+	stuck time.Time
 }
 
 // NewPlanner makes a Planner.
@@ -110,17 +113,29 @@ func (l *Planner) Decide(now time.Time, v View) Actions {
 	for _, n := range v.Nodes {
 		m := l.of(n.Name)
 		job := byNode[n.Name]
+		fresh := Submission{n.Name, l.p.Longest, l.leastLimit(v, n.Name)}
+		if job == nil || job.State != Pending || n.State != Idle || job.LimitMin > 0 || fresh.LimitMin == 0 {
+			m.stuck = time.Time{}
+		} else if m.stuck.IsZero() {
+			m.stuck = now
+		}
 		switch {
-		case n.State == Unusable || now.Before(m.notBefore):
+		case n.State == Draining && job != nil:
+			a.Cancel = append(a.Cancel, job.ID) // the executor drains at SIGTERM
+		case !n.State.usable() || now.Before(m.notBefore):
 		case job == nil && n.State == Idle:
-			if limit, ok := l.limit(now, v.Plan, n.Name); ok {
-				l.submit(now, &a, Submission{n.Name, limit, l.p.Shortest})
-			}
+			l.submitIdle(now, &a, v.Plan, fresh)
 		case job == nil && l.p.Ahead:
-			ahead = append(ahead, Submission{n.Name, l.p.Longest, l.p.Shortest})
-		case job != nil && job.State == Pending && n.State != Idle && job.Limit < l.p.Longest && now.Sub(job.Submitted) > time.Minute:
-			// It was made for a gap that is over; the next one may be longer.
-			if l.p.Ahead && l.submit(now, &a, Submission{n.Name, l.p.Longest, l.p.Shortest}) {
+			ahead = append(ahead, fresh)
+		case job == nil || job.State != Pending || now.Sub(job.Submitted) <= time.Minute:
+		case n.State == Idle:
+			// The scheduler may not cut it down to what is left before others' jobs, so it cannot start.
+			if !m.stuck.IsZero() && now.Sub(m.stuck) > time.Minute && l.submitIdle(now, &a, v.Plan, fresh) {
+				a.Cancel = append(a.Cancel, job.ID)
+			}
+		case job.Limit < l.p.Longest || job.LimitMin > 0 && fresh.LimitMin == 0:
+			// It was made for a gap that is over, or while others waited. The next gap may be longer.
+			if l.p.Ahead && l.submit(now, &a, fresh) {
 				a.Cancel = append(a.Cancel, job.ID)
 			}
 		}
@@ -212,6 +227,22 @@ func (l *Planner) limit(now time.Time, plan Plan, node string) (time.Duration, b
 		return 0, false
 	}
 	return min(max(gap.Truncate(time.Minute), l.p.Shortest), l.p.Longest), true
+}
+
+// leastLimit is what the scheduler may cut a node's job to. The backfill scheduler may cut a job also when nobody wants the node, so
+// it is allowed only while somebody waits.
+func (l *Planner) leastLimit(v View, node string) time.Duration {
+	if _, wanted := v.Plan[node]; wanted || v.Waiting {
+		return l.p.Shortest
+	}
+	return 0
+}
+
+// submitIdle submits a job that starts now, if the gap is worth it.
+func (l *Planner) submitIdle(now time.Time, a *Actions, plan Plan, s Submission) bool {
+	limit, ok := l.limit(now, plan, s.Node)
+	s.Limit = limit
+	return ok && l.submit(now, a, s)
 }
 
 // submit notes a submission if the rate allows it.

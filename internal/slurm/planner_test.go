@@ -28,7 +28,11 @@ func short(a Actions) string {
 		out += fmt.Sprintf("-%d ", id)
 	}
 	for _, s := range a.Submit {
-		out += fmt.Sprintf("%s:%v ", s.Node, s.Limit)
+		out += fmt.Sprintf("%s:%v", s.Node, s.Limit)
+		if s.LimitMin > 0 {
+			out += fmt.Sprintf("/%v", s.LimitMin)
+		}
+		out += " "
 	}
 	return out
 }
@@ -51,13 +55,21 @@ func TestDecide(t *testing.T) {
 		"doubles go, the younger first": {view: View{Nodes: nodes(Busy, Busy), Jobs: []Job{{ID: 9, Node: "n1", State: Pending, Limit: time.Hour},
 			{ID: 8, Node: "n1", State: Running}, {ID: 7, Node: "n2", State: Pending, Limit: time.Hour}, {ID: 6, Node: "n2", State: Pending, Limit: time.Hour}}}, want: "-7 -9 "},
 		"a node that is no more":     {view: View{Nodes: nodes(Busy), Jobs: []Job{{ID: 1, Node: "n1", State: Running}, {ID: 2, Node: "x", State: Pending}}}, want: "-2 "},
-		"a gap of minutes and a bit": {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(7*time.Minute + 50*time.Second)}}, want: "n1:7m0s "},
-		"a gap below a minute":       {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(30 * time.Second)}}, want: "n1:1m0s "},
+		"a gap of minutes and a bit": {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(7*time.Minute + 50*time.Second)}}, want: "n1:7m0s/1m0s "},
+		"a gap below a minute":       {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(30 * time.Second)}}, want: "n1:1m0s/1m0s "},
 		"a gap of nothing":           {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(9 * time.Second)}}},
 		"a plan of yesterday":        {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(-time.Hour)}}},
-		"wanted in days":             {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(90 * time.Hour)}}, want: "n1:1h0m0s "},
+		"wanted in days":             {view: View{Nodes: nodes(Idle), Plan: Plan{"n1": now.Add(90 * time.Hour)}}, want: "n1:1h0m0s/1m0s "},
 		"made for a gap that is over": {view: View{Nodes: nodes(Busy), Jobs: []Job{{ID: 1, Node: "n1", State: Pending, Limit: 5 * time.Minute,
 			Submitted: now.Add(-2 * time.Minute)}}}, want: "-1 n1:1h0m0s "},
+		"others wait": {view: View{Nodes: nodes(Idle, Busy), Waiting: true}, want: "n1:1h0m0s/1m0s n2:1h0m0s/1m0s "},
+		"made while others waited": {view: View{Nodes: nodes(Busy, Busy), Jobs: []Job{
+			{ID: 1, Node: "n1", State: Pending, Limit: time.Hour, LimitMin: time.Minute, Submitted: now.Add(-2 * time.Minute)},
+			{ID: 2, Node: "n2", State: Pending, Limit: time.Hour, LimitMin: time.Minute, Submitted: now.Add(-2 * time.Second)}}}, want: "-1 n1:1h0m0s "},
+		"made while others waited, who still do": {view: View{Nodes: nodes(Busy), Waiting: true, Jobs: []Job{
+			{ID: 1, Node: "n1", State: Pending, Limit: time.Hour, LimitMin: time.Minute, Submitted: now.Add(-2 * time.Minute)}}}},
+		"draining nodes": {view: View{Nodes: nodes(Draining, Draining, Draining, Draining, Unusable), Jobs: []Job{{ID: 1, Node: "n1", State: Running},
+			{ID: 2, Node: "n2", State: Pending}, {ID: 3, Node: "n3", State: Ending}, {ID: 5, Node: "n5", State: Running}}}, want: "-1 -2 "},
 		"a burst": {policy: func(p *Policy) { p.Burst = 2 }, view: View{Nodes: nodes(Busy, Idle, Idle, Idle)}, want: "n2:1h0m0s n3:1h0m0s "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -76,6 +88,30 @@ func TestDecide(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A job that waits on an idle node since it may not be cut is replaced by one that may, when others wait too, and only then.
+func TestStuckJobMayBeCut(t *testing.T) {
+	l, _ := NewPlanner(policy())
+	now := time.Unix(1_700_000_000, 0)
+	v := View{Nodes: nodes(Idle), Waiting: true, Jobs: []Job{{ID: 1, Node: "n1", State: Pending, Limit: time.Hour, Submitted: now.Add(-time.Hour)}}}
+	look := func(after time.Duration, want string) {
+		t.Helper()
+		now = now.Add(after)
+		if got := short(l.Decide(now, v)); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	look(0, "")
+	look(time.Minute, "") // it is about to start, perhaps
+	v.Waiting = false
+	look(time.Second, "") // nobody is in its way
+	v.Waiting = true
+	look(time.Second, "")
+	look(time.Minute, "")
+	look(time.Second, "-1 n1:1h0m0s/1m0s ")
+	v.Jobs = []Job{{ID: 2, Node: "n1", State: Pending, Limit: time.Hour, LimitMin: time.Minute, Submitted: now}}
+	look(time.Hour, "")
 }
 
 func TestRateIsBounded(t *testing.T) {
@@ -176,13 +212,13 @@ func (w *world) step() {
 		case j.State == Running && w.r.IntN(10) == 0:
 			delete(w.jobs, id)
 			if i >= 0 {
-				w.nodes[i].State = []NodeState{Idle, Busy, Unusable}[w.r.IntN(3)]
+				w.nodes[i].State = []NodeState{Idle, Busy, Unusable, Draining}[w.r.IntN(4)]
 			}
 		}
 	}
 	for i := range w.nodes {
 		if w.running(w.nodes[i].Name) == 0 && w.r.IntN(8) == 0 {
-			w.nodes[i].State = []NodeState{Idle, Busy, Mixed, Unusable}[w.r.IntN(4)]
+			w.nodes[i].State = []NodeState{Idle, Busy, Mixed, Unusable, Draining}[w.r.IntN(5)]
 		}
 	}
 }
@@ -209,7 +245,7 @@ func sortedKeys(m map[int64]*Job) []int64 {
 func TestOneJobForEachNode(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		w := &world{r: r, nodes: nodes(Idle, Idle, Busy, Mixed, Unusable), jobs: map[int64]*Job{}, now: time.Unix(1_700_000_000, 0)}
+		w := &world{r: r, nodes: nodes(Idle, Idle, Busy, Mixed, Unusable, Draining), jobs: map[int64]*Job{}, now: time.Unix(1_700_000_000, 0)}
 		l, _ := NewPlanner(policy())
 		for range 400 {
 			w.step()
@@ -232,7 +268,7 @@ func TestOneJobForEachNode(t *testing.T) {
 			count[j.Node]++
 		}
 		for _, n := range w.nodes {
-			if want := 1; n.State != Unusable && count[n.Name] != want || count[n.Name] > 1 {
+			if n.State.usable() && count[n.Name] != 1 || n.State == Draining && count[n.Name] != 0 || count[n.Name] > 1 {
 				t.Errorf("seed %d: node %s is %v and has %d jobs", seed, n.Name, n.State, count[n.Name])
 			}
 		}

@@ -74,13 +74,19 @@ func cleanEnv(env []string) []string {
 type NodeState int
 
 const (
-	Unusable NodeState = iota // down, drained, reserved, powered off, silent
-	Idle                      // nothing runs there
+	Unusable NodeState = iota // down, reserved, powered off, not responding
+	Draining                  // the administrator wants it empty: draining, drained, failing, to be rebooted or powered down
+	Idle                      // no job runs there
 	Mixed                     // jobs have part of it
-	Busy                      // jobs have all of it, or it is being cleaned up after one
+	Busy                      // jobs have all of it, or Slurm cleans up after one
 )
 
-func (s NodeState) String() string { return [...]string{"unusable", "idle", "mixed", "busy"}[s] }
+func (s NodeState) String() string {
+	return [...]string{"unusable", "draining", "idle", "mixed", "busy"}[s]
+}
+
+// usable says that jobs may start there.
+func (s NodeState) usable() bool { return s >= Idle }
 
 // Node is a node of the partition.
 type Node struct {
@@ -131,18 +137,24 @@ func parseNodes(out string) ([]Node, error) {
 	return nodes, nil
 }
 
-// nodeState reads a state like "idle", "mixed-" or "down*". The sign at the end is a flag: "-" is planned for a job later,
-// all others keep jobs away.
+// nodeState reads a state like "idle", "mixed-" or "down*". The signs at the end are flags: "-" is planned for a job later, "@"
+// will be rebooted and "!" powered down when its jobs have ended. All others keep jobs away.
 func nodeState(text string) NodeState {
-	base := strings.TrimRight(strings.ToLower(text), "-")
+	text = strings.ToLower(text)
+	name := strings.TrimRight(text, "-*~#%$@^!+")
+	flags := strings.ReplaceAll(text[len(name):], "-", "")
 	switch {
-	case strings.ContainsAny(base, "*~#%$@^!+"):
+	case name == "draining" || name == "drained" || name == "failing" || name == "fail":
+		return Draining
+	case flags == "@" || flags == "!":
+		return Draining
+	case flags != "":
 		return Unusable
-	case base == "idle" || base == "planned":
+	case name == "idle" || name == "planned":
 		return Idle
-	case base == "mixed":
+	case name == "mixed":
 		return Mixed
-	case base == "allocated" || base == "completing":
+	case name == "allocated" || name == "completing":
 		return Busy
 	}
 	return Unusable
@@ -165,17 +177,18 @@ type Job struct {
 	Node      string // from its name
 	State     JobState
 	Limit     time.Duration // time limit
+	LimitMin  time.Duration // what the scheduler may cut it to; 0: it may not
 	Submitted time.Time
 	End       time.Time // of a running job, by its limit
-	Reason    string    // why it waits
 }
 
-// jobsFormat is what parseJobs reads. The name comes last: others' may contain anything.
-const jobsFormat = "%i|%T|%l|%V|%e|%r|%j"
+// jobsFormat is what parseJobs reads. The name comes last, because the name of a job that is not ours may contain anything,
+// also line breaks.
+const jobsFormat = "JobID:|,State:|,TimeLimit:|,MinTime:|,SubmitTime:|,EndTime:|,Name:|"
 
 // Jobs asks for this user's jobs in a partition whose name is prefix and a node's name.
 func (c *Commands) Jobs(ctx context.Context, partition, prefix string) ([]Job, error) {
-	out, err := c.run(ctx, "squeue", "--noheader", "--me", "--partition="+partition, "--format="+jobsFormat)
+	out, err := c.run(ctx, "squeue", "--noheader", "--me", "--partition="+partition, "--Format="+jobsFormat)
 	if err != nil {
 		return nil, err
 	}
@@ -184,16 +197,21 @@ func (c *Commands) Jobs(ctx context.Context, partition, prefix string) ([]Job, e
 
 func parseJobs(out, prefix string) ([]Job, error) {
 	var jobs []Job
+	first := true
 	for line := range strings.Lines(out) {
 		f := strings.SplitN(strings.TrimRight(line, "\n"), "|", 7)
 		if len(f) < 7 {
-			return nil, fmt.Errorf("squeue: %q has %d fields, want 7", line, len(f))
+			if first {
+				return nil, fmt.Errorf("squeue: %q has %d fields, want 7", line, len(f))
+			}
+			continue // the rest of a name with a line break
 		}
-		node, ours := strings.CutPrefix(strings.TrimSpace(f[6]), prefix)
+		first = false
+		node, ours := strings.CutPrefix(strings.TrimSuffix(f[6], "|"), prefix)
 		if !ours || node == "" {
 			continue
 		}
-		j := Job{Node: node, Reason: f[5]}
+		j := Job{Node: node}
 		var err error
 		if j.ID, err = strconv.ParseInt(strings.TrimSpace(f[0]), 10, 64); err != nil {
 			return nil, fmt.Errorf("squeue: job number %q: %w", f[0], err)
@@ -209,8 +227,11 @@ func parseJobs(out, prefix string) ([]Job, error) {
 		if j.Limit, err = parseLimit(f[2]); err != nil {
 			return nil, fmt.Errorf("squeue: job %d: %w", j.ID, err)
 		}
-		j.Submitted, _ = parseTime(f[3])
-		j.End, _ = parseTime(f[4])
+		if j.LimitMin, err = parseLimit(f[3]); err != nil {
+			return nil, fmt.Errorf("squeue: job %d: %w", j.ID, err)
+		}
+		j.Submitted, _ = parseTime(f[4])
+		j.End, _ = parseTime(f[5])
 		jobs = append(jobs, j)
 	}
 	return jobs, nil

@@ -27,7 +27,9 @@ func TestParseNodes(t *testing.T) {
 
 func TestNodeState(t *testing.T) {
 	for text, want := range map[string]NodeState{"idle": Idle, "IDLE": Idle, "planned": Idle, "idle-": Idle, "idle*": Unusable, "idle~": Unusable,
-		"mixed": Mixed, "mixed-": Mixed, "mixed*": Unusable, "allocated": Busy, "completing": Busy, "draining": Unusable, "drained": Unusable,
+		"mixed": Mixed, "mixed-": Mixed, "mixed*": Unusable, "allocated": Busy, "completing": Busy, "draining": Draining, "drained": Draining,
+		"draining*": Draining, "drained@": Draining, "failing": Draining, "fail": Draining, "allocated@": Draining, "mixed-@": Draining, "mixed!": Draining,
+		"idle^": Unusable, "reboot": Unusable, "idle@*": Unusable,
 		"down": Unusable, "reserved": Unusable, "maint": Unusable, "idle$": Unusable, "allocated+": Unusable, "": Unusable, "future": Unusable} {
 		if got := nodeState(text); got != want {
 			t.Errorf("%q is %v, want %v", text, got, want)
@@ -36,19 +38,19 @@ func TestNodeState(t *testing.T) {
 }
 
 func TestParseJobs(t *testing.T) {
-	got, err := parseJobs("4|PENDING|10:00|1700000000|1700000600|Dependency|rfaas-n1\n"+
-		"5|RUNNING|1-02:03:04|1700000000|1700000600|None|rfaas-n2\n"+
-		"6|COMPLETING|UNLIMITED|1700000000|N/A|None|rfaas-n3\n"+
-		"7|SUSPENDED|1:00|1700000000|N/A|None|rfaas-n4\n"+
-		"10|SIGNALING|1:00|1700000000|N/A|None|rfaas-n5\n"+
-		"8|RUNNING|oops|x|x|x|somebody|else's rfaas-n9\n9|RUNNING|1:00|1|1|x|rfaas-\n", "rfaas-")
+	got, err := parseJobs("4|PENDING|10:00|1:00|1700000000|1700000600|rfaas-n1|\n"+
+		"5|RUNNING|1-02:03:04|0:00|1700000000|1700000600|rfaas-n2|\n"+
+		"6|COMPLETING|UNLIMITED|0:00|1700000000|N/A|rfaas-n3|\n"+
+		"7|SUSPENDED|1:00|0:00|1700000000|N/A|rfaas-n4|\n"+
+		"10|SIGNALING|1:00|0:00|1700000000|N/A|rfaas-n5|\n"+
+		"8|RUNNING|oops|x|x|x|somebody|else's rfaas-n9\n\nanother|\n9|RUNNING|1:00|0:00|1|1|rfaas-|\n", "rfaas-")
 	if err != nil || len(got) != 5 || got[4].State != Ending {
 		t.Fatal(got, err)
 	}
-	if j := got[0]; j.ID != 4 || j.Node != "n1" || j.State != Pending || j.Limit != 10*time.Minute || j.Submitted.Unix() != 1700000000 || j.Reason != "Dependency" {
+	if j := got[0]; j.ID != 4 || j.Node != "n1" || j.State != Pending || j.Limit != 10*time.Minute || j.LimitMin != time.Minute || j.Submitted.Unix() != 1700000000 {
 		t.Errorf("%+v", j)
 	}
-	if j := got[1]; j.State != Running || j.Limit != 26*time.Hour+3*time.Minute+4*time.Second || j.End.Unix() != 1700000600 {
+	if j := got[1]; j.State != Running || j.LimitMin != 0 || j.Limit != 26*time.Hour+3*time.Minute+4*time.Second || j.End.Unix() != 1700000600 {
 		t.Errorf("%+v", j)
 	}
 	if j := got[2]; j.State != Ending || j.Limit != unlimited || !j.End.IsZero() {
@@ -57,8 +59,9 @@ func TestParseJobs(t *testing.T) {
 	if j := got[3]; j.State != Running {
 		t.Errorf("%+v", j)
 	}
-	for _, bad := range []string{"4|PENDING\n", "x|PENDING|1:00|1|1|x|rfaas-n1\n", "4|PENDING|x|1|1|x|rfaas-n1\n", "4|PENDING|1:2:3:4|1|1|x|rfaas-n1\n",
-		"4|PENDING|a-1:00|1|1|x|rfaas-n1\n", "4|PENDING|5|1|1|x|rfaas-n1\n"} {
+	for _, bad := range []string{"4|PENDING\n", "x|PENDING|1:00|0:00|1|1|rfaas-n1|\n", "4|PENDING|x|0:00|1|1|rfaas-n1|\n",
+		"4|PENDING|1:2:3:4|0:00|1|1|rfaas-n1|\n", "4|PENDING|a-1:00|0:00|1|1|rfaas-n1|\n", "4|PENDING|5|0:00|1|1|rfaas-n1|\n",
+		"4|PENDING|1:00|x|1|1|rfaas-n1|\n"} {
 		if got, err := parseJobs(bad, "rfaas-"); err == nil {
 			t.Errorf("%q: %v", bad, got)
 		}
@@ -83,24 +86,38 @@ func (s script) run(_ context.Context, name string, args ...string) (string, err
 
 func TestPlan(t *testing.T) {
 	c := Commands{Run: script{
-		"--states=PENDING": "1700000600|batch|n[1-2]\n1700000300|batch|n2\nN/A|batch|\nN/A|batch|(null)\n1700000001|idle|n3\n",
-		"reservation":      "ReservationName=a b StartTime=1700000100 EndTime=1700000900 Nodes=n[2,4] State=INACTIVE\n",
+		"--states=PENDING": "1700000600|batch|n[1-2]|Resources\n1700000300|batch|n2|Priority\nN/A|batch||Dependency\n1700000001|idle|n3|Priority\n",
+		"reservation": "ReservationName=a b StartTime=1700000100 EndTime=1700000900 Nodes=n[2,4] State=INACTIVE " +
+			"Comment=a StartTime=1700000000 Nodes=n7\n",
 	}.run}
-	p, err := c.Plan(t.Context(), "idle")
-	if err != nil || len(p) != 3 || p["n1"].Unix() != 1700000600 || p["n2"].Unix() != 1700000100 || p["n4"].Unix() != 1700000100 {
-		t.Errorf("%v, %v", p, err)
+	p, waiting, err := c.Plan(t.Context(), "idle")
+	if err != nil || len(p) != 3 || p["n1"].Unix() != 1700000600 || p["n2"].Unix() != 1700000100 || p["n4"].Unix() != 1700000100 || !waiting {
+		t.Errorf("%v, %v, %v", p, waiting, err)
 	}
 	for _, s := range []script{
-		{"PENDING": "1|batch\n"}, {"PENDING": "1|batch|n[\n"}, {"PENDING": "ERROR down"},
+		{"PENDING": "1|batch\n"}, {"PENDING": "1|batch|n[|None\n"}, {"PENDING": "ERROR down"},
 		{"PENDING": "", "reservation": "ReservationName=a StartTime=x Nodes=n1\n"}, {"PENDING": "", "reservation": "ReservationName=a StartTime=1 Nodes=n[\n"},
 	} {
-		if p, err := (&Commands{Run: s.run}).Plan(t.Context(), "idle"); err == nil {
+		if p, _, err := (&Commands{Run: s.run}).Plan(t.Context(), "idle"); err == nil {
 			t.Errorf("%v: %v", s, p)
 		}
 	}
-	c.Run = script{"PENDING": "", "reservation": "No reservations in the system\n"}.run
-	if p, err := c.Plan(t.Context(), "idle"); err != nil || len(p) != 0 {
-		t.Errorf("nothing planned: %v, %v", p, err)
+	for jobs, want := range map[string]bool{
+		"":                                   false,
+		"N/A|idle|(null)|Priority\n":         false, // ours
+		"N/A|batch|(null)|JobHeldUser\n":     false,
+		"N/A|batch|(null)|Dependency\n":      false,
+		"1700000600|batch||BeginTime\n":      false,
+		"N/A|batch|(null)|Resources\n":       true,
+		"N/A|batch|(null)|Priority\n":        true,
+		"N/A|batch|(null)|None\n":            true,
+		"1700000600|batch|n1|Licenses\n":     true, // planned
+		"N/A|batch|(null)|a reason with |\n": false,
+	} {
+		c.Run = script{"PENDING": jobs, "reservation": "No reservations in the system\n"}.run
+		if _, waiting, err := c.Plan(t.Context(), "idle"); err != nil || waiting != want {
+			t.Errorf("%q: %v, %v", jobs, waiting, err)
+		}
 	}
 }
 
@@ -119,6 +136,9 @@ func TestSubmit(t *testing.T) {
 		if !strings.Contains(line, want) {
 			t.Errorf("no %s in %s", want, line)
 		}
+	}
+	if _, err := c.Submit(t.Context(), "idle", "rfaas-", "s", nil, Submission{"n7", 90 * time.Minute, 0}); err != nil || strings.Contains(line, "--time-min") {
+		t.Errorf("a job that may not be cut: %s, %v", line, err)
 	}
 	c.Run = script{"sbatch": "Submitted\n"}.run
 	if _, err := c.Submit(t.Context(), "idle", "rfaas-", "s", nil, Submission{}); err == nil || !strings.Contains(err.Error(), "Submitted") {

@@ -215,10 +215,12 @@ func (s *replay) launch(j *replayJob, delay time.Duration) {
 		}
 		limit := j.Limit
 		if n.known {
-			// The scheduler cuts it down to what fits, by --time-min.
-			if limit = min(limit, n.end.Sub(s.now).Truncate(time.Minute)); limit < s.Policy.Shortest {
+			// The scheduler cuts it down to what fits, if --time-min allows that.
+			fits := n.end.Sub(s.now).Truncate(time.Minute)
+			if limit > fits && (j.LimitMin == 0 || fits < j.LimitMin) {
 				return
 			}
+			limit = min(limit, fits)
 		}
 		j.State, n.job, s.changed = Running, j, s.now
 		j.listed, j.ends = s.now.Add(s.Start.draw(s.r)), s.now.Add(limit)
@@ -268,7 +270,7 @@ func (s *replay) tick() {
 	if s.now.Sub(s.changed) > s.Interval+2*s.Policy.Again {
 		return
 	}
-	v := View{Plan: Plan{}, Ended: map[int64]string{}}
+	v := View{Plan: Plan{}, Waiting: s.Known > 0, Ended: map[int64]string{}}
 	for _, n := range s.nodes {
 		state := Busy
 		if n.idle && n.job == nil {
@@ -293,7 +295,7 @@ func (s *replay) tick() {
 	}
 	for _, sub := range a.Submit {
 		s.nextJob++
-		j := &replayJob{Job: Job{ID: s.nextJob, Node: sub.Node, State: Pending, Limit: sub.Limit, Submitted: s.now}, node: s.byName[sub.Node]}
+		j := &replayJob{Job: Job{ID: s.nextJob, Node: sub.Node, State: Pending, Limit: sub.Limit, LimitMin: sub.LimitMin, Submitted: s.now}, node: s.byName[sub.Node]}
 		s.jobs[j.ID] = j
 		s.result.Jobs++
 		if j.node.idle {

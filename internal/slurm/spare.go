@@ -18,6 +18,7 @@ type Hold struct {
 	Job    int64
 	CPUs   []int  // Slurm's own numbers, from 0: by socket, core, thread, whatever the kernel calls them
 	Memory uint64 // bytes
+	Doubt  error  // why this may be more than the job has; nil: it is exact
 }
 
 // Usage is what Slurm says about a node.
@@ -42,7 +43,7 @@ func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 	if len(nodes) == 0 {
 		return u, fmt.Errorf("sinfo: Slurm has no node %s", node)
 	}
-	u.CPUs, u.Memory, u.Usable = nodes[0].CPUs, nodes[0].Memory, nodes[0].State != Unusable
+	u.CPUs, u.Memory, u.Usable = nodes[0].CPUs, nodes[0].Memory, nodes[0].State.usable()
 	if out, err = c.run(ctx, "squeue", "--noheader", "--nodelist="+node, "--format=%A"); err != nil {
 		return u, err
 	}
@@ -58,11 +59,7 @@ func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 			}
 			return u, err
 		}
-		h, holds, err := parseHold(out, node)
-		if err != nil {
-			return u, fmt.Errorf("scontrol: job %s: %w", id, err)
-		}
-		if holds {
+		if h, holds := parseHold(out, node, u); holds {
 			h.Job = job
 			u.Holds = append(u.Holds, h)
 		}
@@ -70,36 +67,66 @@ func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 	return u, nil
 }
 
-// parseHold finds a node's part in what scontrol says of a job: "Nodes=n[1-2] CPU_IDs=0-1 Mem=200 ...", once for each group
-// of nodes on which the job has the same.
-func parseHold(out, node string) (Hold, bool, error) {
+// parseHold finds what a job has of a node in what scontrol says of the job: "Nodes=n[1-2] CPU_IDs=0-1 Mem=200 ...", once for
+// each group of nodes on which the job has the same.
+//
+// The job's user writes other parts of that text, such as the job's name and comment, with any characters, line breaks among
+// them. So they may contain words that look like Slurm's. Nothing in the text tells the two apart, but Slurm's own words are
+// always there. Therefore a job holds everything that any such words say, and the whole node when some of them make no
+// sense: whatever users write, it cannot hide what their jobs have. (squeue --json would be exact. It has a different form in
+// almost every version of Slurm, needs a plugin, has no CPU numbers, and in 22.05 prints all jobs of the cluster.)
+func parseHold(out, node string, u Usage) (Hold, bool) {
 	var h Hold
+	found, room := 0, maxHosts
 	words := strings.Fields(out)
 	for i, w := range words {
 		list, ok := strings.CutPrefix(w, "Nodes=")
-		if !ok || i+2 >= len(words) {
+		if !ok || i+2 >= len(words) || !strings.HasPrefix(words[i+1], "CPU_IDs=") {
 			continue
 		}
-		hosts, err := ExpandHosts(list)
+		hosts, err := expandHosts(list, room)
+		room -= len(hosts)
+		if err == nil && !slices.Contains(hosts, node) {
+			continue
+		}
+		var part Hold
+		if err == nil {
+			part, err = parsePart(words[i+1], words[i+2])
+		}
 		if err != nil {
-			return h, false, err
+			return u.whole(fmt.Errorf("%.200q: %w", strings.Join(words[i:i+3], " "), err)), true
 		}
-		if !slices.Contains(hosts, node) {
-			continue
-		}
-		ids, ok1 := strings.CutPrefix(words[i+1], "CPU_IDs=")
-		mem, ok2 := strings.CutPrefix(words[i+2], "Mem=")
-		mib, err := strconv.ParseUint(mem, 10, 40)
-		if !ok1 || !ok2 || err != nil {
-			return h, false, fmt.Errorf("%q: want CPU_IDs and Mem", strings.Join(words[i:i+3], " "))
-		}
-		if h.CPUs, err = topology.ParseList(ids); err != nil {
-			return h, false, err
-		}
-		h.Memory = mib << 20
-		return h, true, nil
+		found++
+		h.CPUs = append(h.CPUs, part.CPUs...)
+		h.Memory = max(h.Memory, part.Memory)
 	}
-	return h, false, nil
+	slices.Sort(h.CPUs)
+	h.CPUs = slices.Compact(h.CPUs)
+	if found > 1 {
+		h.Doubt = fmt.Errorf("scontrol says %d times what the job has of the node", found)
+	}
+	return h, found > 0
+}
+
+// parsePart reads "CPU_IDs=0-1" and "Mem=200".
+func parsePart(cpus, memory string) (h Hold, err error) {
+	mem, ok := strings.CutPrefix(memory, "Mem=")
+	mib, err := strconv.ParseUint(mem, 10, 40)
+	if !ok || err != nil {
+		return h, fmt.Errorf("%q is no memory size", memory)
+	}
+	h.Memory = mib << 20
+	h.CPUs, err = topology.ParseList(strings.TrimPrefix(cpus, "CPU_IDs="))
+	return h, err
+}
+
+// whole is a job that holds all of the node.
+func (u *Usage) whole(doubt error) Hold {
+	h := Hold{Memory: u.Memory, Doubt: doubt}
+	for cpu := range u.CPUs {
+		h.CPUs = append(h.CPUs, cpu)
+	}
+	return h
 }
 
 // Offer is what an executor may lend. Without CPUs there is no executor.

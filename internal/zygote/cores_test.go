@@ -37,10 +37,6 @@ func TestWorkerStaysOnItsCPUs(t *testing.T) {
 				testSandbox.ownGroups, testSandbox.Processes = file, 1000
 				defer func() { testSandbox = Sandbox{} }()
 				z := startZygote(t)
-				cpuset := z.groups != nil && z.groups.HoldCPUs()
-				if file == "" && !cpuset {
-					t.Skip("no cpuset")
-				}
 				if warm {
 					if err := z.KeepWarm(1, Spec{Provider: "shm", GIDIndex: -1, CPUs: []int{0, 1}}); err != nil {
 						t.Fatal(err)
@@ -50,6 +46,10 @@ func TestWorkerStaysOnItsCPUs(t *testing.T) {
 				w := lease(t, z, startClient(t), func(s *Spec) { s.CPUs = []int{1} })
 				if w.Steps().Warm != warm {
 					t.Fatalf("steps %+v", w.Steps())
+				}
+				cpuset := w.group.HoldsCPUs()
+				if file == "" && !cpuset {
+					t.Skip("no cpuset")
 				}
 				one := w.takeCPUs(t, 1)
 				many := w.takeCPUs(t, 512)

@@ -1,6 +1,9 @@
 package zygote
 
 import (
+	"github.com/rfaas-go/rfaas/internal/spawner"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+
 	"bytes"
 	"encoding/binary"
 	"slices"
@@ -53,23 +56,23 @@ func TestDeathIsExplained(t *testing.T) {
 		stack    string // these functions in this order
 		tail     string // contains
 	}{
-		{"segv", nil, statusWorkerDied, "SIGSEGV at address 0x8", "library visible_middle segv", "about to crash\n"},
-		{"bus", nil, statusWorkerDied, "SIGBUS at address 0x", "bus", ""},
-		{"fpe", u64(7), statusWorkerDied, "SIGFPE at address 0x", "fpe", ""},
-		{"ill", nil, statusWorkerDied, "SIGILL at address 0x", "ill", ""},
-		{"aborts", nil, statusWorkerDied, "SIGABRT: abort was called", "abort aborts", ""},
-		{"frees_twice", nil, statusWorkerDied, "SIGABRT: abort was called", "abort frees_twice", "free(): double free"},
-		{"exits", []byte{3}, statusWorkerDied, "called exit(3)", "exit exits", ""},
-		{"exits", []byte{exitClientGone}, statusWorkerDied, "called exit(91)", "exit exits", ""},
-		{"quits", []byte{4}, statusWorkerDied, "called exit(4)", "", ""},
-		{"quits", []byte{0}, statusWorkerDied, "called exit(0)", "", ""},
-		{"recurses", nil, statusWorkerDied, "SIGSEGV at address 0x", "recurses ...", ""},
-		{"large_frame", nil, statusWorkerDied, "SIGSEGV at address 0x", "large_frame", ""},
-		{"jumps", nil, statusWorkerDied, "SIGSEGV at address 0x0", "0x0 jumps", ""},
-		{"wild", nil, statusWorkerDied, "SIGSEGV at an address that cannot exist", "wild", ""},
-		{"kills_itself", nil, statusWorkerDied, "SIGUSR1", "", ""},
-		{"crashes_in_thread", nil, statusWorkerDied, "SIGSEGV at address 0x10", "library", ""},
-		{"eats_memory", u64(80 << 20), statusMemoryLimit, "exceeded its memory limit of 64 MiB (SIGSEGV at address 0x0", "eats_memory", ""},
+		{"segv", nil, wire.StatusWorkerDied, "SIGSEGV at address 0x8", "library visible_middle segv", "about to crash\n"},
+		{"bus", nil, wire.StatusWorkerDied, "SIGBUS at address 0x", "bus", ""},
+		{"fpe", u64(7), wire.StatusWorkerDied, "SIGFPE at address 0x", "fpe", ""},
+		{"ill", nil, wire.StatusWorkerDied, "SIGILL at address 0x", "ill", ""},
+		{"aborts", nil, wire.StatusWorkerDied, "SIGABRT: abort was called", "abort aborts", ""},
+		{"frees_twice", nil, wire.StatusWorkerDied, "SIGABRT: abort was called", "abort frees_twice", "free(): double free"},
+		{"exits", []byte{3}, wire.StatusWorkerDied, "called exit(3)", "exit exits", ""},
+		{"exits", []byte{exitClientGone}, wire.StatusWorkerDied, "called exit(91)", "exit exits", ""},
+		{"quits", []byte{4}, wire.StatusWorkerDied, "called exit(4)", "", ""},
+		{"quits", []byte{0}, wire.StatusWorkerDied, "called exit(0)", "", ""},
+		{"recurses", nil, wire.StatusWorkerDied, "SIGSEGV at address 0x", "recurses ...", ""},
+		{"large_frame", nil, wire.StatusWorkerDied, "SIGSEGV at address 0x", "large_frame", ""},
+		{"jumps", nil, wire.StatusWorkerDied, "SIGSEGV at address 0x0", "0x0 jumps", ""},
+		{"wild", nil, wire.StatusWorkerDied, "SIGSEGV at an address that cannot exist", "wild", ""},
+		{"kills_itself", nil, wire.StatusWorkerDied, "SIGUSR1", "", ""},
+		{"crashes_in_thread", nil, wire.StatusWorkerDied, "SIGSEGV at address 0x10", "library", ""},
+		{"eats_memory", u64(80 << 20), wire.StatusMemoryLimit, "exceeded its memory limit of 64 MiB (SIGSEGV at address 0x0", "eats_memory", ""},
 	} {
 		w := deathLease(t, z, c, func(s *Spec) { s.MemoryLimit = mib64 })
 		begin := time.Now()
@@ -187,7 +190,7 @@ func TestTimeLimit(t *testing.T) {
 		}
 		within(t, "exit", w.Done())
 		x := w.Exit()
-		if x.Status != statusTimeLimit || x.Reason != "exceeded its time limit of "+limit.String() || x.Function != tc.function || x.Requested {
+		if x.Status != wire.StatusTimeLimit || x.Reason != "exceeded its time limit of "+limit.String() || x.Function != tc.function || x.Requested {
 			t.Errorf("%s: %+v", tc.function, x)
 		}
 		wantStack(t, x.Backtrace, tc.stack)
@@ -204,20 +207,22 @@ func TestStoppedWorker(t *testing.T) {
 		w = deathLease(t, z, c, nil)
 		stopped := time.Now()
 		unix.Kill(w.PID(), unix.SIGSTOP)
-		eventually(t, "the stop is noticed", w.stopNoticed.Load)
+		eventually(t, "the worker is stopped", func() bool { return processState(t, w.PID()) == 'T' })
 		unix.Kill(w.PID(), unix.SIGCONT)
-		late = time.Since(stopped) >= stopPatience
-		eventually(t, "the stop is looked at again", func() bool { return !w.stopNoticed.Load() })
+		late = time.Since(stopped) >= spawner.StopPatience
+		for !late && time.Since(stopped) < 2*spawner.StopPatience { // it is looked at again meanwhile
+			w.mustCall(t, 0, []byte("x"))
+		}
 	}
 	w.mustCall(t, 0, []byte("x"))
 
 	begin := time.Now()
 	r, err := w.call(deathFunction(t, "stops_itself"), nil)
-	if d := time.Since(begin); err != nil || r.status/100 != -5 || d > 3*time.Second || d < stopPatience {
+	if d := time.Since(begin); err != nil || r.status/100 != -5 || d > 3*time.Second || d < spawner.StopPatience {
 		t.Errorf("a call that stops its worker: %+v, %v after %v", r, err, d)
 	}
 	within(t, "exit", w.Done())
-	if x := w.Exit(); x.Reason != "was stopped (SIGSTOP) and killed" || x.Function != "stops_itself" || x.Status != statusWorkerDied {
+	if x := w.Exit(); x.Reason != "was stopped (SIGSTOP) and killed" || x.Function != "stops_itself" || x.Status != wire.StatusWorkerDied {
 		t.Errorf("%+v", x)
 	}
 }
@@ -226,8 +231,8 @@ func TestStoppedWorker(t *testing.T) {
 func TestStoppedZygote(t *testing.T) {
 	z := startZygote(t)
 	first := current(t, z)
-	unix.Kill(first.cmd.Process.Pid, unix.SIGSTOP)
-	within(t, "the stopped zygote's end", first.gone)
+	unix.Kill(first, unix.SIGSTOP)
+	eventually(t, "the stopped zygote's end", func() bool { return !alive(first) })
 	deathLease(t, z, startClient(t), nil).mustCall(t, 0, []byte("x"))
 }
 
@@ -236,14 +241,14 @@ func TestHostilePage(t *testing.T) {
 	mem := bytes.Repeat([]byte{0xff}, pageSize)
 	w := &Worker{page: &page{mem: mem}, output: &output{}}
 	w.serves.Store(&Spec{Names: deathNames, MemoryLimit: 1})
-	exit := func(st status, function string) Exit {
-		x := w.makeExit(st)
-		if x.Reason == "" || len(x.Backtrace) > 3*textMax || x.Function != function || x.Status != statusWorkerDied {
+	exit := func(st wire.Exit, function string) Exit {
+		x := w.makeExit(&st)
+		if x.Reason == "" || len(x.Backtrace) > 3*textMax || x.Function != function || x.Status != wire.StatusWorkerDied {
 			t.Errorf("%+v: %+v", st, x)
 		}
 		return x
 	}
-	statuses := []status{{}, {code: 91}, {signal: unix.SIGSEGV}, {signal: unix.SIGALRM}, {signal: 77}}
+	statuses := []wire.Exit{{}, {Code: 91}, {Signal: int32(unix.SIGSEGV)}, {Signal: int32(unix.SIGALRM)}, {Signal: 77}}
 	for _, st := range statuses {
 		if x := exit(st, ""); x.Backtrace != "" {
 			t.Errorf("garbage became a backtrace: %q", x.Backtrace)
@@ -258,7 +263,7 @@ func TestHostilePage(t *testing.T) {
 		exit(st, last)
 	}
 	copy(mem[pageDeath+deathText:], "one\x00\x1b[31m\ntwo\n")
-	if x := exit(status{}, last); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
+	if x := exit(wire.Exit{}, last); strings.ContainsAny(x.Backtrace, "\x00\x1b") || !strings.HasPrefix(x.Backtrace, "one  [31m\ntwo\n") {
 		t.Errorf("%q", x.Backtrace)
 	}
 }

@@ -2,47 +2,68 @@ package zygote
 
 import (
 	"encoding/binary"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// watched is a process without an RDMA device, as the worker of a page that says what the test writes there.
-func watched(t *testing.T) (*Worker, []byte) {
+// watched is a worker whose page says what the test writes there, with the test in the place of its spawner, which says that of its device.
+func watched(t *testing.T, device uint32) (*Worker, []byte) {
 	t.Helper()
-	page, fd, err := newPage()
+	p, err := newParts()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
-	words, err := unix.Mmap(fd, 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	words, err := unix.Mmap(p.theirs[2], 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sleep", "60")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	raw, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	p.closeTheirs()
+	ours, fd, err := wire.SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &Worker{pid: cmd.Process.Pid, pidfd: os.NewFile(uintptr(raw), "pidfd"), page: page, done: make(chan struct{})}
+	theirs, err := wire.Conn(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reaped := make(chan struct{})
+	close(reaped)
+	z := &Zygote{cfg: Config{Log: testLog(t)}, spawner: &connection{conn: ours, reaped: reaped}, changed: make(chan struct{}), workers: map[uint32]*Worker{},
+		failed: make(chan error, 1), closed: true}
+	w := &Worker{id: 1, z: z, conn: p.conn, output: p.output, page: p.page, answer: make(chan answer, 1), exited: make(chan wire.Exit, 1),
+		device: make(chan uint32, 1), done: make(chan struct{}), gone: make(chan struct{})}
+	w.serves.Store(&Spec{})
+	z.workers[1] = w
+	go w.watch()
+	received := make(chan struct{})
 	go func() {
-		_ = cmd.Wait()
-		close(w.done)
+		defer close(received)
+		z.receive()
+	}()
+	go func() {
+		buf := make([]byte, wire.Max)
+		for {
+			m, _, err := wire.Receive(theirs, buf, 0)
+			switch {
+			case err != nil:
+				return
+			case m.Type == wire.Device:
+				wire.Send(theirs, &wire.Message{Type: wire.DeviceIs, ID: m.ID, Body: binary.LittleEndian.AppendUint32(nil, device)})
+			case m.Type == wire.Kill:
+				wire.Send(theirs, &wire.Message{Type: wire.Exited, ID: 1, Body: (&wire.Exit{Signal: int32(unix.SIGKILL)}).Encode()})
+			}
+		}
 	}()
 	t.Cleanup(func() {
-		killPidfd(w.pidfd)
+		w.Kill()
 		<-w.done
-		w.pidfd.Close()
-		page.freeze()
+		theirs.Close()
+		<-received
 		unix.Munmap(words)
 	})
 	return w, words
@@ -50,7 +71,7 @@ func watched(t *testing.T) (*Worker, []byte) {
 
 // A function that closes its worker's device at once may do so before anybody has looked for the first time.
 func TestDeviceIsClosedBeforeTheFirstLook(t *testing.T) {
-	w, words := watched(t)
+	w, words := watched(t, wire.DeviceClosed)
 	binary.LittleEndian.PutUint64(words, 1<<16) // the first call runs
 	go w.watchDevice()
 	select {
@@ -58,14 +79,14 @@ func TestDeviceIsClosedBeforeTheFirstLook(t *testing.T) {
 	case <-time.After(20 * deviceLook):
 		t.Fatal("a worker without its device goes on with its call")
 	}
-	if v := w.verdict.Load(); v == nil || v.status != statusWorkerDied || !strings.Contains(v.text, "closed the descriptors") {
+	if v := w.verdict.Load(); v == nil || v.status != wire.StatusWorkerDied || !strings.Contains(v.text, "closed the descriptors") {
 		t.Errorf("verdict %+v", v)
 	}
 }
 
 // Between calls nobody waits for it, and calls that come and go prove that it answers.
 func TestDeviceOfAnIdleWorker(t *testing.T) {
-	w, words := watched(t)
+	w, words := watched(t, wire.DeviceClosed)
 	var seen uint64
 	for i, look := range []struct {
 		begun, over uint64
@@ -85,63 +106,19 @@ func TestDeviceOfAnIdleWorker(t *testing.T) {
 	}
 	w.Kill()
 	<-w.done
+	w.command(wire.Device) // an answer about a worker that has ended disturbs nobody
+	other := &Worker{id: 2, z: w.z, device: make(chan uint32, 1), done: make(chan struct{})}
+	w.z.mu.Lock()
+	w.z.workers[2] = other
+	w.z.mu.Unlock()
+	other.command(wire.Device)
+	within(t, "an answer after it", func() <-chan struct{} {
+		answered := make(chan struct{})
+		go func() { <-other.device; close(answered) }()
+		return answered
+	}())
+	w.z.forget(other)
 	if w.lostDevice(&seen) {
 		t.Error("a worker that has ended counts as one that has closed its device")
-	}
-}
-
-// What /proc tells of a process's files, and of its end. The watch in a whole system: client, TestUnreachableWorkerIsReplaced
-// on verbs.
-func TestFilesOfAProcess(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "file-of-the-test")
-	self := fmt.Sprintf("/proc/%d", os.Getpid())
-	if open, err := hasOpen(self, "file-of-the-test"); err != nil || open {
-		t.Errorf("before it is open: %v, %v", open, err)
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if open, err := hasOpen(self, "file-of-the-test"); err != nil || !open {
-		t.Errorf("while it is open: %v, %v", open, err)
-	}
-	f.Close()
-	if open, err := hasOpen(self, "file-of-the-test"); err != nil || open {
-		t.Errorf("after it was closed: %v, %v", open, err)
-	}
-	if exiting(self) {
-		t.Error("this process is said to be ending")
-	}
-
-	cmd := exec.Command("true")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	child := fmt.Sprintf("/proc/%d", cmd.Process.Pid)
-	defer cmd.Wait()
-	eventually(t, "a process that has ended and is not reaped counts as ending", func() bool { return exiting(child) })
-	if _, err := hasOpen("/proc/0", "file-of-the-test"); err == nil {
-		t.Error("a process that does not exist has files")
-	}
-	if !exiting("/proc/0") {
-		t.Error("a process that does not exist is not ending")
-	}
-}
-
-func TestProcessFlags(t *testing.T) {
-	for stat, want := range map[string]uint64{
-		"12 (a) S 1 2 3 4 5 4194308 7\n":      4194308,
-		"12 (a b) 9) R 1 2 3 4 5 0 7 8 9 10":  0,
-		"12 (rfaas-w1) Z 1 2 3 4 5 4227084 7": 4227084,
-	} {
-		if got, err := processFlags(stat); err != nil || got != want {
-			t.Errorf("%q: %d, %v; want %d", stat, got, err, want)
-		}
-	}
-	for _, stat := range []string{"", "12 a S 1 2 3 4 5 6 7", "12 (a) S 1 2 3", "12 (a) S 1 2 3 4 5 x"} {
-		if got, err := processFlags(stat); err == nil {
-			t.Errorf("%q: %d", stat, got)
-		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // Exit says how a worker ended.
@@ -23,6 +25,12 @@ type Exit struct {
 	Counters   Counters
 }
 
+// status is how the kernel says that a process ended.
+type status struct {
+	signal unix.Signal // 0: it exited
+	code   int
+}
+
 // verdict is why the executor itself ended a worker.
 type verdict struct {
 	status int32
@@ -30,12 +38,13 @@ type verdict struct {
 }
 
 // makeExit puts together what the kernel, the page and the pipe say of a dead worker.
-func (w *Worker) makeExit(st status) Exit {
+func (w *Worker) makeExit(end *wire.Exit) Exit {
+	st := status{signal: unix.Signal(end.Signal), code: int(end.Code)}
 	x := Exit{
 		Signal:     int(st.signal),
 		Code:       st.code,
 		Requested:  w.stopped.Load() || w.killed.Load(),
-		Status:     statusWorkerDied,
+		Status:     wire.StatusWorkerDied,
 		OutputTail: w.output.bytes(),
 		Counters:   w.Counters(),
 	}
@@ -44,6 +53,9 @@ func (w *Worker) makeExit(st status) Exit {
 		x.Backtrace = backtrace(d.text)
 	}
 	x.Function = w.Running()
+	if end.Stopped {
+		w.verdict.CompareAndSwap(nil, &verdict{wire.StatusWorkerDied, "was stopped (SIGSTOP) and killed"})
+	}
 	if v := w.verdict.Load(); v != nil {
 		x.Status, x.Reason = v.status, v.text
 		return x
@@ -53,11 +65,11 @@ func (w *Worker) makeExit(st status) Exit {
 	}
 	x.Reason = w.reason(st, x.Function != "", &d)
 	if limit := w.serves.Load().MemoryLimit; limit > 0 && d.outOfMemory(st) {
-		x.Status = statusMemoryLimit
+		x.Status = wire.StatusMemoryLimit
 		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (%s)", sizeText(limit), x.Reason)
 	}
-	if w.group != nil && st.signal == unix.SIGKILL && !w.killed.Load() && w.group.Killed() > 0 {
-		x.Status = statusMemoryLimit
+	if st.signal == unix.SIGKILL && !w.killed.Load() && end.Killed > 0 {
+		x.Status = wire.StatusMemoryLimit
 		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (with all its processes and what they share; killed by the kernel)",
 			sizeText(w.serves.Load().MemoryLimit))
 	}
@@ -163,7 +175,7 @@ func backtrace(text []byte) string {
 		if b.Len() > 0 {
 			b.WriteByte('\n')
 		}
-		b.WriteString(printable([]byte(line)))
+		b.WriteString(wire.Printable([]byte(line)))
 	}
 	return b.String()
 }

@@ -12,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // Libraries are any tenant's bytes. What is in them is read by a worker that was prepared for nothing else: in the sandbox of
@@ -49,7 +51,7 @@ func (z *Zygote) Inspect(ctx context.Context, code *os.File) ([]string, error) {
 	}
 	names, err := inspectedNames(count, text)
 	if err != nil {
-		return nil, &WorkerError{statusBadLibrary, fmt.Sprintf("inspect the library: the process that read it answered nonsense: %v", err)}
+		return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("inspect the library: the process that read it answered nonsense: %v", err)}
 	}
 	return names, nil
 }
@@ -75,7 +77,7 @@ func (z *Zygote) Symbols(ctx context.Context, code *os.File, offsets []uint64) (
 		if len(line) > symbolLineMax {
 			return nil, fmt.Errorf("name %d places of the library: a name of %d bytes", len(asked), len(line))
 		}
-		names[i] = printable(line)
+		names[i] = wire.Printable(line)
 	}
 	return names, nil
 }
@@ -140,7 +142,7 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 		return 0, nil, err
 	}
 	if n > room {
-		return 0, nil, &WorkerError{statusBadLibrary, fmt.Sprintf("the process that read it answered with %d bytes, at most %d were asked for", n, room)}
+		return 0, nil, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("the process that read it answered with %d bytes, at most %d were asked for", n, room)}
 	}
 	text = make([]byte, n)
 	if _, err := out.ReadAt(text, 0); err != nil {
@@ -179,31 +181,31 @@ func (w *Worker) abortWith(err error) error {
 		return err
 	}
 	reason := w.exit.Reason
-	if w.exit.Signal == int(unix.SIGKILL) && w.exit.Status != statusMemoryLimit {
+	if w.exit.Signal == int(unix.SIGKILL) && w.exit.Status != wire.StatusMemoryLimit {
 		reason = fmt.Sprintf("it takes more than %d s of processor time, or the node has no memory left", inspectSeconds)
 	}
-	return &WorkerError{statusBadLibrary, "its ELF tables cannot be read: " + reason}
+	return &WorkerError{Status: wire.StatusBadLibrary, Text: "its ELF tables cannot be read: " + reason}
 }
 
 var errNoAnswer = errors.New("the process that read it ended without an answer")
 
 // inspect asks a prepared worker and reads its answer: how many names or lines, and of how many bytes.
 func (w *Worker) inspect(ctx context.Context, code, out *os.File, offsets []uint64) (count, n int, err error) {
-	typ := msgInspect
+	typ := wire.Inspect
 	if len(offsets) > 0 {
-		typ = msgSymbols
+		typ = wire.Symbols
 	}
-	m := message{typ, w.id, inspectBody(offsets)}
+	m := wire.Message{Type: typ, ID: w.id, Body: inspectBody(offsets)}
 	stop := context.AfterFunc(ctx, func() { w.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	err = leaseFDs(code, out, func(code, out int) error {
-		_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, out), nil)
+		_, _, err := w.conn.WriteMsgUnix(m.Encode(), unix.UnixRights(code, out), nil)
 		return err
 	})
 	if err != nil && ctx.Err() == nil {
 		return 0, 0, errNoAnswer
 	}
-	buf := make([]byte, msgMax)
+	buf := make([]byte, wire.Max)
 	got, err := w.conn.Read(buf)
 	switch {
 	case ctx.Err() != nil:
@@ -211,17 +213,17 @@ func (w *Worker) inspect(ctx context.Context, code, out *os.File, offsets []uint
 	case err != nil:
 		return 0, 0, errNoAnswer
 	}
-	answer, err := decodeMessage(buf[:got])
+	answer, err := wire.Decode(buf[:got])
 	switch {
 	case err != nil:
-	case answer.typ == msgInspected && len(answer.body) == 8 && answer.u32(0) <= functionsMax && answer.u32(1) <= inspectedMax:
-		return int(answer.u32(0)), int(answer.u32(1)), nil
-	case answer.typ == msgFailed:
-		return 0, 0, answer.failure()
+	case answer.Type == wire.Inspected && len(answer.Body) == 8 && answer.U32(0) <= functionsMax && answer.U32(1) <= inspectedMax:
+		return int(answer.U32(0)), int(answer.U32(1)), nil
+	case answer.Type == wire.Failed:
+		return 0, 0, answer.Failure()
 	default:
-		err = fmt.Errorf("message of type %d with %d bytes", answer.typ, len(answer.body))
+		err = fmt.Errorf("message of type %d with %d bytes", answer.Type, len(answer.Body))
 	}
-	return 0, 0, &WorkerError{statusBadLibrary, fmt.Sprintf("the process that read it broke the protocol: %v", err)}
+	return 0, 0, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("the process that read it broke the protocol: %v", err)}
 }
 
 // outputMemfd is a file of n bytes, of which nobody can change the size: it takes no more memory than that.

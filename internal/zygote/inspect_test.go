@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 func hostMachine() elf.Machine {
@@ -120,7 +122,7 @@ func inspectBytes(t testing.TB, z *Zygote, lib []byte) ([]string, error) {
 func wantRefused(t *testing.T, names []string, err error, text string) {
 	t.Helper()
 	var we *WorkerError
-	if !errors.As(err, &we) || we.Status != statusBadLibrary || !strings.Contains(err.Error(), text) {
+	if !errors.As(err, &we) || we.Status != wire.StatusBadLibrary || !strings.Contains(err.Error(), text) {
 		t.Errorf("functions %.80v, error %v; want a bad library and %q", names, err, text)
 	}
 }

@@ -84,6 +84,12 @@ func workerPath(t testing.TB) string {
 	return path
 }
 
+// spawnerPath is the spawner beside the worker program, for worker programs that are elsewhere.
+func spawnerPath(t testing.TB) string {
+	t.Helper()
+	return filepath.Join(filepath.Dir(workerPath(t)), "rfaas-spawner")
+}
+
 // testLog shows the supervisor's log with the test's output.
 func testLog(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(testWriter{t}, nil))
@@ -109,14 +115,15 @@ func startZygote(t testing.TB) *Zygote {
 	return z
 }
 
-// current is the living zygote.
-func current(t testing.TB, z *Zygote) *process {
+// current is the process id of the living zygote.
+func current(t testing.TB, z *Zygote) int {
 	t.Helper()
-	p, err := z.process(t.Context())
-	if err != nil {
+	if err := z.ready(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.pid
 }
 
 // compile runs gcc once per source and set of flags and returns the product's path.
@@ -386,6 +393,16 @@ func alive(pid int) bool {
 	return state != 'Z' && state != 'X'
 }
 
+// processState is a process's state as /proc has it.
+func processState(t testing.TB, pid int) byte {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b[bytes.LastIndexByte(b, ')')+2]
+}
+
 func openFDs(t testing.TB, pid int) int {
 	t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -395,11 +412,11 @@ func openFDs(t testing.TB, pid int) int {
 	return len(list)
 }
 
-// children counts this process's children, zombies included.
-func children(t testing.TB) int {
+// children counts the processes that a process has started, zombies included.
+func children(t testing.TB, pid int) int {
 	t.Helper()
 	n := 0
-	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if len(tasks) == 0 {
 		t.Fatal("this kernel has no /proc/*/task/*/children (CONFIG_PROC_CHILDREN)")
 	}
@@ -409,6 +426,9 @@ func children(t testing.TB) int {
 	}
 	return n
 }
+
+// started counts what the zygote's spawner has started: the zygote and the workers.
+func (z *Zygote) started(t testing.TB) int { return children(t, z.spawner.cmd.Process.Pid) }
 
 // leakCheck notes what there is now and returns a check that nothing was added.
 func leakCheck(t testing.TB) func() {
@@ -455,6 +475,6 @@ func beExecutor() {
 	spec := Spec{Provider: "shm", WaitMode: 2, Code: memfd, Names: testNames, ClientBlob: blob}
 	w, err := z.Spawn(context.Background(), spec)
 	fail(err)
-	fmt.Println("pids", z.current.cmd.Process.Pid, w.PID())
+	fmt.Println("pids", z.pid, w.PID())
 	unix.Pause()
 }

@@ -1,11 +1,12 @@
 package zygote
 
 import (
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+
 	"bytes"
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -57,21 +58,8 @@ func fillAndSeal(f *os.File, r io.Reader, limit int64) error {
 		}
 	}
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
-	return control(f, func(fd int) error {
+	return wire.Control(f, func(fd int) error {
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 		return err
 	})
-}
-
-// control calls fn with f's descriptor, which stays open meanwhile and keeps its blocking mode, unlike with f.Fd.
-func control(f syscall.Conn, fn func(fd int) error) error {
-	c, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var inner error
-	if err := c.Control(func(fd uintptr) { inner = fn(int(fd)) }); err != nil {
-		return err
-	}
-	return inner
 }

@@ -4,19 +4,13 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// The messages of internal/dataplane/dp_worker.h, byte for byte. TestMessagesMatchC compares the two.
+// Limits of dp_worker.h. TestMessagesMatchC compares the two.
 const (
-	msgMagic    = 0x4b574652
-	wireVersion = 1
-	msgMax      = 4096
-	headSize    = 16
-	spawnSize   = 536
-	bodyUID     = 504 // offset of user, group and number of processes
 	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
-	spawnFDs    = 5
 
 	cpusMax      = 1024
 	functionsMax = 65536
@@ -26,41 +20,6 @@ const (
 	depthMax     = 1024
 	eagerMax     = 256 << 10
 	bulkMax      = 1 << 32
-)
-
-type msgType uint16
-
-const (
-	msgSpawn       msgType = 1
-	msgSpawned     msgType = 2
-	msgSpawnFailed msgType = 3
-	msgLoaded      msgType = 5
-	msgFailed      msgType = 6
-	msgStop        msgType = 7
-	msgHello       msgType = 8
-	msgStarted     msgType = 9
-	msgFinish      msgType = 10
-	msgPrepare     msgType = 11
-	msgPrepared    msgType = 12
-	msgPark        msgType = 14
-	msgParked      msgType = 15
-	msgResume      msgType = 16
-	msgResumed     msgType = 17
-	msgInspect     msgType = 18
-	msgSymbols     msgType = 19
-	msgInspected   msgType = 20
-)
-
-// Statuses of dp_status.h that this package gives itself.
-const (
-	statusInvalid     int32 = -200
-	statusBadBlob     int32 = -203
-	statusBadLibrary  int32 = -204
-	statusWorkerDied  int32 = -502
-	statusProtocol    int32 = -503
-	statusTimeLimit   int32 = -504
-	statusMemoryLimit int32 = -505
-	statusFatal       int32 = -700
 )
 
 // Exit statuses of dp_worker.h.
@@ -73,88 +32,8 @@ const (
 	exitOrphan     = 94
 )
 
-// WorkerError says why a worker could not be started: what the worker or the zygote reported, or what is wrong with the
-// Spec. Status is a dp_status; its class (-Status/100) says what the caller does next.
-type WorkerError struct {
-	Status int32
-	Text   string
-}
-
-func (e *WorkerError) Error() string { return e.Text }
-
 func invalid(format string, args ...any) error {
-	return &WorkerError{statusInvalid, fmt.Sprintf(format, args...)}
-}
-
-type message struct {
-	typ  msgType
-	id   uint32
-	body []byte
-}
-
-func (m *message) encode() []byte {
-	b := make([]byte, headSize, headSize+len(m.body))
-	binary.LittleEndian.PutUint32(b[0:], msgMagic)
-	binary.LittleEndian.PutUint16(b[4:], wireVersion)
-	binary.LittleEndian.PutUint16(b[6:], uint16(m.typ))
-	binary.LittleEndian.PutUint32(b[8:], m.id)
-	binary.LittleEndian.PutUint32(b[12:], uint32(len(m.body)))
-	return append(b, m.body...)
-}
-
-// decodeMessage checks the head against the packet. The body aliases b.
-func decodeMessage(b []byte) (message, error) {
-	if len(b) < headSize {
-		return message{}, fmt.Errorf("message of %d bytes, the head alone has %d", len(b), headSize)
-	}
-	if magic := binary.LittleEndian.Uint32(b); magic != msgMagic {
-		return message{}, fmt.Errorf("message begins %#x, not %#x", magic, msgMagic)
-	}
-	if v := binary.LittleEndian.Uint16(b[4:]); v != wireVersion {
-		return message{}, fmt.Errorf("message of wire version %d, this executor speaks %d", v, wireVersion)
-	}
-	if n := binary.LittleEndian.Uint32(b[12:]); uint64(n) != uint64(len(b)-headSize) {
-		return message{}, fmt.Errorf("message announces a body of %d bytes and has %d", n, len(b)-headSize)
-	}
-	return message{
-		typ:  msgType(binary.LittleEndian.Uint16(b[6:])),
-		id:   binary.LittleEndian.Uint32(b[8:]),
-		body: b[headSize:],
-	}, nil
-}
-
-// u32 is the i-th word of the body, 0 if there is none.
-func (m *message) u32(i int) uint32 {
-	if len(m.body) < 4*i+4 {
-		return 0
-	}
-	return binary.LittleEndian.Uint32(m.body[4*i:])
-}
-
-// failure is the content of FAILED and SPAWN_FAILED.
-func (m *message) failure() *WorkerError {
-	if len(m.body) < 4 {
-		return &WorkerError{statusFatal, fmt.Sprintf("failure message of %d bytes", len(m.body))}
-	}
-	e := &WorkerError{int32(m.u32(0)), printable(m.body[4:])}
-	if e.Status >= 0 {
-		e.Status = statusFatal
-	}
-	return e
-}
-
-// printable makes one line of text from bytes that user code may have made.
-func printable(b []byte) string {
-	var s strings.Builder
-	for len(b) > 0 {
-		r, n := utf8.DecodeRune(b)
-		b = b[n:]
-		if r < ' ' || r == 0x7f || r == utf8.RuneError {
-			r = ' '
-		}
-		s.WriteRune(r)
-	}
-	return strings.TrimSpace(s.String())
+	return &WorkerError{Status: wire.StatusInvalid, Text: fmt.Sprintf(format, args...)}
 }
 
 // prepareBody is the body of PREPARE for s.
@@ -181,7 +60,7 @@ func putLimits(b []byte, s *Spec) error {
 
 // deviceBody is as much of the bodies of PREPARE and SPAWN as says a worker is to be connected, checked on the way.
 func deviceBody(s *Spec) ([]byte, error) {
-	b := make([]byte, spawnSize)
+	b := make([]byte, wire.SpawnSize)
 	switch s.Provider {
 	case "shm":
 		b[0] = 1
@@ -248,8 +127,7 @@ func spawnBody(s *Spec) ([]byte, error) {
 		return nil, err
 	}
 	if len(s.ClientBlob) == 0 || len(s.ClientBlob) > blobMax {
-		return nil, &WorkerError{statusBadBlob,
-			fmt.Sprintf("client's blob of %d bytes, not 1..%d", len(s.ClientBlob), blobMax)}
+		return nil, &WorkerError{Status: wire.StatusBadBlob, Text: fmt.Sprintf("client's blob of %d bytes, not 1..%d", len(s.ClientBlob), blobMax)}
 	}
 	if len(s.Names) > functionsMax {
 		return nil, invalid("%d functions, at most %d", len(s.Names), functionsMax)
@@ -264,8 +142,6 @@ func spawnBody(s *Spec) ([]byte, error) {
 		b[56+cpu/8] |= 1 << (cpu % 8)
 	}
 	copy(b[248:], s.ClientBlob)
-	le.PutUint32(b[bodyUID:], s.UID)
-	le.PutUint32(b[bodyUID+4:], s.GID)
 	if s.Channel.Bulk > bulkMax {
 		return nil, invalid("channel bulk size %d not in 0..%d", s.Channel.Bulk, uint64(bulkMax))
 	}
@@ -279,21 +155,20 @@ func spawnBody(s *Spec) ([]byte, error) {
 // namesBlock is the content of the names memfd: each name ended by a NUL, in index order.
 func namesBlock(names []string) ([]byte, error) {
 	if len(names) == 0 {
-		return nil, &WorkerError{statusBadLibrary, "no functions named"}
+		return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: "no functions named"}
 	}
 	var b []byte
 	for i, name := range names {
 		if name == "" {
-			return nil, &WorkerError{statusBadLibrary, fmt.Sprintf("function %d has an empty name", i)}
+			return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("function %d has an empty name", i)}
 		}
 		if strings.IndexByte(name, 0) >= 0 {
-			return nil, &WorkerError{statusBadLibrary, fmt.Sprintf("function %d: name %q contains a NUL", i, name)}
+			return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("function %d: name %q contains a NUL", i, name)}
 		}
 		b = append(append(b, name...), 0)
 	}
 	if len(b) > namesMax {
-		return nil, &WorkerError{statusBadLibrary,
-			fmt.Sprintf("function names of %d bytes, at most %d", len(b), namesMax)}
+		return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("function names of %d bytes, at most %d", len(b), namesMax)}
 	}
 	return b, nil
 }

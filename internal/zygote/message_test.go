@@ -16,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // The C side writes the same message by its structs, and says its constants.
@@ -84,7 +86,7 @@ var goldenSpec = Spec{
 	Provider: "verbs", Device: "mlx5_0", Port: 3, GIDIndex: -1, PKeyIndex: 0x1112, TrafficClass: 106, ServiceLevel: 7,
 	MTU: 4096, WaitMode: 2, CPUs: []int{1, 10, 1023}, Names: []string{"f", "g"}, ClientBlob: []byte{1, 2, 3, 4, 5},
 	MaxDepth: 1000, MaxEager: 0x12340, MaxBulk: 0x1020304, MemoryLimit: 0x1122334455667788,
-	UID: 0x00010203, GID: 0x00040506, Channel: Channel{Depth: 4, Eager: 0x10040, Bulk: 0x21222340},
+	Channel: Channel{Depth: 4, Eager: 0x10040, Bulk: 0x21222340},
 }
 
 // goldenBytes is the beginning of that message as it has always been; the rest is blob and zeros.
@@ -99,7 +101,10 @@ func TestMessagesMatchC(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := hex.EncodeToString((&message{msgSpawn, 0x01020304, body}).encode())
+	for i, n := range []uint32{0x00010203, 0x00040506, 77} { // what the spawner fills in
+		binary.LittleEndian.PutUint32(body[wire.SpawnUID+4*i:], n)
+	}
+	got := hex.EncodeToString((&wire.Message{Type: wire.Spawn, ID: 0x01020304, Body: body}).Encode())
 	if !strings.HasPrefix(got, goldenBytes) {
 		t.Errorf("message\n%s\ndoes not begin\n%s", got, goldenBytes)
 	}
@@ -116,14 +121,14 @@ func TestMessagesMatchC(t *testing.T) {
 	if c != got {
 		t.Errorf("C  %s\nGo %s", c, got)
 	}
-	want := []int{int(msgSpawn), int(msgSpawned), int(msgSpawnFailed), int(msgLoaded), int(msgFailed),
-		int(msgStop), int(msgHello), int(msgStarted), int(msgFinish), int(msgPrepare), int(msgPrepared), int(msgPark), int(msgParked),
-		int(msgResume), int(msgResumed), int(msgInspect), int(msgSymbols), int(msgInspected), inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
-		partUID, partPIDs, partFiles, partIPC, partNet,
-		partPrivs, partSeccomp, partLandlock, maxSandboxPaths, byItself, msgMax, wireVersion, cpusMax, functionsMax, namesMax, blobMax, depthMax,
-		eagerMax, spawnFDs, 0, 1, 2, int(statusInvalid), int(statusBadBlob), int(statusBadLibrary), int(statusWorkerDied),
-		int(statusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
-		int(statusTimeLimit), int(statusMemoryLimit), int(statusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, pagePhase, phaseLeased, phaseLoading, phaseLoaded, 8, 16, 24, 32, 40, 32, 28}
+	want := []int{int(wire.Spawn), int(wire.Spawned), int(wire.SpawnFailed), int(wire.Loaded), int(wire.Failed),
+		int(wire.Stop), int(wire.Hello), int(wire.Started), int(wire.Finish), int(wire.Prepare), int(wire.Prepared), int(wire.Park), int(wire.Parked),
+		int(wire.Resume), int(wire.Resumed), int(wire.Inspect), int(wire.Symbols), int(wire.Inspected), inspectedNameMax, inspectedMax, functionsMax, offsetsMax, symbolLineMax, 3, 2,
+		wire.PartUID, wire.PartPIDs, wire.PartFiles, wire.PartIPC, wire.PartNet,
+		wire.PartPrivs, wire.PartSeccomp, wire.PartLandlock, maxSandboxPaths, byItself, wire.Max, wire.Version, cpusMax, functionsMax, namesMax, blobMax, depthMax,
+		eagerMax, wire.SpawnFDs, 0, 1, 2, int(wire.StatusInvalid), int(wire.StatusBadBlob), int(wire.StatusBadLibrary), int(wire.StatusWorkerDied),
+		int(wire.StatusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
+		int(wire.StatusTimeLimit), int(wire.StatusMemoryLimit), int(wire.StatusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, pagePhase, phaseLeased, phaseLoading, phaseLoaded, 8, 16, 24, 32, 40, 32, 28}
 	if got := strings.Fields(numbers); len(got) != len(want) {
 		t.Fatalf("%d constants, want %d", len(got), len(want))
 	} else {
@@ -136,18 +141,18 @@ func TestMessagesMatchC(t *testing.T) {
 }
 
 func FuzzDecodeMessage(f *testing.F) {
-	f.Add((&message{msgFailed, 7, []byte{0x38, 0xff, 0xff, 0xff, 'x'}}).encode())
-	f.Add((&message{msgHello, 0, []byte{1, 0, 0, 0, 2, 0, 0, 0}}).encode())
+	f.Add((&wire.Message{Type: wire.Failed, ID: 7, Body: []byte{0x38, 0xff, 0xff, 0xff, 'x'}}).Encode())
+	f.Add((&wire.Message{Type: wire.Hello, ID: 0, Body: []byte{1, 0, 0, 0, 2, 0, 0, 0}}).Encode())
 	f.Add([]byte("RFWK"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := decodeMessage(b)
+		m, err := wire.Decode(b)
 		if err != nil {
 			return
 		}
-		if !bytes.Equal(m.encode(), b) {
+		if !bytes.Equal(m.Encode(), b) {
 			t.Errorf("%x does not come back", b)
 		}
-		e := m.failure()
+		e := m.Failure()
 		if e.Status >= 0 {
 			t.Errorf("failure with status %d", e.Status)
 		}
@@ -156,8 +161,8 @@ func FuzzDecodeMessage(f *testing.F) {
 				t.Errorf("the text has %#x: %q", r, e.Text)
 			}
 		}
-		m.u32(0)
-		m.u32(1)
+		m.U32(0)
+		m.U32(1)
 	})
 }
 
@@ -170,7 +175,7 @@ type rawZygote struct {
 
 func startRaw(t *testing.T) *rawZygote {
 	t.Helper()
-	ours, theirs, err := socketPair()
+	ours, theirs, err := wire.SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,30 +191,30 @@ func startRaw(t *testing.T) *rawZygote {
 	}
 	t.Cleanup(func() { ours.Close(); r.cmd.Wait() })
 	m := r.recv()
-	if m.typ != msgHello || m.u32(0) != wireVersion {
+	if m.Type != wire.Hello || m.U32(0) != wire.Version {
 		t.Fatalf("greeting %+v", m)
 	}
 	said, err := exec.Command(workerPath(t), "--version").Output()
-	_, version, _ := bytes.Cut(m.body[12:], []byte{0})
-	if want := fmt.Sprintf("rfaas-worker %s, wire version %d\n", version, wireVersion); len(version) == 0 || err != nil || string(said) != want {
+	_, version, _ := bytes.Cut(m.Body[12:], []byte{0})
+	if want := fmt.Sprintf("rfaas-worker %s, wire version %d\n", version, wire.Version); len(version) == 0 || err != nil || string(said) != want {
 		t.Fatalf("it greets with version %q, --version says %q (%v)", version, said, err)
 	}
 	return r
 }
 
-func (r *rawZygote) recv() message {
+func (r *rawZygote) recv() *wire.Message {
 	r.t.Helper()
 	r.conn.SetReadDeadline(time.Now().Add(2 * time.Second))
-	buf := make([]byte, msgMax)
+	buf := make([]byte, wire.Max)
 	n, err := r.conn.Read(buf)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	m, err := decodeMessage(buf[:n])
+	m, err := wire.Decode(buf[:n])
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return m
+	return &m
 }
 
 func TestZygoteRefusesBadMessages(t *testing.T) {
@@ -226,14 +231,14 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := (&message{msgSpawn, 9, body}).encode()
+	good := (&wire.Message{Type: wire.Spawn, ID: 9, Body: body}).Encode()
 	patch := func(at int, b ...byte) []byte {
 		m := bytes.Clone(good)
 		copy(m[at:], b)
 		return m
 	}
 	word := func(v uint32) []byte { return binary.LittleEndian.AppendUint32(nil, v) }
-	const B = headSize
+	const B = wire.HeadSize
 	before := openFDs(t, r.cmd.Process.Pid)
 	for _, tc := range []struct {
 		name string
@@ -242,43 +247,43 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		says string
 	}{
 		{"one byte", good[:1], 0, "1 bytes"},
-		{"part of the head", good[:15], spawnFDs, "15 bytes"},
-		{"head alone", good[:16], spawnFDs, "0 bytes"},
-		{"truncated", good[:len(good)-1], spawnFDs, "535 bytes"},
-		{"one byte too many", append(bytes.Clone(good), 0), spawnFDs, "537 bytes"},
-		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), spawnFDs, "4096 bytes"},
-		{"magic", patch(0, 'X'), spawnFDs, "0x4b574658"},
-		{"version", patch(4, 2), spawnFDs, "version 2"},
-		{"type", patch(6, 4), spawnFDs, "type 4"},
-		{"announced length", patch(12, 1), spawnFDs, "513 announced"},
+		{"part of the head", good[:15], wire.SpawnFDs, "15 bytes"},
+		{"head alone", good[:16], wire.SpawnFDs, "0 bytes"},
+		{"truncated", good[:len(good)-1], wire.SpawnFDs, "535 bytes"},
+		{"one byte too many", append(bytes.Clone(good), 0), wire.SpawnFDs, "537 bytes"},
+		{"far too long", append(bytes.Clone(good), make([]byte, 8000)...), wire.SpawnFDs, "4096 bytes"},
+		{"magic", patch(0, 'X'), wire.SpawnFDs, "0x4b574658"},
+		{"version", patch(4, 2), wire.SpawnFDs, "version 2"},
+		{"type", patch(6, 4), wire.SpawnFDs, "type 4"},
+		{"announced length", patch(12, 1), wire.SpawnFDs, "513 announced"},
 		{"no descriptors", good, 0, "0 descriptors"},
 		{"four descriptors", good, 4, "4 descriptors"},
 		{"16 descriptors", good, 16, "16 descriptors"},
 		{"40 descriptors", good, 40, "16 descriptors"},
-		{"provider 0", patch(B+0, 0), spawnFDs, "provider 0"},
-		{"provider 3", patch(B+0, 3), spawnFDs, "provider 3"},
-		{"wait mode", patch(B+1, 9), spawnFDs, "wait mode 9"},
-		{"reserved", patch(B+3, 1), spawnFDs, "reserved"},
-		{"GID index", patch(B+4, word(256)...), spawnFDs, "GID index 256"},
-		{"P_Key index", patch(B+8, word(65536)...), spawnFDs, "P_Key index 65536"},
-		{"traffic class", patch(B+12, word(256)...), spawnFDs, "traffic class 256"},
-		{"service level", patch(B+16, word(16)...), spawnFDs, "service level 16"},
-		{"MTU", patch(B+20, word(4097)...), spawnFDs, "MTU 4097"},
-		{"depth", patch(B+24, word(1025)...), spawnFDs, "depth limit 1025"},
-		{"eager", patch(B+28, word(1<<20)...), spawnFDs, "eager limit 1048576"},
-		{"bulk", patch(B+36, word(2)...), spawnFDs, "bulk limit"},
-		{"no functions", patch(B+48, word(0)...), spawnFDs, "function count 0"},
-		{"many functions", patch(B+48, word(65537)...), spawnFDs, "function count 65537"},
-		{"no blob", patch(B+52, word(0)...), spawnFDs, "blob length 0"},
-		{"long blob", patch(B+52, word(257)...), spawnFDs, "blob length 257"},
-		{"reserved word", patch(B+532, 1), spawnFDs, "reserved word"},
-		{"channel depth", patch(B+517, 0xff), spawnFDs, "channel depth 65284 not in 0..1024"},
-		{"channel bulk size", patch(B+525, 0xff), spawnFDs, "channel bulk size"},
-		{"channel eager size", patch(B+531, 0x7f), spawnFDs, "channel eager size"},
-		{"bytes after the blob", patch(B+503, 1), spawnFDs, "after the end of the client's blob"},
-		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), spawnFDs, "device name"},
-		{"device with a control character", patch(B+184, '\n'), spawnFDs, "0xa"},
-		{"bytes after the device", patch(B+184+20, 'x'), spawnFDs, "after the end of the device name"},
+		{"provider 0", patch(B+0, 0), wire.SpawnFDs, "provider 0"},
+		{"provider 3", patch(B+0, 3), wire.SpawnFDs, "provider 3"},
+		{"wait mode", patch(B+1, 9), wire.SpawnFDs, "wait mode 9"},
+		{"reserved", patch(B+3, 1), wire.SpawnFDs, "reserved"},
+		{"GID index", patch(B+4, word(256)...), wire.SpawnFDs, "GID index 256"},
+		{"P_Key index", patch(B+8, word(65536)...), wire.SpawnFDs, "P_Key index 65536"},
+		{"traffic class", patch(B+12, word(256)...), wire.SpawnFDs, "traffic class 256"},
+		{"service level", patch(B+16, word(16)...), wire.SpawnFDs, "service level 16"},
+		{"MTU", patch(B+20, word(4097)...), wire.SpawnFDs, "MTU 4097"},
+		{"depth", patch(B+24, word(1025)...), wire.SpawnFDs, "depth limit 1025"},
+		{"eager", patch(B+28, word(1<<20)...), wire.SpawnFDs, "eager limit 1048576"},
+		{"bulk", patch(B+36, word(2)...), wire.SpawnFDs, "bulk limit"},
+		{"no functions", patch(B+48, word(0)...), wire.SpawnFDs, "function count 0"},
+		{"many functions", patch(B+48, word(65537)...), wire.SpawnFDs, "function count 65537"},
+		{"no blob", patch(B+52, word(0)...), wire.SpawnFDs, "blob length 0"},
+		{"long blob", patch(B+52, word(257)...), wire.SpawnFDs, "blob length 257"},
+		{"reserved word", patch(B+532, 1), wire.SpawnFDs, "reserved word"},
+		{"channel depth", patch(B+517, 0xff), wire.SpawnFDs, "channel depth 65284 not in 0..1024"},
+		{"channel bulk size", patch(B+525, 0xff), wire.SpawnFDs, "channel bulk size"},
+		{"channel eager size", patch(B+531, 0x7f), wire.SpawnFDs, "channel eager size"},
+		{"bytes after the blob", patch(B+503, 1), wire.SpawnFDs, "after the end of the client's blob"},
+		{"device without end", patch(B+184, bytes.Repeat([]byte{'x'}, 64)...), wire.SpawnFDs, "device name"},
+		{"device with a control character", patch(B+184, '\n'), wire.SpawnFDs, "0xa"},
+		{"bytes after the device", patch(B+184+20, 'x'), wire.SpawnFDs, "after the end of the device name"},
 	} {
 		var rights []byte
 		if tc.fds > 0 {
@@ -292,16 +297,16 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 			t.Fatalf("%s: %v", tc.name, err)
 		}
 		m := r.recv()
-		if m.typ != msgSpawnFailed {
-			t.Errorf("%s: answer of type %d", tc.name, m.typ)
+		if m.Type != wire.SpawnFailed {
+			t.Errorf("%s: answer of type %d", tc.name, m.Type)
 			continue
 		}
-		e := m.failure()
+		e := m.Failure()
 		if !strings.Contains(e.Text, tc.says) {
 			t.Errorf("%s: %q does not say %q", tc.name, e.Text, tc.says)
 		}
-		if len(tc.msg) >= headSize && tc.name != "magic" && m.id != 9 {
-			t.Errorf("%s: answer for worker %d", tc.name, m.id)
+		if len(tc.msg) >= wire.HeadSize && tc.name != "magic" && m.ID != 9 {
+			t.Errorf("%s: answer for worker %d", tc.name, m.ID)
 		}
 	}
 	// It answers first and closes then.

@@ -1,11 +1,14 @@
 package zygote
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // TailSize is how much of a worker's output is kept.
@@ -55,7 +58,8 @@ const (
 // output drains the pipe that is a worker's stdout and stderr, so that the worker never waits for anybody's interest.
 type output struct {
 	tail
-	pipe   *os.File
+	pipe   int           // nonblocking
+	ready  *os.File      // an epoll instance with the pipe in it: see await
 	ending chan struct{} // closed by finish: no more pauses
 	done   chan struct{}
 	reads  int // that found something: drain's until done is closed, then finish's
@@ -67,14 +71,46 @@ func newOutput() (*output, int, error) {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return nil, -1, os.NewSyscallError("pipe2", err)
 	}
-	if err := unix.SetNonblock(p[0], true); err != nil {
-		unix.Close(p[0])
-		unix.Close(p[1])
-		return nil, -1, os.NewSyscallError("fcntl", err)
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err == nil {
+		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, p[0], &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
 	}
-	o := &output{pipe: os.NewFile(uintptr(p[0]), "worker output"), ending: make(chan struct{}), done: make(chan struct{})}
+	for _, fd := range []int{p[0], epoll} {
+		if err == nil {
+			err = unix.SetNonblock(fd, true)
+		}
+	}
+	if err != nil {
+		wire.CloseAll([]int{p[0], p[1], epoll})
+		return nil, -1, os.NewSyscallError("worker output", err)
+	}
+	o := &output{pipe: p[0], ready: os.NewFile(uintptr(epoll), "worker output"), ending: make(chan struct{}), done: make(chan struct{})}
 	go o.drain()
 	return o, p[1], nil
+}
+
+// await waits until there is something to read. The runtime watches an epoll instance that reports the pipe once, and then no more until
+// it is asked again. A pipe that the runtime watched itself would wake it at every write, as often as a function prints, also during pauses.
+func (o *output) await() error {
+	c, err := o.ready.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = c.Read(func(fd uintptr) bool {
+		var event [1]unix.EpollEvent
+		n, err := unix.EpollWait(int(fd), event[:], 0)
+		failed = err
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+	return errors.Join(err, failed)
+}
+
+// again has the next await report the pipe.
+func (o *output) again() error {
+	return wire.Control(o.ready, func(fd int) error {
+		return unix.EpollCtl(fd, unix.EPOLL_CTL_MOD, o.pipe, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
+	})
 }
 
 func (o *output) drain() {
@@ -82,11 +118,15 @@ func (o *output) drain() {
 	buf := make([]byte, TailSize)
 	read, began := 0, time.Now() // of this chunk
 	for {
-		n, err := o.pipe.Read(buf)
-		o.write(buf[:n])
-		if err != nil {
+		if o.await() != nil {
 			return
 		}
+		n, err := unix.Read(o.pipe, buf)
+		if n == 0 || err != nil && err != unix.EAGAIN && err != unix.EINTR {
+			return // everybody has closed the other side
+		}
+		n = max(n, 0)
+		o.write(buf[:n])
 		o.reads++
 		if n < len(buf) {
 			o.pause(outputRest)
@@ -96,6 +136,9 @@ func (o *output) drain() {
 		if read += n; read >= outputChunk {
 			o.pause(outputPause - time.Since(began))
 			read, began = 0, time.Now()
+		}
+		if o.again() != nil {
+			return
 		}
 	}
 }
@@ -116,17 +159,12 @@ func (o *output) pause(d time.Duration) {
 // finish reads what is in the pipe and closes it. Whoever still holds the other side, a process that the function left
 // behind, cannot keep it open.
 func (o *output) finish() {
-	o.pipe.SetReadDeadline(time.Unix(1, 0))
+	o.ready.SetReadDeadline(time.Unix(1, 0))
 	close(o.ending) // after the deadline: nothing is read when a pause has ended
 	<-o.done
-	o.pipe.SetReadDeadline(time.Time{})
-	if c, err := o.pipe.SyscallConn(); err == nil {
-		c.Read(func(fd uintptr) bool {
-			o.empty(int(fd))
-			return true
-		})
-	}
-	o.pipe.Close()
+	o.empty(o.pipe)
+	unix.Close(o.pipe)
+	o.ready.Close()
 }
 
 // empty reads all that is in the pipe now. Others may be writing to it: what was there is had after as many bytes as the pipe can hold, and

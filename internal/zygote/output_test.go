@@ -1,6 +1,8 @@
 package zygote
 
 import (
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
@@ -121,7 +123,7 @@ func TestLastLineInALargePipe(t *testing.T) {
 	pages := size / os.Getpagesize()
 	fcntl := func(f *os.File, cmd, arg int) {
 		t.Helper()
-		if err := control(f, func(fd int) error { _, err := unix.FcntlInt(uintptr(fd), cmd, arg); return err }); err != nil {
+		if err := wire.Control(f, func(fd int) error { _, err := unix.FcntlInt(uintptr(fd), cmd, arg); return err }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -131,7 +133,7 @@ func TestLastLineInALargePipe(t *testing.T) {
 	} {
 		for _, others := range []bool{false, true} {
 			o, in := newTestOutput(t)
-			o.pipe.SetReadDeadline(time.Unix(1, 0)) // nobody reads before the end
+			o.ready.SetReadDeadline(time.Unix(1, 0)) // nobody reads before the end
 			<-o.done
 			fcntl(in, unix.F_SETPIPE_SZ, size)
 			fcntl(in, unix.F_SETFL, c.flags)

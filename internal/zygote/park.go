@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // Park ends a worker's service for a lease and keeps the process. The worker runs no function any more, whatever its client sends,
@@ -16,17 +18,15 @@ import (
 func (w *Worker) Park(ctx context.Context) error {
 	err := sandbox.ErrNoFreezer
 	if w.group.CanFreeze() {
-		_, err = w.tell(ctx, msgPark, nil, msgParked)
+		_, err = w.tell(ctx, wire.Park, nil, wire.Parked)
 	}
 	if err == nil {
-		w.parked.Store(true)
 		err = w.group.Freeze(ctx)
 	}
 	if err != nil {
-		w.parked.Store(false)
 		return fmt.Errorf("park worker %d: %w", w.id, err)
 	}
-	if w.killed.Load() || w.verdict.Load() != nil { // meanwhile
+	if w.killed.Load() || w.verdict.Load() != nil { // while it froze, perhaps: the spawner may have thawed it too early
 		w.group.LetDie()
 	}
 	return nil
@@ -41,46 +41,45 @@ func (w *Worker) Resume(ctx context.Context, clientBlob []byte) error {
 	if err := w.group.Thaw(); err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
-	w.parked.Store(false)
-	m, err := w.tell(ctx, msgResume, clientBlob, msgResumed)
+	m, err := w.tell(ctx, wire.Resume, clientBlob, wire.Resumed)
 	if err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
-	if len(m.body) == 0 || len(m.body) > blobMax {
-		return fmt.Errorf("resume worker %d: its blob has %d bytes", w.id, len(m.body))
+	if len(m.Body) == 0 || len(m.Body) > blobMax {
+		return fmt.Errorf("resume worker %d: its blob has %d bytes", w.id, len(m.Body))
 	}
-	w.blob = append([]byte(nil), m.body...)
+	w.blob = append([]byte(nil), m.Body...)
 	w.steps = Steps{Cached: true, Connect: time.Since(asked)}
 	return nil
 }
 
 // tell sends a message and waits for its answer. User code can speak on that socket too: the answer says that the worker
 // claims something, and another one is an error.
-func (w *Worker) tell(ctx context.Context, typ msgType, body []byte, want msgType) (message, error) {
+func (w *Worker) tell(ctx context.Context, typ wire.Type, body []byte, want wire.Type) (wire.Message, error) {
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	m := message{typ, w.id, body}
-	if _, err := w.conn.Write(m.encode()); err != nil {
-		return message{}, err
+	m := wire.Message{Type: typ, ID: w.id, Body: body}
+	if _, err := w.conn.Write(m.Encode()); err != nil {
+		return wire.Message{}, err
 	}
 	w.conn.SetReadDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	buf := make([]byte, msgMax)
+	buf := make([]byte, wire.Max)
 	n, err := w.conn.Read(buf)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("no answer: %w", context.Cause(ctx))
 		}
-		return message{}, err
+		return wire.Message{}, err
 	}
-	m, err = decodeMessage(buf[:n])
+	m, err = wire.Decode(buf[:n])
 	switch {
 	case err != nil:
-		return message{}, err
-	case m.typ == msgFailed:
-		return message{}, m.failure()
-	case m.typ != want:
-		return message{}, fmt.Errorf("unexpected message of type %d with %d bytes", m.typ, len(m.body))
+		return wire.Message{}, err
+	case m.Type == wire.Failed:
+		return wire.Message{}, m.Failure()
+	case m.Type != want:
+		return wire.Message{}, fmt.Errorf("unexpected message of type %d with %d bytes", m.Type, len(m.Body))
 	}
 	return m, nil
 }

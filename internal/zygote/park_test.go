@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // freezing starts a zygote whose workers can be parked, by the freezer of each version that there is.
@@ -37,7 +40,7 @@ func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
 			testSandbox.ownGroups = own
 			defer func() { testSandbox = Sandbox{} }()
 			z := startZygote(t)
-			if z.groups == nil || !z.groups.CanFreeze() {
+			if !lease(t, z, startClient(t), nil).group.CanFreeze() {
 				if os.Getenv("CI") != "" && os.Geteuid() == 0 && own == "" {
 					t.Fatal("no freezer")
 				}
@@ -177,7 +180,7 @@ func TestPark(t *testing.T) {
 				t.Fatal(err)
 			}
 			if i == 0 {
-				time.Sleep(stopPatience + 200*time.Millisecond) // a worker that is stopped would be killed by then
+				time.Sleep(spawner.StopPatience + 200*time.Millisecond) // a worker that is stopped would be killed by then
 			}
 			w.resume(t, w.renew(t))
 			if !w.Steps().Cached || w.Steps().Connect <= 0 {
@@ -242,8 +245,8 @@ func testResumeRefuses(t *testing.T, z *Zygote) {
 			t.Fatal(err)
 		}
 		var refused *WorkerError
-		if err := w.Resume(t.Context(), blob); !errors.As(err, &refused) || refused.Status != statusBadBlob {
-			t.Errorf("%s: %v, want status %d", what, err, statusBadBlob)
+		if err := w.Resume(t.Context(), blob); !errors.As(err, &refused) || refused.Status != wire.StatusBadBlob {
+			t.Errorf("%s: %v, want status %d", what, err, wire.StatusBadBlob)
 		}
 	}
 	// The right one still can. A worker that hangs in a call is not parked.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // errNoneReady: no worker waits for such a lease.
@@ -150,7 +152,6 @@ func (z *Zygote) fillUp() error {
 			if err != nil {
 				return err
 			}
-			w.limited = spec.groupMemory()
 			z.pool.add(string(kind), w)
 		}
 	}
@@ -209,18 +210,17 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		w.asked = time.Now()
 		w.steps.Warm = true
 		w.serves.Store(spec)
-		m := message{msgSpawn, w.id, body}
-		if limit := spec.groupMemory(); w.group != nil && limit != w.limited {
-			if err := w.group.Limit(limit); err != nil {
-				return nil, w.abort(fmt.Errorf("start worker: %w", err))
-			}
+		m := wire.Message{Type: wire.Spawn, ID: w.id, Body: body}
+		err := w.group.Limit(spec.groupMemory())
+		if err == nil {
+			err = w.pin(spec.CPUs)
 		}
-		if err := w.pin(spec.CPUs); err != nil {
+		if err != nil {
 			return nil, w.abort(fmt.Errorf("start worker: %w", err))
 		}
-		err := leaseFDs(spec.Code, names, func(code, names int) error {
+		err = leaseFDs(spec.Code, names, func(code, names int) error {
 			w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-			_, _, err := w.conn.WriteMsgUnix(m.encode(), unix.UnixRights(code, names), nil)
+			_, _, err := w.conn.WriteMsgUnix(m.Encode(), unix.UnixRights(code, names), nil)
 			return err
 		})
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
+	"os"
 	"strings"
 	"testing"
 
@@ -65,7 +66,7 @@ func TestWarm(t *testing.T) {
 	<-other.Done()
 	c.end()
 	z.Close()
-	if n := children(t); n != 0 {
+	if n := children(t, os.Getpid()); n != 0 {
 		t.Errorf("%d children after Close", n)
 	}
 }
@@ -88,7 +89,7 @@ func TestWarmPoolRunsOut(t *testing.T) {
 	}
 	t.Logf("%d of 6 leases got a worker that waited", warm)
 	eventually(t, "the pool is full again", func() bool { return z.Waiting() == 1 })
-	eventually(t, "nothing else is left", func() bool { return children(t) == 2+6+1 }) // client, zygote
+	eventually(t, "nothing else is left", func() bool { return z.started(t) == 1+6+1 }) // zygote, workers
 }
 
 // Workers that die while they wait are replaced, and nobody's lease fails for it; those of a dead zygote serve.
@@ -116,7 +117,7 @@ func TestWarmWorkersDie(t *testing.T) {
 		before = waiting()
 		return len(before) == 2 && !killed[before[0]] && !killed[before[1]]
 	})
-	unix.Kill(current(t, z).cmd.Process.Pid, unix.SIGKILL)
+	unix.Kill(current(t, z), unix.SIGKILL)
 	w := lease(t, z, c, nil)
 	if w.PID() != before[0].PID() || !w.Steps().Warm {
 		t.Errorf("worker %d (%+v), want %d, which had waited", w.PID(), w.Steps(), before[0].PID())

@@ -5,9 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // greeter installs a program in path's place that greets with these bytes and then waits for its end.
@@ -25,35 +30,47 @@ func greeter(t *testing.T, path string, greeting []byte) {
 }
 
 // greeting is a HELLO; text is what follows the numbers.
-func greeting(wire uint32, text string) []byte {
-	body := binary.LittleEndian.AppendUint32(nil, wire)
+func greeting(version uint32, text string) []byte {
+	body := binary.LittleEndian.AppendUint32(nil, version)
 	body = append(body, make([]byte, 8)...)
-	return (&message{msgHello, 0, append(body, text...)}).encode()
+	return (&wire.Message{Type: wire.Hello, ID: 0, Body: append(body, text...)}).Encode()
+}
+
+// unversionedSpawner is a spawner that fits an executor of any version.
+func unversionedSpawner(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(buildDir, "unversioned-spawner")
+	cmd := exec.Command("go", "build", "-o", path, "../../cmd/rfaas-spawner")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
 }
 
 // Without the check an executor would send such a program messages that it takes for others.
 func TestOtherVersionDoesNotStart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rfaas-worker")
-	headless := greeting(wireVersion, "\x00v2")
-	headless[4] = wireVersion + 1
+	headless := greeting(wire.Version, "\x00v2")
+	headless[4] = wire.Version + 1
 	const v1 = "v1: install both of one version, then restart the executor"
 	for name, tc := range map[string]struct {
 		ours     string
 		greeting []byte
 		want     string // of the error; "": it starts
 	}{
-		"the same":             {"v1", greeting(wireVersion, "no Landlock\x00v1"), ""},
-		"ours does not matter": {"", greeting(wireVersion, "\x00v2"), ""},
-		"ours unknown":         {"unknown", greeting(wireVersion, "\x00v2"), ""},
-		"theirs edited":        {"v1", greeting(wireVersion, "\x00v1-dirty"), ""},
-		"theirs unknown":       {"v1", greeting(wireVersion, "\x00unknown"), ""},
-		"another":              {"v1", greeting(wireVersion, "\x00v2"), "it is version v2, this executor " + v1},
-		"older":                {"v1", greeting(wireVersion, ""), "it is version from before versions were told, this executor " + v1},
-		"other wire":           {"", greeting(wireVersion+1, "\x00v2"), "it speaks wire version 2, this executor 1: install both"},
-		"other heads":          {"", headless, "wire version 2, this executor speaks 1: install both"},
+		"the same":             {"v1", greeting(wire.Version, "no Landlock\x00v1"), ""},
+		"ours does not matter": {"", greeting(wire.Version, "\x00v2"), ""},
+		"ours unknown":         {"unknown", greeting(wire.Version, "\x00v2"), ""},
+		"theirs edited":        {"v1", greeting(wire.Version, "\x00v1-dirty"), ""},
+		"theirs unknown":       {"v1", greeting(wire.Version, "\x00unknown"), ""},
+		"another":              {"v1", greeting(wire.Version, "\x00v2"), "it is version v2, this executor " + v1},
+		"older":                {"v1", greeting(wire.Version, ""), "it is version older than 0.1, this executor " + v1},
+		"other wire":           {"", greeting(wire.Version+1, "\x00v2"), "it speaks wire version 2, this executor 1: install both"},
+		"other heads":          {"", headless, "wire version 2, this program speaks version 1: install both"},
 	} {
 		greeter(t, path, tc.greeting)
-		z, err := Start(t.Context(), Config{Path: path, Version: tc.ours, Log: testLog(t)})
+		z, err := Start(t.Context(), Config{Path: path, Spawner: unversionedSpawner(t), Version: tc.ours, Log: testLog(t)})
 		if err == nil {
 			z.Close()
 		}
@@ -64,7 +81,7 @@ func TestOtherVersionDoesNotStart(t *testing.T) {
 			continue
 		}
 		var we *WorkerError
-		if !errors.As(err, &we) || we.Status != statusProtocol || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) {
+		if !errors.As(err, &we) || we.Status != wire.StatusProtocol || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: error %v, want one with %q", name, err, tc.want)
 		}
 	}
@@ -77,16 +94,15 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	if err := os.Symlink(worker, path); err != nil {
 		t.Fatal(err)
 	}
-	p, err := startProcess(t.Context(), &Config{Path: worker, Log: testLog(t)})
+	said, err := exec.Command(worker, "--version").Output() // rfaas-worker VERSION, wire version N
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours := p.version
-	p.stop()
-	if unversioned(ours) {
+	ours, _, _ := strings.Cut(strings.TrimPrefix(string(said), "rfaas-worker "), ",")
+	if ours == "unknown" || ours == "devel" {
 		ours = "v1"
 	}
-	z, err := Start(t.Context(), Config{Path: path, Version: ours, Log: testLog(t)})
+	z, err := Start(t.Context(), Config{Path: path, Spawner: unversionedSpawner(t), Version: ours, Log: testLog(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,13 +110,17 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	c := startClient(t)
 	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("before"))
 
-	greeter(t, path, greeting(wireVersion, "\x00v0"))
+	greeter(t, path, greeting(wire.Version, "\x00v0"))
 	old := current(t, z)
-	old.cmd.Process.Kill()
-	within(t, "end of the zygote", old.gone)
+	unix.Kill(old, unix.SIGKILL)
+	eventually(t, "end of the zygote", func() bool {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		return z.pid != old
+	})
 	spec, channel := c.spec(t, sealedFile(t, testLibrary(t)))
 	_, err = z.Spawn(t.Context(), spec)
-	wantError(t, err, statusProtocol, "it is version v0, this executor "+ours+":")
+	wantError(t, err, wire.StatusProtocol, "it is version v0, this executor "+ours+":")
 	c.ask("close %d", channel)
 
 	if err := os.Symlink(worker, path+".back"); err != nil {
@@ -111,9 +131,9 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	}
 	for {
 		z.mu.Lock()
-		p, changed := z.current, z.changed
+		pid, changed := z.pid, z.changed
 		z.mu.Unlock()
-		if p != nil {
+		if pid != 0 {
 			break
 		}
 		within(t, "a zygote of ours", changed)

@@ -1,16 +1,12 @@
 package zygote
 
 import (
-	"os"
-	"os/signal"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 const (
-	// stopPatience is how long a worker or the zygote may be stopped (SIGSTOP): somebody may be about to continue it.
-	stopPatience = time.Second
 	// tracePatience is how long a function that exceeded its time may take to say where it is.
 	tracePatience = time.Second
 
@@ -21,7 +17,7 @@ const (
 // end kills the worker for a reason of the executor's own; the first one counts.
 func (w *Worker) end(v verdict) {
 	w.verdict.CompareAndSwap(nil, &v)
-	w.kill()
+	w.command(wire.Kill)
 }
 
 // limitCalls ends the worker when one call takes longer than limit. It looks at the worker's page now and then, so the
@@ -59,80 +55,11 @@ func (w *Worker) limitCalls(limit time.Duration) {
 
 // EndCall ends a worker of which a call takes longer than limit: it lets the worker write where it is, then kills it.
 func (w *Worker) EndCall(limit time.Duration) {
-	w.verdict.CompareAndSwap(nil, &verdict{statusTimeLimit, timeLimitText(limit)})
-	control(w.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGXCPU, nil, 0) })
+	w.verdict.CompareAndSwap(nil, &verdict{wire.StatusTimeLimit, timeLimitText(limit)})
+	w.command(wire.Explain)
 	select {
 	case <-w.done:
 	case <-time.After(tracePatience):
 	}
-	w.kill()
-}
-
-// watchStops ends children that are stopped and stay so. They are ours, so the kernel tells us by SIGCHLD: changed. One
-// that a debugger holds does not count.
-func (z *Zygote) watchStops(changed chan os.Signal) {
-	defer z.tasks.Done()
-	defer signal.Stop(changed)
-	for {
-		select {
-		case <-z.ctx.Done():
-			return
-		case <-changed:
-		}
-		z.mu.Lock()
-		p := z.current
-		workers := make([]*Worker, 0, len(z.workers))
-		for w := range z.workers {
-			workers = append(workers, w)
-		}
-		z.mu.Unlock()
-		for _, w := range workers {
-			w.noticeStop(z)
-		}
-		if p != nil {
-			p.noticeStop()
-		}
-	}
-}
-
-// isStopped asks the kernel about a child; id is as idType wants it.
-func isStopped(idType, id int) bool {
-	var si unix.Siginfo
-	err := unix.Waitid(idType, id, &si, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
-	return err == nil && childOf(&si).pid != 0
-}
-
-func (w *Worker) isStopped() (yes bool) {
-	control(w.pidfd, func(fd int) error {
-		yes = isStopped(unix.P_PIDFD, fd)
-		return nil
-	})
-	return yes
-}
-
-func (w *Worker) noticeStop(z *Zygote) {
-	if w.parked.Load() || !w.isStopped() || w.stopNoticed.Swap(true) {
-		return
-	}
-	time.AfterFunc(stopPatience, func() {
-		w.stopNoticed.Store(false)
-		if !w.parked.Load() && w.isStopped() {
-			z.cfg.Log.Warn("a worker is stopped; killed", "pid", w.pid)
-			w.end(verdict{statusWorkerDied, "was stopped (SIGSTOP) and killed"})
-		}
-	})
-}
-
-func (p *process) noticeStop() {
-	stopped := func() bool { return isStopped(unix.P_PID, p.cmd.Process.Pid) }
-	if !stopped() || p.stopNoticed.Swap(true) {
-		return
-	}
-	time.AfterFunc(stopPatience, func() {
-		p.stopNoticed.Store(false)
-		if !p.isDead() && stopped() {
-			p.log.Error("the zygote is stopped; killed", "pid", p.cmd.Process.Pid)
-			p.cmd.Process.Kill()
-		}
-	})
+	w.command(wire.Kill)
 }

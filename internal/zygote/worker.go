@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,15 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // Worker is a running worker process, or one that ran. All methods may be called by any goroutine.
 type Worker struct {
 	id     uint32
-	pid    int
-	pidfd  *os.File
-	guard  *os.File       // nil: it has none
+	pid    int // written before the Worker is handed out
+	z      *Zygote
 	group  *sandbox.Group // nil: it has none
+	memory uint64         // limit of the group at first, in bytes
 	conn   *net.UnixConn
 	output *output
 	page   *page
@@ -32,9 +32,12 @@ type Worker struct {
 	asked  time.Time
 	steps  Steps // of start
 
-	used atomic.Int64 // CPU time of its control group, once nothing of the worker is left; 0: no group
+	// From the spawner, each with room for one.
+	answer chan answer    // to the request for this worker
+	exited chan wire.Exit // its end
+	device chan uint32    // wire.Device*
 
-	limited uint64 // what its control group was limited to while it waited
+	used atomic.Int64 // CPU time of its control group, once nothing of the worker is left; 0: no group
 
 	serves atomic.Pointer[Spec] // of its lease; an empty one while it waits for that
 
@@ -42,18 +45,15 @@ type Worker struct {
 	killed  atomic.Bool
 	verdict atomic.Pointer[verdict] // why the executor ended it by itself
 	done    chan struct{}
-	exit    Exit // written before done is closed
+	gone    chan struct{} // closed when nothing of it is left, also where it never came to be
+	exit    Exit          // written before done is closed
 
 	// conn is closed by the later of watch and start: what the worker sent before it ended is still to be read.
 	mu       sync.Mutex
 	starting bool
 	heard    chan struct{} // closed when starting ends, if somebody waits for that
 	ended    bool
-	gone     func() // to be called then; may be nil
 
-	stopNoticed atomic.Bool
-
-	parked atomic.Bool              // and frozen, or about to be
 	before atomic.Pointer[Counters] // of earlier leases
 }
 
@@ -134,30 +134,29 @@ func (w *Worker) Steps() Steps { return w.steps }
 // Kill ends the process now. It does not wait; Done does.
 func (w *Worker) Kill() {
 	w.killed.Store(true)
-	w.kill()
+	w.command(wire.Kill)
 }
 
-// kill sends SIGKILL, which also ends a parked worker.
-func (w *Worker) kill() {
-	killPidfd(w.pidfd)
-	if w.parked.Load() {
-		w.group.LetDie()
+// command has the spawner do something to the worker. One that has ended is no error.
+func (w *Worker) command(typ wire.Type) {
+	if err := w.z.send(&wire.Message{Type: typ, ID: w.id}); err != nil {
+		w.z.spawner.conn.Close() // receive ends everything
 	}
 }
 
 // Stop lets the running call finish and ends the worker; when ctx ends first, it is killed. Returns when the process
 // has been reaped: nil after a stop, an error that wraps ctx's when it took a kill.
-func (w *Worker) Stop(ctx context.Context) error { return w.leave(ctx, msgStop) }
+func (w *Worker) Stop(ctx context.Context) error { return w.leave(ctx, wire.Stop) }
 
 // Finish is Stop after all the calls that the client has sent.
-func (w *Worker) Finish(ctx context.Context) error { return w.leave(ctx, msgFinish) }
+func (w *Worker) Finish(ctx context.Context) error { return w.leave(ctx, wire.Finish) }
 
-func (w *Worker) leave(ctx context.Context, how msgType) error {
+func (w *Worker) leave(ctx context.Context, how wire.Type) error {
 	w.stopped.Store(true)
-	m := message{typ: how, id: w.id}
+	m := wire.Message{Type: how, ID: w.id}
 	// Fails when the worker is gone already, or never reads its socket; both end below.
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	w.conn.Write(m.encode())
+	w.conn.Write(m.Encode())
 	select {
 	case <-w.done:
 		return nil
@@ -174,36 +173,27 @@ func (w *Worker) leave(ctx context.Context, how msgType) error {
 }
 
 // watch waits for the end of the process and cleans up behind it.
-func (w *Worker) watch(ended func()) {
-	st, err := reap(w.pidfd, w.guard, &w.mu)
+func (w *Worker) watch() {
+	end := <-w.exited
 	w.output.finish()
-	w.pidfd.Close()
 	w.page.freeze()
-	if used, ok := w.group.CPUTime(); ok {
-		w.used.Store(int64(used))
-	}
-	w.exit = w.makeExit(st)
-	w.exit.Reason += w.lastWords(st)
-	if err != nil {
-		w.exit.Reason = "unknown: " + err.Error()
-	}
-	ended()
+	w.used.Store(int64(end.CPU))
+	w.exit = w.makeExit(&end)
+	w.exit.Reason += w.lastWords(&end)
 	w.mu.Lock()
 	w.ended = true
 	if !w.starting {
 		w.conn.Close()
 	}
-	gone := w.gone
 	w.mu.Unlock()
-	if gone != nil {
-		gone()
-	}
+	w.group.Close()
+	close(w.gone)
 	close(w.done)
 }
 
 // lastWords is what a worker said when it failed after its start: its client's memory cannot be mapped, say.
-func (w *Worker) lastWords(st status) string {
-	if st.code != exitFailed || st.signal != 0 {
+func (w *Worker) lastWords(end *wire.Exit) string {
+	if end.Code != exitFailed || end.Signal != 0 {
 		return ""
 	}
 	w.mu.Lock()
@@ -221,29 +211,16 @@ func (w *Worker) lastWords(st status) string {
 		}
 	}
 	w.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // it is there, or the end is
-	buf := make([]byte, msgMax)
+	buf := make([]byte, wire.Max)
 	n, err := w.conn.Read(buf)
 	if err != nil {
 		return ""
 	}
-	m, err := decodeMessage(buf[:n])
-	if err != nil || m.typ != msgFailed {
+	m, err := wire.Decode(buf[:n])
+	if err != nil || m.Type != wire.Failed {
 		return ""
 	}
-	return ": " + m.failure().Error()
-}
-
-// whenGone calls fn when nothing is left of the worker, before Done is closed, or at once.
-func (w *Worker) whenGone(fn func()) {
-	w.mu.Lock()
-	if !w.ended {
-		w.gone = fn
-		fn = nil
-	}
-	w.mu.Unlock()
-	if fn != nil {
-		fn()
-	}
+	return ": " + m.Failure().Error()
 }
 
 // started ends the start: nobody reads the worker's messages any more.
@@ -264,24 +241,24 @@ func (w *Worker) started() {
 func (w *Worker) await(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	buf := make([]byte, msgMax)
+	buf := make([]byte, wire.Max)
 	for {
 		n, err := w.conn.Read(buf)
 		if err != nil {
 			return w.startFailed(ctx, err)
 		}
-		m, err := decodeMessage(buf[:n])
+		m, err := wire.Decode(buf[:n])
 		switch {
 		case err != nil:
 			return fmt.Errorf("worker %d: %w", w.id, err)
-		case m.typ == msgStarted && !w.began:
+		case m.Type == wire.Started && !w.began:
 			w.began = true
-		case m.typ == msgPrepared && w.began:
+		case m.Type == wire.Prepared && w.began:
 			return nil
-		case m.typ == msgFailed:
-			return m.failure()
+		case m.Type == wire.Failed:
+			return m.Failure()
 		default:
-			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.typ, len(m.body))
+			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.Type, len(m.Body))
 		}
 	}
 }
@@ -290,28 +267,28 @@ func (w *Worker) await(ctx context.Context) error {
 func (w *Worker) start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	buf := make([]byte, msgMax)
+	buf := make([]byte, wire.Max)
 	for {
 		// Read, not ReadMsgUnix: descriptors that user code might send are closed by the kernel.
 		n, err := w.conn.Read(buf)
 		if err != nil {
 			return w.startFailed(ctx, err)
 		}
-		m, err := decodeMessage(buf[:n])
+		m, err := wire.Decode(buf[:n])
 		if err != nil {
 			return fmt.Errorf("worker %d: %w", w.id, err)
 		}
 		switch {
-		case m.typ == msgStarted && !w.began:
+		case m.Type == wire.Started && !w.began:
 			w.began = true
-		case m.typ == msgLoaded && len(m.body) > loadedTimes && len(m.body) <= loadedTimes+blobMax:
-			w.blob = append([]byte(nil), m.body[loadedTimes:]...)
-			w.loaded(time.Since(w.asked), m.body[:loadedTimes])
+		case m.Type == wire.Loaded && len(m.Body) > loadedTimes && len(m.Body) <= loadedTimes+blobMax:
+			w.blob = append([]byte(nil), m.Body[loadedTimes:]...)
+			w.loaded(time.Since(w.asked), m.Body[:loadedTimes])
 			return nil
-		case m.typ == msgFailed:
-			return m.failure()
+		case m.Type == wire.Failed:
+			return m.Failure()
 		default:
-			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.typ, len(m.body))
+			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.Type, len(m.Body))
 		}
 	}
 }
@@ -333,18 +310,18 @@ func (w *Worker) loaded(took time.Duration, times []byte) {
 
 // startFailed names what happened when the socket closed or time ran out before LOADED.
 func (w *Worker) startFailed(ctx context.Context, err error) error {
-	doing, status := "beginning to run", statusWorkerDied
+	doing, status := "beginning to run", wire.StatusWorkerDied
 	switch {
 	case w.page.phase() == phaseLoading:
 		// The process belonged to the library's constructors by then.
-		doing, status = "loading the library", statusBadLibrary
+		doing, status = "loading the library", wire.StatusBadLibrary
 	case w.began:
 		doing = "connecting to the client"
 	}
 	if ctx.Err() != nil {
 		cause := context.Cause(ctx)
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("%w: %w", &WorkerError{status, "worker hangs while " + doing}, cause)
+			return fmt.Errorf("%w: %w", &WorkerError{Status: status, Text: "worker hangs while " + doing}, cause)
 		}
 		return fmt.Errorf("start worker: %s: %w", doing, cause)
 	}
@@ -358,12 +335,12 @@ func (w *Worker) startFailed(ctx context.Context, err error) error {
 		w.Kill()
 		<-w.done
 	}
-	if w.exit.Signal == int(unix.SIGKILL) && status == statusBadLibrary {
+	if w.exit.Signal == int(unix.SIGKILL) && status == wire.StatusBadLibrary {
 		status = w.exit.Status // that was not the library
 	}
 	text := fmt.Sprintf("worker ended while %s: %s", doing, w.exit.Reason)
 	if len(w.exit.OutputTail) > 0 {
-		text += "; it printed: " + printable(w.exit.OutputTail)
+		text += "; it printed: " + wire.Printable(w.exit.OutputTail)
 	}
-	return &WorkerError{status, text}
+	return &WorkerError{Status: status, Text: text}
 }

@@ -7,14 +7,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // SpawnTimeout bounds a Spawn whose context has no deadline: constructors of user code can hang.
@@ -25,14 +22,22 @@ const spawnTries = 3 // with different zygotes
 var (
 	errSpawnTimeout = fmt.Errorf("not done within %v", SpawnTimeout)
 	errClosed       = errors.New("zygote supervisor is closed")
+	// errZygoteDied: the zygote ended before it answered. Nothing was started, or it has been killed again.
+	errZygoteDied = errors.New("zygote ended")
 )
+
+// WorkerError says why a worker could not be started.
+type WorkerError = wire.Error
 
 // Config of a Zygote. Path and Log are mandatory.
 type Config struct {
 	Path    string // of the rfaas-worker program
-	Version string // that it must have; "": any
+	Spawner string // path of the rfaas-spawner program; "": beside the worker program
+	Version string // that the worker program must have; "": any
 	Log     *slog.Logger
 	Sandbox Sandbox
+	Files   []string // files, or directories of files, that OpenFile may have the spawner open
+	Remove  []string // files that RemoveFiles has the spawner remove
 }
 
 // Spec says what a worker is to be.
@@ -78,61 +83,55 @@ type Channel struct {
 	Bulk         uint64
 }
 
-// Zygote supervises the zygote process and holds the workers. All methods may be called by any goroutine.
+// Zygote starts workers by way of a spawner process and holds them. All methods may be called by any goroutine.
 type Zygote struct {
-	cfg    Config
-	nextID atomic.Uint32
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup // supervise, watchStops, the pool
-	pool   pool
-	uids   *sandbox.UIDs
-	groups *sandbox.Groups // nil: none
+	cfg      Config
+	spawner  *connection
+	nextID   atomic.Uint32
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	tasks    sync.WaitGroup // the pool
+	received chan struct{}  // closed when receive has ended
+	pool     pool
+	failed   chan error // capacity 1
 
 	inspectors inspectors
 
-	mu      sync.Mutex
-	current *process      // nil while there is none
-	noStart error         // why the last one did not start, while there is none
-	changed chan struct{} // closed and renewed when current changes
-	devices int
-	parts   uint32 // of the sandbox
-	closed  bool
-	workers map[*Worker]struct{}
+	mu       sync.Mutex
+	pid      int           // of the zygote process, 0 while there is none
+	noStart  error         // why there is none
+	changed  chan struct{} // closed and renewed when these two change
+	devices  int
+	parts    uint32 // of the sandbox
+	missing  string // parts of the sandbox, and why; "" if none
+	closed   bool
+	workers  map[uint32]*Worker
+	opens    map[uint32]chan opened
+	nextOpen uint32
 }
 
-// Start starts the zygote process and returns when it has loaded its providers. A zygote that dies is replaced;
+// Start starts the spawner and with it the zygote process, and returns when that has loaded its providers. A zygote that dies is replaced;
 // workers live on meanwhile. ctx bounds the start only.
 func Start(ctx context.Context, cfg Config) (*Zygote, error) {
-	groups := openGroups(&cfg)
-	p, err := startProcess(ctx, &cfg)
+	c, err := startSpawner(&cfg)
 	if err != nil {
-		if groups != nil {
-			err = errors.Join(err, groups.Close())
-		}
 		return nil, err
 	}
-	z := &Zygote{
-		cfg:     cfg,
-		current: p,
-		changed: make(chan struct{}),
-		devices: p.devices,
-		parts:   p.parts,
-		uids:    sandbox.NewUIDs(cfg.Sandbox.UIDs),
-		groups:  groups,
-		workers: map[*Worker]struct{}{},
-		pool:    newPool(),
-
-		inspectors: newInspectors(),
+	z := &Zygote{cfg: cfg, spawner: c, changed: make(chan struct{}), workers: map[uint32]*Worker{}, opens: map[uint32]chan opened{},
+		received: make(chan struct{}), failed: make(chan error, 1), pool: newPool(), inspectors: newInspectors()}
+	m, err := c.first(ctx)
+	if err == nil {
+		err = z.up(m)
 	}
-	z.shareUIDs()
+	if err != nil {
+		c.close()
+		return nil, err
+	}
 	z.ctx, z.cancel = context.WithCancel(context.Background())
-	z.tasks.Add(2)
-	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, unix.SIGCHLD) // from now on, not from when the goroutine gets to run
-	go z.supervise(p)
-	go z.watchStops(changed)
-	p.noticeStop() // before
+	go func() {
+		defer close(z.received)
+		z.receive()
+	}()
 	return z, nil
 }
 
@@ -143,134 +142,64 @@ func (z *Zygote) VerbsDevices() int {
 	return z.devices
 }
 
-// Close kills and reaps the remaining workers and the zygote.
+// Lacks says what of a complete sandbox this node cannot give to workers, and why; "" if nothing.
+func (z *Zygote) Lacks() string {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.missing
+}
+
+// Close kills and reaps the remaining workers, the zygote and the spawner.
 func (z *Zygote) Close() error {
 	z.mu.Lock()
 	first := !z.closed
 	z.closed = true
 	var workers []*Worker
-	for w := range z.workers {
+	for _, w := range z.workers {
 		workers = append(workers, w)
 	}
 	z.mu.Unlock()
 	for _, w := range workers {
 		w.Kill()
 	}
-	for _, w := range workers {
-		<-w.done
-	}
 	z.cancel()
 	z.tasks.Wait()
+	z.spawner.close()
+	<-z.received
+	for _, w := range workers {
+		<-w.gone
+	}
 	if !first {
 		return errClosed
-	}
-	z.uids.Close()
-	if z.groups != nil {
-		return z.groups.Close()
 	}
 	return nil
 }
 
-// ---- supervision ----
-
-func (z *Zygote) set(p *process) {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	z.current, z.noStart = p, nil
-	if p != nil {
-		z.devices, z.parts = p.devices, p.parts
-	}
-	close(z.changed)
-	z.changed = make(chan struct{})
-	if p != nil {
-		p.noticeStop() // of which the signal came before watchStops knew it
-	}
-}
-
-// supervise keeps a zygote alive until Close.
-func (z *Zygote) supervise(p *process) {
-	defer z.tasks.Done()
-	const shortest, longest = 20 * time.Millisecond, 5 * time.Second
-	delay := shortest
-	for {
-		since := time.Now()
-		select {
-		case <-p.gone:
-		case <-z.ctx.Done():
-			p.stop()
-			return
-		}
-		z.set(nil)
-		z.cfg.Log.Error("zygote ended; starting another", "status", p.err)
-		if time.Since(since) > longest {
-			delay = shortest
-		}
-		if p = z.replace(&delay, longest); p == nil {
-			return
-		}
-		z.set(p)
-	}
-}
-
-// replace starts zygotes until one works; the first at once, later ones with growing delay. nil after Close.
-func (z *Zygote) replace(delay *time.Duration, longest time.Duration) *process {
-	for {
-		p, err := startProcess(z.ctx, &z.cfg)
-		if err == nil {
-			if z.ctx.Err() != nil {
-				p.stop()
-				return nil
-			}
-			return p
-		}
-		if z.ctx.Err() != nil {
-			return nil
-		}
-		z.cfg.Log.Error("zygote does not start", "err", err, "next_try", *delay)
-		z.failed(err)
-		select {
-		case <-time.After(*delay):
-		case <-z.ctx.Done():
-			return nil
-		}
-		*delay = min(2**delay, longest)
-	}
-}
-
-// failed tells those who wait for a zygote why there is none yet.
-func (z *Zygote) failed(err error) {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	z.noStart = err
-	close(z.changed)
-	z.changed = make(chan struct{})
-}
-
-// process waits for a living zygote, but not for a program of another version to be replaced: a *WorkerError.
-func (z *Zygote) process(ctx context.Context) (*process, error) {
+// ready waits for a living zygote, but not for a program of another version to be replaced: a *WorkerError.
+func (z *Zygote) ready(ctx context.Context) error {
 	for {
 		z.mu.Lock()
-		p, changed, closed, noStart := z.current, z.changed, z.closed, z.noStart
+		pid, changed, closed, noStart := z.pid, z.changed, z.closed, z.noStart
 		z.mu.Unlock()
 		if closed {
-			return nil, errClosed
+			return errClosed
 		}
-		if p != nil && !p.isDead() {
-			return p, nil
+		if pid != 0 {
+			return nil
 		}
 		var other *WorkerError
-		if errors.As(noStart, &other) {
-			return nil, noStart
+		if errors.As(noStart, &other) && other.Status == wire.StatusProtocol {
+			return noStart
 		}
 		select {
 		case <-changed:
 		case <-z.ctx.Done():
-			return nil, errClosed
+			return errClosed
 		case <-ctx.Done():
 			if noStart != nil {
-				return nil, fmt.Errorf("no zygote: %w: %w", context.Cause(ctx), noStart)
+				return fmt.Errorf("no zygote: %w: %w", context.Cause(ctx), noStart)
 			}
-			return nil, fmt.Errorf("no zygote: %w", context.Cause(ctx))
+			return fmt.Errorf("no zygote: %w", context.Cause(ctx))
 		}
 	}
 }
@@ -294,7 +223,7 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		defer names.Close()
 	}
 	if spec.Code == nil {
-		return nil, &WorkerError{statusBadLibrary, "no code"}
+		return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: "no code"}
 	}
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -323,31 +252,24 @@ type parts struct {
 	conn   *net.UnixConn
 	output *output
 	page   *page
-	group  *sandbox.Group // nil: none
-	theirs []int          // worker socket, log, page; closed once sent
+	theirs []int // worker socket, output, page; closed once sent
 }
 
 func newParts() (*parts, error) {
-	conn, sock, err := socketPair()
+	conn, sock, err := wire.SocketPair()
 	if err != nil {
 		return nil, err
-	}
-	// What the kernel says of who sends is true across process name spaces.
-	if err := control(conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) }); err != nil {
-		conn.Close()
-		closeAll([]int{sock})
-		return nil, os.NewSyscallError("setsockopt", err)
 	}
 	out, log, err := newOutput()
 	if err != nil {
 		conn.Close()
-		closeAll([]int{sock})
+		wire.CloseAll([]int{sock})
 		return nil, err
 	}
 	page, pageFD, err := newPage()
 	if err != nil {
 		conn.Close()
-		closeAll([]int{sock, log})
+		wire.CloseAll([]int{sock, log})
 		out.finish()
 		return nil, err
 	}
@@ -356,16 +278,17 @@ func newParts() (*parts, error) {
 
 // leaseFDs are what a lease brings to its worker: the code, and the names.
 func leaseFDs(code, names *os.File, use func(code, names int) error) error {
-	return control(names, func(namesFD int) error {
-		return control(code, func(codeFD int) error { return use(codeFD, namesFD) })
+	return wire.Control(names, func(namesFD int) error {
+		return wire.Control(code, func(codeFD int) error { return use(codeFD, namesFD) })
 	})
 }
 
 func (p *parts) closeTheirs() {
-	closeAll(p.theirs)
+	wire.CloseAll(p.theirs)
 	p.theirs = nil
 }
 
+// close is for a worker that has never been.
 func (p *parts) close() {
 	p.closeTheirs()
 	p.conn.Close()
@@ -373,161 +296,77 @@ func (p *parts) close() {
 	p.page.freeze()
 }
 
-// spawn clones a worker and sees it through its start. Without names it is one that waits for its lease.
+// spawn asks the spawner for a worker and sees it through its start. Without names it is one that waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
-	c, err := z.confine(spec, body)
-	if err != nil {
-		return nil, fmt.Errorf("start worker: %w", err)
-	}
-	w, err := z.spawnConfined(ctx, spec, c, names)
-	if err != nil {
-		z.release(c)
-		return nil, err
-	}
-	w.whenGone(func() { z.release(c) })
-	if c.group != nil {
-		time.AfterFunc(settleTime, z.groups.Prepare)
-	}
-	return w, nil
-}
-
-func (z *Zygote) spawnConfined(ctx context.Context, spec *Spec, c *confinement, names *os.File) (*Worker, error) {
 	asked := time.Now()
-	proc, err := z.process(ctx)
-	if err != nil {
+	if err := z.ready(ctx); err != nil {
 		return nil, err
 	}
-	parts, err := newParts()
+	p, err := newParts()
 	if err != nil {
 		return nil, fmt.Errorf("start worker: %w", err)
 	}
-	parts.group = c.handle()
-	id := z.nextID.Add(1)
-	var ch <-chan answer
-	if sock, log, page := parts.theirs[0], parts.theirs[1], parts.theirs[2]; names == nil {
-		ch, err = proc.send(msgPrepare, id, c.body, append([]int{sock, log, page}, c.joins()...))
-	} else {
-		err = leaseFDs(spec.Code, names, func(code, names int) (err error) {
-			ch, err = proc.send(msgSpawn, id, c.body, append([]int{sock, code, names, log, page}, c.joins()...))
-			return err
-		})
-	}
-	parts.closeTheirs()
-	if c.group != nil {
-		c.group.CloseJoin()
-	}
-	if err != nil {
-		// Not sent, or sent to a dead zygote; but if the zygote made a worker before, that one tells us.
-		parts.discard(answer{})
-		return nil, err
-	}
-	answered := make(chan answer, 1)
-	go func() { answered <- proc.await(ch) }()
-	select {
-	case a := <-answered:
-		if errors.Is(a.err, errZygoteDied) {
-			// A worker that was made all the same lives on, and has used up the client's blob perhaps: it is kept.
-			if a.pidfd, a.guard, a.pid = parts.orphan(); a.pidfd != nil {
-				a.err = nil
-			}
-		}
-		if a.err != nil {
-			parts.discard(a)
-			return nil, a.err
-		}
-		return z.adopt(ctx, id, spec, names == nil, parts, a, asked)
-	case <-ctx.Done():
-		// The worker may be there in a moment, on cores that the caller takes for free when this returns. A zygote that
-		// hangs is killed after answerTimeout.
-		parts.discard(<-answered)
-		return nil, fmt.Errorf("start worker: waiting for the zygote to clone it: %w", context.Cause(ctx))
-	}
-}
-
-// discard ends the worker of a failed spawn, if there is one, and reaps it.
-func (p *parts) discard(a answer) {
-	defer p.close()
-	if a.pidfd == nil {
-		a.pidfd, a.guard, _ = p.orphan()
-	}
-	if a.pidfd == nil {
-		return
-	}
-	killPidfd(a.pidfd)
-	reap(a.pidfd, a.guard, nil)
-	a.pidfd.Close()
-}
-
-// orphan finds the worker of a zygote that died between making it and telling us. The worker says STARTED, and the kernel its
-// pid, or its end of the socket closes. It is our child and unreaped, so the pid is still its own.
-func (p *parts) orphan() (pidfd, guard *os.File, pid int) {
-	p.conn.SetReadDeadline(time.Now().Add(time.Second))
-	defer p.conn.SetReadDeadline(time.Time{})
-	buf := make([]byte, msgMax)
-	oob := make([]byte, unix.CmsgSpace(unix.SizeofUcred)+unix.CmsgSpace(2*4))
-	n, oobn, _, _, err := p.conn.ReadMsgUnix(buf, oob)
-	fds := rights(oob[:oobn])
-	if len(fds) == 2 { // of a sandbox
-		reapNow(fds[1])
-		guard, _ = newPidfd(fds[0])
-	} else {
-		closeAll(fds)
-	}
-	if pid = sender(oob[:oobn]); err == nil && pid > 1 {
-		if m, err := decodeMessage(buf[:n]); err == nil && m.typ == msgStarted {
-			pidfd = childPidfd(pid)
-		}
-	}
-	if pidfd == nil && guard != nil { // cannot be
-		killPidfd(guard)
-		guard.Close()
-		guard = nil
-	}
-	return pidfd, guard, pid
-}
-
-// childPidfd is the pidfd of a child of ours, nil if it is none.
-func childPidfd(pid int) *os.File {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil
-	}
-	if _, _, err := waitPidfd(fd, unix.WNOWAIT); err != nil { // ECHILD: not ours
-		unix.Close(fd)
-		return nil
-	}
-	f, err := newPidfd(fd)
-	if err != nil {
-		return nil
-	}
-	return f
-}
-
-// adopt makes a Worker of a cloned process and sees it through its start, or until it waits for its lease.
-func (z *Zygote) adopt(ctx context.Context, id uint32, spec *Spec, waits bool, p *parts, a answer, asked time.Time) (*Worker, error) {
 	w := &Worker{
-		id: id, pid: a.pid, pidfd: a.pidfd, guard: a.guard, group: p.group, conn: p.conn, output: p.output, page: p.page,
-		done: make(chan struct{}), starting: true, asked: asked,
+		id: z.nextID.Add(1), z: z, memory: spec.groupMemory(), conn: p.conn, output: p.output, page: p.page, asked: asked, starting: true,
+		answer: make(chan answer, 1), exited: make(chan wire.Exit, 1), device: make(chan uint32, 1),
+		done: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if waits {
-		w.serves.Store(&Spec{})
-	} else {
+	w.serves.Store(&Spec{})
+	if names != nil {
 		w.serves.Store(spec)
 	}
 	z.mu.Lock()
 	closed := z.closed
-	z.workers[w] = struct{}{}
+	if !closed {
+		z.workers[w.id] = w
+	}
 	z.mu.Unlock()
-	w.noticeStop(z) // likewise
-	go w.watch(func() {
-		z.mu.Lock()
-		delete(z.workers, w)
-		z.mu.Unlock()
-	})
-	switch {
-	case closed:
-		return nil, w.abort(errClosed)
-	case waits:
+	if closed {
+		p.close()
+		return nil, errClosed
+	}
+	r := wire.SpawnRequest{Worker: body, UID: spec.UID, GID: spec.GID, Memory: w.memory}
+	for _, cpu := range spec.CPUs {
+		r.CPUs.Set(cpu)
+	}
+	m := wire.Message{Type: wire.Prepare, ID: w.id, Body: r.Encode()}
+	if names == nil {
+		err = z.send(&m, p.theirs...)
+	} else {
+		m.Type = wire.Spawn
+		err = leaseFDs(spec.Code, names, func(code, names int) error {
+			return z.send(&m, p.theirs[0], code, names, p.theirs[1], p.theirs[2])
+		})
+	}
+	p.closeTheirs()
+	if err != nil {
+		z.spawner.conn.Close() // receive ends everything
+	}
+	var a answer
+	select {
+	case a = <-w.answer:
+	case <-ctx.Done():
+		// The worker may be there in a moment, on cores that the caller takes for free when this returns. The spawner ends a zygote that
+		// hangs, and then it answers.
+		w.Kill()
+		a = <-w.answer
+		if a.err == nil {
+			a.err = fmt.Errorf("start worker: waiting for the zygote to clone it: %w", context.Cause(ctx))
+			a.group.Close()
+			<-w.exited
+		} else if !errors.Is(a.err, errClosed) {
+			a.err = fmt.Errorf("start worker: waiting for the zygote to clone it: %w", context.Cause(ctx))
+		}
+	}
+	if a.err != nil {
+		p.close()
+		close(w.gone)
+		return nil, a.err
+	}
+	w.pid = a.pid
+	w.group = a.group
+	go w.watch()
+	if names == nil {
 		if err := w.await(ctx); err != nil {
 			return nil, w.abort(err)
 		}

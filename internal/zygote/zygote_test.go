@@ -1,6 +1,8 @@
 package zygote
 
 import (
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+
 	"bufio"
 	"context"
 	"encoding/binary"
@@ -22,7 +24,7 @@ import (
 func TestStart(t *testing.T) {
 	check := leakCheck(t)
 	z := startZygote(t)
-	pid := current(t, z).cmd.Process.Pid
+	pid := current(t, z)
 	t.Logf("%d verbs devices", z.VerbsDevices())
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
@@ -49,14 +51,14 @@ func TestStartFailures(t *testing.T) {
 		{"/bin/true", "no greeting"},
 		{"/bin/false", "exit status 1"},
 	} {
-		_, err := Start(t.Context(), Config{Path: c.path, Log: testLog(t)})
+		_, err := Start(t.Context(), Config{Path: c.path, Spawner: spawnerPath(t), Log: testLog(t)})
 		if err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %q", c.path, err, c.says)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := Start(ctx, Config{Path: silent, Log: testLog(t)}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Start(ctx, Config{Path: silent, Spawner: spawnerPath(t), Log: testLog(t)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("silent program: %v", err)
 	}
 	check()
@@ -77,8 +79,8 @@ func TestCall(t *testing.T) {
 	if word(1) != w.PID() {
 		t.Errorf("session %d, pid %d", word(1), w.PID())
 	}
-	if word(2) != os.Getpid() {
-		t.Errorf("parent %d, we are %d", word(2), os.Getpid())
+	if spawner := z.spawner.cmd.Process.Pid; word(2) != spawner {
+		t.Errorf("parent %d, the spawner is %d", word(2), spawner)
 	}
 	if word(3) > 16 {
 		t.Errorf("%d open descriptors", word(3))
@@ -190,7 +192,7 @@ func TestTermIsForTheExecutor(t *testing.T) {
 	first := current(t, z)
 	for range 3 {
 		unix.Kill(w.PID(), unix.SIGTERM)
-		unix.Kill(first.cmd.Process.Pid, unix.SIGTERM)
+		unix.Kill(first, unix.SIGTERM)
 		if got := w.mustCall(t, fnEcho, []byte("still")); string(got) != "still" {
 			t.Errorf("echo: %q", got)
 		}
@@ -238,7 +240,7 @@ func TestZygoteKilledWorkersLiveOn(t *testing.T) {
 	w := lease(t, z, c, nil)
 	first := current(t, z)
 	for range 3 {
-		current(t, z).cmd.Process.Kill()
+		unix.Kill(current(t, z), unix.SIGKILL)
 		// Spawn works through the gap, or with the successor.
 		next := lease(t, z, c, nil)
 		if got := next.mustCall(t, fnEcho, []byte("new")); string(got) != "new" {
@@ -273,10 +275,10 @@ func TestZygoteKilledDuringSpawns(t *testing.T) {
 			case <-time.After(time.Duration(1+i%7*3) * time.Millisecond):
 			}
 			z.mu.Lock()
-			p := z.current
+			pid := z.pid
 			z.mu.Unlock()
-			if p != nil {
-				p.cmd.Process.Kill()
+			if pid != 0 {
+				unix.Kill(pid, unix.SIGKILL)
 			}
 		}
 	})
@@ -321,9 +323,9 @@ func TestZygoteHangs(t *testing.T) {
 	c := startClient(t)
 	w := lease(t, z, c, nil)
 	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
-	stopped := current(t, z).cmd.Process.Pid
+	stopped := current(t, z)
 	unix.Kill(stopped, unix.SIGSTOP)
-	ctx, cancel := context.WithTimeout(t.Context(), stopPatience/3) // later it is replaced unasked
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) // well before the spawner replaces it unasked
 	defer cancel()
 	_, err := z.Spawn(ctx, spec)
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for the zygote") {
@@ -337,7 +339,7 @@ func TestZygoteHangs(t *testing.T) {
 	if got := lease(t, z, c, nil).mustCall(t, fnEcho, []byte("y")); string(got) != "y" {
 		t.Errorf("echo: %q", got)
 	}
-	eventually(t, "no other worker", func() bool { return children(t) == 4 }) // client, zygote, two workers
+	eventually(t, "no other worker", func() bool { return z.started(t) == 3 }) // zygote, two workers
 }
 
 func TestExecutorKilled(t *testing.T) {
@@ -405,7 +407,7 @@ func TestManySpawnsLeakNothing(t *testing.T) {
 	code := sealedFile(t, testLibrary(t))
 	bad := sealed(t, []byte("not a library"))
 	check := leakCheck(t)
-	zygote := current(t, z).cmd.Process.Pid
+	zygote := current(t, z)
 	zygoteFDs := openFDs(t, zygote)
 	var took [2][]time.Duration // not pinned, pinned: only the latter waits for a certain core
 	for i := range 200 {
@@ -528,7 +530,7 @@ func TestSpawnCancelled(t *testing.T) {
 	_, err = z.spawn(over(errSpawnTimeout), &spec, body, names)
 	wg.Wait()
 	names.Close()
-	wantError(t, err, statusBadLibrary, "hangs while loading the library")
+	wantError(t, err, wire.StatusBadLibrary, "hangs while loading the library")
 	if !strings.Contains(err.Error(), "not done within 10s") {
 		t.Errorf("%q does not say how long it took", err)
 	}

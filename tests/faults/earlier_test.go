@@ -180,8 +180,10 @@ func TestManyLeasesOfOneSession(t *testing.T) {
 	if late > leases/40 || longest > 5*time.Second { // the machine itself may stand still now and then
 		t.Errorf("that is too slow: %d first calls took more than 0.5 s", late)
 	}
-	if said := strings.TrimPrefix(d.log.tail(1<<20), before); said != "" {
-		t.Errorf("the executor wrote:\n%s", said)
+	for line := range strings.Lines(strings.TrimPrefix(d.log.tail(1<<20), before)) {
+		if !strings.Contains(line, "msg=audit event=grant") && !strings.Contains(line, "msg=audit event=release") {
+			t.Errorf("the executor wrote: %s", line)
+		}
 	}
 }
 

@@ -40,9 +40,9 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// living returns the children of a process that are no zombies, by what they are.
-func living(pid int) (zygotes, workers []int) {
-	for _, c := range children(pid) {
+// living returns the processes of an executor's spawner that are no zombies, by what they are.
+func living(executor int) (zygotes, workers []int) {
+	for _, c := range children(spawner(executor)) {
 		switch name, state, _, ok := stat(c); {
 		case !ok || state == 'Z' || state == 'X':
 		case name == "rfaas-guard": // of a worker's sandbox
@@ -53,6 +53,16 @@ func living(pid int) (zygotes, workers []int) {
 		}
 	}
 	return zygotes, workers
+}
+
+// spawner is the root process of an executor, -1 while it has none.
+func spawner(executor int) int {
+	for _, c := range children(executor) {
+		if name, _, _, _ := stat(c); name == "rfaas-spawner" {
+			return c
+		}
+	}
+	return -1
 }
 
 // openFiles is how many descriptors a process has open; -1 when there is no such process.
@@ -81,13 +91,13 @@ func sharedMappings(pid int) (n int) {
 // handle is a process that a signal cannot miss: another one with the same id never gets it.
 type handle struct{ pid, fd int }
 
-// hold takes a handle of a child of parent. ok is false when the child is gone.
+// hold takes a handle of a child of parent, or of its spawner. ok is false when the child is gone.
 func hold(pid, parent int) (handle, bool) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return handle{}, false
 	}
-	if _, state, p, ok := stat(pid); !ok || p != parent || state == 'Z' {
+	if _, state, p, ok := stat(pid); !ok || p != parent && p != spawner(parent) || state == 'Z' {
 		unix.Close(fd)
 		return handle{}, false
 	}

@@ -122,12 +122,12 @@ func (c *cluster) logs() {
 // environment of what runs in the cluster.
 func (c *cluster) environment() []string {
 	return append(os.Environ(), "RFAAS_SECRET_FILE="+c.files+"/secret", "RFAAS_EXECUTOR_MANAGER=head:7464", "RFAAS_MANAGER=head:7464",
-		"RFAAS_ALLOW_PLAINTEXT=1", "RFAAS="+c.root+"/bin/rfaas", "RFAAS_SLURM_SOCKET="+c.socket(),
+		"RFAAS_ALLOW_PLAINTEXT=1", "RFAAS_EXECUTOR_ALLOW_PLAINTEXT=true", "RFAAS="+c.root+"/bin/rfaas", "RFAAS_SLURM_SOCKET="+c.socket(),
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_mpi_yield_when_idle=1")
 }
 
 // socket is each node's own file.
-func (c *cluster) socket() string { return c.dir + "/local/slurm.sock" }
+func (c *cluster) socket() string { return c.dir + "/local/rfaas/slurm.sock" }
 
 // command is a command on a node, or on head.
 func (c *cluster) command(ctx context.Context, node string, args ...string) *exec.Cmd {

@@ -17,7 +17,7 @@ func hooked(t *testing.T, nodes int, args ...string) *cluster {
 	for _, hook := range []string{"prolog", "epilog"} {
 		// The cluster's directory is not known yet, and the hook's environment is empty: $0 and /proc tell.
 		text := fmt.Sprintf(`#!/bin/sh
-export RFAAS=%s/bin/rfaas RFAAS_SLURM_SOCKET=$(dirname "$SLURM_CONF")/local/slurm.sock
+export RFAAS=%s/bin/rfaas RFAAS_SLURM_SOCKET=$(dirname "$SLURM_CONF")/local/rfaas/slurm.sock
 exec %[1]s/scripts/slurm/%s
 `, root(t), hook)
 		if err := os.WriteFile(filepath.Join(hooks, hook), []byte(text), 0o755); err != nil {
@@ -78,7 +78,8 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 		return
 	}
 	lends("all of an idle node", whole.Cores, 2048)
-	first := c.must("head", "sbatch", "--parsable", "-p", "batch", "-n1", "--mem=300", "-o", "/dev/null", "--wrap", "sleep 600")
+	// The name looks like what Slurm says of nodes, and hides nothing of what the job has.
+	first := c.must("head", "sbatch", "--parsable", "-p", "batch", "-n1", "--mem=300", "-o", "/dev/null", "-J", "x\n Nodes=n1 CPU_IDs= Mem=1 GRES=", "--wrap", "sleep 600")
 	lends("the rest of a node with a job", whole.Cores-1, 1748)
 	if status := c.must("n1", c.root+"/bin/rfaas", "slurm", "status"); !strings.Contains(status, `"running":true`) {
 		t.Errorf("status says %s", status)

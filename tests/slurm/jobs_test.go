@@ -182,11 +182,42 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 			}
 		}
 	}
-	kill()
-	if out := c.must("head", c.root+"/bin/rfaas", "slurm", "stop", "--partition", "idle"); !strings.Contains(out, "4 jobs") {
+	// The controller, which still runs, ends and submits nothing any more.
+	asked := time.Now()
+	if out := c.must("head", c.root+"/bin/rfaas", "slurm", "stop", "--partition", "idle"); !strings.Contains(out, " jobs cancelled") {
 		t.Errorf("stop said %q", out)
 	}
-	c.await("an empty list", time.Now(), func(up map[string]listed) bool { return len(up) == 0 })
+	c.await("an empty list", asked, func(up map[string]listed) bool { return len(up) == 0 })
+	wait(t, "the controller's end", func() bool {
+		return len(processes(strings.Join([]string{"slurm", "follow", "--partition", "idle"}, "\x00"))) == 0
+	})
+	wait(t, "no job is left", func() bool { return c.must("head", "squeue", "-h", "-p", "idle") == "" })
+}
+
+// A node that is drained is left, and used again when it is resumed; other nodes do not notice. On a cluster where nobody waits
+// no job may be cut short.
+func TestJobsLeaveDrainingNodes(t *testing.T) {
+	c := up(t, 2)
+	c.manage()
+	c.follow("follow")
+	before := c.awaitAll(2)
+	for line := range strings.Lines(c.must("head", "squeue", "-h", "-p", "idle", "--Format=TimeLimit:|,MinTime:|")) {
+		if strings.TrimSpace(line) != "4:00:00|0:00|" {
+			t.Errorf("a job has the limits %q, want four hours and no least limit", line)
+		}
+	}
+	asked := time.Now()
+	c.must("head", "scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=service")
+	l := c.await("n1 is left", asked, func(up map[string]listed) bool { return up["n1"].Node == "" && up["n2"].Node != "" })
+	t.Logf("the executor left the draining node after %v", l.At.Sub(asked).Round(time.Millisecond))
+	wait(t, "n1 is drained", func() bool { return c.must("head", "sinfo", "-h", "-n", "n1", "-p", "idle", "-o", "%T") == "drained" })
+	if out := c.must("head", "squeue", "-h", "-n", "rfaas-n1"); out != "" {
+		t.Errorf("the drained node has a job: %s", out)
+	}
+	c.must("head", "scontrol", "update", "NodeName=n1", "State=RESUME")
+	if after := c.awaitAll(2); after["n2"].Incarnation != before["n2"].Incarnation {
+		t.Error("the executor on n2 is another one, and nothing happened to its node")
+	}
 }
 
 // When the plan has a node for somebody earlier or later than was known, its line on the board says so; others' stay.

@@ -167,13 +167,24 @@ static void requests(void) {
     FAILS(rfaas_wait(&r[0], &n), RFAAS_INVALID, "released");
 }
 
+/* The process of worker 0 as its executor knows it, 0 if the header cannot ask. What it says itself counts in its own name space. */
+static pid_t pid_of(rfaas_lease *l) {
+#ifdef RFAAS_TIME_LIMIT
+    rfaas_worker_details d = {.struct_size = sizeof d};
+    OK(rfaas_worker_info(l, 0, &d));
+    return (pid_t)d.pid;
+#else
+    return (void)l, 0;
+#endif
+}
+
 static void deaths(uint32_t mode) {
     rfaas_lease *l = lease(2, 4, mode);
-    rfaas_function crash = find(l, "crash"), words = find(l, "print_and_crash"), pid = find(l, "pid"),
+    rfaas_function crash = find(l, "crash"), words = find(l, "print_and_crash"),
                    sleep_ns = find(l, "sleep_ns"), count = find(l, "count");
     rfaas_lease_details d = {.struct_size = sizeof d};
     rfaas_call_options on0 = RFAAS_CALL_OPTIONS_INIT;
-    uint64_t out[4], victim, minute = 60000000000ull;
+    uint64_t out[4], minute = 60000000000ull;
     on0.worker = 0;
     double start = now();
     FAILS(rfaas_invoke(l, crash, NULL, 0, NULL, 0, NULL, &on0), RFAAS_WORKER_DIED, "function crash of worker 0: SIGSEGV at address 0x8");
@@ -183,12 +194,12 @@ static void deaths(uint32_t mode) {
     FAILS(rfaas_invoke(l, words, "last words", 10, NULL, 0, NULL, NULL), RFAAS_WORKER_DIED, "last words");
     OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, &on0));
 
-    OK(rfaas_invoke(l, pid, NULL, 0, &victim, 8, NULL, &on0));
     rfaas_request r[3];
     for (int i = 0; i < 3; i++)
         OK(rfaas_iinvoke(l, sleep_ns, &minute, 8, &out[i], 8, &on0, &r[i]));
-    if (!getenv("TEST_REMOTE") && kill((pid_t)victim, 0) == 0 && victim > 1) { /* of this machine and PID name space */
-        OK(kill((pid_t)victim, SIGKILL));
+    pid_t victim = pid_of(l);
+    if (!getenv("TEST_REMOTE") && victim > 1 && kill(victim, 0) == 0) { /* of this machine */
+        OK(kill(victim, SIGKILL));
         start = now();
         /* A call on the dead worker replaces it; the old requests keep their outcome. */
         OK(rfaas_invoke(l, count, NULL, 0, out, 8, NULL, NULL));

@@ -32,10 +32,10 @@ static rfaas_lease *open_lease(uint32_t flags) {
 /* One worker dies again and again; the executor lives. */
 static void worker_deaths(void) {
     rfaas_lease *l = open_lease(0);
-    rfaas_function crash = find(l, "crash"), echo = find(l, "echo"), sleep_ns = find(l, "sleep_ns"), pid = find(l, "pid");
+    rfaas_function crash = find(l, "crash"), echo = find(l, "echo"), sleep_ns = find(l, "sleep_ns");
     rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
     rfaas_statistics s = {.struct_size = sizeof s};
-    uint64_t out = 0, v = 7, victim;
+    uint64_t out = 0, v = 7;
     o.repeats = 2; /* a call that always kills is made three times in all */
     CHECK(rfaas_invoke(l, crash, NULL, 0, NULL, 0, NULL, &o) == RFAAS_WORKER_DIED && rfaas_started() == RFAAS_MAYBE_EXECUTED);
     OK(rfaas_lease_statistics(l, &s));
@@ -79,12 +79,13 @@ static void worker_deaths(void) {
 
     /* A request in flight whose worker is killed. */
     o.attempt_ns = 0;
-    OK(rfaas_invoke(l, pid, NULL, 0, &victim, 8, NULL, &o));
-    if (victim > 1 && kill((pid_t)victim, 0) == 0) {
+    rfaas_worker_details victim = {.struct_size = sizeof victim};
+    OK(rfaas_worker_info(l, 0, &victim));
+    if (victim.pid > 1 && kill((pid_t)victim.pid, 0) == 0) {
         rfaas_request r;
         ns = 300000000;
         OK(rfaas_iinvoke(l, sleep_ns, &ns, 8, &out, 8, &o, &r));
-        OK(kill((pid_t)victim, SIGKILL));
+        OK(kill((pid_t)victim.pid, SIGKILL));
         size_t n = 0;
         out = 0;
         OK(rfaas_wait(&r, &n));

@@ -108,10 +108,11 @@ static void reuse(const char *distance) {
         l = lease(2, 2, RFAAS_WAIT_ADAPTIVE);
         CHECK(statistics_of(l).cached == 2);
         use(l);
-        OK(rfaas_invoke(l, find(l, "pid"), NULL, 0, &out, 8, NULL, NULL));
+        again.struct_size = sizeof again;
+        OK(rfaas_worker_info(l, 0, &again));
         OK(rfaas_lease_release(l));
         /* A kept worker dies. */
-        CHECK(out > 1 && kill((pid_t)out, SIGKILL) == 0);
+        CHECK(again.pid > 1 && kill((pid_t)again.pid, SIGKILL) == 0);
         l = lease(2, 2, RFAAS_WAIT_ADAPTIVE);
         CHECK(statistics_of(l).cached == 0);
         use(l);

@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/accounting"
+)
+
+// A ledger is backed up, found damaged, and brought back; nobody touches one that a resource manager has open.
+func TestLedgerCommands(t *testing.T) {
+	dir := t.TempDir()
+	state, backup := filepath.Join(dir, "state"), filepath.Join(dir, "backup")
+	path := filepath.Join(state, "ledger")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := accounting.OpenLedger(path, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Unix(1_700_000_000, 0)
+	for n := range uint64(10) {
+		if err := l.Merge(now, accounting.Entry{Key: accounting.Key{Incarnation: [16]byte{1}, Lease: 1 + n}, Tenant: "ann", AsOf: now, Began: now, Use: accounting.Use{5}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(want int, text string, args ...string) {
+		t.Helper()
+		var out bytes.Buffer
+		code := Run(t.Context(), Env{Version: "test", Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &out}, append([]string{"ledger"}, args...))
+		if code != want || !strings.Contains(out.String(), text) {
+			t.Errorf("%v: code %d, want %d with %q\n%s", args, code, want, text, out.String())
+		}
+	}
+	for _, args := range [][]string{{"check", state}, {"backup", state, backup}} {
+		run(1, "stop it first", args...)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	run(0, "10 leases, 1 hourly totals", "check", state)
+	run(0, "", "backup", state, backup)
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	run(1, "missing or empty", "check", state)
+	run(1, "missing or empty", "backup", state, backup)
+	run(1, "", "restore", state, filepath.Join(dir, "none"))
+	run(0, "what was there is "+path+".replaced-", "restore", state, backup)
+	run(0, "10 leases, 1 hourly totals", "check", state)
+	run(2, "accepts 1 arg", "check")
+}

@@ -1,0 +1,58 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/lease"
+)
+
+// audit writes down what happened to a lease, and on whose call if ctx is that of one.
+func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, reason string, more func(*identity.AuditEntry)) {
+	line := identity.AuditEntry{Event: event, Lease: uint64(h.id), Tenant: tenant, Who: control.Caller(ctx).Name, Remote: control.Remote(ctx),
+		Code: hex.EncodeToString(h.code.sum[:]), Workers: len(h.seats), MemoryBytes: h.spec.MemoryLimit * uint64(len(h.seats)), Reason: reason}
+	if h.spec.UID != 0 {
+		line.UID = &h.spec.UID
+	}
+	for i := range h.seats {
+		line.Cores = append(line.Cores, h.seats[i].cpus...) // a seat keeps its cores
+	}
+	if more != nil {
+		more(&line)
+	}
+	e.gate.Audit().Write(line)
+}
+
+// startOf is how the workers of a lease came to it. The one that differs from the others did not find what they found.
+func startOf(granted []*control.WorkerGrant) string {
+	slowest := control.StartPath_START_PATH_CACHED
+	for _, g := range granted {
+		switch g.GetStart() {
+		case control.StartPath_START_PATH_COLD:
+			slowest = g.GetStart()
+		case control.StartPath_START_PATH_WARM:
+			if slowest == control.StartPath_START_PATH_CACHED {
+				slowest = g.GetStart()
+			}
+		}
+	}
+	if slowest == control.StartPath_START_PATH_WARM {
+		return "pooled"
+	}
+	return pathOf(slowest)
+}
+
+// auditEnd writes down the end of a lease.
+func (e *Executor) auditEnd(ctx context.Context, h *holding, l *lease.Lease, reason string) {
+	event := identity.AuditKill
+	switch l.State {
+	case lease.Released:
+		event, reason = identity.AuditRelease, cmp.Or(reason, "by its holder")
+	case lease.Drained:
+		event = identity.AuditDrain
+	}
+	e.audit(ctx, event, h, l.Terms.Tenant, reason, func(line *identity.AuditEntry) { line.State = l.State.String() })
+}

@@ -1,0 +1,152 @@
+package privilege
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// User is whom a daemon becomes.
+type User struct {
+	Name     string // as the settings or the system call it
+	UID, GID uint32
+}
+
+const (
+	// defaultName is the user that an administrator makes for the daemon.
+	defaultName = "rfaas"
+	// defaultID is the user and group id where there is no such user. It needs no entry in a user database: nothing else on
+	// a node should have it, as it is just below the ids that workers get.
+	defaultID = 1899999999
+)
+
+// Find returns the user that a setting names, by name or by number. An empty setting is the user rfaas if the node has one, else id 1899999999.
+func Find(setting string) (User, error) {
+	name := setting
+	if name == "" {
+		name = defaultName
+	}
+	if id, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return checked(User{name, uint32(id), uint32(id)})
+	}
+	u, err := user.Lookup(name)
+	var unknown user.UnknownUserError
+	switch {
+	case setting == "" && errors.As(err, &unknown):
+		return User{strconv.Itoa(defaultID), defaultID, defaultID}, nil
+	case err != nil:
+		return User{}, fmt.Errorf("user: %w (name an existing user, or a number)", err)
+	}
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
+	if err := errors.Join(err, gerr); err != nil {
+		return User{}, fmt.Errorf("user %s: %w", name, err)
+	}
+	return checked(User{name, uint32(uid), uint32(gid)})
+}
+
+func checked(u User) (User, error) {
+	if u.UID == 0 || u.GID == 0 || u.UID == 1<<32-1 || u.GID == 1<<32-1 {
+		return User{}, fmt.Errorf("user %s: the user id %d and the group id %d must be those of an ordinary user", u.Name, u.UID, u.GID)
+	}
+	return u, nil
+}
+
+// Own gives a directory of the daemon's, and the regular files in it, to the user. Links are left alone. A directory that belongs to
+// somebody else than root or the user is an error.
+func (u User) Own(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	d := os.NewFile(uintptr(fd), dir)
+	defer d.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if st.Uid != 0 && st.Uid != u.UID {
+		return fmt.Errorf("directory %s belongs to user %d, not to root or to user %s: choose another one, or chown it", dir, st.Uid, u.Name)
+	}
+	names, err := d.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := u.ownFile(fd, name); err != nil {
+			return &fs.PathError{Op: "chown", Path: filepath.Join(dir, name), Err: err}
+		}
+	}
+	if err := unix.Fchown(fd, int(u.UID), int(u.GID)); err != nil {
+		return &fs.PathError{Op: "chown", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// ownFile gives one regular file with one name to the user, if root has it.
+func (u User) ownFile(dir int, name string) error {
+	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 || st.Uid != 0 {
+		return nil
+	}
+	return unix.Fchownat(fd, "", int(u.UID), int(u.GID), unix.AT_EMPTY_PATH)
+}
+
+// devices are the files of RDMA devices, which some nodes open to a group only.
+const devices = "/dev/infiniband/uverbs*"
+
+// deviceGroups are the groups that may open RDMA devices where not everybody may.
+func deviceGroups() (groups []int) {
+	files, _ := filepath.Glob(devices)
+	for _, f := range files {
+		var st unix.Stat_t
+		if unix.Stat(f, &st) == nil && st.Mode&0o006 != 0o006 && st.Mode&0o060 == 0o060 && st.Gid != 0 {
+			groups = append(groups, int(st.Gid))
+		}
+	}
+	return groups
+}
+
+// Drop makes the whole process the user's, for good. It must be root's. Afterwards nobody but root can trace the process or read its memory.
+func Drop(u User) error {
+	// Root pins as much memory as it likes. What the daemon registers with an RDMA device counts from now on.
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("give up new privileges: %w", err)
+	}
+	// These change all threads, through the C library where there is one.
+	if err := syscall.Setgroups(deviceGroups()); err != nil {
+		return fmt.Errorf("setgroups: %w", err)
+	}
+	if err := syscall.Setresgid(int(u.GID), int(u.GID), int(u.GID)); err != nil {
+		return fmt.Errorf("become group %d: %w", u.GID, err)
+	}
+	if err := syscall.Setresuid(int(u.UID), int(u.UID), int(u.UID)); err != nil {
+		return fmt.Errorf("become user %s (%d): %w", u.Name, u.UID, err)
+	}
+	if os.Geteuid() != int(u.UID) || syscall.Setresuid(-1, 0, -1) == nil {
+		return fmt.Errorf("become user %s (%d): root could be had again", u.Name, u.UID)
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("close the process to tracing: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,69 @@
+package privilege
+
+import (
+	"fmt"
+
+	seccomp "github.com/elastic/go-seccomp-bpf"
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/sys/unix"
+)
+
+// allowed are the system calls that a daemon makes once it serves: files, sockets, memory, threads, clocks, and devices by way of libibverbs.
+// Not among them: starting programs, other processes' memory, name spaces, mounts, credentials, keys, BPF, io_uring and modules. Often used
+// ones come first. Names that an architecture does not have are left out.
+var allowed = []string{
+	"futex", "read", "write", "epoll_pwait", "recvmsg", "sendmsg", "nanosleep", "clock_nanosleep", "sched_yield", "ppoll", "poll", "tgkill", "getpid", "gettid",
+	"rt_sigreturn", "rt_sigprocmask", "rt_sigaction", "sigaltstack", "clock_gettime", "gettimeofday", "clock_getres", "time", "restart_syscall",
+	"madvise", "mmap", "munmap", "mprotect", "mremap", "mincore", "msync", "brk", "mlock", "mlock2", "munlock", "mlockall", "munlockall", "mbind",
+	"get_mempolicy", "set_mempolicy", "membarrier", "rseq", "memfd_create",
+	"set_robust_list", "get_robust_list", "set_tid_address", "exit", "exit_group", "getppid", "getpgid", "getsid", "getpgrp", "sched_getaffinity",
+	"sched_setaffinity", "sched_getparam", "sched_getscheduler", "getcpu", "getpriority", "getrusage", "times", "getrlimit", "prlimit64", "sysinfo", "uname",
+	"getuid", "geteuid", "getgid", "getegid", "getgroups", "getresuid", "getresgid", "capget", "umask", "getrandom", "arch_prctl",
+	"rt_sigpending", "rt_sigsuspend", "rt_sigtimedwait", "kill", "tkill", "pidfd_open", "pidfd_send_signal", "setitimer", "getitimer", "timer_create",
+	"timer_settime", "timer_gettime", "timer_delete", "timerfd_create", "timerfd_settime", "timerfd_gettime", "signalfd4", "eventfd", "eventfd2",
+	"openat", "openat2", "close", "close_range", "pread64", "pwrite64", "readv", "writev", "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "fstat",
+	"newfstatat", "statx", "faccessat", "faccessat2", "readlinkat", "getdents64", "fstatfs", "statfs", "fcntl", "flock", "fsync", "fdatasync",
+	"sync_file_range", "ftruncate", "truncate", "fallocate", "fadvise64", "readahead", "getcwd", "mkdirat", "unlinkat", "linkat", "renameat",
+	"renameat2", "fchmod", "fchmodat", "utimensat", "dup", "dup2", "dup3", "pipe2", "sendfile", "splice", "tee", "copy_file_range", "pselect6", "select",
+	"epoll_create1", "epoll_ctl", "epoll_wait", "epoll_create", "inotify_init1", "inotify_add_watch", "inotify_rm_watch",
+	"open", "creat", "stat", "lstat", "access", "readlink", "getdents", "mkdir", "rmdir", "unlink", "link", "rename", "chmod", "pipe",
+	"socket", "socketpair", "bind", "listen", "accept", "accept4", "connect", "getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown",
+	"sendto", "recvfrom", "sendmmsg", "recvmmsg", "ioctl",
+}
+
+// noSuchCall has callers fall back to an older call: what clone3 is to do cannot be seen by a filter.
+const noSuchCall = seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)
+
+// Filter installs a filter of system calls on all threads of the process: other calls fail with EPERM. An error says that this kernel or
+// architecture has no such filter, and then there is none.
+func Filter() error {
+	info, err := arch.GetInfo("")
+	if err != nil {
+		return fmt.Errorf("filter of system calls: %w", err)
+	}
+	var names []string
+	for _, name := range allowed {
+		if _, ok := info.SyscallNames[name]; ok {
+			names = append(names, name)
+		}
+	}
+	equal := func(name string, value uint64) seccomp.NameWithConditions {
+		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: value}}}
+	}
+	some := []seccomp.NameWithConditions{
+		// Threads of this process, and no other processes.
+		{Name: "clone", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}}},
+		equal("prctl", unix.PR_SET_NAME), equal("prctl", unix.PR_GET_NAME), equal("prctl", unix.PR_GET_DUMPABLE), equal("prctl", unix.PR_SET_VMA),
+	}
+	filter := seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: seccomp.Policy{
+		DefaultAction: seccomp.ActionErrno,
+		Syscalls: []seccomp.SyscallGroup{
+			{Action: seccomp.ActionAllow, Names: names, NamesWithCondtions: some},
+			{Action: noSuchCall, Names: []string{"clone3"}},
+		},
+	}}
+	if err := seccomp.LoadFilter(filter); err != nil {
+		return fmt.Errorf("filter of system calls: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+package privilege
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// dropped is set in the child process in which the test gives up its rights.
+const dropped = "RFAAS_TEST_PRIVILEGE"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(dropped); dir != "" {
+		afterwards(dir)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// afterwards drops all rights and prints what is left of them, a line for each.
+func afterwards(dir string) {
+	must := func(err error) {
+		if err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+	}
+	u, err := Find("1234567")
+	must(err)
+	must(u.Own(filepath.Join(dir, "state")))
+	must(Drop(u))
+	must(Filter())
+	say := func(what string, err error) { fmt.Printf("%s: %v\n", what, err) }
+	// What a daemon goes on doing.
+	_, err = os.ReadFile(filepath.Join(dir, "state", "journal"))
+	say("own file", err)
+	say("new file", os.WriteFile(filepath.Join(dir, "state", "new"), nil, 0o600))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	say("listen", err)
+	l.Close()
+	done := make(chan struct{})
+	for range 20 { // threads can still be made
+		go func() { unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil); done <- struct{}{} }()
+	}
+	for range 20 {
+		<-done
+	}
+	say("threads", nil)
+	// What it cannot do any more.
+	_, err = os.ReadFile(filepath.Join(dir, "secret"))
+	say("root's file", err)
+	say("root again", syscall.Setuid(0))
+	say("program", exec.Command("/bin/true").Run())
+	say("name space", unix.Unshare(unix.CLONE_NEWUSER))
+	say("mount", unix.Mount("none", dir, "tmpfs", 0, ""))
+	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(os.Getppid()), 0, 0, 0, 0, 0)
+	say("other memory", errno)
+	say("trace", unix.PtraceAttach(os.Getppid()))
+	_, _, errno = unix.Syscall(unix.SYS_BPF, 0, 0, 0)
+	say("bpf", errno)
+}
+
+func TestDropAndFilter(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("only root has rights to give up: run the tests as root in CI")
+		}
+		t.Skip("only root has rights to give up")
+	}
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "state"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"secret", "state/journal"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A link must not make another file the daemon's.
+	if err := os.Link(filepath.Join(dir, "secret"), filepath.Join(dir, "state", "hard")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(dir, "secret"), filepath.Join(dir, "state", "soft")); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), dropped+"="+dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want := `own file: <nil>
+new file: <nil>
+listen: <nil>
+threads: <nil>
+root's file: open SECRET: permission denied
+root again: operation not permitted
+program: fork/exec /bin/true: operation not permitted
+name space: operation not permitted
+mount: operation not permitted
+other memory: operation not permitted
+trace: operation not permitted
+bpf: operation not permitted
+`
+	if got := strings.ReplaceAll(string(out), filepath.Join(dir, "secret"), "SECRET"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if st, err := os.Stat(filepath.Join(dir, "secret")); err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
+		t.Errorf("a linked file changed its owner: %v, %v", st, err)
+	}
+}
+
+func TestFind(t *testing.T) {
+	for setting, want := range map[string]string{
+		"0": "ordinary user", "root": "ordinary user", "4294967295": "ordinary user", "no such user here": "unknown user",
+	} {
+		if u, err := Find(setting); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %+v, %v, want an error with %q", setting, u, err, want)
+		}
+	}
+	if u, err := Find("4711"); err != nil || u.UID != 4711 || u.GID != 4711 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if u, err := Find(""); err != nil || u.UID == 0 {
+		t.Errorf("default: %+v, %v", u, err)
+	}
+}
+
+func TestOwnRefusesOthers(t *testing.T) {
+	if err := (User{"x", 4711, 4711}).Own(filepath.Join(t.TempDir(), "nothing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v, want that it does not exist", err)
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	dir := t.TempDir()
+	if err := os.Chown(dir, 4712, 4712); err != nil {
+		t.Fatal(err)
+	}
+	if err := (User{"x", 4711, 4711}).Own(dir); err == nil || !strings.Contains(err.Error(), "belongs to user 4712") {
+		t.Errorf("%v, want that it belongs to user 4712", err)
+	}
+}

@@ -1,0 +1,77 @@
+package sandbox
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// The groups of executors that were killed are removed, also when the executor was in a process name space of its own, where its
+// number is that of some other process of the node. The groups of all others stay.
+func TestLeftoversAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	self := groupPrefix()
+	child := exec.Command("cat")
+	child.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if os.Geteuid() != 0 {
+		child.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+	}
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Skipf("no process name spaces here: %v", err)
+	}
+	defer child.Wait()
+	defer in.Close()
+	fmt.Fprintln(in, "up")
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
+		t.Fatal(line, err)
+	}
+	space := nameSpace("/proc", fmt.Sprint(child.Process.Pid))
+	ownSpace := nameSpace("/proc", "self")
+	if space == "" || space == ownSpace {
+		t.Fatalf("name spaces %q and %q", space, ownSpace)
+	}
+	stay := []string{
+		self + "1",                             // ours
+		self + "executor0",                     // our own
+		"rfaas-" + space + ".1-1",              // of an executor in a name space that lives
+		fmt.Sprintf("rfaas-%d-1", os.Getpid()), // of an earlier version, alive
+	}
+	gone := []string{
+		"rfaas-1234.1-1",                   // of a name space that has ended; process 1 lives always
+		"rfaas-1234.8-2",                   //
+		"rfaas-" + ownSpace + ".4194305-1", // no process can have this number
+		"rfaas-4194305-1",                  // of an earlier version
+	}
+	for _, name := range append(slices.Clone(stay), gone...) {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removeDead([]string{dir, "/nonexistent"}, "/proc")
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, l := range left {
+		names = append(names, l.Name())
+	}
+	slices.Sort(stay)
+	if !slices.Equal(names, stay) {
+		t.Errorf("left: %s\nwant: %s", strings.Join(names, " "), strings.Join(stay, " "))
+	}
+}

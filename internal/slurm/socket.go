@@ -1,0 +1,276 @@
+package slurm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The prolog and the epilog run as root, and the agent usually as a user of its own, who owns the directory of the socket.
+// That user must gain nothing by what root does with the socket. Three rules see to that:
+//
+//   - Nobody but root and the owner of the socket's directory can change any part of its path, no part is a symbolic link, and
+//     the owner of the directory owns the socket too. All of it is checked on open descriptors.
+//   - Only a process of that owner that runs this very program is killed.
+//   - It is killed with the rights of the owner, not with those of root. So the kernel itself refuses whatever the owner could
+//     not kill without the prolog.
+
+// errShared says why a directory on the path to the socket is refused.
+var errShared = errors.New("a user other than the owner of the socket's directory could replace the socket")
+
+// place is the checked directory of an agent's socket.
+type place struct {
+	dir   int    // a descriptor of the directory; the caller closes it
+	owner uint32 // of the directory
+}
+
+// openPlace opens the directory of a socket and checks it and all directories above it. The error wraps unix.ENOENT when a
+// directory is missing.
+func openPlace(path string) (place, error) {
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" {
+		return place{}, fmt.Errorf("socket %q: want an absolute path with no . or .. in it", path)
+	}
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	at := "/"
+	fd, err := unix.Open(at, flags, 0)
+	if err != nil {
+		return place{}, fmt.Errorf("socket %s: directory %s: %w", path, at, err)
+	}
+	type directory struct {
+		name        string
+		owner, mode uint32
+	}
+	var all []directory
+	for rest := filepath.Dir(path)[1:]; ; {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			unix.Close(fd)
+			return place{}, fmt.Errorf("socket %s: directory %s: %w", path, at, err)
+		}
+		all = append(all, directory{at, st.Uid, st.Mode & 0o7777})
+		if rest == "" {
+			break
+		}
+		var name string
+		name, rest, _ = strings.Cut(rest, "/")
+		at = filepath.Join(at, name)
+		next, err := unix.Openat(fd, name, flags, 0)
+		unix.Close(fd)
+		if errors.Is(err, unix.ENOTDIR) {
+			err = errors.New("it is no directory, or a symbolic link: name the directory that it leads to")
+		}
+		if err != nil {
+			return place{}, fmt.Errorf("socket %s: directory %s: %w", path, at, err)
+		}
+		fd = next
+	}
+	owner := all[len(all)-1].owner
+	for i, d := range all {
+		// In a sticky directory like /tmp only root and the next directory's owner can replace that one.
+		sticky := d.mode&unix.S_ISVTX != 0 && i < len(all)-1
+		if d.mode&0o022 != 0 && !sticky || d.owner != 0 && d.owner != owner {
+			unix.Close(fd)
+			return place{}, fmt.Errorf("socket %s: directory %s has the mode %04o and the owner %d: %w", path, d.name, d.mode, d.owner, errShared)
+		}
+	}
+	return place{fd, owner}, nil
+}
+
+// openSocket opens an agent's socket by its checked path. The descriptor names this socket whatever the path leads to later.
+// It returns the socket's owner too. The error wraps unix.ENOENT when there is no socket.
+func openSocket(path string) (*os.File, uint32, error) {
+	p, err := openPlace(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer unix.Close(p.dir)
+	fd, err := unix.Openat(p.dir, filepath.Base(path), unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, fmt.Errorf("socket %s: %w", path, err)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	var st unix.Stat_t
+	switch err := unix.Fstat(fd, &st); {
+	case err != nil:
+		f.Close()
+		return nil, 0, fmt.Errorf("socket %s: %w", path, err)
+	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
+		f.Close()
+		return nil, 0, fmt.Errorf("socket %s: it is no socket", path)
+	case st.Uid != p.owner:
+		f.Close()
+		return nil, 0, fmt.Errorf("socket %s: it belongs to user %d and its directory to user %d", path, st.Uid, p.owner)
+	}
+	return f, p.owner, nil
+}
+
+// killPeer kills the process that listens at the other end of a connection, if it is an agent of the owner's, and returns when
+// it has ended, within a second.
+func killPeer(conn int, owner uint32) (int, error) {
+	pidfd, err := peerProcess(conn, owner)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(pidfd)
+	pid, err := checkAgent(pidfd, owner)
+	if err != nil {
+		return 0, err
+	}
+	if err := killAs(owner, pidfd); err != nil {
+		return 0, fmt.Errorf("SIGKILL to process %d with the rights of user %d: %w", pid, owner, err)
+	}
+	for end := time.Now().Add(time.Second); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(max(0, time.Until(end)).Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR): // by a signal of the Go runtime
+		case err != nil:
+			return 0, fmt.Errorf("wait for the end of process %d: %w", pid, err)
+		case n == 0:
+			return 0, fmt.Errorf("process %d has not ended within a second of SIGKILL", pid)
+		default:
+			return pid, nil
+		}
+	}
+}
+
+// peerProcess returns a pidfd of the process that listened at the other end of a connection. The caller closes it.
+func peerProcess(conn int, owner uint32) (int, error) {
+	cred, err := unix.GetsockoptUcred(conn, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return 0, fmt.Errorf("SO_PEERCRED: %w", err)
+	}
+	if cred.Pid <= 0 {
+		return 0, errors.New("the process that listens is in another process name space")
+	}
+	if cred.Uid != owner {
+		return 0, fmt.Errorf("process %d, which listens, was started by user %d, and the socket belongs to user %d", cred.Pid, cred.Uid, owner)
+	}
+	pidfd, err := unix.GetsockoptInt(conn, unix.SOL_SOCKET, unix.SO_PEERPIDFD) // Linux 6.5 and later
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		pidfd, err = peerByNumber(conn, int(cred.Pid))
+	}
+	if err != nil {
+		return 0, fmt.Errorf("process %d, which listens: %w", cred.Pid, err)
+	}
+	return pidfd, nil
+}
+
+// peerByNumber returns a pidfd of the process that listened at the other end of a connection, whose number is pid, on kernels
+// without SO_PEERPIDFD. The kernel may have given the number to another process since. But the connection ends with the process
+// that listened, so while the connection stands the number is still that process's.
+func peerByNumber(conn, pid int) (int, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return 0, err
+	}
+	poll := []unix.PollFd{{Fd: int32(conn), Events: unix.POLLRDHUP}}
+	if _, err := unix.Poll(poll, 0); err != nil || poll[0].Revents != 0 {
+		unix.Close(pidfd)
+		return 0, errors.Join(errors.New("it has ended"), err)
+	}
+	return pidfd, nil
+}
+
+// checkAgent says whether a process runs this program with no other user id than owner. It returns the process's number.
+func checkAgent(pidfd int, owner uint32) (int, error) {
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", pidfd))
+	if err != nil {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(field(info, "Pid:"))
+	if err != nil || pid <= 0 {
+		return 0, errors.New("the process that listens has ended")
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	exe, err := readExe(pid)
+	if err != nil {
+		return 0, err
+	}
+	// While the pidfd's process lives, its number is nobody else's: what was read above is of this process.
+	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(poll, 0); n != 0 || err != nil && !errors.Is(err, unix.EINTR) {
+		return 0, fmt.Errorf("process %d has ended", pid)
+	}
+	ids := strings.Fields(field(status, "Uid:"))
+	for _, id := range ids {
+		if id != strconv.FormatUint(uint64(owner), 10) {
+			return 0, fmt.Errorf("process %d, which listens, has the user ids %s and not those of the socket's owner %d alone", pid, strings.Join(ids, " "), owner)
+		}
+	}
+	own, err := readExe(os.Getpid())
+	if err != nil {
+		return 0, err
+	}
+	if len(ids) != 4 || !own.same(exe) {
+		return 0, fmt.Errorf("process %d, which listens, runs %q and not %q: it is no agent", pid, exe.path, own.path)
+	}
+	return pid, nil
+}
+
+// field returns the text after a name at the beginning of a line.
+func field(text []byte, name string) string {
+	for line := range bytes.Lines(text) {
+		if value, ok := bytes.CutPrefix(line, []byte(name)); ok {
+			return string(bytes.TrimSpace(value))
+		}
+	}
+	return ""
+}
+
+// program is the file that a process runs.
+type program struct {
+	path  string
+	dev   uint64
+	inode uint64
+}
+
+func readExe(pid int) (program, error) {
+	link := fmt.Sprintf("/proc/%d/exe", pid)
+	path, err := os.Readlink(link)
+	if err != nil {
+		return program{}, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(link, &st); err != nil {
+		return program{}, fmt.Errorf("%s: %w", link, err)
+	}
+	return program{path, st.Dev, st.Ino}, nil
+}
+
+// same says that another process runs the same file, or the one that was there before an installation replaced it.
+func (p program) same(other program) bool {
+	if p.dev == other.dev && p.inode == other.inode {
+		return true
+	}
+	before, replaced := strings.CutSuffix(other.path, " (deleted)")
+	return replaced && before == strings.TrimSuffix(p.path, " (deleted)")
+}
+
+// killAs sends SIGKILL with the rights of a user.
+func killAs(uid uint32, pidfd int) error {
+	if uid == uint32(os.Geteuid()) {
+		return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread, which has other rights now, ends with the goroutine
+		id := uintptr(uid)
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, id, id, id); errno != 0 { // of this thread only
+			done <- fmt.Errorf("setresuid: %w", errno)
+			return
+		}
+		done <- unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+	}()
+	return <-done
+}

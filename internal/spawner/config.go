@@ -1,0 +1,178 @@
+package spawner
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+// SocketFD is the descriptor of the socket to the executor.
+const SocketFD = 3
+
+// Config says how a spawner starts workers. The executor passes it as arguments, which hold no secret.
+type Config struct {
+	Worker    string // path of rfaas-worker
+	Version   string // that the worker program must have; "": any
+	Mode      sandbox.Mode
+	Paths     []string // what workers see read-only besides the system's directories
+	UIDs      sandbox.Range
+	UIDFile   string   // shared by the executors of a node, so that they give no user id twice; "": not shared
+	Processes uint32   // processes and threads that a worker may have, 0: no limit
+	OpenFiles uint32   // open files of each process of a worker, 0: as many as the spawner
+	Files     []string // that the executor may ask to open, or directories of such files
+	Remove    []string // that the executor asks to remove when it ends: sockets, the address file
+	Without   uint32   // parts of the sandbox that tests leave out
+	OwnGroups string   // file that names the executor's control groups; "": /proc/self/cgroup. For tests
+}
+
+// Arguments are the program's arguments for this configuration; Parse is the inverse.
+func (c *Config) Arguments() []string {
+	args := []string{"--worker=" + c.Worker, "--expect=" + c.Version, "--sandbox=" + c.Mode.String(), "--uids=" + c.UIDs.String(), "--uid-file=" + c.UIDFile,
+		fmt.Sprintf("--processes=%d", c.Processes), fmt.Sprintf("--open-files=%d", c.OpenFiles), fmt.Sprintf("--without=%d", c.Without), "--own-groups=" + c.OwnGroups}
+	for _, p := range c.Paths {
+		args = append(args, "--path="+p)
+	}
+	for _, f := range c.Files {
+		args = append(args, "--file="+f)
+	}
+	for _, f := range c.Remove {
+		args = append(args, "--remove="+f)
+	}
+	return args
+}
+
+// list is a flag that may be repeated.
+type list []string
+
+func (l *list) String() string     { return strings.Join(*l, ",") }
+func (l *list) Set(v string) error { *l = append(*l, v); return nil }
+
+// errUsage ends the program with status 2; its reason has been printed.
+var errUsage = errors.New("wrong usage")
+
+// Parse reads the program's arguments. What is wrong with them, and the usage on request, goes to out.
+func Parse(args []string, out io.Writer) (c Config, err error) {
+	f := flag.NewFlagSet("rfaas-spawner", flag.ContinueOnError)
+	f.SetOutput(out)
+	f.Usage = func() {
+		fmt.Fprintln(out, "rfaas-spawner starts workers for an executor. The executor starts it; it is of no use to people.")
+		f.PrintDefaults()
+	}
+	f.StringVar(&c.Worker, "worker", "", "`path` of rfaas-worker")
+	f.StringVar(&c.Version, "expect", "", "`version` that rfaas-worker must have, empty for any")
+	c.Mode = sandbox.Require
+	f.Func("sandbox", "off, on or require (default)", func(v string) error { return c.Mode.UnmarshalText([]byte(v)) })
+	f.Func("uids", "user ids for workers: `FIRST-LAST`", func(v string) error { return c.UIDs.UnmarshalText([]byte(v)) })
+	f.StringVar(&c.UIDFile, "uid-file", "", "`path` of the file in which the node's executors lock their user ids")
+	processes := f.Uint("processes", 0, "processes and threads of one worker, 0 for no limit")
+	openFiles := f.Uint("open-files", 0, "open files of each process of a worker, 0 for as many as the spawner")
+	without := f.Uint("without", 0, "sandbox parts to leave out, for tests")
+	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file in the place of /proc/self/cgroup, for tests")
+	f.Var((*list)(&c.Paths), "path", "`path` that workers see read-only (repeatable)")
+	f.Var((*list)(&c.Files), "file", "`path` of a file, or a directory of files, that the executor may ask to open (repeatable)")
+	f.Var((*list)(&c.Remove), "remove", "`path` of a file to be removed at the end (repeatable)")
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return c, err
+		}
+		return c, errUsage
+	}
+	c.Processes, c.OpenFiles, c.Without = uint32(*processes), uint32(*openFiles), uint32(*without)
+	switch {
+	case f.NArg() > 0:
+		fmt.Fprintf(out, "rfaas-spawner: unknown argument %q\n", f.Arg(0))
+	case c.Worker == "":
+		fmt.Fprintln(out, "rfaas-spawner: --worker is missing")
+	case *processes > 1<<31-1 || *openFiles > 1<<31-1 || *without > wire.PartAll:
+		fmt.Fprintln(out, "rfaas-spawner: --processes --open-files or --without is too large")
+	default:
+		return c, nil
+	}
+	return c, errUsage
+}
+
+// zygoteArguments are those of rfaas-worker.
+func (s *Spawner) zygoteArguments() []string {
+	c := &s.cfg
+	args := []string{"zygote"}
+	if c.Mode == sandbox.Off {
+		return args
+	}
+	args = append(args, "--sandbox")
+	if s.fixedCPUs {
+		args = append(args, "--fixed-cpus")
+	}
+	if c.Without != 0 {
+		args = append(args, fmt.Sprintf("--without=%d", c.Without))
+	}
+	if c.OpenFiles != 0 {
+		args = append(args, fmt.Sprintf("--files=%d", c.OpenFiles))
+	}
+	for _, p := range c.Paths {
+		args = append(args, "--path="+p)
+	}
+	return args
+}
+
+// lacks says what of a complete sandbox is missing, given what the zygote can do; "" if nothing is.
+func (c *Config) lacks(parts uint32, missing string) string {
+	if c.Mode == sandbox.Off {
+		return ""
+	}
+	if parts&wire.PartUID != 0 && c.UIDs.N == 0 {
+		parts &^= wire.PartUID
+		missing = strings.TrimPrefix(missing+"; user ids: no range is set", "; ")
+	}
+	if parts&wire.PartAll == wire.PartAll {
+		return ""
+	}
+	if missing == "" {
+		missing = fmt.Sprintf("parts %#x of %#x", parts, wire.PartAll)
+	}
+	return missing
+}
+
+// checkSandbox refuses a zygote whose workers could not have the sandbox that is required, or would be root's. It completes the text of what
+// is missing.
+func (c *Config) checkSandbox(z *zygote) error {
+	z.missing = c.lacks(z.parts, z.missing)
+	switch {
+	case z.missing == "":
+		return nil
+	case c.Mode == sandbox.Require:
+		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s (docs/operations.md says how to mend each; "+
+			"--sandbox=on starts with what there is)", z.missing)
+	case z.parts&wire.PartUID == 0 && os.Geteuid() == 0:
+		return fmt.Errorf("%w: %s (start the executor as another user, or with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID)", errRootWorker, z.missing)
+	}
+	return nil
+}
+
+// errRootWorker: a worker in a sandbox is never root, which Landlock and a filter of system calls would hardly hold.
+var errRootWorker = errors.New("workers would run as root")
+
+// SameVersion refuses a program of another version than the executor's, since the messages between the two change with the version. A program that was
+// built without a version fits all.
+func SameVersion(ours, theirs string) error {
+	const edited = "-dirty" // git's, of a clone in which each part is built when it is edited
+	if ours == "" || strings.TrimSuffix(ours, edited) == strings.TrimSuffix(theirs, edited) || unversioned(ours) || unversioned(theirs) {
+		return nil
+	}
+	if theirs == "" {
+		theirs = "older than 0.1"
+	}
+	return otherVersion("it is version %s, this executor %s", theirs, ours)
+}
+
+func unversioned(version string) bool { return version == "unknown" || version == "devel" }
+
+// otherVersion is an error of class connection: another executor may serve.
+func otherVersion(format string, args ...any) error {
+	return &wire.Error{Status: wire.StatusProtocol, Text: fmt.Sprintf(format, args...) + ": install both of one version, then restart the executor"}
+}

@@ -1,0 +1,47 @@
+package spawner
+
+import (
+	"errors"
+	"flag"
+	"io"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+func TestArguments(t *testing.T) {
+	want := Config{Worker: "/a b/rfaas-worker", Version: "v1", Mode: sandbox.On, Paths: []string{"/opt", "/--x"}, UIDs: sandbox.Range{First: 5, N: 3}, UIDFile: "/run/u",
+		Processes: 512, Files: []string{"/etc/rfaas"}, Remove: []string{"/run/a", "/run/b"}, Without: 3, OwnGroups: "/x"}
+	got, err := Parse(want.Arguments(), io.Discard)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v: %+v, want %+v", err, got, want)
+	}
+	for _, args := range [][]string{{}, {"--worker=/w", "more"}, {"--worker=/w", "--sandbox=perhaps"}, {"--worker=/w", "--uids=0-7"}, {"--worker=/w", "--processes=-1"},
+		{"--worker=/w", "--without=256"}, {"--nonsense"}} {
+		var said strings.Builder
+		if _, err := Parse(args, &said); !errors.Is(err, errUsage) || said.Len() == 0 {
+			t.Errorf("%q: %v, and it said %q", args, err, &said)
+		}
+	}
+	if _, err := Parse([]string{"--help"}, io.Discard); !errors.Is(err, flag.ErrHelp) {
+		t.Errorf("--help: %v", err)
+	}
+}
+
+func TestLacks(t *testing.T) {
+	c := Config{Mode: sandbox.On}
+	if got := c.lacks(wire.PartAll, ""); !strings.Contains(got, "no range") {
+		t.Errorf("without a range of user ids it lacks %q", got)
+	}
+	c.UIDs.N = 1
+	if got := c.lacks(wire.PartAll, ""); got != "" {
+		t.Errorf("a complete one lacks %q", got)
+	}
+	c.Mode = sandbox.Off
+	if got := c.lacks(0, "all"); got != "" {
+		t.Errorf("none lacks %q", got)
+	}
+}

@@ -1,0 +1,597 @@
+package spawner
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+const (
+	// maxWorkers bounds the workers of one executor, prepared ones included.
+	maxWorkers = 16384
+	// lowestUID and lowestGID keep system users and groups from verified users' workers.
+	lowestUID = 1000
+	lowestGID = 100
+)
+
+// Spawner serves one executor.
+type Spawner struct {
+	cfg     Config
+	version string // of this program
+	conn    *net.UnixConn
+	starter starter
+	uids    *sandbox.UIDs
+	groups  *sandbox.Groups // nil: none can be made
+	// fixedCPUs: no cpuset keeps workers on their CPUs, so the filter of system calls has to.
+	fixedCPUs bool
+
+	reaping sync.WaitGroup
+
+	mu       sync.Mutex
+	zygote   *zygote // nil while there is none
+	children map[uint32]*child
+	requests uint64
+	guards   bool // workers have process name spaces, with guards
+}
+
+// child is a worker from the request for it until the executor has been told of its end.
+type child struct {
+	id     uint32
+	uid    uint32 // taken from the range, or 0
+	group  *sandbox.GroupDir
+	timer  *time.Timer // ends a zygote that does not answer
+	number uint64      // of the request: the zygote answers in this order
+
+	// Set under Spawner.mu once the zygote has answered.
+	pidfd    *os.File
+	guard    *os.File
+	pid      int
+	guardPID int
+
+	unwanted    bool // to be killed as soon as it is there; under Spawner.mu
+	stopNoticed atomic.Bool
+	stopped     atomic.Bool // killed because it was stopped
+}
+
+// Run serves the executor at the other end of conn until it closes its end, then ends all workers. The error says why the spawner ended
+// before that. version is this program's.
+func Run(conn *net.UnixConn, cfg Config, version string) error {
+	s := &Spawner{cfg: cfg, version: version, conn: conn, starter: newStarter(), uids: sandbox.NewUIDs(cfg.UIDs), children: map[uint32]*child{}}
+	s.openGroups()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	z, err := s.startZygote(ctx)
+	if err != nil {
+		s.sayZygoteEnded(err)
+		return nil // the executor reports it
+	}
+	s.shareUIDs(z)
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, unix.SIGCHLD) // before the first worker
+	go s.watchStops(changed)
+	s.zygoteUp(z)
+	supervised := make(chan struct{})
+	go func() {
+		defer close(supervised)
+		s.supervise(ctx, z)
+	}()
+	err = s.serve()
+	s.killAll()
+	cancel()
+	<-supervised
+	s.killAll() // what the zygote had answered meanwhile
+	s.reaping.Wait()
+	s.uids.Close()
+	if s.groups != nil {
+		err = errors.Join(err, s.groups.Close())
+	}
+	return err
+}
+
+// logf prints a line, which the executor logs.
+func (s *Spawner) logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+func (s *Spawner) openGroups() {
+	if s.cfg.Mode == sandbox.Off {
+		return
+	}
+	// The executor moves too: with version 2 a group with processes has no children with controllers.
+	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{Processes: []int{os.Getpid(), os.Getppid()}, PIDs: s.cfg.Processes, Self: s.cfg.OwnGroups})
+	s.fixedCPUs = err != nil || !groups.HoldCPUs()
+	if err != nil {
+		s.logf("workers have no control groups: %v", err)
+		return
+	}
+	for _, m := range groups.Missing() {
+		s.logf("control groups of workers lack a controller: %s", m)
+	}
+	groups.Prepare()
+	s.groups = groups
+}
+
+// shareUIDs keeps user ids apart from those of the node's other executors.
+func (s *Spawner) shareUIDs(z *zygote) {
+	if s.cfg.UIDFile == "" || s.cfg.UIDs.N == 0 || !s.givesUIDs(z) {
+		return
+	}
+	if err := s.uids.Share(s.cfg.UIDFile); err != nil {
+		s.logf("workers of two executors of this node may have the same user id: %v", err)
+	}
+}
+
+func (s *Spawner) givesUIDs(z *zygote) bool {
+	return s.cfg.Mode != sandbox.Off && z.parts&wire.PartUID != 0
+}
+
+// send sends a message to the executor. When that fails the executor has gone, or it reads nothing: serve ends then.
+func (s *Spawner) send(m *wire.Message, fds ...int) {
+	s.conn.SetWriteDeadline(time.Now().Add(answerTimeout))
+	if err := wire.Send(s.conn, m, fds...); err != nil {
+		s.conn.Close()
+	}
+}
+
+// serve handles the executor's messages. It returns nil when the executor has closed its end, and an error when a message is
+// malformed, which no sound executor sends.
+func (s *Spawner) serve() error {
+	buf := make([]byte, wire.Max)
+	for {
+		m, fds, err := wire.Receive(s.conn, buf, wire.SpawnFDs)
+		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
+			return nil
+		}
+		if err == nil {
+			err = s.handle(&m, fds)
+			wire.CloseAll(fds)
+		}
+		if err != nil {
+			return fmt.Errorf("the executor's message is refused, and all workers are ended: %w", err)
+		}
+	}
+}
+
+func (s *Spawner) handle(m *wire.Message, fds []int) error {
+	if m.Type == wire.Spawn || m.Type == wire.Prepare {
+		return s.spawn(m, fds)
+	}
+	if len(fds) > 0 {
+		return fmt.Errorf("type %d with %d descriptors", m.Type, len(fds))
+	}
+	switch m.Type {
+	case wire.Kill, wire.Explain, wire.Device:
+		if len(m.Body) > 0 {
+			return fmt.Errorf("type %d with a body of %d bytes", m.Type, len(m.Body))
+		}
+		s.command(m.Type, m.ID)
+		return nil
+	case wire.Remove:
+		for _, path := range s.cfg.Remove {
+			_ = os.Remove(path) // it may be gone
+		}
+		return nil
+	case wire.Connect:
+		if len(m.Body) != 4 {
+			return fmt.Errorf("connect request of %d bytes", len(m.Body))
+		}
+		s.answerOpen(m.ID, func() (int, error) { return s.connect(m.U32(0)) })
+		return nil
+	case wire.Open:
+		r, err := wire.DecodeOpenRequest(m.Body)
+		if err == nil {
+			s.answerOpen(m.ID, func() (int, error) { return s.openFile(&r) })
+		}
+		return err
+	}
+	return fmt.Errorf("unknown type %d", m.Type)
+}
+
+// ---- spawning ----
+
+// spawn checks a request and passes it to the zygote, whose answer comes to answered.
+func (s *Spawner) spawn(m *wire.Message, fds []int) error {
+	want := wire.SpawnFDs
+	if m.Type == wire.Prepare {
+		want = wire.PrepareFDs
+	}
+	if len(fds) != want {
+		return fmt.Errorf("type %d with %d descriptors, want %d", m.Type, len(fds), want)
+	}
+	r, err := wire.DecodeSpawnRequest(m.Body)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	z, n, used := s.zygote, len(s.children), s.children[m.ID] != nil
+	s.mu.Unlock()
+	switch {
+	case used:
+		return fmt.Errorf("worker %d exists", m.ID)
+	case n >= maxWorkers:
+		return fmt.Errorf("more than %d workers", maxWorkers)
+	case z == nil:
+		s.send(&wire.Message{Type: wire.NoZygote, ID: m.ID})
+		return nil
+	}
+	c := &child{id: m.ID}
+	if err := s.confine(c, z, &r); err != nil {
+		s.giveBack(c)
+		s.refuse(c.id, err)
+		return nil
+	}
+	c.timer = time.AfterFunc(answerTimeout, func() {
+		s.logf("the zygote does not answer within %v; it is killed", answerTimeout)
+		z.kill()
+	})
+	s.mu.Lock()
+	alive := s.zygote == z
+	if alive {
+		s.requests++
+		c.number = s.requests
+		s.children[c.id] = c
+	}
+	s.mu.Unlock()
+	if !alive {
+		c.timer.Stop()
+		s.giveBack(c)
+		s.send(&wire.Message{Type: wire.NoZygote, ID: c.id})
+		return nil
+	}
+	all := fds
+	if c.group != nil {
+		for _, f := range c.group.Join {
+			all = append(all[:len(all):len(all)], int(f.Fd()))
+		}
+	}
+	z.conn.SetWriteDeadline(time.Now().Add(answerTimeout))
+	if err := wire.Send(z.conn, &wire.Message{Type: m.Type, ID: m.ID, Body: r.Worker}, all...); err != nil {
+		z.kill() // zygoteGone answers
+	}
+	if c.group != nil {
+		c.group.CloseJoin()
+		time.AfterFunc(prepareAfter, s.groups.Prepare)
+	}
+	return nil
+}
+
+// prepareAfter is how long after a start the next worker's control group is made: the lease has its first result by then.
+const prepareAfter = 5 * time.Millisecond
+
+// confine takes the user id and the control group of a worker and completes its request.
+func (s *Spawner) confine(c *child, z *zygote, r *wire.SpawnRequest) (err error) {
+	var uid, gid, processes uint32
+	switch {
+	case !s.givesUIDs(z):
+		// The worker is whoever the spawner is, which checkSandbox has found not to be root.
+	case r.UID != 0:
+		if err := s.checkUser(r.UID, r.GID); err != nil {
+			return err
+		}
+		uid, gid, processes = r.UID, r.GID, ofAllWorkers(s.cfg.Processes)
+	case s.cfg.UIDs.N > 0:
+		if c.uid, err = s.uids.Take(); err != nil {
+			return err
+		}
+		uid, gid, processes = c.uid, c.uid, s.cfg.Processes
+	default:
+		return fmt.Errorf("%w: set sandbox-uids, a range of user ids", errRootWorker)
+	}
+	for i, n := range []uint32{uid, gid, processes} {
+		putU32(r.Worker[wire.SpawnUID+4*i:], n)
+	}
+	if s.groups == nil || z.parts&wire.PartPIDs == 0 { // what clones the guard brings the worker into its group
+		return nil
+	}
+	if c.group, err = s.groups.New(); err != nil {
+		return err
+	}
+	if err := c.group.Limit(r.Memory); err != nil {
+		return err
+	}
+	return c.group.Pin(r.CPUs.List())
+}
+
+// checkUser refuses users that no token should name.
+func (s *Spawner) checkUser(uid, gid uint32) error {
+	switch {
+	case uid < lowestUID || uid == 1<<32-1:
+		return fmt.Errorf("a worker cannot run as user %d: system users are refused", uid)
+	case gid < lowestGID || gid == 1<<32-1:
+		return fmt.Errorf("a worker cannot run in group %d: system groups are refused", gid)
+	case s.cfg.UIDs.Has(uid):
+		return fmt.Errorf("a worker cannot run as user %d: it is in the range %v of other workers", uid, s.cfg.UIDs)
+	case int(uid) == os.Getuid():
+		return fmt.Errorf("a worker cannot run as user %d, which the spawner is", uid)
+	}
+	return nil
+}
+
+// ofAllWorkers is the limit on the processes of a verified user. The kernel counts all that the user has on the node, those of its
+// other workers and of its own jobs too, so that the limit of one worker would keep the next one from starting. A node has some 1024
+// process numbers for each CPU; this leaves half of them to others. The worker's control group has the limit of one worker.
+func ofAllWorkers(processes uint32) uint32 {
+	return uint32(min(uint64(processes)*uint64(runtime.NumCPU()), math.MaxUint32))
+}
+
+// refuse answers a request that nothing has come of.
+func (s *Spawner) refuse(id uint32, err error) {
+	s.send(&wire.Message{Type: wire.SpawnFailed, ID: id, Body: wire.EncodeFailure(wire.StatusFatal, err.Error())})
+}
+
+// giveBack returns what confine took. No process of the worker may be left.
+func (s *Spawner) giveBack(c *child) {
+	s.giveUID(c)
+	s.removeGroup(c)
+}
+
+func (s *Spawner) giveUID(c *child) {
+	if c.uid != 0 {
+		s.uids.Give(c.uid)
+	}
+}
+
+func (s *Spawner) removeGroup(c *child) {
+	if c.group != nil {
+		if err := s.groups.Remove(c.group); err != nil {
+			s.logf("a worker's control group is left behind: %v", err)
+		}
+	}
+}
+
+// answered handles a message of the zygote. It owns fds. An error says that the zygote broke the protocol.
+func (s *Spawner) answered(m *wire.Message, fds []int) error {
+	s.mu.Lock()
+	c := s.children[m.ID]
+	if c != nil && c.pidfd != nil {
+		c = nil
+	}
+	s.mu.Unlock()
+	if c == nil {
+		wire.CloseAll(fds)
+		return fmt.Errorf("message of type %d for worker %d, for which nobody waits", m.Type, m.ID)
+	}
+	switch {
+	case m.Type == wire.Spawned && (len(fds) == 1 || len(fds) == 3) && len(m.Body) == 4:
+		c.timer.Stop()
+		guard := -1
+		if len(fds) == 3 {
+			guard = fds[1]
+			reapNow(fds[2]) // the stem, which has cloned both
+		}
+		return s.adopt(c, int(m.U32(0)), fds[0], guard)
+	case m.Type == wire.SpawnFailed:
+		c.timer.Stop()
+		for _, fd := range fds { // a guard and a stem that were made all the same
+			reapNow(fd)
+		}
+		s.forget(c)
+		s.giveBack(c)
+		e := m.Failure()
+		s.send(&wire.Message{Type: wire.SpawnFailed, ID: c.id, Body: wire.EncodeFailure(e.Status, e.Text)})
+		return nil
+	}
+	wire.CloseAll(fds)
+	return fmt.Errorf("message of type %d with %d bytes and %d descriptors", m.Type, len(m.Body), len(fds))
+}
+
+// adopt notes a worker that was cloned, with its guard if it has one (else -1), and reaps both in the end. It owns the pidfds.
+func (s *Spawner) adopt(c *child, pid, workerFD, guardFD int) error {
+	var guard *os.File
+	guardPID := 0
+	pidfd, err := newPidfd(workerFD)
+	if guardFD >= 0 {
+		var gerr error
+		if guardPID, gerr = pidOfFD(guardFD); gerr == nil {
+			guard, gerr = newPidfd(guardFD)
+		}
+		err = errors.Join(err, gerr)
+	}
+	if err != nil {
+		return err // the zygote is killed, and what it cloned with it
+	}
+	s.mu.Lock()
+	c.pidfd, c.guard, c.pid, c.guardPID = pidfd, guard, pid, guardPID
+	unwanted := c.unwanted
+	s.mu.Unlock()
+	body := make([]byte, wire.SpawnedSize)
+	putU32(body, uint32(pid))
+	var files []int
+	if c.group != nil {
+		layout, open := c.group.Files()
+		putU32(body[4:], layout)
+		for _, f := range open {
+			files = append(files, int(f.Fd()))
+		}
+	}
+	s.send(&wire.Message{Type: wire.Spawned, ID: c.id, Body: body}, files...)
+	if unwanted {
+		c.kill()
+	}
+	s.noticeStop(c)
+	s.reaping.Add(1)
+	go s.watch(c)
+	return nil
+}
+
+// watch reaps a worker and tells the executor.
+func (s *Spawner) watch(c *child) {
+	defer s.reaping.Done()
+	st, err := reap(c.pidfd, c.guard)
+	if err != nil {
+		s.logf("reap worker %d: %v", c.pid, err)
+	}
+	exit := wire.Exit{Signal: int32(st.signal), Code: int32(st.code), Stopped: c.stopped.Load()}
+	if c.group != nil {
+		exit.Killed = uint32(c.group.Killed())
+		used, _ := c.group.CPUTime()
+		exit.CPU = uint64(used)
+	}
+	s.forget(c)
+	c.pidfd.Close()
+	s.giveUID(c)
+	s.send(&wire.Message{Type: wire.Exited, ID: c.id, Body: exit.Encode()})
+	s.removeGroup(c) // no lease waits for that
+}
+
+func (s *Spawner) forget(c *child) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.children, c.id)
+}
+
+func (s *Spawner) killAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.children {
+		c.unwanted = true
+		if c.pidfd != nil {
+			c.kill()
+		}
+	}
+}
+
+// kill ends a worker that exists, also one that is frozen.
+func (c *child) kill() {
+	killPidfd(c.pidfd)
+	if c.group != nil {
+		c.group.LetDie()
+	}
+}
+
+// ---- commands for one worker ----
+
+// command does what the executor asks of a worker. One that has ended is no error: the executor may not have read that yet.
+func (s *Spawner) command(typ wire.Type, id uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.children[id]
+	there := c != nil && c.pidfd != nil
+	switch typ {
+	case wire.Kill:
+		if c != nil {
+			c.unwanted = true
+		}
+		if there {
+			c.kill()
+		}
+	case wire.Explain:
+		if there {
+			signalPidfd(c.pidfd, unix.SIGXCPU)
+		}
+	case wire.Device:
+		body := make([]byte, 4)
+		if there {
+			putU32(body, deviceState(c.pid))
+		}
+		s.send(&wire.Message{Type: wire.DeviceIs, ID: id, Body: body})
+	}
+}
+
+// ---- files ----
+
+// answerOpen opens something that the administrator's settings name, for the executor, which has no right to. Its content is not read here.
+func (s *Spawner) answerOpen(id uint32, open func() (int, error)) {
+	fd, err := open()
+	if err != nil {
+		errno := unix.EIO
+		errors.As(err, &errno)
+		body := make([]byte, 4)
+		putU32(body, uint32(errno))
+		s.send(&wire.Message{Type: wire.OpenFailed, ID: id, Body: body})
+		return
+	}
+	s.send(&wire.Message{Type: wire.Opened, ID: id}, fd)
+	unix.Close(fd)
+}
+
+func (s *Spawner) openFile(r *wire.OpenRequest) (int, error) {
+	if r.File >= uint32(len(s.cfg.Files)) {
+		return -1, unix.ENOENT
+	}
+	path := s.cfg.Files[r.File]
+	if r.Name != "" {
+		path = filepath.Join(path, r.Name)
+	}
+	if r.Append {
+		return unix.Open(path, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	}
+	return unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+}
+
+// connect connects to a unix stream socket. It does not wait: a socket whose queue is full is EAGAIN.
+func (s *Spawner) connect(file uint32) (int, error) {
+	if file >= uint32(len(s.cfg.Files)) {
+		return -1, unix.ENOENT
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: s.cfg.Files[file]}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// ---- stopped processes ----
+
+// watchStops ends children that are stopped (SIGSTOP) and stay so. They are this process's, so the kernel sends SIGCHLD.
+func (s *Spawner) watchStops(changed chan os.Signal) {
+	for range changed {
+		s.mu.Lock()
+		z := s.zygote
+		children := make([]*child, 0, len(s.children))
+		for _, c := range s.children {
+			if c.pidfd != nil {
+				children = append(children, c)
+			}
+		}
+		s.mu.Unlock()
+		for _, c := range children {
+			s.noticeStop(c)
+		}
+		if z != nil {
+			z.noticeStop()
+		}
+	}
+}
+
+func (c *child) isStopped() (yes bool) {
+	wire.Control(c.pidfd, func(fd int) error {
+		yes = isStopped(unix.P_PIDFD, fd)
+		return nil
+	})
+	return yes
+}
+
+func (s *Spawner) noticeStop(c *child) {
+	if !c.isStopped() || c.stopNoticed.Swap(true) {
+		return
+	}
+	time.AfterFunc(StopPatience, func() {
+		c.stopNoticed.Store(false)
+		if c.isStopped() {
+			s.logf("worker %d is stopped; it is killed", c.pid)
+			c.stopped.Store(true)
+			c.kill()
+		}
+	})
+}
+
+func putU32(b []byte, n uint32) { binary.LittleEndian.PutUint32(b, n) }

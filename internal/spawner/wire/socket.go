@@ -1,0 +1,107 @@
+package wire
+
+import (
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// SocketPair makes a seqpacket socket pair and returns this process's end, and the other end's descriptor, which the caller closes.
+func SocketPair() (*net.UnixConn, int, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, -1, os.NewSyscallError("socketpair", err)
+	}
+	c, err := Conn(fds[0])
+	if err != nil {
+		unix.Close(fds[1])
+		return nil, -1, err
+	}
+	return c, fds[1], nil
+}
+
+// Conn makes a connection of a socket's descriptor, which it takes over.
+func Conn(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "socket")
+	c, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, os.NewSyscallError("socket", unix.ENOTSOCK)
+	}
+	return u, nil
+}
+
+// Rights returns the descriptors that came with a message. The caller closes them.
+func Rights(oob []byte) []int {
+	var fds []int
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range msgs {
+		got, err := unix.ParseUnixRights(&msgs[i])
+		if err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	return fds
+}
+
+// Receive reads one message and its descriptors, at most maxFDs. The message aliases buf, which has Max bytes. On error no descriptor is left
+// open; io.EOF means that the peer has closed its end.
+func Receive(c *net.UnixConn, buf []byte, maxFDs int) (Message, []int, error) {
+	oob := make([]byte, unix.CmsgSpace(4*max(maxFDs, 1)))
+	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
+	fds := Rights(oob[:oobn])
+	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = unix.EMSGSIZE
+	}
+	var m Message
+	if err == nil {
+		m, err = Decode(buf[:n])
+	}
+	if err != nil {
+		CloseAll(fds)
+		return Message{}, nil, err
+	}
+	return m, fds, nil
+}
+
+// Send writes one message with descriptors, which stay the caller's.
+func Send(c *net.UnixConn, m *Message, fds ...int) error {
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	_, _, err := c.WriteMsgUnix(m.Encode(), oob, nil)
+	return err
+}
+
+// CloseAll closes descriptors; negative ones are skipped.
+func CloseAll(fds []int) {
+	for _, fd := range fds {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// Control calls fn with f's descriptor, which stays open meanwhile and keeps its blocking mode, unlike with f.Fd.
+func Control(f syscall.Conn, fn func(fd int) error) error {
+	c, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := c.Control(func(fd uintptr) { inner = fn(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}

@@ -1,0 +1,304 @@
+package spawner
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+const (
+	// helloTimeout is how long a zygote may take to load its providers.
+	helloTimeout = 10 * time.Second
+	// answerTimeout is how long it may take for one clone (about 0.2 ms) before it counts as hung. It is well below what
+	// callers wait for a worker, so that the next zygote can still serve them.
+	answerTimeout = 4 * time.Second
+	// StopPatience is how long a worker or the zygote may be stopped (SIGSTOP) before it is killed.
+	StopPatience = time.Second
+)
+
+// zygote is one life of the zygote process.
+type zygote struct {
+	s       *Spawner
+	cmd     *exec.Cmd
+	conn    *net.UnixConn
+	devices uint32
+	parts   uint32        // of the sandbox
+	missing string        // parts of the sandbox, and why
+	gone    chan struct{} // closed when the process is reaped and its last message read
+	err     error         // how it ended, set before gone is closed
+
+	stopNoticed atomic.Bool
+}
+
+// starter runs functions on one OS thread that is never given back: PDEATHSIG follows the thread that started a child, and the Go runtime retires
+// threads.
+type starter chan func()
+
+func newStarter() starter {
+	s := make(starter)
+	go func() {
+		runtime.LockOSThread()
+		for f := range s {
+			f()
+		}
+	}()
+	return s
+}
+
+func (s starter) do(fn func()) {
+	done := make(chan struct{})
+	s <- func() { defer close(done); fn() }
+	<-done
+}
+
+// startZygote starts a zygote and returns when it has said hello. An error is a *wire.Error where another program version is the reason.
+func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
+	ours, theirs, err := wire.SocketPair()
+	if err != nil {
+		return nil, err
+	}
+	child := os.NewFile(uintptr(theirs), "zygote socket")
+	defer child.Close()
+	z := &zygote{s: s, conn: ours, gone: make(chan struct{})}
+	z.cmd = exec.Command(s.cfg.Worker, s.zygoteArguments()...)
+	z.cmd.ExtraFiles = []*os.File{child}
+	z.cmd.Stdout, z.cmd.Stderr = os.Stderr, os.Stderr
+	z.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	s.starter.do(func() { err = z.cmd.Start() })
+	if err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("start zygote: %w", err)
+	}
+	child.Close()
+	reaped := make(chan error, 1)
+	go func() {
+		err := z.cmd.Wait()
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		reaped <- err
+	}()
+	version, err := z.hello(ctx, reaped)
+	if err == nil {
+		err = SameVersion(s.cfg.Version, version)
+	}
+	if err == nil {
+		err = s.cfg.checkSandbox(z)
+	}
+	if err != nil {
+		z.conn.Close()
+		z.cmd.Process.Kill()
+		<-z.drained(reaped)
+		return nil, fmt.Errorf("start zygote %s: %w", s.cfg.Worker, err)
+	}
+	go z.receive(reaped)
+	return z, nil
+}
+
+// drained returns a channel that is closed once the process is reaped; hello may have taken the result already.
+func (z *zygote) drained(reaped chan error) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		if z.err == nil {
+			z.err = <-reaped
+		}
+		close(done)
+	}()
+	return done
+}
+
+func (z *zygote) hello(ctx context.Context, reaped chan error) (version string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { z.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	buf := make([]byte, wire.Max)
+	n, err := z.conn.Read(buf)
+	if err != nil {
+		if ctx.Err() != nil {
+			return "", fmt.Errorf("no greeting: %w", ctx.Err())
+		}
+		z.conn.Close()
+		z.err = <-reaped
+		return "", fmt.Errorf("no greeting: %w", z.err)
+	}
+	m, err := wire.Decode(buf[:n])
+	if err != nil {
+		return "", otherVersion("%v", err)
+	}
+	if m.Type != wire.Hello || len(m.Body) < 12 {
+		return "", fmt.Errorf("greeting of type %d with %d bytes", m.Type, len(m.Body))
+	}
+	if v := m.U32(0); v != wire.Version {
+		return "", otherVersion("it speaks wire version %d, this executor %d", v, wire.Version)
+	}
+	missing, told, _ := bytes.Cut(m.Body[12:], []byte{0})
+	z.devices, z.parts, z.missing = m.U32(1), m.U32(2), wire.Printable(missing)
+	return wire.Printable(told), nil
+}
+
+// receive passes the zygote's answers on until the socket closes, then reaps the process.
+func (z *zygote) receive(reaped chan error) {
+	buf := make([]byte, wire.Max)
+	for {
+		m, fds, err := wire.Receive(z.conn, buf, 4)
+		if err != nil {
+			break
+		}
+		if err := z.s.answered(&m, fds); err != nil {
+			z.s.logf("zygote broke the protocol: %v", err)
+			break
+		}
+	}
+	z.cmd.Process.Kill()
+	z.conn.Close()
+	z.err = <-reaped
+	close(z.gone)
+}
+
+// kill ends the process; receive notices.
+func (z *zygote) kill() { z.cmd.Process.Kill() }
+
+// stop ends the process and returns when it is reaped.
+func (z *zygote) stop() {
+	z.conn.CloseWrite() // a healthy zygote exits when the socket closes
+	select {
+	case <-z.gone:
+	case <-time.After(time.Second):
+		z.kill()
+		<-z.gone
+	}
+}
+
+// noticeStop kills a zygote that is stopped and stays so.
+func (z *zygote) noticeStop() {
+	stopped := func() bool { return isStopped(unix.P_PID, z.cmd.Process.Pid) }
+	if !stopped() || z.stopNoticed.Swap(true) {
+		return
+	}
+	time.AfterFunc(StopPatience, func() {
+		z.stopNoticed.Store(false)
+		select {
+		case <-z.gone:
+			return
+		default:
+		}
+		if stopped() {
+			z.s.logf("the zygote %d is stopped; it is killed", z.cmd.Process.Pid)
+			z.kill()
+		}
+	})
+}
+
+// supervise keeps a zygote alive until ctx ends. The first one is given.
+func (s *Spawner) supervise(ctx context.Context, z *zygote) {
+	const shortest, longest = 20 * time.Millisecond, 5 * time.Second
+	delay := shortest
+	for {
+		since := time.Now()
+		select {
+		case <-z.gone:
+		case <-ctx.Done():
+			z.stop()
+			s.zygoteGone(nil)
+			return
+		}
+		s.zygoteGone(fmt.Errorf("the zygote ended: %w", z.err))
+		if time.Since(since) > longest {
+			delay = shortest
+		}
+		for {
+			var err error
+			if z, err = s.startZygote(ctx); err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			s.sayZygoteEnded(err)
+			select {
+			case <-time.After(delay):
+			case <-ctx.Done():
+				return
+			}
+			delay = min(2*delay, longest)
+		}
+		s.zygoteUp(z)
+	}
+}
+
+// zygoteUp makes z the one that clones workers, and tells the executor.
+func (s *Spawner) zygoteUp(z *zygote) {
+	s.mu.Lock()
+	s.zygote, s.guards = z, z.parts&wire.PartPIDs != 0
+	s.mu.Unlock()
+	body := make([]byte, wire.HelloText, wire.HelloText+len(z.missing)+1+len(s.version))
+	for i, n := range []uint32{wire.Version, z.devices, z.parts, uint32(z.cmd.Process.Pid)} {
+		putU32(body[4*i:], n)
+	}
+	body = append(append(append(body, z.missing...), 0), s.version...)
+	s.send(&wire.Message{Type: wire.Hello, Body: body})
+	z.noticeStop() // in case it was stopped before watchStops knew it
+}
+
+// zygoteGone settles what a dead zygote has left: requests that it did not answer, and a worker that it had cloned for the first of them. That
+// worker lives on, since it may have used up its client's offer. err is nil when the spawner itself ends.
+func (s *Spawner) zygoteGone(err error) {
+	s.mu.Lock()
+	s.zygote = nil // no more requests go to it
+	s.mu.Unlock()
+	found := s.findStrays()
+	s.mu.Lock()
+	var unanswered []*child
+	for id, c := range s.children {
+		if c.pidfd == nil {
+			unanswered = append(unanswered, c)
+			delete(s.children, id)
+		}
+	}
+	slices.SortFunc(unanswered, func(a, b *child) int { return cmp.Compare(a.number, b.number) })
+	if found.worker >= 0 && len(unanswered) > 0 {
+		s.children[unanswered[0].id] = unanswered[0]
+	}
+	s.mu.Unlock()
+	if len(unanswered) == 0 { // it had answered
+		found.end()
+	}
+	for i, c := range unanswered {
+		c.timer.Stop()
+		if i == 0 && found.worker >= 0 {
+			if err := s.adopt(c, found.pid, found.worker, found.guard); err == nil {
+				continue
+			}
+			s.forget(c)
+		}
+		s.giveBack(c)
+		s.send(&wire.Message{Type: wire.NoZygote, ID: c.id})
+	}
+	if err != nil {
+		s.sayZygoteEnded(err)
+	}
+}
+
+func (s *Spawner) sayZygoteEnded(err error) {
+	status := wire.StatusFatal
+	var known *wire.Error
+	if errors.As(err, &known) {
+		status = known.Status
+	}
+	s.send(&wire.Message{Type: wire.ZygoteEnded, Body: wire.EncodeFailure(status, err.Error())})
+}

@@ -1,0 +1,420 @@
+package zygote
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+)
+
+// startTimeout bounds the start of a spawner, which includes that of its first zygote (spawner.helloTimeout).
+const startTimeout = 15 * time.Second
+
+// connection is the spawner process and the socket to it.
+type connection struct {
+	cmd    *exec.Cmd
+	conn   *net.UnixConn
+	reaped chan struct{} // closed when the process is reaped; err is set before
+	err    error
+}
+
+// startSpawner starts the program. Its first message is to be read still.
+func startSpawner(cfg *Config) (*connection, error) {
+	ours, theirs, err := wire.SocketPair()
+	if err != nil {
+		return nil, err
+	}
+	child := os.NewFile(uintptr(theirs), "spawner socket")
+	defer child.Close()
+	c := &connection{conn: ours, reaped: make(chan struct{})}
+	box := &cfg.Sandbox
+	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), UIDs: box.UIDs, UIDFile: box.UIDFile,
+		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Remove: cfg.Remove, Without: box.without, OwnGroups: box.ownGroups}
+	lines := &lineLogger{log: cfg.Log}
+	c.cmd = exec.Command(cfg.spawnerPath(), args.Arguments()...)
+	c.cmd.ExtraFiles = []*os.File{child}
+	c.cmd.Env = box.environment(os.Environ())
+	c.cmd.Stdout, c.cmd.Stderr = lines, lines
+	c.cmd.WaitDelay = time.Second
+	// A session of its own: Ctrl-C at the executor's terminal is the executor's to handle.
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	onStarterThread(func() { err = c.cmd.Start() })
+	if err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("start spawner: %w", err)
+	}
+	go func() {
+		if c.err = c.cmd.Wait(); c.err == nil {
+			c.err = errors.New("exit status 0")
+		}
+		close(c.reaped)
+	}()
+	return c, nil
+}
+
+// spawnerPath is the program beside the worker program, or beside this one.
+func (c *Config) spawnerPath() string {
+	const name = "rfaas-spawner"
+	if c.Spawner != "" {
+		return c.Spawner
+	}
+	beside := filepath.Join(filepath.Dir(c.Path), name)
+	if _, err := os.Stat(beside); err == nil {
+		return beside
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return beside
+	}
+	return filepath.Join(filepath.Dir(self), "..", "libexec", name)
+}
+
+// close closes the socket, upon which the spawner ends its workers and itself, and returns when it is reaped.
+func (c *connection) close() {
+	c.conn.Close()
+	select {
+	case <-c.reaped:
+	case <-time.After(startTimeout):
+		c.cmd.Process.Kill()
+		<-c.reaped
+	}
+}
+
+// first reads the spawner's first message: a zygote is there, or why none is.
+func (c *connection) first(ctx context.Context) (*wire.Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { c.conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	m, fds, err := wire.Receive(c.conn, make([]byte, wire.Max), 0)
+	wire.CloseAll(fds)
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("the spawner has not started a zygote: %w", context.Cause(ctx))
+	case errors.Is(err, io.EOF):
+		c.conn.Close()
+		<-c.reaped
+		return nil, fmt.Errorf("the spawner ended: %w", c.err)
+	case err != nil:
+		return nil, fmt.Errorf("the spawner's first message: %w", err)
+	case m.Type == wire.ZygoteEnded:
+		return nil, m.Failure()
+	case m.Type != wire.Hello:
+		return nil, fmt.Errorf("the spawner's first message has type %d", m.Type)
+	}
+	return &m, nil
+}
+
+// ---- messages from the spawner ----
+
+// receive handles the spawner's messages until it ends.
+func (z *Zygote) receive() {
+	buf := make([]byte, wire.Max)
+	for {
+		m, fds, err := wire.Receive(z.spawner.conn, buf, wire.MaxFDs)
+		if err == nil {
+			err = z.handle(&m, fds)
+		}
+		if err != nil {
+			z.spawnerEnded(err)
+			return
+		}
+	}
+}
+
+// handle owns fds.
+func (z *Zygote) handle(m *wire.Message, fds []int) error {
+	switch m.Type {
+	case wire.Hello:
+		wire.CloseAll(fds)
+		return z.up(m)
+	case wire.ZygoteEnded:
+		wire.CloseAll(fds)
+		z.down(m.Failure())
+		return nil
+	case wire.Opened, wire.OpenFailed:
+		z.opened(m, fds)
+		return nil
+	}
+	z.mu.Lock()
+	w := z.workers[m.ID]
+	z.mu.Unlock()
+	if w == nil && m.Type == wire.DeviceIs { // it ended after it was asked about
+		wire.CloseAll(fds)
+		return nil
+	}
+	if w == nil {
+		wire.CloseAll(fds)
+		return fmt.Errorf("message of type %d for worker %d, which does not exist", m.Type, m.ID)
+	}
+	switch m.Type {
+	case wire.Spawned:
+		var files []*os.File
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "control group"))
+		}
+		group, err := sandbox.NewGroup(m.U32(1), files, w.memory)
+		if err == nil && len(m.Body) != wire.SpawnedSize {
+			err = fmt.Errorf("answer of %d bytes", len(m.Body))
+		}
+		if err != nil {
+			return err
+		}
+		w.answer <- answer{pid: int(m.U32(0)), group: group}
+		return nil
+	case wire.SpawnFailed:
+		z.forget(w)
+		w.answer <- answer{err: m.Failure()}
+	case wire.NoZygote:
+		z.forget(w)
+		w.answer <- answer{err: errZygoteDied}
+	case wire.DeviceIs:
+		select {
+		case w.device <- m.U32(0):
+		default:
+		}
+	case wire.Exited:
+		exit, err := wire.DecodeExit(m.Body)
+		if err != nil {
+			return err
+		}
+		z.forget(w)
+		w.exited <- exit
+	default:
+		wire.CloseAll(fds)
+		return fmt.Errorf("message of type %d", m.Type)
+	}
+	wire.CloseAll(fds)
+	return nil
+}
+
+// answer is what became of a request for a worker.
+type answer struct {
+	pid   int
+	group *sandbox.Group // of the worker, without files if it has none
+	err   error
+}
+
+func (z *Zygote) forget(w *Worker) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	delete(z.workers, w.id)
+}
+
+// up notes that a zygote is there.
+func (z *Zygote) up(m *wire.Message) error {
+	if len(m.Body) < wire.HelloText || m.U32(0) != wire.Version {
+		return fmt.Errorf("greeting of %d bytes, wire version %d; this executor speaks version %d", len(m.Body), m.U32(0), wire.Version)
+	}
+	missing, version, _ := bytes.Cut(m.Body[wire.HelloText:], []byte{0})
+	if err := spawner.SameVersion(z.cfg.Version, wire.Printable(version)); err != nil {
+		return fmt.Errorf("spawner %s: %w", z.cfg.spawnerPath(), err)
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.pid, z.noStart = int(m.U32(3)), nil
+	z.devices, z.parts = int(m.U32(1)), m.U32(2)
+	if lacks := wire.Printable(missing); lacks != z.missing {
+		z.missing = lacks
+		z.cfg.Log.Warn("the sandbox of workers is incomplete", "missing", lacks)
+	}
+	close(z.changed)
+	z.changed = make(chan struct{})
+	return nil
+}
+
+// down notes that there is none, and why.
+func (z *Zygote) down(err *wire.Error) {
+	z.cfg.Log.Error("no zygote; another one is being started", "reason", err)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.pid, z.noStart = 0, err
+	close(z.changed)
+	z.changed = make(chan struct{})
+}
+
+// spawnerEnded ends everything: without the spawner no worker lives, and an executor without rights cannot start another one.
+func (z *Zygote) spawnerEnded(err error) {
+	z.spawner.conn.Close()
+	z.mu.Lock()
+	closed := z.closed
+	z.closed = true
+	workers := z.workers
+	z.workers = map[uint32]*Worker{}
+	opens := z.opens
+	z.opens = map[uint32]chan opened{}
+	close(z.changed)
+	z.changed = make(chan struct{})
+	z.mu.Unlock()
+	if !closed {
+		if errors.Is(err, io.EOF) {
+			<-z.spawner.reaped
+			err = z.spawner.err
+		}
+		err = fmt.Errorf("the spawner ended, and all workers with it: %w", err)
+		z.cfg.Log.Error(err.Error())
+		z.failed <- err
+	}
+	for _, w := range workers {
+		// One of the two is waited for.
+		select {
+		case w.answer <- answer{err: errClosed}:
+		default:
+		}
+		w.exited <- wire.Exit{Signal: int32(unix.SIGKILL)}
+	}
+	for _, ch := range opens {
+		ch <- opened{fd: -1, err: errClosed}
+	}
+}
+
+// Failed receives an error when the spawner has ended before Close. All workers have ended then, and no other ones can be started.
+func (z *Zygote) Failed() <-chan error { return z.failed }
+
+// send sends a message to the spawner.
+func (z *Zygote) send(m *wire.Message, fds ...int) error {
+	z.spawner.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+	return wire.Send(z.spawner.conn, m, fds...)
+}
+
+// sendTimeout is how long the spawner may take to make room for a message.
+const sendTimeout = 4 * time.Second
+
+// RemoveFiles has the spawner remove Config.Remove.
+func (z *Zygote) RemoveFiles() {
+	if len(z.cfg.Remove) > 0 {
+		_ = z.send(&wire.Message{Type: wire.Remove}) // fails with the spawner only
+	}
+}
+
+// ---- files that only the spawner may open ----
+
+type opened struct {
+	fd  int // -1: none
+	err error
+}
+
+// OpenFile has the spawner open a file of Config.Files, or one in a directory of Config.Files, for reading, or for appending. The caller
+// closes the file. Errors are *fs.PathError.
+func (z *Zygote) OpenFile(path string, appending bool) (*os.File, error) {
+	r := wire.OpenRequest{Append: appending}
+	file := slices.Index(z.cfg.Files, path)
+	if file < 0 {
+		file, r.Name = slices.Index(z.cfg.Files, filepath.Dir(path)), filepath.Base(path)
+	}
+	if file < 0 {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrPermission}
+	}
+	r.File = uint32(file)
+	fd, err := z.ask(wire.Open, r.Encode())
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Connect has the spawner connect to a unix socket, which must be one of Config.Files.
+func (z *Zygote) Connect(path string) (net.Conn, error) {
+	file := slices.Index(z.cfg.Files, path)
+	if file < 0 {
+		return net.Dial("unix", path)
+	}
+	fd, err := z.ask(wire.Connect, binary.LittleEndian.AppendUint32(nil, uint32(file)))
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"}, Err: err}
+	}
+	return wire.Conn(fd)
+}
+
+// ask sends a request that is answered by a descriptor.
+func (z *Zygote) ask(typ wire.Type, body []byte) (fd int, err error) {
+	ch := make(chan opened, 1)
+	z.mu.Lock()
+	closed := z.closed
+	id := z.nextOpen
+	z.nextOpen++
+	if !closed {
+		z.opens[id] = ch
+	}
+	z.mu.Unlock()
+	if closed {
+		return -1, errClosed
+	}
+	err = z.send(&wire.Message{Type: typ, ID: id, Body: body})
+	if err == nil {
+		select {
+		case got := <-ch:
+			return got.fd, got.err
+		case <-time.After(sendTimeout):
+			err = os.ErrDeadlineExceeded
+		}
+	}
+	z.mu.Lock()
+	delete(z.opens, id)
+	z.mu.Unlock()
+	select {
+	case got := <-ch: // it came after all
+		wire.CloseAll([]int{got.fd})
+	default:
+	}
+	return -1, err
+}
+
+// opened owns fds.
+func (z *Zygote) opened(m *wire.Message, fds []int) {
+	z.mu.Lock()
+	ch := z.opens[m.ID]
+	delete(z.opens, m.ID)
+	z.mu.Unlock()
+	switch {
+	case ch == nil: // it took too long
+		wire.CloseAll(fds)
+	case m.Type == wire.Opened && len(fds) == 1:
+		ch <- opened{fd: fds[0]}
+	case len(m.Body) == 4:
+		wire.CloseAll(fds)
+		ch <- opened{fd: -1, err: unix.Errno(binary.LittleEndian.Uint32(m.Body))}
+	default:
+		wire.CloseAll(fds)
+		ch <- opened{fd: -1, err: unix.EPROTO}
+	}
+}
+
+// lineLogger logs what the spawner and the zygote print, line by line.
+type lineLogger struct {
+	log  *slog.Logger
+	mu   sync.Mutex
+	line []byte
+}
+
+func (l *lineLogger) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range b {
+		if c != '\n' && len(l.line) < 1024 {
+			l.line = append(l.line, c)
+			continue
+		}
+		l.log.Warn("spawner: " + wire.Printable(l.line))
+		l.line = l.line[:0]
+	}
+	return len(b), nil
+}
