@@ -37,10 +37,11 @@ func program(t *testing.T, name string) string {
 
 // peer is the test in the place of an executor.
 type peer struct {
-	t    *testing.T
-	conn *net.UnixConn
-	cmd  *exec.Cmd
-	log  bytes.Buffer
+	t      *testing.T
+	conn   *net.UnixConn
+	cmd    *exec.Cmd
+	log    bytes.Buffer
+	zygote uint32 // its process id
 }
 
 // start starts a spawner and reads its greeting.
@@ -48,7 +49,7 @@ func start(t *testing.T, cfg Config) *peer {
 	t.Helper()
 	cfg.Worker = program(t, "rfaas-worker")
 	if cfg.UIDs.N == 0 {
-		cfg.UIDs = sandbox.Range{First: 500000, N: 8}
+		cfg.UIDs = sandbox.Range{First: 500000, N: 64}
 	}
 	ours, theirs, err := wire.SocketPair()
 	if err != nil {
@@ -67,9 +68,11 @@ func start(t *testing.T, cfg Config) *peer {
 		p.conn.Close()
 		p.cmd.Wait()
 	})
-	if m := p.receive(); m.Type != wire.Hello || m.U32(0) != wire.Version {
+	m := p.receive()
+	if m.Type != wire.Hello || m.U32(0) != wire.Version {
 		t.Fatalf("greeting %+v", m)
 	}
+	p.zygote = m.U32(3)
 	return p
 }
 
@@ -171,6 +174,36 @@ func TestWorkerEnds(t *testing.T) {
 	// Its number can be used again.
 	p.prepare(7, nil)
 	p.expect(wire.Spawned, 7)
+}
+
+// An executor hears that there is no zygote before it hears that a request was in vain for that, so that it does not ask again at once.
+func TestZygoteKilled(t *testing.T) {
+	p := start(t, Config{Mode: sandbox.On})
+	for id := range uint32(20) {
+		p.prepare(id, nil)
+		pid := int(p.zygote)
+		p.expect(wire.Spawned, id)
+		unix.Kill(pid, unix.SIGKILL)
+		p.prepare(id+100, nil) // it meets the dead zygote, or none, or the next one
+		ended, up := false, false
+		for answered := false; !answered || !up; {
+			switch m := p.receive(); {
+			case m.Type == wire.ZygoteEnded:
+				ended = true
+			case m.Type == wire.Hello:
+				up, p.zygote = true, m.U32(3)
+			case m.Type == wire.NoZygote && m.ID == id+100:
+				answered = true
+				if !ended {
+					t.Fatal("a request was in vain before the zygote had ended")
+				}
+			case m.Type == wire.Spawned && m.ID == id+100:
+				answered = true
+			case m.Type == wire.SpawnFailed:
+				t.Fatal(m.Failure())
+			}
+		}
+	}
 }
 
 // Everything ends with the executor.

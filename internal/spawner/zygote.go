@@ -243,15 +243,15 @@ func (s *Spawner) supervise(ctx context.Context, z *zygote) {
 
 // zygoteUp makes z the one that clones workers, and tells the executor.
 func (s *Spawner) zygoteUp(z *zygote) {
-	s.mu.Lock()
-	s.zygote, s.guards = z, z.parts&wire.PartPIDs != 0
-	s.mu.Unlock()
 	body := make([]byte, wire.HelloText, wire.HelloText+len(z.missing)+1+len(s.version))
 	for i, n := range []uint32{wire.Version, z.devices, z.parts, uint32(z.cmd.Process.Pid)} {
 		putU32(body[4*i:], n)
 	}
 	body = append(append(append(body, z.missing...), 0), s.version...)
+	s.mu.Lock()
+	s.zygote, s.guards = z, z.parts&wire.PartPIDs != 0
 	s.send(&wire.Message{Type: wire.Hello, Body: body})
+	s.mu.Unlock()
 	z.noticeStop() // in case it was stopped before watchStops knew it
 }
 
@@ -260,6 +260,9 @@ func (s *Spawner) zygoteUp(z *zygote) {
 func (s *Spawner) zygoteGone(err error) {
 	s.mu.Lock()
 	s.zygote = nil // no more requests go to it
+	if err != nil {
+		s.sayZygoteEnded(err) // before any NoZygote: the executor waits for a Hello then, and does not ask again at once
+	}
 	s.mu.Unlock()
 	found := s.findStrays()
 	s.mu.Lock()
@@ -288,9 +291,6 @@ func (s *Spawner) zygoteGone(err error) {
 		}
 		s.giveBack(c)
 		s.send(&wire.Message{Type: wire.NoZygote, ID: c.id})
-	}
-	if err != nil {
-		s.sayZygoteEnded(err)
 	}
 }
 
