@@ -39,9 +39,9 @@ func built(t *testing.T, path string) string {
 }
 
 // startExecutor starts an executor that lends two cores and returns its address.
-func startExecutor(t *testing.T, secret string) string {
+func startExecutor(t *testing.T, secret string, args ...string) string {
 	t.Helper()
-	address, _, _ := startProcess(t, secret)
+	address, _, _ := startProcess(t, secret, args...)
 	return address
 }
 
