@@ -102,7 +102,7 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 	for _, t := range g.trees {
 		dirs = append(dirs, t.dir)
 	}
-	removeDead(dirs, "/proc")
+	removeDead(dirs, "/proc", false)
 	// What cannot be used after all is left out.
 	for len(g.trees) > 0 {
 		probe, err := g.make()
@@ -269,7 +269,7 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 				why[l.controller] = errors.New("not delegated to this control group: Delegate= in the unit")
 			}
 		}
-		removeDead([]string{dir}, "/proc")
+		removeDead([]string{dir}, "/proc", false)
 		if len(t.delegated) > 0 {
 			g.delegate(t, why)
 		}
@@ -416,10 +416,23 @@ func (g *Groups) New() (*GroupDir, error) {
 	d := g.spare
 	g.spare = nil
 	g.mu.Unlock()
-	if d != nil {
+	if d != nil && d.there() {
 		return d, nil
 	}
+	if d != nil { // an executor that does not see this one's process name space took it for a dead one's
+		_ = g.Remove(d)
+	}
 	return g.make()
+}
+
+// there says whether nobody has removed the group.
+func (d *GroupDir) there() bool {
+	for _, dir := range d.dirs {
+		if err := unix.Access(dir, unix.F_OK); err != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // Prepare makes a group that the next New returns, unless there is one, with the memory limit that is most likely: a start takes less

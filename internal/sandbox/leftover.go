@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // groupPrefix begins the names of an executor's groups: "rfaas-NAMESPACE.PID-". The process id alone says nothing, since an executor
@@ -53,8 +54,22 @@ func (e executors) alive(group string) bool {
 	return e.others[space]
 }
 
+// hiddenAge is how long a group stays whose executor cannot be seen.
+const hiddenAge = time.Minute
+
+// hidden says whether a group may have an executor that this process does not see: one in a name space beside this process's own, which
+// has made the group a moment ago and is about to use it. Groups with processes cannot be removed anyway.
+func (e executors) hidden(group string) bool {
+	maker, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
+	if space, _, found := strings.Cut(maker, "."); found && space == e.own && e.ours {
+		return false
+	}
+	st, err := os.Stat(group)
+	return err == nil && time.Since(st.ModTime()) < hiddenAge
+}
+
 // RemoveLeftovers removes the groups below this process's own ones whose executor was killed before it could remove them. Groups
-// that still have processes stay.
+// that still have processes stay. It is for who runs executors in process name spaces below its own.
 func RemoveLeftovers() { removeLeftovers(groupRoot, "/proc") }
 
 func removeLeftovers(root, proc string) {
@@ -72,11 +87,12 @@ func removeLeftovers(root, proc string) {
 			dirs = append(dirs, filepath.Join(root, controller, f[2]))
 		}
 	}
-	removeDead(dirs, proc)
+	removeDead(dirs, proc, true)
 }
 
-// removeDead removes the groups of dead executors in directories.
-func removeDead(dirs []string, proc string) {
+// removeDead removes the groups of dead executors in directories. seesAll: all executors that share these directories are in the process's own
+// process name space or below it.
+func removeDead(dirs []string, proc string, seesAll bool) {
 	var groups []string
 	for _, dir := range dirs {
 		found, _ := filepath.Glob(filepath.Join(dir, "rfaas-*-*"))
@@ -88,7 +104,7 @@ func removeDead(dirs []string, proc string) {
 	// After the groups, so that an executor that starts now is seen.
 	executors := findExecutors(proc)
 	for _, group := range groups {
-		if !executors.alive(group) {
+		if !executors.alive(group) && (seesAll || !executors.hidden(group)) {
 			letOrphansDie(group)
 			_ = os.Remove(group) // those with processes stay
 		}

@@ -61,7 +61,13 @@ func TestLeftoversAreRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	removeDead([]string{dir, "/nonexistent"}, "/proc")
+	removeDead([]string{dir, "/nonexistent"}, "/proc", false)
+	for _, name := range gone {
+		if _, err := os.Stat(filepath.Join(dir, name)); name != "rfaas-"+ownSpace+".4194305-1" && err != nil {
+			t.Errorf("%s is removed, whose executor may be in a name space that is not seen: %v", name, err)
+		}
+	}
+	removeDead([]string{dir, "/nonexistent"}, "/proc", true)
 	left, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
