@@ -75,7 +75,7 @@ func ownerIn(v []byte) string {
 	return string(v[8:])
 }
 
-// Owner returns to whom an incarnation belongs; false: nobody has claimed it.
+// Owner returns the owner of an incarnation. It returns false if no owner has claimed the incarnation.
 func (l *Ledger) Owner(incarnation [16]byte) (owner string, known bool, err error) {
 	err = l.view(func(tx *bbolt.Tx) error {
 		v := tx.Bucket(bucketOwners).Get(incarnation[:])
