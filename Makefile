@@ -31,14 +31,18 @@ SONAME := librfaas.so.0
 
 DP := internal/dataplane
 CFLAGS ?= -O2 -g
+NO_PATHS := -ffile-prefix-map=$(CURDIR)=.
 # Warnings are errors where they must not pass unseen; a newer compiler's must not stop a user.
-DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
+DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
 DP_LIBS := -libverbs -ldl
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 GO_LDFLAGS := -X main.version=$(VERSION)
 # We stamp the version ourselves: go's own way fails in a clone that belongs to somebody else.
 GO_BUILD = $(GO) build -buildvcs=false
+# Programs do not contain the path of the tree that they were built in. Tests have the same flag, so that they share compiled packages
+# with the programs.
+export GOFLAGS := -trimpath $(filter-out -trimpath,$(GOFLAGS))
 
 .PHONY: help
 help: ## this list
@@ -89,6 +93,8 @@ programs: worker spawner
 	$(call say,GO,bin/)
 	$(Q)mkdir -p bin
 	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
+bin/rfaas: programs
+	@:
 
 # The root part of an executor: without C, so that no library can bring code of its own into it.
 spawner: # libexec/rfaas-spawner
@@ -133,11 +139,12 @@ build/version: FORCE
 # Exported is what rfaas.h declares, and nothing else: an MPI program may well have its own dp_something, and the
 # functions of rfaas_function.h must stay undefined in a client, which is how a library of functions knows that it
 # runs as a local fallback.
+# The linker looks for the list of names in LIBRARY_PATH. Named by a path in a flag, it would make the library depend on where it was built.
 library: build/librfaas.map # lib/librfaas.so
 	$(call say,GO,lib/librfaas.so)
 	$(Q)mkdir -p build/capi lib
-	$(Q)$(GO_BUILD) -buildmode=c-shared -o build/capi/librfaas.so \
-		-ldflags '$(GO_LDFLAGS) -extldflags "-Wl,-soname,$(SONAME) '\''-Wl,--version-script=$(CURDIR)/build/librfaas.map'\''"' \
+	$(Q)LIBRARY_PATH="$(CURDIR)/build$${LIBRARY_PATH:+:$$LIBRARY_PATH}" $(GO_BUILD) -buildmode=c-shared -o build/capi/librfaas.so \
+		-ldflags '$(GO_LDFLAGS) -extldflags "-Wl,-soname,$(SONAME) -Wl,--version-script=librfaas.map"' \
 		./client/capi
 	$(Q)cmp -s build/capi/librfaas.so lib/$(SONAME) || install -m 755 build/capi/librfaas.so lib/$(SONAME)
 	$(Q)[[ -L lib/librfaas.so ]] || ln -sfn $(SONAME) lib/librfaas.so
@@ -181,7 +188,7 @@ fortran: $(FORTRAN) # lib/librfaas_fortran.a, include/rfaas.mod
 lib/librfaas_fortran.a: client/fortran/rfaas.f90
 	$(call say,FC,$@)
 	$(Q)mkdir -p build/fortran include lib
-	$(Q)$(FC) -O2 -g -fPIC -Wall -Jinclude -c -o build/fortran/rfaas.o $<
+	$(Q)$(FC) -O2 -g $(NO_PATHS) -fPIC -Wall -Jinclude -c -o build/fortran/rfaas.o $<
 	$(Q)rm -f $@ && ar rcs $@ build/fortran/rfaas.o
 
 # ---------------------------------------------------------------------------------------------- examples
@@ -489,8 +496,8 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-sp
 	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
 	$(API_NAMES:%=share/man/man3/%.3) share/man/man3/rfaas.3 share/modulefiles/rfaas/$(VERSION) \
 	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
-# What CMake compares: numbers and dots.
-CMAKE_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(DP)/rfaas.h | paste -sd.)
+# What CMake and pkg-config compare: numbers and dots.
+API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(DP)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(wildcard scripts/systemd/*.service)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
@@ -509,7 +516,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)[[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 include/rfaas.mod $(DESTDIR)$(PREFIX)/include && \
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
-			'Description: functions executed by remote memory write: Fortran module' 'Version: $(VERSION)' 'Requires: rfaas' \
+			'Description: functions executed by remote memory write: Fortran module' 'Version: $(API_VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
 	$(Q)install -m 644 build/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
@@ -519,12 +526,12 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
 	$(Q)for f in rfaas-config rfaas-config-version; do \
-		sed -e 's|@VERSION@|$(CMAKE_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
+		sed -e 's|@VERSION@|$(API_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)cd $(DESTDIR)$(PREFIX)/share/rfaas/slurm && sed -i 's|/usr/local/|$(PREFIX)/|g' prolog epilog *.service && chmod 644 *.service
 	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
 	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
-		'Description: functions executed by remote memory write' 'Version: $(VERSION)' \
+		'Description: functions executed by remote memory write' 'Version: $(API_VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
 
 uninstall: ## remove what install put there

@@ -4,7 +4,7 @@
 package main
 
 /*
-#cgo CFLAGS: -std=gnu11 -I${SRCDIR}/../../internal/dataplane
+#cgo CFLAGS: -std=gnu11
 #include <stdlib.h>
 #include <stdint.h>
 
