@@ -69,7 +69,7 @@ func TestReleasedWorkersAreUsedAgain(t *testing.T) {
 
 // Another kind of lease is another worker, and so is the same one while the first is still held.
 func TestKeptWorkersFitTheirKindOnly(t *testing.T) {
-	w := newWorld(t, "--share-cores", "8", "--memory", "16GiB")
+	w := newWorld(t, "--share-cores", "8", "--memory", "1600MiB")
 	l := w.lease(t, client.LeaseOptions{})
 	pid := l.Worker(0).PID()
 	release(t, l)

@@ -306,13 +306,17 @@ func (c *Executor) Bounds(leases int) control.Bounds {
 		quota.UploadBytes: int(c.TenantUpload), quota.LogLines: c.TenantLogLines})
 }
 
-func (c *Executor) here() error { return here(c.IdentityDir, c.StateDir, c.AuditFile) }
-
 // validator collects what is wrong, so that one run shows all of it.
 type validator struct{ errs *multierror.Error }
 
 func (v *validator) failf(format string, args ...any) {
 	v.errs = multierror.Append(v.errs, fmt.Errorf(format, args...))
+}
+
+func (v *validator) add(err error) {
+	if err != nil {
+		v.errs = multierror.Append(v.errs, err)
+	}
 }
 
 func (v *validator) check(key string, err error) {

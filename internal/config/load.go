@@ -99,7 +99,7 @@ func (p program) flags() *pflag.FlagSet {
 	flags.Usage = func() {}
 	flags.SetOutput(io.Discard)
 	flags.String("config", "", "settings file, YAML or TOML")
-	flags.Bool("check-config", false, "check the settings, and on this node the directories that they name, and exit")
+	flags.Bool("check-config", false, "check the settings, and whether this node has the directories, cores and memory that they name, and exit")
 	flags.Bool("print-config", false, "print the settings that result, as YAML, and exit")
 	flags.Bool("version", false, "print the version and exit")
 	flags.BoolP("help", "h", false, "print this help and exit")

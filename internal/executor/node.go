@@ -13,35 +13,6 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// pickCores returns the cores to lend: those that this process may use, less what the settings and the batch system leave
-// out. allowed are logical CPUs, near NUMA nodes to prefer; root is where /sys is. unbound says that the batch system has
-// assigned fewer CPUs than it lets this process use, so that which ones are ours is a guess.
-func pickCores(root string, want config.Cores, allowed, near []int, slurm topology.Slurm) (cores []topology.Core, unbound bool, err error) {
-	use := allowed
-	if want.List != nil {
-		for _, cpu := range want.List {
-			if !slices.Contains(allowed, cpu) {
-				return nil, false, fmt.Errorf("cores: CPU %d is not among those that this process may use (%v)", cpu, config.Cores{List: allowed})
-			}
-		}
-		use = want.List
-	}
-	if cores, err = topology.Cores(root, use); err != nil {
-		return nil, false, err
-	}
-	if want.List == nil { // who names CPUs knows better
-		cores, unbound = slurm.Limit(cores)
-	}
-	if want.Count > len(cores) {
-		return nil, unbound, fmt.Errorf("cores: %d wanted, this process may use %d (CPUs %v)", want.Count, len(cores),
-			config.Cores{List: topology.CPUs(cores)})
-	}
-	if want.Count > 0 {
-		cores = topology.First(cores, want.Count, near)
-	}
-	return cores, unbound, nil
-}
-
 // leaseCores are the same cores as the lease table wants them.
 func leaseCores(cores []topology.Core) []lease.Core {
 	list := make([]lease.Core, len(cores))

@@ -384,7 +384,7 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 		return cfg, err
 	}
 	cfg.Near = topology.Near("/", s.VerbsDevice)
-	cores, unbound, err := pickCores("/", s.Cores, allowed, cfg.Near, slurm)
+	cores, unbound, err := s.Cores.Pick("/", allowed, cfg.Near, slurm)
 	if err != nil {
 		return cfg, err
 	}
@@ -394,6 +394,9 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 	}
 	cfg.Cores = leaseCores(cores)
 	if cfg.Providers, err = chooseProviders(s.ProviderList(), spawner.VerbsDevices()); err != nil {
+		return cfg, err
+	}
+	if err := s.CheckMemory("/"); err != nil {
 		return cfg, err
 	}
 	if cfg.Memory == 0 {

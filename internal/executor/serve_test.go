@@ -21,7 +21,6 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
-	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // Random, cut and half-sent bytes on the control port do not disturb the daemon.
@@ -185,65 +184,6 @@ func TestLentMemory(t *testing.T) {
 	}{{4 * gib, 0, 0, 4 * gib}, {4 * gib, gib, 0, gib}, {gib, 4 * gib, 2, gib - 2*waitingMemory}, {waitingMemory, 0, 100, waitingMemory / 2}} {
 		if got := lentMemory(c.available, c.assigned, c.waiting); got != c.want {
 			t.Errorf("%d available, %d assigned, %d workers wait: %d, want %d", c.available, c.assigned, c.waiting, got, c.want)
-		}
-	}
-}
-
-// What is lent, of a machine with two sockets whose adapter is on the second one.
-func TestPickCores(t *testing.T) {
-	root := t.TempDir()
-	for cpu := range 16 {
-		dir := filepath.Join(root, fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology", cpu))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "core_cpus_list"), fmt.Appendf(nil, "%d,%d\n", cpu%8, cpu%8+8), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for node, cpus := range []string{"0-3,8-11\n", "4-7,12-15\n"} {
-		dir := filepath.Join(root, fmt.Sprintf("sys/devices/system/node/node%d", node))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "cpulist"), []byte(cpus), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all := make([]int, 16)
-	for i := range all {
-		all[i] = i
-	}
-	for name, c := range map[string]struct {
-		want    string // the setting
-		allowed []int
-		slurm   topology.Slurm
-		cores   string
-		unbound bool
-		text    string // of the error
-	}{
-		"all":                   {"auto", []int{0, 1, 8}, topology.Slurm{}, "[{[0 8] 0} {[1] 0}]", false, ""},
-		"a count, near ones":    {"3", all, topology.Slurm{}, "[{[4 12] 1} {[5 13] 1} {[6 14] 1}]", false, ""},
-		"a list":                {"2-3,11-11", all, topology.Slurm{CPUs: 1}, "[{[2] 0} {[3 11] 0}]", false, ""},
-		"bound by Slurm":        {"auto", []int{4, 12}, topology.Slurm{CPUs: 2}, "[{[4 12] 1}]", false, ""},
-		"assigned, not bound":   {"auto", all, topology.Slurm{CPUs: 4}, "[{[0 8] 0} {[1 9] 0}]", true, ""},
-		"more than there is":    {"3", []int{0, 1, 8}, topology.Slurm{}, "", false, "3 wanted, this process may use 2"},
-		"more than Slurm gives": {"5", all, topology.Slurm{CPUs: 8}, "", true, "5 wanted, this process may use 4"},
-		"not ours":              {"3-4", []int{4, 12}, topology.Slurm{}, "", false, "CPU 3 is not among"},
-	} {
-		var want config.Cores
-		if err := want.UnmarshalText([]byte(c.want)); err != nil {
-			t.Fatal(err)
-		}
-		got, unbound, err := pickCores(root, want, c.allowed, []int{1}, c.slurm)
-		if c.text != "" {
-			if err == nil || !strings.Contains(err.Error(), c.text) {
-				t.Errorf("%s: %v, %v; want %q", name, got, err, c.text)
-			}
-			continue
-		}
-		if err != nil || fmt.Sprint(got) != c.cores || unbound != c.unbound {
-			t.Errorf("%s: %v, unbound %t, %v; want %s", name, got, unbound, err, c.cores)
 		}
 	}
 }

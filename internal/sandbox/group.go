@@ -30,6 +30,7 @@ const (
 	eventsFile        // cgroup.events
 	timeFile          // cpu.stat, cpuacct.usage
 	killsFile         // memory.events, memory.oom_control
+	peakFile          // memory.max_usage_in_bytes; version 2 needs none
 	memoryFile        // memory.max, memory.limit_in_bytes
 	swapFile          // memory.memsw.limit_in_bytes
 	cpusFile          // cpuset.cpus
@@ -299,12 +300,27 @@ func (g *Group) CPUTime() (time.Duration, bool) {
 	return time.Duration(us) * time.Microsecond, ok
 }
 
-// Killed is how many processes the kernel has killed because the group had no memory left.
-func (g *Group) Killed() int {
+// Killed returns how many processes of the group the kernel has killed because memory ran out. full says that the group had reached its
+// own limit. Otherwise a control group around it, or the node, had no memory left.
+func (g *Group) Killed() (n int, full bool) {
 	if !g.has(killsFile) {
-		return 0
+		return 0, false
 	}
 	text, _ := g.get(killsFile)
-	n, _ := field(text, "oom_kill")
-	return int(n)
+	kills, _ := field(text, "oom_kill")
+	if !g.old(killsFile) {
+		failures, _ := field(text, "oom")
+		return int(kills), failures > 0
+	}
+	// Version 1 does not count how often the limit was reached. The kernel charges memory in batches, so that a group is full a little
+	// below its limit.
+	const batch = 1 << 20
+	return int(kills), g.has(memoryFile) && g.has(peakFile) && g.number(peakFile)+batch >= g.number(memoryFile)
+}
+
+// number reads a control file that holds one number; 0 if that fails.
+func (g *Group) number(i int) uint64 {
+	text, _ := g.get(i)
+	n, _ := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
+	return n
 }

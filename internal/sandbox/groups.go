@@ -500,7 +500,8 @@ var controlFiles = []struct {
 	{"freezer", eventsFile, [2]string{"cgroup.events", ""}, os.O_RDONLY, false},
 	{"cpuacct", timeFile, [2]string{"cpu.stat", "cpuacct.usage"}, os.O_RDONLY, false},
 	{"memory", killsFile, [2]string{"memory.events", "memory.oom_control"}, os.O_RDONLY, false},
-	{"memory", memoryFile, [2]string{"memory.max", "memory.limit_in_bytes"}, os.O_WRONLY, false},
+	{"memory", peakFile, [2]string{"", "memory.max_usage_in_bytes"}, os.O_RDONLY, true},
+	{"memory", memoryFile, [2]string{"memory.max", "memory.limit_in_bytes"}, os.O_RDWR, false},
 	{"memory", swapFile, [2]string{"", "memory.memsw.limit_in_bytes"}, os.O_WRONLY, true},
 	{"cpuset", cpusFile, [2]string{"cpuset.cpus", "cpuset.cpus"}, os.O_WRONLY, false},
 	{"cpu", quotaFile, [2]string{"cpu.max", "cpu.cfs_quota_us"}, os.O_WRONLY, true}, // a kernel may have weights alone

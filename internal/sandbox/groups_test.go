@@ -3,9 +3,12 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,10 +136,80 @@ func TestGroupLimitsMemory(t *testing.T) {
 			}
 		}
 		_ = in(t, dir, "head -c 100000000 /dev/zero | tail -c 100000000 >/dev/null").Wait()
-		if n := group.Killed(); n == 0 {
-			t.Error("100 MB in a group of 32 MiB: nobody was killed")
+		if n, full := group.Killed(); n == 0 || !full {
+			t.Errorf("100 MB in a group of 32 MiB: %d killed, full %t", n, full)
 		}
 	})
+}
+
+// A process that the kernel kills for the limit of an outer group is not said to have exceeded its own.
+func TestGroupWithinAnOuterLimit(t *testing.T) {
+	self, outer := outerGroup(t, 32<<20)
+	child := exec.Command("sleep", "100")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer child.Process.Kill()
+	g, err := OpenGroups(GroupsConfig{Self: self, Processes: []int{child.Process.Pid}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := g.Close(); err != nil {
+			t.Errorf("close groups below %s: %v", outer, err)
+		}
+	}()
+	dir, group := newGroup(t, g)
+	if err := group.Limit(1 << 30); err != nil {
+		t.Fatal(err)
+	}
+	_ = in(t, dir, "head -c 100000000 /dev/zero | tail -c 100000000 >/dev/null").Wait()
+	if n, full := group.Killed(); n == 0 || full {
+		t.Errorf("100 MB in a group of 1 GiB within one of 32 MiB: %d killed, full %t; want it not to be full", n, full)
+	}
+}
+
+// outerGroup makes a group with a memory limit. self is what /proc/self/cgroup would hold in it.
+func outerGroup(t *testing.T, limit uint64) (self, dir string) {
+	t.Helper()
+	own, err := ownGroups("/proc/self/cgroup")
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, o := range own {
+		parent, file, controllers := filepath.Join(groupRoot, "memory", o.path), "memory.limit_in_bytes", "memory"
+		if len(o.controllers) == 0 {
+			parent, file, controllers = filepath.Join(groupRoot, o.path), "memory.max", ""
+			_ = write(parent, "cgroup.subtree_control", "+memory")
+		} else if !slices.Contains(o.controllers, "memory") {
+			continue
+		}
+		dir = filepath.Join(parent, fmt.Sprintf("outer-%d", os.Getpid()))
+		if os.Mkdir(dir, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		if write(dir, file, strconv.FormatUint(limit, 10)) != nil {
+			continue
+		}
+		_ = write(dir, "memory.memsw.limit_in_bytes", strconv.FormatUint(limit, 10)) // where swap is counted
+		_ = write(dir, "memory.swap.max", "0")
+		self = filepath.Join(t.TempDir(), "cgroup")
+		if err := os.WriteFile(self, fmt.Appendf(nil, "1:%s:%s\n", controllers, filepath.Join(o.path, filepath.Base(dir))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return self, dir
+	}
+	if os.Getenv("CI") != "" && os.Geteuid() == 0 {
+		t.Fatal("no memory controller")
+	}
+	t.Skip("no memory controller")
+	return "", ""
 }
 
 // A frozen group uses no CPU time, whatever signals its processes get. Thawed it goes on, and a frozen one can be killed.
@@ -381,8 +454,10 @@ func TestGroupFilesV2(t *testing.T) {
 	for file, text := range map[string]string{"cpu.stat": "usage_usec 1234567\nuser_usec 1\n", "memory.events": "low 0\noom 3\noom_kill 2\n"} {
 		os.WriteFile(filepath.Join(d.dirs[0], file), []byte(text), 0o600)
 	}
-	if used, ok := d.CPUTime(); !ok || used != 1234567*time.Microsecond || d.Killed() != 2 {
-		t.Errorf("CPU time %v, %v, %d killed", used, ok, d.Killed())
+	used, ok := d.CPUTime()
+	killed, full := d.Killed()
+	if !ok || used != 1234567*time.Microsecond || killed != 2 || !full {
+		t.Errorf("CPU time %v, %v, %d killed, full %t", used, ok, killed, full)
 	}
 	if err := errors.Join(g.Remove(d), g.Close()); err != nil {
 		t.Error(err)

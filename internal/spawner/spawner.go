@@ -437,7 +437,9 @@ func (s *Spawner) watch(c *child) {
 	}
 	exit := wire.Exit{Signal: int32(st.signal), Code: int32(st.code), Stopped: c.stopped.Load()}
 	if c.group != nil {
-		exit.Killed = uint32(c.group.Killed())
+		var killed int
+		killed, exit.Full = c.group.Killed()
+		exit.Killed = uint32(killed)
 		used, _ := c.group.CPUTime()
 		exit.CPU = uint64(used)
 	}

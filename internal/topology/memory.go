@@ -1,9 +1,7 @@
 package topology
 
 import (
-	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,61 +10,112 @@ import (
 	"strings"
 )
 
-// AvailableMemory returns how many bytes this process and its children can use now: what the kernel calls available,
-// or less where a control group says so.
+// AvailableMemory returns how many bytes this process and its children can use now: what the kernel calls available, or what the control
+// groups of this process still allow, if that is less. root is the directory that has proc and sys.
 func AvailableMemory(root string) (uint64, error) {
+	available, err := meminfo(root, "MemAvailable:")
+	if err != nil {
+		return 0, err
+	}
+	for _, g := range limitedGroups(root) {
+		available = min(available, g.limit-min(g.limit, g.used))
+	}
+	return available, nil
+}
+
+// MostMemory returns how many bytes this process and its children can use when nobody else uses any: the node's memory, or the least
+// limit of the control groups of this process, whose directory is group then.
+func MostMemory(root string) (most uint64, group string, err error) {
+	if most, err = meminfo(root, "MemTotal:"); err != nil {
+		return 0, "", err
+	}
+	for _, g := range limitedGroups(root) {
+		if g.limit < most {
+			most, group = g.limit, g.dir
+		}
+	}
+	return most, group, nil
+}
+
+// meminfo returns a value of /proc/meminfo in bytes.
+func meminfo(root, name string) (uint64, error) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
-		return 0, fmt.Errorf("available memory: %w", err)
+		return 0, fmt.Errorf("memory of the node: %w", err)
 	}
-	var available uint64
 	for line := range bytes.Lines(b) {
 		f := bytes.Fields(line)
-		if len(f) < 2 || string(f[0]) != "MemAvailable:" {
+		if len(f) < 2 || string(f[0]) != name {
 			continue
 		}
 		kib, err := strconv.ParseUint(string(f[1]), 10, 54)
-		if err != nil {
-			return 0, fmt.Errorf("available memory: %q in meminfo: %w", f[1], err)
+		if err != nil || kib == 0 {
+			return 0, fmt.Errorf("memory of the node: /proc/meminfo has %q", line)
 		}
-		available = kib << 10
+		return kib << 10, nil
 	}
-	if available == 0 {
-		return 0, errors.New("available memory: no MemAvailable in meminfo")
-	}
-	return min(available, cgroupLimit(root)), nil
+	return 0, fmt.Errorf("memory of the node: /proc/meminfo has no %s", name)
 }
 
-// cgroupLimit returns the least memory limit of this process's control groups, version 2 or 1; the largest number if
-// there is none.
-func cgroupLimit(root string) uint64 {
-	limit := ^uint64(0)
+// limitedGroup is a control group of this process, or a parent of one, that has a memory limit.
+type limitedGroup struct {
+	dir         string
+	limit, used uint64 // bytes; used is without the page cache, which the kernel takes back when memory runs short
+}
+
+// limitedGroups returns those of version 2 and 1.
+func limitedGroups(root string) (list []limitedGroup) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
-		return limit
+		return nil
 	}
-	for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
-		parts := strings.SplitN(s.Text(), ":", 3) // id:controllers:path
+	for line := range strings.Lines(string(b)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // id:controllers:path
 		if len(parts) != 3 {
 			continue
 		}
-		mount, file := "sys/fs/cgroup", "memory.max"
+		mount, limit, usage, cache := "sys/fs/cgroup", "memory.max", "memory.current", []string{"active_file", "inactive_file"}
 		if parts[1] != "" {
 			if !slices.Contains(strings.Split(parts[1], ","), "memory") {
 				continue
 			}
-			mount, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+			mount, limit, usage = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+			cache = []string{"total_active_file", "total_inactive_file"}
 		}
-		// A parent's limit counts too.
 		for dir := filepath.Join("/", parts[2]); ; dir = filepath.Dir(dir) {
-			text, err := os.ReadFile(filepath.Join(root, mount, dir, file))
-			if n, perr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && perr == nil {
-				limit = min(limit, n)
+			g := limitedGroup{dir: filepath.Join(root, mount, dir)}
+			var ok bool
+			if g.limit, ok = number(filepath.Join(g.dir, limit)); ok {
+				g.used, _ = number(filepath.Join(g.dir, usage))
+				g.used -= min(g.used, sum(filepath.Join(g.dir, "memory.stat"), cache))
+				list = append(list, g)
 			}
 			if dir == "/" {
 				break
 			}
 		}
 	}
-	return limit
+	return list
+}
+
+// number reads a file that holds one number. "max", for no limit, is none.
+func number(file string) (uint64, bool) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	return n, err == nil
+}
+
+// sum adds up fields of a file with lines of the form "name number".
+func sum(file string, names []string) (total uint64) {
+	text, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if n, err := strconv.ParseUint(value, 10, 64); err == nil && slices.Contains(names, name) {
+			total += n
+		}
+	}
+	return total
 }

@@ -213,9 +213,26 @@ func TestAvailableMemory(t *testing.T) {
 	write("proc/self/cgroup", "0::/a/b\n")
 	write("sys/fs/cgroup/a/b/memory.max", "max\n")
 	want(800 << 10)
-	write("sys/fs/cgroup/a/memory.max", "4096\n")
+	write("sys/fs/cgroup/a/memory.max", "8192\n")
+	want(8192)
+	write("sys/fs/cgroup/a/memory.current", "7000\n")
+	write("sys/fs/cgroup/a/memory.stat", "anon 4000\nfile 3000\ninactive_file 1904\nactive_file 1000\n")
 	want(4096)
+	if most, group, err := MostMemory(root); most != 8192 || group != filepath.Join(root, "sys/fs/cgroup/a") || err != nil {
+		t.Errorf("most: %d of %q, %v; want 8192 of a", most, group, err)
+	}
+	write("sys/fs/cgroup/a/memory.current", "9000\n") // above the limit while the kernel takes memory back
+	write("sys/fs/cgroup/a/memory.stat", "")
+	want(0)
 	write("proc/self/cgroup", "5:cpu:/x\n4:memory,hugetlb:/slurm\n0::/\n")
 	write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "9000\n")
 	want(9000)
+	write("sys/fs/cgroup/memory/slurm/memory.usage_in_bytes", "5000\n")
+	write("sys/fs/cgroup/memory/slurm/memory.stat", "inactive_file 7\ntotal_inactive_file 1000\n")
+	want(5000)
+	write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "9223372036854771712\n") // none
+	want(800 << 10)
+	if most, group, err := MostMemory(root); most != 900<<10 || group != "" || err != nil {
+		t.Errorf("most: %d of %q, %v; want the node's 900 kB", most, group, err)
+	}
 }

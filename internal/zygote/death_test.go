@@ -268,6 +268,25 @@ func TestHostilePage(t *testing.T) {
 	}
 }
 
+// The reason tells a worker that took too much memory from one that was killed because others did.
+func TestKilledForMemory(t *testing.T) {
+	w := &Worker{page: &page{mem: make([]byte, pageSize)}, output: &output{}}
+	w.serves.Store(&Spec{MemoryLimit: 64 << 20})
+	for _, c := range []struct {
+		end    wire.Exit
+		status int32
+		text   string
+	}{
+		{wire.Exit{Signal: int32(unix.SIGKILL), Killed: 1, Full: true}, wire.StatusMemoryLimit, "exceeded its memory limit of 64 MiB"},
+		{wire.Exit{Signal: int32(unix.SIGKILL), Killed: 1}, wire.StatusWorkerDied, "a control group around the executor, had no memory left"},
+		{wire.Exit{Signal: int32(unix.SIGKILL)}, wire.StatusWorkerDied, "killed from outside"},
+	} {
+		if x := w.makeExit(&c.end); x.Status != c.status || !strings.Contains(x.Reason, c.text) {
+			t.Errorf("%+v: status %d, %q; want %d, %q", c.end, x.Status, x.Reason, c.status, c.text)
+		}
+	}
+}
+
 // What the worker counts is what was done.
 func TestCounters(t *testing.T) {
 	z := startZygote(t)

@@ -69,9 +69,13 @@ func (w *Worker) makeExit(end *wire.Exit) Exit {
 		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (%s)", sizeText(limit), x.Reason)
 	}
 	if st.signal == unix.SIGKILL && !w.killed.Load() && end.Killed > 0 {
-		x.Status = wire.StatusMemoryLimit
-		x.Reason = fmt.Sprintf("exceeded its memory limit of %s (with all its processes and what they share; killed by the kernel)",
-			sizeText(w.serves.Load().MemoryLimit))
+		limit := sizeText(w.serves.Load().MemoryLimit)
+		if end.Full {
+			x.Status = wire.StatusMemoryLimit
+			x.Reason = fmt.Sprintf("exceeded its memory limit of %s (with all its processes and what they share; killed by the kernel)", limit)
+		} else {
+			x.Reason = "killed by the kernel because the node, or a control group around the executor, had no memory left. It was within its own limit of " + limit
+		}
 	}
 	return x
 }

@@ -260,22 +260,25 @@ type Exit struct {
 	Signal  int32  // that ended the process, or 0
 	Code    int32  // exit status, if no signal ended it
 	Stopped bool   // it was stopped (SIGSTOP) for too long, and the spawner killed it
-	Killed  uint32 // processes that the kernel killed because the control group had no memory left
+	Killed  uint32 // processes of the control group that the kernel killed because memory ran out
+	Full    bool   // the control group had reached its own memory limit
 	CPU     uint64 // nanoseconds of processor time that the control group has used, 0: not known
 }
 
-const exitSize = 24
+const exitSize = 28
 
 // Encode returns the body.
 func (e *Exit) Encode() []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(e.Signal))
 	b = le.AppendUint32(b, uint32(e.Code))
-	stopped := uint32(0)
-	if e.Stopped {
-		stopped = 1
+	for _, is := range []bool{e.Stopped, e.Full} {
+		n := uint32(0)
+		if is {
+			n = 1
+		}
+		b = le.AppendUint32(b, n)
 	}
-	b = le.AppendUint32(b, stopped)
 	b = le.AppendUint32(b, e.Killed)
 	return le.AppendUint64(b, e.CPU)
 }
@@ -286,8 +289,8 @@ func DecodeExit(b []byte) (e Exit, err error) {
 		return e, fmt.Errorf("exit of %d bytes, want %d", len(b), exitSize)
 	}
 	le := binary.LittleEndian
-	return Exit{Signal: int32(le.Uint32(b)), Code: int32(le.Uint32(b[4:])), Stopped: le.Uint32(b[8:]) != 0, Killed: le.Uint32(b[12:]),
-		CPU: le.Uint64(b[16:])}, nil
+	return Exit{Signal: int32(le.Uint32(b)), Code: int32(le.Uint32(b[4:])), Stopped: le.Uint32(b[8:]) != 0, Full: le.Uint32(b[12:]) != 0,
+		Killed: le.Uint32(b[16:]), CPU: le.Uint64(b[20:])}, nil
 }
 
 // SpawnedSize is the size of a Spawned body from a spawner: {u32 process id, u32 layout of the control group's files}, with these files as
