@@ -222,7 +222,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "GIDs", "device files", "control groups", "name spaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "soft-RoCE", "GIDs", "device files", "control groups", "name spaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -232,10 +232,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 14 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 15 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[12]; f.State != "note" || f.Mend == "" {
+	if f := list[13]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")
@@ -244,6 +244,28 @@ func TestDoctor(t *testing.T) {
 	}
 	if _, out, _ := run("doctor", "--secret-file", wrong); !strings.Contains(out, "wrong secret") {
 		t.Errorf("another user's secret:\n%s", out)
+	}
+}
+
+// The doctor does not recommend soft-RoCE on the kernel that it locks up, and warns where it is used there.
+func TestSoftRoCEOfLinux61(t *testing.T) {
+	class := t.TempDir()
+	if f := checkSoftRoCE(class, "6.1.0-40-amd64"); f.State != "ok" {
+		t.Errorf("no device: %+v", f)
+	}
+	if err := os.MkdirAll(filepath.Join(class, "rxe0"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(class, "rxe0", "parent"), []byte("eth0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for release, want := range map[string]string{"6.1.0-40-amd64": "problem", "6.12.48": "note", "6.10.1": "note"} {
+		if f := checkSoftRoCE(class, release); f.State != want || !strings.Contains(f.Detail, "rxe0") {
+			t.Errorf("Linux %s: %+v, want a %s that names the device", release, f, want)
+		}
+	}
+	if f := checkDevices(nil); !strings.Contains(f.Mend, "not on Linux 6.1") {
+		t.Errorf("recommended: %q", f.Mend)
 	}
 }
 

@@ -52,6 +52,7 @@ func newDoctor(a *app) *cobra.Command {
 			devices := verbsDevices("/sys/class/infiniband")
 			list := []finding{
 				checkDevices(devices),
+				checkSoftRoCE("/sys/class/infiniband", kernelRelease()),
 				checkGIDs("/sys/class/infiniband"),
 				checkDeviceFiles("/dev/infiniband"),
 				checkMemlock(len(devices) > 0),
@@ -132,12 +133,37 @@ func checkDevices(devices []string) finding {
 	text := strings.Join(devices, "; ")
 	switch {
 	case len(devices) == 0:
-		return note(check, "for RoCE without hardware: rdma link add rxe0 type rxe netdev <interface>",
+		return note(check, "to try verbs without an RDMA adapter, use soft-RoCE, not on Linux 6.1: rdma link add rxe0 type rxe netdev <interface>",
 			"none: functions run on this node's own cores by shared memory only")
 	case !strings.Contains(text, "ACTIVE"):
 		return problem(check, "look at the cable and the subnet manager (ibstat)", "no active port: %s", text)
 	}
 	return ok(check, "%s", text)
+}
+
+// checkSoftRoCE warns of soft-RoCE on Linux 6.1: when the interface lost its carrier under load, the kernel locked up, in three of three runs.
+func checkSoftRoCE(class, release string) finding {
+	const check = "soft-RoCE"
+	parents, _ := filepath.Glob(filepath.Join(class, "*", "parent")) // the rdma_rxe driver alone has this file
+	var devices []string
+	for _, p := range parents {
+		devices = append(devices, filepath.Base(filepath.Dir(p)))
+	}
+	switch text := strings.Join(devices, ", "); {
+	case len(devices) == 0:
+		return ok(check, "not used")
+	case strings.HasPrefix(release, "6.1."):
+		return problem(check, "use a later kernel, or an RDMA adapter; never on a node that must stay up",
+			"%s on Linux %s: the kernel can lock up when the network interface loses its carrier under load", text, release)
+	default:
+		return note(check, "for tests and trials only; an RDMA adapter is faster and keeps tenants further apart", "%s", text)
+	}
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	_ = unix.Uname(&u) // fails for a bad address only
+	return unix.ByteSliceToString(u.Release[:])
 }
 
 // enoughMemlock is what a few workers with default slots and bulk areas register.
