@@ -107,6 +107,9 @@ func (e *Executor) info() *control.InfoReply {
 	c.FreeCores = min(c.FreeCores+e.coming.cores, c.Cores)
 	c.FreeMemory = min(c.FreeMemory+e.coming.memory, c.Memory)
 	e.mu.Unlock()
+	if reason, _ := e.cfg.Spawner.CannotStart(); reason != nil {
+		c.FreeCores, c.FreeMemory = 0, 0 // no client shall be sent here
+	}
 	return &control.InfoReply{
 		Leases:          uint32(leases),
 		Fabric:          fabricAddresses(e.cfg.Fabric),

@@ -54,6 +54,8 @@ type fakeSpawner struct {
 	verbs   int
 
 	mu      sync.Mutex
+	unable  error // why CannotStart says that no worker can be started
+	changed chan struct{}
 	pid     int
 	workers []*fakeWorker
 	cores   map[int]*fakeWorker
@@ -105,6 +107,26 @@ func (z *fakeSpawner) OpenFile(path string, _ bool) (*os.File, error) { return o
 
 // Connect connects as any process does.
 func (z *fakeSpawner) Connect(path string) (net.Conn, error) { return net.Dial("unix", path) }
+
+// CannotStart says what setUnable has set.
+func (z *fakeSpawner) CannotStart() (error, <-chan struct{}) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.changed == nil {
+		z.changed = make(chan struct{})
+	}
+	return z.unable, z.changed
+}
+
+func (z *fakeSpawner) setUnable(reason error) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.unable = reason
+	if z.changed != nil {
+		close(z.changed)
+	}
+	z.changed = nil
+}
 
 // Failed never receives.
 func (z *fakeSpawner) Failed() <-chan error { return nil }

@@ -207,8 +207,13 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err := separate(&s, log); err != nil { // before the first byte of somebody else is read
 		return err
 	}
+	web.Require("workers", func() error {
+		reason, _ := spawner.CannotStart()
+		return reason
+	})
 	web.Serve()
 	wg.Go(func() { e.Run(background) })
+	wg.Go(func() { e.reportAbility(background) })
 	if err := port.Serve(); err != nil {
 		return err
 	}
@@ -265,6 +270,26 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	}
 	log.Info("drained", "after", time.Since(began).Round(time.Millisecond))
 	return err
+}
+
+// reportAbility reports to the resource manager whenever it may have changed whether workers can be started, until ctx ends.
+func (e *Executor) reportAbility(ctx context.Context) {
+	able := true
+	for {
+		reason, changed := e.cfg.Spawner.CannotStart()
+		if reason != nil && able {
+			e.log.Error("no worker can be started: the executor is not ready and has no free cores", "reason", reason)
+		} else if reason == nil && !able {
+			e.log.Info("workers can be started again")
+		}
+		able = reason == nil
+		e.report()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // checkIdentity refuses the identity of another node: clients that dial the advertised address would refuse its certificate, and so would the

@@ -3,13 +3,17 @@ package executor
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,6 +105,103 @@ func TestServe(t *testing.T) {
 	}
 	if _, err := os.Stat(s.AddressFile); !os.IsNotExist(err) {
 		t.Errorf("the address file outlives its daemon: %v", err)
+	}
+}
+
+// An executor that can start no worker is not ready and has no free cores, until it can start one again. It stays healthy: its leases go on.
+func TestNotReadyWithoutWorkers(t *testing.T) {
+	s := testSettings(t)
+	s.AddressFile = filepath.Join(t.TempDir(), "address")
+	s.Cores, s.Memory = config.Cores{Count: 1}, 1<<30
+	socket := filepath.Join(t.TempDir(), "http")
+	s.HTTPListen = "unix:" + socket
+	web := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	z := &fakeSpawner{t: t, cores: map[int]*fakeWorker{}}
+	go func() { done <- serveWith(ctx, context.Background(), s, z, slog.New(slog.DiscardHandler)) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	}()
+	get := func(path string) (code int, body string) {
+		r, err := web.Get("http://executor" + path)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer r.Body.Close()
+		b, _ := io.ReadAll(r.Body)
+		return r.StatusCode, string(b)
+	}
+	eventually(t, "ready", func() bool { code, _ := get("/readyz"); return code == http.StatusOK })
+	address, err := os.ReadFile(s.AddressFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := control.Dial(strings.TrimSpace(string(address)), control.DialConfig{SecretFile: s.SecretFile})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	freeCores := func() uint32 {
+		i, err := control.NewExecutorClient(conn).Info(t.Context(), &control.InfoRequest{ProtocolVersion: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i.GetFreeCores()
+	}
+
+	z.setUnable(errors.New("it is version v2, this executor v1"))
+	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "workers: it is version v2") {
+		t.Errorf("readyz %d, %q", code, body)
+	}
+	if code, body := get("/healthz"); code != http.StatusOK || !strings.Contains(body, "workers: it is version v2") {
+		t.Errorf("healthz %d, %q", code, body)
+	}
+	if n := freeCores(); n != 0 {
+		t.Errorf("%d free cores, want 0", n)
+	}
+	z.setUnable(nil)
+	if code, body := get("/readyz"); code != http.StatusOK {
+		t.Errorf("readyz %d, %q", code, body)
+	}
+	if n := freeCores(); n != 1 {
+		t.Errorf("%d free cores, want 1", n)
+	}
+}
+
+// The resource manager hears at once that no worker can be started, and when workers can be started again.
+func TestReportsThatNoWorkerCanBeStarted(t *testing.T) {
+	n := newNode(t)
+	reports := make(chan uint32, 10)
+	n.e.report = func() { reports <- n.e.info().GetFreeCores() }
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { n.e.reportAbility(ctx) })
+	defer wg.Wait()
+	defer stop()
+	want := func(cores uint32) {
+		t.Helper()
+		select {
+		case got := <-reports:
+			if got != cores {
+				t.Errorf("reported %d free cores, want %d", got, cores)
+			}
+		case <-time.After(testBound):
+			t.Fatal("no report")
+		}
+	}
+	want(4)
+	n.z.setUnable(errors.New("none"))
+	want(0)
+	n.z.setUnable(nil)
+	want(4)
+	if log := n.log.String(); strings.Count(log, "no worker can be started") != 1 || !strings.Contains(log, "workers can be started again") {
+		t.Errorf("log:\n%s", log)
 	}
 }
 

@@ -230,7 +230,7 @@ func (z *Zygote) up(m *wire.Message) error {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.pid, z.noStart = int(m.U32(3)), nil
+	z.pid, z.noStart, z.unable = int(m.U32(3)), nil, nil
 	z.devices, z.parts = int(m.U32(1)), m.U32(2)
 	if lacks := wire.Printable(missing); lacks != z.missing {
 		z.missing = lacks
@@ -246,6 +246,9 @@ func (z *Zygote) down(err *wire.Error) {
 	z.cfg.Log.Error("no zygote; another one is being started", "reason", err)
 	z.mu.Lock()
 	defer z.mu.Unlock()
+	if z.pid == 0 { // it is not the end of a zygote that is told, but that none could be started
+		z.unable = err
+	}
 	z.pid, z.noStart = 0, err
 	close(z.changed)
 	z.changed = make(chan struct{})

@@ -122,6 +122,14 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	_, err = z.Spawn(t.Context(), spec)
 	wantError(t, err, wire.StatusProtocol, "it is version v0, this executor "+ours+":")
 	c.ask("close %d", channel)
+	for {
+		reason, changed := z.CannotStart()
+		if reason != nil {
+			wantError(t, reason, wire.StatusProtocol, "it is version v0, this executor "+ours+":")
+			break
+		}
+		within(t, "word that no worker can be started", changed)
+	}
 
 	if err := os.Symlink(worker, path+".back"); err != nil {
 		t.Fatal(err)
@@ -137,6 +145,9 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 			break
 		}
 		within(t, "a zygote of ours", changed)
+	}
+	if reason, _ := z.CannotStart(); reason != nil {
+		t.Errorf("with a zygote of ours: %v", reason)
 	}
 	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("after"))
 }

@@ -100,7 +100,8 @@ type Zygote struct {
 	mu       sync.Mutex
 	pid      int           // of the zygote process, 0 while there is none
 	noStart  error         // why there is none
-	changed  chan struct{} // closed and renewed when these two change
+	unable   error         // why a restart has failed; nil while a zygote runs, or is started for the first time after one ended
+	changed  chan struct{} // closed and renewed when these three change
 	devices  int
 	parts    uint32 // of the sandbox
 	missing  string // parts of the sandbox, and why; "" if none
@@ -147,6 +148,14 @@ func (z *Zygote) Lacks() string {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	return z.missing
+}
+
+// CannotStart returns why no worker can be started, and nil while workers can be started. A zygote that ended and is being restarted
+// for the first time does not count. changed is closed when the answer may have changed.
+func (z *Zygote) CannotStart() (reason error, changed <-chan struct{}) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.unable, z.changed
 }
 
 // Close kills and reaps the remaining workers, the zygote and the spawner.
