@@ -103,13 +103,6 @@ static void take_name(const worker *w) {
     prctl(PR_SET_NAME, name);
 }
 
-/* Says STARTED, with descriptors of the guard. */
-static void begin(const worker *w, int sock, const dp_sandbox_fds *guard) {
-    uint32_t pid = (uint32_t)getpid();
-    const int others[] = {guard->guard, guard->stem};
-    dp_msg_send_fds(sock, DP_MSG_STARTED, w->id, &pid, sizeof pid, others, guard->guard < 0 ? 0 : 2);
-}
-
 static uint64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -138,7 +131,7 @@ static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     take_name(w);
-    begin(w, sock, &fds->sandbox);
+    dp_msg_send(sock, DP_MSG_STARTED, w->id, NULL, 0, -1);
 }
 
 static void close_from(int first) {

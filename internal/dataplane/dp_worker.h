@@ -9,8 +9,7 @@
  *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {what is to be
  *                                             reaped all the same})
  *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
- *   executor ◀─ worker socket ─── worker      STARTED {pid}             exists, dies with the executor; in a sandbox
- *                                             + fds {guard's and stem's pidfd}, and the pid is 2: its credentials count
+ *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving
  *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
@@ -30,7 +29,6 @@
  *
  * What the worker shows of itself while it runs and when it dies is in a page that the two share (dp_worker_page).
  *
- * STARTED repeats the pid so that the executor can reap a worker whose zygote died before it answered.
  * Before LOADED the process has run the user's code, which holds the worker socket too: the executor believes nothing of what
  * comes over it but that loading has ended. The blob is for that user's client and nobody else, and the times are for information.
  *
@@ -171,7 +169,7 @@ _Static_assert(offsetof(dp_msg_inspect, cpu_seconds) == 8 && offsetof(dp_msg_ins
                    sizeof(dp_msg_inspect) + sizeof(dp_msg_head) <= DP_MSG_MAX,
                "inspect message layout");
 
-/* Body of SPAWNED and STARTED: {u32 pid}. Body of LOADED: {u32 functions}.
+/* Body of SPAWNED: {u32 pid}. Body of LOADED: {u32 functions}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
 
 /* ---- the page ---- */

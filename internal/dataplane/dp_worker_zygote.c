@@ -469,7 +469,7 @@ static void close_clones(const clones *c) {
             close(fds[i]);
 }
 
-/* Tells the executor what it has to hold and to reap: the worker, and in a sandbox the guard and the stem. */
+/* Tells the spawner what it has to hold and to reap: the worker, and in a sandbox the guard and the stem. */
 static int answer(const zygote *z, uint32_t id, clones *c) {
     dp_error err = c->err;
     int st = c->status;
@@ -482,11 +482,13 @@ static int answer(const zygote *z, uint32_t id, clones *c) {
         e = dp_msg_send_fds(z->sock, DP_MSG_SPAWNED, id, &body, sizeof body, fds, c->sandbox.guard < 0 ? 1 : 3);
         if (!e)
             return 0;
-        /* The executor knows from STARTED what to reap. */
         syscall(SYS_pidfd_send_signal, c->worker, SIGKILL, NULL, 0);
         st = dp_fail(&err, DP_FATAL, e, "pass the descriptor of worker %u", id);
     }
-    int reap[2], n = 0;
+    /* What the spawner has to reap, in this order: a guard ends only when its worker has been reaped. */
+    int reap[DP_MSG_FDS_MAX], n = 0;
+    if (c->worker >= 0)
+        reap[n++] = c->worker;
     if (c->sandbox.stem >= 0)
         reap[n++] = c->sandbox.stem;
     if (c->sandbox.guard >= 0) {
