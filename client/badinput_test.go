@@ -255,7 +255,7 @@ func TestBadConnect(t *testing.T) {
 		{"other version", client.Options{Executor: serve(t, secret, stranger{})}, client.ErrConnection, "control protocol 7, this client 1"},
 		{"provider", client.Options{Executor: executor.Address, Provider: "smoke"}, client.ErrInvalid, "smoke"},
 		{"time-out", client.Options{Executor: executor.Address, Timeout: -1}, client.ErrInvalid, "-1"},
-		{"secret", client.Options{Executor: executor.Address, SecretFile: wrong}, client.ErrInvalid, "secret"},
+		{"secret", client.Options{Executor: executor.Address, SecretFile: wrong}, client.ErrCredential, "secret"},
 		{"no secret", client.Options{Executor: executor.Address, SecretFile: "/does/not/exist"}, client.ErrInvalid, "/does/not/exist"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

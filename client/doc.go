@@ -14,7 +14,7 @@
 // # Errors
 //
 // Every error is of one class, found by errors.Is: ErrBusy, ErrInvalid, ErrUnsupported, ErrFunction, ErrConnection,
-// ErrLease, ErrFatal. The class says what to do next. errors.As finds *Error, which has the exact status, names the
+// ErrLease, ErrFatal, ErrCredential. The class says what to do next. errors.As finds *Error, which has the exact status, names the
 // offending value and, for calls, tells whether the function may have run. An error that a context caused is also
 // context.Canceled or context.DeadlineExceeded.
 //

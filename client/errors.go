@@ -18,6 +18,7 @@ var (
 	ErrConnection  = dataplane.ErrConnection  // the worker is replaced; repeat the call if it may run twice
 	ErrLease       = dataplane.ErrLease       // take a new lease
 	ErrFatal       = dataplane.ErrFatal       // stop
+	ErrCredential  = dataplane.ErrCredential  // get another token, or set the clock
 )
 
 // Error is the typed detail of every error of this package. Started says, for calls, that the function may have

@@ -57,6 +57,7 @@ class function_error : public error { using error::error; };    /* this call fai
 class connection_error : public error { using error::error; };  /* the worker is replaced at the next call */
 class lease_error : public error { using error::error; };       /* take a new lease */
 class fatal_error : public error { using error::error; };       /* stop */
+class credential_error : public error { using error::error; };  /* get another token, or set the clock */
 
 /* Throws the last error of this thread as the class of `status`. */
 [[noreturn]] inline void raise(int status) {
@@ -70,6 +71,7 @@ class fatal_error : public error { using error::error; };       /* stop */
     case RFAAS_CLASS_FUNCTION: throw function_error(status, ran, text);
     case RFAAS_CLASS_CONNECTION: throw connection_error(status, ran, text);
     case RFAAS_CLASS_LEASE: throw lease_error(status, ran, text);
+    case RFAAS_CLASS_CREDENTIAL: throw credential_error(status, ran, text);
     default: throw fatal_error(status, ran, text);
     }
 }

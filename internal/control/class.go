@@ -25,10 +25,11 @@ const (
 	ClassConnection  Class = 5 // reconnect
 	ClassLease       Class = 6 // acquire again
 	ClassFatal       Class = 7 // stop
+	ClassCredential  Class = 8 // get another token, or set the clock
 )
 
 var classNames = [...]string{ClassBusy: "busy", ClassInvalid: "invalid", ClassUnsupported: "unsupported",
-	ClassFunction: "function", ClassConnection: "connection", ClassLease: "lease", ClassFatal: "fatal"}
+	ClassFunction: "function", ClassConnection: "connection", ClassLease: "lease", ClassFatal: "fatal", ClassCredential: "credential"}
 
 // String is the class's name, "none" for 0.
 func (c Class) String() string {
@@ -53,6 +54,8 @@ func (c Class) Code() codes.Code {
 		return codes.Unavailable
 	case ClassLease:
 		return codes.NotFound
+	case ClassCredential:
+		return codes.Unauthenticated
 	default:
 		return codes.Internal
 	}
@@ -176,8 +179,10 @@ func ClassOf(err error) Class {
 	switch st.Code() {
 	case codes.ResourceExhausted:
 		return ClassBusy
-	case codes.InvalidArgument, codes.OutOfRange, codes.AlreadyExists, codes.Unauthenticated, codes.PermissionDenied:
+	case codes.InvalidArgument, codes.OutOfRange, codes.AlreadyExists, codes.PermissionDenied:
 		return ClassInvalid
+	case codes.Unauthenticated:
+		return ClassCredential
 	case codes.Unimplemented:
 		return ClassUnsupported
 	case codes.NotFound, codes.FailedPrecondition:

@@ -252,7 +252,7 @@ func TestSecretIsChecked(t *testing.T) {
 		}
 		wrong := Secret{1}
 		for _, err := range two(call(DialConfig{Secret: &wrong})) {
-			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "wrong secret") || ClassOf(err) != ClassInvalid {
+			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "wrong secret") || ClassOf(err) != ClassCredential {
 				t.Errorf("wrong secret: %v", err)
 			}
 		}
@@ -345,7 +345,7 @@ func TestStranger(t *testing.T) {
 }
 
 func TestClasses(t *testing.T) {
-	for c := ClassBusy; c <= ClassFatal; c++ {
+	for c := ClassBusy; c <= ClassCredential; c++ {
 		err := Errorf(c, "value %d", 7)
 		if ClassOf(err) != c || ClassOf(fmt.Errorf("wrapped: %w", err)) != c || StatusOf(err) != -100*int32(c) || Text(err) != "value 7" || !IsClassed(err) {
 			t.Errorf("%v: class %v, status %d, text %q", c, ClassOf(err), StatusOf(err), Text(err))

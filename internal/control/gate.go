@@ -112,7 +112,7 @@ func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
 	case identity.Overload:
 		return Errorf(ClassBusy, "%s", e.Text)
 	}
-	return CodeErrorf(ClassInvalid, codes.Unauthenticated, "%s", e.Text)
+	return Errorf(ClassCredential, "%s", e.Text)
 }
 
 // refuseConnection notes a connection that did not come to a call.

@@ -240,9 +240,9 @@ func TestRefusals(t *testing.T) {
 	} {
 		before := r.port.Gate.RefusedFor(c.reason)
 		err := r.info(r.port.Address, c.cfg)
-		code := codes.Unauthenticated
+		code, class := codes.Unauthenticated, ClassCredential
 		if c.reason == identity.Forbidden {
-			code = codes.PermissionDenied
+			code, class = codes.PermissionDenied, ClassInvalid
 			conn, derr := Dial(r.port.Address, c.cfg)
 			if derr != nil {
 				t.Fatal(derr)
@@ -250,7 +250,7 @@ func TestRefusals(t *testing.T) {
 			_, err = NewExecutorClient(conn).Drain(t.Context(), &DrainRequest{})
 			conn.Close()
 		}
-		if status.Code(err) != code || ClassOf(err) != ClassInvalid || !strings.Contains(err.Error(), c.text) {
+		if status.Code(err) != code || ClassOf(err) != class || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if n := r.port.Gate.RefusedFor(c.reason) - before; n != 1 {
@@ -293,7 +293,7 @@ func TestClockSkew(t *testing.T) {
 	token := r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, time.Hour)
 	r.port.Gate.now = func() time.Time { return time.Now().Add(time.Minute) }
 	for _, cfg := range []DialConfig{{TokenFile: token}, {SecretFile: r.in("secret")}} {
-		if err := r.info(r.port.Address, cfg); ClassOf(err) != ClassInvalid || status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "set the clocks") {
+		if err := r.info(r.port.Address, cfg); ClassOf(err) != ClassCredential || status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "set the clocks") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -32,6 +32,7 @@ const char *dp_status_text(int status) {
     case DP_PROTOCOL: return "protocol violation by the peer";
     case DP_LEASE_ENDED: return "lease ended";
     case DP_FATAL: return "fatal";
+    case DP_CREDENTIAL: return "credential refused";
     }
     return "unknown status";
 }

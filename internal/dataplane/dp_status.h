@@ -42,9 +42,11 @@ typedef enum dp_status {
     DP_LEASE_ENDED = -600, /* released, expired or revoked */
 
     DP_FATAL = -700, /* device removed, out of memory, kernel refused */
+
+    DP_CREDENTIAL = -800, /* missing, wrong, expired, revoked or not valid yet */
 } dp_status;
 
-/* Class of a status: 1 busy, 2 invalid, 3 unsupported, 4 function, 5 connection, 6 lease, 7 fatal. */
+/* Class of a status: 1 busy, 2 invalid, 3 unsupported, 4 function, 5 connection, 6 lease, 7 fatal, 8 credential. */
 static inline int dp_status_class(int status) { return status >= 0 ? 0 : -status / 100; }
 
 /* Short English name of a status, never NULL. */

@@ -39,6 +39,7 @@ const (
 	StatusMemoryLimit    Status = C.DP_MEMORY_LIMIT
 	StatusLeaseEnded     Status = C.DP_LEASE_ENDED
 	StatusFatal          Status = C.DP_FATAL
+	StatusCredential     Status = C.DP_CREDENTIAL
 )
 
 // The classes, by what the caller does next. Every *Error is one of them by errors.Is.
@@ -50,6 +51,7 @@ var (
 	ErrConnection  = errors.New("connection")  // reconnect
 	ErrLease       = errors.New("lease")       // acquire again
 	ErrFatal       = errors.New("fatal")       // stop
+	ErrCredential  = errors.New("credential")  // get another token, or set the clock
 )
 
 // Class is the sentinel of the status's class, nil for OK.
@@ -70,6 +72,8 @@ func (s Status) Class() error {
 		return ErrConnection
 	case 6:
 		return ErrLease
+	case 8:
+		return ErrCredential
 	}
 	return ErrFatal
 }

@@ -88,6 +88,8 @@ extern "C" {
 
 #define RFAAS_FATAL (-700) /* out of memory, device removed, kernel refused */
 
+#define RFAAS_CREDENTIAL (-800) /* the token or secret is missing, wrong, expired, revoked or not valid yet; the text says which */
+
 #define RFAAS_CLASS(status) ((status) >= 0 ? 0 : -(status) / 100)
 #define RFAAS_CLASS_BUSY 1        /* retry */
 #define RFAAS_CLASS_INVALID 2     /* fix the call */
@@ -96,6 +98,7 @@ extern "C" {
 #define RFAAS_CLASS_CONNECTION 5  /* the worker is replaced at the next call */
 #define RFAAS_CLASS_LEASE 6       /* take a new lease */
 #define RFAAS_CLASS_FATAL 7       /* stop */
+#define RFAAS_CLASS_CREDENTIAL 8  /* get another token, or set the clock, then repeat */
 
 /* rfaas_strerror returns the short English name of a status: a constant string, never NULL. Any thread. */
 RFAAS_API const char *rfaas_strerror(int status);

@@ -110,7 +110,7 @@ type called struct {
 // className names an error's class, "" for one that has none.
 func className(err error) string {
 	for name, class := range map[string]error{"busy": client.ErrBusy, "invalid": client.ErrInvalid, "unsupported": client.ErrUnsupported,
-		"function": client.ErrFunction, "connection": client.ErrConnection, "lease": client.ErrLease, "fatal": client.ErrFatal} {
+		"function": client.ErrFunction, "connection": client.ErrConnection, "lease": client.ErrLease, "fatal": client.ErrFatal, "credential": client.ErrCredential} {
 		if errors.Is(err, class) {
 			return name
 		}

@@ -166,13 +166,13 @@ func TestStaleStream(t *testing.T) {
 		if refused.Swap(true) {
 			return nil
 		}
-		return control.CodeErrorf(control.ClassInvalid, codes.Unauthenticated, "expired")
+		return control.Errorf(control.ClassCredential, "expired")
 	}
 	if id, err := ask(t.Context()); err != nil || id != 3 || !refused.Load() {
 		t.Errorf("after a refusal of what the stream began with: lease %d, %v", id, err)
 	}
 	x.before = func(*control.LeaseRequest) error {
-		return control.CodeErrorf(control.ClassInvalid, codes.Unauthenticated, "expired for good")
+		return control.Errorf(control.ClassCredential, "expired for good")
 	}
 	if _, err := ask(t.Context()); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("%v, want that the credential is no good", err)
