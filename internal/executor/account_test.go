@@ -249,7 +249,7 @@ func TestJournalOfAnotherLife(t *testing.T) {
 			t.Errorf("%v %v", k, e)
 		}
 	}
-	if j, err := openJournal(&config.Executor{Manager: "x"}, "n", slog.New(slog.DiscardHandler)); j != nil || err != nil {
+	if j, err := (rights{}).openJournal(&config.Executor{Manager: "x"}, "n", slog.New(slog.DiscardHandler)); j != nil || err != nil {
 		t.Errorf("%v %v", j, err)
 	}
 }

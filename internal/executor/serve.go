@@ -39,9 +39,14 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 	}
 	s.Worker = path
 	root := os.Geteuid() == 0
-	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: rootFiles(&s), Remove: socketFiles(&s),
-		Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(), UIDs: s.SandboxUIDs, UIDFile: uidFile,
-			Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
+	own, err := rightsOf(&s)
+	if err != nil {
+		return err
+	}
+	files, appended := rootFiles(&s)
+	z, err := zygote.Start(ctx, zygote.Config{Path: path, Version: s.Version, Log: log, Files: files, Append: appended, UID: own.user.UID, GID: own.user.GID,
+		Remove: socketFiles(&s), Sandbox: zygote.Sandbox{Mode: sandboxMode(&s, root, log), Paths: s.SandboxPathList(), Environment: s.SandboxEnvList(),
+			UIDs: s.SandboxUIDs, UIDFile: uidFile, Processes: uint32(s.SandboxProcesses), Files: uint32(s.SandboxFiles)}})
 	if err != nil {
 		return err
 	}
@@ -51,23 +56,66 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 	return err
 }
 
-// rootFiles are files that the spawner opens, or connects to, for an executor that has given up root.
-func rootFiles(s *config.Executor) (list []string) {
-	for _, path := range []string{s.IdentityDir, s.AuditFile, strings.TrimPrefix(s.Manager, "unix:")} {
+// rootFiles are files that the spawner reads, or connects to, and those that it appends to, for an executor that has given up root.
+func rootFiles(s *config.Executor) (files, appended []string) {
+	for _, path := range []string{s.IdentityDir, strings.TrimPrefix(s.Manager, "unix:")} {
 		if filepath.IsAbs(path) {
-			list = append(list, path)
+			files = append(files, path)
 		}
 	}
-	return list
+	if filepath.IsAbs(s.AuditFile) {
+		appended = []string{s.AuditFile}
+	}
+	return files, appended
 }
 
-// opener opens files of the identity directory: by itself while it may, and by way of the spawner once it has given up root.
-func opener(spawner Spawner) identity.Opener {
+// rights are those that an executor has on files once it serves. What it may change itself it opens with them from the beginning, also while it is still
+// root: its user, which may have been taken over before a restart, could have put a link to somebody else's file there.
+type rights struct {
+	user  privilege.User // whom it becomes; zero: nobody else
+	state *os.File       // the state directory, which the user may not reach by its path; nil: by its path
+}
+
+// rightsOf finds whom an executor becomes.
+func rightsOf(s *config.Executor) (rights, error) {
+	if !s.Separate || os.Geteuid() != 0 {
+		return rights{}, nil
+	}
+	u, err := privilege.Find(s.User)
+	if err == nil && s.SandboxUIDs.Has(u.UID) {
+		err = fmt.Errorf("user %s (%d) is in the range sandbox-uids (%v), which is for workers: choose another one", u.Name, u.UID, s.SandboxUIDs)
+	}
+	if err != nil {
+		return rights{}, fmt.Errorf("give up root: %w", err)
+	}
+	return rights{user: u}, nil
+}
+
+// do calls fn with these rights.
+func (r rights) do(fn func()) error {
+	if r.user.UID == 0 || os.Geteuid() != 0 {
+		fn()
+		return nil
+	}
+	return r.user.As(fn)
+}
+
+// open opens a file with these rights, and by way of the spawner what takes root's.
+func (r rights) open(open func() (*os.File, error), asRoot func() (*os.File, error)) (f *os.File, err error) {
+	if rerr := r.do(func() { f, err = open() }); rerr != nil {
+		return nil, rerr
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return asRoot()
+	}
+	return f, err
+}
+
+// opener opens files of the identity directory.
+func (r rights) opener(spawner Spawner) identity.Opener {
 	return func(path string) (fs.File, error) {
-		f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-		if errors.Is(err, fs.ErrPermission) {
-			f, err = spawner.OpenFile(path, false)
-		}
+		f, err := r.open(func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) },
+			func() (*os.File, error) { return spawner.OpenFile(path, false) })
 		if err != nil {
 			return nil, err // and not a nil *os.File in an interface
 		}
@@ -75,50 +123,108 @@ func opener(spawner Spawner) identity.Opener {
 	}
 }
 
-// auditOpener is the same of the audit file.
-func auditOpener(spawner Spawner) func(path string) (*os.File, error) {
+// auditOpener opens the audit file.
+func (r rights) auditOpener(spawner Spawner) func(path string) (*os.File, error) {
 	return func(path string) (*os.File, error) {
-		f, err := identity.OpenAuditFile(path)
-		if errors.Is(err, fs.ErrPermission) {
-			f, err = spawner.OpenFile(path, true)
+		return r.open(func() (*os.File, error) { return identity.OpenAuditFile(r.reach(path)) }, func() (*os.File, error) { return spawner.OpenFile(path, true) })
+	}
+}
+
+// reach is a path by which the user reaches a file of the state directory; others stay as they are.
+func (r rights) reach(path string) string {
+	if r.state == nil {
+		return path
+	}
+	state := fmt.Sprintf("/proc/self/fd/%d", r.state.Fd())
+	switch dir := filepath.Clean(r.state.Name()); {
+	case filepath.Clean(path) == dir:
+		return state
+	case filepath.Dir(path) == dir:
+		return filepath.Join(state, filepath.Base(path))
+	}
+	return path
+}
+
+// makeDirectories makes the directories that the settings name and gives the state directory to the user, as long as this process is root.
+func (r *rights) makeDirectories(s *config.Executor) error {
+	if r.user.UID == 0 {
+		return nil
+	}
+	if s.AuditFile != "" {
+		if err := r.makeDirectory(filepath.Dir(s.AuditFile), nil); err != nil {
+			return fmt.Errorf("audit file: %w", err)
 		}
-		return f, err
+	}
+	if s.StateDir == "" {
+		return nil
+	}
+	err := r.makeDirectory(s.StateDir, func() error { return r.user.Own(s.StateDir) })
+	if err == nil {
+		var fd int
+		if fd, err = unix.Open(s.StateDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0); err == nil {
+			r.state = os.NewFile(uintptr(fd), s.StateDir)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("state directory %s: %w", s.StateDir, err)
+	}
+	return nil
+}
+
+// makeDirectory makes a directory, with the rights of root only if the user cannot change what its path leads to. then is called with these
+// rights too; nil: nothing is to be done.
+func (r *rights) makeDirectory(path string, then func() error) (err error) {
+	path, err = filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	if zygote.PathIsSafe(path, r.user.UID, r.user.GID) != nil {
+		if rerr := r.do(func() { err = os.MkdirAll(path, 0o700) }); rerr != nil {
+			return rerr
+		}
+		return err
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil || then == nil {
+		return err
+	}
+	return then()
+}
+
+// close closes what makeDirectories has opened.
+func (r *rights) close() {
+	if r.state != nil {
+		r.state.Close()
 	}
 }
 
 // socketFiles are the files that an executor removes when it ends.
 func socketFiles(s *config.Executor) (list []string) {
+	add := func(path string) {
+		if abs, err := filepath.Abs(path); err == nil {
+			list = append(list, abs)
+		}
+	}
 	for _, address := range []string{s.Listen, s.HTTPListen} {
 		if path, ok := strings.CutPrefix(address, "unix:"); ok {
-			list = append(list, path)
+			add(path)
 		}
 	}
 	if s.AddressFile != "" {
-		list = append(list, s.AddressFile)
+		add(s.AddressFile)
 	}
 	return list
 }
 
 // separate gives up all rights that this process has beyond those of an ordinary user. What only root can do from now on, the spawner does.
-func separate(s *config.Executor, log *slog.Logger) error {
+func (r rights) separate(s *config.Executor, log *slog.Logger) error {
 	if !s.Separate {
 		return nil
 	}
 	if os.Geteuid() == 0 {
-		u, err := privilege.Find(s.User)
-		if err == nil && s.SandboxUIDs.Has(u.UID) {
-			err = fmt.Errorf("user %s (%d) is in the range sandbox-uids (%v), which is for workers: choose another one", u.Name, u.UID, s.SandboxUIDs)
-		}
-		if err == nil && s.StateDir != "" {
-			err = u.Own(s.StateDir)
-		}
-		if err == nil {
-			err = privilege.Drop(u)
-		}
-		if err != nil {
+		if err := privilege.Drop(r.user); err != nil {
 			return fmt.Errorf("give up root: %w", err)
 		}
-		log.Info("this process is no longer root's; its spawner is", "user", u.Name)
+		log.Info("this process is no longer root's; its spawner is", "user", r.user.Name)
 	}
 	if err := privilege.Filter(); err != nil {
 		log.Warn("this process has no filter of system calls", "reason", err)
@@ -148,8 +254,16 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err != nil {
 		return err
 	}
+	own, err := rightsOf(&s)
+	if err != nil {
+		return err
+	}
+	defer own.close()
+	if err := own.makeDirectories(&s); err != nil {
+		return err
+	}
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
-		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, OpenIdentity: opener(spawner), AuditFile: s.AuditFile, OpenAudit: auditOpener(spawner),
+		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, OpenIdentity: own.opener(spawner), AuditFile: s.AuditFile, OpenAudit: own.auditOpener(spawner),
 		AddressFile: s.AddressFile, Daemon: "executor", Log: log,
 		Bounds: s.Bounds(len(cfg.Cores) * max(s.ShareCores, 1))})
 	if err != nil {
@@ -177,7 +291,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	defer cancel()
 	defer e.shutdown(port)
 	var reg *registrar
-	journal, err := openJournal(&s, cfg.Node, log)
+	journal, err := own.openJournal(&s, cfg.Node, log)
 	if err != nil {
 		return err
 	}
@@ -204,7 +318,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 			return err
 		}
 	}
-	if err := separate(&s, log); err != nil { // before the first byte of somebody else is read
+	if err := own.separate(&s, log); err != nil { // before the first byte of somebody else is read
 		return err
 	}
 	web.Require("workers", func() error {
@@ -353,11 +467,16 @@ func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplan
 
 // openJournal opens the journal of accounts; without a directory there is none. Without a manager there is nobody to charge: the
 // directory is only looked at, since one that is no good is to be known before it is needed.
-func openJournal(s *config.Executor, node string, log *slog.Logger) (*accounting.Journal, error) {
+func (r rights) openJournal(s *config.Executor, node string, log *slog.Logger) (j *accounting.Journal, err error) {
 	if s.StateDir == "" {
 		return nil, nil
 	}
-	j, err := accounting.OpenJournal(s.StateDir, node)
+	if rerr := r.do(func() { j, err = accounting.OpenJournal(r.reach(s.StateDir), node) }); rerr != nil {
+		err = rerr
+	}
+	if err != nil && r.state != nil {
+		err = fmt.Errorf("state directory %s: %w", s.StateDir, err)
+	}
 	if err != nil || s.Manager != "" {
 		return j, err
 	}

@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -108,6 +110,66 @@ func (u User) ownFile(dir int, name string) error {
 		return nil
 	}
 	return unix.Fchownat(fd, "", int(u.UID), int(u.GID), unix.AT_EMPTY_PATH)
+}
+
+// As calls fn with the user's rights on files and none of root's, on a thread of its own. fn must not leave opening files to other goroutines. The process
+// must be root's.
+func (u User) As(fn func()) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		groups, err := u.borrow()
+		if err == nil {
+			fn()
+			err = giveBack(groups)
+		}
+		if err == nil { // else the thread ends with the goroutine
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// borrow gives the calling thread, and no other one, the user's rights on files. It returns the groups that the thread had.
+func (u User) borrow() (groups []int, err error) {
+	if groups, err = unix.Getgroups(); err != nil {
+		return nil, fmt.Errorf("getgroups: %w", err)
+	}
+	if err := setThreadGroups(nil); err != nil {
+		return nil, err
+	}
+	return groups, setThreadFiles(int(u.UID), int(u.GID))
+}
+
+func giveBack(groups []int) error {
+	if err := setThreadFiles(0, 0); err != nil {
+		return err
+	}
+	return setThreadGroups(groups)
+}
+
+// setThreadFiles sets the ids that the calling thread opens files with. The kernel takes the rights of root on files away, or gives them back.
+func setThreadFiles(uid, gid int) error {
+	unix.SetfsgidRetGid(gid) // these return what was before, and no error
+	unix.SetfsuidRetUid(uid)
+	g, _ := unix.SetfsgidRetGid(-1)
+	if u, _ := unix.SetfsuidRetUid(-1); u != uid || g != gid {
+		return fmt.Errorf("open files as user %d, group %d: the kernel refuses it", uid, gid)
+	}
+	return nil
+}
+
+// setThreadGroups sets the groups of the calling thread alone.
+func setThreadGroups(groups []int) error {
+	ids := make([]uint32, len(groups)+1) // one more, so that there is an address
+	for i, g := range groups {
+		ids[i] = uint32(g)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&ids[0])), 0); errno != 0 {
+		return fmt.Errorf("setgroups: %w", errno)
+	}
+	return nil
 }
 
 // devices are the files of RDMA devices, which some nodes open to a group only.

@@ -155,3 +155,46 @@ func TestOwnRefusesOthers(t *testing.T) {
 		t.Errorf("%v, want that it belongs to user 4712", err)
 	}
 }
+
+// As opens files as the user does, and leaves the process as it was.
+func TestAs(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("only root can open files as somebody else: run the tests as root in CI")
+		}
+		t.Skip("only root can open files as somebody else")
+	}
+	dir := t.TempDir()
+	secret, own := filepath.Join(dir, "secret"), filepath.Join(dir, "own")
+	if err := errors.Join(os.WriteFile(secret, nil, 0o660), os.Mkdir(own, 0o700), os.Chown(own, 4711, 4712), os.Symlink(secret, filepath.Join(own, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 20 { // whatever threads there are
+		var errs [4]error
+		err := User{"x", 4711, 4712}.As(func() {
+			_, errs[0] = os.ReadFile(secret)
+			errs[1] = os.WriteFile(filepath.Join(own, "link"), []byte("x"), 0o600)
+			errs[2] = os.Chown(own, 0, 0)
+			errs[3] = os.WriteFile(filepath.Join(own, "new"), nil, 0o600)
+		})
+		for i, err := range errs[:3] {
+			if !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("%d: %v, want that it is not permitted", i, err)
+			}
+		}
+		if err := errors.Join(err, errs[3]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.ReadFile(secret); err != nil {
+			t.Fatalf("afterwards: %v", err)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(own, "new")); err != nil || st.Sys().(*syscall.Stat_t).Uid != 4711 || st.Sys().(*syscall.Stat_t).Gid != 4712 {
+		t.Errorf("the file that it made: %+v, %v", st, err)
+	}
+}

@@ -25,7 +25,9 @@ type Config struct {
 	UIDFile   string   // shared by the executors of a node, so that they give no user id twice; "": not shared
 	Processes uint32   // processes and threads that a worker may have, 0: no limit
 	OpenFiles uint32   // open files of each process of a worker, 0: as many as the spawner
-	Files     []string // that the executor may ask to open, or directories of such files
+	Files     []string // that the executor may ask to read, directories of such files, and sockets that it may ask to connect to
+	Append    []string // files that the executor may ask to append to
+	UID, GID  uint32   // of the user that the executor becomes; 0: it keeps the spawner's user
 	Remove    []string // that the executor asks to remove when it ends: sockets, the address file
 	Without   uint32   // parts of the sandbox that tests leave out
 	OwnGroups string   // file that names the executor's control groups; "": /proc/self/cgroup. For tests
@@ -34,12 +36,16 @@ type Config struct {
 // Arguments are the program's arguments for this configuration; Parse is the inverse.
 func (c *Config) Arguments() []string {
 	args := []string{"--worker=" + c.Worker, "--expect=" + c.Version, "--sandbox=" + c.Mode.String(), "--uids=" + c.UIDs.String(), "--uid-file=" + c.UIDFile,
-		fmt.Sprintf("--processes=%d", c.Processes), fmt.Sprintf("--open-files=%d", c.OpenFiles), fmt.Sprintf("--without=%d", c.Without), "--own-groups=" + c.OwnGroups}
+		fmt.Sprintf("--processes=%d", c.Processes), fmt.Sprintf("--open-files=%d", c.OpenFiles), fmt.Sprintf("--without=%d", c.Without), "--own-groups=" + c.OwnGroups,
+		fmt.Sprintf("--executor-uid=%d", c.UID), fmt.Sprintf("--executor-gid=%d", c.GID)}
 	for _, p := range c.Paths {
 		args = append(args, "--path="+p)
 	}
 	for _, f := range c.Files {
 		args = append(args, "--file="+f)
+	}
+	for _, f := range c.Append {
+		args = append(args, "--append="+f)
 	}
 	for _, f := range c.Remove {
 		args = append(args, "--remove="+f)
@@ -75,7 +81,10 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	without := f.Uint("without", 0, "sandbox parts to leave out, for tests")
 	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file in the place of /proc/self/cgroup, for tests")
 	f.Var((*list)(&c.Paths), "path", "`path` that workers see read-only (repeatable)")
-	f.Var((*list)(&c.Files), "file", "`path` of a file, or a directory of files, that the executor may ask to open (repeatable)")
+	f.Var((*list)(&c.Files), "file", "`path` of a file, a directory of files, or a socket, that the executor may ask to read or to connect to (repeatable)")
+	f.Var((*list)(&c.Append), "append", "`path` of a file that the executor may ask to append to (repeatable)")
+	uid := f.Uint("executor-uid", 0, "user that the executor becomes, 0 for the spawner's own")
+	gid := f.Uint("executor-gid", 0, "group that the executor becomes")
 	f.Var((*list)(&c.Remove), "remove", "`path` of a file to be removed at the end (repeatable)")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -84,11 +93,14 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 		return c, errUsage
 	}
 	c.Processes, c.OpenFiles, c.Without = uint32(*processes), uint32(*openFiles), uint32(*without)
+	c.UID, c.GID = uint32(*uid), uint32(*gid)
 	switch {
 	case f.NArg() > 0:
 		fmt.Fprintf(out, "rfaas-spawner: unknown argument %q\n", f.Arg(0))
 	case c.Worker == "":
 		fmt.Fprintln(out, "rfaas-spawner: --worker is missing")
+	case *uid >= 1<<32-1 || *gid >= 1<<32-1:
+		fmt.Fprintln(out, "rfaas-spawner: --executor-uid or --executor-gid is no user or group")
 	case *processes > 1<<31-1 || *openFiles > 1<<31-1 || *without > wire.PartAll:
 		fmt.Fprintln(out, "rfaas-spawner: --processes --open-files or --without is too large")
 	default:

@@ -14,13 +14,13 @@ import (
 
 func TestArguments(t *testing.T) {
 	want := Config{Worker: "/a b/rfaas-worker", Version: "v1", Mode: sandbox.On, Paths: []string{"/opt", "/--x"}, UIDs: sandbox.Range{First: 5, N: 3}, UIDFile: "/run/u",
-		Processes: 512, Files: []string{"/etc/rfaas"}, Remove: []string{"/run/a", "/run/b"}, Without: 3, OwnGroups: "/x"}
+		Processes: 512, Files: []string{"/etc/rfaas"}, Append: []string{"/var/log/rfaas"}, UID: 1899999999, GID: 7, Remove: []string{"/run/a", "/run/b"}, Without: 3, OwnGroups: "/x"}
 	got, err := Parse(want.Arguments(), io.Discard)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v: %+v, want %+v", err, got, want)
 	}
 	for _, args := range [][]string{{}, {"--worker=/w", "more"}, {"--worker=/w", "--sandbox=perhaps"}, {"--worker=/w", "--uids=0-7"}, {"--worker=/w", "--processes=-1"},
-		{"--worker=/w", "--without=256"}, {"--nonsense"}} {
+		{"--worker=/w", "--without=256"}, {"--worker=/w", "--executor-uid=4294967295"}, {"--nonsense"}} {
 		var said strings.Builder
 		if _, err := Parse(args, &said); !errors.Is(err, errUsage) || said.Len() == 0 {
 			t.Errorf("%q: %v, and it said %q", args, err, &said)

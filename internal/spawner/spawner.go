@@ -41,7 +41,8 @@ type Spawner struct {
 	// fixedCPUs: no cpuset keeps workers on their CPUs, so the filter of system calls has to.
 	fixedCPUs bool
 
-	reaping sync.WaitGroup
+	reaping     sync.WaitGroup
+	refusedOnce sync.Once // says why a path is refused
 
 	mu       sync.Mutex
 	zygote   *zygote // nil while there is none
@@ -182,7 +183,7 @@ func (s *Spawner) handle(m *wire.Message, fds []int) error {
 		return nil
 	case wire.Remove:
 		for _, path := range s.cfg.Remove {
-			_ = os.Remove(path) // it may be gone
+			s.tellRefused(removePath(path, s.cfg.UID, s.cfg.GID)) // it may be gone
 		}
 		return nil
 	case wire.Connect:
@@ -523,34 +524,43 @@ func (s *Spawner) answerOpen(id uint32, open func() (int, error)) {
 	unix.Close(fd)
 }
 
+// openFile opens what the administrator's settings name to be read, or to be appended to. Each has a list of its own, so that the executor
+// cannot change its own certificates, keys and lists.
 func (s *Spawner) openFile(r *wire.OpenRequest) (int, error) {
-	if r.File >= uint32(len(s.cfg.Files)) {
+	files, flags := s.cfg.Files, unix.O_RDONLY|unix.O_NONBLOCK
+	if r.Append {
+		files, flags = s.cfg.Append, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NONBLOCK
+	}
+	if r.File >= uint32(len(files)) {
 		return -1, unix.ENOENT
 	}
-	path := s.cfg.Files[r.File]
+	path := files[r.File]
 	if r.Name != "" {
+		if r.Append {
+			return -1, unix.EPERM
+		}
 		path = filepath.Join(path, r.Name)
 	}
-	if r.Append {
-		return unix.Open(path, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	}
-	return unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := openPath(path, flags, s.cfg.UID, s.cfg.GID)
+	s.tellRefused(err)
+	return fd, err
 }
 
-// connect connects to a unix stream socket. It does not wait: a socket whose queue is full is EAGAIN.
+// connect connects to a unix stream socket.
 func (s *Spawner) connect(file uint32) (int, error) {
 	if file >= uint32(len(s.cfg.Files)) {
 		return -1, unix.ENOENT
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, err
+	fd, err := connectPath(s.cfg.Files[file], s.cfg.UID, s.cfg.GID)
+	s.tellRefused(err)
+	return fd, err
+}
+
+// tellRefused has the log say, once, that a path is the executor's user's to change.
+func (s *Spawner) tellRefused(err error) {
+	if errors.Is(err, unix.EACCES) {
+		s.refusedOnce.Do(func() { s.logf("a path is refused to the executor: %v", err) })
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: s.cfg.Files[file]}); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
 }
 
 // ---- stopped processes ----

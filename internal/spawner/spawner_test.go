@@ -336,6 +336,23 @@ func TestUsersAreRefused(t *testing.T) {
 	}
 }
 
+// open asks for a file, as an executor does.
+func (p *peer) open(r wire.OpenRequest) (*os.File, unix.Errno) {
+	p.t.Helper()
+	if err := wire.Send(p.conn, &wire.Message{Type: wire.Open, ID: 5, Body: r.Encode()}); err != nil {
+		p.t.Fatal(err)
+	}
+	p.conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	m, fds, err := wire.Receive(p.conn, make([]byte, wire.Max), 4)
+	if err != nil || m.ID != 5 {
+		p.t.Fatalf("%+v, %v", m, err)
+	}
+	if len(fds) == 1 && m.Type == wire.Opened {
+		return os.NewFile(uintptr(fds[0]), "opened"), 0
+	}
+	return nil, unix.Errno(m.U32(0))
+}
+
 // A file of the list is opened for the executor; what is not on the list cannot be named.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
@@ -343,23 +360,8 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := filepath.Join(dir, "audit.log")
-	p := start(t, Config{Mode: sandbox.Off, Files: []string{dir, log}})
-	open := func(r wire.OpenRequest) (*os.File, unix.Errno) {
-		t.Helper()
-		if err := wire.Send(p.conn, &wire.Message{Type: wire.Open, ID: 5, Body: r.Encode()}); err != nil {
-			t.Fatal(err)
-		}
-		p.conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-		m, fds, err := wire.Receive(p.conn, make([]byte, wire.Max), 4)
-		if err != nil || m.ID != 5 {
-			t.Fatalf("%+v, %v", m, err)
-		}
-		if len(fds) == 1 && m.Type == wire.Opened {
-			return os.NewFile(uintptr(fds[0]), "opened"), 0
-		}
-		return nil, unix.Errno(m.U32(0))
-	}
-	f, errno := open(wire.OpenRequest{Name: "revoked"})
+	p := start(t, Config{Mode: sandbox.Off, Files: []string{dir}, Append: []string{log}})
+	f, errno := p.open(wire.OpenRequest{Name: "revoked"})
 	if f == nil {
 		t.Fatal(errno)
 	}
@@ -370,21 +372,44 @@ func TestOpen(t *testing.T) {
 		t.Error("a file that was opened for reading can be written")
 	}
 	f.Close()
-	if f, errno = open(wire.OpenRequest{File: 1, Append: true}); f == nil {
-		t.Fatal(errno)
+	for range 2 { // made, then there
+		if f, errno = p.open(wire.OpenRequest{Append: true}); f == nil {
+			t.Fatal(errno)
+		}
+		if _, err := f.WriteString("line\n"); err != nil {
+			t.Error(err)
+		}
+		f.Close()
 	}
-	if _, err := f.WriteString("line\n"); err != nil {
-		t.Error(err)
-	}
-	f.Close()
-	if b, err := os.ReadFile(log); err != nil || string(b) != "line\n" {
+	if b, err := os.ReadFile(log); err != nil || string(b) != "line\nline\n" {
 		t.Errorf("log %q, %v", b, err)
 	}
-	if _, errno := open(wire.OpenRequest{Name: "nothing"}); errno != unix.ENOENT {
+	if _, errno := p.open(wire.OpenRequest{Name: "nothing"}); errno != unix.ENOENT {
 		t.Errorf("a missing file: %v", errno)
 	}
-	if _, errno := open(wire.OpenRequest{File: 2}); errno != unix.ENOENT {
+	if _, errno := p.open(wire.OpenRequest{File: 2}); errno != unix.ENOENT {
 		t.Errorf("a file beyond the list: %v", errno)
+	}
+}
+
+// What the executor reads, its certificates and keys, it cannot have opened for writing, nor can it have files made beside them.
+func TestOpenForAppending(t *testing.T) {
+	dir := t.TempDir()
+	ca := filepath.Join(dir, "ca.crt")
+	if err := os.WriteFile(ca, []byte("certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, Config{Mode: sandbox.Off, Files: []string{dir, ca, filepath.Join(dir, "socket")}, Append: []string{dir}})
+	for _, r := range []wire.OpenRequest{{Name: "ca.crt", Append: true}, {Name: "new", Append: true}, {File: 1, Append: true}, {File: 2, Append: true}} {
+		if f, errno := p.open(r); f != nil {
+			t.Errorf("%+v is opened", r)
+			f.Close()
+		} else if errno == 0 {
+			t.Errorf("%+v: no error", r)
+		}
+	}
+	if names, err := filepath.Glob(dir + "/*"); err != nil || len(names) != 1 {
+		t.Errorf("files %q, %v", names, err)
 	}
 }
 

@@ -47,7 +47,8 @@ func startSpawner(cfg *Config) (*connection, error) {
 	c := &connection{conn: ours, reaped: make(chan struct{})}
 	box := &cfg.Sandbox
 	args := spawner.Config{Worker: cfg.Path, Version: cfg.Version, Mode: box.Mode, Paths: box.paths(), UIDs: box.UIDs, UIDFile: box.UIDFile,
-		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Remove: cfg.Remove, Without: box.without, OwnGroups: box.ownGroups}
+		Processes: box.Processes, OpenFiles: box.Files, Files: cfg.Files, Append: cfg.Append, UID: cfg.UID, GID: cfg.GID, Remove: cfg.Remove,
+		Without: box.without, OwnGroups: box.ownGroups}
 	lines := &lineLogger{log: cfg.Log}
 	c.cmd = exec.Command(cfg.spawnerPath(), args.Arguments()...)
 	c.cmd.ExtraFiles = []*os.File{child}
@@ -315,12 +316,16 @@ type opened struct {
 	err error
 }
 
-// OpenFile has the spawner open a file of Config.Files, or one in a directory of Config.Files, for reading, or for appending. The caller
-// closes the file. Errors are *fs.PathError.
+// OpenFile has the spawner open a file of Config.Files, or one in a directory of Config.Files, for reading, or one of Config.Append for
+// appending. The caller closes the file. Errors are *fs.PathError.
 func (z *Zygote) OpenFile(path string, appending bool) (*os.File, error) {
 	r := wire.OpenRequest{Append: appending}
-	file := slices.Index(z.cfg.Files, path)
-	if file < 0 {
+	files := z.cfg.Files
+	if appending {
+		files = z.cfg.Append
+	}
+	file := slices.Index(files, path)
+	if file < 0 && !appending {
 		file, r.Name = slices.Index(z.cfg.Files, filepath.Dir(path)), filepath.Base(path)
 	}
 	if file < 0 {
@@ -334,6 +339,9 @@ func (z *Zygote) OpenFile(path string, appending bool) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// PathIsSafe is an error if a user could change what a path leads to, its last part included where that is missing.
+func PathIsSafe(path string, uid, gid uint32) error { return spawner.PathIsSafe(path, uid, gid) }
+
 // Connect has the spawner connect to a unix socket, which must be one of Config.Files.
 func (z *Zygote) Connect(path string) (net.Conn, error) {
 	file := slices.Index(z.cfg.Files, path)
@@ -341,6 +349,9 @@ func (z *Zygote) Connect(path string) (net.Conn, error) {
 		return net.Dial("unix", path)
 	}
 	fd, err := z.ask(wire.Connect, binary.LittleEndian.AppendUint32(nil, uint32(file)))
+	if errors.Is(err, fs.ErrPermission) { // a path that this process's user can change is this user's to connect to
+		return net.Dial("unix", path)
+	}
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: "unix", Addr: &net.UnixAddr{Name: path, Net: "unix"}, Err: err}
 	}

@@ -36,8 +36,12 @@ type Config struct {
 	Version string // that the worker program must have; "": any
 	Log     *slog.Logger
 	Sandbox Sandbox
-	Files   []string // files, or directories of files, that OpenFile may have the spawner open
-	Remove  []string // files that RemoveFiles has the spawner remove
+	Files   []string // files, directories of files, and sockets, that the spawner may read or connect to for this process
+	Append  []string // files that OpenFile may have the spawner open for appending
+	// UID and GID are those of the user that this process becomes, whom the spawner opens nothing for that this user could replace. 0: it
+	// stays who it is.
+	UID, GID uint32
+	Remove   []string // files that RemoveFiles has the spawner remove
 }
 
 // Spec says what a worker is to be.

@@ -1,0 +1,94 @@
+package executor
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/config"
+	"github.com/rfaas-go/rfaas/internal/privilege"
+)
+
+// noRoot opens nothing as root.
+type noRoot struct{ fakeSpawner }
+
+func (*noRoot) OpenFile(path string, _ bool) (*os.File, error) {
+	return nil, &fs.PathError{Op: "open", Path: path, Err: unix.EACCES}
+}
+
+// An executor that was taken over owns its state directory. When it is started again as root, a link there leads root to no other file: neither
+// the journal nor the audit file nor the identity is opened with root's rights.
+func TestStateDirectoryLeadsNowhere(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("only root can be led to other files: run the tests as root in CI")
+		}
+		t.Skip("only root can be led to other files")
+	}
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	state, victim := filepath.Join(dir, "state"), filepath.Join(dir, "victim")
+	own := rights{user: privilege.User{Name: "x", UID: 1234567, GID: 1234567}}
+	defer own.close()
+	s := config.Executor{Manager: "127.0.0.1:1", StateDir: state, AuditFile: filepath.Join(state, "audit.log"), IdentityDir: filepath.Join(state, "identity")}
+	if err := own.makeDirectories(&s); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(state); err != nil || st.Sys().(*syscall.Stat_t).Uid != own.user.UID {
+		t.Fatalf("state directory %v, %v", st, err)
+	}
+	secret := bytes.Repeat([]byte("root's"), 100)
+	if err := os.WriteFile(victim, secret, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	attempts := map[string]func() error{
+		"n-0.journal": func() error { _, err := own.openJournal(&s, "n", slog.New(slog.DiscardHandler)); return err },
+		"audit.log":   func() error { _, err := own.auditOpener(&noRoot{})(s.AuditFile); return err },
+		"identity":    func() error { _, err := own.opener(&noRoot{})(s.IdentityDir); return err },
+	}
+	for name, open := range attempts {
+		link := filepath.Join(state, name)
+		if err := errors.Join(os.Symlink(victim, link), os.Lchown(link, int(own.user.UID), int(own.user.GID))); err != nil {
+			t.Fatal(err)
+		}
+		if err := open(); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("%s, a link to root's file: %v, want that it is not permitted", name, err)
+		}
+		if err := os.Remove(link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b, err := os.ReadFile(victim); err != nil || !bytes.Equal(b, secret) {
+		t.Errorf("root's file has %d bytes, %v, want %d", len(b), err, len(secret))
+	}
+	// What is the user's own is opened, also where the user cannot reach it by its path.
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j, err := own.openJournal(&s, "n", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Close()
+	f, err := own.auditOpener(&noRoot{})(s.AuditFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	for _, name := range []string{"n-0.journal", "audit.log"} {
+		if st, err := os.Stat(filepath.Join(state, name)); err != nil || st.Sys().(*syscall.Stat_t).Uid != own.user.UID {
+			t.Errorf("%s: %v, %v, want a file of the user", name, st, err)
+		}
+	}
+}

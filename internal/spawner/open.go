@@ -1,0 +1,207 @@
+package spawner
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// The executor asks for files by settings of the administrator. Its user must not choose what these paths lead to: that user owns the
+// executor's state directory, and may own others. So a path is opened step by step, on open directories, and is refused as soon as the
+// executor's user could have changed the rest of it.
+
+// mostLinks bounds the symbolic links of a path, as the kernel does.
+const mostLinks = 40
+
+// opening is a path that is being opened.
+type opening struct {
+	path     string // for errors
+	uid, gid uint32 // of the executor's user; 0: it has the spawner's own rights, and nothing is refused
+	dir      int    // the directory that is reached, opened with O_PATH; -1: none yet
+	sticky   bool   // others may make files there, and only replace their own
+}
+
+// PathIsSafe is an error if a user could change what a path leads to, its last part included where that is missing.
+func PathIsSafe(path string, uid, gid uint32) error {
+	dir, _, err := walk(path, false, uid, gid)
+	if errors.Is(err, unix.ENOENT) { // what is there of it was checked
+		return nil
+	}
+	if err == nil {
+		unix.Close(dir)
+	}
+	return err
+}
+
+// openPath opens a file for an executor that runs as a user. With O_CREAT in flags a missing file is made, mode 0600.
+func openPath(path string, flags int, uid, gid uint32) (int, error) {
+	dir, name, err := walk(path, true, uid, gid)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dir)
+	fd, err := unix.Openat(dir, name, flags&^unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) && flags&unix.O_CREAT != 0 {
+		fd, err = unix.Openat(dir, name, flags|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	}
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// connectPath connects a unix stream socket. It does not wait: a socket whose queue is full is EAGAIN.
+func connectPath(path string, uid, gid uint32) (int, error) {
+	dir, name, err := walk(path, true, uid, gid)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(dir)
+	socket, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &fs.PathError{Op: "connect", Path: path, Err: err}
+	}
+	defer unix.Close(socket)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d", socket)}); err != nil {
+		unix.Close(fd)
+		return -1, &fs.PathError{Op: "connect", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// removePath removes a file that is no directory. Of a symbolic link it removes the link.
+func removePath(path string, uid, gid uint32) error {
+	dir, name, err := walk(path, false, uid, gid)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	if err := unix.Unlinkat(dir, name, 0); err != nil {
+		return &fs.PathError{Op: "remove", Path: path, Err: err}
+	}
+	return nil
+}
+
+// walk opens the directory in which the last part of a path is, which need not exist. follow says what becomes of a symbolic link there: it is
+// followed, or it is itself what the path names. The caller closes dir. What the name leads to stays the same: nobody but root and
+// its owner can replace it there.
+func walk(path string, follow bool, uid, gid uint32) (dir int, name string, err error) {
+	if !strings.HasPrefix(path, "/") {
+		return -1, "", &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
+	}
+	o := &opening{path: path, uid: uid, gid: gid, dir: -1}
+	defer func() {
+		if err != nil {
+			unix.Close(o.dir)
+		}
+	}()
+	if err := o.enterRoot(); err != nil {
+		return -1, "", err
+	}
+	links := 0
+	for rest := path; ; {
+		name, more, _ := strings.Cut(strings.TrimLeft(rest, "/"), "/")
+		more = strings.TrimLeft(more, "/")
+		if name == "" {
+			return -1, "", &fs.PathError{Op: "open", Path: path, Err: unix.EISDIR}
+		}
+		if err := o.checkDirectory(); err != nil {
+			return -1, "", err
+		}
+		if more == "" && !follow {
+			return o.dir, name, nil
+		}
+		fd, err := unix.Openat(o.dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) && more == "" {
+			return o.dir, name, nil
+		}
+		if err != nil {
+			return -1, "", &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+		link, err := o.step(fd, name)
+		switch {
+		case err != nil:
+			unix.Close(fd)
+			return -1, "", err
+		case link != "":
+			unix.Close(fd)
+			if links++; links > mostLinks {
+				return -1, "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
+			}
+			if rest = link + "/" + more; strings.HasPrefix(link, "/") {
+				if err := o.enterRoot(); err != nil {
+					return -1, "", err
+				}
+			}
+		case more == "":
+			unix.Close(fd)
+			return o.dir, name, nil
+		default:
+			o.enter(fd)
+			rest = more
+		}
+	}
+}
+
+func (o *opening) enterRoot() error {
+	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: "/", Err: err}
+	}
+	o.enter(fd)
+	return nil
+}
+
+// enter goes on in another directory.
+func (o *opening) enter(dir int) {
+	if o.dir >= 0 {
+		unix.Close(o.dir)
+	}
+	o.dir = dir
+}
+
+// checkDirectory refuses a directory in which the user may replace what others have made.
+func (o *opening) checkDirectory() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(o.dir, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: o.path, Err: err}
+	}
+	writable := st.Mode&0o002 != 0 || st.Mode&0o020 != 0 && st.Gid == o.gid
+	o.sticky = writable && st.Mode&unix.S_ISVTX != 0
+	if o.uid != 0 && (st.Uid == o.uid || writable && !o.sticky) {
+		return o.refused("a directory on the path to %s is the executor's user's to change (mode %04o, user %d)", o.path, st.Mode&0o7777, st.Uid)
+	}
+	return nil
+}
+
+// step looks at one part of the path. link is where a symbolic link leads, else empty.
+func (o *opening) step(fd int, name string) (link string, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return "", &fs.PathError{Op: "stat", Path: o.path, Err: err}
+	}
+	if o.uid != 0 && o.sticky && (st.Uid == o.uid || st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink != 1) {
+		return "", o.refused("%q on the path to %s is the executor's user's to change (user %d, %d names)", name, o.path, st.Uid, st.Nlink)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return "", nil
+	}
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(fd, "", buf)
+	if err != nil || n == 0 || n == len(buf) {
+		return "", &fs.PathError{Op: "readlink", Path: o.path, Err: unix.EINVAL}
+	}
+	return string(buf[:n]), nil
+}
+
+// refused is an error of class EACCES.
+func (o *opening) refused(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, unix.EACCES)...)
+}
