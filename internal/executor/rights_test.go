@@ -14,6 +14,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/privilege"
+	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
 // noRoot opens nothing as root.
@@ -89,6 +90,24 @@ func TestStateDirectoryLeadsNowhere(t *testing.T) {
 	for _, name := range []string{"n-0.journal", "audit.log"} {
 		if st, err := os.Stat(filepath.Join(state, name)); err != nil || st.Sys().(*syscall.Stat_t).Uid != own.user.UID {
 			t.Errorf("%s: %v, %v, want a file of the user", name, st, err)
+		}
+	}
+}
+
+// An executor whose own filter cannot be installed does not start where a complete sandbox is required.
+func TestNoFilter(t *testing.T) {
+	none := errors.New("no filters here")
+	var log bytes.Buffer
+	for mode, want := range map[sandbox.Mode]error{sandbox.Require: none, sandbox.On: nil, sandbox.Off: nil} {
+		log.Reset()
+		if err := unfiltered(none, mode, slog.New(slog.NewTextHandler(&log, nil))); !errors.Is(err, want) || (want == nil) != (log.Len() > 0) {
+			t.Errorf("%v: %v; the log: %q", mode, err, &log)
+		}
+		if err := unfiltered(privilege.ErrArchitecture, mode, slog.New(slog.DiscardHandler)); err != nil {
+			t.Errorf("%v, on an architecture without filters: %v", mode, err)
+		}
+		if err := unfiltered(nil, mode, slog.New(slog.DiscardHandler)); err != nil {
+			t.Errorf("%v, with a filter: %v", mode, err)
 		}
 	}
 }

@@ -226,9 +226,19 @@ func (r rights) separate(s *config.Executor, log *slog.Logger) error {
 		}
 		log.Info("this process is no longer root's; its spawner is", "user", r.user.Name)
 	}
-	if err := privilege.Filter(); err != nil {
-		log.Warn("this process has no filter of system calls", "reason", err)
+	return unfiltered(privilege.Filter(), s.Sandbox.Resolve(r.user.UID != 0, s.IdentityDir != ""), log)
+}
+
+// unfiltered says what becomes of an executor without a filter of system calls: it does not start where workers must have a complete sandbox, unless
+// nobody has such a filter on this architecture.
+func unfiltered(err error, mode sandbox.Mode, log *slog.Logger) error {
+	switch {
+	case err == nil:
+		return nil
+	case mode == sandbox.Require && !errors.Is(err, privilege.ErrArchitecture):
+		return fmt.Errorf("a complete sandbox is required, and this process cannot have a filter of system calls: %w (--sandbox=on starts without)", err)
 	}
+	log.Warn("this process has no filter of system calls", "reason", err)
 	return nil
 }
 

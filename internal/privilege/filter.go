@@ -1,7 +1,9 @@
 package privilege
 
 import (
+	"errors"
 	"fmt"
+	"math"
 
 	seccomp "github.com/elastic/go-seccomp-bpf"
 	"github.com/elastic/go-seccomp-bpf/arch"
@@ -28,18 +30,24 @@ var allowed = []string{
 	"epoll_create1", "epoll_ctl", "epoll_wait", "epoll_create", "inotify_init1", "inotify_add_watch", "inotify_rm_watch",
 	"open", "creat", "stat", "lstat", "access", "readlink", "getdents", "mkdir", "rmdir", "unlink", "link", "rename", "chmod", "pipe",
 	"socket", "socketpair", "bind", "listen", "accept", "accept4", "connect", "getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown",
-	"sendto", "recvfrom", "sendmmsg", "recvmmsg", "ioctl",
+	"sendto", "recvfrom", "sendmmsg", "recvmmsg",
 }
+
+// typing are the commands of ioctl that type into a terminal. Whoever has the terminal of root's shell as standard input could type into that shell.
+var typing = []uint64{unix.TIOCSTI, unix.TIOCLINUX}
 
 // noSuchCall has callers fall back to an older call: what clone3 is to do cannot be seen by a filter.
 const noSuchCall = seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)
+
+// ErrArchitecture: the numbers of this architecture's system calls are not known here. Those of x86-64 and AArch64 are.
+var ErrArchitecture = errors.New("there is none for this architecture")
 
 // Filter installs a filter of system calls on all threads of the process: other calls fail with EPERM. An error says that this kernel or
 // architecture has no such filter, and then there is none.
 func Filter() error {
 	info, err := arch.GetInfo("")
 	if err != nil {
-		return fmt.Errorf("filter of system calls: %w", err)
+		return fmt.Errorf("filter of system calls: %w: %w", ErrArchitecture, err)
 	}
 	var names []string
 	for _, name := range allowed {
@@ -50,7 +58,14 @@ func Filter() error {
 	equal := func(name string, value uint64) seccomp.NameWithConditions {
 		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: value}}}
 	}
+	// The kernel looks at the low half of a command alone. So one whose high half is neither zero nor the sign of the low one is refused.
+	command := seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.LessOrEqual, Value: math.MaxUint32}}
+	for _, c := range typing {
+		command = append(command, seccomp.Condition{Argument: 1, Operation: seccomp.NotEqual, Value: c})
+	}
+	negative := seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.GreaterOrEqual, Value: math.MaxUint64 &^ math.MaxInt32}}
 	some := []seccomp.NameWithConditions{
+		{Name: "ioctl", Conditions: command}, {Name: "ioctl", Conditions: negative},
 		// Threads of this process, and no other processes.
 		{Name: "clone", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}}},
 		equal("prctl", unix.PR_SET_NAME), equal("prctl", unix.PR_GET_NAME), equal("prctl", unix.PR_GET_DUMPABLE), equal("prctl", unix.PR_SET_VMA),

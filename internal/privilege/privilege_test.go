@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,6 +60,15 @@ func afterwards(dir string) {
 	_, err = os.ReadFile(filepath.Join(dir, "secret"))
 	say("root's file", err)
 	say("root again", syscall.Setuid(0))
+	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	fmt.Println("others of its user can trace it:", dumpable != 0, err)
+	state, err := os.ReadFile("/proc/self/status")
+	must(err)
+	for line := range strings.Lines(string(state)) {
+		if strings.HasPrefix(line, "Cap") && !strings.HasPrefix(line, "CapBnd") && !strings.HasSuffix(line, "\t0000000000000000\n") {
+			fmt.Println("capabilities are left:", line)
+		}
+	}
 	say("program", exec.Command("/bin/true").Run())
 	say("name space", unix.Unshare(unix.CLONE_NEWUSER))
 	say("mount", unix.Mount("none", dir, "tmpfs", 0, ""))
@@ -67,6 +77,14 @@ func afterwards(dir string) {
 	say("trace", unix.PtraceAttach(os.Getppid()))
 	_, _, errno = unix.Syscall(unix.SYS_BPF, 0, 0, 0)
 	say("bpf", errno)
+	for _, command := range []uintptr{unix.TIOCSTI, unix.TIOCLINUX, unix.TIOCSTI | 1<<32, unix.TIOCSTI | 1<<63} { // ENOTTY where it is not refused
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, 0, command, uintptr(unsafe.Pointer(new(byte))))
+		say("type into the terminal", errno)
+	}
+	for _, command := range []uintptr{unix.TCGETS, 0xc0181b01, 0xffffffffc0181b01} { // the last two: of an RDMA device
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, 0, command, uintptr(unsafe.Pointer(new([64]byte))))
+		say("other command", errno)
+	}
 }
 
 func TestDropAndFilter(t *testing.T) {
@@ -109,12 +127,20 @@ listen: <nil>
 threads: <nil>
 root's file: open SECRET: permission denied
 root again: operation not permitted
+others of its user can trace it: false <nil>
 program: fork/exec /bin/true: operation not permitted
 name space: operation not permitted
 mount: operation not permitted
 other memory: operation not permitted
 trace: operation not permitted
 bpf: operation not permitted
+type into the terminal: operation not permitted
+type into the terminal: operation not permitted
+type into the terminal: operation not permitted
+type into the terminal: operation not permitted
+other command: inappropriate ioctl for device
+other command: inappropriate ioctl for device
+other command: inappropriate ioctl for device
 `
 	if got := strings.ReplaceAll(string(out), filepath.Join(dir, "secret"), "SECRET"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
