@@ -54,13 +54,16 @@ func (e *Executor) payer(ctx context.Context, asked string) (string, error) {
 // nobodysGroup is the group of users that this node does not know.
 const nobodysGroup = 65534
 
-// groupOf is the group that a user's worker runs in: the user's own on this node.
+// firstGroup is the first group id that is no system's. usersGroup is one below that many systems give to all their users.
+const firstGroup, usersGroup = 1000, 100
+
+// groupOf is the group that a user's worker runs in: the user's own on this node, unless that is a system's, which workers do not run in.
 func groupOf(uid uint32) uint32 {
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {
 		return nobodysGroup
 	}
-	if gid, err := strconv.ParseUint(u.Gid, 10, 32); err == nil && gid != 0 {
+	if gid, err := strconv.ParseUint(u.Gid, 10, 32); err == nil && (gid >= firstGroup || gid == usersGroup) {
 		return uint32(gid)
 	}
 	return nobodysGroup

@@ -25,9 +25,11 @@ import (
 const (
 	// maxWorkers bounds the workers of one executor, prepared ones included.
 	maxWorkers = 16384
-	// lowestUID and lowestGID keep system users and groups from verified users' workers.
+	// lowestUID and lowestGID keep system users and groups from verified users' workers. usersGID, which is below, is the group that
+	// many systems have for all their users.
 	lowestUID = 1000
-	lowestGID = 100
+	lowestGID = 1000
+	usersGID  = 100
 )
 
 // Spawner serves one executor.
@@ -314,12 +316,12 @@ func (s *Spawner) checkUser(uid, gid uint32) error {
 	switch {
 	case uid < lowestUID || uid == 1<<32-1:
 		return fmt.Errorf("a worker cannot run as user %d: system users are refused", uid)
-	case gid < lowestGID || gid == 1<<32-1:
+	case gid < lowestGID && gid != usersGID || gid == 1<<32-1:
 		return fmt.Errorf("a worker cannot run in group %d: system groups are refused", gid)
 	case s.cfg.UIDs.Has(uid):
 		return fmt.Errorf("a worker cannot run as user %d: it is in the range %v of other workers", uid, s.cfg.UIDs)
-	case int(uid) == os.Getuid():
-		return fmt.Errorf("a worker cannot run as user %d, which the spawner is", uid)
+	case int(uid) == os.Getuid() || uid == s.cfg.UID:
+		return fmt.Errorf("a worker cannot run as user %d, which the spawner or its executor is", uid)
 	}
 	return nil
 }

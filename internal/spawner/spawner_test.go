@@ -297,12 +297,13 @@ func TestUsersAreRefused(t *testing.T) {
 		}
 		t.Skip("workers can be other users only where the spawner is root")
 	}
-	p := start(t, Config{Mode: sandbox.On, UIDs: sandbox.Range{First: 500000, N: 4}})
+	p := start(t, Config{Mode: sandbox.On, UIDs: sandbox.Range{First: 500000, N: 4}, UID: 4711, GID: 4711})
 	for i, c := range []struct {
 		uid, gid uint32
 		says     string
 	}{
 		{1, 1000, "user 1"}, {999, 1000, "user 999"}, {1<<32 - 1, 1000, "user 4294967295"}, {1000, 0, "group 0"}, {1000, 42, "group 42"},
+		{1000, 101, "group 101"}, {1000, 999, "group 999"}, {4711, 1000, "user 4711"},
 		{1000, 1<<32 - 1, "group 4294967295"}, {500000, 500000, "user 500000"}, {500003, 1000, "user 500003"},
 	} {
 		id := uint32(i)
