@@ -159,14 +159,29 @@ func (s *Spawner) serve() error {
 		if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) {
 			return nil
 		}
-		if err == nil {
+		switch {
+		case err == nil:
 			err = s.handle(&m, fds)
 			wire.CloseAll(fds)
+		case errors.Is(err, wire.ErrDescriptors) && (m.Type == wire.Spawn || m.Type == wire.Prepare):
+			err = s.noRoom(&m)
 		}
 		if err != nil {
 			return fmt.Errorf("the executor's message is refused, and all workers are ended: %w", err)
 		}
 	}
+}
+
+// noRoom refuses a worker for which this process has no descriptors. Others live on.
+func (s *Spawner) noRoom(m *wire.Message) error {
+	s.mu.Lock()
+	used := s.children[m.ID] != nil
+	s.mu.Unlock()
+	if used {
+		return fmt.Errorf("worker %d exists", m.ID)
+	}
+	s.refuse(m.ID, fmt.Errorf("%w: %w", wire.ErrDescriptors, unix.EMFILE))
+	return nil
 }
 
 func (s *Spawner) handle(m *wire.Message, fds []int) error {

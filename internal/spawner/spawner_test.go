@@ -414,6 +414,35 @@ func TestOpenForAppending(t *testing.T) {
 	}
 }
 
+// A spawner without descriptors refuses a worker, and those that are there live on.
+func TestNoDescriptors(t *testing.T) {
+	p := start(t, Config{Mode: sandbox.On})
+	p.prepare(1, nil)
+	pid := int(p.expect(wire.Spawned, 1).U32(0))
+	var before unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+		t.Fatal(err)
+	}
+	few := unix.Rlimit{Cur: 3, Max: before.Max} // what it has it keeps
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
+		t.Fatal(err)
+	}
+	for id := uint32(2); id < 5; id++ {
+		p.prepare(id, nil)
+		if m := p.receive(); m.Type != wire.SpawnFailed || m.ID != id || !strings.Contains(m.Failure().Text, "too many open files") {
+			t.Fatalf("message of type %d for worker %d: %v", m.Type, m.ID, m.Failure())
+		}
+	}
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &before, nil); err != nil {
+		t.Fatal(err)
+	}
+	p.prepare(2, nil)
+	p.expect(wire.Spawned, 2)
+	if gone(pid) {
+		t.Error("the worker that was there has ended")
+	}
+}
+
 // The program that runs as root must stay small, and must not contain a parser of what tenants send.
 func TestRootProgramIsSmall(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,CgoFiles,CFiles,Module", "../../cmd/rfaas-spawner").Output()

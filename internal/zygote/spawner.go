@@ -131,6 +131,9 @@ func (z *Zygote) receive() {
 	buf := make([]byte, wire.Max)
 	for {
 		m, fds, err := wire.Receive(z.spawner.conn, buf, wire.MaxFDs)
+		if errors.Is(err, wire.ErrDescriptors) {
+			err = z.noRoom(&m)
+		}
 		if err == nil {
 			err = z.handle(&m, fds)
 		}
@@ -139,6 +142,17 @@ func (z *Zygote) receive() {
 			return
 		}
 	}
+}
+
+// noRoom makes of a message whose descriptors are lost one without descriptors. Others live on. A worker whose control group this process
+// cannot reach is killed: it could not be bound to its lease.
+func (z *Zygote) noRoom(m *wire.Message) error {
+	if m.Type != wire.Spawned || len(m.Body) != wire.SpawnedSize {
+		return nil
+	}
+	z.cfg.Log.Error("no descriptors are left; a worker that has started is killed")
+	clear(m.Body[4:]) // the layout of the control group's files
+	return z.send(&wire.Message{Type: wire.Kill, ID: m.ID})
 }
 
 // handle owns fds.

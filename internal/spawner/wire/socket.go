@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"errors"
 	"net"
 	"os"
 	"syscall"
@@ -54,13 +55,16 @@ func Rights(oob []byte) []int {
 	return fds
 }
 
+// ErrDescriptors: there was no room for the descriptors of a message, in this process or in the number that the caller takes.
+var ErrDescriptors = errors.New("no room for the descriptors of a message")
+
 // Receive reads one message and its descriptors, at most maxFDs. The message aliases buf, which has Max bytes. On error no descriptor is left
-// open; io.EOF means that the peer has closed its end.
+// open; io.EOF means that the peer has closed its end. With ErrDescriptors the message is there, and its descriptors are lost.
 func Receive(c *net.UnixConn, buf []byte, maxFDs int) (Message, []int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*max(maxFDs, 1)))
 	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
 	fds := Rights(oob[:oobn])
-	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+	if err == nil && flags&unix.MSG_TRUNC != 0 {
 		err = unix.EMSGSIZE
 	}
 	var m Message
@@ -70,6 +74,10 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (Message, []int, error) {
 	if err != nil {
 		CloseAll(fds)
 		return Message{}, nil, err
+	}
+	if flags&unix.MSG_CTRUNC != 0 {
+		CloseAll(fds)
+		return m, nil, ErrDescriptors
 	}
 	return m, fds, nil
 }
