@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
@@ -46,6 +48,7 @@ func (c *code) usable(owner string) bool { return owner == "" || c.owners[owner]
 // anybody may use it. Libraries that no lease uses make room for new ones, the longest unused first.
 type codeStore struct {
 	limit, total uint64 // bytes of one library, of all
+	most         int    // libraries: each takes two descriptors, however small it is
 	// Reads the functions of a library in a process of its own, which takes some milliseconds.
 	inspect func(context.Context, *os.File) ([]string, error)
 
@@ -54,6 +57,7 @@ type codeStore struct {
 	tick    uint64
 	codes   map[sum]*code
 	uploads map[sending]chan struct{} // closed when the upload is over
+	reading map[string]*reading       // by owner
 
 	// How slow an upload may be: how long it may send nothing, and beyond that bytes a second, all in all.
 	pause   time.Duration
@@ -66,13 +70,54 @@ type sending struct {
 	owner string
 }
 
+// reading is an owner whose libraries are being inspected: one at a time, so that others find a reader that is free.
+type reading struct {
+	turn  chan struct{} // capacity 1
+	users int           // that have the turn or wait for it
+}
+
+// takeTurn waits for an owner's turn and returns what ends it.
+func (s *codeStore) takeTurn(ctx context.Context, owner string) (done func(), err error) {
+	s.mu.Lock()
+	r := s.reading[owner]
+	if r == nil {
+		r = &reading{turn: make(chan struct{}, 1)}
+		s.reading[owner] = r
+	}
+	r.users++
+	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if r.users--; r.users == 0 {
+			delete(s.reading, owner)
+		}
+	}
+	select {
+	case r.turn <- struct{}{}:
+		return func() { <-r.turn; leave() }, nil
+	case <-ctx.Done():
+		leave()
+		return nil, fmt.Errorf("waiting for the owner's other libraries to be read: %w", context.Cause(ctx))
+	}
+}
+
 // within is how long an upload may take.
 func (s *codeStore) within(size uint64) time.Duration {
 	return s.pause + time.Duration(float64(size)/s.slowest*float64(time.Second))
 }
 
+// mostLibraries leaves seven eighths of the descriptors to workers and connections.
+func mostLibraries() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		limit.Cur = 256
+	}
+	return int(min(max(limit.Cur/16, 16), 4096))
+}
+
 func newCodeStore(limit, total uint64, inspect func(context.Context, *os.File) ([]string, error)) *codeStore {
-	return &codeStore{limit: limit, total: total, codes: map[sum]*code{}, uploads: map[sending]chan struct{}{}, pause: uploadPause,
+	return &codeStore{limit: limit, total: total, most: mostLibraries(), codes: map[sum]*code{}, reading: map[string]*reading{}, uploads: map[sending]chan struct{}{}, pause: uploadPause,
 		slowest: slowestUpload, inspect: inspect}
 }
 
@@ -123,7 +168,7 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 			return nil, false, control.Errorf(control.ClassConnection, "upload: %v", context.Cause(ctx))
 		}
 	}
-	c, err := s.receive(ctx, h, size, next)
+	c, err := s.receive(ctx, u, size, next)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.uploads[u])
@@ -179,9 +224,10 @@ func (s *codeStore) claim(u sending, size uint64) (known *code, over chan struct
 	if over := s.uploads[u]; over != nil {
 		return nil, over, nil
 	}
-	for s.used+size > s.total {
+	for s.used+size > s.total || len(s.codes)+len(s.uploads) >= s.most {
 		if !s.evict() {
-			return nil, nil, control.Errorf(control.ClassBusy, "library of %d bytes: %d of %d bytes for code are in use", size, s.used, s.total)
+			return nil, nil, control.Errorf(control.ClassBusy, "library of %d bytes: %d of %d bytes for code and %d of %d libraries are in use", size,
+				s.used, s.total, len(s.codes)+len(s.uploads), s.most)
 		}
 	}
 	s.used += size
@@ -207,7 +253,7 @@ func (s *codeStore) evict() bool {
 }
 
 // receive reads, checks and seals a library.
-func (s *codeStore) receive(ctx context.Context, h sum, size uint64, next func() ([]byte, error)) (*code, error) {
+func (s *codeStore) receive(ctx context.Context, u sending, size uint64, next func() ([]byte, error)) (*code, error) {
 	p := &pieces{next: next, left: size}
 	hash := sha256.New()
 	f, err := zygote.SealedMemfd("rfaas-code", io.TeeReader(p, hash), int64(size))
@@ -217,23 +263,28 @@ func (s *codeStore) receive(ctx context.Context, h sum, size uint64, next func()
 	if err != nil {
 		return nil, grpcError(err)
 	}
-	names, err := s.check(ctx, f, h, sum(hash.Sum(nil)))
+	names, err := s.check(ctx, f, u, sum(hash.Sum(nil)))
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
-	c := &code{sum: h, size: size, file: f, names: names}
+	c := &code{sum: u.sum, size: size, file: f, names: names}
 	if namesFile, err := zygote.NamesMemfd(names); err == nil {
 		c.namesFile = namesFile
 	}
 	return c, nil
 }
 
-func (s *codeStore) check(ctx context.Context, f *os.File, announced, got sum) ([]string, error) {
+func (s *codeStore) check(ctx context.Context, f *os.File, u sending, got sum) (names []string, err error) {
+	announced := u.sum
 	if got != announced {
 		return nil, mismatch(announced, got)
 	}
-	names, err := s.inspect(ctx, f)
+	done, err := s.takeTurn(ctx, u.owner)
+	if err == nil {
+		names, err = s.inspect(ctx, f)
+		done()
+	}
 	var bad *zygote.WorkerError
 	switch {
 	case err == nil:

@@ -279,3 +279,114 @@ func TestUploadIsStreamed(t *testing.T) {
 	}
 	s.close()
 }
+
+// Libraries are bounded in number too: each takes descriptors of the executor, however small it is.
+func TestManySmallLibraries(t *testing.T) {
+	n := newNode(t)
+	n.e.codes.most = 4
+	descriptors := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	b, used := library(64)
+	if _, err := n.upload(b, used, len(b)); err != nil {
+		t.Fatal(err)
+	}
+	c := n.e.codes.acquire(used, "")
+	defer n.e.codes.release(c)
+	before := descriptors()
+	for range 100 {
+		b, h := library(64)
+		if _, err := n.upload(b, h, len(b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if more := descriptors() - before; more > 50 {
+		t.Errorf("100 libraries of 64 bytes have taken %d descriptors", more)
+	}
+	if n.e.codes.acquire(used, "") == nil {
+		t.Error("a library in use was dropped")
+	} else {
+		n.e.codes.release(c)
+	}
+	for range 3 { // all in use
+		b, h := library(64)
+		if _, err := n.upload(b, h, len(b)); err != nil {
+			t.Fatal(err)
+		}
+		defer n.e.codes.release(n.e.codes.acquire(h, ""))
+	}
+	b, h := library(64)
+	if _, err := n.upload(b, h, len(b)); control.ClassOf(err) != control.ClassBusy {
+		t.Errorf("a library more than there is room for: %v", err)
+	}
+}
+
+// Of one owner's libraries one is read at a time: however many it uploads, and however long reading them takes, others find a free reader.
+func TestLibrariesOfOneOwnerTakeTurns(t *testing.T) {
+	const readers = 2 // as internal/zygote has
+	free := make(chan struct{}, readers)
+	slow := make(chan struct{})
+	var ofAnn, mostOfAnn atomic.Int32
+	s := newCodeStore(1<<20, 1<<20, func(ctx context.Context, f *os.File) ([]string, error) {
+		free <- struct{}{}
+		defer func() { <-free }()
+		if st, err := f.Stat(); err != nil || st.Size() != 100 {
+			return []string{"f"}, err
+		}
+		mostOfAnn.Store(max(mostOfAnn.Load(), ofAnn.Add(1)))
+		defer ofAnn.Add(-1)
+		<-slow
+		return []string{"f"}, nil
+	})
+	add := func(owner string, size int) error {
+		b, h := library(size)
+		_, _, err := s.add(t.Context(), h, owner, uint64(size), func() ([]byte, error) { return b, nil })
+		return err
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := add("tenant ann", 100); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	waiting := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if r := s.reading["tenant ann"]; r != nil {
+			return r.users
+		}
+		return 0
+	}
+	for ofAnn.Load() == 0 || waiting() < 8 {
+		time.Sleep(time.Millisecond)
+	}
+	done := make(chan error, 1)
+	go func() { done <- add("tenant ben", 99) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("ben's library is not read while those of ann are")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.takeTurn(ctx, "tenant ann"); !errors.Is(err, context.Canceled) {
+		t.Errorf("an owner that has given up: %v", err)
+	}
+	close(slow)
+	wg.Wait()
+	if n := mostOfAnn.Load(); n != 1 {
+		t.Errorf("%d of ann's libraries were read at a time, want 1", n)
+	}
+	if len(s.reading) > 0 {
+		t.Errorf("%d owners are remembered", len(s.reading))
+	}
+}
