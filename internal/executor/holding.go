@@ -56,6 +56,7 @@ type seat struct {
 	offer     sum                  // of the client blob that worker is connected to
 	grant     *control.WorkerGrant // what the holder was told of worker
 	dead      bool                 // reaped, not replaced
+	overdue   Worker               // that is being ended by its client's word
 	deaths    uint64               // that the holder is to be told of
 	death     *control.Event       // the latest of them
 	replacing chan struct{}        // closed when the replacement under way has started or failed; nil: there is none

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -24,13 +25,27 @@ func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*c
 		return nil, err
 	}
 	if unanswered, limit := req.GetUnansweredMs(), h.spec.CallLimit; limit > 0 && unanswered > uint64((limit+answerGrace)/time.Millisecond) {
-		e.log.Info("a worker has not answered its client for longer than a call may take", "lease", uint64(h.id), "worker", req.GetWorker(),
-			"pid", w.PID(), "unanswered_ms", unanswered, "limit", limit)
-		e.work.Go(func() { w.EndCall(limit) })
+		e.endOverdue(h, req.GetWorker(), w, unanswered)
 	}
 	c := w.Counters()
 	return &control.InspectReply{Pid: int32(w.PID()), Running: w.Running(), OutputTail: w.OutputTail(), Calls: c.Calls,
 		Failed: c.Failed, Refused: c.Refused, BytesIn: c.BytesIn, BytesOut: c.BytesOut}, nil
+}
+
+// endOverdue ends a worker by its client's word, however often the client says it.
+func (e *Executor) endOverdue(h *holding, seat uint32, w Worker, unanswered uint64) {
+	h.mu.Lock()
+	s := &h.seats[seat]
+	told := s.overdue == w || s.dead
+	s.overdue = w
+	h.mu.Unlock()
+	if told {
+		return
+	}
+	limit := h.spec.CallLimit
+	e.tell(h, slog.LevelInfo, "a worker has not answered its client for longer than a call may take", "lease", uint64(h.id), "worker", seat,
+		"pid", w.PID(), "unanswered_ms", unanswered, "limit", limit)
+	e.work.Go(func() { w.EndCall(limit) })
 }
 
 // worker is the present worker of a seat.

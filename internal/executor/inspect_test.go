@@ -1,7 +1,9 @@
 package executor
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +60,28 @@ func TestUnansweredWorkerEnds(t *testing.T) {
 		}
 		n.release(l.GetLeaseId())
 	}
+}
+
+// A client that says it again and again ends the worker once, and writes one line into the log.
+func TestUnansweredIsSaidOnce(t *testing.T) {
+	n := newNode(t)
+	var out bytes.Buffer
+	n.e.log = slog.New(slog.NewTextHandler(&out, nil))
+	req := n.request(1)
+	req.CallLimitMs = 500
+	l, err := n.Lease(n.ctx(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 500 {
+		if _, err := n.Inspect(n.ctx(), &control.InspectRequest{LeaseId: l.GetLeaseId(), UnansweredMs: 2000}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if lines := strings.Count(out.String(), "has not answered"); lines != 1 {
+		t.Errorf("%d lines in the log, want 1", lines)
+	}
+	n.release(l.GetLeaseId())
 }
 
 func ms(n uint64) time.Duration { return time.Duration(n) * time.Millisecond }
