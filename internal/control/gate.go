@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -103,7 +104,13 @@ func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) e
 	return g.refuse(e, method, Remote(ctx), Caller(ctx).Name)
 }
 
+// otherMethod stands for a method that no service here has. Its name is the caller's own, so that each call could have another one.
+const otherMethod = "unknown"
+
 func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
+	if _, known := roles[method]; !known && strings.HasPrefix(method, "/") {
+		method = otherMethod
+	}
 	g.refused[e.Reason].Add(1)
 	g.audit.Refused(e, method, remote, who, g.now())
 	switch e.Reason {
@@ -156,7 +163,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
 	if id.Role < need || id.Role == identity.RoleNode && !forNodes[method] {
-		return nil, g.Refuse(ctx, method, "%s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
+		return nil, g.Refuse(ctx, method, "%.100s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
 	}
 	if need == identity.RoleOperator {
 		g.audit.Did(method, Remote(ctx), id.Name)

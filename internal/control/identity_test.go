@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -519,4 +521,25 @@ func methodsOf(d *grpc.ServiceDesc) (names []string) {
 		names = append(names, s.StreamName)
 	}
 	return names
+}
+
+// Calls of methods that are not there are one line of the audit log, whatever name each has: else a stranger would fill the log, and leave no room in it to tell other callers apart.
+func TestUnknownMethodsAreOneLine(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false)
+	const calls = 500
+	c, err := grpc.NewClient(r.port.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for i := range calls {
+		err := c.Invoke(t.Context(), fmt.Sprintf("/x/%d%s", i, strings.Repeat("y", 1000)), &InfoRequest{}, &InfoReply{})
+		if status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated && status.Code(err) != codes.Unavailable {
+			t.Fatal(err)
+		}
+	}
+	r.port.Gate.Audit().Flush()
+	if text := r.audit(); strings.Count(text, "\n") > 2 || len(text) > 4096 {
+		t.Errorf("%d calls of methods that are not there have made %d lines of %d bytes", calls, strings.Count(text, "\n"), len(text))
+	}
 }
