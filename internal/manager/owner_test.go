@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -196,4 +197,26 @@ func TestOperatorsRegistrations(t *testing.T) {
 		t.Error(err)
 	}
 	want(t, m, "unix:/run/x 4 true")
+}
+
+// Two certificates may be for the same name. A node does not take the address of a living executor that another owner has registered; when that
+// has fallen silent, it does.
+func TestAddressOfAnotherOwner(t *testing.T) {
+	m, clock := newManager(t)
+	w := &two{Manager: m, t: t, a: asOperator(t), b: asNode(t, "b", "shared")}
+	c := asNode(t, "c", "shared", "localhost")
+	w.register(w.a, "b:1", info(1, 4))
+	w.register(c, "shared:1", info(2, 4))
+	w.register(c, "localhost:1", info(3, 4))
+	for i, address := range []string{"b:1", "shared:1"} {
+		_, err := w.Register(w.b, &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: address, Info: info(byte(10+i), 4)})
+		w.refused("register "+address, err)
+	}
+	want(t, m, "b:1 4 true, localhost:1 4 true, shared:1 4 true")
+	// An executor that was started again takes its own, and an operator everything.
+	w.register(c, "shared:1", info(4, 4))
+	w.register(w.a, "localhost:1", info(5, 4))
+	clock.now = clock.now.Add(missed * time.Second)
+	w.register(w.b, "b:1", info(10, 4))
+	w.register(w.b, "shared:1", info(11, 4))
 }

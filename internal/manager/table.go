@@ -130,7 +130,7 @@ func (t *table) tell(e *entry, s board.State) {
 }
 
 // register adds an executor. An earlier one at the same address is replaced: it is gone, since its address is taken.
-// The same incarnation keeps its id. errOwner: the incarnation is registered by another owner. errQuota: the owner has no room.
+// The same incarnation keeps its id. errOwner: the incarnation, or the address, is registered by another owner. errQuota: the owner has no room.
 func (t *table) register(o owner, address string, info *control.InfoReply) (id uint64, replaced bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,6 +146,10 @@ func (t *table) register(o owner, address string, info *control.InfoReply) (id u
 		t.detach(old) // it has lost its way to its line, and makes another
 		t.heard(old, info)
 		return old.id, false, nil
+	}
+	// Two certificates may be for the same name, and an operator may have registered it. What has fallen silent there gives way.
+	if old != nil && !o.may(old.owner.name) && !t.silent(old, t.now()) {
+		return 0, false, fmt.Errorf("%w: %s", errOwner, address)
 	}
 	if old != nil {
 		t.drop(old)
