@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -293,7 +294,7 @@ func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 	l, c := linkOf(ctx), ctx.Value(connKey{}).(*conn)
 	admitted, err := g.check(ctx, info.FullMethodName)
 	if err == nil {
-		err = g.hold(admitted, c)
+		admitted, err = g.hold(admitted, c)
 	}
 	if err != nil {
 		c.refuse(ctx, l)
@@ -305,31 +306,83 @@ func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 	return admitted, nil
 }
 
+// partyOf is under which name what a caller has at a time is counted: its tenant, or its node. Operators have no limits.
+func partyOf(who *identity.Identity) (party string, counts bool) {
+	switch who.Role {
+	case identity.RoleTenant:
+		return who.Tenant, true
+	case identity.RoleNode:
+		return quota.Node(who.Name), true
+	}
+	return "", false
+}
+
 // hold counts a call, and its connection if it is the first one there, until they end. A connection that is refused stays among the
 // unauthenticated ones.
-func (g *Gate) hold(ctx context.Context, c *conn) error {
-	who := Caller(ctx)
-	if who.Role != identity.RoleTenant {
-		return nil
+func (g *Gate) hold(ctx context.Context, c *conn) (context.Context, error) {
+	party, counts := partyOf(Caller(ctx))
+	if !counts {
+		return ctx, nil
 	}
 	if !c.held {
-		release, err := g.tenants.Hold(who.Tenant, quota.Connections)
+		release, err := g.tenants.Hold(party, quota.Connections)
 		if err != nil {
-			return Errorf(ClassBusy, "%v", err)
+			return nil, Errorf(ClassBusy, "%v", err)
 		}
 		c.held = true
 		context.AfterFunc(c.ctx, release)
 	}
-	release, err := g.tenants.Hold(who.Tenant, quota.Streams)
+	release, err := g.tenants.Hold(party, quota.Streams)
 	if err != nil {
-		return Errorf(ClassBusy, "%v", err)
+		return nil, Errorf(ClassBusy, "%v", err)
 	}
-	context.AfterFunc(ctx, release)
-	return nil
+	h := &heldCall{release: release}
+	context.AfterFunc(ctx, h.ended)
+	return context.WithValue(ctx, heldCallKey{}, h), nil
+}
+
+type heldCallKey struct{}
+
+// heldCall is a call that counts until its stream has ended and its handler has returned: a caller that cancels its calls has no more of them
+// running than one that waits for them.
+type heldCall struct {
+	release func() // may be called more than once
+
+	mu      sync.Mutex
+	running bool // the handler runs
+	over    bool // the stream has ended
+}
+
+func (h *heldCall) ended() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over = true; !h.running {
+		h.release()
+	}
+}
+
+// begin notes that the handler of the call with ctx begins; done, that it has returned. An error: the caller has gone, and the call counts no more.
+func begin(ctx context.Context) (done func(), err error) {
+	h, ok := ctx.Value(heldCallKey{}).(*heldCall)
+	if !ok {
+		return func() {}, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over {
+		return nil, status.FromContextError(context.Canceled).Err()
+	}
+	h.running = true
+	return h.release, nil
 }
 
 // unary and stream are what the gate does when a call's stream is there; tap has let it through.
 func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	done, err := begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	if err := g.narrow(ctx, i.FullMethod, req); err != nil {
 		return nil, err
 	}
@@ -353,6 +406,11 @@ func (g *Gate) narrow(ctx context.Context, method string, req any) error {
 }
 
 func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	over, err := begin(s.Context())
+	if err != nil {
+		return err
+	}
+	defer over()
 	if i.FullMethod != Executor_Leasing_FullMethodName {
 		return h(srv, s)
 	}

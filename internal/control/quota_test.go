@@ -1,9 +1,11 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +18,12 @@ import (
 // as is a connection with some credentials.
 func (r *realm) as(cfg DialConfig) *grpc.ClientConn {
 	r.t.Helper()
-	conn, err := Dial(r.port.Address, cfg)
+	return r.to(r.port.Address, cfg)
+}
+
+func (r *realm) to(address string, cfg DialConfig) *grpc.ClientConn {
+	r.t.Helper()
+	conn, err := Dial(address, cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -24,8 +31,10 @@ func (r *realm) as(cfg DialConfig) *grpc.ClientConn {
 	return conn
 }
 
-func (r *realm) ask(c *grpc.ClientConn) error {
-	_, err := NewExecutorClient(c).Info(r.t.Context(), &InfoRequest{})
+func (r *realm) ask(c *grpc.ClientConn) error { return r.askWith(r.t.Context(), c) }
+
+func (r *realm) askWith(ctx context.Context, c *grpc.ClientConn) error {
+	_, err := NewExecutorClient(c).Info(ctx, &InfoRequest{})
 	return err
 }
 
@@ -117,4 +126,76 @@ func TestTenantsStreamsAreBounded(t *testing.T) {
 	for range 100 { // each call's place is free again when it is over
 		eventually(t, "a call after a stream has ended", func() error { return r.ask(other) })
 	}
+}
+
+// The holder of a node's certificate has so many connections and streams, too.
+func TestNodesConnectionsAreBounded(t *testing.T) {
+	r := newRealm(t, "127.0.0.1:0", false, quota.Limits{quota.Connections: 2})
+	node := DialConfig{Node: r.node("node")}
+	first, second, third := r.to(r.far(), node), r.to(r.far(), node), r.to(r.far(), node)
+	for _, c := range []*grpc.ClientConn{first, second, first} {
+		if err := r.ask(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	busy(t, r.ask(third), "tenant-connections")
+	if err := r.ask(r.as(DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "node localhost", Role: "tenant"}, 0)})); err != nil {
+		t.Errorf("a tenant of the node's name: %v", err)
+	}
+	first.Close()
+	eventually(t, "a connection after one has ended", func() error { return r.ask(third) })
+}
+
+// stubborn does not look whether its caller is still there.
+type stubborn struct {
+	UnimplementedExecutorServer
+	begun, running, most atomic.Int32
+	end                  chan struct{}
+}
+
+func (s *stubborn) Info(context.Context, *InfoRequest) (*InfoReply, error) {
+	s.begun.Add(1)
+	s.most.Store(max(s.most.Load(), s.running.Add(1)))
+	defer s.running.Add(-1)
+	<-s.end
+	return &InfoReply{}, nil
+}
+
+// A call that its caller has cancelled counts as long as its handler runs.
+func TestCancelledCallsCount(t *testing.T) {
+	const most = 3
+	r := newRealm(t, "127.0.0.1:0", false)
+	p, err := OpenPort(PortConfig{Listen: "127.0.0.1:0", SecretFile: r.in("secret"), IdentityDir: r.in("node"),
+		Bounds: Bounds{Tenant: quota.Limits{quota.Streams: most}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &stubborn{end: make(chan struct{})}
+	RegisterExecutorServer(p.Server, server)
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(t.Context()) })
+	conn := r.to(p.Address, DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)})
+	for i := range 10 * most {
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make(chan error, 1)
+		go func() { failed <- r.askWith(ctx, conn) }()
+		eventually(t, "a call that begins or is refused", func() error {
+			if server.begun.Load() > int32(i) || p.Gate.RefusedByQuota(quota.Streams) > 0 {
+				return nil
+			}
+			return errors.New("neither")
+		})
+		cancel()
+		<-failed
+	}
+	if n := server.most.Load(); n != most {
+		t.Errorf("%d calls of one tenant have run at a time, want %d", n, most)
+	}
+	if p.Gate.RefusedByQuota(quota.Streams) == 0 {
+		t.Error("no call was refused")
+	}
+	close(server.end)
+	eventually(t, "a call when the others have ended", func() error { return r.ask(conn) })
 }

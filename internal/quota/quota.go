@@ -3,6 +3,7 @@ package quota
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,7 +63,17 @@ type Error struct {
 	What    string
 }
 
+// nodePrefix cannot begin a tenant's name.
+const nodePrefix = "\x00"
+
+// Node is a name under which a node is counted as tenants are.
+func Node(name string) string { return nodePrefix + name }
+
 func (e *Error) Error() string {
+	if node, ok := strings.CutPrefix(e.Tenant, nodePrefix); ok {
+		return fmt.Sprintf("%s has reached its limit of %d %s, which is that of a tenant: try again later, or ask the operator of this daemon for a higher %s",
+			node, e.Limit, e.What, e.Setting)
+	}
 	return fmt.Sprintf("tenant %q has reached its limit of %d %s: try again later, or ask the operator of this daemon for a higher %s",
 		e.Tenant, e.Limit, e.What, e.Setting)
 }
