@@ -14,6 +14,7 @@ type Port struct {
 	UnauthenticatedTime   time.Duration `mapstructure:"unauthenticated-time"`
 	TenantConnections     int           `mapstructure:"tenant-connections"`
 	TenantStreams         int           `mapstructure:"tenant-streams"`
+	TenantReplies         Bytes         `mapstructure:"tenant-replies"`
 }
 
 var portOptions = []option{
@@ -22,6 +23,7 @@ var portOptions = []option{
 	{"unauthenticated-time", "10s", "how long a connection may be open before its first authenticated call"},
 	{"tenant-connections", "1024", "connections of one tenant at a time, at most a quarter of the daemon's descriptors; operators have no such limits"},
 	{"tenant-streams", "4096", "calls and event streams of one tenant at a time, 0 for no limit"},
+	{"tenant-replies", "64MiB", "replies that clients of one tenant have asked for and not read yet, in bytes together, 0 for no limit"},
 }
 
 // mostRate bounds settings that are counts, at a time or a second.
@@ -31,7 +33,8 @@ const mostRate = 1 << 20
 // limits of tenants that only this daemon has.
 func (p *Port) Bounds(own int, more quota.Limits) control.Bounds {
 	b := control.Bounds{Streams: p.ConnectionStreams, StrangerBytes: int(p.UnauthenticatedMemory), FirstCall: p.UnauthenticatedTime,
-		Tenant: quota.Limits{quota.Connections: p.TenantConnections, quota.Streams: p.TenantStreams}}
+		Tenant: quota.Limits{quota.Connections: p.TenantConnections, quota.Streams: p.TenantStreams,
+			quota.Replies: int(p.TenantReplies)}}
 	if b.Streams == 0 {
 		b.Streams = callStreams + own
 	}
@@ -55,4 +58,7 @@ func (v *validator) port(p *Port) {
 	v.positive("unauthenticated-time", p.UnauthenticatedTime)
 	v.between("tenant-connections", p.TenantConnections, 0, mostRate)
 	v.between("tenant-streams", p.TenantStreams, 0, mostRate)
+	if p.TenantReplies > 1<<40 {
+		v.failf("tenant-replies: %v is above 1TiB", p.TenantReplies)
+	}
 }

@@ -386,7 +386,11 @@ func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h gr
 	if err := g.narrow(ctx, i.FullMethod, req); err != nil {
 		return nil, err
 	}
-	return h(ctx, req)
+	reply, err := h(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return g.holdReply(ctx, reply)
 }
 
 // narrow makes of a request for everybody's what its caller may see.
@@ -411,6 +415,7 @@ func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h 
 		return err
 	}
 	defer over()
+	s = &replying{s, g}
 	if i.FullMethod != Executor_Leasing_FullMethodName {
 		return h(srv, s)
 	}

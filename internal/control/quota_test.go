@@ -3,8 +3,11 @@ package control
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -144,6 +147,104 @@ func TestNodesConnectionsAreBounded(t *testing.T) {
 	}
 	first.Close()
 	eventually(t, "a connection after one has ended", func() error { return r.ask(third) })
+}
+
+// talkative gives long replies.
+type talkative struct {
+	UnimplementedExecutorServer
+	asked atomic.Int32
+}
+
+const longReply = 100 << 10
+
+func (s *talkative) Info(context.Context, *InfoRequest) (*InfoReply, error) {
+	s.asked.Add(1)
+	return &InfoReply{Node: strings.Repeat("x", longReply)}, nil
+}
+
+// mute is a connection whose client stops reading.
+type mute struct {
+	net.Conn
+	silent chan struct{} // closed: nothing is read any more
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (m *mute) Read(b []byte) (int, error) {
+	select {
+	case <-m.silent:
+		<-m.closed
+		return 0, net.ErrClosed
+	default:
+		return m.Conn.Read(b[:min(len(b), 64)]) // it is soon back here
+	}
+}
+
+func (m *mute) Close() error {
+	m.once.Do(func() { close(m.closed) })
+	return m.Conn.Close()
+}
+
+// What a tenant asks for and does not read is bounded in bytes: gRPC keeps it, and counts those calls as over.
+func TestUnreadRepliesAreBounded(t *testing.T) {
+	const most = 20 * longReply
+	r := newRealm(t, "127.0.0.1:0", false)
+	p, err := OpenPort(PortConfig{Listen: "unix:" + r.in("socket"), SecretFile: r.in("secret"), IdentityDir: r.in("node"),
+		Bounds: Bounds{Tenant: quota.Limits{quota.Replies: most}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &talkative{}
+	RegisterExecutorServer(p.Server, server)
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(t.Context()) })
+	as := func(cfg DialConfig) *grpc.ClientConn { return r.to(p.Address, cfg) }
+	silent := make(chan struct{})
+	cfg := DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0), Connect: func(path string) (net.Conn, error) {
+		c, err := net.Dial("unix", path)
+		return &mute{Conn: c, silent: silent, closed: make(chan struct{})}, err
+	}}
+	quiet := as(cfg)
+	for range 40 { // whoever reads is not concerned
+		if err := r.ask(quiet); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(silent)
+	ctx, cancel := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	asked := server.asked.Load()
+	const many = 200
+	for range many {
+		calls.Go(func() { _, _ = NewExecutorClient(quiet).Info(ctx, &InfoRequest{}) })
+	}
+	eventually(t, "all calls are made", func() error {
+		if n := server.asked.Load() - asked; n < many {
+			return fmt.Errorf("%d calls", n)
+		}
+		return nil
+	})
+	// What the kernel has taken does not count any more.
+	eventually(t, "most replies are refused", func() error {
+		if n := p.Gate.RefusedByQuota(quota.Replies); n < many/2 {
+			return fmt.Errorf("%d replies were refused", n)
+		}
+		return nil
+	})
+	ben := as(DialConfig{TokenFile: r.token("ben", identity.Claims{Tenant: "ben", Role: "tenant"}, 0)})
+	if err := r.ask(ben); err != nil {
+		t.Errorf("another tenant: %v", err)
+	}
+	cancel()
+	quiet.Close()
+	calls.Wait()
+	cfg.Connect = nil
+	again := as(cfg)
+	for range 10 * most / longReply { // all is given back with the connection
+		eventually(t, "a call after the connection has ended", func() error { return r.ask(again) })
+	}
 }
 
 // stubborn does not look whether its caller is still there.

@@ -112,6 +112,7 @@ func newServer(t *serverTransport, streams int, closing context.Context) *grpc.S
 		grpc.InTapHandle(t.gate.tap),
 		grpc.UnaryInterceptor(t.gate.unary),
 		grpc.StreamInterceptor(t.gate.stream),
+		grpc.ForceServerCodecV2(newReplyCodec()),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.StatsHandler(connections{closing}),
 		grpc.MaxConcurrentStreams(uint32(streams)),

@@ -14,10 +14,11 @@ import (
 // Kind is what a quota bounds. Its text is the label of the metric.
 type Kind string
 
-// The kinds. Connections and Streams are bounded at a time, by Hold; the others in rate, by Take.
+// The kinds. Connections, Streams and Replies are bounded at a time, by Hold and HoldSome; the others in rate, by Take.
 const (
 	Connections Kind = "connections"
 	Streams     Kind = "streams"
+	Replies     Kind = "reply_bytes"
 	Leases      Kind = "leases"
 	Replaces    Kind = "replaces"
 	UploadBytes Kind = "upload_bytes"
@@ -33,6 +34,7 @@ var kinds = []struct {
 }{
 	{Connections, "tenant-connections", "connections at a time"},
 	{Streams, "tenant-streams", "calls and streams at a time"},
+	{Replies, "tenant-replies", "bytes of replies that it has not read"},
 	{Leases, "tenant-leases", "lease requests a second"},
 	{Replaces, "tenant-replaces", "replacements of workers a second"},
 	{UploadBytes, "tenant-upload", "uploaded bytes a second"},
@@ -133,6 +135,11 @@ func (t *Tenants) Take(name string, k Kind, n int) error {
 
 // Hold takes one of a kind that is limited at a time, until release is called, which may be called more than once. The error is an *Error.
 func (t *Tenants) Hold(name string, k Kind) (release func(), err error) {
+	return t.HoldSome(name, k, 1)
+}
+
+// HoldSome is Hold for n of a kind. Who has nothing yet may take more than the limit: it is one reply.
+func (t *Tenants) HoldSome(name string, k Kind, n int) (release func(), err error) {
 	limit := t.limits[k]
 	if limit == 0 {
 		return func() {}, nil
@@ -140,16 +147,16 @@ func (t *Tenants) Hold(name string, k Kind) (release func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	of := t.tenant(name, t.now())
-	if of.held[k] >= limit {
+	if has := of.held[k]; has >= limit || has > 0 && n > limit-has {
 		return nil, t.refuse(name, k, limit)
 	}
-	of.held[k]++
+	of.held[k] += n
 	var once sync.Once
 	return func() {
 		once.Do(func() {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			of.held[k]--
+			of.held[k] -= n
 		})
 	}, nil
 }
