@@ -73,28 +73,38 @@ const maxProof = 512
 type Replays struct {
 	mu    sync.Mutex
 	first map[[NonceSize]byte]seen
+	of    map[string]int // how many of first are a party's
 	sweep time.Time
 }
 
 type seen struct {
 	ch    *Channel
+	party string
 	until time.Time
 }
 
-// maxNonces bounds Replays. Only proofs that are good get in.
-const maxNonces = 1 << 17
+// maxNonces bounds Replays, and maxOfParty what one tenant has of it, so that no tenant keeps others from connecting. Only proofs that are
+// good get in.
+const (
+	maxNonces  = 1 << 17
+	maxOfParty = maxNonces / 8
+)
 
-// take gives a nonce to a channel; an error if another one had it, or if there is no room to remember it.
-func (r *Replays) take(nonce [NonceSize]byte, ch *Channel, now time.Time) error {
+// take gives a nonce to a channel; an error if another one had it, or if there is no room to remember it. party is the tenant; empty: an operator,
+// who may have all the room.
+func (r *Replays) take(nonce [NonceSize]byte, party string, ch *Channel, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.first == nil {
-		r.first = map[[NonceSize]byte]seen{}
+		r.first, r.of = map[[NonceSize]byte]seen{}, map[string]int{}
 	}
 	if now.After(r.sweep) {
 		for n, s := range r.first {
 			if now.After(s.until) {
 				delete(r.first, n)
+				if r.of[s.party]--; r.of[s.party] == 0 {
+					delete(r.of, s.party)
+				}
 			}
 		}
 		r.sweep = now.Add(Leeway)
@@ -108,12 +118,16 @@ func (r *Replays) take(nonce [NonceSize]byte, ch *Channel, now time.Time) error 
 	if len(r.first) >= maxNonces {
 		return refuse(Overload, "more than %d new connections within %v", maxNonces, 2*Leeway)
 	}
-	r.first[nonce] = seen{ch, now.Add(2*Leeway + time.Second)}
+	if party != "" && r.of[party] >= maxOfParty {
+		return refuse(Overload, "more than %d new connections of tenant %q within %v", maxOfParty, party, 2*Leeway)
+	}
+	r.first[nonce] = seen{ch, party, now.Add(2*Leeway + time.Second)}
+	r.of[party]++
 	return nil
 }
 
-// check checks a proof that came over ch; good checks its signature.
-func (r *Replays) check(scheme, credential, text string, ch *Channel, now time.Time, good func(m, sig []byte) bool) error {
+// check checks a proof of a party that came over ch; good checks its signature.
+func (r *Replays) check(scheme, credential, text, party string, ch *Channel, now time.Time, good func(m, sig []byte) bool) error {
 	if len(text) > maxProof {
 		return refuse(Malformed, "%s: the proof has %d bytes, want at most %d", scheme, len(text), maxProof)
 	}
@@ -152,7 +166,7 @@ func (r *Replays) check(scheme, credential, text string, ch *Channel, now time.T
 	if ch.Binding != nil {
 		return nil
 	}
-	return r.take([NonceSize]byte(nonce), ch, now)
+	return r.take([NonceSize]byte(nonce), party, ch, now)
 }
 
 // SecretVerifier takes proofs of a shared secret. Whoever knows it is an operator: all who have it are one user.
@@ -166,7 +180,7 @@ func (v *SecretVerifier) Scheme() string { return SchemeSecret }
 
 // Verify checks a proof.
 func (v *SecretVerifier) Verify(credential string, ch *Channel, now time.Time) (Identity, error) {
-	err := v.Replays.check(SchemeSecret, "", credential, ch, now, func(m, sig []byte) bool {
+	err := v.Replays.check(SchemeSecret, "", credential, "", ch, now, func(m, sig []byte) bool {
 		return hmac.Equal(mac(v.Secret, m), sig)
 	})
 	if err != nil {
@@ -200,7 +214,15 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 	if err != nil {
 		return Identity{}, err
 	}
-	err = v.Replays.check(SchemeToken, token, text, ch, now, func(m, sig []byte) bool {
+	role, err := ParseRole(c.Role)
+	if err != nil {
+		return Identity{}, err // cannot be: Check has read it
+	}
+	party := c.Tenant
+	if role == RoleOperator {
+		party = ""
+	}
+	err = v.Replays.check(SchemeToken, token, text, party, ch, now, func(m, sig []byte) bool {
 		return ed25519.Verify(c.Key, m, sig)
 	})
 	if err != nil {
@@ -208,10 +230,6 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 	}
 	if err := v.standing(&c, now); err != nil {
 		return Identity{}, err
-	}
-	role, err := ParseRole(c.Role)
-	if err != nil {
-		return Identity{}, err // cannot be: Check has read it
 	}
 	return Identity{By: SchemeToken, Name: c.Tenant + " by token " + c.ID, Tenant: c.Tenant, UID: c.UID, Role: role,
 		Expires: time.Unix(c.Ends, 0), generation: generation}, nil

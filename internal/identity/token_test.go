@@ -243,12 +243,44 @@ func TestReplaysAreForgotten(t *testing.T) {
 	var r Replays
 	for i := range 1000 {
 		n := [NonceSize]byte{byte(i), byte(i >> 8)}
-		if err := r.take(n, &Channel{}, noon.Add(time.Duration(i)*time.Second)); err != nil {
+		if err := r.take(n, "ann", &Channel{}, noon.Add(time.Duration(i)*time.Second)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(r.first) > 120 {
-		t.Errorf("%d nonces of 1000 s are remembered", len(r.first))
+	if len(r.first) > 120 || r.of["ann"] != len(r.first) {
+		t.Errorf("%d nonces of 1000 s are remembered, %d of ann", len(r.first), r.of["ann"])
+	}
+}
+
+// A tenant that makes one connection after the other does not keep others, and operators, from connecting.
+func TestReplaysOfOneTenant(t *testing.T) {
+	var r Replays
+	made := 0
+	take := func(party string, at time.Time) error {
+		made++
+		return r.take([NonceSize]byte{byte(made), byte(made >> 8), byte(made >> 16)}, party, &Channel{}, at)
+	}
+	var err error
+	for range maxNonces {
+		if err = take("ann", noon); err != nil {
+			break
+		}
+	}
+	if reason(err) != Overload || !strings.Contains(err.Error(), `tenant "ann"`) || len(r.first) > maxNonces/4 {
+		t.Errorf("after %d connections: %v", len(r.first), err)
+	}
+	for _, party := range []string{"ben", ""} {
+		if err := take(party, noon); err != nil {
+			t.Errorf("%q: %v", party, err)
+		}
+	}
+	for range maxOfParty + 1 {
+		if err := take("", noon); err != nil {
+			t.Fatalf("an operator: %v", err)
+		}
+	}
+	if err := take("ann", noon.Add(3*Leeway)); err != nil {
+		t.Errorf("a while later: %v", err)
 	}
 }
 
