@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
@@ -41,6 +43,8 @@ type accounts struct {
 	failed   time.Time       // when it last did not take those of a message
 	refused  map[string]bool // why charges were refused in the last harvest that said so
 	refusals uint64          // charges that were refused, each counted once while it is met again
+	untold   int             // of these, since the last line in the log
+	lines    *rate.Limiter   // of the log; nil: there was none yet
 
 	unsettled atomic.Uint64 // messages of charges that were refused
 
@@ -314,9 +318,26 @@ func (a *accounts) refuse(texts []string) {
 		return
 	}
 	a.refusals += uint64(len(fresh))
+	a.untold += len(fresh)
+	if a.lines == nil {
+		a.lines = rate.NewLimiter(rate.Every(refusedLineEvery), refusedLines)
+	}
+	if !a.lines.AllowN(a.now(), 1) {
+		return // the next line says how many
+	}
 	slices.Sort(fresh)
-	a.log.Warn("charges are refused, all others are taken", "error", strings.Join(fresh, "\n"))
+	fresh = fresh[:min(len(fresh), refusedTexts)]
+	a.log.Warn("charges are refused, all others are taken", "error", strings.Join(fresh, "\n"), "more", a.untold-len(fresh))
+	a.untold = 0
 }
+
+// An executor can have other charges refused at each harvest. The log has so many lines about them at once and then one in a while, each with so
+// many reasons.
+const (
+	refusedLines     = 10
+	refusedLineEvery = time.Minute
+	refusedTexts     = 16
+)
 
 // refusedCharges is how many charges were refused so far.
 func (a *accounts) refusedCharges() uint64 {

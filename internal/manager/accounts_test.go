@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -140,5 +141,30 @@ func TestRefusalsBesideTrouble(t *testing.T) {
 		if refused, trouble := sift(c.err); !slices.Equal(refused, c.refused) || !errors.Is(trouble, c.trouble) || (c.trouble == nil) != (trouble == nil) {
 			t.Errorf("%s: %q, %v", name, refused, trouble)
 		}
+	}
+}
+
+// An executor whose charges are refused for other reasons at each harvest does not fill the log.
+func TestRefusedChargesFillNoLog(t *testing.T) {
+	c := &clock{time.Unix(1e9, 0)}
+	var log bytes.Buffer
+	a := &accounts{log: slog.New(slog.NewTextHandler(&log, nil)), now: c.Now}
+	const harvests, charges = 600, 100
+	for i := range harvests {
+		var texts []string
+		for j := range charges {
+			texts = append(texts, fmt.Sprintf("charge %d of harvest %d", j, i))
+		}
+		a.refuse(texts)
+		c.now = c.now.Add(time.Second)
+	}
+	if lines := strings.Count(log.String(), "\n"); lines < 10 || lines > 25 || log.Len() > 25*2000 {
+		t.Errorf("%d lines, %d bytes", lines, log.Len())
+	}
+	if n := a.refusedCharges(); n != harvests*charges {
+		t.Errorf("%d charges are counted", n)
+	}
+	if !strings.Contains(log.String(), fmt.Sprintf("more=%d", 60*charges-refusedTexts)) {
+		t.Errorf("no line says how many had none: %s", log.String())
 	}
 }
