@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -92,17 +93,24 @@ func Listen(addr string, allowPlaintext bool) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	l, err := net.Listen(a.Network, a.Target)
+	lc := net.ListenConfig{}
+	if a.Network == "unix" {
+		lc.Control = closeToOthers
+	}
+	l, err := lc.Listen(context.Background(), a.Network, a.Target)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	if a.Network == "unix" {
-		if err := os.Chmod(a.Target, 0o600); err != nil {
-			l.Close()
-			return nil, fmt.Errorf("listen: %w", err)
-		}
-	}
 	return l, nil
+}
+
+// closeToOthers gives a unix socket its mode before it is bound: the file gets the mode of the socket. By its name another file might get it.
+func closeToOthers(_, _ string, c syscall.RawConn) error {
+	var err error
+	if cerr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) }); cerr != nil {
+		return cerr
+	}
+	return err
 }
 
 // ListenerAddress returns the bound address in the form that ParseAddress takes, with the real port.

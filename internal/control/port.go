@@ -175,11 +175,11 @@ func writeAddressFile(path, addr string) error {
 		return fmt.Errorf("address file: %w", err)
 	}
 	_, err = tmp.WriteString(addr + "\n")
+	if err == nil {
+		err = tmp.Chmod(0o644) // not by its name, which may lead elsewhere by now
+	}
 	if cerr := tmp.Close(); err == nil {
 		err = cerr
-	}
-	if err == nil {
-		err = os.Chmod(tmp.Name(), 0o644)
 	}
 	if err == nil {
 		err = os.Rename(tmp.Name(), path)
