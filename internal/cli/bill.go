@@ -138,10 +138,10 @@ func (a *app) printBills(bills []bill) error {
 	for _, b := range bills {
 		for _, l := range b.Lines {
 			if l.Units != "0" || l.Price != "0" {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", b.Tenant, l.Item, l.Quantity, l.Price, l.Amount)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", plain(b.Tenant), l.Item, l.Quantity, l.Price, l.Amount)
 			}
 		}
-		fmt.Fprintf(w, "%s\ttotal\t\t\t%s\n", b.Tenant, strings.TrimSpace(b.Amount+" "+b.Currency))
+		fmt.Fprintf(w, "%s\ttotal\t\t\t%s\n", plain(b.Tenant), strings.TrimSpace(b.Amount+" "+b.Currency))
 	}
 	return w.Flush()
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -170,10 +172,20 @@ func (a *app) printExecutors(rows []executorRow) error {
 	fmt.Fprintln(w, "ADDRESS\tNODE\tSTATE\tFREE/CORES\tFREE/MEMORY\tLEASES\tPROVIDERS\tUNTIL\tSEEN")
 	for _, r := range rows {
 		age := time.Duration(r.AgeMS) * time.Millisecond
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%d\t%s\t%s\t%v ago\n", r.Address, r.Node, r.State, r.FreeCores, r.Cores,
-			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), r.Leases, strings.Join(r.Providers, ","), untilText(r.Until), age.Round(100*time.Millisecond))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d/%d\t%s/%s\t%d\t%s\t%s\t%v ago\n", plain(r.Address), plain(r.Node), r.State, r.FreeCores, r.Cores,
+			mib(r.FreeMemoryBytes), mib(r.MemoryBytes), r.Leases, plain(strings.Join(r.Providers, ",")), untilText(r.Until), age.Round(100*time.Millisecond))
 	}
 	return w.Flush()
+}
+
+// plain takes from a name what a terminal would obey: nodes and tenants are called by others.
+func plain(name string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == utf8.RuneError {
+			return ' '
+		}
+		return r
+	}, name)
 }
 
 // mib rounds a size down for people.

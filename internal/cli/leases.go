@@ -88,7 +88,7 @@ func (a *app) printLeases(rows []leaseRow) error {
 	fmt.Fprintln(w, "LEASE\tTENANT\tSTATE\tWORKERS\tCPUS\tMEMORY\tAGE\tLEFT\tFLAG")
 	seconds := func(ms uint64) time.Duration { return (time.Duration(ms) * time.Millisecond).Round(time.Second) }
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%v\t%v\t%s\n", r.ID, r.Tenant, r.State, r.Workers, r.CPUs, mib(r.MemoryBytes),
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%v\t%v\t%s\n", r.ID, plain(r.Tenant), r.State, r.Workers, r.CPUs, mib(r.MemoryBytes),
 			seconds(r.AgeMS), seconds(r.LeftMS), cmp.Or(r.Flag, "-"))
 	}
 	return w.Flush()

@@ -1,0 +1,23 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// A node or a tenant whose name holds commands of a terminal does not command the operator's.
+func TestNamesAreText(t *testing.T) {
+	const name = "a\x1b]52;c;cm0=\x07\x1b[2J\u009b2J\tb\nc"
+	var out bytes.Buffer
+	a := &app{Env: Env{Stdout: &out}}
+	err := errors.Join(a.printExecutors([]executorRow{{Address: name, Node: name, Providers: []string{name}}}), a.printLeases([]leaseRow{{Tenant: name}}),
+		a.printBills([]bill{{Tenant: name, Lines: []billLine{{Units: "1"}}}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.ContainsAny(text, "\x1b\x07\u009b\t") || strings.Count(text, "]52;c;cm0=") != 6 || strings.Count(text, "\n") != 7 {
+		t.Errorf("printed %q", text)
+	}
+}
