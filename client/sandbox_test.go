@@ -17,14 +17,10 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// hostile compiles testdata/hostile.c.
+// hostile compiles testdata/hostile*.c.
 func hostile(t *testing.T) string {
 	t.Helper()
-	source, err := os.ReadFile("testdata/hostile.c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return compile(t, "hostile.so", string(source), "-std=gnu11", "-D_GNU_SOURCE", "-O1")
+	return compile(t, "hostile.so", "", "testdata/hostile.c", "testdata/hostile_limits.c", "-std=gnu11", "-D_GNU_SOURCE", "-O1")
 }
 
 // try calls a hostile function with a text and returns what it says: nothing, if all that it tried was refused.

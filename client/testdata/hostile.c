@@ -1,92 +1,6 @@
 /* Functions that try to get out of the sandbox, one for each of its restrictions. The result is text: empty when all that was
  * tried was refused, else what succeeded. */
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <grp.h>
-#include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/landlock.h>
-#include <linux/membarrier.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/ipc.h>
-#include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/ptrace.h>
-#include <sys/resource.h>
-#include <sys/shm.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define ROOM 2000
-
-typedef struct text {
-    char *s;
-    uint32_t n;
-} text;
-
-__attribute__((format(printf, 2, 3))) static void say(text *t, const char *fmt, ...) {
-    va_list ap;
-    va_start(ap, fmt);
-    int n = vsnprintf(t->s + t->n, ROOM - t->n, fmt, ap);
-    va_end(ap);
-    if (n > 0 && t->n + (uint32_t)n < ROOM)
-        t->n += (uint32_t)n;
-}
-
-/* The call must fail, with this errno unless it is 0. */
-#define REFUSED(call, wanted)                                                                                                          \
-    do {                                                                                                                               \
-        errno = 0;                                                                                                                     \
-        long st_ = (long)(call);                                                                                                       \
-        if (st_ >= 0)                                                                                                                  \
-            say(&t, "%s: %ld; ", #call, st_);                                                                                          \
-        else if ((wanted) && errno != (wanted))                                                                                        \
-            say(&t, "%s: %s; ", #call, strerror(errno));                                                                               \
-    } while (0)
-
-#define FUNCTION(name)                                                                                                                 \
-    uint32_t name(void *args, uint32_t size, void *res);                                                                               \
-    static void name##_tries(const char *arg, text *out);                                                                              \
-    uint32_t name(void *args, uint32_t size, void *res) {                                                                              \
-        char arg[4096] = "";                                                                                                           \
-        memcpy(arg, args, size < sizeof arg ? size : sizeof arg - 1);                                                                  \
-        text out = {res, 0};                                                                                                           \
-        name##_tries(arg, &out);                                                                                                       \
-        return out.n;                                                                                                                  \
-    }                                                                                                                                  \
-    static void name##_tries(const char *arg, text *out)
-
-static int reads(const char *path) {
-    char c;
-    int fd = open(path, O_RDONLY);
-    if (fd < 0)
-        return -1;
-    ssize_t n = read(fd, &c, 1);
-    close(fd);
-    return n < 0 ? -1 : 0;
-}
-
-static int writes(const char *path) {
-    int fd = open(path, O_WRONLY | O_CREAT, 0666);
-    if (fd < 0)
-        return -1;
-    close(fd);
-    return 0;
-}
+#include "hostile.h"
 
 /* arg: a file of the executor's user, outside. */
 FUNCTION(files) {
@@ -210,15 +124,6 @@ FUNCTION(network) {
     else
         fclose(f);
     *out = t;
-}
-
-static int cloned(unsigned long flags) {
-    long pid = syscall(SYS_clone, flags | SIGCHLD, NULL, NULL, NULL, NULL);
-    if (pid == 0)
-        _exit(0);
-    if (pid > 0)
-        waitpid((pid_t)pid, NULL, 0);
-    return (int)pid;
 }
 
 /* arg: the user that it must be; empty: any but root. */
@@ -377,39 +282,6 @@ FUNCTION(arguments) {
     *out = t;
 }
 
-/* Limits that it could raise, or that bound nothing. arg: how many files may be open. */
-FUNCTION(raises_limits) {
-    text t = *out;
-    static const int resources[] = {RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE};
-    for (size_t i = 0; i < sizeof resources / sizeof *resources; i++) {
-        struct rlimit now;
-        if (getrlimit(resources[i], &now) || now.rlim_cur != now.rlim_max) {
-            say(&t, "limit %d is soft; ", resources[i]);
-            continue;
-        }
-        now.rlim_max++;
-        REFUSED(setrlimit(resources[i], &now), EPERM);
-    }
-    struct rlimit core;
-    if (getrlimit(RLIMIT_CORE, &core) || core.rlim_max)
-        say(&t, "core dumps may have %llu bytes; ", (unsigned long long)core.rlim_max);
-    int most = atoi(arg), n = 0, highest = 0, opened[1024];
-    while (n < 1024 && (opened[n] = dup(0)) >= 0)
-        highest = opened[n++];
-    if (highest >= most)
-        say(&t, "descriptor %d; ", highest);
-    while (n > 0)
-        close(opened[--n]);
-    size_t size = 16 << 20;
-    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    REFUSED(mlock(p, size), ENOMEM);
-    munmap(p, size);
-    errno = 0;
-    if (nice(-1) >= 0 && errno == 0)
-        say(&t, "it has raised its priority; ");
-    *out = t;
-}
-
 /* Variables of the executor's that are not for it. arg: the name of one. */
 FUNCTION(environment) {
     text t = *out;
@@ -421,33 +293,6 @@ FUNCTION(environment) {
     close(fd);
     if (n > 0 && memmem(all, (size_t)n, arg, strlen(arg)))
         say(&t, "%s stands in /proc/self/environ; ", arg);
-    *out = t;
-}
-
-/* A /tmp of 64 MiB and 16384 names holds no more. */
-FUNCTION(fills_tmp) {
-    (void)arg;
-    text t = *out;
-    static char block[1 << 20];
-    int fd = open("/tmp/large", O_RDWR | O_CREAT, 0600), n = 0;
-    while (n < 100 && write(fd, block, sizeof block) == sizeof block)
-        n++;
-    if (n < 60 || n > 64)
-        say(&t, "/tmp holds %d MiB, then %s; ", n, strerror(errno));
-    close(fd);
-    unlink("/tmp/large");
-    char path[64];
-    for (n = 0; n < 20000; n++) {
-        snprintf(path, sizeof path, "/tmp/%d", n);
-        if (mkdir(path, 0700))
-            break;
-    }
-    if (n < 16000 || n > 16384)
-        say(&t, "/tmp holds %d names, then %s; ", n, strerror(errno));
-    while (n-- > 0) {
-        snprintf(path, sizeof path, "/tmp/%d", n);
-        rmdir(path);
-    }
     *out = t;
 }
 
@@ -497,80 +342,6 @@ FUNCTION(descriptors) {
     }
     if (n > atoi(arg))
         say(&t, "%d descriptors: %s; ", n, all);
-    *out = t;
-}
-
-/* Forks until it may not any more; all wait. arg: as many as must not be reached. */
-FUNCTION(fork_bomb) {
-    text t = *out;
-    int most = atoi(arg), n = 0;
-    while (n < most) {
-        pid_t pid = fork();
-        if (pid == 0)
-            for (;;)
-                pause();
-        if (pid < 0)
-            break;
-        n++;
-    }
-    if (n == most)
-        say(&t, "%d processes; ", n);
-    *out = t;
-}
-
-/* Leaves a process behind that nothing ties to the worker: another session, no parent, another name. arg: that name. */
-FUNCTION(leaves_behind) {
-    text t = *out;
-    int ready[2];
-    if (pipe(ready))
-        say(&t, "pipe: %s; ", strerror(errno));
-    pid_t pid = fork();
-    if (pid == 0) {
-        setsid();
-        if (fork() == 0) {
-            setsid();
-            prctl(PR_SET_NAME, arg);
-            for (int sig = 1; sig < 32; sig++)
-                signal(sig, SIG_IGN);
-            if (write(ready[1], "x", 1) != 1)
-                _exit(1);
-            for (;;)
-                pause();
-        }
-        _exit(0);
-    }
-    char c;
-    close(ready[1]);
-    if (pid < 0 || read(ready[0], &c, 1) != 1)
-        say(&t, "no process was left behind: %s; ", strerror(errno));
-    close(ready[0]);
-    waitpid(pid, NULL, 0);
-    *out = t;
-}
-
-/* Fills memory that no limit of one process counts. arg: MiB, and of what kind: shared (the default), file of no name, System V.
- * Does not come back if it is killed. */
-FUNCTION(eats_shared_memory) {
-    text t = *out;
-    size_t n = (size_t)atoi(arg) << 20;
-    char *p = MAP_FAILED;
-    if (strstr(arg, "memfd")) {
-        int fd = memfd_create("x", 0);
-        if (ftruncate(fd, (off_t)n) == 0)
-            p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        close(fd);
-    } else if (strstr(arg, "segment")) {
-        int id = shmget(IPC_PRIVATE, n, IPC_CREAT | 0600);
-        p = shmat(id, NULL, 0);
-        shmctl(id, IPC_RMID, NULL);
-    } else {
-        p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    }
-    if (p == MAP_FAILED)
-        say(&t, "%s: %s; ", arg, strerror(errno));
-    for (size_t i = 0; p != MAP_FAILED && i < n; i += 4096)
-        p[i] = 1;
-    say(&t, "%zu MiB; ", n >> 20);
     *out = t;
 }
 

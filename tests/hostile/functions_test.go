@@ -34,7 +34,7 @@ func (c *cluster) lease(o client.LeaseOptions) *client.Lease {
 	return l
 }
 
-// call invokes a function of testdata/attacks.c and returns its text.
+// call invokes a function of testdata and returns its text.
 func (c *cluster) call(l *client.Lease, name, arg string) (string, error) {
 	c.Helper()
 	f, err := l.Function(name)

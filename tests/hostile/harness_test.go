@@ -102,7 +102,7 @@ func newCluster(t *testing.T) *cluster {
 	c.rfaas(append([]string{"cluster", "node", "--dir", c.in("cluster"), "--out", c.in("node-b")}, hostsB...)...)
 	c.rfaas("cluster", "init", "--dir", c.in("other-cluster"))
 	c.rfaas(append([]string{"cluster", "node", "--dir", c.in("other-cluster"), "--out", c.in("node-other")}, hostsA...)...)
-	c.library = c.compile("attacks.so", "testdata/attacks.c")
+	c.library = c.compile("attacks.so", attackSources(t)...)
 
 	c.manager = c.newManager()
 	c.executor = c.newExecutor("--manager", c.manager.far())
@@ -208,11 +208,24 @@ func (c *cluster) session(d *daemon, token string, keep int) *client.Session {
 	return s
 }
 
-// compile builds a shared library from a C source and returns its path.
-func (c *cluster) compile(name, source string, flags ...string) string {
+// attackSources returns the C files of the attacks, and those of the client's own sandbox test, whose functions attack as well.
+func attackSources(t testing.TB) (paths []string) {
+	t.Helper()
+	for _, pattern := range []string{"testdata/*.c", "../../client/testdata/hostile*.c"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("no C files match %s: %v", pattern, err)
+		}
+		paths = append(paths, found...)
+	}
+	return paths
+}
+
+// compile builds a shared library from C sources and returns its path. args are sources and flags.
+func (c *cluster) compile(name string, args ...string) string {
 	c.Helper()
 	out := c.in(name)
-	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-pthread", "-o", out, source}, flags...)
+	args = append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-pthread", "-o", out}, args...)
 	if b, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 		c.Fatalf("gcc: %v\n%s", err, b)
 	}
