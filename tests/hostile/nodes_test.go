@@ -122,3 +122,14 @@ func reservesOther(c *cluster) string {
 	}
 	return ""
 }
+
+func nodeLeases(c *cluster) string {
+	e := control.NewExecutorClient(c.dial(c.executor.far(), control.DialConfig{Node: c.identity("node-b")}))
+	ctx := c.within(patience)
+	_, lease := e.Lease(ctx, c.request(func(r *control.LeaseRequest) { r.Tenant = "ann" }))
+	_, leases := e.Leases(ctx, &control.LeasesRequest{})
+	_, drain := e.Drain(ctx, &control.DrainRequest{})
+	_, bill := c.node("node-b").Bill(ctx, &control.BillRequest{})
+	denied := codes.PermissionDenied
+	return refusal("lease", lease, denied) + refusal("leases", leases, denied) + refusal("drain", drain, denied) + refusal("bill", bill, denied)
+}
