@@ -32,12 +32,7 @@ func (w *whoServer) Leasing(s grpc.BidiStreamingServer[LeaseRequest, LeaseReply]
 func TestEachRequestIsChecked(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	token := r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)
-	conn, err := Dial(r.far(), DialConfig{TokenFile: token})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	s, err := NewExecutorClient(conn).Leasing(t.Context())
+	s, err := dial(t, r.far(), DialConfig{TokenFile: token}).Leasing(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,12 +68,7 @@ func TestClosing(t *testing.T) {
 	if Closing(t.Context()).Done() != nil {
 		t.Error("outside of a call something closes")
 	}
-	conn, err := Dial(r.port.Address, DialConfig{SecretFile: r.in("secret")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := NewExecutorClient(conn).Info(t.Context(), &InfoRequest{}); err != nil {
+	if _, err := dial(t, r.port.Address, DialConfig{SecretFile: r.in("secret")}).Info(t.Context(), &InfoRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	closing := Closing(r.whoami.ctx)
@@ -94,13 +84,9 @@ func TestClosing(t *testing.T) {
 // A connection has so many streams of requests and no more; when one ends there is room again.
 func TestStreamsOfOneConnection(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
-	conn, err := Dial(r.port.Address, DialConfig{SecretFile: r.in("secret")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	c := dial(t, r.port.Address, DialConfig{SecretFile: r.in("secret")})
 	ask := func() (grpc.BidiStreamingClient[LeaseRequest, LeaseReply], error) {
-		s, err := NewExecutorClient(conn).Leasing(t.Context())
+		s, err := c.Leasing(t.Context())
 		if err == nil {
 			err = s.Send(&LeaseRequest{})
 		}
@@ -111,9 +97,11 @@ func TestStreamsOfOneConnection(t *testing.T) {
 	}
 	var last grpc.BidiStreamingClient[LeaseRequest, LeaseReply]
 	for i := range mostAsking {
-		if last, err = ask(); err != nil {
+		s, err := ask()
+		if err != nil {
 			t.Fatalf("stream %d: %v", i, err)
 		}
+		last = s
 	}
 	if _, err := ask(); status.Code(err) != codes.ResourceExhausted || IsClassed(err) {
 		t.Errorf("%v, want that there are enough", err)

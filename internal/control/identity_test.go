@@ -100,6 +100,27 @@ func (r *realm) token(name string, c identity.Claims, age time.Duration) string 
 	return r.in(name)
 }
 
+// dial connects to an executor's port until the end of the test.
+func dial(t *testing.T, address string, cfg DialConfig) ExecutorClient {
+	t.Helper()
+	conn, err := Dial(address, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return NewExecutorClient(conn)
+}
+
+// caller returns a function that makes a call on one connection to the realm's daemon.
+func (r *realm) caller(cfg DialConfig) func() error {
+	r.t.Helper()
+	c := dial(r.t, r.far(), cfg)
+	return func() error {
+		_, err := c.Info(r.t.Context(), &InfoRequest{})
+		return err
+	}
+}
+
 // node opens a node's directory.
 func (r *realm) node(name string) *identity.Node {
 	r.t.Helper()
@@ -364,15 +385,7 @@ func TestRenewal(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	soon := identity.Claims{Tenant: "ann", Role: "tenant", Ends: time.Now().Add(time.Hour).Unix()}
 	path := r.token("ann", soon, 0)
-	conn, err := Dial(r.far(), DialConfig{TokenFile: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	call := func() error {
-		_, err := NewExecutorClient(conn).Info(t.Context(), &InfoRequest{})
-		return err
-	}
+	call := r.caller(DialConfig{TokenFile: path})
 	if err := call(); err != nil {
 		t.Fatal(err)
 	}

@@ -228,12 +228,7 @@ func TestStrangersTakeNoMemory(t *testing.T) {
 	if grown := p.peak() - before; grown > mostGrowth {
 		t.Errorf("100 unfinished messages of a stranger: the port has grown by %d MiB", grown>>20)
 	}
-	conn, err := Dial(p.address, DialConfig{SecretFile: filepath.Join(p.dir, "secret")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := NewExecutorClient(conn).Info(t.Context(), &InfoRequest{}); err != nil {
+	if _, err := dial(t, p.address, DialConfig{SecretFile: filepath.Join(p.dir, "secret")}).Info(t.Context(), &InfoRequest{}); err != nil {
 		t.Errorf("somebody who has the secret, afterwards: %v", err)
 	}
 }
@@ -255,7 +250,7 @@ func TestManyStrangersTakeNoMemory(t *testing.T) {
 }
 
 // serveHere serves a port in this process.
-func serveHere(t *testing.T, b Bounds, server ExecutorServer) (address string, dial func() ExecutorClient) {
+func serveHere(t *testing.T, b Bounds, server ExecutorServer) (address string, connect func() ExecutorClient) {
 	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
 	p, err := OpenPort(PortConfig{Listen: "127.0.0.1:0", SecretFile: secret, Bounds: b})
@@ -272,20 +267,15 @@ func serveHere(t *testing.T, b Bounds, server ExecutorServer) (address string, d
 	})
 	return p.Address, func() ExecutorClient {
 		t.Helper()
-		conn, err := Dial(p.Address, DialConfig{SecretFile: secret})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return NewExecutorClient(conn)
+		return dial(t, p.Address, DialConfig{SecretFile: secret})
 	}
 }
 
 // A connection on which nobody has proved who he is in time is closed. An authenticated one stays.
 func TestFirstCallHasADeadline(t *testing.T) {
 	var server wayServer
-	address, dial := serveHere(t, Bounds{FirstCall: 100 * time.Millisecond}, &server)
-	known := dial()
+	address, connect := serveHere(t, Bounds{FirstCall: 100 * time.Millisecond}, &server)
+	known := connect()
 	if _, err := known.Info(t.Context(), &InfoRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -399,8 +389,8 @@ func (h *holdServer) Leasing(s grpc.BidiStreamingServer[LeaseRequest, LeaseReply
 // The bounds leave room for what one client does: one connection holds hundreds of leases, asks for more, and uploads a library.
 func TestOneConnectionDoesItAll(t *testing.T) {
 	var server holdServer
-	_, dial := serveHere(t, Bounds{}, &server)
-	c := dial()
+	_, connect := serveHere(t, Bounds{}, &server)
+	c := connect()
 	for i := range 700 {
 		s, err := c.Events(t.Context(), &EventsRequest{LeaseId: uint64(i)})
 		if err == nil {

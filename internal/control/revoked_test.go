@@ -22,19 +22,7 @@ func TestNodesOnLiveConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := r.node("other")
-	call := func(cfg DialConfig) func() error {
-		t.Helper()
-		conn, err := Dial(r.far(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return func() error {
-			_, err := NewExecutorClient(conn).Info(t.Context(), &InfoRequest{})
-			return err
-		}
-	}
-	node, token := call(DialConfig{Node: other}), call(DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, time.Hour)})
+	node, token := r.caller(DialConfig{Node: other}), r.caller(DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, time.Hour)})
 	good := func(when string, call func() error) {
 		t.Helper()
 		if err := call(); err != nil {
@@ -137,15 +125,7 @@ func TestCertificatesAreReloaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := r.node("other")
-	conn, err := Dial(r.far(), DialConfig{Node: other})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	call := func() error {
-		_, err := NewExecutorClient(conn).Info(t.Context(), &InfoRequest{})
-		return err
-	}
+	call := r.caller(DialConfig{Node: other})
 	if err := call(); err != nil {
 		t.Fatal(err)
 	}

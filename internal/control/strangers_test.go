@@ -82,16 +82,11 @@ func strangersDropEachOther(t *testing.T, network string) {
 		}
 		return server.way.Load()
 	}
-	dial := func() ExecutorClient {
+	connect := func() ExecutorClient {
 		t.Helper()
-		conn, err := Dial(p.Address, DialConfig{SecretFile: secret})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		return NewExecutorClient(conn)
+		return dial(t, p.Address, DialConfig{SecretFile: secret})
 	}
-	known := dial()
+	known := connect()
 	way := ask(known)
 	for _, words := range []string{"", "P", hello[:30], hello} {
 		first := pretend(t, network, address, words)
@@ -99,7 +94,7 @@ func strangersDropEachOther(t *testing.T, network string) {
 			pretend(t, network, address, words)
 		}
 		dropped(t, first)
-		ask(dial())
+		ask(connect())
 		if ask(known) != way {
 			t.Error("who was known had to connect again")
 		}
