@@ -21,6 +21,23 @@ import (
 	"github.com/rfaas-go/rfaas/internal/smalldisk"
 )
 
+// fillDisk writes a file until the small disk at dir is full, and returns its path.
+func fillDisk(t *testing.T, dir string) (path string) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(dir, "ballast"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 512); err == nil; {
+		_, err = f.Write(block)
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	return f.Name()
+}
+
 // The manager's disk is full: it says so wherever it is asked and goes on, what is charged meanwhile stays in memory, also of
 // executors that leave, nobody is told that it is safe, and when there is room all of it is in the ledger.
 func TestManagerDiskFull(t *testing.T) { smalldisk.Run(t, "256k", managerDiskFull) }
@@ -55,16 +72,7 @@ func managerDiskFull(t *testing.T, dir string) {
 		ok(err)
 		return given && r.Covers(&e)
 	}
-	ballast := filepath.Join(dir, "ballast")
-	f, err := os.Create(ballast)
-	ok(err)
-	for block := make([]byte, 512); err == nil; {
-		_, err = f.Write(block)
-	}
-	if !errors.Is(err, syscall.ENOSPC) {
-		t.Fatal(err)
-	}
-	f.Close()
+	ballast := fillDisk(t, dir)
 	n := uint64(1)
 	last := charge(n)
 	for w.harvest(); w.accounts.failing() == nil; w.harvest() {
@@ -185,33 +193,27 @@ func managerDiskFullByMessage(t *testing.T, dir string) {
 			t.Errorf("%s: health %s", when, s)
 		}
 	}
-	fill := func() *os.File {
-		f, err := os.Create(filepath.Join(dir, "ballast"))
-		ok(err)
-		for block := make([]byte, 512); err == nil; {
-			_, err = f.Write(block)
-		}
-		if !errors.Is(err, syscall.ENOSPC) {
-			t.Fatal(err)
-		}
-		f.Close()
+	fill := func() (ballast string) {
+		t.Helper()
+		ballast = fillDisk(t, dir)
+		var err error
 		for err = settle(); err == nil && lease < 5000; err = settle() {
 		}
 		if control.ClassOf(err) != control.ClassBusy {
 			t.Fatalf("a full disk: %v", err)
 		}
-		return f
+		return ballast
 	}
 	ok(settle())
 	says("there is room", false)
-	f := fill()
+	ballast := fill()
 	says("full", true)
 	m.harvest()
 	says("full, and no cell has anything", true)
 	if n := strings.Count(log.String(), "does not take charges"); n != 1 {
 		t.Errorf("%d lines in the log:\n%s", n, log.String())
 	}
-	ok(os.Remove(f.Name()))
+	ok(os.Remove(ballast))
 	ok(settle())
 	says("there is room again", false)
 	if n := strings.Count(log.String(), "takes charges again"); n != 1 {

@@ -19,6 +19,25 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
+// newCluster makes a cluster in the directory cluster below dir, and there a directory for each node, whose certificate names hosts.
+func newCluster(t *testing.T, dir string, nodes map[string][]string) *identity.Cluster {
+	t.Helper()
+	path := filepath.Join(dir, "cluster")
+	if err := identity.InitCluster(path, "test", time.Hour, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := identity.OpenCluster(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, hosts := range nodes {
+		if err := cluster.IssueNode(filepath.Join(dir, name), hosts, time.Hour, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cluster
+}
+
 // Over TLS, from the certificate to the audit log: a node registers what its certificate is for, another one cannot touch it, and a certificate that was
 // made again for the same node is the same owner. What a revoked certificate has registered is forgotten.
 func TestNodesOverTLS(t *testing.T) {
@@ -30,12 +49,7 @@ func TestNodesOverTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ok(identity.InitCluster(in("cluster"), "test", time.Hour, time.Now()))
-	cluster, err := identity.OpenCluster(in("cluster"))
-	ok(err)
-	for _, name := range []string{"localhost", "a", "b"} {
-		ok(cluster.IssueNode(in(name), []string{name}, time.Hour, time.Now()))
-	}
+	cluster := newCluster(t, dir, map[string][]string{"localhost": {"localhost"}, "a": {"a"}, "b": {"b"}})
 	s, err := config.LoadManager([]string{"--listen", "127.0.0.1:0", "--secret-file", in("secret"), "--identity-dir", in("localhost"), "--providers", "shm",
 		"--audit-file", in("audit"), "--address-file", in("address"), "--state-dir", in("state"), "--heartbeat", "50ms"}, nil, io.Discard, "test")
 	ok(err)

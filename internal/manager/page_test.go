@@ -103,10 +103,7 @@ func TestBrowsersOpenThePage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ok(identity.InitCluster(in("c"), "test", time.Hour, time.Now()))
-	cluster, err := identity.OpenCluster(in("c"))
-	ok(err)
-	ok(cluster.IssueNode(in("n"), []string{"127.0.0.1", "node7"}, time.Hour, time.Now()))
+	newCluster(t, dir, map[string][]string{"n": {"127.0.0.1", "node7"}})
 	serve := func(s config.Manager) string {
 		t.Helper()
 		node, err := identity.OpenNode(in("n"), nil, nil, time.Now())
@@ -140,11 +137,11 @@ func TestBrowsersOpenThePage(t *testing.T) {
 		return r.TLS.VerifiedChains[0][0], nil
 	}
 	address := serve(config.Manager{HTTPListen: "0.0.0.0:0"})
-	if _, err := get(address, in("c/page-ca.crt")); err != nil || !opens(t, address, "node7") {
+	if _, err := get(address, in("cluster/page-ca.crt")); err != nil || !opens(t, address, "node7") {
 		t.Errorf("the identity's: %v", err)
 	}
 	// Nobody takes the page's certificate for the node's.
-	if _, err := get(address, in("c/ca.crt")); err == nil {
+	if _, err := get(address, in("cluster/ca.crt")); err == nil {
 		t.Error("the page's certificate is of the cluster's CA")
 	}
 	// The site's own, which may change while it is in use.

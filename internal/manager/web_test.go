@@ -218,12 +218,8 @@ func TestHTTPPlaces(t *testing.T) {
 	if _, err := os.Stat(tokenFile); err == nil {
 		t.Error("a unix socket made a token")
 	}
-	now := time.Now()
-	ok(identity.InitCluster(filepath.Join(dir, "c"), "test", time.Hour, now))
-	cluster, err := identity.OpenCluster(filepath.Join(dir, "c"))
-	ok(err)
-	ok(cluster.IssueNode(filepath.Join(dir, "n"), []string{"127.0.0.1"}, time.Hour, now))
-	node, err := identity.OpenNode(filepath.Join(dir, "n"), nil, nil, now)
+	newCluster(t, dir, map[string][]string{"n": {"127.0.0.1"}})
+	node, err := identity.OpenNode(filepath.Join(dir, "n"), nil, nil, time.Now())
 	ok(err)
 	certificate, err := pageCertificate(&config.Manager{}, node, w.log)
 	ok(err)
@@ -234,7 +230,7 @@ func TestHTTPPlaces(t *testing.T) {
 	ok(err)
 	text, err := os.ReadFile(tokenFile)
 	ok(err)
-	ca, err := os.ReadFile(filepath.Join(dir, "c", "page-ca.crt"))
+	ca, err := os.ReadFile(filepath.Join(dir, "cluster", "page-ca.crt"))
 	ok(err)
 	roots, err := identity.Pool(ca)
 	ok(err)
