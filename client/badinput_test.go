@@ -2,6 +2,8 @@ package client_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"net"
 	"os"
@@ -16,12 +18,20 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// compile makes a shared library of C source and returns its path.
+// compile makes a shared library of C source, once for each source and flags, and returns its path.
 func compile(t *testing.T, name, source string, flags ...string) string {
 	t.Helper()
-	dir := t.TempDir()
+	all, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := sha256.Sum256([]byte(strings.Join(append([]string{source}, flags...), "\x00")))
+	dir := filepath.Join(all, hex.EncodeToString(key[:8]))
 	out := filepath.Join(dir, name)
-	if err := os.WriteFile(filepath.Join(dir, "x.c"), []byte(source), 0o600); err != nil {
+	if _, err := os.Stat(out); err == nil {
+		return out
+	}
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "x.c"), []byte(source), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	args := append([]string{"-shared", "-fPIC", "-o", out, filepath.Join(dir, "x.c")}, flags...)

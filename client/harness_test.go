@@ -22,7 +22,16 @@ import (
 
 var objects = leakcheck.Objects(dataplane.Live)
 
-func TestMain(m *testing.M) { leakcheck.Main(m, nil, objects) }
+// compiled makes the directory of what tests compile.
+var compiled = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "rfaas-client-test") })
+
+func TestMain(m *testing.M) {
+	code := leakcheck.Run(m, nil, objects)
+	if dir, err := compiled(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
 
 // root is the repository, where make build left the programs.
 const root = ".."

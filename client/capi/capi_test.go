@@ -21,7 +21,21 @@ import (
 
 var objects = leakcheck.Objects(dataplane.Live)
 
-func TestMain(m *testing.M) { leakcheck.Main(m, nil, objects) }
+// compiled returns the directory of what tests compile, RFAAS_TEST_PROGRAMS or a new one.
+var compiled = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("RFAAS_TEST_PROGRAMS"); dir != "" {
+		return dir, nil
+	}
+	return os.MkdirTemp("", "rfaas-capi-test")
+})
+
+func TestMain(m *testing.M) {
+	code := leakcheck.Run(m, nil, objects)
+	if dir, err := compiled(); err == nil && dir != os.Getenv("RFAAS_TEST_PROGRAMS") {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
 
 const root = "../.."
 

@@ -22,11 +22,11 @@ var compileFlag = flag.Bool("compile", false, "only compile programs, into the e
 func compile(t *testing.T, compiler, source string, flags ...string) string {
 	t.Helper()
 	all := strings.Join(slices.Concat([]string{compiler}, flags), "\x00")
-	name, dir := fmt.Sprintf("%s-%.8x", filepath.Base(source), sha256.Sum256([]byte(all))), os.Getenv("RFAAS_TEST_PROGRAMS")
-	if dir == "" {
-		dir = t.TempDir()
+	dir, err := compiled()
+	if err != nil {
+		t.Fatal(err)
 	}
-	program := filepath.Join(dir, name)
+	program := filepath.Join(dir, fmt.Sprintf("%s-%.8x", filepath.Base(source), sha256.Sum256([]byte(all))))
 	if _, err := os.Stat(program); err == nil {
 		return program
 	} else if os.Getenv("RFAAS_TEST_PROGRAMS") != "" && !*compileFlag {
