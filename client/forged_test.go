@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,14 +51,19 @@ uint32_t idles(void *args, uint32_t size, void *res) {
 // client has no answer.
 func TestForgedPage(t *testing.T) {
 	w := newWorld(t)
-	l := w.lease(t, client.LeaseOptions{Library: compile(t, "forges.so", forgesSource, "-std=gnu11", "-O1"), CallLimit: 500 * time.Millisecond})
-	for _, name := range []string{"counts", "idles"} {
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-		_, err := function(t, l, name).Invoke(ctx, nil, make([]byte, 8))
-		cancel()
-		var e *client.Error
-		if !errors.As(err, &e) || e.Status != client.StatusTimeLimit {
-			t.Errorf("%s: %v, want status %d", name, err, client.StatusTimeLimit)
-		}
+	l := w.lease(t, client.LeaseOptions{Library: compile(t, "forges.so", forgesSource, "-std=gnu11", "-O1"), CallLimit: 500 * time.Millisecond, Workers: 2})
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	var calls sync.WaitGroup
+	for i, name := range []string{"counts", "idles"} { // at once: each takes seconds
+		f := function(t, l, name)
+		calls.Go(func() {
+			_, err := l.Worker(i).Invoke(ctx, f, nil, make([]byte, 8))
+			var e *client.Error
+			if !errors.As(err, &e) || e.Status != client.StatusTimeLimit {
+				t.Errorf("%s: %v, want status %d", name, err, client.StatusTimeLimit)
+			}
+		})
 	}
+	calls.Wait()
 }
