@@ -64,7 +64,7 @@ func TestLateWritesAreFenced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var ms uint64
 			if end == nil {
-				ms = 5000 // for the start and the first call
+				ms = 2500 // for the start and the first call
 			}
 			old, l := lease(ms)
 			defer old.Close()
@@ -91,7 +91,7 @@ func TestLateWritesAreFenced(t *testing.T) {
 				t.Fatalf("the leases had cores %d and %d: the test needs one", a, b)
 			}
 			for i := range uint64(5) {
-				if n, st := counted(old, 300*time.Millisecond); st == 0 {
+				if n, st := counted(old, 100*time.Millisecond); st == 0 {
 					t.Fatalf("a call of the old holder succeeded: %d", n)
 				}
 				if n, st := counted(next, testBound); st != 0 || n != i+1 {
