@@ -255,8 +255,12 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 
 # ---------------------------------------------------------------------------------------------- checking
 
-# Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw)(/|$$)')
+# Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost. The tests of client/capi run C
+# programs, whose library is built without it.
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw|client/capi)(/|$$)')
+# Tests of the client whose subject is the executor or a worker, which are other processes.
+RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
+	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed
 # Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox those of control groups, which have version 2 there.
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/zygote internal/executor internal/manager client client/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
@@ -275,7 +279,7 @@ test-go: ## Go tests
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
-	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s $(RACE_PACKAGES)
+	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -skip '^($(subst $() ,|,$(strip $(RACE_SKIP))))$$' $(RACE_PACKAGES)
 
 test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm, plain and with sanitizers
 
