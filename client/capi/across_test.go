@@ -13,6 +13,7 @@ import (
 
 // TestAcross leases workers of three executors by one call of a C program.
 func TestAcross(t *testing.T) {
+	crosses(t)
 	program := build(t, "gcc", "testdata/across_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	secret := filepath.Join(t.TempDir(), "secret")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")

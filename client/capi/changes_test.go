@@ -14,6 +14,7 @@ import (
 
 // TestChanges has a C program hear of executors that come, die and leave, over a restart of the manager.
 func TestChanges(t *testing.T) {
+	crosses(t)
 	program := build(t, "gcc", "testdata/changes_test.c", append([]string{"-fsanitize=address,undefined"}, c11...)...)
 	dir := t.TempDir()
 	secret, address := filepath.Join(dir, "secret"), "unix:"+filepath.Join(dir, "m")

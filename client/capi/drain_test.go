@@ -16,6 +16,7 @@ import (
 // A drain under the load of a C program loses no call and is over long before the grace, although one of the program's
 // leases is held by a thread that makes no call.
 func TestDrainOfACProgram(t *testing.T) {
+	crosses(t)
 	program := build(t, "gcc", "testdata/drain_test.c", c11...)
 	secret := filepath.Join(t.TempDir(), "secret")
 	address, daemon, ended := startProcess(t, secret, "--grace", "30s", "--share-cores", "2")

@@ -23,6 +23,7 @@ func TestRepeats(t *testing.T) {
 // TestFailover kills, and then drains, the executor that a program's lease is on, again and again, with another one to go
 // to: no call is lost, none is wrong, and at the end, with no executor left, calls end with an error that says so.
 func TestFailover(t *testing.T) {
+	crosses(t)
 	program := build(t, "gcc", "testdata/failover_test.c", c11...)
 	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "drained": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +79,7 @@ func TestFailover(t *testing.T) {
 // replaces what was killed.
 func TestFailoverUnderLoad(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
-		t.Skip("100,000 calls take too long there; TestFailover shows how a lease moves")
+		t.Skip("100,000 calls take too long there; make test-twovm shows how a lease moves")
 	}
 	rounds, detection := 20, 50*time.Millisecond // the control connection tells of the death, at once but for a busy machine
 	if testing.Short() {

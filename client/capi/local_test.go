@@ -29,7 +29,7 @@ func TestLocal(t *testing.T) {
 // and the start of the next, to which the calls move.
 func TestLocalUntilThereIsAnother(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
-		t.Skip("TestFailover shows there how a lease moves")
+		t.Skip("make test-twovm shows there how a lease moves")
 	}
 	secret := filepath.Join(t.TempDir(), "secret")
 	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret)

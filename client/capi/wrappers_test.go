@@ -43,7 +43,7 @@ func TestWrappersAreComplete(t *testing.T) {
 // TestPlaces runs what needs a resource manager in C++ and in Fortran: places, leases across executors, what happens to executors.
 func TestPlaces(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
-		t.Skip("placement does not depend on the fabric, and compilers are slow there; TestAcross and TestChanges run there")
+		t.Skip("placement does not depend on the fabric, and compilers are slow there")
 	}
 	for _, c := range []struct{ compiler, source string }{{"g++", "testdata/places_test.cpp"}, {"gfortran", "testdata/places_test.f90"}} {
 		t.Run(c.compiler, func(t *testing.T) {
