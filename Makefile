@@ -469,10 +469,10 @@ lint-go: $(STATICCHECK)
 # Compiled for real, since many warnings come from the optimiser only. Headers must stand alone.
 lint-c:
 	$(call say,LINT,c)
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c $(DP)/fuzz/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP)/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c tests/*/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
