@@ -269,12 +269,15 @@ SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox interna
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)scripts/test
 
-# Tests that need what could not be built fail by themselves; the others still tell something.
-try_build = $(MAKE) --no-print-directory build test-programs || echo 'make build failed; going on with the tests' >&2
+.PHONY: build-tests
+build-tests: build test-programs # all that lanes run
+
+# Tests that need what could not be built fail by themselves; the others still tell something. With BUILT=1, as `make test` calls
+# a lane when the build lane has passed, nothing is built again.
+try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) vet ./...
 	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v /tests/)
 
 test-race: ## Go tests under the race detector
@@ -386,7 +389,7 @@ test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name sp
 GUARD := bin/rfaas bench guard --pairs 9 --duration 4s --repeats 5 --total 35s
 unless_busy = || { s=$$?; [ $$s -eq 3 ] && echo "guard: NOT JUDGED, the machine is too busy"; }
 .PHONY: test-guard
-test-guard: build ## what has a bound, measured beside its floor: fails when the ratio has grown by half
+test-guard: $(if $(BUILT),,build) ## what has a bound, measured beside its floor: fails when the ratio has grown by half
 	$(Q)$(GUARD) --slack 1.5 --prove $(unless_busy)
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
@@ -394,7 +397,7 @@ test-install: # installs, uses what is there, uninstalls
 	$(Q)scripts/test --install-check
 
 # What `make run` shows, and the other examples, with either MPI.
-test-demo: build
+test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
 	$(Q)scripts/test --interrupt-check
 	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
