@@ -382,7 +382,7 @@ test-hostile: ## a hostile tenant: attacks by functions, clients and strangers o
 .PHONY: test-slurm
 test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name spaces (as root)
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster -rounds 10
 
 # Bounds are ratios, and what is above its bound is measured again; a regression of half is one on any machine. Status 3 is a machine
 # on which nothing could be measured: that is said, and is nobody's regression.
