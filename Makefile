@@ -367,13 +367,13 @@ build/faults/%.so: tests/faults/testdata/%.c tests/faults/testdata/work.h | head
 	$(Q)$(CC) -std=gnu11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -fPIC -shared -Iinclude -o $@ $<
 
 # Most of these wait for something to be noticed, so many run side by side.
-test-faults: ## everything is killed and stopped, one at a time; cancels and deadlines race with a million replies
+test-faults: ## everything is killed and stopped, one at a time; cancels and deadlines race with 400,000 replies (make bench: a million)
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip TestRandomKills ./tests/faults -calls 1000000
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip TestRandomKills ./tests/faults -calls 400000
 
-test-kills: ## 300 random kills under load
+test-kills: ## 200 random kills under load (make bench: 300, make soak: 1000)
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 300
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 200
 
 test-hostile: ## a hostile tenant: attacks by functions, clients and strangers on a real cluster, with a table of them (as root)
 	$(Q)$(try_build)
