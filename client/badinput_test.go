@@ -324,7 +324,7 @@ func TestNothingLeaks(t *testing.T) {
 		if _, err := function(t, l, "crash").Invoke(t.Context(), nil, nil); !errors.Is(err, client.ErrConnection) {
 			t.Fatal(err)
 		}
-		if _, err := l.Worker(1).Submit(t.Context(), function(t, l, "sleep_ns"), u64(1e9), 8); err != nil {
+		if _, err := l.Worker(1).Submit(t.Context(), function(t, l, "sleep_ns"), u64(2e8), 8); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := l.Worker(0).Alloc(t.Context(), 4096); err != nil {
