@@ -88,7 +88,7 @@ unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); th
 .PHONY: FORCE
 FORCE:
 
-# bin/executor, bin/resource-manager, bin/rfaas, with libexec/rfaas-worker and libexec/rfaas-spawner, which must be of their version.
+# bin/executor, bin/resource-manager, bin/rfaas, with libexec/rfaas-worker and libexec/rfaas-spawner of the same version.
 programs: worker spawner
 	$(call say,GO,bin/)
 	$(Q)mkdir -p bin
@@ -96,7 +96,7 @@ programs: worker spawner
 bin/rfaas: programs
 	@:
 
-# The root part of an executor: without C, so that no library can bring code of its own into it.
+# The part of an executor that stays root. It is built without cgo, so that no C library is loaded into it.
 spawner: # libexec/rfaas-spawner
 	$(call say,GO,libexec/rfaas-spawner)
 	$(Q)mkdir -p libexec
@@ -375,7 +375,7 @@ test-kills: ## 200 random kills under load (make bench: 300, make soak: 1000)
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 590s -run TestRandomKills ./tests/faults -kills 200
 
-test-hostile: ## a hostile tenant: attacks by functions, clients and strangers on a real cluster, with a table of them (as root)
+test-hostile: ## attacks by functions, clients and unauthenticated processes on a real cluster, with a table of the outcomes (as root)
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 240s ./tests/hostile -cluster
 
