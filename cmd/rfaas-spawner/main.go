@@ -1,4 +1,4 @@
-// Command rfaas-spawner starts and reaps the workers of one executor. The executor starts it.
+// Command rfaas-spawner starts and reaps the workers of one executor. Only the executor starts it.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 var version = "unknown"
 
 func main() {
-	runtime.GOMAXPROCS(1) // it forwards messages; waking a second thread for each would double what that takes
+	runtime.GOMAXPROCS(1) // it only forwards messages; waking a second thread for each would double the time
 	if len(os.Args) == 2 && os.Args[1] == "--version" {
 		fmt.Println("rfaas-spawner", version)
 		return
@@ -30,7 +30,7 @@ func main() {
 		}
 		os.Exit(2)
 	}
-	// Batch systems and terminals signal all processes of a job. When the executor ends, the socket closes.
+	// Batch systems and terminals signal all processes of a job. The spawner ends when the executor closes the socket.
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
 	conn, err := wire.Conn(spawner.SocketFD)
 	if err == nil {

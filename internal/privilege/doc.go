@@ -1,3 +1,3 @@
-// Package privilege gives up the rights of root for good. A daemon calls it once it has opened what only root may open, and before it reads the
-// first byte that somebody else has sent.
+// Package privilege gives up the rights of root for good. A daemon calls it after it has opened the files that only
+// root may open, and before it reads the first byte from any other party.
 package privilege

@@ -15,21 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// User is whom a daemon becomes.
+// User is the user that a daemon becomes.
 type User struct {
-	Name     string // as the settings or the system call it
+	Name     string // name in the settings or in the user database
 	UID, GID uint32
 }
 
 const (
-	// defaultName is the user that an administrator makes for the daemon.
+	// defaultName is the user that an administrator may create for the daemon.
 	defaultName = "rfaas"
-	// defaultID is the user and group id where there is no such user. It needs no entry in a user database: nothing else on
-	// a node should have it, as it is just below the ids that workers get.
+	// defaultID is the user and group id if that user does not exist. It needs no entry in the user database. Nothing
+	// else on a node should use it, since it is just below the ids of workers.
 	defaultID = 1899999999
 )
 
-// Find returns the user that a setting names, by name or by number. An empty setting is the user rfaas if the node has one, else id 1899999999.
+// Find returns the user that a setting names, by name or by number. For an empty setting it returns the user rfaas if
+// the node has one, else id 1899999999. It refuses root.
 func Find(setting string) (User, error) {
 	name := setting
 	if name == "" {
@@ -61,8 +62,8 @@ func checked(u User) (User, error) {
 	return u, nil
 }
 
-// Own gives a directory of the daemon's, and the regular files in it, to the user. Links are left alone. A directory that belongs to
-// somebody else than root or the user is an error.
+// Own gives a directory of the daemon, and the regular files in it, to the user. It does not follow links. It returns
+// an error if the directory belongs to another user than root or u.
 func (u User) Own(dir string) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -92,7 +93,7 @@ func (u User) Own(dir string) error {
 	return nil
 }
 
-// ownFile gives one regular file with one name to the user, if root has it.
+// ownFile gives a regular file to the user if root owns it and it has only one name.
 func (u User) ownFile(dir int, name string) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -112,8 +113,8 @@ func (u User) ownFile(dir int, name string) error {
 	return unix.Fchownat(fd, "", int(u.UID), int(u.GID), unix.AT_EMPTY_PATH)
 }
 
-// As calls fn with the user's rights on files and none of root's, on a thread of its own. fn must not leave opening files to other goroutines. The process
-// must be root's.
+// As calls fn with the user's rights on files and none of root's, on a thread of its own. fn must not open files on other
+// goroutines. The process must run as root.
 func (u User) As(fn func()) error {
 	done := make(chan error)
 	go func() {
@@ -131,7 +132,7 @@ func (u User) As(fn func()) error {
 	return <-done
 }
 
-// borrow gives the calling thread, and no other one, the user's rights on files. It returns the groups that the thread had.
+// borrow gives the calling thread alone the user's rights on files. It returns the groups that the thread had.
 func (u User) borrow() (groups []int, err error) {
 	if groups, err = unix.Getgroups(); err != nil {
 		return nil, fmt.Errorf("getgroups: %w", err)
@@ -149,9 +150,10 @@ func giveBack(groups []int) error {
 	return setThreadGroups(groups)
 }
 
-// setThreadFiles sets the ids that the calling thread opens files with. The kernel takes the rights of root on files away, or gives them back.
+// setThreadFiles sets the ids with which the calling thread opens files. The kernel then removes root's rights on files
+// from the thread, or restores them.
 func setThreadFiles(uid, gid int) error {
-	unix.SetfsgidRetGid(gid) // these return what was before, and no error
+	unix.SetfsgidRetGid(gid) // these return the previous id, and no error
 	unix.SetfsuidRetUid(uid)
 	g, _ := unix.SetfsgidRetGid(-1)
 	if u, _ := unix.SetfsuidRetUid(-1); u != uid || g != gid {
@@ -162,7 +164,7 @@ func setThreadFiles(uid, gid int) error {
 
 // setThreadGroups sets the groups of the calling thread alone.
 func setThreadGroups(groups []int) error {
-	ids := make([]uint32, len(groups)+1) // one more, so that there is an address
+	ids := make([]uint32, len(groups)+1) // one more, so that ids has an address when there are no groups
 	for i, g := range groups {
 		ids[i] = uint32(g)
 	}
@@ -172,10 +174,10 @@ func setThreadGroups(groups []int) error {
 	return nil
 }
 
-// devices are the files of RDMA devices, which some nodes open to a group only.
+// devices are the files of RDMA devices. On some nodes only a group may open them.
 const devices = "/dev/infiniband/uverbs*"
 
-// deviceGroups are the groups that may open RDMA devices where not everybody may.
+// deviceGroups returns the groups that may open RDMA devices that not every user may open.
 func deviceGroups() (groups []int) {
 	files, _ := filepath.Glob(devices)
 	for _, f := range files {
@@ -187,14 +189,16 @@ func deviceGroups() (groups []int) {
 	return groups
 }
 
-// Drop makes the whole process the user's, for good. It must be root's. Afterwards nobody but root can trace the process or read its memory.
+// Drop makes the whole process run as u, for good. The process must be root. Afterwards only root can trace the process
+// or read its memory.
 func Drop(u User) error {
-	// Root pins as much memory as it likes. What the daemon registers with an RDMA device counts from now on.
+	// Root may lock any amount of memory. Without root, memory that the daemon registers with an RDMA device counts
+	// against this limit.
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("give up new privileges: %w", err)
 	}
-	// These change all threads, through the C library where there is one.
+	// These calls change all threads, through the C library if the program uses cgo.
 	if err := syscall.Setgroups(deviceGroups()); err != nil {
 		return fmt.Errorf("setgroups: %w", err)
 	}
@@ -205,10 +209,10 @@ func Drop(u User) error {
 		return fmt.Errorf("become user %s (%d): %w", u.Name, u.UID, err)
 	}
 	if os.Geteuid() != int(u.UID) || syscall.Setresuid(-1, 0, -1) == nil {
-		return fmt.Errorf("become user %s (%d): root could be had again", u.Name, u.UID)
+		return fmt.Errorf("become user %s (%d): the process could become root again", u.Name, u.UID)
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("close the process to tracing: %w", err)
+		return fmt.Errorf("forbid tracing of the process: %w", err)
 	}
 	return nil
 }

@@ -10,9 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allowed are the system calls that a daemon makes once it serves: files, sockets, memory, threads, clocks, and devices by way of libibverbs.
-// Not among them: starting programs, other processes' memory, name spaces, mounts, credentials, keys, BPF, io_uring and modules. Often used
-// ones come first. Names that an architecture does not have are left out.
+// allowed are the system calls that a daemon makes once it serves: files, sockets, memory, threads, clocks, and devices
+// through libibverbs. The list has no calls to start programs, access other processes' memory, change namespaces,
+// mounts, credentials or keys, or use BPF, io_uring and modules. Frequent calls come first. Names that an architecture
+// does not have are left out.
 var allowed = []string{
 	"futex", "read", "write", "epoll_pwait", "recvmsg", "sendmsg", "nanosleep", "clock_nanosleep", "sched_yield", "ppoll", "poll", "tgkill", "getpid", "gettid",
 	"rt_sigreturn", "rt_sigprocmask", "rt_sigaction", "sigaltstack", "clock_gettime", "gettimeofday", "clock_getres", "time", "restart_syscall",
@@ -33,21 +34,23 @@ var allowed = []string{
 	"sendto", "recvfrom", "sendmmsg", "recvmmsg",
 }
 
-// typing are the commands of ioctl that type into a terminal. Whoever has the terminal of root's shell as standard input could type into that shell.
+// typing are the ioctl commands that type into a terminal. A process whose standard input is the terminal of root's
+// shell could type into that shell.
 var typing = []uint64{unix.TIOCSTI, unix.TIOCLINUX}
 
-// noSuchCall has callers fall back to an older call: what clone3 is to do cannot be seen by a filter.
+// noSuchCall makes callers fall back to an older call, because a filter cannot see the arguments of clone3.
 const noSuchCall = seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)
 
-// ErrArchitecture: the numbers of this architecture's system calls are not known here. Those of x86-64 and AArch64 are.
-var ErrArchitecture = errors.New("there is none for this architecture")
+// ErrArchitecture means that the system call numbers of this architecture are not known here. Those of x86-64 and
+// AArch64 are.
+var ErrArchitecture = errors.New("not supported on this architecture")
 
-// Filter installs a filter of system calls on all threads of the process: other calls fail with EPERM. An error says that this kernel or
-// architecture has no such filter, and then there is none.
+// Filter installs a system call filter on all threads of the process. Other calls then fail with EPERM. It returns an
+// error, and installs nothing, if the kernel or architecture (ErrArchitecture) does not support such a filter.
 func Filter() error {
 	info, err := arch.GetInfo("")
 	if err != nil {
-		return fmt.Errorf("filter of system calls: %w: %w", ErrArchitecture, err)
+		return fmt.Errorf("install the system call filter: %w: %w", ErrArchitecture, err)
 	}
 	var names []string
 	for _, name := range allowed {
@@ -58,7 +61,8 @@ func Filter() error {
 	equal := func(name string, value uint64) seccomp.NameWithConditions {
 		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: value}}}
 	}
-	// The kernel looks at the low half of a command alone. So one whose high half is neither zero nor the sign of the low one is refused.
+	// The kernel reads only the low half of a command. A command is refused if its high half is neither zero nor the sign
+	// extension of the low half.
 	command := seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.LessOrEqual, Value: math.MaxUint32}}
 	for _, c := range typing {
 		command = append(command, seccomp.Condition{Argument: 1, Operation: seccomp.NotEqual, Value: c})
@@ -66,7 +70,7 @@ func Filter() error {
 	negative := seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.GreaterOrEqual, Value: math.MaxUint64 &^ math.MaxInt32}}
 	some := []seccomp.NameWithConditions{
 		{Name: "ioctl", Conditions: command}, {Name: "ioctl", Conditions: negative},
-		// Threads of this process, and no other processes.
+		// clone may make threads of this process, but no processes.
 		{Name: "clone", Conditions: seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD}}},
 		equal("prctl", unix.PR_SET_NAME), equal("prctl", unix.PR_GET_NAME), equal("prctl", unix.PR_GET_DUMPABLE), equal("prctl", unix.PR_SET_VMA),
 	}
@@ -78,7 +82,7 @@ func Filter() error {
 		},
 	}}
 	if err := seccomp.LoadFilter(filter); err != nil {
-		return fmt.Errorf("filter of system calls: %w", err)
+		return fmt.Errorf("install the system call filter: %w", err)
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-// Package quota bounds what each tenant takes of a daemon: how much at a time, and how much a second.
+// Package quota limits what each tenant uses of a daemon: simultaneous connections and streams, and rates per second.
 package quota
 
 import (
@@ -11,10 +11,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Kind is what a quota bounds. Its text is the label of the metric.
+// Kind is what a quota limits. Its text is the label of the metric.
 type Kind string
 
-// The kinds. Connections, Streams and Replies are bounded at a time, by Hold and HoldSome; the others in rate, by Take.
+// The kinds. Connections, Streams and Replies are limits on simultaneous use (Hold, HoldSome). The others are rates
+// (Take).
 const (
 	Connections Kind = "connections"
 	Streams     Kind = "streams"
@@ -26,7 +27,7 @@ const (
 	LogLines    Kind = "log_lines"
 )
 
-// kinds says how each kind is told about: its setting, and what the limit counts.
+// kinds lists for each kind its setting and the unit of its limit, for error messages.
 var kinds = []struct {
 	kind    Kind
 	setting string
@@ -50,10 +51,11 @@ func Kinds() (all []Kind) {
 	return all
 }
 
-// Limits are what one tenant may have of each kind: at a time, or a second. What is 0 or missing has no limit.
+// Limits are the limits of one tenant: a number for simultaneous use, or per second. A kind that is 0 or missing has no
+// limit.
 type Limits map[Kind]int
 
-// burst is how many seconds' worth of a rate a tenant may take at once after a pause.
+// burst is how many seconds' worth of a rate a tenant may use at once after a pause.
 const burst = 10
 
 // Error says that a tenant has reached a limit.
@@ -80,7 +82,7 @@ func (e *Error) Error() string {
 		e.Tenant, e.Limit, e.What, e.Setting)
 }
 
-// Tenants counts what tenants take. Safe for concurrent use; nothing blocks.
+// Tenants counts what tenants use. It is safe for concurrent use and never blocks.
 type Tenants struct {
 	limits  Limits
 	now     func() time.Time
@@ -88,7 +90,7 @@ type Tenants struct {
 
 	mu      sync.Mutex
 	tenants map[string]*tenant
-	sweep   int // tenants at which those that have and want nothing are forgotten
+	sweep   int // number of tenants at which idle ones are removed
 }
 
 type tenant struct {
@@ -96,10 +98,10 @@ type tenant struct {
 	rates map[Kind]*rate.Limiter
 }
 
-// minSweep is how many tenants are remembered whatever they do.
+// minSweep is the number of tenants below which idle ones are not removed.
 const minSweep = 256
 
-// New makes counters. now is the clock that rates go by.
+// New returns counters for limits. now is the clock for rates.
 func New(limits Limits, now func() time.Time) *Tenants {
 	t := &Tenants{limits: limits, now: now, refused: map[Kind]*atomic.Uint64{}, tenants: map[string]*tenant{}, sweep: minSweep}
 	for _, k := range kinds {
@@ -111,7 +113,7 @@ func New(limits Limits, now func() time.Time) *Tenants {
 // Refused returns how often a limit of a kind was reached.
 func (t *Tenants) Refused(k Kind) uint64 { return t.refused[k].Load() }
 
-// Take takes n of a kind that is limited in rate. The error is an *Error, and nothing is taken then.
+// Take uses n units of a rate. If the rate is exceeded it returns an *Error and uses nothing.
 func (t *Tenants) Take(name string, k Kind, n int) error {
 	limit := t.limits[k]
 	if limit == 0 {
@@ -126,19 +128,20 @@ func (t *Tenants) Take(name string, k Kind, n int) error {
 		r = rate.NewLimiter(rate.Limit(limit), burst*limit)
 		of.rates[k] = r
 	}
-	// More than a burst is as much as a burst: it is one library.
+	// A request larger than a burst, such as one large library, uses a whole burst: otherwise it could never succeed.
 	if !r.AllowN(now, min(n, burst*limit)) {
 		return t.refuse(name, k, limit)
 	}
 	return nil
 }
 
-// Hold takes one of a kind that is limited at a time, until release is called, which may be called more than once. The error is an *Error.
+// Hold counts one simultaneous use until release is called. release may be called more than once. The error is an
+// *Error.
 func (t *Tenants) Hold(name string, k Kind) (release func(), err error) {
 	return t.HoldSome(name, k, 1)
 }
 
-// HoldSome is Hold for n of a kind. Who has nothing yet may take more than the limit: it is one reply.
+// HoldSome is Hold for n units. A tenant that holds nothing yet may take more than the limit, since a reply is one piece.
 func (t *Tenants) HoldSome(name string, k Kind, n int) (release func(), err error) {
 	limit := t.limits[k]
 	if limit == 0 {
@@ -161,7 +164,7 @@ func (t *Tenants) HoldSome(name string, k Kind, n int) (release func(), err erro
 	}, nil
 }
 
-// refuse counts.
+// refuse counts a refusal and returns its error.
 func (t *Tenants) refuse(name string, k Kind, limit int) error {
 	t.refused[k].Add(1)
 	e := &Error{Tenant: name, Kind: k, Limit: limit}
@@ -173,7 +176,7 @@ func (t *Tenants) refuse(name string, k Kind, limit int) error {
 	return e
 }
 
-// tenant returns a tenant's counters. Under mu.
+// tenant returns a tenant's counters. The caller holds mu.
 func (t *Tenants) tenant(name string, now time.Time) *tenant {
 	of := t.tenants[name]
 	if of == nil {
@@ -186,7 +189,7 @@ func (t *Tenants) tenant(name string, now time.Time) *tenant {
 	return of
 }
 
-// forget forgets tenants whose counters are as new ones would be. Under mu.
+// forget removes tenants whose counters equal those of a new tenant. The caller holds mu.
 func (t *Tenants) forget(now time.Time) {
 	for name, of := range t.tenants {
 		if of.idle(now) {

@@ -18,22 +18,22 @@ const SocketFD = 3
 // Config says how a spawner starts workers. The executor passes it as arguments, which hold no secret.
 type Config struct {
 	Worker    string // path of rfaas-worker
-	Version   string // that the worker program must have; "": any
+	Version   string // required version of the worker program; "": any
 	Mode      sandbox.Mode
 	Paths     []string // what workers see read-only besides the system's directories
 	UIDs      sandbox.Range
-	UIDFile   string   // shared by the executors of a node, so that they give no user id twice; "": not shared
-	Processes uint32   // processes and threads that a worker may have, 0: no limit
-	OpenFiles uint32   // open files of each process of a worker, 0: as many as the spawner
-	Files     []string // that the executor may ask to read, directories of such files, and sockets that it may ask to connect to
+	UIDFile   string   // lock file shared by the executors of a node, so that no user id is used twice; "": not shared
+	Processes uint32   // most processes and threads of a worker, 0: no limit
+	OpenFiles uint32   // most open files of each process of a worker, 0: as many as the spawner
+	Files     []string // files that the executor may ask to read, directories of such files, sockets that it may connect to
 	Append    []string // files that the executor may ask to append to
-	UID, GID  uint32   // of the user that the executor becomes; 0: it keeps the spawner's user
-	Remove    []string // that the executor asks to remove when it ends: sockets, the address file
+	UID, GID  uint32   // user that the executor becomes; 0: it keeps the spawner's user
+	Remove    []string // files to remove when the executor asks for it at its end: sockets, the address file
 	Without   uint32   // parts of the sandbox that tests leave out
 	OwnGroups string   // file that names the executor's control groups; "": /proc/self/cgroup. For tests
 }
 
-// Arguments are the program's arguments for this configuration; Parse is the inverse.
+// Arguments returns the program's arguments for this configuration. Parse is the inverse.
 func (c *Config) Arguments() []string {
 	args := []string{"--worker=" + c.Worker, "--expect=" + c.Version, "--sandbox=" + c.Mode.String(), "--uids=" + c.UIDs.String(), "--uid-file=" + c.UIDFile,
 		fmt.Sprintf("--processes=%d", c.Processes), fmt.Sprintf("--open-files=%d", c.OpenFiles), fmt.Sprintf("--without=%d", c.Without), "--own-groups=" + c.OwnGroups,
@@ -59,15 +59,16 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, ",") }
 func (l *list) Set(v string) error { *l = append(*l, v); return nil }
 
-// errUsage ends the program with status 2; its reason has been printed.
+// errUsage ends the program with status 2. Parse has already printed the reason.
 var errUsage = errors.New("wrong usage")
 
-// Parse reads the program's arguments. What is wrong with them, and the usage on request, goes to out.
+// Parse reads the program's arguments. It prints errors, and the usage on request, to out. The error is errUsage, or
+// flag.ErrHelp if help was asked for.
 func Parse(args []string, out io.Writer) (c Config, err error) {
 	f := flag.NewFlagSet("rfaas-spawner", flag.ContinueOnError)
 	f.SetOutput(out)
 	f.Usage = func() {
-		fmt.Fprintln(out, "rfaas-spawner starts workers for an executor. The executor starts it; it is of no use to people.")
+		fmt.Fprintln(out, "rfaas-spawner starts workers for an executor. The executor starts it; do not start it by hand.")
 		f.PrintDefaults()
 	}
 	f.StringVar(&c.Worker, "worker", "", "`path` of rfaas-worker")
@@ -79,13 +80,13 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	processes := f.Uint("processes", 0, "processes and threads of one worker, 0 for no limit")
 	openFiles := f.Uint("open-files", 0, "open files of each process of a worker, 0 for as many as the spawner")
 	without := f.Uint("without", 0, "sandbox parts to leave out, for tests")
-	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file in the place of /proc/self/cgroup, for tests")
+	f.StringVar(&c.OwnGroups, "own-groups", "", "`path` of a file to read instead of /proc/self/cgroup, for tests")
 	f.Var((*list)(&c.Paths), "path", "`path` that workers see read-only (repeatable)")
 	f.Var((*list)(&c.Files), "file", "`path` of a file, a directory of files, or a socket, that the executor may ask to read or to connect to (repeatable)")
 	f.Var((*list)(&c.Append), "append", "`path` of a file that the executor may ask to append to (repeatable)")
 	uid := f.Uint("executor-uid", 0, "user that the executor becomes, 0 for the spawner's own")
 	gid := f.Uint("executor-gid", 0, "group that the executor becomes")
-	f.Var((*list)(&c.Remove), "remove", "`path` of a file to be removed at the end (repeatable)")
+	f.Var((*list)(&c.Remove), "remove", "`path` of a file to remove at the end (repeatable)")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return c, err
@@ -109,7 +110,7 @@ func Parse(args []string, out io.Writer) (c Config, err error) {
 	return c, errUsage
 }
 
-// zygoteArguments are those of rfaas-worker.
+// zygoteArguments returns the arguments of rfaas-worker.
 func (s *Spawner) zygoteArguments() []string {
 	c := &s.cfg
 	args := []string{"zygote"}
@@ -132,7 +133,8 @@ func (s *Spawner) zygoteArguments() []string {
 	return args
 }
 
-// lacks says what of a complete sandbox is missing, given what the zygote can do; "" if nothing is.
+// lacks names the missing parts of a complete sandbox, given those that the zygote supports and its text about the
+// others. It returns "" if the sandbox is complete.
 func (c *Config) lacks(parts uint32, missing string) string {
 	if c.Mode == sandbox.Off {
 		return ""
@@ -150,29 +152,30 @@ func (c *Config) lacks(parts uint32, missing string) string {
 	return missing
 }
 
-// checkSandbox refuses a zygote whose workers could not have the sandbox that is required, or would be root's. It completes the text of what
-// is missing.
+// checkSandbox refuses a zygote whose workers would not have the required sandbox, or would run as root. It sets
+// z.missing.
 func (c *Config) checkSandbox(z *zygote) error {
 	z.missing = c.lacks(z.parts, z.missing)
 	switch {
 	case z.missing == "":
 		return nil
 	case c.Mode == sandbox.Require:
-		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s (docs/operations.md says how to mend each; "+
-			"--sandbox=on starts with what there is)", z.missing)
+		return fmt.Errorf("a complete sandbox is required, and this node cannot give it: %s (docs/operations.md says how to fix each part; "+
+			"--sandbox=on starts with the parts that work)", z.missing)
 	case z.parts&wire.PartUID == 0 && os.Geteuid() == 0:
 		return fmt.Errorf("%w: %s (start the executor as another user, or with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID)", errRootWorker, z.missing)
 	}
 	return nil
 }
 
-// errRootWorker: a worker in a sandbox is never root, which Landlock and a filter of system calls would hardly hold.
+// errRootWorker means that a worker would run as root, which a sandbox does not allow: Landlock and a system call
+// filter alone would hardly confine root.
 var errRootWorker = errors.New("workers would run as root")
 
-// SameVersion refuses a program of another version than the executor's, since the messages between the two change with the version. A program that was
-// built without a version fits all.
+// SameVersion returns an error if a program has another version than the executor, since the messages between the two
+// change with the version. A program that was built without a version matches all.
 func SameVersion(ours, theirs string) error {
-	const edited = "-dirty" // git's, of a clone in which each part is built when it is edited
+	const edited = "-dirty" // git's suffix of a modified clone, in which the programs may be built at different times
 	if ours == "" || strings.TrimSuffix(ours, edited) == strings.TrimSuffix(theirs, edited) || unversioned(ours) || unversioned(theirs) {
 		return nil
 	}
@@ -184,7 +187,7 @@ func SameVersion(ours, theirs string) error {
 
 func unversioned(version string) bool { return version == "unknown" || version == "devel" }
 
-// otherVersion is an error of class connection: another executor may serve.
+// otherVersion returns an error of class connection, so that clients try another executor.
 func otherVersion(format string, args ...any) error {
 	return &wire.Error{Status: wire.StatusProtocol, Text: fmt.Sprintf(format, args...) + ": install both of one version, then restart the executor"}
 }

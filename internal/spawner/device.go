@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// deviceFile begins the name of an RDMA device's file, which in a sandbox is all that is left of its path.
+	// deviceFile begins the name of an RDMA device's file. In a sandbox that name is all that is left of its path.
 	deviceFile = "uverbs"
 
 	procExiting = 4 // PF_EXITING in /proc/PID/stat
 )
 
-// deviceState says whether a process has an RDMA device open: wire.DeviceOpen and so on.
+// deviceState returns wire.DeviceOpen, wire.DeviceClosed or wire.DeviceUnknown for a process's RDMA device.
 func deviceState(pid int) uint32 {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	open, err := hasDevice(proc + "/fd")
@@ -28,13 +28,13 @@ func deviceState(pid int) uint32 {
 		return wire.DeviceUnknown
 	case open:
 		return wire.DeviceOpen
-	case exiting(proc): // asked in this order: what had not begun to end by now was not closed by its end
+	case exiting(proc): // checked after the descriptors: if the process is not exiting now, its exit did not close them
 		return wire.DeviceUnknown
 	}
 	return wire.DeviceClosed
 }
 
-// hasDevice looks through a directory of descriptors.
+// hasDevice reports whether a directory of descriptors (/proc/PID/fd) has an RDMA device.
 func hasDevice(dir string) (bool, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -57,7 +57,7 @@ func hasDevice(dir string) (bool, error) {
 	return false, nil
 }
 
-// exiting says whether the process is ending or has ended.
+// exiting reports whether the process is ending or has ended.
 func exiting(procDir string) bool {
 	b, err := os.ReadFile(procDir + "/stat")
 	if err != nil {
@@ -67,12 +67,13 @@ func exiting(procDir string) bool {
 	return err != nil || flags&procExiting != 0
 }
 
-// processFlags is the ninth field of /proc/PID/stat. The second is in brackets and may hold anything.
+// processFlags returns the ninth field of a line of /proc/PID/stat. The second field is in brackets and may contain
+// anything.
 func processFlags(stat string) (uint64, error) {
 	i := strings.LastIndexByte(stat, ')')
 	fields := strings.Fields(stat[i+1:])
 	if i < 0 || len(fields) < 7 {
-		return 0, fmt.Errorf("%q is no line of /proc/PID/stat", stat)
+		return 0, fmt.Errorf("%q is not a line of /proc/PID/stat", stat)
 	}
 	return strconv.ParseUint(fields[6], 10, 64)
 }

@@ -33,7 +33,8 @@ func childOf(si *unix.Siginfo) *childInfo { return (*childInfo)(unsafe.Pointer(s
 
 const cldExited = 1 // CLD_EXITED
 
-// waitPidfd asks whether a child has ended. ok is false while it runs. With unix.WNOWAIT the child stays a zombie.
+// waitPidfd returns how a child has ended. It does not block: ok is false while the child runs. With unix.WNOWAIT the
+// child stays a zombie.
 func waitPidfd(fd int, options int) (st status, ok bool, err error) {
 	var si unix.Siginfo
 	for {
@@ -61,7 +62,8 @@ func waitPidfd(fd int, options int) (st status, ok bool, err error) {
 	return st, true, nil
 }
 
-// newPidfd makes a file of a pidfd, in nonblocking mode so that the runtime's poller waits for it.
+// newPidfd returns a file for a pidfd, which it takes over. The file is nonblocking, so that the runtime's poller waits
+// for it.
 func newPidfd(fd int) (*os.File, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
@@ -70,20 +72,22 @@ func newPidfd(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "pidfd"), nil
 }
 
-// reap waits until the child has ended, ends what is left of its session and, if it has a guard, of its process name space, and reaps both. No
-// OS thread is blocked.
+// reap waits until the child has ended. Then it ends the rest of the child's session and, if the child has a guard, of
+// its process namespace, and reaps both. It blocks no OS thread.
 func reap(pidfd, guard *os.File) (status, error) {
 	st, err := awaitEnd(pidfd)
 	if err != nil {
 		return st, err
 	}
-	// Processes that a function forked would go on using the cores. The zombie keeps its id, so the group is no other.
+	// Processes that a function forked would continue to use the cores. The child is a zombie, which keeps its id, so
+	// no other group can have that id.
 	if st.pid > 1 {
 		unix.Kill(-st.pid, unix.SIGKILL)
 	}
 	err = collect(pidfd)
 	if guard != nil {
-		// Its end takes all others with it, and comes after theirs.
+		// The guard is the first process of the namespace: its end kills all others there, and is complete only after
+		// theirs.
 		killPidfd(guard)
 		_, gerr := awaitEnd(guard)
 		err = errors.Join(err, gerr, collect(guard))
@@ -92,7 +96,7 @@ func reap(pidfd, guard *os.File) (status, error) {
 	return st, err
 }
 
-// collect takes the status of a zombie.
+// collect reaps a zombie.
 func collect(pidfd *os.File) error {
 	return wire.Control(pidfd, func(fd int) error {
 		_, _, err := waitPidfd(fd, 0)
@@ -124,7 +128,7 @@ func awaitEnd(pidfd *os.File) (status, error) {
 	return st, werr
 }
 
-// killPidfd kills a child. ESRCH, after it was reaped, is the only possible error.
+// killPidfd kills a child. The only possible error is ESRCH, after the child was reaped.
 func killPidfd(pidfd *os.File) { signalPidfd(pidfd, unix.SIGKILL) }
 
 func signalPidfd(pidfd *os.File, sig unix.Signal) {
@@ -176,13 +180,14 @@ func pidOfFD(fd int) (pid int, err error) {
 	return 0, fmt.Errorf("no process id in %q", info)
 }
 
-// strays are children that no answer named: what a zygote had cloned when it died. Descriptors are pidfds, -1: none.
+// strays are children that no answer named, because the zygote died after it had cloned them. Descriptors are pidfds,
+// -1: none.
 type strays struct {
 	worker, guard int
 	pid           int // of the worker
 }
 
-// findStrays finds the strays of a zygote that has died. There is no other zygote meanwhile, so all other children are known.
+// findStrays finds the strays of a dead zygote. No other zygote runs meanwhile, so all other children are known.
 func (s *Spawner) findStrays() strays {
 	found := strays{worker: -1, guard: -1}
 	own, _ := namespacePID("self")
@@ -199,7 +204,7 @@ func (s *Spawner) findStrays() strays {
 				found.worker, found.pid = fd, pid
 			case found.guard < 0 && levels > own && inner == 1:
 				found.guard = fd
-			default: // the stem, which is about to end, and may clone the worker before it does
+			default: // the stem, which is about to end and may still clone the worker
 				awaitOrKill(fd)
 				again = true
 			}
@@ -211,7 +216,7 @@ func (s *Spawner) findStrays() strays {
 	return found
 }
 
-// end kills and reaps what there is. A guard ends only when its worker is reaped.
+// end kills and reaps the strays. A guard ends only when its worker is reaped.
 func (f *strays) end() {
 	for _, fd := range []int{f.worker, f.guard} {
 		if fd >= 0 {
@@ -222,7 +227,7 @@ func (f *strays) end() {
 	f.worker, f.guard = -1, -1
 }
 
-// unknownChildren lists the children that are neither known nor found.
+// unknownChildren returns the children that are neither in s.children nor in found.
 func (s *Spawner) unknownChildren(found strays) (unknown []int) {
 	var pids []int
 	lists, _ := filepath.Glob("/proc/self/task/*/children")
@@ -252,7 +257,7 @@ func (s *Spawner) unknownChildren(found strays) (unknown []int) {
 	return unknown
 }
 
-// awaitOrKill reaps a child that is about to end, and kills it first if it takes longer than a second.
+// awaitOrKill reaps a child that is about to end. It kills the child if that takes longer than a second.
 func awaitOrKill(fd int) {
 	if n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000); n < 1 {
 		unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
@@ -260,7 +265,7 @@ func awaitOrKill(fd int) {
 	reapNow(fd)
 }
 
-// namespacePID says in how many nested process name spaces a process is, and its id in the innermost one.
+// namespacePID returns the number of nested process namespaces that a process is in, and its id in the innermost one.
 func namespacePID(pid string) (levels, inner int) {
 	text, _ := os.ReadFile("/proc/" + pid + "/status")
 	for line := range strings.Lines(string(text)) {

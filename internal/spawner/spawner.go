@@ -25,8 +25,8 @@ import (
 const (
 	// maxWorkers bounds the workers of one executor, prepared ones included.
 	maxWorkers = 16384
-	// lowestUID and lowestGID keep system users and groups from verified users' workers. usersGID, which is below, is the group that
-	// many systems have for all their users.
+	// lowestUID and lowestGID are the lowest ids that a verified user's worker may have, so that it never runs as a
+	// system user or group. usersGID is below them, but many systems use it as the group of all their users.
 	lowestUID = 1000
 	lowestGID = 1000
 	usersGID  = 100
@@ -39,8 +39,8 @@ type Spawner struct {
 	conn    *net.UnixConn
 	starter starter
 	uids    *sandbox.UIDs
-	groups  *sandbox.Groups // nil: none can be made
-	// fixedCPUs: no cpuset keeps workers on their CPUs, so the filter of system calls has to.
+	groups  *sandbox.Groups // nil: control groups cannot be made
+	// fixedCPUs is set if no cpuset keeps workers on their CPUs. The system call filter then refuses sched_setaffinity.
 	fixedCPUs bool
 
 	reaping     sync.WaitGroup
@@ -53,13 +53,13 @@ type Spawner struct {
 	guards   bool // workers have process name spaces, with guards
 }
 
-// child is a worker from the request for it until the executor has been told of its end.
+// child is a worker, from the executor's request until the executor has been told of the worker's end.
 type child struct {
 	id     uint32
 	uid    uint32 // taken from the range, or 0
 	group  *sandbox.GroupDir
-	timer  *time.Timer // ends a zygote that does not answer
-	number uint64      // of the request: the zygote answers in this order
+	timer  *time.Timer // kills a zygote that does not answer
+	number uint64      // of the request; the zygote answers in this order
 
 	// Set under Spawner.mu once the zygote has answered.
 	pidfd    *os.File
@@ -67,13 +67,13 @@ type child struct {
 	pid      int
 	guardPID int
 
-	unwanted    bool // to be killed as soon as it is there; under Spawner.mu
+	unwanted    bool // kill the worker as soon as it exists; under Spawner.mu
 	stopNoticed atomic.Bool
 	stopped     atomic.Bool // killed because it was stopped
 }
 
-// Run serves the executor at the other end of conn until it closes its end, then ends all workers. The error says why the spawner ended
-// before that. version is this program's.
+// Run serves the executor at the other end of conn until the executor closes its end. Then it ends all workers and
+// returns. The error says why the spawner ended before that. version is the version of this program.
 func Run(conn *net.UnixConn, cfg Config, version string) error {
 	s := &Spawner{cfg: cfg, version: version, conn: conn, starter: newStarter(), uids: sandbox.NewUIDs(cfg.UIDs), children: map[uint32]*child{}}
 	s.openGroups()
@@ -98,7 +98,7 @@ func Run(conn *net.UnixConn, cfg Config, version string) error {
 	s.killAll()
 	cancel()
 	<-supervised
-	s.killAll() // what the zygote had answered meanwhile
+	s.killAll() // workers that the zygote has cloned meanwhile
 	s.reaping.Wait()
 	s.uids.Close()
 	if s.groups != nil {
@@ -107,14 +107,14 @@ func Run(conn *net.UnixConn, cfg Config, version string) error {
 	return err
 }
 
-// logf prints a line, which the executor logs.
+// logf prints a line to standard error, which the executor logs.
 func (s *Spawner) logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 
 func (s *Spawner) openGroups() {
 	if s.cfg.Mode == sandbox.Off {
 		return
 	}
-	// The executor moves too: with version 2 a group with processes has no children with controllers.
+	// The executor moves too: with version 2, a group that contains processes cannot give controllers to its children.
 	groups, err := sandbox.OpenGroups(sandbox.GroupsConfig{Processes: []int{os.Getpid(), os.Getppid()}, PIDs: s.cfg.Processes, Self: s.cfg.OwnGroups})
 	s.fixedCPUs = err != nil || !groups.HoldCPUs()
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Spawner) openGroups() {
 	s.groups = groups
 }
 
-// shareUIDs keeps user ids apart from those of the node's other executors.
+// shareUIDs ensures that no other executor of the node uses the same user ids.
 func (s *Spawner) shareUIDs(z *zygote) {
 	if s.cfg.UIDFile == "" || s.cfg.UIDs.N == 0 || !s.givesUIDs(z) {
 		return
@@ -142,7 +142,8 @@ func (s *Spawner) givesUIDs(z *zygote) bool {
 	return s.cfg.Mode != sandbox.Off && z.parts&wire.PartUID != 0
 }
 
-// send sends a message to the executor. When that fails the executor has gone, or it reads nothing: serve ends then.
+// send sends a message to the executor. It closes the connection if that fails, because the executor has ended or reads
+// nothing. That ends serve.
 func (s *Spawner) send(m *wire.Message, fds ...int) {
 	s.conn.SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err := wire.Send(s.conn, m, fds...); err != nil {
@@ -150,8 +151,8 @@ func (s *Spawner) send(m *wire.Message, fds ...int) {
 	}
 }
 
-// serve handles the executor's messages. It returns nil when the executor has closed its end, and an error when a message is
-// malformed, which no sound executor sends.
+// serve handles the executor's messages. It returns nil when the executor has closed its end, and an error when a
+// message is malformed, which a sound executor never sends.
 func (s *Spawner) serve() error {
 	buf := make([]byte, wire.Max)
 	for {
@@ -167,7 +168,7 @@ func (s *Spawner) serve() error {
 			err = s.noRoom(&m)
 		}
 		if err != nil {
-			return fmt.Errorf("the executor's message is refused, and all workers are ended: %w", err)
+			return fmt.Errorf("refused a message of the executor, ending all workers: %w", err)
 		}
 	}
 }
@@ -221,7 +222,7 @@ func (s *Spawner) handle(m *wire.Message, fds []int) error {
 
 // ---- spawning ----
 
-// spawn checks a request and passes it to the zygote, whose answer comes to answered.
+// spawn checks a request and passes it to the zygote. answered handles the zygote's reply.
 func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 	want := wire.SpawnFDs
 	if m.Type == wire.Prepare {
@@ -253,7 +254,7 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 		return nil
 	}
 	c.timer = time.AfterFunc(answerTimeout, func() {
-		s.logf("the zygote does not answer within %v; it is killed", answerTimeout)
+		s.logf("killing the zygote: it has not answered within %v", answerTimeout)
 		z.kill()
 	})
 	s.mu.Lock()
@@ -287,17 +288,18 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 	return nil
 }
 
-// prepareAfter is how long after a request to the zygote the next worker's control group is made. The zygote has cloned the worker by then,
-// and the next of leases that follow each other closely still finds the group made. With 5 ms it often did not: a cold start took 1.18 of
-// what it takes without control groups then, and takes 0.98 now (medians of six interleaved pairs, two cores).
+// prepareAfter is the delay between a request to the zygote and making the next worker's control group. By then the
+// zygote has cloned the worker, and a lease that follows closely still finds the group made. With 5 ms it often did
+// not: a cold start then took 1.18 times as long as without control groups, and takes 0.98 times as long now (medians
+// of six interleaved pairs, two cores).
 const prepareAfter = 300 * time.Microsecond
 
-// confine takes the user id and the control group of a worker and completes its request.
+// confine reserves the user id and the control group of a worker, and sets them in its request.
 func (s *Spawner) confine(c *child, z *zygote, r *wire.SpawnRequest) (err error) {
 	var uid, gid, processes uint32
 	switch {
 	case !s.givesUIDs(z):
-		// The worker is whoever the spawner is, which checkSandbox has found not to be root.
+		// The worker runs as the spawner's user. checkSandbox has made sure that this is not root.
 	case r.UID != 0:
 		if err := s.checkUser(r.UID, r.GID); err != nil {
 			return err
@@ -314,7 +316,7 @@ func (s *Spawner) confine(c *child, z *zygote, r *wire.SpawnRequest) (err error)
 	for i, n := range []uint32{uid, gid, processes} {
 		putU32(r.Worker[wire.SpawnUID+4*i:], n)
 	}
-	if s.groups == nil || z.parts&wire.PartPIDs == 0 { // what clones the guard brings the worker into its group
+	if s.groups == nil || z.parts&wire.PartPIDs == 0 { // only the process that clones a guard can move the worker into a group
 		return nil
 	}
 	if c.group, err = s.groups.New(); err != nil {
@@ -326,7 +328,7 @@ func (s *Spawner) confine(c *child, z *zygote, r *wire.SpawnRequest) (err error)
 	return c.group.Pin(r.CPUs.List())
 }
 
-// checkUser refuses users that no token should name.
+// checkUser refuses users and groups that no token may name.
 func (s *Spawner) checkUser(uid, gid uint32) error {
 	switch {
 	case uid < lowestUID || uid == 1<<32-1:
@@ -341,19 +343,20 @@ func (s *Spawner) checkUser(uid, gid uint32) error {
 	return nil
 }
 
-// ofAllWorkers is the limit on the processes of a verified user. The kernel counts all that the user has on the node, those of its
-// other workers and of its own jobs too, so that the limit of one worker would keep the next one from starting. A node has some 1024
-// process numbers for each CPU; this leaves half of them to others. The worker's control group has the limit of one worker.
+// ofAllWorkers returns the process limit for a verified user. The kernel counts all processes of the user on the node,
+// those of its other workers and jobs too, so the limit of one worker would keep the next worker from starting. A node
+// has some 1024 process numbers for each CPU; this limit leaves half of them to others. The worker's control group
+// enforces the limit of one worker.
 func ofAllWorkers(processes uint32) uint32 {
 	return uint32(min(uint64(processes)*uint64(runtime.NumCPU()), math.MaxUint32))
 }
 
-// refuse answers a request that nothing has come of.
+// refuse answers a request for which no worker was started.
 func (s *Spawner) refuse(id uint32, err error) {
 	s.send(&wire.Message{Type: wire.SpawnFailed, ID: id, Body: wire.EncodeFailure(wire.StatusFatal, err.Error())})
 }
 
-// giveBack returns what confine took. No process of the worker may be left.
+// giveBack releases what confine reserved. The worker must have no processes left.
 func (s *Spawner) giveBack(c *child) {
 	s.giveUID(c)
 	s.removeGroup(c)
@@ -368,12 +371,12 @@ func (s *Spawner) giveUID(c *child) {
 func (s *Spawner) removeGroup(c *child) {
 	if c.group != nil {
 		if err := s.groups.Remove(c.group); err != nil {
-			s.logf("a worker's control group is left behind: %v", err)
+			s.logf("cannot remove a worker's control group: %v", err)
 		}
 	}
 }
 
-// answered handles a message of the zygote. It owns fds. An error says that the zygote broke the protocol.
+// answered handles a message of the zygote. It takes over fds. An error means that the zygote broke the protocol.
 func (s *Spawner) answered(m *wire.Message, fds []int) error {
 	s.mu.Lock()
 	c := s.children[m.ID]
@@ -383,7 +386,7 @@ func (s *Spawner) answered(m *wire.Message, fds []int) error {
 	s.mu.Unlock()
 	if c == nil {
 		wire.CloseAll(fds)
-		return fmt.Errorf("message of type %d for worker %d, for which nobody waits", m.Type, m.ID)
+		return fmt.Errorf("unexpected message of type %d for worker %d", m.Type, m.ID)
 	}
 	switch {
 	case m.Type == wire.Spawned && (len(fds) == 1 || len(fds) == 3) && len(m.Body) == 4:
@@ -391,12 +394,12 @@ func (s *Spawner) answered(m *wire.Message, fds []int) error {
 		guard := -1
 		if len(fds) == 3 {
 			guard = fds[1]
-			reapNow(fds[2]) // the stem, which has cloned both
+			reapNow(fds[2]) // the stem, which has cloned worker and guard
 		}
 		return s.adopt(c, int(m.U32(0)), fds[0], guard)
 	case m.Type == wire.SpawnFailed:
 		c.timer.Stop()
-		for _, fd := range fds { // a guard and a stem that were made all the same
+		for _, fd := range fds { // of a guard and a stem that were cloned before the failure
 			reapNow(fd)
 		}
 		s.forget(c)
@@ -409,7 +412,8 @@ func (s *Spawner) answered(m *wire.Message, fds []int) error {
 	return fmt.Errorf("message of type %d with %d bytes and %d descriptors", m.Type, len(m.Body), len(fds))
 }
 
-// adopt notes a worker that was cloned, with its guard if it has one (else -1), and reaps both in the end. It owns the pidfds.
+// adopt registers a cloned worker with its guard (-1: none), reports it to the executor, and starts watch for it. It
+// takes over the pidfds.
 func (s *Spawner) adopt(c *child, pid, workerFD, guardFD int) error {
 	var guard *os.File
 	guardPID := 0
@@ -422,7 +426,7 @@ func (s *Spawner) adopt(c *child, pid, workerFD, guardFD int) error {
 		err = errors.Join(err, gerr)
 	}
 	if err != nil {
-		return err // the zygote is killed, and what it cloned with it
+		return err // the caller kills the zygote; findStrays ends what it has cloned
 	}
 	s.mu.Lock()
 	c.pidfd, c.guard, c.pid, c.guardPID = pidfd, guard, pid, guardPID
@@ -448,7 +452,7 @@ func (s *Spawner) adopt(c *child, pid, workerFD, guardFD int) error {
 	return nil
 }
 
-// watch reaps a worker and tells the executor.
+// watch reaps a worker and reports its end to the executor.
 func (s *Spawner) watch(c *child) {
 	defer s.reaping.Done()
 	st, err := reap(c.pidfd, c.guard)
@@ -467,7 +471,7 @@ func (s *Spawner) watch(c *child) {
 	c.pidfd.Close()
 	s.giveUID(c)
 	s.send(&wire.Message{Type: wire.Exited, ID: c.id, Body: exit.Encode()})
-	s.removeGroup(c) // no lease waits for that
+	s.removeGroup(c) // last, because no lease waits for it
 }
 
 func (s *Spawner) forget(c *child) {
@@ -487,7 +491,7 @@ func (s *Spawner) killAll() {
 	}
 }
 
-// kill ends a worker that exists, also one that is frozen.
+// kill ends a worker that has been cloned, even if it is frozen.
 func (c *child) kill() {
 	killPidfd(c.pidfd)
 	if c.group != nil {
@@ -497,7 +501,8 @@ func (c *child) kill() {
 
 // ---- commands for one worker ----
 
-// command does what the executor asks of a worker. One that has ended is no error: the executor may not have read that yet.
+// command carries out the executor's command for a worker. A worker that has ended is no error: the executor may not
+// have read that yet.
 func (s *Spawner) command(typ wire.Type, id uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -526,7 +531,8 @@ func (s *Spawner) command(typ wire.Type, id uint32) {
 
 // ---- files ----
 
-// answerOpen opens something that the administrator's settings name, for the executor, which has no right to. Its content is not read here.
+// answerOpen calls open for a file or socket that the administrator's settings name and sends the executor the
+// descriptor, or the errno. The executor itself has no right to open it. The spawner does not read the content.
 func (s *Spawner) answerOpen(id uint32, open func() (int, error)) {
 	fd, err := open()
 	if err != nil {
@@ -541,8 +547,8 @@ func (s *Spawner) answerOpen(id uint32, open func() (int, error)) {
 	unix.Close(fd)
 }
 
-// openFile opens what the administrator's settings name to be read, or to be appended to. Each has a list of its own, so that the executor
-// cannot change its own certificates, keys and lists.
+// openFile opens a file that the administrator's settings name, to read it or to append to it. There is one list for
+// each, so that the executor cannot change its own certificates, keys and lists.
 func (s *Spawner) openFile(r *wire.OpenRequest) (int, error) {
 	files, flags := s.cfg.Files, unix.O_RDONLY|unix.O_NONBLOCK
 	if r.Append {
@@ -573,7 +579,7 @@ func (s *Spawner) connect(file uint32) (int, error) {
 	return fd, err
 }
 
-// tellRefused has the log say, once, that a path is the executor's user's to change.
+// tellRefused logs, once, that a path is refused because the executor's user could change it.
 func (s *Spawner) tellRefused(err error) {
 	if errors.Is(err, unix.EACCES) {
 		s.refusedOnce.Do(func() { s.logf("a path is refused to the executor: %v", err) })
@@ -582,7 +588,7 @@ func (s *Spawner) tellRefused(err error) {
 
 // ---- stopped processes ----
 
-// watchStops ends children that are stopped (SIGSTOP) and stay so. They are this process's, so the kernel sends SIGCHLD.
+// watchStops kills children that are stopped (SIGSTOP) for longer than StopPatience. changed gets SIGCHLD.
 func (s *Spawner) watchStops(changed chan os.Signal) {
 	for range changed {
 		s.mu.Lock()
@@ -618,7 +624,7 @@ func (s *Spawner) noticeStop(c *child) {
 	time.AfterFunc(StopPatience, func() {
 		c.stopNoticed.Store(false)
 		if c.isStopped() {
-			s.logf("worker %d is stopped; it is killed", c.pid)
+			s.logf("killing worker %d: it was stopped for %v", c.pid, StopPatience)
 			c.stopped.Store(true)
 			c.kill()
 		}

@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	// helloTimeout is how long a zygote may take to load its providers.
+	// helloTimeout bounds the time in which a zygote loads its providers.
 	helloTimeout = 10 * time.Second
-	// answerTimeout is how long it may take for one clone (about 0.2 ms) before it counts as hung. It is well below what
-	// callers wait for a worker, so that the next zygote can still serve them.
+	// answerTimeout is how long a zygote may take for one clone (about 0.2 ms) before it counts as hung. It is well
+	// below the time that callers wait for a worker, so that the next zygote can still serve them.
 	answerTimeout = 4 * time.Second
 	// StopPatience is how long a worker or the zygote may be stopped (SIGSTOP) before it is killed.
 	StopPatience = time.Second
 )
 
-// zygote is one life of the zygote process.
+// zygote is one run of the zygote process.
 type zygote struct {
 	s       *Spawner
 	cmd     *exec.Cmd
@@ -44,8 +44,8 @@ type zygote struct {
 	stopNoticed atomic.Bool
 }
 
-// starter runs functions on one OS thread that is never given back: PDEATHSIG follows the thread that started a child, and the Go runtime retires
-// threads.
+// starter runs functions on one OS thread that never ends. PDEATHSIG is sent when the thread that started a child ends,
+// and the Go runtime ends threads.
 type starter chan func()
 
 func newStarter() starter {
@@ -65,7 +65,8 @@ func (s starter) do(fn func()) {
 	<-done
 }
 
-// startZygote starts a zygote and returns when it has said hello. An error is a *wire.Error where another program version is the reason.
+// startZygote starts a zygote and waits for its greeting. The error is a *wire.Error if the zygote is of another
+// program version.
 func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
 	ours, theirs, err := wire.SocketPair()
 	if err != nil {
@@ -109,7 +110,8 @@ func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
 	return z, nil
 }
 
-// drained returns a channel that is closed once the process is reaped; hello may have taken the result already.
+// drained returns a channel that is closed once the process is reaped. hello may have read the result from reaped
+// already.
 func (z *zygote) drained(reaped chan error) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -151,7 +153,7 @@ func (z *zygote) hello(ctx context.Context, reaped chan error) (version string, 
 	return wire.Printable(told), nil
 }
 
-// receive passes the zygote's answers on until the socket closes, then reaps the process.
+// receive handles the zygote's answers until the socket closes, then reaps the process.
 func (z *zygote) receive(reaped chan error) {
 	buf := make([]byte, wire.Max)
 	for {
@@ -170,10 +172,10 @@ func (z *zygote) receive(reaped chan error) {
 	close(z.gone)
 }
 
-// kill ends the process; receive notices.
+// kill kills the process; receive notices.
 func (z *zygote) kill() { z.cmd.Process.Kill() }
 
-// stop ends the process and returns when it is reaped.
+// stop ends the process and waits until it is reaped.
 func (z *zygote) stop() {
 	z.conn.CloseWrite() // a healthy zygote exits when the socket closes
 	select {
@@ -184,7 +186,7 @@ func (z *zygote) stop() {
 	}
 }
 
-// noticeStop kills a zygote that is stopped and stays so.
+// noticeStop kills a zygote that is stopped for longer than StopPatience.
 func (z *zygote) noticeStop() {
 	stopped := func() bool { return isStopped(unix.P_PID, z.cmd.Process.Pid) }
 	if !stopped() || z.stopNoticed.Swap(true) {
@@ -198,13 +200,13 @@ func (z *zygote) noticeStop() {
 		default:
 		}
 		if stopped() {
-			z.s.logf("the zygote %d is stopped; it is killed", z.cmd.Process.Pid)
+			z.s.logf("killing the zygote %d: it was stopped for %v", z.cmd.Process.Pid, StopPatience)
 			z.kill()
 		}
 	})
 }
 
-// supervise keeps a zygote alive until ctx ends. The first one is given.
+// supervise keeps a zygote running until ctx ends. z is the first one.
 func (s *Spawner) supervise(ctx context.Context, z *zygote) {
 	const shortest, longest = 20 * time.Millisecond, 5 * time.Second
 	delay := shortest
@@ -241,7 +243,7 @@ func (s *Spawner) supervise(ctx context.Context, z *zygote) {
 	}
 }
 
-// zygoteUp makes z the one that clones workers, and tells the executor.
+// zygoteUp makes z the current zygote and tells the executor.
 func (s *Spawner) zygoteUp(z *zygote) {
 	body := make([]byte, wire.HelloText, wire.HelloText+len(z.missing)+1+len(s.version))
 	for i, n := range []uint32{wire.Version, z.devices, z.parts, uint32(z.cmd.Process.Pid)} {
@@ -255,13 +257,14 @@ func (s *Spawner) zygoteUp(z *zygote) {
 	z.noticeStop() // in case it was stopped before watchStops knew it
 }
 
-// zygoteGone settles what a dead zygote has left: requests that it did not answer, and a worker that it had cloned for the first of them. That
-// worker lives on, since it may have used up its client's offer. err is nil when the spawner itself ends.
+// zygoteGone handles what a dead zygote has left: unanswered requests, and possibly a worker that was cloned for the
+// first of them. That worker lives on, since it may have used up its client's offer. err is nil when the spawner itself
+// ends.
 func (s *Spawner) zygoteGone(err error) {
 	s.mu.Lock()
 	s.zygote = nil // no more requests go to it
 	if err != nil {
-		s.sayZygoteEnded(err) // before any NoZygote: the executor waits for a Hello then, and does not ask again at once
+		s.sayZygoteEnded(err) // before any NoZygote, so that the executor waits for a Hello instead of asking again at once
 	}
 	s.mu.Unlock()
 	found := s.findStrays()
@@ -278,7 +281,7 @@ func (s *Spawner) zygoteGone(err error) {
 		s.children[unanswered[0].id] = unanswered[0]
 	}
 	s.mu.Unlock()
-	if len(unanswered) == 0 { // it had answered
+	if len(unanswered) == 0 { // the zygote had answered all requests
 		found.end()
 	}
 	for i, c := range unanswered {

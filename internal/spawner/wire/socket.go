@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketPair makes a seqpacket socket pair and returns this process's end, and the other end's descriptor, which the caller closes.
+// SocketPair makes a seqpacket socket pair. It returns this process's end, and the descriptor of the other end, which
+// the caller closes.
 func SocketPair() (*net.UnixConn, int, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -23,7 +24,7 @@ func SocketPair() (*net.UnixConn, int, error) {
 	return c, fds[1], nil
 }
 
-// Conn makes a connection of a socket's descriptor, which it takes over.
+// Conn returns a connection for a socket's descriptor, which it takes over.
 func Conn(fd int) (*net.UnixConn, error) {
 	f := os.NewFile(uintptr(fd), "socket")
 	c, err := net.FileConn(f)
@@ -55,11 +56,13 @@ func Rights(oob []byte) []int {
 	return fds
 }
 
-// ErrDescriptors: there was no room for the descriptors of a message, in this process or in the number that the caller takes.
+// ErrDescriptors means that there was no room for the descriptors of a message, in this process or below the number
+// that the caller accepts.
 var ErrDescriptors = errors.New("no room for the descriptors of a message")
 
-// Receive reads one message and its descriptors, at most maxFDs. The message aliases buf, which has Max bytes. On error no descriptor is left
-// open; io.EOF means that the peer has closed its end. With ErrDescriptors the message is there, and its descriptors are lost.
+// Receive reads one message with at most maxFDs descriptors, which the caller closes. The message aliases buf, which
+// must have Max bytes. On error no descriptor is left open. The error is io.EOF when the peer has closed its end. With
+// ErrDescriptors the message is valid and its descriptors are lost.
 func Receive(c *net.UnixConn, buf []byte, maxFDs int) (Message, []int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*max(maxFDs, 1)))
 	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
@@ -82,7 +85,7 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (Message, []int, error) {
 	return m, fds, nil
 }
 
-// Send writes one message with descriptors, which stay the caller's.
+// Send writes one message with descriptors, which the caller keeps.
 func Send(c *net.UnixConn, m *Message, fds ...int) error {
 	var oob []byte
 	if len(fds) > 0 {
@@ -92,7 +95,7 @@ func Send(c *net.UnixConn, m *Message, fds ...int) error {
 	return err
 }
 
-// CloseAll closes descriptors; negative ones are skipped.
+// CloseAll closes descriptors and skips negative ones.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		if fd >= 0 {
@@ -101,7 +104,8 @@ func CloseAll(fds []int) {
 	}
 }
 
-// Control calls fn with f's descriptor, which stays open meanwhile and keeps its blocking mode, unlike with f.Fd.
+// Control calls fn with f's descriptor. Unlike f.Fd it does not change the blocking mode. The descriptor is valid only
+// during the call.
 func Control(f syscall.Conn, fn func(fd int) error) error {
 	c, err := f.SyscallConn()
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 // Type is the kind of a message.
 type Type uint16
 
-// Messages that the zygote or a worker knows (DP_MSG_* in dp_worker.h).
+// Messages of the zygote or a worker (DP_MSG_* in dp_worker.h).
 const (
 	Spawn       Type = 1
 	Spawned     Type = 2
@@ -47,30 +47,34 @@ const (
 	Inspected   Type = 20
 )
 
-// Messages between an executor and its spawner only. The executor sends Spawn and Prepare too, with a SpawnRequest as the body; the
-// spawner answers each with exactly one of Spawned, SpawnFailed and NoZygote, and a Spawned with exactly one Exited later.
+// Messages between an executor and its spawner only. The executor also sends Spawn and Prepare, with a SpawnRequest as
+// the body. The spawner answers each with exactly one of Spawned, SpawnFailed and NoZygote. Each Spawned is followed by
+// exactly one Exited.
 const (
-	// ZygoteEnded {i32 status, text}: no zygote runs, and why. Another one is being started.
+	// ZygoteEnded {i32 status, text} says that no zygote runs, and why. The spawner is starting another one.
 	ZygoteEnded Type = 64
-	// NoZygote: the zygote ended before it answered, or there was none. Nothing is left of the worker.
+	// NoZygote says that the zygote ended before it answered, or that there was none. Nothing is left of the worker.
 	NoZygote Type = 65
-	// Kill: end the worker.
+	// Kill ends the worker.
 	Kill Type = 66
-	// Explain: have the worker write where it is (SIGXCPU).
+	// Explain makes the worker report where it is (SIGXCPU).
 	Explain Type = 67
-	// Exited, an Exit: the worker and all processes that it started have ended and are reaped.
+	// Exited, with an Exit as the body, says that the worker and all processes that it started have ended and are
+	// reaped.
 	Exited Type = 68
-	// Device asks whether the worker still has its RDMA device open. DeviceIs {u32} answers: DeviceOpen, DeviceClosed or DeviceUnknown.
+	// Device asks whether the worker still has its RDMA device open. DeviceIs {u32} answers with DeviceOpen,
+	// DeviceClosed or DeviceUnknown.
 	Device   Type = 69
 	DeviceIs Type = 70
-	// Open, an OpenRequest, asks for a file of the spawner's list. Opened answers with the descriptor, OpenFailed {u32 errno} without. The
-	// head's id is repeated.
+	// Open, with an OpenRequest as the body, asks for a file of the spawner's list. Opened answers with the descriptor,
+	// OpenFailed {u32 errno} without one. Both repeat the id of the head.
 	Open       Type = 71
 	Opened     Type = 72
 	OpenFailed Type = 73
-	// Connect, a u32 place in the spawner's list, asks for a connection to that unix stream socket. It is answered like Open.
+	// Connect {u32 index in the spawner's list} asks for a connection to that unix stream socket. It is answered like
+	// Open.
 	Connect Type = 75
-	// Remove: remove the files that the spawner was given for that. There is no answer.
+	// Remove removes the files that the spawner was configured to remove. It is not answered.
 	Remove Type = 74
 )
 
@@ -94,7 +98,7 @@ const (
 	PartAll      = 1<<8 - 1
 )
 
-// Statuses of dp_status.h that Go code gives itself.
+// Statuses of dp_status.h that Go code reports itself.
 const (
 	StatusInvalid     int32 = -200
 	StatusBadBlob     int32 = -203
@@ -174,13 +178,14 @@ func (m *Message) Failure() *Error {
 	return e
 }
 
-// EncodeFailure is the body that Failure decodes. A text that does not fit one packet is cut.
+// EncodeFailure returns the body that Failure decodes. A text that does not fit into one packet is cut.
 func EncodeFailure(status int32, text string) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(status))
 	return append(b, text[:min(len(text), Max-HeadSize-4)]...)
 }
 
-// Printable makes one line of text from bytes that may come from user code.
+// Printable returns one line of text from bytes that may come from user code. Control characters and invalid UTF-8
+// become spaces.
 func Printable(b []byte) string {
 	var s strings.Builder
 	for len(b) > 0 {
@@ -194,11 +199,11 @@ func Printable(b []byte) string {
 	return strings.TrimSpace(s.String())
 }
 
-// SpawnSize is the size of dp_msg_spawn, the body of Spawn and Prepare as the zygote and a worker get it.
+// SpawnSize is the size of dp_msg_spawn, the body of Spawn and Prepare that the zygote and a worker receive.
 const SpawnSize = 536
 
 const (
-	SpawnUID     = 504 // offset in dp_msg_spawn of what the spawner sets: u32 user, u32 group, u32 number of processes
+	SpawnUID     = 504 // offset in dp_msg_spawn of the fields that the spawner sets: u32 user, u32 group, u32 number of processes
 	SpawnCPUsLen = 128 // bytes of a set of CPUs
 )
 
@@ -206,7 +211,7 @@ const (
 const (
 	SpawnFDs   = 5 // worker socket, code, names, output, page
 	PrepareFDs = 3 // worker socket, output, page
-	LeaseFDs   = 2 // of a Spawn that a prepared worker gets: code, names
+	LeaseFDs   = 2 // with a Spawn for a prepared worker: code, names
 )
 
 // SpawnRequest is the body of Spawn and Prepare from an executor to its spawner.
@@ -214,11 +219,11 @@ type SpawnRequest struct {
 	Worker []byte // dp_msg_spawn of SpawnSize bytes; the spawner replaces user, group and number of processes
 	UID    uint32 // verified user to run as, 0: one of the spawner's range
 	GID    uint32
-	Memory uint64 // limit of the control group in bytes, 0: none
-	CPUs   CPUs   // of the control group; none: all of the executor's
+	Memory uint64 // memory limit of the control group in bytes, 0: none
+	CPUs   CPUs   // of the control group; empty: all of the executor's
 }
 
-// CPUs is a set of logical CPUs, a bit for each, as dp_msg_spawn has it.
+// CPUs is a set of logical CPUs, one bit for each, in the format of dp_msg_spawn.
 type CPUs [SpawnCPUsLen]byte
 
 // Set adds a CPU, which must be in 0..1023.
@@ -245,7 +250,7 @@ func (r *SpawnRequest) Encode() []byte {
 	return append(b, r.CPUs[:]...)
 }
 
-// DecodeSpawnRequest copies the message's body.
+// DecodeSpawnRequest decodes the body of Spawn and Prepare. The result does not alias b.
 func DecodeSpawnRequest(b []byte) (r SpawnRequest, err error) {
 	if len(b) != requestSize {
 		return r, fmt.Errorf("spawn request of %d bytes, want %d", len(b), requestSize)
@@ -257,12 +262,12 @@ func DecodeSpawnRequest(b []byte) (r SpawnRequest, err error) {
 
 // Exit is the body of Exited.
 type Exit struct {
-	Signal  int32  // that ended the process, or 0
+	Signal  int32  // signal that ended the process, or 0
 	Code    int32  // exit status, if no signal ended it
 	Stopped bool   // it was stopped (SIGSTOP) for too long, and the spawner killed it
 	Killed  uint32 // processes of the control group that the kernel killed because memory ran out
 	Full    bool   // the control group had reached its own memory limit
-	CPU     uint64 // nanoseconds of processor time that the control group has used, 0: not known
+	CPU     uint64 // processor time of the control group in nanoseconds, 0: not known
 }
 
 const exitSize = 28
@@ -283,7 +288,7 @@ func (e *Exit) Encode() []byte {
 	return le.AppendUint64(b, e.CPU)
 }
 
-// DecodeExit reads the body of Exited.
+// DecodeExit decodes the body of Exited.
 func DecodeExit(b []byte) (e Exit, err error) {
 	if len(b) != exitSize {
 		return e, fmt.Errorf("exit of %d bytes, want %d", len(b), exitSize)
@@ -293,15 +298,16 @@ func DecodeExit(b []byte) (e Exit, err error) {
 		Killed: le.Uint32(b[16:]), CPU: le.Uint64(b[20:])}, nil
 }
 
-// SpawnedSize is the size of a Spawned body from a spawner: {u32 process id, u32 layout of the control group's files}, with these files as
-// descriptors (sandbox.Group.Files). From the zygote it is the process id alone.
+// SpawnedSize is the size of a spawner's Spawned body: {u32 process id, u32 layout of the control group's files}. These
+// files travel with it as descriptors (sandbox.Group.Files). The zygote's Spawned has the process id alone.
 const SpawnedSize = 8
 
 // MaxFDs bounds the descriptors of one message.
 const MaxFDs = 16
 
-// HelloText is where the text of a spawner's Hello begins. Its body: {u32 wire version, u32 RDMA devices, u32 sandbox parts that work, u32
-// process id of the zygote, text: missing parts and why, NUL, text: version of the spawner}.
+// HelloText is the offset of the text in a spawner's Hello. The body is {u32 wire version, u32 RDMA devices, u32
+// sandbox parts that work, u32 process id of the zygote, text: missing parts and why, NUL, text: version of the
+// spawner}.
 const HelloText = 16
 
 // NameMax bounds the name in an OpenRequest.
@@ -309,12 +315,12 @@ const NameMax = 63
 
 // OpenRequest is the body of Open.
 type OpenRequest struct {
-	File   uint32 // place in the spawner's list
-	Append bool   // open for appending, and make the file if there is none; else read
-	Name   string // of a file in that directory, if it is one; else empty
+	File   uint32 // index in the spawner's list
+	Append bool   // open for appending and create the file if necessary; else open for reading
+	Name   string // file name, if the entry is a directory; else empty
 }
 
-// Encode returns the body. A name that is too long is cut, and refused by the spawner for its length.
+// Encode returns the body. A name that is too long is cut to a length that the spawner still refuses.
 func (r *OpenRequest) Encode() []byte {
 	b := binary.LittleEndian.AppendUint32(nil, r.File)
 	how := uint32(0)
@@ -325,7 +331,7 @@ func (r *OpenRequest) Encode() []byte {
 	return append(b, r.Name[:min(len(r.Name), NameMax+1)]...)
 }
 
-// DecodeOpenRequest reads the body of Open.
+// DecodeOpenRequest decodes the body of Open.
 func DecodeOpenRequest(b []byte) (r OpenRequest, err error) {
 	if len(b) < 8 || len(b) > 8+NameMax {
 		return r, fmt.Errorf("open request of %d bytes, want 8 to %d", len(b), 8+NameMax)
