@@ -115,7 +115,7 @@ func TestSlots(t *testing.T) {
 	}
 	before := r.Reads()
 	if _, err := r.Identity(&line); err != nil || r.Reads() != before {
-		t.Errorf("the identity was read again: %v", err)
+		t.Errorf("reloaded the identity: %v", err)
 	}
 	old := line
 	table.Release(3)

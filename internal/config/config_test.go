@@ -82,7 +82,7 @@ func TestWrongSettings(t *testing.T) {
 		"unknown env":       {nil, []string{"RFAAS_EXECUTOR_GRAZE=1s"}, `RFAAS_EXECUTOR_GRAZE="1s" is no setting`},
 		"no grace":          {[]string{"--grace", "0s"}, nil, "grace: 0s"},
 		"environment: all":  {[]string{"--sandbox-environment", "A,*"}, nil, `sandbox-environment: "" is no name`},
-		"environment: ours": {[]string{"--sandbox-environment", "RFAAS_EXECUTOR_*"}, nil, `"RFAAS_EXECUTOR_": the settings of rfaas are not for workers`},
+		"environment: ours": {[]string{"--sandbox-environment", "RFAAS_EXECUTOR_*"}, nil, `"RFAAS_EXECUTOR_": workers cannot have settings of rfaas`},
 		"sandbox mode":      {[]string{"--sandbox", "maybe"}, nil, `"maybe" is neither auto, require, on nor off`},
 		"sandbox files":     {[]string{"--sandbox-files", "10"}, nil, "sandbox-files: 10 is not in 64..1048576"},
 		"call limit":        {[]string{"--call-limit", "1us"}, nil, "call-limit: 1µs"},

@@ -19,7 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// Executor is what cmd/executor can be told. Sizes are in bytes.
+// Executor has the settings of cmd/executor. Sizes are in bytes.
 type Executor struct {
 	Listen         string `mapstructure:"listen"`
 	Advertise      string `mapstructure:"advertise"` // empty: the bound address
@@ -28,22 +28,22 @@ type Executor struct {
 	SecretFile     string `mapstructure:"secret-file"`
 	IdentityDir    string `mapstructure:"identity-dir"` // empty: no TLS and no tokens
 	AuditFile      string `mapstructure:"audit-file"`   // empty: the log
-	HTTPListen     string `mapstructure:"http-listen"`  // of health and metrics; empty: none
+	HTTPListen     string `mapstructure:"http-listen"`  // health and metrics; empty: none
 	Manager        string `mapstructure:"manager"`      // empty: none
 
 	Port           `mapstructure:",squash"`
-	TenantLeases   int   `mapstructure:"tenant-leases"`    // a second; 0: no limit
-	TenantReplaces int   `mapstructure:"tenant-replaces"`  // a second; 0: no limit
-	TenantUpload   Bytes `mapstructure:"tenant-upload"`    // a second; 0: no limit
-	TenantLogLines int   `mapstructure:"tenant-log-lines"` // a second; 0: no limit
+	TenantLeases   int   `mapstructure:"tenant-leases"`    // per second; 0: no limit
+	TenantReplaces int   `mapstructure:"tenant-replaces"`  // per second; 0: no limit
+	TenantUpload   Bytes `mapstructure:"tenant-upload"`    // per second; 0: no limit
+	TenantLogLines int   `mapstructure:"tenant-log-lines"` // per second; 0: no limit
 
 	StateDir       string        `mapstructure:"state-dir"` // of the journal; empty: none
 	ChargeInterval time.Duration `mapstructure:"charge-interval"`
 	LimitUnknown   string        `mapstructure:"limit-unknown"` // admit or refuse
 
 	Cores      Cores  `mapstructure:"cores"`
-	ShareCores int    `mapstructure:"share-cores"` // leases that may have the same core
-	Memory     Bytes  `mapstructure:"memory"`      // 0: what is available at start
+	ShareCores int    `mapstructure:"share-cores"` // leases that may share a core
+	Memory     Bytes  `mapstructure:"memory"`      // 0: memory available at start
 	Providers  string `mapstructure:"providers"`
 
 	VerbsDevice       string `mapstructure:"verbs-device"` // empty: the first usable one
@@ -59,9 +59,9 @@ type Executor struct {
 	CodeCache Bytes  `mapstructure:"code-cache"`
 	MaxBulk   Bytes  `mapstructure:"max-bulk"`
 
-	WarmPool       int           `mapstructure:"warm-pool"`   // workers in advance, for each provider
-	KeepTime       time.Duration `mapstructure:"keep-time"`   // of released leases' workers; 0: they are not kept
-	KeepMost       int           `mapstructure:"keep-most"`   // leases whose workers are kept
+	WarmPool       int           `mapstructure:"warm-pool"`   // pooled workers for each provider
+	KeepTime       time.Duration `mapstructure:"keep-time"`   // how long released workers are cached; 0: not cached
+	KeepMost       int           `mapstructure:"keep-most"`   // leases whose workers are cached
 	MaxWorkers     int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
 	LeaseDefault   time.Duration `mapstructure:"lease-default"`
 	LeaseMax       time.Duration `mapstructure:"lease-max"`
@@ -79,8 +79,8 @@ type Executor struct {
 	SandboxProcesses int           `mapstructure:"sandbox-processes"` // 0: no limit
 	SandboxFiles     int           `mapstructure:"sandbox-files"`     // 0: no limit
 
-	User            string        `mapstructure:"user"` // whom an executor of root's becomes; empty: privilege.Find's default
-	Separate        bool          `mapstructure:"-"`    // give up all rights once started; programs do, tests of one process do not
+	User            string        `mapstructure:"user"` // user that an executor started by root becomes; empty: default of privilege.Find
+	Separate        bool          `mapstructure:"-"`    // give up privileges after the start; set by programs, not by tests in one process
 	Grace           time.Duration `mapstructure:"grace"`
 	Until           Instant       `mapstructure:"until"` // zero: not known
 	LogLevel        slog.Level    `mapstructure:"log-level"`
@@ -89,28 +89,28 @@ type Executor struct {
 	providersParsed []string
 }
 
-// maxWarm bounds the workers that are started in advance: each is a process.
+// maxWarm bounds the pooled workers: each is a process.
 const maxWarm = 1024
 
-// maxKeep bounds how long workers are kept.
+// maxKeep bounds how long workers are cached.
 const maxKeep = 24 * time.Hour
 
 var executorOptions = slices.Concat([]option{
 	{"listen", control.DefaultExecutorAddress, "control address: host:port or unix:PATH"},
-	{"advertise", "", "address that clients shall use (default: the bound one)"},
-	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
+	{"advertise", "", "address that clients dial (default: the bound address)"},
+	{"allow-plaintext", "false", "allow control addresses other than loopback and unix sockets without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
-	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
-	{"audit-file", "", "file of JSON lines about grants, releases, kills, drains, refusals and what operators did (default: the log alone)"},
+	{"identity-dir", "", "directory from rfaas cluster node: this node's certificate and the keys that it trusts (default: no TLS, no tokens)"},
+	{"audit-file", "", "file of JSON lines about grants, releases, kills, drains, refusals and operators' calls (default: the log only)"},
 	{"http-listen", "", "address of /healthz, /readyz and /metrics: host:port or unix:PATH (default: none)"},
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
-	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is away (default: in memory)"},
+	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is unreachable (default: in memory)"},
 	{"charge-interval", "1s", "how often leases are charged"},
-	{"limit-unknown", "admit", "what to do with a lease when its tenant's limit cannot be looked at: admit (and flag it) or refuse"},
-	{"cores", "auto", "what to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
-	{"share-cores", "1", "leases that may have the same core; above 1 the node is oversubscribed and calls take turns"},
-	{"memory", "auto", "memory to lend, like 16GiB, or auto for what is available at start"},
+	{"limit-unknown", "admit", "what to do with a lease if its tenant's limit cannot be read: admit (and flag it) or refuse"},
+	{"cores", "auto", "cores to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
+	{"share-cores", "1", "leases that may share a core; above 1 the node is oversubscribed and calls take turns"},
+	{"memory", "auto", "memory to lend, like 16GiB, or auto for the memory available at start"},
 	{"providers", "auto", "fabrics to offer: auto, shm, verbs or shm,verbs"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
@@ -123,35 +123,35 @@ var executorOptions = slices.Concat([]option{
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
-	{"warm-pool", "2", "worker processes that wait for a lease, for each fabric, so that it starts faster; they hold no core; 0 for none"},
-	{"keep-time", "1m", "how long a released lease's workers are kept, stopped, for its process's next one; they give way to others; 0s for not"},
-	{"keep-most", "64", "leases whose workers are kept, the latest ones"},
+	{"warm-pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
+	{"keep-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; ended if others need their cores; 0s for no cache"},
+	{"keep-most", "64", "most released leases whose workers are cached"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
-	{"lease-default", "1h", "duration of a lease that names none"},
+	{"lease-default", "1h", "duration of a lease whose request names none"},
 	{"lease-max", "24h", "longest lease, and longest renewal"},
-	{"lease-margin", "500ms", "how long before a lease's end its holder stops using it (at most a tenth of the lease)"},
-	{"lease-notice", "30s", "how long before a lease's end its holder is told (at most a third of the lease)"},
-	{"holder-first-use", "10s", "how long a granted lease waits for its holder"},
-	{"holder-return", "2s", "how long a lease survives a holder that went away"},
+	{"lease-margin", "500ms", "how long before the end of a lease its client stops using it (at most a tenth of the lease)"},
+	{"lease-notice", "30s", "how long before the end of a lease its client is notified (at most a third of the lease)"},
+	{"holder-first-use", "10s", "how long a granted lease waits for its client's first use"},
+	{"holder-return", "2s", "how long a lease waits for its client to come back after the connection broke"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
-	{"sandbox", "auto", "confine workers: require (a complete sandbox, or the executor does not start), on (what the node allows; the log names the rest), " +
+	{"sandbox", "auto", "confine workers: require (the executor does not start without a complete sandbox), on (use what the node supports and log the rest), " +
 		"off, or auto (require with identity-dir or as root, else on)"},
-	{"sandbox-paths", "", "what workers see read-only besides the system's libraries and programs: absolute paths, separated by colons"},
-	{"sandbox-environment", "", "variables of this program that workers keep besides those for computing: names, separated by commas, * at the end for any end"},
-	{"sandbox-uids", "1900000000-1900001023", "user and group ids that workers run as, each its own, where the executor is root: FIRST-LAST"},
+	{"sandbox-paths", "", "paths that workers can read besides the system's libraries and programs: absolute, separated by colons"},
+	{"sandbox-environment", "", "environment variables that workers keep besides those for computing: names, separated by commas; * at the end matches any suffix"},
+	{"sandbox-uids", "1900000000-1900001023", "user and group ids of workers, a different one for each, if the executor is root: FIRST-LAST"},
 	{"sandbox-processes", "512", "processes and threads that one worker may have, 0 for no limit"},
-	{"user", "", "user, by name or number, that an executor becomes which was started as root (default: rfaas if the node has that user, else 1899999999)"},
-	{"sandbox-files", "1024", "open files that each process of a worker may have, 0 for as many as the executor"},
-	{"grace", "10s", "how long SIGTERM lets running calls finish"},
-	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease is longer, and it drains itself a grace before (default: not known)"},
+	{"user", "", "user, by name or number, that an executor becomes after root has started it (default: rfaas if the node has that user, else 1899999999)"},
+	{"sandbox-files", "1024", "open files that each process of a worker may have, 0 for as many as the executor may have"},
+	{"grace", "10s", "how long running calls may take to finish after SIGTERM"},
+	{"until", "", "when this node is wanted back, RFC 3339 or Unix seconds: no lease lasts longer, and the executor drains one grace before it (default: not known)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
 }, portOptions, []option{
-	{"tenant-leases", "2000", "lease requests of one tenant a second, 0 for no limit; after a pause ten seconds' worth at once, as for all rates"},
-	{"tenant-replaces", "100", "workers that one tenant may have replaced a second, 0 for no limit"},
-	{"tenant-upload", "128MiB", "bytes of libraries that one tenant may upload a second, 0 for no limit"},
-	{"tenant-log-lines", "20", "log lines a second about workers of one tenant, 0 for no limit; what exceeds it is counted and dropped"},
+	{"tenant-leases", "2000", "lease requests of one tenant per second, 0 for no limit; for all rates, ten seconds' worth at once after a pause"},
+	{"tenant-replaces", "100", "worker replacements of one tenant per second, 0 for no limit"},
+	{"tenant-upload", "128MiB", "bytes of libraries that one tenant may upload per second, 0 for no limit"},
+	{"tenant-log-lines", "20", "log lines per second about workers of one tenant, 0 for no limit; further lines are counted and dropped"},
 })
 
 func executorProgram(version string) program {
@@ -159,8 +159,9 @@ func executorProgram(version string) program {
 		prefix: "RFAAS_EXECUTOR_", version: version, options: executorOptions}
 }
 
-// LoadExecutor reads the executor's settings from its arguments (without the program's name) and environment.
-// Errors: ErrDone when the program shall exit with 0, ErrUsage otherwise. What --help and the like print goes to out.
+// LoadExecutor reads the executor's settings from its arguments (without the program's name) and environment. It prints
+// the output of --help and similar flags to out. The error is ErrDone if the program should exit with 0, and ErrUsage
+// otherwise.
 func LoadExecutor(args, environ []string, out io.Writer, version string) (Executor, error) {
 	var c Executor
 	err := executorProgram(version).load(args, environ, out, &c)
@@ -171,7 +172,7 @@ func LoadExecutor(args, environ []string, out io.Writer, version string) (Execut
 	return c, err
 }
 
-// secretFile is the setting, or the place that daemons and clients agree on without one.
+// secretFile returns the setting, or the default path that daemons and clients share.
 func secretFile(setting string, environ []string) (string, error) {
 	if setting != "" {
 		return setting, nil
@@ -187,26 +188,26 @@ func secretFile(setting string, environ []string) (string, error) {
 	})
 }
 
-// maxSandboxPaths leaves room for those of LD_LIBRARY_PATH: DP_SANDBOX_PATHS_MAX.
+// maxSandboxPaths is DP_SANDBOX_PATHS_MAX less the paths of LD_LIBRARY_PATH.
 const maxSandboxPaths = 48
 
-// minSandboxFiles is what a worker opens itself, and a little more.
+// minSandboxFiles is a little more than what a worker opens itself.
 const minSandboxFiles = 64
 
-// SandboxPathList is the setting's paths.
+// SandboxPathList returns the paths of the setting sandbox-paths.
 func (c *Executor) SandboxPathList() []string {
 	return strings.FieldsFunc(c.SandboxPaths, func(r rune) bool { return r == ':' })
 }
 
-// SandboxEnvList is the setting's names.
+// SandboxEnvList returns the names of the setting sandbox-environment.
 func (c *Executor) SandboxEnvList() []string {
 	return strings.FieldsFunc(c.SandboxEnv, func(r rune) bool { return r == ',' })
 }
 
-// ProviderList returns the providers that were asked for by name; nil means auto.
+// ProviderList returns the providers of the setting; nil means auto.
 func (c *Executor) ProviderList() []string { return c.providersParsed }
 
-// Logger makes the logger that the settings describe.
+// Logger returns the logger of the settings.
 func (c *Executor) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
 func (c *Executor) validate() error {
@@ -263,9 +264,9 @@ func (c *Executor) validate() error {
 	}
 	for _, p := range c.SandboxPathList() {
 		if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" {
-			v.failf("sandbox-paths: %q is no absolute path in its shortest form", p)
+			v.failf("sandbox-paths: %q is not an absolute path in its shortest form", p)
 		} else if p == "/tmp" || strings.HasPrefix(p, "/tmp/") {
-			v.failf("sandbox-paths: %q: every worker has a /tmp of its own", p)
+			v.failf("sandbox-paths: %q: every worker has its own private /tmp", p)
 		}
 	}
 	if n := len(c.SandboxPathList()); n > maxSandboxPaths {
@@ -273,9 +274,9 @@ func (c *Executor) validate() error {
 	}
 	for _, name := range c.SandboxEnvList() {
 		if name = strings.TrimSuffix(name, "*"); name == "" || strings.ContainsAny(name, "*= \t") {
-			v.failf("sandbox-environment: %q is no name of a variable, and no beginning of one before a *", name)
+			v.failf("sandbox-environment: %q is neither the name of a variable nor the beginning of one with a * at the end", name)
 		} else if strings.HasPrefix(name, "RFAAS_") {
-			v.failf("sandbox-environment: %q: the settings of rfaas are not for workers", name)
+			v.failf("sandbox-environment: %q: workers cannot have settings of rfaas", name)
 		}
 	}
 	v.between("sandbox-processes", c.SandboxProcesses, 0, 1<<22)
@@ -300,13 +301,13 @@ func (c *Executor) validate() error {
 	return v.err()
 }
 
-// Bounds is what callers may take of the executor. leases is how many one client can have.
+// Bounds returns the limits for callers of the executor. leases is how many leases one client can have.
 func (c *Executor) Bounds(leases int) control.Bounds {
 	return c.Port.Bounds(leases, quota.Limits{quota.Leases: c.TenantLeases, quota.Replaces: c.TenantReplaces,
 		quota.UploadBytes: int(c.TenantUpload), quota.LogLines: c.TenantLogLines})
 }
 
-// validator collects what is wrong, so that one run shows all of it.
+// validator collects all errors, so that one run shows all of them.
 type validator struct{ errs *multierror.Error }
 
 func (v *validator) failf(format string, args ...any) {
@@ -337,7 +338,7 @@ func (v *validator) positive(key string, d time.Duration) {
 	}
 }
 
-// providers reads a list of providers; nil means auto.
+// providers parses a list of providers; nil means auto.
 func (v *validator) providers(list string) []string {
 	if list == "auto" {
 		return nil
@@ -382,8 +383,8 @@ func (v *validator) err() error {
 	return v.errs.ErrorOrNil()
 }
 
-// AdvertisedAddress is what clients shall dial: the setting, else the bound address with the host's name in the place
-// of a wildcard.
+// AdvertisedAddress returns the address that clients dial: the setting, or the bound address with the host's name
+// instead of a wildcard.
 func AdvertisedAddress(setting, bound string) string {
 	if setting != "" {
 		return setting

@@ -12,7 +12,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// Manager is what cmd/resource-manager can be told.
+// Manager has the settings of cmd/resource-manager.
 type Manager struct {
 	Listen         string        `mapstructure:"listen"`
 	AllowPlaintext bool          `mapstructure:"allow-plaintext"`
@@ -20,7 +20,7 @@ type Manager struct {
 	SecretFile     string        `mapstructure:"secret-file"`
 	HTTPListen     string        `mapstructure:"http-listen"` // empty: none
 	HTTPTokenFile  string        `mapstructure:"http-token-file"`
-	HTTPCert       string        `mapstructure:"http-cert"` // empty: of the identity
+	HTTPCert       string        `mapstructure:"http-cert"` // empty: from identity-dir
 	HTTPKey        string        `mapstructure:"http-key"`
 	IdentityDir    string        `mapstructure:"identity-dir"` // empty: no TLS and no tokens
 	AuditFile      string        `mapstructure:"audit-file"`   // empty: the log
@@ -42,7 +42,7 @@ type Manager struct {
 	LogLevel       slog.Level    `mapstructure:"log-level"`
 	LogFormat      string        `mapstructure:"log-format"`
 	Port           `mapstructure:",squash"`
-	TenantAttaches int `mapstructure:"tenant-attaches"` // a second; 0: no limit
+	TenantAttaches int `mapstructure:"tenant-attaches"` // per second; 0: no limit
 
 	providersParsed []string
 	tariffParsed    accounting.Tariff
@@ -54,35 +54,35 @@ var managerOptions = slices.Concat([]option{
 	{"allow-plaintext", "false", "permit control addresses that are not loopback without TLS"},
 	{"address-file", "", "write the bound address into this file once ready"},
 	{"secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)"},
-	{"http-listen", "", "address for the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH (default: none)"},
-	{"http-token-file", "", "token without which http-listen, but for a unix socket, shows no tenant; made if there is none (default: http-token beside the secret)"},
-	{"http-cert", "", "certificate of the HTTPS page, PEM with its chain, in the place of that of identity-dir; read again when it changes"},
+	{"http-listen", "", "address of the page, JSON at /api/v1 and metrics, all read-only: host:port or unix:PATH (default: none)"},
+	{"http-token-file", "", "token that http-listen requires for data of tenants, except on a unix socket; created if missing (default: http-token beside the secret)"},
+	{"http-cert", "", "certificate of the HTTPS page, PEM with its chain, instead of the one in identity-dir; loaded again when it changes"},
 	{"http-key", "", "its private key, PEM, mode 0600"},
 	{"identity-dir", "", "directory of rfaas cluster node: this node's certificate, and whose tokens are taken (default: no TLS, no tokens)"},
-	{"audit-file", "", "file of JSON lines about executors that come and leave, refusals and what operators did (default: the log alone)"},
-	{"heartbeat", "1s", "how often executors shall report; three missed ones make an executor dead"},
-	{"executors", "16384", "most executors at a time; about 1.1 KiB of memory each"},
+	{"audit-file", "", "file of JSON lines about executors that register and deregister, refusals and operators' calls (default: the log only)"},
+	{"heartbeat", "1s", "how often executors report; an executor that misses three reports is dead"},
+	{"executors", "16384", "most executors at a time; each uses about 1.1 KiB of memory"},
 	{"node-executors", "64", "most executors that one node certificate may have registered at a time"},
-	{"node-memory", "64MiB", "most memory of the resource manager that the executors of one node certificate may take together"},
-	{"state-dir", "", "directory of the ledger (default: accounts in memory, which end with the program)"},
-	{"ledger-keep", "9600h", "how long single leases that are over are kept in the ledger, 0s for good; bills stay"},
-	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); what has none is free"},
-	{"currency", "", "name of the money on bills"},
-	{"tenant-cores", "", "most cores that tenants may have at a time, like ann=64,*=16 (*: those that are not named; default: no limits)"},
-	{"attach-attempts", "8", "connections to its memory that are made at a time, of which one tenant or node has a quarter; more wait"},
-	{"tenant-attached", "4096", "connections to the board that one tenant may have, each a process that looks for executors"},
-	{"providers", "auto", "fabrics over which its memory can be reached: auto, shm, verbs or shm,verbs"},
+	{"node-memory", "64MiB", "most memory of the resource manager that the executors of one node certificate may use together"},
+	{"state-dir", "", "directory of the ledger (default: accounts in memory, lost when the program ends)"},
+	{"ledger-keep", "9600h", "how long records of single ended leases are kept in the ledger, 0s for ever; bills keep their usage"},
+	{"tariff", "", "prices, like core-hour=0.02,gib-hour=0.001 (see docs/operations.md); items without a price are free"},
+	{"currency", "", "currency on bills"},
+	{"tenant-cores", "", "most cores that each tenant may have at a time, like ann=64,*=16 (*: tenants that are not named; default: no limits)"},
+	{"attach-attempts", "8", "connections to the manager's memory that are made at a time; one tenant or node may use a quarter; more wait"},
+	{"tenant-attached", "4096", "connections to the board that one tenant may have, one for each process that looks for executors"},
+	{"providers", "auto", "fabrics over which the manager's memory can be reached: auto, shm, verbs or shm,verbs"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
 	{"log-level", "info", "debug, info, warn or error"},
 	{"log-format", "text", "text or json"},
 }, portOptions, []option{
-	{"tenant-attaches", "200", "clients of one tenant that may attach to the board a second, 0 for no limit; after a pause ten seconds' worth at once"},
+	{"tenant-attaches", "200", "clients of one tenant that may attach to the board per second, 0 for no limit; ten seconds' worth at once after a pause"},
 })
 
 func managerProgram(version string) program {
-	return program{name: "resource-manager", about: "knows which executors lend cores, and keeps the accounts of those who use them",
+	return program{name: "resource-manager", about: "tracks the executors that lend cores, and keeps the accounts of tenants",
 		prefix: "RFAAS_MANAGER_", version: version, options: managerOptions}
 }
 
@@ -99,7 +99,7 @@ func LoadManager(args, environ []string, out io.Writer, version string) (Manager
 	return c, err
 }
 
-// maxExecutors bounds a board.
+// maxExecutors is the largest size of a board, in executors.
 const maxExecutors = 1 << 20
 
 // ProviderList returns the providers that were asked for by name; nil means auto.
@@ -108,13 +108,13 @@ func (c *Manager) ProviderList() []string { return c.providersParsed }
 // Prices returns the tariff.
 func (c *Manager) Prices() accounting.Tariff { return c.tariffParsed }
 
-// TenantLimits returns how many cores tenants may have.
+// TenantLimits returns the largest numbers of cores of tenants.
 func (c *Manager) TenantLimits() accounting.Limits { return c.limitsParsed }
 
 // Logger makes the logger that the settings describe.
 func (c *Manager) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogFormat, c.LogLevel) }
 
-// Bounds is what callers may take of the manager.
+// Bounds returns the limits for callers of the manager.
 func (c *Manager) Bounds() control.Bounds {
 	return c.Port.Bounds(0, quota.Limits{quota.Attaches: c.TenantAttaches})
 }
@@ -128,7 +128,7 @@ func (c *Manager) validate() error {
 		v.address("http-listen", c.HTTPListen, c.AllowPlaintext || c.IdentityDir != "" || c.HTTPCert != "")
 	}
 	if (c.HTTPCert == "") != (c.HTTPKey == "") {
-		v.failf("http-cert: %q, http-key: %q: both or none must be set", c.HTTPCert, c.HTTPKey)
+		v.failf("http-cert: %q, http-key: %q: set both or neither", c.HTTPCert, c.HTTPKey)
 	}
 	if c.Heartbeat < 10*time.Millisecond || c.Heartbeat > time.Hour {
 		v.failf("heartbeat: %v is not in 10ms..1h", c.Heartbeat)

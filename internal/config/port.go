@@ -7,9 +7,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// Port is how a daemon bounds what the callers of its control port take.
+// Port has the settings that limit the callers of a daemon's control port.
 type Port struct {
-	ConnectionStreams     int           `mapstructure:"connection-streams"` // 0: as many as one client needs
+	ConnectionStreams     int           `mapstructure:"connection-streams"` // 0: as many as one client can need
 	UnauthenticatedMemory Bytes         `mapstructure:"unauthenticated-memory"`
 	UnauthenticatedTime   time.Duration `mapstructure:"unauthenticated-time"`
 	TenantConnections     int           `mapstructure:"tenant-connections"`
@@ -18,19 +18,19 @@ type Port struct {
 }
 
 var portOptions = []option{
-	{"connection-streams", "0", "calls and event streams at a time on one connection, 0 for as many as one client can need"},
+	{"connection-streams", "0", "simultaneous calls and event streams of one connection, 0 for as many as one client can need"},
 	{"unauthenticated-memory", "64MiB", "memory of all connections that have not authenticated yet; a new one closes the oldest"},
 	{"unauthenticated-time", "10s", "how long a connection may be open before its first authenticated call"},
-	{"tenant-connections", "1024", "connections of one tenant at a time, at most a quarter of the daemon's descriptors; operators have no such limits"},
-	{"tenant-streams", "4096", "calls and event streams of one tenant at a time, 0 for no limit"},
-	{"tenant-replies", "64MiB", "replies that clients of one tenant have asked for and not read yet, in bytes together, 0 for no limit"},
+	{"tenant-connections", "1024", "simultaneous connections of one tenant, at most a quarter of the daemon's descriptors; operators have no such limits"},
+	{"tenant-streams", "4096", "simultaneous calls and event streams of one tenant, 0 for no limit"},
+	{"tenant-replies", "64MiB", "bytes of replies that clients of one tenant have asked for and not read yet, 0 for no limit"},
 }
 
-// mostRate bounds settings that are counts, at a time or a second.
+// mostRate is the largest value of settings that are counts or rates.
 const mostRate = 1 << 20
 
-// Bounds is what the settings say. own is how many streams one client can need, besides those of its calls; more are the
-// limits of tenants that only this daemon has.
+// Bounds returns the limits of the settings. own is how many streams one client can need besides those of its calls.
+// more has the limits of tenants that only this daemon has.
 func (p *Port) Bounds(own int, more quota.Limits) control.Bounds {
 	b := control.Bounds{Streams: p.ConnectionStreams, StrangerBytes: int(p.UnauthenticatedMemory), FirstCall: p.UnauthenticatedTime,
 		Tenant: quota.Limits{quota.Connections: p.TenantConnections, quota.Streams: p.TenantStreams,
@@ -44,7 +44,7 @@ func (p *Port) Bounds(own int, more quota.Limits) control.Bounds {
 	return b
 }
 
-// callStreams is how many streams the calls of one client may need, and its streams of lease requests.
+// callStreams is how many streams one client may need for its calls and its streams of lease requests.
 const callStreams = 256
 
 func (v *validator) port(p *Port) {

@@ -51,8 +51,8 @@ func ParseAddress(s string) (Address, error) {
 	return Address{Network: "tcp", Target: s}, nil
 }
 
-// Local says whether nobody outside of this node can be on the way: a unix socket or a loopback address. A host
-// name other than localhost is not local, whatever it resolves to.
+// Local reports whether connections to the address stay on this node: a unix socket or a loopback address. A host name
+// other than localhost is not local, whatever it resolves to.
 func (a Address) Local() bool {
 	if a.Network == "unix" {
 		return true
@@ -68,18 +68,18 @@ func (a Address) Local() bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// CheckPlaintext refuses an address to which control messages could be read on their way, unless allow.
+// CheckPlaintext returns an error if control messages to the address could be read on the network, unless allow is set.
 func (a Address) CheckPlaintext(allow bool) error {
 	if allow || a.Local() {
 		return nil
 	}
-	return fmt.Errorf("address %s is not loopback or a unix socket, and there is nothing for TLS: a daemon needs --identity-dir "+
-		"(rfaas cluster node), a client a token (%s) or the cluster's certificate (%s); --allow-plaintext does without on a trusted network",
+	return fmt.Errorf("address %s is not loopback or a unix socket, and nothing for TLS is configured: a daemon needs --identity-dir "+
+		"(rfaas cluster node), a client a token (%s) or the cluster's certificate (%s); on a trusted network, --allow-plaintext turns TLS off",
 		a, identity.TokenFileEnv, identity.CAFileEnv)
 }
 
-// Listen opens a control port. A non-local address is refused unless allowPlaintext. A unix socket is made
-// with mode 0600; a socket file that nobody serves any more is replaced, one that is served is an error.
+// Listen opens a control port. A non-local address is refused unless allowPlaintext is set. A unix socket is made with
+// mode 0600. A socket file without a server is replaced. One that is served is an error.
 func Listen(addr string, allowPlaintext bool) (net.Listener, error) {
 	a, err := ParseAddress(addr)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// Leasing answers each request with a lease of the number of the caller's tenant's letters.
+// Leasing answers each request with a lease id: the length of the caller's tenant name.
 func (w *whoServer) Leasing(s grpc.BidiStreamingServer[LeaseRequest, LeaseReply]) error {
 	for {
 		if _, err := s.Recv(); errors.Is(err, io.EOF) {
@@ -28,7 +28,7 @@ func (w *whoServer) Leasing(s grpc.BidiStreamingServer[LeaseRequest, LeaseReply]
 	}
 }
 
-// Each request on a stream is a call: who may not make it any more is refused, counted and written down.
+// Each request on a stream counts as a call: if its caller may no longer make it, it is refused, counted and audited.
 func TestEachRequestIsChecked(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	token := r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)
@@ -62,7 +62,7 @@ func TestEachRequestIsChecked(t *testing.T) {
 	}
 }
 
-// What waits for the port to close hears of it before the port waits.
+// A context from Closing ends before the port waits for streams.
 func TestClosing(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	if Closing(t.Context()).Done() != nil {
@@ -81,7 +81,7 @@ func TestClosing(t *testing.T) {
 	}
 }
 
-// A connection has so many streams of requests and no more; when one ends there is room again.
+// The number of a connection's request streams is limited. One that ends makes another possible.
 func TestStreamsOfOneConnection(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	c := dial(t, r.port.Address, DialConfig{SecretFile: r.in("secret")})

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Class says what the caller of a failed operation does next. The numbers are those of dp_status_class.
+// Class says what the caller of a failed operation should do next. The numbers are those of dp_status_class.
 type Class uint8
 
 // The classes.
@@ -31,7 +31,7 @@ const (
 var classNames = [...]string{ClassBusy: "busy", ClassInvalid: "invalid", ClassUnsupported: "unsupported",
 	ClassFunction: "function", ClassConnection: "connection", ClassLease: "lease", ClassFatal: "fatal", ClassCredential: "credential"}
 
-// String is the class's name, "none" for 0.
+// String returns the class's name, "none" for 0.
 func (c Class) String() string {
 	if c == 0 || int(c) >= len(classNames) {
 		return "none"
@@ -39,7 +39,7 @@ func (c Class) String() string {
 	return classNames[c]
 }
 
-// Code is the gRPC code that stands for the class on the wire. The code alone is ambiguous; ErrorInfo has the class.
+// Code returns the gRPC code of the class. Several classes may share a code; ErrorInfo has the class.
 func (c Class) Code() codes.Code {
 	switch c {
 	case ClassBusy:
@@ -87,7 +87,7 @@ func StatusError(dpStatus int32, text string) error {
 }
 
 func makeError(c Class, code codes.Code, dpStatus int32, text string) error {
-	// A gRPC message is UTF-8 or it does not travel.
+	// gRPC only sends messages that are valid UTF-8.
 	st := status.New(code, strings.ToValidUTF8(text, "\ufffd"))
 	with, err := st.WithDetails(&errdetails.ErrorInfo{Reason: c.String(), Domain: errorDomain,
 		Metadata: map[string]string{statusKey: strconv.Itoa(int(dpStatus))}})
@@ -97,7 +97,7 @@ func makeError(c Class, code codes.Code, dpStatus int32, text string) error {
 	return st.Err()
 }
 
-// Text returns an error's message as people should read it, without gRPC's wrapping.
+// Text returns an error's message for people, without gRPC's wrapping.
 func Text(err error) string {
 	st, ok := status.FromError(err)
 	if !ok || st.Code() == codes.OK {
@@ -107,9 +107,9 @@ func Text(err error) string {
 	return text
 }
 
-// Unwrapped returns a status' message, and where gRPC could not talk to whom it dialled, why in plain words. stranger says that
-// something listens there which does not speak the control protocol, or is another kind of daemon.
-func Unwrapped(st *status.Status) (text string, stranger bool) {
+// Unwrapped returns a status's message. If gRPC could not talk to the server, the message says why in plain words.
+// foreign is true if the server does not speak the control protocol, or is another kind of daemon.
+func Unwrapped(st *status.Status) (text string, foreign bool) {
 	text = st.Message()
 	if _, dial, ok := strings.Cut(text, "Error while dialing: "); ok {
 		return strings.TrimSuffix(dial, "\""), false // "dial tcp 127.0.0.1:1: connect: connection refused"
@@ -119,16 +119,16 @@ func Unwrapped(st *status.Status) (text string, stranger bool) {
 	}
 	switch {
 	case st.Code() == codes.Unimplemented && strings.HasPrefix(text, "unknown service"):
-		return "another kind of daemon answers there: " + text, true
+		return "the server is another kind of daemon: " + text, true
 	case st.Code() != codes.Unavailable || !is("error reading server preface"):
 		return text, false
 	// The kernel connects for a process that is stopped or about to end.
 	case is("deadline exceeded", "i/o timeout", "use of closed network connection"): // closed by gRPC, in the end
-		return "it takes connections and does not answer", false
+		return "the server accepts connections but does not answer", false
 	case is("EOF", "connection reset", "broken pipe"):
-		return "it broke the connection before its first answer", false
+		return "the server closed the connection before its first answer", false
 	}
-	return "what listens there does not speak the control protocol", true
+	return "the server does not speak the control protocol", true
 }
 
 // StatusOf returns the dp_status that stands for an error: the one that it carries, else the plain one of its
@@ -194,5 +194,5 @@ func ClassOf(err error) Class {
 	}
 }
 
-// IsClassed says whether the error, or one that it wraps, carries a class of its own.
+// IsClassed reports whether the error, or one that it wraps, carries a class.
 func IsClassed(err error) bool { return infoOf(err) != nil }

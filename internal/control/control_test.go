@@ -277,7 +277,8 @@ func TestDialRefuses(t *testing.T) {
 	if _, err := Dial("127.0.0.1:1", DialConfig{SecretFile: filepath.Join(t.TempDir(), "absent")}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no secret file: %v", err)
 	}
-	// A token file that is none is what is wrong, also where the address needs TLS; without any it is the address.
+	// An invalid token file is the error, even if the address also needs TLS. Without a token file, the address is the
+	// error.
 	broken := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(broken, []byte("no token"), 0o600); err != nil {
 		t.Fatal(err)
@@ -291,7 +292,7 @@ func TestDialRefuses(t *testing.T) {
 	}
 }
 
-// A wrong or dead address is an error soon, not a wait.
+// A wrong or dead address is an error soon instead of a wait.
 func TestDeadAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -312,8 +313,8 @@ func TestDeadAddress(t *testing.T) {
 	}
 }
 
-// Somebody else's port is named as that, and not by what gRPC makes of his bytes.
-func TestStranger(t *testing.T) {
+// Text says in plain words that a server does not speak the control protocol, whatever gRPC makes of its bytes.
+func TestOtherProtocolAtTheAddress(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -339,7 +340,7 @@ func TestStranger(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err = NewExecutorClient(conn).Info(ctx, &InfoRequest{}); Text(err) != "what listens there does not speak the control protocol" {
+	if _, err = NewExecutorClient(conn).Info(ctx, &InfoRequest{}); Text(err) != "the server does not speak the control protocol" {
 		t.Errorf("error %v, as text %q", err, Text(err))
 	}
 }
@@ -350,7 +351,7 @@ func TestClasses(t *testing.T) {
 		if ClassOf(err) != c || ClassOf(fmt.Errorf("wrapped: %w", err)) != c || StatusOf(err) != -100*int32(c) || Text(err) != "value 7" || !IsClassed(err) {
 			t.Errorf("%v: class %v, status %d, text %q", c, ClassOf(err), StatusOf(err), Text(err))
 		}
-		// An error of another program, by its code alone.
+		// An error of another program is classed by its code alone.
 		if got := ClassOf(status.Error(c.Code(), "x")); got != c && c != ClassFunction {
 			t.Errorf("code %v is class %v, want %v", c.Code(), got, c)
 		}

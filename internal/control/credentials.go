@@ -18,19 +18,19 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// caller is what a client proves itself with: it makes a proof for each connection. It may have several credentials, since it
-// does not know what a daemon takes; none of them tells anybody anything.
+// caller has a client's credentials and makes a proof with them for each connection. There may be several, since the
+// client does not know which ones a daemon accepts. A daemon that does not accept one learns nothing from its proof.
 type caller struct {
 	secret *Secret
 	token  *tokenSource
 }
 
-// GetRequestMetadata is called for every call.
+// GetRequestMetadata returns the headers with the credentials. gRPC calls it for every call.
 func (c *caller) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
 	ri, _ := credentials.RequestInfoFromContext(ctx)
 	l, ok := ri.AuthInfo.(*link)
 	if !ok {
-		return nil, errors.New("credentials: a connection that is not of this package")
+		return nil, errors.New("credentials: the connection was not made by this package")
 	}
 	md := map[string]string{}
 	if c.token != nil {
@@ -47,10 +47,10 @@ func (c *caller) GetRequestMetadata(ctx context.Context, _ ...string) (map[strin
 	return md, nil
 }
 
-// RequireTransportSecurity is false: a proof tells nobody anything, and Dial has checked the address.
+// RequireTransportSecurity returns false: a proof can be sent in plain text, and Dial has checked the address.
 func (*caller) RequireTransportSecurity() bool { return false }
 
-// make makes a credential once for a connection and for what it is made from.
+// make returns the credential of a scheme for this connection. It calls prove only if from differs from the last time.
 func (l *link) make(scheme, from string, prove func(*identity.Channel) string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,13 +65,13 @@ func (l *link) make(scheme, from string, prove func(*identity.Channel) string) s
 	return m.credential
 }
 
-// tokenSource is a token file, read again when it has changed: a renewed token is used from then on.
+// tokenSource is a token file that is reloaded when it changes, so that a renewed token is used.
 type tokenSource struct {
 	path string
 
 	mu     sync.Mutex
 	looked time.Time
-	read   os.FileInfo // of the file that was read last; nil: it was read by openTokenSource
+	read   os.FileInfo // of the file that was loaded last; nil: openTokenSource loaded it
 	now    *identity.Credentials
 }
 
@@ -83,7 +83,7 @@ func openTokenSource(path string) (*tokenSource, error) {
 	return &tokenSource{path: path, now: c}, nil
 }
 
-// lookAgain is how long a look at a token file counts.
+// lookAgain is how often a token file is checked for changes.
 const lookAgain = time.Second
 
 func (s *tokenSource) get(now time.Time) *identity.Credentials {
@@ -97,15 +97,15 @@ func (s *tokenSource) get(now time.Time) *identity.Credentials {
 	if err != nil || identity.Unchanged(s.read, st) {
 		return s.now
 	}
-	// One that cannot be read is no better than the one that we have.
+	// If the new file is invalid, keep the old token.
 	if c, err := identity.LoadCredentials(s.path); err == nil {
 		s.now, s.read = c, st
 	}
 	return s.now
 }
 
-// places says which files to look into: those that the settings name, else those that the environment names, else the usual
-// ones, which need not be there.
+// places returns the paths of the token and the secret: those in the settings, else those in the environment, else the
+// default ones, which need not exist. named is false for default paths.
 func (c *DialConfig) places() (token, secret string, named bool) {
 	if token, secret = c.TokenFile, c.SecretFile; token == "" && secret == "" {
 		token, secret = c.getenv(identity.TokenFileEnv), c.getenv(SecretFileEnv)
@@ -114,17 +114,17 @@ func (c *DialConfig) places() (token, secret string, named bool) {
 		return token, secret, true
 	}
 	token, _ = identity.TokenPath(c.getenv)
-	secret, _ = SecretPath(c.getenv) // without a place there is no file
+	secret, _ = SecretPath(c.getenv) // empty if there is no default path
 	return token, secret, false
 }
 
-// credentials finds what the caller has for an address.
+// credentials loads the credentials to use at an address.
 func (c *DialConfig) credentials(a Address) (*caller, error) {
 	if c.Secret != nil {
 		return &caller{secret: c.Secret}, nil
 	}
 	var found caller
-	if c.Node != nil && !a.Local() && !c.AllowPlaintext { // the certificate is enough, and each node may have a secret of its own
+	if c.Node != nil && !a.Local() && !c.AllowPlaintext { // the certificate is enough; nodes may have different secrets
 		return &found, nil
 	}
 	token, secret, named := c.places()
@@ -147,18 +147,18 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 	} else if !named {
 		_, err = SecretPath(c.getenv)
 	}
-	if found.token == nil && found.secret == nil && a.Network != "unix" { // there the kernel says who we are
+	if found.token == nil && found.secret == nil && a.Network != "unix" { // on a unix socket the kernel identifies this user
 		return nil, fmt.Errorf("%w: %w%s", errNobody, err, madeBy)
 	}
 	return &found, nil
 }
 
-// errNobody: this user has nothing to show.
-var errNobody = errors.New("no token, and no secret either")
+// errNobody means that this user has no credential.
+var errNobody = errors.New("no token and no secret")
 
 const madeBy = " (made by the first executor or resource manager that this user starts)"
 
-// classed gives errors of credentials the class that they would have had from the other side.
+// classed gives an error of a credential the class that the other side would have given it.
 func classed(err error) error {
 	var e *identity.Error
 	if errors.As(err, &e) {
@@ -167,7 +167,8 @@ func classed(err error) error {
 	return err
 }
 
-// tls is how to connect to an address: nil is without TLS. What it returns is asked for each handshake, and reads files that may have changed.
+// tls returns a function that makes the TLS configuration for an address; nil: no TLS. The function is called for each
+// handshake and reads files that may have changed.
 func (c *DialConfig) tls(a Address, who *caller) (func() (*tls.Config, error), error) {
 	if a.Local() || c.AllowPlaintext {
 		return nil, nil
@@ -196,7 +197,7 @@ func (c *DialConfig) tls(a Address, who *caller) (func() (*tls.Config, error), e
 		roots = func() (*x509.CertPool, error) {
 			p, err := identity.Pool(who.token.get(now()).CA)
 			if err != nil {
-				return nil, Errorf(ClassInvalid, "token file %s: its certificate: %v", who.token.path, err)
+				return nil, Errorf(ClassInvalid, "token file %s: the certificate in it: %v", who.token.path, err)
 			}
 			return p, nil
 		}
@@ -207,6 +208,6 @@ func (c *DialConfig) tls(a Address, who *caller) (func() (*tls.Config, error), e
 		p, err := roots()
 		return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2"}, RootCAs: p}, err
 	}
-	_, err = make() // what is wrong already is found now
+	_, err = make() // report errors now
 	return make, err
 }

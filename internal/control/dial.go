@@ -15,34 +15,36 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// DialConfig says how to dial. The zero value takes what the user has: the token of $RFAAS_TOKEN_FILE and the secret of
-// $RFAAS_SECRET_FILE, else those in their usual places. Naming one here or in the environment leaves out the usual places.
+// DialConfig says how to dial. The zero value uses the user's credentials: the token of $RFAAS_TOKEN_FILE and the
+// secret of $RFAAS_SECRET_FILE, else those at their default paths. If one of them is named here or in the environment,
+// the default paths are not used.
 type DialConfig struct {
-	// Secret is proved with every call, and nothing else is.
+	// Secret is the only credential used, if it is set.
 	Secret *Secret
-	// SecretFile is read when Secret is nil. Empty: SecretPath(os.Getenv).
+	// SecretFile is read if Secret is nil. Empty: SecretPath(os.Getenv).
 	SecretFile string
-	// TokenFile is a file of rfaas token issue. Empty: identity.TokenPath(os.Getenv).
+	// TokenFile is a file from rfaas token issue. Empty: identity.TokenPath(os.Getenv).
 	TokenFile string
-	// CAFile has the certificates that daemons on other nodes are checked with. Empty: $RFAAS_CA_FILE, else what the token
-	// file has.
+	// CAFile has the certificates to check daemons on other nodes with. Empty: $RFAAS_CA_FILE, else the certificates in
+	// the token file.
 	CAFile string
-	// Node proves itself to other nodes by its certificate. Connections end when it gets another one, and the next call makes a new one.
+	// Node authenticates to other nodes with its certificate. When it gets a new certificate, its connections are
+	// closed, and the next call makes a new one.
 	Node *identity.Node
-	// AllowPlaintext leaves out TLS, also with addresses that are neither loopback nor a unix socket.
+	// AllowPlaintext turns TLS off for all addresses, not only for loopback and unix sockets.
 	AllowPlaintext bool
-	// Getenv looks up what is empty above. nil: os.Getenv.
+	// Getenv looks up the environment variables named above. nil: os.Getenv.
 	Getenv func(string) string
-	// Connect connects to a unix socket that this process may not reach itself. nil: it may.
+	// Connect connects to a unix socket that this process has no permission to reach itself. nil: connect directly.
 	Connect func(path string) (net.Conn, error)
 	// ConnectTimeout bounds one attempt to connect. 0: 5 s.
 	ConnectTimeout time.Duration
 }
 
-// Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH". It checks the
-// address and reads the credentials but does not wait for the connection: the first call connects, fails with
-// codes.Unavailable when nobody is there, and later calls try again. Closing it ends every call on it. It is
-// safe for concurrent use and meant to be kept: one per address and process.
+// Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH". It checks the address
+// and loads the credentials but does not wait for the connection. The first call connects. It fails with
+// codes.Unavailable if nothing answers at the address, and later calls try again. Closing the connection ends every
+// call on it. It is safe for concurrent use and meant to be kept: one per address and process.
 func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	a, err := ParseAddress(addr)
 	if err != nil {
@@ -68,8 +70,8 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	if timeout == 0 {
 		timeout = 5 * time.Second
 	}
-	// passthrough and our own dialer: no DNS service-config look-ups, no HTTP proxy from the environment,
-	// and unix sockets the same way.
+	// passthrough with our own dialer avoids DNS service-config look-ups and HTTP proxies from the environment, and treats
+	// unix sockets in the same way.
 	conn, err := grpc.NewClient("passthrough:///"+a.String(),
 		grpc.WithTransportCredentials(transport),
 		grpc.WithPerRPCCredentials(who),
@@ -85,9 +87,9 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: timeout,
 		}),
-		// A silent node is found while an event stream is open. 10 s is the least that grpc-go accepts here.
+		// Detects a silent node while an event stream is open. 10 s is the smallest value that grpc-go accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
-		// The connection stays while leases rest in a cache.
+		// The connection stays open while released leases are cached.
 		grpc.WithIdleTimeout(0),
 		grpc.WithInitialWindowSize(flowWindow), grpc.WithInitialConnWindowSize(flowWindow),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxRequest)),
@@ -106,7 +108,7 @@ func (c *DialConfig) getenv(name string) string {
 	return os.Getenv(name)
 }
 
-// TokenTenant is the tenant of the token that Dial would show for these settings, "" if it would show none.
+// TokenTenant returns the tenant of the token that Dial would send with these settings, "" if it would send none.
 func (c DialConfig) TokenTenant() string {
 	if token, _, _ := c.places(); c.Secret == nil && token != "" {
 		if cred, err := identity.LoadCredentials(token); err == nil {

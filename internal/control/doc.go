@@ -1,10 +1,10 @@
-// Package control is what clients, executors and the resource manager say to each other outside of invocations:
-// the gRPC services of control.proto, how to dial and serve them, and who may.
+// Package control has the messages between clients, executors and the resource manager outside of invocations: the gRPC
+// services of control.proto, how to dial and serve them, and which callers may use them.
 //
-// A caller proves itself with every call, by a token, a shared secret, a certificate or its user id on a unix socket (gate.go). The
-// credentials are in a call's headers, and the gate checks them before any byte of a message is kept. What unauthenticated connections
-// take together is bounded (strangers.go), and so is what each tenant takes (internal/quota). Between nodes everything goes over TLS
-// unless plain text is explicitly allowed.
+// Every call is authenticated by a token, a shared secret, a certificate or the user id of a unix socket's peer (gate.go). The
+// credentials are in a call's headers, and the gate checks them before any byte of a message is stored. The resources of
+// unauthenticated connections are bounded (unauthenticated.go), and so are those of each tenant (internal/quota). Connections
+// between nodes use TLS unless plain text is explicitly allowed.
 //
 // Errors carry their class (class.go), so that a caller knows what to do next without reading the text.
 //
@@ -13,7 +13,7 @@ package control
 
 //go:generate sh -c "cd ../.. && protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative internal/control/control.proto"
 
-// ProtocolVersion is the version of control.proto. Both sides send theirs; a difference is refused.
+// ProtocolVersion is the version of control.proto. Both sides send their version and refuse a different one.
 const ProtocolVersion = 1
 
 const (
@@ -28,8 +28,8 @@ const (
 )
 
 const (
-	// DefaultExecutorAddress is where an executor listens unless told otherwise.
+	// DefaultExecutorAddress is the default control address of an executor.
 	DefaultExecutorAddress = "127.0.0.1:7465"
-	// DefaultManagerAddress is where the resource manager listens unless told otherwise.
+	// DefaultManagerAddress is the default control address of the resource manager.
 	DefaultManagerAddress = "127.0.0.1:7464"
 )

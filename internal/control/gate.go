@@ -22,20 +22,21 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// header is the metadata that carries a credential of a scheme.
+// header returns the metadata key for a credential of a scheme.
 func header(scheme string) string { return "rfaas-" + scheme }
 
-// Gate lets calls through whose caller has proved who it is and may make them. It counts and writes down the others.
+// Gate admits calls whose caller is authenticated and may make them. It counts and audits the refused ones.
 type Gate struct {
-	verifiers []identity.Verifier // in the order in which they are asked
+	verifiers []identity.Verifier // in order of preference
 	audit     *identity.Audit
 	now       func() time.Time
-	owner     uint32 // user that started the daemon, which may have given up that user's rights since
+	owner     uint32 // user that started the daemon; the daemon may run as another user now
 	refused   map[identity.Reason]*atomic.Uint64
 	tenants   *quota.Tenants
 }
 
-// NewGate makes a gate. Of several credentials the one whose verifier comes first counts. The caller keeps audit.
+// NewGate returns a gate. If a call has several credentials, the first verifier that knows one of them decides. The
+// caller closes audit.
 func NewGate(audit *identity.Audit, limits quota.Limits, verifiers ...identity.Verifier) *Gate {
 	g := &Gate{verifiers: verifiers, audit: audit, now: now, owner: uint32(os.Geteuid()), refused: map[identity.Reason]*atomic.Uint64{}, tenants: quota.New(limits, now)}
 	for _, r := range identity.Reasons() {
@@ -52,14 +53,14 @@ func (g *Gate) Refused() (n uint64) {
 	return n
 }
 
-// RefusedFor returns how many were refused for a reason.
+// RefusedFor returns how many calls and connections were refused for a reason.
 func (g *Gate) RefusedFor(r identity.Reason) uint64 { return g.refused[r].Load() }
 
 // RefusedByQuota returns how often a limit of a tenant was reached.
 func (g *Gate) RefusedByQuota(k quota.Kind) uint64 { return g.tenants.Refused(k) }
 
-// Take takes n of what the caller's quota bounds in rate. The error is of class busy. Operators and nodes have no quota, nor has anybody
-// at a nil gate.
+// Take uses n units of a rate limit of the caller's tenant. The error is of class busy. Operators and nodes have no
+// limits, and a nil gate has none for any caller.
 func (g *Gate) Take(ctx context.Context, k quota.Kind, n int) error {
 	who := Caller(ctx)
 	if g == nil || who.Role != identity.RoleTenant {
@@ -71,12 +72,12 @@ func (g *Gate) Take(ctx context.Context, k quota.Kind, n int) error {
 	return nil
 }
 
-// MayLog says whether one more line may be logged of what a tenant's leases do.
+// MayLog reports whether one more line about a tenant's leases may be logged.
 func (g *Gate) MayLog(tenant string) bool {
 	return g == nil || g.tenants.Take(tenant, quota.LogLines, 1) == nil
 }
 
-// Audit is where the daemon writes down what happens to leases. nil is an audit that writes nothing.
+// Audit returns the daemon's audit log. A nil audit writes nothing.
 func (g *Gate) Audit() *identity.Audit {
 	if g == nil {
 		return nil
@@ -86,7 +87,8 @@ func (g *Gate) Audit() *identity.Audit {
 
 type callerKey struct{}
 
-// Caller is who made the call with ctx. Outside of a call that came through a gate it is nobody, who may do nothing.
+// Caller returns the caller of the call with ctx. Outside of a call through a gate it returns an identity without any
+// rights.
 func Caller(ctx context.Context) *identity.Identity {
 	if id, ok := ctx.Value(callerKey{}).(*identity.Identity); ok {
 		return id
@@ -94,12 +96,12 @@ func Caller(ctx context.Context) *identity.Identity {
 	return &identity.Identity{}
 }
 
-// WithCaller makes a context of a caller, for calls that do not come through a gate.
+// WithCaller returns a context with a caller, for calls that do not come through a gate.
 func WithCaller(ctx context.Context, id *identity.Identity) context.Context {
 	return context.WithValue(ctx, callerKey{}, id)
 }
 
-// Refuse counts and writes down that the caller of ctx may not do something, and returns the error to send.
+// Refuse counts and audits that the caller of ctx may not make a call, and returns the error to send.
 func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) error {
 	e := &identity.Error{Reason: identity.Forbidden, Text: fmt.Sprintf(format, args...)}
 	return g.refuse(e, method, Remote(ctx), Caller(ctx).Name)
@@ -123,11 +125,11 @@ func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {
 	return Errorf(ClassCredential, "%s", e.Text)
 }
 
-// refuseConnection notes a connection that did not come to a call.
+// refuseConnection counts and audits a connection that failed before its first call.
 func (g *Gate) refuseConnection(remote string, err error) {
 	e := &identity.Error{Reason: identity.Wrong, Text: "TLS: " + err.Error()}
 	var invalid x509.CertificateInvalidError
-	if errors.As(err, &invalid) && invalid.Reason == x509.Expired { // or not valid yet, which crypto/x509 does not tell apart
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired { // crypto/x509 also uses Expired for a certificate that is not valid yet
 		e.Reason = identity.Expired
 	}
 	g.refused[e.Reason].Add(1)
@@ -143,7 +145,7 @@ func linkOf(ctx context.Context) *link {
 	return nil
 }
 
-// Remote is the address from which the call with ctx was made; empty outside of a call.
+// Remote returns the address from which the call with ctx was made; empty outside of a call.
 func Remote(ctx context.Context) string {
 	if l := linkOf(ctx); l != nil {
 		return l.channel.Remote
@@ -151,11 +153,11 @@ func Remote(ctx context.Context) string {
 	return ""
 }
 
-// check returns the context of a call whose caller may make it.
+// check authenticates and authorizes a call. It returns a context with the caller.
 func (g *Gate) check(ctx context.Context, method string) (context.Context, error) {
 	id, err := g.identify(ctx)
 	if err != nil {
-		e, ok := err.(*identity.Error) //nolint:errorlint // verifiers return it as it is
+		e, ok := err.(*identity.Error) //nolint:errorlint // verifiers return it unwrapped
 		if !ok {
 			e = &identity.Error{Reason: identity.Wrong, Text: err.Error()}
 		}
@@ -164,7 +166,7 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 	ctx = WithCaller(ctx, &id)
 	need := needed(method)
 	if id.Role < need || id.Role == identity.RoleNode && !forNodes[method] {
-		return nil, g.Refuse(ctx, method, "%.100s is for the role %s, and %s has the role %s", method, need, id.Name, id.Role)
+		return nil, g.Refuse(ctx, method, "%.100s needs the role %s, but %s has the role %s", method, need, id.Name, id.Role)
 	}
 	if need == identity.RoleOperator {
 		g.audit.Did(method, Remote(ctx), id.Name)
@@ -172,15 +174,15 @@ func (g *Gate) check(ctx context.Context, method string) (context.Context, error
 	return ctx, nil
 }
 
-// identify finds out who calls. The first credential that somebody here can verify decides.
+// identify returns the caller. The first verifier that has a credential in the headers decides.
 func (g *Gate) identify(ctx context.Context) (identity.Identity, error) {
 	l := linkOf(ctx)
 	if l == nil {
-		return identity.Identity{}, missing("the call came over no connection of ours")
+		return identity.Identity{}, missing("the call has no connection information")
 	}
 	if l.plain {
-		return identity.Identity{}, &identity.Error{Reason: identity.Plaintext, Text: "the call came from another node without TLS: " +
-			"this daemon wants it (set " + identity.TokenFileEnv + " or " + identity.CAFileEnv + ", and not --allow-plaintext)"}
+		return identity.Identity{}, &identity.Error{Reason: identity.Plaintext, Text: "the call came from another node without TLS, " +
+			"which this daemon requires (set " + identity.TokenFileEnv + " or " + identity.CAFileEnv + ", and not --allow-plaintext)"}
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	for _, v := range g.verifiers {
@@ -189,7 +191,7 @@ func (g *Gate) identify(ctx context.Context) (identity.Identity, error) {
 			continue
 		}
 		if len(sent) != 1 {
-			return identity.Identity{}, &identity.Error{Reason: identity.Malformed, Text: fmt.Sprintf("%s: %d of them", v.Scheme(), len(sent))}
+			return identity.Identity{}, &identity.Error{Reason: identity.Malformed, Text: fmt.Sprintf("%s: the call has %d of these credentials, want one", v.Scheme(), len(sent))}
 		}
 		return l.identify(v, sent[0], g.now())
 	}
@@ -199,21 +201,21 @@ func (g *Gate) identify(ctx context.Context) (identity.Identity, error) {
 	if uid := l.channel.PeerUID; uid != nil && (*uid == g.owner || *uid == 0) {
 		return identity.Identity{By: "unix", Name: fmt.Sprintf("uid %d by unix socket", *uid), Role: identity.RoleOperator}, nil
 	}
-	return identity.Identity{}, missing("no credential that this daemon takes was sent")
+	return identity.Identity{}, missing("the call has no credential that this daemon accepts")
 }
 
 func missing(why string) error {
 	return &identity.Error{Reason: identity.Missing, Text: why + hint}
 }
 
-// hint says what a caller without the right credential has to look for.
+// hint tells a caller where credentials are looked for.
 const hint = ": a token (" + identity.TokenFileEnv + ", else ~/.rfaas/token), or the secret file that client and daemon must share " +
 	"(" + SecretFileEnv + ", else $XDG_RUNTIME_DIR/rfaas/secret, else ~/.rfaas/secret)"
 
-// maxVerified bounds what is remembered of a connection.
+// maxVerified bounds the identities that are remembered for a connection.
 const maxVerified = 8
 
-// identify asks a verifier, once for each credential of a connection.
+// identify verifies a credential once for each connection, and rechecks it for later calls.
 func (l *link) identify(v identity.Verifier, credential string, now time.Time) (identity.Identity, error) {
 	key := v.Scheme() + " " + credential
 	l.mu.Lock()
@@ -238,7 +240,7 @@ func (l *link) identify(v identity.Verifier, credential string, now time.Time) (
 // service is the prefix of method names.
 const service = "/rfaas.control.v1."
 
-// roles says who may call what. A method that is not here is for operators.
+// roles maps methods to the role that they need. A method that is not listed is for operators.
 var roles = map[string]identity.Role{
 	service + "Executor/Info":    identity.RoleTenant,
 	service + "Executor/Lease":   identity.RoleTenant,
@@ -267,7 +269,7 @@ var roles = map[string]identity.Role{
 	service + "Manager/Reserve":        identity.RoleNode,
 }
 
-// forNodes are the methods that a node may call: it leases nothing and pays nothing.
+// forNodes are the methods that a node may call. They do not include leasing.
 var forNodes = map[string]bool{
 	service + "Executor/Info":          true,
 	service + "Manager/Hello":          true,
@@ -288,8 +290,8 @@ func needed(method string) identity.Role {
 	return identity.RoleOperator
 }
 
-// tap authenticates a call by its headers, before gRPC makes a stream for it and keeps any of its bytes. gRPC calls it in the goroutine
-// that reads the connection. It closes a connection on which too many calls are refused.
+// tap authenticates a call by its headers, before gRPC makes a stream for it and stores any of its bytes. gRPC calls it
+// in the goroutine that reads the connection. It closes a connection on which too many calls are refused.
 func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	l, c := linkOf(ctx), ctx.Value(connKey{}).(*conn)
 	admitted, err := g.check(ctx, info.FullMethodName)
@@ -300,13 +302,14 @@ func (g *Gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 		c.refuse(ctx, l)
 		return nil, err
 	}
-	if l.guest != nil {
-		l.guest.known()
+	if l.bounded != nil {
+		l.bounded.known()
 	}
 	return admitted, nil
 }
 
-// partyOf is under which name what a caller has at a time is counted: its tenant, or its node. Operators have no limits.
+// partyOf returns the name under which a caller's simultaneous use is counted: its tenant or its node. Operators have no
+// limits.
 func partyOf(who *identity.Identity) (party string, counts bool) {
 	switch who.Role {
 	case identity.RoleTenant:
@@ -317,8 +320,8 @@ func partyOf(who *identity.Identity) (party string, counts bool) {
 	return "", false
 }
 
-// hold counts a call, and its connection if it is the first one there, until they end. A connection that is refused stays among the
-// unauthenticated ones.
+// hold counts a call for its tenant or node until the call ends, and on the first call also its connection. A connection
+// that is refused here still counts as unauthenticated.
 func (g *Gate) hold(ctx context.Context, c *conn) (context.Context, error) {
 	party, counts := partyOf(Caller(ctx))
 	if !counts {
@@ -343,8 +346,8 @@ func (g *Gate) hold(ctx context.Context, c *conn) (context.Context, error) {
 
 type heldCallKey struct{}
 
-// heldCall is a call that counts until its stream has ended and its handler has returned: a caller that cancels its calls has no more of them
-// running than one that waits for them.
+// heldCall is a call that counts until its stream has ended and its handler has returned. A caller that cancels its
+// calls therefore has no more of them running than a caller that waits for them.
 type heldCall struct {
 	release func() // may be called more than once
 
@@ -361,7 +364,8 @@ func (h *heldCall) ended() {
 	}
 }
 
-// begin notes that the handler of the call with ctx begins; done, that it has returned. An error: the caller has gone, and the call counts no more.
+// begin records that the handler of the call with ctx starts, and done that it has returned. It returns an error if the
+// caller has gone, in which case the call no longer counts.
 func begin(ctx context.Context) (done func(), err error) {
 	h, ok := ctx.Value(heldCallKey{}).(*heldCall)
 	if !ok {
@@ -376,7 +380,7 @@ func begin(ctx context.Context) (done func(), err error) {
 	return h.release, nil
 }
 
-// unary and stream are what the gate does when a call's stream is there; tap has let it through.
+// unary and stream handle a call after tap has admitted it and its stream exists.
 func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	done, err := begin(ctx)
 	if err != nil {
@@ -393,7 +397,7 @@ func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h gr
 	return g.holdReply(ctx, reply)
 }
 
-// narrow makes of a request for everybody's what its caller may see.
+// narrow restricts a request for bills to those that its caller may see.
 func (g *Gate) narrow(ctx context.Context, method string, req any) error {
 	bill, ok := req.(*BillRequest)
 	who := Caller(ctx)
@@ -404,7 +408,7 @@ func (g *Gate) narrow(ctx context.Context, method string, req any) error {
 		bill.Tenant = who.Tenant
 	}
 	if !who.MayUse(bill.Tenant) {
-		return g.Refuse(ctx, method, "the bill of tenant %q was asked for by %s, who may see that of %q", bill.Tenant, who.Name, who.Tenant)
+		return g.Refuse(ctx, method, "%[2]s may not see the bill of tenant %[1]q, only that of %[3]q", bill.Tenant, who.Name, who.Tenant)
 	}
 	return nil
 }
@@ -421,21 +425,21 @@ func (g *Gate) stream(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h 
 	}
 	done := countAsking(s.Context())
 	if done == nil {
-		return status.Errorf(codes.ResourceExhausted, "this connection has %d streams of requests already", mostAsking)
+		return status.Errorf(codes.ResourceExhausted, "this connection already has %d streams of requests, the most allowed", mostAsking)
 	}
 	defer done()
 	return h(srv, &asking{s, s.Context(), g})
 }
 
-// asking is a stream of which each message is a call: one whose credential has expired or was revoked meanwhile is refused. One
-// goroutine reads, and uses the context.
+// asking is a stream on which each message counts as a call. A message is refused if the credential has expired or was
+// revoked since the last one. Only one goroutine may read from the stream and use its context.
 type asking struct {
 	grpc.ServerStream
 	ctx  context.Context
 	gate *Gate
 }
 
-// Context knows the caller of the last message.
+// Context returns a context with the caller of the last message.
 func (s *asking) Context() context.Context { return s.ctx }
 
 func (s *asking) RecvMsg(m any) error {

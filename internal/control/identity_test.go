@@ -36,7 +36,7 @@ type realm struct {
 	whoami  *whoServer
 }
 
-// whoServer notes who asked for Info.
+// whoServer records the callers of Info.
 type whoServer struct {
 	UnimplementedExecutorServer
 	last *identity.Identity
@@ -83,7 +83,7 @@ func newRealm(t *testing.T, listen string, allowPlain bool, limits ...quota.Limi
 
 func (r *realm) in(name string) string { return filepath.Join(r.dir, name) }
 
-// token makes a token file.
+// token writes a token file.
 func (r *realm) token(name string, c identity.Claims, age time.Duration) string {
 	r.t.Helper()
 	cred, err := r.cluster.IssueToken(c, nil, time.Now().Add(-age))
@@ -131,7 +131,7 @@ func (r *realm) node(name string) *identity.Node {
 	return n
 }
 
-// revoke makes another list and gives it to the daemon's node.
+// revoke writes a new list and copies it to the daemon's node.
 func (r *realm) revoke(entries ...identity.Revocation) {
 	r.t.Helper()
 	_, path, err := r.cluster.Revoke(time.Now(), entries...)
@@ -154,7 +154,7 @@ func (r *realm) later(d time.Duration) {
 	r.port.Gate.now = func() time.Time { return at }
 }
 
-// far is the daemon's address as one on another node would be: a name that is not known to be local.
+// far returns the daemon's address in a form that looks like another node's: a name that is not known to be local.
 func (r *realm) far() string {
 	_, port, err := net.SplitHostPort(r.port.Address)
 	if err != nil {
@@ -163,7 +163,7 @@ func (r *realm) far() string {
 	return "LOCALHOST:" + port
 }
 
-// info calls once on a new connection.
+// info makes one call on a new connection.
 func (r *realm) info(addr string, cfg DialConfig) error {
 	conn, err := Dial(addr, cfg)
 	if err != nil {
@@ -185,7 +185,8 @@ func (r *realm) audit() string {
 	return string(b)
 }
 
-// Who has a token, a certificate or the secret gets in, with TLS from afar and without on the node.
+// Callers with a token, a certificate or the secret are admitted, with TLS from other nodes and without it on the same
+// node.
 func TestIdentities(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	uid := uint32(1001)
@@ -213,7 +214,7 @@ func TestIdentities(t *testing.T) {
 			t.Errorf("%s: %+v", name, id)
 		}
 	}
-	// Out of its usual place, and by the environment, with no setting at all.
+	// From the default path, and from the environment, without any setting.
 	if err := os.MkdirAll(r.in("home/.rfaas"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +237,7 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
-// What is wrong is refused, counted, and in the audit log, and the error says what it was and has a class.
+// Invalid credentials are refused, counted and audited. The error names the reason and has a class.
 func TestRefusals(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	other := newRealm(t, "127.0.0.1:0", false)
@@ -255,7 +256,7 @@ func TestRefusals(t *testing.T) {
 		text   string
 	}{
 		"wrong secret":         {DialConfig{Secret: &wrong}, identity.Wrong, "wrong secret"},
-		"expired":              {DialConfig{TokenFile: r.token("past", past, 2*time.Hour)}, identity.Expired, "have it renewed"},
+		"expired":              {DialConfig{TokenFile: r.token("past", past, 2*time.Hour)}, identity.Expired, "renew it with rfaas token renew"},
 		"too early":            {DialConfig{TokenFile: r.token("future", future, 0)}, identity.TooEarly, "too early"},
 		"revoked":              {DialConfig{TokenFile: revoked}, identity.Revoked, "revoked"},
 		"of another cluster":   {DialConfig{TokenFile: other.token("o", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}, identity.Wrong, "not signed by this cluster"},
@@ -283,7 +284,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: audit log:\n%s", name, a)
 		}
 	}
-	// A daemon of another cluster, from afar: the client finds it.
+	// A daemon of another cluster on another node: the client refuses it.
 	if err := r.info(r.far(), DialConfig{TokenFile: other.in("o")}); ClassOf(err) != ClassConnection || !strings.Contains(err.Error(), "another cluster") {
 		t.Errorf("another cluster: %v", err)
 	}
@@ -302,7 +303,7 @@ func TestRefusals(t *testing.T) {
 	if err := r.info(strings.Replace(p.Address, "127.0.0.1", "LOCALHOST", 1), DialConfig{TokenFile: r.in("good")}); err == nil || !strings.Contains(err.Error(), "node9") {
 		t.Errorf("another name: %v", err)
 	}
-	// Files that are not what they should be.
+	// Files with wrong content.
 	for text, path := range map[string]string{"no token": "secret", "no such file": "absent"} {
 		if err := r.info(r.port.Address, DialConfig{TokenFile: r.in(path)}); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("token file %s: %v", path, err)
@@ -310,7 +311,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A client whose clock is a minute off is told so.
+// A client whose clock is a minute off gets an error that says so.
 func TestClockSkew(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	token := r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, time.Hour)
@@ -325,7 +326,7 @@ func TestClockSkew(t *testing.T) {
 	}
 }
 
-// Who saw what a client sent, or was the server that got it, gets in nowhere with it.
+// A party that has seen or received what a client sent cannot use it elsewhere.
 func TestReplay(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	first, second := &link{channel: &identity.Channel{Address: "127.0.0.1:5"}}, &link{channel: &identity.Channel{Address: "127.0.0.1:5"}}
@@ -357,7 +358,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// Without TLS nobody gets in from another node, unless that is permitted.
+// Calls from another node without TLS are refused unless that is permitted.
 func TestPlaintextFromAfar(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	far := &link{channel: &identity.Channel{Remote: "10.0.0.9:5"}, plain: true}
@@ -380,7 +381,7 @@ func TestPlaintextFromAfar(t *testing.T) {
 	}
 }
 
-// A renewed token is used by connections that are open.
+// Open connections use a renewed token.
 func TestRenewal(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	soon := identity.Claims{Tenant: "ann", Role: "tenant", Ends: time.Now().Add(time.Hour).Unix()}
@@ -411,7 +412,7 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// On a unix socket the kernel says who calls.
+// On a unix socket the kernel identifies the caller.
 func TestUnixPeer(t *testing.T) {
 	r := newRealm(t, "unix:"+filepath.Join(t.TempDir(), "s"), false)
 	if err := r.info(r.port.Address, DialConfig{}); err != nil || r.whoami.last.By != "unix" || r.whoami.last.Role != identity.RoleOperator {
@@ -431,7 +432,7 @@ func TestUnixPeer(t *testing.T) {
 	}
 }
 
-// billServer notes whose bill was asked for.
+// billServer records the tenants of Bill requests.
 type billServer struct {
 	UnimplementedManagerServer
 	asked []string
@@ -442,7 +443,7 @@ func (b *billServer) Bill(_ context.Context, req *BillRequest) (*BillReply, erro
 	return &BillReply{}, nil
 }
 
-// A tenant sees its own bill; an operator everybody's.
+// A tenant sees its own bill; an operator sees all bills.
 func TestBillsAreTheirTenants(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	bills := &billServer{}
@@ -477,7 +478,7 @@ func TestBillsAreTheirTenants(t *testing.T) {
 	}
 }
 
-// Every method is in the table of roles: one that is forgotten would be for operators only.
+// Every method is in the table of roles. One that is missing would be for operators only.
 func TestEveryMethodHasARole(t *testing.T) {
 	known := map[string]bool{}
 	for _, s := range []struct {
@@ -501,7 +502,7 @@ func TestEveryMethodHasARole(t *testing.T) {
 	}
 }
 
-// Without an audit file refusals are in the log; calls that are let through say nothing.
+// Without an audit file, refusals are in the log. Admitted calls are not logged.
 func TestAuditInTheLog(t *testing.T) {
 	var out bytes.Buffer
 	dir := t.TempDir()

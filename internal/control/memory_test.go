@@ -31,7 +31,8 @@ import (
 // portDir names the directory of a port process, which TestPortProcess serves.
 const portDir = "RFAAS_TEST_PORT_DIR"
 
-// TestPortProcess is no test: portProcess runs it in a process of its own, so that the memory that a port takes can be measured.
+// TestPortProcess is not a test: portProcess runs it in a separate process, so that the memory of a port can be
+// measured.
 func TestPortProcess(t *testing.T) {
 	dir := os.Getenv(portDir)
 	if dir == "" {
@@ -51,7 +52,7 @@ func TestPortProcess(t *testing.T) {
 	p.Close(t.Context())
 }
 
-// process is a port in a process of its own.
+// process is a port in a separate process.
 type process struct {
 	t       *testing.T
 	pid     int
@@ -96,7 +97,7 @@ func portProcess(t *testing.T) *process {
 	return p
 }
 
-// peak returns the most memory that the process has had, in bytes.
+// peak returns the largest memory use of the process so far, in bytes.
 func (p *process) peak() int64 {
 	p.t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
@@ -114,7 +115,7 @@ func (p *process) peak() int64 {
 	return kib << 10
 }
 
-// attacker is an HTTP/2 client that follows the rules of HTTP/2 and no others.
+// attacker is an HTTP/2 client that follows only the rules of HTTP/2.
 type attacker struct {
 	conn   net.Conn
 	framer *http2.Framer
@@ -141,7 +142,7 @@ func attack(t *testing.T, address string) *attacker {
 	return a
 }
 
-// call begins a call of a method.
+// call starts a call of a method.
 func (a *attacker) call(stream uint32, method string, more ...string) error {
 	a.block.Reset()
 	fields := append([]string{":method", "POST", ":scheme", "http", ":path", method, ":authority", "rfaas", "content-type", "application/grpc", "te", "trailers"}, more...)
@@ -153,13 +154,13 @@ func (a *attacker) call(stream uint32, method string, more ...string) error {
 	return a.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: a.block.Bytes(), EndHeaders: true})
 }
 
-// unfinished sends a message that lacks its last byte, as far as the server's flow control lets it. When it returns, the server has
-// read what was sent, or has hung up, which is the error.
+// unfinished sends a message without its last byte, as far as the server's flow control allows. It returns after the
+// server has read what was sent. The error says that the server has closed the connection.
 func (a *attacker) unfinished(stream uint32, size int) error {
 	head := make([]byte, 5)
 	binary.BigEndian.PutUint32(head[1:], uint32(size))
 	err := a.framer.WriteData(stream, false, head)
-	// The server allows for the message when it has read its head.
+	// The server opens the window for the message when it has read its head.
 	window, err2 := a.settled(stream)
 	if err = errors.Join(err, err2); err != nil {
 		return err
@@ -175,8 +176,8 @@ func (a *attacker) unfinished(stream uint32, size int) error {
 	return err
 }
 
-// settled waits until the server allows a message of stream, has ended the stream, or has acknowledged settings if stream is 0. It
-// returns how many bytes the server allows.
+// settled waits until the server opens the window of stream or ends the stream, or, if stream is 0, acknowledges
+// settings. It returns how many bytes the server allows.
 func (a *attacker) settled(stream uint32) (window int, err error) {
 	if stream == 0 {
 		if err := a.framer.WriteSettings(); err != nil { // pings are counted
@@ -206,11 +207,11 @@ func (a *attacker) settled(stream uint32) (window int, err error) {
 	}
 }
 
-// mostGrowth is how much a port may grow while somebody without a credential does what he can.
+// mostGrowth is how much a port may grow under attack by clients without a credential.
 const mostGrowth = 32 << 20
 
-// A port holds no message of a caller that has not proved who it is.
-func TestStrangersTakeNoMemory(t *testing.T) {
+// A port stores no message of an unauthenticated caller.
+func TestUnauthenticatedCallsTakeNoMemory(t *testing.T) {
 	p := portProcess(t)
 	before := p.peak()
 	a := attack(t, p.address)
@@ -226,15 +227,15 @@ func TestStrangersTakeNoMemory(t *testing.T) {
 		}
 	}
 	if grown := p.peak() - before; grown > mostGrowth {
-		t.Errorf("100 unfinished messages of a stranger: the port has grown by %d MiB", grown>>20)
+		t.Errorf("100 unfinished unauthenticated messages: the port has grown by %d MiB", grown>>20)
 	}
 	if _, err := dial(t, p.address, DialConfig{SecretFile: filepath.Join(p.dir, "secret")}).Info(t.Context(), &InfoRequest{}); err != nil {
 		t.Errorf("somebody who has the secret, afterwards: %v", err)
 	}
 }
 
-// Many unauthenticated connections take no more memory than a few: the port closes the oldest.
-func TestManyStrangersTakeNoMemory(t *testing.T) {
+// Many unauthenticated connections use no more memory than a few: the port closes the oldest.
+func TestManyUnauthenticatedConnectionsTakeNoMemory(t *testing.T) {
 	p := portProcess(t)
 	before := p.peak()
 	for range 3000 {
@@ -245,7 +246,7 @@ func TestManyStrangersTakeNoMemory(t *testing.T) {
 		}
 	}
 	if grown := p.peak() - before; grown > 2*mostGrowth {
-		t.Errorf("3000 connections of strangers: the port has grown by %d MiB", grown>>20)
+		t.Errorf("3000 unauthenticated connections: the port has grown by %d MiB", grown>>20)
 	}
 }
 
@@ -271,7 +272,7 @@ func serveHere(t *testing.T, b Bounds, server ExecutorServer) (address string, c
 	}
 }
 
-// A connection on which nobody has proved who he is in time is closed. An authenticated one stays.
+// A connection without an authenticated call is closed in time. An authenticated one stays open.
 func TestFirstCallHasADeadline(t *testing.T) {
 	var server wayServer
 	address, connect := serveHere(t, Bounds{FirstCall: 100 * time.Millisecond}, &server)
@@ -287,7 +288,7 @@ func TestFirstCallHasADeadline(t *testing.T) {
 	}
 }
 
-// A client is told how many streams its connection may have.
+// The server's settings tell a client how many streams its connection may have.
 func TestStreamsOfAConnectionAreBounded(t *testing.T) {
 	address, _ := serveHere(t, Bounds{Streams: 77}, &infoServer{})
 	conn, err := net.Dial("tcp", address)
@@ -308,7 +309,7 @@ func TestStreamsOfAConnectionAreBounded(t *testing.T) {
 	}
 }
 
-// A connection on which call after call is refused is closed.
+// A connection on which all calls are refused is closed.
 func TestRefusedCallsAreBounded(t *testing.T) {
 	address, _ := serveHere(t, Bounds{}, &infoServer{})
 	a := attack(t, address)
@@ -321,7 +322,7 @@ func TestRefusedCallsAreBounded(t *testing.T) {
 	dropped(t, a.conn)
 }
 
-// A connection on which refused calls are among others is closed too, when gRPC has to keep too much of them.
+// A connection with refused and admitted calls is closed too, when gRPC has to keep too many refused ones.
 func TestRefusedCallsOfTheKnownAreBounded(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	c := NewExecutorClient(r.as(DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}))
@@ -347,7 +348,7 @@ func TestRefusedCallsOfTheKnownAreBounded(t *testing.T) {
 	t.Error("the connection is still open")
 }
 
-// holdServer takes libraries and keeps streams open.
+// holdServer accepts libraries and keeps streams open.
 type holdServer struct {
 	infoServer
 	uploaded atomic.Int64
@@ -386,7 +387,8 @@ func (h *holdServer) Leasing(s grpc.BidiStreamingServer[LeaseRequest, LeaseReply
 	}
 }
 
-// The bounds leave room for what one client does: one connection holds hundreds of leases, asks for more, and uploads a library.
+// The bounds allow everything that one client does: one connection has hundreds of leases, requests more, and uploads a
+// library.
 func TestOneConnectionDoesItAll(t *testing.T) {
 	var server holdServer
 	_, connect := serveHere(t, Bounds{}, &server)
@@ -429,7 +431,7 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-// gRPC inflates a message before it looks at its size, unless it knows no compression.
+// gRPC decompresses a message before it checks its size, unless no compression is registered.
 func TestNoCompression(t *testing.T) {
 	if encoding.GetCompressor("gzip") != nil {
 		t.Error("gzip is registered")

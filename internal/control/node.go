@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// NodeID identifies where this process runs: the kernel's boot id and the inode of the network name space, joined
-// by a slash. Equal on both sides means one kernel and one name space for sockets, which is what the shm
+// NodeID identifies the environment of this process: the kernel's boot id and the inode of the network namespace,
+// joined by a slash. If two processes have the same NodeID, they share a kernel and a network namespace, which the shm
 // provider needs. It says nothing about rights.
 func NodeID() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -22,12 +22,13 @@ func NodeID() (string, error) {
 	return fmt.Sprintf("%s/%d", strings.TrimSpace(string(boot)), st.Ino), nil
 }
 
-// CheckLocal refuses an address that the resource manager names for an executor of another node, if it is loopback or a unix socket: whoever
-// dials it reaches a process of its own node, without TLS. nodeID is the executor's, self is the NodeID of this process.
+// CheckLocal returns an error if the resource manager names a loopback address or a unix socket for an executor on
+// another node: a client that dialled it would reach a process on its own node, without TLS. nodeID is the executor's,
+// self is the NodeID of this process.
 func CheckLocal(addr, nodeID, self string) error {
 	a, err := ParseAddress(addr)
 	if err != nil || !a.Local() || nodeID != "" && nodeID == self {
 		return err
 	}
-	return fmt.Errorf("executor %s is of another node (%q, this one is %q): its address reaches only this node (set advertise on its node)", addr, nodeID, self)
+	return fmt.Errorf("executor %s is on another node (%q, this one is %q), and its address only works on its own node (set advertise on that node)", addr, nodeID, self)
 }

@@ -17,30 +17,30 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// PortConfig says what control port a daemon opens.
+// PortConfig describes the control port of a daemon.
 type PortConfig struct {
 	Listen         string // host:port or unix:PATH
 	AllowPlaintext bool
-	SecretFile     string                              // made if there is none
-	IdentityDir    string                              // of a node: its certificate, and whom it trusts; empty: no TLS and no tokens
-	OpenIdentity   identity.Opener                     // of the files of IdentityDir, now and when they change; nil: the file system
-	AuditFile      string                              // empty: Log alone
+	SecretFile     string                              // created if it does not exist
+	IdentityDir    string                              // of a node: its certificate, and the keys that it trusts; empty: no TLS and no tokens
+	OpenIdentity   identity.Opener                     // opens the files of IdentityDir, now and when they change; nil: the file system
+	AuditFile      string                              // empty: Log only
 	OpenAudit      func(path string) (*os.File, error) // opens it for appending, now and after it was renamed; nil: identity.OpenAuditFile
 	Daemon         string                              // its name in audit lines
 	AddressFile    string                              // empty: none
-	Log            *slog.Logger                        // nil: nothing is said
+	Log            *slog.Logger                        // nil: no log
 	Bounds
 }
 
-// Bounds are what the callers of a port may take of it.
+// Bounds limits the resources of a port's callers.
 type Bounds struct {
-	Streams       int           // at a time, of one connection; 0: 1024
+	Streams       int           // simultaneous streams of one connection; 0: 1024
 	StrangerBytes int           // memory of all unauthenticated connections together; 0: 64 MiB
 	FirstCall     time.Duration // from a connection to its first authenticated call; 0: 10 s
-	Tenant        quota.Limits  // connections are bounded by a quarter of the process's descriptors too
+	Tenant        quota.Limits  // Connections is also bounded by a quarter of the process's descriptors
 }
 
-// limits are what the gate bounds tenants by.
+// limits returns the limits of a tenant.
 func (b *Bounds) limits() quota.Limits {
 	l := maps.Clone(b.Tenant)
 	if l == nil {
@@ -68,7 +68,7 @@ type Port struct {
 	watched   chan struct{}   // closed when watch has returned; nil: it was not started
 }
 
-// OpenPort loads or makes the secret, loads the identity and binds the address. Nobody is answered before Serve.
+// OpenPort loads or creates the secret, loads the identity and binds the address. No caller is answered before Serve.
 func OpenPort(cfg PortConfig) (*Port, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -101,15 +101,16 @@ func OpenPort(cfg PortConfig) (*Port, error) {
 	transport.gate = p.Gate
 	closing, end := context.WithCancel(context.Background())
 	p.Server, p.Address, p.ending, p.closing = newServer(transport, cmp.Or(cfg.Streams, 1024), closing), ListenerAddress(l), closing, end
-	p.listener = &guarded{Listener: l, strangers: &strangers{most: mostStrangers(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
+	p.listener = &guarded{Listener: l, unauth: &unauthConns{most: mostUnauth(), memory: cmp.Or(cfg.StrangerBytes, 64<<20),
 		within: cmp.Or(cfg.FirstCall, 10*time.Second)}}
 	return p, nil
 }
 
-// watchEvery is how often a daemon looks at its identity while nobody calls: for the log, and for connections that it keeps open itself.
+// watchEvery is how often a daemon checks its identity when no calls arrive: for the log, and for connections that it
+// keeps open itself.
 const watchEvery = time.Minute
 
-// watch looks at the identity until the port closes.
+// watch checks the identity every watchEvery until the port closes.
 func (p *Port) watch() {
 	defer close(p.watched)
 	if p.Node == nil {
@@ -127,8 +128,8 @@ func (p *Port) watch() {
 	}
 }
 
-// Serve begins to answer and then writes the address file, which tells scripts that the daemon is ready. Failed
-// receives if the server ends by itself.
+// Serve starts to answer callers and then writes the address file, which tells scripts that the daemon is ready. It
+// does not block. Failed receives an error if the server ends by itself.
 func (p *Port) Serve() error {
 	p.watched = make(chan struct{})
 	go p.watch()
@@ -140,7 +141,8 @@ func (p *Port) Serve() error {
 	return p.Announce()
 }
 
-// Announce writes the address file ahead of Serve, for a daemon that may write no such file any more by then. Who connects meanwhile waits.
+// Announce writes the address file before Serve, for a daemon that will have lost the right to write it by then.
+// Clients that connect in the meantime wait.
 func (p *Port) Announce() error {
 	if p.file == "" || p.announced {
 		return nil
@@ -149,10 +151,11 @@ func (p *Port) Announce() error {
 	return writeAddressFile(p.file, p.Address)
 }
 
-// Failed receives why the server ended before Close.
+// Failed returns a channel that receives the reason if the server ends before Close.
 func (p *Port) Failed() <-chan error { return p.failed }
 
-// Close ends what Closing tells of, lets running calls finish until ctx ends, then breaks them, and removes the address file.
+// Close ends the contexts that Closing returned, lets running calls finish until ctx ends, aborts the others, and
+// removes the address file.
 func (p *Port) Close(ctx context.Context) {
 	p.closing()
 	stop := context.AfterFunc(ctx, p.Server.Stop)
@@ -168,7 +171,7 @@ func (p *Port) Close(ctx context.Context) {
 	}
 }
 
-// writeAddressFile writes the address under a temporary name first: who sees the file sees all of it.
+// writeAddressFile writes the address atomically, so that a reader never sees an incomplete file.
 func writeAddressFile(path, addr string) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
@@ -191,5 +194,5 @@ func writeAddressFile(path, addr string) error {
 	return nil
 }
 
-// CloseTimeout is how long a daemon that ends lets its last answers travel.
+// CloseTimeout is how long an ending daemon waits for its last answers to be sent.
 const CloseTimeout = time.Second

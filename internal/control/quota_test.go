@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// as is a connection with some credentials.
+// as returns a connection with some credentials.
 func (r *realm) as(cfg DialConfig) *grpc.ClientConn {
 	r.t.Helper()
 	return r.to(r.port.Address, cfg)
@@ -41,7 +41,7 @@ func (r *realm) askWith(ctx context.Context, c *grpc.ClientConn) error {
 	return err
 }
 
-// busy checks that a limit was reached, and which.
+// busy checks that an error reports a given limit.
 func busy(t *testing.T, err error, limit string) {
 	t.Helper()
 	if ClassOf(err) != ClassBusy || !IsClassed(err) || !strings.Contains(Text(err), limit) {
@@ -49,7 +49,7 @@ func busy(t *testing.T, err error, limit string) {
 	}
 }
 
-// eventually waits for what follows from an event at the other side.
+// eventually waits for the effect of an event at the other side.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	var err error
@@ -61,7 +61,8 @@ func eventually(t *testing.T, what string, f func() error) {
 	t.Errorf("%s: %v", what, err)
 }
 
-// A tenant has so many connections, whatever it does on them. Others, and operators, are not concerned.
+// The number of a tenant's connections is limited, whatever it does on them. Other tenants and operators are not
+// affected.
 func TestTenantsConnectionsAreBounded(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false, quota.Limits{quota.Connections: 2})
 	ann := DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}
@@ -93,7 +94,7 @@ func TestTenantsConnectionsAreBounded(t *testing.T) {
 	eventually(t, "a connection after one has ended", func() error { return r.ask(third) })
 }
 
-// A tenant has so many streams on all its connections, and each that ends makes room.
+// The number of a tenant's streams on all connections is limited. A stream that ends makes another possible.
 func TestTenantsStreamsAreBounded(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false, quota.Limits{quota.Streams: 3})
 	ann := DialConfig{TokenFile: r.token("ann", identity.Claims{Tenant: "ann", Role: "tenant"}, 0)}

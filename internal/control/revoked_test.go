@@ -15,7 +15,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// A node's certificate that is revoked or expires is refused on connections that are open, and so is everybody whose standing nobody can tell.
+// A revoked or expired node certificate is refused on open connections. So are all credentials while the revocation
+// list is invalid.
 func TestNodesOnLiveConnections(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	if err := r.cluster.IssueNode(r.in("other"), []string{"other"}, 30*time.Minute, time.Now()); err != nil {
@@ -94,7 +95,7 @@ func TestNodesOnLiveConnections(t *testing.T) {
 	refused("node, expired", node, identity.Expired, "expired")
 }
 
-// A node that opens a directory whose list cannot be believed does not start.
+// A daemon whose directory has an invalid list does not start.
 func TestPortNeedsItsList(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	open := func() error {
@@ -118,7 +119,8 @@ func TestPortNeedsItsList(t *testing.T) {
 	}
 }
 
-// A daemon shows another certificate once its files are there, without a restart, and a node's connections are made again with the one it has now.
+// A daemon uses a new certificate as soon as its files are there, without a restart. A node's connections are made
+// again with its new certificate.
 func TestCertificatesAreReloaded(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	if err := r.cluster.IssueNode(r.in("other"), []string{"other"}, 20*time.Minute, time.Now()); err != nil {
@@ -160,7 +162,7 @@ func TestCertificatesAreReloaded(t *testing.T) {
 		other.Watch(time.Now())
 		return call() == nil && !r.whoami.last.Expires.Equal(first)
 	})
-	// Half of a pair: the earlier one stays in use.
+	// With only one file of a pair, the old pair stays in use.
 	before = shown()
 	if err := os.WriteFile(r.in("node/node.key"), []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
@@ -169,7 +171,7 @@ func TestCertificatesAreReloaded(t *testing.T) {
 	if shown() != before {
 		t.Error("another certificate")
 	}
-	// Another CA: connections of the earlier one's nodes are refused.
+	// With another CA, connections of nodes of the old one are refused.
 	foreign := newRealm(t, "127.0.0.1:0", false)
 	for _, name := range []string{"ca.crt", "node.crt", "node.key", "token.pub", "revoked"} {
 		b, err := os.ReadFile(foreign.in(filepath.Join("node", name)))

@@ -43,8 +43,8 @@ func SecretPath(getenv func(string) string) (string, error) {
 	return "", fmt.Errorf("no place for the secret file: none of %s, XDG_RUNTIME_DIR and HOME is set", SecretFileEnv)
 }
 
-// LoadSecret reads the secret from path. The file must belong to this user (or root) and be closed to everybody
-// else: otherwise somebody could have chosen or read it. An absent file is fs.ErrNotExist.
+// LoadSecret reads the secret from path. The file must belong to this user or root, and must not be accessible to
+// others: otherwise another user could have chosen or read it. The error is fs.ErrNotExist for a missing file.
 func LoadSecret(path string) (Secret, error) {
 	var s Secret
 	b, err := identity.ReadPrivate(path)
@@ -61,8 +61,8 @@ func LoadSecret(path string) (Secret, error) {
 	return s, nil
 }
 
-// EnsureSecret loads the secret from path and makes it first if there is none. Daemons that start at the same
-// moment agree on one.
+// EnsureSecret loads the secret from path and creates it if it does not exist. Daemons that start at the same moment
+// agree on one secret.
 func EnsureSecret(path string) (Secret, error) {
 	s, err := LoadSecret(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +85,7 @@ func EnsureSecret(path string) (Secret, error) {
 	if err != nil {
 		return Secret{}, fmt.Errorf("secret: %w", err)
 	}
-	// link, not rename: whoever is second must take the first one's secret.
+	// link, not rename: the second of two daemons must use the secret of the first.
 	if err := os.Link(tmp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return Secret{}, fmt.Errorf("secret: %w", err)
 	}

@@ -20,36 +20,36 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// exporterLabel names the value that a proof binds a TLS connection by (RFC 5705).
+// exporterLabel is the label of the TLS exporter value that a proof is bound to (RFC 5705).
 const exporterLabel = "EXPORTER-rfaas-proof-v1"
 
-// link is one connection, on either side. It is the AuthInfo that gRPC carries for us.
+// link is one connection, on either side. gRPC carries it as AuthInfo.
 type link struct {
 	credentials.CommonAuthInfo
 	channel *identity.Channel
-	guest   *guest         // at the server
-	plain   bool           // not encrypted, from another node, and not permitted
-	node    *identity.Node // at the server: it judges channel.Node
+	bounded *boundedConn   // at the server
+	plain   bool           // plain text from another node, which is not allowed
+	node    *identity.Node // at the server: checks channel.Node
 
 	mu       sync.Mutex
 	verified map[string]identity.Identity // at the server: by scheme and credential
 	made     map[string]made              // at the client: by scheme
 }
 
-// made is a credential that was made for a connection, out of what.
+// made is a credential for a connection, and what it was made from.
 type made struct{ from, credential string }
 
-// AuthType says what kind of AuthInfo this is.
+// AuthType implements credentials.AuthInfo.
 func (*link) AuthType() string { return "rfaas" }
 
-// clientTransport connects with TLS or, if it has no configuration for that, without.
+// clientTransport connects with TLS, or without if it has no TLS configuration.
 type clientTransport struct {
-	tls  func() (*tls.Config, error) // as its files are at each handshake; nil: no TLS
-	live *live                       // nil: connections stay when the files change
+	tls  func() (*tls.Config, error) // called at each handshake; nil: no TLS
+	live *live                       // nil: connections stay open when the files change
 }
 
-// live are the connections that have shown a certificate. They end when there is another one, so that the next call shows that: the server would
-// refuse calls on them when the old one expires.
+// live are the connections that have used this node's certificate. They are closed when it is replaced, so that the
+// next call uses the new one. Otherwise the server would refuse calls on them when the old certificate expires.
 type live struct {
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
@@ -117,20 +117,20 @@ func (t *clientTransport) ClientHandshake(ctx context.Context, _ string, raw net
 	return conn, l, nil
 }
 
-// explain adds what to do to errors that say only what happened.
+// explain adds the likely cause to TLS errors.
 func explain(err error) error {
 	var record tls.RecordHeaderError
 	var unknown x509.UnknownAuthorityError
 	switch {
 	case errors.As(err, &record):
-		return fmt.Errorf("%w (the daemon speaks without: it has no identity directory)", err)
+		return fmt.Errorf("%w (the daemon does not use TLS: it has no identity directory)", err)
 	case errors.As(err, &unknown):
-		return fmt.Errorf("%w (its certificate is of another cluster than the token or %s)", err, identity.CAFileEnv)
+		return fmt.Errorf("%w (its certificate belongs to another cluster than the token or %s)", err, identity.CAFileEnv)
 	}
 	return err
 }
 
-// bind notes what makes this connection different from all others.
+// bind sets the value that identifies this TLS connection.
 func (l *link) bind(conn *tls.Conn) error {
 	l.SecurityLevel = credentials.PrivacyAndIntegrity
 	state := conn.ConnectionState()
@@ -159,7 +159,7 @@ func info(secure bool) credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
-// serverTransport takes TLS and, from this node or if that is permitted, plain text too.
+// serverTransport accepts TLS. It accepts plain text from this node, and from others if that is allowed.
 type serverTransport struct {
 	node       *identity.Node // nil: no TLS
 	tls        *tls.Config    // likewise
@@ -167,15 +167,15 @@ type serverTransport struct {
 	gate       *Gate
 }
 
-// tlsHandshake is the first byte of a TLS connection. One of HTTP/2 begins with a letter.
+// tlsHandshake is the first byte of a TLS connection. The first byte of HTTP/2 is a letter.
 const tlsHandshake = 0x16
 
 func (t *serverTransport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	l := &link{channel: &identity.Channel{Remote: raw.RemoteAddr().String()}}
 	conn := raw
 	under := raw
-	if l.guest, _ = raw.(*guest); l.guest != nil {
-		under = l.guest.Conn
+	if l.bounded, _ = raw.(*boundedConn); l.bounded != nil {
+		under = l.bounded.Conn
 	}
 	if u, ok := under.(*net.UnixConn); ok {
 		l.channel.PeerUID, l.channel.Remote = peerUID(u)
@@ -192,7 +192,7 @@ func (t *serverTransport) ServerHandshake(raw net.Conn) (net.Conn, credentials.A
 	}
 	l.SecurityLevel = credentials.NoSecurity
 	l.channel.Address = addressOf(raw.LocalAddr())
-	// The gate refuses it, in words that reach the caller.
+	// The gate refuses the calls, so that the caller gets an explanation.
 	l.plain = l.channel.PeerUID == nil && !t.allowPlain && !isLoopback(raw.RemoteAddr())
 	return conn, l, nil
 }
@@ -225,8 +225,8 @@ func (t *serverTransport) Clone() credentials.TransportCredentials {
 }
 func (t *serverTransport) OverrideServerName(string) error { return errors.New("not supported") }
 
-// serverTLS is the server's side of TLS: nodes show their certificates, clients their tokens. Each handshake uses the files as they are then. There is
-// no resumption, which would go by the files of an earlier one.
+// serverTLS returns the server's TLS configuration: nodes send certificates, clients send tokens instead. Each
+// handshake uses the current files. There is no session resumption, which would use those of an earlier handshake.
 func serverTLS(n *identity.Node) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		f := n.Files(now())
@@ -235,7 +235,7 @@ func serverTLS(n *identity.Node) *tls.Config {
 	}}
 }
 
-// clientTLS is a node's side of TLS when it connects to another one.
+// clientTLS returns a node's TLS configuration for connections to other nodes.
 func clientTLS(n *identity.Node, host string) *tls.Config {
 	f := n.Files(now())
 	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2"}, RootCAs: f.CA,
@@ -244,7 +244,7 @@ func clientTLS(n *identity.Node, host string) *tls.Config {
 		}}
 }
 
-// prefixed is a connection of which one byte has been read.
+// prefixed is a connection of which the first byte was already read.
 type prefixed struct {
 	net.Conn
 	first []byte
@@ -259,8 +259,8 @@ func (c *prefixed) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// addressOf is the address of a server's end as both ends see it: an IP address without a zone, which is each node's own word, and a port, or
-// the path that a unix socket was bound to.
+// addressOf returns the address of a server's end in a form that is equal at both ends: an IP address and a port,
+// without the zone, which is local to a node; or the path that a unix socket is bound to.
 func addressOf(a net.Addr) string {
 	if p, err := netip.ParseAddrPort(a.String()); err == nil {
 		return netip.AddrPortFrom(p.Addr().Unmap().WithZone(""), p.Port()).String()
@@ -276,7 +276,7 @@ func isLoopback(a net.Addr) bool {
 	return err == nil && p.Addr().Unmap().IsLoopback()
 }
 
-// peerUID asks the kernel who is at the other end of a unix socket.
+// peerUID returns the user at the other end of a unix socket, and a text for logs.
 func peerUID(c *net.UnixConn) (uid *uint32, remote string) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -290,5 +290,5 @@ func peerUID(c *net.UnixConn) (uid *uint32, remote string) {
 	return &cred.Uid, fmt.Sprintf("unix uid %d pid %d", cred.Uid, cred.Pid)
 }
 
-// now is the clock that proofs are made and checked by.
+// now is the clock for making and checking proofs.
 func now() time.Time { return time.Now() }

@@ -17,15 +17,15 @@ import (
 
 // The events of audit lines.
 const (
-	AuditGrant    = "grant"    // of a lease
-	AuditRelease  = "release"  // of a lease, by its holder or since the holder has gone
-	AuditKill     = "kill"     // of a lease that expired or was revoked, or of one worker
-	AuditDrain    = "drain"    // of a node, and of each lease that it ends
-	AuditRefused  = "refused"  // call or connection
-	AuditOperator = "operator" // call of an operator
-	AuditJoin     = "join"     // of an executor, at the resource manager
-	AuditLeave    = "leave"    // likewise
-	AuditDropped  = "dropped"  // lines that found no place in the queue
+	AuditGrant    = "grant"    // a lease is granted
+	AuditRelease  = "release"  // a lease is released by its client, or because the client has gone
+	AuditKill     = "kill"     // a lease expired or was revoked, or one worker is killed
+	AuditDrain    = "drain"    // a node drains, or the drain ends a lease
+	AuditRefused  = "refused"  // a call or connection is refused
+	AuditOperator = "operator" // an operator makes a call
+	AuditJoin     = "join"     // an executor registers at the resource manager
+	AuditLeave    = "leave"    // an executor deregisters there
+	AuditDropped  = "dropped"  // lines were dropped because the queue was full
 )
 
 // AuditEntry is one line of the audit log. docs/operations.md documents the fields; empty ones are left out.
@@ -34,7 +34,7 @@ type AuditEntry struct {
 	Event       string     `json:"event"`
 	Daemon      string     `json:"daemon,omitempty"`
 	Node        string     `json:"node,omitempty"`
-	Lease       uint64     `json:"lease,string,omitempty"` // a string: many readers of JSON round such numbers
+	Lease       uint64     `json:"lease,string,omitempty"` // a string, because many JSON parsers round large numbers
 	Tenant      string     `json:"tenant,omitempty"`
 	UID         *uint32    `json:"uid,omitempty"`
 	Who         string     `json:"who,omitempty"`
@@ -55,24 +55,25 @@ type AuditEntry struct {
 
 // AuditConfig says where an Audit writes.
 type AuditConfig struct {
-	Path   string       // empty: the log alone
+	Path   string       // empty: write to Log only
 	Log    *slog.Logger // nil: nothing is logged
-	Daemon string       // written in each line, if it is set
-	// Open opens the file at Path for appending, first and whenever it was renamed or removed. nil: OpenAuditFile.
+	Daemon string       // name in each line, if set
+	// Open opens the file at Path for appending, at the start and whenever the file was renamed or removed. nil:
+	// OpenAuditFile.
 	Open func(path string) (*os.File, error)
 	Now  func() time.Time // nil: time.Now
 }
 
 const (
-	// auditQueue is how many lines wait to be written. More are dropped and counted.
+	// auditQueue is how many lines may wait to be written. More are dropped and counted.
 	auditQueue = 8192
-	// auditTick is how often it is looked for refusals that are due.
+	// auditTick is how often counted refusals are checked for being due.
 	auditTick = time.Second
 )
 
-// Audit writes down who was granted what, how that ended, what was refused and what operators did: as lines of JSON into a file, and
-// into the log. Nobody waits for the disk: one goroutine writes what others queue. Safe for concurrent use. A nil Audit writes
-// nothing.
+// Audit records grants of leases, their ends, refusals and calls of operators: as lines of JSON in a file, and in the
+// log. Callers do not wait for the disk: one goroutine writes the lines that others queue. Audit is safe for concurrent
+// use. A nil Audit writes nothing.
 type Audit struct {
 	cfg     AuditConfig
 	node    string
@@ -81,21 +82,21 @@ type Audit struct {
 	stop    chan struct{}
 	done    chan struct{}
 	dropped atomic.Uint64
-	begun   sync.Once // the goroutine that writes: with the first line
+	begun   sync.Once // starts the writing goroutine, with the first line
 
-	mu     sync.RWMutex // held to queue and to close
+	mu     sync.RWMutex // read-locked to queue a line, locked to close
 	closed bool
 
 	refusals refusals
 
-	// Of the goroutine that writes.
+	// Used only by the writing goroutine.
 	file    *os.File
-	failing bool   // the file cannot be written
-	torn    bool   // it ends within a line
-	told    uint64 // of dropped
+	failing bool   // the last write failed
+	torn    bool   // the file ends within a line
+	told    uint64 // part of dropped that lines have reported
 }
 
-// OpenAudit opens the file, if there is one. Close it.
+// OpenAudit returns an Audit and opens its file, if cfg names one. The caller closes it.
 func OpenAudit(cfg AuditConfig) (*Audit, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -120,7 +121,7 @@ func OpenAudit(cfg AuditConfig) (*Audit, error) {
 	return a, nil
 }
 
-// OpenAuditFile opens a file for appending, mode 0600, and makes its directory, mode 0700.
+// OpenAuditFile opens a file for appending, with mode 0600, and creates its directory with mode 0700.
 func OpenAuditFile(path string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -128,8 +129,8 @@ func OpenAuditFile(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 }
 
-// Write queues a line, to which it adds the time, the daemon and, unless it names one, this node. It does not block: false says that the line was dropped, since
-// auditQueue others wait, or since the Audit is closed.
+// Write queues a line and adds the time, the daemon and, unless the line names one, this node. It does not block. It
+// returns false if the line was dropped, because auditQueue lines wait or the Audit is closed.
 func (a *Audit) Write(e AuditEntry) bool {
 	if a == nil {
 		return true
@@ -151,12 +152,12 @@ func (a *Audit) Write(e AuditEntry) bool {
 	return false
 }
 
-// Did writes down what an operator did.
+// Did records a call of an operator.
 func (a *Audit) Did(method, remote, who string) {
 	a.Write(AuditEntry{Event: AuditOperator, Method: method, Remote: remote, Who: who})
 }
 
-// Dropped is how many lines were dropped.
+// Dropped returns how many lines were dropped.
 func (a *Audit) Dropped() uint64 {
 	if a == nil {
 		return 0
@@ -164,7 +165,7 @@ func (a *Audit) Dropped() uint64 {
 	return a.dropped.Load()
 }
 
-// Flush returns when all lines that were queued before are written.
+// Flush waits until all lines that were queued before are written.
 func (a *Audit) Flush() {
 	if a == nil {
 		return
@@ -178,7 +179,7 @@ func (a *Audit) Flush() {
 	}
 }
 
-// Close writes what is queued, and what was refused and counted, and closes the file. Later lines are dropped.
+// Close writes the queued lines and the counted refusals, and closes the file. Later lines are dropped.
 func (a *Audit) Close() {
 	if a == nil {
 		return
@@ -218,7 +219,7 @@ func (a *Audit) run() {
 	}
 }
 
-// queued is what waits behind e, so that one write takes all of it.
+// queued returns e and the lines that wait behind it, so that one write takes all of them.
 func (a *Audit) queued(e ...AuditEntry) []AuditEntry {
 	for len(e) < auditQueue {
 		select {
@@ -231,7 +232,8 @@ func (a *Audit) queued(e ...AuditEntry) []AuditEntry {
 	return e
 }
 
-// write writes lines into the file, and into the log what the file does not have or an operator wants to see at once.
+// write writes lines to the file and to the log. Lines that the file has are logged at a lower level if they are
+// frequent.
 func (a *Audit) write(entries []AuditEntry) {
 	if n := a.dropped.Load(); n > a.told {
 		entries = append(entries, AuditEntry{Time: a.cfg.Now(), Event: AuditDropped, Count: n - a.told})
@@ -253,14 +255,14 @@ func (a *Audit) write(entries []AuditEntry) {
 			level = slog.LevelWarn
 		case AuditGrant, AuditRelease:
 			if filed {
-				level = slog.LevelDebug // once is enough of what happens all the time
+				level = slog.LevelDebug // frequent, and already in the file
 			}
 		}
 		a.cfg.Log.LogAttrs(context.Background(), level, "audit", e.attrs()...)
 	}
 }
 
-// append adds lines to the file.
+// append adds lines to the file. It returns false if they could not be written.
 func (a *Audit) append(entries []AuditEntry) bool {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -269,7 +271,7 @@ func (a *Audit) append(entries []AuditEntry) bool {
 		b.WriteByte('\n')
 	}
 	for i := range entries {
-		if err := enc.Encode(&entries[i]); err != nil { // cannot be
+		if err := enc.Encode(&entries[i]); err != nil { // impossible
 			a.cfg.Log.Error("audit line", "error", err)
 		}
 	}
@@ -281,15 +283,15 @@ func (a *Audit) append(entries []AuditEntry) bool {
 	}
 	switch {
 	case err != nil && !a.failing:
-		a.cfg.Log.Error("the audit file cannot be written: its lines are in the log", "file", a.cfg.Path, "error", err)
+		a.cfg.Log.Error("cannot write the audit file; its lines go to this log", "file", a.cfg.Path, "error", err)
 	case err == nil && a.failing:
-		a.cfg.Log.Info("the audit file is written again", "file", a.cfg.Path)
+		a.cfg.Log.Info("writing to the audit file again", "file", a.cfg.Path)
 	}
 	a.failing = err != nil
 	return err == nil
 }
 
-// reopen opens the file anew if it was renamed or removed, as programs do that rotate logs.
+// reopen opens the file again if it was renamed or removed, as log rotation does.
 func (a *Audit) reopen() error {
 	if a.file != nil {
 		open, err := a.file.Stat()
@@ -297,7 +299,7 @@ func (a *Audit) reopen() error {
 			return err
 		}
 		there, err := os.Stat(a.cfg.Path)
-		if errors.Is(err, fs.ErrPermission) { // the directory is root's, and this process is not any more
+		if errors.Is(err, fs.ErrPermission) { // the directory belongs to root, which this process has given up
 			return a.reopenHidden(open)
 		}
 		if err == nil && os.SameFile(open, there) || err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -315,7 +317,7 @@ func (a *Audit) reopen() error {
 	return nil
 }
 
-// reopenHidden is reopen for a file that only Open can look at.
+// reopenHidden is reopen for a file that only cfg.Open can reach.
 func (a *Audit) reopenHidden(open os.FileInfo) error {
 	file, err := a.cfg.Open(a.cfg.Path)
 	if err != nil {
@@ -330,7 +332,7 @@ func (a *Audit) reopenHidden(open os.FileInfo) error {
 	return old.Close()
 }
 
-// attrs is the line for the log, which adds a time of its own.
+// attrs returns the line for the log, which adds its own time.
 func (e *AuditEntry) attrs() []slog.Attr {
 	attrs := []slog.Attr{slog.String("event", e.Event)}
 	text := func(key, value string) {

@@ -209,11 +209,11 @@ func TestAuditInLogAndFile(t *testing.T) {
 	}
 	fail = true
 	os.Remove(path)
-	if s := say(both); strings.Count(s, "event=grant") != 1 || !strings.Contains(s, "cannot be written") || !strings.Contains(s, path) {
+	if s := say(both); strings.Count(s, "event=grant") != 1 || !strings.Contains(s, "cannot write the audit file") || !strings.Contains(s, path) {
 		t.Errorf("with a file that fails: %s", s)
 	}
 	fail = false
-	if s := say(both); strings.Contains(s, "event=grant") || !strings.Contains(s, "written again") {
+	if s := say(both); strings.Contains(s, "event=grant") || !strings.Contains(s, "writing to the audit file again") {
 		t.Errorf("with a file again: %s", s)
 	}
 }

@@ -30,13 +30,13 @@ const (
 	fileRevoked   = "revoked"
 	fileNode      = "node.crt"
 	fileNodeKey   = "node.key"
-	filePageCA    = "page-ca.crt" // browsers take no Ed25519
+	filePageCA    = "page-ca.crt" // browsers do not accept Ed25519
 	filePageCAKey = "page-ca.key"
 	filePage      = "page.crt"
 	filePageKey   = "page.key"
 )
 
-// Cluster is what an operator has: the keys that sign certificates and tokens.
+// Cluster is an operator's directory, with the keys that sign certificates and tokens.
 type Cluster struct {
 	dir   string
 	ca    *x509.Certificate
@@ -45,7 +45,7 @@ type Cluster struct {
 	token ed25519.PrivateKey
 }
 
-// serial is a random certificate number.
+// serial returns a random certificate number.
 func serial() *big.Int {
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
@@ -54,7 +54,7 @@ func serial() *big.Int {
 	return n
 }
 
-// InitCluster makes a cluster's keys in dir, which is made too. An existing cluster is fs.ErrExist.
+// InitCluster creates dir with a cluster's keys. The error is fs.ErrExist if there is a cluster already.
 func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 	if name == "" || len(name) > 64 {
 		return fmt.Errorf("cluster name %.80q has %d bytes, want 1 to 64", name, len(name))
@@ -96,7 +96,7 @@ func InitCluster(dir, name string, valid time.Duration, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// The key first: of two that run at the same time one ends here.
+	// The key is written first: of two concurrent calls, one fails here.
 	for _, f := range []struct {
 		name string
 		b    []byte
@@ -131,13 +131,13 @@ func OpenCluster(dir string) (*Cluster, error) {
 	var err error
 	if c.caPEM, err = os.ReadFile(filepath.Join(dir, fileCA)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("no cluster in %s (%w): rfaas cluster init makes one", dir, fs.ErrNotExist)
+			return nil, fmt.Errorf("no cluster in %s (%w): create one with rfaas cluster init", dir, fs.ErrNotExist)
 		}
 		return nil, err
 	}
 	block, _ := pem.Decode(c.caPEM)
 	if block == nil {
-		return nil, fmt.Errorf("%s holds no certificate", filepath.Join(dir, fileCA))
+		return nil, fmt.Errorf("%s contains no certificate", filepath.Join(dir, fileCA))
 	}
 	if c.ca, err = x509.ParseCertificate(block.Bytes); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, fileCA), err)
@@ -160,7 +160,7 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 	}
 	block, _ := pem.Decode(b)
 	if block == nil || block.Type != pemKey {
-		return nil, fmt.Errorf("%s holds no private key", path)
+		return nil, fmt.Errorf("%s contains no private key", path)
 	}
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if k, ok := key.(ed25519.PrivateKey); err == nil && ok {
@@ -169,8 +169,8 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 	return nil, fmt.Errorf("%s: not an Ed25519 key", path)
 }
 
-// IssueNode makes the directory of a node: its certificate, for hosts (names or addresses, the first one names it), its key, what it checks
-// others with, and a certificate of its HTTPS page. What is there already is replaced.
+// IssueNode writes the directory of a node: its certificate for hosts (names or addresses; the first one is the node's
+// name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
 	if len(hosts) == 0 {
 		return errors.New("a node's certificate needs a name or an address")
@@ -228,7 +228,7 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 	return WriteFile(filepath.Join(out, fileNodeKey), keyPEM, 0o600, false)
 }
 
-// IssueToken makes a user's credentials. key is the holder's; nil makes a new one.
+// IssueToken returns a user's credentials. key is the user's; nil makes a new one.
 func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Time) (*Credentials, error) {
 	if key == nil {
 		var err error
@@ -238,7 +238,7 @@ func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Tim
 	}
 	pub, ok := key.Public().(ed25519.PublicKey)
 	if !ok {
-		return nil, errors.New("the holder's key is not an Ed25519 key")
+		return nil, errors.New("the user's key is not an Ed25519 key")
 	}
 	claims.Key = pub
 	token, claims, err := Issue(c.token, claims, now)
@@ -266,7 +266,8 @@ func newRevocations(dir string, keys []ed25519.PublicKey) *Revocations {
 	return NewRevocations(filepath.Join(dir, fileRevoked), nil, func(time.Time) []ed25519.PublicKey { return keys }, slog.New(slog.DiscardHandler))
 }
 
-// Revoke adds credentials to the cluster's list, and returns it and its path: nodes must be given it. Those that are in it already stay.
+// Revoke adds credentials to the cluster's list and returns the list and its path. The list must then be copied to the
+// nodes. Entries that are in the list already stay.
 func (c *Cluster) Revoke(now time.Time, entries ...Revocation) (*RevocationList, string, error) {
 	return c.rewrite(func() (*RevocationList, error) {
 		l, err := c.Revocations()
@@ -283,8 +284,8 @@ func (c *Cluster) Revoke(now time.Time, entries ...Revocation) (*RevocationList,
 	})
 }
 
-// NewRevocations makes the list of a cluster that has none, or whose list is of before lists were signed: its tokens stay revoked. A list
-// that is signed stays: fs.ErrExist.
+// NewRevocations writes a list for a cluster that has none, or whose list is unsigned; tokens in such a list stay
+// revoked. If there is a signed list, the error is fs.ErrExist.
 func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList, string, error) {
 	return c.rewrite(func() (*RevocationList, error) {
 		path := filepath.Join(c.dir, fileRevoked)
@@ -296,7 +297,7 @@ func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList,
 			return nil, err
 		}
 		if strings.HasPrefix(string(b), revokedHead) {
-			return nil, fmt.Errorf("%s: %w (move it away to begin another, with a higher serial number)", path, fs.ErrExist)
+			return nil, fmt.Errorf("%s: %w (to start a new list, move this one away and use a higher serial number)", path, fs.ErrExist)
 		}
 		l := &RevocationList{Serial: serial, Made: now}
 		for line := range strings.Lines(string(b)) {
@@ -306,7 +307,7 @@ func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList,
 			}
 			e := Revocation{RevokedToken, id, strings.TrimSpace(note[:min(len(note), maxNote)])}
 			if e.check() != nil {
-				e.Note = "" // it was longer, or of other bytes
+				e.Note = "" // the note was too long, or not printable UTF-8
 			}
 			l.Entries = append(l.Entries, e)
 		}
@@ -314,7 +315,7 @@ func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList,
 	})
 }
 
-// rewrite replaces the cluster's list. Two that do so at a time take turns.
+// rewrite replaces the cluster's list by the result of change. Concurrent calls wait for each other.
 func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationList, string, error) {
 	lock, err := os.Open(c.dir)
 	if err != nil {
@@ -339,7 +340,7 @@ func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationLi
 // Verifier checks tokens as a node of the cluster would.
 func (c *Cluster) Verifier() (*TokenVerifier, error) { return OpenVerifier(c.dir) }
 
-// OpenVerifier reads what tokens are checked with from the directory of a cluster or of a node.
+// OpenVerifier reads the keys and the list to check tokens with from the directory of a cluster or of a node.
 func OpenVerifier(dir string) (*TokenVerifier, error) {
 	keys, err := readTokenKeys(filepath.Join(dir, fileTokenPub), nil)
 	if err != nil {
@@ -350,7 +351,7 @@ func OpenVerifier(dir string) (*TokenVerifier, error) {
 	return v, err
 }
 
-// readTokenKeys reads the public keys of issuers: several while the key is being changed.
+// readTokenKeys reads the public keys of issuers. There are several while the key is being changed.
 func readTokenKeys(path string, open Opener) (keys []ed25519.PublicKey, err error) {
 	b, err := open.read(path, false, maxFile)
 	if err != nil {
@@ -369,12 +370,12 @@ func readTokenKeys(path string, open Opener) (keys []ed25519.PublicKey, err erro
 		keys = append(keys, k)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s holds no public key", path)
+		return nil, fmt.Errorf("%s contains no public key", path)
 	}
 	return keys, nil
 }
 
-// Check says whether a token, of whoever holds it, is taken now.
+// Check returns the claims of a token, and an error if the token is not accepted now. It needs no proof of ownership.
 func (v *TokenVerifier) Check(token string, now time.Time) (Claims, error) {
 	keys, _ := v.Keys(now)
 	c, err := verifyToken(token, keys)
@@ -388,7 +389,7 @@ func (v *TokenVerifier) Check(token string, now time.Time) (Claims, error) {
 func Pool(b []byte) (*x509.CertPool, error) {
 	p := x509.NewCertPool()
 	if !p.AppendCertsFromPEM(b) {
-		return nil, errors.New("there is no certificate in it")
+		return nil, errors.New("no certificate found")
 	}
 	return p, nil
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// maxFile bounds every file that is read here.
+// maxFile is the largest size of a file that this package reads.
 const maxFile = 1 << 20
 
 // Environment variables that say where a user's credentials are.
@@ -20,8 +20,8 @@ const (
 	CAFileEnv    = "RFAAS_CA_FILE"
 )
 
-// TokenPath returns where the token of this user is: $RFAAS_TOKEN_FILE, else ~/.rfaas/token. named says that it was the
-// former. Empty: nowhere.
+// TokenPath returns the path of this user's token: $RFAAS_TOKEN_FILE, else ~/.rfaas/token. named is true for the
+// former. The path is empty if neither variable is set.
 func TokenPath(getenv func(string) string) (path string, named bool) {
 	if p := getenv(TokenFileEnv); p != "" {
 		return p, true
@@ -32,12 +32,12 @@ func TokenPath(getenv func(string) string) (path string, named bool) {
 	return "", false
 }
 
-// Credentials are what a user has: the content of a token file.
+// Credentials are the content of a user's token file.
 type Credentials struct {
 	Token  string
 	Claims Claims
-	Key    ed25519.PrivateKey // of the holder
-	CA     []byte             // certificates that servers are checked with, PEM; nil: none
+	Key    ed25519.PrivateKey // of the token's owner
+	CA     []byte             // certificates to check servers with, PEM; may be nil
 }
 
 const (
@@ -47,7 +47,7 @@ const (
 	pemPub   = "PUBLIC KEY"
 )
 
-// Encode writes the content of a token file.
+// Encode returns the content of a token file.
 func (c *Credentials) Encode() ([]byte, error) {
 	key, err := x509.MarshalPKCS8PrivateKey(c.Key)
 	if err != nil {
@@ -59,8 +59,8 @@ func (c *Credentials) Encode() ([]byte, error) {
 	return append(b, c.CA...), nil
 }
 
-// LoadCredentials reads a token file. It must be closed to everybody but its owner, who is this user or root. An absent
-// file is fs.ErrNotExist, a file that holds something else an *Error.
+// LoadCredentials reads a token file. The file must belong to this user or root, and must not be accessible to others.
+// The error is fs.ErrNotExist for a missing file, and an *Error for a file with other content.
 func LoadCredentials(path string) (*Credentials, error) {
 	b, err := ReadPrivate(path)
 	if err != nil {
@@ -98,15 +98,15 @@ func ParseCredentials(b []byte) (*Credentials, error) {
 		case pemCert:
 			c.CA = append(c.CA, pem.EncodeToMemory(block)...)
 		default:
-			return nil, refuse(Malformed, "it holds a %.40q, want token, key and certificate", block.Type)
+			return nil, refuse(Malformed, "it contains a %.40q, want token, key and certificate", block.Type)
 		}
 	}
 	var err error
 	switch {
 	case c.Token == "":
-		return nil, refuse(Malformed, "there is no token in it (want a PEM file of rfaas token issue)")
+		return nil, refuse(Malformed, "it contains no token (want a PEM file of rfaas token issue)")
 	case c.Key == nil:
-		return nil, refuse(Malformed, "there is no key in it")
+		return nil, refuse(Malformed, "it contains no key")
 	}
 	if c.Claims, err = ReadClaims(c.Token); err != nil {
 		return nil, err
@@ -117,11 +117,11 @@ func ParseCredentials(b []byte) (*Credentials, error) {
 	return &c, nil
 }
 
-// ReadPrivate reads a file that only its owner, this user or root, may reach.
+// ReadPrivate reads a file that must belong to this user or root and must not be accessible to others.
 func ReadPrivate(path string) ([]byte, error) { return Opener(nil).read(path, true, maxFile) }
 
-// WriteFile writes a file as a whole: whoever opens it sees the old or the new one. With fresh an existing file is an error
-// (fs.ErrExist).
+// WriteFile writes a file atomically: a reader sees the old or the new content. If fresh is set, an existing file is an
+// error (fs.ErrExist).
 func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
@@ -150,8 +150,8 @@ func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 	return os.Rename(tmp.Name(), path)
 }
 
-// Unchanged says whether a file is still as it was when it was looked at before. Its time alone would not tell: within a few
-// milliseconds it stays the same.
+// Unchanged reports whether a file is the same as when it was examined before. The modification time alone is not
+// enough: it stays the same for a few milliseconds.
 func Unchanged(before, now os.FileInfo) bool {
 	return before != nil && os.SameFile(before, now) && before.ModTime().Equal(now.ModTime()) && before.Size() == now.Size()
 }

@@ -13,14 +13,14 @@ type Role uint8
 
 // The roles.
 const (
-	RoleTenant   Role = 1 // lease, call, and see what is its own
-	RoleNode     Role = 2 // what an executor does with the resource manager, and a tenant's
-	RoleOperator Role = 3 // everything: see and end leases of others, drain, name any tenant
+	RoleTenant   Role = 1 // lease, call, see its own leases and libraries
+	RoleNode     Role = 2 // an executor's calls to the resource manager, and those of a tenant
+	RoleOperator Role = 3 // everything: see and end leases of all tenants, drain, act for any tenant
 )
 
 var roleNames = [...]string{RoleTenant: "tenant", RoleNode: "node", RoleOperator: "operator"}
 
-// String is the role's name, "none" for 0.
+// String returns the role's name, "none" for 0.
 func (r Role) String() string {
 	if r == 0 || int(r) >= len(roleNames) {
 		return "none"
@@ -28,36 +28,36 @@ func (r Role) String() string {
 	return roleNames[r]
 }
 
-// ParseRole reads a role's name.
+// ParseRole returns the role with a name.
 func ParseRole(s string) (Role, error) {
 	for r, name := range roleNames {
 		if name != "" && name == s {
 			return Role(r), nil
 		}
 	}
-	return 0, fmt.Errorf("role %q is none of tenant, node, operator", s)
+	return 0, fmt.Errorf("unknown role %q, want tenant, node or operator", s)
 }
 
-// Identity is a caller that has proved who it is.
+// Identity is an authenticated caller.
 type Identity struct {
-	By      string    // what proved it: "token", "secret", "node" (a certificate), "unix" (the kernel)
-	Name    string    // for logs: of whom, and by which credential
-	Tenant  string    // who owns and pays; empty: whom the caller names
+	By      string    // kind of credential: "token", "secret", "node" (a certificate), "unix" (the kernel's peer credentials)
+	Name    string    // for logs: the caller and its credential
+	Tenant  string    // owns and pays for leases; empty: the tenant that the caller names
 	UID     *uint32   // verified user id; nil: none
 	Role    Role      //
-	Hosts   []string  // of a node: the names and addresses that its certificate is for
+	Hosts   []string  // names and addresses of a node's certificate
 	Expires time.Time // zero: never
 
 	certificate *x509.Certificate // of a node
-	generation  uint64            // of the keys that it was verified with
+	generation  uint64            // of the keys that verified it
 }
 
-// MayUse says whether the caller may see and use what belongs to a tenant.
+// MayUse reports whether the caller may see and use a tenant's leases and libraries.
 func (id *Identity) MayUse(tenant string) bool {
 	return id.Role == RoleOperator || id.Tenant != "" && id.Tenant == tenant
 }
 
-// Covers says why an address, host:port, is not one of those that a node's certificate is for.
+// Covers returns an error if a node's certificate is not for an address, host:port.
 func (id *Identity) Covers(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -72,35 +72,35 @@ func (id *Identity) Covers(address string) error {
 	return fmt.Errorf("the certificate of %s is for %s, not for %q", id.Name, strings.Join(id.Hosts, ", "), host)
 }
 
-// sameName compares host names, which know no case and may end with a dot.
+// sameName compares host names. They are not case-sensitive and may end with a dot.
 func sameName(a, b string) bool {
 	return strings.EqualFold(strings.TrimSuffix(a, "."), strings.TrimSuffix(b, "."))
 }
 
-// Reason is why a credential is refused; the word is used in errors, in metrics and in the audit log.
+// Reason is why a credential is refused. The word is used in errors, in metrics and in the audit log.
 type Reason string
 
 // The reasons.
 const (
-	Missing   Reason = "missing"   // there is none
-	Malformed Reason = "malformed" // not in the form that it should have
-	Wrong     Reason = "wrong"     // a signature, a secret or a certificate is not what it claims to be
+	Missing   Reason = "missing"   // no credential
+	Malformed Reason = "malformed" // wrong form
+	Wrong     Reason = "wrong"     // a signature, secret or certificate does not verify
 	Expired   Reason = "expired"
 	TooEarly  Reason = "too_early" // not valid yet
-	Skew      Reason = "skew"      // the clocks of both sides differ too much
+	Skew      Reason = "skew"      // the clocks of the two sides differ too much
 	Replayed  Reason = "replayed"  // a proof that was made for another connection
 	Revoked   Reason = "revoked"
-	Plaintext Reason = "plaintext" // it came without TLS from another node
-	Forbidden Reason = "forbidden" // the identity is good and may not do this
-	Overload  Reason = "overload"  // more new connections than can be told from replays
+	Plaintext Reason = "plaintext" // sent from another node without TLS
+	Forbidden Reason = "forbidden" // the identity is valid, but may not do this
+	Overload  Reason = "overload"  // too many new connections to check for replays
 )
 
-// Reasons are all reasons, for metrics.
+// Reasons returns all reasons, for metrics.
 func Reasons() []Reason {
 	return []Reason{Missing, Malformed, Wrong, Expired, TooEarly, Skew, Replayed, Revoked, Plaintext, Forbidden, Overload}
 }
 
-// Error is a refusal. Its text never holds a secret.
+// Error is a refusal. Its text never contains a secret.
 type Error struct {
 	Reason Reason
 	Text   string
@@ -112,12 +112,13 @@ func refuse(r Reason, format string, args ...any) error {
 	return &Error{Reason: r, Text: fmt.Sprintf(format, args...)}
 }
 
-// Verifier proves who a caller is by one kind of credential. Safe for concurrent use.
+// Verifier authenticates callers by one kind of credential. It is safe for concurrent use.
 type Verifier interface {
-	// Scheme names the kind, a short lower-case word: "token". It is part of a header's name.
+	// Scheme returns the name of the kind, a short lower-case word such as "token". It is part of a header's name.
 	Scheme() string
-	// Verify checks a credential that came over a channel. The error is an *Error.
+	// Verify checks a credential that came over ch. The error is an *Error.
 	Verify(credential string, ch *Channel, now time.Time) (Identity, error)
-	// Recheck says whether what Verify found is still so, cheaply: it is asked for every call on a connection.
+	// Recheck returns an *Error if an identity that Verify returned is no longer valid. It is cheap: it runs for every
+	// call on a connection.
 	Recheck(id *Identity, credential string, now time.Time) error
 }

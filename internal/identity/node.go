@@ -15,18 +15,18 @@ import (
 	"time"
 )
 
-// NodeFiles is what the files of a node's directory hold, all but the revocation list.
+// NodeFiles is the content of a node's directory, except the revocation list.
 type NodeFiles struct {
 	Certificate tls.Certificate
-	Page        *tls.Certificate // of the HTTPS page, for browsers; nil: there is none
+	Page        *tls.Certificate // of the HTTPS page, for browsers; may be nil
 	CA          *x509.CertPool
 	CAEnds      time.Time // when the first certificate of the CA expires
 	TokenKeys   []ed25519.PublicKey
 }
 
-// Node is what a daemon has: its certificate, and what it checks others with. It follows its directory: files that have changed are read
-// again, at most once a second, and when they are no good the earlier ones stay in use. The revocation list has no such grace. Safe for concurrent
-// use.
+// Node is a daemon's identity: its certificate, and the keys that it checks others with. It reloads changed files of
+// its directory, at most once a second. If they are invalid, the old ones stay in use. The revocation list has no such
+// grace. Node is safe for concurrent use.
 type Node struct {
 	Tokens  *TokenVerifier
 	Revoked *Revocations
@@ -36,12 +36,13 @@ type Node struct {
 	files reloaded[*NodeFiles]
 
 	mu      sync.Mutex
-	changed []func()             // to be told of a reload
-	warned  map[string]time.Time // when it was last said of a certificate that it ends
+	changed []func()             // called after a reload
+	warned  map[string]time.Time // by certificate: when its expiry was last logged
 }
 
-// OpenNode reads a node's directory, through open. What cannot be used, a certificate that is out of its time and a revocation list that cannot be
-// believed are errors. log is told of reloads and of certificates that end soon; nil: nobody is.
+// OpenNode reads a node's directory through open. It returns an error for an unusable file, for a certificate that is
+// expired or not valid yet, and for an invalid revocation list. Reloads and certificates that expire soon are logged to
+// log, which may be nil.
 func OpenNode(dir string, open Opener, log *slog.Logger, now time.Time) (*Node, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -114,7 +115,7 @@ func readPair(cert, key string, open Opener) (tls.Certificate, error) {
 	return pair, nil
 }
 
-// firstEnd is when the first of some certificates expires; zero: there is none.
+// firstEnd returns when the first of some certificates expires; zero: b has no certificate.
 func firstEnd(b []byte) (ends time.Time) {
 	for block, rest := pem.Decode(b); block != nil; block, rest = pem.Decode(rest) {
 		if c, err := x509.ParseCertificate(block.Bytes); err == nil && (ends.IsZero() || c.NotAfter.Before(ends)) {
@@ -126,47 +127,47 @@ func firstEnd(b []byte) (ends time.Time) {
 
 func inTime(path string, c *x509.Certificate, now time.Time) error {
 	if now.After(c.NotAfter) || now.Before(c.NotBefore) {
-		return fmt.Errorf("%s: valid from %s to %s, and it is %s", path, stamp(c.NotBefore), stamp(c.NotAfter), stamp(now))
+		return fmt.Errorf("%s: valid from %s to %s, but it is %s", path, stamp(c.NotBefore), stamp(c.NotAfter), stamp(now))
 	}
 	return nil
 }
 
-// Files is what the directory holds now.
+// Files returns the content of the directory, as it is now or last was valid.
 func (n *Node) Files(now time.Time) *NodeFiles {
-	f, _, _ := n.files.get(now) // OpenNode has seen to it that there is one
+	f, _, _ := n.files.get(now) // OpenNode made sure that there is one
 	return f
 }
 
-// OnReload has f called, from a goroutine of its own, whenever the files have been read again.
+// OnReload registers f, which is called in its own goroutine whenever the files were reloaded.
 func (n *Node) OnReload(f func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.changed = append(n.changed, f)
 }
 
-// told is called after each attempt to read the files again, under their lock.
+// told is called after each attempt to reload the files, under their lock.
 func (n *Node) told(f *NodeFiles, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err != nil {
 		const what = "cannot be read"
 		if text := err.Error(); n.warned[what+text].IsZero() {
-			n.warned[what+text] = time.Unix(1, 0) // once, until it can be
-			n.log.Error("the identity cannot be read again; what was read before stays in use", "dir", n.dir, "error", err)
+			n.warned[what+text] = time.Unix(1, 0) // logged once, until a reload succeeds
+			n.log.Error("cannot reload the identity; the old files stay in use", "dir", n.dir, "error", err)
 		}
 		return
 	}
 	clear(n.warned)
-	n.log.Info("the identity was read again", "dir", n.dir, "expires", stamp(f.Certificate.Leaf.NotAfter))
+	n.log.Info("reloaded the identity", "dir", n.dir, "expires", stamp(f.Certificate.Leaf.NotAfter))
 	for _, tell := range n.changed {
 		go tell()
 	}
 }
 
-// Hosts are the names and addresses that the node's certificate is for.
+// Hosts returns an identity with the names and addresses that the node's certificate is for.
 func (n *Node) Hosts(now time.Time) *Identity { return NodeIdentity(n.Files(now).Certificate.Leaf) }
 
-// Ends says when the certificates expire: "node", "ca" and, if there is one, "page".
+// Ends returns when the certificates expire: "node", "ca" and, if there is one, "page".
 func (n *Node) Ends(now time.Time) map[string]time.Time {
 	f := n.Files(now)
 	all := map[string]time.Time{"node": f.Certificate.Leaf.NotAfter, "ca": f.CAEnds}
@@ -176,25 +177,26 @@ func (n *Node) Ends(now time.Time) map[string]time.Time {
 	return all
 }
 
-// Trouble is why the node can neither prove itself nor check others; nil: it can.
+// Trouble returns why the node cannot authenticate itself or check others, or nil.
 func (n *Node) Trouble(now time.Time) error {
 	for _, name := range []string{"node", "ca"} {
 		if ends := n.Ends(now)[name]; now.After(ends) {
-			return fmt.Errorf("the %s certificate in %s expired at %s: rfaas cluster node makes another", name, n.dir, stamp(ends))
+			return fmt.Errorf("the %s certificate in %s expired at %s: renew it with rfaas cluster node", name, n.dir, stamp(ends))
 		}
 	}
-	return n.CheckRevoked(n.Files(now).Certificate.Leaf, now) // or its list cannot be believed
+	return n.CheckRevoked(n.Files(now).Certificate.Leaf, now) // also fails if the list is invalid
 }
 
-// warnFrom is how long before its end a certificate is warned of, and warnEvery, how often.
+// warnFrom is how long before its expiry a certificate is first warned of, and warnEvery how often.
 const (
 	warnFrom  = 30 * 24 * time.Hour
 	warnEvery = 24 * time.Hour
 )
 
-// Watch reads what has changed, and logs what ends soon. It is called once in a while, so that this happens also when nobody calls.
+// Watch reloads changed files and logs certificates that expire soon. It is called regularly, so that this also happens
+// when no calls arrive.
 func (n *Node) Watch(now time.Time) {
-	_, _ = n.Revoked.Current(now) // which is logged by itself
+	_, _ = n.Revoked.Current(now) // logs its own errors
 	ends := n.Ends(now)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -204,26 +206,26 @@ func (n *Node) Watch(now time.Time) {
 		}
 		n.warned[name] = now
 		if now.After(at) {
-			n.log.Error("a certificate has expired: rfaas cluster node makes another, which is taken without a restart", "certificate", name, "dir", n.dir, "expired", stamp(at))
+			n.log.Error("a certificate has expired: renew it with rfaas cluster node; the daemon needs no restart", "certificate", name, "dir", n.dir, "expired", stamp(at))
 		} else {
-			n.log.Warn("a certificate expires soon: rfaas cluster node makes another, which is taken without a restart", "certificate", name, "dir", n.dir,
+			n.log.Warn("a certificate expires soon: renew it with rfaas cluster node; the daemon needs no restart", "certificate", name, "dir", n.dir,
 				"expires", stamp(at), "left", at.Sub(now).Round(time.Minute))
 		}
 	}
 }
 
-// Identify is who a certificate stands for that this node has verified with its CA.
+// Identify returns the identity of a certificate that was verified with this node's CA.
 func (n *Node) Identify(c *x509.Certificate, now time.Time) *Identity {
 	id := NodeIdentity(c)
 	_, id.generation, _ = n.files.get(now)
 	return id
 }
 
-// Standing is why a node that was identified before is not taken any more: its certificate has expired or was revoked, or is not of the
-// CA, which has changed.
+// Standing returns an error if a node that was identified before is no longer accepted: its certificate has expired,
+// was revoked, or was not issued by the CA, which has changed.
 func (n *Node) Standing(id *Identity, now time.Time) error {
 	if now.After(id.Expires) {
-		return refuse(Expired, "the certificate of %s expired at %s: rfaas cluster node makes another", id.Name, stamp(id.Expires))
+		return refuse(Expired, "the certificate of %s expired at %s: renew it with rfaas cluster node", id.Name, stamp(id.Expires))
 	}
 	if f, generation, _ := n.files.get(now); generation != id.generation {
 		_, err := id.certificate.Verify(x509.VerifyOptions{Roots: f.CA, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
@@ -234,7 +236,7 @@ func (n *Node) Standing(id *Identity, now time.Time) error {
 	return n.CheckRevoked(id.certificate, now)
 }
 
-// Ended is Standing for what a node did before: a list that cannot be believed takes nothing away.
+// Ended is Standing for earlier actions of a node, such as registrations: an invalid revocation list does not end them.
 func (n *Node) Ended(id *Identity, now time.Time) error {
 	err := n.Standing(id, now)
 	var e *Error
@@ -246,12 +248,13 @@ func (n *Node) Ended(id *Identity, now time.Time) error {
 	return err
 }
 
-// CheckRevoked is why the certificate of a node is not taken: it is revoked, or nobody can tell.
+// CheckRevoked returns an error if a node's certificate is revoked, or if the revocation list is invalid.
 func (n *Node) CheckRevoked(c *x509.Certificate, now time.Time) error {
 	return n.Revoked.refuse(RevokedNode, NodeSerial(c), fmt.Sprintf("the certificate %s of node %s", NodeSerial(c), c.Subject.CommonName), now)
 }
 
-// NodeSerial is the serial number of a certificate as revocation lists have it: 32 hexadecimal digits, or more where it is larger.
+// NodeSerial returns the serial number of a certificate in the form of revocation lists: 32 hexadecimal digits, or more
+// if it is larger.
 func NodeSerial(c *x509.Certificate) string {
 	text := fmt.Sprintf("%032x", c.SerialNumber)
 	if len(text)%2 == 1 {
@@ -260,7 +263,7 @@ func NodeSerial(c *x509.Certificate) string {
 	return text
 }
 
-// NodeIdentity is who a certificate, which must have been verified, stands for.
+// NodeIdentity returns the identity of a certificate, which the caller must have verified.
 func NodeIdentity(c *x509.Certificate) *Identity {
 	id := &Identity{By: "node", Name: "node " + c.Subject.CommonName, Role: RoleNode, Hosts: slices.Clone(c.DNSNames), Expires: c.NotAfter, certificate: c}
 	for _, ip := range c.IPAddresses {
@@ -280,15 +283,16 @@ func ReadCertificate(path string) (*x509.Certificate, error) {
 	}
 	block, _ := pem.Decode(b)
 	if block == nil || block.Type != pemCert {
-		return nil, fmt.Errorf("%s holds no certificate", path)
+		return nil, fmt.Errorf("%s contains no certificate", path)
 	}
 	return x509.ParseCertificate(block.Bytes)
 }
 
-// KeyPair is a certificate and its key in two files, which are read again when they change. Safe for concurrent use.
+// KeyPair is a certificate and its key in two files, which are reloaded when they change. It is safe for concurrent
+// use.
 type KeyPair struct{ pair reloaded[*tls.Certificate] }
 
-// OpenKeyPair reads them, through open. A certificate that is out of its time is an error.
+// OpenKeyPair reads the two files through open. It returns an error for a certificate that is expired or not valid yet.
 func OpenKeyPair(cert, key string, open Opener, log *slog.Logger, now time.Time) (*KeyPair, error) {
 	k := &KeyPair{reloaded[*tls.Certificate]{open: open, paths: []string{cert, key}}}
 	k.pair.make = func() (*tls.Certificate, error) {
@@ -300,10 +304,10 @@ func OpenKeyPair(cert, key string, open Opener, log *slog.Logger, now time.Time)
 		switch {
 		case err == nil:
 			said = ""
-			log.Info("the certificate was read again", "file", cert, "expires", stamp(pair.Leaf.NotAfter))
+			log.Info("reloaded the certificate", "file", cert, "expires", stamp(pair.Leaf.NotAfter))
 		case err.Error() != said:
 			said = err.Error()
-			log.Error("the certificate cannot be read again; the one that was read before stays in use", "file", cert, "error", err)
+			log.Error("cannot reload the certificate; the old one stays in use", "file", cert, "error", err)
 		}
 	}
 	pair, _, err := k.pair.get(now)
@@ -316,7 +320,7 @@ func OpenKeyPair(cert, key string, open Opener, log *slog.Logger, now time.Time)
 	return k, nil
 }
 
-// Certificate is the pair as its files have it now.
+// Certificate returns the pair, as its files are now or last were valid.
 func (k *KeyPair) Certificate(now time.Time) *tls.Certificate {
 	pair, _, _ := k.pair.get(now)
 	return pair

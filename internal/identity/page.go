@@ -17,10 +17,11 @@ import (
 	"time"
 )
 
-// Browsers take no Ed25519, neither of a certificate nor of its issuer. So the HTTPS page has a certificate with an ECDSA key, whose issuer
-// has one too. That issuer is of the page alone: nodes and clients do not believe it.
+// Browsers do not accept Ed25519, neither in a certificate nor in its issuer's. So the HTTPS page has a certificate
+// with an ECDSA key, issued by a CA with an ECDSA key. That CA is for the page alone: nodes and clients do not trust
+// it.
 
-// pageCA reads the issuer of the pages' certificates, and makes it where a cluster has none.
+// pageCA reads the CA of the pages' certificates, and creates it if the cluster has none.
 func (c *Cluster) pageCA(now time.Time) (*x509.Certificate, crypto.Signer, error) {
 	path, keyPath := filepath.Join(c.dir, filePageCA), filepath.Join(c.dir, filePageCAKey)
 	b, err := os.ReadFile(path)
@@ -43,7 +44,7 @@ func (c *Cluster) pageCA(now time.Time) (*x509.Certificate, crypto.Signer, error
 	}
 	signer, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok {
-		return nil, nil, fmt.Errorf("%s: a key that signs nothing", keyPath)
+		return nil, nil, fmt.Errorf("%s: the key cannot sign", keyPath)
 	}
 	return pair.Leaf, signer, nil
 }
@@ -64,13 +65,14 @@ func (c *Cluster) makePageCA(path, keyPath string, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := WriteFile(keyPath, keyPEM, 0o600, true); err != nil { // of two that run at the same time one ends here
+	if err := WriteFile(keyPath, keyPEM, 0o600, true); err != nil { // of two concurrent calls, one fails here
 		return err
 	}
 	return WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644, true)
 }
 
-// issuePage writes the certificate of a node's HTTPS page, for the same hosts and as long as the node's own.
+// issuePage writes the certificate of a node's HTTPS page, with the hosts and the validity of the node's own
+// certificate.
 func (c *Cluster) issuePage(out string, node *x509.Certificate, now time.Time) error {
 	ca, caKey, err := c.pageCA(now)
 	if err != nil {

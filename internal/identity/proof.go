@@ -12,43 +12,44 @@ import (
 	"time"
 )
 
-// Leeway is how far clocks of both sides may be apart.
+// Leeway is the largest accepted difference between the clocks of the two sides.
 const Leeway = 30 * time.Second
 
 // NonceSize is the length of a channel's nonce, in bytes.
 const NonceSize = 16
 
-// Channel is one connection as both of its ends know it, so that a proof can be made for it alone. With TLS that is a value that
-// TLS derives for both and for nobody else. Without TLS it is a nonce of the caller's, which a server takes on one connection only,
-// and the address of the server's end, so that a process that listens elsewhere cannot pass the proof on.
+// Channel describes one connection as both of its ends see it, so that a proof can be bound to it. With TLS, a proof is
+// bound to a value that TLS derives for the two ends alone. Without TLS, it is bound to a nonce of the caller, which a
+// server accepts on one connection only, and to the address of the server's end, so that a process that listens at
+// another address cannot pass the proof on.
 type Channel struct {
 	Binding []byte // TLS exporter; nil without TLS
-	Nonce   []byte // of the caller; nil with TLS, and at the server before it has read the credential
+	Nonce   []byte // chosen by the caller; nil with TLS, and at the server until it has read the credential
 	Address string // of the server's end; empty with TLS
 	Remote  string // of the caller, for logs
 	PeerUID *uint32
-	Node    *Identity // by certificate; nil: none was shown
+	Node    *Identity // from the caller's certificate; nil: it sent none
 }
 
-// message is what a proof signs. It binds scheme, credential, connection and time.
+// message returns the bytes that a proof signs. They bind scheme, credential, connection and time.
 func message(scheme, credential, ms, address string, ch *Channel) []byte {
 	sum := sha256.Sum256([]byte(credential))
 	return fmt.Appendf(nil, "rfaas proof v1\n%s\n%x\n%s\n%s\n%x\n%x\n", scheme, sum, ms, address, ch.Binding, ch.Nonce)
 }
 
-// proof is its text: ms.nonce.address.signature, each but the time in base64.
+// proof returns the text of a proof: ms.nonce.address.signature. All parts but the time are in base64.
 func proof(scheme, credential string, ch *Channel, now time.Time, sign func([]byte) []byte) string {
 	ms := strconv.FormatInt(now.UnixMilli(), 10)
 	b := base64.RawURLEncoding.EncodeToString
 	return ms + "." + b(ch.Nonce) + "." + b([]byte(ch.Address)) + "." + b(sign(message(scheme, credential, ms, ch.Address, ch)))
 }
 
-// ProveSecret makes the credential that shows that the caller knows a secret, on one connection.
+// ProveSecret returns a credential for one connection which proves that the caller knows a secret.
 func ProveSecret(secret []byte, ch *Channel, now time.Time) string {
 	return proof(SchemeSecret, "", ch, now, func(m []byte) []byte { return mac(secret, m) })
 }
 
-// ProveToken makes the credential that shows a token and that the caller is its holder, on one connection.
+// ProveToken returns a credential for one connection: a token, and a proof that the caller owns the token's key.
 func ProveToken(token string, key ed25519.PrivateKey, ch *Channel, now time.Time) string {
 	return token + " " + proof(SchemeToken, token, ch, now, func(m []byte) []byte { return ed25519.Sign(key, m) })
 }
@@ -68,8 +69,8 @@ func mac(secret, m []byte) []byte {
 // maxProof bounds a proof's text.
 const maxProof = 512
 
-// Replays remembers which connection a nonce belongs to, for as long as a proof with it could be taken for fresh. Safe for
-// concurrent use. The zero value is empty.
+// Replays remembers which connection used a nonce, for as long as a proof with that nonce counts as fresh. It is safe
+// for concurrent use. The zero value is empty.
 type Replays struct {
 	mu    sync.Mutex
 	first map[[NonceSize]byte]seen
@@ -83,15 +84,15 @@ type seen struct {
 	until time.Time
 }
 
-// maxNonces bounds Replays, and maxOfParty what one tenant has of it, so that no tenant keeps others from connecting. Only proofs that are
-// good get in.
+// maxNonces bounds Replays. maxOfParty bounds the nonces of one tenant, so that no tenant keeps others from connecting.
+// Only nonces of valid proofs are stored.
 const (
 	maxNonces  = 1 << 17
 	maxOfParty = maxNonces / 8
 )
 
-// take gives a nonce to a channel; an error if another one had it, or if there is no room to remember it. party is the tenant; empty: an operator,
-// who may have all the room.
+// take assigns a nonce to a channel. It returns an error if another channel has used the nonce, or if too many nonces
+// are stored. party is the tenant; empty means an operator, who may use all the space.
 func (r *Replays) take(nonce [NonceSize]byte, party string, ch *Channel, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,7 +112,7 @@ func (r *Replays) take(nonce [NonceSize]byte, party string, ch *Channel, now tim
 	}
 	if s, ok := r.first[nonce]; ok {
 		if s.ch != ch {
-			return refuse(Replayed, "the proof was made for another connection and has been used there")
+			return refuse(Replayed, "the proof was already used on another connection")
 		}
 		return nil
 	}
@@ -126,7 +127,7 @@ func (r *Replays) take(nonce [NonceSize]byte, party string, ch *Channel, now tim
 	return nil
 }
 
-// check checks a proof of a party that came over ch; good checks its signature.
+// check verifies a proof of a party that came over ch. good verifies its signature.
 func (r *Replays) check(scheme, credential, text, party string, ch *Channel, now time.Time, good func(m, sig []byte) bool) error {
 	if len(text) > maxProof {
 		return refuse(Malformed, "%s: the proof has %d bytes, want at most %d", scheme, len(text), maxProof)
@@ -137,7 +138,7 @@ func (r *Replays) check(scheme, credential, text, party string, ch *Channel, now
 	}
 	ms, err := strconv.ParseInt(parts[0], 10, 64)
 	if err != nil || ms < 0 || ms > maxTime*1000 {
-		return refuse(Malformed, "%s: the proof's time %.30q is no number of milliseconds", scheme, parts[0])
+		return refuse(Malformed, "%s: the proof's time %.30q is not a number of milliseconds", scheme, parts[0])
 	}
 	var raw [3][]byte
 	for i := range raw {
@@ -157,11 +158,11 @@ func (r *Replays) check(scheme, credential, text, party string, ch *Channel, now
 		return refuse(Wrong, "wrong %s", scheme)
 	}
 	if made := time.UnixMilli(ms); now.Sub(made).Abs() > Leeway {
-		return refuse(Skew, "%s: the caller's clock said %s and it is %s here: %v apart, at most %v is taken; set the clocks",
+		return refuse(Skew, "%s: the caller's clock said %s and this clock says %s: they differ by %v, at most %v is accepted; set the clocks",
 			scheme, stamp(made), stamp(now), now.Sub(made).Abs().Round(time.Second), Leeway)
 	}
 	if address != ch.Address {
-		return refuse(Replayed, "%s: the proof was made for %q, and this is %q (what translates addresses on the way needs TLS)", scheme, address, ch.Address)
+		return refuse(Replayed, "%s: the proof was made for the address %q, but this is %q (address translation needs TLS)", scheme, address, ch.Address)
 	}
 	if ch.Binding != nil {
 		return nil
@@ -169,16 +170,16 @@ func (r *Replays) check(scheme, credential, text, party string, ch *Channel, now
 	return r.take([NonceSize]byte(nonce), party, ch, now)
 }
 
-// SecretVerifier takes proofs of a shared secret. Whoever knows it is an operator: all who have it are one user.
+// SecretVerifier accepts proofs of a shared secret. A caller with the secret is an operator: all of them are one user.
 type SecretVerifier struct {
 	Secret  []byte
 	Replays *Replays
 }
 
-// Scheme is SchemeSecret.
+// Scheme returns SchemeSecret.
 func (v *SecretVerifier) Scheme() string { return SchemeSecret }
 
-// Verify checks a proof.
+// Verify implements Verifier.
 func (v *SecretVerifier) Verify(credential string, ch *Channel, now time.Time) (Identity, error) {
 	err := v.Replays.check(SchemeSecret, "", credential, "", ch, now, func(m, sig []byte) bool {
 		return hmac.Equal(mac(v.Secret, m), sig)
@@ -189,25 +190,25 @@ func (v *SecretVerifier) Verify(credential string, ch *Channel, now time.Time) (
 	return Identity{By: SchemeSecret, Name: "holder of the secret", Role: RoleOperator}, nil
 }
 
-// Recheck finds nothing: a secret does not expire.
+// Recheck implements Verifier. It always succeeds: a secret does not expire.
 func (v *SecretVerifier) Recheck(*Identity, string, time.Time) error { return nil }
 
-// TokenVerifier takes tokens with proofs.
+// TokenVerifier accepts tokens with proofs.
 type TokenVerifier struct {
-	// Keys are those of issuers, and a number that changes with them.
+	// Keys returns the public keys of issuers, and a generation that changes with them.
 	Keys    func(now time.Time) ([]ed25519.PublicKey, uint64)
 	Revoked *Revocations
 	Replays *Replays
 }
 
-// Scheme is SchemeToken.
+// Scheme returns SchemeToken.
 func (v *TokenVerifier) Scheme() string { return SchemeToken }
 
-// Verify checks signature, holder, revocation and time.
+// Verify checks signature, proof, revocation and time.
 func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (Identity, error) {
 	token, text, ok := strings.Cut(credential, " ")
 	if !ok {
-		return Identity{}, refuse(Malformed, "token: it came without the proof that the caller is its holder")
+		return Identity{}, refuse(Malformed, "token: the proof that the caller owns it is missing")
 	}
 	keys, generation := v.Keys(now)
 	c, err := verifyToken(token, keys)
@@ -216,7 +217,7 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 	}
 	role, err := ParseRole(c.Role)
 	if err != nil {
-		return Identity{}, err // cannot be: Check has read it
+		return Identity{}, err // impossible: Check has parsed it
 	}
 	party := c.Tenant
 	if role == RoleOperator {
@@ -235,7 +236,7 @@ func (v *TokenVerifier) Verify(credential string, ch *Channel, now time.Time) (I
 		Expires: time.Unix(c.Ends, 0), generation: generation}, nil
 }
 
-// standing says whether claims hold now.
+// standing returns an error if claims have expired or are revoked.
 func (v *TokenVerifier) standing(c *Claims, now time.Time) error {
 	if err := c.checkTime(now); err != nil {
 		return err
@@ -243,7 +244,7 @@ func (v *TokenVerifier) standing(c *Claims, now time.Time) error {
 	return v.Revoked.refuse(RevokedToken, c.ID, fmt.Sprintf("token %s of tenant %q", c.ID, c.Tenant), now)
 }
 
-// Recheck looks at the time, at the list of revoked tokens and, when the issuers' keys have changed, at the signature.
+// Recheck checks the time, the list of revoked tokens and, if the issuers' keys have changed, the signature.
 func (v *TokenVerifier) Recheck(id *Identity, credential string, now time.Time) error {
 	token, _, _ := strings.Cut(credential, " ")
 	var c Claims

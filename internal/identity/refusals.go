@@ -8,22 +8,23 @@ import (
 )
 
 const (
-	// refusalsEvery is how long refusals of the same caller for the same reason are counted, before a line says how many they were.
+	// refusalsEvery is the interval for which equal refusals are counted before one line reports their number.
 	refusalsEvery = time.Minute
-	// maxRefusals is how many different ones are told apart meanwhile. The others count by their reason alone.
+	// maxRefusals is how many different refusals are counted separately. Further ones are counted by their reason
+	// alone.
 	maxRefusals = 1024
 )
 
-// refusal is what refusals have in common that count together.
+// refusal is the key of refusals that are counted together.
 type refusal struct {
 	reason            Reason
 	method, host, who string
 }
 
-// tally is how often that was refused since the last line that said so.
+// tally counts equal refusals since the last line that reported them.
 type tally struct {
-	since time.Time // of the first one that no line has
-	from  time.Time // when the interval began
+	since time.Time // first refusal that no line has reported
+	from  time.Time // beginning of the interval
 	count uint64
 	last  AuditEntry
 }
@@ -34,8 +35,9 @@ type refusals struct {
 	of map[refusal]*tally
 }
 
-// Refused writes down a refusal: why, what was called, from where, and who it was if that is known. The first one is written at
-// once. Others of the same caller (remote's host and who), method and reason are counted, and one line a minute says how many.
+// Refused records a refusal: the reason, the method, the remote address, and the caller if it is known. The first
+// refusal is written at once. Further ones with the same caller (remote's host and who), method and reason are counted,
+// and one line a minute reports their number.
 func (a *Audit) Refused(e *Error, method, remote, who string, now time.Time) {
 	if a == nil {
 		return
@@ -52,7 +54,7 @@ func (a *Audit) Refused(e *Error, method, remote, who string, now time.Time) {
 	t := r.of[key]
 	if t == nil && len(r.of) >= maxRefusals {
 		key = refusal{reason: e.Reason}
-		line.Who, line.Remote, line.Method, line.Detail = "", "", "", "different callers, and too many of them to be told apart"
+		line.Who, line.Remote, line.Method, line.Detail = "", "", "", "too many different callers to list separately"
 		t = r.of[key]
 	}
 	if t == nil {
@@ -69,7 +71,7 @@ func (a *Audit) Refused(e *Error, method, remote, who string, now time.Time) {
 	t.last = line
 }
 
-// due returns the lines of counts whose interval is over, or of all, and forgets those that count nothing any more.
+// due returns the lines of counts whose interval is over, or all counts, and forgets empty ones.
 func (r *refusals) due(now time.Time, all bool) (lines []AuditEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,18 +11,19 @@ import (
 	"time"
 )
 
-// Opener opens a file to read it. Whatever a daemon reads of its identity, at its start and later, it reads through one Opener, so that a daemon
-// that has given up root can pass one that still reaches its files. nil is the file system.
+// Opener opens a file for reading. A daemon reads all files of its identity through one Opener, at its start and later,
+// so that a daemon that has given up root can pass an Opener that still reaches its files. nil uses the file system
+// directly.
 type Opener func(path string) (fs.File, error)
 
 func (o Opener) open(path string) (fs.File, error) {
 	if o != nil {
 		return o(path)
 	}
-	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO does not block it
+	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // so that a FIFO does not block
 }
 
-// info describes a file; nil and fs.ErrNotExist: there is none.
+// info returns a file's description. A missing file is fs.ErrNotExist.
 func (o Opener) info(path string) (fs.FileInfo, error) {
 	f, err := o.open(path)
 	if err != nil {
@@ -32,7 +33,8 @@ func (o Opener) info(path string) (fs.FileInfo, error) {
 	return f.Stat()
 }
 
-// read reads a file of at most most bytes. A private one must be closed to everybody but its owner, who is this user or root.
+// read reads a file of at most most bytes. If private is set, the file must belong to this user or root, and must not
+// be accessible to others.
 func (o Opener) read(path string, private bool, most int64) ([]byte, error) {
 	f, err := o.open(path)
 	if err != nil {
@@ -48,7 +50,7 @@ func (o Opener) read(path string, private bool, most int64) ([]byte, error) {
 	}
 	if private {
 		if st.Mode().Perm()&0o077 != 0 {
-			return nil, fmt.Errorf("%s has mode %04o, others can reach it; chmod 600 it", path, st.Mode().Perm())
+			return nil, fmt.Errorf("%s has mode %04o, so other users can access it; chmod 600 it", path, st.Mode().Perm())
 		}
 		if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0 {
 			return nil, fmt.Errorf("%s belongs to user %d, not to this user (%d)", path, sys.Uid, os.Geteuid())
@@ -61,30 +63,30 @@ func (o Opener) read(path string, private bool, most int64) ([]byte, error) {
 	return b, err
 }
 
-// lookAgain is how long a look at files counts, and lookSoon, while what they hold cannot be used.
+// lookAgain is how long the last check of the files is valid, and lookSoon how long if it failed.
 const (
 	lookAgain = time.Second
 	lookSoon  = 100 * time.Millisecond
 )
 
-// reloaded is what is made of some files. It is made again when one of them has changed. When that fails the earlier value stays, with the
-// error. Safe for concurrent use.
+// reloaded is a value that is made from files, and made again when one of them changes. If that fails, the old value
+// stays in use, along with the error. It is safe for concurrent use.
 type reloaded[T any] struct {
 	open  Opener
-	paths []string // those that are not there count, too
+	paths []string // may name missing files: their creation counts as a change
 	make  func() (T, error)
-	told  func(value T, err error) // called after each attempt but the first one, under the lock; nil: nobody
+	told  func(value T, err error) // called under the lock after each attempt but the first; may be nil
 
 	mu         sync.Mutex
 	looked     time.Time
-	seen       []fs.FileInfo // nil where there was no file
+	seen       []fs.FileInfo // nil for a missing file
 	value      T
-	generation uint64 // of the value; 0: there is none yet
+	generation uint64 // of the value; 0: no value yet
 	err        error  // of the last attempt
 }
 
-// get returns the value as the files have it now, or had it when they were last good, and why they are not. Without any value, generation
-// is 0.
+// get returns the value of the files as they are now, or as they last were valid, with the error of the last attempt.
+// generation is 0 if there has never been a valid value.
 func (r *reloaded[T]) get(now time.Time) (value T, generation uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +100,7 @@ func (r *reloaded[T]) get(now time.Time) (value T, generation uint64, err error)
 	return r.value, r.generation, r.err
 }
 
-// look reads the files if they have changed. Under the lock.
+// look reads the files if they have changed. The caller holds the lock.
 func (r *reloaded[T]) look(now time.Time) {
 	first := r.looked.IsZero()
 	r.looked = now
@@ -107,7 +109,7 @@ func (r *reloaded[T]) look(now time.Time) {
 	for i, path := range r.paths {
 		var err error
 		if infos[i], err = r.open.info(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			changed = true // reading it says why
+			changed = true // reading the file returns the reason
 		}
 		changed = changed || r.seen == nil || !same(r.seen[i], infos[i])
 	}
@@ -116,7 +118,7 @@ func (r *reloaded[T]) look(now time.Time) {
 	}
 	value, err := r.make()
 	if err == nil {
-		r.value, r.seen = value, infos // of before it was read: a later change is seen
+		r.value, r.seen = value, infos // from before the read, so that a change during it is noticed
 		r.generation++
 	}
 	r.err = err

@@ -28,7 +28,7 @@ type Revocation struct {
 	Note string // for people: at most maxNote bytes of UTF-8 without control characters
 }
 
-// RevocationList says which credentials a cluster has taken back. It is a text, signed by the cluster's key of tokens:
+// RevocationList lists the credentials that a cluster has revoked. It is a text, signed by the cluster's token key:
 //
 //	rfaas revocation list v1
 //	serial 7
@@ -37,7 +37,7 @@ type Revocation struct {
 //	node 0a0b0c0d0e0f00112233445566778899 stolen
 //	signature BASE64(Ed25519 signature of all lines before)
 //
-// Each change has a higher serial number. A list in any other form is no list.
+// Each change has a higher serial number. A list in any other form is refused.
 type RevocationList struct {
 	Serial  uint64
 	Made    time.Time
@@ -50,7 +50,7 @@ const (
 	maxRevoked  = 16 << 20 // bytes of a list
 )
 
-// check says what is wrong with an entry.
+// check returns an error for a malformed entry.
 func (e *Revocation) check() error {
 	id, err := hex.DecodeString(e.ID)
 	switch {
@@ -64,7 +64,7 @@ func (e *Revocation) check() error {
 	return nil
 }
 
-// Sign writes a list.
+// Sign returns the text of a list, signed with key.
 func (l *RevocationList) Sign(key ed25519.PrivateKey) ([]byte, error) {
 	if l.Serial == 0 {
 		return nil, errors.New("revocation list: serial 0, want 1 or more")
@@ -83,7 +83,7 @@ func (l *RevocationList) Sign(key ed25519.PrivateKey) ([]byte, error) {
 	return b, nil
 }
 
-// ErrUnsigned is a file of revoked tokens that is not signed, as rfaas wrote it before.
+// ErrUnsigned means that the file is a list of revoked tokens from an earlier version, which did not sign it.
 var ErrUnsigned = errors.New("the list is not signed")
 
 // ParseRevocations reads a list that one of the keys has signed.
@@ -95,13 +95,13 @@ func ParseRevocations(b []byte, keys []ed25519.PublicKey) (*RevocationList, erro
 	case !strings.HasPrefix(text, revokedHead):
 		return nil, fmt.Errorf("%w: its first line is not %q", ErrUnsigned, strings.TrimSpace(revokedHead))
 	case at < 0:
-		return nil, errors.New("the list has no signature: it is not whole")
+		return nil, errors.New("the list has no signature: it is incomplete")
 	default:
 		signed := text[:at+1]
 		last, whole := strings.CutSuffix(text[at+len("\nsignature "):], "\n")
 		sig, err := base64.StdEncoding.Strict().DecodeString(last)
-		if err != nil || len(sig) != ed25519.SignatureSize || !whole || strings.ContainsAny(last, "\r\n") { // which base64 passes over
-			return nil, errors.New("the list's signature is malformed: it is not whole")
+		if err != nil || len(sig) != ed25519.SignatureSize || !whole || strings.ContainsAny(last, "\r\n") { // base64 ignores line ends
+			return nil, errors.New("the list's signature is malformed: the list is incomplete")
 		}
 		if !signedBy(keys, []byte(signed), sig) {
 			return nil, errors.New("the list is not signed by this cluster's key")
@@ -146,7 +146,7 @@ func parseRevocations(text string) (*RevocationList, error) {
 	return &l, nil
 }
 
-// Revocations is a list in a file, which is read again when it has changed. Safe for concurrent use.
+// Revocations is a list in a file that is reloaded when it changes. It is safe for concurrent use.
 type Revocations struct {
 	path string
 	list reloaded[*indexed]
@@ -158,10 +158,10 @@ type indexed struct {
 	has  map[string]bool // "kind id"
 }
 
-// errOlder is a list that is older than the one in use.
+// errOlder means that a list is older than the one in use.
 var errOlder = errors.New("older than the list in use")
 
-// NewRevocations makes the list of a file, which one of the keys must have signed.
+// NewRevocations returns the list in a file, which one of the keys must have signed.
 func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519.PublicKey, log *slog.Logger) *Revocations {
 	r := &Revocations{path: path}
 	r.list = reloaded[*indexed]{open: open, paths: []string{path}}
@@ -175,16 +175,16 @@ func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519
 		old := r.list.value
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil, fmt.Errorf("revocation list %s: there is none, so nobody can tell what is revoked (copy `revoked` of the cluster's "+
-				"directory here; rfaas cluster revoked --new makes it there)", path)
+			return nil, fmt.Errorf("revocation list %s: the file is missing, so it is unknown what is revoked (copy `revoked` from the cluster's "+
+				"directory here; rfaas cluster revoked --new creates it there)", path)
 		case errors.Is(err, ErrUnsigned):
-			return nil, fmt.Errorf("revocation list %s: %w (rfaas cluster revoked --new signs that of the cluster's directory; copy it here)", path, err)
+			return nil, fmt.Errorf("revocation list %s: %w (sign it in the cluster's directory with rfaas cluster revoked --new, and copy it here)", path, err)
 		case err != nil:
-			return nil, fmt.Errorf("revocation list %s: %w (copy `revoked` of the cluster's directory here, by rename)", path, err)
+			return nil, fmt.Errorf("revocation list %s: %w (copy `revoked` from the cluster's directory here, by rename)", path, err)
 		case old != nil && l.Serial < old.Serial:
 			return nil, fmt.Errorf("revocation list %s: serial %d is %w, %d", path, l.Serial, errOlder, old.Serial)
 		case old != nil && l.Serial == old.Serial && string(b) != old.text:
-			return nil, fmt.Errorf("revocation list %s: it has the serial %d of the list in use and says something else, so it is no later one and may be %w",
+			return nil, fmt.Errorf("revocation list %s: it has the same serial %d as the list in use but different content, so it may be %w",
 				path, l.Serial, errOlder)
 		}
 		x := &indexed{l, string(b), make(map[string]bool, len(l.Entries))}
@@ -197,20 +197,20 @@ func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519
 		switch {
 		case err == nil:
 			said = ""
-			log.Info("the revocation list was read again", "file", path, "serial", l.Serial, "entries", len(l.Entries))
+			log.Info("reloaded the revocation list", "file", path, "serial", l.Serial, "entries", len(l.Entries))
 		case err.Error() == said:
 		case errors.Is(err, errOlder):
 			said = err.Error()
-			log.Warn("the revocation list is refused; the one that was read before stays in use", "error", err)
+			log.Warn("refused the new revocation list; the old one stays in use", "error", err)
 		default:
 			said = err.Error()
-			log.Error("the revocation list cannot be used: tokens and node certificates are refused", "error", err)
+			log.Error("the revocation list is invalid: refusing all tokens and node certificates", "error", err)
 		}
 	}
 	return r
 }
 
-// Current is the list in use. An error: there is none that can be believed.
+// Current returns the list in use, or an error if there is no valid list.
 func (r *Revocations) Current(now time.Time) (*RevocationList, error) {
 	l, err := r.current(now)
 	if err != nil {
@@ -227,7 +227,7 @@ func (r *Revocations) current(now time.Time) (*indexed, error) {
 	return l, nil
 }
 
-// Serial is the number of the list in use, 0 without one.
+// Serial returns the serial number of the list in use, or 0 if there is no valid list.
 func (r *Revocations) Serial(now time.Time) uint64 {
 	l, err := r.current(now)
 	if err != nil {
@@ -236,7 +236,7 @@ func (r *Revocations) Serial(now time.Time) uint64 {
 	return l.Serial
 }
 
-// Has says whether a credential is revoked. A list that cannot be believed is an error: nobody knows what is in it.
+// Has reports whether a credential is revoked. It returns an error if there is no valid list.
 func (r *Revocations) Has(kind, id string, now time.Time) (bool, error) {
 	l, err := r.current(now)
 	if err != nil {
@@ -245,12 +245,12 @@ func (r *Revocations) Has(kind, id string, now time.Time) (bool, error) {
 	return l.has[kind+" "+id], nil
 }
 
-// refuse is why a credential is not taken: it is revoked, or nobody can tell. what names it.
+// refuse returns an error if a credential is revoked, or if there is no valid list. what names the credential.
 func (r *Revocations) refuse(kind, id, what string, now time.Time) error {
 	revoked, err := r.Has(kind, id, now)
 	switch {
 	case err != nil:
-		return refuse(Revoked, "%s: whether it is revoked cannot be told: %v", what, err)
+		return refuse(Revoked, "%s: cannot check whether it is revoked: %v", what, err)
 	case revoked:
 		return refuse(Revoked, "%s: revoked", what)
 	}

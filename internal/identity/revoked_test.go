@@ -172,11 +172,11 @@ func TestNodeWarns(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(node, fileNodeKey), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	said(61.01, `level=ERROR msg="the identity cannot be read again`, 1)
+	said(61.01, `level=ERROR msg="cannot reload the identity`, 1)
 	if err := c.IssueNode(node, []string{"node7"}, 400*24*time.Hour, noon); err != nil {
 		t.Fatal(err)
 	}
-	said(61.02, `level=INFO msg="the identity was read again`, 1)
+	said(61.02, `level=INFO msg="reloaded the identity`, 1)
 	if err := n.Trouble(noon.Add(62 * 24 * time.Hour)); err != nil {
 		t.Errorf("with another certificate: %v", err)
 	}

@@ -22,25 +22,25 @@ const tokenPrefix = "rfaas1."
 
 const (
 	maxToken   = 2048 // bytes
-	maxTenant  = 64   // bytes; what an account's name may have
+	maxTenant  = 64   // bytes, as for an account's name
 	idSize     = 16
-	maxTime    = 1 << 40 // Unix seconds; far beyond, so that arithmetic stays exact
+	maxTime    = 1 << 40 // Unix seconds; small enough that arithmetic does not overflow
 	noneUID    = 1<<32 - 1
 	defaultFor = 30 * 24 * time.Hour
 )
 
 // Claims are what a token says. All but UID are mandatory.
 type Claims struct {
-	ID     string  `json:"id"`     // 16 random bytes, hexadecimal: what is revoked
+	ID     string  `json:"id"`     // 16 random bytes, hexadecimal; revocation lists name it
 	Tenant string  `json:"tenant"` // 1 to 64 bytes of UTF-8 without control characters
 	UID    *uint32 `json:"uid,omitempty"`
 	Role   string  `json:"role"` // "tenant" or "operator"
-	Key    []byte  `json:"key"`  // Ed25519 public key of the holder
+	Key    []byte  `json:"key"`  // Ed25519 public key of the owner
 	Begins int64   `json:"nbf"`  // Unix seconds
 	Ends   int64   `json:"exp"`  // after Begins
 }
 
-// Check says what is wrong with claims, whoever signed them.
+// Check returns an error for malformed claims. It does not check the signature or the time.
 func (c *Claims) Check() error {
 	if !IsTokenID(c.ID) {
 		return refuse(Malformed, "token: id %.40q is not %d bytes of hexadecimal", c.ID, idSize)
@@ -48,28 +48,28 @@ func (c *Claims) Check() error {
 	if err := CheckTenant(c.Tenant); err != nil {
 		return err
 	}
-	if r, err := ParseRole(c.Role); err != nil || r == RoleNode { // which is for certificates
+	if r, err := ParseRole(c.Role); err != nil || r == RoleNode { // only certificates have that role
 		return refuse(Malformed, "token: role %.40q is neither tenant nor operator", c.Role)
 	}
 	if len(c.Key) != ed25519.PublicKeySize {
-		return refuse(Malformed, "token: the holder's key has %d bytes, want %d", len(c.Key), ed25519.PublicKeySize)
+		return refuse(Malformed, "token: the owner's key has %d bytes, want %d", len(c.Key), ed25519.PublicKeySize)
 	}
 	if c.UID != nil && (*c.UID == 0 || *c.UID == noneUID) {
-		return refuse(Malformed, "token: uid %d is root or nobody at all, want a user", *c.UID)
+		return refuse(Malformed, "token: uid %d is root or invalid, want an ordinary user", *c.UID)
 	}
 	if c.Begins < 0 || c.Ends <= c.Begins || c.Ends > maxTime {
-		return refuse(Malformed, "token: valid from %d to %d (Unix seconds) is no time", c.Begins, c.Ends)
+		return refuse(Malformed, "token: valid from %d to %d (Unix seconds) is not a valid interval", c.Begins, c.Ends)
 	}
 	return nil
 }
 
-// IsTokenID says whether a text has the form of a token's id: 32 hexadecimal digits in lower case.
+// IsTokenID reports whether a text has the form of a token's id: 32 hexadecimal digits in lower case.
 func IsTokenID(s string) bool {
 	id, err := hex.DecodeString(s)
 	return err == nil && len(id) == idSize && hex.EncodeToString(id) == s
 }
 
-// CheckTenant says what is wrong with a tenant's name in a token.
+// CheckTenant returns an error for a name that a tenant in a token may not have.
 func CheckTenant(name string) error {
 	if name == "" || len(name) > maxTenant || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return refuse(Malformed, "tenant %.80q has %d bytes, want 1 to %d of UTF-8 without control characters", name, len(name), maxTenant)
@@ -77,7 +77,7 @@ func CheckTenant(name string) error {
 	return nil
 }
 
-// Issue signs a token. An empty ID is chosen, an empty Ends is 30 days after Begins, an empty Begins is now.
+// Issue signs a token. An empty ID is chosen at random. An empty Ends is 30 days after Begins; an empty Begins is now.
 func Issue(key ed25519.PrivateKey, c Claims, now time.Time) (string, Claims, error) {
 	if c.ID == "" {
 		var id [idSize]byte
@@ -101,7 +101,7 @@ func Issue(key ed25519.PrivateKey, c Claims, now time.Time) (string, Claims, err
 	return signed + "." + base64.RawURLEncoding.EncodeToString(ed25519.Sign(key, []byte(signed))), c, nil
 }
 
-// ReadClaims reads a token without asking who signed it.
+// ReadClaims returns the claims of a token without checking its signature.
 func ReadClaims(token string) (Claims, error) {
 	c, _, _, err := parseToken(token)
 	return c, err
@@ -117,7 +117,7 @@ func parseToken(token string) (c Claims, signed, sig []byte, err error) {
 	}
 	claims, tail, ok := strings.Cut(body, ".")
 	if !ok {
-		return c, nil, nil, refuse(Malformed, "token: there is no signature")
+		return c, nil, nil, refuse(Malformed, "token: the signature is missing")
 	}
 	strict := base64.RawURLEncoding.Strict()
 	if sig, err = strict.DecodeString(tail); err != nil || len(sig) != ed25519.SignatureSize {
@@ -128,7 +128,7 @@ func parseToken(token string) (c Claims, signed, sig []byte, err error) {
 		return c, nil, nil, refuse(Malformed, "token: the claims are not base64")
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields() // what this version does not know it cannot enforce
+	d.DisallowUnknownFields() // a claim that this version does not know cannot be enforced
 	if err := d.Decode(&c); err != nil {
 		return c, nil, nil, refuse(Malformed, "token: the claims: %v", err)
 	}
@@ -141,7 +141,7 @@ func parseToken(token string) (c Claims, signed, sig []byte, err error) {
 	return c, []byte(tokenPrefix + claims), sig, nil
 }
 
-// verifyToken checks form and signature by any of the keys, and not the time.
+// verifyToken checks the form and the signature with any of the keys, but not the time.
 func verifyToken(token string, keys []ed25519.PublicKey) (Claims, error) {
 	c, signed, sig, err := parseToken(token)
 	if err != nil {
@@ -155,15 +155,15 @@ func verifyToken(token string, keys []ed25519.PublicKey) (Claims, error) {
 	return c, refuse(Wrong, "token %s of tenant %q: not signed by this cluster's key", c.ID, c.Tenant)
 }
 
-// checkTime says whether claims hold now. A clock may be leeway off.
+// checkTime returns an error if claims are not valid now. The clock may differ by Leeway.
 func (c *Claims) checkTime(now time.Time) error {
 	begins, ends := time.Unix(c.Begins, 0), time.Unix(c.Ends, 0)
 	switch {
 	case now.Add(Leeway).Before(begins):
-		return refuse(TooEarly, "token %s of tenant %q: valid from %s, and it is %s here: %v too early, or a clock is wrong",
+		return refuse(TooEarly, "token %s of tenant %q: valid from %s, but it is %s here: %v too early, or a clock is wrong",
 			c.ID, c.Tenant, stamp(begins), stamp(now), begins.Sub(now).Round(time.Second))
 	case !now.Before(ends):
-		return refuse(Expired, "token %s of tenant %q: expired at %s, %v ago: have it renewed", c.ID, c.Tenant, stamp(ends),
+		return refuse(Expired, "token %s of tenant %q: expired at %s, %v ago: renew it with rfaas token renew", c.ID, c.Tenant, stamp(ends),
 			now.Sub(ends).Round(time.Second))
 	}
 	return nil

@@ -95,7 +95,7 @@ func TestTokenRefused(t *testing.T) {
 	}{
 		"empty":          {"", Malformed, `"rfaas1."`},
 		"other version":  {"rfaas2." + body + "." + sig, Malformed, `"rfaas1."`},
-		"no signature":   {tokenPrefix + body, Malformed, "no signature"},
+		"no signature":   {tokenPrefix + body, Malformed, "signature is missing"},
 		"short":          {cred.Token[:len(cred.Token)-2], Malformed, "64 bytes"},
 		"not base64":     {tokenPrefix + "??." + sig, Malformed, "base64"},
 		"long":           {tokenPrefix + strings.Repeat("A", maxToken), Malformed, "2048"},
@@ -193,7 +193,7 @@ func TestProofs(t *testing.T) {
 		}
 		try("good", &Channel{}, &Channel{}, noon, noon, "", "")
 		try("clocks 29 s apart", &Channel{}, &Channel{}, noon, noon.Add(29*time.Second), "", "")
-		try("a minute late", &Channel{}, &Channel{}, noon, noon.Add(time.Minute), Skew, "1m0s apart")
+		try("a minute late", &Channel{}, &Channel{}, noon, noon.Add(time.Minute), Skew, "differ by 1m0s")
 		try("a minute early", &Channel{}, &Channel{}, noon.Add(time.Minute), noon, Skew, "set the clocks")
 		try("address", &Channel{Address: "127.0.0.1:5"}, &Channel{Address: "127.0.0.1:5"}, noon, noon, "", "")
 		try("passed on", &Channel{Address: "127.0.0.1:6"}, &Channel{Address: "127.0.0.1:5"}, noon, noon, Replayed, "127.0.0.1:6")

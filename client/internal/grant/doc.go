@@ -30,9 +30,9 @@ func fromControl(op, who string, err error) error {
 	}
 	st, detail := dataplane.Status(control.StatusOf(err)), err.Error()
 	var code codes.Code
-	var stranger bool
+	var foreign bool
 	if s, ok := status.FromError(err); ok {
-		detail, stranger = control.Unwrapped(s)
+		detail, foreign = control.Unwrapped(s)
 		code = s.Code()
 	}
 	switch {
@@ -40,7 +40,7 @@ func fromControl(op, who string, err error) error {
 		st, detail = dataplane.StatusDeadline, "no answer in time"
 	case code == codes.Canceled || errors.Is(err, context.Canceled):
 		st, detail = dataplane.StatusCancelled, "cancelled"
-	case stranger:
+	case foreign:
 		st = dataplane.StatusProtocol
 	case st == dataplane.StatusConnection:
 		st = dataplane.StatusPeerGone

@@ -16,7 +16,7 @@ import (
 // hello is the beginning of an HTTP/2 connection with empty settings.
 const hello = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-// pretend connects and says some words.
+// pretend connects and sends some bytes.
 func pretend(t *testing.T, network, address, words string) net.Conn {
 	t.Helper()
 	c, err := net.DialTimeout(network, address, 5*time.Second)
@@ -25,21 +25,21 @@ func pretend(t *testing.T, network, address, words string) net.Conn {
 	}
 	t.Cleanup(func() { c.Close() })
 	if _, err := io.WriteString(c, words); err != nil {
-		t.Logf("a stranger was dropped before it had said anything: %v", err)
+		t.Logf("the connection was dropped before it had sent anything: %v", err)
 	}
 	return c
 }
 
-// dropped waits until the daemon has hung up.
+// dropped waits until the daemon has closed the connection.
 func dropped(t *testing.T, c net.Conn) {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if _, err := io.Copy(io.Discard, c); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("a stranger is still there")
+		t.Error("the unauthenticated connection is still open")
 	}
 }
 
-// wayServer notes on which connection it was asked.
+// wayServer records the connection of a call.
 type wayServer struct {
 	infoServer
 	way atomic.Pointer[conn]
@@ -50,14 +50,14 @@ func (w *wayServer) Info(ctx context.Context, _ *InfoRequest) (*InfoReply, error
 	return &InfoReply{}, nil
 }
 
-// Those who have not said who they are drop each other, and nobody else.
-func TestStrangersDropEachOther(t *testing.T) {
+// New unauthenticated connections close the oldest unauthenticated ones, and no others.
+func TestUnauthenticatedConnectionsDropEachOther(t *testing.T) {
 	for _, listen := range []string{"tcp", "unix"} {
-		t.Run(listen, func(t *testing.T) { strangersDropEachOther(t, listen) })
+		t.Run(listen, func(t *testing.T) { connectionsDropEachOther(t, listen) })
 	}
 }
 
-func strangersDropEachOther(t *testing.T, network string) {
+func connectionsDropEachOther(t *testing.T, network string) {
 	secret, listen := filepath.Join(t.TempDir(), "secret"), "127.0.0.1:0"
 	if network == "unix" {
 		listen = "unix:" + filepath.Join(t.TempDir(), "socket")
@@ -67,7 +67,7 @@ func strangersDropEachOther(t *testing.T, network string) {
 		t.Fatal(err)
 	}
 	const most = 8
-	p.listener.strangers.most = most
+	p.listener.unauth.most = most
 	var server wayServer
 	RegisterExecutorServer(p.Server, &server)
 	if err := p.Serve(); err != nil {
@@ -99,14 +99,14 @@ func strangersDropEachOther(t *testing.T, network string) {
 			t.Error("who was known had to connect again")
 		}
 	}
-	s := p.listener.strangers
+	s := p.listener.unauth
 	count := func() int {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.list.Len()
 	}
 	if n := count(); n == 0 || n > most {
-		t.Errorf("%d strangers are there, want 1 to %d", n, most)
+		t.Errorf("%d unauthenticated connections are open, want 1 to %d", n, most)
 	}
 	p.Server.Stop()
 	if n := count(); n != 0 {
