@@ -81,7 +81,7 @@ func TestWrongSettings(t *testing.T) {
 		"env":               {nil, []string{"RFAAS_EXECUTOR_GRACE=soon"}, "RFAAS_EXECUTOR_GRACE"},
 		"unknown env":       {nil, []string{"RFAAS_EXECUTOR_GRAZE=1s"}, `RFAAS_EXECUTOR_GRAZE="1s" is no setting`},
 		"no grace":          {[]string{"--grace", "0s"}, nil, "grace: 0s"},
-		"environment: all":  {[]string{"--sandbox-environment", "A,*"}, nil, `sandbox-environment: "" is no name`},
+		"environment: all":  {[]string{"--sandbox-environment", "A,*"}, nil, `sandbox-environment: "" is neither the name`},
 		"environment: ours": {[]string{"--sandbox-environment", "RFAAS_EXECUTOR_*"}, nil, `"RFAAS_EXECUTOR_": workers cannot have settings of rfaas`},
 		"sandbox mode":      {[]string{"--sandbox", "maybe"}, nil, `"maybe" is neither auto, require, on nor off`},
 		"sandbox files":     {[]string{"--sandbox-files", "10"}, nil, "sandbox-files: 10 is not in 64..1048576"},

@@ -21,40 +21,40 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// ledgerWait is how long another resource manager that ends may hold the ledger.
+// ledgerWait is how long to wait for the ledger's lock while another resource manager ends.
 const ledgerWait = 5 * time.Second
 
-// accounts brings what executors charge into the ledger.
+// accounts merges the charges of executors into the ledger.
 type accounts struct {
 	ledger *accounting.Ledger
 	tariff accounting.Tariff
-	path   string // of a ledger that is to vanish, empty if it is kept
+	path   string // of a temporary ledger; empty if the ledger is permanent
 	log    *slog.Logger
 	now    func() time.Time
 
-	keep time.Duration // how long leases are kept that are over; 0: for good
+	keep time.Duration // how long records of ended leases are kept; 0: for ever
 
-	harvesting sync.Mutex // one at a time
-	pruned     time.Time  // when leases were last forgotten, under harvesting
+	harvesting sync.Mutex // held by harvest
+	pruned     time.Time  // last pruning of ended leases, under harvesting
 
 	mu       sync.Mutex
-	fenced   []*attachment   // whose executors have gone, until the ledger has their cells
-	trouble  [ways]error     // why the ledger did not take the last charges of cells, those of messages, and the last claims
-	failed   time.Time       // when it last did not take those of a message
-	refused  map[string]bool // why charges were refused in the last harvest that said so
-	refusals uint64          // charges that were refused, each counted once while it is met again
-	untold   int             // of these, since the last line in the log
-	lines    *rate.Limiter   // of the log; nil: there was none yet
+	fenced   []*attachment   // attachments of executors that have gone, until the ledger has their cells
+	trouble  [ways]error     // why the last charges by cells, charges by message, and claims failed
+	failed   time.Time       // last failure of charges by message
+	refused  map[string]bool // reasons for which the last harvest refused charges
+	refusals uint64          // refused charges; one that is found in several harvests counts once
+	untold   int             // refused charges since the last log line about them
+	lines    *rate.Limiter   // limits the log lines about refused charges; nil before the first one
 
-	unsettled atomic.Uint64 // messages of charges that were refused
+	unsettled atomic.Uint64 // refused messages with charges
 
-	byMessage map[accounting.Key]accounting.Entry // running leases whose sums come so
+	byMessage map[accounting.Key]accounting.Entry // running leases that are charged by message
 }
 
-// forgetMessage is after which time without a word a lease counts as over whose sums came by message.
+// forgetMessage is how long after its last message a lease that is charged by message counts as running.
 const forgetMessage = time.Minute
 
-// running are the entries of leases that go on: those of cells, and those that came by message.
+// running returns the entries of running leases, from cells and from messages.
 func (a *accounts) running(live []*attachment) []accounting.Entry {
 	now := a.now()
 	a.forget(now)
@@ -64,20 +64,20 @@ func (a *accounts) running(live []*attachment) []accounting.Entry {
 	a.mu.Unlock()
 	for _, x := range live {
 		for _, e := range x.entries(now) {
-			all[e.Key] = e // an executor that found a way meanwhile
+			all[e.Key] = e // preferred: the executor has attached since its last message
 		}
 	}
 	return slices.Collect(maps.Values(all))
 }
 
-// forget drops what came by message of leases of which nothing more comes.
+// forget drops entries from messages for which no further message came.
 func (a *accounts) forget(now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	maps.DeleteFunc(a.byMessage, func(_ accounting.Key, e accounting.Entry) bool { return now.Sub(e.AsOf) > forgetMessage })
 }
 
-// entries are those of cells in use that are not final.
+// entries returns the entries of used cells that are not final.
 func (x *attachment) entries(now time.Time) (all []accounting.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -93,13 +93,13 @@ func (x *attachment) entries(now time.Time) (all []accounting.Entry) {
 	return all
 }
 
-// heard notes what came by message.
+// heard stores entries that came by message.
 func (a *accounts) heard(entries []accounting.Entry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.now()
 	for _, e := range entries {
-		if e.AsOf = now; e.Final { // by our clock
+		if e.AsOf = now; e.Final { // the time by the manager's clock
 			delete(a.byMessage, e.Key)
 		} else {
 			a.byMessage[e.Key] = e
@@ -107,7 +107,7 @@ func (a *accounts) heard(entries []accounting.Entry) {
 	}
 }
 
-// What the ledger is given: indexes of accounts.trouble.
+// Kinds of ledger updates: indexes of accounts.trouble.
 const (
 	ofCells = iota
 	ofMessages
@@ -115,17 +115,17 @@ const (
 	ways
 )
 
-// failing is why the ledger does not take charges, nil if it does.
+// failing returns why the ledger does not accept charges, or nil.
 func (a *accounts) failing() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.wrong()
 }
 
-// wrong is failing, under the lock.
+// wrong is failing for a caller that holds the lock.
 func (a *accounts) wrong() error { return cmp.Or(a.trouble[:]...) }
 
-// openAccounts opens the ledger in a directory; with none it is kept in memory, for as long as the manager runs.
+// openAccounts opens the ledger in a directory. Without a directory the ledger is temporary and ends with the manager.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
 	a := &accounts{tariff: tariff, log: log, now: now, byMessage: map[accounting.Key]accounting.Entry{}}
 	if dir == "" {
@@ -142,28 +142,29 @@ func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now fu
 		os.RemoveAll(a.path)
 	}
 	if a.path != "" && err == nil {
-		os.RemoveAll(a.path) // the open file stays until it is closed
+		os.RemoveAll(a.path) // the open file remains usable until it is closed
 	}
 	return a, err
 }
 
 func (a *accounts) close() { a.ledger.Close() }
 
-// drop takes over an attachment whose executor has gone, until its last charges are in the ledger. It does not block.
+// drop takes over the attachment of an executor that has gone, until its last charges are in the ledger. It does not
+// block.
 func (a *accounts) drop(x *attachment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fenced = append(a.fenced, x)
 }
 
-// cell is where an entry was found.
+// cell is an entry and the cell in which it was found.
 type cell struct {
 	from  *attachment
 	index int
 	entry accounting.Entry
 }
 
-// harvest reads the cells, merges what is new into the ledger and, when that is on disk, gives the receipts.
+// harvest reads the cells, merges new charges into the ledger and, when they are on disk, writes the receipts.
 func (a *accounts) harvest(live []*attachment) {
 	a.harvesting.Lock()
 	defer a.harvesting.Unlock()
@@ -189,7 +190,7 @@ func (a *accounts) harvest(live []*attachment) {
 		a.mu.Lock()
 		a.fenced = append(a.fenced, fenced...)
 		a.mu.Unlock()
-		return // the cells and the journals still have it
+		return // the cells and the executors' journals still have the charges
 	}
 	for _, x := range fenced {
 		x.free()
@@ -197,17 +198,18 @@ func (a *accounts) harvest(live []*attachment) {
 	if a.keep > 0 && now.Sub(a.pruned) >= pruneEvery {
 		a.pruned = now
 		if n, err := a.ledger.Prune(now.Add(-a.keep)); err != nil {
-			a.log.Warn("old leases cannot be forgotten", "error", err)
+			a.log.Warn("cannot prune old leases from the ledger", "error", err)
 		} else if n > 0 {
-			a.log.Info("leases were forgotten; what they used stays on the bills", "leases", n, "older", a.keep)
+			a.log.Info("pruned old leases from the ledger; bills keep their usage", "leases", n, "older", a.keep)
 		}
 	}
 }
 
-// pruneEvery is how often old leases are looked for.
+// pruneEvery is how often old leases are pruned.
 const pruneEvery = time.Hour
 
-// claimed returns the cells that their owner may charge, and of the others, once for each owner and incarnation, why they are refused.
+// claimed returns the cells that their owner may charge. For the others it returns why they are refused, once for each
+// owner and incarnation.
 func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []string, err error) {
 	type claim struct { // once for each executor, not for each lease
 		incarnation [16]byte
@@ -242,7 +244,7 @@ func (a *accounts) claimed(now time.Time, cells []cell) (good []cell, foreign []
 	return good, foreign, nil
 }
 
-// mayUse says why an owner may not charge under an incarnation: it belongs to another one.
+// mayUse returns an error if an owner may not charge under an incarnation because it belongs to another owner.
 func (a *accounts) mayUse(o *owner, incarnation [16]byte) error {
 	switch name, known, err := a.ledger.Owner(incarnation); {
 	case err != nil:
@@ -253,7 +255,8 @@ func (a *accounts) mayUse(o *owner, incarnation [16]byte) error {
 	return nil
 }
 
-// merge brings cells into the ledger and gives the receipts; false: nothing is on disk. foreign are charges that were refused before.
+// merge merges cells into the ledger and writes the receipts. It returns false if nothing is on disk. foreign has the
+// reasons of charges that claimed refused.
 func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	if len(cells) == 0 {
 		a.refuse(foreign)
@@ -283,15 +286,16 @@ func (a *accounts) merge(now time.Time, cells []cell, foreign []string) bool {
 	return true
 }
 
-// sift parts what Merge says: what single charges were refused for, an executor's fault and nobody else's trouble, from the ledger's trouble.
+// sift separates the errors of Merge: refused has the reasons for single charges, which are the executor's fault;
+// trouble is an error of the ledger.
 func sift(err error) (refused []string, trouble error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
-		return nil, err // nothing, or nothing is on disk
+		return nil, err // no error, or nothing is on disk
 	}
 	var others []error
 	for _, err := range joined.Unwrap() {
-		if errors.Is(err, accounting.ErrLedger) { // an entry there may be invalid, too
+		if errors.Is(err, accounting.ErrLedger) { // an entry in the ledger may be invalid too
 			others = append(others, err)
 		} else {
 			refused = append(refused, err.Error())
@@ -300,8 +304,8 @@ func sift(err error) (refused []string, trouble error) {
 	return refused, errors.Join(others...)
 }
 
-// refuse logs and counts charges that executors should not have made, given all that one harvest has met: each once, since it is met
-// again at each harvest, in any order, until its executor has gone.
+// refuse logs and counts refused charges, given all reasons of one harvest. Each is logged and counted once, although
+// every harvest finds it again until its executor has gone.
 func (a *accounts) refuse(texts []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,30 +327,30 @@ func (a *accounts) refuse(texts []string) {
 		a.lines = rate.NewLimiter(rate.Every(refusedLineEvery), refusedLines)
 	}
 	if !a.lines.AllowN(a.now(), 1) {
-		return // the next line says how many
+		return // the next line has their number
 	}
 	slices.Sort(fresh)
 	fresh = fresh[:min(len(fresh), refusedTexts)]
-	a.log.Warn("charges are refused, all others are taken", "error", strings.Join(fresh, "\n"), "more", a.untold-len(fresh))
+	a.log.Warn("refused some charges; all others are in the ledger", "error", strings.Join(fresh, "\n"), "more", a.untold-len(fresh))
 	a.untold = 0
 }
 
-// An executor can have other charges refused at each harvest. The log has so many lines about them at once and then one in a while, each with so
-// many reasons.
+// An executor can have new charges refused at each harvest. These bound the log lines about them: how many may come at
+// once, how often one may come after that, and how many reasons each line lists.
 const (
 	refusedLines     = 10
 	refusedLineEvery = time.Minute
 	refusedTexts     = 16
 )
 
-// refusedCharges is how many charges were refused so far.
+// refusedCharges returns how many charges were refused so far.
 func (a *accounts) refusedCharges() uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.refusals
 }
 
-// note remembers whether the ledger has taken what came by a way, and logs the beginning of trouble and its end.
+// note records whether an update of the ledger succeeded, and logs the beginning and the end of trouble.
 func (a *accounts) note(way int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -354,16 +358,17 @@ func (a *accounts) note(way int, err error) {
 	a.trouble[way] = err
 	switch {
 	case err != nil && !had:
-		a.log.Error("the ledger does not take charges; they stay in memory and with the executors, and it is tried again", "error", err)
+		a.log.Error("the ledger does not accept charges; keeping them in memory and at the executors, and trying again", "error", err)
 	case had && a.wrong() == nil:
-		a.log.Info("the ledger takes charges again")
+		a.log.Info("the ledger accepts charges again")
 	}
 	if way == ofMessages && err != nil {
 		a.failed = a.now()
 	}
 }
 
-// forgive forgets the trouble of messages when none has failed for a minute: their executors have stopped, or use cells now.
+// forgive clears the trouble of messages if none has failed for a minute: their executors have stopped, or use cells
+// now.
 func (a *accounts) forgive(now time.Time) {
 	a.mu.Lock()
 	over := a.trouble[ofMessages] != nil && now.Sub(a.failed) > forgetMessage
@@ -373,7 +378,7 @@ func (a *accounts) forgive(now time.Time) {
 	}
 }
 
-// read returns the cells that say more than the ledger has.
+// read returns the cells with more than the ledger has.
 func (x *attachment) read(now time.Time) []cell {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -385,7 +390,7 @@ func (x *attachment) read(now time.Time) []cell {
 	for i := range x.merged {
 		e, used, err := accounting.ReadCell(b[i*accounting.CellSize:][:accounting.CellSize], x.node, now)
 		if err != nil || !used {
-			continue // a torn one is whole next time
+			continue // an incomplete write is complete at the next harvest
 		}
 		if m := &x.merged[i]; m.Key == e.Key && m.Use.Covers(e.Use) && m.Final == e.Final {
 			continue
@@ -395,7 +400,7 @@ func (x *attachment) read(now time.Time) []cell {
 	return cells
 }
 
-// receipt tells the executor that an entry is on disk.
+// receipt writes the receipt that an entry is on disk, for the executor.
 func (x *attachment) receipt(i int, e *accounting.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -409,7 +414,7 @@ func (x *attachment) receipt(i int, e *accounting.Entry) {
 	copy(x.cells.Bytes()[i*accounting.CellSize+accounting.ReceiptOffset:], b[:])
 }
 
-// state says what is wrong, if anything is.
+// state returns what is wrong with the accounts, or "".
 func (a *accounts) state() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -417,13 +422,14 @@ func (a *accounts) state() string {
 	case a.wrong() != nil:
 		return a.wrong().Error()
 	case a.path != "":
-		return "the accounts are in memory only and end with the resource manager (--state-dir keeps them)"
+		return "the accounts are in memory only and will be lost when the resource manager ends (use --state-dir to keep them)"
 	}
 	return ""
 }
 
-// Settle merges sums that come by message, of incarnations that are the caller's: it has registered them, or was the first to charge under
-// them (an executor that ends leaves the journal to the next one of its node, which may find a resource manager that has lost its memory).
+// Settle merges sums that come by message. The caller must own their incarnations: it has registered them, or was the
+// first to charge under them. An executor that ends leaves its journal to the next executor on its node, whose resource
+// manager may have lost its memory.
 func (m *Manager) Settle(ctx context.Context, req *control.SettleRequest) (*control.SettleReply, error) {
 	entries, err := entriesOf(req)
 	if err == nil && len(entries) > 0 {
@@ -444,7 +450,7 @@ func (m *Manager) Settle(ctx context.Context, req *control.SettleRequest) (*cont
 	return &control.SettleReply{}, nil
 }
 
-// settleFor says why the caller may not charge some of the entries.
+// settleFor returns an error if the caller may not charge some of the entries.
 func (m *Manager) settleFor(ctx context.Context, entries []accounting.Entry) error {
 	o := ownerOf(ctx)
 	incarnations := map[[16]byte]bool{}
@@ -469,7 +475,8 @@ func (m *Manager) settleFor(ctx context.Context, entries []accounting.Entry) err
 	return nil
 }
 
-// settleError classes what Merge says for an executor: it gives up a charge that is refused, and keeps what the ledger cannot take.
+// settleError classes the errors of Merge for an executor: it gives up refused charges (class invalid), and keeps
+// charges that the ledger cannot store now (class busy).
 func settleError(err error) error {
 	refused, trouble := sift(err)
 	switch {
@@ -497,11 +504,11 @@ func entriesOf(req *control.SettleRequest) ([]accounting.Entry, error) {
 	return entries, nil
 }
 
-// Bill says what tenants owe.
+// Bill returns the bills of tenants.
 func (m *Manager) Bill(_ context.Context, req *control.BillRequest) (*control.BillReply, error) {
 	a := m.accounts
 	since := time.Unix(max(req.GetSince(), 0), 0).Truncate(time.Hour)
-	m.harvest() // what was charged until now
+	m.harvest() // include the charges until now
 	totals, err := a.ledger.Totals(req.GetTenant(), since)
 	if err != nil {
 		return nil, control.Errorf(control.ClassFatal, "%v", err)

@@ -68,7 +68,7 @@ func TestRefusedChargesAreNobodyElses(t *testing.T) {
 	if _, given, err := bad.Receipt(1); given || err != nil {
 		t.Errorf("a receipt for what was refused: %v, %v", given, err)
 	}
-	if got := log.String(); strings.Count(got, "charges are refused") != 1 || !strings.Contains(got, "ann") || !strings.Contains(got, "bob") {
+	if got := log.String(); strings.Count(got, "refused some charges") != 1 || !strings.Contains(got, "ann") || !strings.Contains(got, "bob") {
 		t.Errorf("the log: %s", got)
 	}
 }
@@ -89,7 +89,7 @@ func TestRefusedChargesAreLoggedOnce(t *testing.T) {
 		for range 20 { // in as many orders as the table's map has
 			w.harvest()
 		}
-		if got := strings.Count(log.String(), "charges are refused"); got != lines {
+		if got := strings.Count(log.String(), "refused some charges"); got != lines {
 			t.Fatalf("%s: %d lines, want %d: %s", what, got, lines, log.String())
 		}
 		if got := w.counted("rfaas_manager_refused_charges_total"); got != charges {

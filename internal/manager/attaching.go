@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	// attachWithin bounds one attempt to connect. On shm the peer's process must answer within it.
+	// attachWithin bounds one attempt to connect. On shm the peer's process must answer in this time.
 	attachWithin = 2 * time.Second
 	// attachWait is how long an attempt waits for its turn.
 	attachWait = 3 * time.Second
 	// maxWaiting is how many attempts of one party may wait for a turn.
 	maxWaiting = 256
-	// attachDescriptors is how many file descriptors a connection on shm takes: its socket, its receive ring, its completion
-	// queue and its scratch memory.
+	// attachDescriptors is the number of file descriptors of a connection on shm: socket, receive ring, completion
+	// queue and scratch memory.
 	attachDescriptors = 4
-	// DefaultAttempts and DefaultTenantAttached are what a Config without them has.
+	// DefaultAttempts and DefaultTenantAttached replace zeros in a Config.
 	DefaultAttempts, DefaultTenantAttached = 8, 4096
 )
 
-// attaching bounds the connections to the manager's memory: how many are being made at a time, since each of these holds a
-// thread until the peer answers, and how many there are. Safe for concurrent use.
+// attaching bounds the connections to the manager's memory: their number, and how many are being made at a time, since
+// each attempt occupies a thread until the peer answers. It is safe for concurrent use.
 type attaching struct {
 	clients, executors turns
-	refused            atomic.Uint64 // attempts that were told to come again
+	refused            atomic.Uint64 // attempts that were refused as busy
 
-	tenantMost int // connections of one tenant
-	most       int // of all clients
+	tenantMost int // most connections of one tenant
+	most       int // most connections of all clients
 
 	mu       sync.Mutex
 	attached map[string]int // by tenant: connections, and attempts to make one
@@ -53,14 +53,14 @@ func newAttaching(attempts, tenantMost int) *attaching {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		limit.Cur = 1024
 	}
-	// All clients together leave half of the descriptors to everything else, and a tenant leaves three quarters to the others.
+	// All clients together may use half of the descriptors, and one tenant a quarter of that half.
 	a.most = int(min(max(limit.Cur/2/attachDescriptors, 16), 1<<30))
 	a.tenantMost = min(tenantMost, max(a.most/4, 4))
 	return a
 }
 
-// client waits until the caller may connect. connected must be called after the attempt, and gone when the connection has been
-// closed, or when there is none. ctx bounds the attempt.
+// client waits until the caller may connect. The caller must call connected after the attempt, and gone when the
+// connection is closed or was not made. ctx bounds the attempt. It blocks for at most attachWait.
 func (a *attaching) client(caller context.Context) (ctx context.Context, connected, gone func(), err error) {
 	who := control.Caller(caller)
 	if gone, err = a.reserve(who); err != nil {
@@ -73,7 +73,7 @@ func (a *attaching) client(caller context.Context) (ctx context.Context, connect
 	return ctx, connected, gone, nil
 }
 
-// executor is client for executors, of which the number of registrations bounds the connections.
+// executor is client for executors. Their number of connections is bounded by that of registrations.
 func (a *attaching) executor(caller context.Context) (ctx context.Context, connected func(), err error) {
 	return a.turn(caller, &a.executors, control.Caller(caller).Name)
 }
@@ -89,14 +89,14 @@ func (a *attaching) turn(caller context.Context, t *turns, party string) (contex
 		return nil, nil, control.Errorf(control.ClassConnection, "waiting for a turn to connect: %v", context.Cause(caller))
 	default:
 		a.refused.Add(1)
-		return nil, nil, control.Errorf(control.ClassBusy, "too many connections are being made: try again (attach-attempts %d, of which a tenant has %d)",
+		return nil, nil, control.Errorf(control.ClassBusy, "too many connections are being made: try again (attach-attempts is %d, of which a tenant may use %d)",
 			t.most, t.share())
 	}
 	ctx, end := context.WithTimeout(caller, attachWithin)
 	return ctx, func() { end(); done() }, nil
 }
 
-// reserve counts a connection of a caller, and gone takes it back. Operators have as many as the process can have.
+// reserve counts a connection of a caller until gone is called. Operators are bounded only by the process's limit.
 func (a *attaching) reserve(who *identity.Identity) (gone func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,7 +108,7 @@ func (a *attaching) reserve(who *identity.Identity) (gone func(), err error) {
 			who.Tenant, n, a.tenantMost)
 	case a.total >= a.most:
 		a.refused.Add(1)
-		return nil, control.Errorf(control.ClassBusy, "clients have %d connections to the board, at most %d: try again (half of the descriptors that the resource manager may have open)",
+		return nil, control.Errorf(control.ClassBusy, "clients have %d connections to the board, at most %d: try again (the limit is half of the resource manager's descriptors)",
 			a.total, a.most)
 	}
 	a.attached[who.Tenant]++
@@ -123,27 +123,28 @@ func (a *attaching) reserve(who *identity.Identity) (gone func(), err error) {
 	}), nil
 }
 
-// turns is a semaphore that parties share: each has a quarter of it at most, and those of which somebody waits take turns. So a
-// party whose attempts all block delays another by one attempt at most.
+// turns is a semaphore that parties share. Each party may use a quarter of it, and waiting parties take turns. So a
+// party whose attempts all block delays another party by one attempt at most.
 type turns struct {
 	most int
 
 	mu      sync.Mutex
 	running int
-	parties map[string]*waiters // that run or wait
-	order   []string            // parties of which somebody waits, the next one first
+	parties map[string]*waiters // parties that run or wait
+	order   []string            // waiting parties, the next one first
 }
 
-// waiters is one party's.
+// waiters are the attempts of one party.
 type waiters struct {
 	running int
 	queue   []chan struct{} // closed when it is their turn
 }
 
-// share is how many turns one party has at a time.
+// share returns how many turns one party may have at a time.
 func (t *turns) share() int { return max(t.most/4, 1) }
 
-// take waits for a turn and returns what ends it; nil: ctx has ended before, or too many wait.
+// take waits for a turn and returns the function that ends it. It returns nil if ctx ended first, or if too many
+// attempts wait.
 func (t *turns) take(ctx context.Context, party string) (done func()) {
 	t.mu.Lock()
 	p := t.parties[party]
@@ -178,13 +179,13 @@ func (t *turns) take(ctx context.Context, party string) (done func()) {
 		t.tidy(party, p)
 	}
 	t.mu.Unlock()
-	if i < 0 { // it became our turn at the same moment
+	if i < 0 { // the turn was assigned at the same moment
 		done()
 	}
 	return nil
 }
 
-// next gives the free turns away. Under the lock.
+// next assigns the free turns. The caller holds the lock.
 func (t *turns) next() {
 	for t.running < t.most {
 		i := slices.IndexFunc(t.order, func(party string) bool { return t.parties[party].running < t.share() })
@@ -214,7 +215,7 @@ func (t *turns) end(party string) {
 	t.next()
 }
 
-// tidy forgets a party of which nobody waits. Under the lock.
+// tidy forgets a party without waiting attempts. The caller holds the lock.
 func (t *turns) tidy(party string, p *waiters) {
 	if len(p.queue) > 0 {
 		return
@@ -225,7 +226,7 @@ func (t *turns) tidy(party string, p *waiters) {
 	}
 }
 
-// attempts is how many run or wait.
+// attempts returns how many attempts run or wait.
 func (t *turns) attempts() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

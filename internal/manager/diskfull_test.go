@@ -210,13 +210,13 @@ func managerDiskFullByMessage(t *testing.T, dir string) {
 	says("full", true)
 	m.harvest()
 	says("full, and no cell has anything", true)
-	if n := strings.Count(log.String(), "does not take charges"); n != 1 {
+	if n := strings.Count(log.String(), "does not accept charges"); n != 1 {
 		t.Errorf("%d lines in the log:\n%s", n, log.String())
 	}
 	ok(os.Remove(ballast))
 	ok(settle())
 	says("there is room again", false)
-	if n := strings.Count(log.String(), "takes charges again"); n != 1 {
+	if n := strings.Count(log.String(), "accepts charges again"); n != 1 {
 		t.Errorf("%d lines in the log:\n%s", n, log.String())
 	}
 	fill()

@@ -16,15 +16,16 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// maxLimited is how many tenants with a limit there is room for.
+// maxLimited is the largest number of tenants with a limit.
 const maxLimited = 4096
 
-// mendAfter is for how long a difference between what is reserved and what executors say that they hold must last before it is
-// mended: longer than any operation takes, so that it is nobody's who is in the middle of one.
+// mendAfter is how long reserved cores must differ from what executors report before the difference is corrected. It is
+// longer than any operation, so that an operation in progress is not mistaken for an error.
 const mendAfter = 3 * link.Timeout
 
-// limits is how many cores tenants have reserved: a table that executors reach by atomics (accounting.Limit). They decide by
-// it; the manager hands out records, and gives back what executors that are gone still had.
+// limits counts the cores that tenants have reserved, in a table that executors reach by atomics (accounting.Limit).
+// The executors enforce the limits. The manager assigns the records, and returns what executors that have gone still
+// had reserved.
 type limits struct {
 	config accounting.Limits
 	log    *slog.Logger
@@ -36,24 +37,24 @@ type limits struct {
 	records map[string]uint32   // by tenant
 	tenants []string            // by record
 	asked   map[[16]byte]*asked // by incarnation
-	gone    []debt
-	drift   map[debt]*drift // by record and way, cores is 0
+	gone    []debt              // to be returned
+	drift   map[debt]*drift     // by record and way; cores is 0 in the key
 }
 
-// asked is what an executor has by messages, by record. While it is silent it counts for nothing.
+// asked is what an executor has reserved by message, by record. While the executor is silent it does not count.
 type asked struct {
 	cores  map[uint32]uint32
 	silent bool
 }
 
-// debt is cores to be given back.
+// debt is a number of cores to return.
 type debt struct {
 	record uint32
 	way    accounting.LimitWay
 	cores  uint64
 }
 
-// drift is by how much a word was ahead of what executors say, at least and at most, since then.
+// drift is how far a word was ahead of what executors report since then: at least low, at most high.
 type drift struct {
 	since     time.Time
 	low, high int64
@@ -64,7 +65,7 @@ func newLimits(config accounting.Limits, table []byte, verbs *ownWay, log *slog.
 		asked: map[[16]byte]*asked{}, drift: map[debt]*drift{}}
 }
 
-// record is the tenant's, made when it is first asked for.
+// record returns a tenant's record. The first call for a tenant creates it.
 func (l *limits) record(tenant string) (uint32, uint64, bool, error) {
 	cores, limited := l.config.Of(tenant)
 	if !limited {
@@ -75,7 +76,7 @@ func (l *limits) record(tenant string) (uint32, uint64, bool, error) {
 	r, ok := l.records[tenant]
 	if !ok {
 		if len(l.tenants) == maxLimited {
-			return 0, 0, false, control.Errorf(control.ClassBusy, "tenant %q: there is no room for more than %d tenants with limits", tenant, maxLimited)
+			return 0, 0, false, control.Errorf(control.ClassBusy, "tenant %q: there are already %d tenants with limits, the most possible", tenant, maxLimited)
 		}
 		r = uint32(len(l.tenants))
 		binary.LittleEndian.PutUint64(l.table[r*accounting.LimitSize:], cores)
@@ -84,7 +85,7 @@ func (l *limits) record(tenant string) (uint32, uint64, bool, error) {
 	return r, cores, true, nil
 }
 
-// read is a record as it is now.
+// read returns the current content of a record.
 func (l *limits) read(r uint32) accounting.Limit {
 	lim := accounting.Limit{Cores: binary.LittleEndian.Uint64(l.table[r*accounting.LimitSize:])}
 	for way := range accounting.LimitWay(accounting.NumLimitWays) {
@@ -93,7 +94,7 @@ func (l *limits) read(r uint32) accounting.Limit {
 	return lim
 }
 
-// add adds to a word by what all others use who add to it.
+// add adds to a word through the same provider as the others that add to it.
 func (l *limits) add(d debt) error {
 	if d.way == accounting.LimitVerbs {
 		return l.verbs.add(accounting.LimitWordOffset(d.record, d.way), d.cores)
@@ -102,7 +103,8 @@ func (l *limits) add(d debt) error {
 	return nil
 }
 
-// reserve makes what an executor without a way of its own has be cores. False: that is more than the tenant may have.
+// reserve sets the cores reserved by an executor that reports by message. It returns false if they exceed the tenant's
+// limit and force is not set.
 func (l *limits) reserve(executor [16]byte, r uint32, cores uint32, force bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,7 +113,7 @@ func (l *limits) reserve(executor [16]byte, r uint32, cores uint32, force bool) 
 		a = &asked{cores: map[uint32]uint32{}}
 		l.asked[executor] = a
 	}
-	l.count(a, false) // whoever asks lives
+	l.count(a, false) // an executor that asks is alive
 	had := a.cores[r]
 	word := accounting.LimitWord(l.table, r, accounting.LimitMessage)
 	word.Add(uint64(cores) - uint64(had))
@@ -125,7 +127,7 @@ func (l *limits) reserve(executor [16]byte, r uint32, cores uint32, force bool) 
 	return true
 }
 
-// count makes what an executor has by messages count, or count for nothing while it is silent. Under the lock.
+// count includes an executor's reservations by message, or excludes them while it is silent. The caller holds the lock.
 func (l *limits) count(a *asked, silent bool) {
 	if a.silent == silent {
 		return
@@ -140,7 +142,7 @@ func (l *limits) count(a *asked, silent bool) {
 	}
 }
 
-// left gives back what an executor had by messages that is gone. It does not block.
+// left returns what an executor that has gone had reserved by message. It does not block.
 func (l *limits) left(executor [16]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,8 +152,9 @@ func (l *limits) left(executor [16]byte) {
 	}
 }
 
-// hear goes through those who asked by messages: heard says who is registered, and whether it was heard lately. What silent ones have
-// is free until they are back, when it counts again, also above the limit, as with those that have a way of their own.
+// hear updates the executors that reserve by message. heard has the registered incarnations, and whether they reported
+// lately. Reservations of silent executors are free until they are back. Then they count again, even above the limit,
+// like those of attached executors.
 func (l *limits) hear(heard map[[16]byte]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,12 +162,12 @@ func (l *limits) hear(heard map[[16]byte]bool) {
 		lately, there := heard[executor]
 		l.count(a, !lately)
 		if !there || len(a.cores) == 0 {
-			delete(l.asked, executor) // it left while it asked, or has nothing
+			delete(l.asked, executor) // it deregistered while it asked, or has nothing reserved
 		}
 	}
 }
 
-// fenced notes what an attachment still held. Nothing comes from it any more. It does not block.
+// fenced records what an attachment still had reserved, after its connection was closed. It does not block.
 func (l *limits) fenced(a *attachment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,7 +176,7 @@ func (l *limits) fenced(a *attachment) {
 	}
 }
 
-// holds is what an attached executor says that it has, by record.
+// holds returns what an attached executor reports as reserved, by record.
 func (a *attachment) holds() map[uint32]uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,7 +194,8 @@ func (a *attachment) holds() map[uint32]uint64 {
 	return all
 }
 
-// mend gives back what is owed, and what nobody says that he has: an executor that died between reserving and saying so.
+// mend returns reservations that are due, and those that no executor reports: an executor may have died between
+// reserving and reporting.
 func (l *limits) mend(live []*attachment) {
 	l.mu.Lock()
 	gone := l.gone
@@ -203,7 +207,7 @@ func (l *limits) mend(live []*attachment) {
 	}
 	give := func(d debt) bool {
 		if err := l.add(d); err != nil {
-			l.log.Warn("reserved cores cannot be given back; it is tried again", "tenant", tenants[d.record], "cores", -int64(d.cores), "error", err)
+			l.log.Warn("cannot return reserved cores; trying again", "tenant", tenants[d.record], "cores", -int64(d.cores), "error", err)
 			return false
 		}
 		return true
@@ -215,8 +219,9 @@ func (l *limits) mend(live []*attachment) {
 			l.mu.Unlock()
 		}
 	}
-	// Who reserves adds to the word first and says so then, who gives back does it in the other order: so a word may be ahead for
-	// a moment. Words are read first, so that what is reserved meanwhile does not look like it.
+	// An executor that reserves first adds to the word and then reports it. One that returns cores does it in the other
+	// order. So a word may be ahead for a moment. Words are read before the reports, so that a reservation in between
+	// does not look like an error.
 	words := map[debt]uint64{}
 	for r := range tenants {
 		for way := range accounting.LimitWay(accounting.NumLimitWays) {
@@ -265,12 +270,12 @@ func (l *limits) mend(live []*attachment) {
 	l.mu.Unlock()
 	for _, d := range wrong {
 		if give(d) {
-			l.log.Warn("reserved cores that no executor has are given back", "tenant", tenants[d.record], "cores", -int64(d.cores))
+			l.log.Warn("returned reserved cores that no executor has", "tenant", tenants[d.record], "cores", -int64(d.cores))
 		}
 	}
 }
 
-// use is what the tenants with limits have, for people.
+// use returns the reservations of tenants with limits, for people.
 func (l *limits) use() map[string]accounting.Limit {
 	l.mu.Lock()
 	records := maps.Clone(l.records)
@@ -282,7 +287,7 @@ func (l *limits) use() map[string]accounting.Limit {
 	return all
 }
 
-// Limit says which cores a tenant may have, and where they are reserved.
+// Limit returns how many cores a tenant may have, and where they are counted.
 func (m *Manager) Limit(_ context.Context, req *control.LimitRequest) (*control.LimitReply, error) {
 	if err := checkTenant(req.GetTenant()); err != nil {
 		return nil, err
@@ -294,7 +299,7 @@ func (m *Manager) Limit(_ context.Context, req *control.LimitRequest) (*control.
 	return &control.LimitReply{Limited: limited, Cores: cores, Record: r}, nil
 }
 
-// Reserve reserves for executors that cannot do it themselves.
+// Reserve reserves cores for executors that cannot reach the manager's memory.
 func (m *Manager) Reserve(ctx context.Context, req *control.ReserveRequest) (*control.ReserveReply, error) {
 	if err := checkTenant(req.GetTenant()); err != nil {
 		return nil, err
@@ -321,7 +326,8 @@ func checkTenant(name string) error {
 	return nil
 }
 
-// ownWay is the manager's own connection to its memory over its RDMA device: what is added there is atomic with what others add.
+// ownWay is the manager's own connection to its memory through its RDMA device. Additions through it are atomic with
+// those of executors.
 type ownWay struct {
 	domain *dataplane.Domain
 	memory *dataplane.Memory

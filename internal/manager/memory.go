@@ -14,15 +14,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// memory is the board and the ways to it: its bytes, one device for each provider, and on each a domain in which clients
-// see it read-only. docs/BOARD.md says who may reach what.
+// memory is the board and the providers through which it can be reached: one device for each provider, each with a
+// domain in which clients can read the board. docs/BOARD.md says which connection reaches what.
 type memory struct {
-	whole   *dataplane.Memory // nil: nobody reaches the board but by messages
+	whole   *dataplane.Memory // nil: the board can only be reached by messages
 	domain  *dataplane.Domain
 	devices []*device
-	table   *board.Table      // the executors' table's, under its lock
-	head    board.Header      // as laid out: its offsets do not change, what it counts does
-	limits  *dataplane.Memory // nil: nobody has a limit, or nobody reaches it
+	table   *board.Table      // used by the table of executors, under its lock
+	head    board.Header      // the layout: its offsets do not change, its counters do
+	limits  *dataplane.Memory // nil: no tenant has a limit, or no provider reaches it
 	own     *ownWay           // nil: no RDMA device
 }
 
@@ -32,8 +32,8 @@ type device struct {
 	view    *dataplane.Memory
 }
 
-// openMemory lays out a board for a number of executors that the providers can reach. Providers without a device here are left
-// out, with a line in the log, unless they were asked for by name.
+// openMemory allocates a board for a number of executors and opens the providers. A provider without a device is
+// skipped, with a line in the log, unless asked is set: then it is an error.
 func openMemory(providers []string, asked bool, options dataplane.Options, slots int, heartbeat time.Duration, epoch uint64, log *slog.Logger) (*memory, error) {
 	head, err := board.NewHeader(epoch, slots, uint32(heartbeat.Milliseconds()))
 	if err != nil {
@@ -46,7 +46,7 @@ func openMemory(providers []string, asked bool, options dataplane.Options, slots
 				m.close()
 				return nil, fmt.Errorf("provider %s: %w", p, err)
 			}
-			log.Debug("provider left out", "provider", p, "error", err)
+			log.Debug("provider not available", "provider", p, "error", err)
 		}
 	}
 	if m.whole != nil {
@@ -61,7 +61,7 @@ func openMemory(providers []string, asked bool, options dataplane.Options, slots
 	return m, nil
 }
 
-// openLimits makes the table of tenants' limits, and returns its bytes.
+// openLimits allocates the table of tenants' limits and returns its bytes.
 func (m *memory) openLimits() ([]byte, error) {
 	const size = maxLimited * accounting.LimitSize
 	if m.whole == nil {
@@ -87,7 +87,7 @@ func (m *memory) open(provider string, options dataplane.Options, head *board.He
 		return err
 	}
 	d := &device{Device: dev}
-	m.devices = append(m.devices, d) // closed with the others, however far we get
+	m.devices = append(m.devices, d) // closed with the others, even after an error
 	fail := func(err error) error {
 		d.close()
 		m.devices = slices.DeleteFunc(m.devices, func(x *device) bool { return x == d })
@@ -97,7 +97,7 @@ func (m *memory) open(provider string, options dataplane.Options, head *board.He
 		if m.domain, err = dev.NewDomain(); err != nil {
 			return fail(err)
 		}
-		// Nobody is given this region, only windows of it.
+		// No peer gets this region, only windows of it.
 		if m.whole, err = m.domain.Alloc(head.Size(), dataplane.RemoteRead|dataplane.RemoteWrite); err != nil {
 			m.domain.Close()
 			m.domain = nil
@@ -128,7 +128,8 @@ func (d *device) close() {
 	d.Close()
 }
 
-// close frees everything; connections must be closed. The device of the board's own memory is the first and goes last.
+// close frees everything. Connections must be closed before. The device of the board's memory is the first in the list
+// and is closed last.
 func (m *memory) close() {
 	m.own.close()
 	if m.limits != nil {
@@ -167,7 +168,7 @@ func (m *memory) device(provider string) (*device, error) {
 	return nil, control.Errorf(control.ClassUnsupported, "provider %q: this resource manager can be reached by %v", provider, m.providers())
 }
 
-// attachment is an executor's way to its line and its cells: a domain that has nothing else.
+// attachment is an executor's connection to its line and its cells, in a domain that contains nothing else.
 type attachment struct {
 	node        string
 	owner       owner
@@ -176,22 +177,23 @@ type attachment struct {
 	domain      *dataplane.Domain
 	line        *dataplane.Memory
 	cells       *dataplane.Memory
-	limits      *dataplane.Memory // nil: nobody has a limit
+	limits      *dataplane.Memory // nil: no tenant has a limit
 	held        *dataplane.Memory // likewise
 	way         accounting.LimitWay
 	conn        *dataplane.Conn
 	blob        []byte // of conn
 
-	mu     sync.Mutex         // of what follows; never held while the table's lock is waited for
-	merged []accounting.Entry // of each cell, what the ledger has; zero: nothing
+	mu     sync.Mutex         // protects the fields below; never held while waiting for the table's lock
+	merged []accounting.Entry // for each cell, what the ledger has; zero: nothing
 	closed bool
 }
 
-// cellsFor is how many cells an executor gets: one for each lease that it can have, and for those that wait for a receipt.
+// cellsFor returns how many cells an executor gets: one for each lease that it can have, and more for those that wait
+// for a receipt.
 func cellsFor(cores uint32) int { return int(min(2*uint64(cores)+16, 4096)) }
 
-// attachExecutor connects an executor's queue pair to its line and to fresh cells. freed is called when their memory is free again, which
-// may be before it returns. It gives up when ctx ends.
+// attachExecutor connects an executor's queue pair to its line and to new cells. freed is called when their memory is
+// free again, possibly before the return. It fails when ctx ends.
 func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, blob []byte, freed func()) (*attachment, error) {
 	dev, err := m.device(provider)
 	if err != nil {
@@ -228,7 +230,7 @@ func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, 
 	return a, nil
 }
 
-// connectTo makes a queue pair and connects it to the peer whose blob this is. It gives up when ctx ends.
+// connectTo makes a queue pair and connects it to the peer whose blob this is. It fails when ctx ends.
 func connectTo(ctx context.Context, d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
 	c, err := d.NewConn(expose...)
 	if err != nil {
@@ -245,14 +247,14 @@ func connectTo(ctx context.Context, d *dataplane.Domain, blob []byte, expose ...
 	return c, mine, nil
 }
 
-// fence takes the executor's way away: what it sends from now on is refused. Its last charges stand in the cells.
+// fence closes the executor's connection, so that no later writes arrive. Its last charges remain in the cells.
 func (a *attachment) fence() {
 	if a.conn != nil {
 		a.conn.Close()
 	}
 }
 
-// free gives the memory back. fence first, and what the cells held is lost.
+// free frees the memory, and with it the charges in the cells. Call fence first.
 func (a *attachment) free() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -6,25 +6,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collector makes the manager's metrics from what is there when they are asked for. They name no tenant and no lease.
+// collector computes the manager's metrics when they are read. They name no tenant and no lease.
 type collector struct{ m *Manager }
 
 var (
 	metricExecutors   = prometheus.NewDesc("rfaas_manager_executors", "Executors by state.", []string{"state"}, nil)
 	metricCores       = prometheus.NewDesc("rfaas_manager_cores", "Cores that living executors lend.", nil, nil)
-	metricFreeCores   = prometheus.NewDesc("rfaas_manager_free_cores", "Cores of them that no lease has.", nil, nil)
+	metricFreeCores   = prometheus.NewDesc("rfaas_manager_free_cores", "Cores of living executors that no lease has.", nil, nil)
 	metricMemory      = prometheus.NewDesc("rfaas_manager_memory_bytes", "Memory that living executors lend.", nil, nil)
-	metricFreeMemory  = prometheus.NewDesc("rfaas_manager_free_memory_bytes", "Memory of it that no lease has.", nil, nil)
+	metricFreeMemory  = prometheus.NewDesc("rfaas_manager_free_memory_bytes", "Memory of living executors that no lease has.", nil, nil)
 	metricLeases      = prometheus.NewDesc("rfaas_manager_leases", "Leases that hold cores, as executors count them.", nil, nil)
-	metricOldest      = prometheus.NewDesc("rfaas_manager_oldest_line_seconds", "Age of the line of the living executor that was not heard for longest.", nil, nil)
-	metricChanges     = prometheus.NewDesc("rfaas_manager_changes_total", "Changes of executors that subscribers were told of.", nil, nil)
+	metricOldest      = prometheus.NewDesc("rfaas_manager_oldest_line_seconds", "Age of the oldest last report among living executors.", nil, nil)
+	metricChanges     = prometheus.NewDesc("rfaas_manager_changes_total", "Changes of executors that subscribers were notified of.", nil, nil)
 	metricSubscribers = prometheus.NewDesc("rfaas_manager_subscribers", "Clients that are attached to the board.", nil, nil)
 	metricAttempts    = prometheus.NewDesc("rfaas_manager_attach_attempts", "Attempts to connect to the manager's memory that run or wait.", nil, nil)
-	metricBusy        = prometheus.NewDesc("rfaas_manager_attach_refused_total", "Attempts to connect to the manager's memory that were told to come again.", nil, nil)
-	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not take them.", nil, nil)
-	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each once.", nil, nil)
-	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages of charges that the ledger refused.", nil, nil)
-	metricRefusedNode = prometheus.NewDesc("rfaas_manager_refused_node_calls_total", "Calls of node certificates that were refused: for an address that is not theirs, for what another owner has registered, for want of quota.", []string{"reason"}, nil)
+	metricBusy        = prometheus.NewDesc("rfaas_manager_attach_refused_total", "Attempts to connect to the manager's memory that were refused as busy.", nil, nil)
+	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not accept them.", nil, nil)
+	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each counted once.", nil, nil)
+	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages with charges that the ledger refused.", nil, nil)
+	metricRefusedNode = prometheus.NewDesc("rfaas_manager_refused_node_calls_total", "Refused calls of node certificates: the address is not in the certificate, another owner has registered the executor, or the quota is used up.", []string{"reason"}, nil)
 	metricLedgerBytes = prometheus.NewDesc("rfaas_manager_ledger_bytes", "Size of the ledger's file.", nil, nil)
 )
 

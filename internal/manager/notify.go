@@ -9,12 +9,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// subscriber is a client process that reads the board, and is told of changes if it has a mailbox.
+// subscriber is a client process that reads the board. It is notified of changes if it has a mailbox.
 type subscriber struct {
 	conn    *dataplane.Conn
 	mailbox dataplane.Ref // Size 0: none
-	told    uint64        // changes that have been posted to it
-	gone    func()        // called when conn is closed; nil: nobody wants to know
+	told    uint64        // number of changes that were posted to it
+	gone    func()        // called when conn is closed; may be nil
 }
 
 func (s *subscriber) close() {
@@ -24,36 +24,37 @@ func (s *subscriber) close() {
 	}
 }
 
-// Bounds of what a change does itself, before it returns.
+// Bounds for the work that change does itself.
 const (
-	// directMost is to how many subscribers it writes: a pass over them takes about as long as waking somebody else would.
+	// directMost is the largest number of subscribers that change notifies itself: one pass over them takes about as
+	// long as waking another goroutine.
 	directMost = 4096
-	// directEvery is how long after a pass the next one may begin so: changes that come together are written together.
+	// directEvery is the shortest time between two such passes. Changes in between are written together.
 	directEvery = time.Millisecond
 )
 
-// notifier writes changes into mailboxes. A change is written to all subscribers at once, in one pass of writes that are not
-// waited for, by whoever brings it: no other goroutine has to wake up for it. Only changes that follow closely on others are
-// left to run, which then posts the newest state for all of them. A subscriber whose earlier writes are still under way is
-// passed over and gets the newest state later, and one whose connection is over is dropped. So a slow or dead one delays
-// nobody.
+// notifier writes changes into mailboxes. The goroutine that reports a change writes it to all subscribers at once, in
+// one pass of asynchronous writes, without waking another goroutine. Changes that follow closely are left to run, which
+// posts the newest state for all of them. A subscriber with earlier writes still in progress is skipped and gets the
+// newest state later. A subscriber whose connection has failed is dropped. So a slow or dead subscriber delays no
+// other.
 type notifier struct {
-	wake chan struct{} // capacity 1: run has something to do
+	wake chan struct{} // capacity 1: work for run
 
 	passing sync.Mutex // one pass at a time; taken before mu
-	passed  time.Time  // when the last one ended, under passing
+	passed  time.Time  // end of the last pass, under passing
 
 	mu   sync.Mutex
 	box  board.Mailbox
 	subs map[*subscriber]struct{}
-	dead []*subscriber // not in subs any more; run closes them, which may take a moment
+	dead []*subscriber // removed from subs; run closes them, which may take a moment
 }
 
 func newNotifier(epoch uint64) *notifier {
 	return &notifier{wake: make(chan struct{}, 1), box: board.Mailbox{Epoch: epoch}, subs: map[*subscriber]struct{}{}}
 }
 
-// change notes a change and writes it, or has it written; it does not block.
+// change records a change and writes it, or leaves that to run. It does not block.
 func (n *notifier) change(c board.Change) {
 	n.mu.Lock()
 	n.box.Changes++
@@ -79,7 +80,7 @@ func (n *notifier) poke() {
 	}
 }
 
-// changes is how many there have been.
+// changes returns the number of changes so far.
 func (n *notifier) changes() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -93,7 +94,8 @@ func (n *notifier) add(s *subscriber) {
 	n.poke()
 }
 
-// post brings every mailbox up to date that takes it, closes what is over, and says whether some must wait.
+// post updates every mailbox that accepts a write, and closes dropped subscribers. behind is true if some mailboxes
+// must wait.
 func (n *notifier) post() (behind bool) {
 	n.passing.Lock()
 	behind = n.pass()
@@ -108,7 +110,8 @@ func (n *notifier) post() (behind bool) {
 	return behind
 }
 
-// pass writes the present state to every mailbox that takes it and does not have it. Under passing.
+// pass writes the current state to every mailbox that accepts a write and does not have it yet. The caller holds
+// passing.
 func (n *notifier) pass() (behind bool) {
 	n.mu.Lock()
 	box := n.box
@@ -120,7 +123,7 @@ func (n *notifier) pass() (behind bool) {
 	var line [board.MailboxSize]byte
 	box.Encode(line[:])
 	for _, s := range subs {
-		// A new subscriber gets the state as it is, so that it knows the epoch and from where to count.
+		// A new subscriber gets the current state, so that it knows the epoch and the number to count from.
 		if s.mailbox.Size == 0 || s.told == box.Changes+1 {
 			continue
 		}
@@ -137,7 +140,7 @@ func (n *notifier) pass() (behind bool) {
 	return behind
 }
 
-// sweep drops subscribers that are gone.
+// sweep drops subscribers whose connection has failed.
 func (n *notifier) sweep() {
 	n.mu.Lock()
 	subs := make([]*subscriber, 0, len(n.subs))
@@ -154,7 +157,7 @@ func (n *notifier) sweep() {
 	}
 }
 
-// drop forgets a subscriber and has it closed.
+// drop removes a subscriber and leaves closing it to post.
 func (n *notifier) drop(s *subscriber) {
 	n.mu.Lock()
 	if _, there := n.subs[s]; there {
@@ -165,14 +168,14 @@ func (n *notifier) drop(s *subscriber) {
 	n.poke()
 }
 
-// count is how many subscribers there are.
+// count returns the number of subscribers.
 func (n *notifier) count() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.subs)
 }
 
-// close drops everybody.
+// close drops and closes all subscribers.
 func (n *notifier) close() {
 	n.mu.Lock()
 	subs, dead := n.subs, n.dead

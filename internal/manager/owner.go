@@ -14,14 +14,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// owner is who made a registration: the holder of a node certificate, or an operator. Only the owner may report, attach, reserve for,
-// charge under and deregister what it has registered; an operator may for everybody.
+// owner is the party that made a registration: a node, identified by its certificate, or an operator. Only the owner
+// may report, attach, reserve, charge and deregister for an executor that it has registered. An operator may do so for
+// all executors.
 type owner struct {
 	name  string
-	bound *identity.Identity // by a node's certificate, which limits the addresses; nil: an operator
+	bound *identity.Identity // from a node's certificate, which limits the addresses; nil: an operator
 }
 
-// ownerOf is the caller as an owner. Calls outside of a gate, in tests, have an owner without a name.
+// ownerOf returns the caller as an owner. In tests, calls outside of a gate have an owner without a name.
 func ownerOf(ctx context.Context) owner {
 	switch who := control.Caller(ctx); who.Role {
 	case identity.RoleOperator:
@@ -33,24 +34,25 @@ func ownerOf(ctx context.Context) owner {
 	}
 }
 
-// may says whether the owner may act for what another owner has registered.
+// may reports whether the owner may act for a registration of the owner with that name.
 func (o *owner) may(name string) bool { return o.name == name || o.operator() }
 
 func (o *owner) operator() bool { return o.bound == nil && o.name == "operator" }
 
-// claim is the owner's to an incarnation.
+// claim returns the owner's claim to an incarnation.
 func (o *owner) claim(incarnation [16]byte) accounting.Claim {
 	return accounting.Claim{Incarnation: incarnation, Owner: o.name, Any: o.operator()}
 }
 
-// mayRegister says why the owner may not register an address: a node may register those that its certificate is for.
+// mayRegister returns an error if the owner may not register an address. A node may register the addresses that its
+// certificate is for.
 func (o *owner) mayRegister(address string) error {
 	if o.bound == nil {
 		return nil
 	}
 	a, err := control.ParseAddress(address)
 	if err == nil && a.Network == "unix" {
-		err = errors.New("a unix socket is on no other node")
+		err = errors.New("a unix socket cannot be reached from other nodes")
 	}
 	if err == nil {
 		err = o.bound.Covers(a.Target)
@@ -62,9 +64,9 @@ func (o *owner) mayRegister(address string) error {
 type refusal int
 
 const (
-	refusedAddress refusal = iota // the certificate is not for it
-	refusedOwner                  // what another one has registered
-	refusedQuota                  // more than a node may have
+	refusedAddress refusal = iota // the certificate is not for the address
+	refusedOwner                  // another owner has registered the executor
+	refusedQuota                  // beyond the quota of a node
 	numRefusals
 )
 
@@ -72,7 +74,7 @@ var refusalNames = [numRefusals]string{"address", "owner", "quota"}
 
 type refusals [numRefusals]atomic.Uint64
 
-// refuse counts and writes down why a caller may not do something; err is what it is told.
+// refuse counts and audits the refusal of a call, and returns the error for the caller.
 func (m *Manager) refuse(ctx context.Context, why refusal, method, format string, args ...any) error {
 	m.refusals[why].Add(1)
 	if m.gate != nil {
@@ -81,10 +83,10 @@ func (m *Manager) refuse(ctx context.Context, why refusal, method, format string
 	return control.Errorf(control.ClassInvalid, format, args...)
 }
 
-// errOwner is that a registration is another owner's.
+// errOwner means that a registration belongs to another owner.
 var errOwner = errors.New("registered by another owner")
 
-// answer classes an error of the table for the caller of a method.
+// answer returns the caller's error for an error of the table.
 func (m *Manager) answer(ctx context.Context, method string, err error) error {
 	switch {
 	case errors.Is(err, errOwner), errors.Is(err, accounting.ErrOwner):
@@ -98,23 +100,24 @@ func (m *Manager) answer(ctx context.Context, method string, err error) error {
 	return controlError(err)
 }
 
-// errQuota is that a node has as much as one node may have.
-var errQuota = errors.New("quota of a node")
+// errQuota means that a node has used up its quota.
+var errQuota = errors.New("node quota exceeded")
 
-// registerEvery is how often a node that has used up its burst, which is as many as it may have at a time, may register another incarnation.
+// registerEvery is how often a node may register another incarnation after it has used up its burst. The burst is the
+// number that it may have registered at a time.
 const registerEvery = 10 * time.Second
 
-// registrationBytes is what a registration takes of the manager's memory, about, without what is attached.
+// registrationBytes is about how much of the manager's memory a registration uses, without attached memory.
 const registrationBytes = board.LineSize + 2*board.IdentitySize
 
-// attachmentBytes is what an executor takes that reaches its line and cells.
+// attachmentBytes returns how much memory an attached executor uses.
 func attachmentBytes(cores uint32) uint64 {
-	const entry = 2*accounting.CellSize + 8 // the cell, what is merged of it, and the word of what is held
+	const entry = 2*accounting.CellSize + 8 // the cell, its merged copy, and the word of reserved cores
 	return uint64(cellsFor(cores)) * entry
 }
 
-// quotas bound what each node has of the manager: registrations at a time, how often it makes new ones, and memory. Operators have no
-// bound. Safe for concurrent use.
+// quotas limits what each node uses of the manager: current registrations, the rate of new ones, and memory. Operators
+// have no limits. It is safe for concurrent use.
 type quotas struct {
 	registrations int
 	bytes         uint64
@@ -127,15 +130,15 @@ type quotas struct {
 type share struct {
 	registrations int
 	bytes         uint64
-	burst         int       // registrations that it may make at once
-	since         time.Time // of burst
+	burst         int       // registrations that it may make now
+	since         time.Time // when burst was last increased
 }
 
 func newQuotas(registrations int, bytes uint64, now func() time.Time) *quotas {
 	return &quotas{registrations: registrations, bytes: bytes, now: now, of: map[string]*share{}}
 }
 
-// find is an owner's share. Under the lock.
+// find returns an owner's share. The caller holds the lock.
 func (q *quotas) find(name string) *share {
 	o := q.of[name]
 	if o == nil {
@@ -149,7 +152,7 @@ func (q *quotas) find(name string) *share {
 	return o
 }
 
-// register takes a registration; give gives it back.
+// register counts a registration until give is called. The error is errQuota.
 func (q *quotas) register(o *owner) error {
 	if o.bound == nil {
 		return nil
@@ -159,9 +162,9 @@ func (q *quotas) register(o *owner) error {
 	has := q.find(o.name)
 	switch {
 	case has.registrations >= q.registrations:
-		return fmt.Errorf("%w: %s has %d executors registered, which is all that node-executors permits", errQuota, o.name, has.registrations)
+		return fmt.Errorf("%w: %s has %d executors registered, the limit of node-executors", errQuota, o.name, has.registrations)
 	case has.burst == 0:
-		return fmt.Errorf("%w: %s registers executors more often than every %v", errQuota, o.name, registerEvery)
+		return fmt.Errorf("%w: %s registers new executors more often than once every %v", errQuota, o.name, registerEvery)
 	}
 	if err := has.take(q, o, registrationBytes); err != nil {
 		return err
@@ -173,14 +176,14 @@ func (q *quotas) register(o *owner) error {
 
 func (has *share) take(q *quotas, o *owner, bytes uint64) error {
 	if has.bytes+bytes > q.bytes {
-		return fmt.Errorf("%w: %s has %d bytes of the resource manager's memory and wants %d more, node-memory permits %d", errQuota, o.name,
+		return fmt.Errorf("%w: %s uses %d bytes of the resource manager's memory and needs %d more, but node-memory is %d", errQuota, o.name,
 			has.bytes, bytes, q.bytes)
 	}
 	has.bytes += bytes
 	return nil
 }
 
-// attach takes memory; give gives it back.
+// attach counts memory until give is called. The error is errQuota.
 func (q *quotas) attach(o *owner, bytes uint64) error {
 	if o.bound == nil {
 		return nil
@@ -190,7 +193,7 @@ func (q *quotas) attach(o *owner, bytes uint64) error {
 	return q.find(o.name).take(q, o, bytes)
 }
 
-// give gives back what an owner had. An owner that has nothing left and whose burst is whole is forgotten.
+// give returns registrations and memory. An owner with nothing left and a full burst is forgotten.
 func (q *quotas) give(o *owner, registrations int, bytes uint64) {
 	if o.bound == nil {
 		return

@@ -177,7 +177,7 @@ func TestCellsAreTheirNodes(t *testing.T) {
 	if ann, bob := w.charged("ann"), w.charged("bob"); ann != "" || bob != "10" {
 		t.Errorf("ann is charged %q, bob %q; the log:\n%s", ann, bob, log.String())
 	}
-	if !strings.Contains(log.String(), "charges are refused") {
+	if !strings.Contains(log.String(), "refused some charges") {
 		t.Errorf("the log: %s", log.String())
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/observe"
 )
 
-// Serve runs a resource manager until ctx ends. nil: it ended as it should.
+// Serve runs a resource manager until ctx ends. It returns nil after a regular end.
 func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) {
 	port, err := control.OpenPort(control.PortConfig{Listen: s.Listen, AllowPlaintext: s.AllowPlaintext,
 		SecretFile: s.SecretFile, IdentityDir: s.IdentityDir, AuditFile: s.AuditFile, AddressFile: s.AddressFile, Daemon: "resource-manager", Log: log,
@@ -38,7 +38,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	}
 	m.gate, m.node = port.Gate, port.Node
 	m.AddTo(port.Server)
-	defer m.Close() // after the port: no call is running any more
+	defer m.Close() // after the port, when no call is running
 	defer closePort()
 	if err := port.Serve(); err != nil {
 		return err
@@ -78,9 +78,9 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	return err
 }
 
-// tellSystemd may fail: nobody else needs to know.
+// tellSystemd notifies systemd. A failure is only logged.
 func tellSystemd(log *slog.Logger, state string) {
 	if err := observe.Notify(state); err != nil {
-		log.Warn("systemd was not told", "state", state, "error", err)
+		log.Warn("cannot notify systemd", "state", state, "error", err)
 	}
 }

@@ -19,29 +19,29 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// Config is what a Manager is made of.
+// Config configures a Manager.
 type Config struct {
-	Heartbeat time.Duration     // wanted of executors
-	Slots     int               // executors that it has room for
-	Providers []string          // over which its memory can be reached, those that are there
-	Asked     bool              // they were asked for by name: one that is not there is an error
+	Heartbeat time.Duration     // interval in which executors report
+	Slots     int               // most executors
+	Providers []string          // through which its memory can be reached, if they are available
+	Asked     bool              // Providers come from a setting: a missing one is an error
 	Verbs     dataplane.Options // of the device
 	StateDir  string            // of the ledger; empty: in memory
 	Tariff    accounting.Tariff
 	Limits    accounting.Limits // of tenants' cores
-	Keep      time.Duration     // how long the ledger keeps single leases that are over; 0: for good
+	Keep      time.Duration     // how long the ledger keeps records of single ended leases; 0: for ever
 	Gate      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
 	Quota     NodeQuota
-	Attempts  int // connections to its memory that are made at a time; 0: DefaultAttempts
-	Attached  int // connections to the board that one tenant may have; 0: DefaultTenantAttached
+	Attempts  int // most connections to its memory that are made at a time; 0: DefaultAttempts
+	Attached  int // most connections of one tenant to the board; 0: DefaultTenantAttached
 	Log       *slog.Logger
-	Audit     *identity.Audit  // of executors that come and leave; nil: nowhere
+	Audit     *identity.Audit  // records executors that register and deregister; may be nil
 	Now       func() time.Time // nil: time.Now
 }
 
-// NodeQuota bounds what the holder of one node certificate has of a manager. 0: no bound.
+// NodeQuota limits what one node certificate uses of a manager. 0: no limit.
 type NodeQuota struct {
-	Executors int    // registered at a time
+	Executors int    // most registered at a time
 	Memory    uint64 // bytes of the manager's memory
 }
 
@@ -57,12 +57,12 @@ type Manager struct {
 	limits   *limits
 	attach   *attaching
 	nodeID   string
-	gate     *control.Gate  // counts refusals; nil: nobody does
-	node     *identity.Node // judges the certificates of those who have registered; nil: nobody does
+	gate     *control.Gate  // counts refusals; may be nil
+	node     *identity.Node // checks the certificates of registered nodes; nil: no checks
 	refusals refusals
 }
 
-// New makes a manager that nobody knows yet. Close it.
+// New returns a manager that is not served yet. The caller closes it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -82,7 +82,7 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	m.notifier = newNotifier(epoch)
-	// Ids start anywhere, so that one from before a restart names nobody else.
+	// Ids start at a random number, so that an id from before a restart does not name another executor.
 	m.table = newTable(cfg.Heartbeat, rand.Uint64()>>16<<8|1, cfg.Now, m.memory.table)
 	m.table.quotas = newQuotas(cmp.Or(cfg.Quota.Executors, 1<<30), cmp.Or(cfg.Quota.Memory, 1<<62), cfg.Now)
 	m.table.changed = func(c board.Change) {
@@ -106,7 +106,7 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends all connections, brings the last charges into the ledger and frees everything. No call may be running.
+// Close ends all connections, merges the last charges into the ledger and frees everything. No call may be running.
 func (m *Manager) Close() {
 	m.notifier.close()
 	live := m.table.attachments(false)
@@ -125,7 +125,7 @@ func (m *Manager) Close() {
 // AddTo adds the manager's service to a server.
 func (m *Manager) AddTo(s *grpc.Server) { control.RegisterManagerServer(s, m) }
 
-// Run marks silent executors, tells subscribers and keeps the accounts until ctx ends.
+// Run marks silent executors, notifies subscribers and keeps the accounts until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
@@ -149,7 +149,7 @@ func (m *Manager) Run(ctx context.Context) {
 	<-done
 }
 
-// retryMailbox is how soon a subscriber that was behind is tried again.
+// retryMailbox is how soon a skipped subscriber is tried again.
 const retryMailbox = time.Millisecond
 
 // tell writes mailboxes until ctx ends.
@@ -178,18 +178,18 @@ func (m *Manager) harvest() {
 	m.accounts.harvest(m.table.attachments(false))
 }
 
-// expel forgets executors whose certificate has expired or was revoked: one that reports by memory makes no calls that could be refused.
-// They register again with another certificate, or not.
+// expel drops executors whose certificate has expired or was revoked. Executors that report by memory make no calls
+// that could be refused. They may register again with another certificate.
 func (m *Manager) expel() {
 	if m.node == nil {
 		return
 	}
 	for address, why := range m.table.expel(func(id *identity.Identity) error { return m.node.Ended(id, time.Now()) }) {
-		m.log.Warn("an executor's certificate is not taken any more; it is forgotten until it registers with another", "address", address, "error", why)
+		m.log.Warn("dropped an executor whose certificate is no longer valid; it must register with a new one", "address", address, "error", why)
 	}
 }
 
-// claim brings to the ledger to whom the incarnations belong that have registered since.
+// claim stores the owners of newly registered incarnations in the ledger.
 func (m *Manager) claim() {
 	var err error
 	if claims := m.table.unclaimed(); len(claims) > 0 {
@@ -197,10 +197,11 @@ func (m *Manager) claim() {
 			m.table.claimAgain(claims)
 		}
 	}
-	m.accounts.note(ofClaims, err) // nil with no claims, too: those that failed have gone with their executors
+	m.accounts.note(ofClaims, err) // also nil without claims: failed claims are dropped with their executors
 }
 
-// maxFabric is how many addresses of RDMA devices, and how many providers, an executor may have; maxProvider bounds a provider's name.
+// maxFabric is the largest number of RDMA addresses, and of providers, of an executor. maxProvider is the longest name
+// of a provider.
 const (
 	maxFabric   = 8
 	maxProvider = 32
@@ -250,7 +251,7 @@ func (m *Manager) hello() *control.ManagerHelloReply {
 		HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Limits: m.cfg.Limits.Any()}
 }
 
-// Hello says how the manager's memory can be reached.
+// Hello returns how the manager's memory can be reached.
 func (m *Manager) Hello(_ context.Context, req *control.ManagerHelloRequest) (*control.ManagerHelloReply, error) {
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
 		return nil, err
@@ -258,7 +259,8 @@ func (m *Manager) Hello(_ context.Context, req *control.ManagerHelloRequest) (*c
 	return m.hello(), nil
 }
 
-// Register adds an executor. A node registers addresses that its certificate is for, under incarnations that nobody else has used.
+// Register adds an executor. A node may register addresses that its certificate is for, under incarnations that no
+// other owner has used.
 func (m *Manager) Register(ctx context.Context, req *control.RegisterRequest) (*control.RegisterReply, error) {
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
 		return nil, err
@@ -271,7 +273,7 @@ func (m *Manager) Register(ctx context.Context, req *control.RegisterRequest) (*
 	}
 	o := ownerOf(ctx)
 	if err := o.mayRegister(req.GetAddress()); err != nil {
-		return nil, m.refuse(ctx, refusedAddress, control.Manager_Register_FullMethodName, "the address %s cannot be registered by %s: %v (set the "+
+		return nil, m.refuse(ctx, refusedAddress, control.Manager_Register_FullMethodName, "%[2]s cannot register the address %[1]s: %[3]v (set the "+
 			"executor's advertise, or make its identity with rfaas cluster node for the names and addresses that others dial)", req.GetAddress(), o.name, err)
 	}
 	if err := m.accounts.mayUse(&o, incarnationOf(req.GetInfo())); err != nil {
@@ -286,7 +288,7 @@ func (m *Manager) Register(ctx context.Context, req *control.RegisterRequest) (*
 	return &control.RegisterReply{ExecutorId: id, HeartbeatMs: uint64(m.cfg.Heartbeat.Milliseconds()), Manager: m.hello()}, nil
 }
 
-// audit writes down that an executor comes or leaves, and on whose call.
+// audit records that an executor registers or deregisters, and the caller.
 func (m *Manager) audit(ctx context.Context, event, node, address string) {
 	m.cfg.Audit.Write(identity.AuditEntry{Event: event, Node: node, Who: control.Caller(ctx).Name, Remote: control.Remote(ctx), Detail: "address " + address})
 }
@@ -318,7 +320,8 @@ func (m *Manager) AttachExecutor(ctx context.Context, req *control.AttachExecuto
 	return reply, nil
 }
 
-// AttachClient connects a client to the board. ClassBusy: too many are being connected, or this tenant has too many connections.
+// AttachClient connects a client to the board. The error is of class busy if too many connections are being made, or if
+// the tenant has too many.
 func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientRequest) (*control.AttachClientReply, error) {
 	if err := m.cfg.Gate.Take(ctx, quota.Attaches, 1); err != nil {
 		return nil, err
@@ -350,7 +353,7 @@ func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientReq
 	return reply, nil
 }
 
-// controlError classes what the data plane says.
+// controlError classes an error of the data plane.
 func controlError(err error) error {
 	var de *dataplane.Error
 	switch {
@@ -362,7 +365,8 @@ func controlError(err error) error {
 	return control.Errorf(control.ClassFatal, "%v", err)
 }
 
-// Heartbeat notes that an executor lives and what it has free. Executors that write their line do not send any.
+// Heartbeat records that an executor is alive, and its free resources. Executors that write their line send no
+// heartbeats.
 func (m *Manager) Heartbeat(ctx context.Context, req *control.HeartbeatRequest) (*control.HeartbeatReply, error) {
 	if err := checkInfo(req.GetInfo()); err != nil {
 		return nil, err
@@ -377,7 +381,7 @@ func (m *Manager) Heartbeat(ctx context.Context, req *control.HeartbeatRequest) 
 	return &control.HeartbeatReply{Unknown: !known}, nil
 }
 
-// Deregister forgets an executor. One that is not known is as good as forgotten.
+// Deregister removes an executor. An unknown executor is no error.
 func (m *Manager) Deregister(ctx context.Context, req *control.DeregisterRequest) (*control.DeregisterReply, error) {
 	node, address, err := m.table.deregister(ownerOf(ctx), req.GetExecutorId())
 	if err != nil {
@@ -389,7 +393,7 @@ func (m *Manager) Deregister(ctx context.Context, req *control.DeregisterRequest
 	return &control.DeregisterReply{}, nil
 }
 
-// List returns every executor, dead ones marked.
+// List returns all executors. Dead ones are marked.
 func (m *Manager) List(context.Context, *control.ListRequest) (*control.ListReply, error) {
 	return &control.ListReply{Executors: m.table.list(), NowMs: uint64(time.Now().UnixMilli())}, nil
 }

@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// missed is how many heartbeats may stay away before an executor counts as dead.
+	// missed is how many heartbeats an executor misses before it counts as dead.
 	missed = 3
 	// forgetAfter is how long a dead executor is still listed.
 	forgetAfter = time.Hour
 )
 
-// entry is one executor. All of it is the table's, under its lock.
+// entry is one executor. The table's lock protects it.
 type entry struct {
 	id      uint64
 	address string
@@ -32,20 +32,20 @@ type entry struct {
 	owner   owner
 	info    *control.InfoReply
 	slot    uint32
-	beat    uint64      // of the line when last looked at, or as last written here
+	beat    uint64      // of the line, as last read or written here
 	seen    time.Time   // when the beat changed
-	state   board.State // as subscribers are told
-	memory  *attachment // how the executor reaches its line and cells; nil: by messages, and the table writes its line
+	state   board.State // as reported to subscribers
+	memory  *attachment // connection to its line and cells; nil: it reports by messages, and the table writes its line
 }
 
-// table is the executors by id and by address, and their places on the board. All methods may be called from any
-// goroutine. Lock order: table, then whatever changed calls.
+// table has the executors by id and by address, and their slots on the board. It is safe for concurrent use. Lock
+// order: the table's lock, then the locks that changed takes.
 type table struct {
 	interval time.Duration // of heartbeats
 	now      func() time.Time
 	changed  func(board.Change) // called under the lock; must not block
-	dropped  func(*attachment)  // likewise: the executor has gone, or has another one, or none
-	left     func([16]byte)     // likewise: the incarnation has gone, or has a way of its own
+	dropped  func(*attachment)  // likewise: the attachment is no longer used
+	left     func([16]byte)     // likewise: the incarnation has gone or is attached, so its reservations by message end
 	quotas   *quotas
 
 	mu            sync.Mutex
@@ -54,8 +54,8 @@ type table struct {
 	byID          map[uint64]*entry
 	byKey         map[string]*entry
 	byIncarnation map[[16]byte][]*entry
-	fresh         map[[16]byte]owner // registered since unclaimed was called last
-	swept         time.Time          // when the lines were last looked at
+	fresh         map[[16]byte]owner // registered since the last call of unclaimed
+	swept         time.Time          // last sweep
 }
 
 func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *board.Table) *table {
@@ -64,7 +64,7 @@ func newTable(interval time.Duration, firstID uint64, now func() time.Time, b *b
 		changed: func(board.Change) {}, dropped: func(*attachment) {}, left: func([16]byte) {}}
 }
 
-// key is what two executors cannot share: an address, which for a local one means the address on that node.
+// key returns a key that is unique for an executor: its address, with the node if the address is local.
 func key(address string, info *control.InfoReply) string {
 	if a, err := control.ParseAddress(address); err == nil && a.Local() {
 		return info.GetNodeId() + " " + address
@@ -77,7 +77,7 @@ func incarnationOf(info *control.InfoReply) (i [16]byte) {
 	return i
 }
 
-// identityOf is what clients are told about an executor.
+// identityOf returns what clients are told about an executor.
 func identityOf(address string, info *control.InfoReply) *board.Identity {
 	id := &board.Identity{Incarnation: incarnationOf(info), Cores: info.GetCores(), MaxDepth: info.GetMaxDepth(), MaxEager: info.GetMaxEager(),
 		MaxBulk: info.GetMaxBulk(), Memory: info.GetMemoryBytes(), Node: info.GetNode(), NodeID: info.GetNodeId(), Control: address}
@@ -98,14 +98,14 @@ func identityOf(address string, info *control.InfoReply) *board.Identity {
 	return id
 }
 
-// line is what an executor that has no remote memory would write.
+// line returns the line for an executor that has no remote memory.
 func (t *table) line(e *entry) *board.Line {
 	e.beat++
 	l := lineOf(e.info, e.slot, e.beat, t.now())
 	return &l
 }
 
-// lineOf makes the line of an executor.
+// lineOf returns the line of an executor.
 func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) board.Line {
 	l := board.Line{Beat: beat, Incarnation: board.ShortIncarnation(incarnationOf(info)), Written: now, Slot: slot,
 		Cores: info.GetCores(), FreeCores: info.GetFreeCores(), MemoryMiB: uint32(min(info.GetMemoryBytes()>>20, 1<<32-1)),
@@ -119,8 +119,8 @@ func lineOf(info *control.InfoReply, slot uint32, beat uint64, now time.Time) bo
 	return l
 }
 
-// tell notes the state of an executor and tells subscribers if it is new. The line has it already, since they read it as soon as they are
-// told. Under the lock.
+// tell records the state of an executor and notifies subscribers if it is new. The line must have the state already,
+// since subscribers read it as soon as they are notified. The caller holds the lock.
 func (t *table) tell(e *entry, s board.State) {
 	if e.state == s {
 		return
@@ -129,8 +129,9 @@ func (t *table) tell(e *entry, s board.State) {
 	t.changed(board.Change{Slot: e.slot, Incarnation: uint32(board.ShortIncarnation(incarnationOf(e.info))), State: s})
 }
 
-// register adds an executor. An earlier one at the same address is replaced: it is gone, since its address is taken.
-// The same incarnation keeps its id. errOwner: the incarnation, or the address, is registered by another owner. errQuota: the owner has no room.
+// register adds an executor. It replaces an earlier executor at the same address, which must have ended. The same
+// incarnation keeps its id. The error is errOwner if another owner has registered the incarnation or the address, and
+// errQuota if the owner's quota is used up.
 func (t *table) register(o owner, address string, info *control.InfoReply) (id uint64, replaced bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,7 +144,7 @@ func (t *table) register(o owner, address string, info *control.InfoReply) (id u
 	old := t.byKey[k]
 	if old != nil && incarnationOf(old.info) == incarnation {
 		old.renew(&o)
-		t.detach(old) // it has lost its way to its line, and makes another
+		t.detach(old) // it has lost its connection and will attach again
 		t.heard(old, info)
 		return old.id, false, nil
 	}
@@ -180,7 +181,7 @@ func (t *table) stateOf(e *entry) board.State {
 	return board.Open
 }
 
-// heard notes a message of an executor. Under the lock.
+// heard records a message of an executor. The caller holds the lock.
 func (t *table) heard(e *entry, info *control.InfoReply) {
 	e.info, e.seen = info, t.now()
 	if e.memory == nil {
@@ -189,7 +190,8 @@ func (t *table) heard(e *entry, info *control.InfoReply) {
 	t.tell(e, t.stateOf(e))
 }
 
-// ofOwner returns a registration; nil: there is none. An error: it is another owner's. Under the lock.
+// ofOwner returns a registration; nil: there is none. The error is errOwner if it belongs to another owner. The caller
+// holds the lock.
 func (t *table) ofOwner(o *owner, id uint64) (*entry, error) {
 	e := t.byID[id]
 	if e != nil && !o.may(e.owner.name) {
@@ -199,14 +201,15 @@ func (t *table) ofOwner(o *owner, id uint64) (*entry, error) {
 	return e, nil
 }
 
-// renew notes that the owner may have another certificate by now. Under the lock.
+// renew stores the owner's current certificate. The caller holds the lock.
 func (e *entry) renew(o *owner) {
 	if e != nil && e.owner.name == o.name {
 		e.owner = *o
 	}
 }
 
-// expel forgets the executors whose owner's certificate has ended, as said by ended, and returns why, by address.
+// expel removes the executors whose owner's certificate is no longer valid according to ended, and returns the reasons
+// by address.
 func (t *table) expel(ended func(*identity.Identity) error) map[string]error {
 	t.mu.Lock()
 	bound := map[uint64]*identity.Identity{}
@@ -232,8 +235,8 @@ func (t *table) expel(ended func(*identity.Identity) error) map[string]error {
 	return why
 }
 
-// heartbeat notes that an executor lives. known is false if it must register; back is true if it had counted as dead. errOwner: it is not
-// the caller's.
+// heartbeat records that an executor is alive. known is false if it must register. back is true if it had counted as
+// dead. The error is errOwner if another owner has registered it.
 func (t *table) heartbeat(o owner, id uint64, info *control.InfoReply) (known, back bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -242,21 +245,22 @@ func (t *table) heartbeat(o owner, id uint64, info *control.InfoReply) (known, b
 		return false, false, err
 	}
 	back = e.state == board.Silent
-	t.detach(e) // who sends messages writes no line
+	t.detach(e) // an executor that sends messages does not write its line
 	t.heard(e, info)
 	return true, back, nil
 }
 
-// detach takes an executor's way to its memory away, if it has one. Under the lock.
+// detach closes an executor's connection to its memory, if it has one. The caller holds the lock.
 func (t *table) detach(e *entry) {
 	if e.memory != nil {
-		e.memory.fence() // before anybody else writes there
+		e.memory.fence() // before the memory is used otherwise
 		t.dropped(e.memory)
 		e.memory = nil
 	}
 }
 
-// deregister forgets an executor and returns its node and address, empty if it is not there. errOwner: it is not the caller's.
+// deregister removes an executor and returns its node and address, empty if it does not exist. The error is errOwner if
+// another owner has registered it.
 func (t *table) deregister(o owner, id uint64) (node, address string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -268,11 +272,11 @@ func (t *table) deregister(o owner, id uint64) (node, address string, err error)
 	return e.info.GetNode(), e.address, nil
 }
 
-// drop forgets an executor. Under the lock.
+// drop removes an executor. The caller holds the lock.
 func (t *table) drop(e *entry) {
 	t.detach(e)
 	t.left(incarnationOf(e.info))
-	t.board.Release(e.slot) // first: who is told looks at the line
+	t.board.Release(e.slot) // first: notified subscribers read the line
 	t.tell(e, board.Left)
 	delete(t.byID, e.id)
 	delete(t.byKey, e.key)
@@ -286,7 +290,8 @@ func (t *table) drop(e *entry) {
 	t.quotas.give(&e.owner, 1, registrationBytes)
 }
 
-// attach gives an executor a way to its memory in the place of an earlier one. An error: it is not registered, or by another owner.
+// attach connects an executor to its memory and replaces an earlier connection. It returns an error if the executor is
+// not registered, or by another owner.
 func (t *table) attach(o owner, id uint64, incarnation []byte, make func(entry) (*attachment, error)) (*attachment, error) {
 	find := func() (*entry, error) {
 		e, err := t.ofOwner(&o, id)
@@ -306,7 +311,7 @@ func (t *table) attach(o owner, id uint64, incarnation []byte, make func(entry) 
 	}
 	found := *e
 	t.mu.Unlock()
-	a, err := make(found) // talks to the executor's process
+	a, err := make(found) // blocks: it talks to the executor's process
 	if err != nil {
 		return nil, err
 	}
@@ -315,15 +320,15 @@ func (t *table) attach(o owner, id uint64, incarnation []byte, make func(entry) 
 	if again, err := find(); err != nil || again != e {
 		a.fence()
 		t.dropped(a)
-		return nil, cmp.Or(err, control.Errorf(control.ClassBusy, "executor %d has registered again meanwhile", id))
+		return nil, cmp.Or(err, control.Errorf(control.ClassBusy, "executor %d has registered again in the meantime", id))
 	}
 	t.detach(e)
-	t.left(incarnationOf(e.info)) // what it had by messages it counts by its own way now
+	t.left(incarnationOf(e.info)) // it now counts its reservations by memory instead of by message
 	e.memory = a
 	return a, nil
 }
 
-// heardOf returns the registered incarnations, and whether they are not silent.
+// heardOf returns the registered incarnations, with true for those that are not silent.
 func (t *table) heardOf() map[[16]byte]bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -335,7 +340,7 @@ func (t *table) heardOf() map[[16]byte]bool {
 	return all
 }
 
-// check says why an owner may not act for an incarnation: nobody has registered it, or another owner.
+// check returns an error if an owner may not act for an incarnation: it is not registered, or by another owner.
 func (t *table) check(o owner, incarnation [16]byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -349,7 +354,7 @@ func (t *table) check(o owner, incarnation [16]byte) error {
 	return nil
 }
 
-// unclaimed takes the claims that the ledger does not have yet.
+// unclaimed returns and removes the claims that the ledger does not have yet.
 func (t *table) unclaimed() []accounting.Claim {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -361,7 +366,7 @@ func (t *table) unclaimed() []accounting.Claim {
 	return all
 }
 
-// claimAgain puts claims back that the ledger has not taken, if their executors are still there.
+// claimAgain puts back claims that the ledger did not accept, if their executors still exist.
 func (t *table) claimAgain(claims []accounting.Claim) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -372,7 +377,7 @@ func (t *table) claimAgain(claims []accounting.Claim) {
 	}
 }
 
-// attachments returns all that are in use; heard: without those of silent executors.
+// attachments returns all attachments in use, or, if heard is set, only those of executors that are not silent.
 func (t *table) attachments(heard bool) []*attachment {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -385,7 +390,7 @@ func (t *table) attachments(heard bool) []*attachment {
 	return all
 }
 
-// refresh reads what an executor has written to its line. Under the lock.
+// refresh reads an executor's line. The caller holds the lock.
 func (t *table) refresh(e *entry) {
 	l, err := t.board.ReadLine(e.slot)
 	if err == nil && l.Incarnation != board.ShortIncarnation(incarnationOf(e.info)) {
@@ -393,7 +398,7 @@ func (t *table) refresh(e *entry) {
 		return
 	}
 	if err != nil || e.memory == nil || l.Beat == e.beat {
-		return // torn, written here, or old: the next beat will tell
+		return // incomplete, written here, or unchanged: the next beat will show
 	}
 	e.beat, e.seen = l.Beat, t.now()
 	info := proto.CloneOf(e.info)
@@ -403,8 +408,8 @@ func (t *table) refresh(e *entry) {
 	t.tell(e, t.stateOf(e))
 }
 
-// mend writes the line of an executor over which the one that had its slot before has written, and tells those who may have read that.
-// Under the lock.
+// mend writes an executor's line again after the slot's previous executor has overwritten it, and notifies subscribers
+// that may have read the wrong line. The caller holds the lock.
 func (t *table) mend(e *entry) {
 	l := lineOf(e.info, e.slot, e.beat, e.seen)
 	l.State = e.state
@@ -414,7 +419,7 @@ func (t *table) mend(e *entry) {
 
 func (t *table) silent(e *entry, now time.Time) bool { return now.Sub(e.seen) >= missed*t.interval }
 
-// list returns all executors by address, dead ones marked.
+// list returns all executors by address. Dead ones are marked.
 func (t *table) list() []*control.ExecutorEntry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -431,10 +436,11 @@ func (t *table) list() []*control.ExecutorEntry {
 	return out
 }
 
-// markSilent marks an executor's line; false: it has just written. Under the lock.
+// markSilent marks an executor's line as silent. It returns false if the executor has just written it. The caller holds
+// the lock.
 func (t *table) markSilent(e *entry) bool {
 	l, err := t.board.ReadLine(e.slot)
-	if err != nil { // it died in the middle of a write
+	if err != nil { // the executor died during a write
 		l = lineOf(e.info, e.slot, e.beat, e.seen)
 		l.State = board.Silent
 		t.board.WriteLine(&l)
@@ -446,9 +452,9 @@ func (t *table) markSilent(e *entry) bool {
 	return t.board.Mark(l, board.Silent)
 }
 
-// sweep reads the lines, marks the silent ones, returns the addresses of those that were not marked before, and forgets
-// those that are dead for long. A sweep that comes late marks nobody: whatever held up the manager may have held up the others. It counts
-// as one heartbeat that stayed away, however late it is.
+// sweep reads the lines, marks silent executors, returns the addresses of newly silent ones, and forgets executors that
+// have been dead for long. A late sweep marks none, because the delay of the manager may have delayed executors too. It
+// counts as one missed heartbeat, however late it is.
 func (t *table) sweep() (died []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -475,7 +481,7 @@ func (t *table) sweep() (died []string) {
 		}
 	}
 	for _, c := range t.board.Tidy() {
-		t.changed(c) // whoever has read it in the meantime
+		t.changed(c) // notify subscribers that may have read the wrong line
 	}
 	slices.Sort(died)
 	return died

@@ -27,14 +27,14 @@ import (
 //go:embed page
 var page embed.FS
 
-// An answer may be as old as stateEvery, or stateShare times as long as it took to make, which grows with the ledger: many who look
-// cost as much as one, and that is at most a tenth of a processor.
+// An answer may be as old as stateEvery, or as stateShare times the time that it took to make, which grows with the
+// ledger. So many viewers cost no more than one, which uses at most a tenth of a processor.
 const (
 	stateEvery = 500 * time.Millisecond
 	stateShare = 10
 )
 
-// State is what /api/v1/state says. Numbers that may exceed 2^53 are text.
+// State is the content of /api/v1/state. Numbers that may exceed 2^53 are strings.
 type State struct {
 	NowMS       int64           `json:"now_ms"`
 	Executors   []ExecutorState `json:"executors"`
@@ -43,10 +43,10 @@ type State struct {
 	Bills       []BillState     `json:"bills"`
 	Currency    string          `json:"currency"`
 	Subscribers int             `json:"subscribers"`
-	Trouble     string          `json:"trouble"` // of the accounts; empty: none
+	Trouble     string          `json:"trouble"` // with the accounts; empty: none
 }
 
-// ExecutorState is an executor as its line says.
+// ExecutorState is the content of an executor's line.
 type ExecutorState struct {
 	Address         string   `json:"address"`
 	Node            string   `json:"node"`
@@ -61,7 +61,7 @@ type ExecutorState struct {
 	Until           uint64   `json:"available_until"` // Unix seconds, 0: not known
 }
 
-// LeaseState is a lease that goes on, as its cell says.
+// LeaseState is a running lease, from its cell.
 type LeaseState struct {
 	Lease       string  `json:"lease"`
 	Tenant      string  `json:"tenant"`
@@ -75,7 +75,7 @@ type LeaseState struct {
 	Failures    string  `json:"failures"`
 }
 
-// TenantState is what a tenant has now.
+// TenantState is the current use of a tenant.
 type TenantState struct {
 	Tenant        string `json:"tenant"`
 	Leases        int    `json:"leases"`
@@ -84,7 +84,7 @@ type TenantState struct {
 	ReservedCores uint64 `json:"reserved_cores"`
 }
 
-// BillState is a bill as `rfaas bill --json` prints it.
+// BillState is a bill, in the format of `rfaas bill --json`.
 type BillState struct {
 	Tenant string           `json:"tenant"`
 	Amount string           `json:"amount"`
@@ -118,7 +118,7 @@ func (m *Manager) executorStates() []ExecutorState {
 	return out
 }
 
-// leaseStates are the leases of those cells that are not final, and of those sums that came by message.
+// leaseStates returns the running leases, from cells and from messages.
 func (m *Manager) leaseStates() []LeaseState {
 	out := []LeaseState{}
 	for _, e := range m.accounts.running(m.table.attachments(true)) {
@@ -154,7 +154,7 @@ func (m *Manager) tenantStates(leases []LeaseState) []TenantState {
 	return out
 }
 
-// bills are all tenants' from the beginning, as of the last harvest.
+// bills returns the bills of all tenants from the beginning, as of the last harvest.
 func (m *Manager) bills() ([]BillState, error) {
 	totals, err := m.accounts.ledger.Totals("", time.Time{})
 	if err != nil {
@@ -180,8 +180,8 @@ func (m *Manager) state() (*State, error) {
 	return s, err
 }
 
-// Observe adds the page, the API and the metrics to an HTTP server, all of them read-only. What names tenants is shown to those
-// whom mayAll lets see it.
+// Observe adds the page, the API and the metrics to an HTTP server, all read-only. Data of tenants is shown only for
+// requests that mayAll accepts.
 func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 	s.Metrics.MustRegister(&collector{m})
 	s.Check("ledger", m.accounts.failing)
@@ -223,7 +223,7 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 				return
 			}
 			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(part(state)) // whoever does not take it has gone
+			_ = json.NewEncoder(w).Encode(part(state)) // an error means that the client has gone
 		})
 	}
 	files := http.FileServerFS(page)
@@ -237,7 +237,7 @@ func (m *Manager) Observe(s *observe.Server, mayAll func(*http.Request) bool) {
 	})
 }
 
-// secured forbids browsers everything that the page does not need: other origins, frames, inline code.
+// secured sets headers that forbid browsers what the page does not need: other origins, frames, inline code.
 func secured(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
@@ -246,8 +246,8 @@ func secured(w http.ResponseWriter) {
 	h.Set("Cache-Control", "no-store")
 }
 
-// pageCertificate finds the certificate of the HTTPS page: that of the settings, else that of the identity directory that browsers take, else
-// the node's own. nil: there is none.
+// pageCertificate returns the certificate of the HTTPS page: the one in the settings, else the identity directory's
+// page certificate, else the node's own; nil: there is none.
 func pageCertificate(s *config.Manager, node *identity.Node, log *slog.Logger) (func() *tls.Certificate, error) {
 	if s.HTTPCert != "" {
 		pair, err := identity.OpenKeyPair(s.HTTPCert, s.HTTPKey, nil, log, time.Now())
@@ -260,7 +260,7 @@ func pageCertificate(s *config.Manager, node *identity.Node, log *slog.Logger) (
 		return nil, nil
 	}
 	if s.HTTPListen != "" && node.Files(time.Now()).Page == nil {
-		log.Warn("no browser opens the HTTPS page, since the identity directory has only an Ed25519 certificate: make it again by rfaas cluster node, or set http-cert")
+		log.Warn("browsers cannot open the HTTPS page, because the identity directory has only an Ed25519 certificate: make the directory again with rfaas cluster node, or set http-cert")
 	}
 	return func() *tls.Certificate {
 		f := node.Files(time.Now())
@@ -271,9 +271,10 @@ func pageCertificate(s *config.Manager, node *identity.Node, log *slog.Logger) (
 	}, nil
 }
 
-// openHTTP starts the HTTP port if one is asked for. A unix socket, which only this user can reach, shows everything, another address
-// what names no tenant, and the rest for the token, which is made if there is none. From afar it is HTTPS if there is a certificate, and on
-// loopback if always says so. Close it before the manager.
+// openHTTP starts the HTTP port if address is set. A unix socket, which only this user can reach, shows everything.
+// Other addresses show data of tenants only with the token, which is created if it does not exist. Addresses that are
+// not loopback use HTTPS if there is a certificate, loopback addresses only if always is set. Close the server before
+// the manager.
 func (m *Manager) openHTTP(address, tokenFile string, certificate func() *tls.Certificate, always bool) (*observe.Server, error) {
 	mayAll := func(*http.Request) bool { return true }
 	var secure *tls.Config
@@ -300,7 +301,7 @@ func (m *Manager) openHTTP(address, tokenFile string, certificate func() *tls.Ce
 	return s, nil
 }
 
-// bearer says whether a request has the token. How long that takes tells nothing of it.
+// bearer returns a function that reports whether a request has the token. It compares in constant time.
 func bearer(token control.Secret) func(*http.Request) bool {
 	want := sha256.Sum256([]byte(token.Hex()))
 	return func(r *http.Request) bool {
