@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// journalSlack is how many superseded records a journal holds before it is written anew.
+// journalSlack is how many superseded records a journal may have before it is rewritten.
 const journalSlack = 1024
 
-// Journal keeps the sums of the leases of one executor on disk until the ledger has them. It is a file of records, each
-// the newest sums of a Key, written behind the earlier ones and flushed before Put returns. After a crash the whole
-// records are read and the newest counts, which is the largest; half a record at the end is cut off, and a damaged one in
-// the middle costs itself only. Not safe for concurrent use.
+// Journal keeps the sums of the leases of one executor on disk until the ledger has them. It is a file of records. Each
+// record has the newest sums of a Key, and is appended and flushed before Put returns. After a crash all complete
+// records are read, and the newest of each Key counts, which is the largest. An incomplete record at the end is cut
+// off. A damaged record in the middle is skipped. Not safe for concurrent use.
 type Journal struct {
 	file    journalFile
 	replace func(write func(journalFile) error) (journalFile, error) // see openReplacement; nil in tests: never compacted
 	live    map[Key]*Entry
-	size    int64 // bytes of whole, flushed records
+	size    int64 // bytes of complete, flushed records
 	records int
 	damaged int
 	failed  error
 }
 
-// journalFile is what a journal needs of a file.
+// journalFile has the methods of a file that a journal needs.
 type journalFile interface {
 	io.ReaderAt
 	io.WriterAt
@@ -40,9 +40,9 @@ type journalFile interface {
 // maxJournals bounds the executors of one node that share a state directory.
 const maxJournals = 256
 
-// OpenJournal opens a journal in a directory, which is made if there is none: one that an executor of this node has left
-// behind, so that its sums are not lost, or a new one. Journals that another process has open are left alone. The
-// node's name is part of the file's name, so nodes may share the directory.
+// OpenJournal opens a journal in a directory, which it creates if necessary. It opens a journal that an earlier
+// executor of this node has left, so that its sums are not lost, or a new one. It skips journals that another process
+// has open. The node's name is part of the file's name, so nodes may share the directory.
 func OpenJournal(dir, node string) (*Journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
@@ -66,7 +66,8 @@ func OpenJournal(dir, node string) (*Journal, error) {
 	return nil, fmt.Errorf("journal: all %d journals of node %s in %s are in use", maxJournals, node, dir)
 }
 
-// lockFile locks a file that stays, so that the journal itself can be replaced. nil: somebody else has the lock.
+// lockFile locks a separate file, so that the journal itself can be replaced. It returns nil if another process has the
+// lock.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -118,7 +119,7 @@ func openJournalFile(path string, lock *os.File) (*Journal, error) {
 	return j, nil
 }
 
-// openReplacement puts a file with what write writes in the place of the journal at path.
+// openReplacement replaces the journal at path by a file with the output of write.
 func openReplacement(path string, lock *os.File, write func(journalFile) error) (journalFile, error) {
 	f, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -131,7 +132,7 @@ func openReplacement(path string, lock *os.File, write func(journalFile) error) 
 		f.Close()
 		return nil, errors.Join(err, os.Remove(path+".new"))
 	}
-	// The name may not be on disk yet, but then the old file is, and it says no less.
+	// If the rename is not on disk yet, the old file is, which has the same sums.
 	if err := syncDir(filepath.Dir(path)); err != nil {
 		f.Close()
 		return nil, err
@@ -148,7 +149,7 @@ func syncDir(path string) error {
 	return d.Sync()
 }
 
-// readJournal reads what is there and cuts off what was not written to its end.
+// readJournal reads all records and cuts off an incomplete one at the end.
 func readJournal(f journalFile, size int64) (*Journal, error) {
 	j := &Journal{file: f, live: map[Key]*Entry{}}
 	buf := make([]byte, recordSize)
@@ -182,7 +183,7 @@ func (j *Journal) note(e *Entry) {
 	j.live[e.Key] = &c
 }
 
-// Live returns all entries that have not been dropped, in no order.
+// Live returns all entries that were not dropped, in no particular order.
 func (j *Journal) Live() []Entry {
 	all := make([]Entry, 0, len(j.live))
 	for _, e := range j.live {
@@ -191,11 +192,11 @@ func (j *Journal) Live() []Entry {
 	return all
 }
 
-// Damaged is how many records could not be read when the journal was opened.
+// Damaged returns how many records could not be read when the journal was opened.
 func (j *Journal) Damaged() int { return j.damaged }
 
-// Put stores the newest sums of some Keys and returns when they are on disk. Whatever the error, they are in Live, and
-// the next Put that succeeds has stored them too.
+// Put stores the newest sums of some Keys and returns when they are on disk. Even after an error they are in Live, and
+// the next successful Put stores them too.
 func (j *Journal) Put(entries ...Entry) error {
 	var errs []error
 	var good []*Entry
@@ -222,20 +223,20 @@ func (j *Journal) Put(entries ...Entry) error {
 	return errors.Join(errs...)
 }
 
-// Drop forgets Keys that the ledger has. Their records stay in the file until it is written anew or nothing is alive, so some may
-// come back when the journal is opened again. The ledger counts them once: it merges them with what it has, or refuses them
-// if it has forgotten the lease meanwhile (Ledger.Prune).
+// Drop forgets Keys that the ledger has. Their records stay in the file until it is rewritten or no Key is left, so
+// some may return when the journal is opened again. The ledger counts them once: it merges them with what it has, or
+// refuses them if it has pruned the lease in the meantime (Ledger.Prune).
 func (j *Journal) Drop(keys ...Key) {
 	for _, k := range keys {
 		delete(j.live, k)
 	}
-	// Not flushed: after a crash they may be there again. An error leaves them there, too.
+	// Not flushed: after a crash or an error the records may still be there.
 	if len(j.live) == 0 && j.records > 0 && j.failed == nil && j.file.Truncate(0) == nil {
 		j.size, j.records = 0, 0
 	}
 }
 
-// compact writes everything that is alive into a new file, which also makes good for a write that failed.
+// compact writes all live entries to a new file, which also repairs a write that failed.
 func (j *Journal) compact() error {
 	all := make([]*Entry, 0, len(j.live))
 	for _, e := range j.live {
@@ -256,7 +257,7 @@ func (j *Journal) compact() error {
 		return j.failed
 	}
 	if l, ok := j.file.(lockedFile); ok {
-		l.lock = nil // goes on in f
+		l.lock = nil // f has taken it over
 		j.file = l
 	}
 	j.file.Close()
@@ -264,7 +265,7 @@ func (j *Journal) compact() error {
 	return nil
 }
 
-// writeRecords writes entries at an offset and flushes. It returns the bytes.
+// writeRecords writes entries at an offset, flushes, and returns the number of bytes.
 func writeRecords(f journalFile, at int64, entries []*Entry) (int64, error) {
 	buf := make([]byte, 0, len(entries)*recordSize)
 	for _, e := range entries {
@@ -280,5 +281,5 @@ func writeRecords(f journalFile, at int64, entries []*Entry) (int64, error) {
 	return int64(len(buf)), f.Sync()
 }
 
-// Close closes the file. What is in Live is on disk if the last Put said so.
+// Close closes the file. The content of Live is on disk if the last Put succeeded.
 func (j *Journal) Close() error { return j.file.Close() }

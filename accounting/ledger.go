@@ -10,10 +10,10 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// ErrConflict is an entry whose Key belongs to another tenant.
+// ErrConflict means that the Key of an entry belongs to another tenant.
 var ErrConflict = errors.New("account entry of another tenant")
 
-// ErrLedger is a ledger file that cannot be what it should be.
+// ErrLedger means that a ledger file is damaged or not a ledger.
 var ErrLedger = errors.New("bad ledger")
 
 // Buckets of the ledger:
@@ -34,15 +34,15 @@ var (
 	ledgerVersion = []byte{2}
 )
 
-// Ledger is the resource manager's accounts, in a file that survives a crash at any moment. Merging is idempotent
-// and knows no order. Safe for concurrent use; one process at a time.
+// Ledger has the resource manager's accounts, in a file that survives a crash at any moment. Merging is idempotent and
+// independent of the order. It is safe for concurrent use. Only one process at a time can open it.
 type Ledger struct {
 	db *bbolt.DB
 }
 
-// OpenLedger opens the ledger at path, or makes it. It waits for at most timeout for another process that has it open. A file that
-// is damaged so that it cannot be read, or that is missing or empty where there was one, is an ErrLedger. Damaged records are not: each
-// costs itself, and CheckLedger finds them.
+// OpenLedger opens or creates the ledger at path. It waits for at most timeout for another process that has it open.
+// The error is ErrLedger if the file is too damaged to be read, or if it is missing or empty although there was one.
+// Single damaged records are no error here: operations on them fail, and CheckLedger finds them.
 func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
 	l := &Ledger{}
 	err := checkBegun(path)
@@ -58,7 +58,7 @@ func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
 			if err := l.update(prepare); err != nil {
 				return err
 			}
-			return l.view(func(tx *bbolt.Tx) error { // every page, so that a damaged one is known now
+			return l.view(func(tx *bbolt.Tx) error { // read every page, to detect damage now
 				for _, name := range [][]byte{bucketLeases, bucketHours, bucketOwners} {
 					if err := tx.Bucket(name).ForEach(func([]byte, []byte) error { return nil }); err != nil {
 						return err
@@ -74,11 +74,11 @@ func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
 		}
 		return nil, fmt.Errorf("ledger %s: %w", path, err)
 	}
-	_ = begin(path) // a full disk must not keep the ledger closed; the next one who opens it tries again
+	_ = begin(path) // a full disk must not prevent opening the ledger; the next OpenLedger tries again
 	return l, nil
 }
 
-// prepare makes the buckets, and brings those of an older version up to date.
+// prepare creates the buckets and converts those of an older version.
 func prepare(tx *bbolt.Tx) error {
 	for _, name := range [][]byte{bucketMeta, bucketLeases, bucketHours, bucketOwners} {
 		if _, err := tx.CreateBucketIfNotExists(name); err != nil {
@@ -109,7 +109,7 @@ func prepare(tx *bbolt.Tx) error {
 	return meta.Put(keyVersion, ledgerVersion)
 }
 
-// oldVersion says whether the totals have no checksums. An error: the version is not known.
+// oldVersion reports whether the totals have no checksums. It returns an error for an unknown version.
 func oldVersion(tx *bbolt.Tx) (bool, error) {
 	v := tx.Bucket(bucketMeta).Get(keyVersion)
 	if !bytes.Equal(v, ledgerVersion) && !bytes.Equal(v, []byte{1}) {
@@ -118,7 +118,7 @@ func oldVersion(tx *bbolt.Tx) (bool, error) {
 	return bytes.Equal(v, []byte{1}), nil
 }
 
-// update and view run transactions. A page that is damaged is an ErrLedger, and not the end of the program.
+// update and view run transactions. A damaged page causes ErrLedger instead of a crash.
 func (l *Ledger) update(f func(*bbolt.Tx) error) error {
 	return sound(func() error { return l.db.Update(f) })
 }
@@ -130,18 +130,18 @@ func (l *Ledger) view(f func(*bbolt.Tx) error) error {
 // Close closes the file.
 func (l *Ledger) Close() error { return l.db.Close() }
 
-// Size is the file's bytes.
+// Size returns the size of the file in bytes.
 func (l *Ledger) Size() (n int64) {
-	_ = l.view(func(tx *bbolt.Tx) error { // cannot fail but when it is closed
+	_ = l.view(func(tx *bbolt.Tx) error { // fails only if the ledger is closed
 		n = tx.Size()
 		return nil
 	})
 	return n
 }
 
-// Merge takes in what is known of some leases. With a nil error all of it is on disk. Entries that are ErrInvalid or
-// ErrConflict or that meet a damaged record (ErrLedger) are left out and the others are merged all the same; any other
-// error means that nothing is. now bounds the hours that use is booked in, since the clocks of nodes differ.
+// Merge merges entries of leases. If the error is nil, all of them are on disk. Entries that are ErrInvalid or
+// ErrConflict, or that meet a damaged record (ErrLedger), are left out and all others are merged. With any other error
+// nothing is merged. now is the latest hour to which use is booked, since the clocks of nodes differ.
 func (l *Ledger) Merge(now time.Time, entries ...Entry) error {
 	var bad []error
 	err := l.update(func(tx *bbolt.Tx) error {
@@ -171,7 +171,7 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
 	merged := *e
 	var before Use
 	if leases.Get(key) == nil && e.AsOf.Unix() < pruned(tx) {
-		return fmt.Errorf("%w: lease %v as of %v is older than what the ledger keeps, and may have been counted", ErrInvalid, e.Key, e.AsOf.UTC().Format(time.RFC3339))
+		return fmt.Errorf("%w: lease %v as of %v is older than the leases that the ledger keeps, and may have been counted already", ErrInvalid, e.Key, e.AsOf.UTC().Format(time.RFC3339))
 	}
 	if b := leases.Get(key); b != nil {
 		old, err := parseEntry(b)
@@ -179,7 +179,7 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
 			return fmt.Errorf("%w: lease %v: %w", ErrLedger, e.Key, err)
 		}
 		if old.Tenant != e.Tenant {
-			return fmt.Errorf("%w: lease %v is of %q, not of %q", ErrConflict, e.Key, old.Tenant, e.Tenant)
+			return fmt.Errorf("%w: lease %v belongs to %q, not to %q", ErrConflict, e.Key, old.Tenant, e.Tenant)
 		}
 		if old.Use.Covers(e.Use) && (old.Final || !e.Final) {
 			return nil
@@ -194,7 +194,7 @@ func merge(tx *bbolt.Tx, now time.Time, e *Entry) error {
 	return book(tx, hourOf(e.AsOf, now), e.Tenant, merged.Use.Since(before))
 }
 
-// pruned is before which time leases may have been forgotten, in seconds since 1970.
+// pruned returns the time before which leases may have been pruned, in seconds since 1970.
 func pruned(tx *bbolt.Tx) int64 {
 	if b := tx.Bucket(bucketMeta).Get(keyPruned); len(b) == 8 {
 		return int64(binary.BigEndian.Uint64(b))
@@ -202,17 +202,18 @@ func pruned(tx *bbolt.Tx) int64 {
 	return 0
 }
 
-// clockSkew is how much the clocks of executors may differ from the resource manager's. The ledger's time of a lease may be of either
-// clock, so what an executor's journal says again of a lease that was forgotten may look that much younger.
+// clockSkew is how much the clocks of executors may differ from the resource manager's. The ledger's time of a lease
+// may be by either clock, so a pruned lease may look that much younger in an executor's journal.
 const clockSkew = time.Hour
 
-// pruneMost is how many leases one transaction forgets.
+// pruneMost is how many leases one transaction prunes.
 const pruneMost = 10_000
 
-// Prune forgets leases that used nothing since before, up to 10,000 of them, and says how many it was: bills stay as they are, for they
-// are made of the hours. What is said later of a lease that was forgotten is refused by Merge, so that nothing counts
-// twice, even if the clocks differ by an hour: leases that are not known and used nothing since an hour after before are refused. Their
-// room in the file is used again. It also forgets the owners of incarnations that were claimed before and have no lease left.
+// Prune removes leases that have used nothing since before, up to 10,000 of them, and returns their number. Bills do
+// not change, since they come from the hours. Merge refuses later entries of removed leases, so that nothing counts
+// twice, even if clocks differ by an hour: it refuses unknown leases that have used nothing since an hour after before.
+// Their space in the file is reused. Prune also removes the owners of incarnations that were claimed before that time
+// and have no lease left.
 func (l *Ledger) Prune(before time.Time) (n int, err error) {
 	err = l.update(func(tx *bbolt.Tx) error {
 		n = 0
@@ -247,7 +248,7 @@ func (l *Ledger) Prune(before time.Time) (n int, err error) {
 	return n, nil
 }
 
-// book adds to a tenant's total of an hour.
+// book adds to a tenant's total for an hour.
 func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
 	hours := tx.Bucket(bucketHours)
 	key := append(binary.BigEndian.AppendUint32(nil, hour), tenant...)
@@ -266,7 +267,7 @@ func book(tx *bbolt.Tx, hour uint32, tenant string, u Use) error {
 
 const totalSize = NumCounters * 16
 
-// sealTotal adds the checksum.
+// sealTotal returns a total with its checksum.
 func sealTotal(key, b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(bytes.Clone(b), totalSum(key, b))
 }
@@ -292,7 +293,7 @@ func ledgerKey(k Key) []byte {
 	return binary.BigEndian.AppendUint32(b, k.Part)
 }
 
-// hourOf is the hour that use as of t is booked in: not before 1970 and not after now.
+// hourOf returns the hour to which use as of t is booked: not before 1970 and not after now.
 func hourOf(t, now time.Time) uint32 {
 	if t.After(now) {
 		t = now
@@ -300,7 +301,7 @@ func hourOf(t, now time.Time) uint32 {
 	return uint32(min(max(t.Unix(), 0)/3600, 1<<32-1))
 }
 
-// Lease returns what the ledger has of a Key.
+// Lease returns the ledger's entry of a Key.
 func (l *Ledger) Lease(k Key) (e Entry, known bool, err error) {
 	err = l.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketLeases).Get(ledgerKey(k))
@@ -317,8 +318,8 @@ func (l *Ledger) Lease(k Key) (e Entry, known bool, err error) {
 	return e, known, nil
 }
 
-// Leases calls f with every lease of a tenant ("" for all) that used something at or after since, until f returns
-// false. The ledger must not be changed meanwhile by the caller.
+// Leases calls f with every lease of a tenant ("" for all) that has used something at or after since, until f returns
+// false. f must not change the ledger.
 func (l *Ledger) Leases(tenant string, since time.Time, f func(Entry) bool) error {
 	err := l.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketLeases).Cursor()

@@ -394,7 +394,7 @@ func TestPrune(t *testing.T) {
 	if calls() != "12" || size == 0 {
 		t.Errorf("%s calls in %d bytes", calls(), size)
 	}
-	if err := l.Merge(now, old, entry(3, 99*24*time.Hour, 1), young, entry(4, time.Minute, 1)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "older than what the ledger keeps") {
+	if err := l.Merge(now, old, entry(3, 99*24*time.Hour, 1), young, entry(4, time.Minute, 1)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "older than the leases that the ledger keeps") {
 		t.Errorf("said again: %v", err)
 	}
 	if calls() != "13" {

@@ -16,10 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// begunSuffix names a file beside the ledger that says that there was a ledger.
+// begunSuffix is the suffix of a file beside the ledger which records that there was a ledger.
 const begunSuffix = ".begun"
 
-// sound runs f, which uses a database that may be damaged. A panic, or a fault behind the end of the file, is an ErrLedger.
+// sound runs f on a database that may be damaged. It returns ErrLedger for a panic, and for a fault beyond the end of
+// the file.
 func sound(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -30,30 +31,30 @@ func sound(f func() error) (err error) {
 	return f()
 }
 
-// checkBegun refuses a ledger that is missing or empty where there was one.
+// checkBegun returns ErrLedger if the ledger is missing or empty although there was one.
 func checkBegun(path string) error {
 	if st, err := os.Stat(path); err == nil && st.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil // opening it tells more
+		return nil // opening it returns the details
 	}
 	if _, err := os.Stat(path + begunSuffix); err != nil {
 		return nil
 	}
-	return fmt.Errorf("%w: it is missing or empty, and there was one: bring a backup back with \"rfaas ledger restore\", or remove %s to begin a new one",
+	return fmt.Errorf("%w: it is missing or empty, although there was one: restore a backup with \"rfaas ledger restore\", or remove %s to start a new one",
 		ErrLedger, path+begunSuffix)
 }
 
-// begin notes that there is a ledger.
+// begin records that there is a ledger.
 func begin(path string) error {
 	if _, err := os.Stat(path + begunSuffix); err == nil {
 		return nil
 	}
-	if err := os.WriteFile(path+begunSuffix, []byte("a file that rfaas made when it made the ledger\n"), 0o600); err != nil {
+	if err := os.WriteFile(path+begunSuffix, []byte("rfaas created this file together with the ledger\n"), 0o600); err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(path))
 }
 
-// whole says whether the file has all pages that the database counts.
+// whole returns an error if the file lacks pages that the database has.
 func whole(db *bbolt.DB, path string) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -61,22 +62,22 @@ func whole(db *bbolt.DB, path string) error {
 	}
 	return db.View(func(tx *bbolt.Tx) error {
 		if st.Size() < tx.Size() {
-			return fmt.Errorf("%w: the file has %d bytes, want at least %d: it was cut off", ErrLedger, st.Size(), tx.Size())
+			return fmt.Errorf("%w: the file has %d bytes, want at least %d: it is truncated", ErrLedger, st.Size(), tx.Size())
 		}
 		return nil
 	})
 }
 
-// totalSum is the checksum of a record of the bucket hours.
+// totalSum returns the checksum of a record in the bucket hours.
 func totalSum(key, value []byte) uint32 {
 	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
 }
 
-// LedgerReport is what CheckLedger has found.
+// LedgerReport is the result of CheckLedger.
 type LedgerReport struct {
-	Leases, Totals int      // records, good ones
+	Leases, Totals int      // valid records
 	Bytes          int64    // of the file
-	Damage         []string // what is wrong, at most maxDamage of it; none: the ledger is good
+	Damage         []string // at most maxDamage errors; empty: the ledger is valid
 }
 
 const maxDamage = 100
@@ -87,7 +88,7 @@ func (r *LedgerReport) wrong(err error) {
 	}
 }
 
-// openToRead opens a ledger that nobody may have open for writing, and does not make one.
+// openToRead opens an existing ledger. It fails after timeout if another process has the ledger open for writing.
 func openToRead(path string, timeout time.Duration) (db *bbolt.DB, err error) {
 	if err := checkBegun(path); err != nil {
 		return nil, err
@@ -97,13 +98,14 @@ func openToRead(path string, timeout time.Duration) (db *bbolt.DB, err error) {
 		return err
 	})
 	if errors.Is(err, berrors.ErrTimeout) {
-		return nil, fmt.Errorf("%w: a resource manager has it open: stop it first", err)
+		return nil, fmt.Errorf("%w: a resource manager has it open: stop the resource manager first", err)
 	}
 	return db, err
 }
 
-// CheckLedger reads all of the ledger at path, which nobody may have open for writing, and checks its structure and the checksum of
-// every record. An error means that it could not be read at all; of what can be, the report says what is wrong.
+// CheckLedger reads all of the ledger at path, and checks its structure and the checksum of every record. No process
+// may have it open for writing. It returns an error if the ledger cannot be opened. Damage to an opened ledger is in
+// the report.
 func CheckLedger(path string, timeout time.Duration) (r LedgerReport, err error) {
 	db, err := openToRead(path, timeout)
 	if err != nil {
@@ -134,7 +136,7 @@ func check(db *bbolt.DB, path string, r *LedgerReport) {
 				if e, err := parseEntry(v); err != nil {
 					r.wrong(fmt.Errorf("lease %x: %w", k, err))
 				} else if string(ledgerKey(e.Key)) != string(k) {
-					r.wrong(fmt.Errorf("lease %x: its record is that of lease %v", k, e.Key))
+					r.wrong(fmt.Errorf("lease %x: the record belongs to lease %v", k, e.Key))
 				} else {
 					r.Leases++
 				}
@@ -176,8 +178,8 @@ func check(db *bbolt.DB, path string, r *LedgerReport) {
 	}
 }
 
-// BackupLedger writes a copy of the ledger at path, which nobody may have open for writing, to another file, which it replaces. A damaged
-// ledger is not copied.
+// BackupLedger copies the ledger at path to another file, which it replaces. No process may have the ledger open for
+// writing. It returns an error for a damaged ledger.
 func BackupLedger(path, to string, timeout time.Duration) error {
 	db, err := openToRead(path, timeout)
 	if err != nil {
@@ -196,8 +198,8 @@ func BackupLedger(path, to string, timeout time.Duration) error {
 	})
 }
 
-// RestoreLedger puts a backup, which must be good, in the place of the ledger at path, which nobody may have open. What was there is kept
-// beside it, and kept is its name; empty: nothing was there.
+// RestoreLedger replaces the ledger at path by a backup, which must be valid. No process may have the ledger open. The
+// old ledger is kept beside it under the name kept; empty: there was none.
 func RestoreLedger(path, backup string, timeout time.Duration) (kept string, err error) {
 	db, err := openToRead(backup, timeout)
 	if err != nil {
@@ -213,7 +215,7 @@ func RestoreLedger(path, backup string, timeout time.Duration) (kept string, err
 	case err == nil:
 		defer there.Close()
 		if err := unix.Flock(int(there.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return "", fmt.Errorf("ledger %s: %w: a resource manager has it open: stop it first", path, err)
+			return "", fmt.Errorf("ledger %s: %w: a resource manager has it open: stop the resource manager first", path, err)
 		}
 		kept = fmt.Sprintf("%s.replaced-%s", path, time.Now().UTC().Format("20060102T150405.000"))
 		if err := os.Link(path, kept); err != nil {
@@ -233,7 +235,7 @@ func RestoreLedger(path, backup string, timeout time.Duration) (kept string, err
 	return kept, begin(path)
 }
 
-// replaceFile puts a file with what write writes in the place of another, whole or not at all. Its mode is 0600.
+// replaceFile atomically replaces a file by one with the output of write and mode 0600.
 func replaceFile(path string, write func(io.Writer) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.new")
 	if err != nil {

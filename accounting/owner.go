@@ -10,11 +10,11 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// ErrOwner is a claim to an incarnation that belongs to somebody else.
+// ErrOwner means that an incarnation belongs to another owner.
 var ErrOwner = errors.New("incarnation of another owner")
 
-// Claim states that whatever is charged under an incarnation is charged by Owner. Any lets the claim pass, and changes nothing, where the
-// incarnation has another owner.
+// Claim says that Owner charges under an incarnation. If Any is set, the claim is accepted even if the incarnation has
+// another owner, and changes nothing then.
 type Claim struct {
 	Incarnation [16]byte
 	Owner       string // at most maxOwner bytes
@@ -23,8 +23,8 @@ type Claim struct {
 
 const maxOwner = 512
 
-// Claim gives each incarnation to the first owner that claims it; with a nil error that is on disk. The errors are those of single claims,
-// in their order: nil, or ErrOwner.
+// Claim assigns each unclaimed incarnation to its claim's owner. If the error is nil, the assignments are on disk. The
+// slice has one error for each claim, in order: nil or ErrOwner.
 func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
 	refused := make([]error, len(claims))
 	fresh := false
@@ -67,7 +67,7 @@ func (l *Ledger) Claim(now time.Time, claims ...Claim) ([]error, error) {
 	return refused, nil
 }
 
-// ownerIn reads a record of the owners: the time of the claim, 8 bytes, and the owner.
+// ownerIn returns the owner in a record: the time of the claim, 8 bytes, then the owner.
 func ownerIn(v []byte) string {
 	if len(v) < 8 {
 		return ""
@@ -88,7 +88,8 @@ func (l *Ledger) Owner(incarnation [16]byte) (owner string, known bool, err erro
 	return owner, known, nil
 }
 
-// disown forgets the owners of incarnations that were claimed before the horizon and of which no lease is left, up to pruneMost of them.
+// disown removes the owners of incarnations that were claimed before the horizon and have no lease left, up to
+// pruneMost of them.
 func disown(tx *bbolt.Tx, horizon int64) error {
 	owners, leases := tx.Bucket(bucketOwners), tx.Bucket(bucketLeases).Cursor()
 	var old [][]byte

@@ -38,7 +38,7 @@ func TestLedgerCommands(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{"check", state}, {"backup", state, backup}} {
-		run(1, "stop it first", args...)
+		run(1, "stop the resource manager first", args...)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)

@@ -10,12 +10,14 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// sampleEvery is how often it is looked whether a worker is in a function. The processor time that the kernel has seen is
-// split by that into execution and polling: an estimate whose sum is exact and that costs the workers nothing.
+// sampleEvery is how often each worker is checked for running a function. These samples divide the processor time that
+// the kernel reports into execution and polling. The sum is exact, the division an estimate, and workers pay nothing
+// for it.
 const sampleEvery = 50 * time.Millisecond
 
-// accounts measures what leases use and brings it to the manager: into the journal first, then into cells of the manager's
-// memory, or by message where there are none, and out of the journal when the ledger has it. Leases never wait for it.
+// accounts measures what leases use and reports it to the resource manager: first to the journal, then to cells in the
+// manager's memory, or by message if there are none. The journal entry is dropped when the ledger has it. Leases never
+// wait for any of this.
 type accounts struct {
 	node        string
 	incarnation [16]byte
@@ -26,14 +28,14 @@ type accounts struct {
 	mu      sync.Mutex
 	leases  map[lease.ID]*account
 	ended   []*account
-	trouble map[string]bool // what the log has been told of
+	trouble map[string]bool // errors that were logged
 
-	// Of the goroutine that settles.
+	// Used only by the settling goroutine.
 	settling sync.Mutex
 	journal  *accounting.Journal // nil: sums are kept in memory only
 	owed     map[accounting.Key]*owed
-	way      *link.Executor // nil: by message
-	cells    []*owed        // of the way, by cell; nil: free
+	way      *link.Executor // connection to the manager's memory; nil: by message
+	cells    []*owed        // by cell of that connection; nil: free
 }
 
 // account is one lease.
@@ -50,21 +52,21 @@ type account struct {
 // metered is one worker.
 type metered struct {
 	Worker
-	polls           bool          // spins for calls at all
-	at              time.Time     // of the last look
-	cpu, base       time.Duration // then; before this lease
-	samples, inside uint64        // since then
+	polls           bool          // spins for calls
+	at              time.Time     // of the last measurement
+	cpu, base       time.Duration // processor time at that measurement; before this lease
+	samples, inside uint64        // samples since then; those in a function
 	report          accounting.Report
 }
 
-// owed is the sums of a Key that the ledger may not have.
+// owed has the sums of a Key that the ledger may not have yet.
 type owed struct {
 	entry   accounting.Entry
 	cell    int            // -1: none
-	charged accounting.Use // what the cell has
-	headed  bool           // the cell's head says that it is final
-	// Left by an earlier executor. It is final and goes by message, since only the answer to one says that the ledger refuses it: a
-	// cell would wait for its receipt for ever.
+	charged accounting.Use // content of the cell
+	headed  bool           // the cell is marked as final
+	// Left by an earlier executor. It is final and is sent by message, because only a message is answered with a
+	// refusal. A cell would wait for its receipt for ever.
 	earlier bool
 }
 
@@ -73,20 +75,20 @@ func newAccounts(node string, incarnation [16]byte, now func() time.Time, journa
 		leases: map[lease.ID]*account{}, owed: map[accounting.Key]*owed{}, trouble: map[string]bool{}}
 	if journal != nil {
 		for _, e := range journal.Live() {
-			e.Final = true // whoever wrote it is no more
+			e.Final = true // the executor that wrote it has ended
 			a.owed[e.Key] = &owed{entry: e, cell: -1, earlier: true}
 		}
 		if n := len(a.owed); n > 0 {
-			log.Info("the journal has charges of an earlier executor; they are sent to the resource manager", "leases", n)
+			log.Info("sending charges that an earlier executor left in the journal to the resource manager", "leases", n)
 		}
 		if n := journal.Damaged(); n > 0 {
-			log.Error("records of the journal are damaged; what they said is lost unless a later one says it", "records", n)
+			log.Error("skipped damaged journal records; their charges are lost unless a later record covers them", "records", n)
 		}
 	}
 	return a
 }
 
-// begin starts a lease's clock. All methods may be called on nil: nothing is counted then.
+// begin starts charging a lease. All methods may be called on a nil accounts, which counts nothing.
 func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time.Time) {
 	if a == nil {
 		return
@@ -95,7 +97,7 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 		meter: accounting.NewMeter(len(workers), l.Terms.Workers*l.Terms.CoresPerWorker, l.Terms.MemoryPerWorker*uint64(len(workers)), began)}
 	for i, w := range workers {
 		m := &metered{Worker: w, polls: polls, at: began}
-		if w.Steps().Cached { // an earlier lease has paid for what it did until now
+		if w.Steps().Cached { // an earlier lease has paid for its processor time so far
 			m.base, _ = w.CPUTime()
 			m.cpu = m.base
 		}
@@ -106,7 +108,8 @@ func (a *accounts) begin(l lease.Lease, workers []Worker, polls bool, began time
 	a.leases[l.ID] = acc
 }
 
-// tenantOf is who pays for a lease that names nobody, or somebody with a longer name than an account has.
+// tenantOf returns the tenant that pays for a lease: "unknown" without a name, and the beginning of a name that is too
+// long for an account.
 func tenantOf(name string) string {
 	if name == "" {
 		return "unknown"
@@ -114,7 +117,7 @@ func tenantOf(name string) string {
 	return name[:min(len(name), accounting.MaxName)]
 }
 
-// seat says that worker i of a lease is another one now.
+// seat replaces worker i of a lease.
 func (a *accounts) seat(id lease.ID, i int, w Worker) {
 	if a == nil {
 		return
@@ -129,7 +132,7 @@ func (a *accounts) seat(id lease.ID, i int, w Worker) {
 	}
 }
 
-// last looks at the workers of a lease that is about to end, while there are any.
+// last measures the workers of a lease that is about to end, while they exist.
 func (a *accounts) last(id lease.ID) {
 	if a == nil {
 		return
@@ -141,7 +144,7 @@ func (a *accounts) last(id lease.ID) {
 	}
 }
 
-// end stops a lease's clock: its cores are free.
+// end stops charging a lease, when its cores are free.
 func (a *accounts) end(id lease.ID) {
 	if a == nil {
 		return
@@ -153,7 +156,7 @@ func (a *accounts) end(id lease.ID) {
 		return // it never began
 	}
 	acc.ended = a.now()
-	acc.lookAll(acc.ended) // counters outlive their process, its processor time does not
+	acc.lookAll(acc.ended) // the counters are still there, the process and its processor time are not
 	acc.meter.End(acc.ended)
 	delete(a.leases, id)
 	a.ended = append(a.ended, acc)
@@ -169,7 +172,7 @@ func (acc *account) lookAll(now time.Time) {
 	}
 }
 
-// look takes in what worker i has done since the last look.
+// look measures worker i since the last measurement.
 func (acc *account) look(i int, now time.Time) {
 	w := acc.workers[i]
 	r := workerReport(w.Worker)
@@ -184,20 +187,20 @@ func (acc *account) look(i int, now time.Time) {
 	acc.meter.Observe(i, r, w.cpu-w.base)
 }
 
-// workerReport is what a worker says that it has done, without times. User code can change it.
+// workerReport returns a worker's counters, without times. User code can forge them.
 func workerReport(w Worker) accounting.Report {
 	c := w.Counters()
 	return accounting.Report{Calls: c.Calls, BytesIn: c.BytesIn, BytesOut: c.BytesOut, Failures: c.Failed}
 }
 
-// hot is how much of the processor time that was used went into polling: what is left after the time in functions, and no more
-// than the time outside of them, for only one thread polls.
+// hot returns how much of the used processor time was polling: the rest after the time in functions, but at most the
+// time outside of functions, since only one thread polls.
 func (w *metered) hot(used, wall time.Duration, called bool) time.Duration {
 	switch {
 	case !w.polls:
 		return 0
 	case w.samples == 0 && called:
-		return 0 // nobody looked: better the one than the other
+		return 0 // no samples: count all of it as execution
 	case w.samples == 0:
 		return used
 	}
@@ -205,7 +208,7 @@ func (w *metered) hot(used, wall time.Duration, called bool) time.Duration {
 	return max(min(used-inside, wall-inside), 0)
 }
 
-// sample looks which workers are in a function.
+// sample counts which workers are in a function.
 func (a *accounts) sample() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -219,7 +222,7 @@ func (a *accounts) sample() {
 	}
 }
 
-// measure returns the sums of all leases as of now; those of ended ones are final.
+// measure returns the current sums of all leases. Those of ended leases are final.
 func (a *accounts) measure() []accounting.Entry {
 	a.mu.Lock()
 	defer a.mu.Unlock()

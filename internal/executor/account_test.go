@@ -206,7 +206,7 @@ func TestAccountsThatAreRefused(t *testing.T) {
 		a.end(l.ID)
 	}
 	a.step(t.Context(), m)
-	if len(a.owed) != 0 || len(m.last) != 3 || strings.Count(log.String(), "refuses the account") != 1 {
+	if len(a.owed) != 0 || len(m.last) != 3 || strings.Count(log.String(), "refused the charges") != 1 {
 		t.Errorf("%d owed, %d settled\n%s", len(a.owed), len(m.last), log.String())
 	}
 }

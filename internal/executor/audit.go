@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// audit writes down what happened to a lease, and on whose call if ctx is that of one.
+// audit records an event of a lease, and the caller if ctx is that of a call.
 func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, reason string, more func(*identity.AuditEntry)) {
 	line := identity.AuditEntry{Event: event, Lease: uint64(h.id), Tenant: tenant, Who: control.Caller(ctx).Name, Remote: control.Remote(ctx),
 		Code: hex.EncodeToString(h.code.sum[:]), Workers: len(h.seats), MemoryBytes: h.spec.MemoryLimit * uint64(len(h.seats)), Reason: reason}
@@ -18,7 +18,7 @@ func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, 
 		line.UID = &h.spec.UID
 	}
 	for i := range h.seats {
-		line.Cores = append(line.Cores, h.seats[i].cpus...) // a seat keeps its cores
+		line.Cores = append(line.Cores, h.seats[i].cpus...) // a seat's cores do not change
 	}
 	if more != nil {
 		more(&line)
@@ -26,7 +26,7 @@ func (e *Executor) audit(ctx context.Context, event string, h *holding, tenant, 
 	e.gate.Audit().Write(line)
 }
 
-// startOf is how the workers of a lease came to it. The one that differs from the others did not find what they found.
+// startOf returns how the workers of a lease started. If they differ, the slowest way counts.
 func startOf(granted []*control.WorkerGrant) string {
 	slowest := control.StartPath_START_PATH_CACHED
 	for _, g := range granted {
@@ -45,12 +45,12 @@ func startOf(granted []*control.WorkerGrant) string {
 	return pathOf(slowest)
 }
 
-// auditEnd writes down the end of a lease.
+// auditEnd records the end of a lease.
 func (e *Executor) auditEnd(ctx context.Context, h *holding, l *lease.Lease, reason string) {
 	event := identity.AuditKill
 	switch l.State {
 	case lease.Released:
-		event, reason = identity.AuditRelease, cmp.Or(reason, "by its holder")
+		event, reason = identity.AuditRelease, cmp.Or(reason, "by its client")
 	case lease.Drained:
 		event = identity.AuditDrain
 	}

@@ -94,7 +94,7 @@ func TestAuditLines(t *testing.T) {
 	if _, err := ann.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId()}); err != nil {
 		t.Fatal(err)
 	}
-	if e := next(identity.AuditRelease, "ann by token", "by its holder", l.GetLeaseId()); e.State != "released" || e.Workers != 2 {
+	if e := next(identity.AuditRelease, "ann by token", "by its client", l.GetLeaseId()); e.State != "released" || e.Workers != 2 {
 		t.Errorf("%+v", e)
 	}
 

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// namingTimeout bounds how much later a death is told because the places in its backtrace are being named.
+// namingTimeout bounds how long the report of a death waits for the names of static functions.
 const namingTimeout = 500 * time.Millisecond
 
-// nameFrames replaces the lines "library+0x1139" of a backtrace, places that the dynamic linker could not name, by names from the library's
-// symbol table: those of static functions. Where that fails they stay as they are. The worker is dead and its cores are free: another
-// process reads the library.
+// nameFrames replaces the lines "library+0x1139" of a backtrace, which the dynamic linker could not name, by names of
+// static functions from the library's symbol table. It leaves a line unchanged if that fails. Another process reads the
+// library. The worker is dead by then and its cores are free. It blocks for at most namingTimeout.
 func (e *Executor) nameFrames(c *code, backtrace string) string {
 	lines := strings.Split(backtrace, "\n")
 	var unnamed []int // indices of lines
@@ -33,7 +33,7 @@ func (e *Executor) nameFrames(c *code, backtrace string) string {
 	defer cancel()
 	names, err := e.cfg.Spawner.Symbols(ctx, c.file, offsets)
 	if err != nil {
-		e.log.Debug("the places of a backtrace stay without names", "places", len(offsets), "error", err)
+		e.log.Debug("cannot name the static functions of a backtrace", "frames", len(offsets), "error", err)
 		return backtrace
 	}
 	for i, name := range names {

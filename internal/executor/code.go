@@ -26,12 +26,12 @@ type code struct {
 	size  uint64
 	file  *os.File
 	names []string // functions by index
-	// The same as workers get it. nil: they could not be put down, which a start tries again.
+	// The names in the form that workers read. nil: writing the file failed; the next start tries again.
 	namesFile *os.File
 
 	refs   int
-	used   uint64          // the store's tick when it was last let go
-	owners map[string]bool // who has shown that it has the library
+	used   uint64          // the store's tick at the last release
+	owners map[string]bool // owners that have uploaded the library
 }
 
 func (c *code) close() {
@@ -41,15 +41,16 @@ func (c *code) close() {
 	}
 }
 
-// usable says whether somebody may use the library: who has it, and operators (""). Knowing its hash is not enough.
+// usable reports whether an owner may use the library: it has uploaded the library, or is an operator (""). Knowing the
+// hash is not enough.
 func (c *code) usable(owner string) bool { return owner == "" || c.owners[owner] }
 
-// codeStore keeps the node's libraries by hash. Every library is there once, in memory that is sealed before
-// anybody may use it. Libraries that no lease uses make room for new ones, the longest unused first.
+// codeStore has the node's libraries by hash. Each library is stored once, in memory that is sealed before it is used.
+// Unused libraries are evicted for new ones, the longest unused first.
 type codeStore struct {
 	limit, total uint64 // bytes of one library, of all
-	most         int    // libraries: each takes two descriptors, however small it is
-	// Reads the functions of a library in a process of its own, which takes some milliseconds.
+	most         int    // number of libraries: each uses two descriptors, however small it is
+	// Reads the functions of a library in a separate process, which takes some milliseconds.
 	inspect func(context.Context, *os.File) ([]string, error)
 
 	mu      sync.Mutex
@@ -59,24 +60,25 @@ type codeStore struct {
 	uploads map[sending]chan struct{} // closed when the upload is over
 	reading map[string]*reading       // by owner
 
-	// How slow an upload may be: how long it may send nothing, and beyond that bytes a second, all in all.
+	// How slow an upload may be: the longest time without data, and the lowest rate on top of that, in bytes per
+	// second.
 	pause   time.Duration
 	slowest float64
 }
 
-// sending is an upload under way. Nobody waits for the upload of another owner, who may take its time.
+// sending is an upload in progress. Other owners do not wait for it, since it may be slow.
 type sending struct {
 	sum   sum
 	owner string
 }
 
-// reading is an owner whose libraries are being inspected: one at a time, so that others find a reader that is free.
+// reading is an owner whose libraries are being inspected: one at a time, so that other owners find a free reader.
 type reading struct {
 	turn  chan struct{} // capacity 1
-	users int           // that have the turn or wait for it
+	users int           // uploads that have the turn or wait for it
 }
 
-// takeTurn waits for an owner's turn and returns what ends it.
+// takeTurn waits for an owner's turn. The caller ends the turn by calling done.
 func (s *codeStore) takeTurn(ctx context.Context, owner string) (done func(), err error) {
 	s.mu.Lock()
 	r := s.reading[owner]
@@ -102,7 +104,7 @@ func (s *codeStore) takeTurn(ctx context.Context, owner string) (done func(), er
 	}
 }
 
-// within is how long an upload may take.
+// within returns how long an upload may take.
 func (s *codeStore) within(size uint64) time.Duration {
 	return s.pause + time.Duration(float64(size)/s.slowest*float64(time.Second))
 }
@@ -121,7 +123,7 @@ func newCodeStore(limit, total uint64, inspect func(context.Context, *os.File) (
 		slowest: slowestUpload, inspect: inspect}
 }
 
-// acquire returns the library with a reference, nil if the node does not have it from that owner.
+// acquire returns the library with a new reference. It returns nil if the owner has not uploaded it to this node.
 func (s *codeStore) acquire(h sum, owner string) *code {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +135,7 @@ func (s *codeStore) acquire(h sum, owner string) *code {
 	return c
 }
 
-// release gives a reference back.
+// release drops a reference.
 func (s *codeStore) release(c *code) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,12 +144,13 @@ func (s *codeStore) release(c *code) {
 	c.used = s.tick
 }
 
-// add stores a library whose bytes next returns piece by piece. Of several of one owner that add the same hash one reads
-// its pieces and the others wait for it; should it fail, one of them goes on. known says that nothing was read. A library that is there from others is read and compared, since its hash alone does
-// not show that the owner has it.
+// add stores a library whose bytes next returns in pieces. If an owner adds the same hash several times at once, one
+// call reads its pieces and the others wait for it. If it fails, one of the others continues. known means that nothing
+// was read. If other owners have uploaded the library, the bytes are read and compared, since the hash alone does not
+// prove that this owner has the library.
 func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, next func() ([]byte, error)) (names []string, known bool, err error) {
 	if size == 0 || size > s.limit {
-		return nil, false, control.Errorf(control.ClassInvalid, "library of %d bytes: this executor takes 1 to %d", size, s.limit)
+		return nil, false, control.Errorf(control.ClassInvalid, "library of %d bytes: this executor accepts 1 to %d", size, s.limit)
 	}
 	u := sending{h, owner}
 	for {
@@ -177,7 +180,7 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 		s.used -= size
 		return nil, false, err
 	}
-	if other := s.codes[h]; other != nil { // another owner's came in meanwhile
+	if other := s.codes[h]; other != nil { // another owner has uploaded it in the meantime
 		s.used -= size
 		c.close()
 		other.owners[owner] = true
@@ -190,7 +193,7 @@ func (s *codeStore) add(ctx context.Context, h sum, owner string, size uint64, n
 	return c.names, false, nil
 }
 
-// share lets an owner use a library that is there, and gives claim's reference back.
+// share lets an owner use a stored library after its upload was compared. It drops claim's reference.
 func (s *codeStore) share(c *code, owner string, size uint64, next func() ([]byte, error)) (known bool, err error) {
 	defer s.release(c)
 	s.mu.Lock()
@@ -212,8 +215,8 @@ func (s *codeStore) share(c *code, owner string, size uint64, next func() ([]byt
 	return false, nil
 }
 
-// claim returns a known library with a reference, or the end of another upload by the same owner to wait for, or neither:
-// then the upload is the caller's, and size bytes are set aside for it.
+// claim returns a stored library with a reference, or the end of another upload by the same owner to wait for. If it
+// returns neither, the caller must upload, and size bytes are reserved for it.
 func (s *codeStore) claim(u sending, size uint64) (known *code, over chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -235,7 +238,7 @@ func (s *codeStore) claim(u sending, size uint64) (known *code, over chan struct
 	return nil, nil, nil
 }
 
-// evict drops the library that was not in use for the longest time; false if all are in use.
+// evict drops the library that has been unused for the longest time. It returns false if all are in use.
 func (s *codeStore) evict() bool {
 	var oldest *code
 	for _, c := range s.codes {
@@ -258,7 +261,7 @@ func (s *codeStore) receive(ctx context.Context, u sending, size uint64, next fu
 	hash := sha256.New()
 	f, err := zygote.SealedMemfd("rfaas-code", io.TeeReader(p, hash), int64(size))
 	if p.err != nil {
-		err = p.err // without the wrapping, it has a class
+		err = p.err // unwrapped, because it has a class
 	}
 	if err != nil {
 		return nil, grpcError(err)
@@ -298,10 +301,10 @@ func (s *codeStore) check(ctx context.Context, f *os.File, u sending, got sum) (
 }
 
 func mismatch(announced, got sum) error {
-	return invalidf("upload: announced as SHA-256 %x, its bytes give %x", announced[:], got[:])
+	return invalidf("upload: announced as SHA-256 %x, but the bytes have %x", announced[:], got[:])
 }
 
-// pieces reads as one what comes in pieces: exactly left bytes.
+// pieces is a reader of exactly left bytes that arrive in pieces.
 type pieces struct {
 	next func() ([]byte, error)
 	left uint64
@@ -328,7 +331,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// close drops every library. Nothing may be in use.
+// close drops all libraries. None may be in use.
 func (s *codeStore) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,11 +10,12 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// aliveEvery is how often a stream says something: a holder sees by its silence that the executor is stopped or its node gone.
+// aliveEvery is how often a stream sends an event. From its silence a client concludes that the executor is stopped or
+// its node is gone.
 const aliveEvery = time.Second
 
-// Events tells a holder what happens to its lease, until the lease ends. While it is open the holder counts as
-// present. A newer stream of the same lease takes the place of an older one.
+// Events streams the events of a lease to its client until the lease ends. While a stream is open the client counts as
+// present. A new stream of the same lease replaces an older one.
 func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamingServer[control.Event]) error {
 	id := lease.ID(req.GetLeaseId())
 	h, err := e.findFor(stream.Context(), "Events", id)
@@ -58,7 +59,7 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 	}
 }
 
-// newest notes the latest stream, so that older ones end.
+// newest records the latest stream, so that older ones end.
 func (h *holding) newest(presence uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -67,15 +68,15 @@ func (h *holding) newest(presence uint64) {
 	h.notify()
 }
 
-// teller is one stream's memory of what it has told.
+// teller has the events that one stream has sent.
 type teller struct {
 	h        *holding
 	presence uint64
 	told     []uint64          // deaths of each seat
-	sent     [2]*control.Event // the latest notice, and that the node drains
+	sent     [2]*control.Event // the latest notice, and the latest drain event
 }
 
-// newTeller makes a stream's memory. Deaths of workers that have been replaced are no news to a new stream.
+// newTeller returns the state of a new stream. It does not report deaths of workers that have been replaced.
 func newTeller(h *holding, presence uint64) *teller {
 	t := &teller{h: h, presence: presence, told: make([]uint64, len(h.seats))}
 	h.mu.Lock()
@@ -88,7 +89,8 @@ func newTeller(h *holding, presence uint64) *teller {
 	return t
 }
 
-// news returns what the stream has not told yet; last says that nothing will follow, changed is closed when there is more.
+// news returns the events that the stream has not sent yet. last means that no more will follow. changed is closed when
+// there are more.
 func (t *teller) news() (events []*control.Event, last bool, changed <-chan struct{}, err error) {
 	h := t.h
 	h.mu.Lock()
@@ -104,7 +106,7 @@ func (t *teller) news() (events []*control.Event, last bool, changed <-chan stru
 			events = append(events, &control.Event{Kind: ev.Kind, Reason: ev.Reason, InMs: uint64(left)})
 		}
 	}
-	if !h.ending { // then a worker's end is no news
+	if !h.ending { // workers of an ending lease are expected to end
 		events = t.deaths(events)
 	}
 	if h.final != nil {
@@ -113,7 +115,7 @@ func (t *teller) news() (events []*control.Event, last bool, changed <-chan stru
 	return events, last, h.changed, nil
 }
 
-// deaths appends the latest death of each seat that is not told yet. Under the holding's lock.
+// deaths appends the latest unsent death of each seat. The caller holds the holding's lock.
 func (t *teller) deaths(events []*control.Event) []*control.Event {
 	for i := range t.h.seats {
 		s := &t.h.seats[i]

@@ -14,23 +14,23 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// holding is a lease's processes and what its holder has to be told. It lives from before the workers are started
-// until the last of them is reaped.
+// holding has a lease's processes and the events for its client. It exists from before the workers are started until
+// the last of them is reaped.
 //
-// There is no queue of events: a stream compares what is with what it has told (events.go), so that a slow reader
-// costs no memory and a stream that is opened again misses nothing.
+// There is no queue of events: a stream compares the state with what it has sent (events.go). So a slow reader uses no
+// memory, and a stream that is opened again misses nothing.
 type holding struct {
 	id     lease.ID
 	tenant string
 	code   *code
 	spec   zygote.Spec // of every worker, without CPUs and blob
 
-	// ctx ends when no more workers shall be started.
+	// ctx ends when no more workers may be started.
 	ctx     context.Context
 	cancel  context.CancelFunc
-	started chan struct{}  // closed when the first workers have all started, or none is left
-	gone    chan struct{}  // closed when the workers are reaped or kept, and the cores are free
-	kept    chan struct{}  // closed when the workers are kept: they are no more of this lease
+	started chan struct{}  // closed when all first workers have started, or none is left
+	gone    chan struct{}  // closed when the workers are reaped or cached, and the cores are free
+	kept    chan struct{}  // closed when the workers are cached and no longer belong to this lease
 	spawns  sync.WaitGroup // replacements being started; Add under mu while not ending
 
 	mu       sync.Mutex
@@ -38,28 +38,28 @@ type holding struct {
 	granted  []*control.WorkerGrant // of the first workers; set before the grant
 	presence uint64                 // newest event stream
 	flag     string                 // of the grant, see LeaseEntry
-	reserved func()                 // gives back what the tenant has reserved for it; nil: nothing
-	unwatch  func() bool            // ends what askedOn began; nil: nothing
+	reserved func()                 // returns the tenant's reservation for this lease; may be nil
+	unwatch  func() bool            // stops watching the connection (askedOn); may be nil
 	ending   bool
-	notice   *control.Event // that the end is near, told while it is so
-	leaving  *control.Event // that the node drains
+	notice   *control.Event // the lease expires soon; nil after a renewal
+	leaving  *control.Event // the node drains
 	deadline time.Time      // of notice or, once the node drains, of leaving
-	final    *control.Event // the last event, once it shall be told
-	last     *control.Event // what final will be
+	final    *control.Event // the last event, as soon as it may be sent
+	last     *control.Event // the future value of final
 	changed  chan struct{}  // closed and replaced at every change
 }
 
-// seat is one worker's place in a lease: its cores stay when the worker is replaced.
+// seat is the position of one worker in a lease. Its cores do not change when the worker is replaced.
 type seat struct {
 	cpus      []int
 	worker    Worker
-	offer     sum                  // of the client blob that worker is connected to
-	grant     *control.WorkerGrant // what the holder was told of worker
+	offer     sum                  // hash of the client blob that worker is connected to
+	grant     *control.WorkerGrant // sent to the client
 	dead      bool                 // reaped, not replaced
-	overdue   Worker               // that is being ended by its client's word
-	deaths    uint64               // that the holder is to be told of
+	overdue   Worker               // being ended because its client reported it as overdue
+	deaths    uint64               // number of deaths to report to the client
 	death     *control.Event       // the latest of them
-	replacing chan struct{}        // closed when the replacement under way has started or failed; nil: there is none
+	replacing chan struct{}        // closed when the replacement in progress has started or failed; nil: none in progress
 }
 
 func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
@@ -72,13 +72,13 @@ func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
 	return h
 }
 
-// notify wakes the streams. Under mu.
+// notify wakes the streams. The caller holds mu.
 func (h *holding) notify() {
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
 
-// workerSpec is the spec of worker i for a client blob.
+// workerSpec returns the spec of worker i for a client blob.
 func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	s := h.spec
 	s.CPUs, s.ClientBlob = h.seats[i].cpus, blob
@@ -88,7 +88,8 @@ func (h *holding) workerSpec(i int, blob []byte) zygote.Spec {
 	return s
 }
 
-// channelsMemory is what a worker's side of the largest of some channels takes, in bytes. Blobs that are none take nothing.
+// channelsMemory returns the memory of a worker's side of the largest of some channels, in bytes. Malformed blobs count
+// as 0.
 func channelsMemory(blobs [][]byte) (most uint64) {
 	for _, blob := range blobs {
 		if b, err := invoke.UnmarshalChannelBlob(blob); err == nil {
@@ -98,10 +99,11 @@ func channelsMemory(blobs [][]byte) (most uint64) {
 	return most
 }
 
-// channelMemory is what a worker's side of a channel takes: as many bytes again where results are staged.
+// channelMemory returns the memory of a worker's side of a channel, in bytes: its size twice, because results are
+// staged in as much memory again.
 func channelMemory(depth, eager, bulk uint64) uint64 { return 2 * (depth*eager + bulk) }
 
-// grant describes worker w on the cores of seat i.
+// grant returns the description of worker w on the cores of seat i.
 func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	steps := w.Steps()
 	g := &control.WorkerGrant{Blob: w.Blob(), Pid: int32(w.PID()), Steps: &control.StartSteps{Fork: uint64(steps.Fork),
@@ -118,8 +120,8 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	return g
 }
 
-// seatWorker puts a started worker into its seat. nil: the lease is ending, and the worker is still the caller's to
-// kill.
+// seatWorker puts a started worker into its seat. It returns nil if the lease is ending; the caller must then kill the
+// worker.
 func (h *holding) seatWorker(i int, w Worker, blob []byte) *control.WorkerGrant {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -131,15 +133,15 @@ func (h *holding) seatWorker(i int, w Worker, blob []byte) *control.WorkerGrant 
 	return s.grant
 }
 
-// claimed is what a request to replace a worker may do next: exactly one field is set.
+// claimed is the next step of a request to replace a worker. Exactly one field is set.
 type claimed struct {
-	grant *control.WorkerGrant // nothing: this is the worker that an earlier copy of the request got
-	wait  <-chan struct{}      // wait for another replacement and look again
-	old   Worker               // replace this one, dead or not; settle must follow
+	grant *control.WorkerGrant // done: an earlier copy of the request got this worker
+	wait  <-chan struct{}      // wait for another replacement, then claim again
+	old   Worker               // replace this worker, dead or not; settle must follow
 }
 
-// claimSeat looks at a seat for somebody who offers blob in the place of its worker. A worker that lives makes
-// room: its holder cannot use it, since a connection broke or the answer that named it was lost.
+// claimSeat claims a seat for a client that offers blob to a new worker. A living worker is replaced too: its client
+// cannot use it, because a connection broke or the answer with its grant was lost.
 func (h *holding) claimSeat(i uint32, blob []byte) (c claimed, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -162,7 +164,7 @@ func (h *holding) claimSeat(i uint32, blob []byte) (c claimed, err error) {
 	return c, nil
 }
 
-// settle ends what claimSeat began.
+// settle ends a claim of claimSeat.
 func (h *holding) settle(i uint32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,8 +177,8 @@ func (h *holding) endingError() error {
 	return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "lease %d is ending", h.id)
 }
 
-// watch waits for a worker's death. It returns true when the worker has died while its lease goes on, and false when the lease
-// is ending or its workers are kept.
+// watch waits for a worker's death. It returns true if the worker has died while its lease continues, and false if the
+// lease is ending or its workers are cached.
 func (h *holding) watch(i int, w Worker) bool {
 	select {
 	case <-w.Done():
@@ -186,7 +188,8 @@ func (h *holding) watch(i int, w Worker) bool {
 	}
 }
 
-// died notes that a worker is reaped, unless another one has its seat. It says whether the lease is ending.
+// died records that a worker is reaped, unless its seat has another worker by now. It reports whether the lease is
+// ending.
 func (h *holding) died(i int, w Worker) (ending bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,8 +199,8 @@ func (h *holding) died(i int, w Worker) (ending bool) {
 	return h.ending
 }
 
-// announce tells the holder how a worker of seat i has died. The seat may have another worker by now: the process id says which one
-// it was.
+// announce reports the death of a worker of seat i to the client. The seat may have another worker by now; the process
+// id says which one died.
 func (h *holding) announce(i int, pid int, x *zygote.Exit) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -208,7 +211,7 @@ func (h *holding) announce(i int, pid int, x *zygote.Exit) {
 	h.notify()
 }
 
-// drain tells the holder that the node will leave at a time, and starts no more workers.
+// drain notifies the client that the node drains until a given time, and starts no more workers.
 func (h *holding) drain(until time.Time, reason string) {
 	h.cancel()
 	h.mu.Lock()
@@ -218,7 +221,7 @@ func (h *holding) drain(until time.Time, reason string) {
 	h.notify()
 }
 
-// expiring tells the holder that the lease ends at a time.
+// expiring notifies the client that the lease expires at a given time.
 func (h *holding) expiring(end time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -229,15 +232,15 @@ func (h *holding) expiring(end time.Time) {
 	h.notify()
 }
 
-// renewed takes a notice back that a stream has not told yet.
+// renewed removes a notice of expiry that a stream has not sent yet.
 func (h *holding) renewed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.notice = nil
 }
 
-// end notes that the lease has ended. Whoever is killed learns why before its connection breaks; a holder that
-// releases, or whose calls may still finish, is told when they have.
+// end records that the lease has ended. If its workers are killed, the client learns the reason before its connection
+// breaks. If the client released it, or calls may still finish, the client is told after that.
 func (h *holding) end(how lease.State, reason string) {
 	text := how.String()
 	if reason != "" {
@@ -246,7 +249,7 @@ func (h *holding) end(how lease.State, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ending = true
-	h.cancel() // after ending is set: a start that this ends must see why
+	h.cancel() // after ending is set, so that a cancelled start sees the reason
 	h.last = &control.Event{Kind: control.Event_KIND_LEASE_ENDED, Reason: text}
 	if how != lease.Released && how != lease.Drained {
 		h.final = h.last
@@ -254,7 +257,7 @@ func (h *holding) end(how lease.State, reason string) {
 	h.notify()
 }
 
-// askedOn calls gone if a connection ends, the newest one on which the lease was asked for, before its holder has come.
+// askedOn calls gone if the connection of the lease's latest request ends before its client opens a stream.
 func (h *holding) askedOn(conn context.Context, gone func()) {
 	stop := context.AfterFunc(conn, func() {
 		<-h.started // bounded by the spawn time-out
@@ -270,7 +273,7 @@ func (h *holding) askedOn(conn context.Context, gone func()) {
 	h.unwatch = stop
 }
 
-// forgetConnection ends what askedOn began. Under mu.
+// forgetConnection stops watching the connection of askedOn. The caller holds mu.
 func (h *holding) forgetConnection() {
 	if h.unwatch != nil {
 		h.unwatch()
@@ -278,7 +281,7 @@ func (h *holding) forgetConnection() {
 	}
 }
 
-// over tells the rest: the lease's workers are reaped and its cores are free.
+// over sends the remaining events: the lease's workers are reaped and its cores are free.
 func (h *holding) over() {
 	h.cancel()
 	h.mu.Lock()
@@ -289,9 +292,9 @@ func (h *holding) over() {
 	h.notify()
 }
 
-// living returns the workers of an ending lease that are not reaped, and whether every seat has one.
+// living returns the workers of an ending lease that are not reaped, and whether every seat has a worker.
 func (h *holding) living() (workers []Worker, all bool) {
-	h.spawns.Wait() // none is added any more
+	h.spawns.Wait() // no more are added
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.seats {
@@ -302,22 +305,22 @@ func (h *holding) living() (workers []Worker, all bool) {
 	return workers, len(workers) == len(h.seats)
 }
 
-// stopWorkers ends all workers of an ending lease and returns when they are reaped.
+// stopWorkers ends all workers of an ending lease and waits until they are reaped.
 func (h *holding) stopWorkers(ctx context.Context, how ending) {
 	workers, _ := h.living()
 	stopAll(ctx, workers, how)
 }
 
-// ending says how workers end. Those that may finish something are killed when the context ends.
+// ending says how workers end. Workers that may finish calls are killed when the context ends.
 type ending int
 
 const (
 	killed   ending = iota // at once
-	stopped                // after the call that runs
+	stopped                // after the running call
 	finished               // after all calls that were sent
 )
 
-// stopAll ends workers side by side and returns when all are reaped.
+// stopAll ends workers in parallel and waits until all are reaped.
 func stopAll(ctx context.Context, workers []Worker, how ending) {
 	var wg sync.WaitGroup
 	for _, w := range workers {

@@ -9,12 +9,13 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// answerGrace is how much longer than the call limit a client may have no answer before its word ends a worker. The executor itself
-// looks at the worker's page more often than that, and says better what was too long if the page is true.
+// answerGrace is how much longer than the call limit a client may wait for an answer before its report ends a worker.
+// The executor itself reads the worker's page more often, and reports the overrun more precisely if the page is true.
 const answerGrace = time.Second
 
-// Inspect shows what a worker does and has printed. A dead one is shown as it ended, until it is replaced.
-// The worker's page could be forged, so the call limit also counts by the client's word: how long the worker has not answered.
+// Inspect returns what a worker is doing and has printed. A dead worker is shown as it ended, until it is replaced. The
+// worker's page may be forged, so the call limit is also enforced by the client's report of how long the worker has not
+// answered.
 func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*control.InspectReply, error) {
 	h, err := e.findFor(ctx, "Inspect", lease.ID(req.GetLeaseId()))
 	if err != nil {
@@ -32,7 +33,7 @@ func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*c
 		Failed: c.Failed, Refused: c.Refused, BytesIn: c.BytesIn, BytesOut: c.BytesOut}, nil
 }
 
-// endOverdue ends a worker by its client's word, however often the client says it.
+// endOverdue ends a worker that its client reports as overdue. It does so once, however often the client reports it.
 func (e *Executor) endOverdue(h *holding, seat uint32, w Worker, unanswered uint64) {
 	h.mu.Lock()
 	s := &h.seats[seat]
@@ -43,12 +44,12 @@ func (e *Executor) endOverdue(h *holding, seat uint32, w Worker, unanswered uint
 		return
 	}
 	limit := h.spec.CallLimit
-	e.tell(h, slog.LevelInfo, "a worker has not answered its client for longer than a call may take", "lease", uint64(h.id), "worker", seat,
+	e.tell(h, slog.LevelInfo, "killing a worker that has not answered its client within the call limit", "lease", uint64(h.id), "worker", seat,
 		"pid", w.PID(), "unanswered_ms", unanswered, "limit", limit)
 	e.work.Go(func() { w.EndCall(limit) })
 }
 
-// worker is the present worker of a seat.
+// worker returns the current worker of a seat.
 func (h *holding) worker(i uint32) (Worker, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

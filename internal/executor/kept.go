@@ -10,21 +10,22 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// parkPatience is how long the workers of a released lease may take to come to rest. Those that take longer end.
+// parkPatience is how long the workers of a released lease may take to come to rest. Slower ones are ended.
 const parkPatience = 500 * time.Millisecond
 
-// kept is the workers of a released lease that wait, stopped, for the next one of the same client process: their queue
-// pairs, memory and code are as they were. Whoever takes it out of Executor.kept decides on them.
+// kept has the cached workers of a released lease. They are frozen and wait for the next lease of the same client
+// process, with queue pairs, memory and code unchanged. The goroutine that takes it out of Executor.kept decides about
+// them.
 type kept struct {
 	id      lease.ID
 	code    *code // with a reference
 	workers []Worker
-	taken   chan struct{} // closed when they are somebody's again, or ended
+	taken   chan struct{} // closed when a lease has them again, or they are ended
 	unwatch func() bool   // of the connection
 }
 
-// keep keeps the workers of a lease that its holder has ended, in the place of finishEnd; false: it could not, and nothing
-// has happened but that some of them do not serve any more. conn ends with the client.
+// keep caches the workers of a lease that its client has released, instead of finishEnd. It returns false if it could
+// not; some of the workers may have stopped serving then. conn ends with the client.
 func (e *Executor) keep(h *holding, conn context.Context) bool {
 	s := &e.cfg.Settings
 	if l, err := e.table.Get(h.id); err != nil || l.Terms.Kind == [32]byte{} || s.KeepTime == 0 || s.KeepMost == 0 {
@@ -38,7 +39,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	ctx, cancel := context.WithTimeout(conn, parkPatience)
 	defer cancel()
 	if err := each(workers, func(_ int, w Worker) error { return w.Park(ctx) }); err != nil {
-		e.log.Debug("workers not kept", "lease", uint64(h.id), "error", err)
+		e.log.Debug("workers not cached", "lease", uint64(h.id), "error", err)
 		return false
 	}
 	e.accounts.end(h.id)
@@ -66,7 +67,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	close(h.kept)
 	e.remove(h)
 	if gone := each(workers, func(_ int, w Worker) error { return ended(w) }); gone != nil || conn.Err() != nil {
-		e.dropKept(k.id) // it may have been too early when that was noticed
+		e.dropKept(k.id) // the connection may have ended before the watch began
 	}
 	for _, oldest := range e.table.Kept() {
 		if len(e.table.Kept()) <= s.KeepMost {
@@ -78,7 +79,7 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	return true
 }
 
-// ended is an error when a worker has ended.
+// ended returns an error if a worker has ended.
 func ended(w Worker) error {
 	select {
 	case <-w.Done():
@@ -88,7 +89,7 @@ func ended(w Worker) error {
 	}
 }
 
-// each does something for all workers side by side and returns the first error.
+// each calls do for all workers in parallel and returns the first error.
 func each(workers []Worker, do func(i int, w Worker) error) error {
 	var wg sync.WaitGroup
 	var once sync.Once
@@ -104,7 +105,7 @@ func each(workers []Worker, do func(i int, w Worker) error) error {
 	return first
 }
 
-// take takes kept workers out; nil if somebody else has.
+// take removes and returns cached workers; nil if they have been taken already.
 func (e *Executor) take(id lease.ID) *kept {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -113,8 +114,8 @@ func (e *Executor) take(id lease.ID) *kept {
 	return k
 }
 
-// dropKept ends the keeping of a lease's workers; it returns when they are reaped. false: they are not kept, or somebody
-// else was faster.
+// dropKept ends the cached workers of a lease and waits until they are reaped. It returns false if they are not cached
+// any more.
 func (e *Executor) dropKept(id lease.ID) bool {
 	l, err := e.table.Get(id)
 	if err != nil {
@@ -134,12 +135,13 @@ func (e *Executor) dropKept(id lease.ID) bool {
 	return dropped
 }
 
-// coming is resources of kept workers that are killed and not reaped yet. They have counted as free, and a request that finds
-// nothing else waits for them, so that nobody is refused for workers that nobody holds. Under the executor's lock.
+// coming counts the resources of cached workers that are killed but not reaped yet. They already count as free. A
+// request that finds nothing else waits for them, so that it is not refused because of workers without a lease. The
+// executor's lock protects it.
 type coming struct {
 	cores  int
 	memory uint64
-	times  uint64 // that something has come
+	times  uint64 // how often resources have become free
 	ended  chan struct{}
 }
 
@@ -162,7 +164,7 @@ func (c *coming) end(cores int, memory uint64) {
 	}
 }
 
-// requestPatiently tries a request, again when it was busy and something has come meanwhile.
+// requestPatiently calls try, and again if it was busy and resources have become free in the meantime.
 func (e *Executor) requestPatiently(ctx context.Context, try func() error) error {
 	for {
 		e.mu.Lock()
@@ -189,31 +191,31 @@ func (e *Executor) requestPatiently(ctx context.Context, try func() error) error
 	}
 }
 
-// reapKept ends workers that the table has given up.
+// reapKept ends cached workers that the table has removed.
 func (e *Executor) reapKept(id lease.ID) {
 	if k := e.take(id); k != nil {
 		e.end(k)
 	}
 	if err := e.table.Reaped(id); err != nil {
-		e.log.Error("cores of kept workers not returned", "lease", uint64(id), "error", err)
+		e.log.Error("cannot return the cores of cached workers", "lease", uint64(id), "error", err)
 	}
 	e.report()
 }
 
-// end reaps workers that were kept and are not any more.
+// end ends and reaps workers that were cached.
 func (e *Executor) end(k *kept) {
 	e.release(k)
 	stopAll(context.Background(), k.workers, killed)
 	e.codes.release(k.code)
 }
 
-// release ends the watch over kept workers.
+// release stops watching the connection of cached workers.
 func (e *Executor) release(k *kept) {
 	close(k.taken)
 	k.unwatch()
 }
 
-// evict reaps what has to make room for another lease.
+// evict ends cached workers whose resources another lease needs.
 func (e *Executor) evict(ids []lease.ID) {
 	var wg sync.WaitGroup
 	for _, id := range ids {
@@ -222,21 +224,20 @@ func (e *Executor) evict(ids []lease.ID) {
 	wg.Wait()
 }
 
-// dropAllKept ends all keeping. The table keeps nothing more.
+// dropAllKept ends all cached workers. The table must not cache more.
 func (e *Executor) dropAllKept() {
 	for _, id := range e.table.Kept() {
 		e.dropKept(id)
 	}
 }
 
-// resumeAll lets kept workers go on for a lease that has taken their place in the table. When one cannot, none is left,
-// and the error is lease.ErrNotKept.
+// resumeAll resumes cached workers for a new lease. If one fails, all are ended and the error is lease.ErrNotKept.
 func (e *Executor) resumeAll(h *holding, k *kept, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	e.release(k)
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
 	err := each(k.workers, func(i int, w Worker) error { return w.Resume(ctx, blobs[i]) })
-	e.codes.release(k.code) // the lease has a reference of its own
+	e.codes.release(k.code) // the lease has its own reference
 	if err == nil {
 		return k.workers, nil
 	}

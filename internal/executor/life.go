@@ -9,14 +9,14 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// releaseGrace is how long a released lease's workers may take to finish what their holder no longer wants.
+// releaseGrace is how long the workers of a released lease may take to finish calls.
 const releaseGrace = time.Second
 
-// drainYield is how long a drain waits for holders to say that they start no more calls, before it asks their workers to
-// finish: a call that is sent to a worker that is leaving may be lost.
+// drainYield is how long a drain waits for clients to confirm that they start no more calls, before it asks their
+// workers to finish. A call that is sent to a finishing worker may be lost.
 const drainYield = 500 * time.Millisecond
 
-// Run does to leases what is due, until ctx ends.
+// Run handles expiry and other deadlines of leases until ctx ends.
 func (e *Executor) Run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -28,7 +28,7 @@ func (e *Executor) Run(ctx context.Context) {
 		timer.Stop()
 		switch {
 		case len(due) > 0:
-			timer.Reset(0) // what was done may have brought another deadline
+			timer.Reset(0) // there may be a new deadline
 		case !next.IsZero():
 			timer.Reset(next.Sub(e.now()))
 		}
@@ -41,7 +41,7 @@ func (e *Executor) Run(ctx context.Context) {
 	}
 }
 
-// due does one thing. Whoever was faster has done it.
+// due handles one deadline. Another goroutine may already have done so.
 func (e *Executor) due(d lease.Due) {
 	switch d.State {
 	case lease.Expiring:
@@ -52,7 +52,7 @@ func (e *Executor) due(d lease.Due) {
 		if h := e.holding(d.ID); h != nil {
 			h.expiring(l.Expires)
 		}
-	case lease.Released: // and kept
+	case lease.Released: // its workers are cached
 		e.work.Go(func() { e.dropKept(d.ID) })
 	default:
 		if h, err := e.beginEnd(context.Background(), d.ID, d.State, d.Reason); err == nil {
@@ -61,39 +61,39 @@ func (e *Executor) due(d lease.Due) {
 	}
 }
 
-// beginEnd ends a lease in the books; nobody else will end it again. finishEnd must follow. ctx says who asked for it, if it is that of
-// a call.
+// beginEnd ends a lease in the table, so that no other goroutine ends it. finishEnd must follow. ctx identifies the
+// caller if it is that of a call.
 func (e *Executor) beginEnd(ctx context.Context, id lease.ID, how lease.State, reason string) (*holding, error) {
 	l, err := e.table.End(id, how, reason)
 	if err != nil {
 		return nil, err
 	}
 	e.metrics.ended.WithLabelValues(how.String()).Inc()
-	h := e.holding(id) // there since before the grant, until finishEnd
+	h := e.holding(id) // exists from before the grant until finishEnd
 	e.auditEnd(ctx, h, &l, reason)
 	h.end(how, reason)
 	return h, nil
 }
 
-// finishEnd ends the workers, and only when the last one is reaped gives the cores back.
+// finishEnd ends the workers, and returns the cores when the last one is reaped.
 func (e *Executor) finishEnd(ctx context.Context, h *holding, how ending) {
 	e.accounts.last(h.id)
 	h.stopWorkers(ctx, how)
 	if err := e.table.Reaped(h.id); err != nil {
-		e.log.Error("cores of an ended lease not returned", "lease", uint64(h.id), "error", err)
+		e.log.Error("cannot return the cores of an ended lease", "lease", uint64(h.id), "error", err)
 	}
 	e.accounts.end(h.id)
 	e.forget(h)
 	e.report()
 }
 
-// forget drops what is left of a holding whose workers are gone.
+// forget drops a holding whose workers are gone.
 func (e *Executor) forget(h *holding) {
 	e.codes.release(h.code)
 	e.remove(h)
 }
 
-// remove takes a holding whose workers are gone, or not its own any more, off the books.
+// remove takes a holding off the lists, when its workers are gone or belong to another lease.
 func (e *Executor) remove(h *holding) {
 	h.mu.Lock()
 	giveBack := h.reserved
@@ -108,19 +108,19 @@ func (e *Executor) remove(h *holding) {
 	h.over()
 }
 
-// drainReason is what holders are told unless somebody gave another reason.
+// drainReason is the default reason that clients are told.
 const drainReason = "the node is draining"
 
-// drainRequest is what somebody asked for by the control port.
+// drainRequest is an operator's request to drain.
 type drainRequest struct {
 	grace  time.Duration
 	reason string
 }
 
-// DrainAsked receives when somebody has asked for a drain.
+// DrainAsked returns a channel that receives an operator's request to drain.
 func (e *Executor) DrainAsked() <-chan drainRequest { return e.asked }
 
-// BeginDrain gives out no more leases from now on.
+// BeginDrain stops granting leases.
 func (e *Executor) BeginDrain() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,9 +134,9 @@ func (e *Executor) isDraining() bool {
 	return e.draining
 }
 
-// DrainUntil gives out no more leases, tells the holders why, lets the calls that were sent finish until ctx ends, and returns
-// when every worker is reaped. Holders stop calling when they are told and give their leases back; the workers of one that
-// does not within drainYield finish what they have got and end. The executor is of no use afterwards.
+// DrainUntil stops granting leases, notifies the clients, and lets the calls that were sent finish until ctx ends. It
+// returns when every worker is reaped. Notified clients stop calling and release their leases. If a client does not do
+// so within drainYield, its workers finish the calls that they have and end. The executor cannot be used afterwards.
 func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	until, bounded := ctx.Deadline()
 	if !bounded {
@@ -159,7 +159,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 		h.drain(until, reason)
 		wg.Go(func() {
 			<-h.started
-			select { // a holder that has not opened its stream yet is on its way
+			select { // also wait for a client that has not opened its stream yet
 			case <-h.gone:
 			case <-yield.Done():
 			}
@@ -175,7 +175,8 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.codes.close()
 }
 
-// finishContext bounds the end of a lease whose calls may finish: by the present drain, or else by the grace.
+// finishContext returns the context for the end of a lease whose calls may finish: it ends with the current drain, or
+// after the grace.
 func (e *Executor) finishContext() (context.Context, context.CancelFunc) {
 	e.mu.Lock()
 	until := e.until

@@ -12,34 +12,35 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// limitCall bounds a question about a tenant's limit. A lease waits for it.
+// limitCall bounds a call about a tenant's limit, since a lease waits for it.
 const limitCall = 500 * time.Millisecond
 
-// flagUnreserved marks a lease that was granted while its tenant's limit could not be looked at.
+// flagUnreserved marks a lease that was granted while its tenant's limit could not be read.
 const flagUnreserved = "unreserved"
 
-// limiter keeps tenants within their limits: before a lease's workers start it reserves the cores in the manager's memory, where
-// all executors count together, and gives them back when the cores are free. When the manager cannot be reached the policy
-// decides; leases that run are counted as soon as it is back. Safe for concurrent use; all methods may be called on nil.
+// limiter enforces the limits of tenants. Before a lease's workers start it reserves the cores in the manager's memory,
+// where all executors count together, and returns them when the cores are free. If the manager cannot be reached, the
+// policy decides. Running leases are counted as soon as the manager is back. It is safe for concurrent use. All methods
+// may be called on nil.
 type limiter struct {
 	client      control.ManagerClient
 	incarnation [16]byte
-	admit       bool // when nothing is known
+	admit       bool // policy while the manager cannot be reached
 	log         *slog.Logger
 
-	mu      sync.Mutex // also taken for remote operations: leases of one executor take turns
-	met     bool       // the manager has been reached ever
-	limited bool       // somebody has a limit, as it said last
-	away    bool       // it cannot be reached
+	mu      sync.Mutex // also held during remote operations, so leases of one executor take turns
+	met     bool       // the manager has been reached at least once
+	limited bool       // any tenant has a limit, as last reported by the manager
+	away    bool       // the manager cannot be reached
 	way     *link.Executor
 	tenants map[string]*tenant
-	places  []bool // of link.Executor.Hold, that are taken
+	places  []bool // used indexes of link.Executor.Hold
 }
 
-// tenant is what one has here.
+// tenant is the use of one tenant on this executor.
 type tenant struct {
 	cores uint32 // of its leases
-	// As the present way to the manager has it:
+	// As counted through the current connection to the manager:
 	asked    bool
 	limited  bool
 	record   uint32
@@ -51,7 +52,7 @@ func newLimiter(client control.ManagerClient, incarnation [16]byte, admit bool, 
 	return &limiter{client: client, incarnation: incarnation, admit: admit, log: log, tenants: map[string]*tenant{}}
 }
 
-// registered notes whether anybody has a limit.
+// registered records whether any tenant has a limit.
 func (l *limiter) registered(limited bool) {
 	if l == nil {
 		return
@@ -61,7 +62,7 @@ func (l *limiter) registered(limited bool) {
 	l.met, l.limited = true, limited
 }
 
-// join counts all leases anew: the manager has other memory, or is reached in another way (nil: by messages).
+// join counts all leases again, because the manager has new memory or the connection is new (nil: by messages).
 func (l *limiter) join(way *link.Executor) {
 	if l == nil {
 		return
@@ -76,7 +77,7 @@ func (l *limiter) join(way *link.Executor) {
 	l.countAll()
 }
 
-// beat counts what could not be counted before: the manager was heard a moment ago.
+// beat counts leases that could not be counted before. It is called after the manager has answered.
 func (l *limiter) beat() {
 	if l == nil {
 		return
@@ -88,7 +89,7 @@ func (l *limiter) beat() {
 	}
 }
 
-// countAll counts what leases have that is not counted yet, as far as the manager answers.
+// countAll counts uncounted leases, as far as the manager answers.
 func (l *limiter) countAll() {
 	if !l.limited {
 		return
@@ -108,7 +109,7 @@ func (l *limiter) countAll() {
 	}
 }
 
-// detach notes that there is no way for now.
+// detach records that there is no connection for now.
 func (l *limiter) detach() {
 	if l == nil {
 		return
@@ -119,7 +120,7 @@ func (l *limiter) detach() {
 	l.away = true
 }
 
-// forget drops what a way had. Under the lock, as all below.
+// forget drops the state of a connection. The caller holds the lock, as for all methods below.
 func (l *limiter) forget() {
 	l.way, l.places = nil, nil
 	for name, t := range l.tenants {
@@ -131,17 +132,18 @@ func (l *limiter) forget() {
 	}
 }
 
-// lost notes that the way is over, which the next line that is written will find too: the last operation may have counted or not, so all is counted anew when there is another way.
+// lost records that the connection has failed, which the next write of the line will find too. The last operation may
+// have been counted or not, so everything is counted again with the next connection.
 func (l *limiter) lost(err error) error {
 	if !l.away {
-		l.log.Warn("tenants' limits cannot be looked at", "admit", l.admit, "error", control.Text(err))
+		l.log.Warn("cannot read tenants' limits", "admit", l.admit, "error", control.Text(err))
 	}
 	l.forget()
 	l.away = true
 	return err
 }
 
-// look asks for a tenant's limit, once for each way.
+// look asks for a tenant's limit, once for each connection.
 func (l *limiter) look(name string, t *tenant) error {
 	if t.asked {
 		return nil
@@ -150,19 +152,20 @@ func (l *limiter) look(name string, t *tenant) error {
 	defer cancel()
 	r, err := l.client.Limit(ctx, &control.LimitRequest{Tenant: name})
 	if err != nil {
-		return err // the memory may be there all the same
+		return err // the manager's memory may still be reachable
 	}
 	t.asked, t.limited, t.record, t.place = true, r.GetLimited(), r.GetRecord(), -1
 	return nil
 }
 
-// errOver is a limit that is reached.
+// errOver means that a limit is reached.
 type errOver struct{ error }
 
-// knownTenants is how many tenants without leases are remembered, with what the manager said of them.
+// knownTenants is how many tenants without leases are remembered, with the manager's answers.
 const knownTenants = 1024
 
-// count makes what is reserved for a tenant what its leases have. force: they have it already.
+// count makes a tenant's reservation equal to the cores of its leases. With force the leases have the cores already, so
+// the limit does not apply.
 func (l *limiter) count(name string, t *tenant, force bool) error {
 	switch {
 	case !t.limited || t.reserved == t.cores:
@@ -181,7 +184,7 @@ func (l *limiter) count(name string, t *tenant, force bool) error {
 			return fmt.Errorf("no room to say what tenant %q has", name)
 		}
 	}
-	// What is given back is said first, what is taken last: in between the count is too high, never too low.
+	// A return is reported first, a reservation last: in between the count is too high, never too low.
 	delta := int64(t.cores) - int64(t.reserved)
 	if delta < 0 {
 		if err := l.way.Hold(t.place, t.record, t.cores); err != nil {
@@ -196,7 +199,7 @@ func (l *limiter) count(name string, t *tenant, force bool) error {
 		if _, err := l.way.Reserve(t.record, -delta); err != nil {
 			return l.lost(err)
 		}
-		l.vacate(t) // else tenants that get nothing would in time leave no place for the others
+		l.vacate(t) // otherwise tenants without cores would use up all indexes
 		return over(name, delta, lim.Reserved()-uint64(delta), lim.Cores)
 	}
 	if delta > 0 {
@@ -209,7 +212,7 @@ func (l *limiter) count(name string, t *tenant, force bool) error {
 	return nil
 }
 
-// vacate gives up the place of a tenant that has nothing.
+// vacate frees the index of a tenant without reservations.
 func (l *limiter) vacate(t *tenant) {
 	if t.reserved == 0 {
 		l.places[t.place], t.place = false, -1
@@ -234,7 +237,7 @@ func over(name string, more int64, has, limit uint64) error {
 	return errOver{control.Errorf(control.ClassBusy, "tenant %q has %d of %d cores, %d more were asked for", name, has, limit, more)}
 }
 
-// reserve takes cores for a lease; giveBack must be called when they are free. flag says what is peculiar about it.
+// reserve takes cores for a lease. The caller calls giveBack when they are free. flag is "" or flagUnreserved.
 func (l *limiter) reserve(name string, cores int) (giveBack func(), flag string, err error) {
 	if l == nil {
 		return nil, "", nil
@@ -253,7 +256,7 @@ func (l *limiter) reserve(name string, cores int) (giveBack func(), flag string,
 	t.cores += uint32(cores)
 	giveBack = func() { l.giveBack(name, cores) }
 	if l.met && !l.limited {
-		return giveBack, "", nil // that is how it was when it was last there
+		return giveBack, "", nil // no tenant had a limit when the manager was last reached
 	}
 	if l.met && !l.away {
 		if err = l.look(name, t); err == nil {
@@ -289,7 +292,7 @@ func (l *limiter) giveBack(name string, cores int) {
 	}
 }
 
-// reserve takes a lease's cores from its tenant's limit.
+// reserve reserves a lease's cores within its tenant's limit.
 func (e *Executor) reserve(h *holding) (flag string, err error) {
 	if e.limits == nil {
 		return "", nil

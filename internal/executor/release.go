@@ -9,7 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// Release ends a lease and returns when its workers are reaped, or kept, and its cores are free.
+// Release ends a lease. It blocks until its workers are reaped or cached and its cores are free.
 func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*control.ReleaseReply, error) {
 	id := lease.ID(req.GetLeaseId())
 	if err := e.mayUse(ctx, "Release", id); err != nil {
@@ -19,7 +19,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	if req.GetFinish() && e.isDraining() {
 		how, reason = lease.Drained, drainReason
 	}
-	if e.dropKept(id) { // its holder has no use for its workers any more
+	if e.dropKept(id) { // the lease was released before: end its cached workers
 		return &control.ReleaseReply{}, nil
 	}
 	h, err := e.beginEnd(ctx, id, how, reason)
@@ -29,7 +29,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	if req.GetKeep() && !req.GetFinish() && e.keep(h, control.Connection(ctx)) {
 		return &control.ReleaseReply{Kept: true, KeepMs: milliseconds(e.cfg.Settings.KeepTime)}, nil
 	}
-	// Whether the caller waits or not.
+	// Independent of the caller's context.
 	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace)
 	ending := stopped
 	if req.GetFinish() {
@@ -42,7 +42,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	return &control.ReleaseReply{}, nil
 }
 
-// duration reads a duration of a request; nil is the default. Who asks for 0 has made a mistake, and does not mean the default.
+// duration checks a duration of a request; nil means the default. 0 is an error and not the default.
 func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error) {
 	longest := e.cfg.Settings.LeaseMax
 	switch {
@@ -54,7 +54,7 @@ func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error
 	return e.back.before(time.Duration(*ms)*time.Millisecond, e.now()), nil
 }
 
-// Renew makes a lease last longer.
+// Renew extends a lease.
 func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
 	h, err := e.findFor(ctx, "Renew", lease.ID(req.GetLeaseId()))
 	if err != nil {
@@ -77,10 +77,10 @@ func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*contr
 	return &control.RenewReply{DurationMs: milliseconds(l.Expires.Sub(now)), HolderMs: milliseconds(l.Holder.Sub(now))}, nil
 }
 
-// milliseconds is a time that is left, rounded down.
+// milliseconds returns a remaining time, rounded down.
 func milliseconds(d time.Duration) uint64 { return uint64(max(d, 0) / time.Millisecond) }
 
-// Leases lists the leases that have resources and that the caller may see.
+// Leases returns the leases that have resources and that the caller may see.
 func (e *Executor) Leases(ctx context.Context, _ *control.LeasesRequest) (*control.LeasesReply, error) {
 	now := e.now()
 	reply := &control.LeasesReply{}
@@ -109,7 +109,7 @@ func (e *Executor) Leases(ctx context.Context, _ *control.LeasesRequest) (*contr
 	return reply, nil
 }
 
-// maxReason bounds what an operator may say, in bytes.
+// maxReason bounds an operator's reason, in bytes.
 const maxReason = 200
 
 func checkReason(reason, def string) (string, error) {
@@ -122,7 +122,7 @@ func checkReason(reason, def string) (string, error) {
 	return reason, nil
 }
 
-// Revoke ends a lease at once and returns when its workers are reaped and its cores are free.
+// Revoke ends a lease at once. It blocks until its workers are reaped and its cores are free.
 func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*control.RevokeReply, error) {
 	reason, err := checkReason(req.GetReason(), "by an operator")
 	if err != nil {
@@ -136,10 +136,10 @@ func (e *Executor) Revoke(ctx context.Context, req *control.RevokeRequest) (*con
 	return &control.RevokeReply{}, nil
 }
 
-// maxGrace bounds what an operator may ask for.
+// maxGrace bounds an operator's grace.
 const maxGrace = 24 * time.Hour
 
-// Drain asks the executor to end as SIGTERM does. It answers at once.
+// Drain makes the executor drain and end, as SIGTERM does. It returns at once.
 func (e *Executor) Drain(_ context.Context, req *control.DrainRequest) (*control.DrainReply, error) {
 	reason, err := checkReason(req.GetReason(), drainReason)
 	if err != nil {
@@ -154,7 +154,7 @@ func (e *Executor) Drain(_ context.Context, req *control.DrainRequest) (*control
 	}
 	select {
 	case e.asked <- drainRequest{grace, reason}:
-	default: // it has been asked already
+	default: // a drain was already requested
 	}
 	return &control.DrainReply{}, nil
 }

@@ -27,11 +27,11 @@ import (
 	"github.com/rfaas-go/rfaas/internal/zygote"
 )
 
-// uidFile keeps the workers of this node's executors from having the same user ids.
+// uidFile is the lock file that keeps the executors of a node from using the same user ids.
 const uidFile = "/run/rfaas/uids"
 
-// Serve runs an executor on this node until ctx ends or somebody asks for it by the control port, then drains it. now ends
-// the drain at once. nil: it ended as it should.
+// Serve runs an executor on this node until ctx ends or an operator requests a drain, then drains it. now aborts the
+// drain. It returns nil after a regular end.
 func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error {
 	path, err := workerPath(&s)
 	if err != nil {
@@ -52,11 +52,12 @@ func Serve(ctx, now context.Context, s config.Executor, log *slog.Logger) error 
 	}
 	defer z.Close()
 	err = serveWith(ctx, now, s, zygoteSpawner{z}, log)
-	z.RemoveFiles() // what this process has made as root and may not remove any more
+	z.RemoveFiles() // files that this process created as root and can no longer remove
 	return err
 }
 
-// rootFiles are files that the spawner reads, or connects to, and those that it appends to, for an executor that has given up root.
+// rootFiles returns the files and sockets that the spawner opens for an executor that has given up root: those that it
+// reads or connects to, and those that it appends to.
 func rootFiles(s *config.Executor) (files, appended []string) {
 	for _, path := range []string{s.IdentityDir, strings.TrimPrefix(s.Manager, "unix:")} {
 		if filepath.IsAbs(path) {
@@ -69,21 +70,22 @@ func rootFiles(s *config.Executor) (files, appended []string) {
 	return files, appended
 }
 
-// rights are those that an executor has on files once it serves. What it may change itself it opens with them from the beginning, also while it is still
-// root: its user, which may have been taken over before a restart, could have put a link to somebody else's file there.
+// rights are an executor's rights on files once it serves. The executor opens the files that its user can change with
+// these rights from the start, also while it is still root. Otherwise an attacker that took over that user before a
+// restart could place a link to another user's file there.
 type rights struct {
-	user  privilege.User // whom it becomes; zero: nobody else
-	state *os.File       // the state directory, which the user may not reach by its path; nil: by its path
+	user  privilege.User // user that the executor becomes; zero: it keeps its own
+	state *os.File       // the state directory, which the user may be unable to reach by its path; nil: use the path
 }
 
-// rightsOf finds whom an executor becomes.
+// rightsOf finds the user that an executor becomes.
 func rightsOf(s *config.Executor) (rights, error) {
 	if !s.Separate || os.Geteuid() != 0 {
 		return rights{}, nil
 	}
 	u, err := privilege.Find(s.User)
 	if err == nil && s.SandboxUIDs.Has(u.UID) {
-		err = fmt.Errorf("user %s (%d) is in the range sandbox-uids (%v), which is for workers: choose another one", u.Name, u.UID, s.SandboxUIDs)
+		err = fmt.Errorf("user %s (%d) is in the range sandbox-uids (%v), which is for workers: choose another user", u.Name, u.UID, s.SandboxUIDs)
 	}
 	if err != nil {
 		return rights{}, fmt.Errorf("give up root: %w", err)
@@ -100,7 +102,7 @@ func (r rights) do(fn func()) error {
 	return r.user.As(fn)
 }
 
-// open opens a file with these rights, and by way of the spawner what takes root's.
+// open opens a file with these rights, or with asRoot, through the spawner, if that needs root.
 func (r rights) open(open func() (*os.File, error), asRoot func() (*os.File, error)) (f *os.File, err error) {
 	if rerr := r.do(func() { f, err = open() }); rerr != nil {
 		return nil, rerr
@@ -111,7 +113,7 @@ func (r rights) open(open func() (*os.File, error), asRoot func() (*os.File, err
 	return f, err
 }
 
-// opener opens files of the identity directory.
+// opener returns a function that opens files of the identity directory.
 func (r rights) opener(spawner Spawner) identity.Opener {
 	return func(path string) (fs.File, error) {
 		f, err := r.open(func() (*os.File, error) { return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) },
@@ -123,14 +125,14 @@ func (r rights) opener(spawner Spawner) identity.Opener {
 	}
 }
 
-// auditOpener opens the audit file.
+// auditOpener returns a function that opens the audit file.
 func (r rights) auditOpener(spawner Spawner) func(path string) (*os.File, error) {
 	return func(path string) (*os.File, error) {
 		return r.open(func() (*os.File, error) { return identity.OpenAuditFile(r.reach(path)) }, func() (*os.File, error) { return spawner.OpenFile(path, true) })
 	}
 }
 
-// reach is a path by which the user reaches a file of the state directory; others stay as they are.
+// reach returns a path by which the user can reach a file of the state directory. It returns other paths unchanged.
 func (r rights) reach(path string) string {
 	if r.state == nil {
 		return path
@@ -145,7 +147,8 @@ func (r rights) reach(path string) string {
 	return path
 }
 
-// makeDirectories makes the directories that the settings name and gives the state directory to the user, as long as this process is root.
+// makeDirectories makes the directories that the settings name, and gives the state directory to the user while this
+// process is root.
 func (r *rights) makeDirectories(s *config.Executor) error {
 	if r.user.UID == 0 {
 		return nil
@@ -171,8 +174,8 @@ func (r *rights) makeDirectories(s *config.Executor) error {
 	return nil
 }
 
-// makeDirectory makes a directory, with the rights of root only if the user cannot change what its path leads to. then is called with these
-// rights too; nil: nothing is to be done.
+// makeDirectory makes a directory. It uses root's rights only if the user cannot change where the path leads. In that
+// case it also calls then, unless then is nil.
 func (r *rights) makeDirectory(path string, then func() error) (err error) {
 	path, err = filepath.Abs(path)
 	if err != nil {
@@ -190,14 +193,14 @@ func (r *rights) makeDirectory(path string, then func() error) (err error) {
 	return then()
 }
 
-// close closes what makeDirectories has opened.
+// close closes the state directory.
 func (r *rights) close() {
 	if r.state != nil {
 		r.state.Close()
 	}
 }
 
-// socketFiles are the files that an executor removes when it ends.
+// socketFiles returns the files that an executor removes when it ends.
 func socketFiles(s *config.Executor) (list []string) {
 	add := func(path string) {
 		if abs, err := filepath.Abs(path); err == nil {
@@ -215,7 +218,8 @@ func socketFiles(s *config.Executor) (list []string) {
 	return list
 }
 
-// separate gives up all rights that this process has beyond those of an ordinary user. What only root can do from now on, the spawner does.
+// separate gives up all rights beyond those of an ordinary user. Afterwards the spawner does everything that needs
+// root.
 func (r rights) separate(s *config.Executor, log *slog.Logger) error {
 	if !s.Separate {
 		return nil
@@ -224,37 +228,38 @@ func (r rights) separate(s *config.Executor, log *slog.Logger) error {
 		if err := privilege.Drop(r.user); err != nil {
 			return fmt.Errorf("give up root: %w", err)
 		}
-		log.Info("this process is no longer root's; its spawner is", "user", r.user.Name)
+		log.Info("gave up root; only the spawner runs as root now", "user", r.user.Name)
 	}
 	return unfiltered(privilege.Filter(), s.Sandbox.Resolve(r.user.UID != 0, s.IdentityDir != ""), log)
 }
 
-// unfiltered says what becomes of an executor without a filter of system calls: it does not start where workers must have a complete sandbox, unless
-// nobody has such a filter on this architecture.
+// unfiltered decides what an executor does when the system call filter could not be installed. It returns an error if
+// workers must have a complete sandbox, except on an architecture for which no such filter exists.
 func unfiltered(err error, mode sandbox.Mode, log *slog.Logger) error {
 	switch {
 	case err == nil:
 		return nil
 	case mode == sandbox.Require && !errors.Is(err, privilege.ErrArchitecture):
-		return fmt.Errorf("a complete sandbox is required, and this process cannot have a filter of system calls: %w (--sandbox=on starts without)", err)
+		return fmt.Errorf("a complete sandbox is required, and this process cannot have a system call filter: %w (--sandbox=on starts without it)", err)
 	}
-	log.Warn("this process has no filter of system calls", "reason", err)
+	log.Warn("running without a system call filter", "reason", err)
 	return nil
 }
 
-// sandboxMode is what the setting means here. A setting that demands less than the default is logged: somebody must have decided it.
+// sandboxMode resolves the setting on this node. A weaker setting than the default is logged, since an administrator
+// must have chosen it.
 func sandboxMode(s *config.Executor, root bool, log *slog.Logger) sandbox.Mode {
 	mode, usual := s.Sandbox.Resolve(root, s.IdentityDir != ""), sandbox.Auto.Resolve(root, s.IdentityDir != "")
 	switch {
 	case mode == sandbox.Off:
 		log.Warn("workers are not confined: functions can do whatever the executor's user can", "sandbox", mode, "default", usual)
 	case mode < usual:
-		log.Warn("workers run even if this node cannot give them a complete sandbox", "sandbox", mode, "default", usual)
+		log.Warn("workers may run in an incomplete sandbox", "sandbox", mode, "default", usual)
 	}
 	return mode
 }
 
-// serveWith is Serve with workers from anywhere.
+// serveWith is Serve with a given spawner.
 func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log *slog.Logger) error {
 	cfg, err := nodeConfig(s, spawner, log)
 	if err != nil {
@@ -328,7 +333,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 			return err
 		}
 	}
-	if err := own.separate(&s, log); err != nil { // before the first byte of somebody else is read
+	if err := own.separate(&s, log); err != nil { // before the first byte from another party is read
 		return err
 	}
 	web.Require("workers", func() error {
@@ -351,7 +356,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	log.Info("ready", "address", port.Address, "cores", len(cfg.Cores), "cpus", config.Cores{List: cfg.cpus()}.String(),
 		"memory", config.Bytes(cfg.Memory).String(), "providers", cfg.Providers)
 	if reg != nil {
-		// Before the port closes, so that nobody is sent here any more; the last one registered is the first to go.
+		// Deregister before the port closes, so that no more clients come.
 		regCtx, stop := context.WithCancel(background)
 		var gone sync.WaitGroup
 		gone.Go(func() { reg.run(regCtx) })
@@ -416,8 +421,9 @@ func (e *Executor) reportAbility(ctx context.Context) {
 	}
 }
 
-// checkIdentity refuses the identity of another node: clients that dial the advertised address would refuse its certificate, and so would the
-// resource manager. On loopback nobody asks for it, unless the executor registers by it.
+// checkIdentity returns an error if the identity belongs to another node: clients that dial the advertised address, and
+// the resource manager, would refuse its certificate. On loopback the certificate is not checked unless the executor
+// registers with it.
 func checkIdentity(s *config.Executor, node *identity.Node, advertised string) error {
 	if node == nil {
 		return nil
@@ -437,13 +443,13 @@ func checkIdentity(s *config.Executor, node *identity.Node, advertised string) e
 		return fmt.Errorf("advertise: %s: a unix socket cannot be registered with the resource manager of another node", advertised)
 	}
 	if err := node.Hosts(time.Now()).Covers(a.Target); err != nil {
-		return fmt.Errorf("identity-dir %s is not of this node: the advertised address is %s, and %w (set advertise, or make the directory with rfaas cluster node for that name)",
+		return fmt.Errorf("identity-dir %s belongs to another node: the advertised address is %s, and %w (set advertise, or make the directory with rfaas cluster node for that name)",
 			s.IdentityDir, advertised, err)
 	}
 	return nil
 }
 
-// warmDevices are where workers may have to connect that are started in advance, and what most leases are: a channel of the
+// warmDevices returns the specs of pooled workers: one for each provider, with what most leases use: a channel with the
 // client's defaults, one core and its memory.
 func (e *Executor) warmDevices() (list []zygote.Spec) {
 	for _, p := range e.cfg.Providers {
@@ -457,7 +463,7 @@ func (e *Executor) warmDevices() (list []zygote.Spec) {
 	return list
 }
 
-// fabric is the address of the device that this node's workers use, which the board shows.
+// fabric returns the addresses of the devices that this node's workers use, for the board.
 func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplane.Address {
 	if !slices.Contains(providers, dataplane.Verbs) {
 		return nil
@@ -465,7 +471,7 @@ func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplan
 	d, err := dataplane.Open(dataplane.Verbs, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
 	if err != nil {
-		log.Warn("the RDMA device's address is not known", "error", err)
+		log.Warn("cannot read the RDMA device's address", "error", err)
 		return nil
 	}
 	defer d.Close()
@@ -475,8 +481,8 @@ func fabric(s *config.Executor, providers []string, log *slog.Logger) []dataplan
 	return nil
 }
 
-// openJournal opens the journal of accounts; without a directory there is none. Without a manager there is nobody to charge: the
-// directory is only looked at, since one that is no good is to be known before it is needed.
+// openJournal opens the journal of accounts. It returns nil without a directory. Without a manager nothing is charged:
+// the directory is only checked, so that an unusable one is reported early.
 func (r rights) openJournal(s *config.Executor, node string, log *slog.Logger) (j *accounting.Journal, err error) {
 	if s.StateDir == "" {
 		return nil, nil
@@ -490,7 +496,7 @@ func (r rights) openJournal(s *config.Executor, node string, log *slog.Logger) (
 	if err != nil || s.Manager != "" {
 		return j, err
 	}
-	log.Info("nothing is charged without a resource manager: the state directory is not used", "state-dir", s.StateDir)
+	log.Info("the state directory is not used, because without a resource manager nothing is charged", "state-dir", s.StateDir)
 	return nil, j.Close()
 }
 
@@ -500,12 +506,12 @@ func (e *Executor) shutdown(port *control.Port) {
 	defer cancel()
 	port.Close(ctx)
 	if n := port.Gate.Refused(); n > 0 {
-		e.log.Warn("calls or connections were refused", "refused", n)
+		e.log.Warn("refused calls or connections while running", "refused", n)
 	}
 	e.codes.close()
 }
 
-// cpus are the logical CPUs that are lent, ascending.
+// cpus returns the lent logical CPUs in ascending order.
 func (c *Config) cpus() (list []int) {
 	for _, core := range c.Cores {
 		list = append(list, core.CPUs...)
@@ -514,11 +520,11 @@ func (c *Config) cpus() (list []int) {
 	return list
 }
 
-// waitingMemory is what a worker that waits for a lease may take, in bytes.
+// waitingMemory is the memory that is assumed for a pooled worker, in bytes.
 const waitingMemory = 8 << 20
 
-// lentMemory is what can be lent of what is available and, unless that is 0, assigned: the workers that wait need some. They
-// do not get more than half.
+// lentMemory returns how much memory can be lent: the available memory or, unless it is 0, the assigned memory, less
+// that of pooled workers, which get at most half.
 func lentMemory(available, assigned uint64, waiting int) uint64 {
 	if assigned != 0 {
 		available = min(available, assigned)
@@ -526,7 +532,7 @@ func lentMemory(available, assigned uint64, waiting int) uint64 {
 	return available - min(uint64(waiting)*waitingMemory, available/2)
 }
 
-// nodeConfig finds out what this node has.
+// nodeConfig determines the resources of this node.
 func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, error) {
 	cfg := Config{Settings: s, Spawner: spawner, Log: log, Memory: uint64(s.Memory)}
 	allowed, err := topology.Affinity()
@@ -543,7 +549,7 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 		return cfg, err
 	}
 	if unbound {
-		log.Warn("Slurm binds this process to no CPUs; the first of those that the node has are lent, as many as it assigned",
+		log.Warn("Slurm does not bind this process to CPUs; lending as many as it assigned, starting with the node's first CPU",
 			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
 	}
 	cfg.Cores = leaseCores(cores)

@@ -59,7 +59,7 @@ func (a *accounts) step(ctx context.Context, m control.ManagerClient) {
 	}
 }
 
-// note logs trouble once, and its end.
+// note logs the beginning and the end of an error.
 func (a *accounts) note(what string, err error) {
 	a.mu.Lock()
 	had := a.trouble[what]
@@ -69,11 +69,11 @@ func (a *accounts) note(what string, err error) {
 	case err != nil && !had:
 		a.log.Warn(what, "error", control.Text(err))
 	case err == nil && had:
-		a.log.Info("no longer: " + what)
+		a.log.Info("resolved: " + what)
 	}
 }
 
-// join gives the accounts a way to the manager's memory, whose cells are all zero.
+// join sets the connection to the manager's memory, whose cells must be zero.
 func (a *accounts) join(x *link.Executor) {
 	if a == nil {
 		return
@@ -84,7 +84,7 @@ func (a *accounts) join(x *link.Executor) {
 	a.way, a.cells = x, make([]*owed, x.Cells())
 }
 
-// detach takes the way away again, before it is closed.
+// detach removes the connection before it is closed.
 func (a *accounts) detach() {
 	if a == nil {
 		return
@@ -101,7 +101,7 @@ func (a *accounts) leave() {
 	}
 }
 
-// charge brings the cells up to date and frees those that the ledger has.
+// charge updates the cells and frees those that the ledger has.
 func (a *accounts) charge() error {
 	for _, key := range a.inOrder() {
 		o := a.owed[key]
@@ -125,7 +125,7 @@ func (a *accounts) charge() error {
 	return nil
 }
 
-// inOrder is the keys of what is owed, oldest first.
+// inOrder returns the keys of owed entries, oldest first.
 func (a *accounts) inOrder() []accounting.Key {
 	return slices.SortedFunc(maps.Keys(a.owed), func(x, y accounting.Key) int {
 		return a.owed[x].entry.Began.Compare(a.owed[y].entry.Began)
@@ -157,7 +157,7 @@ func (a *accounts) chargeOne(o *owed) error {
 	return a.way.WriteHead(o.cell, accounting.CellHead{Key: e.Key, Tenant: e.Tenant, Began: e.Began, Ended: e.AsOf, Final: true})
 }
 
-// settled forgets what the ledger has for good.
+// settled drops an entry that the ledger has completely.
 func (a *accounts) settled(o *owed) {
 	a.log.Debug("account settled", "lease", o.entry.Key.String(), "tenant", o.entry.Tenant)
 	delete(a.owed, o.entry.Key)
@@ -169,10 +169,10 @@ func (a *accounts) settled(o *owed) {
 	}
 }
 
-// messageMost is how many entries one message carries: with the longest names they fit into control.MaxRequest.
+// messageMost is the largest number of entries in one message: with the longest names they fit into control.MaxRequest.
 const messageMost = 400
 
-// message settles what has no cell. The ledger has it when the answer comes.
+// message settles entries without a cell. The ledger has them when the answer arrives.
 func (a *accounts) message(ctx context.Context, m control.ManagerClient) {
 	var batch []*owed
 	for _, key := range a.inOrder() {
@@ -186,7 +186,7 @@ func (a *accounts) message(ctx context.Context, m control.ManagerClient) {
 	const what = "the resource manager does not take charges; they wait"
 	err := settle(ctx, m, batch)
 	if control.ClassOf(err) == control.ClassInvalid && len(batch) > 1 {
-		for _, o := range batch { // one of them is to blame
+		for _, o := range batch { // find the invalid one
 			if err = settle(ctx, m, []*owed{o}); err == nil || control.ClassOf(err) == control.ClassInvalid {
 				a.answered(o, err)
 			}
@@ -201,10 +201,10 @@ func (a *accounts) message(ctx context.Context, m control.ManagerClient) {
 	}
 }
 
-// answered notes that the manager has taken an entry, or will never take it.
+// answered records that the manager has accepted an entry, or has refused it for good.
 func (a *accounts) answered(o *owed, err error) {
 	if err != nil {
-		a.log.Error("the resource manager refuses the account of a lease", "lease", o.entry.Key.String(), "error", control.Text(err))
+		a.log.Error("the resource manager refused the charges of a lease", "lease", o.entry.Key.String(), "error", control.Text(err))
 	}
 	if o.entry.Final {
 		a.settled(o)
@@ -224,8 +224,8 @@ func settle(ctx context.Context, m control.ManagerClient, batch []*owed) error {
 	return err
 }
 
-// finish brings everything to the manager by message, for as long as ctx lasts: no lease is left. What does not get there is in
-// the journal for the next executor of this node.
+// finish sends everything to the manager by message until ctx ends. No lease may be left. Entries that are not sent
+// remain in the journal for the next executor of this node.
 func (a *accounts) finish(ctx context.Context, m control.ManagerClient) {
 	if a == nil {
 		return

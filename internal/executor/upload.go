@@ -15,13 +15,14 @@ import (
 const (
 	// uploadPause is how long an upload may send nothing, since others may wait for it.
 	uploadPause = 30 * time.Second
-	// slowestUpload is how many bytes a second it must bring beyond that: who sends byte by byte holds space that others need.
+	// slowestUpload is the lowest rate of an upload on top of that, in bytes per second. A slower upload would occupy
+	// space that others need.
 	slowestUpload = 1 << 20
 )
 
 // Upload stores a library.
 func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
-	// Recv cannot be given a deadline of its own; it ends when this function returns.
+	// Recv has no deadline of its own; it ends when this function returns.
 	chunks := make(chan *control.UploadChunk)
 	fault := make(chan error, 1)
 	go func() {
@@ -38,7 +39,7 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 			}
 		}
 	}()
-	var late <-chan time.Time // not before the size is known
+	var late <-chan time.Time // set when the size is known
 	var size uint64
 	recv := func() (*control.UploadChunk, error) {
 		pause := time.NewTimer(e.codes.pause)
@@ -52,9 +53,9 @@ func (e *Executor) Upload(stream grpc.ClientStreamingServer[control.UploadChunk,
 			}
 			return nil, err
 		case <-pause.C:
-			return nil, control.Errorf(control.ClassConnection, "upload: nothing came for %v", e.codes.pause)
+			return nil, control.Errorf(control.ClassConnection, "upload: received nothing for %v", e.codes.pause)
 		case <-late:
-			return nil, control.Errorf(control.ClassConnection, "upload: not done within %v", e.codes.within(size))
+			return nil, control.Errorf(control.ClassConnection, "upload: not complete within %v", e.codes.within(size))
 		}
 	}
 	first, err := recv()

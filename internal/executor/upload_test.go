@@ -178,7 +178,7 @@ func TestSlowUpload(t *testing.T) {
 		sent++
 	}
 	_, err = s.CloseAndRecv()
-	wantError(t, err, codes.Unavailable, control.ClassConnection, "upload: not done within 295")
+	wantError(t, err, codes.Unavailable, control.ClassConnection, "upload: not complete within 295")
 	n.e.codes.mu.Lock()
 	if n.e.codes.used != uint64(len(n.lib)) || len(n.e.codes.uploads) != 0 {
 		t.Errorf("a slow upload left %d bytes in use and %d uploads", n.e.codes.used, len(n.e.codes.uploads))

@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// minMemory is the least that a worker process can run in, in bytes.
+	// minMemory is the smallest memory limit with which a worker process can run, in bytes.
 	minMemory = 16 << 20
 	maxTenant = 255
 )
 
-// clientIDSize is the length of what tells one client process from another.
+// clientIDSize is the length of a client process's id, in bytes.
 const clientIDSize = 16
 
-// kindOf stands for what makes a lease's workers fit for another one, besides its terms: the client process, the code and
-// the way to them. Zero, which fits nothing, for a client that does not say who it is.
+// kindOf returns a hash of what a cached worker must share with a new lease besides its terms: client process, code and
+// provider. It is zero, which matches nothing, for a client without an id.
 func kindOf(req *control.LeaseRequest) (kind [32]byte) {
 	if len(req.GetClientId()) == 0 {
 		return kind
@@ -38,7 +38,7 @@ func invalidf(format string, args ...any) error {
 	return control.Errorf(control.ClassInvalid, format, args...)
 }
 
-// checkVersion refuses a peer of another protocol.
+// checkVersion returns an error for a peer with another protocol version.
 func checkVersion(v uint32) error {
 	if v != control.ProtocolVersion {
 		return control.CodeErrorf(control.ClassUnsupported, codes.FailedPrecondition,
@@ -47,7 +47,7 @@ func checkVersion(v uint32) error {
 	return nil
 }
 
-// checkSum reads a SHA-256 from a message.
+// checkSum returns the SHA-256 in a message field.
 func checkSum(field string, b []byte) (sum, error) {
 	if len(b) != sha256.Size {
 		return sum{}, invalidf("%s has %d bytes, want %d", field, len(b), sha256.Size)
@@ -55,7 +55,7 @@ func checkSum(field string, b []byte) (sum, error) {
 	return sum(b), nil
 }
 
-// terms checks everything about a request that needs no state and turns it into what the lease table wants.
+// terms checks everything in a request that needs no state, and converts it for the lease table.
 func (e *Executor) terms(ctx context.Context, req *control.LeaseRequest) (rid lease.RequestID, t lease.Terms, code sum, err error) {
 	fail := func(err error) (lease.RequestID, lease.Terms, sum, error) { return rid, t, code, err }
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
@@ -137,7 +137,7 @@ func (e *Executor) sizes(req *control.LeaseRequest) (lease.Terms, error) {
 	return t, nil
 }
 
-// memory is what a lease reserves for each worker, in bytes: what its functions may have and what its channel takes.
+// memory returns how much a lease reserves for each worker, in bytes: the memory of its functions and of its channel.
 func (e *Executor) memory(req *control.LeaseRequest, t *lease.Terms) (uint64, error) {
 	capacity, channel := e.table.Capacity().Memory/uint64(t.Workers), channelsMemory(req.GetClientBlobs())
 	m := req.GetMemoryPerWorker()
@@ -147,7 +147,7 @@ func (e *Executor) memory(req *control.LeaseRequest, t *lease.Terms) (uint64, er
 	return m + channel, e.fits(m, channel, capacity, t.Workers)
 }
 
-// fits is an error when a worker cannot have m bytes for its functions, and its channel.
+// fits returns an error if a worker cannot have m bytes for its functions besides its channel.
 func (e *Executor) fits(m, channel, most uint64, workers int) error {
 	if m < minMemory || m > most || channel > most-m {
 		return invalidf("memory_per_worker %d with %d workers, and %d for the channel of each: this executor lends at least %d to the functions of a "+
@@ -156,13 +156,14 @@ func (e *Executor) fits(m, channel, most uint64, workers int) error {
 	return nil
 }
 
-// defaultMemory is what a worker with these cores gets that asks for no amount, its channel included, in bytes.
+// defaultMemory returns the memory of a worker with these cores whose request names none, including its channel, in
+// bytes.
 func (e *Executor) defaultMemory(cores int) uint64 {
 	capacity := e.table.Capacity()
 	return capacity.Memory / uint64(capacity.Cores) * uint64(cores)
 }
 
-// callLimit is how long one call may run when a lease asks for this many ms; 0: no limit.
+// callLimit returns how long one call may run if a lease asks for ms milliseconds; 0: no limit.
 func (e *Executor) callLimit(ms uint64) (time.Duration, error) {
 	own := e.cfg.Settings.CallLimit
 	if ms == 0 {
