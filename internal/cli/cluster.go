@@ -38,7 +38,7 @@ func newCluster(a *app) *cobra.Command {
 		Short: "Make a cluster's keys, and certificates for its nodes, and revoke them",
 		Long: "The keys of a cluster are one directory, which stays with whoever runs it: what it signs is believed by every node.\n" +
 			"A node gets a directory out of it (rfaas cluster node) for --identity-dir of its executor or resource manager,\n" +
-			"a user gets a file (rfaas token issue). What is revoked is a signed list that every node has (rfaas cluster revoked).",
+			"a user gets a file (rfaas token issue). Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
 	}
 	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterRevoke(a), newClusterRevoked(a))
 	return c
@@ -69,10 +69,10 @@ func newClusterNode(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "node HOST...",
 		Short: "Make the identity directory of a node that is reached by these names and addresses",
-		Long: "Make the identity directory of a node that is reached by these names and addresses: its certificate and key, what it checks others with,\n" +
-			"the list of revoked credentials, and a certificate of its HTTPS page (ECDSA P-256), which browsers take that have been given\n" +
-			"page-ca.crt of the cluster's directory. The resource manager takes executors of this node at these names and addresses only, and\n" +
-			"knows the node by the first of them, which no other node may have. A directory that is made again is taken over by daemons that run.",
+		Long: "Make the identity directory of a node with these names and addresses: its certificate and key, the keys to check others with,\n" +
+			"the list of revoked credentials, and a certificate for its HTTPS page (ECDSA P-256). Browsers accept that certificate after they\n" +
+			"have imported page-ca.crt from the cluster's directory. Executors of this node can register only at these names and addresses.\n" +
+			"The first name identifies the node and must be unique. Running daemons load a directory that is made again.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if life <= 0 {
@@ -98,7 +98,7 @@ func newClusterNode(a *app) *cobra.Command {
 	return c
 }
 
-// revoke adds to a cluster's list, and says what is to be done with it.
+// revoke adds entries to a cluster's list and prints what to do with it.
 func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error {
 	l, path, err := cl.Revoke(time.Now(), entries...)
 	if err != nil {
@@ -111,7 +111,7 @@ func (a *app) revoke(cl *identity.Cluster, entries ...identity.Revocation) error
 }
 
 func (a *app) sayList(l *identity.RevocationList, path string) error {
-	_, err := fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: copy it over the file of that name in the identity directory of each node; daemons see it within a second\n",
+	_, err := fmt.Fprintf(a.Stdout, "%s has serial %d and %d entries: copy it over the file `revoked` in the identity directory of each node; daemons load it within a second\n",
 		path, l.Serial, len(l.Entries))
 	return err
 }
@@ -122,14 +122,14 @@ func newClusterRevoke(a *app) *cobra.Command {
 		Use:   "revoke SERIAL|FILE|DIR",
 		Short: "Add the certificate of a node to the cluster's signed list of revoked credentials",
 		Long: "Add the certificate of a node, by its serial number, its file or its identity directory, to the cluster's signed list of revoked credentials.\n" +
-			"It is refused, also on connections that are open, where the list has replaced `revoked` in the identity directory of a daemon.",
+			"A daemon refuses the certificate, also on open connections, once the list has replaced `revoked` in its identity directory.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			id := args[0]
 			if cert, err := identity.ReadCertificate(id); err == nil {
 				id = identity.NodeSerial(cert)
-			} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) { // of the same form
-				return fmt.Errorf("%q is neither the serial number of a certificate nor a certificate: %w", id, err)
+			} else if !identity.IsTokenID(id) || !errors.Is(err, os.ErrNotExist) { // a serial number has the form of a token's id
+				return fmt.Errorf("%q is neither a serial number nor a file or directory with a certificate: %w", id, err)
 			}
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {
@@ -139,11 +139,11 @@ func newClusterRevoke(a *app) *cobra.Command {
 		},
 	}
 	a.clusterFlag(c, &dir)
-	c.Flags().StringVar(&note, "note", "", "why, for people")
+	c.Flags().StringVar(&note, "note", "", "reason, for people")
 	return c
 }
 
-// revokedList is the list as --json prints it.
+// revokedList is the list in the format of --json.
 type revokedList struct {
 	Serial  uint64       `json:"serial"`
 	Made    string       `json:"made"`
@@ -162,10 +162,10 @@ func newClusterRevoked(a *app) *cobra.Command {
 	var serial uint64
 	c := &cobra.Command{
 		Use:   "revoked",
-		Short: "Show the signed list of revoked credentials, or make one where there is none",
+		Short: "Show the signed list of revoked credentials, or make a new one",
 		Long: "Show the signed list of revoked credentials of a cluster or of a node, after checking it.\n" +
-			"--new makes the list of a cluster that has none. A list of before lists were signed is taken over. Daemons refuse a list whose serial\n" +
-			"number is lower than that of the one they have: where a list was lost, --serial begins above it.",
+			"--new makes the list of a cluster that has none. It keeps the entries of an unsigned list from an earlier version. Daemons refuse a list\n" +
+			"with a lower serial number than the one they have: if the list was lost, use --serial with a higher number.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if serial == 0 {
@@ -192,8 +192,8 @@ func newClusterRevoked(a *app) *cobra.Command {
 	a.clusterFlag(c, &dir)
 	c.Flags().Lookup("dir").Usage = "directory of the cluster's keys, or of a node's identity ($" + clusterDirEnv + ")"
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
-	c.Flags().BoolVar(&fresh, "new", false, "make the list of a cluster that has none, or one that is not signed")
-	c.Flags().Uint64Var(&serial, "serial", 1, "with --new: its serial number")
+	c.Flags().BoolVar(&fresh, "new", false, "make the list of a cluster that has none, or whose list is unsigned")
+	c.Flags().Uint64Var(&serial, "serial", 1, "with --new: serial number of the list")
 	return c
 }
 

@@ -162,8 +162,8 @@ func checkSandbox(ctx context.Context) finding {
 	case err != nil:
 		return problem(check, "make build, or make install", "%v", err)
 	case missing != "":
-		return note(check, "docs/operations.md, \"What a worker may do\", says what helps against each; executors of root's or with an "+
-			"identity-dir do not start, unless with --sandbox=on", "incomplete: %s", missing)
+		return note(check, "docs/operations.md, \"What a worker may do\", says how to fix each; an executor that is root or has an "+
+			"identity-dir does not start without --sandbox=on", "incomplete: %s", missing)
 	}
 	return ok(check, "complete: user ids, name spaces, filter of system calls, Landlock")
 }

@@ -40,7 +40,7 @@ type executorRow struct {
 	nodeID string
 }
 
-// reachable says why an executor cannot be dialled at its address from here.
+// reachable returns an error if an executor cannot be dialled at its address from this node.
 func (r *executorRow) reachable() error {
 	self, err := control.NodeID()
 	if err == nil {

@@ -10,22 +10,22 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 )
 
-// ledgerWait is how long somebody else may have the ledger open.
+// ledgerWait is how long to wait for another process that has the ledger open.
 const ledgerWait = time.Second
 
 func newLedger(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ledger",
 		Short: "Check, back up and restore the resource manager's ledger",
-		Long: "Check, back up and restore the ledger in a resource manager's state directory (its setting state-dir). The resource\n" +
-			"manager must not run meanwhile.",
+		Long: "Check, back up and restore the ledger in a resource manager's state directory (its setting state-dir). Stop the\n" +
+			"resource manager first.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	file := func(dir string) string { return filepath.Join(dir, "ledger") }
 	c.AddCommand(&cobra.Command{
 		Use:   "check STATE-DIR",
-		Short: "Read all of the ledger and say what is wrong with it",
+		Short: "Read all of the ledger and print what is wrong",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			r, err := accounting.CheckLedger(file(args[0]), ledgerWait)
@@ -37,25 +37,25 @@ func newLedger(a *app) *cobra.Command {
 				fmt.Fprintf(a.Stdout, "  %s\n", text)
 			}
 			if n := len(r.Damage); n > 0 {
-				return fmt.Errorf("ledger %s: it is damaged: bring a backup back with \"rfaas ledger restore\"", file(args[0]))
+				return fmt.Errorf("ledger %s: it is damaged: restore a backup with \"rfaas ledger restore\"", file(args[0]))
 			}
 			return nil
 		},
 	}, &cobra.Command{
 		Use:   "backup STATE-DIR FILE",
-		Short: "Copy the ledger, if it is good, to a file, which is replaced",
+		Short: "Copy the ledger to a file, if it is valid; replaces the file",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			return accounting.BackupLedger(file(args[0]), args[1], ledgerWait)
 		},
 	}, &cobra.Command{
 		Use:   "restore STATE-DIR FILE",
-		Short: "Put a backup in the place of the ledger, and keep what was there beside it",
+		Short: "Replace the ledger by a backup, and keep the old ledger beside it",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			kept, err := accounting.RestoreLedger(file(args[0]), args[1], ledgerWait)
 			if kept != "" {
-				fmt.Fprintf(a.Stdout, "what was there is %s\n", kept)
+				fmt.Fprintf(a.Stdout, "the old ledger is %s\n", kept)
 			}
 			return err
 		},

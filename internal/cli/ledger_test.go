@@ -51,7 +51,7 @@ func TestLedgerCommands(t *testing.T) {
 	run(1, "missing or empty", "check", state)
 	run(1, "missing or empty", "backup", state, backup)
 	run(1, "", "restore", state, filepath.Join(dir, "none"))
-	run(0, "what was there is "+path+".replaced-", "restore", state, backup)
+	run(0, "the old ledger is "+path+".replaced-", "restore", state, backup)
 	run(0, "10 leases, 1 hourly totals", "check", state)
 	run(2, "accepts 1 arg", "check")
 }

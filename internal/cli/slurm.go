@@ -136,7 +136,7 @@ func defaultPolicy() slurm.Policy {
 
 func policyFlags(f *pflag.FlagSet, p *slurm.Policy) {
 	f.DurationVar(&p.Longest, "longest", p.Longest, "time limit of a job on a node that nobody is planned to want")
-	f.DurationVar(&p.Shortest, "shortest", p.Shortest, "least time limit, and --time-min of the jobs while others wait for nodes")
+	f.DurationVar(&p.Shortest, "shortest", p.Shortest, "shortest time limit, and --time-min of the jobs while other jobs wait for nodes")
 	f.DurationVar(&p.LeastGap, "least-gap", p.LeastGap, "leave a node alone that is wanted sooner than this")
 	f.BoolVar(&p.Ahead, "ahead", p.Ahead, "submit jobs for busy nodes too, which wait")
 	f.IntVar(&p.MaxAhead, "max-ahead", p.MaxAhead, "most jobs that wait for busy nodes")
@@ -151,9 +151,9 @@ func newSlurmStop(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stop --partition PARTITION",
 		Short: "Cancel the executor jobs, and end the controllers that submit them",
-		Long: `Cancel the executor jobs of a partition, those that run and those that wait. Controllers ("rfaas slurm follow") of the same user,
-partition and job names see it within their --interval and end. A controller that has no job at that time sees nothing: end it
-yourself.`,
+		Long: `Cancel the executor jobs of a partition, running and waiting ones. Controllers ("rfaas slurm follow") of the same user, partition
+and job names notice that within their --interval and end. A controller without a job at that time does not notice: end it by
+hand.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			f := slurm.Follow{Partition: j.partition, Prefix: j.prefix}

@@ -83,7 +83,7 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 			name, _, _ = strings.Cut(name, ".")
 		}
 	}
-	// Beside the socket, so that nothing accumulates when the prolog kills agents: the next agent uses the same name.
+	// Beside the socket and under a fixed name, so that no files accumulate when the prolog kills agents.
 	address := strings.TrimSuffix(f.socket, ".sock") + ".address"
 
 	cfg := f.agent

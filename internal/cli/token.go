@@ -244,10 +244,10 @@ func newTokenRevoke(a *app) *cobra.Command {
 	var dir, note string
 	c := &cobra.Command{
 		Use:   "revoke ID|FILE",
-		Short: "Add a token to the cluster's signed list of revoked credentials, which every node must be given",
-		Long: "Add a token to the cluster's signed list of revoked credentials (`revoked` in its directory), whose serial number rises by one.\n" +
-			"The list is in force on a node when it replaces the file of that name in the node's identity directory, by rename (rsync and install do so).\n" +
-			"rfaas cluster revoked shows it, rfaas cluster revoke adds certificates of nodes.",
+		Short: "Add a token to the cluster's signed list of revoked credentials, which must then be copied to every node",
+		Long: "Add a token to the cluster's signed list of revoked credentials (`revoked` in its directory), and increment its serial number.\n" +
+			"Copy the list over the file of that name in each node's identity directory, by rename (as rsync and install do). It is then in force there.\n" +
+			"rfaas cluster revoked shows the list, rfaas cluster revoke adds certificates of nodes.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			id := args[0]

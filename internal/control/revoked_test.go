@@ -65,8 +65,8 @@ func TestNodesOnLiveConnections(t *testing.T) {
 		"of another cluster's": foreignList,
 	} {
 		replace(b)
-		refused("node, list "+when, node, identity.Revoked, "cannot be told")
-		refused("token, list "+when, token, identity.Revoked, "cannot be told")
+		refused("node, list "+when, node, identity.Revoked, "cannot check whether it is revoked")
+		refused("token, list "+when, token, identity.Revoked, "cannot check whether it is revoked")
 	}
 	if err := os.Remove(revoked); err != nil {
 		t.Fatal(err)

@@ -138,7 +138,7 @@ func TestTokenRefused(t *testing.T) {
 	// A list that cannot be read lets nobody in.
 	os.Remove(filepath.Join(dir, fileRevoked))
 	os.Mkdir(filepath.Join(dir, fileRevoked), 0o700)
-	if _, err := v.Check(renewed.Token, noon.Add(4*time.Second)); reason(err) != Revoked || !strings.Contains(err.Error(), "cannot be told") {
+	if _, err := v.Check(renewed.Token, noon.Add(4*time.Second)); reason(err) != Revoked || !strings.Contains(err.Error(), "cannot check whether it is revoked") {
 		t.Errorf("unreadable list: %v", err)
 	}
 }

@@ -157,7 +157,7 @@ func (x *Executor) Charge(i int, from, to accounting.Use) error {
 	}
 	for k, a := range adds {
 		if a.Old != from[which[k]] {
-			return fmt.Errorf("cell %d: %v was %d, want %d: somebody else writes there", i, accounting.Counter(which[k]), a.Old, from[which[k]])
+			return fmt.Errorf("cell %d: %v was %d, want %d: another process writes there", i, accounting.Counter(which[k]), a.Old, from[which[k]])
 		}
 	}
 	return nil

@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// crowd is a listener with a bounded number of connections. A new connection is never kept waiting: it closes the one that has made no
-// request for longest. So slow connections, however many, keep nobody from an answer.
+// crowd is a listener with a bounded number of connections. A new connection is always accepted. If there are too many,
+// it closes the one that has made no request for the longest time. So slow connections cannot block others.
 type crowd struct {
 	net.Listener
 	most int
 
 	mu   sync.Mutex
-	list list.List // of *member, the one that has been quiet for longest first
+	list list.List // of *member, ordered by the last request, the oldest first
 }
 
 // member is one connection.
@@ -54,7 +54,8 @@ func (m *member) Close() error {
 	return m.Conn.Close()
 }
 
-// connState is the http.Server's hook: a connection is active when all headers of a request have come.
+// connState is a hook of http.Server: it moves a connection to the back of the list when all headers of a request have
+// arrived.
 func connState(conn net.Conn, state http.ConnState) {
 	if t, ok := conn.(interface{ NetConn() net.Conn }); ok { // TLS
 		conn = t.NetConn()

@@ -23,19 +23,19 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// maxConnections bounds how many there are at a time.
+// maxConnections is the largest number of connections.
 const maxConnections = 256
 
-// ErrStarting is why a server is not ready before SetReady was called.
+// ErrStarting is the reason for which a server is not ready before SetReady.
 var ErrStarting = errors.New("starting")
 
-// Server is a daemon's HTTP port: bound by Open, served by Serve, ended by Close. Safe for concurrent use.
+// Server is a daemon's HTTP port: Open binds it, Serve serves it, Close ends it. It is safe for concurrent use.
 type Server struct {
-	// Metrics is what /metrics shows. The process's own are in it already.
+	// Metrics are shown by /metrics. They include those of the process.
 	Metrics *prometheus.Registry
-	// Mux is for more handlers, to be added before Serve.
+	// Mux takes additional handlers, which must be added before Serve.
 	Mux *http.ServeMux
-	// Address is the bound one, with its real port; empty: none was asked for.
+	// Address is the bound address with its real port; empty: no address was given.
 	Address string
 
 	listener net.Listener
@@ -53,8 +53,9 @@ type check struct {
 	f    func() error
 }
 
-// Open binds address, "host:port" or "unix:PATH" (mode 0600). An empty address gives a server that nobody can ask, so that callers
-// need not tell. tlsConfig, unless nil, makes it HTTPS. Nobody is answered before Serve.
+// Open binds address, "host:port" or "unix:PATH" (mode 0600). With an empty address it returns a server that listens
+// nowhere, so that callers need no special case. If tlsConfig is not nil, the server uses HTTPS. Requests are answered
+// after Serve.
 func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, error) {
 	s := &Server{Metrics: prometheus.NewRegistry(), Mux: http.NewServeMux(), failed: make(chan error, 1), notReady: ErrStarting}
 	s.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -75,16 +76,16 @@ func Open(address string, tlsConfig *tls.Config, log *slog.Logger) (*Server, err
 	}
 	s.http = &http.Server{Handler: s.Mux, ConnState: connState, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second,
 		WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // what callers do wrong is no fault of the daemon
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)} // errors of clients are not errors of the daemon
 	return s, nil
 }
 
-// CountRefusals shows how often a daemon's gate has refused a call or a connection, by reason, how often a tenant has reached a limit, by kind,
-// and how many audit lines were dropped. A nil gate has refused nothing.
+// CountRefusals registers metrics of a daemon's gate: refused calls and connections by reason, requests beyond a
+// tenant's limit by kind, and dropped audit lines. A nil gate counts nothing.
 func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 	for _, kind := range quota.Kinds() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_quota_refused_total",
-			Help: "Requests, connections and log lines that a tenant's limit refused, by kind.", ConstLabels: prometheus.Labels{"kind": string(kind)}},
+			Help: "Requests, connections and log lines beyond a tenant's limit, by kind.", ConstLabels: prometheus.Labels{"kind": string(kind)}},
 			func() float64 {
 				if gate == nil {
 					return 0
@@ -93,7 +94,7 @@ func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 			}))
 	}
 	r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_audit_dropped_total",
-		Help: "Audit lines that were dropped, since more waited to be written than there is room for."},
+		Help: "Audit lines that were dropped, because too many were waiting to be written."},
 		func() float64 { return float64(gate.Audit().Dropped()) }))
 	for _, reason := range identity.Reasons() {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_credentials_refused_total",
@@ -107,8 +108,8 @@ func CountRefusals(r prometheus.Registerer, gate *control.Gate) {
 	}
 }
 
-// WatchIdentity shows when a daemon's certificates expire and which revocation list it goes by, and makes it not ready when it cannot prove itself
-// or check others. nil: it has no identity.
+// WatchIdentity registers metrics for the expiry of a daemon's certificates and for its revocation list. It makes the
+// daemon not ready when it cannot authenticate itself or check others. node may be nil.
 func WatchIdentity(s *Server, node *identity.Node) {
 	if node == nil {
 		return
@@ -117,7 +118,7 @@ func WatchIdentity(s *Server, node *identity.Node) {
 		s.Metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, value))
 	}
 	for _, name := range []string{"node", "ca", "page"} {
-		gauge("rfaas_certificate_expiry_timestamp_seconds", "When a certificate of the identity directory expires, in seconds since 1970; 0: there is none.",
+		gauge("rfaas_certificate_expiry_timestamp_seconds", "When a certificate of the identity directory expires, in seconds since 1970; 0: no such certificate.",
 			prometheus.Labels{"certificate": name}, func() float64 {
 				if ends := node.Ends(time.Now())[name]; !ends.IsZero() {
 					return float64(ends.Unix())
@@ -125,12 +126,12 @@ func WatchIdentity(s *Server, node *identity.Node) {
 				return 0
 			})
 	}
-	gauge("rfaas_revocation_list_serial", "Serial number of the list of revoked credentials in use; 0: there is none that can be believed, and all tokens and node certificates are refused.",
+	gauge("rfaas_revocation_list_serial", "Serial number of the revocation list in use; 0: there is no valid list, so all tokens and node certificates are refused.",
 		nil, func() float64 { return float64(node.Revoked.Serial(time.Now())) })
 	s.Require("identity", func() error { return node.Trouble(time.Now()) })
 }
 
-// Serve begins to answer. Failed receives if the server ends by itself.
+// Serve starts to answer requests and does not block. Failed receives an error if the server ends by itself.
 func (s *Server) Serve() {
 	if s.listener == nil {
 		return
@@ -142,10 +143,10 @@ func (s *Server) Serve() {
 	}()
 }
 
-// Failed receives why the server ended before Close.
+// Failed returns a channel that receives the reason if the server ends before Close.
 func (s *Server) Failed() <-chan error { return s.failed }
 
-// Close lets running answers finish until ctx ends, then breaks them.
+// Close lets running answers finish until ctx ends, then aborts them.
 func (s *Server) Close(ctx context.Context) {
 	if s.listener == nil {
 		return
@@ -156,29 +157,29 @@ func (s *Server) Close(ctx context.Context) {
 	s.listener.Close() // if it was never served
 }
 
-// SetReady says whether the daemon takes work: nil, or why not, in words that /readyz shows.
+// SetReady sets whether the daemon accepts work: nil, or the reason why not, which /readyz shows.
 func (s *Server) SetReady(reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.notReady = reason
 }
 
-// Check adds a check to /healthz: f returns what is wrong, soon, and may be called at any time from any goroutine.
+// Check adds a check to /healthz. f returns what is wrong. It must be fast and safe for concurrent use.
 func (s *Server) Check(name string, f func() error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks = append(s.checks, check{name, f})
 }
 
-// Require adds a check to /readyz: what f returns is something that keeps the daemon from working and that a restart does not mend. /healthz
-// says it too, and stays 200. f as for Check.
+// Require adds a check to /readyz for conditions that prevent work and that a restart does not fix. /healthz shows the
+// error too, but with status 200. f is as for Check.
 func (s *Server) Require(name string, f func() error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.required = append(s.required, check{name, f})
 }
 
-// failing runs checks, and returns what is wrong.
+// failing runs checks and returns their errors.
 func failing(checks []check) (wrong []string) {
 	for _, c := range checks {
 		if err := c.f(); err != nil {
@@ -188,7 +189,7 @@ func failing(checks []check) (wrong []string) {
 	return wrong
 }
 
-// healthz is 200 if no check finds anything wrong. A daemon that drains is healthy.
+// healthz answers 200 if no check fails. A draining daemon is healthy.
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	checks, required := slices.Clone(s.checks), slices.Clone(s.required)
@@ -196,7 +197,7 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	answer(w, failing(checks), failing(required))
 }
 
-// readyz is 200 if the daemon takes work.
+// readyz answers 200 if the daemon accepts work.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
 	reason, required := s.notReady, slices.Clone(s.required)
@@ -208,7 +209,7 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	answer(w, wrong, nil)
 }
 
-// answer says what is wrong, which is 503, or that nothing is, and what else is to be known.
+// answer writes 503 with the errors in wrong, or 200 with the notes in known.
 func answer(w http.ResponseWriter, wrong, known []string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
@@ -225,7 +226,8 @@ func answer(w http.ResponseWriter, wrong, known []string) {
 	}
 }
 
-// Notify tells systemd what the daemon does, as sd_notify(3) has it ("READY=1", "STOPPING=1"). Without $NOTIFY_SOCKET nothing.
+// Notify sends a state to systemd, as in sd_notify(3) ("READY=1", "STOPPING=1"). Without $NOTIFY_SOCKET it does
+// nothing.
 func Notify(state string) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {

@@ -8,44 +8,44 @@ import (
 	"time"
 )
 
-// AgentConfig is what an Agent is made of. All fields are mandatory.
+// AgentConfig configures an Agent. All fields are mandatory.
 type AgentConfig struct {
-	// Usage asks what jobs have of this node.
+	// Usage asks Slurm for the resources of jobs on this node.
 	Usage func(ctx context.Context) (Usage, error)
-	// Launch runs an executor until it has ended with all that it started; soon after ctx has ended, at most.
+	// Launch runs an executor and blocks until all its processes have ended. After ctx ends, that must be soon.
 	Launch func(ctx context.Context, o Offer) error
-	// Leased says whether somebody has cores of the running executor. Errors count as yes.
+	// Leased reports whether the running executor has leases. An error counts as yes.
 	Leased func(ctx context.Context) (bool, error)
 
-	Order      []int  // of CPUOrder
-	KeepCPUs   int    // for the system
+	Order      []int  // from CPUOrder
+	KeepCPUs   int    // kept for the system
 	KeepMemory uint64 // bytes
-	Spare      bool   // lend what jobs leave of a node, not whole nodes only
-	// Resync is how often Slurm is asked without a cause, in case a hook was lost.
+	Spare      bool   // also lend the rest of a node with jobs, not only whole nodes
+	// Resync is how often Slurm is asked without an event, in case a hook was lost.
 	Resync time.Duration
 	// GrowWithin is how long an executor whose cores are leased may stay smaller than it could be.
 	GrowWithin time.Duration
 	Log        *slog.Logger
 }
 
-// Agent runs an executor on what jobs leave of a node. Slurm's prolog and epilog tell it about jobs.
+// Agent runs an executor on the part of a node that jobs do not use. Slurm's prolog and epilog notify it of jobs.
 type Agent struct {
 	c      AgentConfig
 	events chan func()
 	over   chan struct{} // closed when Run returns
 
 	running *running
-	waiting []chan<- struct{} // prologs, until no executor runs
+	waiting []chan<- struct{} // prologs that wait until no executor runs
 	gone    map[int64]bool    // jobs whose epilog has begun
-	doubted map[int64]bool    // jobs of which the log says that what they hold is not certain
-	arrived int               // prologs so far: an answer of Slurm from before one means nothing
+	doubted map[int64]bool    // jobs whose uncertain resources were logged
+	arrived int               // prologs so far; an answer of Slurm from before the latest one is ignored
 	asking  bool
-	again   bool // ask once more when the answer is there
+	again   bool // ask once more after the answer
 	growing time.Time
-	failed  int // executors that ended by themselves, in a row
+	failed  int // consecutive executors that ended by themselves
 	notYet  time.Time
-	silent  bool // Slurm did not answer, and the log says so
-	// Slurm is going to be asked whether the node may be used.
+	silent  bool // Slurm does not answer, which was logged
+	// A timer runs after which Slurm is asked whether the node may be used.
 	watching bool
 }
 
@@ -57,8 +57,8 @@ type running struct {
 	stopped bool
 }
 
-// How long an agent waits: with another executor after one that ended by itself, at first and at most; with asking Slurm again
-// after it did not answer, while an executor could grow, and while the node may not be used.
+// Delays of an agent: before it starts another executor after one that ended by itself, first and longest; before it
+// asks Slurm again after no answer, while an executor could grow, and while the node may not be used.
 const (
 	restartLeast = time.Second
 	restartMost  = time.Minute
@@ -67,12 +67,12 @@ const (
 	usableAgain  = 2 * time.Second
 )
 
-// NewAgent makes an Agent; Run brings it to life.
+// NewAgent returns an Agent. Run starts its work.
 func NewAgent(c AgentConfig) *Agent {
 	return &Agent{c: c, events: make(chan func()), over: make(chan struct{}), gone: map[int64]bool{}, doubted: map[int64]bool{}}
 }
 
-// errOver: the agent has ended, or the caller's time has.
+// errOver means that the agent has ended, or that the caller's context has.
 var errOver = errors.New("the agent is ending")
 
 // do runs f in Run's goroutine.
@@ -87,8 +87,8 @@ func (a *Agent) do(ctx context.Context, f func()) error {
 	}
 }
 
-// Prolog tells that a job is about to start here. It returns when no executor runs any more; a new one, on what the job
-// leaves, comes later.
+// Prolog reports that a job is about to start here. It blocks until no executor runs any more. A new executor, on the
+// rest of the node, starts later.
 func (a *Agent) Prolog(ctx context.Context, job int64) error {
 	out := make(chan struct{})
 	err := a.do(ctx, func() {
@@ -109,13 +109,13 @@ func (a *Agent) Prolog(ctx context.Context, job int64) error {
 	case <-out:
 		return nil
 	case <-a.over:
-		return nil // and the executor with it
+		return nil // the agent has ended, and the executor with it
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// Epilog tells that a job's processes are gone.
+// Epilog reports that a job's processes are gone.
 func (a *Agent) Epilog(ctx context.Context, job int64) error {
 	return a.do(ctx, func() {
 		a.gone[job] = true
@@ -123,16 +123,16 @@ func (a *Agent) Epilog(ctx context.Context, job int64) error {
 	})
 }
 
-// Status is what the agent does now.
+// Status is the state of an agent.
 type Status struct {
-	CPUs     []int  `json:"cpus"` // that are lent
+	CPUs     []int  `json:"cpus"` // lent CPUs
 	Memory   uint64 `json:"memory"`
 	Running  bool   `json:"running"`
 	Stopping bool   `json:"stopping"`
 	Arrived  int    `json:"prologs"`
 }
 
-// Status says what the agent does now.
+// Status returns the state of the agent.
 func (a *Agent) Status(ctx context.Context) (Status, error) {
 	got := make(chan Status, 1)
 	err := a.do(ctx, func() {
@@ -148,7 +148,7 @@ func (a *Agent) Status(ctx context.Context) (Status, error) {
 	return <-got, nil
 }
 
-// Run runs executors until ctx ends, and returns when the last one has ended.
+// Run runs executors until ctx ends. It returns when the last one has ended.
 func (a *Agent) Run(ctx context.Context) {
 	defer close(a.over)
 	resync := time.NewTicker(a.c.Resync)
@@ -173,7 +173,7 @@ func (a *Agent) Run(ctx context.Context) {
 	}
 }
 
-// later runs f in Run's goroutine after a time, unless Run has returned.
+// later runs f in Run's goroutine after a delay, unless Run has returned.
 func (a *Agent) later(d time.Duration, f func()) {
 	t := time.NewTimer(d)
 	go func() {
@@ -186,10 +186,10 @@ func (a *Agent) later(d time.Duration, f func()) {
 	}()
 }
 
-// ask has Slurm asked soon.
+// ask makes Run ask Slurm soon.
 func (a *Agent) ask() { a.again = true }
 
-// query asks Slurm, and acts when it has answered.
+// query asks Slurm and calls act with the answer.
 func (a *Agent) query(ctx context.Context) {
 	a.asking, a.again = true, false
 	arrived := a.arrived
@@ -203,7 +203,7 @@ func (a *Agent) query(ctx context.Context) {
 				a.ask()
 			case err != nil:
 				if !a.silent {
-					a.c.Log.Warn("Slurm does not say what jobs have of this node; it is asked again", "error", err)
+					a.c.Log.Warn("Slurm does not report the resources of this node's jobs; asking again", "error", err)
 				}
 				a.silent = true
 				a.later(slurmAgain, a.ask)
@@ -215,17 +215,17 @@ func (a *Agent) query(ctx context.Context) {
 	}()
 }
 
-// act brings the executor to what the node has left.
+// act starts, replaces or stops the executor according to what jobs leave of the node.
 func (a *Agent) act(ctx context.Context, u Usage) {
 	for job := range a.gone {
 		if !slices.ContainsFunc(u.Holds, func(h Hold) bool { return h.Job == job }) {
-			delete(a.gone, job) // Slurm has forgotten it
+			delete(a.gone, job) // Slurm no longer lists it
 		}
 	}
 	a.warn(u)
 	want := offer(u, a.c.Order, a.gone, a.c.KeepCPUs, a.c.KeepMemory, a.c.Spare)
 	if !u.Usable && !a.watching {
-		// Resumed, rebooted or just registered: no hook tells of that.
+		// No hook reports that a node was resumed, rebooted or registered.
 		a.watching = true
 		a.later(min(usableAgain, a.c.Resync), func() { a.watching = false; a.ask() })
 	}
@@ -241,13 +241,13 @@ func (a *Agent) act(ctx context.Context, u Usage) {
 	case r.offer.equal(want):
 		a.growing = time.Time{}
 	case !r.offer.within(want):
-		a.stop("jobs have what was lent") // a hook was lost
+		a.stop("jobs have the lent resources") // a hook was lost
 	default:
 		a.grow(ctx)
 	}
 }
 
-// warn logs, once for each job, that more may be counted for a job than it has.
+// warn logs, once for each job, that a job may be counted with more than it has.
 func (a *Agent) warn(u Usage) {
 	doubted := map[int64]bool{}
 	for _, h := range u.Holds {
@@ -256,14 +256,14 @@ func (a *Agent) warn(u Usage) {
 		}
 		doubted[h.Job] = true
 		if !a.doubted[h.Job] {
-			a.c.Log.Warn("a job's own text, such as its name, looks like what Slurm says of nodes: all of it counts as held by the job",
+			a.c.Log.Warn("a job's own text, such as its name, looks like Slurm's description of nodes; counting all of it as the job's resources",
 				"job", h.Job, "cpus", h.CPUs, "memory_mib", h.Memory>>20, "error", h.Doubt)
 		}
 	}
 	a.doubted = doubted
 }
 
-// grow replaces an executor that could lend more, when nobody uses it or after a while.
+// grow replaces an executor that could lend more, when it has no leases or after GrowWithin.
 func (a *Agent) grow(ctx context.Context) {
 	if a.growing.IsZero() {
 		a.growing = time.Now()
@@ -275,9 +275,9 @@ func (a *Agent) grow(ctx context.Context) {
 			switch {
 			case a.running != r || r.stopped:
 			case due:
-				a.stop("more can be lent, and has waited long enough", "waited", a.c.GrowWithin)
+				a.stop("more can be lent, and the leases did not end in time", "waited", a.c.GrowWithin)
 			case err == nil && !leased:
-				a.stop("more can be lent, and nobody uses it")
+				a.stop("more can be lent, and the executor has no leases")
 			default:
 				a.later(min(growLook, a.c.GrowWithin), a.ask)
 			}
@@ -285,7 +285,7 @@ func (a *Agent) grow(ctx context.Context) {
 	}()
 }
 
-// start starts an executor. What runs until it ends is not bound to Run's context: stop ends it.
+// start starts an executor. It is not bound to Run's context: stop ends it.
 func (a *Agent) start(o Offer) {
 	ctx, stop := context.WithCancel(context.Background())
 	r := &running{offer: o, since: time.Now(), stop: stop}
@@ -298,17 +298,17 @@ func (a *Agent) start(o Offer) {
 	}()
 }
 
-// stop has the executor end.
+// stop asks the executor to end.
 func (a *Agent) stop(reason string, args ...any) {
 	r := a.running
 	if !r.stopped {
-		a.c.Log.Info("executor asked to leave", append([]any{"reason", reason}, args...)...)
+		a.c.Log.Info("asked the executor to end", append([]any{"reason", reason}, args...)...)
 	}
 	r.stopped = true
 	r.stop()
 }
 
-// ended notes an executor's end.
+// ended handles an executor's end.
 func (a *Agent) ended(r *running, err error) {
 	a.running = nil
 	for _, w := range a.waiting {
@@ -326,7 +326,7 @@ func (a *Agent) ended(r *running, err error) {
 		wait := min(restartLeast<<min(a.failed, 10), restartMost)
 		a.failed++
 		a.notYet = time.Now().Add(wait)
-		a.c.Log.Warn("executor ended by itself; another is started", "error", err, "lived", lived.Round(time.Millisecond), "in", wait)
+		a.c.Log.Warn("executor ended by itself; starting another", "error", err, "lived", lived.Round(time.Millisecond), "in", wait)
 	}
 	a.ask()
 }

@@ -20,27 +20,28 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// Contain runs a program so that nothing of it is left when it has ended, or when this process has: not even processes that
-// forked twice and took a session of their own, which a batch system that follows parents loses. It does that with a process
-// name space, whose first process is a small init. Where the system allows none, init adopts orphans and kills them at the
-// end; then only SIGKILL to init itself lets orphans live.
+// Contain runs a program and ensures that none of its processes is left when it, or this process, has ended. That
+// includes processes that forked twice and started a session, which a batch system that follows parents loses. It uses
+// a process namespace, whose first process is a small init. Where the system does not allow namespaces, init adopts
+// orphans and kills them at the end. Then orphans survive only if init itself gets SIGKILL.
 type Contain struct {
 	Init      []string // how to run RunInit in another process: a program and its first arguments
 	Program   string
 	Args      []string
-	Env       []string      // nil: ours
-	KillAfter time.Duration // from the first SIGTERM to SIGKILL for all; above 0
+	Env       []string      // nil: this process's environment
+	KillAfter time.Duration // time from the first SIGTERM to SIGKILL for all; above 0
 	Log       *slog.Logger
-	NoSpace   bool // do without a name space
+	NoSpace   bool // do not use a namespace
 }
 
-// initFlag tells init that it is not alone in its name space.
+// initFlag tells init that it shares its namespace with other processes.
 const initFlag = "--adopt"
 
-// Run starts the program and returns its exit status when everything of it has ended, 128 and the number if a signal ended
-// it. When ctx ends the program gets SIGTERM; to end by that is no failure then. Standard output and error are ours.
+// Run starts the program and blocks until all its processes have ended. It returns the exit status; 128 plus the signal
+// number if a signal ended it. When ctx ends the program gets SIGTERM; ending by that signal counts as success.
+// Standard output and error are those of this process.
 func (c *Contain) Run(ctx context.Context) (int, error) {
-	// The signal of a parent's death follows the thread that started the child.
+	// The parent death signal is tied to the thread that started the child.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ready, theirs, err := os.Pipe()
@@ -55,7 +56,7 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 	}
 	listens := make(chan struct{})
 	go func() {
-		ready.Read(make([]byte, 1)) // init closes its end, or has ended
+		ready.Read(make([]byte, 1)) // init has closed its end, or has ended
 		close(listens)
 	}()
 	done := make(chan error, 1)
@@ -67,7 +68,7 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 	}
 	kill := time.NewTimer(c.KillAfter)
 	defer kill.Stop()
-	// The first process of a name space never gets signals that it does not catch.
+	// The first process of a namespace gets only signals that it catches, so wait until init is ready.
 	for waiting := listens; ; {
 		select {
 		case <-waiting:
@@ -76,7 +77,7 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 			continue
 		case err = <-done:
 		case <-kill.C:
-			c.Log.Warn("the program has not ended; killed with all that it started", "after", c.KillAfter)
+			c.Log.Warn("killed the program and all its processes, because it has not ended", "after", c.KillAfter)
 			cmd.Process.Kill()
 			err = <-done
 		}
@@ -89,7 +90,7 @@ func (c *Contain) Run(ctx context.Context) (int, error) {
 	return status, err
 }
 
-// readyFD is where init finds the pipe that it closes when it listens to signals.
+// readyFD is the pipe that init closes when it handles signals.
 const readyFD = 3
 
 func (c *Contain) start(ready *os.File) (*exec.Cmd, error) {
@@ -102,7 +103,7 @@ func (c *Contain) start(ready *os.File) (*exec.Cmd, error) {
 		if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EACCES) {
 			return nil, fmt.Errorf("start %s: %w", c.Init[0], err)
 		}
-		c.Log.Warn("no process name space: the system refuses it, orphans are adopted instead", "error", err)
+		c.Log.Warn("the system refuses a process namespace; adopting orphans instead", "error", err)
 	}
 	cmd := c.command(true, ready)
 	if err := cmd.Start(); err != nil {
@@ -126,7 +127,7 @@ func (c *Contain) command(adopt bool, ready *os.File) *exec.Cmd {
 	}
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {
-		// Who is not root needs a user name space, in which everybody stays who they are.
+		// Other users than root need a user namespace, in which all ids stay the same.
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
@@ -134,7 +135,8 @@ func (c *Contain) command(adopt bool, ready *os.File) *exec.Cmd {
 	return cmd
 }
 
-// ended returns the program's exit status. It removes what an executor that did not end by itself has left of its control groups.
+// ended returns the program's exit status. If an executor did not end by itself, it removes the executor's control
+// groups.
 func ended(cmd *exec.Cmd, err error) (int, error) {
 	status, err := exitStatus(cmd, err)
 	if status != 0 {
@@ -155,8 +157,8 @@ func exitStatus(cmd *exec.Cmd, err error) (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// RunInit is the other side of Contain, in a process of its own: it runs the program after "--" in args, passes SIGTERM and
-// SIGINT on, and reaps whatever loses its parent. It returns the program's exit status.
+// RunInit is the init process of Contain. It runs the program after "--" in args, forwards SIGTERM and SIGINT, and
+// reaps orphans. It returns the program's exit status.
 func RunInit(args []string) (int, error) {
 	adopt := len(args) > 0 && args[0] == initFlag
 	if adopt {
@@ -173,7 +175,7 @@ func RunInit(args []string) (int, error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	os.NewFile(readyFD, "ready").Close()
-	// Not by os/exec, which would reap its child before the loop below can.
+	// os/exec would reap its child before the loop below can.
 	p, err := os.StartProcess(args[1], args[1:], &os.ProcAttr{Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
 		return 0, fmt.Errorf("init: %w", err)
@@ -187,7 +189,7 @@ func RunInit(args []string) (int, error) {
 	if adopt {
 		endAll()
 	}
-	return status, err // in a name space the kernel ends the rest with us
+	return status, err // in a namespace the kernel then ends all other processes
 }
 
 // reapUntil reaps children until pid has ended, and returns its exit status.
@@ -208,13 +210,13 @@ func reapUntil(pid int) (int, error) {
 	}
 }
 
-// endAll kills and reaps all children, and theirs as they become ours, until there are none.
+// endAll kills and reaps all children, including those that become children when their parents die, until none is left.
 func endAll() {
 	for {
 		for _, pid := range children() {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
-		// One at a time: its children are ours now, and are killed in the next round.
+		// Reap one at a time: its children are now this process's, and are killed in the next round.
 		if _, err := unix.Wait4(-1, nil, 0, nil); err != nil && err != unix.EINTR {
 			return
 		}

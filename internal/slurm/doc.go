@@ -1,13 +1,13 @@
-// Package slurm keeps executors on the idle nodes of a Slurm cluster and gets them out of the way the moment a job wants
-// the node. There are two ways, and both end in the same container for the executor:
+// Package slurm runs executors on the idle nodes of a Slurm cluster and ends them as soon as a job wants the node. There
+// are two ways to set it up:
 //
-//   - As jobs. Follower keeps one executor job for each node of a preemptible partition, running where the node is idle and
-//     waiting where it is not, and sizes its time limit to the scheduler's plan. It remembers nothing: what it needs to know
-//     is in the names of its jobs, so that it may be killed and started anew, or twice. In the job runs Contain.
-//   - As hooks. Agent is a daemon on each node that Slurm's prolog and epilog tell about jobs that come and go. It runs the
-//     executor on what they leave.
+//   - As jobs. Follow keeps one executor job for each node of a preemptible partition. The job runs where the node is idle
+//     and waits where it is not. Its time limit fits the scheduler's plan. Follow keeps no state: everything that it needs
+//     is in the names of its jobs, so it may be killed and restarted, or run twice. The job runs Contain.
+//   - As hooks. Agent is a daemon on each node. Slurm's prolog and epilog notify it of jobs. It runs the executor, in
+//     Contain, on the rest of the node.
 //
-// Slurm is asked through its commands with explicit output formats, which have been the same for many versions and need no
-// plugin; the formats by --json have not. Names, comments and accounts of jobs come from users and may contain any character,
-// also separators and line breaks: every parser here stays right whatever they contain.
+// The package runs Slurm's commands with explicit output formats. These have been the same for many versions and need no
+// plugin, unlike those of --json. Names, comments and accounts of jobs come from users and may contain any character,
+// including separators and line breaks. Every parser here is correct whatever they contain.
 package slurm

@@ -12,37 +12,37 @@ import (
 	"time"
 )
 
-// Follow is what a Follower is made of. All fields but Args and Publish are mandatory.
+// Follow is the controller of executor jobs. All fields except Args and Publish are mandatory.
 type Follow struct {
 	Commands
 	Partition string
 	Prefix    string   // of the jobs' names; a node's name follows
 	Script    string   // of the jobs
-	Args      []string // further ones for sbatch
+	Args      []string // additional arguments for sbatch
 	Interval  time.Duration
 	PlanEvery time.Duration // the plan changes slowly and is long
 	Policy    Policy
-	Publish   *Publish // nil: executors say when their job ends, and nothing of the plan
+	Publish   *Publish // nil: executors are not told of the plan and report only the end of their job
 	Log       *slog.Logger
 
-	before map[int64]bool // jobs that were marked before the first look; nil: there was none yet
+	before map[int64]bool // jobs that were marked before the first step; nil: no step yet
 }
 
-// stopMark takes the place of the node in the names of jobs that Stop cancels. No node has such a name.
+// stopMark replaces the node in the names of jobs that Stop cancels. No node has such a name.
 const stopMark = "!stop"
 
-// errStopped says that Stop has cancelled executor jobs.
+// errStopped means that Stop has cancelled executor jobs.
 var errStopped = errors.New("rfaas slurm stop has cancelled the executor jobs")
 
-// check says what is wrong.
+// check returns an error for wrong settings.
 func (f *Follow) check() error {
 	for name, value := range map[string]string{"partition": f.Partition, "job name": f.Prefix} {
 		if value == "" || strings.ContainsAny(value, "|\n\t ,") {
-			return fmt.Errorf("%s %q: empty, or with a space, comma or bar", name, value)
+			return fmt.Errorf("%s %q is empty or contains a space, comma or bar", name, value)
 		}
 	}
 	if f.Interval < 100*time.Millisecond || f.PlanEvery < f.Interval {
-		return fmt.Errorf("interval %v, for the plan %v: want at least 100ms, and the plan not more often", f.Interval, f.PlanEvery)
+		return fmt.Errorf("interval %v, plan interval %v: want at least 100ms, and the plan interval not shorter", f.Interval, f.PlanEvery)
 	}
 	if st, err := os.Stat(f.Script); err != nil || st.IsDir() {
 		return fmt.Errorf("job script %s: %w", f.Script, cmpErr(err, errors.New("is a directory")))
@@ -57,8 +57,8 @@ func cmpErr(err, otherwise error) error {
 	return otherwise
 }
 
-// Run keeps one executor job for each node until ctx ends or somebody cancels the jobs by Stop. When ctx ends the jobs stay, and a
-// Follower that is started anew finds them. Run asks again when Slurm does not answer.
+// Run keeps one executor job for each node until ctx ends or Stop cancels the jobs. When ctx ends the jobs stay, and a
+// new Follow finds them. Run tries again if Slurm does not answer.
 func (f *Follow) Run(ctx context.Context) error {
 	if err := f.check(); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (f *Follow) Run(ctx context.Context) error {
 		if err == nil && fresh && f.Publish != nil {
 			perr := f.Publish.publish(ctx, wantedBack(time.Now(), jobs, plan))
 			if perr != nil && !unheard && ctx.Err() == nil {
-				f.Log.Warn("executors are not told when their nodes are wanted back; they are told again", "error", perr)
+				f.Log.Warn("cannot tell executors when their nodes are wanted back; trying again", "error", perr)
 			}
 			unheard = perr != nil
 		}
@@ -100,7 +100,7 @@ func (f *Follow) Run(ctx context.Context) error {
 			f.Log.Info("the controller ends", "reason", err)
 			return nil
 		case err != nil && !away:
-			f.Log.Warn("Slurm does not do what it is asked; it is asked again", "error", err)
+			f.Log.Warn("Slurm command failed; trying again", "error", err)
 		case err == nil && away:
 			f.Log.Info("Slurm answers again")
 		}
@@ -113,13 +113,13 @@ func (f *Follow) Run(ctx context.Context) error {
 	}
 }
 
-// step looks once and does what is to be done. It returns the jobs that it saw.
+// step asks Slurm once and acts. It returns the jobs that it saw.
 func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan, waiting bool) ([]Job, error) {
 	nodes, err := f.Nodes(ctx, f.Partition)
 	if err != nil {
 		return nil, err
 	}
-	// After the nodes: a job that ended in between would look like an idle node without one.
+	// Ask for jobs after nodes: a job that ended in between would look like an idle node without a job.
 	jobs, err := f.Jobs(ctx, f.Partition, f.Prefix)
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (f *Follow) step(ctx context.Context, planner *Planner, plan Plan, waiting 
 	return jobs, f.submitAll(ctx, planner, a.Submit)
 }
 
-// submitAll submits; a node whose job is refused does not keep the others from theirs.
+// submitAll submits jobs. A refused job does not stop the others.
 func (f *Follow) submitAll(ctx context.Context, planner *Planner, list []Submission) error {
 	refused := 0
 	for _, s := range list {
@@ -158,7 +158,7 @@ func (f *Follow) submitAll(ctx context.Context, planner *Planner, list []Submiss
 		}
 		again := planner.Refused(s.Node, time.Now())
 		if refused++; refused >= 3 || ctx.Err() != nil {
-			return err // it is not the node
+			return err // the node is not the cause
 		}
 		f.Log.Warn("executor job refused", "node", s.Node, "error", err, "again_in", again)
 	}
@@ -184,8 +184,8 @@ func (f *Follow) withoutStopped(jobs []Job) ([]Job, error) {
 	return jobs, nil
 }
 
-// states asks how jobs ended. Slurm forgets them after some minutes: they are missing in the answer. The error is errStopped if
-// Stop has cancelled one of them.
+// states asks Slurm how jobs ended. Slurm forgets jobs after some minutes; these are missing in the answer. The error
+// is errStopped if Stop has cancelled one of them.
 func (f *Follow) states(ctx context.Context, ids []int64) (map[int64]string, error) {
 	out, err := f.run(ctx, "squeue", "--noheader", "--states=all", "--jobs="+list(ids), "--format=%A|%T|%j")
 	if err != nil {
@@ -212,9 +212,9 @@ func (f *Follow) states(ctx context.Context, ids []int64) (map[int64]string, err
 	return states, nil
 }
 
-// Stop cancels all of the executor jobs, those that run and those that wait, and returns how many. It marks them first, so that
-// controllers end and submit no more. It looks again every pause until a look finds no job, since a controller that was just
-// submitting goes on until its next look.
+// Stop cancels all executor jobs, running and waiting ones, and returns their number. It marks them first, so that
+// controllers end and submit no more. It repeats this every pause until it finds no job, since a controller that is
+// just submitting only ends at its next step.
 func (f *Follow) Stop(ctx context.Context, pause time.Duration) (int, error) {
 	cancelled := map[int64]bool{}
 	for {
@@ -232,20 +232,20 @@ func (f *Follow) Stop(ctx context.Context, pause time.Duration) (int, error) {
 		if len(ids) == 0 {
 			return len(cancelled), nil
 		}
-		// Jobs that have ended meanwhile are refused.
+		// Slurm refuses jobs that have ended in the meantime.
 		_, err = f.run(ctx, "scontrol", "update", "JobId="+list(ids), "JobName="+f.Prefix+stopMark)
 		if err = errors.Join(ignoreEnded(err), ignoreEnded(f.Cancel(ctx, ids))); err != nil {
 			return len(cancelled), err
 		}
 		select {
 		case <-ctx.Done():
-			return len(cancelled), fmt.Errorf("executor jobs still come, as if a controller that cannot be told to stop ran: %w", ctx.Err())
+			return len(cancelled), fmt.Errorf("new executor jobs still appear, perhaps from a controller of another user or with other settings: %w", ctx.Err())
 		case <-time.After(pause):
 		}
 	}
 }
 
-// ignoreEnded is nil if an error says no more than that jobs have ended.
+// ignoreEnded returns nil if the error only says that jobs have ended.
 func ignoreEnded(err error) error {
 	if err != nil && (strings.Contains(err.Error(), "Invalid job id") || strings.Contains(err.Error(), "already completing or completed")) {
 		return nil

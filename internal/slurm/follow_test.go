@@ -181,7 +181,7 @@ func TestStopIsBounded(t *testing.T) {
 	s.jobs[1] = &fakeJob{name: "rfaas-n1", state: "RUNNING"}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if n, err := f.Stop(ctx, time.Millisecond); err == nil || n < 2 || !strings.Contains(err.Error(), "still come") {
+	if n, err := f.Stop(ctx, time.Millisecond); err == nil || n < 2 || !strings.Contains(err.Error(), "still appear") {
 		t.Errorf("%d jobs, %v", n, err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hooks and agent speak over a unix socket: one line each way. The agent answers "prolog JOB" when no executor runs any more,
+// Hooks and agent communicate over a unix socket, with one line each way. The agent answers "prolog JOB" when no executor runs any more,
 // "epilog JOB" and "status" at once. An answer begins with "ok", or is an error. Only root and the agent's own user can open the
 // socket: its mode is 0600.
 const (
@@ -28,8 +28,8 @@ const (
 	answerMax   = 1 << 16
 )
 
-// ListenHooks makes the agent's socket, and its directory if that is missing. It replaces a socket on which nobody listens any
-// more. The directory must belong to this process's user, and nobody else may be able to change the path.
+// ListenHooks makes the agent's socket, and its directory if that is missing. It replaces a socket without a listener.
+// The directory must belong to this process's user, and no third user may be able to change the path.
 func ListenHooks(path string) (net.Listener, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
@@ -40,19 +40,19 @@ func ListenHooks(path string) (net.Listener, error) {
 	}
 	unix.Close(p.dir)
 	if p.owner != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("socket %s: its directory belongs to user %d and not to this one, %d: run the agent as that user, or give it a directory of its own", path, p.owner, os.Geteuid())
+		return nil, fmt.Errorf("socket %s: its directory belongs to user %d and not to this user, %d: run the agent as that user, or choose another directory", path, p.owner, os.Geteuid())
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("socket %s: another agent listens there", path)
+		return nil, fmt.Errorf("socket %s: another agent is using it", path)
 	}
 	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != os.ModeSocket {
-		return nil, fmt.Errorf("socket %s: a file that is no socket is in its place: remove it, or name another path", path)
+		return nil, fmt.Errorf("socket %s: the path is a file and not a socket: remove it, or choose another path", path)
 	}
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	old := unix.Umask(0o177) // the socket is closed to others from the first moment on
+	old := unix.Umask(0o177) // so that the socket is never accessible to others
 	l, err := net.Listen("unix", path)
 	unix.Umask(old)
 	if err != nil {
@@ -61,7 +61,7 @@ func ListenHooks(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// ServeHooks answers until ctx ends, and returns when every conversation is over.
+// ServeHooks answers hooks until ctx ends. It returns when all conversations are over.
 func (a *Agent) ServeHooks(ctx context.Context, l net.Listener, log *slog.Logger) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
@@ -84,13 +84,13 @@ func (a *Agent) ServeHooks(ctx context.Context, l net.Listener, log *slog.Logger
 	}
 }
 
-// converse answers one line. It lasts no longer than hookTimeout, nor than the other side.
+// converse answers one line. It takes at most hookTimeout, and ends when the other side closes the connection.
 func (a *Agent) converse(c net.Conn) error {
 	c.SetDeadline(time.Now().Add(hookTimeout))
 	line, err := bufio.NewReaderSize(io.LimitReader(c, lineMax), lineMax).ReadString('\n')
 	if err != nil {
 		if err == io.EOF && line == "" {
-			return nil // looked whether somebody is here
+			return nil // only checked for a listener
 		}
 		return fmt.Errorf("request %q: %w", line, err)
 	}
@@ -102,7 +102,7 @@ func (a *Agent) converse(c net.Conn) error {
 	}
 	_, werr := io.WriteString(c, answer+"\n")
 	if err == nil && errors.Is(werr, unix.EPIPE) {
-		return nil // it had no more time
+		return nil // the hook had no more time
 	}
 	return errors.Join(err, werr)
 }
@@ -130,11 +130,11 @@ func (a *Agent) answer(ctx context.Context, line string) (string, error) {
 	return fmt.Sprintf("ok %d ms", time.Since(begin).Milliseconds()), err
 }
 
-// ErrNoAgent says that nobody listens on the socket.
+// ErrNoAgent means that no process listens on the socket.
 var ErrNoAgent = errors.New("no agent on this node")
 
-// TellAgent sends one line to the agent and returns its answer. With force it kills an agent that does not answer before ctx's
-// deadline. The executor dies with its agent, and whoever supervises the agent starts another.
+// TellAgent sends one line to the agent and returns its answer. With force it kills an agent that does not answer
+// before ctx's deadline. The executor ends with its agent, and the agent's supervisor starts a new one.
 func TellAgent(ctx context.Context, path, line string, force bool) (string, error) {
 	socket, owner, err := openSocket(path)
 	if errors.Is(err, unix.ENOENT) {
@@ -164,7 +164,7 @@ func TellAgent(ctx context.Context, path, line string, force bool) (string, erro
 			return strings.TrimSpace(text), nil
 		}
 		if err == nil {
-			return "", fmt.Errorf("the agent answers %.200q", strings.TrimPrefix(answer, "error: "))
+			return "", fmt.Errorf("the agent answered %.200q", strings.TrimPrefix(answer, "error: "))
 		}
 	}
 	if !force || !errors.Is(err, os.ErrDeadlineExceeded) {

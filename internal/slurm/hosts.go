@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// maxHosts bounds what one host list may expand to.
+// maxHosts is the largest number of hosts in one host list.
 const maxHosts = 1 << 17
 
 var errTooMany = errors.New("too many hosts")
 
-// ExpandHosts expands a host list as Slurm writes it, like "n[1-3,07],login2" or "r[1-2]n[1-4]". Numbers keep their leading
-// zeros, the last bracket of a name varies fastest. An empty list, "(null)" and "None" have no hosts.
+// ExpandHosts expands a host list in Slurm's format, like "n[1-3,07],login2" or "r[1-2]n[1-4]". Numbers keep their
+// leading zeros. The last bracket of a name varies fastest. An empty list, "(null)", "N/A" and "None" have no hosts.
 func ExpandHosts(list string) ([]string, error) { return expandHosts(list, maxHosts) }
 
 // expandHosts is ExpandHosts for at most room hosts.
@@ -57,7 +57,7 @@ func expandHosts(list string, room int) ([]string, error) {
 // expandName expands one name with any number of brackets.
 func expandName(name string, room int) ([]string, error) {
 	if i := strings.IndexFunc(name, notInName); i >= 0 || name == "" {
-		return nil, fmt.Errorf("%q is no host name", name)
+		return nil, fmt.Errorf("%q is not a host name", name)
 	}
 	out := []string{""}
 	for name != "" {
@@ -91,7 +91,7 @@ func notInName(c rune) bool {
 	return !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("._-[],", c))
 }
 
-// expandRanges expands what is inside a bracket, "1-3,07".
+// expandRanges expands the inside of a bracket, like "1-3,07".
 func expandRanges(inside string, room int) ([]string, error) {
 	var out []string
 	for part := range strings.SplitSeq(inside, ",") {
@@ -101,11 +101,11 @@ func expandRanges(inside string, room int) ([]string, error) {
 		}
 		lo, err := strconv.ParseUint(from, 10, 32)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no number or range", part)
+			return nil, fmt.Errorf("%q is neither a number nor a range", part)
 		}
 		hi, err := strconv.ParseUint(to, 10, 32)
 		if err != nil || hi < lo {
-			return nil, fmt.Errorf("%q is no number or range", part)
+			return nil, fmt.Errorf("%q is neither a number nor a range", part)
 		}
 		if hi-lo >= uint64(max(room-len(out), 0)) {
 			return nil, errTooMany

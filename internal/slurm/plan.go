@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Plan is when nodes are wanted, by name: the earliest start of a job that the scheduler plans there, or of a reservation.
-// A node that is not in it is not wanted as far as the plan goes.
+// Plan maps nodes to the time when they are wanted: the earliest start of a job that the scheduler plans there, or of a
+// reservation. Nodes that are not planned are missing.
 type Plan map[string]time.Time
 
-// wanted notes that nodes are wanted from a time on.
+// wanted records that nodes are wanted from a time on.
 func (p Plan) wanted(hosts []string, from time.Time) {
 	for _, h := range hosts {
 		if t, ok := p[h]; !ok || from.Before(t) {
@@ -23,8 +23,8 @@ func (p Plan) wanted(hosts []string, from time.Time) {
 	}
 }
 
-// Plan asks for the scheduler's plan, and whether jobs wait for nodes. The jobs in partition own, ours and others that are
-// preempted like them, do not count.
+// Plan asks for the scheduler's plan, and whether jobs wait for nodes. Jobs in the partition own, which are executor
+// jobs and others that are preempted like them, do not count.
 func (c *Commands) Plan(ctx context.Context, own string) (p Plan, waiting bool, err error) {
 	out, err := c.run(ctx, "squeue", "--noheader", "--states=PENDING", "--format=%S|%P|%Y|%r")
 	if err != nil {
@@ -40,7 +40,7 @@ func (c *Commands) Plan(ctx context.Context, own string) (p Plan, waiting bool, 
 	return p, waiting, p.addReservations(out)
 }
 
-// forNodes are the reasons of jobs that would start if they had nodes. Others wait for something else, such as their user.
+// forNodes are the reasons of jobs that wait for nodes only. Other jobs wait for something else, such as their user.
 var forNodes = []string{"None", "Resources", "Priority"}
 
 func (p Plan) addJobs(out, own string) (waiting bool, err error) {
@@ -69,7 +69,7 @@ func (p Plan) addReservations(out string) error {
 	for line := range strings.Lines(out) {
 		fields := map[string]string{}
 		for _, kv := range strings.Fields(line) {
-			// The first one counts: a reservation's comment comes last, and may look like more fields.
+			// The first value counts: a reservation's comment comes last and may look like more fields.
 			if name, value, _ := strings.Cut(kv, "="); fields[name] == "" {
 				fields[name] = value
 			}
@@ -90,18 +90,19 @@ func (p Plan) addReservations(out string) error {
 	return nil
 }
 
-// Submission is an executor job to be.
+// Submission describes an executor job to submit.
 type Submission struct {
 	Node     string
 	Limit    time.Duration // whole minutes
-	LimitMin time.Duration // what the scheduler may cut it to; 0: it may not
+	LimitMin time.Duration // shortest limit that the scheduler may set; 0: it may not shorten the job
 }
 
-// Submit submits an executor job. args are further ones for sbatch, script is the job's script.
+// Submit submits an executor job and returns its number. args are additional arguments for sbatch. script is the path
+// of the job's script.
 func (c *Commands) Submit(ctx context.Context, partition, prefix, script string, args []string, s Submission) (int64, error) {
 	all := []string{"--parsable", "--partition=" + partition, "--job-name=" + prefix + s.Node, "--nodelist=" + s.Node,
 		"--nodes=1", "--ntasks=1", "--exclusive", "--mem=0", "--no-requeue", "--open-mode=append",
-		// Two of one name never run at the same time, whoever submits them.
+		// Two jobs of one name never run at the same time, whichever controller submits them.
 		"--dependency=singleton", "--time=" + minutes(s.Limit)}
 	if s.LimitMin > 0 {
 		all = append(all, "--time-min="+minutes(s.LimitMin))
@@ -110,18 +111,18 @@ func (c *Commands) Submit(ctx context.Context, partition, prefix, script string,
 	if err != nil {
 		return 0, err
 	}
-	number, _, _ := strings.Cut(strings.TrimSpace(out), ";") // with a cluster's name behind it
+	number, _, _ := strings.Cut(strings.TrimSpace(out), ";") // a cluster's name may follow
 	var id int64
 	if _, err := fmt.Sscanf(number, "%d", &id); err != nil || id <= 0 {
-		return 0, fmt.Errorf("sbatch: %q is no job number", strings.TrimSpace(out))
+		return 0, fmt.Errorf("sbatch: %q is not a job number", strings.TrimSpace(out))
 	}
 	return id, nil
 }
 
-// minutes writes a duration for --time.
+// minutes returns a duration in the format of --time.
 func minutes(d time.Duration) string { return fmt.Sprint(max(1, int64(d/time.Minute))) }
 
-// Cancel cancels jobs. Those that wait are gone, those that run are told by SIGTERM.
+// Cancel cancels jobs. Waiting jobs are removed, running ones get SIGTERM.
 func (c *Commands) Cancel(ctx context.Context, ids []int64) error {
 	if len(ids) == 0 {
 		return nil
@@ -130,7 +131,7 @@ func (c *Commands) Cancel(ctx context.Context, ids []int64) error {
 	return err
 }
 
-// list writes job numbers as Slurm's commands take them.
+// list returns job numbers in the format of Slurm's commands.
 func list(ids []int64) string {
 	all := make([]string, len(ids))
 	for i, id := range ids {
@@ -152,5 +153,5 @@ func (c *Commands) EndTime(ctx context.Context, job string) (time.Time, error) {
 	return end, nil
 }
 
-// errNoEnd: the job has no time limit, or is not there.
-var errNoEnd = errors.New("no end is known")
+// errNoEnd means that the job has no time limit, or does not exist.
+var errNoEnd = errors.New("the job has no end time")

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// Policy says how executor jobs follow idle nodes. All durations are above zero.
+// Policy controls executor jobs. All durations are above zero.
 type Policy struct {
-	Longest   time.Duration // time limit of a job on a node that nobody is known to want; whole minutes
-	Shortest  time.Duration // least time limit, and what the scheduler may cut a job to while others wait; whole minutes
-	LeastGap  time.Duration // a gap that the plan shows to be shorter is left alone
-	Ahead     bool          // busy nodes too have a job, which waits: the scheduler starts it in the moment that they are idle
+	Longest   time.Duration // time limit of a job on a node that is not in the plan; whole minutes
+	Shortest  time.Duration // shortest time limit, also for jobs that the scheduler shortens while others wait; whole minutes
+	LeastGap  time.Duration // a shorter gap in the plan is not used
+	Ahead     bool          // also submit jobs for busy nodes, which the scheduler starts as soon as the nodes are idle
 	MaxAhead  int           // most such jobs
 	Rate      float64       // submissions per second, on average
-	Burst     int           // and at once
-	Again     time.Duration // between two submissions for one node, at least
-	AgainMost time.Duration // the same when its jobs fail: doubled each time, up to this
+	Burst     int           // submissions at once
+	Again     time.Duration // shortest time between two submissions for one node
+	AgainMost time.Duration // longest such time; it doubles each time the node's jobs fail
 }
 
-// check says what of a policy is wrong.
+// check returns an error for a wrong policy.
 func (p *Policy) check() error {
 	for _, d := range []struct {
 		name string
@@ -32,30 +32,30 @@ func (p *Policy) check() error {
 	}
 	switch {
 	case p.Shortest < time.Minute || p.Longest < p.Shortest:
-		return fmt.Errorf("time limits from %v to %v: Slurm counts minutes, and the longest is not below the shortest", p.Shortest, p.Longest)
+		return fmt.Errorf("time limits from %v to %v: want whole minutes, and the longest not below the shortest", p.Shortest, p.Longest)
 	case p.Rate <= 0 || p.Burst < 1 || p.MaxAhead < 0:
 		return fmt.Errorf("rate %v per second, burst %d, %d jobs ahead: out of range", p.Rate, p.Burst, p.MaxAhead)
 	}
 	return nil
 }
 
-// View is what Slurm says at one moment.
+// View is Slurm's state at one moment.
 type View struct {
 	Nodes   []Node
 	Jobs    []Job
 	Plan    Plan
-	Waiting bool             // jobs of others wait for nodes
+	Waiting bool             // other users' jobs wait for nodes
 	Ended   map[int64]string // final states of jobs that Planner.Gone has named
 }
 
-// Actions are what is to be done, in this order.
+// Actions are the steps to take, in this order.
 type Actions struct {
 	Cancel []int64
 	Submit []Submission
 }
 
-// Planner decides. It keeps what helps to be gentle (how often and how recently it did something for a node) and nothing
-// that it needs to be right: one that was just made comes to the same jobs.
+// Planner decides which jobs to submit and cancel. Its state only limits how often it acts for a node. Its decisions do
+// not depend on that state otherwise: a new Planner arrives at the same jobs.
 type Planner struct {
 	p      Policy
 	tokens float64
@@ -64,15 +64,16 @@ type Planner struct {
 	seen   map[int64]string // jobs of the last view, and their nodes
 }
 
-// memory is what a Planner remembers of a node.
+// memory is the Planner's state of a node.
 type memory struct {
 	notBefore time.Time
 	failures  int
-	// Since when its job waits although the node is idle, because others wait too and the scheduler may not cut the job.
+	// Since when the node's job waits although the node is idle, because other jobs wait too and the scheduler may not
+	// shorten this one.
 	stuck time.Time
 }
 
-// NewPlanner makes a Planner.
+// NewPlanner returns a Planner, or an error for a wrong policy.
 func NewPlanner(p Policy) (*Planner, error) {
 	if err := p.check(); err != nil {
 		return nil, err
@@ -80,7 +81,7 @@ func NewPlanner(p Policy) (*Planner, error) {
 	return &Planner{p: p, tokens: float64(p.Burst), nodes: map[string]*memory{}, seen: map[int64]string{}}, nil
 }
 
-// Gone returns the jobs that the last view had and this one has not, ascending: how they ended is worth a question.
+// Gone returns the jobs of the last view that are missing in this one, ascending. The caller should ask how they ended.
 func (l *Planner) Gone(jobs []Job) []int64 {
 	now := map[int64]bool{}
 	for _, j := range jobs {
@@ -96,10 +97,11 @@ func (l *Planner) Gone(jobs []Job) []int64 {
 	return gone
 }
 
-// failed are the final states that speak of a job that does not work, or of a node that does not.
+// failed are the final states of a job that does not work, or whose node does not.
 var failed = []string{"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
 
-// Decide says what to do at a time that never goes back. The caller does it before it looks again.
+// Decide returns the actions for a view. now must never go back. The caller must carry the actions out before the next
+// view.
 func (l *Planner) Decide(now time.Time, v View) Actions {
 	if !l.last.IsZero() {
 		l.tokens = min(float64(l.p.Burst), l.tokens+l.p.Rate*now.Sub(l.last).Seconds())
@@ -129,12 +131,12 @@ func (l *Planner) Decide(now time.Time, v View) Actions {
 			ahead = append(ahead, fresh)
 		case job == nil || job.State != Pending || now.Sub(job.Submitted) <= time.Minute:
 		case n.State == Idle:
-			// The scheduler may not cut it down to what is left before others' jobs, so it cannot start.
+			// The scheduler may not shorten it to fit before others' jobs, so it cannot start.
 			if !m.stuck.IsZero() && now.Sub(m.stuck) > time.Minute && l.submitIdle(now, &a, v.Plan, fresh) {
 				a.Cancel = append(a.Cancel, job.ID)
 			}
 		case job.Limit < l.p.Longest || job.LimitMin > 0 && fresh.LimitMin == 0:
-			// It was made for a gap that is over, or while others waited. The next gap may be longer.
+			// It was submitted for an earlier gap, or while others waited. The next gap may be longer.
 			if l.p.Ahead && l.submit(now, &a, fresh) {
 				a.Cancel = append(a.Cancel, job.ID)
 			}
@@ -156,7 +158,7 @@ func (l *Planner) Decide(now time.Time, v View) Actions {
 	return a
 }
 
-// learn notes how jobs ended.
+// learn records how jobs ended.
 func (l *Planner) learn(now time.Time, v View) {
 	for _, id := range l.Gone(v.Jobs) {
 		m := l.of(l.seen[id])
@@ -183,7 +185,7 @@ func (l *Planner) learn(now time.Time, v View) {
 	}
 }
 
-// Refused notes that a node's job could not be submitted or has failed, and returns how long the node is left alone.
+// Refused records that a node's job could not be submitted or has failed. It returns how long the node is left alone.
 func (l *Planner) Refused(node string, now time.Time) time.Duration {
 	m := l.of(node)
 	m.failures++
@@ -192,7 +194,7 @@ func (l *Planner) Refused(node string, now time.Time) time.Duration {
 	return wait
 }
 
-// sort finds each node's job, the one that runs or else the oldest, and cancels all others.
+// sort returns each node's job, the running one or else the oldest, and cancels all others.
 func (l *Planner) sort(v View, a *Actions) map[string]*Job {
 	known := map[string]bool{}
 	for _, n := range v.Nodes {
@@ -206,7 +208,7 @@ func (l *Planner) sort(v View, a *Actions) map[string]*Job {
 	for i := range jobs {
 		j := &jobs[i]
 		switch {
-		case j.State == Ending: // as good as gone
+		case j.State == Ending: // treated as gone
 		case !known[j.Node] || byNode[j.Node] != nil:
 			a.Cancel = append(a.Cancel, j.ID)
 		default:
@@ -216,7 +218,7 @@ func (l *Planner) sort(v View, a *Actions) map[string]*Job {
 	return byNode
 }
 
-// limit is the time limit of a job that starts now, false if the gap is not worth it.
+// limit returns the time limit of a job that starts now, or false if the gap is too short.
 func (l *Planner) limit(now time.Time, plan Plan, node string) (time.Duration, bool) {
 	from, wanted := plan[node]
 	if !wanted {
@@ -229,8 +231,8 @@ func (l *Planner) limit(now time.Time, plan Plan, node string) (time.Duration, b
 	return min(max(gap.Truncate(time.Minute), l.p.Shortest), l.p.Longest), true
 }
 
-// leastLimit is what the scheduler may cut a node's job to. The backfill scheduler may cut a job also when nobody wants the node, so
-// it is allowed only while somebody waits.
+// leastLimit returns the shortest limit that the scheduler may set for a node's job. The backfill scheduler may shorten
+// a job even when no other job wants the node, so this is allowed only while jobs wait.
 func (l *Planner) leastLimit(v View, node string) time.Duration {
 	if _, wanted := v.Plan[node]; wanted || v.Waiting {
 		return l.p.Shortest
@@ -238,14 +240,14 @@ func (l *Planner) leastLimit(v View, node string) time.Duration {
 	return 0
 }
 
-// submitIdle submits a job that starts now, if the gap is worth it.
+// submitIdle submits a job that starts now, if the gap is long enough.
 func (l *Planner) submitIdle(now time.Time, a *Actions, plan Plan, s Submission) bool {
 	limit, ok := l.limit(now, plan, s.Node)
 	s.Limit = limit
 	return ok && l.submit(now, a, s)
 }
 
-// submit notes a submission if the rate allows it.
+// submit adds a submission if the rate allows it.
 func (l *Planner) submit(now time.Time, a *Actions, s Submission) bool {
 	if l.tokens < 1 {
 		return false

@@ -14,13 +14,13 @@ import (
 
 // Commands runs Slurm's programs. The zero value runs those in PATH with this process's environment.
 type Commands struct {
-	// Run, if set, takes the place of starting a program: it returns what the program prints.
+	// Run, if set, replaces starting a program and returns what the program prints.
 	Run func(ctx context.Context, name string, args ...string) (string, error)
 	// Timeout bounds each program; 0: 20 s.
 	Timeout time.Duration
 }
 
-// run runs a program and returns its standard output. The error has what it printed to standard error.
+// run runs a program and returns its standard output. The error includes its standard error.
 func (c *Commands) run(ctx context.Context, name string, args ...string) (string, error) {
 	if c.Run != nil {
 		return c.Run(ctx, name, args...)
@@ -52,8 +52,8 @@ func (c *Commands) run(ctx context.Context, name string, args ...string) (string
 	return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
 }
 
-// cleanEnv is the environment without what changes the output or the meaning of Slurm's commands: settings of the user for
-// them, and those of a job in which we may run.
+// cleanEnv returns the environment without variables that change the output or the meaning of Slurm's commands: the
+// user's settings for them, and variables of a job in which this process may run.
 func cleanEnv(env []string) []string {
 	out := make([]string, 0, len(env)+2)
 	for _, kv := range env {
@@ -70,7 +70,7 @@ func cleanEnv(env []string) []string {
 	return append(out, "LC_ALL=C", "SLURM_TIME_FORMAT=%s")
 }
 
-// NodeState is what of a node's state matters here.
+// NodeState is the part of a node's state that matters here.
 type NodeState int
 
 const (
@@ -85,21 +85,21 @@ func (s NodeState) String() string {
 	return [...]string{"unusable", "draining", "idle", "mixed", "busy"}[s]
 }
 
-// usable says that jobs may start there.
+// usable reports whether jobs may start on the node.
 func (s NodeState) usable() bool { return s >= Idle }
 
 // Node is a node of the partition.
 type Node struct {
 	Name      string
 	State     NodeState
-	Text      string // the state as Slurm writes it
+	Text      string // the state in Slurm's words
 	CPUs      int
 	FreeCPUs  int
-	Memory    uint64 // bytes, as Slurm knows it
+	Memory    uint64 // bytes, according to Slurm
 	FreeBytes uint64 // not allocated to jobs
 }
 
-// nodesFormat is what parseNodes reads.
+// nodesFormat is the format that parseNodes reads.
 const nodesFormat = "NodeHost:|,StateLong:|,CPUsState:|,Memory:|,AllocMem:|"
 
 // Nodes asks for the nodes of a partition.
@@ -137,8 +137,9 @@ func parseNodes(out string) ([]Node, error) {
 	return nodes, nil
 }
 
-// nodeState reads a state like "idle", "mixed-" or "down*". The signs at the end are flags: "-" is planned for a job later, "@"
-// will be rebooted and "!" powered down when its jobs have ended. All others keep jobs away.
+// nodeState parses a state like "idle", "mixed-" or "down*". The signs at the end are flags: "-" means planned for a
+// later job, "@" to be rebooted and "!" to be powered down when its jobs have ended. All other flags make the node
+// unusable.
 func nodeState(text string) NodeState {
 	text = strings.ToLower(text)
 	name := strings.TrimRight(text, "-*~#%$@^!+")
@@ -160,33 +161,33 @@ func nodeState(text string) NodeState {
 	return Unusable
 }
 
-// JobState is what of a job's state matters here.
+// JobState is the part of a job's state that matters here.
 type JobState int
 
 const (
 	Pending JobState = iota
 	Running
-	Ending // gone in a moment
+	Ending // about to be gone
 )
 
 func (s JobState) String() string { return [...]string{"pending", "running", "ending"}[s] }
 
-// Job is one of our executor jobs.
+// Job is an executor job.
 type Job struct {
 	ID        int64
 	Node      string // from its name
 	State     JobState
 	Limit     time.Duration // time limit
-	LimitMin  time.Duration // what the scheduler may cut it to; 0: it may not
+	LimitMin  time.Duration // shortest limit that the scheduler may set; 0: it may not shorten the job
 	Submitted time.Time
 	End       time.Time // of a running job, by its limit
 }
 
-// jobsFormat is what parseJobs reads. The name comes last, because the name of a job that is not ours may contain anything,
-// also line breaks.
+// jobsFormat is the format that parseJobs reads. The name comes last, because the name of another job may contain
+// anything, including line breaks.
 const jobsFormat = "JobID:|,State:|,TimeLimit:|,MinTime:|,SubmitTime:|,EndTime:|,Name:|"
 
-// Jobs asks for this user's jobs in a partition whose name is prefix and a node's name.
+// Jobs asks for this user's jobs in a partition whose name is prefix followed by a node's name.
 func (c *Commands) Jobs(ctx context.Context, partition, prefix string) ([]Job, error) {
 	out, err := c.run(ctx, "squeue", "--noheader", "--me", "--partition="+partition, "--Format="+jobsFormat)
 	if err != nil {
@@ -237,7 +238,7 @@ func parseJobs(out, prefix string) ([]Job, error) {
 	return jobs, nil
 }
 
-// parseTime reads Unix seconds; false for N/A and the like.
+// parseTime parses Unix seconds. It returns false for N/A and the like.
 func parseTime(s string) (time.Time, bool) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
 	if err != nil || n <= 0 {
@@ -246,10 +247,10 @@ func parseTime(s string) (time.Time, bool) {
 	return time.Unix(n, 0), true
 }
 
-// unlimited is how long a job without a time limit runs.
+// unlimited is the assumed limit of a job without a time limit.
 const unlimited = 365 * 24 * time.Hour
 
-// parseLimit reads a time limit: [days-]hours:minutes:seconds, minutes:seconds, UNLIMITED.
+// parseLimit parses a time limit: [days-]hours:minutes:seconds, minutes:seconds, UNLIMITED.
 func parseLimit(s string) (time.Duration, error) {
 	s = strings.TrimSpace(s)
 	if s == "UNLIMITED" || s == "NOT_SET" || s == "INVALID" {
@@ -263,13 +264,13 @@ func parseLimit(s string) (time.Duration, error) {
 	total := time.Duration(d) * 24 * time.Hour
 	parts := strings.Split(clock, ":")
 	if err != nil || len(parts) < 2 || len(parts) > 3 {
-		return 0, fmt.Errorf("%q is no time limit", s)
+		return 0, fmt.Errorf("%q is not a time limit", s)
 	}
 	unit := time.Second
 	for i := len(parts) - 1; i >= 0; i-- {
 		n, err := strconv.ParseUint(parts[i], 10, 32)
 		if err != nil {
-			return 0, fmt.Errorf("%q is no time limit", s)
+			return 0, fmt.Errorf("%q is not a time limit", s)
 		}
 		total += time.Duration(n) * unit
 		unit *= 60

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Spread is a log-normal distribution by what one measures of it. A point if both are equal.
+// Spread is a log-normal distribution, given by its median and 95th percentile. It is a constant if both are equal.
 type Spread struct{ Median, P95 time.Duration }
 
 func (s Spread) draw(r *rand.Rand) time.Duration {
@@ -21,24 +21,25 @@ func (s Spread) draw(r *rand.Rand) time.Duration {
 
 func (s Spread) check(name string) error {
 	if s.Median <= 0 || s.P95 < s.Median {
-		return fmt.Errorf("%s: median %v, p95 %v: want them above 0 and in this order", name, s.Median, s.P95)
+		return fmt.Errorf("%s: median %v, p95 %v: want 0 < median <= p95", name, s.Median, s.P95)
 	}
 	return nil
 }
 
-// Replay lets the Planner follow made-up idle gaps of a cluster, event by event, with times that were measured on a real one.
+// Replay simulates the Planner on synthetic idle gaps of a cluster, event by event, with times that were measured on a
+// real one.
 //
-// Each node is busy and idle in turn; both lengths are drawn independently. Of the share Known of the gaps the scheduler's
-// plan shows the end from the start on, and then Slurm starts executors only in its backfill, with a time limit in whole
-// minutes that fits; the others end without notice, by preemption. An executor lends its node from its place in the list until
-// it leaves. What is not modelled: failures of nodes, and partly used nodes.
+// Each node is alternately busy and idle. Both lengths are drawn independently. For the share Known of the gaps, the
+// scheduler's plan shows the end from the start on. Slurm then starts executors only in its backfill, with a time limit
+// in whole minutes that fits. The other gaps end without notice, by preemption. An executor lends its node from its
+// appearance in the list until it ends. Failures of nodes and partly used nodes are not modelled.
 type Replay struct {
 	Seed       uint64
 	Nodes      int
 	Length     time.Duration
-	Gap, Busy  Spread // lengths of idle gaps, and of what is between them
+	Gap, Busy  Spread // lengths of idle gaps, and of the busy times between them
 	Known      float64
-	Start      Spread // from the moment that a waiting job could start to its executor in the list
+	Start      Spread // from the time when a waiting job could start until its executor is in the list
 	Drain      Spread // from preemption to the start of the job that wants the node
 	Grace      time.Duration
 	SchedDelay time.Duration // Slurm's batch_sched_delay, for jobs submitted to idle nodes
@@ -47,9 +48,9 @@ type Replay struct {
 	Policy     Policy
 }
 
-// DefaultReplay is a day of a hundred nodes. The gaps are short on purpose, half of them below two minutes, their mean about
-// five: what is hard to use. Start and drain are what make test-slurm measured on a busy machine; batch_sched_delay and
-// bf_interval are Slurm's own defaults. Policy is left to the caller.
+// DefaultReplay returns a day of a hundred nodes. The gaps are short on purpose, because these are hard to use: half of
+// them below two minutes, their mean about five. Start and drain are the times that make test-slurm measured on a busy
+// machine. batch_sched_delay and bf_interval are Slurm's defaults. The caller sets Policy.
 func DefaultReplay() Replay {
 	return Replay{Seed: 1, Nodes: 100, Length: 24 * time.Hour,
 		Gap: Spread{2 * time.Minute, 1115 * time.Second}, Busy: Spread{30 * time.Minute, 2 * time.Hour}, Known: 0.5,
@@ -59,7 +60,7 @@ func DefaultReplay() Replay {
 
 func newReplayRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 17)) }
 
-// ReplayResult is what a Replay comes to.
+// ReplayResult is the result of a Replay.
 type ReplayResult struct {
 	Gaps        int           `json:"gaps"`
 	LongGaps    int           `json:"gaps_over_a_minute"`
@@ -215,7 +216,7 @@ func (s *replay) launch(j *replayJob, delay time.Duration) {
 		}
 		limit := j.Limit
 		if n.known {
-			// The scheduler cuts it down to what fits, if --time-min allows that.
+			// The scheduler shortens it to fit, if --time-min allows that.
 			fits := n.end.Sub(s.now).Truncate(time.Minute)
 			if limit > fits && (j.LimitMin == 0 || fits < j.LimitMin) {
 				return
@@ -232,7 +233,7 @@ func (s *replay) launch(j *replayJob, delay time.Duration) {
 	})
 }
 
-// finish ends a node's job, which has lent the node until a time.
+// finish ends a node's job, which has lent the node until a given time.
 func (s *replay) finish(n *replayNode, until time.Time) {
 	j := n.job
 	n.covered += max(0, until.Sub(j.listed))
@@ -263,10 +264,10 @@ func (s *replay) wanted(n *replayNode) {
 	s.after(wait+s.Busy.draw(s.r), func() { s.gap(n) })
 }
 
-// tick is the controller's.
+// tick is one step of the controller.
 func (s *replay) tick() {
 	s.after(s.Interval, s.tick)
-	// When nothing has changed for long it would find nothing to do: what makes it wait is over by then.
+	// If nothing has changed for so long, the controller has nothing to do: all its delays are over.
 	if s.now.Sub(s.changed) > s.Interval+2*s.Policy.Again {
 		return
 	}

@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The prolog and the epilog run as root, and the agent usually as a user of its own, who owns the directory of the socket.
-// That user must gain nothing by what root does with the socket. Three rules see to that:
+// The prolog and the epilog run as root. The agent usually runs as a dedicated user, which owns the directory of the socket.
+// That user must not gain rights by what root does with the socket. Three rules ensure that:
 //
-//   - Nobody but root and the owner of the socket's directory can change any part of its path, no part is a symbolic link, and
-//     the owner of the directory owns the socket too. All of it is checked on open descriptors.
-//   - Only a process of that owner that runs this very program is killed.
-//   - It is killed with the rights of the owner, not with those of root. So the kernel itself refuses whatever the owner could
-//     not kill without the prolog.
+//   - Only root and the owner of the socket's directory can change any part of its path, no part is a symbolic link, and
+//     the owner of the directory also owns the socket. All of this is checked on open descriptors.
+//   - Only a process of that owner that runs this program is killed.
+//   - It is killed with the rights of the owner, not with those of root. So the kernel refuses to kill a process that the
+//     owner could not kill without the prolog.
 
-// errShared says why a directory on the path to the socket is refused.
+// errShared is why a directory on the path to the socket is refused.
 var errShared = errors.New("a user other than the owner of the socket's directory could replace the socket")
 
 // place is the checked directory of an agent's socket.
@@ -36,7 +36,7 @@ type place struct {
 // directory is missing.
 func openPlace(path string) (place, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" {
-		return place{}, fmt.Errorf("socket %q: want an absolute path with no . or .. in it", path)
+		return place{}, fmt.Errorf("socket %q: want an absolute path without . or .. in it", path)
 	}
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	at := "/"
@@ -65,7 +65,7 @@ func openPlace(path string) (place, error) {
 		next, err := unix.Openat(fd, name, flags, 0)
 		unix.Close(fd)
 		if errors.Is(err, unix.ENOTDIR) {
-			err = errors.New("it is no directory, or a symbolic link: name the directory that it leads to")
+			err = errors.New("it is not a directory, or it is a symbolic link: use the path that the link points to")
 		}
 		if err != nil {
 			return place{}, fmt.Errorf("socket %s: directory %s: %w", path, at, err)
@@ -74,7 +74,7 @@ func openPlace(path string) (place, error) {
 	}
 	owner := all[len(all)-1].owner
 	for i, d := range all {
-		// In a sticky directory like /tmp only root and the next directory's owner can replace that one.
+		// In a sticky directory like /tmp only root and the owner of the next directory can replace the next one.
 		sticky := d.mode&unix.S_ISVTX != 0 && i < len(all)-1
 		if d.mode&0o022 != 0 && !sticky || d.owner != 0 && d.owner != owner {
 			unix.Close(fd)
@@ -84,8 +84,8 @@ func openPlace(path string) (place, error) {
 	return place{fd, owner}, nil
 }
 
-// openSocket opens an agent's socket by its checked path. The descriptor names this socket whatever the path leads to later.
-// It returns the socket's owner too. The error wraps unix.ENOENT when there is no socket.
+// openSocket opens an agent's socket by its checked path and returns it with its owner. The descriptor refers to this
+// socket even if the path changes later. The error wraps unix.ENOENT if there is no socket.
 func openSocket(path string) (*os.File, uint32, error) {
 	p, err := openPlace(path)
 	if err != nil {
@@ -104,16 +104,16 @@ func openSocket(path string) (*os.File, uint32, error) {
 		return nil, 0, fmt.Errorf("socket %s: %w", path, err)
 	case st.Mode&unix.S_IFMT != unix.S_IFSOCK:
 		f.Close()
-		return nil, 0, fmt.Errorf("socket %s: it is no socket", path)
+		return nil, 0, fmt.Errorf("socket %s: it is not a socket", path)
 	case st.Uid != p.owner:
 		f.Close()
-		return nil, 0, fmt.Errorf("socket %s: it belongs to user %d and its directory to user %d", path, st.Uid, p.owner)
+		return nil, 0, fmt.Errorf("socket %s: it belongs to user %d, but its directory to user %d", path, st.Uid, p.owner)
 	}
 	return f, p.owner, nil
 }
 
-// killPeer kills the process that listens at the other end of a connection, if it is an agent of the owner's, and returns when
-// it has ended, within a second.
+// killPeer kills the process that listens at the other end of a connection, if it is an agent of the owner. It waits up
+// to a second until the process has ended, and returns its number.
 func killPeer(conn int, owner uint32) (int, error) {
 	pidfd, err := peerProcess(conn, owner)
 	if err != nil {
@@ -148,24 +148,24 @@ func peerProcess(conn int, owner uint32) (int, error) {
 		return 0, fmt.Errorf("SO_PEERCRED: %w", err)
 	}
 	if cred.Pid <= 0 {
-		return 0, errors.New("the process that listens is in another process name space")
+		return 0, errors.New("the listening process is in another process namespace")
 	}
 	if cred.Uid != owner {
-		return 0, fmt.Errorf("process %d, which listens, was started by user %d, and the socket belongs to user %d", cred.Pid, cred.Uid, owner)
+		return 0, fmt.Errorf("the listening process %d was started by user %d, but the socket belongs to user %d", cred.Pid, cred.Uid, owner)
 	}
 	pidfd, err := unix.GetsockoptInt(conn, unix.SOL_SOCKET, unix.SO_PEERPIDFD) // Linux 6.5 and later
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		pidfd, err = peerByNumber(conn, int(cred.Pid))
 	}
 	if err != nil {
-		return 0, fmt.Errorf("process %d, which listens: %w", cred.Pid, err)
+		return 0, fmt.Errorf("the listening process %d: %w", cred.Pid, err)
 	}
 	return pidfd, nil
 }
 
-// peerByNumber returns a pidfd of the process that listened at the other end of a connection, whose number is pid, on kernels
-// without SO_PEERPIDFD. The kernel may have given the number to another process since. But the connection ends with the process
-// that listened, so while the connection stands the number is still that process's.
+// peerByNumber returns a pidfd of the listening process at the other end of a connection, whose number is pid, on
+// kernels without SO_PEERPIDFD. The kernel may have given the number to another process. But the connection ends with
+// the listening process, so the number is still valid while the connection exists.
 func peerByNumber(conn, pid int) (int, error) {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -179,7 +179,8 @@ func peerByNumber(conn, pid int) (int, error) {
 	return pidfd, nil
 }
 
-// checkAgent says whether a process runs this program with no other user id than owner. It returns the process's number.
+// checkAgent returns an error unless a process runs this program with owner as its only user id. It returns the
+// process's number.
 func checkAgent(pidfd int, owner uint32) (int, error) {
 	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", pidfd))
 	if err != nil {
@@ -187,7 +188,7 @@ func checkAgent(pidfd int, owner uint32) (int, error) {
 	}
 	pid, err := strconv.Atoi(field(info, "Pid:"))
 	if err != nil || pid <= 0 {
-		return 0, errors.New("the process that listens has ended")
+		return 0, errors.New("the listening process has ended")
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -197,7 +198,7 @@ func checkAgent(pidfd int, owner uint32) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// While the pidfd's process lives, its number is nobody else's: what was read above is of this process.
+	// While the pidfd's process lives, no other process has its number, so what was read above belongs to it.
 	poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(poll, 0); n != 0 || err != nil && !errors.Is(err, unix.EINTR) {
 		return 0, fmt.Errorf("process %d has ended", pid)
@@ -205,7 +206,7 @@ func checkAgent(pidfd int, owner uint32) (int, error) {
 	ids := strings.Fields(field(status, "Uid:"))
 	for _, id := range ids {
 		if id != strconv.FormatUint(uint64(owner), 10) {
-			return 0, fmt.Errorf("process %d, which listens, has the user ids %s and not those of the socket's owner %d alone", pid, strings.Join(ids, " "), owner)
+			return 0, fmt.Errorf("the listening process %d has the user ids %s, not only that of the socket's owner, %d", pid, strings.Join(ids, " "), owner)
 		}
 	}
 	own, err := readExe(os.Getpid())
@@ -213,7 +214,7 @@ func checkAgent(pidfd int, owner uint32) (int, error) {
 		return 0, err
 	}
 	if len(ids) != 4 || !own.same(exe) {
-		return 0, fmt.Errorf("process %d, which listens, runs %q and not %q: it is no agent", pid, exe.path, own.path)
+		return 0, fmt.Errorf("the listening process %d runs %q and not %q, so it is not an agent", pid, exe.path, own.path)
 	}
 	return pid, nil
 }
@@ -228,7 +229,7 @@ func field(text []byte, name string) string {
 	return ""
 }
 
-// program is the file that a process runs.
+// program identifies the file that a process runs.
 type program struct {
 	path  string
 	dev   uint64
@@ -248,7 +249,7 @@ func readExe(pid int) (program, error) {
 	return program{path, st.Dev, st.Ino}, nil
 }
 
-// same says that another process runs the same file, or the one that was there before an installation replaced it.
+// same reports whether another process runs the same file, or the file that it replaced during an installation.
 func (p program) same(other program) bool {
 	if p.dev == other.dev && p.inode == other.inode {
 		return true
@@ -264,7 +265,7 @@ func killAs(uid uint32, pidfd int) error {
 	}
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the thread, which has other rights now, ends with the goroutine
+		runtime.LockOSThread() // not unlocked: the thread has other rights now and must end with the goroutine
 		id := uintptr(uid)
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, id, id, id); errno != 0 { // of this thread only
 			done <- fmt.Errorf("setresuid: %w", errno)

@@ -155,7 +155,7 @@ func TestPrologKillsNoOtherDaemon(t *testing.T) {
 			victim := listen(t, "hung", "/proc/self/exe", filepath.Join(dir, "victim"), self)
 			must(t, os.Symlink("victim", filepath.Join(dir, "socket")))
 			return filepath.Join(dir, "socket"), victim
-		}, "it is no socket"},
+		}, "it is not a socket"},
 		"its directory is a symbolic link": {func(t *testing.T) (string, listener) {
 			dir := t.TempDir()
 			must(t, os.Mkdir(filepath.Join(dir, "real"), 0o755))
@@ -184,12 +184,12 @@ func TestPrologKillsNoOtherDaemon(t *testing.T) {
 		"another program": {func(t *testing.T) (string, listener) {
 			path := filepath.Join(t.TempDir(), "socket")
 			return path, listen(t, "hung", copied(t), path, self)
-		}, "it is no agent"},
+		}, "it is not an agent"},
 		"a path that is not absolute": {func(t *testing.T) (string, listener) {
 			path := filepath.Join(t.TempDir(), "socket")
 			victim := listen(t, "hung", "/proc/self/exe", path, self)
 			return filepath.Dir(path) + "/x/../socket", victim
-		}, "with no . or .. in it"},
+		}, "without . or .."},
 		"a directory above is another user's": {func(t *testing.T) (string, listener) {
 			path := filepath.Join(ofNobody(t), "own/socket")
 			must(t, os.Mkdir(filepath.Dir(path), 0o755))
@@ -284,7 +284,7 @@ func TestListenHooksRefuses(t *testing.T) {
 	must(t, os.Chmod(shared, 0o777))
 	must(t, os.Symlink("shared", filepath.Join(dir, "link")))
 	for path, says := range map[string]string{
-		file: "no socket", filepath.Join(shared, "socket"): "could replace the socket", filepath.Join(dir, "link/socket"): "symbolic link",
+		file: "not a socket", filepath.Join(shared, "socket"): "could replace the socket", filepath.Join(dir, "link/socket"): "symbolic link",
 		"socket": "absolute path", filepath.Join(dir, "none/of/them"): "no such file",
 	} {
 		if l, err := ListenHooks(path); err == nil || !strings.Contains(err.Error(), says) {

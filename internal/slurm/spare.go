@@ -13,15 +13,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Hold is what a job has of this node.
+// Hold has the resources of a job on this node.
 type Hold struct {
 	Job    int64
-	CPUs   []int  // Slurm's own numbers, from 0: by socket, core, thread, whatever the kernel calls them
+	CPUs   []int  // in Slurm's numbering, from 0: by socket, core and thread, independent of the kernel's
 	Memory uint64 // bytes
-	Doubt  error  // why this may be more than the job has; nil: it is exact
+	Doubt  error  // why the job may have less than this; nil: this is exact
 }
 
-// Usage is what Slurm says about a node.
+// Usage is Slurm's state of a node.
 type Usage struct {
 	CPUs   int
 	Memory uint64 // bytes
@@ -29,7 +29,7 @@ type Usage struct {
 	Holds  []Hold
 }
 
-// Usage asks what jobs have of a node. Jobs that are being cleaned up count.
+// Usage asks Slurm for the resources of a node and of its jobs. Jobs that are being cleaned up count.
 func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 	var u Usage
 	out, err := c.run(ctx, "sinfo", "--noheader", "--Node", "--nodes="+node, "--Format="+nodesFormat)
@@ -55,7 +55,7 @@ func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 		out, err := c.run(ctx, "scontrol", "--details", "--oneliner", "show", "job", id)
 		if err != nil {
 			if strings.Contains(err.Error(), "Invalid job id") {
-				continue // gone meanwhile
+				continue // the job has ended in the meantime
 			}
 			return u, err
 		}
@@ -67,14 +67,15 @@ func (c *Commands) Usage(ctx context.Context, node string) (Usage, error) {
 	return u, nil
 }
 
-// parseHold finds what a job has of a node in what scontrol says of the job: "Nodes=n[1-2] CPU_IDs=0-1 Mem=200 ...", once for
-// each group of nodes on which the job has the same.
+// parseHold finds a job's resources on a node in scontrol's description of the job: "Nodes=n[1-2] CPU_IDs=0-1 Mem=200
+// ...", once for each group of nodes on which the job has the same.
 //
-// The job's user writes other parts of that text, such as the job's name and comment, with any characters, line breaks among
-// them. So they may contain words that look like Slurm's. Nothing in the text tells the two apart, but Slurm's own words are
-// always there. Therefore a job holds everything that any such words say, and the whole node when some of them make no
-// sense: whatever users write, it cannot hide what their jobs have. (squeue --json would be exact. It has a different form in
-// almost every version of Slurm, needs a plugin, has no CPU numbers, and in 22.05 prints all jobs of the cluster.)
+// The job's user writes other parts of that text, such as the job's name and comment, with any characters including
+// line breaks. So these may contain words that look like Slurm's, and nothing in the text tells the two apart. But
+// Slurm's own words are always present. Therefore a job counts with everything that any such words say, and with the
+// whole node if some of them make no sense. Whatever users write, they cannot hide the resources of their jobs. (squeue
+// --json would be exact. But its format differs in almost every version of Slurm, it needs a plugin, it has no CPU
+// numbers, and in 22.05 it prints all jobs of the cluster.)
 func parseHold(out, node string, u Usage) (Hold, bool) {
 	var h Hold
 	found, room := 0, maxHosts
@@ -103,24 +104,24 @@ func parseHold(out, node string, u Usage) (Hold, bool) {
 	slices.Sort(h.CPUs)
 	h.CPUs = slices.Compact(h.CPUs)
 	if found > 1 {
-		h.Doubt = fmt.Errorf("scontrol says %d times what the job has of the node", found)
+		h.Doubt = fmt.Errorf("scontrol describes the job's resources on the node %d times", found)
 	}
 	return h, found > 0
 }
 
-// parsePart reads "CPU_IDs=0-1" and "Mem=200".
+// parsePart parses "CPU_IDs=0-1" and "Mem=200".
 func parsePart(cpus, memory string) (h Hold, err error) {
 	mem, ok := strings.CutPrefix(memory, "Mem=")
 	mib, err := strconv.ParseUint(mem, 10, 40)
 	if !ok || err != nil {
-		return h, fmt.Errorf("%q is no memory size", memory)
+		return h, fmt.Errorf("%q is not a memory size", memory)
 	}
 	h.Memory = mib << 20
 	h.CPUs, err = topology.ParseList(strings.TrimPrefix(cpus, "CPU_IDs="))
 	return h, err
 }
 
-// whole is a job that holds all of the node.
+// whole returns a Hold with all of the node.
 func (u *Usage) whole(doubt error) Hold {
 	h := Hold{Memory: u.Memory, Doubt: doubt}
 	for cpu := range u.CPUs {
@@ -129,16 +130,16 @@ func (u *Usage) whole(doubt error) Hold {
 	return h
 }
 
-// Offer is what an executor may lend. Without CPUs there is no executor.
+// Offer is what an executor may lend. If it has no CPUs, no executor runs.
 type Offer struct {
 	CPUs   []int  // the kernel's numbers, ascending
 	Memory uint64 // bytes
 }
 
-// equal says that nothing differs.
+// equal reports whether two offers are the same.
 func (o Offer) equal(p Offer) bool { return slices.Equal(o.CPUs, p.CPUs) && o.Memory == p.Memory }
 
-// within says that o lends nothing that p does not.
+// within reports whether p lends everything that o lends.
 func (o Offer) within(p Offer) bool {
 	for _, c := range o.CPUs {
 		if !slices.Contains(p.CPUs, c) {
@@ -148,12 +149,12 @@ func (o Offer) within(p Offer) bool {
 	return o.Memory <= p.Memory
 }
 
-// least is the memory below which an executor makes no sense.
+// least is the smallest memory of an executor, in bytes.
 const least = 64 << 20
 
-// offer is what is left of a node for an executor. order is the kernel's number for each of Slurm's (see cpuOrder); gone are
-// jobs whose epilog has begun, which hold nothing any more; keepCPUs and keepMemory stay with the system. With spare false
-// the node is lent as a whole or not at all.
+// offer returns what is left of a node for an executor. order maps Slurm's CPU numbers to the kernel's (see cpuOrder).
+// gone are jobs whose epilog has begun; they do not count. keepCPUs and keepMemory are kept for the system. If spare is
+// false, the node is lent as a whole or not at all.
 func offer(u Usage, order []int, gone map[int64]bool, keepCPUs int, keepMemory uint64, spare bool) Offer {
 	if !u.Usable || u.Memory <= keepMemory {
 		return Offer{}
@@ -182,7 +183,7 @@ func offer(u Usage, order []int, gone map[int64]bool, keepCPUs int, keepMemory u
 			}
 		}
 	} else if n := min(u.CPUs, len(order)) - count; n > 0 {
-		// Slurm was told another number of CPUs than there are: its numbers mean nothing here, but how many do.
+		// Slurm is configured with a wrong number of CPUs: use only how many are free, not which ones.
 		free = slices.Clone(order[len(order)-n:])
 	}
 	if len(free) <= keepCPUs || memory < least {
@@ -193,11 +194,11 @@ func offer(u Usage, order []int, gone map[int64]bool, keepCPUs int, keepMemory u
 	return Offer{CPUs: free, Memory: memory}
 }
 
-// CPUOrder is the kernel's number of each CPU of this node in the order in which Slurm counts them.
+// CPUOrder returns the kernel's number of each CPU of this node in Slurm's order.
 func CPUOrder() ([]int, error) { return cpuOrder("/") }
 
-// cpuOrder is the kernel's number of each CPU as Slurm counts them: socket by socket, in each core by core, in each thread by
-// thread, and in the order of their first CPUs everywhere. root is where /sys is.
+// cpuOrder returns the kernel's number of each CPU in Slurm's order: by socket, then by core, then by thread, each in
+// the order of their first CPUs. root is the directory that contains sys.
 func cpuOrder(root string) ([]int, error) {
 	base := filepath.Join(root, "sys/devices/system/cpu")
 	text, err := os.ReadFile(filepath.Join(base, "online"))

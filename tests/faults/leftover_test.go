@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle is what an executor or manager has when nobody uses it.
+// idle is what an executor or manager has when it has no clients.
 type idle struct{ files, mappings int }
 
 func (d *daemon) idle() idle { return idle{openFiles(d.pid()), sharedMappings(d.pid())} }
 
-// settled waits until an executor holds nothing for anybody: one zygote, no worker, all cores and memory free, no more
+// settled waits until an executor holds nothing for any client: one zygote, no worker, all cores and memory free, no more
 // descriptors and mappings than before.
 func (w *world) settled(executors []*daemon, before []idle, within time.Duration) {
 	w.Helper()

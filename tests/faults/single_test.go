@@ -161,7 +161,7 @@ func (p *pair) undisturbed(c *caller, d time.Duration) {
 	}
 }
 
-// free waits until the executor holds nothing for anybody.
+// free waits until the executor holds nothing for any client.
 func (p *pair) free(within time.Duration) time.Duration {
 	p.Helper()
 	return p.eventually(within, "every core is free", func() bool {

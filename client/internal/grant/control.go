@@ -235,7 +235,8 @@ func (c *Control) provider(addr string, info *control.InfoReply) (string, error)
 		"verbs an RDMA device", addr, info.Node, info.Providers)
 }
 
-// named is provider for an executor that the resource manager names. Its address may be local only where it runs.
+// named is provider for an executor that the resource manager has named. A local address is accepted only on the
+// executor's own node.
 func (c *Control) named(addr string, info *control.InfoReply) (string, error) {
 	if err := control.CheckLocal(addr, info.NodeId, c.nodeID); err != nil {
 		return "", fail("find an executor", dataplane.StatusUnsupported, "%v", err)

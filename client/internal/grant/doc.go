@@ -22,7 +22,7 @@ func fail(op string, st dataplane.Status, format string, args ...any) error {
 	return &dataplane.Error{Op: op, Status: st, Detail: fmt.Sprintf(format, args...)}
 }
 
-// fromControl makes a typed error of what a control call returned. who is the address that was called.
+// fromControl returns a typed error for the error of a control call. who is the address that was called.
 func fromControl(op, who string, err error) error {
 	var typed *dataplane.Error
 	if err == nil || errors.As(err, &typed) {

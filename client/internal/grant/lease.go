@@ -368,7 +368,7 @@ type Inspection struct {
 // Inspect asks what worker i does.
 func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return h.inspect(ctx, i, 0) }
 
-// inspect is Inspect that also tells how long the worker has not answered.
+// inspect is Inspect, and also reports how long the worker has not answered.
 func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (Inspection, error) {
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
