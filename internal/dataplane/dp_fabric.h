@@ -191,7 +191,7 @@ struct dp_ops {
     int (*qp_create)(dp_domain *, dp_cq *, const dp_qp_attr *, dp_qp **, dp_error *);
     int (*qp_export)(dp_qp *, void *blob, uint32_t *len, dp_error *);
     int (*qp_connect)(dp_qp *, const void *blob, uint32_t len, dp_error *);
-    void (*qp_cancel)(dp_qp *); /* NULL: connecting waits for nobody */
+    void (*qp_cancel)(dp_qp *); /* NULL: connecting never waits for the peer */
     int (*qp_reset)(dp_qp *, dp_error *);
     void (*qp_destroy)(dp_qp *);
     int (*post_write)(dp_qp *, const dp_sge *, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
@@ -278,8 +278,8 @@ int dp_qp_export(dp_qp *qp, void *blob, uint32_t *len, dp_error *err);
  * dp_qp_export are in place when the peer's first operation arrives, whichever side connects first.
  * Blobs are checked byte by byte: wrong length, magic, version, provider, node: DP_BAD_BLOB. */
 int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
-/* dp_qp_cancel ends a dp_qp_connect that waits for its peer, now or later: it returns DP_CONNECTION. Any thread, until the
- * queue pair is destroyed. A queue pair that was cancelled can only be destroyed. */
+/* dp_qp_cancel makes a dp_qp_connect that waits for its peer, now or later, return DP_CONNECTION. Any thread may
+ * call it until the queue pair is destroyed. A cancelled queue pair can only be destroyed. */
 void dp_qp_cancel(dp_qp *qp);
 /* dp_qp_reset takes the queue pair from any state back to DP_QP_INIT: posted receives, outstanding
  * operations and undelivered completions are dropped, and the old peer can no longer reach the exposed regions through

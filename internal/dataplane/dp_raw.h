@@ -19,7 +19,8 @@ int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out,
 void dp_raw_destroy(dp_raw *r);
 int dp_raw_export(dp_raw *r, void *blob, uint32_t *len, dp_error *err);
 int dp_raw_connect(dp_raw *r, const void *blob, uint32_t len, dp_error *err);
-/* Ends dp_raw_connect, which another thread runs, early. The connection can only be destroyed afterwards. */
+/* dp_raw_cancel makes a dp_raw_connect in another thread return early. The connection can only be destroyed
+ * afterwards. */
 void dp_raw_cancel(dp_raw *r);
 /* 0, or why the connection is of no use any more. Looks whether the peer still exists. */
 int dp_raw_broken(dp_raw *r);

@@ -35,9 +35,9 @@ int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *clien
 int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **out, dp_error *err);
 int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
                       dp_error *err);
-/* dp_server_region returns how many bytes a server for a channel of these sizes registers on verbs, for requests and as many again for
- * staging; 0 for depth 0. dp_server_region_for takes the sizes from a client's blob, and returns 0 if that client is to be
- * refused. For the `ahead` of a device (dp_ahead.h). */
+/* dp_server_region returns how many bytes a server registers on verbs for a channel of these sizes: the requests,
+ * and as much again for staging; 0 for depth 0. dp_server_region_for takes the sizes from a client's blob, and
+ * returns 0 for a client that would be refused. Used for the `ahead` of a device (dp_ahead.h). */
 enum { DP_SERVER_REGIONS = 2 };
 uint64_t dp_server_region(const dp_channel_config *sizes);
 uint64_t dp_server_region_for(const dp_server_config *cfg, const void *client_blob, uint32_t len);

@@ -139,7 +139,7 @@ struct shm_qp {
     bool taken;        /* the token was used */
     bool given;        /* its descriptors have left this process */
     int meeting;       /* socket on which a connect waits for the peer; -1: none */
-    bool cancelled;    /* no connect may wait any more */
+    bool cancelled;    /* connects must not wait */
     shm_qp *next;
     uint32_t n_expose;
     shm_mem *expose[DP_EXPOSE_MAX];
@@ -233,7 +233,7 @@ void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 /* dp_shm_link.c; dp_shm_monitor.c: shm_link_close */
 int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *blob, uint32_t len, dp_error *err);
-/* Ends a connect that waits for its peer. Any thread. */
+/* shm_link_cancel makes a connect that waits for its peer return early. Any thread may call it. */
 void shm_link_cancel(shm_dev *dev, shm_qp *qp);
 /* Closes the queue pair's links and forgets deposits; its token is dead afterwards. Says whether anybody has been given the
  * exposed regions through it: only now is it certain that nobody still will be. */

@@ -20,8 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define HELLO_TIMEOUT_MS 2000 /* a peer that is there but does not answer: connecting gives up */
-#define HELLO_STEP_MS 100     /* while its queue is full: how often to look whether to give up */
+#define HELLO_TIMEOUT_MS 2000 /* how long connecting waits for a peer that does not answer */
+#define HELLO_STEP_MS 100     /* how often connecting checks for cancellation while the peer's queue is full */
 #define HELLO_SPIN_NS 200000 /* about the longest answer of a peer that is there */
 
 int shm_link_identity(shm_dev *dev, dp_error *err) {
@@ -113,8 +113,8 @@ static void limit_wait(int fd, int option, int64_t ms) {
     setsockopt(fd, SOL_SOCKET, option, &limit, sizeof limit);
 }
 
-/* Connects fd to the peer's socket. Waits for a place in the peer's queue, in steps, until HELLO_TIMEOUT_MS are over or the
- * connect is cancelled. What is left of that time is for the answer. 0 or an errno. */
+/* Connects fd to the peer's socket. Waits in steps while the peer's queue is full, until HELLO_TIMEOUT_MS are over
+ * or the connect is cancelled. The rest of that time is left for the answer. Returns 0 or an errno. */
 static int reach(shm_dev *dev, shm_qp *qp, int fd, const uint8_t name[16]) {
     struct sockaddr_un a;
     socklen_t len = shm_listen_address(name, &a);
@@ -167,7 +167,7 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     pthread_mutex_lock(&dev->lock);
     bool cancelled = qp->cancelled;
     if (!cancelled) {
-        qp->given = true; /* whatever the answer will be */
+        qp->given = true; /* even if the peer refuses */
         qp->meeting = fd;
     }
     pthread_mutex_unlock(&dev->lock);

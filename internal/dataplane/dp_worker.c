@@ -54,7 +54,7 @@ enum {
 };
 
 #define MONITOR_STACK (64u << 10)
-#define LOCKED_MOST (8u << 20) /* bytes that a function may lock: what the kernel lets every user lock */
+#define LOCKED_MOST (8u << 20) /* bytes that a function may lock: the kernel's default for every user */
 
 typedef struct worker {
     uint32_t id;
@@ -223,7 +223,7 @@ static void open_device(worker *w) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
-/* Waits for a prepared worker's lease. A worker that gets a library to read instead does not return from here. */
+/* Waits for a prepared worker's lease. Does not return if the worker gets a library to read instead. */
 static void wait_for_lease(worker *w, dp_msg_task *task) {
     dp_msg_send(FD_SOCK, DP_MSG_PREPARED, w->id, NULL, 0, -1);
     dp_error err = {0};
@@ -433,7 +433,7 @@ static void seal(worker *w, bool early) {
     uint64_t began = now_ns();
     if (!early)
         leave_guard(w);
-    limit(w, RLIMIT_MEMLOCK, LOCKED_MOST, "locked memory"); /* all that the device needs is registered */
+    limit(w, RLIMIT_MEMLOCK, LOCKED_MOST, "locked memory"); /* after all registrations with the device */
     must(w, dp_sandbox_seal(w->sandbox, early, early && w->m->provider == DP_PROVIDER_SHM, &err), &err);
     w->sandbox_ns += now_ns() - began;
 }

@@ -1,4 +1,4 @@
-/* rfaas-worker: the zygote and its workers, and what they say to the executor.
+/* rfaas-worker: the zygote and its workers, and their messages to the executor and its spawner.
  *
  * The executor's spawner starts `rfaas-worker zygote` once with a SOCK_SEQPACKET socket as descriptor 3. The zygote loads
  * the providers, then answers spawn messages by cloning workers whose parent is the spawner (CLONE_PARENT), each
@@ -6,31 +6,31 @@
  *
  *   spawner  ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox, version}
  *   spawner  ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
- *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {what is to be
- *                                             reaped all the same})
+ *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {processes
+ *                                             that must be reaped})
  *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
  *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving
- *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits DP_EXIT_FAILED
- *   spawner  ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a worker in advance
+ *   executor ◀─ worker socket ─── worker      FAILED {status, text}     then the worker exits with DP_EXIT_FAILED
+ *   spawner  ── zygote socket ──▶ zygote      PREPARE + fds {worker socket, log pipe, page}: a pooled worker
  *   executor ◀─ worker socket ─── worker      PREPARED                  waits for its lease; after STARTED
  *   executor ── worker socket ──▶ worker      SPAWN   + fds {code, names}: its lease; LOADED follows
  *   executor ── worker socket ──▶ worker      INSPECT + fds {code, output}: instead of a lease, read a library and exit
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  functions' names in the output; or FAILED {status, text}
- *   executor ── worker socket ──▶ worker      SYMBOLS + fds {code, output}: likewise, what is at these offsets of a library
+ *   executor ── worker socket ──▶ worker      SYMBOLS + fds {code, output}: likewise, the functions at offsets in a library
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  one line in the output for each offset
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
- *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, spin no more
+ *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, do not spin
  *   executor ◀─ worker socket ─── worker      PARKED
- *   executor ── worker socket ──▶ worker      RESUME {client's blob}    the same client has another lease
- *   executor ◀─ worker socket ─── worker      RESUMED {channel blob}    or FAILED, and it goes on waiting
+ *   executor ── worker socket ──▶ worker      RESUME {client's blob}    a new lease of the same client
+ *   executor ◀─ worker socket ─── worker      RESUMED {channel blob}    or FAILED, and the worker keeps waiting
  *
- * What the worker shows of itself while it runs and when it dies is in a page that the two share (dp_worker_page).
+ * The worker and the executor share a page with the worker's state, also at its death (dp_worker_page).
  *
- * Before LOADED the process has run the user's code, which holds the worker socket too: the executor believes nothing of what
- * comes over it but that loading has ended. The blob is for that user's client and nobody else, and the times are for information.
+ * Before LOADED the process has run the user's code, which also has the worker socket. So the executor trusts LOADED only as
+ * a sign that loading has ended. The blob goes only to that user's client, and the times are for information.
  *
  * One message is one packet: the 16-byte head, then `len` bytes of body. Little endian. Descriptors travel
  * by SCM_RIGHTS with the packet they belong to. A closed worker socket is a STOP, a closed zygote socket ends
@@ -38,13 +38,13 @@
  *
  *   dp_worker_zygote.c  messages, the zygote's loop, cloning
  *   dp_worker.c         the worker from its first instruction to its exit
- *   dp_worker_limits.c  what it may use
- *   dp_worker_spare.c   memory for its channel that the zygote has ready
- *   dp_worker_sandbox.h what confines it
+ *   dp_worker_limits.c  its limits
+ *   dp_worker_spare.c   channel memory that the zygote prepares
+ *   dp_worker_sandbox.h its sandbox
  *   dp_worker_load.c    checking and loading the user's library
  *   dp_worker_inspect.c reading a library for the executor, without running it: INSPECT, SYMBOLS
- *   dp_worker_elf.h     the reader of ELF files that this takes
- *   dp_worker_crash.c   what is left behind when user code ends the process
+ *   dp_worker_elf.h     the reader of ELF files for that
+ *   dp_worker_crash.c   the report when user code ends the process
  *   dp_worker_main.c    main() of rfaas-worker
  */
 #ifndef RFAAS_DP_WORKER_H
@@ -113,16 +113,16 @@ _Static_assert(sizeof(dp_msg_head) == 16, "message head");
 #define DP_NAMES_MAX (4u << 20)    /* bytes of the names memfd */
 #define DP_SPAWN_FDS 5
 #define DP_PREPARE_FDS 3           /* of PREPARE: worker socket, log, page */
-#define DP_LEASE_FDS 2             /* of what a prepared worker gets: code and names, or code and output */
+#define DP_LEASE_FDS 2             /* of a prepared worker's task: code and names, or code and output */
 
 #define DP_JOIN_FDS_MAX 10
 
 /* Body of SPAWN. Descriptors: worker socket, code memfd (sealed), names memfd (function names in index order, each
  * ended by a NUL), log (write end of a pipe; becomes stdout and stderr of the worker), page (memfd of DP_PAGE_SIZE
  * bytes); in a sandbox up to DP_JOIN_FDS_MAX control groups to join (dp_guard_files). Unused bytes are 0. In a PREPARE
- * everything that only a lease knows is 0: CPUs, memory limit, functions, blob, sizes of the channel; the limits of depth, eager and bulk are the sizes
- * of the channel that is most likely (eager and bulk multiples of 64; depth 0: none is made ahead). The SPAWN that follows names
- * the same device, and its user and the number of processes do not count. */
+ * the fields of a lease are 0: CPUs, memory limit, functions, blob, sizes of the channel. The limits of depth, eager and bulk
+ * are the sizes of the most likely channel (eager and bulk multiples of 64; depth 0: no channel is made ahead). The SPAWN that
+ * follows names the same device; its user and number of processes are ignored. */
 typedef struct dp_msg_spawn {
     uint8_t provider; /* dp_provider_id */
     uint8_t wait_mode;
@@ -144,8 +144,9 @@ typedef struct dp_msg_spawn {
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t uid; /* to run as, 0: as the zygote */
     uint32_t gid;
-    uint32_t processes; /* that its user may have, threads included; 0: no limit. With an own uid only */
-    /* Sizes of the client's channel, as the executor has read them from the blob: the zygote does not look into that. Depth 0: unknown. */
+    uint32_t processes; /* limit for its user, including threads; 0: none. Only with a uid */
+    /* Sizes of the client's channel. The executor reads them from the blob, because the zygote does not parse it. Depth 0:
+     * unknown. */
     uint32_t channel_depth;
     uint64_t channel_bulk;
     uint32_t channel_eager;
@@ -157,12 +158,13 @@ _Static_assert(offsetof(dp_msg_spawn, max_bulk) == 32 && offsetof(dp_msg_spawn, 
                    offsetof(dp_msg_spawn, channel_bulk) == 520 && sizeof(dp_msg_spawn) == 536,
                "spawn message layout");
 
-/* Body of INSPECT and SYMBOLS, which a prepared worker gets instead of a SPAWN: as many offsets as n_offsets says, and no byte more.
- * Descriptors: code memfd (sealed), output memfd, whose size is fixed: DP_ELF_NAMES_MAX bytes, or DP_ELF_LINE_MAX for each offset. */
+/* Body of INSPECT and SYMBOLS, which a prepared worker gets instead of a SPAWN: n_offsets offsets and no more bytes.
+ * Descriptors: code memfd (sealed), output memfd of fixed size: DP_ELF_NAMES_MAX bytes, or DP_ELF_LINE_MAX for each
+ * offset. */
 typedef struct dp_msg_inspect {
-    uint64_t memory_limit; /* bytes of private writable memory that reading may add */
+    uint64_t memory_limit; /* additional private writable memory in bytes */
     uint32_t cpu_seconds;  /* processor time of the process, at least 1 */
-    uint32_t n_offsets;    /* of INSPECT 0, of SYMBOLS 1..DP_ELF_OFFSETS_MAX */
+    uint32_t n_offsets;    /* INSPECT: 0, SYMBOLS: 1..DP_ELF_OFFSETS_MAX */
     uint64_t offsets[DP_ELF_OFFSETS_MAX];
 } dp_msg_inspect;
 _Static_assert(offsetof(dp_msg_inspect, cpu_seconds) == 8 && offsetof(dp_msg_inspect, offsets) == 16 &&
@@ -235,7 +237,7 @@ int dp_msg_send_fds(int sock, uint16_t type, uint32_t id, const void *body, uint
 /* Sends {status, text}; text longer than a packet is cut. */
 int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
 
-/* What ends a prepared worker's waiting: its lease, or a library to read. */
+/* A prepared worker's task: its lease, or a library to read. */
 typedef struct dp_msg_task {
     uint16_t type; /* DP_MSG_SPAWN, DP_MSG_INSPECT or DP_MSG_SYMBOLS */
     union {
@@ -244,8 +246,8 @@ typedef struct dp_msg_task {
     };
 } dp_msg_task;
 
-/* dp_msg_recv_task waits for a prepared worker's task and checks it. DP_OK, DP_CANCELLED (told to stop, or the executor is gone),
- * or why it cannot be done. fds are the receiver's after DP_OK. */
+/* dp_msg_recv_task waits for a prepared worker's task and checks it. Returns DP_OK, DP_CANCELLED (told to stop, or
+ * the executor has ended), or why the task is invalid. After DP_OK the caller owns fds. */
 int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_error *err);
 
 typedef struct dp_worker_fds {
@@ -276,9 +278,9 @@ dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
  * loaded and the table allocated until the process ends. Runs the library's constructors. */
 int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
 
-/* dp_worker_inspect does the task of an INSPECT or SYMBOLS and ends the process. The process has memory bytes of private writable
- * memory. It runs no code of the library: it limits itself, takes all system calls from itself but those that send the answer, and
- * only then reads the file. */
+/* dp_worker_inspect carries out an INSPECT or SYMBOLS and ends the process. memory is the process's private writable
+ * memory in bytes. It runs no code of the library: it limits the process, gives up all system calls except those
+ * that send the answer, and only then reads the file. */
 _Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task, const int fds[DP_LEASE_FDS], uint64_t memory);
 
 /* dp_worker_pin binds the process to the CPUs of DP_CPUS_MAX bits; none: it stays as it is. An error names the first that is not
@@ -290,10 +292,10 @@ int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err);
 /* Has the pages of the program and its libraries in place, and own copies of those that it writes to: a worker that waits does
  * ahead what each step of its start would do page by page. */
 void dp_worker_touch(void);
-/* First to go when memory runs out, and without core dumps. */
+/* dp_worker_yield_to_others makes the kernel kill this process first when memory runs out, and disables core dumps. */
 void dp_worker_yield_to_others(void);
-/* dp_worker_limit sets the soft and the hard limit of a resource (RLIMIT_*) of the calling process to `most`, or leaves the hard limit if
- * that is lower. 0 or an errno. */
+/* dp_worker_limit sets the soft and the hard limit of a resource (RLIMIT_*) of the calling process to `most`, or to
+ * the current hard limit if that is lower. Returns 0 or an errno. */
 int dp_worker_limit(int resource, uint64_t most);
 
 /* dp_crash_prepare loads what backtraces need, so that a dying process need not; once, in the zygote. */

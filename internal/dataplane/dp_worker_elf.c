@@ -1,12 +1,13 @@
-/* Reading ELF files: dp_worker_elf.h. No loop here follows a chain of the file without a count, and no name is copied that is not
- * an answer: libraries made to exhaust a reader share one long string among all symbols, or let their tables overlap. */
+/* The reader of ELF files of dp_worker_elf.h. No loop follows a chain in the file without a limit, and no name is
+ * copied unless it is part of the answer: a hostile library may share one long string among all symbols, or let its
+ * tables overlap. */
 #include "dp_worker_elf.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-#define SECTIONS_MAX 0xff00u     /* SHN_LORESERVE: what a file without extended numbering can have */
+#define SECTIONS_MAX 0xff00u     /* SHN_LORESERVE: the limit without extended numbering */
 #define STEPS_MAX (1u << 16)     /* entries of the table of needed versions */
 #define SYMBOLS_MAX (1u << 20)   /* entries of a table in which offsets are looked up */
 
@@ -23,7 +24,7 @@ typedef struct bytes {
     uint64_t len;
 } bytes;
 
-/* The file's structures may lie at any address. */
+/* The file's structures may be unaligned. */
 static uint16_t get16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 static uint32_t get32(const uint8_t *p) { return get16(p) | (uint32_t)get16(p + 2) << 16; }
 static uint64_t get64(const uint8_t *p) { return get32(p) | (uint64_t)get32(p + 4) << 32; }
@@ -71,7 +72,7 @@ static int check_ident(const uint8_t *head, uint64_t n, dp_error *err) {
         return DP_OK;
     unsigned class = head[EI_CLASS], order = head[EI_DATA];
     if (class != ELFCLASS64 || order != ELFDATA2LSB)
-        return bad(err, "ELF class %s, %s; this node wants 64 bits, little endian", class < 3 ? classes[class] : "unknown",
+        return bad(err, "ELF class %s, %s; this node needs 64 bits, little endian", class < 3 ? classes[class] : "unknown",
                    order < 3 ? orders[order] : "unknown");
     return DP_OK;
 }
@@ -102,7 +103,7 @@ static int open_file(elf_file *f, const void *file, uint64_t size, dp_error *err
 static const uint8_t *section_header(const elf_file *f, uint32_t i) { return f->at + f->sections + i * sizeof(Elf64_Shdr); }
 static uint32_t section_type(const uint8_t *h) { return get32(h + offsetof(Elf64_Shdr, sh_type)); }
 
-/* The header of the first section of a type, NULL if there is none. */
+/* Returns the header of the first section of a type, NULL if there is none. */
 static const uint8_t *find_section(const elf_file *f, uint32_t type) {
     for (uint32_t i = 0; i < f->n_sections; i++)
         if (section_type(section_header(f, i)) == type)
@@ -122,15 +123,15 @@ static int section_bytes(const elf_file *f, const uint8_t *h, bytes *out, dp_err
     return DP_OK;
 }
 
-/* The table of strings that belongs to a section. */
+/* Sets *out to the string table that belongs to a section. */
 static int section_strings(const elf_file *f, const uint8_t *h, bytes *out, dp_error *err) {
     uint32_t link = get32(h + offsetof(Elf64_Shdr, sh_link));
     if (link >= f->n_sections || section_type(section_header(f, link)) != SHT_STRTAB)
-        return bad(err, "malformed ELF file: section %u is no table of strings", link);
+        return bad(err, "malformed ELF file: section %u is not a string table", link);
     return section_bytes(f, section_header(f, link), out, err);
 }
 
-/* The length of the string at off; 0 if it has no end, or is longer than most. */
+/* Returns the length of the string at off; 0 if it has no end or is longer than most. */
 static uint32_t name_length(const bytes *strings, uint32_t off, uint32_t most) {
     if (off >= strings->len)
         return 0;
@@ -141,7 +142,7 @@ static uint32_t name_length(const bytes *strings, uint32_t off, uint32_t most) {
 
 /* ---- names ---- */
 
-/* One character of UTF-8: its length, 0 if it is none. */
+/* Returns the length of the UTF-8 character at s, 0 if it is invalid. */
 static uint32_t utf8_length(const uint8_t *s, uint32_t left) {
     static const struct {
         uint8_t first, last, low, high; /* first byte, bounds of the second */
@@ -174,13 +175,13 @@ static bool is_utf8(const uint8_t *s, uint32_t len) {
 }
 
 static uint32_t hash_of(const uint8_t *s, uint32_t len) {
-    uint32_t h = 2166136261u; /* FNV-1a. Who makes names collide has his own upload take too long. */
+    uint32_t h = 2166136261u; /* FNV-1a. Names made to collide only slow down their own upload. */
     for (uint32_t i = 0; i < len; i++)
         h = (h ^ s[i]) * 16777619u;
     return h ^ h >> 15;
 }
 
-/* The slot of a name, which is free if the name is not there yet. */
+/* Returns the slot of a name. It is free if the name is not in the table yet. */
 static uint32_t *slot_of(dp_elf_work *w, const bytes *strings, uint32_t off, uint32_t len, uint32_t hash) {
     const uint32_t mask = sizeof w->slots / sizeof *w->slots - 1;
     for (uint32_t i = hash & mask;; i = (i + 1) & mask) {
@@ -213,7 +214,7 @@ static int add_name(dp_elf_work *w, const bytes *strings, uint32_t off, uint32_t
     return DP_OK;
 }
 
-/* Exported is what is global, has default visibility and is defined here. */
+/* Reports whether a symbol is a function that is global, has default visibility and is defined in the file. */
 static bool is_exported_function(const uint8_t *symbol) {
     uint8_t info = symbol[offsetof(Elf64_Sym, st_info)];
     return ELF64_ST_BIND(info) == STB_GLOBAL && ELF64_ST_TYPE(info) == STT_FUNC &&
@@ -238,7 +239,7 @@ static int collect_names(const elf_file *f, dp_elf_work *w, bytes *strings, dp_e
             st = add_name(w, strings, off, len, err);
     }
     if (st == DP_OK && table.len % sizeof(Elf64_Sym))
-        return bad(err, "malformed ELF file: its table of symbols has %u bytes too many", (unsigned)(table.len % sizeof(Elf64_Sym)));
+        return bad(err, "malformed ELF file: its symbol table has %u extra bytes", (unsigned)(table.len % sizeof(Elf64_Sym)));
     return st;
 }
 
@@ -264,7 +265,7 @@ static void sift_down(dp_elf_work *w, const bytes *strings, uint32_t root, uint3
     }
 }
 
-/* A heap sort: qsort() may allocate, and ask the system how much memory there is. */
+/* A heap sort, because qsort() may allocate memory and make system calls. */
 static void sort_names(dp_elf_work *w, const bytes *strings) {
     for (uint32_t i = w->n / 2; i-- > 0;)
         sift_down(w, strings, i, w->n);
@@ -276,7 +277,7 @@ static void sort_names(dp_elf_work *w, const bytes *strings) {
 
 /* ---- what the library needs ---- */
 
-/* The value of a tag of the dynamic section, 0 if it is not there. */
+/* Sets *value to the value of a tag of the dynamic section, 0 if the tag is missing. */
 static int dynamic_value(const elf_file *f, uint64_t tag, uint64_t *value, dp_error *err) {
     *value = 0;
     const uint8_t *section = find_section(f, SHT_DYNAMIC);
@@ -304,14 +305,14 @@ static bool parse_number(const char **s, const char *end, uint64_t *out) {
     return *s > from;
 }
 
-/* "2.36", "2.2.5" as 2.2. */
+/* Parses "2.36", and "2.2.5" as 2.2. */
 static bool parse_version(const char *s, const char *end, version *out) {
     if (!parse_number(&s, end, &out->major) || s == end || *s++ != '.' || !parse_number(&s, end, &out->minor))
         return false;
     return s == end || *s == '.';
 }
 
-/* "GLIBC_2.36". Names like GLIBC_PRIVATE or GLIBC_ABI_DT_RELR are none. */
+/* Parses "GLIBC_2.36". Names like GLIBC_PRIVATE or GLIBC_ABI_DT_RELR are not versions. */
 static bool parse_glibc(const bytes *strings, uint32_t off, version *out) {
     static const char prefix[] = "GLIBC_";
     uint32_t len = name_length(strings, off, DP_ELF_NAME_MAX);
@@ -319,7 +320,7 @@ static bool parse_glibc(const bytes *strings, uint32_t off, version *out) {
     return len >= sizeof prefix && !memcmp(name, prefix, sizeof prefix - 1) && parse_version(name + sizeof prefix - 1, name + len, out);
 }
 
-/* The file's bytes as text for people. */
+/* Copies bytes of the file as printable text. */
 static void printable(char *out, size_t room, const uint8_t *s, uint32_t len) {
     size_t n = 0;
     for (; n < len && n + 1 < room; n++)
@@ -334,7 +335,7 @@ typedef struct needs {
 
 static int need_at(const needs *d, uint64_t off, const uint8_t **out, dp_error *err) {
     if (off > d->table.len || d->table.len - off < sizeof(Elf64_Verneed))
-        return bad(err, "malformed ELF file: its needed versions go on at byte %llu of %llu", (unsigned long long)off,
+        return bad(err, "malformed ELF file: its needed versions continue at byte %llu of %llu", (unsigned long long)off,
                    (unsigned long long)d->table.len);
     *out = d->table.at + off;
     return DP_OK;
@@ -348,12 +349,13 @@ static int check_needed(const needs *d, const uint8_t *need, const uint8_t *aux,
     char library[64];
     uint32_t file = get32(need + offsetof(Elf64_Verneed, vn_file)), len = name_length(&d->strings, file, DP_ELF_NAME_MAX);
     printable(library, sizeof library, d->strings.at + (len ? file : 0), len);
-    return bad(err, "needs GLIBC_%llu.%llu of \"%s\", this node has glibc %llu.%llu: build it on a system as old as the node",
+    return bad(err, "needs GLIBC_%llu.%llu of \"%s\", but this node has glibc %llu.%llu: build it on a system that is as old as the node",
                (unsigned long long)v.major, (unsigned long long)v.minor, library, (unsigned long long)d->node.major,
                (unsigned long long)d->node.minor);
 }
 
-/* The versions of one library that are needed. Both tables are chains; steps bounds what is followed of them together. */
+/* Checks the needed versions of one library. Both tables are chains; *steps bounds the entries that are followed in
+ * both together. */
 static int walk_need(const needs *d, const uint8_t *need, uint64_t off, uint32_t *steps, dp_error *err) {
     uint32_t left = get16(need + offsetof(Elf64_Verneed, vn_cnt));
     uint64_t at = off + get32(need + offsetof(Elf64_Verneed, vn_aux));
@@ -439,12 +441,12 @@ int dp_elf_functions(const void *file, uint64_t size, const char *glibc, dp_elf_
 }
 
 typedef struct place {
-    const uint8_t *name; /* NULL: not known */
+    const uint8_t *name; /* NULL: unknown */
     uint32_t len;
-    uint64_t beyond; /* the function's beginning */
+    uint64_t beyond; /* offset from the beginning of the function */
 } place;
 
-/* Names the offsets that have no name yet by the first function of a table that contains them. */
+/* Names the offsets that have no name yet, by the first function in a symbol table that contains them. */
 static void look_up(const elf_file *f, uint32_t type, const uint64_t *offsets, place *places, uint32_t n) {
     const uint8_t *section = find_section(f, type);
     bytes table, strings;

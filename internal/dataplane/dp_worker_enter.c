@@ -37,11 +37,11 @@ int dp_sandbox_drop_capabilities(void) { return set_capabilities(0); }
 int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err) {
     if (!uid) {
         if (s->wanted && geteuid() == 0)
-            return dp_fail(err, DP_FATAL, 0, "sandbox: this worker would run as root: give the executor a range of user ids (sandbox-uids)");
+            return dp_fail(err, DP_FATAL, 0, "sandbox: this worker would run as root: set a range of user ids (sandbox-uids)");
         return DP_OK;
     }
     if (!(s->parts & DP_SANDBOX_UID))
-        return dp_fail(err, DP_FATAL, 0, "sandbox: user id %u is asked for, and this executor cannot give it", uid);
+        return dp_fail(err, DP_FATAL, 0, "sandbox: this executor cannot give a worker the user id %u", uid);
     /* Root is not bound by the limit on locked memory; what registers memory from now on is. */
     struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
     setrlimit(RLIMIT_MEMLOCK, &all);

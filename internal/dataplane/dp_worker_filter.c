@@ -1,4 +1,4 @@
-/* The filter of system calls of a sealed worker. A call that is not listed here fails with EPERM. A call that is newer than this
+/* The system call filter of a sealed worker. A call that is not listed here fails with EPERM. A call that is newer than this
  * list fails with ENOSYS, so that libraries fall back to an older one. The list allows what computing needs: memory, threads,
  * signals, visible files, child programs, clocks. It refuses new sockets, name spaces, mounts, tracing, keys, io_uring, BPF, and
  * commands to devices. Some calls are allowed with some arguments only; the comment at each rule says why.
@@ -48,9 +48,9 @@
 #ifndef SECCOMP_RET_KILL_PROCESS
 #define SECCOMP_RET_KILL_PROCESS 0x80000000U
 #endif
-#define NEWEST 450 /* the newest call that this list has judged */
+#define NEWEST 450 /* the newest call that was considered for this list */
 
-/* Allowed with any arguments. The numbers are those of this architecture; its headers lack the calls that it does not have. */
+/* Calls allowed with any arguments. The numbers are those of this architecture. Its headers lack calls that it does not have. */
 static const int allowed[] = {
     SYS_futex, SYS_read, SYS_write, SYS_ppoll,
 #ifdef SYS_poll
@@ -108,7 +108,7 @@ static const int allowed[] = {
     SYS_open, SYS_creat, SYS_stat, SYS_lstat, SYS_access, SYS_readlink, SYS_getdents, SYS_mkdir, SYS_rmdir, SYS_unlink, SYS_link, SYS_symlink,
     SYS_rename, SYS_chmod, SYS_utime, SYS_utimes, SYS_dup2, SYS_pipe, SYS_select, SYS_epoll_create, SYS_epoll_wait, SYS_eventfd,
 #endif
-    /* the sockets that the worker already has, and pairs of its own */
+    /* on the sockets that the worker already has, and on socket pairs */
     SYS_recvmsg, SYS_shutdown, SYS_getsockname, SYS_getpeername, SYS_getsockopt, 
 };
 
@@ -129,8 +129,8 @@ typedef enum rule_kind { ONLY /* these values */, NONE_OF /* these values */, WI
 #define MADV_HWPOISON 100
 #endif
 
-/* Neither a child of the executor's nor one in another name space. CLONE_NEWTIME needs no bit: clone takes it for a part of the
- * signal number, and only unshare and clone3 know it. */
+/* Refuses children of the executor and children in another namespace. CLONE_NEWTIME needs no bit: clone treats it as
+ * part of the signal number, and only unshare and clone3 support it. */
 #define CLONE_REFUSED                                                                                                                  \
     (CLONE_PARENT | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET |         \
      CLONE_PTRACE)
@@ -138,7 +138,8 @@ typedef enum rule_kind { ONLY /* these values */, NONE_OF /* these values */, WI
 #define RULE(call, argument, kind, ...)                                                                                                \
     { call, argument, kind, sizeof(uint32_t[]){__VA_ARGS__} / sizeof(uint32_t), (const uint32_t[]){__VA_ARGS__} }
 
-/* Each call that appears here is allowed if all its rules hold. A rule sees the low 32 bits of an argument, and so do these calls. */
+/* A call in this table is allowed if all its rules hold. A rule sees the low 32 bits of an argument, as these calls
+ * do. */
 static const struct rule {
     int call, argument;
     rule_kind kind;
@@ -148,27 +149,27 @@ static const struct rule {
     RULE(SYS_ioctl, 1, ONLY, /* first: build_rest */ TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX),
     RULE(SYS_prctl, 0, ONLY, PR_SET_NAME, PR_GET_NAME, PR_SET_VMA, PR_GET_DUMPABLE, PR_SET_TIMERSLACK, PR_GET_TIMERSLACK,
          PR_GET_NO_NEW_PRIVS, PR_GET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_THP_DISABLE, PR_GET_THP_DISABLE, PR_CAPBSET_READ),
-    RULE(SYS_personality, 0, ONLY, PER_LINUX, 0xffffffffu /* ask */),
+    RULE(SYS_personality, 0, ONLY, PER_LINUX, 0xffffffffu /* query */),
     RULE(SYS_clone, 0, WITHOUT, CLONE_REFUSED),
-    /* Huge pages that the node has set aside: most control groups do not count them. mremap cannot make a mapping huge. */
+    /* Huge pages that the node has reserved: most control groups do not count them. mremap cannot make a mapping huge. */
     RULE(SYS_mmap, 3, WITHOUT, MAP_HUGETLB),
     RULE(SYS_memfd_create, 1, WITHOUT, MFD_HUGETLB),
     RULE(SYS_shmget, 2, WITHOUT, SHM_HUGETLB),
-    /* Merged pages tell one process what another has in memory. */
+    /* Merged pages reveal to one process what another has in memory. */
     RULE(SYS_madvise, 2, NONE_OF, MADV_MERGEABLE, MADV_HWPOISON, MADV_SOFT_OFFLINE),
-    /* Not those that interrupt all processors of the node. */
+    /* Without the commands that interrupt all processors of the node. */
     RULE(SYS_membarrier, 0, ONLY, MEMBARRIER_CMD_QUERY, MEMBARRIER_CMD_PRIVATE_EXPEDITED, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED,
          MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE, 1 << 7, 1 << 8 /* rseq */),
-    /* Its own limits and priority: without a process name space those of the executor's user would be in reach. */
+    /* Only its own limits and priority: without a process namespace it could reach those of the executor's user. */
     RULE(SYS_prlimit64, 0, ONLY, 0),
     RULE(SYS_setpriority, 0, ONLY, PRIO_PROCESS),
     RULE(SYS_setpriority, 1, ONLY, 0),
-    /* No owner that gets signals of a file (F_SETOWN, F_SETSIG), no leases on files, no notices of directories. */
+    /* Without owners that get signals from a file (F_SETOWN, F_SETSIG), leases on files, and directory notification. */
     RULE(SYS_fcntl, 1, ONLY, F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_SETLK, F_SETLKW, F_OFD_GETLK,
          F_OFD_SETLK, F_OFD_SETLKW, F_SETPIPE_SZ, F_GETPIPE_SZ, F_ADD_SEALS, F_GET_SEALS),
-    /* Sockets. An address is not allowed: a pair of datagram sockets could reach any abstract address, by which workers that share
-     * a network name space would meet. Urgent bytes of unix sockets have been a way into the kernel, and nobody needs them.
-     * Options: what pairs of sockets know, without programs (SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_LOCK_FILTER). */
+    /* Sockets. An address is not allowed: a pair of datagram sockets could reach any abstract address, through which workers in
+     * the same network namespace could communicate. Urgent data on unix sockets has had kernel bugs, and functions do not need
+     * it. Options: those of socket pairs, without programs (SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_LOCK_FILTER). */
     RULE(SYS_socketpair, 0, ONLY, AF_UNIX),
     RULE(SYS_sendto, 5, ONLY, 0),
     RULE(SYS_sendto, 3, WITHOUT, MSG_OOB),
@@ -177,7 +178,7 @@ static const struct rule {
 };
 enum { N_RULES = sizeof rules / sizeof *rules };
 
-/* What a worker that was made ahead of its lease needs to connect and to seal itself, and never afterwards. */
+/* Calls that a pooled worker needs to connect and to seal itself, and never afterwards. */
 #ifndef SYS_landlock_create_ruleset
 #define SYS_landlock_create_ruleset 444
 #define SYS_landlock_restrict_self 446
@@ -202,7 +203,7 @@ static void load(program *p, size_t offset) { add(p, BPF_LD | BPF_W | BPF_ABS, (
 static void equal(program *p, uint32_t k, unsigned yes, unsigned no) { add(p, BPF_JMP | BPF_JEQ | BPF_K, k, yes, no); }
 static void give(program *p, uint32_t action) { add(p, BPF_RET | BPF_K, action, 0, 0); }
 
-/* One rule: falls through if it holds, else the call fails with EPERM. */
+/* Adds one rule: it continues if the rule holds; otherwise the call fails with EPERM. */
 static void check(program *p, const struct rule *r) {
     load(p, offsetof(struct seccomp_data, args) + 8u * (unsigned)r->argument);
     unsigned left = (unsigned)r->n;
@@ -217,7 +218,7 @@ static void check(program *p, const struct rule *r) {
     give(p, SECCOMP_RET_ERRNO | EPERM);
 }
 
-/* What is done with a call of some number: one of these, or RULES and the index of its first rule. */
+/* The decision for a call: one of these, or RULES plus the index of its first rule. */
 enum { ALLOWED, NOT_ALLOWED, NOT_THERE, RULES };
 
 static void decide(program *p, int what) {
@@ -238,7 +239,7 @@ typedef struct run {
     int what;
 } run;
 
-/* A search among n runs, of which the number of the call is in one. */
+/* Adds a binary search for the run that contains the call's number, among n runs. */
 static void search(program *p, const run *r, int n) {
     if (n == 1) {
         decide(p, r->what);
@@ -266,7 +267,7 @@ static void search(program *p, const run *r, int n) {
 
 /* DP_FILTER_REST: refuses the few calls that DP_FILTER_CONNECTS has left open. */
 static void build_rest(program *p, bool fixed_cpus) {
-    if (fixed_cpus) { /* the worker has bound itself to its lease's CPUs */
+    if (fixed_cpus) { /* the worker is already bound to its lease's CPUs */
         equal(p, SYS_sched_setaffinity, 0, 1);
         give(p, SECCOMP_RET_ERRNO | EPERM);
     }
@@ -285,9 +286,9 @@ static void build_list(program *p, bool connects, bool fixed_cpus) {
     what[NEWEST + 1] = NOT_THERE;
     for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++)
         what[allowed[i]] = ALLOWED;
-    for (int i = N_RULES - 1; i >= 0; i--) /* in the end the first one of each call */
+    for (int i = N_RULES - 1; i >= 0; i--) /* backwards, so that the first rule of each call remains */
         what[rules[i].call] = (uint8_t)(RULES + i);
-    if (fixed_cpus && !connects) /* one that connects later binds itself to its lease's CPUs then */
+    if (fixed_cpus && !connects) /* a worker that connects later still has to bind itself to its CPUs */
         what[SYS_sched_setaffinity] = NOT_ALLOWED;
     if (connects) {
         for (size_t i = 0; i < sizeof connecting / sizeof *connecting; i++)
@@ -295,7 +296,7 @@ static void build_list(program *p, bool connects, bool fixed_cpus) {
         what[SYS_ioctl] = ALLOWED; /* the device takes commands */
     }
 #ifdef SYS_clone3
-    what[SYS_clone3] = NOT_THERE; /* its flags are in memory, out of sight: libraries take clone instead */
+    what[SYS_clone3] = NOT_THERE; /* its flags are in memory, which a filter cannot see: libraries fall back to clone */
 #endif
     run runs[NEWEST + 2];
     int n = 0;
@@ -346,7 +347,7 @@ int dp_sandbox_filter_reader(void) {
         give(&p, SECCOMP_RET_ALLOW);
     }
     equal(&p, SYS_sendto, 0, 3);
-    load(&p, offsetof(struct seccomp_data, args) + 8u * 5u); /* the length of an address: none */
+    load(&p, offsetof(struct seccomp_data, args) + 8u * 5u); /* length of the address: none allowed */
     equal(&p, 0, 0, 1);
     give(&p, SECCOMP_RET_ALLOW);
     give(&p, SECCOMP_RET_KILL_PROCESS);

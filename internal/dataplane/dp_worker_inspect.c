@@ -1,8 +1,10 @@
-/* A prepared worker that reads a library instead of running it: which functions it exports, or what is at some offsets.
+/* A prepared worker that reads a library instead of running it: which functions it exports, or which functions are at
+ * some offsets.
  *
- * A library is any tenant's bytes, and the executor may be root. So its ELF tables are read here: in a process of its own, in the sandbox
- * of a worker, with limits of memory and processor time, and with no system call left but those that send the answer. The answer is
- * in a memfd of fixed size, and the executor looks at it when this process is dead. */
+ * A library is arbitrary bytes from a tenant, and the executor may be root. So this separate process reads its ELF
+ * tables. It runs in the sandbox of a worker, with limits on memory and processor time, and can make no system calls
+ * except those that send the answer. The answer is in a memfd of fixed size, which the executor reads after this
+ * process is dead. */
 #include "dp_worker.h"
 
 #include <errno.h>
@@ -15,7 +17,7 @@
 #include <gnu/libc-version.h>
 #endif
 
-/* The version of the node's C library, which workers share with the libraries that they load. NULL: unknown. */
+/* Returns the version of the node's C library, which workers share with the libraries that they load. NULL: unknown. */
 static const char *own_glibc(void) {
 #ifdef __GLIBC__
     return gnu_get_libc_version();
@@ -35,13 +37,13 @@ typedef struct inspection {
 
 _Noreturn static void refuse(const inspection *i, int status, const char *text) {
     dp_msg_send_failure(i->sock, DP_MSG_FAILED, i->id, status, text);
-    _exit(DP_EXIT_STOPPED); /* it did what it was asked to */
+    _exit(DP_EXIT_STOPPED); /* a refusal is a regular answer */
 }
 
 static void *map(const inspection *i, int fd, uint64_t needed, int protection, int flags, uint64_t *size) {
     struct stat sb;
     if (fstat(fd, &sb) || (uint64_t)sb.st_size < needed)
-        refuse(i, DP_INVALID, "inspect: a descriptor is not that of a file, or its file is too small");
+        refuse(i, DP_INVALID, "inspect: a descriptor is not a file, or the file is too small");
     *size = (uint64_t)sb.st_size;
     void *at = mmap(NULL, *size, protection, flags, fd, 0);
     if (at == MAP_FAILED) {

@@ -1,4 +1,4 @@
-/* What a worker may use: processors, memory, and what it leaves to others. */
+/* A worker's limits: processors, memory, and its effect on other processes of the node. */
 #include "dp_worker.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@ static void write_file(const char *path, const char *text) {
     close(fd);
 }
 
-/* All of what follows are hints. Page by page, since of a writable segment a part may have become read-only. */
+/* madvise is a hint here. It is called page by page, since part of a writable segment may have become read-only. */
 static void touch_written(uintptr_t from, uintptr_t to, uintptr_t page) {
     for (; from < to; from += page)
         madvise((void *)from, page, MADV_POPULATE_WRITE);
@@ -46,7 +46,7 @@ static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
 void dp_worker_touch(void) {
     enum { HEAP = 256 << 10, STACK = 64 << 10 };
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    int before = errno; /* what is read of a dead worker's must be its function's */
+    int before = errno; /* a dead worker's errno must be that of its function */
     dl_iterate_phdr(touch_object, &page);
     uintptr_t end = (uintptr_t)sbrk(0);
     touch_written((end - HEAP) & ~(page - 1), end, page);
@@ -69,9 +69,9 @@ int dp_worker_limit(int resource, uint64_t most) {
 }
 
 void dp_worker_yield_to_others(void) {
-    /* A guest on an idle node goes first when memory runs out. */
+    /* A worker is a guest on the node: the kernel should kill it first when memory runs out. */
     write_file("/proc/self/oom_score_adj", "1000");
-    /* Dumping a large process takes seconds in which its client would wait, and fills the node's disk. */
+    /* A core dump of a large process takes seconds in which its client would wait, and fills the node's disk. */
     dp_worker_limit(RLIMIT_CORE, 0);
 }
 
@@ -81,7 +81,7 @@ int dp_worker_pin(const uint8_t *cpus, dp_error *err) {
         wanted += cpus[i / 8] >> (i % 8) & 1;
     if (!wanted)
         return DP_OK;
-    /* The set is larger than ours: sched_getaffinity fails when the kernel knows more CPUs than fit. */
+    /* The set is larger than DP_CPUS_MAX, because sched_getaffinity fails if the kernel has more CPUs than fit. */
     union {
         unsigned char bytes[8192 / 8];
         unsigned long words[8192 / 8 / sizeof(unsigned long)];
@@ -89,14 +89,14 @@ int dp_worker_pin(const uint8_t *cpus, dp_error *err) {
     memset(&set, 0, sizeof set);
     memset(&got, 0, sizeof got);
     memcpy(set.bytes, cpus, DP_CPUS_MAX / 8);
-    /* One that waited was bound by the executor. */
+    /* The executor has already bound a pooled worker. */
     if (syscall(SYS_sched_getaffinity, 0, sizeof got, &got) > 0 && !memcmp(&got, &set, sizeof set))
         return DP_OK;
     long set_failed = syscall(SYS_sched_setaffinity, 0, sizeof set, &set);
     int e = set_failed ? errno : 0;
     syscall(SYS_sched_getaffinity, 0, sizeof got, &got);
-    /* The kernel silently leaves out CPUs that do not exist or are outside our cpuset, if any is left. Find the
-     * culprit; if the whole call failed, whether each alone would do. */
+    /* The kernel silently ignores CPUs that do not exist or are outside of the cpuset, unless none is left. Find the
+     * first such CPU. If the whole call failed, try each CPU alone. */
     for (int i = 0; i < DP_CPUS_MAX; i++) {
         int bit = 1 << (i % 8);
         if (!(cpus[i / 8] & bit) || (!set_failed && got.bytes[i / 8] & bit))
@@ -108,7 +108,7 @@ int dp_worker_pin(const uint8_t *cpus, dp_error *err) {
                 continue;
             e = errno;
         }
-        return dp_fail(err, DP_INVALID, e, "pin worker: CPU %d does not exist or is not this executor's to use", i);
+        return dp_fail(err, DP_INVALID, e, "pin worker: CPU %d does not exist, or this executor may not use it", i);
     }
     return set_failed ? dp_fail(err, DP_FATAL, e, "pin worker to %d CPUs", wanted) : DP_OK;
 }

@@ -16,12 +16,12 @@
 #define ZYGOTE_FD 3
 
 static const char usage[] =
-    "rfaas-worker runs user functions. It is started by the rfaas executor, not by people.\n"
+    "rfaas-worker runs user functions. The rfaas executor starts it; do not start it by hand.\n"
     "\n"
     "usage: rfaas-worker zygote [--sandbox [--fixed-cpus] [--files=N] [--path=PATH]...]\n"
     "                               serve spawn messages on descriptor 3, a seqpacket socket. With --sandbox, confine\n"
-    "                               workers as far as this node allows: they have at most N open files, and see these\n"
-    "                               paths besides the system's. With --fixed-cpus they cannot change their CPUs\n"
+    "                               workers as far as this node supports it: they have at most N open files, and see\n"
+    "                               these paths besides the system's. With --fixed-cpus they cannot change their CPUs\n"
     "       rfaas-worker --version\n"
     "       rfaas-worker --help\n";
 
@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
         const char *bad = sandbox_arguments(argv + 2, &sandbox);
         if (!bad)
             return run_zygote(&sandbox);
-        fprintf(stderr, "rfaas-worker: unknown argument \"%s\", or one too many\n%s", bad, usage);
+        fprintf(stderr, "rfaas-worker: unknown or superfluous argument \"%s\"\n%s", bad, usage);
         return DP_EXIT_USAGE;
     }
     if (argc == 2 && !strcmp(argv[1], "--version")) {
@@ -72,7 +72,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (argc > 1)
-        fprintf(stderr, "rfaas-worker: unknown arguments from \"%s\" on\n", argv[1]);
+        fprintf(stderr, "rfaas-worker: unknown arguments, starting with \"%s\"\n", argv[1]);
     fputs(usage, stderr);
     return DP_EXIT_USAGE;
 }

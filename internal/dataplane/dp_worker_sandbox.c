@@ -167,7 +167,7 @@ void dp_sandbox_prepare(dp_sandbox *s, bool verbs) {
     s->parts = DP_SANDBOX_ALL;
     s->device_group = verbs ? device_group() : 0;
     prepare_spaces(s, verbs);
-    if (!(s->parts & DP_SANDBOX_PIDS)) /* nothing brings workers into control groups */
+    if (!(s->parts & DP_SANDBOX_PIDS)) /* workers cannot join control groups */
         s->fixed_cpus = true;
     errno = ENOTSUP;
     if (s->without & DP_SANDBOX_SECCOMP || !dp_sandbox_filter_works())

@@ -28,9 +28,9 @@
 
 #include "dp_fabric.h"
 
-/* What a sandbox is made of. HELLO says which are there; internal/zygote/sandbox.go has the same numbers. */
+/* The parts of a sandbox. HELLO reports those that work. internal/spawner/wire has the same numbers. */
 enum {
-    DP_SANDBOX_UID = 1 << 0,      /* a user id of its own can be given */
+    DP_SANDBOX_UID = 1 << 0,      /* workers get user ids of their own */
     DP_SANDBOX_PIDS = 1 << 1,     /* name spaces */
     DP_SANDBOX_FILES = 1 << 2,
     DP_SANDBOX_IPC = 1 << 3,
@@ -47,81 +47,86 @@ enum {
 typedef struct dp_sandbox {
     bool wanted;
     uint32_t parts; /* DP_SANDBOX_* that work here */
-    const char *paths[DP_SANDBOX_PATHS_MAX]; /* to be seen besides the system's; the caller's */
+    const char *paths[DP_SANDBOX_PATHS_MAX]; /* visible besides the system's; owned by the caller */
     int n_paths;
-    uint32_t without; /* parts that are not to be tried, for tests */
-    bool fixed_cpus; /* no cpuset keeps workers on their CPUs: the filter refuses sched_setaffinity */
-    uint32_t files;   /* descriptors that a worker may have open, 0: as many as the executor */
+    uint32_t without; /* parts to leave out, for tests */
+    bool fixed_cpus; /* no cpuset keeps workers on their CPUs, so the filter refuses sched_setaffinity */
+    uint32_t files;   /* most open descriptors of a worker, 0: as many as the executor */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
     int net;      /* empty network name space, or -1 */
-    gid_t device_group; /* may open the devices where not everybody may; 0: not needed */
-    char missing[DP_SANDBOX_TEXT_MAX]; /* what does not work here and why, for people */
+    gid_t device_group; /* group that may open the devices if not every user may; 0: not needed */
+    char missing[DP_SANDBOX_TEXT_MAX]; /* missing parts and the reasons, for people */
 } dp_sandbox;
 
 /* Descriptors of one worker's sandbox. -1: none. */
 typedef struct dp_sandbox_fds {
     int guard; /* its pidfd */
     int ctl;   /* the worker's end of the socket to it */
-    int stem;  /* pidfd of what cloned both: dp_worker_zygote.c */
+    int stem;  /* pidfd of the process that cloned both: dp_worker_zygote.c */
 } dp_sandbox_fds;
 
 #define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1})
 
-/* dp_sandbox_prepare finds out what works, once, in the zygote, which has one thread and has loaded its providers. With verbs
- * the root shows devices, until dp_sandbox_hide. Never fails: parts and missing say what there is. */
+/* dp_sandbox_prepare determines which parts work. The zygote calls it once, when it has one thread and has loaded
+ * its providers. With verbs the root shows devices until dp_sandbox_hide. It never fails: parts and missing have the
+ * result. */
 void dp_sandbox_prepare(dp_sandbox *s, bool verbs);
 
 typedef struct dp_guard_files {
-    int alive;   /* a socket whose other end the executor holds: hung up when that is gone */
-    /* Control groups for the worker, not for the guard: of version 2 the directory, of version 1 the file "tasks". */
+    int alive;   /* a socket whose other end the executor has; it hangs up when the executor ends */
+    /* Control groups for the worker, not for the guard: the directory of version 2, the files "tasks" of version 1. */
     const int *join;
     int n_join;
     struct dp_ahead *memory; /* the worker's, not the guard's; or NULL */
 } dp_guard_files;
 
-/* dp_sandbox_open makes a process name space for what the calling process clones from then on, and its first process, the
- * guard, a child of the caller's parent. DP_OK or DP_FATAL; fds are the caller's. */
+/* dp_sandbox_open makes a process namespace for later clones of the calling process, and its first process, the
+ * guard, as a child of the caller's parent. Returns DP_OK or DP_FATAL. The caller owns fds. */
 int dp_sandbox_open(const dp_sandbox *s, const dp_guard_files *files, dp_sandbox_fds *fds, dp_error *err);
 
-/* The worker's steps, in this order, each once. A failure is to end the worker. uid 0 keeps the present one. */
+/* The worker's steps, in this order, each once. The worker must end after a failure. uid 0 keeps the current user. */
 int dp_sandbox_present(const dp_sandbox_fds *fds, dp_error *err);
 int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err);
-/* One that connects later can reach abstract sockets, with a socket that it has made before, until it is sealed. */
+/* connects: the worker connects later. Until it is sealed it can reach abstract sockets with a socket that it made before. */
 int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, bool connects, dp_error *err);
 int dp_sandbox_hide(const dp_sandbox *s, const dp_sandbox_fds *fds, dp_error *err);
-/* Of one that waits for its lease: the filter but for what connecting takes, which dp_sandbox_seal adds in little time. */
+/* For a worker that waits for its lease: the filter without the rules against connecting, which dp_sandbox_seal adds quickly. */
 int dp_sandbox_filter_early(const dp_sandbox *s, dp_error *err);
-/* early: after dp_sandbox_filter_early; connected: entered as one that connects later. */
+/* early: dp_sandbox_filter_early was called; connected: dp_sandbox_enter was called with connects. */
 int dp_sandbox_seal(const dp_sandbox *s, bool early, bool connected, dp_error *err);
 
 /* ---- between the sandbox's files ---- */
 
 /* Takes parts away and adds "what: error" to s->missing. */
 void dp_sandbox_lacks(dp_sandbox *s, uint32_t part, const char *what, int e);
-/* dp_sandbox_root builds the root of read-only mounts and makes it the caller's, who has a mount name space of his own. 0 or an
- * errno with the step in *what. */
+/* dp_sandbox_root builds the root of read-only mounts and makes it the caller's root. The caller must have its own
+ * mount namespace. Returns 0, or an errno with the step in *what. */
 int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what);
-/* dp_sandbox_own_mounts mounts /proc and /tmp anew, in the guard. Without rights for a /proc of its own it keeps that of the
- * zygote. 0 or an errno. */
+/* dp_sandbox_own_mounts mounts new /proc and /tmp in the guard. Without the right to mount /proc it keeps the
+ * zygote's. Returns 0 or an errno. */
 int dp_sandbox_own_mounts(const char **what);
 int dp_sandbox_hide_devices(void);
-/* dp_sandbox_landlock restricts the caller for good, one that still connects but for what _scope does. 0 or an errno. */
+/* dp_sandbox_landlock restricts the caller for good. If the caller still connects, it leaves out the part that
+ * dp_sandbox_landlock_scope adds. Returns 0 or an errno. */
 int dp_sandbox_landlock(const dp_sandbox *s, bool connects);
 int dp_sandbox_landlock_scope(const dp_sandbox *s);
-/* Version of Landlock, 0: the kernel has none. */
+/* Returns the kernel's version of Landlock, 0: none. */
 int dp_sandbox_landlock_version(void);
-/* dp_sandbox_filter installs the filter of system calls on all threads, or one of its two parts. What many calls are compared
- * with takes the kernel long to take in; the rest is a few instructions. 0 or an errno. */
-typedef enum dp_filter { DP_FILTER_ALL, DP_FILTER_CONNECTS /* what connecting takes is allowed */, DP_FILTER_REST } dp_filter;
+/* dp_sandbox_filter installs the system call filter, or one of its two parts, on all threads. DP_FILTER_CONNECTS is
+ * the large part, which takes the kernel long to install; DP_FILTER_REST adds a few instructions. Returns 0 or an
+ * errno. */
+typedef enum dp_filter { DP_FILTER_ALL, DP_FILTER_CONNECTS /* all but the rules against connecting */, DP_FILTER_REST } dp_filter;
 int dp_sandbox_filter(dp_filter part, bool fixed_cpus);
-/* dp_sandbox_filter_reader takes every system call from the process but send() on a socket that is connected, the return from a signal
- * handler, and exit_group(): any other one ends it. It comes in the place of the filters above, or after DP_FILTER_CONNECTS. 0 or an errno. */
+/* dp_sandbox_filter_reader takes every system call from the process except send() on a connected socket, the return
+ * from a signal handler, and exit_group(). Any other call ends the process. It replaces the filters above, or is
+ * added to DP_FILTER_CONNECTS. Returns 0 or an errno. */
 int dp_sandbox_filter_reader(void);
-/* false with errno */
+/* Returns false and sets errno if the kernel has no such filter. */
 bool dp_sandbox_filter_works(void);
 int dp_sandbox_drop_capabilities(void);
-/* What the guard says: an errno, 0 for none, and which step it was. Given up when the worker is gone. */
+/* dp_sandbox_guard_say sends the guard's result: an errno, 0 for success, and the failed step. It gives up if the
+ * worker is gone. */
 void dp_sandbox_guard_say(int ctl, int e, const char *what);
 
 #endif

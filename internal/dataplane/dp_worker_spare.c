@@ -39,7 +39,7 @@ dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m) {
         drop(s);
     if (m->provider != DP_PROVIDER_VERBS || !m->n_functions)
         return NULL;
-    /* What the executor says of the client's channel. Sizes that are wrong cost time and nothing else: the worker compares. */
+    /* The sizes come from the executor. Wrong sizes only cost time, because the worker compares them. */
     uint64_t size = dp_server_region(&(dp_channel_config){m->channel_depth, m->channel_eager, m->channel_bulk});
     if (s->memory && size == s->size && dp_ahead_pass(s->memory, true)) {
         s->given = true;

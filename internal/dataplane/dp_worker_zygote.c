@@ -25,8 +25,8 @@
 #define SYS_clone3 435
 #endif
 
-/* Descriptors of one packet that are taken, to be closed if they are not those of a SPAWN. The kernel closes what
- * does not fit and sets MSG_CTRUNC. */
+/* Descriptors of one packet that are received, to be closed if they do not belong to a SPAWN. The kernel closes any
+ * others and sets MSG_CTRUNC. */
 #define FDS_TAKEN 16
 
 /* ---- messages ---- */
@@ -57,7 +57,7 @@ int dp_msg_send_fds(int sock, uint16_t type, uint32_t id, const void *body, uint
     }
 }
 
-/* Without a descriptor by send(): a sealed worker may not use sendmsg(), which could pass on its device. */
+/* Messages without a descriptor use send(): a sealed worker may not use sendmsg(), which could pass on its device. */
 int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd) {
     if (fd >= 0)
         return dp_msg_send_fds(sock, type, id, body, len, &fd, 1);
@@ -133,7 +133,7 @@ static int packet_recv(int sock, packet *p) {
         for (int i = 0; i < got && p->n_fds < FDS_TAKEN; i++)
             memcpy(&p->fds[p->n_fds++], CMSG_DATA(c) + (size_t)i * sizeof(int), sizeof(int));
     }
-    /* A packet of no bytes with descriptors is no end of file, but nobody sends one. */
+    /* An empty packet with descriptors is not the end of file, but no peer sends one. */
     return n > 0 || p->n_fds > 0;
 }
 
@@ -167,11 +167,11 @@ static int check_device(const char *device, size_t room, dp_error *err) {
     return DP_OK;
 }
 
-/* What a worker needs that waits for its lease, and nothing else. */
+/* Checks a PREPARE: everything that a pooled worker needs, and no field of a lease. */
 static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
     if (m->n_functions || m->blob_len || m->memory_limit || m->channel_depth || m->channel_eager || m->channel_bulk ||
         !all_zero(m->cpus, sizeof m->cpus) || !all_zero(m->blob, sizeof m->blob))
-        return dp_fail(err, DP_INVALID, 0, "prepare: it has a lease's functions, blob, channel, memory limit or CPUs");
+        return dp_fail(err, DP_INVALID, 0, "prepare: the message has a lease's functions, blob, channel, memory limit or CPUs");
     if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
         check_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
@@ -219,17 +219,17 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
 
 static int check_head(const packet *p, dp_error *err) {
     if (p->len < sizeof(dp_msg_head))
-        return dp_fail(err, DP_PROTOCOL, 0, "message of %zu bytes, the head alone has %zu", p->len,
+        return dp_fail(err, DP_PROTOCOL, 0, "message of %zu bytes is shorter than its head of %zu", p->len,
                        sizeof(dp_msg_head));
     if (p->head.magic != DP_MSG_MAGIC)
-        return dp_fail(err, DP_PROTOCOL, 0, "message begins %#x, not %#x", p->head.magic, DP_MSG_MAGIC);
+        return dp_fail(err, DP_PROTOCOL, 0, "message begins with %#x, not %#x", p->head.magic, DP_MSG_MAGIC);
     if (p->head.version != DP_WIRE_VERSION)
         return dp_fail(err, DP_PROTOCOL, 0, "message of wire version %u, this is rfaas-worker of version %d",
                        p->head.version, DP_WIRE_VERSION);
     return DP_OK;
 }
 
-/* Length and number of descriptors: fds of them, and up to `more`. */
+/* Checks the length and the number of descriptors: fds, and up to `more` additional ones. */
 static int check_size(const packet *p, const char *what, size_t body, int fds, int more, dp_error *err) {
     if (p->cut)
         return dp_fail(err, DP_PROTOCOL, 0, "%s: more than %d bytes or %d descriptors", what, DP_MSG_MAX, FDS_TAKEN);
@@ -241,7 +241,7 @@ static int check_size(const packet *p, const char *what, size_t body, int fds, i
     return DP_OK;
 }
 
-/* A message to the zygote: a SPAWN or PREPARE. The body is not looked at. */
+/* Checks the head of a message to the zygote: a SPAWN or PREPARE. The body is not checked. */
 static int check_packet(const packet *p, dp_error *err) {
     int st = check_head(p, err);
     if (st != DP_OK)
@@ -252,7 +252,7 @@ static int check_packet(const packet *p, dp_error *err) {
     return check_size(p, "spawn", sizeof(dp_msg_spawn), fds, DP_JOIN_FDS_MAX, err);
 }
 
-/* An INSPECT or SYMBOLS, whose length depends on how many offsets it has. */
+/* Checks an INSPECT or SYMBOLS. Its length depends on the number of offsets. */
 static int check_inspect(const packet *p, dp_msg_inspect *m, dp_error *err) {
     const size_t fixed = offsetof(dp_msg_inspect, offsets);
     bool symbols = p->head.type == DP_MSG_SYMBOLS;
@@ -305,10 +305,11 @@ int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_erro
 
 /* ---- cloning ---- */
 
-/* glibc keeps a thread's id in its struct pthread, where recursive, robust and priority-inheriting mutexes (and, before
- * 2.35, abort and raise) read it. fork() renews it in the child by CLONE_CHILD_SETTID with the field's address; a
- * raw clone must do the same, but the address is private. So it is found: the only word that holds the thread's id at
- * the same place of struct pthread in two threads. The struct has more than 1 KiB in every glibc since 2.17. */
+/* glibc keeps a thread's id in its struct pthread. Recursive, robust and priority-inheriting mutexes (and, before
+ * 2.35, abort and raise) read it there. fork() updates it in the child by CLONE_CHILD_SETTID with the field's
+ * address. A raw clone must do the same, but the address is private. So it is searched for: the only word that has
+ * the thread's id at the same offset of struct pthread in two threads. The struct has more than 1 KiB in every glibc
+ * since 2.17. */
 #define TID_SCAN 1024
 
 typedef struct tid_scan {
@@ -324,7 +325,7 @@ static void *tid_scan_thread(void *arg) {
     return NULL;
 }
 
-/* The address of the calling thread's field, or NULL. */
+/* Returns the address of the calling thread's field, or NULL. */
 static pid_t *tid_field(void) {
     tid_scan scan;
     memset(&scan, 1, sizeof scan);
@@ -344,7 +345,7 @@ static pid_t *tid_field(void) {
     return found;
 }
 
-/* What is cloned for a worker: pidfds, -1 where there is none. */
+/* The processes that are cloned for a worker: pidfds, -1 for none. */
 typedef struct clones {
     pid_t pid; /* of the worker, or -errno */
     int worker;
@@ -360,8 +361,8 @@ typedef struct zygote {
     dp_sandbox *sandbox;
     const char *version;
     dp_spare spare;
-    clones *stem_says; /* shared with the stem, NULL without process name spaces: see clone_sandboxed */
-    void *robust; /* head of the list of robust mutexes: the kernel forgets it in a child, fork() repeats it */
+    clones *stem_says; /* shared with the stem, NULL without process namespaces: see clone_sandboxed */
+    void *robust; /* head of the list of robust mutexes: the kernel drops it in a child, and fork() sets it again */
     size_t robust_len;
 } zygote;
 
@@ -371,16 +372,16 @@ typedef struct clone3_args {
 } clone3_args;
 #define INTO_CGROUP 0x200000000ull
 
-/* The child begins its life in a control group of version 2. A process that is moved there later waits for all processors,
- * unless it has one thread and moves itself: join_group. */
+/* The child starts in a control group of version 2. Moving a process later waits for all processors, unless it has
+ * one thread and moves itself: join_group. */
 static pid_t clone_into(const zygote *z, int group, unsigned long flags, int *pidfd) {
     clone3_args a = {.flags = flags | INTO_CGROUP, .pidfd = (uintptr_t)pidfd, .child_tid = (uintptr_t)z->tid, .cgroup = (uint64_t)group};
     long pid = syscall(SYS_clone3, &a, sizeof a);
     return pid < 0 ? -errno : (pid_t)pid;
 }
 
-/* Brings the caller, which has one thread, into a control group: by "tasks" of version 1 at once, by "cgroup.procs" of version 2 in
- * a few milliseconds. 0 or an errno. */
+/* Moves the caller, which has one thread, into a control group: through "tasks" of version 1 immediately, through
+ * "cgroup.procs" of version 2 in a few milliseconds. Returns 0 or an errno. */
 static int join_group(int group) {
     int procs = openat(group, "cgroup.procs", O_WRONLY | O_CLOEXEC);
     int e = write(procs < 0 ? group : procs, "0", 1) < 0 ? errno : 0;
@@ -389,10 +390,10 @@ static int join_group(int group) {
     return e;
 }
 
-/* Like fork(), but the child is the executor's, and in the control group of a directory, if that is not -1. Returns 0 in the child,
- * the child's pid, or -errno. */
+/* Like fork(), but the child's parent is the spawner, and the child is in the control group of a directory, unless
+ * that is -1. Returns 0 in the child, the child's pid, or -errno. */
 static pid_t clone_worker(const zygote *z, int group, int *pidfd) {
-    /* With CLONE_PARENT the signal at exit is that of the zygote itself, which is SIGCHLD since execve. */
+    /* With CLONE_PARENT the exit signal is that of the zygote itself, which is SIGCHLD after execve. */
     unsigned long flags = CLONE_PARENT | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
     long pid = group < 0 ? -1 : clone_into(z, group, flags, pidfd);
     if (pid < 0) {
@@ -400,7 +401,7 @@ static pid_t clone_worker(const zygote *z, int group, int *pidfd) {
             return (pid_t)-pid;
 #if defined(__x86_64__)
         pid = syscall(SYS_clone, flags, NULL, pidfd, z->tid, 0);
-#else /* aarch64, ppc64le, riscv64: the last two change places */
+#else /* aarch64, ppc64le, riscv64: the last two arguments are swapped */
         pid = syscall(SYS_clone, flags, NULL, pidfd, 0, z->tid);
 #endif
     }
@@ -416,8 +417,8 @@ static bool is_directory(int fd) {
     return fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Clones the worker into its control groups. Those that clone3 does not take the caller, the stem, joins first. Returns 0 in the
- * worker, its pid, or -errno. */
+/* Clones the worker into its control groups. The caller, the stem, first joins those that clone3 does not support.
+ * Returns 0 in the worker, its pid, or -errno. */
 static pid_t clone_into_groups(const zygote *z, const dp_guard_files *files, clones *c) {
     int directory = -1;
     for (int i = 0; i < files->n_join; i++) {
@@ -434,10 +435,11 @@ static pid_t clone_into_groups(const zygote *z, const dp_guard_files *files, clo
     return clone_worker(z, directory, &c->worker);
 }
 
-/* The worker is in the process name space of its guard. The zygote cannot make that name space for its own children, because it may
- * lack the rights to come back. So it clones a process between them, the stem, which makes the guard and the worker and ends. The
- * zygote waits meanwhile, as after vfork. It has the stem's descriptors, and reads from shared memory what the stem has made. All
- * three are children of the spawner. Neither guard nor worker has the shared memory. Returns 0 in the worker. */
+/* The worker is in the process namespace of its guard. The zygote cannot make that namespace for its own children,
+ * because it may lack the rights to return. So it clones a process in between, the stem, which makes the guard and
+ * the worker and ends. The zygote waits meanwhile, as after vfork. It has the stem's descriptors, and reads from
+ * shared memory what the stem has made. All three are children of the spawner. Guard and worker do not have the
+ * shared memory. Returns 0 in the worker. */
 static pid_t clone_sandboxed(const zygote *z, const dp_guard_files *files, clones *c) {
     clones *shared = z->stem_says;
     c->pid = -ECHILD;
@@ -469,7 +471,7 @@ static void close_clones(const clones *c) {
             close(fds[i]);
 }
 
-/* Tells the spawner what it has to hold and to reap: the worker, and in a sandbox the guard and the stem. */
+/* Reports to the spawner the processes to reap: the worker, and in a sandbox the guard and the stem. */
 static int answer(const zygote *z, uint32_t id, clones *c) {
     dp_error err = c->err;
     int st = c->status;
@@ -485,7 +487,7 @@ static int answer(const zygote *z, uint32_t id, clones *c) {
         syscall(SYS_pidfd_send_signal, c->worker, SIGKILL, NULL, 0);
         st = dp_fail(&err, DP_FATAL, e, "pass the descriptor of worker %u", id);
     }
-    /* What the spawner has to reap, in this order: a guard ends only when its worker has been reaped. */
+    /* The processes that the spawner reaps, in this order: a guard ends only when its worker was reaped. */
     int reap[DP_MSG_FDS_MAX], n = 0;
     if (c->worker >= 0)
         reap[n++] = c->worker;
@@ -512,7 +514,7 @@ static int spawn(zygote *z, packet *p) {
         return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg);
 
     dp_ahead *memory = dp_spare_take(&z->spare, &m);
-    /* No signal may find the child with the zygote's view of the world; the worker unblocks them. */
+    /* No signal may arrive in the child while it still has the zygote's state. The worker unblocks signals. */
     sigset_t all, old;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
@@ -540,7 +542,7 @@ static int spawn(zygote *z, packet *p) {
 
 static int zygote_start(zygote *z) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* Should the executor have died before that, the socket is closed and the loop ends at once. */
+    /* If the executor has died before that, the socket is closed and the loop ends at once. */
     z->parent = getppid();
     prctl(PR_SET_NAME, "rfaas-zygote");
     signal(SIGPIPE, SIG_IGN);
@@ -557,7 +559,7 @@ static int zygote_start(zygote *z) {
     dp_crash_prepare();
     struct {
         uint32_t numbers[3];
-        char text[DP_SANDBOX_TEXT_MAX + DP_VERSION_MAX]; /* what is missing, NUL, version */
+        char text[DP_SANDBOX_TEXT_MAX + DP_VERSION_MAX]; /* missing parts, NUL, version */
     } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(), 0}, ""};
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
     hello.numbers[2] = z->sandbox->parts;
