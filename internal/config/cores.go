@@ -8,9 +8,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Pick returns the cores to lend: those that this process may use, without those that the setting or the batch system leaves out. allowed
-// are logical CPUs, near are NUMA nodes to prefer, and root is the directory that has sys. unbound says that the batch system has assigned
-// fewer CPUs than it lets this process use: then the cores returned may be those of another job.
+// Pick returns the cores to lend: those that this process may use, less those that the setting or the batch system
+// excludes. allowed are logical CPUs, near are preferred NUMA nodes, and root is the directory that contains sys.
+// unbound means that the batch system has assigned fewer CPUs than this process may use, so the returned cores may
+// belong to another job.
 func (c Cores) Pick(root string, allowed, near []int, slurm topology.Slurm) (cores []topology.Core, unbound bool, err error) {
 	use := allowed
 	if c.List != nil {
@@ -28,7 +29,7 @@ func (c Cores) Pick(root string, allowed, near []int, slurm topology.Slurm) (cor
 		cores, unbound = slurm.Limit(cores)
 	}
 	if c.Count > len(cores) {
-		return nil, unbound, fmt.Errorf("cores: %d wanted, this process may use %d (CPUs %v)", c.Count, len(cores), Cores{List: topology.CPUs(cores)})
+		return nil, unbound, fmt.Errorf("cores: %d wanted, but this process may use only %d (CPUs %v)", c.Count, len(cores), Cores{List: topology.CPUs(cores)})
 	}
 	if c.Count > 0 {
 		cores = topology.First(cores, c.Count, near)
@@ -36,7 +37,8 @@ func (c Cores) Pick(root string, allowed, near []int, slurm topology.Slurm) (cor
 	return cores, unbound, nil
 }
 
-// CheckMemory refuses a setting of memory that this process cannot have. root is the directory that has proc and sys.
+// CheckMemory returns an error for a memory setting that this process cannot have. root is the directory that contains
+// proc and sys.
 func (c *Executor) CheckMemory(root string) error {
 	if c.Memory == 0 {
 		return nil
@@ -52,7 +54,7 @@ func (c *Executor) CheckMemory(root string) error {
 	return fmt.Errorf("memory: %v is more than the %v that this node has", c.Memory, Bytes(most))
 }
 
-// here checks what the settings ask of this machine. It makes and changes nothing.
+// here checks the settings against this machine. It changes nothing.
 func (c *Executor) here() error {
 	var v validator
 	v.add(here(c.IdentityDir, c.StateDir, c.AuditFile))

@@ -49,8 +49,8 @@ func TestPickCores(t *testing.T) {
 		"a list":                {"2-3,11-11", all, topology.Slurm{CPUs: 1}, "[{[2] 0} {[3 11] 0}]", false, ""},
 		"bound by Slurm":        {"auto", []int{4, 12}, topology.Slurm{CPUs: 2}, "[{[4 12] 1}]", false, ""},
 		"assigned, not bound":   {"auto", all, topology.Slurm{CPUs: 4}, "[{[0 8] 0} {[1 9] 0}]", true, ""},
-		"more than there is":    {"3", []int{0, 1, 8}, topology.Slurm{}, "", false, "3 wanted, this process may use 2"},
-		"more than Slurm gives": {"5", all, topology.Slurm{CPUs: 8}, "", true, "5 wanted, this process may use 4"},
+		"more than there is":    {"3", []int{0, 1, 8}, topology.Slurm{}, "", false, "3 wanted, but this process may use only 2"},
+		"more than Slurm gives": {"5", all, topology.Slurm{CPUs: 8}, "", true, "5 wanted, but this process may use only 4"},
 		"not ours":              {"3-4", []int{4, 12}, topology.Slurm{}, "", false, "CPU 3 is not among"},
 	} {
 		var want Cores
@@ -77,7 +77,7 @@ func TestCheckConfigLooksAtTheMachine(t *testing.T) {
 		text string // of the error, "": none
 	}{
 		"all cores":     {nil, ""},
-		"too many":      {[]string{"--cores", "1000"}, "cores: 1000 wanted, this process may use "},
+		"too many":      {[]string{"--cores", "1000"}, "cores: 1000 wanted, but this process may use only "},
 		"no such CPU":   {[]string{"--cores", "1023-1023"}, "cores: CPU 1023 is not among"},
 		"little memory": {[]string{"--memory", "1MiB"}, ""},
 		"too much":      {[]string{"--memory", "8000000GiB"}, "memory: 8000000GiB is more than the "},

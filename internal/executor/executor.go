@@ -21,13 +21,13 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// Config is what an Executor is made of. All but Now are mandatory.
+// Config configures an Executor. All fields except Now are mandatory.
 type Config struct {
 	Settings  config.Executor
 	Cores     []lease.Core        // to lend
-	Near      []int               // NUMA nodes whose cores go first
+	Near      []int               // NUMA nodes whose cores are lent first
 	Memory    uint64              // to lend, bytes
-	Providers []string            // usable on this node
+	Providers []string            // available on this node
 	Fabric    []dataplane.Address // of its RDMA devices
 	Node      string              // host name
 	NodeID    string              // control.NodeID
@@ -36,7 +36,7 @@ type Config struct {
 	Now       func() time.Time // nil: time.Now
 }
 
-// Executor grants leases and holds their workers. It is the control.ExecutorServer.
+// Executor grants leases and manages their workers. It implements control.ExecutorServer.
 type Executor struct {
 	control.UnimplementedExecutorServer
 	cfg         Config
@@ -46,24 +46,24 @@ type Executor struct {
 	incarnation [16]byte
 	maxWorkers  int
 	work        sync.WaitGroup // goroutines that start and end leases
-	accounts    *accounts      // nil: nobody pays
-	limits      *limiter       // nil: nobody has a limit
-	report      func()         // tells the manager that capacity has changed; does not block
+	accounts    *accounts      // nil: nothing is charged
+	limits      *limiter       // nil: no tenant has a limit
+	report      func()         // notifies the manager of changed capacity; does not block
 	metrics     *metrics
-	gate        *control.Gate // counts refusals; nil: nobody does
+	gate        *control.Gate // counts refusals; may be nil
 
-	asked chan drainRequest // capacity 1: somebody has asked for a drain
+	asked chan drainRequest // capacity 1: an operator's request to drain
 	back  *wantedBack
 
 	mu       sync.Mutex
 	holdings map[lease.ID]*holding
-	kept     map[lease.ID]*kept // workers without a lease
-	coming   coming             // what kept workers that are being reaped give back
+	kept     map[lease.ID]*kept // cached workers
+	coming   coming             // resources of cached workers that are being reaped
 	draining bool
-	until    time.Time // of the grace, while draining
+	until    time.Time // end of the grace, while draining
 }
 
-// New makes an executor without leases. Run and a gRPC server bring it to life.
+// New returns an executor without leases. It needs Run and a gRPC server.
 func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
@@ -82,7 +82,7 @@ func New(cfg Config) (*Executor, error) {
 	return e, nil
 }
 
-// randomID makes ids that no earlier incarnation has used and nobody guesses.
+// randomID returns a first id that no earlier incarnation has used and that cannot be guessed.
 func randomID() lease.ID {
 	var b [8]byte
 	rand.Read(b[:])
@@ -99,7 +99,7 @@ func (e *Executor) now() time.Time {
 	return time.Now()
 }
 
-// info is what clients and the manager are told about this executor.
+// info returns what clients and the manager are told about this executor.
 func (e *Executor) info() *control.InfoReply {
 	c := e.table.Capacity()
 	e.mu.Lock()
@@ -108,7 +108,7 @@ func (e *Executor) info() *control.InfoReply {
 	c.FreeMemory = min(c.FreeMemory+e.coming.memory, c.Memory)
 	e.mu.Unlock()
 	if reason, _ := e.cfg.Spawner.CannotStart(); reason != nil {
-		c.FreeCores, c.FreeMemory = 0, 0 // no client shall be sent here
+		c.FreeCores, c.FreeMemory = 0, 0 // so that no client is sent here
 	}
 	return &control.InfoReply{
 		Leases:          uint32(leases),
@@ -137,7 +137,7 @@ func (e *Executor) holding(id lease.ID) *holding {
 	return e.holdings[id]
 }
 
-// find returns the holding of a lease, or why there is none.
+// find returns the holding of a lease, or an error that says why there is none.
 func (e *Executor) find(id lease.ID) (*holding, error) {
 	if h := e.holding(id); h != nil {
 		return h, nil
@@ -145,7 +145,7 @@ func (e *Executor) find(id lease.ID) (*holding, error) {
 	return nil, e.ended(id)
 }
 
-// ended is the error of a lease that is no more.
+// ended returns the error for a lease that no longer exists.
 func (e *Executor) ended(id lease.ID) error {
 	l, err := e.table.Get(id)
 	if err == nil {
@@ -154,7 +154,8 @@ func (e *Executor) ended(id lease.ID) error {
 	return grpcError(err)
 }
 
-// grpcError classes what the lease table says. Who reads an error reads its class before the text: it is not said twice.
+// grpcError classes an error of the lease table. It removes the class's words from the text, since readers see the
+// class before the text.
 func grpcError(err error) error {
 	without := func(class error) string { return strings.TrimSuffix(err.Error(), ": "+class.Error()) }
 	var we *zygote.WorkerError
@@ -167,7 +168,7 @@ func grpcError(err error) error {
 	case errors.Is(err, lease.ErrBusy):
 		return control.Errorf(control.ClassBusy, "%s", without(lease.ErrBusy))
 	case errors.Is(err, lease.ErrDraining):
-		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "the executor is draining and gives out no more leases")
+		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "the executor is draining and grants no more leases")
 	case errors.Is(err, lease.ErrInvalid):
 		return control.Errorf(control.ClassInvalid, "%s", without(lease.ErrInvalid))
 	case errors.Is(err, lease.ErrUnknown), errors.Is(err, lease.ErrNotKept):

@@ -20,7 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// Info says what this executor offers.
+// Info returns what this executor offers.
 func (e *Executor) Info(_ context.Context, req *control.InfoRequest) (*control.InfoReply, error) {
 	if err := checkVersion(req.GetProtocolVersion()); err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func (e *Executor) Info(_ context.Context, req *control.InfoRequest) (*control.I
 	return e.info(), nil
 }
 
-// Lease grants cores and connects workers to the caller's blobs. Everything is checked before anything is taken.
+// Lease grants cores and connects workers to the caller's blobs. Everything is checked before any resource is taken.
 func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	deepen()
 	rid, terms, hash, err := e.terms(ctx, req)
@@ -41,7 +41,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	code := e.codes.acquire(hash, codeOwner(ctx))
 	if code == nil {
 		if e.isDraining() {
-			return nil, grpcError(lease.ErrDraining) // before somebody uploads in vain
+			return nil, grpcError(lease.ErrDraining) // so that the client does not upload in vain
 		}
 		return &control.LeaseReply{CodeUnknown: true}, nil
 	}
@@ -56,7 +56,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		e.codes.release(code)
 		return leaseFailed(err)
 	}
-	id := l.ID // Wait's l is none when the caller has gone
+	id := l.ID // Wait's l is empty if the caller has gone
 	asked := h
 	if asked == nil {
 		e.codes.release(code)
@@ -85,7 +85,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), HolderMs: milliseconds(l.Holder.Sub(e.now()))}, nil
 }
 
-// leaseFailed is the answer to a request that got no lease.
+// leaseFailed returns the reply to a request that got no lease.
 func leaseFailed(err error) (*control.LeaseReply, error) {
 	if errors.Is(err, lease.ErrNotKept) {
 		return &control.LeaseReply{NotKept: true}, nil
@@ -93,8 +93,8 @@ func leaseFailed(err error) (*control.LeaseReply, error) {
 	return nil, grpcError(err)
 }
 
-// request sets the resources aside. The holding is nil when the request is a repetition; the workers that go on are nil
-// unless it asks for some. Lease and holding come into being together, so that nobody ever meets one without the other.
+// request reserves the resources. The holding is nil if the request is a repetition. The cached workers are nil unless
+// the request names some. Lease and holding are created together, so that neither is seen without the other.
 func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, *kept, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -102,7 +102,7 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 	if err != nil || !first {
 		return l, nil, nil, err
 	}
-	k := e.kept[l.Reuses] // there, or the table would not have given it
+	k := e.kept[l.Reuses] // exists, because the table has assigned it
 	delete(e.kept, l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
 	h.tenant = terms.Tenant
@@ -110,7 +110,7 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 	return l, h, k, nil
 }
 
-// spec is what all workers of a lease have in common.
+// spec returns the common part of the specs of a lease's workers.
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
 	spec := deviceSpec(&e.cfg.Settings, req.GetProvider())
 	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(req.GetWaitMode()), c.file, c.names, c.namesFile
@@ -121,14 +121,14 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 	return spec
 }
 
-// deviceSpec is where workers of a provider connect.
+// deviceSpec returns the device part of a spec for a provider.
 func deviceSpec(s *config.Executor, provider string) zygote.Spec {
 	return zygote.Spec{Provider: provider, Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}
 }
 
-// start brings a requested lease to granted, or undoes it. k are its workers if it goes on with those of an earlier one. It does not end
-// with the caller's context, which says who asks and how long starting may take.
+// start turns a requested lease into a granted one, or undoes it. k has the cached workers of an earlier lease, or is
+// nil. start is not bound to the caller's context, which only identifies the caller and bounds the time for starting.
 func (e *Executor) start(caller context.Context, h *holding, k *kept, blobs [][]byte) {
 	limit := e.spawnLimit(caller)
 	flag, err := e.reserve(h)
@@ -145,18 +145,18 @@ func (e *Executor) start(caller context.Context, h *holding, k *kept, blobs [][]
 	if err != nil {
 		close(h.started)
 		if ferr := e.table.Fail(h.id, err); ferr != nil {
-			e.log.Error("cores of a failed lease not returned", "lease", uint64(h.id), "error", ferr)
+			e.log.Error("cannot return the cores of a failed lease", "lease", uint64(h.id), "error", ferr)
 		}
 		e.forget(h)
 		return
 	}
 	l, err := e.table.Get(h.id)
-	if err != nil { // cannot be: only this goroutine moves a requested lease
+	if err != nil { // impossible: only this goroutine changes a requested lease
 		e.log.Error("granted lease is not in the table", "lease", uint64(h.id), "error", err)
 	}
 	var granted []*control.WorkerGrant
 	for i, w := range workers {
-		granted = append(granted, h.seatWorker(i, w, blobs[i])) // cannot be ending before it is granted
+		granted = append(granted, h.seatWorker(i, w, blobs[i])) // not nil: a lease cannot end before it is granted
 		e.metrics.started(granted[i])
 		e.watch(h, i, w)
 	}
@@ -165,21 +165,21 @@ func (e *Executor) start(caller context.Context, h *holding, k *kept, blobs [][]
 	h.mu.Unlock()
 	e.accounts.begin(l, workers, control.WaitMode(h.spec.WaitMode) != control.WaitMode_WAIT_MODE_WARM, e.now())
 	if _, err := e.table.Grant(h.id); err != nil {
-		e.log.Error("lease not granted", "lease", uint64(h.id), "error", err)
+		e.log.Error("cannot grant a lease", "lease", uint64(h.id), "error", err)
 	}
 	e.audit(caller, identity.AuditGrant, h, l.Terms.Tenant, "", func(line *identity.AuditEntry) { line.Start = startOf(granted) })
 	close(h.started)
 	e.report()
 }
 
-// tell logs what a lease's tenant has caused. Lines beyond the tenant's limit are counted and dropped.
+// tell logs an event that a lease's tenant has caused. Lines beyond the tenant's limit are counted and dropped.
 func (e *Executor) tell(h *holding, level slog.Level, text string, args ...any) {
 	if ctx := context.Background(); e.log.Enabled(ctx, level) && e.gate.MayLog(h.tenant) {
 		e.log.Log(ctx, level, text, args...)
 	}
 }
 
-// watch tells the holder, the log and the metrics when worker w of seat i dies while its lease goes on.
+// watch reports to the client, the log and the metrics when worker w of seat i dies while its lease continues.
 func (e *Executor) watch(h *holding, i int, w Worker) {
 	e.work.Go(func() {
 		if !h.watch(i, w) {
@@ -191,14 +191,14 @@ func (e *Executor) watch(h *holding, i int, w Worker) {
 		e.metrics.died.Inc()
 		level := slog.LevelWarn
 		if x.Signal == 0 && x.Code == exitClientGone && x.Function == "" {
-			level = slog.LevelDebug // the event stream tells whether that was on purpose
+			level = slog.LevelDebug // the event stream says whether that was on purpose
 		}
 		e.tell(h, level, "worker ended", "lease", uint64(h.id), "worker", i, "pid", w.PID(), "function", x.Function, "reason", x.Reason)
 	})
 }
 
-// spawnLimit is how long starting workers may take for a caller: when they hang, the answer that says where must reach
-// the caller before it gives up.
+// spawnLimit returns how long starting workers may take for a caller. If they hang, the error that says where must
+// reach the caller before it gives up.
 func (e *Executor) spawnLimit(caller context.Context) time.Duration {
 	limit := e.cfg.Settings.SpawnTimeout
 	if end, ok := caller.Deadline(); ok {
@@ -207,13 +207,13 @@ func (e *Executor) spawnLimit(caller context.Context) time.Duration {
 	return limit
 }
 
-// spawnContext is the context in which workers of a lease start.
+// spawnContext returns the context in which workers of a lease start.
 func spawnContext(h *holding, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(h.ctx, limit, fmt.Errorf("not done within %v", limit.Round(time.Millisecond)))
 }
 
-// spawnAll starts all workers of a lease side by side. When one fails the others are stopped, and none is left when
-// it returns.
+// spawnAll starts all workers of a lease in parallel. If one fails, it stops the others, and none is left when it
+// returns.
 func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
@@ -225,7 +225,7 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 		w, err := e.spawn(ctx, h, i, blobs[i])
 		workers[i] = w
 		if err != nil {
-			once.Do(func() { first = err }) // the others only hear that they are cancelled
+			once.Do(func() { first = err }) // the others only return that they were cancelled
 			cancel()
 		}
 	}
@@ -250,7 +250,7 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 	return nil, first
 }
 
-// spawn starts one worker; the error says which, and why in the terms of the control plane.
+// spawn starts one worker. The error names the worker and has a class.
 func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (Worker, error) {
 	w, err := e.cfg.Spawner.Spawn(ctx, h.workerSpec(i, blob))
 	if err == nil {
@@ -264,14 +264,14 @@ func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (W
 		return nil, control.Errorf(control.ClassBusy, "worker %d: %v", i, err)
 	case ctx.Err() == nil || errors.As(err, &known):
 	case h.ctx.Err() != nil:
-		return nil, control.CodeErrorf(control.ClassBusy, codes.Unavailable, "worker %d: not started, the lease ends or the node drains", i)
+		return nil, control.CodeErrorf(control.ClassBusy, codes.Unavailable, "worker %d: not started, because the lease ends or the node drains", i)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return nil, control.Errorf(control.ClassConnection, "worker %d: %v", i, err) // it says what hung
+		return nil, control.Errorf(control.ClassConnection, "worker %d: %v", i, err) // the error says what hung
 	}
 	return nil, fmt.Errorf("worker %d: %w", i, err)
 }
 
-// isScarce says whether the node has run out of what every start needs, and may have it again later; another has it now.
+// isScarce reports whether the node has run out of a resource that every start needs, and may have it again later.
 func isScarce(err error) bool {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, e) {
@@ -281,12 +281,12 @@ func isScarce(err error) bool {
 	return false
 }
 
-// replaceGrace is how long a worker that is to be replaced may take to end by itself. Its holder may have noticed
-// its death before we have, and how it died is worth knowing.
+// replaceGrace is how long a worker that is to be replaced may take to end by itself. Its client may have noticed its
+// death before the executor, and then the reason is worth reporting.
 const replaceGrace = 100 * time.Millisecond
 
-// Replace starts a new worker in the place of one that died, or that its holder cannot reach any more. Repeating a
-// request with the same blob gives the same worker.
+// Replace starts a new worker for one that died, or that its client cannot reach any more. Repeating a request with the
+// same blob returns the same worker.
 func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*control.ReplaceReply, error) {
 	h, err := e.findFor(ctx, "Replace", lease.ID(req.GetLeaseId()))
 	if err != nil {
@@ -302,7 +302,7 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 		return nil, err
 	}
 	for {
-		if ctx.Err() != nil { // a worker must not be replaced for somebody who has given up
+		if ctx.Err() != nil { // do not replace a worker for a caller that has given up
 			return nil, control.Errorf(control.ClassConnection, "worker %d of lease %d was being replaced: %v", req.GetWorker(), h.id, context.Cause(ctx))
 		}
 		c, err := h.claimSeat(req.GetWorker(), req.GetClientBlob())
@@ -322,8 +322,8 @@ func (e *Executor) Replace(ctx context.Context, req *control.ReplaceRequest) (*c
 	}
 }
 
-// replace starts a worker in a claimed seat. Not ended by the caller's context: what was begun is finished, and the
-// caller may ask again.
+// replace starts a worker in a claimed seat. It is not bound to the caller's context: the replacement is completed, and
+// the caller may ask again.
 func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker, blob []byte) (*control.ReplaceReply, error) {
 	ctx, cancel := spawnContext(h, e.spawnLimit(caller))
 	defer cancel()
@@ -332,9 +332,9 @@ func (e *Executor) replace(caller context.Context, h *holding, i int, old Worker
 	select {
 	case <-old.Done():
 	case <-grace.C:
-		e.tell(h, slog.LevelInfo, "a living worker is replaced as its holder asks", "lease", uint64(h.id), "worker", i, "pid", old.PID(), "running", old.Running())
-		l, _ := e.table.Get(h.id) // an error: it has ended meanwhile
-		e.audit(caller, identity.AuditKill, h, l.Terms.Tenant, "its holder asks for another worker", func(line *identity.AuditEntry) { line.Worker = &i })
+		e.tell(h, slog.LevelInfo, "replacing a living worker, because its client asked for it", "lease", uint64(h.id), "worker", i, "pid", old.PID(), "running", old.Running())
+		l, _ := e.table.Get(h.id) // an error means that it has ended in the meantime
+		e.audit(caller, identity.AuditKill, h, l.Terms.Tenant, "its client asked for another worker", func(line *identity.AuditEntry) { line.Worker = &i })
 		old.Kill()
 		<-old.Done()
 	}

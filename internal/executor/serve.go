@@ -401,13 +401,14 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	return err
 }
 
-// reportAbility reports to the resource manager whenever it may have changed whether workers can be started, until ctx ends.
+// reportAbility reports to the resource manager, until ctx ends, when it may have changed whether workers can be
+// started.
 func (e *Executor) reportAbility(ctx context.Context) {
 	able := true
 	for {
 		reason, changed := e.cfg.Spawner.CannotStart()
 		if reason != nil && able {
-			e.log.Error("no worker can be started: the executor is not ready and has no free cores", "reason", reason)
+			e.log.Error("cannot start workers: the executor is not ready and shows no free cores", "reason", reason)
 		} else if reason == nil && !able {
 			e.log.Info("workers can be started again")
 		}

@@ -200,7 +200,7 @@ func TestReportsThatNoWorkerCanBeStarted(t *testing.T) {
 	want(0)
 	n.z.setUnable(nil)
 	want(4)
-	if log := n.log.String(); strings.Count(log, "no worker can be started") != 1 || !strings.Contains(log, "workers can be started again") {
+	if log := n.log.String(); strings.Count(log, "cannot start workers") != 1 || !strings.Contains(log, "workers can be started again") {
 		t.Errorf("log:\n%s", log)
 	}
 }

@@ -14,14 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group controls the control group of one worker by control files that are open already. Its methods only read and write these
-// files, so a process without privileges can use a Group whose files another process opened and passed to it. A nil Group has no
-// controllers. Any goroutine may call the methods, but Freeze and Thaw of one Group must not run at the same time.
+// Group controls the control group of one worker through open control files. Its methods only read and write these
+// files, so an unprivileged process can use a Group whose files another process has opened and passed to it. A nil
+// Group has no controllers. Methods are safe for concurrent use, except that Freeze and Thaw of one Group must not run
+// at the same time.
 type Group struct {
 	files [controls]*os.File // nil: the group has no such file
 	v1    uint32             // bit i: files[i] has the format of version 1
 
-	limit atomic.Uint64 // that Limit has set; 0: none
+	limit atomic.Uint64 // set by Limit; 0: none
 }
 
 // Control files of a Group.
@@ -38,10 +39,11 @@ const (
 	controls
 )
 
-// ErrNoFreezer: the group has no freezer.
-var ErrNoFreezer = errors.New("there is no freezer for control groups")
+// ErrNoFreezer means that the group has no freezer.
+var ErrNoFreezer = errors.New("control groups have no freezer")
 
-// Files returns the open files of the group and a number that tells NewGroup what they are. They stay the group's.
+// Files returns the open files of the group and a number that describes them for NewGroup. The group still owns the
+// files.
 func (g *Group) Files() (layout uint32, files []*os.File) {
 	for i, f := range g.files {
 		if f != nil {
@@ -52,7 +54,8 @@ func (g *Group) Files() (layout uint32, files []*os.File) {
 	return layout | g.v1<<16, files
 }
 
-// NewGroup makes a Group of what Files returned, whose memory limit is that many bytes (0: none). It owns the files, also when it fails.
+// NewGroup returns a Group for the result of Files. limit is its memory limit in bytes (0: none). NewGroup takes over
+// the files, even if it fails.
 func NewGroup(layout uint32, files []*os.File, limit uint64) (*Group, error) {
 	g := &Group{v1: layout >> 16}
 	g.limit.Store(limit)
@@ -86,7 +89,7 @@ func (g *Group) Close() {
 func (g *Group) has(i int) bool { return g != nil && g.files[i] != nil }
 func (g *Group) old(i int) bool { return g.v1&(1<<i) != 0 }
 
-// CanFreeze says whether there is a freezer.
+// CanFreeze reports whether the group has a freezer.
 func (g *Group) CanFreeze() bool { return g.has(freezeFile) }
 
 // put writes a control file.
@@ -101,7 +104,7 @@ func (g *Group) put(i int, text string) error {
 func (g *Group) get(i int) (string, error) {
 	buf := make([]byte, 1024) // the longest, cpu.stat, has about 400 bytes
 	var n int
-	// ReadAt would read a second time, to find the end.
+	// ReadAt would read a second time to find the end.
 	err := g.control(i, func(fd int) (err error) {
 		n, err = unix.Pread(fd, buf, 0)
 		return err
@@ -112,7 +115,7 @@ func (g *Group) get(i int) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// control calls fn with the descriptor of a control file, which stays open meanwhile.
+// control calls fn with the descriptor of a control file, which stays open during the call.
 func (g *Group) control(i int, fn func(fd int) error) error {
 	c, err := g.files[i].SyscallConn()
 	if err != nil {
@@ -124,7 +127,7 @@ func (g *Group) control(i int, fn func(fd int) error) error {
 	return err
 }
 
-// field is a number of a file with lines of the form "name number".
+// field returns a number of a file with lines of the form "name number".
 func field(text, name string) (n uint64, ok bool) {
 	for line := range strings.Lines(text) {
 		if value, found := strings.CutPrefix(line, name+" "); found {
@@ -135,8 +138,9 @@ func field(text, name string) (n uint64, ok bool) {
 	return 0, false
 }
 
-// Freeze stops all processes of the group, whatever signals they get, and returns when the kernel says that all of them have
-// stopped. When ctx ends first, the group thaws again. ErrNoFreezer: there is no freezer.
+// Freeze stops all processes of the group, whatever signals they get. It blocks until the kernel reports that all of
+// them have stopped. If ctx ends first, it thaws the group and returns an error. The error is ErrNoFreezer if there is
+// no freezer.
 func (g *Group) Freeze(ctx context.Context) error {
 	if !g.CanFreeze() {
 		return ErrNoFreezer
@@ -152,7 +156,7 @@ func (g *Group) Freeze(ctx context.Context) error {
 			break
 		}
 		if ctx.Err() != nil {
-			err = fmt.Errorf("control group does not freeze: %w", context.Cause(ctx))
+			err = fmt.Errorf("control group did not freeze: %w", context.Cause(ctx))
 			break
 		}
 		g.awaitEvent(&wait)
@@ -163,7 +167,7 @@ func (g *Group) Freeze(ctx context.Context) error {
 	return nil
 }
 
-// frozen says whether all processes of the group have stopped.
+// frozen reports whether all processes of the group have stopped.
 func (g *Group) frozen() (bool, error) {
 	if g.old(freezeFile) {
 		state, err := g.get(freezeFile)
@@ -174,8 +178,8 @@ func (g *Group) frozen() (bool, error) {
 	return n == 1, err
 }
 
-// awaitEvent waits for a change of cgroup.events since it was last read, for 1 ms at most since the kernel holds back the second
-// of two changes for 10 ms. Version 1 has no such event: there it waits longer from time to time.
+// awaitEvent waits for a change of cgroup.events since it was last read, but at most 1 ms, because the kernel delays
+// the second of two changes by 10 ms. Version 1 has no such event: there awaitEvent sleeps, longer each time.
 func (g *Group) awaitEvent(wait *time.Duration) {
 	if g.old(freezeFile) {
 		time.Sleep(*wait)
@@ -199,15 +203,15 @@ func (g *Group) Thaw() error {
 	return g.put(freezeFile, "0")
 }
 
-// LetDie lets processes of the group that have been sent SIGKILL end, if they are frozen. Version 1 delivers no signal to a frozen
-// process; version 2 delivers this one, and the group stays frozen.
+// LetDie lets frozen processes of the group end after they were sent SIGKILL. Version 1 delivers no signal to a frozen
+// process. Version 2 delivers SIGKILL, and the group stays frozen.
 func (g *Group) LetDie() {
 	if g.CanFreeze() && g.old(freezeFile) {
-		_ = g.Thaw() // fails when the group has been removed, which had no process then
+		_ = g.Thaw() // fails if the group was removed, which then had no processes
 	}
 }
 
-// Limit sets the most bytes of memory, without swap; 0: no limit. Without the controller it does nothing.
+// Limit sets the memory limit in bytes, without swap; 0: no limit. Without the controller it does nothing.
 func (g *Group) Limit(memory uint64) error {
 	if !g.has(memoryFile) || g.limit.Load() == memory {
 		return nil
@@ -221,7 +225,7 @@ func (g *Group) Limit(memory uint64) error {
 	}
 	err := g.put(memoryFile, text)
 	if g.has(swapFile) {
-		// Version 1 counts memory and swap together there, and wants that limit never to be below the other.
+		// In version 1 this file limits memory and swap together, and must never be below the memory limit.
 		larger := errors.Is(err, unix.EINVAL)
 		if err == nil || larger {
 			err = g.put(swapFile, text)
@@ -236,11 +240,11 @@ func (g *Group) Limit(memory uint64) error {
 	return err
 }
 
-// quotaPeriod is the period of a CPU quota, in microseconds, which is the kernel's default.
+// quotaPeriod is the period of a CPU quota in microseconds, the kernel's default.
 const quotaPeriod = 100_000
 
-// Pin binds the processes of the group to CPUs and bounds their CPU time by as many CPUs. No CPUs leave what is. Without the
-// controllers it does nothing.
+// Pin binds the processes of the group to CPUs and limits their CPU time to that of as many CPUs. Without CPUs it
+// changes nothing. Without the controllers it does nothing.
 func (g *Group) Pin(cpus []int) error {
 	if g == nil || len(cpus) == 0 {
 		return nil
@@ -250,8 +254,8 @@ func (g *Group) Pin(cpus []int) error {
 		if err := g.put(cpusFile, cpuList(cpus)); err != nil {
 			return err
 		}
-		// The CPUs are the bound then. A quota of exactly as much would throttle a spinning worker whenever the kernel's
-		// timer is late.
+		// With a cpuset the CPUs are the limit. A quota of exactly as much would throttle a spinning worker whenever
+		// the kernel's timer is late.
 		quota += quota / 8
 	}
 	if !g.has(quotaFile) {
@@ -261,17 +265,17 @@ func (g *Group) Pin(cpus []int) error {
 	if !g.old(quotaFile) {
 		text += " " + strconv.Itoa(quotaPeriod)
 	}
-	// Version 1 refuses more than the parent has. Then the parent's quota holds.
+	// Version 1 refuses a quota above the parent's. The parent's quota applies then.
 	if err := g.put(quotaFile, text); err != nil && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
 	return nil
 }
 
-// HoldsCPUs says whether Pin binds the processes to CPUs in such a way that they cannot leave them.
+// HoldsCPUs reports whether processes cannot leave the CPUs that Pin sets.
 func (g *Group) HoldsCPUs() bool { return g.has(cpusFile) }
 
-// cpuList writes CPUs as the kernel reads them.
+// cpuList returns CPUs in the kernel's format.
 func cpuList(cpus []int) string {
 	var b strings.Builder
 	for i, c := range cpus {
@@ -283,7 +287,7 @@ func cpuList(cpus []int) string {
 	return b.String()
 }
 
-// CPUTime is how much CPU time all processes have used that have ever been in the group. false: it is not known.
+// CPUTime returns how much CPU time all processes that have ever been in the group have used; false: unknown.
 func (g *Group) CPUTime() (time.Duration, bool) {
 	if !g.has(timeFile) {
 		return 0, false
@@ -300,8 +304,8 @@ func (g *Group) CPUTime() (time.Duration, bool) {
 	return time.Duration(us) * time.Microsecond, ok
 }
 
-// Killed returns how many processes of the group the kernel has killed because memory ran out. full says that the group had reached its
-// own limit. Otherwise a control group around it, or the node, had no memory left.
+// Killed returns how many processes of the group the kernel has killed because memory ran out. full means that the
+// group had reached its own limit. Otherwise an outer control group, or the node, had no memory left.
 func (g *Group) Killed() (n int, full bool) {
 	if !g.has(killsFile) {
 		return 0, false
@@ -312,8 +316,8 @@ func (g *Group) Killed() (n int, full bool) {
 		failures, _ := field(text, "oom")
 		return int(kills), failures > 0
 	}
-	// Version 1 does not count how often the limit was reached. The kernel charges memory in batches, so that a group is full a little
-	// below its limit.
+	// Version 1 does not count how often the limit was reached. The kernel charges memory in batches, so a group is
+	// full slightly below its limit.
 	const batch = 1 << 20
 	return int(kills), g.has(memoryFile) && g.has(peakFile) && g.number(peakFile)+batch >= g.number(memoryFile)
 }

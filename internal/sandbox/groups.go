@@ -16,71 +16,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Groups makes and removes control groups for workers, below the executor's own group, so that what bounds the executor bounds
-// all of them together. It takes each controller from version 2 where that has it, and else from version 1. Any goroutine may
-// call its methods.
+// Groups makes and removes control groups for workers, below the executor's own group, so that the limits of the
+// executor's group apply to all of them together. It uses each controller of version 2 where it exists, and else of
+// version 1. It is safe for concurrent use.
 type Groups struct {
-	trees   []*tree // of version 2 first
+	trees   []*tree // version 2 first
 	prefix  string
 	number  atomic.Uint64
 	missing []string
-	limits  string // processes of a group
-	leaf    string // the executor's own group of version 2, made for it
-	pids    []int  // that were moved there
+	limits  string // limit on processes of a group
+	leaf    string // group of version 2 that was made for the executor itself
+	pids    []int  // processes that were moved there
 	mkdir   func(dir string) error
 	rmdir   func(dir string) error
 
 	mu    sync.Mutex
 	spare *GroupDir
-	limit uint64 // of the last group that was removed
+	limit uint64 // memory limit of the last removed group
 	ended bool
 }
 
-// GroupsConfig says what all groups have in common.
+// GroupsConfig has what all groups have in common.
 type GroupsConfig struct {
-	Processes []int  // to move where version 2 wants them, below their group; none: this process
-	PIDs      uint32 // processes and threads of a group; 0: no limit
+	Processes []int  // processes to move into a group below their own, if version 2 needs it; empty: this process
+	PIDs      uint32 // most processes and threads of a group; 0: no limit
 	Self      string // file that names the executor's own groups; "": /proc/self/cgroup
 }
 
 // tree is a hierarchy of control groups.
 type tree struct {
 	version     int
-	dir         string // in which groups are made
+	dir         string // parent of new groups
 	controllers []string
-	constants   []setting // of every group
+	constants   []setting // for every group
 	delegated   []string  // controllers of version 2 that were enabled here
 }
 
-// setting is what is written to a control file of a new group.
+// setting is a text to write to a control file of a new group.
 type setting struct{ controller, file, text string }
 
-// GroupDir is a group as its maker has it. The maker brings processes in by Join, and calls Remove when none is left.
+// GroupDir is a group for its maker. The maker adds processes through Join, and calls Remove when no process is left.
 type GroupDir struct {
 	*Group
-	// Join is what a process with one thread joins the group by: of version 2 its directory, for clone3, and of version 1 the
-	// file tasks, to write "0" to. That is quick. A process that is moved by cgroup.procs waits for all processors.
+	// Join has the files through which a process with one thread joins the group quickly: the directory of version 2,
+	// for clone3, and the file tasks of version 1, to which the process writes "0". Moving a process with cgroup.procs
+	// waits for all processors.
 	Join []*os.File
 	dirs []string
 }
 
 const groupRoot = "/sys/fs/cgroup"
 
-// What is lost without a controller. The freezer and the CPU time are always there in version 2.
+// The effect of each missing controller. Version 2 always has the freezer and the CPU time.
 var lost = []struct{ controller, effect string }{
-	{"cpuset", "workers are kept from changing their CPUs by the filter of system calls alone"},
-	{"cpu", "the CPU time of a worker is bounded by its CPUs alone, and all workers share it by thread"},
-	{"memory", "memory is limited process by process, and neither shared memory nor swap is"},
-	{"pids", "processes are limited by user id, where workers have their own"},
-	{"hugetlb", "workers can take the huge pages of the node"},
+	{"cpuset", "only the system call filter keeps workers from changing their CPUs"},
+	{"cpu", "only its CPUs limit the CPU time of a worker, and workers share CPUs by thread"},
+	{"memory", "memory is limited for each process only, and shared memory and swap are not limited"},
+	{"pids", "processes are limited by user id, if workers have their own"},
+	{"hugetlb", "workers can use the node's huge pages"},
 	{"rdma", "objects of RDMA devices are not limited"},
 	{"freezer", "no worker is cached after its lease"},
 	{"cpuacct", "CPU time of child processes is not billed"},
 }
 
-// OpenGroups finds the groups that this process may make. With version 2 it moves processes into a group of their own below the
-// one that they are in, since a group with processes cannot have children with controllers. Close moves them back. The error says
-// why there can be no groups at all; Missing says what the groups lack.
+// OpenGroups determines which groups this process may make. With version 2 it moves processes into a new group below
+// their own, since a group with processes cannot have children with controllers; Close moves them back. The error says
+// why no groups can be made. Missing says what the groups lack.
 func OpenGroups(cfg GroupsConfig) (*Groups, error) {
 	return openGroups(groupRoot, cfg, func(dir string) error { return os.Mkdir(dir, 0o755) }, os.Remove)
 }
@@ -103,12 +104,12 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 		dirs = append(dirs, t.dir)
 	}
 	removeDead(dirs, "/proc", false)
-	// What cannot be used after all is left out.
+	// Leave out what does not work in a test group.
 	for len(g.trees) > 0 {
 		probe, err := g.make()
 		if err == nil {
 			if err = g.Remove(probe); err != nil {
-				return nil, errors.Join(fmt.Errorf("control groups cannot be removed: %w", err), g.Close())
+				return nil, errors.Join(fmt.Errorf("cannot remove control groups: %w", err), g.Close())
 			}
 			break
 		}
@@ -124,12 +125,12 @@ func openGroups(root string, cfg GroupsConfig, mkdir, rmdir func(dir string) err
 		}
 	}
 	if len(g.trees) == 0 {
-		return nil, errors.Join(fmt.Errorf("control groups cannot be made: %s", strings.Join(g.missing, "; ")), g.Close())
+		return nil, errors.Join(fmt.Errorf("cannot make control groups: %s", strings.Join(g.missing, "; ")), g.Close())
 	}
 	return g, nil
 }
 
-// unusable is a controller that does not work in a new group; none: the hierarchy does not.
+// unusable is an error of a controller in a new group. Without a controller it is an error of the hierarchy.
 type unusable struct {
 	tree       *tree
 	controller string
@@ -138,10 +139,10 @@ type unusable struct {
 
 func (u *unusable) Unwrap() error { return u.error }
 
-// drop leaves out what has failed.
+// drop removes the controller or hierarchy that has failed.
 func (g *Groups) drop(err error, why map[string]error) {
 	var u *unusable
-	if !errors.As(err, &u) { // cannot be
+	if !errors.As(err, &u) { // impossible
 		u = &unusable{tree: g.trees[0], error: err}
 	}
 	u.tree.controllers = slices.DeleteFunc(u.tree.controllers, func(c string) bool {
@@ -155,21 +156,21 @@ func (g *Groups) drop(err error, why map[string]error) {
 	g.trees = slices.DeleteFunc(g.trees, func(t *tree) bool { return len(t.controllers) == 0 })
 }
 
-// Missing names each controller that groups lack, why, and what is not enforced without it.
+// Missing returns a text for each missing controller: why it is missing, and what is not enforced without it.
 func (g *Groups) Missing() []string { return g.missing }
 
-// HoldCPUs says whether groups keep processes on their CPUs.
+// HoldCPUs reports whether processes of groups cannot leave their CPUs.
 func (g *Groups) HoldCPUs() bool { return g.hasController("cpuset") }
 
-// CanFreeze says whether groups have a freezer.
+// CanFreeze reports whether groups have a freezer.
 func (g *Groups) CanFreeze() bool { return g.hasController("freezer") }
 
 func (g *Groups) hasController(name string) bool {
 	return slices.ContainsFunc(g.trees, func(t *tree) bool { return slices.Contains(t.controllers, name) })
 }
 
-// letOrphansDie thaws a group of version 1 whose executor was killed while the group was frozen. Its processes got SIGKILL then, but
-// version 1 delivers no signal to a frozen process.
+// letOrphansDie thaws a group of version 1 whose executor was killed while the group was frozen. Its processes have
+// been sent SIGKILL, but version 1 delivers no signal to a frozen process.
 func letOrphansDie(group string) {
 	pids, _ := os.ReadFile(filepath.Join(group, "cgroup.procs"))
 	for pid := range strings.FieldsSeq(string(pids)) {
@@ -191,7 +192,7 @@ type ownGroup struct {
 	path        string
 }
 
-// ownGroups reads /proc/self/cgroup.
+// ownGroups parses /proc/self/cgroup.
 func ownGroups(file string) ([]ownGroup, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -212,7 +213,7 @@ func ownGroups(file string) ([]ownGroup, error) {
 	return own, nil
 }
 
-// find finds the hierarchies, and says why controllers are missing where it knows.
+// find finds the hierarchies. It returns why controllers are missing, as far as it is known.
 func (g *Groups) find(root string, own []ownGroup) (why map[string]error) {
 	why = map[string]error{}
 	for _, o := range own {
@@ -266,7 +267,7 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 			case slices.Contains(have, l.controller):
 				t.delegated = append(t.delegated, l.controller)
 			case mount == root:
-				why[l.controller] = errors.New("not delegated to this control group: Delegate= in the unit")
+				why[l.controller] = errors.New("not delegated to this control group: use Delegate= in the unit")
 			}
 		}
 		removeDead([]string{dir}, "/proc", false)
@@ -281,7 +282,7 @@ func (g *Groups) findUnified(root, path string, why map[string]error) {
 
 // delegate enables controllers for groups below t.
 func (g *Groups) delegate(t *tree, why map[string]error) {
-	// The root alone may have processes beside children with controllers. It has no cgroup.type.
+	// Only the root group may have processes beside children with controllers. It has no cgroup.type.
 	if _, err := os.Stat(filepath.Join(t.dir, "cgroup.type")); err == nil {
 		if err := g.moveToLeaf(t); err != nil {
 			for _, c := range t.delegated {
@@ -293,7 +294,7 @@ func (g *Groups) delegate(t *tree, why map[string]error) {
 	}
 	t.delegated = slices.DeleteFunc(t.delegated, func(c string) bool {
 		err := write(t.dir, "cgroup.subtree_control", "+"+c)
-		if err != nil { // the group is not ours, or not ours alone
+		if err != nil { // the group belongs to another user, or has other processes
 			why[c] = err
 		}
 		return err != nil
@@ -303,7 +304,7 @@ func (g *Groups) delegate(t *tree, why map[string]error) {
 
 func (g *Groups) moveToLeaf(t *tree) error {
 	err := fs.ErrExist
-	for n := 0; errors.Is(err, fs.ErrExist); n++ { // of an executor with the same process id in another name space
+	for n := 0; errors.Is(err, fs.ErrExist); n++ { // an executor in another namespace may have the same process id
 		leaf := filepath.Join(t.dir, g.prefix+"executor"+strconv.Itoa(n))
 		if err = g.mkdir(leaf); err == nil {
 			g.leaf = leaf
@@ -317,7 +318,7 @@ func (g *Groups) moveToLeaf(t *tree) error {
 	return err
 }
 
-// constants are what every new group of a hierarchy gets.
+// constants returns the settings for every new group of a hierarchy.
 func (g *Groups) constants(t *tree) (list []setting) {
 	for _, c := range t.controllers {
 		switch {
@@ -326,9 +327,9 @@ func (g *Groups) constants(t *tree) (list []setting) {
 		case c == "memory" && t.version == 2:
 			list = append(list, setting{c, "memory.swap.max", "0"})
 		case c == "memory":
-			list = append(list, setting{c, "memory.swappiness", "0"}) // for where swap is not counted
+			list = append(list, setting{c, "memory.swappiness", "0"}) // for kernels that do not count swap
 		case c == "cpuset" && t.version == 1:
-			list = append(list, setting{c, "cpuset.sched_load_balance", "0"}) // else each change of CPUs rebuilds the scheduler's domains
+			list = append(list, setting{c, "cpuset.sched_load_balance", "0"}) // otherwise each change of CPUs rebuilds the scheduler's domains
 			list = append(list, setting{c, "cpuset.mems", inherited(t.dir, "cpuset.mems")})
 			list = append(list, setting{c, "cpuset.cpus", inherited(t.dir, "cpuset.cpus")})
 		case c == "hugetlb":
@@ -345,7 +346,7 @@ func inherited(dir, file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// hugePages forbids huge pages of every size that the node has.
+// hugePages returns the settings that forbid huge pages of every size of the node.
 func hugePages(t *tree) (list []setting) {
 	sizes, _ := os.ReadDir("/sys/kernel/mm/hugepages")
 	for _, d := range sizes {
@@ -371,7 +372,8 @@ func hugePages(t *tree) (list []setting) {
 	return list
 }
 
-// rdmaDevices bounds what a worker has of each RDMA device. A worker opens a device once, and its channel has about ten objects.
+// rdmaDevices returns the limits for each RDMA device. A worker opens a device once, and its channel has about ten
+// objects.
 func rdmaDevices(t *tree) (list []setting) {
 	devices, _ := os.ReadDir("/sys/class/infiniband")
 	for _, d := range devices {
@@ -380,8 +382,9 @@ func rdmaDevices(t *tree) (list []setting) {
 	return list
 }
 
-// Close moves the executor back from its group of version 2. No group of a worker is left then. While another executor has groups
-// beside it, which would lose their controllers, it stays: the next executor that starts after its end removes it.
+// Close moves the executor back from its group of version 2. The groups of all workers must have been removed. If other
+// executors have groups beside it, which would lose their controllers, the executor's group stays, and the next
+// executor that starts after its end removes it.
 func (g *Groups) Close() error {
 	g.mu.Lock()
 	spare := g.spare
@@ -410,7 +413,7 @@ func (g *Groups) Close() error {
 	return errors.Join(err, g.rmdir(g.leaf))
 }
 
-// New returns a group without processes and CPU quota, which has the executor's CPUs and any memory limit.
+// New returns a group without processes and CPU quota, with the executor's CPUs and an arbitrary memory limit.
 func (g *Groups) New() (*GroupDir, error) {
 	g.mu.Lock()
 	d := g.spare
@@ -419,13 +422,13 @@ func (g *Groups) New() (*GroupDir, error) {
 	if d != nil && d.there() {
 		return d, nil
 	}
-	if d != nil { // an executor that does not see this one's process name space took it for a dead one's
+	if d != nil { // another executor that cannot see this one's process namespace removed it
 		_ = g.Remove(d)
 	}
 	return g.make()
 }
 
-// there says whether nobody has removed the group.
+// there reports whether the group still exists.
 func (d *GroupDir) there() bool {
 	for _, dir := range d.dirs {
 		if err := unix.Access(dir, unix.F_OK); err != nil {
@@ -435,8 +438,8 @@ func (d *GroupDir) there() bool {
 	return true
 }
 
-// Prepare makes a group that the next New returns, unless there is one, with the memory limit that is most likely: a start takes less
-// time then.
+// Prepare makes a group for the next New, with the most likely memory limit, unless there is one already. It makes the
+// next start faster.
 func (g *Groups) Prepare() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -445,9 +448,9 @@ func (g *Groups) Prepare() {
 	}
 	d, err := g.make()
 	if err != nil {
-		return // New will say why
+		return // New will report the error
 	}
-	_ = d.Limit(g.limit) // as will Limit
+	_ = d.Limit(g.limit) // a later Limit will report the error
 	g.spare = d
 }
 
@@ -455,7 +458,8 @@ func (g *Groups) Prepare() {
 func (g *Groups) make() (*GroupDir, error) {
 	for {
 		d, err := g.try(g.prefix + strconv.FormatUint(g.number.Add(1), 10))
-		// Executors in process name spaces of their own may have the same process id, and here the same group.
+		// Executors in process namespaces of their own may have the same process id, and try to make the same group
+		// here.
 		if !errors.Is(err, fs.ErrExist) {
 			return d, err
 		}
@@ -472,7 +476,7 @@ func (g *Groups) try(name string) (*GroupDir, error) {
 	return d, nil
 }
 
-// add makes the group's directory of one hierarchy and opens its files.
+// add makes the group's directory in one hierarchy and opens its files.
 func (g *Groups) add(d *GroupDir, t *tree, dir string) error {
 	if err := g.mkdir(dir); err != nil {
 		return &unusable{t, "", err}
@@ -480,7 +484,7 @@ func (g *Groups) add(d *GroupDir, t *tree, dir string) error {
 	d.dirs = append(d.dirs, dir)
 	for _, c := range t.constants {
 		err := write(dir, c.file, c.text)
-		// A kernel that does not count swap has no file for it.
+		// A kernel that does not count swap has no such file.
 		if err != nil && !(errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(c.file, "memory.swap")) {
 			return &unusable{t, c.controller, err}
 		}
@@ -504,10 +508,10 @@ var controlFiles = []struct {
 	{"memory", memoryFile, [2]string{"memory.max", "memory.limit_in_bytes"}, os.O_RDWR, false},
 	{"memory", swapFile, [2]string{"", "memory.memsw.limit_in_bytes"}, os.O_WRONLY, true},
 	{"cpuset", cpusFile, [2]string{"cpuset.cpus", "cpuset.cpus"}, os.O_WRONLY, false},
-	{"cpu", quotaFile, [2]string{"cpu.max", "cpu.cfs_quota_us"}, os.O_WRONLY, true}, // a kernel may have weights alone
+	{"cpu", quotaFile, [2]string{"cpu.max", "cpu.cfs_quota_us"}, os.O_WRONLY, true}, // a kernel may support weights only
 }
 
-// open opens what Group needs, and the way in.
+// open opens the files for Group and Join.
 func (d *GroupDir) open(t *tree, dir string) error {
 	for _, c := range controlFiles {
 		name := c.names[2-t.version]
@@ -538,7 +542,7 @@ func (d *GroupDir) open(t *tree, dir string) error {
 	return nil
 }
 
-// openFile opens a file without the runtime's poller, which takes time.
+// openFile opens a file without the runtime's poller, which would take time.
 func openFile(path string, flags int) (*os.File, error) {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -555,7 +559,7 @@ func (d *GroupDir) CloseJoin() {
 	d.Join = nil
 }
 
-// Remove removes a group, in which no process is left, and closes its files.
+// Remove removes a group without processes and closes its files.
 func (g *Groups) Remove(d *GroupDir) error {
 	d.CloseJoin()
 	d.Close()

@@ -368,7 +368,7 @@ func TestOpenGroupsDegrades(t *testing.T) {
 		"version 2": {"0::/a\n", map[string][]string{"a": {"cgroup.controllers=cpuset cpu io memory pids rdma", "cgroup.type", "cgroup.procs", "cgroup.subtree_control"}},
 			v2Files, false, []string{"hugetlb (not delegated"}},
 		"version 2 without cpuset": {"0::/a\n", map[string][]string{"a": {"cgroup.controllers=cpu memory pids rdma", "cgroup.type", "cgroup.procs", "cgroup.subtree_control"}},
-			v2Files, false, []string{"hugetlb (", "cpuset (not delegated to this control group: Delegate= in the unit): workers are kept from changing their CPUs by the filter"}},
+			v2Files, false, []string{"hugetlb (", "cpuset (not delegated to this control group: use Delegate= in the unit): only the system call filter keeps workers from changing their CPUs"}},
 		"version 2, not to be written": {"0::/a\n", map[string][]string{"a": {"cgroup.controllers=cpuset cpu memory pids hugetlb rdma", "cgroup.type", "cgroup.procs"}},
 			v2Files, false, []string{"cpuset (", "cpu (", "memory (", "pids (", "hugetlb (", "rdma ("}},
 		"version 1 without pids": {"4:memory:/a\n0::/\n", map[string][]string{"memory/a": {"tasks"}},

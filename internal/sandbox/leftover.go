@@ -9,27 +9,27 @@ import (
 	"time"
 )
 
-// groupPrefix begins the names of an executor's groups: "rfaas-NAMESPACE.PID-". The process id alone says nothing, since an executor
-// in a process name space of its own has a small number that some process of the node has too.
+// groupPrefix returns the prefix of the names of this executor's groups: "rfaas-NAMESPACE.PID-". The process id alone
+// is not enough: an executor in its own process namespace has a small id that another process of the node has too.
 func groupPrefix() string {
 	return fmt.Sprintf("rfaas-%s.%d-", nameSpace("/proc", "self"), os.Getpid())
 }
 
-// nameSpace is the number of a process's name space of process ids; empty if it is not known.
+// nameSpace returns the number of a process's process namespace; empty: unknown.
 func nameSpace(proc, pid string) string {
 	link, _ := os.Readlink(filepath.Join(proc, pid, "ns/pid"))
 	return strings.TrimSuffix(strings.TrimPrefix(link, "pid:["), "]")
 }
 
-// executors says which executors are alive, by the names of their groups.
+// executors knows which executors are alive, by the names of their groups.
 type executors struct {
 	proc   string
-	own    string // our name space
-	ours   bool   // proc shows the numbers of our name space
+	own    string // this process's namespace
+	ours   bool   // proc shows the process ids of this process's namespace
 	others map[string]bool
 }
 
-// findExecutors looks at all processes.
+// findExecutors reads the namespaces of all processes.
 func findExecutors(proc string) executors {
 	self, _ := os.Readlink(filepath.Join(proc, "self"))
 	e := executors{proc: proc, own: nameSpace(proc, "self"), ours: self == strconv.Itoa(os.Getpid()), others: map[string]bool{}}
@@ -40,11 +40,11 @@ func findExecutors(proc string) executors {
 	return e
 }
 
-// alive says whether the executor that made a group may live.
+// alive reports whether the executor that made a group may be alive.
 func (e executors) alive(group string) bool {
 	maker, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
 	space, pid, found := strings.Cut(maker, ".")
-	if !found || space == e.own && e.ours { // without a name space: of an earlier version
+	if !found || space == e.own && e.ours { // a name without a namespace is from an earlier version
 		if !found {
 			pid = maker
 		}
@@ -54,11 +54,11 @@ func (e executors) alive(group string) bool {
 	return e.others[space]
 }
 
-// hiddenAge is how long a group stays whose executor cannot be seen.
+// hiddenAge is how long a group is kept whose executor cannot be seen.
 const hiddenAge = time.Minute
 
-// hidden says whether a group may have an executor that this process does not see: one in a name space beside this process's own, which
-// has made the group a moment ago and is about to use it. Groups with processes cannot be removed anyway.
+// hidden reports whether a group may belong to an executor that this process cannot see: one in a parallel namespace,
+// which has just made the group and is about to use it. Groups with processes cannot be removed anyway.
 func (e executors) hidden(group string) bool {
 	maker, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(group), "rfaas-"), "-")
 	if space, _, found := strings.Cut(maker, "."); found && space == e.own && e.ours {
@@ -68,8 +68,9 @@ func (e executors) hidden(group string) bool {
 	return err == nil && time.Since(st.ModTime()) < hiddenAge
 }
 
-// RemoveLeftovers removes the groups below this process's own ones whose executor was killed before it could remove them. Groups
-// that still have processes stay. It is for who runs executors in process name spaces below its own.
+// RemoveLeftovers removes the groups below this process's own groups whose executor was killed before it could remove
+// them. Groups that still have processes stay. It is for programs that run executors in process namespaces below their
+// own.
 func RemoveLeftovers() { removeLeftovers(groupRoot, "/proc") }
 
 func removeLeftovers(root, proc string) {
@@ -90,8 +91,8 @@ func removeLeftovers(root, proc string) {
 	removeDead(dirs, proc, true)
 }
 
-// removeDead removes the groups of dead executors in directories. seesAll: all executors that share these directories are in the process's own
-// process name space or below it.
+// removeDead removes the groups of dead executors in directories. seesAll means that all executors that share these
+// directories are in this process's namespace or below it.
 func removeDead(dirs []string, proc string, seesAll bool) {
 	var groups []string
 	for _, dir := range dirs {
@@ -101,12 +102,12 @@ func removeDead(dirs []string, proc string, seesAll bool) {
 	if len(groups) == 0 {
 		return
 	}
-	// After the groups, so that an executor that starts now is seen.
+	// After listing the groups, so that an executor that starts now is seen.
 	executors := findExecutors(proc)
 	for _, group := range groups {
 		if !executors.alive(group) && (seesAll || !executors.hidden(group)) {
 			letOrphansDie(group)
-			_ = os.Remove(group) // those with processes stay
+			_ = os.Remove(group) // fails for groups with processes
 		}
 	}
 }

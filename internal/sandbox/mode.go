@@ -2,19 +2,19 @@ package sandbox
 
 import "fmt"
 
-// Mode says how much of a sandbox workers must have. Off, On and Require demand ever more.
+// Mode says how much of a sandbox workers must have. Off, On and Require are in increasing order.
 type Mode int
 
 const (
-	Off     Mode = iota // workers are processes like any other of the executor's user
-	On                  // as much as this node allows; the executor logs what is missing
+	Off     Mode = iota // no sandbox: workers run as ordinary processes of the executor's user
+	On                  // as much as this node supports; the executor logs what is missing
 	Require             // a complete sandbox, or no workers
 	Auto                // Require or On: see Resolve
 )
 
 var modeNames = [...]string{"off", "on", "require", "auto"}
 
-// String is the mode as settings have it.
+// String returns the mode as settings write it.
 func (m Mode) String() string {
 	if m < 0 || int(m) >= len(modeNames) {
 		return fmt.Sprintf("mode %d", int(m))
@@ -22,7 +22,7 @@ func (m Mode) String() string {
 	return modeNames[m]
 }
 
-// UnmarshalText reads auto, require, on or off.
+// UnmarshalText parses auto, require, on or off.
 func (m *Mode) UnmarshalText(text []byte) error {
 	for i, name := range modeNames {
 		if name == string(text) {

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Range is a range of user ids, which are group ids too: from First on, N of them. The zero Range has none.
+// Range is a range of N user and group ids, starting with First. The zero Range is empty.
 type Range struct{ First, N uint32 }
 
-// maxUIDs bounds a range; more than any node has workers.
+// maxUIDs is the largest size of a range, more than the workers of any node.
 const maxUIDs = 1 << 20
 
-// UnmarshalText reads "FIRST-LAST", or nothing for no ids.
+// UnmarshalText parses "FIRST-LAST", or an empty text for no ids.
 func (r *Range) UnmarshalText(text []byte) error {
 	*r = Range{}
 	s := strings.TrimSpace(string(text))
@@ -37,10 +37,10 @@ func (r *Range) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Has says whether an id is in the range.
+// Has reports whether an id is in the range.
 func (r Range) Has(id uint32) bool { return id >= r.First && id-r.First < r.N }
 
-// String writes what UnmarshalText reads.
+// String returns the format of UnmarshalText.
 func (r Range) String() string {
 	if r.N == 0 {
 		return ""
@@ -48,10 +48,10 @@ func (r Range) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.First+(r.N-1))
 }
 
-// ErrNoUID: all ids of the range are in use.
+// ErrNoUID means that all ids of the range are in use.
 var ErrNoUID = errors.New("all user ids for workers are in use")
 
-// UIDs gives out the ids of a range, each to one at a time. Any goroutine may call its methods.
+// UIDs assigns the ids of a range, each to one worker at a time. It is safe for concurrent use.
 type UIDs struct {
 	r    Range
 	mu   sync.Mutex
@@ -60,7 +60,8 @@ type UIDs struct {
 	file *os.File // of Share, or nil
 }
 
-// NewUIDs begins anywhere in the range: other executors of the node may have the same one, and not share them.
+// NewUIDs returns UIDs that start at a random id of the range, since other executors of the node may use the same range
+// without sharing it.
 func NewUIDs(r Range) *UIDs {
 	u := &UIDs{r: r, used: map[uint32]bool{}}
 	if r.N > 0 {
@@ -69,9 +70,9 @@ func NewUIDs(r Range) *UIDs {
 	return u
 }
 
-// Share keeps the ids apart from those of all who share the same file, also if their ranges overlap: the byte of the file with an
-// id's number is locked while the id is in use, or until its process ends. The file and its directory are made. Once, before the
-// first Take; Close then.
+// Share ensures that all users of the same file have different ids, even if their ranges overlap: the byte of the file
+// with an id's number is locked while the id is in use, or until the process ends. It creates the file and its
+// directory. Call it at most once, before the first Take, and call Close at the end.
 func (u *UIDs) Share(path string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -80,23 +81,23 @@ func (u *UIDs) Share(path string) (err error) {
 	return err
 }
 
-// Close gives all ids back.
+// Close returns all ids.
 func (u *UIDs) Close() {
 	if u.file != nil {
 		u.file.Close()
 	}
 }
 
-// lock says whether nobody else has the id.
+// lock locks or unlocks an id. It returns false if another process has locked it.
 func (u *UIDs) lock(id uint32, how int16) bool {
 	if u.file == nil {
 		return true
 	}
 	err := unix.FcntlFlock(u.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: how, Start: int64(id), Len: 1})
-	return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) // a file that has no locks keeps nobody from working
+	return !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) // a file system without locks is not an error
 }
 
-// Take returns an id that nobody else has, of those the one that has been free for longest.
+// Take returns a free id, the one that has been free for the longest time. The error is ErrNoUID.
 func (u *UIDs) Take() (uint32, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -111,7 +112,7 @@ func (u *UIDs) Take() (uint32, error) {
 	return 0, fmt.Errorf("%w: %d, %v", ErrNoUID, u.r.N, u.r)
 }
 
-// Give takes an id back, of which no process must be left. 0 is none.
+// Give returns an id. No process may use it any more. 0 is ignored.
 func (u *UIDs) Give(id uint32) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// AvailableMemory returns how many bytes this process and its children can use now: what the kernel calls available, or what the control
-// groups of this process still allow, if that is less. root is the directory that has proc and sys.
+// AvailableMemory returns how many bytes this process and its children can use now: the kernel's available memory, or
+// what the control groups of this process still allow if that is less. root is the directory that contains proc and
+// sys.
 func AvailableMemory(root string) (uint64, error) {
 	available, err := meminfo(root, "MemAvailable:")
 	if err != nil {
@@ -23,8 +24,8 @@ func AvailableMemory(root string) (uint64, error) {
 	return available, nil
 }
 
-// MostMemory returns how many bytes this process and its children can use when nobody else uses any: the node's memory, or the least
-// limit of the control groups of this process, whose directory is group then.
+// MostMemory returns how many bytes this process and its children can use if no other process uses any: the node's
+// memory, or the smallest limit of this process's control groups, with group as the directory of that group.
 func MostMemory(root string) (most uint64, group string, err error) {
 	if most, err = meminfo(root, "MemTotal:"); err != nil {
 		return 0, "", err
@@ -57,13 +58,13 @@ func meminfo(root, name string) (uint64, error) {
 	return 0, fmt.Errorf("memory of the node: /proc/meminfo has no %s", name)
 }
 
-// limitedGroup is a control group of this process, or a parent of one, that has a memory limit.
+// limitedGroup is a control group of this process, or a parent of one, with a memory limit.
 type limitedGroup struct {
 	dir         string
-	limit, used uint64 // bytes; used is without the page cache, which the kernel takes back when memory runs short
+	limit, used uint64 // in bytes; used excludes the page cache, which the kernel reclaims when memory runs short
 }
 
-// limitedGroups returns those of version 2 and 1.
+// limitedGroups returns the groups of version 2 and 1.
 func limitedGroups(root string) (list []limitedGroup) {
 	b, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -98,7 +99,7 @@ func limitedGroups(root string) (list []limitedGroup) {
 	return list
 }
 
-// number reads a file that holds one number. "max", for no limit, is none.
+// number reads a file that contains one number. It returns false for "max", which means no limit.
 func number(file string) (uint64, bool) {
 	text, err := os.ReadFile(file)
 	if err != nil {

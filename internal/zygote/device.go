@@ -6,14 +6,14 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// A function that closes descriptors which are not its own (a daemon's closefrom) may close those of its worker's RDMA device.
-// The mappings keep the queue pair alive all the same: it acknowledges everything, nothing will ever be answered, and the client
-// has no way to know. On shared memory the client itself sees its end close.
+// A function that closes descriptors which it has not opened (a daemon's closefrom) may close those of its worker's
+// RDMA device. The mappings keep the queue pair alive: it still acknowledges everything, but nothing is answered, and
+// the client cannot notice. On shared memory the client itself sees its end close.
 
-// deviceLook is how often a worker is looked at in whose page the same call runs.
+// deviceLook is how often a worker's device is checked while its page shows the same running call.
 const deviceLook = 500 * time.Millisecond
 
-// watchDevice ends a worker on verbs that runs a function and has closed its device. It returns with the worker.
+// watchDevice ends a worker on verbs that runs a function and has closed its device. It returns when the worker ends.
 func (w *Worker) watchDevice() {
 	ticker := time.NewTicker(deviceLook)
 	defer ticker.Stop()
@@ -31,7 +31,7 @@ func (w *Worker) watchDevice() {
 	}
 }
 
-// lostDevice says whether the worker is in the call in which it was at the last look, seen, and has no device.
+// lostDevice reports whether the worker is still in the call of the last check, seen, and has no device.
 func (w *Worker) lostDevice(seen *uint64) bool {
 	call, _, running := w.page.running()
 	if !running || call != *seen {
@@ -41,12 +41,12 @@ func (w *Worker) lostDevice(seen *uint64) bool {
 	return !w.hasDevice()
 }
 
-// hasDevice asks the spawner, which may look at the worker's descriptors. When that cannot be told the worker is left alone.
+// hasDevice asks the spawner, which may read the worker's descriptors. It returns true if the answer is unknown.
 func (w *Worker) hasDevice() bool {
 	select {
 	case <-w.done:
 		return true
-	case <-w.device: // an answer that came too late
+	case <-w.device: // an earlier answer that came too late
 	default:
 	}
 	w.command(wire.Device)

@@ -12,20 +12,20 @@ import (
 
 // Exit says how a worker ended.
 type Exit struct {
-	Signal    int    // that killed it, or 0
+	Signal    int    // signal that killed it, or 0
 	Code      int    // exit status, if it was not killed
-	Requested bool   // Stop, Kill or Close had been called before
-	Status    int32  // what its calls ended with: a dp_status of class connection
-	Function  string // that was running, "" for none
+	Requested bool   // Stop, Kill or Close was called before
+	Status    int32  // result of its calls: a dp_status of class connection
+	Function  string // function that was running, "" for none
 	Reason    string // for people: "SIGSEGV at address 0x8", "exceeded its time limit of 2s", "called exit(3)"
-	// Backtrace has a line for each function that was on the stack, innermost first; "" where it could not be had.
+	// Backtrace has a line for each function on the stack, innermost first; "" if it is not available.
 	Backtrace string
 	// OutputTail is the last TailSize bytes of what the worker printed.
 	OutputTail []byte
 	Counters   Counters
 }
 
-// status is how the kernel says that a process ended.
+// status is the kernel's report of a process's end.
 type status struct {
 	signal unix.Signal // 0: it exited
 	code   int
@@ -37,7 +37,7 @@ type verdict struct {
 	text   string
 }
 
-// makeExit puts together what the kernel, the page and the pipe say of a dead worker.
+// makeExit combines what the kernel, the page and the pipe report of a dead worker.
 func (w *Worker) makeExit(end *wire.Exit) Exit {
 	st := status{signal: unix.Signal(end.Signal), code: int(end.Code)}
 	x := Exit{
@@ -80,8 +80,7 @@ func (w *Worker) makeExit(end *wire.Exit) Exit {
 	return x
 }
 
-// outOfMemory says that the process ended in the way of one whose allocation has just failed: it used the null pointer
-// that it got, or gave up.
+// outOfMemory reports whether the process ended as after a failed allocation: it used a null pointer, or gave up.
 func (d *death) outOfMemory(st status) bool {
 	const nearNull = 1 << 20
 	if !d.noted || d.errno != unix.ENOMEM {
@@ -129,7 +128,7 @@ func (w *Worker) reason(st status, inFunction bool, d *death) string {
 	return fmt.Sprintf("exit status %d (%s)", st.code, note)
 }
 
-// signalText says what a signal was about. The numbers are si_code's.
+// signalText describes a signal. The numbers are those of si_code.
 func (d *death) signalText() string {
 	name := signalName(d.signal)
 	if d.code <= 0 {
@@ -149,7 +148,7 @@ func (d *death) signalText() string {
 	default:
 		return name
 	}
-	const siKernel = 0x80 // no address is known
+	const siKernel = 0x80 // the address is unknown
 	if d.code == siKernel {
 		return name + " at an address that cannot exist"
 	}
@@ -172,7 +171,8 @@ func signalName(s unix.Signal) string {
 	return fmt.Sprintf("signal %d", int(s))
 }
 
-// backtrace cleans what the worker wrote. Places of the user's library that the dynamic linker could not name stay "library+0x1139".
+// backtrace cleans the text that the worker wrote. Functions of the user's library that the dynamic linker could not
+// name stay "library+0x1139".
 func backtrace(text []byte) string {
 	var b strings.Builder
 	for line := range strings.SplitSeq(strings.TrimSuffix(string(text), "\n"), "\n") {
@@ -184,7 +184,7 @@ func backtrace(text []byte) string {
 	return b.String()
 }
 
-// sizeText writes a number of bytes in the largest unit that it is a multiple of.
+// sizeText returns a number of bytes in the largest unit that divides it.
 func sizeText(n uint64) string {
 	for shift, unit := range map[int]string{30: "GiB", 20: "MiB", 10: "KiB"} {
 		if m := n >> shift; m > 0 && m<<shift == n && m < 1<<10 {

@@ -16,17 +16,18 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// Libraries are any tenant's bytes. What is in them is read by a worker that was prepared for nothing else: in the sandbox of
-// workers, with limits of memory and processor time, and without system calls (internal/dataplane/dp_worker_inspect.c). It exits
-// after one answer. This file believes nothing of that answer: it may be what a library has made of its reader.
+// Libraries are arbitrary bytes from tenants. A worker that was prepared only for this reads them: in the sandbox of
+// workers, with limits on memory and processor time, and without system calls (internal/dataplane/dp_worker_inspect.c).
+// It exits after one answer. This file trusts nothing in that answer, because the library may have taken over its
+// reader.
 
-// InspectTimeout bounds the reading of one library, its process included, where the context has no earlier deadline.
+// InspectTimeout bounds the reading of one library, including its process, if the context has no earlier deadline.
 const InspectTimeout = 10 * time.Second
 
 const (
-	inspectorsMost   = 2        // at once, for each of the two questions
-	inspectMemory    = 16 << 20 // bytes that an inspector may add to what it begins with; it needs 2 MiB
-	inspectSeconds   = 2        // of processor time
+	inspectorsMost   = 2        // inspectors at a time, for uploads and for crashes each
+	inspectMemory    = 16 << 20 // additional memory of an inspector in bytes; it needs 2 MiB
+	inspectSeconds   = 2        // processor time of an inspector
 	inspectFixed     = 16       // bytes of dp_msg_inspect before the offsets
 	inspectedNameMax = 1024     // DP_ELF_NAME_MAX
 	inspectedMax     = 2 << 20  // DP_ELF_NAMES_MAX
@@ -41,9 +42,9 @@ func newInspectors() inspectors {
 	return inspectors{make(chan struct{}, inspectorsMost), make(chan struct{}, inspectorsMost)}
 }
 
-// Inspect returns the functions that a library exports, sorted by bytes: a function's place is its index. code is a sealed memfd
-// and stays the caller's. A *WorkerError of status DP_BAD_LIBRARY says why the node cannot run the library. Inspect waits while
-// two other libraries are being read. Nothing of the process that reads is left when Inspect returns.
+// Inspect returns the functions that a library exports, sorted by bytes. The position of a function is its index. code
+// is a sealed memfd, which the caller keeps. A *WorkerError of status DP_BAD_LIBRARY says why the node cannot run the
+// library. Inspect waits while two other libraries are being read. Its process is gone when it returns.
 func (z *Zygote) Inspect(ctx context.Context, code *os.File) ([]string, error) {
 	count, text, err := z.readLibrary(ctx, z.inspectors.uploads, code, nil, inspectedMax)
 	if err != nil {
@@ -56,9 +57,9 @@ func (z *Zygote) Inspect(ctx context.Context, code *os.File) ([]string, error) {
 	return names, nil
 }
 
-// Symbols names the functions at offsets from the beginning of a library, as "name+0x1f": static functions too, if the library is
-// not stripped. The names are in the order of the offsets, "" where nothing is known; offsets beyond the first 128 get no name.
-// It waits while two other crashes are being told.
+// Symbols returns the names of the functions at offsets from the beginning of a library, as "name+0x1f", in the order
+// of the offsets. This includes static functions if the library is not stripped. Unknown names are "", as are those of
+// offsets beyond the first 128. Symbols waits while the libraries of two other crashes are being read.
 func (z *Zygote) Symbols(ctx context.Context, code *os.File, offsets []uint64) ([]string, error) {
 	asked := offsets[:min(len(offsets), offsetsMax)]
 	names := make([]string, len(offsets))
@@ -67,22 +68,22 @@ func (z *Zygote) Symbols(ctx context.Context, code *os.File, offsets []uint64) (
 	}
 	count, text, err := z.readLibrary(ctx, z.inspectors.crashes, code, asked, len(asked)*symbolLineMax)
 	if err != nil {
-		return nil, fmt.Errorf("name %d places of the library: %w", len(asked), err)
+		return nil, fmt.Errorf("name %d offsets in the library: %w", len(asked), err)
 	}
 	lines := bytes.SplitAfter(text, []byte("\n"))
 	if count != len(asked) || len(lines) != count+1 || len(lines[count]) != 0 {
-		return nil, fmt.Errorf("name %d places of the library: %d lines for %d places", len(asked), len(lines)-1, count)
+		return nil, fmt.Errorf("name %d offsets in the library: %d lines for %d offsets", len(asked), len(lines)-1, count)
 	}
 	for i, line := range lines[:count] {
 		if len(line) > symbolLineMax {
-			return nil, fmt.Errorf("name %d places of the library: a name of %d bytes", len(asked), len(line))
+			return nil, fmt.Errorf("name %d offsets in the library: a name of %d bytes", len(asked), len(line))
 		}
 		names[i] = wire.Printable(line)
 	}
 	return names, nil
 }
 
-// inspectedNames checks the names block that an inspector has written.
+// inspectedNames checks and splits the names that an inspector has written.
 func inspectedNames(count int, b []byte) ([]string, error) {
 	if count < 1 || count > functionsMax || len(b) == 0 || b[len(b)-1] != 0 {
 		return nil, fmt.Errorf("%d functions in %d bytes", count, len(b))
@@ -102,7 +103,7 @@ func inspectedNames(count int, b []byte) ([]string, error) {
 	return names, nil
 }
 
-// inspectBody is the body of INSPECT, or of SYMBOLS if there are offsets.
+// inspectBody returns the body of INSPECT, or of SYMBOLS if there are offsets.
 func inspectBody(offsets []uint64) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, inspectFixed, inspectFixed+8*len(offsets))
@@ -115,13 +116,13 @@ func inspectBody(offsets []uint64) []byte {
 	return b
 }
 
-// readLibrary has a process of its own read a library, and returns what that has written: at most room bytes.
+// readLibrary starts an inspector for a library, and returns what it has written: at most room bytes.
 func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.File, offsets []uint64, room int) (count int, text []byte, err error) {
 	select {
 	case turn <- struct{}{}:
 		defer func() { <-turn }()
 	case <-ctx.Done():
-		return 0, nil, fmt.Errorf("waiting for others to be read: %w", context.Cause(ctx))
+		return 0, nil, fmt.Errorf("waiting for other libraries to be read: %w", context.Cause(ctx))
 	case <-z.ctx.Done():
 		return 0, nil, errClosed
 	}
@@ -137,7 +138,7 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 		return 0, nil, err
 	}
 	count, n, err := w.inspect(ctx, code, out, offsets)
-	err = w.abortWith(err) // reaped from here on: nobody writes to the output any more
+	err = w.abortWith(err) // the inspector is reaped, so the output does not change any more
 	if err != nil {
 		return 0, nil, err
 	}
@@ -151,7 +152,7 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 	return count, text, nil
 }
 
-// inspector clones a worker that has everything of its sandbox and nothing of a lease. Not from the pool, which is for leases.
+// inspector clones a worker with a complete sandbox and no lease. It does not use the pool, which is for leases.
 func (z *Zygote) inspector(ctx context.Context) (*Worker, error) {
 	spec := Spec{Provider: "shm", GIDIndex: -1, MemoryLimit: inspectMemory}
 	body, err := prepareBody(&spec)
@@ -166,10 +167,11 @@ func (z *Zygote) inspector(ctx context.Context) (*Worker, error) {
 	}
 }
 
-// abortWith ends an inspector and returns when nothing of it is left. For a process that has ended without an answer, err becomes why.
+// abortWith ends an inspector and waits until nothing of it is left. If it has ended without an answer, the returned
+// error says why.
 func (w *Worker) abortWith(err error) error {
 	if errors.Is(err, errNoAnswer) {
-		// The socket closes with the process, which has no way to close it alone.
+		// The socket closes only when the process ends.
 		select {
 		case <-w.done:
 		case <-time.After(time.Second):
@@ -187,9 +189,9 @@ func (w *Worker) abortWith(err error) error {
 	return &WorkerError{Status: wire.StatusBadLibrary, Text: "its ELF tables cannot be read: " + reason}
 }
 
-var errNoAnswer = errors.New("the process that read it ended without an answer")
+var errNoAnswer = errors.New("the process that read the library ended without an answer")
 
-// inspect asks a prepared worker and reads its answer: how many names or lines, and of how many bytes.
+// inspect sends a prepared worker its task and reads the answer: the number of names or lines, and of their bytes.
 func (w *Worker) inspect(ctx context.Context, code, out *os.File, offsets []uint64) (count, n int, err error) {
 	typ := wire.Inspect
 	if len(offsets) > 0 {
@@ -223,10 +225,10 @@ func (w *Worker) inspect(ctx context.Context, code, out *os.File, offsets []uint
 	default:
 		err = fmt.Errorf("message of type %d with %d bytes", answer.Type, len(answer.Body))
 	}
-	return 0, 0, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("the process that read it broke the protocol: %v", err)}
+	return 0, 0, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("the process that read the library broke the protocol: %v", err)}
 }
 
-// outputMemfd is a file of n bytes, of which nobody can change the size: it takes no more memory than that.
+// outputMemfd returns a file of n bytes with a fixed size, so that it cannot use more memory.
 func outputMemfd(n int) (*os.File, error) {
 	fd, err := unix.MemfdCreate("rfaas-inspect", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

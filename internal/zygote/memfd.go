@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SealedMemfd copies r to its end into an anonymous file of this name (seen in /proc only), which then nobody can
-// change any more: the form in which code is given to workers. More than limit bytes is an error. The caller closes
-// the file.
+// SealedMemfd copies r to its end into an anonymous file with a name (visible in /proc only) and seals it, so that it
+// cannot be changed. Workers get code in this form. More than limit bytes is an error. The caller closes the file.
 func SealedMemfd(name string, r io.Reader, limit int64) (*os.File, error) {
 	fd, err := memfdCreate(name)
 	if err != nil {
@@ -27,8 +26,8 @@ func SealedMemfd(name string, r io.Reader, limit int64) (*os.File, error) {
 	return f, nil
 }
 
-// NamesMemfd is the form in which the names of a library's functions, in index order, are given to workers. The caller closes it,
-// and may give it to as many as it likes. A *WorkerError says what is wrong with the names.
+// NamesMemfd returns the names of a library's functions, in index order, in the form in which workers get them. The
+// caller closes the file, and may give it to several workers. A *WorkerError says what is wrong with the names.
 func NamesMemfd(names []string) (*os.File, error) {
 	b, err := namesBlock(names)
 	if err != nil {
@@ -39,7 +38,7 @@ func NamesMemfd(names []string) (*os.File, error) {
 
 func memfdCreate(name string) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	// Where vm.memfd_noexec is set an executable one must be asked for; kernels before 6.3 do not know the flag.
+	// If vm.memfd_noexec is set, an executable file must be requested explicitly; kernels before 6.3 do not know the flag.
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
 	if err == unix.EINVAL {
 		fd, err = unix.MemfdCreate(name, flags)

@@ -36,7 +36,7 @@ func invalid(format string, args ...any) error {
 	return &WorkerError{Status: wire.StatusInvalid, Text: fmt.Sprintf(format, args...)}
 }
 
-// prepareBody is the body of PREPARE for s.
+// prepareBody returns the body of PREPARE for s.
 func prepareBody(s *Spec) ([]byte, error) {
 	b, err := deviceBody(s)
 	if err != nil || s.MaxDepth == 0 {
@@ -45,7 +45,7 @@ func prepareBody(s *Spec) ([]byte, error) {
 	return b, putLimits(b, s)
 }
 
-// putLimits puts the largest channel, or the one to be made ahead, into a message.
+// putLimits writes the largest channel, or the channel to make ahead, into a message.
 func putLimits(b []byte, s *Spec) error {
 	err := putNumbers(b, []number{
 		{"depth limit", int64(s.MaxDepth), 0, depthMax, 24, 4},
@@ -58,7 +58,7 @@ func putLimits(b []byte, s *Spec) error {
 	return err
 }
 
-// deviceBody is as much of the bodies of PREPARE and SPAWN as says a worker is to be connected, checked on the way.
+// deviceBody checks s and returns the part of the bodies of PREPARE and SPAWN that identifies the device.
 func deviceBody(s *Spec) ([]byte, error) {
 	b := make([]byte, wire.SpawnSize)
 	switch s.Provider {
@@ -113,7 +113,7 @@ func putNumbers(b []byte, list []number) error {
 	return nil
 }
 
-// spawnBody is the body of SPAWN for s, which is checked on the way.
+// spawnBody checks s and returns the body of SPAWN.
 func spawnBody(s *Spec) ([]byte, error) {
 	b, err := deviceBody(s)
 	if err != nil {
@@ -152,7 +152,7 @@ func spawnBody(s *Spec) ([]byte, error) {
 	})
 }
 
-// namesBlock is the content of the names memfd: each name ended by a NUL, in index order.
+// namesBlock returns the content of the names memfd: each name with its NUL, in index order.
 func namesBlock(names []string) ([]byte, error) {
 	if len(names) == 0 {
 		return nil, &WorkerError{Status: wire.StatusBadLibrary, Text: "no functions named"}

@@ -11,7 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// TailSize is how much of a worker's output is kept.
+// TailSize is how much of a worker's output is kept, in bytes.
 const TailSize = 4 << 10
 
 // tail keeps the last TailSize bytes written to it.
@@ -44,28 +44,28 @@ func (t *tail) bytes() []byte {
 	return append(append(make([]byte, 0, TailSize), t.ring[at:]...), t.ring[:at]...)
 }
 
-// A worker's output is taken at this rate on average, in bytes per second, and no faster: all of the reading is the executor's time, which
-// nobody pays for. A function that prints more waits for itself. Reads have their price whatever they bring: one that emptied the pipe
-// is followed by a rest, so that there are a few hundred of them in a second at most.
+// A worker's output is read at most at this average rate, in bytes per second, because no tenant pays for the
+// executor's time. A function that prints more waits. Each read has a cost, however little it returns. So after a read
+// that has emptied the pipe there is a pause, which limits reads to a few hundred per second.
 const (
 	outputRate  = 8 << 20
 	outputChunk = 1 << 20
-	outputPause = time.Second * outputChunk / outputRate // that a chunk takes at least
-	outputRead  = 64 << 10                               // of one read at most: a pipe's capacity, unless the worker changes it
+	outputPause = time.Second * outputChunk / outputRate // shortest time for a chunk
+	outputRead  = 64 << 10                               // largest read: a pipe's capacity, unless the worker changes it
 	outputRest  = 5 * time.Millisecond
 )
 
-// output drains the pipe that is a worker's stdout and stderr, so that the worker never waits for anybody's interest.
+// output reads the pipe that is a worker's stdout and stderr, so that the worker never blocks because nothing reads it.
 type output struct {
 	tail
 	pipe   int           // nonblocking
 	ready  *os.File      // an epoll instance with the pipe in it: see await
 	ending chan struct{} // closed by finish: no more pauses
 	done   chan struct{}
-	reads  int // that found something: drain's until done is closed, then finish's
+	reads  int // successful reads; used by drain until done is closed, then by finish
 }
 
-// newOutput returns the reading side and the descriptor of the writing side, which is the caller's.
+// newOutput returns the reading side, and the descriptor of the writing side, which the caller closes.
 func newOutput() (*output, int, error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -89,8 +89,9 @@ func newOutput() (*output, int, error) {
 	return o, p[1], nil
 }
 
-// await waits until there is something to read. The runtime watches an epoll instance that reports the pipe once, and then no more until
-// it is asked again. A pipe that the runtime watched itself would wake it at every write, as often as a function prints, also during pauses.
+// await waits until there is something to read. The runtime watches an epoll instance that reports the pipe once, until
+// again is called. If the runtime watched the pipe itself, every write of the function would wake it, even during
+// pauses.
 func (o *output) await() error {
 	c, err := o.ready.SyscallConn()
 	if err != nil {
@@ -106,7 +107,7 @@ func (o *output) await() error {
 	return errors.Join(err, failed)
 }
 
-// again has the next await report the pipe.
+// again makes the next await report the pipe.
 func (o *output) again() error {
 	return wire.Control(o.ready, func(fd int) error {
 		return unix.EpollCtl(fd, unix.EPOLL_CTL_MOD, o.pipe, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT})
@@ -123,7 +124,7 @@ func (o *output) drain() {
 		}
 		n, err := unix.Read(o.pipe, buf)
 		if n == 0 || err != nil && err != unix.EAGAIN && err != unix.EINTR {
-			return // everybody has closed the other side
+			return // all writers have closed the pipe
 		}
 		n = max(n, 0)
 		o.write(buf[:n])
@@ -131,7 +132,7 @@ func (o *output) drain() {
 		if n < len(buf) {
 			o.pause(outputRest)
 		} else if n < outputRead {
-			buf = make([]byte, outputRead) // it prints more than most do
+			buf = make([]byte, outputRead) // it prints more than most functions
 		}
 		if read += n; read >= outputChunk {
 			o.pause(outputPause - time.Since(began))
@@ -143,7 +144,7 @@ func (o *output) drain() {
 	}
 }
 
-// pause waits, unless the output is to be finished.
+// pause waits for d, or until finish is called.
 func (o *output) pause(d time.Duration) {
 	if d <= 0 {
 		return
@@ -156,20 +157,20 @@ func (o *output) pause(d time.Duration) {
 	}
 }
 
-// finish reads what is in the pipe and closes it. Whoever still holds the other side, a process that the function left
-// behind, cannot keep it open.
+// finish reads the rest of the pipe and closes it. A process that the function left behind may still have the other
+// side open; that does not matter.
 func (o *output) finish() {
 	o.ready.SetReadDeadline(time.Unix(1, 0))
-	close(o.ending) // after the deadline: nothing is read when a pause has ended
+	close(o.ending) // after the deadline is set, so that drain reads nothing after a pause
 	<-o.done
 	o.empty(o.pipe)
 	unix.Close(o.pipe)
 	o.ready.Close()
 }
 
-// empty reads all that is in the pipe now. Others may be writing to it: what was there is had after as many bytes as the pipe can hold, and
-// after as many reads as it has pages, since each read takes a page at least, or all (pages are not filled up where writes are kept apart,
-// O_DIRECT of pipe(2)).
+// empty reads everything that is in the pipe now. Others may still write to it. So it stops after as many bytes as the
+// pipe can hold, or as many reads as it has pages, since each read takes at least one page, or everything (pages are
+// not filled if writes are kept apart, O_DIRECT of pipe(2)).
 func (o *output) empty(fd int) {
 	size, err := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0) // the worker may have changed it
 	if err != nil {

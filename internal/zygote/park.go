@@ -10,11 +10,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// Park ends a worker's service for a lease and keeps the process. The worker runs no function any more, whatever its client sends,
-// and when Park returns it is frozen with all processes that its functions have started: none of them uses a processor, whatever
-// signals and timers they have. Its memory, queue pair and code stay. The calls that the worker has got are finished first. Where
-// its control group has no freezer, the error wraps sandbox.ErrNoFreezer: a function that arranged for SIGCONT would run on after
-// SIGSTOP. After an error the worker is of no use and must be killed. Not to be called together with Resume, Stop or Finish.
+// Park ends a worker's service for a lease and keeps the process. The worker first finishes the calls that it has
+// received. Then it runs no function, whatever its client sends. When Park returns, the worker and all processes that
+// its functions have started are frozen: they use no processor time, whatever signals and timers they have. Memory,
+// queue pair and code stay. If the control group has no freezer, the error wraps sandbox.ErrNoFreezer: SIGSTOP would
+// not stop a function that has arranged for a SIGCONT. After an error the worker must be killed. Park must not run at
+// the same time as Resume, Stop or Finish.
 func (w *Worker) Park(ctx context.Context) error {
 	err := sandbox.ErrNoFreezer
 	if w.group.CanFreeze() {
@@ -26,14 +27,14 @@ func (w *Worker) Park(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("park worker %d: %w", w.id, err)
 	}
-	if w.killed.Load() || w.verdict.Load() != nil { // while it froze, perhaps: the spawner may have thawed it too early
+	if w.killed.Load() || w.verdict.Load() != nil { // the spawner may have thawed the group before it was frozen
 		w.group.LetDie()
 	}
 	return nil
 }
 
-// Resume makes a parked worker serve its client again, under the new generation that the client's blob has; Blob is the
-// answer. After an error the worker must be killed.
+// Resume makes a parked worker serve its client again, under the generation of the new client blob. Blob then returns
+// the worker's answer. After an error the worker must be killed.
 func (w *Worker) Resume(ctx context.Context, clientBlob []byte) error {
 	asked := time.Now()
 	before := w.page.counters()
@@ -53,8 +54,8 @@ func (w *Worker) Resume(ctx context.Context, clientBlob []byte) error {
 	return nil
 }
 
-// tell sends a message and waits for its answer. User code can speak on that socket too: the answer says that the worker
-// claims something, and another one is an error.
+// tell sends a message and waits for its answer. User code can write to that socket too, so the answer is only the
+// worker's claim. Any other message is an error.
 func (w *Worker) tell(ctx context.Context, typ wire.Type, body []byte, want wire.Type) (wire.Message, error) {
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	m := wire.Message{Type: typ, ID: w.id, Body: body}

@@ -44,7 +44,7 @@ func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
 				if os.Getenv("CI") != "" && os.Geteuid() == 0 && own == "" {
 					t.Fatal("no freezer")
 				}
-				t.Skip("no freezer for control groups")
+				t.Skip("control groups have no freezer")
 			}
 			test(t, z)
 		})

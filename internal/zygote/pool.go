@@ -14,12 +14,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// errNoneReady: no worker waits for such a lease.
-var errNoneReady = errors.New("no worker in advance")
+// errNoneReady means that no pooled worker fits the lease.
+var errNoneReady = errors.New("no pooled worker")
 
-// pool is workers that wait for their leases: cloned, with their device open, on no core of their own.
+// pool has the pooled workers: cloned, with their device open, and not bound to cores.
 type pool struct {
-	poke chan struct{} // capacity 1: one is missing, perhaps
+	poke chan struct{} // capacity 1: a worker may be missing
 
 	mu      sync.Mutex
 	want    int // of each kind
@@ -38,10 +38,11 @@ func (p *pool) wake() {
 	}
 }
 
-// KeepWarm keeps n workers waiting for leases on each of the given devices, cloned in the background whenever one is missing,
-// until Close. Of the specs what names a device counts, and what most leases will be: MaxDepth, MaxEager and MaxBulk are the
-// sizes of a channel, whose worker's side is made ahead (MaxDepth 0: none is), MemoryLimit and ChannelMemory what the worker's
-// control group may have, and CPUs those that it may use while it waits. A lease that differs gets such a worker too, which makes anew what does not fit. Call it once, at most.
+// KeepWarm keeps n pooled workers for each of the given devices until Close. It clones missing ones in the background.
+// A spec names the device and what most leases will need: MaxDepth, MaxEager and MaxBulk are the sizes of a channel,
+// whose worker's side is made ahead (MaxDepth 0: no channel); MemoryLimit and ChannelMemory set the memory limit of the
+// control group; CPUs are the CPUs that the worker may use while it waits. A lease with other values gets such a worker
+// too, which then makes anew what does not fit. Call KeepWarm at most once.
 func (z *Zygote) KeepWarm(n int, devices ...Spec) error {
 	for i := range devices {
 		if _, err := prepareBody(&devices[i]); err != nil {
@@ -58,7 +59,7 @@ func (z *Zygote) KeepWarm(n int, devices ...Spec) error {
 	return nil
 }
 
-// Waiting is how many workers wait for a lease.
+// Waiting returns the number of pooled workers.
 func (z *Zygote) Waiting() (n int) {
 	z.pool.mu.Lock()
 	defer z.pool.mu.Unlock()
@@ -68,7 +69,7 @@ func (z *Zygote) Waiting() (n int) {
 	return n
 }
 
-// fill makes what is missing until Close. When that fails it tries again, later and later.
+// fill clones missing workers until Close. After a failure it tries again with growing delays.
 func (z *Zygote) fill() {
 	defer z.tasks.Done()
 	const shortest, longest = 100 * time.Millisecond, 10 * time.Second
@@ -80,7 +81,7 @@ func (z *Zygote) fill() {
 		}
 		var again <-chan time.Time
 		if err != nil {
-			z.cfg.Log.Warn("no worker can be started in advance", "err", err, "next_try", delay)
+			z.cfg.Log.Warn("cannot start a pooled worker", "err", err, "next_try", delay)
 			again = time.After(delay)
 			delay = min(2*delay, longest)
 		} else {
@@ -96,8 +97,8 @@ func (z *Zygote) fill() {
 	}
 }
 
-// settleTime is how long the pool waits after a start before it clones another worker: the lease has its answer then, and its first
-// result. When no worker is left it does not wait.
+// settleTime is how long the pool waits after a start before it clones another worker. By then the lease has its answer
+// and its first result. The pool does not wait if no worker is left.
 const settleTime = 5 * time.Millisecond
 
 func (p *pool) settle(ctx context.Context) {
@@ -117,8 +118,8 @@ func (p *pool) settle(ctx context.Context) {
 	}
 }
 
-// pin binds a worker that waits for its lease to the lease's CPUs, so that it wakes up there. Without a cpuset that is a hint: the
-// worker binds itself when it has its lease, and this process may not have the right to.
+// pin binds a pooled worker to its lease's CPUs, so that it wakes up there. Without a cpuset this is a hint: the worker
+// binds itself when it has its lease, and this process may lack the right to bind it.
 func (w *Worker) pin(cpus []int) error {
 	if len(cpus) == 0 {
 		return nil
@@ -164,7 +165,7 @@ func (p *pool) missing(kind string) bool {
 	return len(p.waiting[kind]) < p.want
 }
 
-// add lets a worker wait, and forgets it should it die meanwhile.
+// add adds a worker to the pool, and removes it if it dies.
 func (p *pool) add(kind string, w *Worker) {
 	p.mu.Lock()
 	p.waiting[kind] = append(p.waiting[kind], w)
@@ -177,13 +178,13 @@ func (p *pool) add(kind string, w *Worker) {
 		died := len(p.waiting[kind]) < before
 		p.mu.Unlock()
 		if died {
-			w.started() // nobody will see it through
+			w.started() // no lease will finish its start
 			p.wake()
 		}
 	}()
 }
 
-// take returns a worker that waits, the one that does so for the longest time; nil if there is none.
+// take returns the worker that has waited for the longest time; nil: none.
 func (p *pool) take(kind string) *Worker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +196,7 @@ func (p *pool) take(kind string) *Worker {
 	return list[0]
 }
 
-// lend gives a lease to a worker that waits. errNoneReady: there is none, or all of them are dead.
+// lend gives a lease to a pooled worker. The error is errNoneReady if there is none, or all are dead.
 func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	kind, err := deviceBody(spec)
 	if err != nil {
@@ -231,10 +232,11 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		if w.page.phase() >= phaseLeased || ctx.Err() != nil {
 			return nil, err
 		}
-		z.cfg.Log.Warn("a worker in advance has died before it took its lease", "pid", w.pid, "err", err)
+		z.cfg.Log.Warn("a pooled worker died before it took its lease", "pid", w.pid, "err", err)
 	}
 	return nil, errNoneReady
 }
 
-// lendMost is how many workers in advance are tried for one lease. User code can make its worker look like one that died before it ran.
+// lendMost is how many pooled workers are tried for one lease. User code can make its worker look like one that died
+// before it ran.
 const lendMost = 2

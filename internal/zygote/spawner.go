@@ -25,7 +25,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// startTimeout bounds the start of a spawner, which includes that of its first zygote (spawner.helloTimeout).
+// startTimeout bounds the start of a spawner, including its first zygote (spawner.helloTimeout).
 const startTimeout = 15 * time.Second
 
 // connection is the spawner process and the socket to it.
@@ -36,7 +36,7 @@ type connection struct {
 	err    error
 }
 
-// startSpawner starts the program. Its first message is to be read still.
+// startSpawner starts the program. The caller must then read its first message.
 func startSpawner(cfg *Config) (*connection, error) {
 	ours, theirs, err := wire.SocketPair()
 	if err != nil {
@@ -55,7 +55,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	c.cmd.Env = box.environment(os.Environ())
 	c.cmd.Stdout, c.cmd.Stderr = lines, lines
 	c.cmd.WaitDelay = time.Second
-	// A session of its own: Ctrl-C at the executor's terminal is the executor's to handle.
+	// In a separate session, so that only the executor handles Ctrl-C at its terminal.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	onStarterThread(func() { err = c.cmd.Start() })
 	if err != nil {
@@ -71,7 +71,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	return c, nil
 }
 
-// spawnerPath is the program beside the worker program, or beside this one.
+// spawnerPath returns the path of rfaas-spawner: beside the worker program, or beside this one.
 func (c *Config) spawnerPath() string {
 	const name = "rfaas-spawner"
 	if c.Spawner != "" {
@@ -88,7 +88,7 @@ func (c *Config) spawnerPath() string {
 	return filepath.Join(filepath.Dir(self), "..", "libexec", name)
 }
 
-// close closes the socket, upon which the spawner ends its workers and itself, and returns when it is reaped.
+// close closes the socket. The spawner then ends its workers and itself. close waits until it is reaped.
 func (c *connection) close() {
 	c.conn.Close()
 	select {
@@ -99,7 +99,7 @@ func (c *connection) close() {
 	}
 }
 
-// first reads the spawner's first message: a zygote is there, or why none is.
+// first reads the spawner's first message: a zygote runs, or why none does.
 func (c *connection) first(ctx context.Context) (*wire.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -144,18 +144,18 @@ func (z *Zygote) receive() {
 	}
 }
 
-// noRoom makes of a message whose descriptors are lost one without descriptors. Others live on. A worker whose control group this process
-// cannot reach is killed: it could not be bound to its lease.
+// noRoom replaces a message whose descriptors are lost by one without descriptors, so that other workers live on. It
+// kills a worker whose control group this process cannot reach, because the worker could not be bound to its lease.
 func (z *Zygote) noRoom(m *wire.Message) error {
 	if m.Type != wire.Spawned || len(m.Body) != wire.SpawnedSize {
 		return nil
 	}
-	z.cfg.Log.Error("no descriptors are left; a worker that has started is killed")
+	z.cfg.Log.Error("no file descriptors are left: killing a worker that has just started")
 	clear(m.Body[4:]) // the layout of the control group's files
 	return z.send(&wire.Message{Type: wire.Kill, ID: m.ID})
 }
 
-// handle owns fds.
+// handle handles a message and takes over fds.
 func (z *Zygote) handle(m *wire.Message, fds []int) error {
 	switch m.Type {
 	case wire.Hello:
@@ -172,13 +172,13 @@ func (z *Zygote) handle(m *wire.Message, fds []int) error {
 	z.mu.Lock()
 	w := z.workers[m.ID]
 	z.mu.Unlock()
-	if w == nil && m.Type == wire.DeviceIs { // it ended after it was asked about
+	if w == nil && m.Type == wire.DeviceIs { // the worker ended after the question
 		wire.CloseAll(fds)
 		return nil
 	}
 	if w == nil {
 		wire.CloseAll(fds)
-		return fmt.Errorf("message of type %d for worker %d, which does not exist", m.Type, m.ID)
+		return fmt.Errorf("message of type %d for the unknown worker %d", m.Type, m.ID)
 	}
 	switch m.Type {
 	case wire.Spawned:
@@ -221,10 +221,10 @@ func (z *Zygote) handle(m *wire.Message, fds []int) error {
 	return nil
 }
 
-// answer is what became of a request for a worker.
+// answer is the result of a request for a worker.
 type answer struct {
 	pid   int
-	group *sandbox.Group // of the worker, without files if it has none
+	group *sandbox.Group // of the worker; without files if it has no group
 	err   error
 }
 
@@ -234,7 +234,7 @@ func (z *Zygote) forget(w *Worker) {
 	delete(z.workers, w.id)
 }
 
-// up notes that a zygote is there.
+// up records that a zygote runs.
 func (z *Zygote) up(m *wire.Message) error {
 	if len(m.Body) < wire.HelloText || m.U32(0) != wire.Version {
 		return fmt.Errorf("greeting of %d bytes, wire version %d; this executor speaks version %d", len(m.Body), m.U32(0), wire.Version)
@@ -256,12 +256,12 @@ func (z *Zygote) up(m *wire.Message) error {
 	return nil
 }
 
-// down notes that there is none, and why.
+// down records that no zygote runs, and why.
 func (z *Zygote) down(err *wire.Error) {
-	z.cfg.Log.Error("no zygote; another one is being started", "reason", err)
+	z.cfg.Log.Error("the zygote is gone; starting another one", "reason", err)
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.pid == 0 { // it is not the end of a zygote that is told, but that none could be started
+	if z.pid == 0 { // the message reports a failed start and not the end of a zygote
 		z.unable = err
 	}
 	z.pid, z.noStart = 0, err
@@ -269,7 +269,8 @@ func (z *Zygote) down(err *wire.Error) {
 	z.changed = make(chan struct{})
 }
 
-// spawnerEnded ends everything: without the spawner no worker lives, and an executor without rights cannot start another one.
+// spawnerEnded ends everything: without the spawner no worker lives, and an unprivileged executor cannot start another
+// spawner.
 func (z *Zygote) spawnerEnded(err error) {
 	z.spawner.conn.Close()
 	z.mu.Lock()
@@ -292,7 +293,7 @@ func (z *Zygote) spawnerEnded(err error) {
 		z.failed <- err
 	}
 	for _, w := range workers {
-		// One of the two is waited for.
+		// The worker waits for one of the two.
 		select {
 		case w.answer <- answer{err: errClosed}:
 		default:
@@ -304,7 +305,8 @@ func (z *Zygote) spawnerEnded(err error) {
 	}
 }
 
-// Failed receives an error when the spawner has ended before Close. All workers have ended then, and no other ones can be started.
+// Failed returns a channel that receives an error if the spawner ends before Close. All workers have ended then, and no
+// others can be started.
 func (z *Zygote) Failed() <-chan error { return z.failed }
 
 // send sends a message to the spawner.
@@ -313,13 +315,13 @@ func (z *Zygote) send(m *wire.Message, fds ...int) error {
 	return wire.Send(z.spawner.conn, m, fds...)
 }
 
-// sendTimeout is how long the spawner may take to make room for a message.
+// sendTimeout is how long a send waits while the spawner's queue is full.
 const sendTimeout = 4 * time.Second
 
-// RemoveFiles has the spawner remove Config.Remove.
+// RemoveFiles makes the spawner remove the files of Config.Remove.
 func (z *Zygote) RemoveFiles() {
 	if len(z.cfg.Remove) > 0 {
-		_ = z.send(&wire.Message{Type: wire.Remove}) // fails with the spawner only
+		_ = z.send(&wire.Message{Type: wire.Remove}) // fails only if the spawner has ended
 	}
 }
 
@@ -330,8 +332,8 @@ type opened struct {
 	err error
 }
 
-// OpenFile has the spawner open a file of Config.Files, or one in a directory of Config.Files, for reading, or one of Config.Append for
-// appending. The caller closes the file. Errors are *fs.PathError.
+// OpenFile opens a file through the spawner. For reading the file must be in Config.Files, or in a directory of
+// Config.Files; for appending it must be in Config.Append. The caller closes the file. Errors are *fs.PathError.
 func (z *Zygote) OpenFile(path string, appending bool) (*os.File, error) {
 	r := wire.OpenRequest{Append: appending}
 	files := z.cfg.Files
@@ -353,10 +355,11 @@ func (z *Zygote) OpenFile(path string, appending bool) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// PathIsSafe is an error if a user could change what a path leads to, its last part included where that is missing.
+// PathIsSafe returns an error if a user could change where a path leads, or could make the path's last part if that is
+// missing.
 func PathIsSafe(path string, uid, gid uint32) error { return spawner.PathIsSafe(path, uid, gid) }
 
-// Connect has the spawner connect to a unix socket, which must be one of Config.Files.
+// Connect connects to a unix socket, which must be one of Config.Files, through the spawner.
 func (z *Zygote) Connect(path string) (net.Conn, error) {
 	file := slices.Index(z.cfg.Files, path)
 	if file < 0 {
@@ -372,7 +375,7 @@ func (z *Zygote) Connect(path string) (net.Conn, error) {
 	return wire.Conn(fd)
 }
 
-// ask sends a request that is answered by a descriptor.
+// ask sends a request that is answered with a descriptor.
 func (z *Zygote) ask(typ wire.Type, body []byte) (fd int, err error) {
 	ch := make(chan opened, 1)
 	z.mu.Lock()
@@ -399,21 +402,21 @@ func (z *Zygote) ask(typ wire.Type, body []byte) (fd int, err error) {
 	delete(z.opens, id)
 	z.mu.Unlock()
 	select {
-	case got := <-ch: // it came after all
+	case got := <-ch: // the answer came after all
 		wire.CloseAll([]int{got.fd})
 	default:
 	}
 	return -1, err
 }
 
-// opened owns fds.
+// opened handles the answer to ask and takes over fds.
 func (z *Zygote) opened(m *wire.Message, fds []int) {
 	z.mu.Lock()
 	ch := z.opens[m.ID]
 	delete(z.opens, m.ID)
 	z.mu.Unlock()
 	switch {
-	case ch == nil: // it took too long
+	case ch == nil: // ask has given up
 		wire.CloseAll(fds)
 	case m.Type == wire.Opened && len(fds) == 1:
 		ch <- opened{fd: fds[0]}
@@ -426,7 +429,7 @@ func (z *Zygote) opened(m *wire.Message, fds []int) {
 	}
 }
 
-// lineLogger logs what the spawner and the zygote print, line by line.
+// lineLogger logs the output of the spawner and the zygote, line by line.
 type lineLogger struct {
 	log  *slog.Logger
 	mu   sync.Mutex

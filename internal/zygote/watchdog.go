@@ -7,23 +7,24 @@ import (
 )
 
 const (
-	// tracePatience is how long a function that exceeded its time may take to say where it is.
+	// tracePatience is how long a function that exceeded its time limit may take to report where it is.
 	tracePatience = time.Second
 
 	shortestLook = 5 * time.Millisecond
 	longestLook  = 250 * time.Millisecond
 )
 
-// end kills the worker for a reason of the executor's own; the first one counts.
+// end kills the worker for a reason of the executor. The first reason counts.
 func (w *Worker) end(v verdict) {
 	w.verdict.CompareAndSwap(nil, &v)
 	w.command(wire.Kill)
 }
 
-// limitCalls ends the worker when one call takes longer than limit. It looks at the worker's page now and then, so the
-// worker itself reads no clock: a call is never ended early, and at most about two looks late. Time in which nobody could
-// look, since the whole node was suspended for instance, counts as one. A function that writes the page can deceive it. Then the
-// client's word ends the worker (Executor.Inspect), or the end of the lease.
+// limitCalls ends the worker when one call takes longer than limit. It reads the worker's page at intervals, so the
+// worker itself reads no clock. A call is never ended early, and at most about two intervals late. Time in which it
+// could not read the page, for instance because the whole node was suspended, counts as one interval. A function that
+// writes to the page can deceive it. Then the client's report (Executor.Inspect) or the end of the lease ends the
+// worker.
 func (w *Worker) limitCalls(limit time.Duration) {
 	pause := min(max(limit/8, shortestLook), longestLook)
 	ticker := time.NewTicker(pause)
@@ -53,7 +54,7 @@ func (w *Worker) limitCalls(limit time.Duration) {
 	}
 }
 
-// EndCall ends a worker of which a call takes longer than limit: it lets the worker write where it is, then kills it.
+// EndCall ends a worker whose call takes longer than limit. The worker first reports where it is.
 func (w *Worker) EndCall(limit time.Duration) {
 	w.verdict.CompareAndSwap(nil, &verdict{wire.StatusTimeLimit, timeLimitText(limit)})
 	w.command(wire.Explain)

@@ -17,56 +17,57 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// Worker is a running worker process, or one that ran. All methods may be called by any goroutine.
+// Worker is a worker process, running or ended. It is safe for concurrent use.
 type Worker struct {
 	id     uint32
-	pid    int // written before the Worker is handed out
+	pid    int // set before the Worker is returned
 	z      *Zygote
-	group  *sandbox.Group // nil: it has none
-	memory uint64         // limit of the group at first, in bytes
+	group  *sandbox.Group // may be nil
+	memory uint64         // initial memory limit of the group, in bytes
 	conn   *net.UnixConn
 	output *output
 	page   *page
 	blob   []byte
-	began  bool // it has said STARTED
+	began  bool // STARTED was received
 	asked  time.Time
-	steps  Steps // of start
+	steps  Steps // of the start
 
-	// From the spawner, each with room for one.
+	// From the spawner; each has capacity 1.
 	answer chan answer    // to the request for this worker
 	exited chan wire.Exit // its end
 	device chan uint32    // wire.Device*
 
-	used atomic.Int64 // CPU time of its control group, once nothing of the worker is left; 0: no group
+	used atomic.Int64 // CPU time of its control group, set when nothing of the worker is left; 0: no group
 
-	serves atomic.Pointer[Spec] // of its lease; an empty one while it waits for that
+	serves atomic.Pointer[Spec] // spec of its lease; empty while it waits for a lease
 
-	stopped atomic.Bool // Stop was called: a clean exit is as it should be
+	stopped atomic.Bool // Stop was called, so a clean exit is expected
 	killed  atomic.Bool
-	verdict atomic.Pointer[verdict] // why the executor ended it by itself
+	verdict atomic.Pointer[verdict] // why the executor ended it
 	done    chan struct{}
-	gone    chan struct{} // closed when nothing of it is left, also where it never came to be
-	exit    Exit          // written before done is closed
+	gone    chan struct{} // closed when nothing of it is left, also if it was never started
+	exit    Exit          // set before done is closed
 
-	// conn is closed by the later of watch and start: what the worker sent before it ended is still to be read.
+	// conn is closed by the later of watch and start, since start may still read what the worker sent before its end.
 	mu       sync.Mutex
 	starting bool
-	heard    chan struct{} // closed when starting ends, if somebody waits for that
+	heard    chan struct{} // closed when starting ends; nil: nothing waits for that
 	ended    bool
 
 	before atomic.Pointer[Counters] // of earlier leases
 }
 
-// Blob is the worker's channel blob, for the client to connect to. The caller does not change it.
+// Blob returns the worker's channel blob, for the client to connect to. The caller must not change it.
 func (w *Worker) Blob() []byte { return w.blob }
 
-// PID is the worker's process id, good for messages only: after Done it may be another's.
+// PID returns the worker's process id, for messages only: after Done another process may have it.
 func (w *Worker) PID() int { return w.pid }
 
-// Done is closed when the process has ended and has been reaped: then its cores are free and its keys dead.
+// Done returns a channel that is closed when the process has ended and was reaped. Its cores are then free and its keys
+// invalid.
 func (w *Worker) Done() <-chan struct{} { return w.done }
 
-// Exit says how the worker ended. Before Done is closed its Reason is "running".
+// Exit returns how the worker ended. Before Done is closed its Reason is "running".
 func (w *Worker) Exit() Exit {
 	select {
 	case <-w.done:
@@ -76,10 +77,10 @@ func (w *Worker) Exit() Exit {
 	}
 }
 
-// OutputTail is the last TailSize bytes of what the worker has printed so far.
+// OutputTail returns the last TailSize bytes that the worker has printed so far.
 func (w *Worker) OutputTail() []byte { return w.output.bytes() }
 
-// Counters is what the worker says that it has done so far, since it was last resumed.
+// Counters returns the worker's own counters since it was last resumed. User code can forge them.
 func (w *Worker) Counters() Counters {
 	c := w.page.counters()
 	if b := w.before.Load(); b != nil {
@@ -88,8 +89,8 @@ func (w *Worker) Counters() Counters {
 	return c
 }
 
-// CPUTime is how much CPU time all processes of the worker's control group have used, also when they have ended. Without a group it is
-// that of the worker's own process, and false when that has ended.
+// CPUTime returns how much CPU time all processes of the worker's control group have used, including ended ones.
+// Without a group it returns that of the worker's own process, and false when that has ended.
 func (w *Worker) CPUTime() (time.Duration, bool) {
 	if used := w.used.Load(); used > 0 {
 		return time.Duration(used), true
@@ -97,11 +98,11 @@ func (w *Worker) CPUTime() (time.Duration, bool) {
 	if used, ok := w.group.CPUTime(); ok {
 		return used, true
 	}
-	// The clock of another process, as clock_getcpuclockid makes it: ~pid << 3 | CPUCLOCK_SCHED.
+	// The CPU clock of another process, as clock_getcpuclockid computes it: ~pid << 3 | CPUCLOCK_SCHED.
 	var ts unix.Timespec
 	err := unix.ClockGettime(int32(^w.pid)<<3|2, &ts)
 	select {
-	case <-w.done: // the number may be another process's by now
+	case <-w.done: // another process may have the process id now
 		used := w.used.Load()
 		return time.Duration(used), used > 0
 	default:
@@ -109,7 +110,7 @@ func (w *Worker) CPUTime() (time.Duration, bool) {
 	}
 }
 
-// Running is the function that runs now, "" between calls.
+// Running returns the function that is running now, "" between calls.
 func (w *Worker) Running() string {
 	names := w.serves.Load().Names
 	if _, index, ok := w.page.running(); ok && index < len(names) {
@@ -118,43 +119,43 @@ func (w *Worker) Running() string {
 	return ""
 }
 
-// Steps is what a worker's start took, as seen from here.
+// Steps has the durations of the steps of a worker's start, as measured by this process.
 type Steps struct {
-	Fork    time.Duration // from the request to its first instruction; what its first messages took is here, too
-	Sandbox time.Duration // name spaces, credentials, filters; what its guard process does meanwhile is in Fork
-	Connect time.Duration // device, memory, queue pair; of one in advance, on shm, up to its client's answer
-	Code    time.Duration // the library, its constructors included
-	Warm    bool          // the process was there already: Fork is what it took to wake it
-	Cached  bool          // it was connected and had the code too: Connect is what Resume took
+	Fork    time.Duration // from the request to its first instruction, including its first messages
+	Sandbox time.Duration // namespaces, credentials, filters; the work of its guard process is in Fork
+	Connect time.Duration // device, memory, queue pair; of a pooled worker on shm, until its client's answer
+	Code    time.Duration // the library, including its constructors
+	Warm    bool          // a pooled worker: Fork is the time to wake it
+	Cached  bool          // a cached worker: Connect is the duration of Resume
 }
 
-// Steps is what this worker's start took.
+// Steps returns the durations of this worker's start.
 func (w *Worker) Steps() Steps { return w.steps }
 
-// Kill ends the process now. It does not wait; Done does.
+// Kill kills the process without waiting for its end.
 func (w *Worker) Kill() {
 	w.killed.Store(true)
 	w.command(wire.Kill)
 }
 
-// command has the spawner do something to the worker. One that has ended is no error.
+// command sends the spawner a command for the worker. A worker that has ended is no error.
 func (w *Worker) command(typ wire.Type) {
 	if err := w.z.send(&wire.Message{Type: typ, ID: w.id}); err != nil {
 		w.z.spawner.conn.Close() // receive ends everything
 	}
 }
 
-// Stop lets the running call finish and ends the worker; when ctx ends first, it is killed. Returns when the process
-// has been reaped: nil after a stop, an error that wraps ctx's when it took a kill.
+// Stop lets the running call finish and ends the worker. If ctx ends first, the worker is killed. Stop blocks until the
+// process is reaped. It returns an error that wraps ctx's if the worker was killed.
 func (w *Worker) Stop(ctx context.Context) error { return w.leave(ctx, wire.Stop) }
 
-// Finish is Stop after all the calls that the client has sent.
+// Finish is Stop after all calls that the client has sent.
 func (w *Worker) Finish(ctx context.Context) error { return w.leave(ctx, wire.Finish) }
 
 func (w *Worker) leave(ctx context.Context, how wire.Type) error {
 	w.stopped.Store(true)
 	m := wire.Message{Type: how, ID: w.id}
-	// Fails when the worker is gone already, or never reads its socket; both end below.
+	// Fails if the worker has ended or does not read its socket; both cases are handled below.
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	w.conn.Write(m.Encode())
 	select {
@@ -172,7 +173,7 @@ func (w *Worker) leave(ctx context.Context, how wire.Type) error {
 	return fmt.Errorf("worker %d did not stop and was killed: %w", w.id, context.Cause(ctx))
 }
 
-// watch waits for the end of the process and cleans up behind it.
+// watch waits for the end of the process and cleans up.
 func (w *Worker) watch() {
 	end := <-w.exited
 	w.output.finish()
@@ -191,14 +192,15 @@ func (w *Worker) watch() {
 	close(w.done)
 }
 
-// lastWords is what a worker said when it failed after its start: its client's memory cannot be mapped, say.
+// lastWords returns the message of a worker that failed after its start, for example because its client's memory cannot
+// be mapped.
 func (w *Worker) lastWords(end *wire.Exit) string {
 	if end.Code != exitFailed || end.Signal != 0 {
 		return ""
 	}
 	w.mu.Lock()
 	var heard chan struct{}
-	if w.starting { // who starts it has not come to LOADED yet, or to FAILED, which is his to read
+	if w.starting { // start has not read LOADED or FAILED yet, and must read it itself
 		heard = make(chan struct{})
 		w.heard = heard
 	}
@@ -206,11 +208,11 @@ func (w *Worker) lastWords(end *wire.Exit) string {
 	if heard != nil {
 		select {
 		case <-heard:
-		case <-time.After(100 * time.Millisecond): // he waits for us, or is slow, and what there is to read is his
+		case <-time.After(100 * time.Millisecond): // start waits for watch, or is slow: leave the message to it
 			return ""
 		}
 	}
-	w.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // it is there, or the end is
+	w.conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // the message or the end of file is already there
 	buf := make([]byte, wire.Max)
 	n, err := w.conn.Read(buf)
 	if err != nil {
@@ -223,7 +225,7 @@ func (w *Worker) lastWords(end *wire.Exit) string {
 	return ": " + m.Failure().Error()
 }
 
-// started ends the start: nobody reads the worker's messages any more.
+// started ends the start: the worker's messages are no longer read.
 func (w *Worker) started() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -237,7 +239,7 @@ func (w *Worker) started() {
 	}
 }
 
-// await reads the messages of a worker that is to wait for its lease, up to PREPARED.
+// await reads the messages of a worker that will wait for its lease, up to PREPARED.
 func (w *Worker) await(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -269,7 +271,7 @@ func (w *Worker) start(ctx context.Context) error {
 	defer stop()
 	buf := make([]byte, wire.Max)
 	for {
-		// Read, not ReadMsgUnix: descriptors that user code might send are closed by the kernel.
+		// With Read instead of ReadMsgUnix the kernel closes descriptors that user code may send.
 		n, err := w.conn.Read(buf)
 		if err != nil {
 			return w.startFailed(ctx, err)
@@ -293,10 +295,11 @@ func (w *Worker) start(ctx context.Context) error {
 	}
 }
 
-// loadedTimes is how many bytes of LOADED come before the blob.
+// loadedTimes is the number of bytes in LOADED before the blob.
 const loadedTimes = 24
 
-// loaded notes what of the time to LOADED was the worker's own, and of that the sandbox's and the library's, as it says itself.
+// loaded records how the time to LOADED is divided, according to the worker: its own time, and in it the sandbox's and
+// the library's.
 func (w *Worker) loaded(took time.Duration, times []byte) {
 	part := func(i int, of time.Duration) time.Duration {
 		return min(max(time.Duration(binary.LittleEndian.Uint64(times[8*i:])), 0), of)
@@ -308,12 +311,12 @@ func (w *Worker) loaded(took time.Duration, times []byte) {
 	w.steps.Connect = own - w.steps.Sandbox - w.steps.Code
 }
 
-// startFailed names what happened when the socket closed or time ran out before LOADED.
+// startFailed returns the error when the socket closed or time ran out before LOADED.
 func (w *Worker) startFailed(ctx context.Context, err error) error {
 	doing, status := "beginning to run", wire.StatusWorkerDied
 	switch {
 	case w.page.phase() == phaseLoading:
-		// The process belonged to the library's constructors by then.
+		// The library's constructors were running by then.
 		doing, status = "loading the library", wire.StatusBadLibrary
 	case w.began:
 		doing = "connecting to the client"
@@ -328,7 +331,7 @@ func (w *Worker) startFailed(ctx context.Context, err error) error {
 	if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 		return fmt.Errorf("worker %d: %w", w.id, err)
 	}
-	// The socket closes with the process, unless user code closed it alone.
+	// The socket closes when the process ends, unless user code closed it.
 	select {
 	case <-w.done:
 	case <-time.After(time.Second):
@@ -336,7 +339,7 @@ func (w *Worker) startFailed(ctx context.Context, err error) error {
 		<-w.done
 	}
 	if w.exit.Signal == int(unix.SIGKILL) && status == wire.StatusBadLibrary {
-		status = w.exit.Status // that was not the library
+		status = w.exit.Status // the library is not the cause
 	}
 	text := fmt.Sprintf("worker ended while %s: %s", doing, w.exit.Reason)
 	if len(w.exit.OutputTail) > 0 {

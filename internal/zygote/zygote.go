@@ -14,7 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// SpawnTimeout bounds a Spawn whose context has no deadline: constructors of user code can hang.
+// SpawnTimeout bounds a Spawn whose context has no deadline, because constructors of user code can hang.
 const SpawnTimeout = 10 * time.Second
 
 const spawnTries = 3 // with different zygotes
@@ -22,7 +22,7 @@ const spawnTries = 3 // with different zygotes
 var (
 	errSpawnTimeout = fmt.Errorf("not done within %v", SpawnTimeout)
 	errClosed       = errors.New("zygote supervisor is closed")
-	// errZygoteDied: the zygote ended before it answered. Nothing was started, or it has been killed again.
+	// errZygoteDied means that the zygote ended before it answered. Nothing was started, or it was killed again.
 	errZygoteDied = errors.New("zygote ended")
 )
 
@@ -31,23 +31,23 @@ type WorkerError = wire.Error
 
 // Config of a Zygote. Path and Log are mandatory.
 type Config struct {
-	Path    string // of the rfaas-worker program
+	Path    string // path of the rfaas-worker program
 	Spawner string // path of the rfaas-spawner program; "": beside the worker program
-	Version string // that the worker program must have; "": any
+	Version string // required version of the worker program; "": any
 	Log     *slog.Logger
 	Sandbox Sandbox
-	Files   []string // files, directories of files, and sockets, that the spawner may read or connect to for this process
-	Append  []string // files that OpenFile may have the spawner open for appending
-	// UID and GID are those of the user that this process becomes, whom the spawner opens nothing for that this user could replace. 0: it
-	// stays who it is.
+	Files   []string // files, directories of files, and sockets that the spawner may read or connect to for this process
+	Append  []string // files that OpenFile may open for appending
+	// UID and GID are those of the user that this process becomes. The spawner opens nothing for this process that the
+	// user could replace. 0: this process keeps its user.
 	UID, GID uint32
-	Remove   []string // files that RemoveFiles has the spawner remove
+	Remove   []string // files for RemoveFiles
 }
 
-// Spec says what a worker is to be.
+// Spec describes a worker.
 type Spec struct {
 	Provider string // "shm" or "verbs"
-	// For verbs, as in dp_dev_options: zero values choose, except GIDIndex, where -1 does.
+	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 does.
 	Device       string
 	Port         int
 	GIDIndex     int
@@ -58,36 +58,36 @@ type Spec struct {
 
 	WaitMode   uint8    // 0 adaptive, 1 hot, 2 warm
 	CPUs       []int    // to pin to; none: not pinned
-	Code       *os.File // the user's library in a sealed memfd (SealedMemfd); stays the caller's
+	Code       *os.File // the user's library in a sealed memfd (SealedMemfd); the caller keeps it
 	Names      []string // functions, in index order
-	NamesFile  *os.File // the same of NamesMemfd, stays the caller's; nil: made anew for each worker
+	NamesFile  *os.File // the result of NamesMemfd, which the caller keeps; nil: made anew for each worker
 	ClientBlob []byte   // the client's channel blob
-	Channel    Channel  // its sizes, as the caller has read them from the blob; zero: unknown
+	Channel    Channel  // sizes in that blob, as read by the caller; zero: unknown
 
-	// What the client may ask for at most; 0 is the protocol's own limit.
+	// Limits for the client's channel; 0: the protocol's limit.
 	MaxDepth uint32
 	MaxEager uint32
 	MaxBulk  uint64
-	// MemoryLimit is how much private writable memory, in bytes, user code may add; 0: no limit. Allocations beyond it
-	// fail. It does not count shared mappings and child processes; those a control group counts, where there can be one.
+	// MemoryLimit is how much private writable memory user code may add, in bytes; 0: no limit. Allocations beyond it
+	// fail. It does not count shared mappings and child processes, but a control group does, if there is one.
 	MemoryLimit uint64
-	// ChannelMemory is what the worker's side of the channel may take, in bytes, which a control group counts too.
+	// ChannelMemory is the memory of the worker's side of the channel, in bytes, which a control group counts too.
 	ChannelMemory uint64
 	// CallLimit is how long one call may take; 0: no limit. A worker that exceeds it is killed.
 	CallLimit time.Duration
-	// UID and GID are those of the user that the worker shall run as, who must have been verified; 0: one of the sandbox's own
-	// range, where it has one. Without a sandbox, or where the executor is not root, workers run as the executor's user.
+	// UID and GID identify the verified user that the worker runs as; 0: an id of the sandbox's range, if it has one.
+	// Without a sandbox, or if the executor is not root, workers run as the executor's user.
 	UID, GID uint32
 }
 
-// Channel is the sizes of a client's channel. The zygote has memory for such a channel ready for the next worker, and does not read
-// the client's blob for that.
+// Channel has the sizes of a client's channel. The zygote prepares memory for such a channel for the next worker,
+// without reading the client's blob.
 type Channel struct {
 	Depth, Eager uint32
 	Bulk         uint64
 }
 
-// Zygote starts workers by way of a spawner process and holds them. All methods may be called by any goroutine.
+// Zygote starts workers through a spawner process and keeps track of them. It is safe for concurrent use.
 type Zygote struct {
 	cfg      Config
 	spawner  *connection
@@ -102,21 +102,21 @@ type Zygote struct {
 	inspectors inspectors
 
 	mu       sync.Mutex
-	pid      int           // of the zygote process, 0 while there is none
-	noStart  error         // why there is none
-	unable   error         // why a restart has failed; nil while a zygote runs, or is started for the first time after one ended
-	changed  chan struct{} // closed and renewed when these three change
+	pid      int           // of the zygote process, 0 while none runs
+	noStart  error         // why none runs
+	unable   error         // why a restart has failed; nil while a zygote runs or the first restart is in progress
+	changed  chan struct{} // closed and replaced when these three change
 	devices  int
 	parts    uint32 // of the sandbox
-	missing  string // parts of the sandbox, and why; "" if none
+	missing  string // missing parts of the sandbox, and why; "" if none
 	closed   bool
 	workers  map[uint32]*Worker
 	opens    map[uint32]chan opened
 	nextOpen uint32
 }
 
-// Start starts the spawner and with it the zygote process, and returns when that has loaded its providers. A zygote that dies is replaced;
-// workers live on meanwhile. ctx bounds the start only.
+// Start starts the spawner and the zygote process. It blocks until the zygote has loaded its providers. A zygote that
+// dies is replaced, and workers live on. ctx bounds only the start.
 func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 	c, err := startSpawner(&cfg)
 	if err != nil {
@@ -140,22 +140,22 @@ func Start(ctx context.Context, cfg Config) (*Zygote, error) {
 	return z, nil
 }
 
-// VerbsDevices is how many RDMA devices the zygote found when it last started.
+// VerbsDevices returns how many RDMA devices the zygote found when it last started.
 func (z *Zygote) VerbsDevices() int {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	return z.devices
 }
 
-// Lacks says what of a complete sandbox this node cannot give to workers, and why; "" if nothing.
+// Lacks returns which parts of a complete sandbox this node cannot provide, and why; "" if none.
 func (z *Zygote) Lacks() string {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	return z.missing
 }
 
-// CannotStart returns why no worker can be started, and nil while workers can be started. A zygote that ended and is being restarted
-// for the first time does not count. changed is closed when the answer may have changed.
+// CannotStart returns why no worker can be started, or nil. The first restart of a zygote that ended does not count as
+// an error. changed is closed when the answer may have changed.
 func (z *Zygote) CannotStart() (reason error, changed <-chan struct{}) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -188,7 +188,8 @@ func (z *Zygote) Close() error {
 	return nil
 }
 
-// ready waits for a living zygote, but not for a program of another version to be replaced: a *WorkerError.
+// ready waits until a zygote runs. It does not wait if the worker program has another version, and returns a
+// *WorkerError.
 func (z *Zygote) ready(ctx context.Context) error {
 	for {
 		z.mu.Lock()
@@ -219,10 +220,10 @@ func (z *Zygote) ready(ctx context.Context) error {
 
 // ---- spawning ----
 
-// Spawn starts a worker and returns when it is connected to the client (its Blob is the answer for the client) and has
-// loaded the code. Blocks until ctx's deadline, for SpawnTimeout if it has none, and a few seconds more if the zygote
-// hangs. When it fails, nothing of the worker is left; a *WorkerError says what the worker, the zygote or the check of
-// the Spec found. When ctx ends, the error wraps ctx's and says what was waited for.
+// Spawn starts a worker. It blocks until the worker is connected to the client (its Blob is the answer for the client)
+// and has loaded the code, at most until ctx's deadline, or SpawnTimeout if ctx has none, plus a few seconds if the
+// zygote hangs. If it fails, nothing of the worker is left. A *WorkerError is an error of the worker, the zygote or the
+// check of the Spec. If ctx ends, the error wraps ctx's and says what Spawn was waiting for.
 func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	body, err := spawnBody(&spec)
 	if err != nil {
@@ -243,8 +244,8 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, SpawnTimeout, errSpawnTimeout)
 		defer cancel()
 	}
-	defer z.pool.wake()                   // not before: its clones would take processor time from this start
-	if spec.UID == 0 || !z.canGiveUID() { // those that wait are somebody already
+	defer z.pool.wake()                   // at the end, since its clones would take processor time from this start
+	if spec.UID == 0 || !z.canGiveUID() { // pooled workers already run under a fixed UID
 		if w, err := z.lend(ctx, &spec, body, names); !errors.Is(err, errNoneReady) {
 			return w, err
 		}
@@ -260,12 +261,12 @@ func (z *Zygote) Spawn(ctx context.Context, spec Spec) (*Worker, error) {
 	}
 }
 
-// parts are what an executor holds of a worker, and the descriptors that go to it.
+// parts are the executor's ends of a worker's descriptors, and the descriptors for the worker.
 type parts struct {
 	conn   *net.UnixConn
 	output *output
 	page   *page
-	theirs []int // worker socket, output, page; closed once sent
+	theirs []int // for the worker: socket, output, page; closed after sending
 }
 
 func newParts() (*parts, error) {
@@ -289,7 +290,7 @@ func newParts() (*parts, error) {
 	return &parts{conn: conn, output: out, page: page, theirs: []int{sock, log, pageFD}}, nil
 }
 
-// leaseFDs are what a lease brings to its worker: the code, and the names.
+// leaseFDs calls use with the descriptors that a lease brings to its worker: the code and the names.
 func leaseFDs(code, names *os.File, use func(code, names int) error) error {
 	return wire.Control(names, func(namesFD int) error {
 		return wire.Control(code, func(codeFD int) error { return use(codeFD, namesFD) })
@@ -301,7 +302,7 @@ func (p *parts) closeTheirs() {
 	p.theirs = nil
 }
 
-// close is for a worker that has never been.
+// close frees the parts of a worker that was not started.
 func (p *parts) close() {
 	p.closeTheirs()
 	p.conn.Close()
@@ -309,7 +310,7 @@ func (p *parts) close() {
 	p.page.freeze()
 }
 
-// spawn asks the spawner for a worker and sees it through its start. Without names it is one that waits for its lease.
+// spawn requests a worker from the spawner and completes its start. Without names the worker waits for its lease.
 func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.File) (*Worker, error) {
 	asked := time.Now()
 	if err := z.ready(ctx); err != nil {
@@ -359,8 +360,8 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 	select {
 	case a = <-w.answer:
 	case <-ctx.Done():
-		// The worker may be there in a moment, on cores that the caller takes for free when this returns. The spawner ends a zygote that
-		// hangs, and then it answers.
+		// The worker may exist in a moment, on cores that the caller considers free when this returns, so wait for the
+		// answer. The spawner kills a zygote that hangs, and then answers.
 		w.Kill()
 		a = <-w.answer
 		if a.err == nil {
@@ -388,7 +389,7 @@ func (z *Zygote) spawn(ctx context.Context, spec *Spec, body []byte, names *os.F
 	return w.begin(ctx, spec)
 }
 
-// abort ends a worker whose start has failed and returns when nothing of it is left.
+// abort ends a worker whose start has failed, and waits until nothing of it is left.
 func (w *Worker) abort(err error) error {
 	w.started()
 	w.Kill()
@@ -396,7 +397,7 @@ func (w *Worker) abort(err error) error {
 	return err
 }
 
-// begin sees a worker that has its lease through the rest of its start.
+// begin completes the start of a worker that has its lease.
 func (w *Worker) begin(ctx context.Context, spec *Spec) (*Worker, error) {
 	if err := w.start(ctx); err != nil {
 		return nil, w.abort(err)
