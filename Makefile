@@ -380,7 +380,7 @@ test-hostile: ## attacks by functions, clients and unauthenticated processes on 
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 240s ./tests/hostile -cluster
 
 .PHONY: test-slurm
-test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in name spaces (as root)
+test-slurm: ## executors as jobs and by hooks on a real Slurm cluster in namespaces (as root)
 	$(Q)$(try_build)
 	$(Q)$(GO) test -count=1 -v -vet=off -timeout 340s ./tests/slurm -cluster -rounds 10
 
@@ -424,7 +424,7 @@ test-softroce-faults: ## kills, stops and cancels on a real verbs device in a vi
 	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
 		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -kills 30 -calls 8000
 
-# Nodes in name spaces of one machine that has a verbs device: all of them reach it.
+# Nodes in namespaces of one machine that has a verbs device: all of them reach it.
 test-softroce-slurm: ## an MPI job on a real Slurm that is served by another node, over verbs in a virtual machine
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/gotest-slurm && $(GO) test -c -o build/gotest-slurm/ ./tests/slurm

@@ -61,7 +61,7 @@ func processNamed(name string) int {
 	return 0
 }
 
-// segment makes a System V segment of this process's name space.
+// segment makes a System V segment of this process's namespace.
 func segment(t *testing.T) int {
 	t.Helper()
 	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 4096, unix.IPC_CREAT|0o666)
@@ -83,7 +83,7 @@ func TestSandbox(t *testing.T) {
 	ids := fmt.Sprint(segment(t))
 	const variable = "CLOUD_ACCESS_KEY" // of the executor's environment
 	t.Setenv(variable, "x")
-	// Where a test runs as another user than root it is the name space of that user: ids are its own.
+	// Where a test runs as another user than root it is the namespace of that user: ids are its own.
 	for _, pool := range []string{"0", "1"} {
 		t.Run("pool "+pool, func(t *testing.T) {
 			w := newWorld(t, "--sandbox", "on", "--warm-pool", pool, "--keep-time", "0s", "--sandbox-processes", "40", "--sandbox-files", "100")

@@ -152,7 +152,7 @@ type StartSteps struct {
 	Fork    time.Duration // from the request to the worker's first instruction, or until it has its lease
 	Connect time.Duration // device, memory, queue pair
 	Code    time.Duration // the library
-	Sandbox time.Duration // credentials, name spaces, filters; 0: there is none, or by an executor that does not say
+	Sandbox time.Duration // credentials, namespaces, filters; 0: there is none, or by an executor that does not say
 }
 
 // StartSteps is what the start of the lease's first process in this place took.

@@ -222,7 +222,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "soft-RoCE", "GIDs", "device files", "control groups", "name spaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

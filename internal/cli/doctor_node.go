@@ -122,9 +122,9 @@ func checkCgroups(root string) finding {
 	return note(check, mend, "none that can bound memory in %s", base)
 }
 
-// checkNamespaces starts a program in name spaces of its own, as `rfaas slurm run` does.
+// checkNamespaces starts a program in namespaces of its own, as `rfaas slurm run` does.
 func checkNamespaces(ctx context.Context) finding {
-	const check = "name spaces"
+	const check = "namespaces"
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/true")
@@ -140,7 +140,7 @@ func checkNamespaces(ctx context.Context) finding {
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		return note(check, "sysctl user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 where it exists; without, processes that fork twice "+
-			"are left to the batch system", "%s name spaces are refused: %v", kind, err)
+			"are left to the batch system", "%s namespaces are refused: %v", kind, err)
 	}
 	return ok(check, "%s", kind)
 }
@@ -165,7 +165,7 @@ func checkSandbox(ctx context.Context) finding {
 		return note(check, "docs/operations.md, \"What a worker may do\", says how to fix each; an executor that is root or has an "+
 			"identity-dir does not start without --sandbox=on", "incomplete: %s", missing)
 	}
-	return ok(check, "complete: user ids, name spaces, filter of system calls, Landlock")
+	return ok(check, "complete: user ids, namespaces, filter of system calls, Landlock")
 }
 
 // Clocks of nodes that differ by more than this make "available until" wrong by as much; MUNGE refuses at 5 minutes.

@@ -178,7 +178,7 @@ func newSlurmRun(a *app) *cobra.Command {
 		Use:   "run [flags] [-- EXECUTOR-ARGS...]",
 		Short: "In a job: run an executor that knows when the job ends and leaves nothing behind",
 		Long: `Run an executor in a Slurm job. It is told when the job's time is over (--until), SIGTERM is passed on at once, and nothing
-of it is left when it has ended: it runs in a process name space of its own where the system allows one.
+of it is left when it has ended: it runs in a process namespace of its own where the system allows one.
 
 The exit status is the executor's.`,
 		Args: cobra.ArbitraryArgs,
@@ -205,7 +205,7 @@ The exit status is the executor's.`,
 	}
 	c.Flags().StringVar(&program, "program", "", "the executor (default: beside this program)")
 	c.Flags().DurationVar(&killAfter, "kill-after", 3*time.Second, "from SIGTERM until everything is killed: give the executor a --grace that is less")
-	c.Flags().BoolVar(&noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process name space")
+	c.Flags().BoolVar(&noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process namespace")
 	return c
 }
 

@@ -50,7 +50,7 @@ An executor that could lend more is replaced when nobody has a lease with it, or
 	fl.StringVar(&f.name, "name", "", "this node's name in Slurm (default: $SLURMD_NODENAME or the host name up to its first dot)")
 	fl.StringVar(&f.program, "program", "", "the executor (default: beside this program)")
 	fl.DurationVar(&f.killAfter, "kill-after", 1500*time.Millisecond, "from SIGTERM until everything is killed: give the executor a --grace that is less")
-	fl.BoolVar(&f.noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process name space")
+	fl.BoolVar(&f.noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process namespace")
 	fl.BoolVar(&f.agent.Spare, "spare", true, "lend what jobs leave of a node; without it whole nodes only")
 	fl.IntVar(&f.agent.KeepCPUs, "keep-cpus", 0, "CPUs that stay with the system")
 	fl.StringVar(&f.keepMemory, "keep-memory", "0", "memory that stays with the system")

@@ -151,7 +151,7 @@ struct shm_dev {
     dp_dev d;
     bool active_only;
     bool membarrier;
-    int spare; /* of one that only connects: a socket for that, of the network name space that it was opened in; -1 */
+    int spare; /* of one that only connects: a socket for that, of the network namespace that it was opened in; -1 */
     uint8_t boot_id[16];
     uint64_t netns;
     /* Everything below under lock. */

@@ -6,7 +6,7 @@
  * with active_side_only has no socket and must connect first. The socket then stays open on both sides,
  * unused: the kernel closes it when a process ends, however it ends.
  *
- * Blob, 80 bytes: u32 magic | u16 version | u8 provider | u8 0 | u64 network name space | 16 boot id |
+ * Blob, 80 bytes: u32 magic | u16 version | u8 provider | u8 0 | u64 network namespace | 16 boot id |
  *                 16 socket name (zero: does not listen) | 16 token | 16 zero.
  */
 #include "dp_shm_link.h"
@@ -41,7 +41,7 @@ int shm_link_identity(shm_dev *dev, dp_error *err) {
             nibbles++;
         }
     }
-    /* Abstract sockets belong to the network name space. */
+    /* Abstract sockets belong to the network namespace. */
     struct stat st;
     if (stat("/proc/self/ns/net", &st) == 0)
         dev->netns = st.st_ino;
@@ -160,7 +160,7 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     if (e) {
         close(fd);
         if (b->netns != dev->netns)
-            return dp_fail(err, DP_CONNECTION, e, "connect: the peer is in another network name space");
+            return dp_fail(err, DP_CONNECTION, e, "connect: the peer is in another network namespace");
         return dp_fail(err, e == ECONNREFUSED ? DP_PEER_GONE : DP_CONNECTION, e, "connect: shm peer's socket");
     }
     shm_hello h;

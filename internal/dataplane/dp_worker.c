@@ -110,7 +110,7 @@ static uint64_t now_ns(void) {
 }
 
 /* Dies with the executor from now on. Whether it is still there says the parent, or, where that cannot be seen from a process
- * name space, the other end of the socket: it closes before the executor's children are told. */
+ * namespace, the other end of the socket: it closes before the executor's children are told. */
 static void tie(int sock, pid_t parent, bool sandboxed) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct pollfd p = {.fd = sock};
@@ -483,7 +483,7 @@ static void prepare(worker *w) {
     const dp_msg_spawn *m = w->m;
     dp_channel_config sizes = {m->max_depth, m->max_eager, m->max_bulk};
     dp_error err = {0};
-    bool shm = m->provider == DP_PROVIDER_SHM; /* the device has a socket of the network name space that it was opened in */
+    bool shm = m->provider == DP_PROVIDER_SHM; /* the device has a socket of the network namespace that it was opened in */
     open_device(w);
     if (shm)
         enter_sandbox(w, true);

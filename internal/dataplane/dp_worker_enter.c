@@ -1,4 +1,4 @@
-/* The worker's way into its sandbox: credentials, name spaces, capabilities, Landlock. The filter is in dp_worker_filter.c. */
+/* The worker's way into its sandbox: credentials, namespaces, capabilities, Landlock. The filter is in dp_worker_filter.c. */
 #include "dp_worker_sandbox.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static int set_capabilities(uint64_t keep) {
 
 int dp_sandbox_drop_capabilities(void) { return set_capabilities(0); }
 
-/* Those that entering the guard's name spaces takes. */
+/* Those that entering the guard's namespaces takes. */
 #define TO_ENTER (1ull << CAP_SYS_ADMIN | 1ull << CAP_SYS_CHROOT | 1ull << CAP_SYS_PTRACE)
 
 int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err) {
@@ -56,7 +56,7 @@ int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_erro
     return DP_OK;
 }
 
-/* ---- name spaces ---- */
+/* ---- namespaces ---- */
 
 /* What the guard says when it is ready, and after it was asked to hide the devices: an errno, and which step failed. */
 typedef struct guard_word {
@@ -99,7 +99,7 @@ int dp_sandbox_enter(const dp_sandbox *s, const dp_sandbox_fds *fds, bool connec
         int spaces = (s->parts & DP_SANDBOX_FILES ? CLONE_NEWNS : 0) | (s->parts & DP_SANDBOX_IPC ? CLONE_NEWIPC : 0) |
                      (s->parts & DP_SANDBOX_NET ? CLONE_NEWNET : 0);
         if (spaces && setns(fds->guard, spaces))
-            return dp_fail(err, DP_FATAL, errno, "sandbox: enter the name spaces");
+            return dp_fail(err, DP_FATAL, errno, "sandbox: enter the namespaces");
     }
     if (!(s->parts & DP_SANDBOX_PRIVS))
         return DP_OK;

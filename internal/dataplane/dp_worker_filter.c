@@ -1,6 +1,6 @@
 /* The system call filter of a sealed worker. A call that is not listed here fails with EPERM. A call that is newer than this
  * list fails with ENOSYS, so that libraries fall back to an older one. The list allows what computing needs: memory, threads,
- * signals, visible files, child programs, clocks. It refuses new sockets, name spaces, mounts, tracing, keys, io_uring, BPF, and
+ * signals, visible files, child programs, clocks. It refuses new sockets, namespaces, mounts, tracing, keys, io_uring, BPF, and
  * commands to devices. Some calls are allowed with some arguments only; the comment at each rule says why.
  *
  * The program is a binary search over the numbers of the system calls. When a filter is installed, the kernel (5.11 and newer) runs

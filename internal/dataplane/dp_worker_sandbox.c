@@ -44,7 +44,7 @@ static bool write_text(const char *path, const char *text) {
     return ok;
 }
 
-/* Rights to make name spaces, if need be those of a user name space in which the user stays who he is. 0 or an errno. */
+/* Rights to make namespaces, if need be those of a user namespace in which the user stays who he is. 0 or an errno. */
 static int gain_rights(bool *root) {
     *root = false;
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -64,8 +64,8 @@ static int gain_rights(bool *root) {
     return 0;
 }
 
-/* An empty network name space, made by a child since there may be no way back from it. Its interfaces are down. The child shares
- * the descriptors and says by its exit status which one it has opened: /proc may be of another process name space, in which
+/* An empty network namespace, made by a child since there may be no way back from it. Its interfaces are down. The child shares
+ * the descriptors and says by its exit status which one it has opened: /proc may be of another process namespace, in which
  * only a process itself knows itself. -1 and errno. */
 static int empty_net(void) {
     enum { FAILED = 128 }; /* and an errno, all of which that can come are below 127 */
@@ -99,7 +99,7 @@ static gid_t device_group(void) {
     return group;
 }
 
-/* A process name space can be made. Tried by a child, since what it clones afterwards would be in it. 0 or an errno. */
+/* A process namespace can be made. Tried by a child, since what it clones afterwards would be in it. 0 or an errno. */
 static int try_pids(void) {
     pid_t child = fork();
     if (child == 0)
@@ -113,7 +113,7 @@ static int try_pids(void) {
     return WIFEXITED(st) ? WEXITSTATUS(st) : ECHILD;
 }
 
-/* The name spaces of another process can be entered by its pidfd, since Linux 5.8. Into one of its own the caller may go. */
+/* The namespaces of another process can be entered by its pidfd, since Linux 5.8. Into one of its own the caller may go. */
 static int try_enter(void) {
     if (unshare(CLONE_NEWIPC))
         return errno;
@@ -130,25 +130,25 @@ static void prepare_spaces(dp_sandbox *s, bool verbs) {
     bool root;
     int e = gain_rights(&root);
     if (e) {
-        dp_sandbox_lacks(s, DP_SANDBOX_UID | spaces, "name spaces: none can be made without root or user name spaces", e);
+        dp_sandbox_lacks(s, DP_SANDBOX_UID | spaces, "namespaces: none can be made without root or user namespaces", e);
         return;
     }
     if (!root || s->without & DP_SANDBOX_UID)
         dp_sandbox_lacks(s, DP_SANDBOX_UID, "user ids: only root can give workers their own", 0);
     if ((e = s->without & DP_SANDBOX_PIDS ? ENOTSUP : try_pids())) {
-        /* The guard is the first process of a process name space: without, there is none, and nobody to keep the others. */
-        dp_sandbox_lacks(s, spaces, "process name space", e);
+        /* The guard is the first process of a process namespace: without, there is none, and nobody to keep the others. */
+        dp_sandbox_lacks(s, spaces, "process namespace", e);
         return;
     }
     if ((e = try_enter())) {
-        dp_sandbox_lacks(s, spaces, "enter name spaces by a pidfd (Linux 5.8)", e);
+        dp_sandbox_lacks(s, spaces, "enter namespaces by a pidfd (Linux 5.8)", e);
         return;
     }
     errno = ENOTSUP;
     s->net = s->without & DP_SANDBOX_NET ? -1 : empty_net();
     if (s->net < 0)
-        dp_sandbox_lacks(s, DP_SANDBOX_NET, "network name space", errno);
-    const char *what = "mount name space";
+        dp_sandbox_lacks(s, DP_SANDBOX_NET, "network namespace", errno);
+    const char *what = "mount namespace";
     e = s->without & DP_SANDBOX_FILES ? ENOTSUP : unshare(CLONE_NEWNS) ? errno : dp_sandbox_root(s, verbs, &what);
     if (e) {
         char text[256];
@@ -195,7 +195,7 @@ static bool hung_up(int sock) {
 
 static int guard_set_up(const dp_sandbox *s, const char **what) {
     if (s->parts & DP_SANDBOX_NET) {
-        *what = "enter the network name space";
+        *what = "enter the network namespace";
         if (setns(s->net, CLONE_NEWNET))
             return errno;
     }
@@ -240,7 +240,7 @@ int dp_sandbox_open(const dp_sandbox *s, const dp_guard_files *files, dp_sandbox
         int e = errno;
         close(ends[0]);
         close(ends[1]);
-        return dp_fail(err, DP_FATAL, e, "sandbox: process name space");
+        return dp_fail(err, DP_FATAL, e, "sandbox: process namespace");
     }
     unsigned long flags = CLONE_PARENT | CLONE_PIDFD | (s->parts & DP_SANDBOX_FILES ? CLONE_NEWNS : 0) |
                           (s->parts & DP_SANDBOX_IPC ? CLONE_NEWIPC : 0);

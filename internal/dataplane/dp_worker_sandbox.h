@@ -1,22 +1,22 @@
 /* The sandbox of workers: what keeps a user's function to its own process, its own cores and nothing else.
  *
  *   zygote, once     dp_sandbox_prepare    tries what this kernel and these rights allow; makes a root of read-only mounts and
- *                                          lives in it; an empty network name space; the filter of system calls
- *   zygote, each     dp_sandbox_open       a process name space and its first process, the guard, in which the worker is cloned
+ *                                          lives in it; an empty network namespace; the filter of system calls
+ *   zygote, each     dp_sandbox_open       a process namespace and its first process, the guard, in which the worker is cloned
  *   guard            (own process)         own mounts of /proc and /tmp, own IPC; ends with the executor, and all with it
  *   worker           dp_sandbox_present    tells the guard that there is somebody to guard
  *                    dp_sandbox_identity   own user id, before anything is made with the old one
- *                    dp_sandbox_enter      the guard's name spaces, no capabilities, no new privileges, Landlock
+ *                    dp_sandbox_enter      the guard's namespaces, no capabilities, no new privileges, Landlock
  *                    dp_sandbox_hide       device files leave the file system, once the device is open
  *                    dp_sandbox_seal       the filter, before the first instruction of the user
  *
- * The guard is the first process of the name space so that the worker is not: signals without a handler do not reach a first
+ * The guard is the first process of the namespace so that the worker is not: signals without a handler do not reach a first
  * process, and it would inherit every orphan. It holds no descriptor of the worker's. Its parent is the executor, which ends
  * it, and with it every process that a function left behind, when the worker has ended.
  *
  * Credentials change in _identity and _enter only: soft-RoCE compares those of a post with those that opened the device, by
  * pointer, and Landlock counts as a change. So a worker on verbs enters first and opens the device then; one on shm connects
- * first, since abstract sockets end at the network name space, or, if it waits for its lease, has made a socket before it entered.
+ * first, since abstract sockets end at the network namespace, or, if it waits for its lease, has made a socket before it entered.
  */
 #ifndef RFAAS_DP_WORKER_SANDBOX_H
 #define RFAAS_DP_WORKER_SANDBOX_H
@@ -31,7 +31,7 @@
 /* The parts of a sandbox. HELLO reports those that work. internal/spawner/wire has the same numbers. */
 enum {
     DP_SANDBOX_UID = 1 << 0,      /* workers get user ids of their own */
-    DP_SANDBOX_PIDS = 1 << 1,     /* name spaces */
+    DP_SANDBOX_PIDS = 1 << 1,     /* namespaces */
     DP_SANDBOX_FILES = 1 << 2,
     DP_SANDBOX_IPC = 1 << 3,
     DP_SANDBOX_NET = 1 << 4,
@@ -54,7 +54,7 @@ typedef struct dp_sandbox {
     uint32_t files;   /* most open descriptors of a worker, 0: as many as the executor */
     /* Private from here on. */
     int landlock; /* version of the kernel's interface, 0: none */
-    int net;      /* empty network name space, or -1 */
+    int net;      /* empty network namespace, or -1 */
     gid_t device_group; /* group that may open the devices if not every user may; 0: not needed */
     char missing[DP_SANDBOX_TEXT_MAX]; /* missing parts and the reasons, for people */
 } dp_sandbox;

@@ -22,7 +22,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// blackHole is a socket of the name space in which shm peers listen. It accepts every connection and never answers. blob
+// blackHole is a socket of the namespace in which shm peers listen. It accepts every connection and never answers. blob
 // connects to it, and met receives each connection.
 func blackHole(t *testing.T, dev *dataplane.Device) (blob []byte, met chan int) {
 	t.Helper()

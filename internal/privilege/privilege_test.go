@@ -70,7 +70,7 @@ func afterwards(dir string) {
 		}
 	}
 	say("program", exec.Command("/bin/true").Run())
-	say("name space", unix.Unshare(unix.CLONE_NEWUSER))
+	say("namespace", unix.Unshare(unix.CLONE_NEWUSER))
 	say("mount", unix.Mount("none", dir, "tmpfs", 0, ""))
 	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(os.Getppid()), 0, 0, 0, 0, 0)
 	say("other memory", errno)
@@ -129,7 +129,7 @@ root's file: open SECRET: permission denied
 root again: operation not permitted
 others of its user can trace it: false <nil>
 program: fork/exec /bin/true: operation not permitted
-name space: operation not permitted
+namespace: operation not permitted
 mount: operation not permitted
 other memory: operation not permitted
 trace: operation not permitted

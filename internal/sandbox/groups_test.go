@@ -481,7 +481,7 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("%d groups, %v: the one made ahead was not given out", n, err)
 	}
 	g.Prepare()
-	// An executor in another process name space takes the one made ahead for a dead executor's.
+	// An executor in another process namespace takes the one made ahead for a dead executor's.
 	list, _ := filepath.Glob(filepath.Join(root, "memory/job/rfaas-*"))
 	for _, dir := range list {
 		if dir != d.dirs[0] {
@@ -501,7 +501,7 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// Two executors in process name spaces of their own, which have the same process id, share no group.
+// Two executors in process namespaces of their own, which have the same process id, share no group.
 func TestSameProcessID(t *testing.T) {
 	root, cfg := fake(t, "2:memory:/job\n1:pids:/job\n", map[string][]string{"memory/job": nil, "pids/job": nil})
 	taken := map[string]bool{}

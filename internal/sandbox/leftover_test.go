@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The groups of executors that were killed are removed, also when the executor was in a process name space of its own, where its
+// The groups of executors that were killed are removed, also when the executor was in a process namespace of its own, where its
 // number is that of some other process of the node. The groups of all others stay.
 func TestLeftoversAreRemoved(t *testing.T) {
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := child.Start(); err != nil {
-		t.Skipf("no process name spaces here: %v", err)
+		t.Skipf("no process namespaces here: %v", err)
 	}
 	defer child.Wait()
 	defer in.Close()
@@ -42,16 +42,16 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	space := nameSpace("/proc", fmt.Sprint(child.Process.Pid))
 	ownSpace := nameSpace("/proc", "self")
 	if space == "" || space == ownSpace {
-		t.Fatalf("name spaces %q and %q", space, ownSpace)
+		t.Fatalf("namespaces %q and %q", space, ownSpace)
 	}
 	stay := []string{
 		self + "1",                             // ours
 		self + "executor0",                     // our own
-		"rfaas-" + space + ".1-1",              // of an executor in a name space that lives
+		"rfaas-" + space + ".1-1",              // of an executor in a namespace that lives
 		fmt.Sprintf("rfaas-%d-1", os.Getpid()), // of an earlier version, alive
 	}
 	gone := []string{
-		"rfaas-1234.1-1",                   // of a name space that has ended; process 1 lives always
+		"rfaas-1234.1-1",                   // of a namespace that has ended; process 1 lives always
 		"rfaas-1234.8-2",                   //
 		"rfaas-" + ownSpace + ".4194305-1", // no process can have this number
 		"rfaas-4194305-1",                  // of an earlier version
@@ -64,7 +64,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	removeDead([]string{dir, "/nonexistent"}, "/proc", false)
 	for _, name := range gone {
 		if _, err := os.Stat(filepath.Join(dir, name)); name != "rfaas-"+ownSpace+".4194305-1" && err != nil {
-			t.Errorf("%s is removed, whose executor may be in a name space that is not seen: %v", name, err)
+			t.Errorf("%s is removed, whose executor may be in a namespace that is not seen: %v", name, err)
 		}
 	}
 	removeDead([]string{dir, "/nonexistent"}, "/proc", true)

@@ -157,7 +157,7 @@ func marker() string {
 	return fmt.Sprintf("rfaas-contain-%d-%d-%d", os.Getpid(), markers, time.Now().UnixNano())
 }
 
-// everyMode runs a test as root and as nobody, with a name space and without.
+// everyMode runs a test as root and as nobody, with a namespace and without.
 func everyMode(t *testing.T, run func(t *testing.T, as, mode string)) {
 	for _, as := range []string{"root", "nobody"} {
 		for _, mode := range []string{"space", "adopt"} {
@@ -220,7 +220,7 @@ func TestContainKills(t *testing.T) {
 				t.Errorf("processes %v are left", left)
 			}
 		}
-		for _, pid := range lives(m) { // what only a name space can hold
+		for _, pid := range lives(m) { // what only a namespace can hold
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
@@ -254,7 +254,7 @@ func TestContainTermAtOnce(t *testing.T) {
 				Log: slog.New(slog.DiscardHandler)}
 			begin := time.Now()
 			if status, err := c.Run(ctx); status != 0 || err != nil || time.Since(begin) > bound/2 {
-				t.Errorf("no name space %v: status %d, %v after %v", mode, status, err, time.Since(begin))
+				t.Errorf("no namespace %v: status %d, %v after %v", mode, status, err, time.Since(begin))
 			}
 		}
 	}

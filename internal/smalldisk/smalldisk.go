@@ -13,8 +13,8 @@ import (
 
 const env = "RFAAS_TEST_SMALL_DISK"
 
-// Run runs test, which must be all that the calling test does, in a process and a mount name space of its own. dir is empty, and
-// a file system of that size there (of mount's option, as 256k). Without name spaces it skips, or fails where CI is set.
+// Run runs test, which must be all that the calling test does, in a process and a mount namespace of its own. dir is empty, and
+// a file system of that size there (of mount's option, as 256k). Without namespaces it skips, or fails where CI is set.
 func Run(t *testing.T, size string, test func(t *testing.T, dir string)) {
 	t.Helper()
 	if dir := os.Getenv(env); dir != "" {
@@ -36,9 +36,9 @@ func Run(t *testing.T, size string, test func(t *testing.T, dir string)) {
 	began := strings.Contains(string(out), "=== RUN   "+t.Name()) // then what the test prints is not mount's
 	if errors.Is(err, syscall.EPERM) || !began && strings.Contains(string(out), "mount:") {
 		if os.Getenv("CI") != "" {
-			t.Fatalf("no name spaces here: %v %s", err, out)
+			t.Fatalf("no namespaces here: %v %s", err, out)
 		}
-		t.Skipf("no name spaces here: %v %s", err, out)
+		t.Skipf("no namespaces here: %v %s", err, out)
 	}
 	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
 		t.Fatalf("%v\n%s", err, out)

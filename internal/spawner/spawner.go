@@ -50,7 +50,7 @@ type Spawner struct {
 	zygote   *zygote // nil while there is none
 	children map[uint32]*child
 	requests uint64
-	guards   bool // workers have process name spaces, with guards
+	guards   bool // workers have process namespaces, with guards
 }
 
 // child is a worker, from the executor's request until the executor has been told of the worker's end.

@@ -34,7 +34,7 @@ func TestInSandbox(t *testing.T) {
 	}
 }
 
-// The C library knows its thread by the number that the worker's own process name space has.
+// The C library knows its thread by the number that the worker's own process namespace has.
 func TestThreadInSandbox(t *testing.T) {
 	testSandbox = confined
 	defer func() { testSandbox = Sandbox{} }()
@@ -64,8 +64,8 @@ const rootWorker = "workers would run as root"
 // Each part can be missing: one line of the log names it, and workers run with the rest. Where all parts are required, or where a
 // worker would be root, none run.
 func TestIncompleteSandbox(t *testing.T) {
-	for part, names := range map[uint32]string{wire.PartUID: "user ids", wire.PartPIDs: "process name space", wire.PartFiles: "file system",
-		wire.PartNet: "network name space", wire.PartSeccomp: "filter of system calls", wire.PartLandlock: "Landlock", wire.PartAll &^ wire.PartPrivs: "Landlock"} {
+	for part, names := range map[uint32]string{wire.PartUID: "user ids", wire.PartPIDs: "process namespace", wire.PartFiles: "file system",
+		wire.PartNet: "network namespace", wire.PartSeccomp: "filter of system calls", wire.PartLandlock: "Landlock", wire.PartAll &^ wire.PartPrivs: "Landlock"} {
 		s := confined
 		s.without = part
 		var log bytes.Buffer
@@ -201,9 +201,9 @@ func TestWorkerLimits(t *testing.T) {
 const zygoteMemory = "/dev/zero (deleted)"
 
 // No process that runs a user's code, nor its guard, has the memory that the zygote shares with the stem, whether or not there are
-// process name spaces.
+// process namespaces.
 func TestZygoteMemoryIsNotInherited(t *testing.T) {
-	for name, without := range map[string]uint32{"whole": 0, "without process name spaces": wire.PartPIDs} {
+	for name, without := range map[string]uint32{"whole": 0, "without process namespaces": wire.PartPIDs} {
 		testSandbox = confined
 		testSandbox.without = without
 		z := startZygote(t)

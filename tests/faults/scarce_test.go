@@ -100,17 +100,17 @@ func TestWithoutDescriptors(t *testing.T) {
 	})
 }
 
-// Whoever connects to the control ports again and again without saying who he is keeps nobody from his lease.
-func TestStrangersAtTheDoor(t *testing.T) {
+// Clients that keep connecting to the control ports without authenticating keep no other client from its lease.
+func TestUnauthenticatedConnectionsAtThePorts(t *testing.T) {
 	t.Parallel()
-	const limit = 256 // descriptors, of which a quarter is for strangers
+	const limit = 256 // descriptors, of which a quarter is for unauthenticated connections
 	w := newWorld(t)
 	w.files = limit
 	p := newPairIn(w, "c", here, here, here)
 	files := openFiles(p.executor.pid())
-	var strangers []net.Conn
+	var unauthenticated []net.Conn
 	defer func() {
-		for _, c := range strangers {
+		for _, c := range unauthenticated {
 			c.Close()
 		}
 	}()
@@ -120,14 +120,14 @@ func TestStrangersAtTheDoor(t *testing.T) {
 			if err != nil {
 				p.Fatal(err)
 			}
-			strangers = append(strangers, c)
+			unauthenticated = append(unauthenticated, c)
 			if i%2 == 0 { // as far as HTTP/2 goes without a call
 				_, _ = io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 			}
 		}
 	}
 	most := files + limit/4 + 40
-	p.eventually(bound(10*time.Second), "only some strangers are there", func() bool {
+	p.eventually(bound(10*time.Second), "only some unauthenticated connections are left", func() bool {
 		p.lastly = fmt.Sprintf("%d open files, %d before", openFiles(p.executor.pid()), files)
 		return openFiles(p.executor.pid()) <= most
 	})

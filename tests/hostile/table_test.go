@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { leakcheck.Main(m, nil) }
 
 // attack is one row of the table.
 type attack struct {
-	class  string // function, client or stranger
+	class  string // function, client or outsider
 	name   string
 	expect string // the refusal, in a few words
 	// try attacks, and returns what the attacker got: empty if it was refused.
@@ -36,8 +36,8 @@ func TestHostileTenant(t *testing.T) {
 	if !*clusterFlag {
 		t.Skip("run make test-hostile")
 	}
-	// Functions come last: memory that the executor has taken for one attack would hide the growth by another.
-	attacks := slices.Concat(strangerAttacks(), clientAttacks(), functionAttacks())
+	// Functions come last: memory that the executor has allocated during one attack would hide the growth by another.
+	attacks := slices.Concat(outsiderAttacks(), clientAttacks(), functionAttacks())
 	checkNames(t, attacks)
 	c := newCluster(t)
 	var rows []row
@@ -45,7 +45,7 @@ func TestHostileTenant(t *testing.T) {
 	for _, a := range attacks {
 		t.Run(a.class+"/"+strings.ReplaceAll(a.name, " ", "-"), func(t *testing.T) {
 			c.T = t
-			r := row{a, "the attack did not come to an end"}
+			r := row{a, "the attack did not end"}
 			defer func() {
 				c.T = c.whole
 				rows = append(rows, r)
@@ -77,7 +77,7 @@ func checkNames(t *testing.T, attacks []attack) {
 		names[a.class+a.name] = true
 		classes[a.class]++
 	}
-	if len(attacks) < least || classes["function"] == 0 || classes["client"] == 0 || classes["stranger"] == 0 {
+	if len(attacks) < least || classes["function"] == 0 || classes["client"] == 0 || classes["outsider"] == 0 {
 		t.Errorf("%d attacks %v, want at least %d of three classes", len(attacks), classes, least)
 	}
 }
@@ -117,10 +117,10 @@ func (c *cluster) within(d time.Duration) context.Context {
 	return ctx
 }
 
-// patience bounds every wait. It is far longer than what is waited for takes.
+// patience bounds every wait. It is far longer than any wait should take.
 const patience = 20 * time.Second
 
-// until waits until cond holds, and says whether it did.
+// until waits until cond holds. It returns false if that takes longer than patience.
 func until(cond func() bool) bool {
 	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		late := time.Now().After(end)
@@ -133,7 +133,8 @@ func until(cond func() bool) bool {
 	}
 }
 
-// settle waits until done holds, or until progress has not changed for a second: what an attack set off has come as far as it will.
+// settle waits until done holds, or until progress has not changed for a second, when the effects of an attack are
+// complete.
 func settle(progress func() int, done func() bool) {
 	last, since := progress(), time.Now()
 	for end := time.Now().Add(patience); !done() && time.Since(since) < time.Second && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {

@@ -61,8 +61,8 @@ func (d *daemon) descriptors() (n int) {
 	return n
 }
 
-// peak resets the daemon's peak of resident memory. The function that it returns tells by how many MiB the daemon has grown at most
-// since, with its memfds.
+// peak resets the daemon's peak of resident memory. The returned function returns by how many MiB the daemon, including
+// its memfds, has grown at most since then.
 func (d *daemon) peak() func() int {
 	for _, pid := range d.family() {
 		os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)

@@ -167,7 +167,7 @@ static void requests(void) {
     FAILS(rfaas_wait(&r[0], &n), RFAAS_INVALID, "released");
 }
 
-/* The process of worker 0 as its executor knows it, 0 if the header cannot ask. What it says itself counts in its own name space. */
+/* The process of worker 0 as its executor knows it, 0 if the header cannot ask. What it says itself counts in its own namespace. */
 static pid_t pid_of(rfaas_lease *l) {
 #ifdef RFAAS_TIME_LIMIT
     rfaas_worker_details d = {.struct_size = sizeof d};

@@ -231,7 +231,7 @@ func (c *Control) provider(addr string, info *control.InfoReply) (string, error)
 	if offers("verbs") {
 		return "verbs", nil
 	}
-	return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v: shm needs the same node and network name space, "+
+	return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v: shm needs the same node and network namespace, "+
 		"verbs an RDMA device", addr, info.Node, info.Providers)
 }
 

@@ -29,47 +29,47 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-const stranger = "stranger"
+const outsider = "outsider"
 
 // credentialHeader is the metadata that carries a call's token and proof.
 const credentialHeader = "rfaas-token"
 
-func strangerAttacks() []attack {
+func outsiderAttacks() []attack {
 	return []attack{
-		{stranger, "a hundred messages that never end, executor", "memory bounded", func(c *cluster) string { return floodsMessages(c, c.newExecutor()) }},
-		{stranger, "a hundred messages that never end, manager", "memory bounded", func(c *cluster) string { return floodsMessages(c, c.newManager()) }},
-		{stranger, "random bytes at both ports", "closed, tenants are served", atBoth(sendsRandom)},
-		{stranger, "plain HTTP at the control port", "closed or refused", atBoth(speaksHTTP)},
-		{stranger, "calls without a credential, plain", "Unauthenticated", callsPlain},
-		{stranger, "calls over TLS without a certificate", "Unauthenticated", callsTLS},
-		{stranger, "a certificate of another cluster", "refused", callsWithForeignCertificate},
-		{stranger, "an older TLS", "refused by the handshake", atBoth(speaksOldTLS)},
-		{stranger, "a malformed token", "Unauthenticated", showsMalformed},
-		{stranger, "a token of another cluster", "Unauthenticated", showsForeign},
-		{stranger, "a token with a changed tenant", "Unauthenticated", showsChanged},
-		{stranger, "a token without its key", "Unauthenticated", showsStolen},
-		{stranger, "a token that has ended", "Unauthenticated", showsEnded},
-		{stranger, "a token that ends while its connection lasts", "Unauthenticated", outlivesToken},
-		{stranger, "a node's certificate that has ended", "refused", showsEndedCertificate},
-		{stranger, "a token that was revoked", "Unauthenticated", showsRevoked},
-		{stranger, "a proof that was used on another connection", "Unauthenticated", replays},
-		{stranger, "a proof made for another address", "Unauthenticated", replaysElsewhere},
-		{stranger, "a wrong secret", "Unauthenticated", guessesSecret},
-		{stranger, "headers that never end", "memory bounded", atBoth(floodsHeaders)},
-		{stranger, "huge headers", "closed or refused, memory bounded", atBoth(sendsHugeHeader)},
-		{stranger, "streams opened and reset without end", "memory and processor bounded", atBoth(resetsStreams)},
-		{stranger, "five thousand silent connections", "descriptors bounded, tenants are served", atBoth(connectsAlways)},
-		{stranger, "slow handshakes and first calls", "tenants are served", atBoth(connectsSlowly)},
-		{stranger, "a daemon with node B's certificate in A's place", "the client refuses it", func(c *cluster) string {
+		{outsider, "a hundred messages that never end, executor", "memory bounded", func(c *cluster) string { return floodsMessages(c, c.newExecutor()) }},
+		{outsider, "a hundred messages that never end, manager", "memory bounded", func(c *cluster) string { return floodsMessages(c, c.newManager()) }},
+		{outsider, "random bytes at both ports", "closed, tenants are served", atBoth(sendsRandom)},
+		{outsider, "plain HTTP at the control port", "closed or refused", atBoth(speaksHTTP)},
+		{outsider, "calls without a credential, plain", "Unauthenticated", callsPlain},
+		{outsider, "calls over TLS without a certificate", "Unauthenticated", callsTLS},
+		{outsider, "a certificate of another cluster", "refused", callsWithForeignCertificate},
+		{outsider, "an older TLS", "refused by the handshake", atBoth(speaksOldTLS)},
+		{outsider, "a malformed token", "Unauthenticated", showsMalformed},
+		{outsider, "a token of another cluster", "Unauthenticated", showsForeign},
+		{outsider, "a token with a changed tenant", "Unauthenticated", showsChanged},
+		{outsider, "a token without its key", "Unauthenticated", showsStolen},
+		{outsider, "a token that has expired", "Unauthenticated", showsEnded},
+		{outsider, "a token that expires while its connection is open", "Unauthenticated", outlivesToken},
+		{outsider, "a node's certificate that has expired", "refused", showsEndedCertificate},
+		{outsider, "a token that was revoked", "Unauthenticated", showsRevoked},
+		{outsider, "a proof that was used on another connection", "Unauthenticated", replays},
+		{outsider, "a proof made for another address", "Unauthenticated", replaysElsewhere},
+		{outsider, "a wrong secret", "Unauthenticated", guessesSecret},
+		{outsider, "headers that never end", "memory bounded", atBoth(floodsHeaders)},
+		{outsider, "huge headers", "closed or refused, memory bounded", atBoth(sendsHugeHeader)},
+		{outsider, "streams opened and reset without end", "memory and processor bounded", atBoth(resetsStreams)},
+		{outsider, "five thousand silent connections", "descriptors bounded, tenants are served", atBoth(connectsAlways)},
+		{outsider, "slow handshakes and first calls", "tenants are served", atBoth(connectsSlowly)},
+		{outsider, "a daemon with node B's certificate in A's place", "the client refuses it", func(c *cluster) string {
 			if posesAs(c, "node-a") == "" {
 				c.Errorf("the client refuses node A's own certificate: the attack shows nothing")
 			}
 			return posesAs(c, "node-b")
 		}},
-		{stranger, "a daemon with a certificate of another cluster", "the client refuses it", func(c *cluster) string { return posesAs(c, "node-other") }},
-		{stranger, "leases and bills by HTTP without its token", "401 or 403", readsPages},
-		{stranger, "slow requests for health", "health is answered", asksSlowly},
-		{stranger, "no list of revoked tokens", "no token is taken", takesListAway},
+		{outsider, "a daemon with a certificate of another cluster", "the client refuses it", func(c *cluster) string { return posesAs(c, "node-other") }},
+		{outsider, "leases and bills by HTTP without its token", "401 or 403", readsPages},
+		{outsider, "slow requests for health", "health is answered", asksSlowly},
+		{outsider, "no list of revoked tokens", "no token is accepted", takesListAway},
 	}
 }
 
@@ -237,7 +237,7 @@ func speaksOldTLS(c *cluster, d *daemon) string {
 	return fmt.Sprintf("it speaks version %x", conn.ConnectionState().Version)
 }
 
-// shows makes a call with the given text as its credential.
+// shows makes a call with a given text as its credential.
 func shows(c *cluster, credential string) string {
 	conn := c.raw(c.executor, insecure.NewCredentials())
 	ctx := metadata.AppendToOutgoingContext(c.within(patience), credentialHeader, credential)
@@ -549,7 +549,7 @@ func asksSlowly(c *cluster) string {
 					conn.Close()
 					select {
 					case <-ctx.Done():
-					case <-time.After(20 * time.Millisecond): // the attack shall not win by processor time
+					case <-time.After(20 * time.Millisecond): // so that the attack does not succeed by using the processor
 					}
 				}
 			})
