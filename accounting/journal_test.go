@@ -300,7 +300,7 @@ func TestSettledJournalIsEmpty(t *testing.T) {
 	if live := j.Live(); len(live) != 0 {
 		t.Errorf("came back: %+v", live)
 	}
-	// What is put afterwards is there, and nothing else.
+	// Only entries that are put afterwards are in the journal.
 	if err := j.Put(entry(3, 7)); err != nil {
 		t.Fatal(err)
 	}

@@ -405,9 +405,9 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// The ledger's time of a lease may be by the resource manager's clock, and that of the executor's journal is by the executor's. If the
-// executor is ahead, what its journal says again of a lease that was forgotten looks younger than that, and does not count
-// again all the same.
+// The ledger's time of a pruned lease may be by the resource manager's clock, and that of the executor's journal by the
+// executor's clock. If the executor's clock is ahead, the journal's entry looks younger, but must still not count
+// again.
 func TestPruneWithSkewedClocks(t *testing.T) {
 	l, err := OpenLedger(filepath.Join(t.TempDir(), "ledger"), time.Second)
 	if err != nil {
@@ -437,7 +437,7 @@ func TestPruneWithSkewedClocks(t *testing.T) {
 	}
 }
 
-// damaged is a ledger of n leases that was closed, for tests that damage its file.
+// damaged returns a closed ledger of n leases, for tests that damage its file.
 func damaged(t *testing.T, n uint64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ledger")
@@ -455,7 +455,7 @@ func damaged(t *testing.T, n uint64) string {
 	return path
 }
 
-// A ledger that vanished or is empty is not begun anew in silence.
+// A missing or empty ledger is an error, and not silently recreated.
 func TestLedgerThatIsGone(t *testing.T) {
 	for name, harm := range map[string]func(string) error{
 		"empty":   func(path string) error { return os.Truncate(path, 0) },
@@ -482,8 +482,8 @@ func TestLedgerThatIsGone(t *testing.T) {
 	}
 }
 
-// Damage anywhere in the file is an error of the operation that meets it, and never the end of the program; a total that was changed is
-// not billed; and CheckLedger and a backup find it.
+// Damage anywhere in the file is an error of the operation that reads it, and never a crash. A changed total is not
+// billed. CheckLedger and a backup find the damage.
 func TestDamagedLedger(t *testing.T) {
 	path := damaged(t, 500)
 	good, err := os.ReadFile(path)
@@ -551,7 +551,7 @@ func TestDamagedLedger(t *testing.T) {
 	t.Logf("%d of 150 were found, the others hit free pages", found)
 }
 
-// A ledger of the version before checksums is taken over, with its bills.
+// A ledger from before checksums is converted, with its bills.
 func TestLedgerOfVersionOne(t *testing.T) {
 	path := damaged(t, 3)
 	l, err := OpenLedger(path, time.Second)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// An incarnation belongs to whoever claims it first, also after a restart, for as long as the ledger keeps a lease of it.
+// An incarnation belongs to its first claimant, also after a restart, for as long as the ledger has a lease of it.
 func TestOwners(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger")
 	var l *Ledger

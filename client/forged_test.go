@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// forgesSource has functions that spin for ever and write into the page that the worker shows its executor.
+// forgesSource has functions that spin for ever and write to the page that the worker shares with its executor.
 const forgesSource = `
 #include <stdint.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ static volatile uint64_t *find_page(void) {
 	return (volatile uint64_t *)from;
 }
 
-// The page says that calls begin and end all the time.
+// The page shows that calls begin and end all the time.
 uint32_t counts(void *args, uint32_t size, void *res) {
 	volatile uint64_t *page = find_page();
 	if (!page)
@@ -37,7 +37,7 @@ uint32_t counts(void *args, uint32_t size, void *res) {
 	}
 }
 
-// The page says that nothing runs, and counts calls.
+// The page shows that nothing runs, and counts calls.
 uint32_t idles(void *args, uint32_t size, void *res) {
 	volatile uint64_t *page = find_page();
 	if (!page)
@@ -47,8 +47,8 @@ uint32_t idles(void *args, uint32_t size, void *res) {
 }
 `
 
-// A function that runs for ever and forges what its worker shows of itself is ended all the same when a call may not take that long: its
-// client has no answer.
+// A function that runs for ever and forges its worker's page is still ended by the call limit, because its client
+// reports that it has no answer.
 func TestForgedPage(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{Library: compile(t, "forges.so", forgesSource, "-std=gnu11", "-O1"), CallLimit: 500 * time.Millisecond, Workers: 2})

@@ -61,7 +61,7 @@ func processNamed(name string) int {
 	return 0
 }
 
-// segment makes a System V segment of this process's namespace.
+// segment makes a System V segment in this process's namespace.
 func segment(t *testing.T) int {
 	t.Helper()
 	id, err := unix.SysvShmGet(unix.IPC_PRIVATE, 4096, unix.IPC_CREAT|0o666)

@@ -76,7 +76,7 @@ func run(t *testing.T, line ...string) string {
 	return runWith(t, nil, line...)
 }
 
-// runWith is run with arguments of the executor's.
+// runWith is run with additional arguments for the executor.
 func runWith(t *testing.T, executor []string, line ...string) string {
 	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
@@ -156,7 +156,7 @@ func TestFrozenHeader(t *testing.T) {
 	for _, header := range headers {
 		t.Run(filepath.Base(filepath.Dir(header)), func(t *testing.T) {
 			program := build(t, "gcc", "testdata/api_test.c", append(slices.Clone(c11), "-I", filepath.Dir(header))...)
-			// With the first header a program learns by a file of its function's that the function runs.
+			// With the first header, a program learns from a file that its function is running.
 			runWith(t, []string{"--sandbox", "off"}, program, built(t, "build/functions/echo.so"))
 		})
 	}

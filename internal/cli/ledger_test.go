@@ -11,7 +11,8 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 )
 
-// A ledger is backed up, found damaged, and brought back; nobody touches one that a resource manager has open.
+// A ledger is backed up, found damaged, and restored. The commands do not touch a ledger that a resource manager has
+// open.
 func TestLedgerCommands(t *testing.T) {
 	dir := t.TempDir()
 	state, backup := filepath.Join(dir, "state"), filepath.Join(dir, "backup")

@@ -12,10 +12,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
-// scriptDir has the scripts for Slurm.
+// scriptDir is the directory of the scripts for Slurm.
 const scriptDir = "../../scripts/slurm"
 
-// The executor of an executor job speaks plain text only where the administrator says so, never because a setting is missing.
+// An executor job uses plain text only if the administrator says so, never because a setting is missing.
 func TestExecutorJobNeverTurnsToPlainText(t *testing.T) {
 	bin := t.TempDir()
 	srun := "#!/bin/sh\nfor a; do echo \"$a\"; done\n"
@@ -55,7 +55,7 @@ func TestExecutorJobNeverTurnsToPlainText(t *testing.T) {
 	}
 }
 
-// A job script of a user leaves TLS to what the user has: a token or, by the user's own word, a trusted network.
+// A user's job script uses what the user has: a token or, with an explicit setting, a trusted network.
 func TestJobScriptsLeaveTLSToTheUser(t *testing.T) {
 	for _, name := range []string{"openmpi.sbatch", "mpich.sbatch"} {
 		bin := t.TempDir()

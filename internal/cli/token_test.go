@@ -127,7 +127,8 @@ func TestClusterAndTokens(t *testing.T) {
 	}
 }
 
-// A cluster of before lists were signed gets a list by one command, with what it had revoked. Until then nothing goes on as if nothing were revoked.
+// A cluster from before signed lists gets a list with one command, including its earlier revocations. Until then
+// everything is refused.
 func TestListsOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	cluster := filepath.Join(dir, "cluster")

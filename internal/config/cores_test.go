@@ -11,7 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// What is lent, of a machine with two sockets whose adapter is on the second one.
+// Which cores are lent of a machine with two sockets and its adapter on the second one.
 func TestPickCores(t *testing.T) {
 	root := t.TempDir()
 	for cpu := range 16 {

@@ -9,7 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// What the settings say about callers reaches the port, and what is left out has a default that leaves one client its leases.
+// The settings for callers reach the port. The defaults allow one client all its leases.
 func TestBounds(t *testing.T) {
 	c, _, err := load(nil, nil)
 	if err != nil {

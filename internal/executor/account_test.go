@@ -211,8 +211,8 @@ func TestAccountsThatAreRefused(t *testing.T) {
 	}
 }
 
-// What a killed executor had charged is settled by the next one, once. What the lease used after the last charge is not: that is the bound
-// which docs/operations.md states.
+// The next executor settles the charges of a killed one, once. Use after the last charge is not charged.
+// docs/operations.md states that bound.
 func TestJournalOfAnotherLife(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *accounts {
@@ -282,7 +282,7 @@ func TestLeasesAreMeasured(t *testing.T) {
 	}
 }
 
-// A message of charges is one that the resource manager takes, whatever names are in it.
+// The resource manager accepts a message of charges with any names.
 func TestSettlementFits(t *testing.T) {
 	most := &control.AccountEntry{Incarnation: make([]byte, 16), Lease: math.MaxUint64, Part: math.MaxUint32, Tenant: strings.Repeat("t", maxTenant),
 		Node: strings.Repeat("n", 255), BeganNs: math.MaxInt64, AsOfNs: math.MaxInt64, Final: true, Use: slices.Repeat([]uint64{math.MaxUint64}, 8)}
@@ -291,7 +291,7 @@ func TestSettlementFits(t *testing.T) {
 	}
 }
 
-// cellManager is a manager with cells of which it never gives a receipt, as a ledger does that refuses what is in them. It
+// cellManager is a manager with cells for which it never writes a receipt, like a ledger that refuses their content. It
 // refuses messages of leases below 100.
 type cellManager struct {
 	*ledgerStub
@@ -340,8 +340,8 @@ func (m *cellManager) AttachExecutor(ctx context.Context, req *control.AttachExe
 	return reply, err
 }
 
-// Charges of an earlier executor that the ledger refuses, since it has forgotten their leases meanwhile, are given up, and do not take
-// the cells of the leases that there are.
+// Charges of an earlier executor that the ledger refuses, because it has pruned their leases, are given up, and do not
+// occupy cells of current leases.
 func TestJournalAfterAPrune(t *testing.T) {
 	journal, err := accounting.OpenJournal(t.TempDir(), "n")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/invoke"
 )
 
-// lines returns the audit lines so far of grants, releases, kills and drains.
+// lines returns the audit lines of grants, releases, kills and drains so far.
 func (n *tenants) lines() (lines []identity.AuditEntry) {
 	n.t.Helper()
 	n.e.gate.Audit().Flush()
@@ -35,7 +35,7 @@ func (n *tenants) lines() (lines []identity.AuditEntry) {
 	return lines
 }
 
-// Each grant, release, kill and drain is one line that says who, what, where and why.
+// Each grant, release, kill and drain is one line with tenant, event, node and reason.
 func TestAuditLines(t *testing.T) {
 	n := newTenants(t)
 	ann, op := n.as("ann", "tenant", 1001), n.as("boss", "operator", 0)
@@ -47,7 +47,7 @@ func TestAuditLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := 0
-	// next is the one new line. who begins what it says of the caller; "": nobody called.
+	// next returns the only new line. who is the beginning of its caller; "": the event has no caller.
 	next := func(event, who, reason string, lease uint64) identity.AuditEntry {
 		t.Helper()
 		all := n.lines()

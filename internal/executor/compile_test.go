@@ -29,7 +29,7 @@ func compile(t testing.TB, source string, flags ...string) []byte {
 	return b
 }
 
-// The numbers that this package repeats from C.
+// The numbers that this package copies from C.
 func TestConstantsOfTheDataPlane(t *testing.T) {
 	for file, lines := range map[string][]string{
 		"dp_wire.h": {

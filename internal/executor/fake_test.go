@@ -49,7 +49,7 @@ type fakeSpawner struct {
 	before func(ctx context.Context, s zygote.Spec) error
 	// reap, if set, runs between a worker's end and Done.
 	reap func(w *fakeWorker)
-	// symbols, if set, names places of a library.
+	// symbols, if set, returns names for offsets in a library.
 	symbols func(offsets []uint64) []string
 	verbs   int
 
@@ -108,7 +108,7 @@ func (z *fakeSpawner) OpenFile(path string, _ bool) (*os.File, error) { return o
 // Connect connects as any process does.
 func (z *fakeSpawner) Connect(path string) (net.Conn, error) { return net.Dial("unix", path) }
 
-// CannotStart says what setUnable has set.
+// CannotStart returns what setUnable has set.
 func (z *fakeSpawner) CannotStart() (error, <-chan struct{}) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -136,7 +136,7 @@ func (z *fakeSpawner) Inspect(context.Context, *os.File) ([]string, error) {
 	return []string{"alpha", "beta"}, nil
 }
 
-// Symbols has no process to ask unless a test sets symbols.
+// Symbols fails unless a test sets symbols.
 func (z *fakeSpawner) Symbols(_ context.Context, _ *os.File, offsets []uint64) ([]string, error) {
 	if z.symbols == nil {
 		return nil, errors.New("no process for that")

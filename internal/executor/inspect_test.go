@@ -32,8 +32,8 @@ func TestInspect(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
 }
 
-// A client's word that a worker has not answered for longer than a call may take ends the worker; a shorter time does not, nor any
-// where there is no limit.
+// A client's report that a worker has not answered for longer than the call limit ends the worker. A shorter time does
+// not, nor does any time without a call limit.
 func TestUnansweredWorkerEnds(t *testing.T) {
 	n := newNode(t)
 	for _, c := range []struct {
@@ -116,7 +116,8 @@ func TestCallLimit(t *testing.T) {
 	wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "call_limit_ms")
 }
 
-// The places of a backtrace that the dynamic linker could not name are named together, once. Where that fails, the rest is told as it is.
+// The unnamed functions of a backtrace are looked up together, once. If that fails, the backtrace is reported without
+// these names.
 func TestBacktraceIsNamed(t *testing.T) {
 	n := newNode(t)
 	l := n.lease(2)

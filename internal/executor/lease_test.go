@@ -429,7 +429,8 @@ func TestInfo(t *testing.T) {
 	n.release(l.GetLeaseId())
 }
 
-// The memory of a channel is reserved and listed with that of the functions: a small lease with a large channel is none.
+// The memory of a channel is reserved and listed with that of the functions, so a lease with a large channel is not
+// small.
 func TestChannelMemoryIsReserved(t *testing.T) {
 	n := newNode(t) // 4 GiB
 	const bulk, functions = 200 << 20, 16 << 20
@@ -459,7 +460,7 @@ func TestChannelMemoryIsReserved(t *testing.T) {
 	if spec := n.z.alive()[0].spec; spec.MemoryLimit != functions || spec.ChannelMemory != channel {
 		t.Errorf("the worker has %d bytes and %d for its channel", spec.MemoryLimit, spec.ChannelMemory)
 	}
-	// Nor can it be enlarged afterwards, or asked for beyond what there is.
+	// Nor can it be enlarged later, or exceed the lent memory.
 	_, err = n.Replace(n.ctx(), &control.ReplaceRequest{LeaseId: l.GetLeaseId(),
 		ClientBlob: clientBlob(invoke.ProviderSHM, func(b *invoke.ChannelBlob) { b.Bulk = bulk + 64 })})
 	if err == nil || !strings.Contains(err.Error(), "has reserved") {
@@ -472,6 +473,6 @@ func TestChannelMemoryIsReserved(t *testing.T) {
 		_, err := n.Lease(n.ctx(), req)
 		wantError(t, err, codes.InvalidArgument, control.ClassInvalid, "for the channel of each")
 	}
-	// All cores can be leased with the default memory, of which the channels are a part.
+	// All cores can be leased with the default memory, which includes the channels.
 	n.lease(4)
 }

@@ -29,7 +29,7 @@ func sharedMemory(pid int) map[string]bool {
 	return all
 }
 
-// ourChildren are the processes that this one and its spawners have started, by id.
+// ourChildren returns the processes that this process and its spawners have started, by id.
 func ourChildren(t *testing.T) map[int]string {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")

@@ -13,7 +13,7 @@ import (
 // manyCalls is more than the quotas of these tests let through, however slow the machine is.
 const manyCalls = 1000
 
-// untilBusy calls until a quota is reached, and returns how often it was not.
+// untilBusy calls until a quota is reached, and returns how many calls succeeded.
 func untilBusy(t *testing.T, setting string, call func() error) int {
 	t.Helper()
 	for i := range manyCalls {
@@ -27,7 +27,7 @@ func untilBusy(t *testing.T, setting string, call func() error) int {
 	return manyCalls
 }
 
-// A tenant's leases, replacements and uploads have a rate. Another tenant's, and an operator's, are not concerned.
+// The rates of a tenant's leases, replacements and uploads are limited. Other tenants and operators are not affected.
 func TestQuotas(t *testing.T) {
 	n := newTenants(t, func(c *Config) {
 		c.Settings.TenantLeases, c.Settings.TenantReplaces, c.Settings.TenantUpload = 2, 1, 10
@@ -70,7 +70,7 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
-// A tenant whose workers die all the time fills no log, and hides no other tenant's lines.
+// A tenant whose workers die all the time does not fill the log, and does not hide other tenants' lines.
 func TestLogLinesAreBounded(t *testing.T) {
 	n := newTenants(t, func(c *Config) { c.Settings.TenantLogLines = 1 })
 	var out bytes.Buffer

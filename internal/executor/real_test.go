@@ -378,8 +378,8 @@ func compressedNames(t *testing.T, lib []byte, size int) []byte {
 	return append(out, packed.Bytes()...)
 }
 
-// manySymbols gives a library a symbol table of n entries, each of which contains every place and has no name, and a table of strings
-// that overlaps it.
+// manySymbols gives a library a symbol table of n entries, each of which contains every offset and has no name, and an
+// overlapping string table.
 func manySymbols(t *testing.T, lib []byte, n int) []byte {
 	t.Helper()
 	le := binary.LittleEndian
@@ -410,7 +410,7 @@ func manySymbols(t *testing.T, lib []byte, n int) []byte {
 	return nil
 }
 
-// peakRSS is the most memory that this process has had, in bytes, since the last resetPeak.
+// peakRSS returns the largest memory use of this process since the last resetPeak, in bytes.
 func peakRSS(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/status")
@@ -433,8 +433,8 @@ func resetPeak(t *testing.T) {
 	}
 }
 
-// Libraries that exhaust who reads them take no memory of the executor's, neither when they are uploaded nor when they crash. A
-// crash names static functions all the same, if the library's tables can be read.
+// Libraries that exhaust their reader use no memory of the executor, neither on an upload nor after a crash. Static
+// functions are still named after a crash, if the library's tables can be read.
 func TestLibrariesAreNotReadHere(t *testing.T) {
 	r := newReal(t, "--code-limit", "64MiB", "--code-cache", "256MiB")
 	plain := compile(t, bombSource, "-shared", "-fPIC", "-O1")

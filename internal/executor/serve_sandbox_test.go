@@ -10,7 +10,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// Without a setting, an executor of root's or with an identity requires a complete sandbox. A weaker setting holds, and is logged.
+// Without a setting, an executor that is root or has an identity requires a complete sandbox. A weaker setting is used,
+// and logged.
 func TestSandboxSetting(t *testing.T) {
 	for _, tc := range []struct {
 		args []string

@@ -108,7 +108,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// An executor that can start no worker is not ready and has no free cores, until it can start one again. It stays healthy: its leases go on.
+// An executor that cannot start workers is not ready and shows no free cores, until it can start workers again. It
+// stays healthy, since its leases continue.
 func TestNotReadyWithoutWorkers(t *testing.T) {
 	s := testSettings(t)
 	s.AddressFile = filepath.Join(t.TempDir(), "address")
@@ -174,7 +175,7 @@ func TestNotReadyWithoutWorkers(t *testing.T) {
 	}
 }
 
-// The resource manager hears at once that no worker can be started, and when workers can be started again.
+// The resource manager is told at once when no worker can be started, and when workers can be started again.
 func TestReportsThatNoWorkerCanBeStarted(t *testing.T) {
 	n := newNode(t)
 	reports := make(chan uint32, 10)
@@ -495,7 +496,8 @@ func TestEndWhileRegistering(t *testing.T) {
 	}
 }
 
-// An executor does not start with the identity directory of another node: nobody could reach it, and the resource manager would not take it.
+// An executor does not start with the identity directory of another node: clients and the resource manager would refuse
+// it.
 func TestIdentityOfAnotherNode(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }

@@ -96,7 +96,7 @@ func TestBadUploads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { wantError(t, c.err, invalid, inv, c.text...) })
 	}
-	// What is not the library's fault is another class of error: the same upload may do later.
+	// An error that the library has not caused has another class: the same upload may succeed later.
 	n.e.codes.inspect = func(context.Context, *os.File) ([]string, error) {
 		return nil, fmt.Errorf("inspect the library: %w", context.DeadlineExceeded)
 	}

@@ -65,7 +65,7 @@ var rooms = map[string][]string{
 	"examples": {"client", "invoke", "mpi"},
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
-	// A hostile client speaks the protocol itself, and makes proofs that no client of ours would make.
+	// A hostile client uses the protocol directly, and makes proofs that a regular client would not make.
 	"tests/hostile": {"client", "internal/control", "internal/identity"},
 	"tests/remote":  {},
 	"tests/slurm":   {"client", "internal/control"},

@@ -44,7 +44,7 @@ func readAudit(t *testing.T, path string) (lines []AuditEntry) {
 	return lines
 }
 
-// The file is made with its directory, for its owner alone.
+// The file and its directory are created and accessible to their owner only.
 func TestAuditFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "audit")
 	openAudit(t, AuditConfig{Path: path})
@@ -58,8 +58,8 @@ func TestAuditFile(t *testing.T) {
 	}
 }
 
-// Repeated refusals are a line at once and a line with their number a minute. The counts of all lines are all refusals,
-// also of more callers than are told apart.
+// The first of repeated refusals is written at once, and then one line a minute has their number. The counts of all
+// lines add up to all refusals, even if there are too many callers to count separately.
 func TestAuditCountsRefusals(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	a := openAudit(t, AuditConfig{Path: path, Daemon: "executor", Now: func() time.Time { return noon }})
@@ -79,7 +79,7 @@ func TestAuditCountsRefusals(t *testing.T) {
 	if len(due) != 1 || due[0].Count != 9999 || due[0].Reason != "wrong" || !due[0].Since.Equal(noon.Add(time.Microsecond)) {
 		t.Fatalf("after the interval: %+v", due)
 	}
-	// A caller is forgotten when it was not refused for as long again, and its next refusal is written at once.
+	// A caller is forgotten after an interval without refusals. Its next refusal is written at once.
 	if due := a.refusals.due(noon.Add(2*refusalsEvery+time.Second), false); len(due) != 0 || len(a.refusals.of) != 0 {
 		t.Errorf("left: %+v %v", due, a.refusals.of)
 	}
@@ -104,7 +104,7 @@ func TestAuditCountsRefusals(t *testing.T) {
 	}
 }
 
-// Whoever rotates the file renames or removes it: the next line is in a new one.
+// After the file was renamed or removed, the next line is in a new one.
 func TestAuditRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	a := openAudit(t, AuditConfig{Path: path})
@@ -128,14 +128,14 @@ func TestAuditRotation(t *testing.T) {
 	}
 }
 
-// Nobody waits for a file that cannot be written now: what finds no place in the queue is dropped and counted, and a line says how
-// many that were.
+// Callers do not wait for a file that cannot be written now. Lines that do not fit into the queue are dropped and
+// counted, and a line reports their number.
 func TestAuditNeverBlocks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Opened for reading, too, so that opening does not wait for a reader. Nobody reads yet.
+	// Opened for reading too, so that the open does not wait for a reader. Nothing is read yet.
 	a := openAudit(t, AuditConfig{Path: path, Open: func(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDWR, 0) }})
 	r, err := os.Open(path)
 	if err != nil {
@@ -176,8 +176,8 @@ func TestAuditNeverBlocks(t *testing.T) {
 	}
 }
 
-// Each line is in the log once. With a file, the log shows grants and releases at the level debug only, and all lines while the
-// file cannot be written.
+// Each line is in the log once. With a file, grants and releases are logged at the level debug only. While the file
+// cannot be written, all lines are in the log.
 func TestAuditInLogAndFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "audit")

@@ -20,7 +20,7 @@ func testList() *RevocationList {
 	return &RevocationList{Serial: 7, Made: noon, Entries: []Revocation{{RevokedToken, strings.Repeat("0a", 16), "ann has left"}, {RevokedNode, strings.Repeat("0b", 16), ""}}}
 }
 
-// A list says what was signed, or nothing.
+// A list has exactly the signed content, or is refused.
 func TestRevocationList(t *testing.T) {
 	public, key, _ := ed25519.GenerateKey(nil)
 	other, otherKey, _ := ed25519.GenerateKey(nil)
@@ -78,7 +78,7 @@ func TestRevocationList(t *testing.T) {
 	}
 }
 
-// The files of a node are read through its opener alone, at the start and when they change, and the revocation list too.
+// A node's files and its revocation list are read only through its opener, at the start and when they change.
 func TestOpener(t *testing.T) {
 	c, cred, _ := testCluster(t, ann())
 	real := filepath.Join(t.TempDir(), "node")
@@ -131,7 +131,7 @@ func TestOpener(t *testing.T) {
 	}
 }
 
-// Certificates that end within 30 days are warned of, once a day; reloads and what cannot be read again are said once.
+// Certificates that expire within 30 days are logged once a day. Reloads and failed reloads are logged once.
 func TestNodeWarns(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "cluster")
 	if err := InitCluster(dir, "test", 4000*24*time.Hour, noon); err != nil {
@@ -200,7 +200,7 @@ func TestNodeWarns(t *testing.T) {
 	}
 }
 
-// Whatever a file holds, it is the list that was signed, or an error.
+// Any file is the list that was signed, or an error.
 func FuzzRevocations(f *testing.F) {
 	public, key, _ := ed25519.GenerateKey(nil)
 	b, err := testList().Sign(key)

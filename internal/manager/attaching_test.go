@@ -102,8 +102,8 @@ func attachingManager(t *testing.T, cfg Config) (*Manager, *dataplane.Device) {
 	return m, dev
 }
 
-// A tenant has the manager connect to a socket that never answers, 500 times at once. That costs the manager a few threads, another
-// tenant attaches meanwhile, and all attempts end when their callers go away.
+// A tenant makes the manager connect to a socket that never answers, 500 times at once. This occupies only a few
+// threads of the manager. Another tenant attaches meanwhile. All attempts end when their callers go away.
 func TestAttachToABlackHole(t *testing.T) {
 	const attempts = 500
 	attack := map[string]func(*Manager, context.Context, []byte) error{
@@ -152,7 +152,7 @@ func TestAttachToABlackHole(t *testing.T) {
 					t.Error("attached to nobody")
 				}
 			}
-			// The Go runtime keeps its threads, so this is the most that there were.
+			// The Go runtime keeps its threads, so this is the largest number so far.
 			if n := threads(t) - before; n > 40 {
 				t.Errorf("%d attempts cost %d threads", attempts, n)
 			}
@@ -160,7 +160,7 @@ func TestAttachToABlackHole(t *testing.T) {
 	}
 }
 
-// An attempt that waits for its peer ends when its caller goes away, and one that waits for its turn, too.
+// An attempt that waits for its peer or for its turn ends when its caller goes away.
 func TestAttachIsCancelled(t *testing.T) {
 	m, dev := attachingManager(t, Config{Attempts: 1})
 	blob, met := blackHole(t, dev)
@@ -197,7 +197,8 @@ func TestAttachIsCancelled(t *testing.T) {
 	}
 }
 
-// A tenant has as many connections to the board as the setting says, others are not concerned, and closing one makes room.
+// The setting limits a tenant's connections to the board. Other tenants are not affected. Closing a connection makes
+// another possible.
 func TestAttachedByTenant(t *testing.T) {
 	m, dev := attachingManager(t, Config{Attached: 2})
 	attach := func(tenant string) (*link.Client, error) {
@@ -245,7 +246,7 @@ func TestAttachedByTenant(t *testing.T) {
 	}
 }
 
-// Parties take turns, whoever came first, and none has more than its share.
+// Parties take turns, independent of their order of arrival, and none exceeds its share.
 func TestTurns(t *testing.T) {
 	turns := &turns{most: 4}
 	running := turns.take(t.Context(), "a")

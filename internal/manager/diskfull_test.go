@@ -143,8 +143,8 @@ func managerDiskFull(t *testing.T, dir string) {
 	equal(t, w.accounts.ledger, map[string]accounting.Use{"ann": used, "bob": {5}})
 }
 
-// The same, when all charges come by message: the bill, the metrics, /healthz and the log say that they are not on disk. The trouble is
-// over when one is taken, or when nobody has sent any for a minute.
+// The same when all charges come by message: the bill, the metrics, /healthz and the log report that they are not on
+// disk. The error is cleared when a message is accepted, or when none was sent for a minute.
 func TestManagerDiskFullByMessage(t *testing.T) { smalldisk.Run(t, "256k", managerDiskFullByMessage) }
 
 func managerDiskFullByMessage(t *testing.T, dir string) {
@@ -175,7 +175,7 @@ func managerDiskFullByMessage(t *testing.T, dir string) {
 			Node: "n", AsOfNs: c.now.UnixNano(), Use: []uint64{5, 0, 0, 0, 0, 0, 0, 0}, Final: true}}})
 		return err
 	}
-	// says checks that everything says trouble, or that nothing does.
+	// says checks that bill, metric and health all report the error, or that none does.
 	says := func(when string, trouble bool) {
 		t.Helper()
 		text, metric, health := "", "rfaas_manager_ledger_ok 1", "200\n"

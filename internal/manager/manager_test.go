@@ -301,7 +301,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// Executors that register and sign off are in the audit log, with their node and address.
+// The audit log has executors that register and deregister, with their node and address.
 func TestAuditOfExecutors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit")
 	a, err := identity.OpenAudit(identity.AuditConfig{Path: path, Daemon: "resource-manager"})

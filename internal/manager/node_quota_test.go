@@ -9,7 +9,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// One node certificate registers so many executors, so often and with so much memory, and no other one has less for it.
+// The number, the rate and the memory of one node certificate's registrations are limited. Other nodes are not
+// affected.
 func TestNodeQuotas(t *testing.T) {
 	c := &clock{time.Unix(1e9, 0)}
 	m, err := New(Config{Heartbeat: time.Second, Slots: 64, Log: slog.New(slog.DiscardHandler), Now: c.Now,

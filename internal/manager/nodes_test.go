@@ -19,7 +19,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// newCluster makes a cluster in the directory cluster below dir, and there a directory for each node, whose certificate names hosts.
+// newCluster makes a cluster in dir/cluster, and for each node a directory in dir with a certificate for the node's hosts.
 func newCluster(t *testing.T, dir string, nodes map[string][]string) *identity.Cluster {
 	t.Helper()
 	path := filepath.Join(dir, "cluster")
@@ -38,8 +38,9 @@ func newCluster(t *testing.T, dir string, nodes map[string][]string) *identity.C
 	return cluster
 }
 
-// Over TLS, from the certificate to the audit log: a node registers what its certificate is for, another one cannot touch it, and a certificate that was
-// made again for the same node is the same owner. What a revoked certificate has registered is forgotten.
+// The whole path over TLS, from the certificate to the audit log: a node registers what its certificate is for, another
+// node cannot change that, and a renewed certificate of the same node is the same owner. The registrations of a revoked
+// certificate are dropped.
 func TestNodesOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }

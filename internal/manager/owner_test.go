@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// asNode is a context of calls with the certificate of a node that is reached by these names and addresses.
+// asNode returns a context for calls with the certificate of a node with these names and addresses.
 func asNode(t *testing.T, hosts ...string) context.Context {
 	return control.WithCaller(t.Context(), &identity.Identity{By: "node", Name: "node " + hosts[0], Role: identity.RoleNode, Hosts: hosts})
 }
@@ -27,7 +27,7 @@ func asOperator(t *testing.T) context.Context {
 	return control.WithCaller(t.Context(), &identity.Identity{By: "secret", Name: "holder of the secret", Role: identity.RoleOperator})
 }
 
-// two are a manager, node a, whose executor is registered, and node b, which is hostile.
+// two is a manager with node a, whose executor is registered, and node b, which is hostile.
 type two struct {
 	*Manager
 	t    *testing.T
@@ -61,7 +61,7 @@ func (w *two) refused(what string, err error) {
 	}
 }
 
-// The holder of another node's certificate cannot drain, replace, deregister or attach to an executor, nor reserve cores in its name.
+// Another node cannot drain, replace, deregister or attach to an executor, or reserve cores for it.
 func TestNodesAreApart(t *testing.T) {
 	w := newTwo(t)
 	draining := info(1, 4)
@@ -88,7 +88,7 @@ func TestNodesAreApart(t *testing.T) {
 	if err != nil || len(l.GetExecutors()) != 1 || l.GetExecutors()[0].GetInfo().GetDraining() || l.GetExecutors()[0].GetExecutorId() != w.id {
 		t.Errorf("listed: %v, %v", l, err)
 	}
-	// What is its own it may, by any name of its certificate.
+	// It may do so for its own executor, with any name of its certificate.
 	for i, address := range []string{"192.0.2.2:7465", "B.:7465", "[::ffff:192.0.2.2]:7466"} {
 		w.register(w.b, address, info(byte(10+i), 4))
 	}
@@ -103,8 +103,8 @@ func entryOf(incarnation []byte, tenant string, n uint64) *control.AccountEntry 
 	return &control.AccountEntry{Incarnation: incarnation, Lease: 7, Tenant: tenant, Node: "a", BeganNs: 1, AsOfNs: 2, Final: true, Use: use}
 }
 
-// The holder of another node's certificate cannot charge under an executor's incarnation: not while it is registered, not after it has left,
-// and not when the manager was started anew.
+// Another node cannot charge under an executor's incarnation: not while it is registered, not after it has left, and
+// not after the manager has restarted.
 func TestChargesAreTheirNodes(t *testing.T) {
 	w := newWorld(t, dataplane.SHM, 8)
 	a, b := asNode(t, "a"), asNode(t, "b")
@@ -140,11 +140,11 @@ func TestChargesAreTheirNodes(t *testing.T) {
 	if got := w.charged("ann"); got != "" {
 		t.Errorf("ann is charged %q", got)
 	}
-	// Its own node still settles what stands in its journal, with no registration.
+	// Its own node can still settle its journal without a registration.
 	if err := settle(a, entryOf(x.Incarnation, "ann", 5)); err != nil {
 		t.Error(err)
 	}
-	// So does a node whose manager has lost its memory, and from then on nobody else.
+	// So can a node whose manager has lost its memory. From then on no other node can.
 	lost := info(9, 4).Incarnation
 	if err := errors.Join(settle(a, entryOf(lost, "ann", 6)), settle(a, entryOf(lost, "ann", 7))); err != nil {
 		t.Error(err)
@@ -157,7 +157,7 @@ func TestChargesAreTheirNodes(t *testing.T) {
 	}
 }
 
-// Cells that an executor writes under the incarnation of another node's are refused, and only they.
+// Cells with the incarnation of another node's executor are refused, and no others.
 func TestCellsAreTheirNodes(t *testing.T) {
 	w := newWorld(t, dataplane.SHM, 8)
 	var log bytes.Buffer
@@ -182,7 +182,7 @@ func TestCellsAreTheirNodes(t *testing.T) {
 	}
 }
 
-// An operator may do what nodes may, for all; a node may not touch what an operator has registered.
+// An operator may do what nodes may, for all executors. A node may not change what an operator has registered.
 func TestOperatorsRegistrations(t *testing.T) {
 	m, _ := newManager(t)
 	w := &two{Manager: m, t: t, a: asOperator(t), b: asNode(t, "b")}

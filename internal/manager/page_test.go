@@ -26,7 +26,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// TLS as a browser begins it: Ed25519 is not among the signatures that it takes. crypto/tls cannot be told so, hence what it would send is changed.
+// A TLS handshake like a browser's, without Ed25519 among the accepted signatures. crypto/tls cannot be configured that
+// way, so the test changes the bytes that it sends.
 func browserHello(t *testing.T, host string) []byte {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -66,7 +67,7 @@ func browserHello(t *testing.T, host string) []byte {
 	return hello
 }
 
-// opens says whether a server goes on with a browser.
+// opens reports whether a server continues the handshake with a browser.
 func opens(t *testing.T, address, host string) bool {
 	t.Helper()
 	c, err := net.Dial("tcp", address)
@@ -92,7 +93,8 @@ func opens(t *testing.T, address, host string) bool {
 	return true
 }
 
-// The HTTPS page opens in a browser: neither its certificate nor that of its issuer is Ed25519. With an identity directory of before, it does not.
+// The HTTPS page opens in a browser: neither its certificate nor its issuer's is Ed25519. With an identity directory
+// from an earlier version it does not open.
 func TestBrowsersOpenThePage(t *testing.T) {
 	w := newWorld(t, dataplane.SHM, 8)
 	dir := t.TempDir()
@@ -140,11 +142,11 @@ func TestBrowsersOpenThePage(t *testing.T) {
 	if _, err := get(address, in("cluster/page-ca.crt")); err != nil || !opens(t, address, "node7") {
 		t.Errorf("the identity's: %v", err)
 	}
-	// Nobody takes the page's certificate for the node's.
+	// The page's certificate is not accepted as the node's.
 	if _, err := get(address, in("cluster/ca.crt")); err == nil {
 		t.Error("the page's certificate is of the cluster's CA")
 	}
-	// The site's own, which may change while it is in use.
+	// The site's own certificate, which may change while it is in use.
 	site := func(number int64) {
 		t.Helper()
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -174,7 +176,7 @@ func TestBrowsersOpenThePage(t *testing.T) {
 			t.Fatal("the site's new certificate is not used")
 		}
 	}
-	// As it was: only the node's own.
+	// As in an earlier version: only the node's own certificate.
 	ok(errors.Join(os.Remove(in("n/page.crt")), os.Remove(in("n/page.key"))))
 	var log bytes.Buffer
 	w.log = slog.New(slog.NewTextHandler(&log, nil))

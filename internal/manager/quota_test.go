@@ -9,7 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// A tenant's clients attach so often and no more. Another tenant's are not concerned.
+// The rate at which a tenant's clients attach is limited. Another tenant's clients are not affected.
 func TestAttachesHaveARate(t *testing.T) {
 	m, _ := newManager(t)
 	m.cfg.Gate = control.NewGate(nil, quota.Limits{quota.Attaches: 1})

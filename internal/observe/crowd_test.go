@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// slow opens connections that send the first byte of a request and no more.
+// slow opens connections that send only the first byte of a request.
 func slow(t *testing.T, address, first string, n int) {
 	t.Helper()
 	for range n {
@@ -28,8 +28,8 @@ func slow(t *testing.T, address, first string, n int) {
 	}
 }
 
-// Slow connections keep nobody from an answer, and do not end the connection of somebody who makes requests. Time-outs have no part in it: the test
-// switches them off.
+// Slow connections do not delay answers to others, and do not end connections that make requests. Time-outs play no
+// part: the test switches them off.
 func TestSlowConnections(t *testing.T) {
 	certified := httptest.NewTLSServer(nil)
 	defer certified.Close()

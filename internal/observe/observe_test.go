@@ -134,7 +134,7 @@ func TestNotify(t *testing.T) {
 	}
 }
 
-// What limits refuse is shown by kind, and never by tenant.
+// Refusals by limits are shown by kind, and never by tenant.
 func TestCountRefusals(t *testing.T) {
 	gate := control.NewGate(nil, quota.Limits{quota.Leases: 1})
 	ctx := control.WithCaller(t.Context(), &identity.Identity{Tenant: "somebody", Role: identity.RoleTenant})
@@ -153,8 +153,8 @@ func TestCountRefusals(t *testing.T) {
 	}
 }
 
-// A daemon whose certificate has expired, or that cannot tell what is revoked, is not ready. It says so in /healthz too, which stays 200, since a restart
-// mends nothing. Prometheus can tell long before.
+// A daemon with an expired certificate or an invalid revocation list is not ready. /healthz reports it too, but with
+// status 200, since a restart does not help. The metrics show it in advance.
 func TestIdentityOfTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }

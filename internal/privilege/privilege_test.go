@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// afterwards drops all rights and prints what is left of them, a line for each.
+// afterwards drops all rights and prints one line for each operation that it then tries.
 func afterwards(dir string) {
 	must := func(err error) {
 		if err != nil {
@@ -41,7 +41,7 @@ func afterwards(dir string) {
 	must(Drop(u))
 	must(Filter())
 	say := func(what string, err error) { fmt.Printf("%s: %v\n", what, err) }
-	// What a daemon goes on doing.
+	// What a daemon must still be able to do.
 	_, err = os.ReadFile(filepath.Join(dir, "state", "journal"))
 	say("own file", err)
 	say("new file", os.WriteFile(filepath.Join(dir, "state", "new"), nil, 0o600))
@@ -56,7 +56,7 @@ func afterwards(dir string) {
 		<-done
 	}
 	say("threads", nil)
-	// What it cannot do any more.
+	// What it must not be able to do.
 	_, err = os.ReadFile(filepath.Join(dir, "secret"))
 	say("root's file", err)
 	say("root again", syscall.Setuid(0))
@@ -108,7 +108,7 @@ func TestDropAndFilter(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A link must not make another file the daemon's.
+	// A link must not give another file to the daemon.
 	if err := os.Link(filepath.Join(dir, "secret"), filepath.Join(dir, "state", "hard")); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ type clock struct{ now time.Time }
 
 func (c *clock) get() time.Time { return c.now }
 
-// A rate lets a tenant take ten seconds' worth at once and then so much a second; others are not concerned.
+// A rate allows ten seconds' worth at once and then its amount per second. Other tenants are not affected.
 func TestRates(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	q := New(Limits{Leases: 5}, c.get)
@@ -51,7 +51,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// What is larger than a burst takes a whole one: it could never be taken otherwise.
+// A request larger than a burst uses a whole burst. Otherwise it could never succeed.
 func TestMoreThanABurst(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	q := New(Limits{UploadBytes: 100}, c.get)
@@ -67,7 +67,7 @@ func TestMoreThanABurst(t *testing.T) {
 	}
 }
 
-// What is held counts until it is released, once.
+// A hold counts until it is released, once.
 func TestHold(t *testing.T) {
 	q := New(Limits{Streams: 2}, time.Now)
 	first, err := q.Hold("ann", Streams)
@@ -93,7 +93,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// Tenants that have nothing and want nothing are forgotten, others are not.
+// Idle tenants are forgotten, others are not.
 func TestForgetting(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	q := New(Limits{Leases: 1, Connections: 1}, c.get)

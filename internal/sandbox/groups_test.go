@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// versions are the control groups of this node: all it has, those of version 1 alone, and those of version 2 alone.
+// versions are the control groups of this node: all of them, those of version 1 only, and those of version 2 only.
 func versions(t *testing.T, test func(t *testing.T, g *Groups)) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -60,7 +60,7 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-// newGroup makes a group whose handle has passed through Files and NewGroup.
+// newGroup makes a group whose files have passed through Files and NewGroup.
 func newGroup(t *testing.T, g *Groups) (*GroupDir, *Group) {
 	t.Helper()
 	dir, err := g.New()
@@ -89,7 +89,7 @@ func newGroup(t *testing.T, g *Groups) (*GroupDir, *Group) {
 	return dir, group
 }
 
-// in starts a shell that joins the group, says so, and then runs the script. Its input is the test's.
+// in starts a shell that joins the group, reports that, and then runs the script. The test has its input.
 func in(t *testing.T, dir *GroupDir, script string) *exec.Cmd {
 	t.Helper()
 	join := ""
@@ -115,7 +115,7 @@ func in(t *testing.T, dir *GroupDir, script string) *exec.Cmd {
 	return cmd
 }
 
-// The kernel ends a process that takes more memory than its group may have, and the end is counted.
+// The kernel kills a process that exceeds the memory limit of its group, and counts that.
 func TestGroupLimitsMemory(t *testing.T) {
 	versions(t, func(t *testing.T, g *Groups) {
 		if !g.hasController("memory") {
@@ -142,7 +142,7 @@ func TestGroupLimitsMemory(t *testing.T) {
 	})
 }
 
-// A process that the kernel kills for the limit of an outer group is not said to have exceeded its own.
+// A process that is killed because of an outer group's limit does not count as exceeding its own.
 func TestGroupWithinAnOuterLimit(t *testing.T) {
 	self, outer := outerGroup(t, 32<<20)
 	child := exec.Command("sleep", "100")
@@ -170,7 +170,7 @@ func TestGroupWithinAnOuterLimit(t *testing.T) {
 	}
 }
 
-// outerGroup makes a group with a memory limit. self is what /proc/self/cgroup would hold in it.
+// outerGroup makes a group with a memory limit. self is the content of /proc/self/cgroup in it.
 func outerGroup(t *testing.T, limit uint64) (self, dir string) {
 	t.Helper()
 	own, err := ownGroups("/proc/self/cgroup")
@@ -212,7 +212,8 @@ func outerGroup(t *testing.T, limit uint64) (self, dir string) {
 	return "", ""
 }
 
-// A frozen group uses no CPU time, whatever signals its processes get. Thawed it goes on, and a frozen one can be killed.
+// A frozen group uses no CPU time, whatever signals its processes get. It continues when it is thawed, and it can be
+// killed while frozen.
 func TestGroupFreezes(t *testing.T) {
 	versions(t, func(t *testing.T, g *Groups) {
 		dir, group := newGroup(t, g)
@@ -227,7 +228,7 @@ func TestGroupFreezes(t *testing.T) {
 			}
 			return d
 		}
-		// ran counts the looks, of 50 that are a millisecond apart, at which the process has run since the one before.
+		// ran returns in how many of 50 intervals of a millisecond the process has run.
 		ran := func() (n int) {
 			for before, i := used(), 0; i < 50; i++ {
 				_ = cmd.Process.Signal(syscall.SIGCONT)
@@ -251,7 +252,7 @@ func TestGroupFreezes(t *testing.T) {
 			if err := group.Freeze(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			// The kernel says that a thread is frozen just before it leaves its processor, and counts its last moment later.
+			// The kernel reports a thread as frozen just before it leaves its processor, and counts its last moment later.
 			if n := ran(); n > spinning/4 {
 				t.Errorf("a frozen process ran at %d of 50 looks, before at %d", n, spinning)
 			}
@@ -268,7 +269,7 @@ func TestGroupFreezes(t *testing.T) {
 	})
 }
 
-// What a context ends is undone.
+// A freeze whose context ends is undone.
 func TestFreezeGivesUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
@@ -323,7 +324,7 @@ func TestNewGroupRefuses(t *testing.T) {
 	}
 }
 
-// fake is a tree of files in the place of the kernel's. Its new groups have the control files that mkdir is given.
+// fake is a tree of files that replaces the kernel's. Its new groups have the control files that mkdir gets.
 func fake(t *testing.T, self string, groups map[string][]string) (root string, cfg GroupsConfig) {
 	t.Helper()
 	root = t.TempDir()
@@ -354,7 +355,7 @@ func populate(files ...string) func(string) error {
 var v2Files = []string{"cgroup.procs", "cgroup.freeze", "cgroup.events", "cpu.stat", "cpu.max", "cpuset.cpus", "memory.max", "memory.swap.max",
 	"memory.events", "pids.max", "rdma.max"}
 
-// What OpenGroups makes of trees of files: what is missing is named, with what is not enforced then.
+// OpenGroups on trees of files: it names what is missing, and what is not enforced then.
 func TestOpenGroupsDegrades(t *testing.T) {
 	for name, c := range map[string]struct {
 		self    string
@@ -402,7 +403,7 @@ func TestOpenGroupsDegrades(t *testing.T) {
 	}
 }
 
-// What is written to control files of version 2.
+// The texts that are written to control files of version 2.
 func TestGroupFilesV2(t *testing.T) {
 	root, cfg := fake(t, "0::/a\n", map[string][]string{"a": {"cgroup.controllers=cpuset cpu memory pids", "cgroup.type", "cgroup.procs", "cgroup.subtree_control"}})
 	cfg.PIDs, cfg.Processes = 7, []int{11, 12}
@@ -464,7 +465,7 @@ func TestGroupFilesV2(t *testing.T) {
 	}
 }
 
-// A group that was made ahead is the next one, and goes with the others.
+// New returns the group that was made ahead, and Close removes it.
 func TestPrepare(t *testing.T) {
 	root, cfg := fake(t, "2:memory:/job\n", map[string][]string{"memory/job": nil})
 	g, err := openGroups(root, cfg, populate("tasks", "memory.oom_control", "memory.limit_in_bytes", "memory.swappiness"), os.RemoveAll)
@@ -481,7 +482,7 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("%d groups, %v: the one made ahead was not given out", n, err)
 	}
 	g.Prepare()
-	// An executor in another process namespace takes the one made ahead for a dead executor's.
+	// An executor in another process namespace removes the group made ahead, as if its executor were dead.
 	list, _ := filepath.Glob(filepath.Join(root, "memory/job/rfaas-*"))
 	for _, dir := range list {
 		if dir != d.dirs[0] {
@@ -501,7 +502,7 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// Two executors in process namespaces of their own, which have the same process id, share no group.
+// Two executors in different process namespaces with the same process id have different groups.
 func TestSameProcessID(t *testing.T) {
 	root, cfg := fake(t, "2:memory:/job\n1:pids:/job\n", map[string][]string{"memory/job": nil, "pids/job": nil})
 	taken := map[string]bool{}

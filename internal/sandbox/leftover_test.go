@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// The groups of executors that were killed are removed, also when the executor was in a process namespace of its own, where its
-// number is that of some other process of the node. The groups of all others stay.
+// The groups of killed executors are removed, also if the executor was in a process namespace where its id is that of
+// another process of the node. All other groups stay.
 func TestLeftoversAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	self := groupPrefix()

@@ -350,7 +350,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// What a job has of a node is never less than Slurm says, whatever its user has written into its name, comment or account.
+// A job never counts with less than Slurm says, whatever its user has written into its name, comment or account.
 func TestJobsTextHidesNothing(t *testing.T) {
 	const slurms = " JOB_GRES=(null) Nodes=n2 CPU_IDs=1-3 Mem=300 GRES= MinCPUsNode=1 "
 	for name, c := range map[string]struct {

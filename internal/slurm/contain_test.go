@@ -157,7 +157,7 @@ func marker() string {
 	return fmt.Sprintf("rfaas-contain-%d-%d-%d", os.Getpid(), markers, time.Now().UnixNano())
 }
 
-// everyMode runs a test as root and as nobody, with a namespace and without.
+// everyMode runs a test as root and as nobody, with and without a namespace.
 func everyMode(t *testing.T, run func(t *testing.T, as, mode string)) {
 	for _, as := range []string{"root", "nobody"} {
 		for _, mode := range []string{"space", "adopt"} {
@@ -279,7 +279,7 @@ func TestContainWhatCannotStart(t *testing.T) {
 	}
 }
 
-// A program that is killed with all that it started leaves no control groups behind.
+// A program that is killed with all its processes leaves no control groups behind.
 func TestContainRemovesControlGroups(t *testing.T) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	must(t, err)

@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// fakeSlurm is a cluster whose nodes are idle but for our jobs, which start at once.
+// fakeSlurm is a cluster with idle nodes on which executor jobs start at once.
 type fakeSlurm struct {
 	mu    sync.Mutex
 	nodes int
 	jobs  map[int64]*fakeJob
-	// How many times squeue still lists a cancelled job, as one that ends.
+	// How many times squeue still lists a cancelled job as ending.
 	lingers int
 	// Called after each command, with mu held.
 	after func(command string)
@@ -93,7 +93,7 @@ func (s *fakeSlurm) run(_ context.Context, name string, args ...string) (out str
 	return out, err
 }
 
-// follow starts a controller. The channel gets what Run returns.
+// follow starts a controller. The channel receives the result of Run.
 func (s *fakeSlurm) follow(t *testing.T) (*Follow, <-chan error) {
 	script := filepath.Join(t.TempDir(), "job")
 	must(t, os.WriteFile(script, nil, 0o600))
@@ -110,7 +110,7 @@ func (s *fakeSlurm) follow(t *testing.T) (*Follow, <-chan error) {
 	return f, ended
 }
 
-// reach waits until the cluster is in a state, which it looks at after each command.
+// reach waits until the cluster is in a state, which it checks after each command.
 func (s *fakeSlurm) reach(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	reached := make(chan struct{})
@@ -129,7 +129,7 @@ func (s *fakeSlurm) reach(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// Stop ends the controllers that run, which submit nothing any more, and none that starts afterwards.
+// Stop ends the running controllers, which submit no more jobs, and does not affect controllers that start later.
 func TestStopEndsControllers(t *testing.T) {
 	for _, lingers := range []int{0, 1000} { // jobs that are gone at once, and jobs that take their time to end
 		t.Run(fmt.Sprint("lingers ", lingers), func(t *testing.T) {
@@ -169,7 +169,7 @@ func TestStopEndsControllers(t *testing.T) {
 	}
 }
 
-// Stop does not wait for ever for a controller that submits again and again.
+// Stop does not wait for ever for a controller that keeps submitting.
 func TestStopIsBounded(t *testing.T) {
 	s := &fakeSlurm{jobs: map[int64]*fakeJob{}}
 	s.after = func(command string) {

@@ -90,7 +90,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A job that waits on an idle node since it may not be cut is replaced by one that may, when others wait too, and only then.
+// A job that waits for an idle node, because the scheduler may not shorten it, is replaced by one that it may shorten,
+// but only while other jobs wait.
 func TestStuckJobMayBeCut(t *testing.T) {
 	l, _ := NewPlanner(policy())
 	now := time.Unix(1_700_000_000, 0)

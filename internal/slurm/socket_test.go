@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is a user without rights.
+// nobody is an unprivileged user.
 const nobody = 65534
 
-// listener is a daemon of the test that listens on a socket and never answers.
+// listener is a test daemon that listens on a socket and never answers.
 type listener struct {
 	*exec.Cmd
 	t *testing.T
@@ -38,7 +38,7 @@ func listen(t *testing.T, as, exe, socket string, uid uint32) listener {
 	return listener{cmd, t}
 }
 
-// lives fails the test when the daemon has ended.
+// lives fails the test if the daemon has ended.
 func (l listener) lives() {
 	l.t.Helper()
 	pidfd, err := unix.PidfdOpen(l.Process.Pid, 0)
@@ -51,7 +51,7 @@ func (l listener) lives() {
 	}
 }
 
-// prolog does what the prolog does, with little time.
+// prolog does what the prolog does, with a short time limit.
 func prolog(t *testing.T, path string, force bool) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -63,7 +63,7 @@ func prolog(t *testing.T, path string, force bool) error {
 	return err
 }
 
-// ofNobody makes a directory that belongs to nobody, which takes root.
+// ofNobody makes a directory that belongs to nobody. It needs root.
 func ofNobody(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -72,7 +72,7 @@ func ofNobody(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "nobody")
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.Chown(dir, nobody, nobody))
-	// t.TempDir has two directories of its own, and go test may have made them for root alone.
+	// t.TempDir makes two directories, which may be accessible to root only.
 	for d := filepath.Dir(dir); d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		must(t, os.Chmod(d, 0o755))
 	}
@@ -86,7 +86,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// copied is a copy of this test program.
+// copied returns the path of a copy of this test program.
 func copied(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/exe")
@@ -113,7 +113,7 @@ func TestHungAgentIsKilled(t *testing.T) {
 	}
 }
 
-// Root's prolog kills the agent of another user, with the rights of that user.
+// Root's prolog kills another user's agent, with the rights of that user.
 func TestHungAgentOfAnotherUserIsKilled(t *testing.T) {
 	path := filepath.Join(ofNobody(t), "socket")
 	hung := listen(t, "hung", "/proc/self/exe", path, nobody)
@@ -123,7 +123,7 @@ func TestHungAgentOfAnotherUserIsKilled(t *testing.T) {
 	hung.Wait()
 }
 
-// An agent goes on with its program when an installation has replaced the file, and is still known as one.
+// An agent keeps running after an installation has replaced its program file, and is still recognised.
 func TestAgentOfAReplacedProgram(t *testing.T) {
 	own := program{"/usr/local/bin/rfaas", 1, 2}
 	for _, c := range []struct {
@@ -143,7 +143,7 @@ func TestAgentOfAReplacedProgram(t *testing.T) {
 	}
 }
 
-// Whoever owns the socket's directory cannot have the prolog kill, or speak to, what is not an agent of the same user.
+// The owner of the socket's directory cannot make the prolog kill, or talk to, anything but an agent of the same user.
 func TestPrologKillsNoOtherDaemon(t *testing.T) {
 	self := uint32(os.Geteuid())
 	for name, c := range map[string]struct {
@@ -223,7 +223,7 @@ func TestPrologKillsNoOtherDaemon(t *testing.T) {
 	}
 }
 
-// A kill with a user's rights is one that the user could make.
+// A kill with a user's rights fails if the user could not do it.
 func TestKillHasTheOwnersRights(t *testing.T) {
 	dir := ofNobody(t)
 	victim := listen(t, "hung", "/proc/self/exe", filepath.Join(filepath.Dir(dir), "root"), 0)
@@ -238,7 +238,7 @@ func TestKillHasTheOwnersRights(t *testing.T) {
 	victim.Wait()
 }
 
-// Without SO_PEERPIDFD the number of the process that listened is not taken for that of another one.
+// Without SO_PEERPIDFD, a reused process number is not mistaken for the listening process.
 func TestPeerByNumber(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	hung := listen(t, "hung", "/proc/self/exe", path, uint32(os.Geteuid()))
@@ -256,13 +256,13 @@ func TestPeerByNumber(t *testing.T) {
 	unix.Close(pidfd)
 	hung.Process.Kill()
 	hung.Wait()
-	// As if this process had got its number.
+	// As if this process had been given its number.
 	if _, err := peer(os.Getpid()); err == nil || !strings.Contains(err.Error(), "has ended") {
 		t.Errorf("the number of a process that has ended: %v", err)
 	}
 }
 
-// An answer without an end costs the prolog neither memory nor time.
+// An endless answer uses neither memory nor time of the prolog.
 func TestEndlessAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "socket")
 	flood := listen(t, "flood", "/proc/self/exe", path, uint32(os.Geteuid()))
@@ -274,7 +274,7 @@ func TestEndlessAnswer(t *testing.T) {
 	flood.lives() // it is slow in nothing
 }
 
-// The agent listens only where nobody but its own user can replace its socket, and removes nothing that is no socket.
+// The agent listens only where no other user can replace its socket, and removes only sockets.
 func TestListenHooksRefuses(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -297,7 +297,7 @@ func TestListenHooksRefuses(t *testing.T) {
 	if text, err := os.ReadFile(file); err != nil || !bytes.Equal(text, []byte("x")) {
 		t.Errorf("the file is %q now, %v", text, err)
 	}
-	// A missing directory is made, for this user alone.
+	// A missing directory is created, accessible to this user only.
 	l, err := ListenHooks(filepath.Join(dir, "new/socket"))
 	must(t, err)
 	defer l.Close()

@@ -13,8 +13,9 @@ import (
 
 const env = "RFAAS_TEST_SMALL_DISK"
 
-// Run runs test, which must be all that the calling test does, in a process and a mount namespace of its own. dir is empty, and
-// a file system of that size there (of mount's option, as 256k). Without namespaces it skips, or fails where CI is set.
+// Run runs test, which must be the whole calling test, in a separate process and mount namespace. dir is empty and on a
+// file system of the given size (an option of mount, like 256k). Without namespaces it skips the test, or fails it if
+// CI is set.
 func Run(t *testing.T, size string, test func(t *testing.T, dir string)) {
 	t.Helper()
 	if dir := os.Getenv(env); dir != "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// What /proc tells of a process's files, and of its end. The watch in a whole system: client, TestUnreachableWorkerIsReplaced
-// on verbs.
+// What /proc reports of a process's files, and of its end. For the check in a whole system see
+// TestUnreachableWorkerIsReplaced in client, on verbs.
 func TestDeviceState(t *testing.T) {
 	name := filepath.Join(t.TempDir(), deviceFile+"7")
 	if got := deviceState(os.Getpid()); got != wire.DeviceClosed {
@@ -28,7 +28,7 @@ func TestDeviceState(t *testing.T) {
 	if got := deviceState(os.Getpid()); got != wire.DeviceClosed {
 		t.Errorf("after it was closed: %d", got)
 	}
-	// The descriptors of a process that ends were not closed by a function.
+	// The descriptors of an ending process were closed by its end and not by a function.
 	cmd := exec.Command("true")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// program is a file that `make build` makes.
+// program returns the path of a file that `make build` makes.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	path, err := filepath.Abs("../../libexec/" + name)
@@ -35,7 +35,7 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// peer is the test in the place of an executor.
+// peer plays the executor's part.
 type peer struct {
 	t      *testing.T
 	conn   *net.UnixConn
@@ -87,7 +87,7 @@ func (p *peer) receive() *wire.Message {
 	return &m
 }
 
-// expect reads messages up to one of a type for a worker.
+// expect reads messages until one of a type for a worker.
 func (p *peer) expect(typ wire.Type, id uint32) *wire.Message {
 	p.t.Helper()
 	for {
@@ -101,7 +101,7 @@ func (p *peer) expect(typ wire.Type, id uint32) *wire.Message {
 	}
 }
 
-// prepare asks for a worker that waits for its lease, and returns the test's end of its socket.
+// prepare requests a pooled worker and returns the test's end of its socket.
 func (p *peer) prepare(id uint32, change func(*wire.SpawnRequest)) *net.UnixConn {
 	p.t.Helper()
 	ours, sock, err := wire.SocketPair()
@@ -134,7 +134,7 @@ func (p *peer) prepare(id uint32, change func(*wire.SpawnRequest)) *net.UnixConn
 	return ours
 }
 
-// ends waits for the end of the spawner, which must have closed its socket.
+// ends waits for the end of the spawner, and checks that it has closed its socket.
 func (p *peer) ends() error {
 	p.t.Helper()
 	p.conn.SetReadDeadline(time.Now().Add(20 * time.Second))
@@ -152,7 +152,7 @@ func (p *peer) ends() error {
 
 func gone(pid int) bool { return unix.Kill(pid, 0) == unix.ESRCH }
 
-// A worker is killed on request, reaped, and its end is reported once.
+// A worker is killed on request and reaped, and its end is reported once.
 func TestWorkerEnds(t *testing.T) {
 	p := start(t, Config{Mode: sandbox.On})
 	p.prepare(7, nil)
@@ -176,7 +176,8 @@ func TestWorkerEnds(t *testing.T) {
 	p.expect(wire.Spawned, 7)
 }
 
-// An executor hears that there is no zygote before it hears that a request was in vain for that, so that it does not ask again at once.
+// An executor learns that no zygote runs before it learns that a request has failed for that reason, so that it does
+// not ask again at once.
 func TestZygoteKilled(t *testing.T) {
 	p := start(t, Config{Mode: sandbox.On})
 	for id := range uint32(20) {
@@ -206,7 +207,7 @@ func TestZygoteKilled(t *testing.T) {
 	}
 }
 
-// Everything ends with the executor.
+// The spawner and all workers end with the executor.
 func TestExecutorGone(t *testing.T) {
 	p := start(t, Config{Mode: sandbox.On})
 	var pids []int
@@ -313,7 +314,7 @@ func TestUsersAreRefused(t *testing.T) {
 			t.Errorf("user %d, group %d: message of type %d: %v, want a refusal with %q", c.uid, c.gid, m.Type, m.Failure(), c.says)
 		}
 	}
-	// What the request itself says of users does not count.
+	// The user in the zygote's part of the request is ignored.
 	worker := p.prepare(100, func(r *wire.SpawnRequest) {
 		for i := range 12 {
 			r.Worker[wire.SpawnUID+i] = 0
@@ -337,7 +338,7 @@ func TestUsersAreRefused(t *testing.T) {
 	}
 }
 
-// open asks for a file, as an executor does.
+// open asks the spawner for a file, as an executor does.
 func (p *peer) open(r wire.OpenRequest) (*os.File, unix.Errno) {
 	p.t.Helper()
 	if err := wire.Send(p.conn, &wire.Message{Type: wire.Open, ID: 5, Body: r.Encode()}); err != nil {
@@ -354,7 +355,7 @@ func (p *peer) open(r wire.OpenRequest) (*os.File, unix.Errno) {
 	return nil, unix.Errno(m.U32(0))
 }
 
-// A file of the list is opened for the executor; what is not on the list cannot be named.
+// The spawner opens files of its list for the executor. Files that are not on the list cannot be named.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "revoked"), []byte("content"), 0o600); err != nil {
@@ -393,7 +394,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// What the executor reads, its certificates and keys, it cannot have opened for writing, nor can it have files made beside them.
+// The spawner does not open for writing what the executor reads (its certificates and keys), and makes no files beside
+// them.
 func TestOpenForAppending(t *testing.T) {
 	dir := t.TempDir()
 	ca := filepath.Join(dir, "ca.crt")
@@ -414,7 +416,7 @@ func TestOpenForAppending(t *testing.T) {
 	}
 }
 
-// A spawner without descriptors refuses a worker, and those that are there live on.
+// A spawner without descriptors refuses a new worker, and its other workers live on.
 func TestNoDescriptors(t *testing.T) {
 	p := start(t, Config{Mode: sandbox.On})
 	p.prepare(1, nil)
@@ -423,7 +425,7 @@ func TestNoDescriptors(t *testing.T) {
 	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &before); err != nil {
 		t.Fatal(err)
 	}
-	few := unix.Rlimit{Cur: 3, Max: before.Max} // what it has it keeps
+	few := unix.Rlimit{Cur: 3, Max: before.Max} // open descriptors stay open
 	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -443,7 +445,7 @@ func TestNoDescriptors(t *testing.T) {
 	}
 }
 
-// The program that runs as root must stay small, and must not contain a parser of what tenants send.
+// The program that runs as root must stay small, and must contain no parser of tenants' input.
 func TestRootProgramIsSmall(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,GoFiles,CgoFiles,CFiles,Module", "../../cmd/rfaas-spawner").Output()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// taken is what takes_cpus returns.
+// taken is the result of takes_cpus.
 type taken struct {
 	errno unix.Errno
 	mask  uint64
@@ -23,8 +23,9 @@ func (l *leased) takeCPUs(t *testing.T, threads uint32) taken {
 	return taken{unix.Errno(word(0)), word(1), float64(word(2)) / float64(word(3))}
 }
 
-// A worker with one CPU stays on it and uses no more CPU time than it has, whatever it asks for and however many threads it starts: by
-// its cpuset, or where there is none, since the filter refuses to change CPUs. One that waited for its lease is no other.
+// A worker with one CPU stays on it and uses no more CPU time than it has, whatever it requests and however many
+// threads it starts. Its cpuset ensures that or, without one, the filter, which refuses to change CPUs. Pooled workers
+// behave in the same way.
 func TestWorkerStaysOnItsCPUs(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "cgroup")
 	if err := os.WriteFile(none, nil, 0o600); err != nil {
@@ -61,7 +62,7 @@ func TestWorkerStaysOnItsCPUs(t *testing.T) {
 						t.Errorf("sched_setaffinity to all CPUs: %v", got.errno)
 					}
 				}
-				// One thread has what is left of its CPU, which is at most all of it. More threads have no more.
+				// One thread gets at most its whole CPU. More threads get no more.
 				if many.cores > 1.1 {
 					t.Errorf("512 threads used %.2f CPUs, one thread %.2f", many.cores, one.cores)
 				}

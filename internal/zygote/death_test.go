@@ -268,7 +268,8 @@ func TestHostilePage(t *testing.T) {
 	}
 }
 
-// The reason tells a worker that took too much memory from one that was killed because others did.
+// The reason distinguishes a worker that exceeded its memory limit from one that was killed because others used too
+// much.
 func TestKilledForMemory(t *testing.T) {
 	w := &Worker{page: &page{mem: make([]byte, pageSize)}, output: &output{}}
 	w.serves.Store(&Spec{MemoryLimit: 64 << 20})

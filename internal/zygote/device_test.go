@@ -11,7 +11,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// watched is a worker whose page says what the test writes there, with the test in the place of its spawner, which says that of its device.
+// watched is a worker whose page the test writes. The test also plays its spawner and reports the state of its device.
 func watched(t *testing.T, device uint32) (*Worker, []byte) {
 	t.Helper()
 	p, err := newParts()

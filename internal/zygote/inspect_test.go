@@ -24,7 +24,7 @@ func hostMachine() elf.Machine {
 	return elf.EM_X86_64
 }
 
-// crafted is a library made by hand: what only a hostile one has.
+// crafted is a library made by hand, with contents that only hostile libraries have.
 type crafted struct {
 	symbols []uint32 // places of names in strings; every one an exported function
 	strings []byte
@@ -83,7 +83,7 @@ func (c crafted) bytes() []byte {
 	return append(body, headers...)
 }
 
-// need is one entry of .gnu.version_r with its versions behind it.
+// need is one entry of .gnu.version_r, followed by its versions.
 func need(library uint32, next uint32, versions ...uint32) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, 16)
@@ -108,7 +108,7 @@ func craftedGood() crafted {
 		needs: need(12, 0, 22)}
 }
 
-// inspectBytes has a worker read a library.
+// inspectBytes makes a worker read a library.
 func inspectBytes(t testing.TB, z *Zygote, lib []byte) ([]string, error) {
 	t.Helper()
 	names, err := z.Inspect(t.Context(), sealed(t, lib))
@@ -118,7 +118,7 @@ func inspectBytes(t testing.TB, z *Zygote, lib []byte) ([]string, error) {
 	return names, err
 }
 
-// wantRefused checks that a library is refused as one that cannot be used, with this text.
+// wantRefused checks that a library is refused as unusable, with this text.
 func wantRefused(t *testing.T, names []string, err error, text string) {
 	t.Helper()
 	var we *WorkerError
@@ -150,14 +150,15 @@ uint32_t alpha(void *a, uint32_t n, void *r) { (void)a, (void)n, (void)r; return
 uint32_t _Z3fooPvjS_(void *a, uint32_t n, void *r) { (void)a, (void)n, (void)r; return 0; }
 `
 
-// The functions of a library are those that C exports, in the order of their names: the index of each is its place.
+// The functions of a library are those that C exports, in the order of their names. The position of a function is its
+// index.
 func TestInspect(t *testing.T) {
 	z := startZygote(t)
 	names, err := inspectBytes(t, z, build(t, "inspected.so", inspectedSource, "-shared", "-fPIC"))
 	if err != nil || fmt.Sprint(names) != "[Alpha alpha alpha_2 zeta]" {
 		t.Errorf("functions %v, error %v", names, err)
 	}
-	// A library that needs nothing has no section of versions.
+	// A library without needed versions has no such section.
 	names, err = inspectBytes(t, z, build(t, "needs-nothing.so", "int f(void) { return 1; }", "-shared", "-fPIC", "-nostdlib"))
 	if err != nil || fmt.Sprint(names) != "[f]" {
 		t.Errorf("functions %v, error %v", names, err)
@@ -214,7 +215,7 @@ func craftedShared() []byte {
 	return c.bytes()
 }
 
-// Libraries made by hand: what only hostile ones have.
+// Libraries made by hand, with contents that only hostile libraries have.
 func TestInspectCrafted(t *testing.T) {
 	z := startZygote(t)
 	long := strings.Repeat("x", inspectedNameMax+1)
@@ -268,8 +269,9 @@ func TestInspectCrafted(t *testing.T) {
 	}
 }
 
-// A table of millions of symbols with long names, all different and none of them to be offered, takes its reader too long. The reader
-// is ended by its limit of processor time, the upload is refused for that, and the next library is read as ever.
+// A table of millions of symbols with long and different names, none of them exported, takes its reader too long. The
+// limit on processor time ends the reader, the upload is refused for that reason, and the next library is read
+// normally.
 func TestInspectIsBounded(t *testing.T) {
 	z := startZygote(t)
 	const symbols = 2_700_000 // as many as a table may have
@@ -292,7 +294,7 @@ func TestInspectIsBounded(t *testing.T) {
 	}
 }
 
-// Many at once wait for each other, and a caller that gives up does not wait.
+// Simultaneous inspections wait for each other. A caller that gives up does not wait.
 func TestInspectTakesTurns(t *testing.T) {
 	z := startZygote(t)
 	var wg sync.WaitGroup
@@ -364,7 +366,7 @@ int outer(int x) { return inner(x) + 1; }`
 	}
 }
 
-// All that comes from an inspector is checked: it has read a hostile library.
+// Everything from an inspector is checked, since it has read a hostile library.
 func FuzzInspectedNames(f *testing.F) {
 	f.Add(2, []byte("echo\x00price\x00"))
 	f.Add(1, []byte("\x00"))

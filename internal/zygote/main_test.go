@@ -84,7 +84,7 @@ func workerPath(t testing.TB) string {
 	return path
 }
 
-// spawnerPath is the spawner beside the worker program, for worker programs that are elsewhere.
+// spawnerPath is the path of the spawner, for worker programs in another directory.
 func spawnerPath(t testing.TB) string {
 	t.Helper()
 	return filepath.Join(filepath.Dir(workerPath(t)), "rfaas-spawner")
@@ -115,7 +115,7 @@ func startZygote(t testing.TB) *Zygote {
 	return z
 }
 
-// current is the process id of the living zygote.
+// current returns the process id of the living zygote.
 func current(t testing.TB, z *Zygote) int {
 	t.Helper()
 	if err := z.ready(t.Context()); err != nil {
@@ -393,7 +393,7 @@ func alive(pid int) bool {
 	return state != 'Z' && state != 'X'
 }
 
-// processState is a process's state as /proc has it.
+// processState returns a process's state from /proc.
 func processState(t testing.TB, pid int) byte {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -427,7 +427,7 @@ func children(t testing.TB, pid int) int {
 	return n
 }
 
-// started counts what the zygote's spawner has started: the zygote and the workers.
+// started counts the processes of the zygote's spawner: the zygote and the workers.
 func (z *Zygote) started(t testing.TB) int { return children(t, z.spawner.cmd.Process.Pid) }
 
 // leakCheck notes what there is now and returns a check that nothing was added.

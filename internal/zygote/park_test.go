@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// freezing starts a zygote whose workers can be parked, by the freezer of each version that there is.
+// freezing starts a zygote whose workers can be parked, with the freezer of each available version.
 func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -51,7 +51,7 @@ func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
 	}
 }
 
-// cpuTime is what a process has used of processors, its threads included.
+// cpuTime returns the processor time of a process, including its threads.
 func cpuTime(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	var ts unix.Timespec
@@ -61,8 +61,7 @@ func cpuTime(t testing.TB, pid int) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// runsOn counts the looks, of 30 that are 10 ms apart, at which the worker, or all that is in its group, has used CPU time since the
-// one before.
+// runsOn returns in how many of 30 intervals of 10 ms the worker, or any process of its group, has used CPU time.
 func (l *leased) runsOn(t testing.TB) (looks int) {
 	t.Helper()
 	var last time.Duration
@@ -80,7 +79,8 @@ func (l *leased) runsOn(t testing.TB) (looks int) {
 	return looks
 }
 
-// A function that sends itself SIGCONT for ever, and has a child that does, uses no processor while its worker is parked.
+// A function that sends itself SIGCONT all the time, and whose child does so, uses no processor time while its worker
+// is parked.
 func TestParkedWorkerRunsNoMore(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		for _, children := range []byte{0, 1} {
@@ -94,7 +94,7 @@ func TestParkedWorkerRunsNoMore(t *testing.T) {
 				if err := w.Park(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				// The kernel says that a thread is frozen just before the thread leaves its processor, so each may have a last look.
+				// The kernel reports a thread as frozen just before it leaves its processor, so each may run in one more interval.
 				if n := w.runsOn(t); n > floor/4 {
 					t.Errorf("%d children: a parked worker has run at %d of 30 looks, before at %d", children, n, floor)
 				}
@@ -110,7 +110,7 @@ func TestParkedWorkerRunsNoMore(t *testing.T) {
 	})
 }
 
-// What child processes use of processors counts for their worker, also when it has ended.
+// Processor time of child processes counts for their worker, also after they have ended.
 func TestCPUTimeOfChildren(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		w := lease(t, z, startClient(t), nil)
@@ -165,7 +165,7 @@ func (l *leased) resume(t testing.TB, blob []byte) {
 
 const statusBadRequest = -205
 
-// A worker serves one lease after the other over one queue pair, and is frozen in between, for as long as it takes.
+// A worker serves one lease after the other over one queue pair, and stays frozen in between for any time.
 func TestPark(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		w := lease(t, z, startClient(t), nil)

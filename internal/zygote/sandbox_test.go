@@ -34,7 +34,7 @@ func TestInSandbox(t *testing.T) {
 	}
 }
 
-// The C library knows its thread by the number that the worker's own process namespace has.
+// The C library's thread id is that of the worker's own process namespace.
 func TestThreadInSandbox(t *testing.T) {
 	testSandbox = confined
 	defer func() { testSandbox = Sandbox{} }()
@@ -58,11 +58,11 @@ func TestThreadInSandbox(t *testing.T) {
 	}
 }
 
-// rootWorker is what a spawner says that could give a worker no user id.
+// rootWorker is the spawner's error if it cannot give a worker a user id.
 const rootWorker = "workers would run as root"
 
-// Each part can be missing: one line of the log names it, and workers run with the rest. Where all parts are required, or where a
-// worker would be root, none run.
+// Any part may be missing: one line of the log names it, and workers run with the rest. If all parts are required, or
+// if a worker would be root, no worker runs.
 func TestIncompleteSandbox(t *testing.T) {
 	for part, names := range map[uint32]string{wire.PartUID: "user ids", wire.PartPIDs: "process namespace", wire.PartFiles: "file system",
 		wire.PartNet: "network namespace", wire.PartSeccomp: "filter of system calls", wire.PartLandlock: "Landlock", wire.PartAll &^ wire.PartPrivs: "Landlock"} {
@@ -134,7 +134,7 @@ func TestVerifiedUser(t *testing.T) {
 	}
 }
 
-// No worker in a sandbox is root: also where the executor has no user ids to give.
+// No worker in a sandbox is root, even if the executor has no user ids to give.
 func TestNoWorkerIsRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the executor is not root")
@@ -167,7 +167,7 @@ func limits(t *testing.T, pid int) map[string][2]string {
 	return list
 }
 
-// What a worker may use is bounded by hard limits, for a verified user too: its processes are counted with all others of that user.
+// Hard limits apply to workers, also of a verified user, whose other processes count too.
 func TestWorkerLimits(t *testing.T) {
 	testSandbox = confined
 	defer func() { testSandbox = Sandbox{} }()
@@ -197,11 +197,11 @@ func TestWorkerLimits(t *testing.T) {
 	}
 }
 
-// zygoteMemory is how /proc shows the memory that the zygote shares with the stem.
+// zygoteMemory is the name in /proc of the memory that the zygote shares with the stem.
 const zygoteMemory = "/dev/zero (deleted)"
 
-// No process that runs a user's code, nor its guard, has the memory that the zygote shares with the stem, whether or not there are
-// process namespaces.
+// Processes that run a user's code, and their guards, do not have the memory that the zygote shares with the stem, with
+// and without process namespaces.
 func TestZygoteMemoryIsNotInherited(t *testing.T) {
 	for name, without := range map[string]uint32{"whole": 0, "without process namespaces": wire.PartPIDs} {
 		testSandbox = confined

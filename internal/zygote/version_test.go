@@ -36,7 +36,7 @@ func greeting(version uint32, text string) []byte {
 	return (&wire.Message{Type: wire.Hello, ID: 0, Body: append(body, text...)}).Encode()
 }
 
-// unversionedSpawner is a spawner that fits an executor of any version.
+// unversionedSpawner is a spawner that matches executors of any version.
 func unversionedSpawner(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(buildDir, "unversioned-spawner")

@@ -40,7 +40,7 @@ func children(pid int) (list []int) {
 	return list
 }
 
-// living returns the processes of an executor's spawner that are no zombies, by what they are.
+// living returns the processes of an executor's spawner that are not zombies, by kind.
 func living(executor int) (zygotes, workers []int) {
 	for _, c := range children(spawner(executor)) {
 		switch name, state, _, ok := stat(c); {
@@ -55,7 +55,7 @@ func living(executor int) (zygotes, workers []int) {
 	return zygotes, workers
 }
 
-// spawner is the root process of an executor, -1 while it has none.
+// spawner returns the process id of an executor's spawner, -1 if there is none.
 func spawner(executor int) int {
 	for _, c := range children(executor) {
 		if name, _, _, _ := stat(c); name == "rfaas-spawner" {

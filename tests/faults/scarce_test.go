@@ -29,7 +29,8 @@ func limitFiles(t testing.TB, pid int, n uint64) uint64 {
 	for line := range strings.Lines(string(limits)) {
 		fmt.Sscanf(line, "Max open files %d %d", &old.Cur, &old.Max)
 	}
-	// As the process's own user: an executor of root's has given up root, and a container may lack the right to change others' limits.
+	// As the process's own user: an executor that root started has given up root, and a container may lack the right to change
+	// limits of other processes.
 	set := exec.Command("prlimit", "--pid", strconv.Itoa(pid), fmt.Sprintf("--nofile=%d:%d", n, old.Max))
 	status, err := readProc(pid, "status")
 	if err != nil {

@@ -78,7 +78,7 @@ func TestHooksLendTheRestExactly(t *testing.T) {
 		return
 	}
 	lends("all of an idle node", whole.Cores, 2048)
-	// The name looks like what Slurm says of nodes, and hides nothing of what the job has.
+	// The name looks like Slurm's description of nodes, but does not hide any of the job's resources.
 	first := c.must("head", "sbatch", "--parsable", "-p", "batch", "-n1", "--mem=300", "-o", "/dev/null", "-J", "x\n Nodes=n1 CPU_IDs= Mem=1 GRES=", "--wrap", "sleep 600")
 	lends("the rest of a node with a job", whole.Cores-1, 1748)
 	if status := c.must("n1", c.root+"/bin/rfaas", "slurm", "status"); !strings.Contains(status, `"running":true`) {

@@ -182,7 +182,7 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 			}
 		}
 	}
-	// The controller, which still runs, ends and submits nothing any more.
+	// The controller, which is still running, ends and submits no more jobs.
 	asked := time.Now()
 	if out := c.must("head", c.root+"/bin/rfaas", "slurm", "stop", "--partition", "idle"); !strings.Contains(out, " jobs cancelled") {
 		t.Errorf("stop said %q", out)
@@ -194,8 +194,8 @@ func TestControllerKilledAndDoubled(t *testing.T) {
 	wait(t, "no job is left", func() bool { return c.must("head", "squeue", "-h", "-p", "idle") == "" })
 }
 
-// A node that is drained is left, and used again when it is resumed; other nodes do not notice. On a cluster where nobody waits
-// no job may be cut short.
+// The executor of a drained node ends, and the node is used again when it is resumed. Other nodes are not affected. On
+// a cluster without waiting jobs the scheduler may not shorten executor jobs.
 func TestJobsLeaveDrainingNodes(t *testing.T) {
 	c := up(t, 2)
 	c.manage()

@@ -10,7 +10,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// liar is a resource manager whose list has what a node has told it.
+// liar is a resource manager whose list has what a hostile node has registered.
 type liar struct {
 	control.UnimplementedManagerServer
 	list []*control.ExecutorEntry
@@ -24,7 +24,8 @@ func (l *liar) List(context.Context, *control.ListRequest) (*control.ListReply, 
 	return &control.ListReply{Executors: l.list}, nil
 }
 
-// A loopback address or a unix socket of another node's executor is not dialled: whatever listens there on this node is not that executor.
+// The client does not dial a loopback address or a unix socket of an executor on another node: the listener at that
+// address on this node is not that executor.
 func TestLocalAddressOfAnotherNode(t *testing.T) {
 	self, err := control.NodeID()
 	if err != nil {

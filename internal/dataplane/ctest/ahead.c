@@ -129,7 +129,7 @@ T_CASE(passed, "ahead/passed-on", .providers = T_SHM) {
     CHECK(msync(map, size, MS_ASYNC) == -1 && errno == ENOMEM);
 }
 
-/* What the zygote makes ready is decided by the sizes that the executor names. The client's blob is not looked at. */
+/* The zygote prepares memory for the sizes that the executor names. It does not read the client's blob. */
 T_CASE(from_sizes, "ahead/sizes-not-blob", .providers = T_SHM) {
     dp_spare s = {0};
     dp_msg_spawn m = {.provider = DP_PROVIDER_VERBS, .n_functions = 1, .blob_len = sizeof m.blob, .channel_depth = 4, .channel_eager = 4096};

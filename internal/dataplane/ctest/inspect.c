@@ -56,7 +56,7 @@ static int inspect(const tiny *t, const char *glibc, dp_error *err) {
     return st;
 }
 
-/* A library is refused that needs a newer C library than the node has, and no other. */
+/* A library that needs a newer C library than the node has is refused, and no other. */
 T_CASE(glibc, "inspect/glibc") {
     static const struct {
         const char *needs, *node, *refusal;
@@ -92,7 +92,7 @@ T_CASE(glibc, "inspect/glibc") {
     }
 }
 
-/* A file that ends anywhere is refused, and nothing beyond its end is read (with the address sanitizer). */
+/* A file that is truncated anywhere is refused, and nothing beyond its end is read (with the address sanitizer). */
 T_CASE(cut, "inspect/cut") {
     tiny whole = tiny_library("GLIBC_2.17");
     for (size_t size = 0; size < sizeof whole; size++) {
@@ -146,7 +146,7 @@ static void signals_others(int sock) {
     syscall(SYS_kill, 1, 0);
 }
 
-/* What reads a library can send its answer and exit. Everything else ends it. */
+/* The process that reads a library can send its answer and exit. Any other system call ends it. */
 T_CASE(sealed, "inspect/sealed") {
     if (T_ASAN || T_TSAN)
         t_skip("a sanitizer makes system calls of its own");
