@@ -36,7 +36,7 @@ func newCluster(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cluster",
 		Short: "Make a cluster's keys, and certificates for its nodes, and revoke them",
-		Long: "The keys of a cluster are one directory, which stays with whoever runs it: what it signs is believed by every node.\n" +
+		Long: "The keys of a cluster are in one directory, which only the cluster's operator should have: every node trusts what they sign.\n" +
 			"A node gets a directory out of it (rfaas cluster node) for --identity-dir of its executor or resource manager,\n" +
 			"a user gets a file (rfaas token issue). Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
 	}
@@ -54,7 +54,7 @@ func newClusterInit(a *app) *cobra.Command {
 			if err := identity.InitCluster(dir, name, clusterLife, time.Now()); err != nil {
 				return fmt.Errorf("cluster: %w", err)
 			}
-			_, err := fmt.Fprintf(a.Stdout, "%s holds the keys of cluster %q: keep it, and show it to nobody\n", dir, name)
+			_, err := fmt.Fprintf(a.Stdout, "%s has the keys of cluster %q: keep it safe and private\n", dir, name)
 			return err
 		},
 	}

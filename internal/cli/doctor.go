@@ -257,7 +257,7 @@ func (a *app) checkPort(ctx context.Context, who, addr string, call func(context
 	case codes.Unauthenticated:
 		return problem(who, "use the secret file of the user that started it ("+control.SecretFileEnv+")", "%s: %s", addr, control.Text(err))
 	case codes.Unavailable:
-		return note(who, "start it, or name another address", "nobody answers at %s", addr)
+		return note(who, "start it, or use another address", "nothing answers at %s", addr)
 	case codes.DeadlineExceeded:
 		return problem(who, "something else may listen there (ss -ltnp)", "%s took a connection and does not answer", addr)
 	}

@@ -75,9 +75,9 @@ func newExecutors(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "executors",
 		Short: "List the executors that the resource manager knows",
-		Long: "List the executors that the resource manager knows, as its memory has them: read remotely, which costs it nothing and works\n" +
-			"while it is stopped. Where its memory cannot be reached, it is asked. --watch goes on until it is interrupted: a\n" +
-			"terminal shows the present state, otherwise a table, or with --json a line with an array, is printed at each change.",
+		Long: "List the executors that the resource manager knows. The list is read from the manager's memory, which costs the manager\n" +
+			"nothing and works while it is stopped. If the memory cannot be reached, the manager is asked. --watch runs until it is\n" +
+			"interrupted: a terminal shows the current state; otherwise each change prints a table, or with --json a line with an array.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if every < time.Millisecond {

@@ -112,7 +112,7 @@ func newRevoke(a *app) *cobra.Command {
 		},
 	}
 	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
-	c.Flags().StringVar(&reason, "reason", "", "what the holder is told")
+	c.Flags().StringVar(&reason, "reason", "", "reason that the client is told")
 	return c
 }
 

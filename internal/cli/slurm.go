@@ -60,16 +60,16 @@ func newSlurmFollow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "follow --partition PARTITION [flags] [-- SBATCH-ARGS...]",
 		Short: "Keep one executor job for each idle node",
-		Long: `Keep one executor job for each node of a partition whose jobs are preempted: running where the node is idle, waiting where
-it is not, so that the scheduler starts it in the moment that the node becomes idle.
+		Long: `Keep one executor job for each node of a partition whose jobs are preempted. The job runs where the node is idle and waits
+where it is not, so that the scheduler starts it as soon as the node becomes idle.
 
-Nothing is remembered outside Slurm: the jobs' names say for which node they are. It may be killed and started anew at any
-time, and several at once do no harm. When it is killed the jobs stay. "rfaas slurm stop" cancels them and ends the controller
-with status 0. It runs anywhere where sbatch works, as the user whose jobs they shall be. Settings of the executors are in the job script or in the environment
-(RFAAS_EXECUTOR_MANAGER and others), which sbatch passes on.
+The controller keeps no state outside of Slurm: the jobs' names say for which node they are. You can kill and restart it at any
+time, or run several at once. When it is killed the jobs stay. "rfaas slurm stop" cancels them and ends the controller with
+status 0. It runs anywhere where sbatch works, as the user that is to own the jobs. Settings of the executors are in the job
+script or in the environment (RFAAS_EXECUTOR_MANAGER and others), which sbatch passes on.
 
-Executors publish when their job ends. When the scheduler's plan has a node for somebody earlier, or later than it had, its
-executor is told: the resource manager says where it is.`,
+Executors publish when their job ends. When the scheduler's plan gives a node to another job earlier or later than before, the
+controller tells its executor, whose address it gets from the resource manager.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			f.Partition, f.Prefix, f.Args = j.partition, j.prefix, args
@@ -135,15 +135,15 @@ func defaultPolicy() slurm.Policy {
 }
 
 func policyFlags(f *pflag.FlagSet, p *slurm.Policy) {
-	f.DurationVar(&p.Longest, "longest", p.Longest, "time limit of a job on a node that nobody is planned to want")
+	f.DurationVar(&p.Longest, "longest", p.Longest, "time limit of a job on a node that is not in the scheduler's plan")
 	f.DurationVar(&p.Shortest, "shortest", p.Shortest, "shortest time limit, and --time-min of the jobs while other jobs wait for nodes")
 	f.DurationVar(&p.LeastGap, "least-gap", p.LeastGap, "leave a node alone that is wanted sooner than this")
 	f.BoolVar(&p.Ahead, "ahead", p.Ahead, "submit jobs for busy nodes too, which wait")
 	f.IntVar(&p.MaxAhead, "max-ahead", p.MaxAhead, "most jobs that wait for busy nodes")
 	f.Float64Var(&p.Rate, "rate", p.Rate, "submissions per second, on average")
 	f.IntVar(&p.Burst, "burst", p.Burst, "submissions at once")
-	f.DurationVar(&p.Again, "again", p.Again, "least time between two submissions for one node")
-	f.DurationVar(&p.AgainMost, "again-most", p.AgainMost, "the same when its jobs fail: doubled each time, up to this")
+	f.DurationVar(&p.Again, "again", p.Again, "shortest time between two submissions for one node")
+	f.DurationVar(&p.AgainMost, "again-most", p.AgainMost, "longest such time; it doubles each time the node's jobs fail")
 }
 
 func newSlurmStop(a *app) *cobra.Command {
@@ -177,8 +177,8 @@ func newSlurmRun(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run [flags] [-- EXECUTOR-ARGS...]",
 		Short: "In a job: run an executor that knows when the job ends and leaves nothing behind",
-		Long: `Run an executor in a Slurm job. It is told when the job's time is over (--until), SIGTERM is passed on at once, and nothing
-of it is left when it has ended: it runs in a process namespace of its own where the system allows one.
+		Long: `Run an executor in a Slurm job. The executor gets the end of the job's time (--until) and SIGTERM at once. None of its
+processes is left when it has ended: it runs in its own process namespace where the system allows one.
 
 The exit status is the executor's.`,
 		Args: cobra.ArbitraryArgs,
@@ -205,7 +205,7 @@ The exit status is the executor's.`,
 	}
 	c.Flags().StringVar(&program, "program", "", "the executor (default: beside this program)")
 	c.Flags().DurationVar(&killAfter, "kill-after", 3*time.Second, "from SIGTERM until everything is killed: give the executor a --grace that is less")
-	c.Flags().BoolVar(&noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process namespace")
+	c.Flags().BoolVar(&noSpace, "no-namespace", false, "adopt orphans instead of using a process namespace")
 	return c
 }
 

@@ -37,11 +37,11 @@ func newSlurmNode(a *app) *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{
 		Use:   "node [flags] [-- EXECUTOR-ARGS...]",
-		Short: "On each node: run an executor on what jobs leave, and heed Slurm's hooks",
+		Short: "On each node: run an executor on the resources that jobs leave, and serve Slurm's hooks",
 		Long: `Run an executor on the cores and the memory of this node that no job has. Slurm's prolog ("rfaas slurm prolog") and epilog
-tell it about jobs; what each of them has it asks Slurm. It is a service of each node: share/rfaas/slurm has a unit for it.
+notify it of jobs, and it asks Slurm for their resources. It is a service of each node: share/rfaas/slurm has a unit for it.
 
-An executor that could lend more is replaced when nobody has a lease with it, or after --grow-within.`,
+An executor that could lend more is replaced when it has no leases, or after --grow-within.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error { return a.slurmNode(c.Context(), &f, args) },
 	}
@@ -49,12 +49,12 @@ An executor that could lend more is replaced when nobody has a lease with it, or
 	a.socketFlag(c, &f.socket)
 	fl.StringVar(&f.name, "name", "", "this node's name in Slurm (default: $SLURMD_NODENAME or the host name up to its first dot)")
 	fl.StringVar(&f.program, "program", "", "the executor (default: beside this program)")
-	fl.DurationVar(&f.killAfter, "kill-after", 1500*time.Millisecond, "from SIGTERM until everything is killed: give the executor a --grace that is less")
-	fl.BoolVar(&f.noSpace, "no-namespace", false, "adopt orphans instead of holding them in a process namespace")
-	fl.BoolVar(&f.agent.Spare, "spare", true, "lend what jobs leave of a node; without it whole nodes only")
-	fl.IntVar(&f.agent.KeepCPUs, "keep-cpus", 0, "CPUs that stay with the system")
-	fl.StringVar(&f.keepMemory, "keep-memory", "0", "memory that stays with the system")
-	fl.DurationVar(&f.agent.Resync, "resync", 30*time.Second, "how often Slurm is asked without a cause")
+	fl.DurationVar(&f.killAfter, "kill-after", 1500*time.Millisecond, "time from SIGTERM until everything is killed: give the executor a shorter --grace")
+	fl.BoolVar(&f.noSpace, "no-namespace", false, "adopt orphans instead of using a process namespace")
+	fl.BoolVar(&f.agent.Spare, "spare", true, "also lend the rest of a node with jobs; without it whole nodes only")
+	fl.IntVar(&f.agent.KeepCPUs, "keep-cpus", 0, "CPUs kept for the system")
+	fl.StringVar(&f.keepMemory, "keep-memory", "0", "memory kept for the system")
+	fl.DurationVar(&f.agent.Resync, "resync", 30*time.Second, "how often Slurm is asked without an event")
 	fl.DurationVar(&f.agent.GrowWithin, "grow-within", 5*time.Minute, "how long an executor in use may stay smaller than it could be")
 	return c
 }

@@ -135,9 +135,9 @@ func newTokenIssue(a *app) *cobra.Command {
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&tenant, "tenant", "", "account that owns and pays")
 	c.Flags().Int64Var(&uid, "uid", 0, "user id as which functions run (default: none)")
-	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, who sees and ends everybody's leases")
+	c.Flags().StringVar(&role, "role", "tenant", "tenant, or operator, who can list and end all leases")
 	c.Flags().DurationVar(&life, "for", tokenLife, "how long it is valid")
-	c.Flags().StringVar(&out, "out", "", "file to write, which must not be there (default: TENANT.token)")
+	c.Flags().StringVar(&out, "out", "", "file to write, which must not exist (default: TENANT.token)")
 	return c
 }
 

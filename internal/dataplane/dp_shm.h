@@ -174,8 +174,8 @@ int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, 
 bool shm_next_data(int fd, uint64_t offset, uint64_t len, uint64_t *from, uint64_t *to);
 /* map may lie within its first page. */
 void shm_unmap(void *map, uint64_t size);
-/* Maps the peer's descriptors and closes them. `now`: regions with the pages that there are, which otherwise come one by one when
- * used; what every message takes is there in any case. */
+/* Maps the peer's descriptors and closes them. `now`: maps the existing pages of regions at once instead of on first
+ * use. The pages that every message needs are mapped in any case. */
 int shm_peer_map(shm_peer *p, bool now, dp_error *err);
 /* Takes the mappings back and keeps the descriptors of a map that failed; _clear takes all. */
 void shm_peer_unmap(shm_peer *p);
@@ -235,8 +235,8 @@ int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_erro
 int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *blob, uint32_t len, dp_error *err);
 /* shm_link_cancel makes a connect that waits for its peer return early. Any thread may call it. */
 void shm_link_cancel(shm_dev *dev, shm_qp *qp);
-/* Closes the queue pair's links and forgets deposits; its token is dead afterwards. Says whether anybody has been given the
- * exposed regions through it: only now is it certain that nobody still will be. */
+/* Closes the queue pair's links and drops deposits; its token is invalid afterwards. Returns whether any peer was
+ * given the exposed regions through it. Only after this call is it certain that no peer will be. */
 bool shm_link_forget(shm_dev *dev, shm_qp *qp);
 int shm_link_probe(shm_dev *dev, shm_qp *qp);
 void shm_link_close(shm_dev *dev);

@@ -177,7 +177,7 @@ static int meet(shm_dev *dev, shm_qp *qp, const shm_blob *b, int *out_fd, dp_err
     }
     e = shm_hello_send(fd, dev, qp, DP_OK, b->token);
     void (*meanwhile)(void *) = dev->d.meanwhile;
-    if (meanwhile) { /* set by who has the device for itself: others only look */
+    if (meanwhile) { /* set only by the sole user of the device */
         dev->d.meanwhile = NULL;
         meanwhile(dev->d.meanwhile_arg);
     }

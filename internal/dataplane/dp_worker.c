@@ -1,4 +1,4 @@
-/* The worker from its first instruction to its exit. The order of its steps is a rule, not a taste:
+/* The worker from its first instruction to its exit. The order of its steps matters:
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
@@ -12,10 +12,10 @@
  *   user's library; LOADED                                   the first foreign instruction is its constructor
  *   monitor thread; serve                                    what the executor says is heard from then on
  *
- * One that is made ahead of its lease does first what needs no client: device, sandbox, memory and queue pair for a channel of
- * the usual sizes, device files hidden, the filter but for what connecting takes; PREPARED. With the lease it is pinned, connects
- * and goes on as above, where sealing is taking away the rest. On shm it limits and seals itself and loads the library while the
- * client answers, of which nothing but memory to map is left then. Its memory is where it was when it was made.
+ * A pooled worker first takes the steps that need no client: device, sandbox, memory and queue pair for a channel of the usual
+ * sizes, hiding device files, the filter without the rules against connecting; PREPARED. With the lease it is pinned, connects
+ * and continues as above, and sealing adds the remaining rules. On shm it limits and seals itself and loads the library while
+ * it waits for the client's answer. After the answer only memory is left to map. Its memory stays on its first NUMA node.
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
@@ -462,8 +462,8 @@ static void loaded(void *arg) {
     dp_msg_send(FD_SOCK, DP_MSG_LOADED, w->id, &body, (uint32_t)sizeof body.times + len, -1);
 }
 
-/* An early one closes up while it waits for its client's answer. When that is there, the rest of connecting is memory to map: the
- * executor can tell the client meanwhile. */
+/* A pooled worker seals itself while it waits for its client's answer. After the answer only memory is left to map,
+ * and the executor can already tell the client. */
 static void connect_early(worker *w) {
     w->dev->meanwhile = close_up;
     w->dev->met = loaded;

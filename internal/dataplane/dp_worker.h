@@ -260,17 +260,18 @@ typedef struct dp_worker_fds {
 _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
                               const dp_sandbox *sandbox, dp_ahead *memory);
 
-/* Memory that the zygote has ready for a channel like that of the last worker that it has cloned on verbs; of that one process alone
- * once it is taken. Zero at first. */
+/* Memory that the zygote prepares for a channel like that of the last worker that it cloned on verbs. After it is
+ * taken it belongs to one process alone. Zero at first. */
 typedef struct dp_spare {
     dp_ahead *memory; /* NULL: none */
-    bool given;       /* to the last worker, but still mapped: unmapping takes time, of which there is more later */
-    uint64_t size;    /* of one region of the next, 0: none is wanted */
+    bool given;       /* given to the last worker, but still mapped here; unmapped later, when there is time */
+    uint64_t size;    /* of one region of the next channel, 0: no memory is wanted */
 } dp_spare;
-/* Goes on to make it when nothing has come on the socket for a while, until something does. */
+/* dp_spare_fill prepares memory while nothing arrives on the socket. */
 void dp_spare_fill(dp_spare *s, int sock);
-/* Before each clone, for a SPAWN or PREPARE that has been checked: what its worker shall have, which who is cloned until the next call
- * inherits, and nobody afterwards. NULL: nothing, as for all but a SPAWN on verbs whose channel has that size. */
+/* dp_spare_take returns the prepared memory for the next worker. Call it before each clone, for a checked SPAWN or
+ * PREPARE. Only processes cloned before the next call inherit the memory. NULL: no memory, as for everything except
+ * a SPAWN on verbs whose channel has that size. */
 dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
 
 /* dp_worker_load checks and loads the library in the sealed memfd `code` and looks up n functions by the names in the

@@ -1,4 +1,4 @@
-/* The zygote's part of the sandbox: what works here, and the guard of each worker. */
+/* The zygote's part of the sandbox: which parts work, and the guard of each worker. */
 #include "dp_worker_sandbox.h"
 
 #include "dp_ahead.h"
@@ -44,7 +44,7 @@ static bool write_text(const char *path, const char *text) {
     return ok;
 }
 
-/* Rights to make namespaces, if need be those of a user namespace in which the user stays who he is. 0 or an errno. */
+/* Gains the rights to make namespaces, if necessary in a user namespace in which ids stay the same. Returns 0 or an errno. */
 static int gain_rights(bool *root) {
     *root = false;
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -64,9 +64,10 @@ static int gain_rights(bool *root) {
     return 0;
 }
 
-/* An empty network namespace, made by a child since there may be no way back from it. Its interfaces are down. The child shares
- * the descriptors and says by its exit status which one it has opened: /proc may be of another process namespace, in which
- * only a process itself knows itself. -1 and errno. */
+/* Makes an empty network namespace in a child, since the caller may be unable to return from it. Its interfaces are
+ * down. The child shares the descriptors, and its exit status is the number of the one that it has opened: /proc may
+ * belong to another process namespace, in which only a process itself knows itself. Returns -1 and sets errno on
+ * failure. */
 static int empty_net(void) {
     enum { FAILED = 128 }; /* and an errno, all of which that can come are below 127 */
     pid_t child = (pid_t)syscall(SYS_clone, CLONE_FILES | CLONE_VFORK | SIGCHLD, NULL, NULL, 0, 0);
@@ -85,7 +86,7 @@ static int empty_net(void) {
     return said < FAILED ? said : -1;
 }
 
-/* The group of device files that not everybody may open; 0 if everybody may, or there are none. */
+/* Returns the group of device files that not every user may open; 0 if every user may, or there are none. */
 static gid_t device_group(void) {
     glob_t g;
     gid_t group = 0;
@@ -99,7 +100,7 @@ static gid_t device_group(void) {
     return group;
 }
 
-/* A process namespace can be made. Tried by a child, since what it clones afterwards would be in it. 0 or an errno. */
+/* Tries to make a process namespace, in a child, because later clones would be in it. Returns 0 or an errno. */
 static int try_pids(void) {
     pid_t child = fork();
     if (child == 0)
@@ -113,7 +114,7 @@ static int try_pids(void) {
     return WIFEXITED(st) ? WEXITSTATUS(st) : ECHILD;
 }
 
-/* The namespaces of another process can be entered by its pidfd, since Linux 5.8. Into one of its own the caller may go. */
+/* Tries to enter the namespaces of another process by its pidfd, which needs Linux 5.8. Returns 0 or an errno. */
 static int try_enter(void) {
     if (unshare(CLONE_NEWIPC))
         return errno;
@@ -136,7 +137,7 @@ static void prepare_spaces(dp_sandbox *s, bool verbs) {
     if (!root || s->without & DP_SANDBOX_UID)
         dp_sandbox_lacks(s, DP_SANDBOX_UID, "user ids: only root can give workers their own", 0);
     if ((e = s->without & DP_SANDBOX_PIDS ? ENOTSUP : try_pids())) {
-        /* The guard is the first process of a process namespace: without, there is none, and nobody to keep the others. */
+        /* Without a process namespace there is no guard, and so no process that keeps the other namespaces. */
         dp_sandbox_lacks(s, spaces, "process namespace", e);
         return;
     }

@@ -1,22 +1,23 @@
-/* The sandbox of workers: what keeps a user's function to its own process, its own cores and nothing else.
+/* The sandbox of workers: it confines a user's function to its own process and its own cores.
  *
- *   zygote, once     dp_sandbox_prepare    tries what this kernel and these rights allow; makes a root of read-only mounts and
- *                                          lives in it; an empty network namespace; the filter of system calls
+ *   zygote, once     dp_sandbox_prepare    tries what the kernel and its rights allow; makes a root of read-only mounts for
+ *                                          itself, an empty network namespace, and the system call filter
  *   zygote, each     dp_sandbox_open       a process namespace and its first process, the guard, in which the worker is cloned
  *   guard            (own process)         own mounts of /proc and /tmp, own IPC; ends with the executor, and all with it
- *   worker           dp_sandbox_present    tells the guard that there is somebody to guard
+ *   worker           dp_sandbox_present    tells the guard that the worker exists
  *                    dp_sandbox_identity   own user id, before anything is made with the old one
  *                    dp_sandbox_enter      the guard's namespaces, no capabilities, no new privileges, Landlock
  *                    dp_sandbox_hide       device files leave the file system, once the device is open
  *                    dp_sandbox_seal       the filter, before the first instruction of the user
  *
- * The guard is the first process of the namespace so that the worker is not: signals without a handler do not reach a first
- * process, and it would inherit every orphan. It holds no descriptor of the worker's. Its parent is the executor, which ends
- * it, and with it every process that a function left behind, when the worker has ended.
+ * The guard is the first process of the namespace, so that the worker is not: signals without a handler do not reach a first
+ * process, and it would inherit every orphan. The guard has no descriptors of the worker. Its parent is the spawner, which
+ * ends it, and with it every process that a function left behind, when the worker has ended.
  *
- * Credentials change in _identity and _enter only: soft-RoCE compares those of a post with those that opened the device, by
- * pointer, and Landlock counts as a change. So a worker on verbs enters first and opens the device then; one on shm connects
- * first, since abstract sockets end at the network namespace, or, if it waits for its lease, has made a socket before it entered.
+ * Credentials change in _identity and _enter only: soft-RoCE compares the credentials of a post with those that opened the
+ * device, by pointer, and Landlock changes them. So a worker on verbs enters first and then opens the device. A worker on shm
+ * connects first, since it cannot reach abstract sockets from the other network namespace. A pooled worker on shm makes its
+ * socket before it enters.
  */
 #ifndef RFAAS_DP_WORKER_SANDBOX_H
 #define RFAAS_DP_WORKER_SANDBOX_H

@@ -187,7 +187,7 @@ func (v *SecretVerifier) Verify(credential string, ch *Channel, now time.Time) (
 	if err != nil {
 		return Identity{}, err
 	}
-	return Identity{By: SchemeSecret, Name: "holder of the secret", Role: RoleOperator}, nil
+	return Identity{By: SchemeSecret, Name: "operator by secret", Role: RoleOperator}, nil
 }
 
 // Recheck implements Verifier. It always succeeds: a secret does not expire.

@@ -24,7 +24,7 @@ func asNode(t *testing.T, hosts ...string) context.Context {
 }
 
 func asOperator(t *testing.T) context.Context {
-	return control.WithCaller(t.Context(), &identity.Identity{By: "secret", Name: "holder of the secret", Role: identity.RoleOperator})
+	return control.WithCaller(t.Context(), &identity.Identity{By: "secret", Name: "operator by secret", Role: identity.RoleOperator})
 }
 
 // two is a manager with node a, whose executor is registered, and node b, which is hostile.
