@@ -56,16 +56,16 @@ uint32_t f(void *a, uint32_t n, void *r) { (void)a; (void)n; (void)r; return of_
 `, "-nostdlib", stub)
 }
 
-// stranger is an executor of another protocol version.
-type stranger struct {
+// otherVersion is an executor of another protocol version.
+type otherVersion struct {
 	control.UnimplementedExecutorServer
 }
 
-func (stranger) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+func (otherVersion) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
 	return &control.InfoReply{ProtocolVersion: 7}, nil
 }
 
-// liar is an executor that grants what nobody can connect to.
+// liar is an executor that grants workers to which no client can connect.
 type liar struct {
 	control.UnimplementedExecutorServer
 	workers  []*control.WorkerGrant
@@ -262,7 +262,7 @@ func TestBadConnect(t *testing.T) {
 		{"silence", client.Options{Executor: silent.Addr().String(), Timeout: 300 * time.Millisecond}, nil, silent.Addr().String()},
 		{"manager as executor", client.Options{Executor: manager.Address}, client.ErrConnection, manager.Address},
 		{"executor as manager", client.Options{Manager: executor.Address}, client.ErrConnection, executor.Address},
-		{"other version", client.Options{Executor: serve(t, secret, stranger{})}, client.ErrConnection, "control protocol 7, this client 1"},
+		{"other version", client.Options{Executor: serve(t, secret, otherVersion{})}, client.ErrConnection, "control protocol 7, this client 1"},
 		{"provider", client.Options{Executor: executor.Address, Provider: "smoke"}, client.ErrInvalid, "smoke"},
 		{"time-out", client.Options{Executor: executor.Address, Timeout: -1}, client.ErrInvalid, "-1"},
 		{"secret", client.Options{Executor: executor.Address, SecretFile: wrong}, client.ErrCredential, "secret"},

@@ -129,7 +129,7 @@ func TestKeptWorkersAreGone(t *testing.T) {
 	s := w.connect(t, client.Options{Executor: w.Address})
 	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
 	if err != nil {
-		t.Fatalf("kept workers are in somebody's way: %v", err)
+		t.Fatalf("kept workers are in another lease's way: %v", err)
 	}
 	release(t, other)
 	next("evicted")

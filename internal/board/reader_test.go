@@ -349,7 +349,7 @@ func TestTornReads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A writer that died in the middle of a record: it stays torn, and costs nobody more than a few reads.
+	// A writer that died in the middle of a record: it stays torn, and costs a reader no more than a few reads.
 	m.tear = nil
 	table.line(9)[5] ^= 1
 	before := reader.Reads()

@@ -165,8 +165,8 @@ typedef struct rfaas_session_options {
 
 /* rfaas_session_open reaches the manager or executor once and checks its version. options may be NULL (everything
  * from the environment). Blocks up to the time-out. Strings are copied.
- * Errors: RFAAS_INVALID (no address, malformed address, unknown provider), RFAAS_PEER_GONE (nobody there),
- * RFAAS_PROTOCOL (somebody else there, or another version). */
+ * Errors: RFAAS_INVALID (no address, malformed address, unknown provider), RFAAS_PEER_GONE (no answer),
+ * RFAAS_PROTOCOL (the peer is not an rfaas peer, or has another version). */
 RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
 
 /* rfaas_session_close releases the session's leases and closes it. The handle is dead afterwards. */
@@ -245,12 +245,13 @@ typedef struct rfaas_lease_options {
  * the old workers is gone. Calls in flight fail as without the flag, except those with `repeats`. */
 #define RFAAS_LEASE_FAILOVER 2u
 
-/* Runs functions in the calling process when there is no executor for them: the library is opened there too (dlopen), so
- * its constructors run and what it is linked with must be there (RFAAS_BAD_LIBRARY). If rfaas_lease_open finds no room or
- * nobody to ask, it succeeds, rfaas_lease_info says provider "local", and the lease stays so until it is released. With
- * RFAAS_LEASE_FAILOVER calls run here from the loss of the executor until another one is found. Such a call runs on the
- * caller's thread before rfaas_invoke or rfaas_iinvoke returns; no deadline, time or memory limit ends it, a crash is
- * the caller's, rfaas_state is another one, and rfaas_fail only prints (rfaas_function.h). */
+/* Runs functions in the calling process when there is no executor for them: the library is opened there too (dlopen),
+ * so its constructors run and what it is linked with must be there (RFAAS_BAD_LIBRARY). If no executor can be reached
+ * or has enough free cores and memory, rfaas_lease_open succeeds, rfaas_lease_info says provider "local", and the lease
+ * stays local until it is released. With RFAAS_LEASE_FAILOVER calls run here from the loss of the executor until
+ * another one is found. Such a call runs on the caller's thread before rfaas_invoke or rfaas_iinvoke returns; no
+ * deadline, time or memory limit ends it, a crash is the caller's, rfaas_state is another one, and rfaas_fail only
+ * prints (rfaas_function.h). */
 #define RFAAS_LEASE_LOCAL 4u
 
 #define RFAAS_LEASE_OPTIONS_INIT \
@@ -312,7 +313,7 @@ typedef struct rfaas_event {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
     uint32_t kind;        /* RFAAS_EVENT_* */
     uint32_t worker;      /* of RFAAS_EVENT_WORKER_DIED */
-    uint32_t lost;        /* events before this one that nobody took in time */
+    uint32_t lost;        /* events before this one that were not taken in time */
     int64_t left_ns;      /* RFAAS_EVENT_EXPIRING and DRAINING: until the end, from now */
     char text[256];       /* why */
 } rfaas_event;
@@ -358,8 +359,8 @@ typedef struct rfaas_worker_details {
 } rfaas_worker_details;
 
 /* rfaas_worker_info asks the executor what a worker does and has printed, also while a function runs there or when it has
- * just died; fills at most details->struct_size bytes. Any thread, also while another one is inside the lease, as long
- * as nobody releases it. Blocks for a control round trip, at most the session's time-out. */
+ * just died. It fills at most details->struct_size bytes. Any thread may call it, also while another one is inside the
+ * lease, but not while the lease is being released. Blocks for a control round trip, at most the session's time-out. */
 RFAAS_API int rfaas_worker_info(const rfaas_lease *lease, int worker, rfaas_worker_details *details);
 
 /* ---- functions ---- */

@@ -184,8 +184,8 @@ func TestHotTime(t *testing.T) {
 		{"four threads in functions", true, 10, 5, 250 * ms, 100 * ms, 50 * ms, true},
 		{"adaptive, mostly blocked", true, 10, 0, 8 * ms, 100 * ms, 8 * ms, false},
 		{"adaptive, computing when it is awake", true, 10, 1, 8 * ms, 100 * ms, 0, true},
-		{"nobody looked, no call", true, 0, 0, 8 * ms, 10 * ms, 8 * ms, false},
-		{"nobody looked, a call", true, 0, 0, 8 * ms, 10 * ms, 0, true},
+		{"no look, no call", true, 0, 0, 8 * ms, 10 * ms, 8 * ms, false},
+		{"no look, a call", true, 0, 0, 8 * ms, 10 * ms, 0, true},
 		{"a clock that went back", true, 10, 5, 8 * ms, -time.Hour, 0, true},
 	} {
 		w := &metered{polls: c.polls, samples: c.samples, inside: c.inside}

@@ -124,8 +124,8 @@ func (s *stream[In, Out]) Send(m *Out) error           { s.got = append(s.got, m
 func (s *stream[In, Out]) Recv() (*In, error)          { return s.send() }
 func (s *stream[In, Out]) SendAndClose(out *Out) error { return s.Send(out) }
 
-// Any message to any operation, before and after a lease: an answer or a named error, and nothing is left taken. id and
-// worker replace those of the message when mend says so, for nobody guesses them.
+// Any message to any operation, before and after a lease, gets an answer or a named error, and leaves nothing taken. id and
+// worker replace those of the message when mend says so, since the fuzzer cannot guess them.
 func FuzzService(f *testing.F) {
 	e, h := fuzzNode(f)
 	f.Add(byte(0), byte(0), marshal(f, seedRequest(h, 2)))

@@ -23,8 +23,8 @@ func (n *node) seated(id uint64) *fakeWorker {
 	return h.seats[0].worker.(*fakeWorker)
 }
 
-// A holder that never reads its event stream costs the executor nothing: what its workers leave behind is not queued, and nobody
-// waits for it, neither others, nor the end of its lease, nor the drain (newNode's).
+// A client that never reads its event stream costs the executor nothing: what its workers leave behind is not queued, and
+// neither other clients, nor the end of its lease, nor the drain (newNode's) wait for it.
 func TestHolderThatReadsNothing(t *testing.T) {
 	n := newNode(t)
 	id := n.lease(1).GetLeaseId()
@@ -32,7 +32,7 @@ func TestHolderThatReadsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	death := zygote.Exit{Signal: 11, Reason: "killed by SIGSEGV", OutputTail: []byte(strings.Repeat("o", 32<<10)), Backtrace: strings.Repeat("b", 32<<10)}
-	const deaths = 300 // 20 MB, if anybody kept it
+	const deaths = 300 // 20 MB, if the executor kept it
 	for range deaths {
 		w := n.seated(id)
 		w.die(death)

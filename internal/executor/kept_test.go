@@ -59,7 +59,7 @@ func (n *node) freeAndLiving(cores, workers int) {
 	eventually(n.t, "the right number of workers", func() bool { return len(n.z.alive()) == workers })
 }
 
-// becomesFree is freeAndLiving where workers end by themselves: their cores are nobody's in between.
+// becomesFree is freeAndLiving where workers end by themselves: their cores belong to no lease in between.
 func (n *node) becomesFree(cores int) {
 	n.t.Helper()
 	eventually(n.t, "all workers gone and their cores free", func() bool {
@@ -99,7 +99,7 @@ func TestKeptWorkersGoOn(t *testing.T) {
 	}
 }
 
-// What is kept is somebody's only if everything about the lease is the same; the others are told to ask for new workers.
+// Kept workers go only to a request that is the same in everything; any other is told to ask for new workers.
 func TestKeptWorkersAreNobodyElses(t *testing.T) {
 	n := newNode(t)
 	kept := n.keepLease(1)
@@ -237,7 +237,7 @@ func TestKeptWorkerDies(t *testing.T) {
 	}
 }
 
-// Nobody pays for workers that wait, and a lease pays for its own calls only.
+// Workers that wait are charged to no tenant, and a lease is charged for its own calls only.
 func TestKeptWorkersAreFree(t *testing.T) {
 	n := newNode(t)
 	n.e.accounts = newAccounts("node", [16]byte{1}, n.e.now, nil, n.e.log)

@@ -158,7 +158,7 @@ func TestTenantsAreApart(t *testing.T) {
 	req := n.request(1)
 	req.Tenant = "ann"
 	if _, err := eve.Lease(ctx, req); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), `"ann"`) {
-		t.Errorf("somebody else's account: %v", err)
+		t.Errorf("another tenant's account: %v", err)
 	}
 	n.e.gate.Audit().Flush()
 	if b, err := os.ReadFile(n.in("audit")); err != nil || !strings.Contains(string(b), `"who":"eve by token`) {

@@ -246,7 +246,7 @@ func TestRealFailures(t *testing.T) {
 	h, _ = r.deploy(compile(t, "#include <stdlib.h>\n__attribute__((constructor)) static void c(void) { abort(); } int f(void) { return 1; }", "-shared", "-fPIC"))
 	refused(h, "SIGABRT")
 
-	// Queue-pair blobs that only the provider in the worker can judge. The last ones come from nobody.
+	// Queue-pair blobs that only the provider in the worker can judge. The last ones belong to no client.
 	h, _ = r.deploy(compile(t, realSource, "-shared", "-fPIC"))
 	ch, good := r.channel()
 	defer ch.Close()

@@ -226,11 +226,11 @@ func TestServeRefuses(t *testing.T) {
 		change func(*config.Executor)
 		text   string
 	}{
-		"verbs":                     {func(s *config.Executor) { *s = loaded(t, "--providers", "verbs") }, "no verbs device"},
-		"cores":                     {func(s *config.Executor) { s.Cores = config.Cores{List: []int{1023}} }, "CPU 1023"},
-		"address":                   {func(s *config.Executor) { s.Listen = "192.0.2.1:1"; s.AllowPlaintext = true }, "192.0.2.1"},
-		"state, which nobody needs": {func(s *config.Executor) { s.StateDir = "/dev/null/state" }, "/dev/null"},
-		"address file":              {func(s *config.Executor) { s.AddressFile = "/nonexistent/file" }, "/nonexistent"},
+		"verbs":                    {func(s *config.Executor) { *s = loaded(t, "--providers", "verbs") }, "no verbs device"},
+		"cores":                    {func(s *config.Executor) { s.Cores = config.Cores{List: []int{1023}} }, "CPU 1023"},
+		"address":                  {func(s *config.Executor) { s.Listen = "192.0.2.1:1"; s.AllowPlaintext = true }, "192.0.2.1"},
+		"state, which is optional": {func(s *config.Executor) { s.StateDir = "/dev/null/state" }, "/dev/null"},
+		"address file":             {func(s *config.Executor) { s.AddressFile = "/nonexistent/file" }, "/nonexistent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := testSettings(t)

@@ -146,7 +146,7 @@ func TestUploadsCollapse(t *testing.T) {
 		t.Errorf("waiting with an ended context: %v", err)
 	}
 	if read.Load() != 0 {
-		t.Error("somebody read while the first upload was going on")
+		t.Error("a read during the first upload")
 	}
 	close(fail)
 	wg.Wait()

@@ -135,7 +135,7 @@ func TestTokenRefused(t *testing.T) {
 	if _, err := v.Check(renewed.Token, noon); err != nil || renewed.Claims.ID == cred.Claims.ID {
 		t.Errorf("renewed: %v", err)
 	}
-	// A list that cannot be read lets nobody in.
+	// With a list that cannot be read no token is taken.
 	os.Remove(filepath.Join(dir, fileRevoked))
 	os.Mkdir(filepath.Join(dir, fileRevoked), 0o700)
 	if _, err := v.Check(renewed.Token, noon.Add(4*time.Second)); reason(err) != Revoked || !strings.Contains(err.Error(), "cannot check whether it is revoked") {
@@ -225,13 +225,13 @@ func TestProofs(t *testing.T) {
 			}
 		}
 	}
-	// A token alone, and somebody else's proof of it.
+	// A token alone, and a token with a proof made with another key.
 	if _, err := tokens.Verify(cred.Token, &Channel{}, noon); reason(err) != Malformed {
 		t.Errorf("without a proof: %v", err)
 	}
 	_, thief, _ := ed25519.GenerateKey(nil)
 	if _, err := tokens.Verify(ProveToken(cred.Token, thief, &Channel{Nonce: nonce(201)}, noon), &Channel{}, noon); reason(err) != Wrong {
-		t.Errorf("by somebody else: %v", err)
+		t.Errorf("with another key: %v", err)
 	}
 	if _, err := (&SecretVerifier{[]byte("other"), &Replays{}}).Verify(ProveSecret(secret, &Channel{Nonce: nonce(1)}, noon), &Channel{}, noon); reason(err) != Wrong ||
 		!strings.Contains(err.Error(), "wrong secret") {
@@ -358,7 +358,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// A token from anybody is claims that hold what Check wants, or an *Error; only what we have signed is taken.
+// Any token gives claims that meet Check, or an *Error. Only tokens that we have signed are taken.
 func FuzzToken(f *testing.F) {
 	c, cred, _ := testCluster(f, ann())
 	v, err := c.Verifier()

@@ -88,7 +88,7 @@ type Executor struct {
 	cells dataplane.Ref
 	slot  uint32
 
-	limits dataplane.Ref // Size 0: nobody has a limit
+	limits dataplane.Ref // Size 0: no tenant has a limit
 	held   dataplane.Ref
 	way    accounting.LimitWay
 }
@@ -132,7 +132,7 @@ func (x *Executor) Cells() int { return int(x.cells.Size / accounting.CellSize) 
 
 func (x *Executor) cell(i int) uint64 { return x.cells.Addr + uint64(i)*accounting.CellSize }
 
-// WriteHead says whose cell i is, or that it is nobody's.
+// WriteHead writes to which lease cell i belongs, or that it is free.
 func (x *Executor) WriteHead(i int, h accounting.CellHead) error {
 	var b [accounting.CellHeadSize]byte
 	h.Encode(b[:])
@@ -173,7 +173,7 @@ func (x *Executor) Receipt(i int) (accounting.Receipt, bool, error) {
 	return r, ok, nil
 }
 
-// Clear frees cell i: nobody's, then all zero, for the next.
+// Clear frees cell i: it clears the head, then sets the counters to zero for the next lease.
 func (x *Executor) Clear(i int) error {
 	if err := x.WriteHead(i, accounting.CellHead{}); err != nil {
 		return err

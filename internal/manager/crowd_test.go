@@ -20,7 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// runCrowd is a manager with many executors, of which nobody lives; it says when it is ready.
+// runCrowd is a manager with many executors, none of which is alive; it says when it is ready.
 func runCrowd(dir, args string) error {
 	n, err := strconv.Atoi(args)
 	if err != nil {
@@ -33,7 +33,7 @@ func runCrowd(dir, args string) error {
 		return err
 	}
 	defer port.Close(context.Background())
-	// A long heartbeat: lines that nobody writes stay fresh for as long as the test takes.
+	// A long heartbeat: lines that no executor writes stay fresh for as long as the test takes.
 	m, err := New(Config{Heartbeat: time.Minute, Slots: n + 64, Providers: []string{dataplane.SHM}, Asked: true, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err

@@ -38,8 +38,9 @@ func fillDisk(t *testing.T, dir string) (path string) {
 	return f.Name()
 }
 
-// The manager's disk is full: it says so wherever it is asked and goes on, what is charged meanwhile stays in memory, also of
-// executors that leave, nobody is told that it is safe, and when there is room all of it is in the ledger.
+// The manager's disk is full: the manager says so in every answer and goes on. Charges meanwhile stay in memory, also
+// those of executors that deregister. No executor is told that they are safe. When there is space again, all are in the
+// ledger.
 func TestManagerDiskFull(t *testing.T) { smalldisk.Run(t, "256k", managerDiskFull) }
 
 func managerDiskFull(t *testing.T, dir string) {
@@ -124,7 +125,7 @@ func managerDiskFull(t *testing.T, dir string) {
 	y.write(3)
 	w.table.sweep()
 	w.harvest()
-	// The executor leaves with what nobody has on disk.
+	// The executor deregisters with charges that are not yet on any disk.
 	_, err = w.client.Deregister(t.Context(), &control.DeregisterRequest{ExecutorId: x.id})
 	ok(err)
 	w.harvest()

@@ -226,11 +226,11 @@ func TestLimitsByMessages(t *testing.T) {
 	}
 	beats(1, map[uint64]byte{two: 2, p.id: 1})
 	has("by messages", 9)
-	// One that asks while it leaves keeps nothing.
+	// An executor that reserves while it deregisters keeps nothing.
 	w.limits.reserve([16]byte{7}, ann, 1, true)
-	has("a stranger", 10)
+	has("an unknown executor", 10)
 	beats(1, map[uint64]byte{two: 2, p.id: 1})
-	has("the stranger is found out", 9)
+	has("the unknown executor is dropped", 9)
 }
 
 // withLimits starts the manager anew, with limits.

@@ -127,7 +127,7 @@ func TestLifeOfAnExecutor(t *testing.T) {
 	want(t, m, "")
 }
 
-// A manager that was stopped itself finds nobody silent before it has listened for as many heartbeats as ever.
+// A manager that was itself stopped calls no executor silent before it has listened for the usual number of heartbeats.
 func TestLateSweepMarksNobody(t *testing.T) {
 	m, c := newManager(t)
 	register(t, m, "a:1", info(1, 4))
@@ -317,7 +317,7 @@ func TestAuditOfExecutors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second time there is nobody to leave
+	for range 2 { // the second time it is not registered
 		if _, err := m.Deregister(ctx, &control.DeregisterRequest{ExecutorId: r.GetExecutorId()}); err != nil {
 			t.Fatal(err)
 		}

@@ -501,7 +501,7 @@ func TestProviderAccounts(t *testing.T) {
 		if got := w.charged("ann"); got != "56" {
 			t.Errorf("charged %s by message", got)
 		}
-		// Somebody else's lease is not taken over, and does not stop the others.
+		// Another tenant's lease is not taken over, and does not stop the others.
 		ok(p.WriteHead(1, accounting.CellHead{Key: k, Tenant: "bob", Began: w.clock.now}))
 		ok(p.Charge(1, accounting.Use{}, accounting.Use{999}))
 		k.Lease = 7

@@ -51,8 +51,8 @@ func runSubscriber(dir, provider string) error {
 // lastChange marks a change.
 const lastChange = 4711
 
-// Changes that come fast are told together and none is lost, to all alike; a subscriber that is stopped or killed delays nobody, and
-// one that goes on finds the newest state.
+// Changes in quick succession are told together, to all subscribers, and none is lost. A subscriber that is stopped or killed
+// delays no other. A subscriber that goes on finds the newest state.
 func TestStoppedSubscriberDelaysNobody(t *testing.T) {
 	m, dir := populated(t, 8), t.TempDir()
 	port, err := control.OpenPort(control.PortConfig{Listen: "unix:" + filepath.Join(dir, "m"), SecretFile: filepath.Join(dir, "secret")})

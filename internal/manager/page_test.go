@@ -33,7 +33,7 @@ func browserHello(t *testing.T, host string) []byte {
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	go func() {
-		tls.Client(theirs, &tls.Config{ServerName: host}).Handshake() //nolint:errcheck // nobody answers
+		tls.Client(theirs, &tls.Config{ServerName: host}).Handshake() //nolint:errcheck // the other end does not answer
 		theirs.Close()
 	}()
 	head := make([]byte, 5)

@@ -139,7 +139,7 @@ func TestHTTP(t *testing.T) {
 	if len(fresh.Leases) != 0 || fresh.Executors[0].State != "dead" || len(fresh.Bills) != 2 {
 		t.Errorf("%+v", fresh)
 	}
-	// Nobody changes anything, and a browser may load nothing from elsewhere.
+	// No request changes anything, and a browser may load nothing from elsewhere.
 	for _, method := range []string{"POST", "PUT", "DELETE"} {
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.Address+"/api/v1/state", nil)
 		ok(err)

@@ -89,7 +89,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// Without an address everything may be called and nobody listens.
+// Without an address everything may be called and there is no listener.
 func TestNoAddress(t *testing.T) {
 	s, err := Open("", nil, slog.New(slog.DiscardHandler))
 	if err != nil || s.Address != "" {
@@ -130,7 +130,7 @@ func TestNotify(t *testing.T) {
 	}
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "absent"))
 	if err := Notify("READY=1"); err == nil {
-		t.Error("nobody listens, and no error")
+		t.Error("no listener, and no error")
 	}
 }
 

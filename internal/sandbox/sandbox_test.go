@@ -57,7 +57,7 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// Nobody gets an id that somebody has, all are given out, and those given back come again.
+// No id is given out twice at a time, all are given out, and ids that come back are given out again.
 func TestUIDs(t *testing.T) {
 	u := NewUIDs(Range{100, 5})
 	seen := map[uint32]bool{}

@@ -106,7 +106,7 @@ func TestStuckJobMayBeCut(t *testing.T) {
 	look(0, "")
 	look(time.Minute, "") // it is about to start, perhaps
 	v.Waiting = false
-	look(time.Second, "") // nobody is in its way
+	look(time.Second, "") // no job is in its way
 	v.Waiting = true
 	look(time.Second, "")
 	look(time.Minute, "")

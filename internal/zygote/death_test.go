@@ -227,7 +227,7 @@ func TestStoppedWorker(t *testing.T) {
 	}
 }
 
-// A stopped zygote is replaced before anybody asks it for a worker.
+// A stopped zygote is replaced before the executor asks it for a worker.
 func TestStoppedZygote(t *testing.T) {
 	z := startZygote(t)
 	first := current(t, z)

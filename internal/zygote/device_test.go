@@ -69,7 +69,7 @@ func watched(t *testing.T, device uint32) (*Worker, []byte) {
 	return w, words
 }
 
-// A function that closes its worker's device at once may do so before anybody has looked for the first time.
+// A function that closes its worker's device at once may do so before the executor has looked for the first time.
 func TestDeviceIsClosedBeforeTheFirstLook(t *testing.T) {
 	w, words := watched(t, wire.DeviceClosed)
 	binary.LittleEndian.PutUint64(words, 1<<16) // the first call runs
@@ -84,7 +84,7 @@ func TestDeviceIsClosedBeforeTheFirstLook(t *testing.T) {
 	}
 }
 
-// Between calls nobody waits for it, and calls that come and go prove that it answers.
+// Between calls no client waits for the worker, and calls that come and go prove that the worker answers.
 func TestDeviceOfAnIdleWorker(t *testing.T) {
 	w, words := watched(t, wire.DeviceClosed)
 	var seen uint64
@@ -106,7 +106,7 @@ func TestDeviceOfAnIdleWorker(t *testing.T) {
 	}
 	w.Kill()
 	<-w.done
-	w.command(wire.Device) // an answer about a worker that has ended disturbs nobody
+	w.command(wire.Device) // an answer about a worker that has ended changes nothing
 	other := &Worker{id: 2, z: w.z, device: make(chan uint32, 1), done: make(chan struct{})}
 	w.z.mu.Lock()
 	w.z.workers[2] = other

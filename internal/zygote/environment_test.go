@@ -7,7 +7,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// What those who compute set is kept, and what looks like it but is somebody's credential is not.
+// Variables that configure numerical libraries are kept. Credentials with similar names are not.
 func TestEnvironmentForComputing(t *testing.T) {
 	kept := []string{"TZDIR", "LOCPATH", "GFORTRAN_UNBUFFERED_ALL", "FORT_BUFFERED", "PYTHONHOME", "PYTHONPATH", "TBB_VERSION", "HWLOC_XMLFILE",
 		"MKLROOT", "MKL_NUM_THREADS", "FLEXIBLAS", "FLEXIBLAS_VERBOSE", "VERBS_LOG_LEVEL", "MLX5_SINGLE_THREADED", "BNXT_RE_X", "BNXT_SINGLE_THREADED",

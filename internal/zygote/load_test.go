@@ -143,7 +143,7 @@ func TestBadSpecs(t *testing.T) {
 		{"GID index", func(s *Spec) { s.GIDIndex = -2 }, wire.StatusInvalid, []string{"GID index -2"}},
 		{"device", func(s *Spec) { s.Device = strings.Repeat("x", 64) }, wire.StatusInvalid, []string{"device"}},
 		{"device characters", func(s *Spec) { s.Device = "rxe 0" }, wire.StatusInvalid, []string{"rxe 0"}},
-		{"CPU that nobody has", func(s *Spec) { s.CPUs = []int{1024} }, wire.StatusInvalid, []string{"CPU 1024"}},
+		{"CPU that does not exist", func(s *Spec) { s.CPUs = []int{1024} }, wire.StatusInvalid, []string{"CPU 1024"}},
 		{"negative CPU", func(s *Spec) { s.CPUs = []int{-1} }, wire.StatusInvalid, []string{"CPU -1"}},
 		{"CPU not here", func(s *Spec) { s.CPUs = []int{1000} }, wire.StatusInvalid, []string{"CPU 1000"}},
 		{"one CPU not here", func(s *Spec) { s.CPUs = []int{0, 999} }, wire.StatusInvalid, []string{"CPU 999"}},

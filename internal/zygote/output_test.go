@@ -65,7 +65,8 @@ func newTestOutput(t *testing.T) (*output, *os.File) {
 	return o, in
 }
 
-// Who prints without end costs the executor a bounded rate of reading, and waits itself; the last of it is had all the same.
+// A worker that prints without end costs the executor a bounded rate of reading, and itself waits. Its last output is kept
+// all the same.
 func TestFloodOfOutput(t *testing.T) {
 	began := time.Now()
 	o, in := newTestOutput(t)
@@ -116,8 +117,8 @@ func TestOutputByBytes(t *testing.T) {
 	}
 }
 
-// The last line is had however much is before it in the pipe, which the worker can enlarge, and make keep writes apart; and no more is read
-// than that, though others write on.
+// The last line is kept however much is before it in the pipe. The worker can enlarge the pipe and make it keep writes apart.
+// No more than the pipe's content is read, though other processes go on writing.
 func TestLastLineInALargePipe(t *testing.T) {
 	const size = 1 << 20 // what users may have
 	pages := size / os.Getpagesize()
@@ -133,7 +134,7 @@ func TestLastLineInALargePipe(t *testing.T) {
 	} {
 		for _, others := range []bool{false, true} {
 			o, in := newTestOutput(t)
-			o.ready.SetReadDeadline(time.Unix(1, 0)) // nobody reads before the end
+			o.ready.SetReadDeadline(time.Unix(1, 0)) // nothing is read before the end
 			<-o.done
 			fcntl(in, unix.F_SETPIPE_SZ, size)
 			fcntl(in, unix.F_SETFL, c.flags)
@@ -150,7 +151,7 @@ func TestLastLineInALargePipe(t *testing.T) {
 				wg.Go(func() {
 					for {
 						if _, err := in.WriteString("y"); err != nil {
-							return // nobody reads any more
+							return // the reader has gone
 						}
 					}
 				})

@@ -92,7 +92,7 @@ func TestWarmPoolRunsOut(t *testing.T) {
 	eventually(t, "nothing else is left", func() bool { return z.started(t) == 1+6+1 }) // zygote, workers
 }
 
-// Workers that die while they wait are replaced, and nobody's lease fails for it; those of a dead zygote serve.
+// Workers that die while they wait are replaced, and no lease fails because of it. Workers of a dead zygote still serve.
 func TestWarmWorkersDie(t *testing.T) {
 	z := warmZygote(t, 2)
 	waiting := func() (list []*Worker) {
@@ -160,8 +160,8 @@ func TestWarmWorkerWhosePeerFails(t *testing.T) {
 	}
 }
 
-// misdirect changes a client's blob so that its worker meets somebody else, who takes the first connection. What it returns
-// ends that one.
+// misdirect changes a client's blob so that its worker meets peer, which takes the first connection. end closes the
+// listener and that connection.
 func misdirect(t *testing.T, blob []byte, peer func(net.Conn)) (end func()) {
 	t.Helper()
 	const crcAt, nameAt = 52, 56 + 32 // dp_wire.h, dp_shm_link.c
@@ -186,7 +186,7 @@ func misdirect(t *testing.T, blob []byte, peer func(net.Conn)) (end func()) {
 		l.Close()
 		c, ok := <-met
 		if !ok {
-			t.Error("nobody came")
+			t.Error("no connection came")
 			return
 		}
 		c.Close()

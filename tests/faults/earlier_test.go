@@ -269,7 +269,7 @@ func longNames(t *testing.T, w *world, d *daemon) {
 	}
 }
 
-// An executor whose worker program is missing or cannot run says so and ends; nobody waits for it.
+// An executor whose worker program is missing or cannot run says so and ends. No client waits for it.
 func TestMissingWorkerProgram(t *testing.T) {
 	w := newWorld(t)
 	for name, path := range map[string]string{"missing": "/does/not/exist", "no program": built(t, "build/functions/echo.so"), "directory": w.dir} {

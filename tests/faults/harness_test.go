@@ -157,7 +157,7 @@ func (w *world) run(on machine, env []string, line func(string), program string,
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = out, out
-	started.Lock() // before anybody looks for processes that nobody has started
+	started.Lock() // before the test looks for processes that it did not start
 	err = cmd.Start()
 	if err == nil {
 		started.pids[cmd.Process.Pid] = true

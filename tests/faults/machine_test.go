@@ -70,7 +70,7 @@ type trouble struct {
 }
 
 var (
-	// loss: what the other machine sends is lost, and nobody is told.
+	// loss: what the other machine sends is lost, and neither side is told.
 	loss = trouble{"packets lost", "tc", "qdisc replace dev eth0 root netem loss 100%", "qdisc del dev eth0 root"}
 	// unplugged: the other machine's RDMA device loses its link, as by a cable that is pulled: the port is down, and no packet
 	// gets through either way. scripts/softroce/cable has put that cable there.

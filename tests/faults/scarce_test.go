@@ -16,7 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/client"
 )
 
-// What a daemon needs is all in use, or somebody takes it.
+// A daemon's resources are all in use, or another process takes them.
 
 // limitFiles sets how many descriptors a process may have, and returns how many it could have.
 func limitFiles(t testing.TB, pid int, n uint64) uint64 {

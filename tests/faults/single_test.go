@@ -223,7 +223,7 @@ func TestZygoteKilled(t *testing.T) {
 	})
 }
 
-// A stopped zygote disturbs nobody and is replaced.
+// A stopped zygote disturbs no client and is replaced.
 func TestZygoteStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		p.zygote().signal(unix.SIGSTOP)

@@ -160,7 +160,7 @@ func (s *storm) pass(d time.Duration) {
 	}
 }
 
-// hit kills or stops somebody.
+// hit kills or stops a process.
 func (s *storm) hit() {
 	d := s.executors[s.IntN(len(s.executors))]
 	switch n := s.IntN(100); {
@@ -220,7 +220,7 @@ func (s *storm) strike(what string, pid, parent int, done func()) {
 	s.stopped = append(s.stopped, v)
 }
 
-// calm waits until nobody is stopped and every caller has had a right result since.
+// calm waits until no process is stopped and every caller has had a right result since.
 func (s *storm) calm() {
 	s.Helper()
 	for len(s.stopped) > 0 {

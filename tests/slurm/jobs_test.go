@@ -220,7 +220,7 @@ func TestJobsLeaveDrainingNodes(t *testing.T) {
 	}
 }
 
-// When the plan has a node for somebody earlier or later than was known, its line on the board says so; others' stay.
+// When the plan gives a node to a job earlier or later than was known, the node's line on the board says so. Other lines stay.
 func TestPlanIsPublished(t *testing.T) {
 	c := up(t, 2)
 	c.manage()
@@ -241,7 +241,7 @@ func TestPlanIsPublished(t *testing.T) {
 	c.must("head", "scontrol", "update", "ReservationName=service", "StartTime=now+90minutes")
 	until("an hour later", "n1", 85*time.Minute, 91*time.Minute)
 	c.must("head", "scontrol", "delete", "ReservationName=service")
-	until("nobody wants it any more", "n1", 3*time.Hour, 5*time.Hour)
+	until("the reservation is deleted", "n1", 3*time.Hour, 5*time.Hour)
 	for node, e := range c.awaitAll(2) {
 		if e.Incarnation != before[node].Incarnation || node == "n2" && e.Until != before[node].Until {
 			t.Errorf("%s was %+v and is %+v", node, before[node], e)

@@ -218,7 +218,7 @@ func TestExecutorWithoutStreams(t *testing.T) {
 	}
 }
 
-// Nobody at the address: one attempt, and the reason.
+// No executor at the address: one attempt, and the reason.
 func TestNobodyLeases(t *testing.T) {
 	_, port, _, ask := lessee(t, &lessor{})
 	port.Server.Stop()
@@ -243,7 +243,7 @@ func TestAnswersAreNotAskedAgain(t *testing.T) {
 	}
 }
 
-// A node that accepts and says nothing keeps nobody longer than he waits.
+// A node that accepts and says nothing delays a client by no more than the client's time-out.
 func TestBeginIsBounded(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
