@@ -22,7 +22,7 @@ import (
 
 var objects = leakcheck.Objects(dataplane.Live)
 
-// compiled makes the directory of what tests compile.
+// compiled makes the directory of the programs and libraries that tests compile.
 var compiled = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "rfaas-client-test") })
 
 func TestMain(m *testing.M) {

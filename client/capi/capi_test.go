@@ -21,7 +21,7 @@ import (
 
 var objects = leakcheck.Objects(dataplane.Live)
 
-// compiled returns the directory of what tests compile, RFAAS_TEST_PROGRAMS or a new one.
+// compiled returns the directory of the programs that tests compile: RFAAS_TEST_PROGRAMS or a new one.
 var compiled = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("RFAAS_TEST_PROGRAMS"); dir != "" {
 		return dir, nil

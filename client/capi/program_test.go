@@ -121,7 +121,8 @@ func TestCProgram(t *testing.T) {
 	}
 }
 
-// crosses skips a test in the virtual machine whose program, or the Go test of the same service, runs on verbs across two of them.
+// crosses skips a test in the virtual machine if its program, or the Go test of the same service, runs on verbs across two
+// machines.
 func crosses(t *testing.T) {
 	t.Helper()
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {

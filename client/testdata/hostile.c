@@ -244,7 +244,7 @@ FUNCTION(arguments) {
     munmap(page, 4096);
     REFUSED(syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0), EPERM);
     REFUSED(syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0), EPERM);
-    /* Other processes of the same user, where there are no process name spaces. */
+    /* Other processes of the same user, where there are no process namespaces. */
     struct rlimit few = {16, 16};
     REFUSED(prlimit(1, RLIMIT_NOFILE, &few, NULL), EPERM);
     REFUSED(setpriority(PRIO_USER, 0, 19), EPERM);

@@ -2,7 +2,7 @@
  * the limits held, else what the function got. */
 #include "hostile.h"
 
-/* Limits that it could raise, or that bound nothing. arg: how many files may be open. */
+/* Limits that the worker could raise, or that are too high. arg: most open files. */
 FUNCTION(raises_limits) {
     text t = *out;
     static const int resources[] = {RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE};

@@ -178,7 +178,7 @@ func (a *app) printExecutors(rows []executorRow) error {
 	return w.Flush()
 }
 
-// plain takes from a name what a terminal would obey: nodes and tenants are called by others.
+// plain replaces the control characters of a name that others chose, so that a terminal executes nothing in it.
 func plain(name string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == utf8.RuneError {

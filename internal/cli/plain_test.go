@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A node or a tenant whose name holds commands of a terminal does not command the operator's.
+// The name of a node or tenant cannot contain commands that the operator's terminal executes.
 func TestNamesAreText(t *testing.T) {
 	const name = "a\x1b]52;c;cm0=\x07\x1b[2J\u009b2J\tb\nc"
 	var out bytes.Buffer

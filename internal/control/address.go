@@ -104,7 +104,8 @@ func Listen(addr string, allowPlaintext bool) (net.Listener, error) {
 	return l, nil
 }
 
-// closeToOthers gives a unix socket its mode before it is bound: the file gets the mode of the socket. By its name another file might get it.
+// closeToOthers sets the mode of a unix socket before it is bound, and the file then gets that mode. A chmod by name
+// could reach another file.
 func closeToOthers(_, _ string, c syscall.RawConn) error {
 	var err error
 	if cerr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) }); cerr != nil {

@@ -107,7 +107,8 @@ func (g *Gate) Refuse(ctx context.Context, method, format string, args ...any) e
 	return g.refuse(e, method, Remote(ctx), Caller(ctx).Name)
 }
 
-// otherMethod stands for a method that no service here has. Its name is the caller's own, so that each call could have another one.
+// otherMethod stands for every method that no service here has. The caller chooses such a name, so each call could have a
+// new one.
 const otherMethod = "unknown"
 
 func (g *Gate) refuse(e *identity.Error, method, remote, who string) error {

@@ -537,7 +537,8 @@ func methodsOf(d *grpc.ServiceDesc) (names []string) {
 	return names
 }
 
-// Calls of methods that are not there are one line of the audit log, whatever name each has: else a stranger would fill the log, and leave no room in it to tell other callers apart.
+// Calls of methods that do not exist become one line of the audit log, whatever their names are. Otherwise an
+// unauthenticated caller could fill the log, with no room left to tell other callers apart.
 func TestUnknownMethodsAreOneLine(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false)
 	const calls = 500
@@ -554,6 +555,6 @@ func TestUnknownMethodsAreOneLine(t *testing.T) {
 	}
 	r.port.Gate.Audit().Flush()
 	if text := r.audit(); strings.Count(text, "\n") > 2 || len(text) > 4096 {
-		t.Errorf("%d calls of methods that are not there have made %d lines of %d bytes", calls, strings.Count(text, "\n"), len(text))
+		t.Errorf("%d calls of methods that do not exist have made %d lines of %d bytes", calls, strings.Count(text, "\n"), len(text))
 	}
 }

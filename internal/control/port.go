@@ -179,7 +179,7 @@ func writeAddressFile(path, addr string) error {
 	}
 	_, err = tmp.WriteString(addr + "\n")
 	if err == nil {
-		err = tmp.Chmod(0o644) // not by its name, which may lead elsewhere by now
+		err = tmp.Chmod(0o644) // not by name, which could lead to another file by now
 	}
 	if cerr := tmp.Close(); err == nil {
 		err = cerr

@@ -132,7 +132,7 @@ func TestTenantsStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// The holder of a node's certificate has so many connections and streams, too.
+// A caller with a node's certificate has a tenant's limits on connections and streams, too.
 func TestNodesConnectionsAreBounded(t *testing.T) {
 	r := newRealm(t, "127.0.0.1:0", false, quota.Limits{quota.Connections: 2})
 	node := DialConfig{Node: r.node("node")}
@@ -166,7 +166,7 @@ func (s *talkative) Info(context.Context, *InfoRequest) (*InfoReply, error) {
 // mute is a connection whose client stops reading.
 type mute struct {
 	net.Conn
-	silent chan struct{} // closed: nothing is read any more
+	silent chan struct{} // closed: nothing more is read
 	closed chan struct{}
 	once   sync.Once
 }
@@ -177,7 +177,7 @@ func (m *mute) Read(b []byte) (int, error) {
 		<-m.closed
 		return 0, net.ErrClosed
 	default:
-		return m.Conn.Read(b[:min(len(b), 64)]) // it is soon back here
+		return m.Conn.Read(b[:min(len(b), 64)]) // short, so that the next Read comes soon
 	}
 }
 
@@ -186,7 +186,7 @@ func (m *mute) Close() error {
 	return m.Conn.Close()
 }
 
-// What a tenant asks for and does not read is bounded in bytes: gRPC keeps it, and counts those calls as over.
+// The replies that a tenant does not read are bounded in bytes. gRPC keeps them, although their calls count as over.
 func TestUnreadRepliesAreBounded(t *testing.T) {
 	const most = 20 * longReply
 	r := newRealm(t, "127.0.0.1:0", false)
@@ -208,7 +208,7 @@ func TestUnreadRepliesAreBounded(t *testing.T) {
 		return &mute{Conn: c, silent: silent, closed: make(chan struct{})}, err
 	}}
 	quiet := as(cfg)
-	for range 40 { // whoever reads is not concerned
+	for range 40 { // a client that reads its replies has no limit
 		if err := r.ask(quiet); err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +227,7 @@ func TestUnreadRepliesAreBounded(t *testing.T) {
 		}
 		return nil
 	})
-	// What the kernel has taken does not count any more.
+	// Bytes that the kernel has accepted no longer count.
 	eventually(t, "most replies are refused", func() error {
 		if n := p.Gate.RefusedByQuota(quota.Replies); n < many/2 {
 			return fmt.Errorf("%d replies were refused", n)
@@ -243,12 +243,12 @@ func TestUnreadRepliesAreBounded(t *testing.T) {
 	calls.Wait()
 	cfg.Connect = nil
 	again := as(cfg)
-	for range 10 * most / longReply { // all is given back with the connection
+	for range 10 * most / longReply { // the end of the connection releases all
 		eventually(t, "a call after the connection has ended", func() error { return r.ask(again) })
 	}
 }
 
-// stubborn does not look whether its caller is still there.
+// stubborn does not notice that its caller is gone.
 type stubborn struct {
 	UnimplementedExecutorServer
 	begun, running, most atomic.Int32
@@ -263,7 +263,7 @@ func (s *stubborn) Info(context.Context, *InfoRequest) (*InfoReply, error) {
 	return &InfoReply{}, nil
 }
 
-// A call that its caller has cancelled counts as long as its handler runs.
+// A cancelled call counts until its handler returns.
 func TestCancelledCallsCount(t *testing.T) {
 	const most = 3
 	r := newRealm(t, "127.0.0.1:0", false)

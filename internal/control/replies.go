@@ -13,8 +13,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// gRPC keeps a reply until its caller has made room for it, and the call counts as over meanwhile. A caller that makes no room would have a daemon keep
-// as many replies as it can ask for, so those of a tenant, or of a node, are bounded in bytes together.
+// gRPC keeps a reply until the caller has made room for it, and meanwhile counts the call as over. A caller that makes no
+// room could make a daemon keep any number of replies. The replies of each tenant, and of each node, are therefore
+// bounded in bytes.
 
 // heldReply is a reply whose bytes count for a caller until gRPC has sent or dropped them.
 type heldReply struct {
@@ -22,13 +23,13 @@ type heldReply struct {
 	release func() // may be called more than once
 }
 
-// Get is not used; with Put a heldReply is the pool that its own buffer goes back to.
+// Get is not used. With Put it makes a heldReply the pool to which its own buffer returns.
 func (h *heldReply) Get(n int) *[]byte { b := make([]byte, n); return &b }
 
-// Put is called when the buffer is not needed any more.
+// Put is called when the buffer is no longer needed.
 func (h *heldReply) Put(*[]byte) { h.release() }
 
-// replyCodec is gRPC's codec for messages. It takes held replies too, which are encoded already.
+// replyCodec is gRPC's codec for messages. It also accepts held replies, which are already encoded.
 type replyCodec struct{ encoding.CodecV2 }
 
 func newReplyCodec() replyCodec { return replyCodec{encoding.GetCodecV2(protocodec.Name)} }
@@ -41,7 +42,8 @@ func (c replyCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// holdReply counts a reply for the caller of ctx. Small ones, which gRPC does not give back, and those of operators do not count.
+// holdReply counts a reply for the caller of ctx. Small replies, whose buffers gRPC does not return, and those of
+// operators do not count.
 func (g *Gate) holdReply(ctx context.Context, reply any) (any, error) {
 	m, ok := reply.(proto.Message)
 	if !ok {
@@ -61,7 +63,7 @@ func (g *Gate) holdReply(ctx context.Context, reply any) (any, error) {
 		release()
 		return nil, err
 	}
-	// What gRPC has not sent when a connection breaks it may forget without giving it back.
+	// When a connection breaks, gRPC may drop unsent replies without returning their buffers.
 	stop := context.AfterFunc(Connection(ctx), release)
 	return &heldReply{data: data, release: sync.OnceFunc(func() {
 		stop()
@@ -75,11 +77,11 @@ type replying struct {
 	gate *Gate
 }
 
-// SendMsg sends a reply. Beyond the bound it waits for no room: the stream ends with an error.
+// SendMsg sends a reply. Beyond the bound it does not wait for room but ends the stream with an error.
 func (s *replying) SendMsg(m any) error {
 	reply, err := s.gate.holdReply(s.Context(), m)
 	if err != nil {
 		return err
 	}
-	return s.ServerStream.SendMsg(reply) // which gives its buffer back, also when it fails
+	return s.ServerStream.SendMsg(reply) // returns the buffer, also on error
 }

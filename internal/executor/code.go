@@ -58,7 +58,7 @@ type codeStore struct {
 	tick    uint64
 	codes   map[sum]*code
 	uploads map[sending]chan struct{} // closed when the upload is over
-	reading map[string]*reading       // by owner
+	reading map[string]*reading       // owners whose libraries are being read, by name
 
 	// How slow an upload may be: the longest time without data, and the lowest rate on top of that, in bytes per
 	// second.

@@ -62,7 +62,7 @@ func TestUnansweredWorkerEnds(t *testing.T) {
 	}
 }
 
-// A client that says it again and again ends the worker once, and writes one line into the log.
+// A client that reports a worker as overdue many times ends it once, and causes one log line.
 func TestUnansweredIsSaidOnce(t *testing.T) {
 	n := newNode(t)
 	var out bytes.Buffer

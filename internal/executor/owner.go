@@ -54,10 +54,11 @@ func (e *Executor) payer(ctx context.Context, asked string) (string, error) {
 // nobodysGroup is the group of users that this node does not know.
 const nobodysGroup = 65534
 
-// firstGroup is the first group id that is no system's. usersGroup is one below that many systems give to all their users.
+// firstGroup is the first id of ordinary groups. usersGroup is below it, but is the group of all users on many systems.
 const firstGroup, usersGroup = 1000, 100
 
-// groupOf is the group that a user's worker runs in: the user's own on this node, unless that is a system's, which workers do not run in.
+// groupOf returns the group of a user's worker: the user's own group on this node, or nobodysGroup if that is a system
+// group.
 func groupOf(uid uint32) uint32 {
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {

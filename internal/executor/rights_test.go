@@ -24,8 +24,9 @@ func (*noRoot) OpenFile(path string, _ bool) (*os.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: path, Err: unix.EACCES}
 }
 
-// An executor that was taken over owns its state directory. When it is started again as root, a link there leads root to no other file: neither
-// the journal nor the audit file nor the identity is opened with root's rights.
+// An attacker that has taken over an executor owns its state directory. When the executor is started again as root, a
+// link there does not lead root to another file: the journal, the audit file and the identity are not opened with root's
+// rights.
 func TestStateDirectoryLeadsNowhere(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if os.Getenv("CI") != "" {
@@ -73,7 +74,7 @@ func TestStateDirectoryLeadsNowhere(t *testing.T) {
 	if b, err := os.ReadFile(victim); err != nil || !bytes.Equal(b, secret) {
 		t.Errorf("root's file has %d bytes, %v, want %d", len(b), err, len(secret))
 	}
-	// What is the user's own is opened, also where the user cannot reach it by its path.
+	// The user's own files are opened, even if the user cannot reach them by their paths.
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +95,7 @@ func TestStateDirectoryLeadsNowhere(t *testing.T) {
 	}
 }
 
-// An executor whose own filter cannot be installed does not start where a complete sandbox is required.
+// An executor whose own filter cannot be installed does not start if a complete sandbox is required.
 func TestNoFilter(t *testing.T) {
 	none := errors.New("no filters here")
 	var log bytes.Buffer

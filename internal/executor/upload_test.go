@@ -280,7 +280,7 @@ func TestUploadIsStreamed(t *testing.T) {
 	s.close()
 }
 
-// Libraries are bounded in number too: each takes descriptors of the executor, however small it is.
+// Libraries are bounded in number too: each uses descriptors of the executor, however small it is.
 func TestManySmallLibraries(t *testing.T) {
 	n := newNode(t)
 	n.e.codes.most = 4
@@ -325,7 +325,8 @@ func TestManySmallLibraries(t *testing.T) {
 	}
 }
 
-// Of one owner's libraries one is read at a time: however many it uploads, and however long reading them takes, others find a free reader.
+// Only one library of an owner is read at a time. However many libraries it uploads, and however long reading them takes,
+// other owners find a free reader.
 func TestLibrariesOfOneOwnerTakeTurns(t *testing.T) {
 	const readers = 2 // as internal/zygote has
 	free := make(chan struct{}, readers)

@@ -74,7 +74,7 @@ const maxProof = 512
 type Replays struct {
 	mu    sync.Mutex
 	first map[[NonceSize]byte]seen
-	of    map[string]int // how many of first are a party's
+	of    map[string]int // number of nonces in first, by party
 	sweep time.Time
 }
 

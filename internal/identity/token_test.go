@@ -252,7 +252,7 @@ func TestReplaysAreForgotten(t *testing.T) {
 	}
 }
 
-// A tenant that makes one connection after the other does not keep others, and operators, from connecting.
+// A tenant that makes one connection after another does not keep other tenants and operators from connecting.
 func TestReplaysOfOneTenant(t *testing.T) {
 	var r Replays
 	made := 0

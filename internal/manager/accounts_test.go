@@ -144,7 +144,7 @@ func TestRefusalsBesideTrouble(t *testing.T) {
 	}
 }
 
-// An executor whose charges are refused for other reasons at each harvest does not fill the log.
+// An executor whose charges are refused for new reasons at each harvest does not fill the log.
 func TestRefusedChargesFillNoLog(t *testing.T) {
 	c := &clock{time.Unix(1e9, 0)}
 	var log bytes.Buffer

@@ -24,8 +24,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// providers runs f on each provider that is there. With RFAAS_REQUIRE_VERBS verbs must be there, and f runs on nothing else: shm was tested
-// outside the virtual machine.
+// providers runs f on each available provider. With RFAAS_REQUIRE_VERBS verbs must be available, and f runs on verbs
+// alone: shm was tested outside the virtual machine.
 func providers(t *testing.T, f func(t *testing.T, provider string)) {
 	for _, p := range []string{dataplane.SHM, dataplane.Verbs} {
 		t.Run(p, func(t *testing.T) {

@@ -199,8 +199,8 @@ func TestOperatorsRegistrations(t *testing.T) {
 	want(t, m, "unix:/run/x 4 true")
 }
 
-// Two certificates may be for the same name. A node does not take the address of a living executor that another owner has registered; when that
-// has fallen silent, it does.
+// Two certificates may be for the same name. A node cannot take the address of a living executor that another owner has
+// registered. It can once that executor has fallen silent.
 func TestAddressOfAnotherOwner(t *testing.T) {
 	m, clock := newManager(t)
 	w := &two{Manager: m, t: t, a: asOperator(t), b: asNode(t, "b", "shared")}
@@ -213,7 +213,7 @@ func TestAddressOfAnotherOwner(t *testing.T) {
 		w.refused("register "+address, err)
 	}
 	want(t, m, "b:1 4 true, localhost:1 4 true, shared:1 4 true")
-	// An executor that was started again takes its own, and an operator everything.
+	// A restarted executor can take its own address again, and an operator can take any address.
 	w.register(c, "shared:1", info(4, 4))
 	w.register(w.a, "localhost:1", info(5, 4))
 	clock.now = clock.now.Add(missed * time.Second)

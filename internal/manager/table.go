@@ -148,7 +148,8 @@ func (t *table) register(o owner, address string, info *control.InfoReply) (id u
 		t.heard(old, info)
 		return old.id, false, nil
 	}
-	// Two certificates may be for the same name, and an operator may have registered it. What has fallen silent there gives way.
+	// Two certificates may be for the same name, or an operator may have registered the address. A silent executor is
+	// replaced.
 	if old != nil && !o.may(old.owner.name) && !t.silent(old, t.now()) {
 		return 0, false, fmt.Errorf("%w: %s", errOwner, address)
 	}

@@ -77,11 +77,11 @@ func afterwards(dir string) {
 	say("trace", unix.PtraceAttach(os.Getppid()))
 	_, _, errno = unix.Syscall(unix.SYS_BPF, 0, 0, 0)
 	say("bpf", errno)
-	for _, command := range []uintptr{unix.TIOCSTI, unix.TIOCLINUX, unix.TIOCSTI | 1<<32, unix.TIOCSTI | 1<<63} { // ENOTTY where it is not refused
+	for _, command := range []uintptr{unix.TIOCSTI, unix.TIOCLINUX, unix.TIOCSTI | 1<<32, unix.TIOCSTI | 1<<63} { // ENOTTY unless it is refused
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, 0, command, uintptr(unsafe.Pointer(new(byte))))
 		say("type into the terminal", errno)
 	}
-	for _, command := range []uintptr{unix.TCGETS, 0xc0181b01, 0xffffffffc0181b01} { // the last two: of an RDMA device
+	for _, command := range []uintptr{unix.TCGETS, 0xc0181b01, 0xffffffffc0181b01} { // the last two are commands of an RDMA device
 		_, _, errno = unix.Syscall(unix.SYS_IOCTL, 0, command, uintptr(unsafe.Pointer(new([64]byte))))
 		say("other command", errno)
 	}
@@ -182,7 +182,7 @@ func TestOwnRefusesOthers(t *testing.T) {
 	}
 }
 
-// As opens files as the user does, and leaves the process as it was.
+// As opens files with the user's rights and does not change the process.
 func TestAs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if os.Getenv("CI") != "" {
@@ -200,7 +200,7 @@ func TestAs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 20 { // whatever threads there are
+	for range 20 { // so that it meets several threads
 		var errs [4]error
 		err := User{"x", 4711, 4712}.As(func() {
 			_, errs[0] = os.ReadFile(secret)

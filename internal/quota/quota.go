@@ -70,7 +70,7 @@ type Error struct {
 // nodePrefix cannot begin a tenant's name.
 const nodePrefix = "\x00"
 
-// Node is a name under which a node is counted as tenants are.
+// Node returns the name under which a node's use is counted beside that of tenants.
 func Node(name string) string { return nodePrefix + name }
 
 func (e *Error) Error() string {

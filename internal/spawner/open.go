@@ -9,25 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The executor asks for files by settings of the administrator. Its user must not choose what these paths lead to: that user owns the
-// executor's state directory, and may own others. So a path is opened step by step, on open directories, and is refused as soon as the
-// executor's user could have changed the rest of it.
+// The executor asks for files that the administrator's settings name. Its user owns the executor's state directory and
+// may own others, but must not choose where these paths lead. A path is therefore opened step by step, relative to open
+// directories, and is refused as soon as the executor's user could have changed the rest of it.
 
-// mostLinks bounds the symbolic links of a path, as the kernel does.
+// mostLinks bounds the symbolic links of a path. It is the kernel's bound.
 const mostLinks = 40
 
 // opening is a path that is being opened.
 type opening struct {
 	path     string // for errors
-	uid, gid uint32 // of the executor's user; 0: it has the spawner's own rights, and nothing is refused
-	dir      int    // the directory that is reached, opened with O_PATH; -1: none yet
-	sticky   bool   // others may make files there, and only replace their own
+	uid, gid uint32 // of the executor's user; 0: the executor has the spawner's own rights, and nothing is refused
+	dir      int    // the directory reached so far, opened with O_PATH; -1: none yet
+	sticky   bool   // other users may make files in dir, but can replace only their own
 }
 
-// PathIsSafe is an error if a user could change what a path leads to, its last part included where that is missing.
+// PathIsSafe returns an error if a user could change where a path leads, or could make the path's last part if that is
+// missing.
 func PathIsSafe(path string, uid, gid uint32) error {
 	dir, _, err := walk(path, false, uid, gid)
-	if errors.Is(err, unix.ENOENT) { // what is there of it was checked
+	if errors.Is(err, unix.ENOENT) { // the existing part of the path was checked
 		return nil
 	}
 	if err == nil {
@@ -36,7 +37,7 @@ func PathIsSafe(path string, uid, gid uint32) error {
 	return err
 }
 
-// openPath opens a file for an executor that runs as a user. With O_CREAT in flags a missing file is made, mode 0600.
+// openPath opens a file for an executor that runs as a user. With O_CREAT in flags it makes a missing file, mode 0600.
 func openPath(path string, flags int, uid, gid uint32) (int, error) {
 	dir, name, err := walk(path, true, uid, gid)
 	if err != nil {
@@ -53,7 +54,7 @@ func openPath(path string, flags int, uid, gid uint32) (int, error) {
 	return fd, nil
 }
 
-// connectPath connects a unix stream socket. It does not wait: a socket whose queue is full is EAGAIN.
+// connectPath connects to a unix stream socket. It does not block: it returns EAGAIN if the socket's queue is full.
 func connectPath(path string, uid, gid uint32) (int, error) {
 	dir, name, err := walk(path, true, uid, gid)
 	if err != nil {
@@ -76,7 +77,7 @@ func connectPath(path string, uid, gid uint32) (int, error) {
 	return fd, nil
 }
 
-// removePath removes a file that is no directory. Of a symbolic link it removes the link.
+// removePath removes a file that is not a directory. If the path is a symbolic link, it removes the link.
 func removePath(path string, uid, gid uint32) error {
 	dir, name, err := walk(path, false, uid, gid)
 	if err != nil {
@@ -89,9 +90,9 @@ func removePath(path string, uid, gid uint32) error {
 	return nil
 }
 
-// walk opens the directory in which the last part of a path is, which need not exist. follow says what becomes of a symbolic link there: it is
-// followed, or it is itself what the path names. The caller closes dir. What the name leads to stays the same: nobody but root and
-// its owner can replace it there.
+// walk opens the directory that has the last part of a path, which need not exist. If follow is set, a symbolic link
+// there is followed; otherwise the path names the link itself. The caller closes dir. Only root and the owner of the
+// file called name can replace it there.
 func walk(path string, follow bool, uid, gid uint32) (dir int, name string, err error) {
 	if !strings.HasPrefix(path, "/") {
 		return -1, "", &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
@@ -159,7 +160,7 @@ func (o *opening) enterRoot() error {
 	return nil
 }
 
-// enter goes on in another directory.
+// enter continues in another directory and takes over its descriptor.
 func (o *opening) enter(dir int) {
 	if o.dir >= 0 {
 		unix.Close(o.dir)
@@ -167,7 +168,7 @@ func (o *opening) enter(dir int) {
 	o.dir = dir
 }
 
-// checkDirectory refuses a directory in which the user may replace what others have made.
+// checkDirectory refuses a directory in which the user may replace files of other users.
 func (o *opening) checkDirectory() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(o.dir, &st); err != nil {
@@ -176,19 +177,19 @@ func (o *opening) checkDirectory() error {
 	writable := st.Mode&0o002 != 0 || st.Mode&0o020 != 0 && st.Gid == o.gid
 	o.sticky = writable && st.Mode&unix.S_ISVTX != 0
 	if o.uid != 0 && (st.Uid == o.uid || writable && !o.sticky) {
-		return o.refused("a directory on the path to %s is the executor's user's to change (mode %04o, user %d)", o.path, st.Mode&0o7777, st.Uid)
+		return o.refused("the executor's user can change a directory on the path to %s (mode %04o, user %d)", o.path, st.Mode&0o7777, st.Uid)
 	}
 	return nil
 }
 
-// step looks at one part of the path. link is where a symbolic link leads, else empty.
+// step checks one part of the path. link is the target of a symbolic link, and empty for other files.
 func (o *opening) step(fd int, name string) (link string, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return "", &fs.PathError{Op: "stat", Path: o.path, Err: err}
 	}
 	if o.uid != 0 && o.sticky && (st.Uid == o.uid || st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink != 1) {
-		return "", o.refused("%q on the path to %s is the executor's user's to change (user %d, %d names)", name, o.path, st.Uid, st.Nlink)
+		return "", o.refused("the executor's user can change %q on the path to %s (user %d, %d names)", name, o.path, st.Uid, st.Nlink)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
 		return "", nil
@@ -201,7 +202,7 @@ func (o *opening) step(fd int, name string) (link string, err error) {
 	return string(buf[:n]), nil
 }
 
-// refused is an error of class EACCES.
+// refused returns an error that wraps EACCES.
 func (o *opening) refused(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, unix.EACCES)...)
 }

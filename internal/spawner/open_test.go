@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An executor's user cannot lead a path of the administrator's settings to another file: not by a symbolic link, a renamed directory, or
-// another name of a file.
+// An executor's user cannot make a path of the administrator's settings lead to another file: not by a symbolic link, a
+// renamed directory, or another name of a file.
 func TestOpenPath(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if os.Getenv("CI") != "" {
@@ -21,7 +21,7 @@ func TestOpenPath(t *testing.T) {
 	}
 	const uid, gid = 1234567, 1234567
 	const reading, appending = unix.O_RDONLY, unix.O_CREAT | unix.O_APPEND | unix.O_WRONLY
-	dir := t.TempDir() // below a directory that everybody may write to, and which is sticky
+	dir := t.TempDir() // in a sticky directory that every user may write to
 	in := func(name string) string { return filepath.Join(dir, name) }
 	must := func(err error) {
 		t.Helper()
@@ -63,7 +63,7 @@ func TestOpenPath(t *testing.T) {
 			t.Errorf("%s, flags %#x: %v, want %v", c.name, c.flags, err, c.want)
 		}
 		unix.Close(fd)
-		if c.want == unix.EACCES { // an executor with the spawner's rights is refused nothing
+		if c.want == unix.EACCES { // nothing is refused to an executor with the spawner's rights
 			fd, err := openPath(in(c.name), c.flags, 0, 0)
 			if err != nil {
 				t.Errorf("%s, without another user: %v", c.name, err)
@@ -86,7 +86,8 @@ func TestOpenPath(t *testing.T) {
 	}
 }
 
-// Nor to another socket, on which root would be taken for root, nor to a file that root removes.
+// Nor can it make such a path lead to another socket, which would accept the spawner as root, or to a file that root
+// then removes.
 func TestConnectAndRemovePath(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if os.Getenv("CI") != "" {

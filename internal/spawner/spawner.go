@@ -44,7 +44,7 @@ type Spawner struct {
 	fixedCPUs bool
 
 	reaping     sync.WaitGroup
-	refusedOnce sync.Once // says why a path is refused
+	refusedOnce sync.Once // the log line about a refused path
 
 	mu       sync.Mutex
 	zygote   *zygote // nil while there is none
@@ -173,7 +173,7 @@ func (s *Spawner) serve() error {
 	}
 }
 
-// noRoom refuses a worker for which this process has no descriptors. Others live on.
+// noRoom refuses a worker for which this process has no descriptors. The other workers live on.
 func (s *Spawner) noRoom(m *wire.Message) error {
 	s.mu.Lock()
 	used := s.children[m.ID] != nil
@@ -582,7 +582,7 @@ func (s *Spawner) connect(file uint32) (int, error) {
 // tellRefused logs, once, that a path is refused because the executor's user could change it.
 func (s *Spawner) tellRefused(err error) {
 	if errors.Is(err, unix.EACCES) {
-		s.refusedOnce.Do(func() { s.logf("a path is refused to the executor: %v", err) })
+		s.refusedOnce.Do(func() { s.logf("refused a path to the executor: %v", err) })
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An executor that has no descriptors left starts no worker, and those that are there live on: also when the control group's files of a new
-// worker find no room.
+// An executor that has no descriptors left starts no worker, and its workers live on, also when there is no room for the
+// control group's files of a new worker.
 func TestNoDescriptorsForAWorker(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		c := startClient(t)

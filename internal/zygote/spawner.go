@@ -366,7 +366,7 @@ func (z *Zygote) Connect(path string) (net.Conn, error) {
 		return net.Dial("unix", path)
 	}
 	fd, err := z.ask(wire.Connect, binary.LittleEndian.AppendUint32(nil, uint32(file)))
-	if errors.Is(err, fs.ErrPermission) { // a path that this process's user can change is this user's to connect to
+	if errors.Is(err, fs.ErrPermission) { // this process connects by itself if its user can change the path
 		return net.Dial("unix", path)
 	}
 	if err != nil {
