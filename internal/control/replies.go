@@ -13,9 +13,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/quota"
 )
 
-// gRPC keeps a reply until the caller has made room for it, and meanwhile counts the call as over. A caller that makes no
-// room could make a daemon keep any number of replies. The replies of each tenant, and of each node, are therefore
-// bounded in bytes.
+// gRPC keeps a reply until the caller's flow-control window has space for it, and meanwhile counts the call as over. A
+// caller that never reads could make a daemon keep any number of replies. The replies of each tenant, and of each node,
+// are therefore bounded in bytes.
 
 // heldReply is a reply whose bytes count for a caller until gRPC has sent or dropped them.
 type heldReply struct {
@@ -77,7 +77,7 @@ type replying struct {
 	gate *Gate
 }
 
-// SendMsg sends a reply. Beyond the bound it does not wait for room but ends the stream with an error.
+// SendMsg sends a reply. Beyond the bound it does not wait but ends the stream with an error.
 func (s *replying) SendMsg(m any) error {
 	reply, err := s.gate.holdReply(s.Context(), m)
 	if err != nil {

@@ -124,7 +124,7 @@ func (u User) As(fn func()) error {
 			fn()
 			err = giveBack(groups)
 		}
-		if err == nil { // else the thread ends with the goroutine
+		if err == nil { // after an error the thread stays locked, and ends with the goroutine
 			runtime.UnlockOSThread()
 		}
 		done <- err

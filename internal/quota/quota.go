@@ -67,7 +67,7 @@ type Error struct {
 	What    string
 }
 
-// nodePrefix cannot begin a tenant's name.
+// nodePrefix begins the names of nodes. No tenant's name can begin with it.
 const nodePrefix = "\x00"
 
 // Node returns the name under which a node's use is counted beside that of tenants.

@@ -338,7 +338,7 @@ func (s *Spawner) checkUser(uid, gid uint32) error {
 	case s.cfg.UIDs.Has(uid):
 		return fmt.Errorf("a worker cannot run as user %d: it is in the range %v of other workers", uid, s.cfg.UIDs)
 	case int(uid) == os.Getuid() || uid == s.cfg.UID:
-		return fmt.Errorf("a worker cannot run as user %d, which the spawner or its executor is", uid)
+		return fmt.Errorf("a worker cannot run as user %d, the user of the spawner or its executor", uid)
 	}
 	return nil
 }
