@@ -107,7 +107,7 @@ func (e *Executor) info() *control.InfoReply {
 	c.FreeCores = min(c.FreeCores+e.coming.cores, c.Cores)
 	c.FreeMemory = min(c.FreeMemory+e.coming.memory, c.Memory)
 	e.mu.Unlock()
-	if reason, _ := e.cfg.Spawner.CannotStart(); reason != nil {
+	if _, reason := e.cfg.Spawner.CannotStart(); reason != nil {
 		c.FreeCores, c.FreeMemory = 0, 0 // so that no client is sent here
 	}
 	return &control.InfoReply{

@@ -109,13 +109,13 @@ func (z *fakeSpawner) OpenFile(path string, _ bool) (*os.File, error) { return o
 func (z *fakeSpawner) Connect(path string) (net.Conn, error) { return net.Dial("unix", path) }
 
 // CannotStart returns what setUnable has set.
-func (z *fakeSpawner) CannotStart() (error, <-chan struct{}) {
+func (z *fakeSpawner) CannotStart() (<-chan struct{}, error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if z.changed == nil {
 		z.changed = make(chan struct{})
 	}
-	return z.unable, z.changed
+	return z.changed, z.unable
 }
 
 func (z *fakeSpawner) setUnable(reason error) {

@@ -337,7 +337,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return err
 	}
 	web.Require("workers", func() error {
-		reason, _ := spawner.CannotStart()
+		_, reason := spawner.CannotStart()
 		return reason
 	})
 	web.Serve()
@@ -406,7 +406,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 func (e *Executor) reportAbility(ctx context.Context) {
 	able := true
 	for {
-		reason, changed := e.cfg.Spawner.CannotStart()
+		changed, reason := e.cfg.Spawner.CannotStart()
 		if reason != nil && able {
 			e.log.Error("cannot start workers: the executor is not ready and shows no free cores", "reason", reason)
 		} else if reason == nil && !able {

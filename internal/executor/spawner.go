@@ -57,7 +57,7 @@ type Spawner interface {
 	// Connect connects to a unix socket that the administrator's settings name.
 	Connect(path string) (net.Conn, error)
 	// CannotStart returns why no worker can be started now, or nil. changed is closed when that may have changed.
-	CannotStart() (reason error, changed <-chan struct{})
+	CannotStart() (changed <-chan struct{}, reason error)
 	// Failed returns a channel that receives an error when no worker can be started any more and all have ended.
 	Failed() <-chan error
 	Close() error

@@ -123,7 +123,7 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 	wantError(t, err, wire.StatusProtocol, "it is version v0, this executor "+ours+":")
 	c.ask("close %d", channel)
 	for {
-		reason, changed := z.CannotStart()
+		changed, reason := z.CannotStart()
 		if reason != nil {
 			wantError(t, reason, wire.StatusProtocol, "it is version v0, this executor "+ours+":")
 			break
@@ -146,7 +146,7 @@ func TestOtherVersionInstalledMeanwhile(t *testing.T) {
 		}
 		within(t, "a zygote of ours", changed)
 	}
-	if reason, _ := z.CannotStart(); reason != nil {
+	if _, reason := z.CannotStart(); reason != nil {
 		t.Errorf("with a zygote of ours: %v", reason)
 	}
 	lease(t, z, c, nil).mustCall(t, fnEcho, []byte("after"))

@@ -156,10 +156,10 @@ func (z *Zygote) Lacks() string {
 
 // CannotStart returns why no worker can be started, or nil. The first restart of a zygote that ended does not count as
 // an error. changed is closed when the answer may have changed.
-func (z *Zygote) CannotStart() (reason error, changed <-chan struct{}) {
+func (z *Zygote) CannotStart() (changed <-chan struct{}, reason error) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.unable, z.changed
+	return z.changed, z.unable
 }
 
 // Close kills and reaps the remaining workers, the zygote and the spawner.
