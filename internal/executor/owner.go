@@ -13,7 +13,7 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// refuse counts and writes down that a caller may not do something; err is what it is told.
+// refuse counts and logs that a caller may not do something. It returns the error for the caller.
 func (e *Executor) refuse(ctx context.Context, method, format string, args ...any) (err error) {
 	if e.gate != nil {
 		return e.gate.Refuse(ctx, method, format, args...)
@@ -21,7 +21,7 @@ func (e *Executor) refuse(ctx context.Context, method, format string, args ...an
 	return control.Errorf(control.ClassInvalid, format, args...)
 }
 
-// findFor returns the holding of a lease that the caller may use. Somebody else's lease is to it as one that is not there.
+// findFor returns the holding of a lease that the caller may use. Another tenant's lease is reported as nonexistent.
 func (e *Executor) findFor(ctx context.Context, method string, id lease.ID) (*holding, error) {
 	if err := e.mayUse(ctx, method, id); err != nil {
 		return nil, err
@@ -33,13 +33,13 @@ func (e *Executor) mayUse(ctx context.Context, method string, id lease.ID) error
 	who := control.Caller(ctx)
 	l, err := e.table.Get(id)
 	if err != nil || who.MayUse(l.Terms.Tenant) {
-		return nil // whoever wants one that is not there is told so by those who look for it
+		return nil // the lookup that follows reports a missing lease
 	}
 	e.refuse(ctx, method, "lease %d belongs to tenant %q and not to %q", uint64(id), l.Terms.Tenant, who.Tenant)
 	return grpcError(fmt.Errorf("lease %d: %w", uint64(id), lease.ErrUnknown)) // as the table says it
 }
 
-// payer is who owns and pays for what the caller asks for.
+// payer returns the tenant that owns and pays for what the caller asks for.
 func (e *Executor) payer(ctx context.Context, asked string) (string, error) {
 	who := control.Caller(ctx)
 	switch {
