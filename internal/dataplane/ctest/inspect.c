@@ -64,7 +64,8 @@ T_CASE(glibc, "inspect/glibc") {
         {"GLIBC_2.17", "2.36", NULL},
         {"GLIBC_2.36", "2.36", NULL},
         {"GLIBC_2.2.5", "2.2", NULL}, /* counts as 2.2 */
-        {"GLIBC_2.37", "2.36", "needs GLIBC_2.37 of \"libc.so.6\", this node has glibc 2.36: build it on a system as old as the node"},
+        {"GLIBC_2.37", "2.36",
+         "needs GLIBC_2.37 of \"libc.so.6\", but this node has glibc 2.36: build it on a system that is as old as the node"},
         {"GLIBC_2.9", "2.10", NULL}, /* numbers, not text */
         {"GLIBC_2.10", "2.9", "needs GLIBC_2.10 of"},
         {"GLIBC_3.0", "2.36", "needs GLIBC_3.0 of"},
