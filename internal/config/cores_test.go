@@ -70,6 +70,24 @@ func TestPickCores(t *testing.T) {
 	}
 }
 
+// The spawner opens files for an executor that has given up root, by the names that it was given: both must use the same names.
+func TestPathsAreAbsolute(t *testing.T) {
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for given, want := range map[string]string{"nd": dir + "/nd", "nd/": dir + "/nd", "/a//b": "/a/b", "/a/../b/": "/b"} {
+		e, _, err := load([]string{"--identity-dir", given, "--audit-file", given, "--state-dir", given, "--manager", "unix:" + given}, nil)
+		if err != nil || e.IdentityDir != want || e.AuditFile != want || e.StateDir != want || e.Manager != "unix:"+want {
+			t.Errorf("%q: %q, %q, %q, %q, %v; want %q", given, e.IdentityDir, e.AuditFile, e.StateDir, e.Manager, err, want)
+		}
+	}
+	e, _, err := load([]string{"--manager", "127.0.0.1:7464"}, nil)
+	if err != nil || e.Manager != "127.0.0.1:7464" || e.IdentityDir != "" || e.AuditFile != "" {
+		t.Errorf("manager %q, identity %q, audit %q, %v", e.Manager, e.IdentityDir, e.AuditFile, err)
+	}
+}
+
 // A setting that this machine cannot meet is found by --check-config, which names the value and the limit.
 func TestCheckConfigLooksAtTheMachine(t *testing.T) {
 	for name, c := range map[string]struct {

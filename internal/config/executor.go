@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -167,9 +168,34 @@ func LoadExecutor(args, environ []string, out io.Writer, version string) (Execut
 	err := executorProgram(version).load(args, environ, out, &c)
 	c.Version = version
 	if err == nil {
+		err = errors.Join(absolute(&c.IdentityDir, &c.AuditFile, &c.StateDir), absoluteSocket(&c.Manager))
+	}
+	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
 	}
 	return c, err
+}
+
+// absolute makes paths absolute and brings them into their shortest form, so that everything that opens a file uses the same name. It leaves
+// empty settings as they are.
+func absolute(paths ...*string) (err error) {
+	for _, p := range paths {
+		if *p != "" && err == nil {
+			*p, err = filepath.Abs(*p)
+		}
+	}
+	return err
+}
+
+// absoluteSocket does the same for the path of a unix socket's address, and leaves other addresses as they are.
+func absoluteSocket(address *string) error {
+	path, ok := strings.CutPrefix(*address, "unix:")
+	if !ok {
+		return nil
+	}
+	err := absolute(&path)
+	*address = "unix:" + path
+	return err
 }
 
 // secretFile returns the setting, or the default path that daemons and clients share.

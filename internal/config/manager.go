@@ -91,6 +91,9 @@ func LoadManager(args, environ []string, out io.Writer, version string) (Manager
 	var c Manager
 	err := managerProgram(version).load(args, environ, out, &c)
 	if err == nil {
+		err = absolute(&c.IdentityDir, &c.AuditFile, &c.StateDir)
+	}
+	if err == nil {
 		c.SecretFile, err = secretFile(c.SecretFile, environ)
 	}
 	if err == nil && c.HTTPTokenFile == "" {

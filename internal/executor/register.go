@@ -217,7 +217,12 @@ func (r *registrar) failed(run context.Context, err error) bool {
 		return false // we gave up, not the manager
 	}
 	if !r.away {
-		r.log.Warn("the manager does not answer; leases go on, and it is tried again", "manager", r.manager, "error", control.Text(err))
+		if control.ClassOf(err) == control.ClassCredential {
+			r.log.Warn("the manager refuses this executor: check identity-dir, or that both daemons read the same secret-file; leases go on, and it is tried again",
+				"manager", r.manager, "error", control.Text(err))
+		} else {
+			r.log.Warn("the manager does not answer; leases go on, and it is tried again", "manager", r.manager, "error", control.Text(err))
+		}
 	}
 	r.away = true
 	return false
