@@ -389,11 +389,13 @@ func (s *Spawner) answered(m *wire.Message, fds []int) error {
 		return fmt.Errorf("unexpected message of type %d for worker %d", m.Type, m.ID)
 	}
 	switch {
-	case m.Type == wire.Spawned && (len(fds) == 1 || len(fds) == 3) && len(m.Body) == 4:
+	case m.Type == wire.Spawned && len(fds) >= 1 && len(fds) <= 3 && len(m.Body) == 4:
 		c.timer.Stop()
 		guard := -1
-		if len(fds) == 3 {
+		if len(fds) > 1 {
 			guard = fds[1]
+		}
+		if len(fds) > 2 {
 			reapNow(fds[2]) // the stem, which has cloned worker and guard
 		}
 		return s.adopt(c, int(m.U32(0)), fds[0], guard)
