@@ -180,6 +180,9 @@ func newClusterRevoked(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if len(l.Entries) == 0 {
+					fmt.Fprintln(a.Stdout, "the list is empty: what was revoked before is valid again (to keep it, copy `revoked` from a node's identity directory instead)")
+				}
 				return a.sayList(l, path)
 			}
 			l, err := identity.OpenRevocations(dir)

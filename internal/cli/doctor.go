@@ -255,7 +255,8 @@ func (a *app) checkPort(ctx context.Context, who, addr string, call func(context
 	case codes.OK:
 		return ok(who, "answers at %s", addr)
 	case codes.Unauthenticated:
-		return problem(who, "use the secret file of the user that started it ("+control.SecretFileEnv+")", "%s: %s", addr, control.Text(err))
+		return problem(who, "use the secret file of the user that started it ("+control.SecretFileEnv+"), or ask the cluster's administrator for "+
+			"another token (rfaas token issue or renew) and set the clock", "%s: %s", addr, control.Text(err))
 	case codes.Unavailable:
 		return note(who, "start it, or use another address", "nothing answers at %s", addr)
 	case codes.DeadlineExceeded:

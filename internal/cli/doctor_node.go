@@ -160,7 +160,7 @@ func checkSandbox(ctx context.Context) finding {
 	missing, err := zygote.Lacks(ctx, path, sandbox.Range{First: 1, N: 1}) // any range: ids are not used
 	switch {
 	case err != nil:
-		return problem(check, "make build, or make install", "%v", err)
+		return problem(check, "fix what the message names; if the versions differ: make build, or make install", "%v", err)
 	case missing != "":
 		return note(check, "docs/operations.md, \"What a worker may do\", says how to fix each; an executor that is root or has an "+
 			"identity-dir does not start without --sandbox=on", "incomplete: %s", missing)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
 	"github.com/spf13/cobra"
 
 	"github.com/rfaas-go/rfaas/client"
@@ -52,16 +53,20 @@ func newInvoke(a *app) *cobra.Command {
 				return err
 			}
 			r, out, err := a.invoke(ctx, &f, args[0], args[1], in)
-			if err != nil {
+			if r == nil {
 				return err
 			}
+			var perr error
 			switch {
 			case f.asJSON:
-				return a.printJSON(r)
+				perr = a.printJSON(r)
 			case f.asHex:
-				_, err = fmt.Fprintln(a.Stdout, r.Hex)
+				_, perr = fmt.Fprintln(a.Stdout, r.Hex)
 			default:
-				_, err = a.Stdout.Write(out)
+				_, perr = a.Stdout.Write(out)
+			}
+			if perr != nil {
+				return perr
 			}
 			return err
 		},
@@ -98,6 +103,7 @@ func (f *invokeFlags) payload(a *app) ([]byte, error) {
 	return nil, nil
 }
 
+// invoke leases a worker and calls the function. After an error from releasing the lease the result is returned too.
 func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, in []byte) (_ *invoked, out []byte, err error) {
 	o := client.Options{Executor: f.executor, Manager: f.manager, Provider: f.provider, SecretFile: a.secretFile, TokenFile: a.tokenFile,
 		AllowPlaintext: a.allowPlaintext, Timeout: a.timeout}
@@ -110,7 +116,7 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, 
 	}
 	defer func() {
 		if cerr := s.Close(); err == nil && cerr != nil && !errors.Is(cerr, client.ErrLease) {
-			err = cerr
+			err = fmt.Errorf("the result is complete, but the lease could not be released: %w", lastError(cerr))
 		}
 	}()
 	began := time.Now()
@@ -139,6 +145,15 @@ func (a *app) invoke(ctx context.Context, f *invokeFlags, library, name string, 
 		r.Text = &text
 	}
 	return r, out, nil
+}
+
+// lastError takes a single error out of the list that Close returns.
+func lastError(err error) error {
+	var list *multierror.Error
+	if errors.As(err, &list) && len(list.Errors) == 1 {
+		return list.Errors[0]
+	}
+	return err
 }
 
 func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }

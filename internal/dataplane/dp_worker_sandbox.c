@@ -135,7 +135,7 @@ static void prepare_spaces(dp_sandbox *s, bool verbs) {
         return;
     }
     if (!root || s->without & DP_SANDBOX_UID)
-        dp_sandbox_lacks(s, DP_SANDBOX_UID, "user ids: only root can give workers their own", 0);
+        dp_sandbox_lacks(s, DP_SANDBOX_UID, "user ids: only root with CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID can give workers their own", 0);
     if ((e = s->without & DP_SANDBOX_PIDS ? ENOTSUP : try_pids())) {
         /* Without a process namespace there is no guard, and so no process that keeps the other namespaces. */
         dp_sandbox_lacks(s, spaces, "process namespace", e);

@@ -18,8 +18,8 @@ import (
 // The events of audit lines.
 const (
 	AuditGrant    = "grant"    // a lease is granted
-	AuditRelease  = "release"  // a lease is released by its client, or because the client has gone
-	AuditKill     = "kill"     // a lease expired or was revoked, or one worker is killed
+	AuditRelease  = "release"  // a lease is released by its client
+	AuditKill     = "kill"     // a lease expired, was revoked or lost its client, or one worker is killed
 	AuditDrain    = "drain"    // a node drains, or the drain ends a lease
 	AuditRefused  = "refused"  // a call or connection is refused
 	AuditOperator = "operator" // an operator makes a call

@@ -196,10 +196,17 @@ const (
 // Watch reloads changed files and logs certificates that expire soon. It is called regularly, so that this also happens
 // when no calls arrive.
 func (n *Node) Watch(now time.Time) {
-	_, _ = n.Revoked.Current(now) // logs its own errors
+	var revoked error
+	if _, err := n.Revoked.Current(now); err == nil { // it logs its own errors
+		revoked = n.CheckRevoked(n.Files(now).Certificate.Leaf, now)
+	}
 	ends := n.Ends(now)
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if revoked != nil && now.Sub(n.warned["revoked"]) >= warnEvery {
+		n.warned["revoked"] = now
+		n.log.Error("the certificate of this daemon is revoked: get another one with rfaas cluster node; the daemon needs no restart", "dir", n.dir, "error", revoked)
+	}
 	for name, at := range ends {
 		if now.Add(warnFrom).Before(at) || now.Sub(n.warned[name]) < warnEvery {
 			continue

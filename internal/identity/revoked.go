@@ -182,7 +182,8 @@ func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519
 		case err != nil:
 			return nil, fmt.Errorf("revocation list %s: %w (copy `revoked` from the cluster's directory here, by rename)", path, err)
 		case old != nil && l.Serial < old.Serial:
-			return nil, fmt.Errorf("revocation list %s: serial %d is %w, %d", path, l.Serial, errOlder, old.Serial)
+			return nil, fmt.Errorf("revocation list %s: serial %d is %w, %d (copy the current list here; if it was lost, see docs/operations.md, "+
+				"\"Revocation\")", path, l.Serial, errOlder, old.Serial)
 		case old != nil && l.Serial == old.Serial && string(b) != old.text:
 			return nil, fmt.Errorf("revocation list %s: it has the same serial %d as the list in use but different content, so it may be %w",
 				path, l.Serial, errOlder)

@@ -198,6 +198,7 @@ func TestNodeWarns(t *testing.T) {
 	if err := n.Trouble(noon.Add(63 * 24 * time.Hour)); reason(err) != Revoked {
 		t.Errorf("with its own certificate revoked: %v", err)
 	}
+	said(63, `level=ERROR msg="the certificate of this daemon is revoked`, 1)
 }
 
 // Any file is the list that was signed, or an error.
