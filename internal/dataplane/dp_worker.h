@@ -8,7 +8,7 @@
  *   spawner  ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
  *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {processes
  *                                             that must be reaped})
- *                                             in a sandbox + fds {pidfd, guard's pidfd, pidfd of what cloned both}
+ *                                             in a sandbox + fds {pidfd, guard's pidfd, and the stem's if there is one}
  *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving

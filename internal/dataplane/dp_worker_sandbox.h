@@ -40,6 +40,7 @@ enum {
     DP_SANDBOX_SECCOMP = 1 << 6,
     DP_SANDBOX_LANDLOCK = 1 << 7,
     DP_SANDBOX_ALL = (1 << 8) - 1,
+    DP_SANDBOX_WITHOUT_RETURN = 1 << 8, /* no part: tests leave it out to have workers cloned through a stem */
 };
 
 #define DP_SANDBOX_PATHS_MAX 64
@@ -64,7 +65,7 @@ typedef struct dp_sandbox {
 typedef struct dp_sandbox_fds {
     int guard; /* its pidfd */
     int ctl;   /* the worker's end of the socket to it */
-    int stem;  /* pidfd of the process that cloned both: dp_worker_zygote.c */
+    int stem;  /* pidfd of the process that cloned both, -1 if the zygote itself did: dp_worker_zygote.c */
 } dp_sandbox_fds;
 
 #define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1})

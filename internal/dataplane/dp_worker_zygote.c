@@ -598,7 +598,7 @@ static int zygote_start(zygote *z) {
     dp_crash_prepare();
     /* The zygote returns to this namespace after it has made one for its children. That takes the same right as this. */
     z->own_pids = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);
-    if (z->own_pids >= 0 && setns(z->own_pids, CLONE_NEWPID)) {
+    if (z->own_pids >= 0 && (z->sandbox->without & DP_SANDBOX_WITHOUT_RETURN || setns(z->own_pids, CLONE_NEWPID))) {
         close(z->own_pids);
         z->own_pids = -1;
     }

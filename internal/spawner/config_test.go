@@ -20,7 +20,7 @@ func TestArguments(t *testing.T) {
 		t.Errorf("%v: %+v, want %+v", err, got, want)
 	}
 	for _, args := range [][]string{{}, {"--worker=/w", "more"}, {"--worker=/w", "--sandbox=perhaps"}, {"--worker=/w", "--uids=0-7"}, {"--worker=/w", "--processes=-1"},
-		{"--worker=/w", "--without=256"}, {"--worker=/w", "--executor-uid=4294967295"}, {"--nonsense"}} {
+		{"--worker=/w", "--without=512"}, {"--worker=/w", "--executor-uid=4294967295"}, {"--nonsense"}} {
 		var said strings.Builder
 		if _, err := Parse(args, &said); !errors.Is(err, errUsage) || said.Len() == 0 {
 			t.Errorf("%q: %v, and it said %q", args, err, &said)

@@ -32,6 +32,10 @@ func TestInSandbox(t *testing.T) {
 	} {
 		t.Run(name, test)
 	}
+	testSandbox.without = wire.WithoutReturn
+	for name, test := range map[string]func(*testing.T){"deaths": TestDeathIsExplained, "zygote killed": TestZygoteKilledDuringSpawns} {
+		t.Run("with a stem/"+name, test)
+	}
 }
 
 // The C library's thread id is that of the worker's own process namespace.
@@ -200,10 +204,10 @@ func TestWorkerLimits(t *testing.T) {
 // zygoteMemory is the name in /proc of the memory that the zygote shares with the stem.
 const zygoteMemory = "/dev/zero (deleted)"
 
-// Processes that run a user's code, and their guards, do not have the memory that the zygote shares with the stem, with
+// Processes that run a user's code, and their guards, do not have the memory that the zygote shares with a stem, with
 // and without process namespaces.
 func TestZygoteMemoryIsNotInherited(t *testing.T) {
-	for name, without := range map[string]uint32{"whole": 0, "without process namespaces": wire.PartPIDs} {
+	for name, without := range map[string]uint32{"whole": 0, "with a stem": wire.WithoutReturn, "without process namespaces": wire.PartPIDs} {
 		testSandbox = confined
 		testSandbox.without = without
 		z := startZygote(t)
@@ -212,7 +216,7 @@ func TestZygoteMemoryIsNotInherited(t *testing.T) {
 			t.Errorf("%s: the worker maps\n%s", name, maps)
 		}
 		testSandbox = Sandbox{}
-		if without != 0 {
+		if without == wire.PartPIDs {
 			continue
 		}
 		children, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", z.spawner.cmd.Process.Pid))

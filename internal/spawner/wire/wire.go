@@ -96,6 +96,8 @@ const (
 	PartSeccomp  = 1 << 6
 	PartLandlock = 1 << 7
 	PartAll      = 1<<8 - 1
+	// WithoutReturn is no part: with it among the parts that tests leave out, the zygote clones workers through a stem.
+	WithoutReturn = 1 << 8
 )
 
 // Statuses of dp_status.h that Go code reports itself.
