@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // The executor asks for files that the administrator's settings name. Its user owns the executor's state directory and
@@ -205,4 +208,59 @@ func (o *opening) step(fd int, name string) (link string, err error) {
 // refused returns an error that wraps EACCES.
 func (o *opening) refused(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, unix.EACCES)...)
+}
+
+// answerOpen calls open for a file or socket that the administrator's settings name and sends the executor the
+// descriptor, or the errno. The executor itself has no right to open it. The spawner does not read the content.
+func (s *Spawner) answerOpen(id uint32, open func() (int, error)) {
+	fd, err := open()
+	if err != nil {
+		errno := unix.EIO
+		errors.As(err, &errno)
+		body := make([]byte, 4)
+		putU32(body, uint32(errno))
+		s.send(&wire.Message{Type: wire.OpenFailed, ID: id, Body: body})
+		return
+	}
+	s.send(&wire.Message{Type: wire.Opened, ID: id}, fd)
+	unix.Close(fd)
+}
+
+// openFile opens a file that the administrator's settings name, to read it or to append to it. There is one list for
+// each, so that the executor cannot change its own certificates, keys and lists.
+func (s *Spawner) openFile(r *wire.OpenRequest) (int, error) {
+	files, flags := s.cfg.Files, unix.O_RDONLY|unix.O_NONBLOCK
+	if r.Append {
+		files, flags = s.cfg.Append, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NONBLOCK
+	}
+	if r.File >= uint32(len(files)) {
+		return -1, unix.ENOENT
+	}
+	path := files[r.File]
+	if r.Name != "" {
+		if r.Append {
+			return -1, unix.EPERM
+		}
+		path = filepath.Join(path, r.Name)
+	}
+	fd, err := openPath(path, flags, s.cfg.UID, s.cfg.GID)
+	s.tellRefused(err)
+	return fd, err
+}
+
+// connect connects to a unix stream socket.
+func (s *Spawner) connect(file uint32) (int, error) {
+	if file >= uint32(len(s.cfg.Files)) {
+		return -1, unix.ENOENT
+	}
+	fd, err := connectPath(s.cfg.Files[file], s.cfg.UID, s.cfg.GID)
+	s.tellRefused(err)
+	return fd, err
+}
+
+// tellRefused logs, once, that a path is refused because the executor's user could change it.
+func (s *Spawner) tellRefused(err error) {
+	if errors.Is(err, unix.EACCES) {
+		s.refusedOnce.Do(func() { s.logf("refused a path to the executor: %v", err) })
+	}
 }

@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,15 +19,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-const (
-	// maxWorkers bounds the workers of one executor, prepared ones included.
-	maxWorkers = 16384
-	// lowestUID and lowestGID are the lowest ids that a verified user's worker may have, so that it never runs as a
-	// system user or group. usersGID is below them, but many systems use it as the group of all their users.
-	lowestUID = 1000
-	lowestGID = 1000
-	usersGID  = 100
-)
+// maxWorkers bounds the workers of one executor, prepared ones included.
+const maxWorkers = 16384
 
 // Spawner serves one executor.
 type Spawner struct {
@@ -290,90 +280,13 @@ func (s *Spawner) spawn(m *wire.Message, fds []int) error {
 
 // prepareAfter is the delay between a request to the zygote and making the next worker's control group. By then the
 // zygote has cloned the worker, and a lease that follows closely still finds the group made. With 5 ms it often did
-// not: a cold start then took 1.18 times as long as without control groups, and takes 0.98 times as long now (medians
-// of six interleaved pairs, two cores).
+// not: the fork step of leases back to back then took 1984 us instead of 1382 us (medians of six interleaved pairs, two
+// busy cores).
 const prepareAfter = 300 * time.Microsecond
-
-// confine reserves the user id and the control group of a worker, and sets them in its request.
-func (s *Spawner) confine(c *child, z *zygote, r *wire.SpawnRequest) (err error) {
-	var uid, gid, processes uint32
-	switch {
-	case !s.givesUIDs(z):
-		// The worker runs as the spawner's user. checkSandbox has made sure that this is not root.
-	case r.UID != 0:
-		if err := s.checkUser(r.UID, r.GID); err != nil {
-			return err
-		}
-		uid, gid, processes = r.UID, r.GID, ofAllWorkers(s.cfg.Processes)
-	case s.cfg.UIDs.N > 0:
-		if c.uid, err = s.uids.Take(); err != nil {
-			return err
-		}
-		uid, gid, processes = c.uid, c.uid, s.cfg.Processes
-	default:
-		return fmt.Errorf("%w: set sandbox-uids, a range of user ids", errRootWorker)
-	}
-	for i, n := range []uint32{uid, gid, processes} {
-		putU32(r.Worker[wire.SpawnUID+4*i:], n)
-	}
-	if s.groups == nil || z.parts&wire.PartPIDs == 0 { // only the process that clones a guard can move the worker into a group
-		return nil
-	}
-	if c.group, err = s.groups.New(); err != nil {
-		return err
-	}
-	if err := c.group.Limit(r.Memory); err != nil {
-		return err
-	}
-	return c.group.Pin(r.CPUs.List())
-}
-
-// checkUser refuses users and groups that no token may name.
-func (s *Spawner) checkUser(uid, gid uint32) error {
-	switch {
-	case uid < lowestUID || uid == 1<<32-1:
-		return fmt.Errorf("a worker cannot run as user %d: system users are refused", uid)
-	case gid < lowestGID && gid != usersGID || gid == 1<<32-1:
-		return fmt.Errorf("a worker cannot run in group %d: system groups are refused", gid)
-	case s.cfg.UIDs.Has(uid):
-		return fmt.Errorf("a worker cannot run as user %d: it is in the range %v of other workers", uid, s.cfg.UIDs)
-	case int(uid) == os.Getuid() || uid == s.cfg.UID:
-		return fmt.Errorf("a worker cannot run as user %d, the user of the spawner or its executor", uid)
-	}
-	return nil
-}
-
-// ofAllWorkers returns the process limit for a verified user. The kernel counts all processes of the user on the node,
-// those of its other workers and jobs too, so the limit of one worker would keep the next worker from starting. A node
-// has some 1024 process numbers for each CPU; this limit leaves half of them to others. The worker's control group
-// enforces the limit of one worker.
-func ofAllWorkers(processes uint32) uint32 {
-	return uint32(min(uint64(processes)*uint64(runtime.NumCPU()), math.MaxUint32))
-}
 
 // refuse answers a request for which no worker was started.
 func (s *Spawner) refuse(id uint32, err error) {
 	s.send(&wire.Message{Type: wire.SpawnFailed, ID: id, Body: wire.EncodeFailure(wire.StatusFatal, err.Error())})
-}
-
-// giveBack releases what confine reserved. The worker must have no processes left.
-func (s *Spawner) giveBack(c *child) {
-	s.giveUID(c)
-	s.removeGroup(c)
-}
-
-func (s *Spawner) giveUID(c *child) {
-	if c.uid != 0 {
-		s.uids.Give(c.uid)
-	}
-}
-
-func (s *Spawner) removeGroup(c *child) {
-	if c.group != nil {
-		if err := s.groups.Remove(c.group); err != nil {
-			s.logf("cannot remove a worker's control group: %v", err)
-		}
-	}
 }
 
 // answered handles a message of the zygote. It takes over fds. An error means that the zygote broke the protocol.
@@ -528,63 +441,6 @@ func (s *Spawner) command(typ wire.Type, id uint32) {
 			putU32(body, deviceState(c.pid))
 		}
 		s.send(&wire.Message{Type: wire.DeviceIs, ID: id, Body: body})
-	}
-}
-
-// ---- files ----
-
-// answerOpen calls open for a file or socket that the administrator's settings name and sends the executor the
-// descriptor, or the errno. The executor itself has no right to open it. The spawner does not read the content.
-func (s *Spawner) answerOpen(id uint32, open func() (int, error)) {
-	fd, err := open()
-	if err != nil {
-		errno := unix.EIO
-		errors.As(err, &errno)
-		body := make([]byte, 4)
-		putU32(body, uint32(errno))
-		s.send(&wire.Message{Type: wire.OpenFailed, ID: id, Body: body})
-		return
-	}
-	s.send(&wire.Message{Type: wire.Opened, ID: id}, fd)
-	unix.Close(fd)
-}
-
-// openFile opens a file that the administrator's settings name, to read it or to append to it. There is one list for
-// each, so that the executor cannot change its own certificates, keys and lists.
-func (s *Spawner) openFile(r *wire.OpenRequest) (int, error) {
-	files, flags := s.cfg.Files, unix.O_RDONLY|unix.O_NONBLOCK
-	if r.Append {
-		files, flags = s.cfg.Append, unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NONBLOCK
-	}
-	if r.File >= uint32(len(files)) {
-		return -1, unix.ENOENT
-	}
-	path := files[r.File]
-	if r.Name != "" {
-		if r.Append {
-			return -1, unix.EPERM
-		}
-		path = filepath.Join(path, r.Name)
-	}
-	fd, err := openPath(path, flags, s.cfg.UID, s.cfg.GID)
-	s.tellRefused(err)
-	return fd, err
-}
-
-// connect connects to a unix stream socket.
-func (s *Spawner) connect(file uint32) (int, error) {
-	if file >= uint32(len(s.cfg.Files)) {
-		return -1, unix.ENOENT
-	}
-	fd, err := connectPath(s.cfg.Files[file], s.cfg.UID, s.cfg.GID)
-	s.tellRefused(err)
-	return fd, err
-}
-
-// tellRefused logs, once, that a path is refused because the executor's user could change it.
-func (s *Spawner) tellRefused(err error) {
-	if errors.Is(err, unix.EACCES) {
-		s.refusedOnce.Do(func() { s.logf("refused a path to the executor: %v", err) })
 	}
 }
 
