@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"text/tabwriter"
@@ -51,10 +52,14 @@ func newClusterInit(a *app) *cobra.Command {
 		Short: "Make a cluster's keys; existing ones are never replaced",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := identity.InitCluster(dir, name, clusterLife, time.Now()); err != nil {
+			err := identity.InitCluster(dir, name, clusterLife, time.Now())
+			if errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("cluster: %w: it has keys already; --dir names another directory", err)
+			}
+			if err != nil {
 				return fmt.Errorf("cluster: %w", err)
 			}
-			_, err := fmt.Fprintf(a.Stdout, "%s has the keys of cluster %q: keep it safe and private\n", dir, name)
+			_, err = fmt.Fprintf(a.Stdout, "%s has the keys of cluster %q: keep it safe and private\n", dir, name)
 			return err
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"strconv"
@@ -76,7 +77,11 @@ func writeToken(path string, cred *identity.Credentials, fresh bool) error {
 	if err != nil {
 		return err
 	}
-	return identity.WriteFile(path, b, 0o600, fresh)
+	err = identity.WriteFile(path, b, 0o600, fresh)
+	if errors.Is(err, fs.ErrExist) {
+		err = fmt.Errorf("%w: choose another file with --out, or have this token renewed with rfaas token renew", err)
+	}
+	return err
 }
 
 func checkLife(a *app, life time.Duration) error {
