@@ -149,17 +149,19 @@ func TestGroupWithinAnOuterLimit(t *testing.T) {
 	if err := child.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer child.Wait()
-	defer child.Process.Kill()
+	t.Cleanup(func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	})
 	g, err := OpenGroups(GroupsConfig{Self: self, Processes: []int{child.Process.Pid}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() { // after the worker's group is removed, and before the outer one is
 		if err := g.Close(); err != nil {
 			t.Errorf("close groups below %s: %v", outer, err)
 		}
-	}()
+	})
 	dir, group := newGroup(t, g)
 	if err := group.Limit(1 << 30); err != nil {
 		t.Fatal(err)
