@@ -92,11 +92,21 @@ func TestDeathsAreTold(t *testing.T) {
 		{"loops", nil, client.StatusTimeLimit, "exceeded its time limit of 2s", "spin_here+0x loops+0x", ""},
 		{"eats_memory", u64(80 << 20), client.StatusMemoryLimit, "exceeded its memory limit of 64 MiB", "eats_memory+0x", ""},
 	} {
-		victim := l.Worker(0).PID()
-		begin := time.Now()
-		_, err := l.Worker(0).Invoke(context.Background(), function(t, l, c.function), c.in, make([]byte, 8))
-		took := time.Since(begin)
+		var victim int
+		var took time.Duration
+		var err error
 		var e *client.Error
+		for range 3 {
+			victim = l.Worker(0).PID()
+			begin := time.Now()
+			_, err = l.Worker(0).Invoke(context.Background(), function(t, l, c.function), c.in, make([]byte, 8))
+			took = time.Since(begin)
+			// A client waits for the reason for 0.9 s. On a machine that stands still for longer it says only that the worker is gone.
+			if !errors.As(err, &e) || e.Status != client.StatusPeerGone || took < 900*time.Millisecond {
+				break
+			}
+			t.Logf("%s: the reason did not come within %v", c.function, took)
+		}
 		if !errors.As(err, &e) || !errors.Is(err, client.ErrConnection) || e.Status != c.status || !e.Started {
 			t.Fatalf("%s: %v (%#v)", c.function, err, e)
 		}
