@@ -68,6 +68,10 @@ func newGroup(t *testing.T, g *Groups) (*GroupDir, *Group) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		// A shell may have ended before the last process of its pipeline has.
+		for end := time.Now().Add(20 * time.Second); !empty(dir) && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 		if err := g.Remove(dir); err != nil {
 			t.Error(err)
 		}
@@ -87,6 +91,16 @@ func newGroup(t *testing.T, g *Groups) (*GroupDir, *Group) {
 	}
 	t.Cleanup(group.Close)
 	return dir, group
+}
+
+// empty says whether no process is left in a group.
+func empty(dir *GroupDir) bool {
+	for _, d := range dir.dirs {
+		if pids, err := os.ReadFile(filepath.Join(d, "cgroup.procs")); err != nil || len(pids) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // in starts a shell that joins the group, reports that, and then runs the script. The test has its input.
