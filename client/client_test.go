@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"syscall"
@@ -68,12 +69,17 @@ func TestInvokeMakesNoAllocation(t *testing.T) {
 	cancellable, cancel := context.WithCancel(background)
 	defer cancel()
 	for name, ctx := range map[string]context.Context{"background": background, "cancellable": cancellable} {
-		if a := testing.AllocsPerRun(200, func() {
-			if _, err := echo.Invoke(ctx, in, out); err != nil {
-				t.Fatal(err)
-			}
-		}); a != 0 {
-			t.Errorf("%s: %v allocations per call, want 0", name, a)
+		// What other goroutines allocate meanwhile counts too, such as those of the lease's event stream. A call's own allocations are there each time.
+		least := math.Inf(1)
+		for try := 0; try < 5 && least > 0; try++ {
+			least = min(least, testing.AllocsPerRun(200, func() {
+				if _, err := echo.Invoke(ctx, in, out); err != nil {
+					t.Fatal(err)
+				}
+			}))
+		}
+		if least != 0 {
+			t.Errorf("%s: %v allocations per call, want 0", name, least)
 		}
 	}
 }
