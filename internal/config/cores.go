@@ -8,7 +8,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Pick returns the cores to lend: those that this process may use, less those that the setting or the batch system
+// Pick returns the cores to lend: all cores that this process may use and that neither the setting nor the batch system
 // excludes. allowed are logical CPUs, near are preferred NUMA nodes, and root is the directory that contains sys.
 // unbound means that the batch system has assigned fewer CPUs than this process may use, so the returned cores may
 // belong to another job.

@@ -398,7 +398,7 @@ func (g *Gate) unary(ctx context.Context, req any, i *grpc.UnaryServerInfo, h gr
 	return g.holdReply(ctx, reply)
 }
 
-// narrow restricts a request for bills to those that its caller may see.
+// narrow restricts a request for bills to the tenants whose bills its caller may see.
 func (g *Gate) narrow(ctx context.Context, method string, req any) error {
 	bill, ok := req.(*BillRequest)
 	who := Caller(ctx)

@@ -31,7 +31,7 @@ static int set_capabilities(uint64_t keep) {
 
 int dp_sandbox_drop_capabilities(void) { return set_capabilities(0); }
 
-/* Those that entering the guard's namespaces takes. */
+/* The capabilities that a process needs to enter the guard's namespaces. */
 #define TO_ENTER (1ull << CAP_SYS_ADMIN | 1ull << CAP_SYS_CHROOT | 1ull << CAP_SYS_PTRACE)
 
 int dp_sandbox_identity(const dp_sandbox *s, uint32_t uid, uint32_t gid, dp_error *err) {

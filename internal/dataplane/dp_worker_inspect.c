@@ -3,7 +3,7 @@
  *
  * A library is arbitrary bytes from a tenant, and the executor may be root. So this separate process reads its ELF
  * tables. It runs in the sandbox of a worker, with limits on memory and processor time, and can make no system calls
- * except those that send the answer. The answer is in a memfd of fixed size, which the executor reads after this
+ * except to send the answer. The answer is in a memfd of fixed size, which the executor reads after this
  * process is dead. */
 #include "dp_worker.h"
 

@@ -14,8 +14,8 @@
  * process, and it would inherit every orphan. The guard has no descriptors of the worker. Its parent is the spawner, which
  * ends it, and with it every process that a function left behind, when the worker has ended.
  *
- * Credentials change in _identity and _enter only: soft-RoCE compares the credentials of a post with those that opened the
- * device, by pointer, and Landlock changes them. So a worker on verbs enters first and then opens the device. A worker on shm
+ * Only _identity and _enter change credentials. soft-RoCE compares the credentials of a post with the credentials that
+ * opened the device, by pointer, and Landlock changes them. So a worker on verbs enters first and then opens the device. A worker on shm
  * connects first, since it cannot reach abstract sockets from the other network namespace. A pooled worker on shm makes its
  * socket before it enters.
  */
