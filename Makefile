@@ -30,10 +30,11 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || cat VERSI
 SONAME := librfaas.so.0
 
 DP := internal/dataplane
+WORKER := worker
 CFLAGS ?= -O2 -g
 NO_PATHS := -ffile-prefix-map=$(CURDIR)=.
 # Warnings are errors where they must not pass unseen; a newer compiler's must not stop a user.
-DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
+DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread -I$(DP) -I. $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
 DP_LIBS := -libverbs -ldl
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
@@ -122,17 +123,19 @@ $(2)/flags: FORCE
 endef
 
 DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
-CTEST_SOURCES := $(sort $(wildcard $(DP)/ctest/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(filter-out $(DP)/dp_worker_main.c,$(DP_SOURCES))
+# The worker without main(), for tests.
+WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c)))
+CTEST_SOURCES := $(sort $(wildcard $(DP)/ctest/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
-# Small forks: the worker holds nothing that it does not run.
-WORKER_SOURCES := $(filter-out $(DP)/dp_bench% $(DP)/dp_local.c,$(DP_SOURCES))
-BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_worker% $(DP)/dp_local.c,$(DP_SOURCES)) $(wildcard $(DP)/bench_peer_main.c)
+# The worker contains only what it runs, which keeps its clones small.
+WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_bench% $(DP)/dp_local.c,$(DP_SOURCES))
+BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) $(wildcard $(DP)/bench_peer_main.c)
 
 worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the other side of `rfaas bench`
 $(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
 $(eval $(call c_program,libexec/rfaas-bench-peer,build/bench-peer,$(BENCH_PEER_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
-build/worker/$(DP)/dp_worker_main.o: VERSION_FLAG := -DRFAAS_VERSION='"$(VERSION)"'
-build/worker/$(DP)/dp_worker_main.o: build/version
+build/worker/$(WORKER)/main.o: VERSION_FLAG := -DRFAAS_VERSION='"$(VERSION)"'
+build/worker/$(WORKER)/main.o: build/version
 build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 
@@ -312,7 +315,7 @@ FUZZ_NAMES := $(patsubst $(DP)/fuzz/fuzz_%.c,%,$(sort $(wildcard $(DP)/fuzz/fuzz
 FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-I$(DP)/fuzz/stub
 # What is under test; main() and what would run a worker are of no use there.
-FUZZED := $(filter-out $(DP)/dp_worker_main.c $(DP)/dp_bench%,$(DP_SOURCES)) $(DP)/fuzz/fabric.c
+FUZZED := $(filter-out $(DP)/dp_bench%,$(DP_SOURCES)) $(WORKER_PARTS) $(DP)/fuzz/fabric.c
 
 # $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
 define fuzz_build
@@ -475,9 +478,9 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard $(DP)/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP)/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(DP)/ctest/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
-		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.h) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c $(DP)/ctest/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
+		$(CC) $(DP_CFLAGS) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 
 # SC2317 takes what only a trap calls for unreachable.

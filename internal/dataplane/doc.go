@@ -1,9 +1,9 @@
-// Package dataplane is the C core of rfaas and its thin Go wrapper: everything that runs per invocation.
+// Package dataplane is the C core of rfaas and its thin Go wrapper: the fabric, and the channel's client and worker side.
+// The worker program, which executes functions, is in the folder worker.
 //
 // The C files are layers, each using only those below it:
 //
 //	rfaas_api   the C interface's call path (rfaas.h)
-//	dp_worker   the rfaas-worker program: zygote and workers
 //	dp_channel  client side of an invocation      dp_serve   worker side (dp_server makes, dp_serve serves)
 //	dp_layout   memory layout and channel blobs   dp_wait    spinning and blocking   dp_wire  headers
 //	dp_fabric   devices, regions, queue pairs, completion queues: one interface

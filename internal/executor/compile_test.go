@@ -32,15 +32,15 @@ func compile(t testing.TB, source string, flags ...string) []byte {
 // The numbers that this package copies from C.
 func TestConstantsOfTheDataPlane(t *testing.T) {
 	for file, lines := range map[string][]string{
-		"dp_wire.h": {
+		"internal/dataplane/dp_wire.h": {
 			fmt.Sprintf("#define DP_DEPTH_MAX %d\n", invoke.MaxDepth),
 			fmt.Sprintf("#define DP_EAGER_MAX (%du << 10)", invoke.MaxEager>>10),
 		},
-		"dp_fabric.h": {fmt.Sprintf("DP_PROVIDER_SHM = %d, DP_PROVIDER_VERBS = %d", invoke.ProviderSHM, invoke.ProviderVerbs)},
-		"dp_status.h": {fmt.Sprintf("DP_BAD_LIBRARY = %d", statusBadLibrary), fmt.Sprintf("DP_BAD_BLOB = %d", statusBadBlob)},
-		"dp_worker.h": {fmt.Sprintf("DP_EXIT_CLIENT_GONE = %d", exitClientGone)},
+		"internal/dataplane/dp_fabric.h": {fmt.Sprintf("DP_PROVIDER_SHM = %d, DP_PROVIDER_VERBS = %d", invoke.ProviderSHM, invoke.ProviderVerbs)},
+		"internal/dataplane/dp_status.h": {fmt.Sprintf("DP_BAD_LIBRARY = %d", statusBadLibrary), fmt.Sprintf("DP_BAD_BLOB = %d", statusBadBlob)},
+		"worker/message.h":               {fmt.Sprintf("DP_EXIT_CLIENT_GONE = %d", exitClientGone)},
 	} {
-		b, err := os.ReadFile(filepath.Join("..", "dataplane", file))
+		b, err := os.ReadFile(filepath.Join("..", "..", file))
 		if err != nil {
 			t.Fatal(err)
 		}

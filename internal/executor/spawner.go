@@ -74,5 +74,5 @@ func (z zygoteSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error)
 	return w, nil
 }
 
-// exitClientGone is the exit status of a worker whose client disconnected (DP_EXIT_CLIENT_GONE of dp_worker.h).
+// exitClientGone is the exit status of a worker whose client disconnected (DP_EXIT_CLIENT_GONE of worker/message.h).
 const exitClientGone = 91

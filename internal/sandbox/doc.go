@@ -1,3 +1,3 @@
-// Package sandbox is what of the confinement of workers is not in the worker itself (internal/dataplane/dp_worker_sandbox.h):
+// Package sandbox is what of the confinement of workers is not in the worker itself (worker/sandbox.h):
 // how much of it is wanted, and the user ids and control groups that workers get. It has no cgo.
 package sandbox

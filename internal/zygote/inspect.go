@@ -17,7 +17,7 @@ import (
 )
 
 // Libraries are arbitrary bytes from tenants. A worker that was prepared only for this reads them: in the sandbox of
-// workers, with limits on memory and processor time, and without system calls (internal/dataplane/dp_worker_inspect.c).
+// workers, with limits on memory and processor time, and without system calls (worker/inspect.c).
 // It exits after one answer. This file trusts nothing in that answer, because the library may have taken over its
 // reader.
 

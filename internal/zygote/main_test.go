@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -134,7 +135,7 @@ func compile(t testing.TB, name string, args ...string) string {
 	out := filepath.Join(buildDir, name)
 	once, _ := compiled.LoadOrStore(name, sync.OnceValue(func() error {
 		cmd := exec.Command("gcc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
-			"-pthread", "-I" + dataplane, "-o", out}, args...)...)
+			"-pthread", "-I" + dataplane, "-I../..", "-o", out}, args...)...)
 		if text, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w\n%s", cmd.Args, err, text)
 		}
@@ -193,13 +194,7 @@ type client struct {
 func clientPath(t testing.TB) string {
 	t.Helper()
 	sources, _ := filepath.Glob(dataplane + "/dp_*.c")
-	args := []string{"testdata/client.c"}
-	for _, s := range sources {
-		if filepath.Base(s) != "dp_worker_main.c" {
-			args = append(args, s)
-		}
-	}
-	return compile(t, "client", append(args, "-libverbs", "-ldl")...)
+	return compile(t, "client", slices.Concat([]string{"testdata/client.c"}, sources, []string{"-libverbs", "-ldl"})...)
 }
 
 func newClient(path string) (*client, error) {

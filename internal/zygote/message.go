@@ -8,7 +8,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// Limits of dp_worker.h. TestMessagesMatchC compares the two.
+// Limits of worker/message.h. TestMessagesMatchC compares the two.
 const (
 	bodyChannel = 516 // offset of depth, bulk size and eager size of the client's channel
 
@@ -22,7 +22,7 @@ const (
 	bulkMax      = 1 << 32
 )
 
-// Exit statuses of dp_worker.h.
+// Exit statuses of worker/message.h.
 const (
 	exitStopped    = 0
 	exitFailed     = 90

@@ -24,7 +24,9 @@ import (
 const goldenProgram = `
 #include <stdio.h>
 #include <string.h>
-#include "dp_worker.h"
+#include "worker/message.h"
+#include "worker/page.h"
+#include "worker/sandbox.h"
 static void dump(const void *p, size_t n) {
     for (size_t i = 0; i < n; i++)
         printf("%02x", ((const unsigned char *)p)[i]);

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The page of dp_worker.h, byte for byte. TestMessagesMatchC compares the two.
+// The page of worker/page.h, byte for byte. TestMessagesMatchC compares the two.
 const (
 	pageSize    = 4096
 	pagePhase   = 56  // offset of dp_worker_page.phase
@@ -90,7 +90,7 @@ func (p *page) running() (call uint64, function int, ok bool) {
 	return call, int(call & 0xffff), call>>16 > p.word(1)
 }
 
-// Phases of a worker's start (dp_worker.h).
+// Phases of a worker's start (worker/page.h).
 const (
 	phaseLeased  = 1
 	phaseLoading = 2

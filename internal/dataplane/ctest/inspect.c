@@ -6,7 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../dp_worker.h"
+#include "worker/message.h"
+#include "worker/sandbox.h"
 #include "harness.h"
 
 /* A library that exports f and needs one version of libc.so.6. */

@@ -4,7 +4,7 @@
 
 #include "../dp_layout.h"
 #include "../dp_verbs.h"
-#include "../dp_worker.h"
+#include "worker/message.h"
 #include "harness.h"
 
 static const char golden_request_short[] = "4d 3c 2b 1a 02 00 01 00 40 00 00 00 00 01 00 00 "

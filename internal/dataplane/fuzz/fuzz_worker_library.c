@@ -1,6 +1,6 @@
 /* What a worker checks of a library before the dynamic linker sees it, and its list of function names. Byte 0: 0 a
  * library; otherwise so many names. */
-#include "../dp_worker_load.c"
+#include "worker/load.c"
 
 #include <sys/mman.h>
 

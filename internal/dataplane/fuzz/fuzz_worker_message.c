@@ -1,13 +1,19 @@
 /* Messages from the executor to the zygote: a packet as it comes from the socket. Byte 0: how many descriptors come with
  * it: 0 as many as with a SPAWN, otherwise one less than the byte says. Byte 1: 1 makes the body as long as a SPAWN's. */
-#include "../dp_worker_zygote.c"
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "worker/message.h"
 
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int pair[2] = {-1, -1};
     input in = {data, size};
-    int n = take8(&in) % (FDS_TAKEN + 5);
+    int n = take8(&in) % (DP_PACKET_FDS_MAX + 5);
     n = n ? n - 1 : DP_SPAWN_FDS;
     uint8_t bytes[2 * DP_MSG_MAX] = {0};
     size_t len = 0;
@@ -18,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     int lowest = dup(0); /* of this run: libFuzzer has files of its own */
     close(lowest);
-    int fds[FDS_TAKEN + 4] = {0};
+    int fds[DP_PACKET_FDS_MAX + 4] = {0};
     union {
         struct cmsghdr align;
         char buf[CMSG_SPACE(sizeof fds)];
@@ -45,27 +51,26 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (len == 0 || sendmsg(pair[0], &m, MSG_NOSIGNAL) < 0)
         return 0;
-    packet *p = malloc(sizeof *p);
+    dp_packet *p = malloc(sizeof *p);
     dp_error err = {0};
-    MUST(packet_recv(pair[1], p) == 1);
-    int st = check_packet(p, &err);
+    MUST(dp_packet_recv(pair[1], p) == 1);
+    dp_msg_spawn s;
+    int st = dp_packet_spawn(p, &s, &err);
     if (st == DP_OK) {
-        dp_msg_spawn s;
-        memcpy(&s, p->bytes + sizeof p->head, sizeof s);
-        st = check_spawn(&s, &err);
-        if (st == DP_OK) {
-            MUST(strnlen(s.device, sizeof s.device) < sizeof s.device);
-            MUST(s.n_functions >= 1 && s.n_functions <= DP_FUNCTIONS_MAX && s.blob_len >= 1 && s.blob_len <= sizeof s.blob);
-            MUST(s.wait_mode <= DP_WAIT_WARM && s.max_depth <= DP_DEPTH_MAX && s.max_bulk <= DP_BULK_MAX);
-        }
+        MUST(strnlen(s.device, sizeof s.device) < sizeof s.device);
+        MUST(s.max_depth <= DP_DEPTH_MAX);
+    }
+    if (st == DP_OK && p->head.type == DP_MSG_SPAWN) {
+        MUST(s.n_functions >= 1 && s.n_functions <= DP_FUNCTIONS_MAX && s.blob_len >= 1 && s.blob_len <= sizeof s.blob);
+        MUST(s.wait_mode <= DP_WAIT_WARM && s.max_bulk <= DP_BULK_MAX);
     }
     MUST(st == DP_OK || (err.status == st && err.msg[0]));
     dp_msg_task task;
-    st = check_task(p, &task, &err); /* the same bytes at a prepared worker */
+    st = dp_packet_task(p, &task, &err); /* the same bytes at a prepared worker */
     MUST(st == DP_OK || (err.status == st && err.msg[0]));
     if (st == DP_OK && task.type != DP_MSG_SPAWN)
         MUST(task.inspect.n_offsets <= DP_ELF_OFFSETS_MAX && task.inspect.cpu_seconds && (task.type == DP_MSG_SYMBOLS) == (task.inspect.n_offsets > 0));
-    packet_close(p);
+    dp_packet_close(p);
     free(p);
     int free_fd = dup(0);
     MUST(free_fd == lowest);

@@ -3,7 +3,7 @@
 //	executor ◀──▶ spawner ◀──▶ zygote     one seqpacket socket each
 //	executor ◀──▶ worker                  one seqpacket socket for each worker
 //
-// The C side of the zygote's and the workers' messages is internal/dataplane/dp_worker.h, which also says which
+// The C side of the zygote's and the workers' messages is worker/message.h, which also says which
 // descriptors travel with which message. The spawner's own messages are below. One message is one packet: a head of
 // HeadSize bytes, then the body. All numbers are little-endian. The package has no cgo.
 package wire
@@ -25,7 +25,7 @@ const (
 // Type is the kind of a message.
 type Type uint16
 
-// Messages of the zygote or a worker (DP_MSG_* in dp_worker.h).
+// Messages of the zygote or a worker (DP_MSG_* in worker/message.h).
 const (
 	Spawn       Type = 1
 	Spawned     Type = 2
@@ -85,7 +85,7 @@ const (
 	DeviceClosed  = 2
 )
 
-// Sandbox parts (DP_SANDBOX_* in dp_worker_sandbox.h), as Hello reports them.
+// Sandbox parts (DP_SANDBOX_* in worker/sandbox.h), as Hello reports them.
 const (
 	PartUID      = 1 << 0
 	PartPIDs     = 1 << 1

@@ -1,7 +1,7 @@
 /* Attacks through what a worker shares with its executor and its client. */
 #include "attack.h"
 
-/* The page that the worker shares with the executor (dp_worker.h); NULL if it is not in sight. */
+/* The page that the worker shares with the executor (worker/page.h); NULL if it is not in sight. */
 static void *shared_page(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];

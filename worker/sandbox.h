@@ -19,8 +19,8 @@
  * connects first, since it cannot reach abstract sockets from the other network namespace. A pooled worker on shm makes its
  * socket before it enters.
  */
-#ifndef RFAAS_DP_WORKER_SANDBOX_H
-#define RFAAS_DP_WORKER_SANDBOX_H
+#ifndef RFAAS_WORKER_SANDBOX_H
+#define RFAAS_WORKER_SANDBOX_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -65,7 +65,7 @@ typedef struct dp_sandbox {
 typedef struct dp_sandbox_fds {
     int guard; /* its pidfd */
     int ctl;   /* the worker's end of the socket to it */
-    int stem;  /* pidfd of the process that cloned both, -1 if the zygote itself did: dp_worker_zygote.c */
+    int stem;  /* pidfd of the process that cloned both, -1 if the zygote itself did: clone.c */
 } dp_sandbox_fds;
 
 #define DP_SANDBOX_NONE ((dp_sandbox_fds){-1, -1, -1})

@@ -19,7 +19,7 @@
  *
  * The zygote's heap and libraries are inherited copy-on-write, its descriptors are closed.
  */
-#include "dp_worker.h"
+#include "worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,6 +39,13 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "crash.h"
+#include "dp_serve.h"
+#include "inspect.h"
+#include "limit.h"
+#include "load.h"
+#include "page.h"
 
 /* Descriptors of a worker while it starts. Code, names and page are closed before it serves. */
 enum {
@@ -516,7 +523,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     map_page(&w);
     dp_worker_yield_to_others();
     take_identity(&w);
-    /* What comes first: dp_worker_sandbox.h. */
+    /* What comes first: sandbox.h. */
     bool device = m->provider == DP_PROVIDER_VERBS, early = !m->n_functions;
     if (device)
         enter_sandbox(&w, false);
@@ -539,6 +546,6 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         loaded(&w);
     }
     start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
-    errno = 0;         /* a function's end is judged by what it leaves there (dp_worker_crash.c) */
+    errno = 0;         /* a function's end is judged by what it leaves there (crash.c) */
     leave(exit_code(dp_server_run(w.server)));
 }

@@ -5,7 +5,7 @@
  * tables. It runs in the sandbox of a worker, with limits on memory and processor time, and can make no system calls
  * except to send the answer. The answer is in a memfd of fixed size, which the executor reads after this
  * process is dead. */
-#include "dp_worker.h"
+#include "inspect.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,6 +16,9 @@
 #ifdef __GLIBC__
 #include <gnu/libc-version.h>
 #endif
+
+#include "limit.h"
+#include "sandbox.h"
 
 /* Returns the version of the node's C library, which workers share with the libraries that they load. NULL: unknown. */
 static const char *own_glibc(void) {
@@ -54,7 +57,7 @@ static void *map(const inspection *i, int fd, uint64_t needed, int protection, i
     return at;
 }
 
-static void limit(const inspection *i, const dp_msg_inspect *m, uint64_t memory) {
+static void limit_reading(const inspection *i, const dp_msg_inspect *m, uint64_t memory) {
     dp_error err = {0};
     if (dp_worker_limit_memory(memory, m->memory_limit, &err) != DP_OK)
         refuse(i, err.status, err.msg);
@@ -66,7 +69,7 @@ static void limit(const inspection *i, const dp_msg_inspect *m, uint64_t memory)
 }
 
 /* The last step before the library's first byte is read. */
-static void seal(const inspection *i) {
+static void seal_reader(const inspection *i) {
     int e = dp_sandbox_filter_reader();
     if (!e)
         return;
@@ -81,14 +84,14 @@ _Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task,
     const char *glibc = own_glibc();
     uint64_t room = 0;
     uint32_t answer[2] = {0, 0};
-    limit(&i, m, memory);
+    limit_reading(&i, m, memory);
     i.file = map(&i, fds[0], 1, PROT_READ, MAP_PRIVATE, &i.size);
     i.out = map(&i, fds[1], m->n_offsets ? (uint64_t)m->n_offsets * DP_ELF_LINE_MAX : DP_ELF_NAMES_MAX, PROT_READ | PROT_WRITE, MAP_SHARED,
                 &room);
     i.work = m->n_offsets ? NULL : calloc(1, sizeof *i.work);
     if (!m->n_offsets && !i.work)
         refuse(&i, DP_FATAL, "inspect: no memory for the names of functions");
-    seal(&i);
+    seal_reader(&i);
     if (m->n_offsets) {
         answer[0] = m->n_offsets;
         answer[1] = dp_elf_symbols(i.file, i.size, m->offsets, m->n_offsets, i.out);

@@ -7,7 +7,7 @@
  * it once for each number, to remember which calls are allowed whatever their arguments are. A search makes that faster than
  * a list of comparisons (130 instead of 340 us, kernel 6.18), and the calls whose arguments are checked cost 8 comparisons instead of 200.
  * SPEC_ALLOW keeps older kernels from slowing down all loads of the process. */
-#include "dp_worker_sandbox.h"
+#include "sandbox.h"
 
 #include <asm/ioctls.h>
 #include <asm/termbits.h>

@@ -1,6 +1,6 @@
 /* Memory for the next worker's channel, which the zygote has ready: on devices that pin memory its pages are what takes longest in a
  * cold start, and they depend on nothing but their number. */
-#include "dp_worker.h"
+#include "spare.h"
 
 #include <poll.h>
 

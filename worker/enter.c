@@ -1,5 +1,5 @@
-/* The worker's way into its sandbox: credentials, namespaces, capabilities, Landlock. The filter is in dp_worker_filter.c. */
-#include "dp_worker_sandbox.h"
+/* The worker's way into its sandbox: credentials, namespaces, capabilities, Landlock. The filter is in filter.c. */
+#include "sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,13 +1,12 @@
-//go:build ignore
-
-/* rfaas-worker, started by the executor. Compiled by the Makefile together with the other C files of this folder,
- * with -rdynamic so that user libraries find rfaas_function.h's functions in it. */
+/* main() of rfaas-worker. The executor's spawner starts it. The Makefile links it with -rdynamic, so that user libraries find
+ * the functions of rfaas_function.h in it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
-#include "dp_worker.h"
+#include "message.h"
+#include "zygote.h"
 
 #ifndef RFAAS_VERSION
 #define RFAAS_VERSION "devel"

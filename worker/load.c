@@ -2,7 +2,7 @@
  *
  * The file is checked here before the dynamic linker sees it: the linker says "cannot open shared object file" for a
  * library of another architecture, and dies of SIGBUS on a truncated one. */
-#include "dp_worker.h"
+#include "load.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -15,6 +15,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "elf_reader.h"
+#include "message.h"
 
 #ifndef F_GET_SEALS
 #define F_GET_SEALS 1034
@@ -41,7 +44,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(reason *r, int status, c
 
 /* ---- the file ---- */
 
-static const char *machine_name(unsigned machine) {
+static const char *library_machine_name(unsigned machine) {
     switch (machine) {
     case EM_386: return "i386";
     case EM_X86_64: return "x86_64";
@@ -65,7 +68,7 @@ static int check_sealed(int fd, reason *r) {
     return DP_OK;
 }
 
-static int check_ident(const unsigned char *ident, ssize_t n, reason *r) {
+static int check_library_ident(const unsigned char *ident, ssize_t n, reason *r) {
     if (n < EI_NIDENT || memcmp(ident, ELFMAG, SELFMAG))
         return refuse(r, DP_BAD_LIBRARY, "not an ELF file (%zd bytes read, beginning %02x %02x %02x %02x)", n,
                       n > 0 ? ident[0] : 0u, n > 1 ? ident[1] : 0u, n > 2 ? ident[2] : 0u, n > 3 ? ident[3] : 0u);
@@ -78,8 +81,8 @@ static int check_ident(const unsigned char *ident, ssize_t n, reason *r) {
 
 static int check_header(const Elf64_Ehdr *h, reason *r) {
     if (h->e_machine != DP_ELF_MACHINE)
-        return refuse(r, DP_BAD_LIBRARY, "built for %s (ELF machine %u), this node is %s", machine_name(h->e_machine),
-                      h->e_machine, machine_name(DP_ELF_MACHINE));
+        return refuse(r, DP_BAD_LIBRARY, "built for %s (ELF machine %u), this node is %s", library_machine_name(h->e_machine),
+                      h->e_machine, library_machine_name(DP_ELF_MACHINE));
     if (h->e_type != ET_DYN)
         return refuse(r, DP_BAD_LIBRARY, "not a shared library but %s (ELF type %u; link with -shared -fPIC)",
                       h->e_type == ET_REL    ? "an object file"
@@ -102,7 +105,7 @@ static int check_elf(int fd, reason *r) {
     ssize_t n = pread(fd, &h, sizeof h, 0);
     if (n < 0)
         return refuse(r, DP_FATAL, "read the code: %s", strerror(errno));
-    int st = check_ident(h.e_ident, n, r);
+    int st = check_library_ident(h.e_ident, n, r);
     if (st == DP_OK && n < (ssize_t)sizeof h)
         st = refuse(r, DP_BAD_LIBRARY, "truncated: the file ends in its ELF header");
     if (st == DP_OK)

@@ -1,5 +1,5 @@
 /* The zygote's part of the sandbox: which parts work, and the guard of each worker. */
-#include "dp_worker_sandbox.h"
+#include "sandbox.h"
 
 #include "dp_ahead.h"
 

@@ -1,4 +1,4 @@
-/* rfaas-worker: the zygote and its workers, and their messages to the executor and its spawner.
+/* The messages between the executor, its spawner, the zygote and the workers (README.md).
  *
  * The executor's spawner starts `rfaas-worker zygote` once with a SOCK_SEQPACKET socket as descriptor 3. The zygote loads
  * the providers, then answers spawn messages by cloning workers whose parent is the spawner (CLONE_PARENT), each
@@ -27,7 +27,7 @@
  *   executor ── worker socket ──▶ worker      RESUME {client's blob}    a new lease of the same client
  *   executor ◀─ worker socket ─── worker      RESUMED {channel blob}    or FAILED, and the worker keeps waiting
  *
- * The worker and the executor share a page with the worker's state, also at its death (dp_worker_page).
+ * The worker and the executor share a page with the worker's state, also at its death (page.h).
  *
  * Before LOADED the process has run the user's code, which also has the worker socket. So the executor trusts LOADED only as
  * a sign that loading has ended. The blob goes only to that user's client, and the times are for information.
@@ -35,29 +35,16 @@
  * One message is one packet: the 16-byte head, then `len` bytes of body. Little endian. Descriptors travel
  * by SCM_RIGHTS with the packet they belong to. A closed worker socket is a STOP, a closed zygote socket ends
  * the zygote but not its workers. internal/zygote/message.go is the Go side of this file; its tests compare the bytes.
- *
- *   dp_worker_zygote.c  messages, the zygote's loop, cloning
- *   dp_worker.c         the worker from its first instruction to its exit
- *   dp_worker_limits.c  its limits
- *   dp_worker_spare.c   channel memory that the zygote prepares
- *   dp_worker_sandbox.h its sandbox
- *   dp_worker_load.c    checking and loading the user's library
- *   dp_worker_inspect.c reading a library for the executor, without running it: INSPECT, SYMBOLS
- *   dp_worker_elf.h     the reader of ELF files for that
- *   dp_worker_crash.c   the report when user code ends the process
- *   dp_worker_main.c    main() of rfaas-worker
  */
-#ifndef RFAAS_DP_WORKER_H
-#define RFAAS_DP_WORKER_H
+#ifndef RFAAS_WORKER_MESSAGE_H
+#define RFAAS_WORKER_MESSAGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
-#include "dp_serve.h"
-#include "dp_wire.h"
-#include "dp_worker_elf.h"
-#include "dp_worker_sandbox.h"
+#include "dp_channel.h"
+#include "elf_reader.h"
 
 #define DP_MSG_MAGIC 0x4b574652u /* "RFWK" */
 #define DP_MSG_MAX 4096          /* bytes of a message, head included */
@@ -174,61 +161,6 @@ _Static_assert(offsetof(dp_msg_inspect, cpu_seconds) == 8 && offsetof(dp_msg_ins
 /* Body of SPAWNED: {u32 pid}. Body of LOADED: {u32 functions}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
 
-/* ---- the page ---- */
-
-/* Numbers that garbage hardly has: the page is where a function that runs wild writes too. */
-enum {
-    DP_DEATH_NOTED = 0x44454144,  /* everything but the text */
-    DP_DEATH_TRACED = 0x44454145, /* the text too */
-};
-enum { DP_DEATH_STACK_OVERFLOW = 1, DP_DEATH_BY_ITSELF = 2 /* it sent the signal */ };
-
-/* How user code ended the process, as far as that can be said from inside. */
-typedef struct dp_worker_death {
-    uint32_t state;    /* written last */
-    int32_t signal;    /* 0: exit() was called */
-    int32_t code;      /* si_code of the signal, or the exit status */
-    int32_t sys_errno; /* of the dying thread: left by the last call of its that failed */
-    uint64_t address;  /* si_addr */
-    uint32_t sender;   /* process that sent the signal, if one did, as the worker sees it: 0 is outside of its sandbox */
-    uint32_t flags;    /* DP_DEATH_* */
-    uint32_t text_len;
-    uint32_t pad;
-    /* Backtrace, innermost frame first, one line each: "price+0x1f" for the user's library, "library+0x1139" where it
-     * names no symbol, "cos+0x2a (libm.so.6)" for others. */
-    char text[3584];
-} dp_worker_death;
-
-#define DP_PAGE_SIZE 4096
-
-enum {
-    DP_PHASE_BEGUN = 0,
-    DP_PHASE_LEASED = 1,  /* one that was prepared has its lease */
-    DP_PHASE_LOADING = 2, /* the user's library, whose code runs from now on */
-    DP_PHASE_LOADED = 3,  /* that is done; what is left is the client's answer */
-};
-
-/* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */
-typedef struct dp_worker_page {
-    dp_server_stats stats;
-    uint32_t phase; /* DP_PHASE_* */
-    uint8_t gap[256 - sizeof(dp_server_stats) - sizeof(uint32_t)];
-    dp_worker_death death;
-} dp_worker_page;
-_Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
-                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
-                   offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
-                   sizeof(dp_worker_page) <= DP_PAGE_SIZE,
-               "worker page layout");
-
-#define DP_VERSION_MAX 256 /* bytes of a version that are told */
-
-/* Runs the zygote on the given socket until it closes; returns the exit status. The process has one thread. The executor is told the
- * version, and takes no zygote of another than its own. */
-int dp_zygote_run(int sock, dp_sandbox *sandbox, const char *version);
-
-/* ---- between this room's files ---- */
-
 /* Sends one packet, with descriptor fd if it is not -1. Blocks while the socket is full. 0 or an errno. */
 int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, int fd);
 /* The same with n descriptors, at most DP_MSG_FDS_MAX. */
@@ -236,6 +168,31 @@ int dp_msg_send(int sock, uint16_t type, uint32_t id, const void *body, uint32_t
 int dp_msg_send_fds(int sock, uint16_t type, uint32_t id, const void *body, uint32_t len, const int *fds, int n);
 /* Sends {status, text}; text longer than a packet is cut. */
 int dp_msg_send_failure(int sock, uint16_t type, uint32_t id, int status, const char *text);
+/* The same with n_fds descriptors, at most DP_MSG_FDS_MAX. */
+int dp_msg_send_failure_fds(int sock, uint16_t type, uint32_t id, int status, const char *text, const int *fds, int n_fds);
+
+/* The descriptors of one packet that are received. The kernel closes any others and sets MSG_CTRUNC. */
+#define DP_PACKET_FDS_MAX 16
+
+/* A packet as received. Its bytes are not checked. */
+typedef struct dp_packet {
+    union {
+        dp_msg_head head;
+        unsigned char bytes[DP_MSG_MAX];
+    };
+    size_t len;
+    bool cut; /* longer than DP_MSG_MAX, or more descriptors than DP_PACKET_FDS_MAX */
+    int fds[DP_PACKET_FDS_MAX];
+    int n_fds;
+} dp_packet;
+
+/* dp_packet_recv blocks for one packet. Returns 1 (a packet, whose descriptors the caller closes), 0 (the socket is
+ * closed) or -errno. */
+int dp_packet_recv(int sock, dp_packet *p);
+void dp_packet_close(dp_packet *p);
+/* dp_packet_spawn checks a packet as a SPAWN or PREPARE to the zygote, and copies its body. Returns DP_OK, DP_PROTOCOL or
+ * DP_INVALID. */
+int dp_packet_spawn(const dp_packet *p, dp_msg_spawn *m, dp_error *err);
 
 /* A prepared worker's task: its lease, or a library to read. */
 typedef struct dp_msg_task {
@@ -246,63 +203,11 @@ typedef struct dp_msg_task {
     };
 } dp_msg_task;
 
+/* dp_packet_task checks a packet as a task of a prepared worker, and copies its body. Returns DP_OK, DP_PROTOCOL or DP_INVALID. */
+int dp_packet_task(const dp_packet *p, dp_msg_task *task, dp_error *err);
+
 /* dp_msg_recv_task waits for a prepared worker's task and checks it. Returns DP_OK, DP_CANCELLED (told to stop, or
  * the executor has ended), or why the task is invalid. After DP_OK the caller owns fds. */
 int dp_msg_recv_task(int sock, dp_msg_task *task, int fds[DP_LEASE_FDS], dp_error *err);
-
-typedef struct dp_worker_fds {
-    int sock, code, names, log, page;
-    dp_sandbox_fds sandbox;
-} dp_worker_fds;
-
-/* The life of a worker, called in the cloned child. m is valid; parent is the executor's pid as the zygote sees it. One
- * without functions is prepared only: it waits for its lease, and fds have neither code nor names (-1). memory: for its channel, or NULL. */
-_Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worker_fds *fds, pid_t parent,
-                              const dp_sandbox *sandbox, dp_ahead *memory);
-
-/* Memory that the zygote prepares for a channel like that of the last worker that it cloned on verbs. After it is
- * taken it belongs to one process alone. Zero at first. */
-typedef struct dp_spare {
-    dp_ahead *memory; /* NULL: none */
-    bool given;       /* given to the last worker, but still mapped here; unmapped later, when there is time */
-    uint64_t size;    /* of one region of the next channel, 0: no memory is wanted */
-} dp_spare;
-/* dp_spare_fill prepares memory while nothing arrives on the socket. */
-void dp_spare_fill(dp_spare *s, int sock);
-/* dp_spare_take returns the prepared memory for the next worker. Call it before each clone, for a checked SPAWN or
- * PREPARE. Only processes cloned before the next call inherit the memory. NULL: no memory, as for everything except
- * a SPAWN on verbs whose channel has that size. */
-dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
-
-/* dp_worker_load checks and loads the library in the sealed memfd `code` and looks up n functions by the names in the
- * memfd `names`. On failure returns DP_BAD_LIBRARY (or DP_INVALID, DP_FATAL) with the reason in text. The library stays
- * loaded and the table allocated until the process ends. Runs the library's constructors. */
-int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *text, size_t room);
-
-/* dp_worker_inspect carries out an INSPECT or SYMBOLS and ends the process. memory is the process's private writable
- * memory in bytes. It runs no code of the library: it limits the process, gives up all system calls except those
- * that send the answer, and only then reads the file. */
-_Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task, const int fds[DP_LEASE_FDS], uint64_t memory);
-
-/* dp_worker_pin binds the process to the CPUs of DP_CPUS_MAX bits; none: it stays as it is. An error names the first that is not
- * there. dp_worker_memory is what the process has of private writable memory, in bytes, and dp_worker_limit_memory bounds what it may
- * add to that; 0: nothing. */
-int dp_worker_pin(const uint8_t *cpus, dp_error *err);
-int dp_worker_memory(uint64_t *bytes, dp_error *err);
-int dp_worker_limit_memory(uint64_t has, uint64_t bytes, dp_error *err);
-/* Has the pages of the program and its libraries in place, and own copies of those that it writes to: a worker that waits does
- * ahead what each step of its start would do page by page. */
-void dp_worker_touch(void);
-/* dp_worker_yield_to_others makes the kernel kill this process first when memory runs out, and disables core dumps. */
-void dp_worker_yield_to_others(void);
-/* dp_worker_limit sets the soft and the hard limit of a resource (RLIMIT_*) of the calling process to `most`, or to
- * the current hard limit if that is lower. Returns 0 or an errno. */
-int dp_worker_limit(int resource, uint64_t most);
-
-/* dp_crash_prepare loads what backtraces need, so that a dying process need not; once, in the zygote. */
-void dp_crash_prepare(void);
-/* dp_crash_note makes this process write into the page how it dies: by a signal that user code can cause, or exit().
- * SIGXCPU counts as one: the executor sends it to learn where a function hangs. Call it on the serving thread. */
-void dp_crash_note(dp_worker_page *page);
 
 #endif

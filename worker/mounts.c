@@ -1,7 +1,7 @@
 /* What a worker sees of the file system: a small root in memory in which what programs and libraries need of the node is
  * mounted read-only, name by name. What is not named here or by the executor's settings is not there: homes, secrets, /run,
  * other file systems. */
-#include "dp_worker_sandbox.h"
+#include "sandbox.h"
 
 #include <errno.h>
 #include <fcntl.h>

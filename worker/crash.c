@@ -6,7 +6,7 @@
  * beforehand they allocate nothing; the dynamic linker's lock may be held by a thread that crashed or waits inside it, or
  * a broken stack may lead them astray. So what the kernel told is written first, and an alarm ends what hangs: a missing
  * backtrace is all that is lost. */
-#include "dp_worker.h"
+#include "crash.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* A worker's limits: processors, memory, and its effect on other processes of the node. */
-#include "dp_worker.h"
+#include "limit.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +12,8 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "message.h"
 
 static void write_file(const char *path, const char *text) {
     int fd = open(path, O_WRONLY | O_CLOEXEC);

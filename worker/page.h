@@ -1,0 +1,56 @@
+/* The page that a worker shares with the executor: its statistics, its phase, and how it died. User code can write to the
+ * page, so the executor trusts nothing in it. internal/zygote/page.go is the Go side. */
+#ifndef RFAAS_WORKER_PAGE_H
+#define RFAAS_WORKER_PAGE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dp_serve.h"
+
+/* Numbers that garbage hardly has: the page is where a function that runs wild writes too. */
+enum {
+    DP_DEATH_NOTED = 0x44454144,  /* everything but the text */
+    DP_DEATH_TRACED = 0x44454145, /* the text too */
+};
+enum { DP_DEATH_STACK_OVERFLOW = 1, DP_DEATH_BY_ITSELF = 2 /* it sent the signal */ };
+
+/* How user code ended the process, as far as that can be said from inside. */
+typedef struct dp_worker_death {
+    uint32_t state;    /* written last */
+    int32_t signal;    /* 0: exit() was called */
+    int32_t code;      /* si_code of the signal, or the exit status */
+    int32_t sys_errno; /* of the dying thread: left by the last call of its that failed */
+    uint64_t address;  /* si_addr */
+    uint32_t sender;   /* process that sent the signal, if one did, as the worker sees it: 0 is outside of its sandbox */
+    uint32_t flags;    /* DP_DEATH_* */
+    uint32_t text_len;
+    uint32_t pad;
+    /* Backtrace, innermost frame first, one line each: "price+0x1f" for the user's library, "library+0x1139" where it
+     * names no symbol, "cos+0x2a (libm.so.6)" for others. */
+    char text[3584];
+} dp_worker_death;
+
+#define DP_PAGE_SIZE 4096
+
+enum {
+    DP_PHASE_BEGUN = 0,
+    DP_PHASE_LEASED = 1,  /* one that was prepared has its lease */
+    DP_PHASE_LOADING = 2, /* the user's library, whose code runs from now on */
+    DP_PHASE_LOADED = 3,  /* that is done; what is left is the client's answer */
+};
+
+/* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */
+typedef struct dp_worker_page {
+    dp_server_stats stats;
+    uint32_t phase; /* DP_PHASE_* */
+    uint8_t gap[256 - sizeof(dp_server_stats) - sizeof(uint32_t)];
+    dp_worker_death death;
+} dp_worker_page;
+_Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
+                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
+                   sizeof(dp_worker_page) <= DP_PAGE_SIZE,
+               "worker page layout");
+
+#endif

@@ -1,0 +1,25 @@
+/* Channel memory that the zygote prepares for the next worker. */
+#ifndef RFAAS_WORKER_SPARE_H
+#define RFAAS_WORKER_SPARE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dp_ahead.h"
+#include "message.h"
+
+/* Memory that the zygote prepares for a channel like that of the last worker that it cloned on verbs. After it is
+ * taken it belongs to one process alone. Zero at first. */
+typedef struct dp_spare {
+    dp_ahead *memory; /* NULL: none */
+    bool given;       /* given to the last worker, but still mapped here; unmapped later, when there is time */
+    uint64_t size;    /* of one region of the next channel, 0: no memory is wanted */
+} dp_spare;
+/* dp_spare_fill prepares memory while nothing arrives on the socket. */
+void dp_spare_fill(dp_spare *s, int sock);
+/* dp_spare_take returns the prepared memory for the next worker. Call it before each clone, for a checked SPAWN or
+ * PREPARE. Only processes cloned before the next call inherit the memory. NULL: no memory, as for everything except
+ * a SPAWN on verbs whose channel has that size. */
+dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
+
+#endif
