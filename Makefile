@@ -125,7 +125,7 @@ endef
 DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 # The worker without main(), for tests.
 WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c)))
-CTEST_SOURCES := $(sort $(wildcard $(DP)/ctest/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(DP_SOURCES) $(WORKER_PARTS)
+CTEST_SOURCES := $(sort $(wildcard tests/c/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
 # The worker contains only what it runs, which keeps its clones small.
 WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_bench% $(DP)/dp_local.c,$(DP_SOURCES))
@@ -309,13 +309,13 @@ $(eval $(call c_program,build/ctest/dp_test,build/ctest/plain,$(CTEST_SOURCES),$
 $(eval $(call c_program,build/ctest/dp_test-tsan,build/ctest/tsan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE_THREAD),$(CTEST_LINK)))
 $(eval $(call c_program,build/ctest/dp_test-asan,build/ctest/asan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE),$(CTEST_LINK)))
 
-# ---- fuzzing: internal/dataplane/fuzz/README.md
+# ---- fuzzing: tests/fuzz/README.md
 
-FUZZ_NAMES := $(patsubst $(DP)/fuzz/fuzz_%.c,%,$(sort $(wildcard $(DP)/fuzz/fuzz_*.c)))
+FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-	-I$(DP)/fuzz/stub
+	-Itests/fuzz/stub
 # What is under test; main() and what would run a worker are of no use there.
-FUZZED := $(filter-out $(DP)/dp_bench%,$(DP_SOURCES)) $(WORKER_PARTS) $(DP)/fuzz/fabric.c
+FUZZED := $(filter-out $(DP)/dp_bench%,$(DP_SOURCES)) $(WORKER_PARTS) tests/fuzz/fabric.c
 
 # $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
 define fuzz_build
@@ -331,16 +331,16 @@ $(1)/%.o: %.c $(1)/flags
 $(1)/flags: FORCE
 	@printf '%s\n' '$(2) $(FUZZ_CFLAGS) $(3) $(4)' | $$(call unless_same,$$@)
 
-$(addprefix $(1)/,$(FUZZ_NAMES)): $(1)/%: $(1)/$(DP)/fuzz/fuzz_%.o $(1)/lib.a $(5)
+$(addprefix $(1)/,$(FUZZ_NAMES)): $(1)/%: $(1)/tests/fuzz/fuzz_%.o $(1)/lib.a $(5)
 	$$(call say,LD,$$@)
 	$$(Q)$(2) $(FUZZ_CFLAGS) $(4) -o $$@ $$^ $(DP_LIBS) -lm
 
--include $(patsubst %.c,$(1)/%.d,$(FUZZED) $(FUZZ_NAMES:%=$(DP)/fuzz/fuzz_%.c))
+-include $(patsubst %.c,$(1)/%.d,$(FUZZED) $(FUZZ_NAMES:%=tests/fuzz/fuzz_%.c))
 endef
 
 # gcc, and the driver of our own, which must not be instrumented.
 $(eval $(call fuzz_build,build/fuzz/gcc,$(CC),-fsanitize-coverage=trace-pc$(,)trace-cmp,,build/fuzz/driver.o))
-build/fuzz/driver.o: $(DP)/fuzz/driver.c $(DP)/fuzz/fuzz.h
+build/fuzz/driver.o: tests/fuzz/driver.c tests/fuzz/fuzz.h
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(DP_CFLAGS) -O2 -g -c -o $@ $<
@@ -475,10 +475,10 @@ lint-go: $(STATICCHECK)
 # Compiled for real, since many warnings come from the optimiser only. Headers must stand alone.
 lint-c:
 	$(call say,LINT,c)
-	$(Q)printf '%s\n' $(wildcard $(DP)/fuzz/*.c) | xargs -P 2 -I FILE \
-		$(CC) $(DP_CFLAGS) $(CFLAGS) -I$(DP)/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
+	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
+		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c $(DP)/ctest/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c tests/c/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null

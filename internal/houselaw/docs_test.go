@@ -62,7 +62,7 @@ func TestDocumentLinks(t *testing.T) {
 // What docs/THREAT_MODEL.md names as shown by a test is shown by a test.
 func TestThreatModelNamesTests(t *testing.T) {
 	var tests, cases strings.Builder
-	for dir, all := range map[string]*strings.Builder{"../..": &tests, "../dataplane/ctest": &cases} {
+	for dir, all := range map[string]*strings.Builder{"../..": &tests, "../../tests/c": &cases} {
 		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 			if err != nil || d.IsDir() && d.Name() == "build" {
 				if err == nil {

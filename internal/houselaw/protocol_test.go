@@ -60,7 +60,7 @@ func compare(t *testing.T, what string, a, b map[string]string) {
 
 func TestGoldenBytesOfDocumentAndCode(t *testing.T) {
 	doc := found(t, "docs/PROTOCOL.md", hexBlock, strings.NewReplacer("\n", " "))
-	code := found(t, "internal/dataplane/ctest/wire_test.c", hexString, strings.NewReplacer(`"`, " "))
+	code := found(t, "tests/c/wire_test.c", hexString, strings.NewReplacer(`"`, " "))
 	for name, hex := range doc {
 		if !hexOnly.MatchString(hex) {
 			t.Errorf("docs/PROTOCOL.md: %s is not hex bytes: %q", name, hex)

@@ -2,7 +2,7 @@
 #ifndef RFAAS_CTEST_SERVED_H
 #define RFAAS_CTEST_SERVED_H
 
-#include "../dp_serve.h"
+#include "dp_serve.h"
 #include "harness.h"
 
 /* Functions of the test servers, by index. */

@@ -1,5 +1,5 @@
 /* Queue pairs: blobs and connecting. */
-#include "../dp_shm.h"
+#include "dp_shm.h"
 #include "ends.h"
 
 static void refuse_blob(end *e, const void *blob, uint32_t len) {

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-#include "../dp_shm.h"
+#include "dp_shm.h"
 #include "fuzz.h"
 
 enum { RING = 8, REGION = 4096, ROOM = 64 };

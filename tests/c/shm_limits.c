@@ -14,9 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../dp_layout.h"
-#include "../dp_serve.h"
-#include "../dp_shm_link.h"
+#include "dp_layout.h"
+#include "dp_serve.h"
+#include "dp_shm_link.h"
 #include "ends.h"
 
 /* ---- mmap that fails: the program is linked with --wrap=mmap ---- */

@@ -3,7 +3,7 @@
 #ifndef RFAAS_CTEST_MODEL_H
 #define RFAAS_CTEST_MODEL_H
 
-#include "../dp_channel_impl.h"
+#include "dp_channel_impl.h"
 #include "forged.h"
 
 enum { DEPTH_MAX = 8, EAGER = 512, BULK = 4096, UNITS = BULK / DP_BULK_UNIT, ANY_BYTES = -1 };

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
-#include "../dp_layout.h"
+#include "dp_layout.h"
 #include "ends.h"
 #include "served.h"
 

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../dp_shm_link.h"
+#include "dp_shm_link.h"
 #include "fuzz.h"
 
 static int memfd(uint64_t size, int seals) {

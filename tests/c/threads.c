@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "../rfaas_api.h"
+#include "rfaas_api.h"
 #include "ends.h"
 #include "served.h"
 

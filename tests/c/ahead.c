@@ -6,9 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../dp_ahead.h"
+#include "dp_ahead.h"
 #include "worker/spare.h"
-#include "../dp_serve.h"
+#include "dp_serve.h"
 #include "harness.h"
 
 #define SIZE ((3ull << 20) + 5000) /* not whole pages, nor whole parts */

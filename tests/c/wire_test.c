@@ -2,8 +2,8 @@
  * alone. */
 #include <stdlib.h>
 
-#include "../dp_layout.h"
-#include "../dp_verbs.h"
+#include "dp_layout.h"
+#include "dp_verbs.h"
 #include "worker/message.h"
 #include "harness.h"
 

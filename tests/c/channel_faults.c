@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../dp_layout.h"
+#include "dp_layout.h"
 #include "ends.h"
 #include "served.h"
 

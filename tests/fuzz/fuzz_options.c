@@ -1,5 +1,5 @@
 /* Option files of examples/mpi/blackscholes. */
-#include "../../../examples/mpi/blackscholes/options.c"
+#include "examples/mpi/blackscholes/options.c"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* Hand-made clients and workers that break the protocol of the queue pair. */
-#include "../dp_layout.h"
+#include "dp_layout.h"
 #include "forged.h"
 
 T_CASE(hostile_client, "channel/hostile-client", .providers = 0) {

@@ -2,7 +2,7 @@
  * error in bounded time, memory that was handed back is not written, no slot is lost, and a reset puts an end to it. */
 #include <stdlib.h>
 
-#include "../dp_channel_impl.h"
+#include "dp_channel_impl.h"
 #include "ends.h"
 #include "fault.h"
 #include "served.h"

@@ -3,7 +3,7 @@
 #ifndef RFAAS_FUZZ_FABRIC_H
 #define RFAAS_FUZZ_FABRIC_H
 
-#include "../dp_fabric.h"
+#include "dp_fabric.h"
 #include "fuzz.h"
 
 enum { FABRIC_RKEY = 0x11 };

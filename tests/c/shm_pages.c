@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../dp_serve_impl.h"
+#include "dp_serve_impl.h"
 #include "harness.h"
 
 enum { PAGE = 4096 };

@@ -34,7 +34,7 @@
 #include <string.h>
 #include <sys/types.h>
 
-#include "../dp_fabric.h"
+#include "dp_fabric.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define T_ASAN 1

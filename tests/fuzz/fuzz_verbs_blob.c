@@ -1,6 +1,6 @@
 /* Address blobs of verbs queue pairs. Byte 0: 1 mends the checksum. What is accepted encodes to the same bytes. */
-#include "../dp_verbs.h"
-#include "../dp_wire.h"
+#include "dp_verbs.h"
+#include "dp_wire.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "../dp_shm.h"
+#include "dp_shm.h"
 #include "ends.h"
 
 #define PEER(d, off) (d)->peer.regions[0].addr + (off), (d)->peer.regions[0].rkey

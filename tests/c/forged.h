@@ -2,7 +2,7 @@
 #ifndef RFAAS_CTEST_FORGED_H
 #define RFAAS_CTEST_FORGED_H
 
-#include "../dp_layout.h"
+#include "dp_layout.h"
 #include "ends.h"
 #include "served.h"
 

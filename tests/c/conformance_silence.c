@@ -3,7 +3,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include "../dp_verbs.h"
+#include "dp_verbs.h"
 #include "ends.h"
 
 #define MS 1000000ll

@@ -30,7 +30,7 @@
 #ifndef RFAAS_CTEST_FAULT_H
 #define RFAAS_CTEST_FAULT_H
 
-#include "../dp_fabric.h"
+#include "dp_fabric.h"
 
 typedef struct fault fault;
 

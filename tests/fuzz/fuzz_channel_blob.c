@@ -1,6 +1,6 @@
 /* Channel blobs, as either side reads the other's. Byte 0: 1 mends the checksum, which random bytes never have; 2 the
  * role; 4 the provider. */
-#include "../dp_layout.h"
+#include "dp_layout.h"
 #include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

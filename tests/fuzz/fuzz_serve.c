@@ -3,8 +3,8 @@
  *
  * Byte 0: 1 shared memory (mailbox, results in place), 2 posts take their source at once, bits 2 and 3 depth 1 to 4.
  * Byte 1: eager size and bulk area, in 64 bytes, half a byte each. Then operations, a byte each with what act() takes. */
-#include "../dp_layout.h"
-#include "../dp_serve.h"
+#include "dp_layout.h"
+#include "dp_serve.h"
 #include "fabric.h"
 
 enum { GENERATION = 0x1a2b3c4d };

@@ -4,7 +4,7 @@
  *
  * Byte 0: 1 shared memory (mailbox), 2 posts take their source at once, bits 2 to 4 depth 1 to 8. Byte 1: eager size and
  * bulk area, in 64 bytes, half a byte each. Then operations, a byte each with what act() takes. */
-#include "../dp_channel_impl.h"
+#include "dp_channel_impl.h"
 #include "fabric.h"
 
 enum { PENDING = 32, REQUESTS = 8 };

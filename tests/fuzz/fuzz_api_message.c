@@ -1,5 +1,5 @@
 /* Messages between the C API and its control part. */
-#include "../rfaas_api_msg.c"
+#include "rfaas_api_msg.c"
 
 #include "fuzz.h"
 
