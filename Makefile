@@ -128,8 +128,8 @@ WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c)))
 CTEST_SOURCES := $(sort $(wildcard tests/c/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
 # The worker contains only what it runs, which keeps its clones small.
-WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_bench% $(DP)/dp_local.c,$(DP_SOURCES))
-BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) $(wildcard $(DP)/bench_peer_main.c)
+WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_local.c,$(DP_SOURCES))
+BENCH_PEER_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) $(wildcard benchmarks/raw/*.c benchmarks/raw/peer/*.c)
 
 worker: libexec/rfaas-worker libexec/rfaas-bench-peer # libexec/rfaas-worker, and the other side of `rfaas bench`
 $(eval $(call c_program,libexec/rfaas-worker,build/worker,$(WORKER_SOURCES),$(DP_CFLAGS) $(CFLAGS),-rdynamic))
@@ -315,7 +315,7 @@ FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz
 FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-Itests/fuzz/stub
 # What is under test; main() and what would run a worker are of no use there.
-FUZZED := $(filter-out $(DP)/dp_bench%,$(DP_SOURCES)) $(WORKER_PARTS) tests/fuzz/fabric.c
+FUZZED := $(DP_SOURCES) $(WORKER_PARTS) tests/fuzz/fabric.c
 
 # $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
 define fuzz_build
@@ -478,9 +478,9 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c tests/c/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c tests/c/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 
 # SC2317 takes what only a trap calls for unreachable.

@@ -17,6 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/benchmarks/daemon"
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/board"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -171,7 +172,7 @@ type operation struct {
 }
 
 // interleave runs batches of all operations in turn, each beside a batch of the floor, and emits their results.
-func (r *run) interleave(kind dataplane.BenchKind, size int, ops ...*operation) error {
+func (r *run) interleave(kind raw.Kind, size int, ops ...*operation) error {
 	var end []func()
 	for _, o := range ops {
 		end = append(end, latency.Start(o.result))
@@ -247,7 +248,7 @@ func (r *run) placement(managers []*manager) error {
 		}
 		ops = append(ops, &operation{result: r.result(fmt.Sprintf("placement, %d executors", r.cfg.Executors[i]), bytes), n: r.cfg.Batch, do: pick})
 	}
-	if err := r.interleave(dataplane.BenchRead, bytes, ops...); err != nil {
+	if err := r.interleave(raw.Read, bytes, ops...); err != nil {
 		return err
 	}
 	m, n := managers[len(managers)-1], r.cfg.Executors[len(managers)-1]
@@ -256,7 +257,7 @@ func (r *run) placement(managers []*manager) error {
 	}
 	defer func() { _ = m.Signal(syscall.SIGCONT) }()
 	stopped := &operation{result: r.result(fmt.Sprintf("placement, %d executors, manager stopped", n), bytes), n: r.cfg.Batch, do: ops[len(ops)-1].do}
-	return r.interleave(dataplane.BenchRead, bytes, stopped)
+	return r.interleave(raw.Read, bytes, stopped)
 }
 
 // messages are what executors without remote memory cost the manager: one gRPC each.
@@ -297,7 +298,7 @@ func (r *run) charge(m *manager) error {
 		}
 	}
 	line := board.Line{State: board.Open, Cores: 64, FreeCores: 64, Providers: board.Verbs, Written: time.Now(), Incarnation: board.ShortIncarnation(incarnation)}
-	return r.interleave(dataplane.BenchFetchAdd, 8,
+	return r.interleave(raw.FetchAdd, 8,
 		&operation{result: r.result("charge, 1 counter", 8), n: r.cfg.Batch, do: charge(1)},
 		&operation{result: r.result(fmt.Sprintf("charge, %d counters", accounting.NumCounters), 8*accounting.NumCounters), n: r.cfg.Batch, do: charge(accounting.NumCounters)},
 		&operation{result: r.result("heartbeat by write", board.LineSize), n: r.cfg.Batch, do: func() error {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -55,7 +56,7 @@ func TestSpinnersOnOneCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	now, err := f.s.calibrate(dataplane.BenchFlag, 0, 2000)
+	now, err := f.s.calibrate(raw.Flag, 0, 2000)
 	took := time.Since(began)
 	t.Logf("%v for a calibration of %g ns on one CPU", took, now)
 	if err != nil || took > 8*time.Second {
@@ -97,7 +98,7 @@ func TestBatchIsGivenUp(t *testing.T) {
 			}
 		}
 	}()
-	mean, err := f.Batch(dataplane.BenchFlag, 0, 50_000_000, nil)
+	mean, err := f.Batch(raw.Flag, 0, 50_000_000, nil)
 	close(over)
 	if err := <-stopped; err != nil {
 		t.Error(err)
@@ -113,7 +114,7 @@ func TestBatchIsGivenUp(t *testing.T) {
 	if pairs.add([]float64{1, mean}, []float64{1, 1}) || pairs.add([]float64{1, 1}, []float64{1, mean}) || pairs.discarded != 2 {
 		t.Error("a pair with a batch that was given up counts")
 	}
-	if mean, err = f.Batch(dataplane.BenchFlag, 0, 100, nil); err != nil || mean <= 0 {
+	if mean, err = f.Batch(raw.Flag, 0, 100, nil); err != nil || mean <= 0 {
 		t.Errorf("the next batch: %g ns, %v", mean, err)
 	}
 }

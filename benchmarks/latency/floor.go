@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -62,7 +63,7 @@ func (f *Floor) pinned(g func() error) error {
 
 // Batch makes n bare round trips of a kind, about as many again untimed before, and returns their mean, ns. samples is nil or
 // n long. The mean is NaN, and samples are nothing, if something else had the processors for so long that the batch was given up.
-func (f *Floor) Batch(k dataplane.BenchKind, size, n int, samples []int64) (mean float64, err error) {
+func (f *Floor) Batch(k raw.Kind, size, n int, samples []int64) (mean float64, err error) {
 	err = f.pinned(func() error {
 		mean, err = f.s.floor(k, size, size, 2+n/8, n, samples)
 		return err
@@ -71,21 +72,21 @@ func (f *Floor) Batch(k dataplane.BenchKind, size, n int, samples []int64) (mean
 }
 
 // PingPong is the bare ping-pong of size bytes there and back on this provider.
-func (f *Floor) PingPong() dataplane.BenchKind {
+func (f *Floor) PingPong() raw.Kind {
 	if f.cfg.Provider == dataplane.Verbs {
-		return dataplane.BenchImm
+		return raw.Imm
 	}
-	return dataplane.BenchApart
+	return raw.Apart
 }
 
 // Calibrate is the bare round trip of now: the median of five short batches, ns. NaN as of Batch.
 func (f *Floor) Calibrate() (float64, error) {
-	kind, size, n := dataplane.BenchFlag, 0, 400
+	kind, size, n := raw.Flag, 0, 400
 	switch {
 	case f.cfg.Provider == dataplane.Verbs:
-		kind, size, n = dataplane.BenchImm, 8, 40
+		kind, size, n = raw.Imm, 8, 40
 	case f.cfg.CPUs[0] == f.cfg.peerCPU():
-		kind, size, n = dataplane.BenchEventfd, 1, 100
+		kind, size, n = raw.Eventfd, 1, 100
 	}
 	var now float64
 	err := f.pinned(func() (err error) {
@@ -148,26 +149,26 @@ func (p *Paired) Fill(r *Result, floor string) {
 // Start fills in what a result says about the machine before it is measured, and returns what fills in the rest.
 func Start(r *Result) (end func()) {
 	began := time.Now()
-	r.Load, r.StartedAt, r.ClockNS = loadAverage(), began.UTC().Format(time.RFC3339), dataplane.BenchClock()
+	r.Load, r.StartedAt, r.ClockNS = loadAverage(), began.UTC().Format(time.RFC3339), raw.Clock()
 	return func() { r.Seconds = time.Since(began).Seconds() }
 }
 
 // bareKinds are what RunFloors measures, with the payloads that they have.
 func bareKinds(cfg *Config) []floorKind {
 	var kinds []floorKind
-	add := func(k dataplane.BenchKind, sizes ...int) {
+	add := func(k raw.Kind, sizes ...int) {
 		for _, n := range sizes {
 			kinds = append(kinds, floorKind{k, n, n})
 		}
 	}
 	if cfg.Provider == dataplane.Verbs {
-		add(dataplane.BenchImm, cfg.Payloads...)
+		add(raw.Imm, cfg.Payloads...)
 	} else {
-		add(dataplane.BenchNear, cfg.Payloads...)
-		add(dataplane.BenchApart, cfg.Payloads...)
+		add(raw.Near, cfg.Payloads...)
+		add(raw.Apart, cfg.Payloads...)
 	}
-	add(dataplane.BenchRead, cfg.Payloads...)
-	add(dataplane.BenchFetchAdd, 8)
+	add(raw.Read, cfg.Payloads...)
+	add(raw.FetchAdd, 8)
 	return kinds
 }
 

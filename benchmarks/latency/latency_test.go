@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
@@ -340,7 +341,7 @@ func TestRunFloorsProvider(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if seen[dataplane.BenchRead.String()] != 2 || seen[dataplane.BenchFetchAdd.String()] != 1 || len(seen) < 3 {
+		if seen[raw.Read.String()] != 2 || seen[raw.FetchAdd.String()] != 1 || len(seen) < 3 {
 			t.Errorf("floors: %v", seen)
 		}
 	})
@@ -371,7 +372,7 @@ func TestCallDoesNotAllocateProvider(t *testing.T) {
 			in, out := s.in[:size], s.out[:size]
 			bad := 0
 			allocs := testing.AllocsPerRun(50, func() {
-				if n, _, st := s.channel.Call(dataplane.BenchEcho, in, out, 0); st != dataplane.OK || n != size {
+				if n, _, st := s.channel.Call(raw.FnEcho, in, out, 0); st != dataplane.OK || n != size {
 					bad++
 				}
 			})
@@ -381,7 +382,7 @@ func TestCallDoesNotAllocateProvider(t *testing.T) {
 			}
 		}
 		allocs := testing.AllocsPerRun(50, func() {
-			slot, st := s.channel.Submit(dataplane.BenchEcho, s.in[:8], 8)
+			slot, st := s.channel.Submit(raw.FnEcho, s.in[:8], 8)
 			if st == dataplane.OK {
 				st = s.channel.Wait(slot, 0)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -258,7 +259,7 @@ func (cfg *ServeConfig) startPeer(socket int) (kill func(), ended chan error, er
 		go func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			err := dataplane.ServeBench(dataplane.BenchFDs{Socket: socket, Memory: -1, Ping: -1, Pong: -1}, &dataplane.BenchHere{Device: cfg.Device, CPU: -1})
+			err := raw.Serve(raw.FDs{Socket: socket, Memory: -1, Ping: -1, Pong: -1}, &raw.Here{Device: cfg.Device, CPU: -1})
 			mu.Lock()
 			defer mu.Unlock()
 			closed = true

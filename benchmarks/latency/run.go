@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -96,7 +97,7 @@ type measurement struct {
 	floors   Histogram
 	room     []int64
 	calibN   int
-	calibOf  dataplane.BenchKind
+	calibOf  raw.Kind
 	calibLen int
 }
 
@@ -195,7 +196,7 @@ func (m *measurement) nextPeer() error {
 
 // floorKind is a bare round trip with what it moves.
 type floorKind struct {
-	kind        dataplane.BenchKind
+	kind        raw.Kind
 	size, reply int
 }
 
@@ -207,23 +208,23 @@ func (m *measurement) floorKinds() []floorKind {
 	case m.cfg.Depth > 1 && warm:
 		return nil // blocking with many in flight has no plain counterpart
 	case m.cfg.Provider == dataplane.Verbs:
-		kind, head := dataplane.BenchImm, 0
+		kind, head := raw.Imm, 0
 		if warm {
-			kind = dataplane.BenchImmWarm
+			kind = raw.ImmWarm
 		}
 		if m.cfg.Depth > 1 {
-			kind = dataplane.BenchImmWindow
+			kind = raw.ImmWindow
 		}
 		if p > m.cfg.Eager {
-			head = dataplane.BulkRequestHeader
+			head = raw.BulkRequestHeader
 		}
 		return []floorKind{{kind, p + head, p}}
 	case m.cfg.Depth > 1:
-		return []floorKind{{dataplane.BenchRing, p, p}}
+		return []floorKind{{raw.Ring, p, p}}
 	case warm:
-		return []floorKind{{dataplane.BenchEventfd, p, p}, {dataplane.BenchFutex, p, p}}
+		return []floorKind{{raw.Eventfd, p, p}, {raw.Futex, p, p}}
 	}
-	return []floorKind{{dataplane.BenchNear, p, p}, {dataplane.BenchApart, p, p}}
+	return []floorKind{{raw.Near, p, p}, {raw.Apart, p, p}}
 }
 
 // chooseFloor returns the fastest candidate: the smallest median of interleaved batches. nil when there is none.
@@ -293,11 +294,11 @@ func (m *measurement) trial() int {
 func (m *measurement) chooseCalibration() {
 	switch {
 	case m.cfg.Provider == dataplane.Verbs:
-		m.calibOf, m.calibLen, m.calibN = dataplane.BenchImm, 8, 40
+		m.calibOf, m.calibLen, m.calibN = raw.Imm, 8, 40
 	case m.cfg.CPUs[0] == m.cfg.peerCPU():
-		m.calibOf, m.calibLen, m.calibN = dataplane.BenchEventfd, 1, 100
+		m.calibOf, m.calibLen, m.calibN = raw.Eventfd, 1, 100
 	default:
-		m.calibOf, m.calibLen, m.calibN = dataplane.BenchFlag, 0, 400
+		m.calibOf, m.calibLen, m.calibN = raw.Flag, 0, 400
 	}
 }
 
@@ -457,7 +458,7 @@ func (m *measurement) result() *Result {
 		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
 		Calibration: Calibration{Number(median(p.before)), Number(median(p.after))},
 		Slots:       m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.peerCPU(), Remote: m.cfg.Remote,
-		ClockNS: dataplane.BenchClock(), Method: m.method(),
+		ClockNS: raw.Clock(), Method: m.method(),
 	}
 	if m.peers > 0 {
 		r.Peers = m.peers + 1
@@ -478,7 +479,7 @@ func (m *measurement) result() *Result {
 		r.OpsPerS = 1e9 / float64(r.MeanNS)
 		r.BytesPerS = float64(m.payload) * r.OpsPerS
 	}
-	if m.calibOf == dataplane.BenchFlag && p.len() > 0 {
+	if m.calibOf == raw.Flag && p.len() > 0 {
 		near := r.Calibration.Before < nearNS
 		r.Near = &near
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -22,7 +23,7 @@ type session struct {
 	cfg     *Config
 	mode    dataplane.WaitMode
 	dev     *dataplane.Device
-	bench   *dataplane.Bench
+	bench   *raw.Bench
 	channel *dataplane.Channel
 	in, out []byte // of the Go client
 
@@ -36,14 +37,14 @@ type session struct {
 }
 
 // openFDs makes what client and peer share. closeAll closes all but the peer's end of the socket.
-func openFDs(memory int64) (mine, theirs dataplane.BenchFDs, closeAll func(), err error) {
+func openFDs(memory int64) (mine, theirs raw.FDs, closeAll func(), err error) {
 	var open []int
 	closeAll = func() {
 		for _, fd := range open {
 			_ = unix.Close(fd)
 		}
 	}
-	fail := func(what string, err error) (dataplane.BenchFDs, dataplane.BenchFDs, func(), error) {
+	fail := func(what string, err error) (raw.FDs, raw.FDs, func(), error) {
 		closeAll()
 		if theirs.Socket > 0 {
 			_ = unix.Close(theirs.Socket)
@@ -71,7 +72,7 @@ func openFDs(memory int64) (mine, theirs dataplane.BenchFDs, closeAll func(), er
 		}
 		open = append(open, events[i])
 	}
-	mine = dataplane.BenchFDs{Socket: pair[0], Memory: mem, Ping: events[0], Pong: events[1]}
+	mine = raw.FDs{Socket: pair[0], Memory: mem, Ping: events[0], Pong: events[1]}
 	theirs.Memory, theirs.Ping, theirs.Pong = mem, events[0], events[1]
 	return mine, theirs, closeAll, nil
 }
@@ -79,7 +80,7 @@ func openFDs(memory int64) (mine, theirs dataplane.BenchFDs, closeAll func(), er
 // openSession starts a peer and connects to it.
 func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 	payload := slices.Max(cfg.Payloads)
-	mine, theirs, closeFDs, err := openFDs(dataplane.BenchMemory(payload, cfg.Depth))
+	mine, theirs, closeFDs, err := openFDs(raw.Memory(payload, cfg.Depth))
 	if err != nil {
 		return nil, err
 	}
@@ -110,11 +111,11 @@ func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 	return s, nil
 }
 
-func (s *session) startPeer(fds dataplane.BenchFDs) error {
+func (s *session) startPeer(fds raw.FDs) error {
 	if s.cfg.Peer == "" {
 		s.kill = func() { _ = unix.Shutdown(fds.Socket, unix.SHUT_RDWR) }
 		go func() {
-			s.peerErr = dataplane.ServeBench(fds, nil)
+			s.peerErr = raw.Serve(fds, nil)
 			close(s.peerEnd)
 		}()
 		return nil
@@ -144,7 +145,7 @@ func (s *session) startPeer(fds dataplane.BenchFDs) error {
 	return nil
 }
 
-func (s *session) connect(fds dataplane.BenchFDs, payload int) error {
+func (s *session) connect(fds raw.FDs, payload int) error {
 	dev, err := dataplane.Open(s.cfg.Provider, s.cfg.Device)
 	if err != nil {
 		return err
@@ -158,7 +159,7 @@ func (s *session) connect(fds dataplane.BenchFDs, payload int) error {
 	if payload > s.cfg.Eager {
 		bulk = int64((payload+63)&^63) * int64(s.cfg.Depth)
 	}
-	s.bench, err = dev.OpenBench(s.cfg.Device, dataplane.BenchConfig{Slots: s.cfg.Slots, Depth: s.cfg.Depth, Eager: s.cfg.Eager,
+	s.bench, err = raw.Open(dev, s.cfg.Device, raw.Config{Slots: s.cfg.Slots, Depth: s.cfg.Depth, Eager: s.cfg.Eager,
 		Bulk: max(bulk, dataplane.DefaultBulk), Payload: payload, Mode: s.mode, PeerCPU: peerCPU,
 		Registered: s.cfg.Buffers == BuffersRegistered, CallsOnly: s.cfg.callsOnly}, fds)
 	if err != nil {
@@ -204,7 +205,7 @@ func (s *session) close() {
 
 // floor runs one batch of bare round trips and returns its average, ns: NaN, and nothing in samples that counts, if something else
 // had the processors for so long that the batch was given up. Whoever asked discards the pair.
-func (s *session) floor(k dataplane.BenchKind, size, reply, warm, n int, samples []int64) (float64, error) {
+func (s *session) floor(k raw.Kind, size, reply, warm, n int, samples []int64) (float64, error) {
 	return s.average(n, samples, func(samples []int64) (int64, error) {
 		ns, err := s.bench.Floor(k, size, reply, warm, n, samples)
 		var given *dataplane.Error
@@ -237,7 +238,7 @@ func (s *session) average(n int, samples []int64, run func(samples []int64) (int
 
 // calibrate is the median average of a few short batches of n round trips, ns: one that was interrupted does not look like a change
 // of placement. NaN if one was given up.
-func (s *session) calibrate(k dataplane.BenchKind, size, n int) (float64, error) {
+func (s *session) calibrate(k raw.Kind, size, n int) (float64, error) {
 	means := make([]float64, 5)
 	if s.cfg.byMedian() {
 		means = means[:1]
@@ -255,11 +256,11 @@ func (s *session) calibrate(k dataplane.BenchKind, size, n int) (float64, error)
 func (s *session) function() uint32 {
 	switch s.cfg.Function {
 	case FunctionEmpty:
-		return dataplane.BenchEmpty
+		return raw.FnEmpty
 	case functionDelayed:
-		return dataplane.BenchDelayed
+		return raw.FnDelayed
 	}
-	return dataplane.BenchEcho
+	return raw.FnEcho
 }
 
 // calls runs one batch of calls by a client and returns its average, ns.

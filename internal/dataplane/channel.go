@@ -52,6 +52,9 @@ type Channel struct {
 	c *C.dp_channel
 }
 
+// ChannelOf is the channel of a dp_channel that C code outside of this package has made, and closes.
+func ChannelOf(c unsafe.Pointer) *Channel { return &Channel{c: (*C.dp_channel)(c)} }
+
 // NewChannel makes a channel that is not yet connected.
 func (ep *Endpoint) NewChannel(cfg ChannelConfig) (*Channel, error) {
 	c := C.dp_channel_config{depth: C.uint32_t(clampU32(cfg.Depth)), eager: C.uint32_t(clampU32(cfg.Eager)),

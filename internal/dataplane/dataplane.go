@@ -66,6 +66,9 @@ func (d *Device) Close() {
 	d.c = nil
 }
 
+// Handle is the C object, for C code outside of this package.
+func (d *Device) Handle() unsafe.Pointer { return unsafe.Pointer(d.c) }
+
 // Name describes the device for people: "shm", "rxe0 port 1 gid 1".
 func (d *Device) Name() string { return C.GoString(&d.c.name[0]) }
 

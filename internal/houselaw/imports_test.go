@@ -74,8 +74,8 @@ var rooms = map[string][]string{
 		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
 }
 
-// cgoRooms may import "C": the data plane, the exports of librfaas.so, and the binding of MPI.
-var cgoRooms = []string{"internal/dataplane", "client/capi", "mpi"}
+// cgoRooms may import "C": the data plane, the exports of librfaas.so, the binding of MPI, and the bare round trips of the benchmarks.
+var cgoRooms = []string{"internal/dataplane", "client/capi", "mpi", "benchmarks/raw"}
 
 // noCgo rooms reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}

@@ -1,6 +1,4 @@
-//go:build ignore
-
-/* rfaas-bench-peer, started by `rfaas bench`. Compiled by the Makefile from dp_*.c and this file. */
+/* main() of rfaas-bench-peer, which `rfaas bench` starts. The Makefile builds it from internal/dataplane and benchmarks/raw. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-#include "dp_bench.h"
+#include "../bench.h"
 
 static const char usage[] =
     "rfaas-bench-peer is the other side of `rfaas bench`, which starts it. It is not for people.\n"

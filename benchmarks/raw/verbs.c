@@ -1,7 +1,7 @@
 /* The floor on a verbs device: one bare reliable connected queue pair at each end and nothing between the program
  * and libibverbs. It shares with the channel only what must be the same for a fair comparison: the open device,
  * its port, GID, MTU and time-outs, which is why it looks into the provider's device. */
-#include "dp_bench.h"
+#include "bench.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

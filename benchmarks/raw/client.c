@@ -1,5 +1,5 @@
 /* The bench's client: opens the channel, and runs batches of calls and of bare round trips. */
-#include "dp_bench.h"
+#include "bench.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,102 +1,133 @@
-package dataplane
+// Package raw measures calls of a channel and bare round trips of the same bytes, in C. bench.h describes how.
+//
+// Its C files use the headers of internal/dataplane, whose objects the program that imports this package links. cgo links
+// each package once by itself, without those objects, and must not fail then: hence the linker's flag.
+package raw
 
 /*
+#cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wno-unused-parameter -I${SRCDIR}/../../internal/dataplane
+#cgo LDFLAGS: -Wl,--unresolved-symbols=ignore-all
 #include <stdlib.h>
-#include "dp_bench.h"
+#include "bench.h"
 */
 import "C"
 
 import (
 	"fmt"
+	"math"
+	"syscall"
 	"unsafe"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// BenchKind is a bare round trip that the bench measures beside calls: dp_bench.h describes each.
-type BenchKind int
+// Kind is a bare round trip that the bench measures beside calls: bench.h describes each.
+type Kind int
 
 // The kinds.
 const (
-	BenchFlag    BenchKind = C.DP_BENCH_FLAG
-	BenchNear    BenchKind = C.DP_BENCH_NEAR
-	BenchApart   BenchKind = C.DP_BENCH_APART
-	BenchRing    BenchKind = C.DP_BENCH_RING
-	BenchEventfd BenchKind = C.DP_BENCH_EVENTFD
-	BenchFutex   BenchKind = C.DP_BENCH_FUTEX
-	BenchImm     BenchKind = C.DP_BENCH_IMM
-	BenchImmWarm BenchKind = C.DP_BENCH_IMM_WARM
+	Flag    Kind = C.DP_BENCH_FLAG
+	Near    Kind = C.DP_BENCH_NEAR
+	Apart   Kind = C.DP_BENCH_APART
+	Ring    Kind = C.DP_BENCH_RING
+	Eventfd Kind = C.DP_BENCH_EVENTFD
+	Futex   Kind = C.DP_BENCH_FUTEX
+	Imm     Kind = C.DP_BENCH_IMM
+	ImmWarm Kind = C.DP_BENCH_IMM_WARM
 
-	BenchImmWindow BenchKind = C.DP_BENCH_IMM_WINDOW
-	BenchRead      BenchKind = C.DP_BENCH_READ
-	BenchFetchAdd  BenchKind = C.DP_BENCH_FETCH_ADD
+	ImmWindow Kind = C.DP_BENCH_IMM_WINDOW
+	Read      Kind = C.DP_BENCH_READ
+	FetchAdd  Kind = C.DP_BENCH_FETCH_ADD
 )
 
-func (k BenchKind) String() string {
+func (k Kind) String() string {
 	switch k {
-	case BenchFlag:
+	case Flag:
 		return "flag ping-pong"
-	case BenchNear:
+	case Near:
 		return "ping-pong, payload behind the flag"
-	case BenchApart:
+	case Apart:
 		return "ping-pong, payload apart from the flag"
-	case BenchRing:
+	case Ring:
 		return "two single-producer single-consumer rings"
-	case BenchEventfd:
+	case Eventfd:
 		return "eventfd ping-pong"
-	case BenchFutex:
+	case Futex:
 		return "futex ping-pong"
-	case BenchImm:
+	case Imm:
 		return "bare write-with-immediate ping-pong"
-	case BenchImmWarm:
+	case ImmWarm:
 		return "bare write-with-immediate ping-pong, blocking on completion events"
-	case BenchImmWindow:
+	case ImmWindow:
 		return "bare write-with-immediate, as many in flight"
-	case BenchRead:
+	case Read:
 		return "bare read"
-	case BenchFetchAdd:
+	case FetchAdd:
 		return "bare fetch-and-add"
 	}
-	return fmt.Sprintf("BenchKind(%d)", int(k))
+	return fmt.Sprintf("Kind(%d)", int(k))
 }
 
 // Functions of the bench's peer, as indices of Call.
 const (
-	BenchEcho  uint32 = C.DP_BENCH_FN_ECHO  // copies its payload to its result
-	BenchEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes, untouched
-	// BenchDelayed is BenchEmpty, but takes as long as Bench.Delay says.
-	BenchDelayed uint32 = C.DP_BENCH_FN_DELAYED
+	FnEcho  uint32 = C.DP_BENCH_FN_ECHO  // copies its payload to its result
+	FnEmpty uint32 = C.DP_BENCH_FN_EMPTY // returns as many bytes, untouched
+	// FnDelayed is FnEmpty, but takes as long as Bench.Delay says.
+	FnDelayed uint32 = C.DP_BENCH_FN_DELAYED
 )
 
 // BulkRequestHeader is the bytes of header that a request carries whose payload or result does not fit a slot. Other
 // requests that repeat the last one's header, and replies, carry none.
 const BulkRequestHeader = C.DP_REQ_LONG
 
-// BenchConfig sizes a Bench.
-type BenchConfig struct {
+// Config sizes a Bench.
+type Config struct {
 	Slots   int // of the channel
 	Depth   int // calls in flight, 1..Slots
 	Eager   int
 	Bulk    int64
 	Payload int // the most bytes of one call
-	Mode    WaitMode
+	Mode    dataplane.WaitMode
 	PeerCPU int // the peer pins itself there; -1: not
 	// Registered: the C client's payloads lie in registered memory and results are left where they arrive.
 	Registered bool
 	CallsOnly  bool // no floors: nothing is made for them
 }
 
-// BenchFDs is what client and peer share: the two ends of a seqpacket socket, one each, a memfd of BenchMemory bytes and two
+// FDs is what client and peer share: the two ends of a seqpacket socket, one each, a memfd of Memory bytes and two
 // eventfds. The peer program expects them as descriptors 3 to 6, in this order. A peer on another machine shares the socket
 // only, whose messages somebody carries: Memory is -1 then.
-type BenchFDs struct {
+type FDs struct {
 	Socket, Memory, Ping, Pong int
 }
 
-func (f BenchFDs) c() C.dp_bench_fds {
+func (f FDs) c() C.dp_bench_fds {
 	return C.dp_bench_fds{socket: C.int(f.Socket), memory: C.int(f.Memory), ping: C.int(f.Ping), pong: C.int(f.Pong)}
 }
 
-// BenchMemory is the size of the shared memory for payloads of that size, depth of them in flight.
-func BenchMemory(payload, depth int) int64 {
+// options is o for C. device is the name in C's memory, which stays the caller's.
+func options(o dataplane.Options, device *C.char) C.dp_dev_options {
+	return C.dp_dev_options{
+		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
+		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
+		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
+	}
+}
+
+func failure(op string, e *C.dp_error) error {
+	return &dataplane.Error{Op: op, Status: dataplane.Status(e.status), Detail: C.GoString(&e.msg[0]), Errno: syscall.Errno(e.sys_errno)}
+}
+
+// clampU32 maps what does not fit to 0, which every size check refuses.
+func clampU32(n int) uint32 {
+	if n < 0 || int64(n) > math.MaxUint32 {
+		return 0
+	}
+	return uint32(n)
+}
+
+// Memory is the size of the shared memory for payloads of that size, depth of them in flight.
+func Memory(payload, depth int) int64 {
 	return int64(C.dp_bench_memory(C.uint32_t(clampU32(payload)), C.uint32_t(clampU32(depth))))
 }
 
@@ -106,12 +137,12 @@ type Bench struct {
 	c *C.dp_bench
 }
 
-// OpenBench connects to the peer at the other end of fds, which stay the caller's. o must be what the device was opened
+// Open connects to the peer at the other end of fds, which stay the caller's. o must be what the device was opened
 // with: the peer opens the same.
-func (d *Device) OpenBench(o Options, cfg BenchConfig, fds BenchFDs) (*Bench, error) {
+func Open(d *dataplane.Device, o dataplane.Options, cfg Config, fds FDs) (*Bench, error) {
 	dev := C.CString(o.Device)
 	defer C.free(unsafe.Pointer(dev))
-	opts := o.c(dev)
+	opts := options(o, dev)
 	c := C.dp_bench_config{slots: C.uint32_t(clampU32(cfg.Slots)), depth: C.uint32_t(clampU32(cfg.Depth)),
 		eager: C.uint32_t(clampU32(cfg.Eager)), payload: C.uint32_t(clampU32(cfg.Payload)), bulk: C.uint64_t(max(cfg.Bulk, 0)),
 		mode: C.dp_wait_mode(cfg.Mode), peer_cpu: C.int(cfg.PeerCPU), registered: C.bool(cfg.Registered),
@@ -119,8 +150,8 @@ func (d *Device) OpenBench(o Options, cfg BenchConfig, fds BenchFDs) (*Bench, er
 	cf := fds.c()
 	var b Bench
 	var e C.dp_error
-	if C.dp_bench_open(d.c, &opts, &c, &cf, &b.c, &e) != 0 {
-		return nil, cError("open bench", &e)
+	if C.dp_bench_open((*C.dp_dev)(d.Handle()), &opts, &c, &cf, &b.c, &e) != 0 {
+		return nil, failure("open bench", &e)
 	}
 	return &b, nil
 }
@@ -135,18 +166,20 @@ func (b *Bench) Close() {
 func (b *Bench) Abort() { C.dp_bench_abort(b.c) }
 
 // Channel is the channel to the peer. It is the bench's: do not close it.
-func (b *Bench) Channel() *Channel { return &Channel{c: C.dp_bench_channel(b.c)} }
+func (b *Bench) Channel() *dataplane.Channel {
+	return dataplane.ChannelOf(unsafe.Pointer(C.dp_bench_channel(b.c)))
+}
 
 func samplesOf(samples []int64, n int) (*C.int64_t, error) {
 	if n < 1 || samples != nil && len(samples) < n {
-		return nil, &Error{Op: "bench", Status: StatusInvalid, Detail: fmt.Sprintf("%d rounds, room for %d samples", n, len(samples))}
+		return nil, &dataplane.Error{Op: "bench", Status: dataplane.StatusInvalid, Detail: fmt.Sprintf("%d rounds, room for %d samples", n, len(samples))}
 	}
 	return (*C.int64_t)(unsafe.SliceData(samples)), nil
 }
 
 // Floor runs warm untimed bare round trips and then n, and returns the time of the n together in ns. With samples (nil or at
 // least n long) each is timed by itself too.
-func (b *Bench) Floor(k BenchKind, size, reply, warm, n int, samples []int64) (int64, error) {
+func (b *Bench) Floor(k Kind, size, reply, warm, n int, samples []int64) (int64, error) {
 	s, err := samplesOf(samples, n)
 	if err != nil {
 		return 0, err
@@ -155,7 +188,7 @@ func (b *Bench) Floor(k BenchKind, size, reply, warm, n int, samples []int64) (i
 	var e C.dp_error
 	if C.dp_bench_floor(b.c, C.dp_bench_kind(k), C.uint32_t(size), C.uint32_t(reply), C.uint32_t(warm), C.uint32_t(n), s,
 		&ns, &e) != 0 {
-		return 0, cError("bench", &e)
+		return 0, failure("bench", &e)
 	}
 	return int64(ns), nil
 }
@@ -169,7 +202,7 @@ func (b *Bench) Calls(fn uint32, size, warm, n int, samples []int64) (int64, err
 	var ns C.int64_t
 	var e C.dp_error
 	if C.dp_bench_calls(b.c, C.uint32_t(fn), C.uint32_t(size), C.uint32_t(warm), C.uint32_t(n), s, &ns, &e) != 0 {
-		return 0, cError("bench", &e)
+		return 0, failure("bench", &e)
 	}
 	return int64(ns), nil
 }
@@ -178,12 +211,12 @@ func (b *Bench) Calls(fn uint32, size, warm, n int, samples []int64) (int64, err
 func (b *Bench) Verify(size int) error {
 	var e C.dp_error
 	if C.dp_bench_verify(b.c, C.uint32_t(size), &e) != 0 {
-		return cError("bench", &e)
+		return failure("bench", &e)
 	}
 	return nil
 }
 
-// Delay lets each call of BenchDelayed take that much longer than one of BenchEmpty. The peer must be on this machine.
+// Delay lets each call of FnDelayed take that much longer than one of FnEmpty. The peer must be on this machine.
 func (b *Bench) Delay(ns int64) { C.dp_bench_delay(b.c, C.uint64_t(max(ns, 0))) }
 
 // Blocked is how often client and peer have blocked while waiting for calls. A hot waiter does so only when it finds
@@ -194,19 +227,19 @@ func (b *Bench) Blocked() (client, peer uint64) {
 	return uint64(c), uint64(p)
 }
 
-// BenchClock is the median cost of reading the clock in C, ns.
-func BenchClock() float64 { return float64(C.dp_bench_clock_ns()) }
+// Clock is the median cost of reading the clock in C, ns.
+func Clock() float64 { return float64(C.dp_bench_clock_ns()) }
 
-// BenchHere is what the peer's machine says instead of its client: the device, and the CPU that the peer pins itself to, -1:
+// Here is what the peer's machine says instead of its client: the device, and the CPU that the peer pins itself to, -1:
 // none.
-type BenchHere struct {
-	Device Options
+type Here struct {
+	Device dataplane.Options
 	CPU    int
 }
 
-// ServeBench is the peer, for tests in one process; a measurement uses the program rfaas-bench-peer. It keeps its OS thread
+// Serve is the peer, for tests in one process; a measurement uses the program rfaas-bench-peer. It keeps its OS thread
 // busy until the client closes. here is nil where the client chooses the device.
-func ServeBench(fds BenchFDs, here *BenchHere) error {
+func Serve(fds FDs, here *Here) error {
 	cf := fds.c()
 	var e C.dp_error
 	var own *C.dp_bench_here
@@ -215,10 +248,10 @@ func ServeBench(fds BenchFDs, here *BenchHere) error {
 		defer C.free(unsafe.Pointer(name))
 		own = (*C.dp_bench_here)(C.calloc(1, C.sizeof_dp_bench_here))
 		defer C.free(unsafe.Pointer(own))
-		own.device, own.cpu = here.Device.c(name), C.int(here.CPU)
+		own.device, own.cpu = options(here.Device, name), C.int(here.CPU)
 	}
 	if C.dp_bench_serve(&cf, own, &e) != 0 {
-		return cError("serve bench", &e)
+		return failure("serve bench", &e)
 	}
 	return nil
 }

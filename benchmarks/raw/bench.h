@@ -1,10 +1,11 @@
-/* The measuring core of `rfaas bench`: a real channel, and beside it in the same two processes and threads the
- * floors, that is what a careful program could do with the same bytes and nothing else.
+/* The measuring core of `rfaas bench`. It measures a real channel and, between the same two threads, the floors: what a
+ * careful program could do with the same bytes and nothing else.
  *
- * A client (this process) and a peer (libexec/rfaas-bench-peer, on a core of its own) share a socket, a memfd and
- * two eventfds. Between two machines they share the socket only, and of the floors there are those of verbs. The peer serves a channel with dp_server_run, as a worker does. Its function DP_BENCH_FN_FLOOR *is*
- * the floor's server: it runs the wanted number of bare round trips and returns. So both are measured between
- * the same threads, and the peer needs no second mode, no stop and no restart.
+ * A client (this process) and a peer (libexec/rfaas-bench-peer, on a core of its own) share a socket, a memfd and two
+ * eventfds. Between two machines they share only the socket, and only the floors of verbs exist. The peer serves a
+ * channel with dp_server_run, as a worker does. Its function DP_BENCH_FN_FLOOR is the floor's server: it performs the
+ * wanted number of bare round trips and returns. So the same threads execute calls and floors, and the peer needs no
+ * second mode, no stop and no restart.
  *
  *    client                                         peer, in dp_server_run
  *      | call FLOOR {kind, sizes, rounds} ────────▶   | area->ready = run
@@ -12,7 +13,7 @@
  *      |                        ◀──────────────────   | returns, as any function
  *      | call ECHO, EMPTY ... (the measurement)       |
  *
- * Buffers of the measurement and of the floors' clients are the same; everything is prefaulted.
+ * The measurement and the floors' clients use the same buffers. All memory is prefaulted.
  * Threads: a dp_bench belongs to the thread that opened it.
  */
 #ifndef RFAAS_DP_BENCH_H

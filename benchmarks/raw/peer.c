@@ -1,5 +1,5 @@
 /* The bench's other side: a server as in a worker, with the floors' servers among its functions. */
-#include "dp_bench.h"
+#include "bench.h"
 
 #include <errno.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 /* The floors on shared memory, both ends of each: the plainest programs that move the same bytes. */
-#include "dp_bench.h"
+#include "bench.h"
 
 #include <errno.h>
 #include <linux/futex.h>
