@@ -81,7 +81,7 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 .PHONY: build programs spawner worker library headers examples
 build: programs worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
-PROGRAMS := executor resource-manager rfaas
+PROGRAMS := executor resource-manager rfaas rfaas-bench
 
 # $(call unless_same,FILE): standard input becomes FILE unless that is what it already holds.
 unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); then rm -f $(1).new; else mv -f $(1).new $(1); fi; }
@@ -89,12 +89,12 @@ unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); th
 .PHONY: FORCE
 FORCE:
 
-# bin/executor, bin/resource-manager, bin/rfaas, with libexec/rfaas-worker and libexec/rfaas-spawner of the same version.
+# bin/executor, bin/resource-manager, bin/rfaas, bin/rfaas-bench, with libexec/rfaas-worker and libexec/rfaas-spawner of the same version.
 programs: worker spawner
 	$(call say,GO,bin/)
 	$(Q)mkdir -p bin
 	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
-bin/rfaas: programs
+bin/rfaas bin/rfaas-bench: programs
 	@:
 
 # The part of an executor that stays root. It is built without cgo, so that no C library is loaded into it.
@@ -172,9 +172,9 @@ include/%.hpp: client/cpp/%.hpp
 # Sections 1 and 8 as the programs describe themselves.
 .PHONY: man
 man: man3 build/man/rfaas.1
-build/man/rfaas.1: bin/rfaas
+build/man/rfaas.1: bin/rfaas bin/rfaas-bench
 	$(call say,MAN,build/man/)
-	$(Q)rm -rf $(@D).new && mkdir -p $(@D).new && bin/rfaas man $(@D).new && rm -rf $(@D) && mv $(@D).new $(@D)
+	$(Q)rm -rf $(@D).new && mkdir -p $(@D).new && bin/rfaas man $(@D).new && bin/rfaas-bench man $(@D).new && rm -rf $(@D) && mv $(@D).new $(@D)
 
 # Section 3, out of the header's comments.
 .PHONY: man3
@@ -493,7 +493,7 @@ lint-sh:
 .PHONY: lint-readme
 lint-readme:
 	$(call say,LINT,README.md)
-	$(Q)$(GO) run -buildvcs=false ./cmd/rfaas bench report --readme README.md --check benchmarks/headline
+	$(Q)$(GO) run -buildvcs=false ./cmd/rfaas-bench report --readme README.md --check benchmarks/headline
 
 # ---------------------------------------------------------------------------------------------- installing
 

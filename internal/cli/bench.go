@@ -1,371 +1,60 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
+	"os/exec"
 	"strings"
-	"time"
+	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
-	"github.com/rfaas-go/rfaas/benchmarks/latency"
-	"github.com/rfaas-go/rfaas/internal/config"
-	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 )
 
-func newBench(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure calls beside their floor",
-		Long: `Measure calls beside their floor: what a careful program could do with the same bytes and nothing else.
+// benchProgram is a program of its own, so that rfaas links neither benchmarks nor plots.
+const benchProgram = "rfaas-bench"
 
-Everything is started that is needed; executors and resource managers take part in cold, control and scaling only. benchmarks/README.md tells the method.`,
-		Args: cobra.NoArgs,
-	}
-	c.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
-		newBenchControl(a), newBenchScaling(a), newBenchServe(a), newBenchReport(a), newEchoServer(a))
-	return c
-}
-
-// benchFlags are what latency and guard share.
-type benchFlags struct {
-	output
-	cfg      latency.Config
-	clients  []string
-	modes    []string
-	payloads []string
-}
-
-func (b *benchFlags) common(c *cobra.Command) {
-	f := c.Flags()
-	f.StringVar(&b.cfg.Provider, "provider", dataplane.SHM, "shm or verbs")
-	f.IntVar(&b.cfg.Pairs, "pairs", 15, "good pairs of floor and measurement wanted for each result; spinning, one small call at a time, three times as many with several peers in succession")
-	f.DurationVar(&b.cfg.Batch, "batch", 0, "length of a batch (default: when spinning 5ms on shm, 20ms on verbs within a machine, else 10ms)")
-	f.IntVar(&b.cfg.Rounds, "rounds", 0, "calls of a batch, instead of --batch")
-	f.DurationVar(&b.cfg.Duration, "duration", 30*time.Second, "bound of one result")
-	f.IntSliceVar(&b.cfg.CPUs, "cpus", nil, "CPUs of client and peer (default: two of different cores)")
-	f.IntVar(&b.cfg.Slots, "slots", 0, "slots of the channel (default: 8, or --depth if that is more)")
-	f.IntVar(&b.cfg.Eager, "eager", dataplane.DefaultEager, "bytes of payload that fit a slot")
-	f.StringVar(&b.cfg.Function, "function", "", "echo (copies) or empty (default: echo on shm, whose floor copies; empty on verbs)")
-	f.StringVar(&b.cfg.Buffers, "buffers", "", "of the C client: copied from and to its memory, or registered (default: copied on shm, registered on verbs)")
-	deviceFlags(c, &b.cfg.Device, &b.cfg.Peer)
-	b.output.flags(c)
-}
-
-// connect is the flag of those commands whose peer may be on another machine.
-func (b *benchFlags) connect(c *cobra.Command) {
-	c.Flags().StringVar(&b.cfg.Remote, "connect", "", "verbs: HOST:PORT of the machine of the peer, where rfaas bench serve runs (default: the peer is started here)")
-}
-
-// deviceFlags say which verbs device is used, and which program is the peer.
-func deviceFlags(c *cobra.Command, d *dataplane.Options, peer *string) {
-	f := c.Flags()
-	f.StringVar(&d.Device, "device", "", "verbs: device (default: the first with an active port)")
-	f.IntVar(&d.Port, "port", 0, "verbs: port (default: the first active one)")
-	f.IntVar(&d.GIDIndex, "gid-index", -1, "verbs: GID index (default: chosen)")
-	f.IntVar(&d.PKeyIndex, "pkey-index", 0, "verbs: P_Key index")
-	f.IntVar(&d.TrafficClass, "traffic-class", 0, "verbs: traffic class")
-	f.IntVar(&d.ServiceLevel, "service-level", 0, "verbs: service level")
-	f.IntVar(&d.MTU, "mtu", 0, "verbs: MTU (default: the port's)")
-	f.StringVar(peer, "peer", "", "path of rfaas-bench-peer (default: ../libexec/rfaas-bench-peer beside this program)")
-}
-
-// output is how results are written.
-type output struct{ asJSON, asCSV bool }
-
-func (o *output) flags(c *cobra.Command) {
-	c.Flags().BoolVar(&o.asJSON, "json", false, "print a JSON object per result, one a line")
-	c.Flags().BoolVar(&o.asCSV, "csv", false, "print comma-separated values")
-}
-
-func (o *output) check() error {
-	if o.asJSON && o.asCSV {
-		return errors.New("--json and --csv: one of them")
-	}
-	return nil
-}
-
-// emitResults runs what measures and writes its results: JSON as they come, else together at the end. What was measured before
-// an error is not lost.
-func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) error) error {
-	var results []*latency.Result
-	err := run(func(r *latency.Result) error {
-		results = append(results, r)
-		if o.asJSON {
-			return latency.WriteJSON(a.Stdout, r)
-		}
-		return nil
-	})
-	switch {
-	case o.asJSON || err != nil && len(results) == 0:
-	case o.asCSV:
-		err = errors.Join(err, latency.WriteCSV(a.Stdout, results...))
-	default:
-		err = errors.Join(err, latency.WriteTable(a.Stdout, results...))
-	}
-	return err
-}
-
-// complete turns the flags into the configuration.
-func (b *benchFlags) complete(a *app) error {
-	if err := b.output.check(); err != nil {
-		return err
-	}
-	if b.cfg.Pairs < 1 || b.cfg.Duration <= 0 { // 0 is the default for who fills in a Config, and not what a flag means
-		return fmt.Errorf("--pairs %d and --duration %v: want 1 at least, and more than 0s", b.cfg.Pairs, b.cfg.Duration)
-	}
-	b.cfg.Clients = b.clients
-	b.cfg.Modes, b.cfg.Payloads = nil, nil
-	for _, s := range b.modes {
-		m, err := dataplane.ParseWaitMode(s)
-		if err != nil {
-			return err
-		}
-		b.cfg.Modes = append(b.cfg.Modes, m)
-	}
-	for _, s := range b.payloads {
-		var n config.Bytes
-		if err := n.UnmarshalText([]byte(s)); err != nil {
-			return fmt.Errorf("payload: %w", err)
-		}
-		if n < 1 || n > 1<<30 {
-			return fmt.Errorf("payload %q: want 1 byte to 1GiB", s)
-		}
-		b.cfg.Payloads = append(b.cfg.Payloads, int(n))
-	}
-	if b.cfg.Peer == "" {
-		var err error
-		if b.cfg.Peer, err = beside("..", "libexec", "rfaas-bench-peer"); err != nil {
-			return err
-		}
-	}
-	b.cfg.Progress = a.progress()
-	return b.cfg.Validate()
-}
-
-// progress returns what prints progress lines: at once and always on a terminal, else now and then when it takes long.
-func (a *app) progress() func(string) {
-	last, every := time.Now(), 15*time.Second
-	if f, is := a.Stderr.(*os.File); is {
-		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
-			every = 0
-		}
-	}
-	return func(line string) {
-		if time.Since(last) >= every {
-			last = time.Now()
-			fmt.Fprintf(a.Stderr, "%s\n", line)
-		}
-	}
-}
-
-// badUsage makes an error one of the command line.
-func (a *app) badUsage(err error) error {
-	a.started = false
-	return err
-}
-
-func newBenchLatency(a *app) *cobra.Command {
-	var b benchFlags
-	var check bool
-	c := &cobra.Command{
-		Use:   "latency",
-		Short: "Round trips of calls, beside bare ones of the same bytes",
-		Example: `  rfaas bench latency --payload 8,64,1KiB,64KiB,1MiB
-  rfaas bench latency --client c,go --mode hot,warm --json >now.json
-  rfaas bench latency --depth 64 --payload 8
-  rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB
-  rfaas bench latency --provider verbs --connect node-b:7470      # there: rfaas bench serve --listen :7470`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if b.cfg.Depth < 1 {
-				return a.badUsage(fmt.Errorf("--depth %d: want 1 at least", b.cfg.Depth))
-			}
-			if err := b.complete(a); err != nil {
-				return a.badUsage(err)
-			}
-			return a.benchLatency(c.Context(), &b, check)
-		},
-	}
-	b.common(c)
-	b.connect(c)
-	f := c.Flags()
-	f.StringSliceVar(&b.clients, "client", []string{latency.ClientC}, "c, go: which client calls (several: c,go)")
-	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
-	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
-	f.IntVar(&b.cfg.Depth, "depth", 1, "calls in flight")
-	f.BoolVar(&check, "check", false, "exit with 1 when a ratio is above its bound (those of rfaas bench guard)")
-	return c
-}
-
-func (a *app) benchLatency(ctx context.Context, b *benchFlags, check bool) error {
-	var results []*latency.Result
-	err := a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
-		return latency.Run(ctx, b.cfg, func(r *latency.Result) error {
-			results = append(results, r)
-			return emit(r)
-		})
-	})
-	if err != nil || !check {
-		return err
-	}
-	rep := &latency.GuardReport{Results: results}
-	for _, r := range results {
-		v := latency.Check(r)
-		rep.Note(r, v)
-	}
-	return a.verdict(rep)
-}
-
-// verdict says what is above its bound, and what nothing can be said of.
-func (a *app) verdict(rep *latency.GuardReport) error {
-	for _, key := range rep.Disturbed {
-		fmt.Fprintf(a.Stderr, "rfaas: %s: too few undisturbed pairs for a verdict\n", key)
-	}
-	for _, key := range rep.Rough {
-		fmt.Fprintf(a.Stderr, "rfaas: %s: too few undisturbed pairs, judged roughly by disturbed ones too\n", key)
-	}
-	if len(rep.Exceeds) > 0 {
-		return fmt.Errorf("above the bound:\n  %s", strings.Join(rep.Exceeds, "\n  "))
-	}
-	return nil
-}
-
-// undecided gives a guard that was disturbed too much a status of its own: it has found nothing, and has not failed.
-func (a *app) undecided(err error) error {
-	if !errors.Is(err, latency.ErrNoVerdict) {
-		return err
-	}
-	fmt.Fprintf(a.Stderr, "rfaas: too disturbed to judge: %v\n", err)
-	return exitStatus(exitUnknown)
-}
-
-func newBenchGuard(a *app) *cobra.Command {
-	var b benchFlags
-	var patience latency.GuardConfig
-	var prove bool
-	c := &cobra.Command{
-		Use:   "guard",
-		Short: "Measure what has a bound, and fail when it is exceeded",
-		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
-What is above its bound is measured again after all others, so that noise does not fail it; where too few pairs were undisturbed,
-twice the bound is held against all pairs. With --prove it then shows that
-it can fail: calls that are made slower by as much as a bound allows in all must exceed it. Exit status: 0 nothing is above its
-bound, 1 something is, 3 the machine was too busy to say anything, of the guard's measurements or of the proof.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own
-			if patience.Slack < 1 || patience.Repeats < 1 || patience.Total < 0 {
-				return a.badUsage(fmt.Errorf("slack %g, %d repeats, %v in all: want at least 1, 1 and 0", patience.Slack, patience.Repeats, patience.Total))
-			}
-			if err := b.complete(a); err != nil {
-				return a.badUsage(err)
-			}
-			var rep *latency.GuardReport
-			err := a.emitResults(&b.output, func(emit func(*latency.Result) error) (err error) {
-				rep, err = latency.Guard(c.Context(), b.cfg, patience, emit)
-				return err
-			})
-			if err == nil {
-				err = a.verdict(rep)
-			}
-			if err != nil || !prove {
-				return a.undecided(err)
-			}
-			delay, err := latency.Prove(c.Context(), b.cfg, patience)
-			if err != nil {
-				return a.undecided(err)
-			}
-			fmt.Fprintf(a.Stderr, "rfaas: calls that took %v longer were found to be too slow\n", delay)
-			return nil
-		},
-	}
-	b.common(c)
-	c.Flags().BoolVar(&prove, "prove", false, "then show that slower calls are found")
-	c.Flags().IntVar(&patience.Repeats, "repeats", 3, "how often at most each is measured")
-	c.Flags().Float64Var(&patience.Slack, "slack", 1, "factor by which bounds may be exceeded")
-	c.Flags().DurationVar(&patience.Total, "total", 0, "nothing is measured again after that (default: no bound)")
-	return c
-}
-
-func newBenchCompare(a *app) *cobra.Command {
-	var worse float64
-	var out output
-	c := &cobra.Command{
-		Use:   "compare A.json B.json",
-		Short: "Compare two files of bench --json",
-		Args:  cobra.ExactArgs(2),
+// newBench executes rfaas-bench, which is beside this program, with the same arguments, environment and process id.
+func newBench(*app) *cobra.Command {
+	return &cobra.Command{
+		Use:                "bench",
+		Short:              "Measure calls beside their floor",
+		Long:               "Measure calls beside their floor. This command executes the program rfaas-bench with the same arguments.",
+		DisableFlagParsing: true,
+		ValidArgsFunction:  completeBench,
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := out.check(); err != nil {
-				return a.badUsage(err)
-			}
-			old, err := readResults(args[0])
+			program, err := command.Beside(benchProgram)
 			if err != nil {
 				return err
 			}
-			now, err := readResults(args[1])
-			if err != nil {
-				return err
+			err = syscall.Exec(program, append([]string{benchProgram}, args...), os.Environ()) // returns only on failure
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%s is missing: build it with make programs, or install it beside rfaas", program)
 			}
-			return a.benchCompare(args, old, now, worse, &out)
+			return fmt.Errorf("execute %s: %w", program, err)
 		},
 	}
-	c.Flags().Float64Var(&worse, "fail-above", 0, "exit with 1 when a ratio has grown by more than this share, as 0.1 (default: never)")
-	out.flags(c)
-	return c
 }
 
-func (a *app) benchCompare(names []string, old, now []*latency.Result, worse float64, out *output) error {
-	changes, onlyOld, onlyNew := latency.Compare(old, now)
-	if len(changes) == 0 {
-		return fmt.Errorf("%s and %s have no measurement in common", names[0], names[1])
-	}
-	write, unpaired := latency.WriteChanges, a.Stdout
-	switch {
-	case out.asJSON:
-		write, unpaired = latency.WriteChangesJSON, a.Stderr
-	case out.asCSV:
-		write, unpaired = latency.WriteChangesCSV, a.Stderr
-	}
-	if err := write(a.Stdout, changes); err != nil {
-		return err
-	}
-	for _, one := range []struct {
-		name string
-		keys []string
-	}{{names[0], onlyOld}, {names[1], onlyNew}} {
-		for _, key := range one.keys {
-			fmt.Fprintf(unpaired, "only in %s: %s\n", one.name, key)
-		}
-	}
-	var grown []string
-	for _, c := range changes {
-		if worse > 0 && c.Worse() > worse {
-			grown = append(grown, fmt.Sprintf("%s: %+.1f %%", c.Key, 100*c.Worse()))
-		}
-	}
-	if len(grown) > 0 {
-		return fmt.Errorf("grown by more than %g %%:\n  %s", 100*worse, strings.Join(grown, "\n  "))
-	}
-	return nil
-}
-
-func readResults(path string) ([]*latency.Result, error) {
-	f, err := os.Open(path)
+// completeBench asks rfaas-bench for completions. cobra's hidden command __complete prints one per line, and last a
+// directive.
+func completeBench(c *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	program, err := command.Beside(benchProgram)
 	if err != nil {
-		return nil, err
+		return nil, cobra.ShellCompDirectiveError
 	}
-	defer f.Close()
-	results, err := latency.ReadJSON(io.LimitReader(f, 1<<28))
+	out, err := exec.CommandContext(c.Context(), program, append(append([]string{"__complete"}, args...), toComplete)...).Output()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, cobra.ShellCompDirectiveError
 	}
-	if len(results) == 0 {
-		return nil, fmt.Errorf("%s: no results in it (rfaas bench latency --json writes them)", path)
+	var directive cobra.ShellCompDirective
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	last := len(lines) - 1
+	if _, err := fmt.Sscanf(lines[last], ":%d", &directive); err != nil {
+		return nil, cobra.ShellCompDirectiveError
 	}
-	return results, nil
+	return lines[:last], directive
 }

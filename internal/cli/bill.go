@@ -45,11 +45,11 @@ func newBill(a *app) *cobra.Command {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
 			defer cancel()
 			if asJSON && asCSV {
-				return a.badUsage(errors.New("--json and --csv: want one"))
+				return a.BadUsage(errors.New("--json and --csv: want one"))
 			}
 			from, err := parseSince(since, time.Now())
 			if err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			conn, err := a.dial(manager)
 			if err != nil {

@@ -14,12 +14,18 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
 
-func TestMain(m *testing.M) { leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live)) }
+func TestMain(m *testing.M) {
+	if os.Getenv("CLI_TEST_RUN") != "" { // be the program: TestBench
+		os.Exit(Run(context.Background(), Env{Version: "test", Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:]))
+	}
+	leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live))
+}
 
 // stub is an executor and a manager with fixed answers.
 type stub struct {
@@ -100,7 +106,7 @@ func world(t *testing.T) (*stub, *control.Port, func(args ...string) (code int, 
 // Plain text is permitted by the environment as by the flag.
 func TestAllowPlaintextByEnvironment(t *testing.T) {
 	for value, want := range map[string]bool{"": false, "0": false, "1": true, "true": true, "nonsense": false} {
-		a := &app{Env: Env{Getenv: func(k string) string { return map[string]string{"RFAAS_ALLOW_PLAINTEXT": value}[k] }}}
+		a := &app{Program: command.Program{Env: command.Env{Getenv: func(k string) string { return map[string]string{"RFAAS_ALLOW_PLAINTEXT": value}[k] }}}}
 		if newRoot(a); a.allowPlaintext != want {
 			t.Errorf("RFAAS_ALLOW_PLAINTEXT=%q: %v, want %v", value, a.allowPlaintext, want)
 		}

@@ -81,7 +81,7 @@ func newClusterNode(a *app) *cobra.Command {
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, hosts []string) error {
 			if life <= 0 {
-				return a.badUsage(fmt.Errorf("--for %v is not above 0", life))
+				return a.BadUsage(fmt.Errorf("--for %v is not above 0", life))
 			}
 			cl, err := identity.OpenCluster(dir)
 			if err != nil {
@@ -174,7 +174,7 @@ func newClusterRevoked(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if serial == 0 {
-				return a.badUsage(errors.New("--serial 0 is not above 0"))
+				return a.BadUsage(errors.New("--serial 0 is not above 0"))
 			}
 			if fresh {
 				cl, err := identity.OpenCluster(dir)

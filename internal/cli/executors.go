@@ -81,7 +81,7 @@ func newExecutors(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if every < time.Millisecond {
-				return a.badUsage(fmt.Errorf("--every %v: want 1ms at least", every))
+				return a.BadUsage(fmt.Errorf("--every %v: want 1ms at least", every))
 			}
 			v, err := a.openBoard(manager)
 			if err != nil {

@@ -88,11 +88,11 @@ func newInvoke(a *app) *cobra.Command {
 func (f *invokeFlags) payload(a *app) ([]byte, error) {
 	switch {
 	case f.capacity < 0 || f.capacity > 1<<30:
-		return nil, a.badUsage(fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30))
+		return nil, a.BadUsage(fmt.Errorf("--capacity %d is not in 0..%d", f.capacity, 1<<30))
 	case f.hexInput != "":
 		b, err := hex.DecodeString(strings.Join(strings.Fields(f.hexInput), ""))
 		if err != nil {
-			return nil, a.badUsage(fmt.Errorf("--hex: %w", err))
+			return nil, a.BadUsage(fmt.Errorf("--hex: %w", err))
 		}
 		return b, nil
 	case f.input == "-":

@@ -103,7 +103,7 @@ func newRevoke(a *app) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := strconv.ParseUint(args[0], 0, 64)
 			if err != nil || id == 0 {
-				return a.badUsage(fmt.Errorf("%q is no lease: want a number as rfaas leases prints it", args[0]))
+				return a.BadUsage(fmt.Errorf("%q is no lease: want a number as rfaas leases prints it", args[0]))
 			}
 			return a.onExecutor(c.Context(), executor, func(ctx context.Context, e control.ExecutorClient) error {
 				_, err := e.Revoke(ctx, &control.RevokeRequest{LeaseId: id, Reason: reason})
@@ -128,12 +128,12 @@ func newDrain(a *app) *cobra.Command {
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if grace < 0 {
-				return a.badUsage(fmt.Errorf("grace %v is negative", grace))
+				return a.BadUsage(fmt.Errorf("grace %v is negative", grace))
 			}
 			addresses := []string{executor}
 			if len(args) > 0 {
 				if c.Flags().Changed("executor") {
-					return a.badUsage(fmt.Errorf("both NODE %q and --executor %s: want one", args[0], executor))
+					return a.BadUsage(fmt.Errorf("both NODE %q and --executor %s: want one", args[0], executor))
 				}
 				var err error
 				if addresses, err = a.executorsOf(c.Context(), manager, args[0]); err != nil {

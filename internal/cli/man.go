@@ -10,22 +10,17 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
-// newMan makes the manual pages that make install installs: section 1 for rfaas and its commands, section 8 for the daemons.
+// newMan writes manual pages: section 1 for rfaas and its commands, section 8 for the daemons. Its page rfaas-bench.1 is
+// a placeholder: rfaas-bench writes its own pages, and into the same directory after rfaas.
 func newMan(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:    "man DIRECTORY",
-		Short:  "Write the manual pages of all programs",
+		Short:  "Write the manual pages of this program and of the daemons",
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			root := cmd.Root()
-			root.DisableAutoGenTag = true
-			header := func(section string) *doc.GenManHeader {
-				return &doc.GenManHeader{Section: section, Source: "rfaas " + a.Version, Manual: "rfaas"}
-			}
-			err := doc.GenManTreeFromOpts(root, doc.GenManTreeOptions{Path: args[0], CommandSeparator: "-", Header: header("1")})
-			if err != nil {
-				return fmt.Errorf("write manual pages: %w", err)
+			if err := a.WriteManual(cmd.Root(), args[0]); err != nil {
+				return err
 			}
 			for _, u := range config.Usages() {
 				daemon := &cobra.Command{
@@ -37,7 +32,7 @@ func newMan(a *app) *cobra.Command {
 					DisableAutoGenTag: true,
 				}
 				daemon.Flags().AddFlagSet(u.Flags)
-				err := doc.GenManTreeFromOpts(daemon, doc.GenManTreeOptions{Path: args[0], CommandSeparator: "-", Header: header("8")})
+				err := doc.GenManTreeFromOpts(daemon, doc.GenManTreeOptions{Path: args[0], CommandSeparator: "-", Header: a.ManHeader("8")})
 				if err != nil {
 					return fmt.Errorf("write manual pages: %w", err)
 				}

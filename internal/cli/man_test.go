@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestManualPages(t *testing.T) {
 	dir := t.TempDir()
 	env := Env{Version: "test", Getenv: func(string) string { return "" }, Stdout: io.Discard, Stderr: t.Output()}
-	if code := Run(t.Context(), env, []string{"man", dir}); code != exitOK {
+	if code := Run(t.Context(), env, []string{"man", dir}); code != command.OK {
 		t.Fatalf("exit code %d", code)
 	}
 	pages := 0
@@ -47,7 +48,7 @@ func TestManualPages(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(newRoot(&app{Env: env}))
+	walk(newRoot(&app{Program: command.Program{Env: env}}))
 	for _, u := range config.Usages() {
 		check(u.Name+".8", u.Flags)
 	}

@@ -5,13 +5,15 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 )
 
 // The name of a node or tenant cannot contain commands that the operator's terminal executes.
 func TestNamesAreText(t *testing.T) {
 	const name = "a\x1b]52;c;cm0=\x07\x1b[2J\u009b2J\tb\nc"
 	var out bytes.Buffer
-	a := &app{Env: Env{Stdout: &out}}
+	a := &app{Program: command.Program{Env: Env{Stdout: &out}}}
 	err := errors.Join(a.printExecutors([]executorRow{{Address: name, Node: name, Providers: []string{name}}}), a.printLeases([]leaseRow{{Tenant: name}}),
 		a.printBills([]bill{{Tenant: name, Lines: []billLine{{Units: "1"}}}}))
 	if err != nil {

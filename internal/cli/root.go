@@ -3,63 +3,28 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
 // Env is the world that the program sees. All fields are mandatory.
-type Env struct {
-	Version        string
-	Getenv         func(string) string
-	Stdout, Stderr io.Writer
-}
+type Env = command.Env
 
-// Exit codes.
-const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
-	exitUnknown = 3 // bench guard: the machine was too busy to say
-)
-
-// Run runs the program with its arguments (without its name) and returns the exit code.
+// Run runs the program with its arguments (without its name) and returns the exit status.
 func Run(ctx context.Context, env Env, args []string) int {
-	a := &app{Env: env}
-	root := newRoot(a)
-	root.SetArgs(args)
-	root.SetOut(env.Stdout)
-	root.SetErr(env.Stderr)
-	c, err := root.ExecuteContextC(ctx)
-	if err == nil {
-		return exitOK
-	}
-	var status exitStatus
-	if errors.As(err, &status) {
-		return int(status)
-	}
-	fmt.Fprintf(env.Stderr, "rfaas: %s\n", control.Text(err))
-	if !a.started { // cobra refused the command line
-		if !c.HasSubCommands() {
-			fmt.Fprintf(env.Stderr, "usage: %s\n", c.UseLine())
-		}
-		fmt.Fprintf(env.Stderr, "%s --help tells more\n", c.CommandPath())
-		return exitUsage
-	}
-	return exitFailure
+	a := &app{Program: command.Program{Env: env}}
+	return a.Run(ctx, newRoot(a), args)
 }
 
 // app is what subcommands share.
 type app struct {
-	Env
-	started bool // the command line was good
+	command.Program
 
 	secretFile     string
 	tokenFile      string
@@ -69,16 +34,9 @@ type app struct {
 
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "rfaas",
-		Short:         "Functions executed by remote memory write",
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Version:       versionLine(a), // --version, as the daemons have it
-		PersistentPreRun: func(*cobra.Command, []string) {
-			a.started = true
-		},
+		Use:   "rfaas",
+		Short: "Functions executed by remote memory write",
 	}
-	root.SetVersionTemplate("{{.Version}}\n")
 	f := root.PersistentFlags()
 	f.StringVar(&a.secretFile, "secret-file", "", "shared secret (default: $RFAAS_SECRET_FILE, $XDG_RUNTIME_DIR/rfaas/secret or ~/.rfaas/secret)")
 	f.StringVar(&a.tokenFile, "token-file", "", "token of rfaas token issue (default: $RFAAS_TOKEN_FILE or ~/.rfaas/token)")
@@ -102,12 +60,7 @@ func newRoot(a *app) *cobra.Command {
 		newBench(a),
 		newSlurm(a),
 	)
-	for _, c := range root.Commands() {
-		if c.HasSubCommands() { // else cobra takes any word after it for a wish to be helped, and a script's mistake for success
-			c.Args, c.DisableFlagsInUseLine = cobra.NoArgs, true
-			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
-		}
-	}
+	a.Finish(root)
 	return root
 }
 

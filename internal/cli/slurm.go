@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/slurm"
 )
@@ -37,11 +38,6 @@ in time is killed, and its executor with it; a node without an agent is left alo
 			time.Second))
 	return c
 }
-
-// exitStatus is the status of a program that was run, to be passed on without a word.
-type exitStatus int
-
-func (s exitStatus) Error() string { return "exit status " + strconv.Itoa(int(s)) }
 
 // jobFlags name the executor jobs.
 type jobFlags struct{ partition, prefix string }
@@ -198,7 +194,7 @@ The exit status is the executor's.`,
 				Env: a.jobEnv(c.Context(), log), KillAfter: killAfter, Log: log, NoSpace: noSpace}
 			status, err := run.Run(c.Context())
 			if err == nil && status != 0 {
-				err = exitStatus(status)
+				err = command.ExitStatus(status)
 			}
 			return err
 		},
@@ -236,7 +232,7 @@ func newSlurmInit(*app) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			status, err := slurm.RunInit(args)
 			if err == nil && status != 0 {
-				err = exitStatus(status)
+				err = command.ExitStatus(status)
 			}
 			return err
 		},

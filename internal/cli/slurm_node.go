@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/slurm"
@@ -99,7 +100,7 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 				"--address-file", address)}
 		status, err := run.Run(ctx)
 		if err == nil && status != 0 {
-			err = exitStatus(status)
+			err = command.ExitStatus(status)
 		}
 		return err
 	}

@@ -86,7 +86,7 @@ func writeToken(path string, cred *identity.Credentials, fresh bool) error {
 
 func checkLife(a *app, life time.Duration) error {
 	if life < time.Second {
-		return a.badUsage(fmt.Errorf("--for %v is less than a second", life))
+		return a.BadUsage(fmt.Errorf("--for %v is less than a second", life))
 	}
 	return nil
 }
@@ -103,12 +103,12 @@ func newTokenIssue(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tenant == "" {
-				return a.badUsage(errors.New("--tenant is missing"))
+				return a.BadUsage(errors.New("--tenant is missing"))
 			}
 			claims := identity.Claims{Tenant: tenant, Role: role}
 			if c.Flags().Changed("uid") {
 				if uid < 1 || uid >= math.MaxUint32 {
-					return a.badUsage(fmt.Errorf("--uid %d is not in 1..%d", uid, uint32(math.MaxUint32-1)))
+					return a.BadUsage(fmt.Errorf("--uid %d is not in 1..%d", uid, uint32(math.MaxUint32-1)))
 				}
 				id := uint32(uid)
 				claims.UID = &id
@@ -127,7 +127,7 @@ func newTokenIssue(a *app) *cobra.Command {
 				return err
 			}
 			if out == "" && strings.ContainsRune(tenant, '/') {
-				return a.badUsage(fmt.Errorf("--tenant %q names no file: --out says where its token goes", tenant))
+				return a.BadUsage(fmt.Errorf("--tenant %q names no file: --out says where its token goes", tenant))
 			}
 			out := cmp.Or(out, tenant+".token")
 			if err := writeToken(out, cred, true); err != nil {

@@ -2,11 +2,8 @@ package cli
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/spf13/cobra"
-
-	"github.com/rfaas-go/rfaas/internal/control"
 )
 
 func newVersion(a *app) *cobra.Command {
@@ -15,12 +12,8 @@ func newVersion(a *app) *cobra.Command {
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(a.Stdout, versionLine(a))
+			_, err := fmt.Fprintln(a.Stdout, a.VersionLine())
 			return err
 		},
 	}
-}
-
-func versionLine(a *app) string {
-	return fmt.Sprintf("rfaas %s (control protocol %d, %s, %s)", a.Version, control.ProtocolVersion, runtime.Version(), runtime.GOARCH)
 }

@@ -27,17 +27,17 @@ that waits for it, cached with the one of the lease before, whose connection sta
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := out.check(); err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			if cfg.Leases < 1 {
-				return a.badUsage(fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases))
+				return a.BadUsage(fmt.Errorf("%d leases: want 1 to 100000", cfg.Leases))
 			}
 			if runs < 1 || runs > cold.MostRuns || runs%2 == 0 {
-				return a.badUsage(fmt.Errorf("%d runs: want an odd number, 1 to %d", runs, cold.MostRuns))
+				return a.BadUsage(fmt.Errorf("%d runs: want an odd number, 1 to %d", runs, cold.MostRuns))
 			}
 			for _, cfg.Mode = range modes {
 				if err := cfg.Check(); err != nil {
-					return a.badUsage(err)
+					return a.BadUsage(err)
 				}
 			}
 			self, err := os.Executable()

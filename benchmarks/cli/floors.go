@@ -17,7 +17,7 @@ one-sided reads and fetch-and-adds, which are what placement and charging are ma
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes = []string{latency.ClientC}, []string{"warm"}
 			if err := b.complete(a); err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
 				return latency.RunFloors(c.Context(), b.cfg, emit)

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rfaas-go/rfaas/benchmarks/latency"
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 )
 
 func newBenchServe(a *app) *cobra.Command {
@@ -25,18 +26,18 @@ As ib_write_lat does, it asks nobody who they are: let it run while you measure,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if cfg.Peer == "" {
-				if cfg.Peer, err = beside("..", "libexec", "rfaas-bench-peer"); err != nil {
+				if cfg.Peer, err = command.Beside("..", "libexec", "rfaas-bench-peer"); err != nil {
 					return err
 				}
 			}
 			if cfg.Idle < 0 {
-				return a.badUsage(fmt.Errorf("idle %v: must not be negative", cfg.Idle))
+				return a.BadUsage(fmt.Errorf("idle %v: must not be negative", cfg.Idle))
 			}
 			l, err := net.Listen("tcp", listen)
 			if err != nil {
-				return a.badUsage(fmt.Errorf("listen: %w", err))
+				return a.BadUsage(fmt.Errorf("listen: %w", err))
 			}
-			cfg.Progress = func(line string) { fmt.Fprintf(a.Stderr, "rfaas: %s\n", line) }
+			cfg.Progress = func(line string) { fmt.Fprintf(a.Stderr, "rfaas-bench: %s\n", line) }
 			fmt.Fprintf(a.Stdout, "serving at %v\n", l.Addr())
 			return latency.Serve(c.Context(), l, cfg)
 		},

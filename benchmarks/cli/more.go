@@ -14,17 +14,9 @@ import (
 	"github.com/rfaas-go/rfaas/benchmarks/others"
 	"github.com/rfaas-go/rfaas/benchmarks/report"
 	"github.com/rfaas-go/rfaas/benchmarks/scaling"
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
-
-// beside is the path of something that make build leaves, relative to this program's directory.
-func beside(path ...string) (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find the programs beside this one: %w", err)
-	}
-	return filepath.Join(append([]string{filepath.Dir(self)}, path...)...), nil
-}
 
 func newBenchBandwidth(a *app) *cobra.Command {
 	var b benchFlags
@@ -37,7 +29,7 @@ bytes come back at the same time.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes = []string{latency.ClientC}, []string{"hot"}
 			if err := b.complete(a); err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
 				return latency.Run(c.Context(), b.cfg, emit)
@@ -63,18 +55,18 @@ with keep-alive. What is not here is skipped, and the output says why.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes = []string{latency.ClientC}, []string{"warm"}
 			if err := b.complete(a); err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			self, err := os.Executable()
 			if err != nil {
 				return err
 			}
 			if cfg.MPI == "" {
-				if cfg.MPI, err = beside("..", "build", "bench", "pingpong"); err != nil {
+				if cfg.MPI, err = command.Beside("..", "build", "bench", "pingpong"); err != nil {
 					return err
 				}
 			}
-			cfg.Latency, cfg.Self = b.cfg, []string{self, "bench", "echo-server"}
+			cfg.Latency, cfg.Self = b.cfg, []string{self, "echo-server"}
 			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
 				return others.Run(c.Context(), cfg, emit)
 			})
@@ -111,19 +103,19 @@ started, with simulated executors on their boards. Leases are what rfaas bench c
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"64"}
 			if err := b.complete(a); err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			if cfg.Manager == "" {
-				if cfg.Manager, err = beside("resource-manager"); err != nil {
+				if cfg.Manager, err = command.Beside("resource-manager"); err != nil {
 					return err
 				}
 			}
 			cfg.Latency = b.cfg
 			charging := control.ChargingConfig{Manager: cfg.Manager, Provider: b.cfg.Provider, CPUs: b.cfg.CPUs, Pairs: b.cfg.Pairs}
-			if charging.Executor, err = beside("executor"); err != nil {
+			if charging.Executor, err = command.Beside("executor"); err != nil {
 				return err
 			}
-			if charging.Library, err = beside("..", "build", "functions", "echo.so"); err != nil {
+			if charging.Library, err = command.Beside("..", "build", "functions", "echo.so"); err != nil {
 				return err
 			}
 			if charging.Dir, err = os.MkdirTemp("", "rfaas-bench"); err != nil {
@@ -161,21 +153,21 @@ func newBenchScaling(a *app) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			if err := out.check(); err != nil {
-				return a.badUsage(err)
+				return a.BadUsage(err)
 			}
 			if provider != dataplane.SHM && provider != dataplane.Verbs {
-				return a.badUsage(fmt.Errorf("provider %q (shm, verbs)", provider))
+				return a.BadUsage(fmt.Errorf("provider %q (shm, verbs)", provider))
 			}
 			if cfg.Max < 0 || cfg.Max > 1024 || cfg.Pairs < 1 {
-				return a.badUsage(fmt.Errorf("up to %d workers, %d pairs: want 1 to 1024, and a pair at least", cfg.Max, cfg.Pairs))
+				return a.BadUsage(fmt.Errorf("up to %d workers, %d pairs: want 1 to 1024, and a pair at least", cfg.Max, cfg.Pairs))
 			}
 			if cfg.Executor == "" {
-				if cfg.Executor, err = beside("executor"); err != nil {
+				if cfg.Executor, err = command.Beside("executor"); err != nil {
 					return err
 				}
 			}
 			if cfg.Library == "" {
-				if cfg.Library, err = beside("..", "build", "functions", "echo.so"); err != nil {
+				if cfg.Library, err = command.Beside("..", "build", "functions", "echo.so"); err != nil {
 					return err
 				}
 			}
@@ -227,7 +219,7 @@ With --readme the table and the plot of a README are made from it instead; --che
 			case headline != "":
 				return report.Headline(d, args[0], headline)
 			case check:
-				return a.badUsage(errors.New("--check goes with --readme"))
+				return a.BadUsage(errors.New("--check goes with --readme"))
 			}
 			if err := report.Write(d, out); err != nil {
 				return err

@@ -1,0 +1,51 @@
+// Package cli is the program rfaas-bench, which `rfaas bench` executes: a command for each kind of measurement.
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rfaas-go/rfaas/internal/cli/command"
+)
+
+// Run runs the program with its arguments (without its name) and returns the exit status.
+func Run(ctx context.Context, env command.Env, args []string) int {
+	a := &app{Program: command.Program{Env: env}}
+	return a.Run(ctx, newRoot(a), args)
+}
+
+// app is what the commands share.
+type app struct {
+	command.Program
+}
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "rfaas-bench",
+		Short: "Measure calls beside their floor",
+		Long: `Measure calls beside their floor: what a careful program could do with the same bytes and nothing else. rfaas bench is the
+same program.
+
+Everything is started that is needed; executors and resource managers take part in cold, control and scaling only. benchmarks/README.md tells the method.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.AddCommand(newBenchLatency(a), newBenchGuard(a), newBenchCompare(a), newBenchCold(a), newBenchFloors(a), newBenchBandwidth(a), newBenchOthers(a),
+		newBenchControl(a), newBenchScaling(a), newBenchServe(a), newBenchReport(a), newEchoServer(a), newMan(a))
+	a.Finish(root)
+	return root
+}
+
+// newMan writes the manual pages of this program's commands.
+func newMan(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:    "man DIRECTORY",
+		Short:  "Write the manual pages of this program",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.WriteManual(c.Root(), args[0])
+		},
+	}
+}
