@@ -124,7 +124,7 @@ endef
 
 DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 # The worker without main(), for tests.
-WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c)))
+WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c $(WORKER)/startup/*.c)))
 CTEST_SOURCES := $(sort $(wildcard tests/c/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
 # The worker contains only what it runs, which keeps its clones small.
@@ -478,9 +478,9 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c tests/c/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c tests/c/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null
 
 # SC2317 takes what only a trap calls for unreachable.

@@ -3,12 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,42 +20,6 @@ static void write_file(const char *path, const char *text) {
     ssize_t n = write(fd, text, strlen(text));
     (void)n; /* best effort */
     close(fd);
-}
-
-/* madvise is a hint here. It is called page by page, since part of a writable segment may have become read-only. */
-static void touch_written(uintptr_t from, uintptr_t to, uintptr_t page) {
-    for (; from < to; from += page)
-        madvise((void *)from, page, MADV_POPULATE_WRITE);
-}
-
-static int touch_object(struct dl_phdr_info *object, size_t size, void *arg) {
-    (void)size;
-    const uintptr_t page = *(const uintptr_t *)arg;
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *h = &object->dlpi_phdr[i];
-        uintptr_t from = (object->dlpi_addr + h->p_vaddr) & ~(page - 1);
-        uintptr_t to = (object->dlpi_addr + h->p_vaddr + h->p_memsz + page - 1) & ~(page - 1);
-        if (h->p_type == PT_LOAD && h->p_flags & PF_W)
-            touch_written(from, to, page);
-        else if (h->p_type == PT_LOAD)
-            madvise((void *)from, to - from, MADV_POPULATE_READ);
-    }
-    return 0;
-}
-
-void dp_worker_touch(void) {
-    enum { HEAP = 256 << 10, STACK = 64 << 10 };
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    int before = errno; /* a dead worker's errno must be that of its function */
-    dl_iterate_phdr(touch_object, &page);
-    uintptr_t end = (uintptr_t)sbrk(0);
-    touch_written((end - HEAP) & ~(page - 1), end, page);
-    volatile unsigned char stack[STACK];
-    for (size_t i = 0; i < sizeof stack; i += page) {
-        stack[i] = 0;
-        (void)stack[i];
-    }
-    errno = before;
 }
 
 int dp_worker_limit(int resource, uint64_t most) {

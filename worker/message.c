@@ -224,6 +224,11 @@ int dp_packet_spawn(const dp_packet *p, dp_msg_spawn *m, dp_error *err) {
     return prepare ? check_prepare(m, err) : check_spawn(m, err);
 }
 
+bool dp_msg_pinned_channel(const dp_msg_spawn *m, dp_channel_config *sizes) {
+    *sizes = (dp_channel_config){m->channel_depth, m->channel_eager, m->channel_bulk};
+    return m->provider == DP_PROVIDER_VERBS && m->n_functions;
+}
+
 /* Checks an INSPECT or SYMBOLS. Its length depends on the number of offsets. */
 static int check_inspect(const dp_packet *p, dp_msg_inspect *m, dp_error *err) {
     const size_t fixed = offsetof(dp_msg_inspect, offsets);

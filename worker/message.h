@@ -194,6 +194,11 @@ void dp_packet_close(dp_packet *p);
  * DP_INVALID. */
 int dp_packet_spawn(const dp_packet *p, dp_msg_spawn *m, dp_error *err);
 
+/* dp_msg_pinned_channel returns true for a cold start on a device that pins memory, with the sizes of the channel. They are
+ * those that the executor names, since the zygote does not parse the client's blob. Wrong sizes only cost time, because the
+ * worker compares them. */
+bool dp_msg_pinned_channel(const dp_msg_spawn *m, dp_channel_config *sizes);
+
 /* A prepared worker's task: its lease, or a library to read. */
 typedef struct dp_msg_task {
     uint16_t type; /* DP_MSG_SPAWN, DP_MSG_INSPECT or DP_MSG_SYMBOLS */

@@ -1,8 +1,6 @@
 /* The zygote's part of the sandbox: which parts work, and the guard of each worker. */
 #include "sandbox.h"
 
-#include "dp_ahead.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -20,6 +18,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "startup/ahead.h"
 
 #ifndef CLONE_PIDFD
 #define CLONE_PIDFD 0x00001000

@@ -46,6 +46,7 @@
 #include "limit.h"
 #include "load.h"
 #include "page.h"
+#include "startup/startup.h"
 
 /* Descriptors of a worker while it starts. Code, names and page are closed before it serves. */
 enum {
@@ -60,7 +61,6 @@ enum {
     FD_FREE = 9,
 };
 
-#define MONITOR_STACK (64u << 10)
 #define LOCKED_MOST (8u << 20) /* bytes that a function may lock: the kernel's default for every user */
 
 typedef struct worker {
@@ -292,9 +292,9 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
     if (memory && dp_cpus_count(&own) > 1)
         dp_ahead_start(memory, &own);
     open_device(w);
-    w->dev->ahead = memory;
+    dp_ahead_lend(memory, w->dev);
     connect_client(w);
-    w->dev->ahead = NULL;
+    dp_ahead_lend(NULL, w->dev);
     dp_ahead_end(memory);
 }
 
@@ -357,7 +357,7 @@ static void start_monitor(const worker *w) {
     sigfillset(&all);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attr, MONITOR_STACK);
+    pthread_attr_setstacksize(&attr, DP_STARTUP_STACK);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     dp_server_on_told(w->server, told, (void *)w);
     int e = pthread_create(&thread, &attr, monitor, (void *)w);

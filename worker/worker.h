@@ -5,9 +5,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "dp_ahead.h"
 #include "message.h"
 #include "sandbox.h"
+#include "startup/ahead.h"
 
 typedef struct dp_worker_fds {
     int sock, code, names, log, page;

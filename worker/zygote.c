@@ -12,7 +12,7 @@
 #include "clone.h"
 #include "crash.h"
 #include "message.h"
-#include "spare.h"
+#include "startup/startup.h"
 #include "worker.h"
 
 typedef struct zygote {
@@ -74,7 +74,8 @@ static int spawn(zygote *z, dp_packet *p) {
     if (st != DP_OK)
         return dp_msg_send_failure(z->sock, DP_MSG_SPAWN_FAILED, id, st, err.msg);
 
-    dp_ahead *memory = dp_spare_take(&z->spare, &m);
+    dp_channel_config sizes;
+    dp_ahead *memory = dp_spare_take(&z->spare, dp_msg_pinned_channel(&m, &sizes) ? &sizes : NULL);
     int needed = p->head.type == DP_MSG_PREPARE ? DP_PREPARE_FDS : DP_SPAWN_FDS;
     dp_guard_files files = {.alive = p->fds[0], .join = p->fds + needed, .n_join = p->n_fds - needed, .memory = memory};
     dp_clones c;

@@ -117,8 +117,11 @@ typedef struct dp_dev {
      * answered, before it maps that one's memory. NULL: nothing. Verbs never waits. */
     void (*meanwhile)(void *arg), (*met)(void *arg);
     void *meanwhile_arg;
-    /* Memory for its next regions, whose owner has the device for itself. NULL: none. Verbs takes it. */
-    struct dp_ahead *ahead;
+    /* Asked for the memory of each region that is allocated, size in whole pages. It returns memory as of dp_region_map,
+     * or NULL, and then the provider maps it. NULL: the provider always maps it. Only verbs asks. While it is set, one thread
+     * alone uses the device. */
+    char *(*take_region)(void *arg, uint64_t size);
+    void *take_region_arg;
 } dp_dev;
 
 typedef struct dp_domain {
@@ -229,6 +232,11 @@ int dp_verbs_preload(void);
 int dp_domain_create(dp_dev *dev, dp_domain **out, dp_error *err);
 void dp_domain_destroy(dp_domain *d);
 
+/* dp_region_map maps size bytes, whole pages, followed by an inaccessible page; *len is the length of both. The mapping is
+ * shared with children: after a fork, private pages that a device has pinned would stay with one process, and the other
+ * would write to a copy that the device never sees. With filled, all pages are present. Returns NULL and sets errno on
+ * failure. The caller unmaps it. */
+char *dp_region_map(uint64_t size, int filled, uint64_t *len);
 /* dp_mem_alloc allocates zeroed, page-aligned memory, prefaulted without DP_MEM_LAZY, of at least size bytes (size 1 ..
  * 1 TiB) and registers it. The provider owns it until dp_mem_free. Followed by an inaccessible page. */
 int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err);

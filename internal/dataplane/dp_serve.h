@@ -5,7 +5,6 @@
 #ifndef RFAAS_DP_SERVE_H
 #define RFAAS_DP_SERVE_H
 
-#include "dp_ahead.h"
 #include "dp_channel.h"
 
 typedef uint32_t (*dp_function)(void *args, uint32_t size, void *res);
@@ -37,7 +36,8 @@ int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *clie
                       dp_error *err);
 /* dp_server_region returns how many bytes a server registers on verbs for a channel of these sizes: the requests,
  * and as much again for staging; 0 for depth 0. dp_server_region_for takes the sizes from a client's blob, and
- * returns 0 for a client that would be refused. Used for the `ahead` of a device (dp_ahead.h). */
+ * returns 0 for a client that would be refused. The worker's zygote prepares memory of these
+ * sizes. */
 enum { DP_SERVER_REGIONS = 2 };
 uint64_t dp_server_region(const dp_channel_config *sizes);
 uint64_t dp_server_region_for(const dp_server_config *cfg, const void *client_blob, uint32_t len);

@@ -1,8 +1,6 @@
 /* Protection domains and memory regions of the verbs provider. */
 #include "dp_verbs.h"
 
-#include "dp_ahead.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -74,6 +72,22 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
     return DP_OK;
 }
 
+char *dp_region_map(uint64_t size, int filled, uint64_t *len) {
+    uint64_t all = size + (uint64_t)sysconf(_SC_PAGESIZE);
+    char *map = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return NULL;
+    int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | (filled ? MAP_POPULATE : 0);
+    if (mmap(map, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
+        int e = errno;
+        munmap(map, all);
+        errno = e;
+        return NULL;
+    }
+    *len = all;
+    return map;
+}
+
 int dpv_mem_alloc(dp_domain *base, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     access &= ~DP_MEM_LAZY; /* the device pins all pages */
@@ -83,7 +97,8 @@ int dpv_mem_alloc(dp_domain *base, uint64_t size, uint32_t access, dp_mem **out,
         return dp_fail(err, DP_FATAL, ENOMEM, "allocate region: %llu bytes exceed this machine's memory",
                        (unsigned long long)size);
     uint64_t len = body + page;
-    char *map = dp_ahead_take(base->dev->ahead, body);
+    dp_dev *dev = base->dev;
+    char *map = dev->take_region ? dev->take_region(dev->take_region_arg, body) : NULL;
     if (!map && !(map = dp_region_map(body, 1, &len)))
         return dp_fail(err, DP_FATAL, errno, "allocate region: mmap of %llu bytes", (unsigned long long)size);
     /* Registered to the byte, so that the device refuses what lies behind the size asked for. */

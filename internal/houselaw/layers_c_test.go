@@ -14,9 +14,10 @@ import (
 // down: tests, then programs, then the data plane.
 var cFolders = map[string][]string{
 	"internal/dataplane": {},
-	"worker":             {"internal/dataplane"},
+	"worker":             {"internal/dataplane", "worker/startup"},
+	"worker/startup":     {"internal/dataplane"},
 	"benchmarks/raw":     {"internal/dataplane"},
-	"tests/c":            {"internal/dataplane", "worker"},
+	"tests/c":            {"internal/dataplane", "worker", "worker/startup"},
 	"tests/fuzz":         {"internal/dataplane", "worker", "examples/mpi/blackscholes"},
 }
 
@@ -70,7 +71,7 @@ func TestIncludesPointDown(t *testing.T) {
 
 // Prefixes of the symbols of the worker program and of the measuring code.
 var (
-	workerSymbols = []string{"dp_worker_", "dp_zygote_", "dp_sandbox_", "dp_clone", "dp_packet_", "dp_msg_", "dp_elf_", "dp_crash_", "dp_spare_"}
+	workerSymbols = []string{"dp_worker_", "dp_zygote_", "dp_sandbox_", "dp_clone", "dp_packet_", "dp_msg_", "dp_elf_", "dp_crash_", "dp_spare_", "dp_ahead_"}
 	benchSymbols  = []string{"dp_bench_", "github.com/rfaas-go/rfaas/benchmarks", "gonum.org/v1/plot"}
 )
 

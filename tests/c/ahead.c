@@ -1,4 +1,4 @@
-/* Memory of regions that a second thread fills (dp_ahead.h). */
+/* Memory of regions that a second thread fills (worker/startup/ahead.h). */
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -6,10 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dp_ahead.h"
-#include "worker/spare.h"
 #include "dp_serve.h"
 #include "harness.h"
+#include "worker/message.h"
+#include "worker/startup/startup.h"
 
 #define SIZE ((3ull << 20) + 5000) /* not whole pages, nor whole parts */
 
@@ -133,17 +133,21 @@ T_CASE(passed, "ahead/passed-on", .providers = T_SHM) {
 /* The zygote prepares memory for the sizes that the executor names. It does not read the client's blob. */
 T_CASE(from_sizes, "ahead/sizes-not-blob", .providers = T_SHM) {
     dp_spare s = {0};
+    dp_channel_config sizes;
     dp_msg_spawn m = {.provider = DP_PROVIDER_VERBS, .n_functions = 1, .blob_len = sizeof m.blob, .channel_depth = 4, .channel_eager = 4096};
     memset(m.blob, 0xff, sizeof m.blob);
-    CHECK(!dp_spare_take(&s, &m));
+    CHECK(dp_msg_pinned_channel(&m, &sizes));
+    CHECK(!dp_spare_take(&s, &sizes));
     CHECK_EQ(s.size, dp_server_region(&(dp_channel_config){4, 4096, 0}));
     CHECK(s.size > 4 * 4096);
-    m.channel_bulk = 1ull << 30; /* more than is made ahead */
-    CHECK(!dp_spare_take(&s, &m));
+    uint64_t before = s.size;
+    CHECK(!dp_spare_take(&s, NULL)); /* this worker needs none: the next one may */
+    CHECK_EQ(s.size, before);
+    m.n_functions = 0; /* as of a PREPARE */
+    CHECK(!dp_msg_pinned_channel(&m, &sizes));
+    CHECK(!dp_spare_take(&s, &(dp_channel_config){.depth = 4, .eager = 4096, .bulk = 1ull << 30})); /* more than is made ahead */
     CHECK_EQ(s.size, 0u);
-    m.channel_bulk = 0;
-    m.channel_depth = 0; /* unknown */
-    CHECK(!dp_spare_take(&s, &m));
+    CHECK(!dp_spare_take(&s, &(dp_channel_config){.eager = 4096})); /* depth 0: unknown */
     CHECK_EQ(s.size, 0u);
 }
 
@@ -165,13 +169,14 @@ T_CASE(registered, "ahead/registered", .providers = T_VERBS) {
     dp_mem *mem[4];
     CHECK_OK_ERR(dp_dev_open("verbs", NULL, &dev, &err), err);
     CHECK_OK_ERR(dp_domain_create(dev, &d, &err), err);
-    dev->ahead = begin(2);
+    dp_ahead *memory = begin(2);
+    dp_ahead_lend(memory, dev);
     CHECK_OK_ERR(dp_mem_alloc(d, page_size(), DP_REMOTE_WRITE, &mem[0], &err), err);
     for (int i = 1; i < 4; i++)
         CHECK_OK_ERR(dp_mem_alloc(d, SIZE, DP_REMOTE_WRITE, &mem[i], &err), err);
-    CHECK(!dp_ahead_take(dev->ahead, whole(SIZE))); /* both are used */
-    dp_ahead_end(dev->ahead);
-    dev->ahead = NULL;
+    CHECK(!dp_ahead_take(memory, whole(SIZE))); /* both are used */
+    dp_ahead_lend(NULL, dev);
+    dp_ahead_end(memory);
     for (int i = 1; i < 4; i++) {
         CHECK_EQ(mem[i]->size, SIZE);
         CHECK_EQ(resident(mem[i]->addr, whole(SIZE)), whole(SIZE) / page_size());

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "dp_ahead.h"
-#include "message.h"
+#include "ahead.h"
+#include "dp_channel.h"
 
 /* Memory that the zygote prepares for a channel like that of the last worker that it cloned on verbs. After it is
  * taken it belongs to one process alone. Zero at first. */
@@ -17,9 +17,8 @@ typedef struct dp_spare {
 } dp_spare;
 /* dp_spare_fill prepares memory while nothing arrives on the socket. */
 void dp_spare_fill(dp_spare *s, int sock);
-/* dp_spare_take returns the prepared memory for the next worker. Call it before each clone, for a checked SPAWN or
- * PREPARE. Only processes cloned before the next call inherit the memory. NULL: no memory, as for everything except
- * a SPAWN on verbs whose channel has that size. */
-dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m);
+/* dp_spare_take returns the prepared memory for the next worker, or NULL. Call it before each clone. sizes are those of the
+ * worker's channel, NULL if the worker needs no memory. Only processes cloned before the next call inherit the memory. */
+dp_ahead *dp_spare_take(dp_spare *s, const dp_channel_config *sizes);
 
 #endif

@@ -1,5 +1,4 @@
-/* Memory for the next worker's channel, which the zygote has ready: on devices that pin memory its pages are what takes longest in a
- * cold start, and they depend on nothing but their number. */
+/* Channel memory that the zygote prepares for the next worker. */
 #include "spare.h"
 
 #include <poll.h>
@@ -7,8 +6,8 @@
 #include "dp_serve.h"
 
 enum {
-    QUIET_MS = 40,        /* a start is over by then, its first call too */
-    SPARE_MOST = 4 << 20, /* of one region: nobody has leased it */
+    QUIET_MS = 40,        /* by then a start has had its first call */
+    SPARE_MOST = 4 << 20, /* bytes of one region: no lease pays for it */
 };
 
 static void drop(dp_spare *s) {
@@ -34,13 +33,12 @@ void dp_spare_fill(dp_spare *s, int sock) {
         ;
 }
 
-dp_ahead *dp_spare_take(dp_spare *s, const dp_msg_spawn *m) {
-    if (s->given) /* that worker's alone */
+dp_ahead *dp_spare_take(dp_spare *s, const dp_channel_config *sizes) {
+    if (s->given) /* it belongs to the worker before */
         drop(s);
-    if (m->provider != DP_PROVIDER_VERBS || !m->n_functions)
+    if (!sizes)
         return NULL;
-    /* The sizes come from the executor. Wrong sizes only cost time, because the worker compares them. */
-    uint64_t size = dp_server_region(&(dp_channel_config){m->channel_depth, m->channel_eager, m->channel_bulk});
+    uint64_t size = dp_server_region(sizes);
     if (s->memory && size == s->size && dp_ahead_pass(s->memory, true)) {
         s->given = true;
         return s->memory;

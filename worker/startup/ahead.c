@@ -1,19 +1,17 @@
-#include "dp_ahead.h"
+#include "startup.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Filled at a time. While a thread fills, none can map or unmap: some 10 us. */
+/* Bytes that are filled at a time. No other thread can map or unmap meanwhile: some 10 us. */
 #define PART (32u << 10)
-#define STACK (64u << 10)
 #define PREFERRED 1 /* MPOL_PREFERRED of linux/mempolicy.h */
 
 struct dp_ahead {
@@ -21,10 +19,10 @@ struct dp_ahead {
     uint64_t size;            /* of one, and with its guard page */
     uint64_t len;
     int n, given;
-    bool passed;   /* on to this process: what is filled is not in its tables */
-    bool threaded; /* there is a thread */
-    uint64_t next; /* all before it, of all the regions one behind the other, somebody fills or has filled */
-    unsigned node; /* on which its pages are, or ~0 */
+    bool passed;   /* inherited by this process, whose page tables lack the filled pages */
+    bool threaded; /* a thread exists */
+    uint64_t next; /* offset in all regions, one behind the other: everything before it is filled or is being filled */
+    unsigned node; /* NUMA node of its pages, or ~0 */
     pthread_t thread;
 };
 
@@ -40,23 +38,8 @@ unsigned dp_cpus_count(const dp_cpus *cpus) {
     return n;
 }
 
-char *dp_region_map(uint64_t size, int filled, uint64_t *len) {
-    uint64_t all = size + (uint64_t)sysconf(_SC_PAGESIZE);
-    char *map = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED)
-        return NULL;
-    int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | (filled ? MAP_POPULATE : 0);
-    if (mmap(map, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
-        int e = errno;
-        munmap(map, all);
-        errno = e;
-        return NULL;
-    }
-    *len = all;
-    return map;
-}
-
-/* Fills the next part that begins before `end`. False: there is none. A part that fails, for want of memory, is left to who uses it. */
+/* Fills the next part that begins before `end`. Returns false if there is none. A part that cannot be filled, for lack of
+ * memory, is filled by its first use. */
 static bool fill(dp_ahead *a, uint64_t end) {
     uint64_t at = __atomic_load_n(&a->next, __ATOMIC_RELAXED), part;
     do {
@@ -82,8 +65,8 @@ static void *fill_all(void *arg) {
     return NULL;
 }
 
-/* The thread begins on the caller's CPU and would wait there until the caller sleeps, unless it may not stay: so the caller's CPUs are
- * left out, if any remain. */
+/* The thread would begin on the caller's CPU and wait until the caller sleeps. So the caller's CPUs are excluded, unless no
+ * other CPU remains. */
 static void choose_cpus(pthread_attr_t *attr, const dp_cpus *cpus) {
     enum { WORDS = sizeof cpus->words / sizeof cpus->words[0] };
     dp_cpus others;
@@ -106,9 +89,9 @@ void dp_ahead_start(dp_ahead *a, const dp_cpus *cpus) {
         return;
     pthread_attr_t attr;
     sigset_t all, old;
-    sigfillset(&all); /* signals are for others */
+    sigfillset(&all); /* other threads handle signals */
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, STACK);
+    pthread_attr_setstacksize(&attr, DP_STARTUP_STACK);
     choose_cpus(&attr, cpus);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     a->node = node_here();
@@ -135,7 +118,7 @@ dp_ahead *dp_ahead_map(int n, uint64_t size) {
     a->node = node_here();
     for (; a->n < n && (a->map[a->n] = dp_region_map(body, 0, &a->len)); a->n++)
         ;
-    /* The first page shows whether this kernel can (5.14). */
+    /* Linux before 5.14 does not have MADV_POPULATE_WRITE, which the first page shows. */
     if (a->n < n || madvise(a->map[0], page, MADV_POPULATE_WRITE)) {
         unmap(a);
         return NULL;
@@ -167,9 +150,17 @@ char *dp_ahead_take(dp_ahead *a, uint64_t size) {
     int i = a->given++;
     while (fill(a, (uint64_t)(i + 1) * a->size))
         ;
-    if (a->passed) /* those that were filled before; a read maps many at a time, and for writing, since they are in memory alone */
+    /* Pages that were filled before. A read maps many at a time, and writable, because no file is behind them. */
+    if (a->passed)
         madvise(a->map[i], a->size, MADV_POPULATE_READ);
     return a->map[i];
+}
+
+static char *take_region(void *arg, uint64_t size) { return dp_ahead_take(arg, size); }
+
+void dp_ahead_lend(dp_ahead *a, dp_dev *dev) {
+    dev->take_region = a ? take_region : NULL;
+    dev->take_region_arg = a;
 }
 
 void dp_ahead_end(dp_ahead *a) {
