@@ -1,11 +1,11 @@
-/* What is left behind when user code ends the process: which signal, where, and the functions that were on the stack,
- * in the page that the executor reads when the worker is dead.
+/* The report when user code ends the process: the signal, the address, and the functions on the stack. The executor reads it
+ * from the worker's page after the worker's death.
  *
- * Handlers run in a process whose heap, stack and locks may be in any state, so they use nothing but system calls, the
- * page, backtrace() and dladdr(). The last two are not promised to be safe in a handler. With the unwinder loaded
- * beforehand they allocate nothing; the dynamic linker's lock may be held by a thread that crashed or waits inside it, or
- * a broken stack may lead them astray. So what the kernel told is written first, and an alarm ends what hangs: a missing
- * backtrace is all that is lost. */
+ * The handlers run in a process whose heap, stack and locks may be in any state. So they use only system calls, the page,
+ * backtrace() and dladdr(). The last two are not guaranteed to be safe in a handler. They allocate nothing once the unwinder
+ * is loaded, but a thread that crashed or waits inside the dynamic linker may hold its lock, and a broken stack may mislead
+ * them. So the handler first writes what the kernel reported, and an alarm ends a handler that hangs. Then only the
+ * backtrace is missing. */
 #include "crash.h"
 
 #include <dlfcn.h>
@@ -22,7 +22,7 @@
 
 #define FRAMES_MAX 64
 #define PATIENCE_S 1             /* for a backtrace */
-#define STACK_SLACK (64u << 10)  /* a fault this near to the stack pointer is one of the stack */
+#define STACK_SLACK (64u << 10)  /* a fault this near to the stack pointer is a stack overflow */
 #define SIGNAL_STACK (64u << 10) /* the unwinder needs about 8 KiB, the kernel up to 11 for the registers */
 
 static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS, SIGXCPU};
@@ -63,7 +63,7 @@ static const char *base_name(const char *path) {
 
 typedef struct frame {
     uintptr_t pc;
-    bool exact; /* pc is that of the instruction, not where a call returns to */
+    bool exact; /* pc is the address of the instruction, not the return address of a call */
 } frame;
 
 /* The code was loaded by this name: see dp_worker_load. */
@@ -74,7 +74,7 @@ static bool is_worker_program(const Dl_info *info) {
     return dladdr(signals, &own) && own.dli_fbase == info->dli_fbase;
 }
 
-/* Writes the line of a frame; false when what follows are the worker's own frames. */
+/* Writes the line of a frame. Returns false if only the worker's own frames follow. */
 static bool put_frame(dp_worker_death *d, const frame *f) {
     Dl_info info;
     if (!dladdr((void *)(f->pc - !f->exact), &info) || !info.dli_fname) {
@@ -137,7 +137,7 @@ static void trace(dp_worker_death *d, const registers *at) {
 
 /* ---- noting ---- */
 
-/* The first thread to die gets the record; for another one nothing is left but to wait for the end. */
+/* The first dying thread writes the record. Any other waits for the end of the process. */
 static dp_worker_death *begin(void) {
     if (__atomic_exchange_n(&dying, 1, __ATOMIC_ACQ_REL))
         return NULL;
@@ -199,7 +199,7 @@ static void on_signal(int sig, siginfo_t *si, void *context) {
     note(d, DP_DEATH_NOTED);
     trace(d, &r);
     note(d, DP_DEATH_TRACED);
-    if (si->si_code <= 0) /* nothing will raise it again by itself */
+    if (si->si_code <= 0) /* sent by a process: returning does not raise it again */
         syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), sig);
     alarm(0);
 }

@@ -1,4 +1,4 @@
-/* The extras of rfaas_function.h, on top of the serve loop's current invocation. */
+/* The functions of rfaas_function.h, which user code calls. They act on the invocation that the serving thread executes. */
 #define RFAAS_FUNCTION_IMPLEMENTATION
 #include "rfaas_function.h"
 
@@ -29,7 +29,7 @@ uint32_t rfaas_fail(const char *format, ...) {
 }
 
 void *rfaas_state(size_t size, int *fresh) {
-    /* Of the serving thread, since a process can serve on several (tests do; a worker has one). Ends with it. */
+    /* One block for each serving thread, freed with it. A worker has one serving thread, tests have several. */
     static __thread void *block;
     static __thread size_t block_size;
     if (fresh)

@@ -126,7 +126,7 @@ static int check_elf(int fd, reason *r) {
 
 /* ---- loading ---- */
 
-/* The linker's message with the path that means nothing to the user replaced. */
+/* Returns the linker's message without the library's path, which is that of a memfd. */
 static int refuse_dlerror(reason *r, const char *path) {
     static const char subject[] = "the library";
     const char *e = dlerror();

@@ -28,7 +28,7 @@ typedef struct mount_attributes {
 } mount_attributes;
 enum { ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4, RECURSIVE = 0x8000 /* AT_RECURSIVE */ };
 
-/* Read-only and without set-uid programs. Those that are not there are left out. */
+/* Mounted read-only and without set-uid programs. Missing paths are left out. */
 static const char *const shown[] = {
     "/usr",
     "/bin",
@@ -52,10 +52,10 @@ static const char *const shown[] = {
 
 static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"};
 
-/* Where the present root can be reached while the new one is filled. */
+/* The old root is mounted here while the new one is filled. */
 #define OLD "/.old"
 
-/* Directories of a path below the root that lead to its last name. */
+/* Makes the directories of a path below the root, without its last name. */
 static int make_parents(const char *path) {
     char part[PATH_MAX];
     if (strlen(path) >= sizeof part)
@@ -70,7 +70,7 @@ static int make_parents(const char *path) {
     return 0;
 }
 
-/* Makes something of the old root that can be mounted on. */
+/* Makes a mount point of the same kind as a file of the old root. */
 static int make_like(const char *path, const struct stat *of) {
     int e = make_parents(path);
     if (e)
@@ -199,7 +199,7 @@ int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what) {
     for (int i = 0; i < s->n_paths; i++) {
         extra[i].as = s->paths[i];
         if (!realpath(s->paths[i], extra[i].real))
-            *extra[i].real = 0; /* not there */
+            *extra[i].real = 0; /* it does not exist */
     }
     int e = new_root(what);
     if (!e)
@@ -218,7 +218,7 @@ int dp_sandbox_own_mounts(const char **what) {
 }
 
 int dp_sandbox_hide_devices(void) {
-    /* Whoever holds the device could open it again by /proc/self/fd: not from a mount without devices. */
+    /* A worker could open its device again by /proc/self/fd, but not on a mount without devices. */
     mount_attributes no_devices = {.set = ATTR_NODEV};
     if (syscall(SYS_mount_setattr, AT_FDCWD, "/dev/infiniband", RECURSIVE, &no_devices, sizeof no_devices) && errno != ENOENT)
         return errno;

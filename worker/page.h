@@ -8,21 +8,21 @@
 
 #include "dp_serve.h"
 
-/* Numbers that garbage hardly has: the page is where a function that runs wild writes too. */
+/* Unlikely values, because a faulty function may overwrite the page. */
 enum {
-    DP_DEATH_NOTED = 0x44454144,  /* everything but the text */
-    DP_DEATH_TRACED = 0x44454145, /* the text too */
+    DP_DEATH_NOTED = 0x44454144,  /* everything except the text is valid */
+    DP_DEATH_TRACED = 0x44454145, /* the text is valid too */
 };
-enum { DP_DEATH_STACK_OVERFLOW = 1, DP_DEATH_BY_ITSELF = 2 /* it sent the signal */ };
+enum { DP_DEATH_STACK_OVERFLOW = 1, DP_DEATH_BY_ITSELF = 2 /* the process sent the signal */ };
 
-/* How user code ended the process, as far as that can be said from inside. */
+/* How user code ended the process, as far as the process itself can know. */
 typedef struct dp_worker_death {
     uint32_t state;    /* written last */
     int32_t signal;    /* 0: exit() was called */
     int32_t code;      /* si_code of the signal, or the exit status */
-    int32_t sys_errno; /* of the dying thread: left by the last call of its that failed */
+    int32_t sys_errno; /* errno of the dying thread */
     uint64_t address;  /* si_addr */
-    uint32_t sender;   /* process that sent the signal, if one did, as the worker sees it: 0 is outside of its sandbox */
+    uint32_t sender;   /* process that sent the signal, as the worker sees it; 0: outside of its sandbox */
     uint32_t flags;    /* DP_DEATH_* */
     uint32_t text_len;
     uint32_t pad;
@@ -35,12 +35,12 @@ typedef struct dp_worker_death {
 
 enum {
     DP_PHASE_BEGUN = 0,
-    DP_PHASE_LEASED = 1,  /* one that was prepared has its lease */
-    DP_PHASE_LOADING = 2, /* the user's library, whose code runs from now on */
-    DP_PHASE_LOADED = 3,  /* that is done; what is left is the client's answer */
+    DP_PHASE_LEASED = 1,  /* a pooled worker has its lease */
+    DP_PHASE_LOADING = 2, /* the user's library is being loaded; its code may run */
+    DP_PHASE_LOADED = 3,  /* the library is loaded; the client's answer may be missing */
 };
 
-/* Written by the worker, read by the executor, which believes none of it: user code can write here. Zero at first. */
+/* The worker writes the page, the executor reads it. Zero at first. */
 typedef struct dp_worker_page {
     dp_server_stats stats;
     uint32_t phase; /* DP_PHASE_* */

@@ -2,15 +2,15 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
- *   own user id; on verbs into the sandbox                   before the device is opened, which remembers who did it
- *   pin                                                      before memory is touched, so that it is near
- *   device, memory, queue pair, connect; memory limit        with final credentials, without user code in the process, nor, by the
- *                                                            end, another thread
- *   on shm into the sandbox                                  whose network the client's socket is not in
+ *   own user id; on verbs into the sandbox                   before the device is opened, which remembers the opener's credentials
+ *   pin                                                      before memory is touched, so that its pages are near
+ *   device, memory, queue pair, connect; memory limit        with final credentials and before any user code; by the end
+ *                                                            the process has one thread
+ *   on shm into the sandbox                                  after connecting, since the client's socket is in another network
  *   crash notes                                              before user code, which could crash
- *   device files hidden, system calls filtered               when nothing is left that needs them
- *   user's library; LOADED                                   the first foreign instruction is its constructor
- *   monitor thread; serve                                    what the executor says is heard from then on
+ *   device files hidden, system calls filtered               when no later step needs them
+ *   user's library; LOADED                                   the first user code is the library's constructor
+ *   monitor thread; serve                                    messages of the executor are handled from here on
  *
  * A pooled worker first takes the steps that need no client: device, sandbox, memory and queue pair for a channel of the usual
  * sizes, hiding device files, the filter without the rules against connecting; PREPARED. With the lease it is pinned, connects
@@ -71,16 +71,16 @@ typedef struct worker {
     dp_worker_page *page;
     const dp_sandbox *sandbox;
     dp_sandbox_fds guard; /* none where the sandbox has none */
-    uint64_t memory;     /* bytes that one made ahead had then, private and writable */
-    uint64_t began;      /* its first instruction, or its lease */
-    uint64_t sandbox_ns; /* what that took since */
-    uint64_t code_ns;
-    bool told; /* LOADED was said */
+    uint64_t memory;     /* private writable bytes of a pooled worker before its lease */
+    uint64_t began;      /* time of the first instruction, or of the lease */
+    uint64_t sandbox_ns; /* duration of the sandbox's steps since then */
+    uint64_t code_ns;    /* duration of loading the library */
+    bool told;           /* LOADED was sent */
 } worker;
 
 _Noreturn static void leave(int code) {
-    /* Buffered output of the functions, then out: destructors of user code could hang or crash, and the kernel
-     * takes back memory, keys and queue pairs anyway. */
+    /* Destructors of user code could hang or crash, so only buffered output is written. The kernel frees memory, keys and
+     * queue pairs. */
     fflush(stdout);
     fflush(stderr);
     _exit(code);
@@ -93,9 +93,10 @@ _Noreturn static void fail(const worker *w, int sock, int status, const char *te
 
 /* ---- steps ---- */
 
-/* Batch systems send SIGTERM to every process of a job. It is for the executor, which lets calls finish; only a function that
- * sends it to its own process means it. A handler and not SIG_IGN, which programs that functions start would inherit. */
-static void for_the_executor(int sig, siginfo_t *info, void *context) {
+/* Batch systems send SIGTERM to every process of a job. The executor handles it and lets calls finish, so a worker ignores it,
+ * unless a function sends it to its own process. This is a handler, because programs that functions start would inherit
+ * SIG_IGN. */
+static void ignore_sigterm(int sig, siginfo_t *info, void *context) {
     (void)context;
     if (info->si_pid != getpid())
         return;
@@ -116,8 +117,8 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Dies with the executor from now on. Whether it is still there says the parent, or, where that cannot be seen from a process
- * namespace, the other end of the socket: it closes before the executor's children are told. */
+/* Makes the kernel kill this process when its parent ends, and exits if the executor has already ended. In a process namespace
+ * the parent's id is not visible, so the socket shows it: it closes before the executor's children get their signal. */
 static void tie(int sock, pid_t parent, bool sandboxed) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct pollfd p = {.fd = sock};
@@ -132,7 +133,7 @@ static void detach(const worker *w, const dp_worker_fds *fds, pid_t parent) {
     setsid();
     for (int sig = 1; sig < NSIG; sig++)
         signal(sig, SIG_DFL); /* fails for SIGKILL, SIGSTOP and glibc's own two */
-    struct sigaction term = {.sa_sigaction = for_the_executor, .sa_flags = SA_SIGINFO | SA_RESTART};
+    struct sigaction term = {.sa_sigaction = ignore_sigterm, .sa_flags = SA_SIGINFO | SA_RESTART};
     sigaction(SIGTERM, &term, NULL);
     sigset_t none;
     sigemptyset(&none);
@@ -150,7 +151,7 @@ static void close_from(int first) {
         close((int)fd);
 }
 
-/* Puts the given descriptors where the enumeration above says and closes all others. */
+/* Moves the given descriptors to the numbers of the enumeration above, and closes all others. */
 static void own_descriptors(worker *w, const dp_worker_fds *fds) {
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null < 0)
@@ -162,14 +163,14 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
         {fds->log, FD_LOG_OUT, 0},
         {fds->log, FD_LOG_ERR, 0},
         {fds->sock, FD_SOCK, O_CLOEXEC},
-        {fds->code < 0 ? null : fds->code, FD_CODE, O_CLOEXEC}, /* the place of what a lease brings */
+        {fds->code < 0 ? null : fds->code, FD_CODE, O_CLOEXEC}, /* reserved for the lease's */
         {fds->names < 0 ? null : fds->names, FD_NAMES, O_CLOEXEC},
         {fds->page, FD_PAGE, O_CLOEXEC},
         {fds->sandbox.ctl < 0 ? null : fds->sandbox.ctl, FD_CTL, O_CLOEXEC},
         {fds->sandbox.guard < 0 ? null : fds->sandbox.guard, FD_GUARD, O_CLOEXEC},
     };
     enum { N = sizeof moves / sizeof *moves };
-    /* First out of the way, so that no target covers a source. */
+    /* Duplicates above all targets first, so that no target overwrites a source. */
     int high[N];
     for (int i = 0; i < N; i++) {
         high[i] = fcntl(moves[i].from, F_DUPFD_CLOEXEC, FD_FREE);
@@ -186,7 +187,7 @@ static void own_descriptors(worker *w, const dp_worker_fds *fds) {
         close(FD_CTL);
         close(FD_GUARD);
     }
-    /* A crash must not swallow the last lines. */
+    /* A crash must not lose the last lines. */
     setvbuf(stdout, NULL, _IOLBF, 0);
     setenv("GFORTRAN_UNBUFFERED_PRECONNECTED", "y", 1);
 }
@@ -259,7 +260,7 @@ static void wait_for_lease(worker *w, dp_msg_task *task) {
 static void limit_memory(const worker *w) {
     dp_error err = {0};
     uint64_t has = w->memory;
-    /* What the channel takes of its own is not the user's. */
+    /* The limit does not include the channel's memory. */
     if (w->m->memory_limit && !(has && w->server && dp_server_made_ahead(w->server)))
         must(w, dp_worker_memory(&has, &err), &err);
     must(w, dp_worker_limit_memory(has, w->m->memory_limit, &err), &err);
@@ -277,8 +278,8 @@ static void connect_client(worker *w) {
     dp_server_share_stats(w->server, &w->page->stats);
 }
 
-/* On verbs the pages of the memory take longest: what the zygote has not made of it, or not near enough, a second thread begins with while
- * the device is opened, if the lease has CPUs for two. */
+/* On verbs, making the pages of the channel's memory present takes longest. If the zygote has not prepared them, or has them on
+ * another NUMA node, a second thread makes them while this one opens the device, provided that the lease has two CPUs. */
 static void open_and_connect(worker *w, dp_ahead *memory) {
     dp_cpus own;
     dp_server_config cfg = server_config(w->m);
@@ -298,8 +299,8 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
     dp_ahead_end(memory);
 }
 
-/* The serving thread has parked, or serves a new lease: the executor waits to hear it. */
-static void told(void *arg, bool parked) {
+/* Tells the executor, which waits for it, that the serving thread has parked or serves a new lease. */
+static void tell_lease(void *arg, bool parked) {
     const worker *w = arg;
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t len = sizeof blob;
@@ -319,7 +320,7 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
         dp_msg_send_failure(FD_SOCK, DP_MSG_FAILED, w->id, st, err.msg);
 }
 
-/* Blocks until the executor says STOP or is gone, and passes that and what else it says on to the serving thread. */
+/* Passes the executor's messages on to the serving thread, until STOP or the end of the executor. */
 static void *monitor(void *arg) {
     const worker *w = arg;
     dp_server *server = w->server;
@@ -352,14 +353,14 @@ static void *monitor(void *arg) {
 static void start_monitor(const worker *w) {
     pthread_attr_t attr;
     pthread_t thread;
-    /* Signals are for the thread that runs functions. */
+    /* The thread that executes functions handles signals. */
     sigset_t all, old;
     sigfillset(&all);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attr, DP_STARTUP_STACK);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    dp_server_on_told(w->server, told, (void *)w);
+    dp_server_on_told(w->server, tell_lease, (void *)w);
     int e = pthread_create(&thread, &attr, monitor, (void *)w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
@@ -402,7 +403,7 @@ static void take_identity(worker *w) {
     if (w->m->uid) {
         if (w->m->processes)
             limit(w, RLIMIT_NPROC, w->m->processes, "processes");
-        tie(FD_SOCK, 0, true); /* another user's parent is no longer told */
+        tie(FD_SOCK, 0, true); /* the change of the user has undone it */
     }
     w->sandbox_ns += now_ns() - began;
 }
@@ -420,7 +421,7 @@ static void enter_sandbox(worker *w, bool connects) {
     w->sandbox_ns += now_ns() - began;
 }
 
-/* Nothing is left to do that needs the guard, which goes on by itself when its socket closes. */
+/* The last request to the guard. The guard continues by itself when its socket closes. */
 static void leave_guard(worker *w) {
     dp_error err = {0};
     if (w->m->provider == DP_PROVIDER_VERBS)
@@ -445,7 +446,7 @@ static void seal(worker *w, bool early) {
     w->sandbox_ns += now_ns() - began;
 }
 
-/* What is left to do for an early one when its client has all that connecting takes: its own memory is all there. */
+/* The steps of a pooled worker after its answer to the client: all memory of its own exists by then. */
 static void close_up(void *arg) {
     worker *w = arg;
     limit_memory(w);
@@ -477,7 +478,7 @@ static void connect_early(worker *w) {
     w->dev->meanwhile_arg = w;
     connect_client(w);
     w->dev->met = NULL;
-    if (w->dev->meanwhile) { /* it has not waited */
+    if (w->dev->meanwhile) { /* the client had already answered */
         w->dev->meanwhile = NULL;
         close_up(w);
     }
@@ -485,12 +486,12 @@ static void connect_early(worker *w) {
         loaded(w);
 }
 
-/* All that can be done ahead of a lease. */
+/* All steps that are possible ahead of a lease. */
 static void prepare(worker *w) {
     const dp_msg_spawn *m = w->m;
     dp_channel_config sizes = {m->max_depth, m->max_eager, m->max_bulk};
     dp_error err = {0};
-    bool shm = m->provider == DP_PROVIDER_SHM; /* the device has a socket of the network namespace that it was opened in */
+    bool shm = m->provider == DP_PROVIDER_SHM; /* whose device has a socket of the network namespace in which it was opened */
     open_device(w);
     if (shm)
         enter_sandbox(w, true);
@@ -523,7 +524,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     map_page(&w);
     dp_worker_yield_to_others();
     take_identity(&w);
-    /* What comes first: sandbox.h. */
+    /* sandbox.h explains the order. */
     bool device = m->provider == DP_PROVIDER_VERBS, early = !m->n_functions;
     if (device)
         enter_sandbox(&w, false);
@@ -545,7 +546,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         load_functions(&w);
         loaded(&w);
     }
-    start_monitor(&w); /* what it listens for comes after LOADED, and so does the first call, in a while */
-    errno = 0;         /* a function's end is judged by what it leaves there (crash.c) */
+    start_monitor(&w); /* the executor sends nothing before LOADED */
+    errno = 0;         /* the report of a death has the value that the function leaves (crash.c) */
     leave(exit_code(dp_server_run(w.server)));
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// benchFlags are what latency and guard share.
+// benchFlags are the flags of several commands.
 type benchFlags struct {
 	output
 	cfg      latency.Config
@@ -43,12 +43,12 @@ func (b *benchFlags) common(c *cobra.Command) {
 	b.output.flags(c)
 }
 
-// connect is the flag of those commands whose peer may be on another machine.
+// connect adds the flag of commands whose peer may be on another machine.
 func (b *benchFlags) connect(c *cobra.Command) {
 	c.Flags().StringVar(&b.cfg.Remote, "connect", "", "verbs: HOST:PORT of the machine of the peer, where rfaas bench serve runs (default: the peer is started here)")
 }
 
-// deviceFlags say which verbs device is used, and which program is the peer.
+// deviceFlags adds the flags that select the verbs device and the peer program.
 func deviceFlags(c *cobra.Command, d *dataplane.Options, peer *string) {
 	f := c.Flags()
 	f.StringVar(&d.Device, "device", "", "verbs: device (default: the first with an active port)")
@@ -76,8 +76,8 @@ func (o *output) check() error {
 	return nil
 }
 
-// emitResults runs what measures and writes its results: JSON as they come, else together at the end. What was measured before
-// an error is not lost.
+// emitResults executes a measurement and writes its results: JSON at once, otherwise all at the end. Results before an error are
+// written too.
 func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) error) error {
 	var results []*latency.Result
 	err := run(func(r *latency.Result) error {
@@ -134,7 +134,7 @@ func (b *benchFlags) complete(a *app) error {
 	return b.cfg.Validate()
 }
 
-// progress returns what prints progress lines: at once and always on a terminal, else now and then when it takes long.
+// progress returns a function that prints progress lines: every line on a terminal, otherwise one in 15 seconds.
 func (a *app) progress() func(string) {
 	last, every := time.Now(), 15*time.Second
 	if f, is := a.Stderr.(*os.File); is {
@@ -202,7 +202,7 @@ func (a *app) benchLatency(ctx context.Context, b *benchFlags, check bool) error
 	return a.verdict(rep)
 }
 
-// verdict says what is above its bound, and what nothing can be said of.
+// verdict returns an error that lists the results above their bounds, and prints those without a verdict.
 func (a *app) verdict(rep *latency.GuardReport) error {
 	for _, key := range rep.Disturbed {
 		fmt.Fprintf(a.Stderr, "rfaas-bench: %s: too few undisturbed pairs for a verdict\n", key)
@@ -216,7 +216,7 @@ func (a *app) verdict(rep *latency.GuardReport) error {
 	return nil
 }
 
-// undecided gives a guard that was disturbed too much a status of its own: it has found nothing, and has not failed.
+// undecided gives a guard that was disturbed too much to judge an exit status of its own.
 func (a *app) undecided(err error) error {
 	if !errors.Is(err, latency.ErrNoVerdict) {
 		return err
@@ -233,10 +233,10 @@ func newBenchGuard(a *app) *cobra.Command {
 		Use:   "guard",
 		Short: "Measure what has a bound, and fail when it is exceeded",
 		Long: `Measure what has a bound, and fail when it is exceeded. Bounds are ratios to the floor of the same run, never times.
-What is above its bound is measured again after all others, so that noise does not fail it; where too few pairs were undisturbed,
-twice the bound is held against all pairs. With --prove it then shows that
-it can fail: calls that are made slower by as much as a bound allows in all must exceed it. Exit status: 0 nothing is above its
-bound, 1 something is, 3 the machine was too busy to say anything, of the guard's measurements or of the proof.`,
+A result above its bound is measured again after all others, so that noise does not fail it. If too few pairs are undisturbed,
+all pairs are compared with twice the bound. With --prove the guard then shows that it can fail: calls that are delayed by as
+much as a bound allows must exceed it. Exit status: 0 nothing is above its bound, 1 something is, 3 the machine was too busy for a
+verdict on the measurements or on the proof.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own

@@ -27,7 +27,8 @@ func newRoot(a *app) *cobra.Command {
 		Long: `Measure calls beside their floor: what a careful program could do with the same bytes and nothing else. rfaas bench is the
 same program.
 
-Everything is started that is needed; executors and resource managers take part in cold, control and scaling only. benchmarks/README.md tells the method.`,
+The commands start the programs that they measure. Only cold, control and scaling start executors and resource managers.
+benchmarks/README.md describes the method.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}

@@ -16,11 +16,10 @@ func newBenchServe(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "The other machine of latency, bandwidth and floors",
-		Long: `The other machine of rfaas bench latency, bandwidth and floors, which are given its address by --connect. Peers are started here,
-for one client at a time, calls and floors run between the two machines by verbs, and the address serves only to begin and to
-end. Ends by Ctrl-C.
+		Long: `The other machine of rfaas bench latency, bandwidth and floors, which get its address by --connect. It starts peers, for one
+client at a time. Calls and floors use verbs between the two machines; the address serves only to begin and to end. Ctrl-C ends it.
 
-As ib_write_lat does, it asks nobody who they are: let it run while you measure, on a network that you trust.`,
+Like ib_write_lat, it does not authenticate clients: run it only while you measure, on a network that you trust.`,
 		Example: `  node-b$ rfaas bench serve --listen 0.0.0.0:7470 --device mlx5_0 --cpu 3
   node-a$ rfaas bench latency --provider verbs --device mlx5_0 --cpus 2 --connect node-b:7470`,
 		Args: cobra.NoArgs,

@@ -54,7 +54,7 @@ static uint64_t ring_stride(const dp_bench_run *r) { return dp_bench_stride(r->s
 static bool fits(const dp_bench_side *s, const dp_bench_run *r) {
     uint64_t payload = r->size > r->reply ? r->size : r->reply;
     if (s->verbs && r->kind >= DP_BENCH_IMM)
-        return true; /* not in this memory: dp_bench_verbs.c looks */
+        return true; /* verbs.c checks floors that do not use this memory */
     if (r->kind == DP_BENCH_RING)
         return r->entries && r->entries <= DP_DEPTH_MAX && !(r->entries & (r->entries - 1)) &&
                r->window && r->window <= r->entries &&

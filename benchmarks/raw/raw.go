@@ -94,9 +94,9 @@ type Config struct {
 	CallsOnly  bool // no floors: nothing is made for them
 }
 
-// FDs is what client and peer share: the two ends of a seqpacket socket, one each, a memfd of Memory bytes and two
-// eventfds. The peer program expects them as descriptors 3 to 6, in this order. A peer on another machine shares the socket
-// only, whose messages somebody carries: Memory is -1 then.
+// FDs are the descriptors that client and peer share: one end each of a seqpacket socket, a memfd of Memory bytes and two
+// eventfds. The peer program expects them as descriptors 3 to 6, in this order. With a peer on another machine only the socket
+// is shared, by a relay, and Memory is -1.
 type FDs struct {
 	Socket, Memory, Ping, Pong int
 }
@@ -162,10 +162,10 @@ func (b *Bench) Close() {
 	b.c = nil
 }
 
-// Abort ends whatever blocks in the bench, with an error: for whoever sees that the peer is gone. Any goroutine.
+// Abort ends every blocked call of the bench with an error, when the peer has ended. Any goroutine may call it.
 func (b *Bench) Abort() { C.dp_bench_abort(b.c) }
 
-// Channel is the channel to the peer. It is the bench's: do not close it.
+// Channel returns the channel to the peer. The bench owns it.
 func (b *Bench) Channel() *dataplane.Channel {
 	return dataplane.ChannelOf(unsafe.Pointer(C.dp_bench_channel(b.c)))
 }
@@ -219,8 +219,8 @@ func (b *Bench) Verify(size int) error {
 // Delay lets each call of FnDelayed take that much longer than one of FnEmpty. The peer must be on this machine.
 func (b *Bench) Delay(ns int64) { C.dp_bench_delay(b.c, C.uint64_t(max(ns, 0))) }
 
-// Blocked is how often client and peer have blocked while waiting for calls. A hot waiter does so only when it finds
-// that its core is shared.
+// Blocked returns how often client and peer have blocked while waiting for calls. A hot waiter blocks only when its core is
+// shared.
 func (b *Bench) Blocked() (client, peer uint64) {
 	var c, p C.uint64_t
 	C.dp_bench_blocked(b.c, &c, &p)
@@ -230,15 +230,14 @@ func (b *Bench) Blocked() (client, peer uint64) {
 // Clock is the median cost of reading the clock in C, ns.
 func Clock() float64 { return float64(C.dp_bench_clock_ns()) }
 
-// Here is what the peer's machine says instead of its client: the device, and the CPU that the peer pins itself to, -1:
-// none.
+// Here has the settings of a peer on another machine: its device, and the CPU that it pins itself to, -1 for none.
 type Here struct {
 	Device dataplane.Options
 	CPU    int
 }
 
-// Serve is the peer, for tests in one process; a measurement uses the program rfaas-bench-peer. It keeps its OS thread
-// busy until the client closes. here is nil where the client chooses the device.
+// Serve executes the peer in this process, for tests. Measurements use the program rfaas-bench-peer. It keeps its OS thread
+// busy until the client closes. here is nil if the client chooses the device.
 func Serve(fds FDs, here *Here) error {
 	cf := fds.c()
 	var e C.dp_error

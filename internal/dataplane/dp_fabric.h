@@ -113,8 +113,8 @@ typedef struct dp_dev {
     uint8_t link;        /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;        /* InfiniBand */
     uint8_t gid[16];     /* zero when the port has none */
-    /* What the next dp_qp_connect may do while it waits for the peer, called then and forgotten, and what each does when its peer has
-     * answered, before it maps that one's memory. NULL: nothing. Verbs never waits. */
+    /* meanwhile: one-shot callback, run while the next dp_qp_connect waits for the peer. met: run by each dp_qp_connect when
+     * the peer has answered, before its memory is mapped. NULL: none. Verbs never waits. */
     void (*meanwhile)(void *arg), (*met)(void *arg);
     void *meanwhile_arg;
     /* Asked for the memory of each region that is allocated, size in whole pages. It returns memory as of dp_region_map,
