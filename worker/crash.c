@@ -34,7 +34,7 @@ static _Alignas(64) uint8_t signal_stack[SIGNAL_STACK];
 
 /* ---- text ---- */
 
-static void put(dp_worker_death *d, const char *s) {
+static void put_text(dp_worker_death *d, const char *s) {
     while (*s && d->text_len < sizeof d->text)
         d->text[d->text_len++] = *s++;
 }
@@ -50,7 +50,7 @@ static void put_number(dp_worker_death *d, uint64_t v, unsigned base) {
 }
 
 static void put_hex(dp_worker_death *d, uint64_t v) {
-    put(d, "0x");
+    put_text(d, "0x");
     put_number(d, v, 16);
 }
 
@@ -79,7 +79,7 @@ static bool put_frame(dp_worker_death *d, const frame *f) {
     Dl_info info;
     if (!dladdr((void *)(f->pc - !f->exact), &info) || !info.dli_fname) {
         put_hex(d, f->pc);
-        put(d, "\n");
+        put_text(d, "\n");
         return true;
     }
     bool user = is_user_library(info.dli_fname);
@@ -87,15 +87,15 @@ static bool put_frame(dp_worker_death *d, const frame *f) {
         if (!info.dli_sname || !strcmp(info.dli_sname, "dp_server_run") || !strcmp(info.dli_sname, "dp_worker_load"))
             return info.dli_sname == NULL;
     }
-    put(d, info.dli_sname ? info.dli_sname : user ? "library" : base_name(info.dli_fname));
-    put(d, "+");
+    put_text(d, info.dli_sname ? info.dli_sname : user ? "library" : base_name(info.dli_fname));
+    put_text(d, "+");
     put_hex(d, f->pc - (uintptr_t)(info.dli_sname ? info.dli_saddr : info.dli_fbase));
     if (!user && info.dli_sname) {
-        put(d, " (");
-        put(d, base_name(info.dli_fname));
-        put(d, ")");
+        put_text(d, " (");
+        put_text(d, base_name(info.dli_fname));
+        put_text(d, ")");
     }
-    put(d, "\n");
+    put_text(d, "\n");
     return true;
 }
 
@@ -118,7 +118,7 @@ static void trace(dp_worker_death *d, const registers *at) {
         if (at->return_address && !dladdr((void *)at->pc, &info)) {
             /* A jump to nowhere stops every unwinder, but a call leaves its return address. */
             put_hex(d, at->pc);
-            put(d, "\n");
+            put_text(d, "\n");
             f = (frame){*at->return_address, false};
         }
         if (!put_frame(d, &f))
@@ -131,7 +131,7 @@ static void trace(dp_worker_death *d, const registers *at) {
         if (!same && !put_frame(d, &f))
             return;
         if (repeated == 1)
-            put(d, "...\n");
+            put_text(d, "...\n");
     }
 }
 

@@ -25,9 +25,9 @@ typedef struct bytes {
 } bytes;
 
 /* The file's structures may be unaligned. */
-static uint16_t get16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
-static uint32_t get32(const uint8_t *p) { return get16(p) | (uint32_t)get16(p + 2) << 16; }
-static uint64_t get64(const uint8_t *p) { return get32(p) | (uint64_t)get32(p + 4) << 32; }
+static uint16_t file_get16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
+static uint32_t file_get32(const uint8_t *p) { return file_get16(p) | (uint32_t)file_get16(p + 2) << 16; }
+static uint64_t file_get64(const uint8_t *p) { return file_get32(p) | (uint64_t)file_get32(p + 4) << 32; }
 
 #define bad(err, ...) dp_fail(err, DP_BAD_LIBRARY, 0, __VA_ARGS__)
 
@@ -84,13 +84,13 @@ static int open_file(elf_file *f, const void *file, uint64_t size, dp_error *err
         return st;
     if (size < sizeof(Elf64_Ehdr))
         return bad(err, "malformed ELF file: it ends in its header");
-    unsigned entry = get16(head + offsetof(Elf64_Ehdr, e_shentsize));
+    unsigned entry = file_get16(head + offsetof(Elf64_Ehdr, e_shentsize));
     *f = (elf_file){.at = head,
                     .size = size,
-                    .type = get16(head + offsetof(Elf64_Ehdr, e_type)),
-                    .machine = get16(head + offsetof(Elf64_Ehdr, e_machine)),
-                    .sections = get64(head + offsetof(Elf64_Ehdr, e_shoff)),
-                    .n_sections = get16(head + offsetof(Elf64_Ehdr, e_shnum))};
+                    .type = file_get16(head + offsetof(Elf64_Ehdr, e_type)),
+                    .machine = file_get16(head + offsetof(Elf64_Ehdr, e_machine)),
+                    .sections = file_get64(head + offsetof(Elf64_Ehdr, e_shoff)),
+                    .n_sections = file_get16(head + offsetof(Elf64_Ehdr, e_shnum))};
     if (!f->n_sections || f->n_sections >= SECTIONS_MAX || entry != sizeof(Elf64_Shdr))
         return bad(err, "malformed ELF file: %u sections of %u bytes", f->n_sections, entry);
     uint64_t table = f->n_sections * sizeof(Elf64_Shdr);
@@ -101,7 +101,7 @@ static int open_file(elf_file *f, const void *file, uint64_t size, dp_error *err
 }
 
 static const uint8_t *section_header(const elf_file *f, uint32_t i) { return f->at + f->sections + i * sizeof(Elf64_Shdr); }
-static uint32_t section_type(const uint8_t *h) { return get32(h + offsetof(Elf64_Shdr, sh_type)); }
+static uint32_t section_type(const uint8_t *h) { return file_get32(h + offsetof(Elf64_Shdr, sh_type)); }
 
 /* Returns the header of the first section of a type, NULL if there is none. */
 static const uint8_t *find_section(const elf_file *f, uint32_t type) {
@@ -112,8 +112,8 @@ static const uint8_t *find_section(const elf_file *f, uint32_t type) {
 }
 
 static int section_bytes(const elf_file *f, const uint8_t *h, bytes *out, dp_error *err) {
-    uint64_t off = get64(h + offsetof(Elf64_Shdr, sh_offset)), n = get64(h + offsetof(Elf64_Shdr, sh_size));
-    if (get64(h + offsetof(Elf64_Shdr, sh_flags)) & SHF_COMPRESSED)
+    uint64_t off = file_get64(h + offsetof(Elf64_Shdr, sh_offset)), n = file_get64(h + offsetof(Elf64_Shdr, sh_size));
+    if (file_get64(h + offsetof(Elf64_Shdr, sh_flags)) & SHF_COMPRESSED)
         return bad(err, "malformed ELF file: a table is compressed");
     if (n > DP_ELF_TABLE_MAX)
         return bad(err, "malformed ELF file: a table of %llu bytes, at most %u are read", (unsigned long long)n, DP_ELF_TABLE_MAX);
@@ -125,7 +125,7 @@ static int section_bytes(const elf_file *f, const uint8_t *h, bytes *out, dp_err
 
 /* Sets *out to the string table that belongs to a section. */
 static int section_strings(const elf_file *f, const uint8_t *h, bytes *out, dp_error *err) {
-    uint32_t link = get32(h + offsetof(Elf64_Shdr, sh_link));
+    uint32_t link = file_get32(h + offsetof(Elf64_Shdr, sh_link));
     if (link >= f->n_sections || section_type(section_header(f, link)) != SHT_STRTAB)
         return bad(err, "malformed ELF file: section %u is not a string table", link);
     return section_bytes(f, section_header(f, link), out, err);
@@ -219,7 +219,7 @@ static bool is_exported_function(const uint8_t *symbol) {
     uint8_t info = symbol[offsetof(Elf64_Sym, st_info)];
     return ELF64_ST_BIND(info) == STB_GLOBAL && ELF64_ST_TYPE(info) == STT_FUNC &&
            ELF64_ST_VISIBILITY(symbol[offsetof(Elf64_Sym, st_other)]) == STV_DEFAULT &&
-           get16(symbol + offsetof(Elf64_Sym, st_shndx)) != SHN_UNDEF;
+           file_get16(symbol + offsetof(Elf64_Sym, st_shndx)) != SHN_UNDEF;
 }
 
 static int collect_names(const elf_file *f, dp_elf_work *w, bytes *strings, dp_error *err) {
@@ -234,7 +234,7 @@ static int collect_names(const elf_file *f, dp_elf_work *w, bytes *strings, dp_e
         const uint8_t *symbol = table.at + at;
         if (!is_exported_function(symbol))
             continue;
-        uint32_t off = get32(symbol + offsetof(Elf64_Sym, st_name)), len = name_length(strings, off, DP_ELF_NAME_MAX);
+        uint32_t off = file_get32(symbol + offsetof(Elf64_Sym, st_name)), len = name_length(strings, off, DP_ELF_NAME_MAX);
         if (len)
             st = add_name(w, strings, off, len, err);
     }
@@ -286,9 +286,9 @@ static int dynamic_value(const elf_file *f, uint64_t tag, uint64_t *value, dp_er
     if (!section || st != DP_OK)
         return st;
     for (uint64_t at = 0; table.len - at >= sizeof(Elf64_Dyn); at += sizeof(Elf64_Dyn)) {
-        if (get64(table.at + at) != tag)
+        if (file_get64(table.at + at) != tag)
             continue;
-        *value = get64(table.at + at + offsetof(Elf64_Dyn, d_un));
+        *value = file_get64(table.at + at + offsetof(Elf64_Dyn, d_un));
         break;
     }
     return DP_OK;
@@ -343,11 +343,11 @@ static int need_at(const needs *d, uint64_t off, const uint8_t **out, dp_error *
 
 static int check_needed(const needs *d, const uint8_t *need, const uint8_t *aux, dp_error *err) {
     version v;
-    if (!parse_glibc(&d->strings, get32(aux + offsetof(Elf64_Vernaux, vna_name)), &v) || v.major < d->node.major ||
+    if (!parse_glibc(&d->strings, file_get32(aux + offsetof(Elf64_Vernaux, vna_name)), &v) || v.major < d->node.major ||
         (v.major == d->node.major && v.minor <= d->node.minor))
         return DP_OK;
     char library[64];
-    uint32_t file = get32(need + offsetof(Elf64_Verneed, vn_file)), len = name_length(&d->strings, file, DP_ELF_NAME_MAX);
+    uint32_t file = file_get32(need + offsetof(Elf64_Verneed, vn_file)), len = name_length(&d->strings, file, DP_ELF_NAME_MAX);
     printable(library, sizeof library, d->strings.at + (len ? file : 0), len);
     return bad(err, "needs GLIBC_%llu.%llu of \"%s\", but this node has glibc %llu.%llu: build it on a system that is as old as the node",
                (unsigned long long)v.major, (unsigned long long)v.minor, library, (unsigned long long)d->node.major,
@@ -357,8 +357,8 @@ static int check_needed(const needs *d, const uint8_t *need, const uint8_t *aux,
 /* Checks the needed versions of one library. Both tables are chains; *steps bounds the entries that are followed in
  * both together. */
 static int walk_need(const needs *d, const uint8_t *need, uint64_t off, uint32_t *steps, dp_error *err) {
-    uint32_t left = get16(need + offsetof(Elf64_Verneed, vn_cnt));
-    uint64_t at = off + get32(need + offsetof(Elf64_Verneed, vn_aux));
+    uint32_t left = file_get16(need + offsetof(Elf64_Verneed, vn_cnt));
+    uint64_t at = off + file_get32(need + offsetof(Elf64_Verneed, vn_aux));
     while (left-- > 0) {
         const uint8_t *aux = NULL;
         if (++*steps > STEPS_MAX)
@@ -368,7 +368,7 @@ static int walk_need(const needs *d, const uint8_t *need, uint64_t off, uint32_t
             st = check_needed(d, need, aux, err);
         if (st != DP_OK)
             return st;
-        uint32_t next = get32(aux + offsetof(Elf64_Vernaux, vna_next));
+        uint32_t next = file_get32(aux + offsetof(Elf64_Vernaux, vna_next));
         if (!next)
             break;
         at += next;
@@ -392,7 +392,7 @@ static int check_glibc(const elf_file *f, const char *glibc, dp_error *err) {
         st = need_at(&d, off, &need, err);
         if (st == DP_OK)
             st = walk_need(&d, need, off, &steps, err);
-        uint32_t next = st == DP_OK ? get32(need + offsetof(Elf64_Verneed, vn_next)) : 0;
+        uint32_t next = st == DP_OK ? file_get32(need + offsetof(Elf64_Verneed, vn_next)) : 0;
         if (!next)
             break;
         off += next;
@@ -458,8 +458,8 @@ static void look_up(const elf_file *f, uint32_t type, const uint64_t *offsets, p
         const uint8_t *symbol = table.at + i * sizeof(Elf64_Sym);
         if (ELF64_ST_TYPE(symbol[offsetof(Elf64_Sym, st_info)]) != STT_FUNC)
             continue;
-        uint64_t at = get64(symbol + offsetof(Elf64_Sym, st_value)), len = get64(symbol + offsetof(Elf64_Sym, st_size));
-        uint32_t name = get32(symbol + offsetof(Elf64_Sym, st_name)), name_len = 0;
+        uint64_t at = file_get64(symbol + offsetof(Elf64_Sym, st_value)), len = file_get64(symbol + offsetof(Elf64_Sym, st_size));
+        uint32_t name = file_get32(symbol + offsetof(Elf64_Sym, st_name)), name_len = 0;
         for (uint32_t k = 0; k < n; k++) {
             if (places[k].name || offsets[k] < at || offsets[k] - at >= len)
                 continue;

@@ -38,7 +38,7 @@ typedef struct inspection {
     dp_elf_work *work; /* of INSPECT */
 } inspection;
 
-_Noreturn static void refuse(const inspection *i, int status, const char *text) {
+_Noreturn static void refuse_reading(const inspection *i, int status, const char *text) {
     dp_msg_send_failure(i->sock, DP_MSG_FAILED, i->id, status, text);
     _exit(DP_EXIT_STOPPED); /* a refusal is a regular answer */
 }
@@ -46,13 +46,13 @@ _Noreturn static void refuse(const inspection *i, int status, const char *text) 
 static void *map(const inspection *i, int fd, uint64_t needed, int protection, int flags, uint64_t *size) {
     struct stat sb;
     if (fstat(fd, &sb) || (uint64_t)sb.st_size < needed)
-        refuse(i, DP_INVALID, "inspect: a descriptor is not a file, or the file is too small");
+        refuse_reading(i, DP_INVALID, "inspect: a descriptor is not a file, or the file is too small");
     *size = (uint64_t)sb.st_size;
     void *at = mmap(NULL, *size, protection, flags, fd, 0);
     if (at == MAP_FAILED) {
         dp_error err;
         dp_fail(&err, DP_FATAL, errno, "inspect: map %llu bytes", (unsigned long long)*size);
-        refuse(i, DP_FATAL, err.msg);
+        refuse_reading(i, DP_FATAL, err.msg);
     }
     return at;
 }
@@ -60,11 +60,11 @@ static void *map(const inspection *i, int fd, uint64_t needed, int protection, i
 static void limit_reading(const inspection *i, const dp_msg_inspect *m, uint64_t memory) {
     dp_error err = {0};
     if (dp_worker_limit_memory(memory, m->memory_limit, &err) != DP_OK)
-        refuse(i, err.status, err.msg);
+        refuse_reading(i, err.status, err.msg);
     struct rlimit cpu = {m->cpu_seconds, m->cpu_seconds};
     if (setrlimit(RLIMIT_CPU, &cpu)) {
         dp_fail(&err, DP_FATAL, errno, "inspect: limit processor time to %u s", m->cpu_seconds);
-        refuse(i, DP_FATAL, err.msg);
+        refuse_reading(i, DP_FATAL, err.msg);
     }
 }
 
@@ -75,7 +75,7 @@ static void seal_reader(const inspection *i) {
         return;
     dp_error err;
     dp_fail(&err, DP_FATAL, e, "inspect: filter of system calls");
-    refuse(i, DP_FATAL, err.msg);
+    refuse_reading(i, DP_FATAL, err.msg);
 }
 
 _Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task, const int fds[DP_LEASE_FDS], uint64_t memory) {
@@ -90,7 +90,7 @@ _Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task,
                 &room);
     i.work = m->n_offsets ? NULL : calloc(1, sizeof *i.work);
     if (!m->n_offsets && !i.work)
-        refuse(&i, DP_FATAL, "inspect: no memory for the names of functions");
+        refuse_reading(&i, DP_FATAL, "inspect: no memory for the names of functions");
     seal_reader(&i);
     if (m->n_offsets) {
         answer[0] = m->n_offsets;
@@ -99,7 +99,7 @@ _Noreturn void dp_worker_inspect(int sock, uint32_t id, const dp_msg_task *task,
         dp_error err = {0};
         int st = dp_elf_functions(i.file, i.size, glibc, i.work, i.out, &answer[0], &answer[1], &err);
         if (st != DP_OK)
-            refuse(&i, st, err.msg);
+            refuse_reading(&i, st, err.msg);
     }
     dp_msg_send(sock, DP_MSG_INSPECTED, id, answer, sizeof answer, -1);
     _exit(DP_EXIT_STOPPED);

@@ -34,7 +34,7 @@ typedef struct reason {
     size_t room;
 } reason;
 
-__attribute__((format(printf, 3, 4))) static int refuse(reason *r, int status, const char *fmt, ...) {
+__attribute__((format(printf, 3, 4))) static int refuse_library(reason *r, int status, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(r->text, r->room, fmt, ap);
@@ -61,37 +61,37 @@ static int check_sealed(int fd, reason *r) {
     const int needed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
-        return refuse(r, DP_INVALID, "code is not in a memfd: %s", strerror(errno));
+        return refuse_library(r, DP_INVALID, "code is not in a memfd: %s", strerror(errno));
     if ((seals & needed) != needed)
-        return refuse(r, DP_INVALID, "code memfd has seals %#x, all of %#x are needed", (unsigned)seals,
-                      (unsigned)needed);
+        return refuse_library(r, DP_INVALID, "code memfd has seals %#x, all of %#x are needed", (unsigned)seals,
+                              (unsigned)needed);
     return DP_OK;
 }
 
 static int check_library_ident(const unsigned char *ident, ssize_t n, reason *r) {
     if (n < EI_NIDENT || memcmp(ident, ELFMAG, SELFMAG))
-        return refuse(r, DP_BAD_LIBRARY, "not an ELF file (%zd bytes read, beginning %02x %02x %02x %02x)", n,
-                      n > 0 ? ident[0] : 0u, n > 1 ? ident[1] : 0u, n > 2 ? ident[2] : 0u, n > 3 ? ident[3] : 0u);
+        return refuse_library(r, DP_BAD_LIBRARY, "not an ELF file (%zd bytes read, beginning %02x %02x %02x %02x)", n,
+                              n > 0 ? ident[0] : 0u, n > 1 ? ident[1] : 0u, n > 2 ? ident[2] : 0u, n > 3 ? ident[3] : 0u);
     if (ident[EI_CLASS] != ELFCLASS64)
-        return refuse(r, DP_BAD_LIBRARY, "not a 64-bit library (ELF class %u)", ident[EI_CLASS]);
+        return refuse_library(r, DP_BAD_LIBRARY, "not a 64-bit library (ELF class %u)", ident[EI_CLASS]);
     if (ident[EI_DATA] != ELFDATA2LSB)
-        return refuse(r, DP_BAD_LIBRARY, "not a little-endian library (ELF data %u)", ident[EI_DATA]);
+        return refuse_library(r, DP_BAD_LIBRARY, "not a little-endian library (ELF data %u)", ident[EI_DATA]);
     return DP_OK;
 }
 
 static int check_header(const Elf64_Ehdr *h, reason *r) {
     if (h->e_machine != DP_ELF_MACHINE)
-        return refuse(r, DP_BAD_LIBRARY, "built for %s (ELF machine %u), this node is %s", library_machine_name(h->e_machine),
-                      h->e_machine, library_machine_name(DP_ELF_MACHINE));
+        return refuse_library(r, DP_BAD_LIBRARY, "built for %s (ELF machine %u), this node is %s", library_machine_name(h->e_machine),
+                              h->e_machine, library_machine_name(DP_ELF_MACHINE));
     if (h->e_type != ET_DYN)
-        return refuse(r, DP_BAD_LIBRARY, "not a shared library but %s (ELF type %u; link with -shared -fPIC)",
-                      h->e_type == ET_REL    ? "an object file"
-                      : h->e_type == ET_EXEC ? "a program"
-                                             : "something else",
-                      h->e_type);
+        return refuse_library(r, DP_BAD_LIBRARY, "not a shared library but %s (ELF type %u; link with -shared -fPIC)",
+                              h->e_type == ET_REL    ? "an object file"
+                              : h->e_type == ET_EXEC ? "a program"
+                                                     : "something else",
+                              h->e_type);
     if (h->e_phentsize != sizeof(Elf64_Phdr) || h->e_phnum == 0 || h->e_phnum > PROGRAM_HEADERS_MAX)
-        return refuse(r, DP_BAD_LIBRARY, "damaged ELF header: %u program headers of %u bytes", h->e_phnum,
-                      h->e_phentsize);
+        return refuse_library(r, DP_BAD_LIBRARY, "damaged ELF header: %u program headers of %u bytes", h->e_phnum,
+                              h->e_phentsize);
     return DP_OK;
 }
 
@@ -99,15 +99,15 @@ static int check_elf(int fd, reason *r) {
     struct stat sb;
     Elf64_Ehdr h;
     if (fstat(fd, &sb))
-        return refuse(r, DP_FATAL, "fstat of the code: %s", strerror(errno));
+        return refuse_library(r, DP_FATAL, "fstat of the code: %s", strerror(errno));
     uint64_t size = (uint64_t)sb.st_size;
     memset(&h, 0, sizeof h);
     ssize_t n = pread(fd, &h, sizeof h, 0);
     if (n < 0)
-        return refuse(r, DP_FATAL, "read the code: %s", strerror(errno));
+        return refuse_library(r, DP_FATAL, "read the code: %s", strerror(errno));
     int st = check_library_ident(h.e_ident, n, r);
     if (st == DP_OK && n < (ssize_t)sizeof h)
-        st = refuse(r, DP_BAD_LIBRARY, "truncated: the file ends in its ELF header");
+        st = refuse_library(r, DP_BAD_LIBRARY, "truncated: the file ends in its ELF header");
     if (st == DP_OK)
         st = check_header(&h, r);
     for (unsigned i = 0; st == DP_OK && i < h.e_phnum; i++) {
@@ -115,11 +115,11 @@ static int check_elf(int fd, reason *r) {
         uint64_t at = h.e_phoff + (uint64_t)i * sizeof ph;
         if (at < h.e_phoff || at > size || size - at < sizeof ph ||
             pread(fd, &ph, sizeof ph, (off_t)at) != (ssize_t)sizeof ph)
-            return refuse(r, DP_BAD_LIBRARY, "truncated: program header %u lies beyond the %llu bytes of the file", i,
-                          (unsigned long long)size);
+            return refuse_library(r, DP_BAD_LIBRARY, "truncated: program header %u lies beyond the %llu bytes of the file", i,
+                                  (unsigned long long)size);
         if (ph.p_type == PT_LOAD && (ph.p_offset > size || size - ph.p_offset < ph.p_filesz))
-            return refuse(r, DP_BAD_LIBRARY, "truncated: segment %u needs %llu bytes at %llu, the file has %llu", i,
-                          (unsigned long long)ph.p_filesz, (unsigned long long)ph.p_offset, (unsigned long long)size);
+            return refuse_library(r, DP_BAD_LIBRARY, "truncated: segment %u needs %llu bytes at %llu, the file has %llu", i,
+                                  (unsigned long long)ph.p_filesz, (unsigned long long)ph.p_offset, (unsigned long long)size);
     }
     return st;
 }
@@ -152,12 +152,12 @@ static int check_symbol(void *library, const char *name, uint32_t index, void *a
     const Elf64_Sym *symbol = NULL;
     Dl_info info;
     if (dlinfo(library, RTLD_DI_LINKMAP, &own) || !dladdr1(at, &info, (void **)&of, RTLD_DL_LINKMAP) || of != own)
-        return refuse(r, DP_BAD_LIBRARY, "function %u \"%s\" is not defined by the library itself but by %s", index,
-                      name, of && of->l_name && *of->l_name ? of->l_name : "another one");
+        return refuse_library(r, DP_BAD_LIBRARY, "function %u \"%s\" is not defined by the library itself but by %s", index,
+                              name, of && of->l_name && *of->l_name ? of->l_name : "another one");
     if (dladdr1(at, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol && info.dli_saddr == at) {
         unsigned type = ELF64_ST_TYPE(symbol->st_info);
         if (type == STT_OBJECT || type == STT_TLS || type == STT_COMMON)
-            return refuse(r, DP_BAD_LIBRARY, "function %u \"%s\" is a variable", index, name);
+            return refuse_library(r, DP_BAD_LIBRARY, "function %u \"%s\" is a variable", index, name);
     }
     return DP_OK;
 }
@@ -168,12 +168,12 @@ static int find_functions(void *library, const char *names, size_t len, uint32_t
         size_t left = (size_t)(end - name);
         size_t name_len = strnlen(name, left);
         if (name_len == 0 || name_len == left)
-            return refuse(r, DP_INVALID, "function %u of %u has no name", i, n);
+            return refuse_library(r, DP_INVALID, "function %u of %u has no name", i, n);
         void *at = dlsym(library, name);
         if (!at)
-            return refuse(r, DP_BAD_LIBRARY,
-                          "function %u \"%s\" is not among the library's symbols (in C++ it needs extern \"C\")", i,
-                          name);
+            return refuse_library(r, DP_BAD_LIBRARY,
+                                  "function %u \"%s\" is not among the library's symbols (in C++ it needs extern \"C\")", i,
+                                  name);
         int st = check_symbol(library, name, i, at, r);
         if (st != DP_OK)
             return st;
@@ -182,24 +182,24 @@ static int find_functions(void *library, const char *names, size_t len, uint32_t
         name += name_len + 1;
     }
     if (name != end)
-        return refuse(r, DP_INVALID, "more than %u function names", n);
+        return refuse_library(r, DP_INVALID, "more than %u function names", n);
     return DP_OK;
 }
 
 static int read_names(int fd, char **names, size_t *len, reason *r) {
     struct stat sb;
     if (fstat(fd, &sb))
-        return refuse(r, DP_FATAL, "fstat of the function names: %s", strerror(errno));
+        return refuse_library(r, DP_FATAL, "fstat of the function names: %s", strerror(errno));
     if (sb.st_size < 1 || sb.st_size > DP_NAMES_MAX)
-        return refuse(r, DP_INVALID, "function names of %lld bytes, not in 1..%u", (long long)sb.st_size, DP_NAMES_MAX);
+        return refuse_library(r, DP_INVALID, "function names of %lld bytes, not in 1..%u", (long long)sb.st_size, DP_NAMES_MAX);
     *len = (size_t)sb.st_size;
     *names = malloc(*len);
     if (!*names)
-        return refuse(r, DP_FATAL, "no memory for %zu bytes of function names", *len);
+        return refuse_library(r, DP_FATAL, "no memory for %zu bytes of function names", *len);
     ssize_t n = pread(fd, *names, *len, 0);
     if (n != (ssize_t)*len) {
         free(*names);
-        return refuse(r, DP_FATAL, "read the function names: %zd of %zu bytes", n, *len);
+        return refuse_library(r, DP_FATAL, "read the function names: %zd of %zu bytes", n, *len);
     }
     return DP_OK;
 }
@@ -221,7 +221,7 @@ int dp_worker_load(int code, int names, uint32_t n, dp_function **table, char *t
     snprintf(path, sizeof path, "/proc/self/fd/%d", code);
     void *library = t ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!t)
-        st = refuse(&r, DP_FATAL, "no memory for a table of %u functions", n);
+        st = refuse_library(&r, DP_FATAL, "no memory for a table of %u functions", n);
     else if (!library)
         st = refuse_dlerror(&r, path);
     else

@@ -116,7 +116,7 @@ static bool all_zero(const void *from, size_t n) {
     return true;
 }
 
-static int check_range(const char *what, int64_t v, int64_t low, int64_t high, dp_error *err) {
+static int check_spawn_range(const char *what, int64_t v, int64_t low, int64_t high, dp_error *err) {
     if (v < low || v > high)
         return dp_fail(err, DP_INVALID, 0, "spawn: %s %lld not in %lld..%lld", what, (long long)v, (long long)low,
                        (long long)high);
@@ -141,8 +141,8 @@ static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
     if (m->n_functions || m->blob_len || m->memory_limit || m->channel_depth || m->channel_eager || m->channel_bulk ||
         !all_zero(m->cpus, sizeof m->cpus) || !all_zero(m->blob, sizeof m->blob))
         return dp_fail(err, DP_INVALID, 0, "prepare: the message has a lease's functions, blob, channel, memory limit or CPUs");
-    if (check_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
-        check_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
+    if (check_spawn_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
+        check_spawn_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
     bool sizes = m->max_eager && m->max_eager <= DP_EAGER_MAX && m->max_eager % DP_CACHE_LINE == 0 && m->max_bulk <= DP_BULK_MAX &&
                  m->max_bulk % DP_BULK_UNIT == 0;
@@ -173,7 +173,7 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         {"blob length", m->blob_len, 1, DP_CHANNEL_BLOB_MAX},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (check_range(ranges[i].what, ranges[i].v, ranges[i].low, ranges[i].high, err) != DP_OK)
+        if (check_spawn_range(ranges[i].what, ranges[i].v, ranges[i].low, ranges[i].high, err) != DP_OK)
             return DP_INVALID;
     if (m->channel_bulk > DP_BULK_MAX)
         return dp_fail(err, DP_INVALID, 0, "spawn: channel bulk size %llu not in 0..%llu", (unsigned long long)m->channel_bulk,

@@ -152,7 +152,7 @@ static int new_root(const char **what) {
     return 0;
 }
 
-static int fill(const dp_sandbox *s, const wanted *extra, bool verbs, const char **what) {
+static int fill_root(const dp_sandbox *s, const wanted *extra, bool verbs, const char **what) {
     int e = 0;
     for (size_t i = 0; i < sizeof shown / sizeof *shown && !e; i++)
         e = show(*what = shown[i], !strcmp(shown[i], "/usr"));
@@ -203,7 +203,7 @@ int dp_sandbox_root(const dp_sandbox *s, bool verbs, const char **what) {
     }
     int e = new_root(what);
     if (!e)
-        e = fill(s, extra, verbs, what);
+        e = fill_root(s, extra, verbs, what);
     free(extra);
     return e;
 }

@@ -208,7 +208,7 @@ static void must(const worker *w, int st, const dp_error *err) {
         fail(w, FD_SOCK, st, err->msg);
 }
 
-static void pin(const worker *w) {
+static void pin_worker(const worker *w) {
     dp_error err = {0};
     must(w, dp_worker_pin(w->m->cpus, &err), &err);
 }
@@ -321,7 +321,7 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
 }
 
 /* Passes the executor's messages on to the serving thread, until STOP or the end of the executor. */
-static void *monitor(void *arg) {
+static void *listen_to_executor(void *arg) {
     const worker *w = arg;
     dp_server *server = w->server;
     dp_server_touch(server); /* while the first call is under way */
@@ -350,7 +350,7 @@ static void *monitor(void *arg) {
     }
 }
 
-static void start_monitor(const worker *w) {
+static void start_listener(const worker *w) {
     pthread_attr_t attr;
     pthread_t thread;
     /* The thread that executes functions handles signals. */
@@ -361,7 +361,7 @@ static void start_monitor(const worker *w) {
     pthread_attr_setstacksize(&attr, DP_STARTUP_STACK);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     dp_server_on_told(w->server, tell_lease, (void *)w);
-    int e = pthread_create(&thread, &attr, monitor, (void *)w);
+    int e = pthread_create(&thread, &attr, listen_to_executor, (void *)w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
     if (e) {
@@ -533,7 +533,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         prepare(&w);
         wait_for_lease(&w, &task);
     }
-    pin(&w);
+    pin_worker(&w);
     if (early) {
         connect_early(&w);
     } else {
@@ -546,7 +546,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
         load_functions(&w);
         loaded(&w);
     }
-    start_monitor(&w); /* the executor sends nothing before LOADED */
+    start_listener(&w); /* the executor sends nothing before LOADED */
     errno = 0;         /* the report of a death has the value that the function leaves (crash.c) */
     leave(exit_code(dp_server_run(w.server)));
 }

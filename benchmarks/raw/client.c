@@ -83,8 +83,8 @@ static int shake_hands(dp_bench *b, const dp_dev *dev, const dp_dev_options *o, 
 }
 
 /* Calls a function of the peer that returns an int32 status and maybe more. */
-static int ask(dp_bench *b, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
-               uint32_t *got) {
+static int ask_peer(dp_bench *b, uint32_t function, const void *in, uint32_t size, void *out, uint32_t capacity,
+                    uint32_t *got) {
     dp_started started;
     return dp_channel_call(b->ch, function, in, size, NULL, out, capacity, got, dp_now_ns() + DP_BENCH_PATIENCE_NS,
                            &started);
@@ -96,7 +96,7 @@ static int open_verbs(dp_bench *b, dp_dev *dev, dp_error *err) {
     int st = dp_bench_verbs_create(dev, b->cfg.payload, b->cfg.depth, &b->verbs, &mine, err);
     if (st)
         return st;
-    st = ask(b, DP_BENCH_FN_VERBS, &mine, sizeof mine, &theirs, sizeof theirs, &got);
+    st = ask_peer(b, DP_BENCH_FN_VERBS, &mine, sizeof mine, &theirs, sizeof theirs, &got);
     if (!st && got != sizeof theirs)
         st = DP_UNSUPPORTED;
     if (st)
@@ -351,7 +351,7 @@ void dp_bench_blocked(dp_bench *b, uint64_t *client, uint64_t *peer) {
     uint32_t got = 0;
     if (!b->remote)
         *peer = __atomic_load_n(&b->side.area->stats.blocked_waits, __ATOMIC_RELAXED);
-    else if (ask(b, DP_BENCH_FN_BLOCKED, NULL, 0, peer, sizeof *peer, &got) || got != sizeof *peer)
+    else if (ask_peer(b, DP_BENCH_FN_BLOCKED, NULL, 0, peer, sizeof *peer, &got) || got != sizeof *peer)
         *peer = 0;
 }
 

@@ -51,7 +51,7 @@ static uint8_t *ring_at(const dp_bench_side *s, const dp_bench_run *r, int which
 static uint64_t ring_stride(const dp_bench_run *r) { return dp_bench_stride(r->size > r->reply ? r->size : r->reply); }
 
 /* Whether the run's memory is there: the peer believes nobody. */
-static bool fits(const dp_bench_side *s, const dp_bench_run *r) {
+static bool floor_fits(const dp_bench_side *s, const dp_bench_run *r) {
     uint64_t payload = r->size > r->reply ? r->size : r->reply;
     if (s->verbs && r->kind >= DP_BENCH_IMM)
         return true; /* verbs.c checks floors that do not use this memory */
@@ -85,7 +85,7 @@ static __attribute__((noinline)) bool too_late(const dp_bench_side *s) {
 }
 
 /* Spins until the word has the value, one pause per look. */
-static ALWAYS_INLINE int await(const dp_bench_side *s, const uint64_t *word, uint64_t value) {
+static ALWAYS_INLINE int await_word(const dp_bench_side *s, const uint64_t *word, uint64_t value) {
     uint32_t spins = 0;
     /* Acquire pairs with the release of the other side's loop: what it wrote before is visible. */
     while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
@@ -96,7 +96,7 @@ static ALWAYS_INLINE int await(const dp_bench_side *s, const uint64_t *word, uin
     return DP_OK;
 }
 
-static ALWAYS_INLINE void publish(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+static ALWAYS_INLINE void publish_word(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
 static long futex(uint64_t *word, int op, uint64_t value, const struct timespec *timeout) {
     /* The low half: integers are little endian here (dp_wire.h). */
@@ -113,7 +113,7 @@ static int futex_await(const dp_bench_side *s, uint64_t *word, uint64_t value) {
 }
 
 static void futex_publish(uint64_t *word, uint64_t value) {
-    publish(word, value);
+    publish_word(word, value);
     futex(word, FUTEX_WAKE, 1, NULL);
 }
 
@@ -145,38 +145,38 @@ typedef struct trip {
 typedef int (*trip_fn)(const trip *t, uint64_t i);
 
 static ALWAYS_INLINE int flag_client(const trip *t, uint64_t i) {
-    publish(&t->s->area->ping, i);
-    return await(t->s, &t->s->area->pong, i);
+    publish_word(&t->s->area->ping, i);
+    return await_word(t->s, &t->s->area->pong, i);
 }
 
 static ALWAYS_INLINE int flag_server(const trip *t, uint64_t i) {
-    int st = await(t->s, &t->s->area->ping, i);
-    publish(&t->s->area->pong, i);
+    int st = await_word(t->s, &t->s->area->ping, i);
+    publish_word(&t->s->area->pong, i);
     return st;
 }
 
-static ALWAYS_INLINE void fill(const trip *t, uint64_t i) {
+static ALWAYS_INLINE void fill_payload(const trip *t, uint64_t i) {
     t->s->in[0] = (uint8_t)i;
     memcpy(t->req.data, t->s->in, t->r->size);
 }
 
 static ALWAYS_INLINE int box_client(const trip *t, uint64_t i) {
-    fill(t, i);
-    publish(t->req.flag, i);
-    int st = await(t->s, t->rep.flag, i);
+    fill_payload(t, i);
+    publish_word(t->req.flag, i);
+    int st = await_word(t->s, t->rep.flag, i);
     memcpy(t->s->out, t->rep.data, t->r->reply);
     return st;
 }
 
 static ALWAYS_INLINE int box_server(const trip *t, uint64_t i) {
-    int st = await(t->s, t->req.flag, i);
+    int st = await_word(t->s, t->req.flag, i);
     memcpy(t->rep.data, t->req.data, t->r->reply);
-    publish(t->rep.flag, i);
+    publish_word(t->rep.flag, i);
     return st;
 }
 
 static ALWAYS_INLINE int event_client(const trip *t, uint64_t i) {
-    fill(t, i);
+    fill_payload(t, i);
     int st = event_publish(t->s->ping);
     if (!st)
         st = event_await(t->s->pong);
@@ -194,7 +194,7 @@ static ALWAYS_INLINE int event_server(const trip *t, uint64_t i) {
 }
 
 static ALWAYS_INLINE int futex_client(const trip *t, uint64_t i) {
-    fill(t, i);
+    fill_payload(t, i);
     futex_publish(t->req.flag, i);
     int st = futex_await(t->s, t->rep.flag, i);
     memcpy(t->s->out, t->rep.data, t->r->reply);
@@ -262,11 +262,11 @@ static int ring_server(const dp_bench_side *s, const dp_bench_run *r) {
     uint64_t stride = ring_stride(r), mask = r->entries - 1;
     for (uint64_t i = 0; i < r->rounds; i++) {
         uint8_t *a = from + (i & mask) * stride, *b = to + (i & mask) * stride;
-        int st = await(s, (uint64_t *)(void *)a, i + 1);
+        int st = await_word(s, (uint64_t *)(void *)a, i + 1);
         if (__builtin_expect(st, 0))
             return st;
         memcpy(b + sizeof(uint64_t), a + sizeof(uint64_t), r->reply);
-        publish((uint64_t *)(void *)b, i + 1);
+        publish_word((uint64_t *)(void *)b, i + 1);
     }
     return DP_OK;
 }
@@ -283,14 +283,14 @@ static int ring_client(const dp_bench_side *s, const dp_bench_run *r, uint32_t w
             memcpy(e + sizeof(uint64_t), s->in, r->size);
             if (samples)
                 pushed[head & mask] = dp_now_ns();
-            publish((uint64_t *)(void *)e, ++head);
+            publish_word((uint64_t *)(void *)e, ++head);
         }
         /* The oldest is waited for, those that have come with it are taken too. */
         bool first = true;
         while (tail < head) {
             const uint64_t *seq = (const uint64_t *)(const void *)(from + (tail & mask) * stride);
             if (first) {
-                int st = await(s, seq, tail + 1);
+                int st = await_word(s, seq, tail + 1);
                 if (__builtin_expect(st, 0))
                     return st;
                 first = false;
@@ -312,7 +312,7 @@ static int ring_client(const dp_bench_side *s, const dp_bench_run *r, uint32_t w
 /* ---- by kind ---- */
 
 int dp_bench_floor_server(const dp_bench_side *s, const dp_bench_run *r) {
-    if (!fits(s, r))
+    if (!floor_fits(s, r))
         return DP_INVALID;
     trip t = {s, r, box_at(s, r, 0), box_at(s, r, 1)};
     __atomic_store_n(&s->area->ready, r->run, __ATOMIC_SEQ_CST);

@@ -93,7 +93,7 @@ static const dp_function functions[DP_BENCH_FNS] = {
 
 /* ---- life ---- */
 
-static int pin(int cpu, dp_error *err) {
+static int pin_peer(int cpu, dp_error *err) {
     cpu_set_t set;
     if (cpu < 0)
         return DP_OK;
@@ -148,7 +148,7 @@ static int start(peer *p, const dp_bench_hello *h, const dp_bench_fds *fds, cons
     if ((uint64_t)h->payload * h->depth > DP_BENCH_PAYLOAD_MAX)
         return dp_fail(err, DP_INVALID, 0, "bench peer: %u calls of %u bytes in flight, at most %llu bytes together", h->depth,
                        h->payload, (unsigned long long)DP_BENCH_PAYLOAD_MAX);
-    int st = pin(here ? here->cpu : h->peer_cpu, err);
+    int st = pin_peer(here ? here->cpu : h->peer_cpu, err);
     if (!st)
         st = map_memory(p, fds->memory, err);
     if (!st)

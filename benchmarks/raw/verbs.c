@@ -42,7 +42,7 @@ static int access_flags(const dp_bench_verbs *v) {
            (v->atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 }
 
-static int make_qp(dp_bench_verbs *v, dp_error *err) {
+static int make_bare_qp(dp_bench_verbs *v, dp_error *err) {
     for (uint32_t want = WISHED_INLINE;; want /= 2) {
         struct ibv_qp_init_attr a = {
             .send_cq = v->cq,
@@ -91,7 +91,7 @@ static int make(dp_bench_verbs *v, uint32_t payload, uint32_t depth, dp_error *e
     v->mr = ibv_reg_mr(v->pd, v->memory, 2 * v->half, access_flags(v));
     if (!v->cq || !v->mr)
         return dp_fail(err, dpv_status_of(errno), errno, "bench: completion queue and region on %s", name);
-    int st = make_qp(v, err);
+    int st = make_bare_qp(v, err);
     for (uint32_t i = 0; !st && i < v->queue / 2; i++)
         if (post_receive(v))
             st = dp_fail(err, DP_FATAL, 0, "bench: post receive %u on %s", i, name);
@@ -200,7 +200,7 @@ static inline int post_slot(dp_bench_verbs *v, uint32_t size, uint32_t slot) {
     return ibv_post_send(v->qp, &wr, &bad) ? DP_CONNECTION : DP_OK;
 }
 
-static inline int post(dp_bench_verbs *v, uint32_t size) { return post_slot(v, size, 0); }
+static inline int post_first(dp_bench_verbs *v, uint32_t size) { return post_slot(v, size, 0); }
 
 /* Takes completions. 1: the peer's write has arrived and a receive is posted in its receive's place; 0: not yet. */
 static inline int poll_write(dp_bench_verbs *v) {
@@ -375,11 +375,11 @@ static int one_sided(dp_bench_verbs *v, const dp_bench_run *r) {
 /* ---- by kind ---- */
 
 static inline int ping_pong(dp_bench_verbs *v, const dp_bench_run *r) {
-    int st = post(v, r->size);
+    int st = post_first(v, r->size);
     return st ? st : r->kind == DP_BENCH_IMM ? await_hot(v) : await_warm(v);
 }
 
-static bool fits(const dp_bench_verbs *v, const dp_bench_run *r) {
+static bool verbs_fits(const dp_bench_verbs *v, const dp_bench_run *r) {
     uint64_t room = v->depth > 1 ? v->stride : v->half;
     return r->size <= room && r->reply <= room &&
            (r->kind != DP_BENCH_IMM_WINDOW || (r->window && r->window <= v->depth)) &&
@@ -387,14 +387,14 @@ static bool fits(const dp_bench_verbs *v, const dp_bench_run *r) {
 }
 
 int dp_bench_verbs_server(dp_bench_verbs *v, const dp_bench_run *r) {
-    if (!fits(v, r))
+    if (!verbs_fits(v, r))
         return DP_INVALID;
     if (r->kind == DP_BENCH_IMM_WINDOW)
         return window_server(v, r);
     for (uint64_t i = 0; i < r->rounds; i++) {
         int st = r->kind == DP_BENCH_IMM ? await_hot(v) : await_warm(v);
         if (!st)
-            st = post(v, r->reply);
+            st = post_first(v, r->reply);
         if (st)
             return st;
     }
@@ -402,7 +402,7 @@ int dp_bench_verbs_server(dp_bench_verbs *v, const dp_bench_run *r) {
 }
 
 int dp_bench_verbs_client(dp_bench_verbs *v, const dp_bench_run *r, uint32_t warm, int64_t *samples, int64_t *ns) {
-    if (!fits(v, r))
+    if (!verbs_fits(v, r))
         return r->kind == DP_BENCH_FETCH_ADD && !v->atomics ? DP_UNSUPPORTED : DP_INVALID;
     if (r->kind == DP_BENCH_IMM_WINDOW)
         return window_client(v, r, warm, samples, ns);

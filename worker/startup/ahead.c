@@ -40,7 +40,7 @@ unsigned dp_cpus_count(const dp_cpus *cpus) {
 
 /* Fills the next part that begins before `end`. Returns false if there is none. A part that cannot be filled, for lack of
  * memory, is filled by its first use. */
-static bool fill(dp_ahead *a, uint64_t end) {
+static bool fill_part(dp_ahead *a, uint64_t end) {
     uint64_t at = __atomic_load_n(&a->next, __ATOMIC_RELAXED), part;
     do {
         if (at >= end)
@@ -60,7 +60,7 @@ static void *fill_all(void *arg) {
         nodes[a->node / bits] = 1ul << a->node % bits;
         syscall(SYS_set_mempolicy, PREFERRED, nodes, 8 * sizeof nodes); /* a hint */
     }
-    while (fill(a, (uint64_t)a->n * a->size))
+    while (fill_part(a, (uint64_t)a->n * a->size))
         ;
     return NULL;
 }
@@ -128,7 +128,7 @@ dp_ahead *dp_ahead_map(int n, uint64_t size) {
 
 uint64_t dp_ahead_left(const dp_ahead *a) { return (uint64_t)a->n * a->size - __atomic_load_n(&a->next, __ATOMIC_RELAXED); }
 
-bool dp_ahead_fill(dp_ahead *a) { return fill(a, (uint64_t)a->n * a->size); }
+bool dp_ahead_fill(dp_ahead *a) { return fill_part(a, (uint64_t)a->n * a->size); }
 
 bool dp_ahead_pass(dp_ahead *a, bool on) {
     a->passed = on;
@@ -148,7 +148,7 @@ char *dp_ahead_take(dp_ahead *a, uint64_t size) {
     if (!a || size != a->size || a->given == a->n)
         return NULL;
     int i = a->given++;
-    while (fill(a, (uint64_t)(i + 1) * a->size))
+    while (fill_part(a, (uint64_t)(i + 1) * a->size))
         ;
     /* Pages that were filled before. A read maps many at a time, and writable, because no file is behind them. */
     if (a->passed)

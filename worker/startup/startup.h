@@ -22,7 +22,7 @@
  *   executors and libraries.
  *   The filter of system calls in two parts: filter.c. Sealing a pooled worker: 390 -> 40 us.
  *   Sealing and loading the library while the client answers, and the client's pages after the answer: worker.c, close_up()
- *   and monitor(). Pooled start on shm: 0.10 to 0.15 ms less of about 1 ms, together with stacks of the executor's goroutines.
+ *   and listen_to_executor(). Pooled start on shm: 0.10 to 0.15 ms less of about 1 ms, together with stacks of the executor's goroutines.
  *   The list of devices, read once by the zygote: dp_verbs_preload. 1.7 -> 0.2 ms of each start on verbs, VM.
  *   Cloning into the control group instead of moving: clone.c. Cold start, VM: 69 -> 51 ms.
  *   The process namespace without a stem: clone.c. It saves 0.3 ms of 2.4 ms of a cold start.
