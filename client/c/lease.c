@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 /* Under rfaas_api_mu; entries of `leases` appear and stay, `index` is the place. */
 static rfaas_lease *leases[RFAAS_LEASES_MAX];

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 /* ---- homes ---- */
 

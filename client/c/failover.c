@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 #define PAUSE_MIN_NS 5000000ll
 #define PAUSE_MAX_NS 500000000ll

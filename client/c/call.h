@@ -3,7 +3,7 @@
 #ifndef RFAAS_API_CALL_H
 #define RFAAS_API_CALL_H
 
-#include "rfaas_api.h"
+#include "client.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)

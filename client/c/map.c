@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 /* A chunk in flight. */
 typedef struct part {

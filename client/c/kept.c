@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 static pthread_mutex_t kept_mu = PTHREAD_MUTEX_INITIALIZER; /* taken last, held for moments */
 static rfaas_home *kept;                                    /* linked by link */

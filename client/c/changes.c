@@ -3,7 +3,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 #define LOOK_NS 5000000    /* how often rfaas_session_watch looks */
 #define AWAY_NS 100000000  /* and how often while the manager is away */

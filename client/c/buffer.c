@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 #define SIZE_MAX_BYTES (1ull << 40)
 

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 int rfaas_api_state = RFAAS_STATE_DOWN;
 

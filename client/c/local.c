@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 int rfaas_api_local_load(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 /* How long an error waits for the event that tells how its worker died. */
 #define EXPLAIN_NS 900000000ll

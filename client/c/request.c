@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 static rfaas_request_slot *take_request(rfaas_lease *l) {
     uint32_t i;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 #define ACROSS_MAX 65536  /* workers */
 #define AT_ONCE 16        /* leases that are opened at the same time */

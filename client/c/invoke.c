@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 _Static_assert(RFAAS_OK == DP_OK && RFAAS_BUSY == DP_BUSY && RFAAS_INVALID == DP_INVALID &&
                    RFAAS_TOO_LARGE == DP_TOO_LARGE && RFAAS_NO_FUNCTION == DP_NO_FUNCTION &&

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "rfaas_api_call.h"
+#include "call.h"
 
 int rfaas_lease_renew(rfaas_lease *l, int64_t duration_ns) {
     static const char op[] = "renew";
