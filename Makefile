@@ -34,7 +34,7 @@ WORKER := worker
 CFLAGS ?= -O2 -g
 NO_PATHS := -ffile-prefix-map=$(CURDIR)=.
 # Warnings are errors where they must not pass unseen; a newer compiler's must not stop a user.
-DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread -I$(DP) -I. $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
+DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread -I$(DP) -Iclient/c -I. $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
 DP_LIBS := -libverbs -ldl
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
@@ -125,7 +125,7 @@ endef
 DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 # The worker without main(), for tests.
 WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c $(WORKER)/startup/*.c)))
-CTEST_SOURCES := $(sort $(wildcard tests/c/*.c) $(wildcard $(DP)/rfaas_api*.c)) $(DP_SOURCES) $(WORKER_PARTS)
+CTEST_SOURCES := $(sort $(wildcard tests/c/*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
 # The worker contains only what it runs, which keeps its clones small.
 WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_local.c,$(DP_SOURCES))
@@ -142,27 +142,28 @@ build/version: FORCE
 # Exported is what rfaas.h declares, and nothing else: an MPI program may well have its own dp_something, and the
 # functions of rfaas_function.h must stay undefined in a client, which is how a library of functions knows that it
 # runs as a local fallback.
-# The linker looks for the list of names in LIBRARY_PATH. Named by a path in a flag, it would make the library depend on where it was built.
-library: build/librfaas.map # lib/librfaas.so
-	$(call say,GO,lib/librfaas.so)
-	$(Q)mkdir -p build/capi lib
-	$(Q)LIBRARY_PATH="$(CURDIR)/build$${LIBRARY_PATH:+:$$LIBRARY_PATH}" $(GO_BUILD) -buildmode=c-shared -o build/capi/librfaas.so \
-		-ldflags '$(GO_LDFLAGS) -extldflags "-Wl,-soname,$(SONAME) -Wl,--version-script=librfaas.map"' \
-		./client/capi
-	$(Q)cmp -s build/capi/librfaas.so lib/$(SONAME) || install -m 755 build/capi/librfaas.so lib/$(SONAME)
-	$(Q)[[ -L lib/librfaas.so ]] || ln -sfn $(SONAME) lib/librfaas.so
+CLIENT := client/c
+LIBRARY_SOURCES := $(sort $(wildcard $(CLIENT)/*.c)) $(filter-out $(DP)/dp_serve% $(DP)/dp_raw.c,$(DP_SOURCES))
+LIBRARY_CFLAGS := $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections
+LIBRARY_LDFLAGS := -shared -Wl,-soname,$(SONAME) -Wl,--version-script=build/librfaas.map -Wl,--gc-sections -Wl,-z,defs -Wl,--strip-debug
+library: lib/librfaas.so # lib/librfaas.so
+lib/librfaas.so: lib/$(SONAME)
+	$(Q)ln -sfn $(SONAME) $@
+lib/$(SONAME): build/librfaas.map
+$(eval $(call c_program,lib/$(SONAME),build/library,$(LIBRARY_SOURCES),$(LIBRARY_CFLAGS),$(LIBRARY_LDFLAGS)))
+build/library/$(CLIENT)/%.o: VERSION_FLAG := -DRFAAS_LIBRARY_VERSION='"$(VERSION)"'
+build/library/$(CLIENT)/agent.o: build/version
 
-build/librfaas.map: $(DP)/rfaas.h
+build/librfaas.map: $(CLIENT)/rfaas.h
 	$(Q)mkdir -p $(@D)
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
-	$(Q)rm -f build/capi/librfaas.so # go does not know that it depends on this
 
 HEADERS := rfaas.h rfaas_function.h rfaas.hpp rfaas_mpi.h
 headers: $(HEADERS:%=include/%) # include/rfaas.h, rfaas_function.h, rfaas.hpp, rfaas_mpi.h
 include/rfaas_mpi.h: client/mpi/rfaas_mpi.h
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
-include/%.h: $(DP)/%.h
+include/%.h: $(CLIENT)/%.h
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
 include/%.hpp: client/cpp/%.hpp
@@ -179,7 +180,7 @@ build/man/rfaas.1: bin/rfaas bin/rfaas-bench
 # Section 3, out of the header's comments.
 .PHONY: man3
 man3: build/man3/rfaas.3 # build/man3/*.3
-build/man3/rfaas.3: $(DP)/rfaas.h scripts/man3
+build/man3/rfaas.3: $(CLIENT)/rfaas.h scripts/man3
 	$(call say,MAN,build/man3/)
 	$(Q)scripts/man3 $< $(@D) '$(VERSION)'
 

@@ -1,4 +1,11 @@
-/* How a lease comes to its workers: candidates one after the other, offers of channels, the grant, connections. */
+/* How a lease gets its workers. The agent chooses executors and asks them; the library makes the channels.
+ *
+ *   begin ── channels of a kept lease that is like this one, or of the provider of the last lease ──┐
+ *                                                                                                  ▼
+ *        ┌───────────────── offers ────────────────────────────────────▶ agent: next executor, grant
+ *        │                                                                │            │
+ *   make channels ◀── the next executor needs another provider, or refused ┘            └─▶ granted ──▶ connect each channel
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,40 +56,28 @@ void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h) {
     rfaas_api_home_destroy(h);
 }
 
-int rfaas_api_give_back(const rfaas_home *h, const char *op) {
-    rfaas_msg req = {0};
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
-    return rfaas_api_ask(op, RFAAS_OP_RELEASE, &req, NULL);
+int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait) {
+    rfaas_agent_release req = {.key = h->key};
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    if (wait)
+        return rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), NULL);
+    rfaas_agent_drop(rfaas_agent_send("release", RFAAS_AGENT_RELEASE, &parts, dp_now_ns() + l->session->timeout_ns));
+    return RFAAS_OK;
 }
 
-/* ---- asking for one ---- */
+/* ---- channels ---- */
 
-int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h) {
-    const rfaas_lease_options *o = &l->options;
-    rfaas_msg req = {0};
-    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, l->session->id);
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
-    if (l->home != h) { /* the library may have changed on disk meanwhile */
-        rfaas_msg_u64(&req, RFAAS_TAG_FROM, l->home->key);
-        return rfaas_api_ask("lease", RFAAS_OP_PLAN, &req, NULL);
-    }
-    if (o->library)
-        rfaas_msg_str(&req, RFAAS_TAG_LIBRARY, o->library);
+static void idle(void *arg, bool probe) {
+    (void)arg;
+    if (probe)
+        rfaas_agent_look();
     else
-        rfaas_msg_bytes(&req, RFAAS_TAG_CODE, o->library_data, o->library_size);
-    rfaas_msg_u64(&req, RFAAS_TAG_WORKERS, o->workers);
-    rfaas_msg_u64(&req, RFAAS_TAG_CORES, o->cores_per_worker);
-    rfaas_msg_u64(&req, RFAAS_TAG_MEMORY, o->memory);
-    rfaas_msg_u64(&req, RFAAS_TAG_WAIT_MODE, o->wait_mode);
-    rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)o->duration_ns);
-    rfaas_msg_u64(&req, RFAAS_TAG_FLAGS, o->flags);
-    rfaas_msg_u64(&req, RFAAS_TAG_CALL_LIMIT_NS, (uint64_t)o->call_limit_ns);
-    rfaas_msg_u64(&req, RFAAS_TAG_DEPTH, o->depth);
-    rfaas_msg_u64(&req, RFAAS_TAG_EAGER, o->eager);
-    rfaas_msg_u64(&req, RFAAS_TAG_BULK, o->bulk);
-    rfaas_msg_str(&req, RFAAS_TAG_EXECUTOR, o->executor);
-    rfaas_msg_str(&req, RFAAS_TAG_AT, l->at);
-    return rfaas_api_ask("lease", RFAAS_OP_PLAN, &req, NULL);
+        rfaas_agent_news();
+}
+
+static void attend(rfaas_home *h) {
+    dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
+    dp_endpoint_on_idle(h->ep, idle, NULL);
 }
 
 /* Makes the endpoint and a channel per worker on the provider. */
@@ -95,7 +90,7 @@ static int make_channels(const rfaas_lease *l, rfaas_home *h, const char *provid
         return status;
     if (dp_endpoint_create(dev, o->workers, o->depth, (dp_wait_mode)o->wait_mode, &h->ep, &err))
         return rfaas_api_fail_dp("lease", &err);
-    dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
+    attend(h);
     dp_channel_config cfg = {.depth = o->depth, .eager = o->eager, .bulk = o->bulk};
     for (uint32_t i = 0; i < o->workers; i++, h->queue_pairs++)
         if (dp_channel_create(h->ep, &cfg, &h->workers[i].ch, &err))
@@ -105,32 +100,26 @@ static int make_channels(const rfaas_lease *l, rfaas_home *h, const char *provid
     return RFAAS_OK;
 }
 
-int rfaas_api_offer(rfaas_worker *w, rfaas_msg *req) {
-    uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len = sizeof blob;
+int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob) {
     dp_error err = {0};
-    if (dp_channel_offer(w->ch, blob, &len, &err))
-        return rfaas_api_fail_dp("offer a channel", &err);
-    rfaas_msg_bytes(req, RFAAS_TAG_BLOB, blob, len);
-    return RFAAS_OK;
+    blob->size = sizeof blob->bytes;
+    return dp_channel_offer(w->ch, blob->bytes, &blob->size, &err) ? rfaas_api_fail_dp("offer a channel", &err) : RFAAS_OK;
 }
 
-int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_msg *reply, uint32_t n) {
+int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_agent_worker *from) {
     dp_error err = {0};
-    uint32_t len = 0;
-    const uint8_t *blob = rfaas_msg_find(reply, RFAAS_TAG_BLOB, n, &len);
-    if (!blob)
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "connect worker %u: the grant has no blob for it", i);
     rfaas_worker *w = &h->workers[i];
+    if (from->blob.size == 0 || from->blob.size > sizeof from->blob.bytes)
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "connect worker %u: its blob has %u bytes", i, from->blob.size);
     /* A kept connection that has just broken is that of a worker that has just died: the next call replaces it. */
-    int st = w->resumes ? dp_channel_resume(w->ch, blob, len, &err) : dp_channel_connect(w->ch, blob, len, &err);
+    int st = w->resumes ? dp_channel_resume(w->ch, from->blob.bytes, from->blob.size, &err)
+                        : dp_channel_connect(w->ch, from->blob.bytes, from->blob.size, &err);
     if (st && !(w->resumes && st == dp_channel_status(w->ch)))
         return rfaas_api_fail_dp("connect a worker", &err);
     w->resumes = false;
-    uint64_t start = rfaas_msg_nth_u64(reply, RFAAS_TAG_START, n, 0);
-    h->starts[start < RFAAS_STARTS ? start : 0]++;
+    h->starts[from->start < RFAAS_STARTS ? from->start : 0]++;
     pthread_mutex_lock(&l->mu);
-    w->pid = rfaas_msg_nth_u64(reply, RFAAS_TAG_PID, n, 0);
+    w->pid = from->pid;
     /* Events that came before this worker was known here. */
     if (h->ended)
         dp_channel_fail(w->ch, h->ended);
@@ -140,85 +129,165 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
     return RFAAS_OK;
 }
 
-/* The names come with every grant. The first grant's are the lease's. */
-static int take_functions(rfaas_lease *l, const rfaas_msg *reply) {
-    uint32_t n = 0, len;
-    while (rfaas_msg_find(reply, RFAAS_TAG_FUNCTION, n, &len))
-        n++;
-    if (n == 0)
-        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "lease: the library has no functions");
-    if (!(l->functions = calloc(n, sizeof *l->functions)))
-        return rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory");
-    for (l->n_functions = 0; l->n_functions < n; l->n_functions++) {
-        const char *name = (const char *)rfaas_msg_find(reply, RFAAS_TAG_FUNCTION, l->n_functions, &len);
-        if (!(l->functions[l->n_functions] = strndup(name, len)))
-            return rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory");
-    }
-    return RFAAS_OK;
-}
+/* ---- the steps of an acquisition ---- */
 
-/* Numbers of functions stay what they are wherever the lease goes on. */
-static int same_functions(const rfaas_lease *l, const rfaas_msg *reply) {
-    uint32_t len = 0;
-    for (uint32_t i = 0; i < l->n_functions; i++) {
-        const char *name = (const char *)rfaas_msg_find(reply, RFAAS_TAG_FUNCTION, i, &len);
-        if (!name || len != strlen(l->functions[i]) || memcmp(name, l->functions[i], len))
-            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: function %u is \"%.*s\" there and was \"%s\"", i,
-                                  name ? (int)len : 0, name ? name : "", l->functions[i]);
-    }
-    return RFAAS_OK;
-}
+#define SPECULATIVE_BYTES (64ull << 20) /* of channels that are made before an executor is known */
+#define STEP_GRACE_NS 1000000000ll
 
-/* Asks the present candidate: offers, grant, connect. */
-static int grant(rfaas_lease *l, rfaas_home *h) {
-    rfaas_msg req = {0}, reply;
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
-    int status = RFAAS_OK;
-    for (uint32_t i = 0; i < h->n_workers && !status; i++)
-        status = rfaas_api_offer(&h->workers[i], &req);
-    if (status) {
-        rfaas_msg_free(&req);
-        return status;
-    }
-    status = rfaas_api_ask("lease", RFAAS_OP_GRANT, &req, &reply);
+static bool finished(rfaas_acquisition *a, int status) {
+    a->done = true;
+    a->status = status;
     if (status)
-        return status;
-    h->lease_id = rfaas_msg_get_u64(&reply, RFAAS_TAG_LEASE_ID, 0);
-    status = l->functions ? same_functions(l, &reply) : take_functions(l, &reply);
-    for (uint32_t i = 0; i < h->n_workers && !status; i++)
-        status = rfaas_api_connect_worker(l, h, i, &reply, i);
-    rfaas_msg_free(&reply);
-    /* A broken grant is no reason to ask the next executor. */
-    return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error())
-                                                             : status;
+        snprintf(a->text, sizeof a->text, "%s", rfaas_last_error());
+    return true;
 }
 
-int rfaas_api_find_and_grant(rfaas_lease *l, rfaas_home *h) {
-    for (;;) {
-        rfaas_msg req = {0}, reply;
-        char provider[sizeof h->provider];
-        rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
-        int status = rfaas_api_ask("lease", RFAAS_OP_NEXT, &req, &reply);
-        if (status)
-            return status;
-        rfaas_msg_get_str(&reply, RFAAS_TAG_PROVIDER, provider, sizeof provider);
-        rfaas_msg_get_str(&reply, RFAAS_TAG_EXECUTOR, h->executor, sizeof h->executor);
-        rfaas_msg_get_str(&reply, RFAAS_TAG_NODE, h->node, sizeof h->node);
-        uint64_t kept = rfaas_msg_get_u64(&reply, RFAAS_TAG_KEPT, 0);
-        rfaas_msg_free(&reply);
-        drop_channels(h);
-        if (kept) { /* whatever is wrong with it: the next candidate is a new one */
-            h->lease_id = 0;
-            if (!rfaas_api_adopt(h, kept) || ((status = grant(l, h)) && !h->lease_id))
-                continue;
-            return status;
-        }
-        status = make_channels(l, h, provider);
-        if (status)
-            return status;
-        status = grant(l, h);
-        int class = dp_status_class(status);
-        if (class != RFAAS_CLASS_BUSY && (class != RFAAS_CLASS_CONNECTION || status == RFAAS_PROTOCOL))
-            return status;
+/* Sends a step, with offers of the home's channels if it has some. */
+static bool send_step(rfaas_acquisition *a, bool first) {
+    rfaas_lease *l = a->lease;
+    rfaas_home *h = a->home;
+    rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .kept = a->kept, .wait_ns = a->wait_ns, .first = first};
+    rfaas_agent_blob *offers = NULL;
+    int status = RFAAS_OK;
+    if (first) {
+        req.spec = l->spec;
+        snprintf(req.at, sizeof req.at, "%s", a->at ? a->at : "");
     }
+    if (h->ep) {
+        if (!(offers = malloc(h->n_workers * sizeof *offers)))
+            return finished(a, rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory"));
+        memcpy(req.provider, h->provider, sizeof req.provider);
+        for (; req.offers < h->n_workers && !status; req.offers++)
+            status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
+    }
+    a->until = dp_now_ns() + l->session->timeout_ns + a->wait_ns + STEP_GRACE_NS;
+    rfaas_request_parts parts = {&req, sizeof req, offers, req.offers * sizeof *offers, first ? l->library_fd : -1};
+    if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->until)))
+        status = rfaas_api_last_status();
+    free(offers);
+    return status ? finished(a, status) : false;
+}
+
+/* Also after the agent was lost, which has forgotten everything about it. */
+static bool start(rfaas_acquisition *a) {
+    const rfaas_lease *l = a->lease;
+    drop_channels(a->home);
+    a->kept = rfaas_api_adopt_kept(l, a->home, a->at);
+    if (a->kept)
+        attend(a->home);
+    const char *guess = l->session->provider;
+    uint64_t bytes = l->options.workers * ((uint64_t)l->options.depth * l->options.eager + l->options.bulk);
+    if (!a->kept && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->home, guess))
+        drop_channels(a->home); /* the agent will say which provider, and the error is told then */
+    return send_step(a, true);
+}
+
+void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_home *h, const char *at, int64_t wait_ns) {
+    *a = (rfaas_acquisition){.lease = l, .home = h, .at = at, .wait_ns = wait_ns};
+    start(a);
+}
+
+void rfaas_api_acquire_drop(rfaas_acquisition *a) {
+    rfaas_agent_drop(a->ticket);
+    a->ticket = 0;
+    a->done = true;
+}
+
+/* The n-th string of a block of them; NULL: there is none. */
+static const char *nth_name(const char *names, size_t size, uint32_t n) {
+    const char *at = names, *end = names + size;
+    for (; n && at < end; n--) {
+        at = memchr(at, 0, (size_t)(end - at));
+        if (!at)
+            return NULL;
+        at++;
+    }
+    return at < end && memchr(at, 0, (size_t)(end - at)) ? at : NULL;
+}
+
+/* The names come with every grant. The first grant's are the lease's, and wherever it goes on they must be the same. */
+static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const char *names) {
+    if (c->functions == 0)
+        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "lease: the library has no functions");
+    bool known = l->functions;
+    if (!known && !(l->functions = calloc(c->functions, sizeof *l->functions)))
+        return rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory");
+    const char *at = names, *end = names + c->names_size;
+    for (uint32_t i = 0; i < c->functions; i++) {
+        const char *name = nth_name(at, (size_t)(end - at), 0);
+        if (!name)
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent names %u of %u functions", i, c->functions);
+        at = name + strlen(name) + 1;
+        if (known && (i >= l->n_functions || strcmp(name, l->functions[i])))
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: function %u is \"%s\" there and was \"%s\"", i, name,
+                                  i < l->n_functions ? l->functions[i] : "");
+        if (known)
+            continue;
+        if (!(l->functions[i] = strdup(name)))
+            return rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory");
+        l->n_functions = i + 1;
+    }
+    return !known || c->functions == l->n_functions ? RFAAS_OK
+                                                    : rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the library has %u functions there and had %u",
+                                                                     c->functions, l->n_functions);
+}
+
+/* Connects the channels to the workers that were granted. */
+static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, const uint8_t *behind, size_t size) {
+    rfaas_lease *l = a->lease;
+    rfaas_home *h = a->home;
+    if (c->workers != h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u", c->workers, size, h->n_workers);
+    h->lease_id = c->lease_id;
+    h->until_ns = c->until_ns;
+    memcpy(h->sha256, c->library, sizeof h->sha256);
+    h->spec = l->spec;
+    h->library = l->library;
+    int status = take_functions(l, c, (const char *)behind + c->workers * sizeof(rfaas_agent_worker));
+    for (uint32_t i = 0; i < h->n_workers && !status; i++) {
+        rfaas_agent_worker w;
+        memcpy(&w, behind + i * sizeof w, sizeof w);
+        status = rfaas_api_connect_worker(l, h, i, &w);
+    }
+    if (!status)
+        memcpy(l->session->provider, h->provider, sizeof h->provider);
+    /* A broken grant is no reason to ask another executor. */
+    return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
+}
+
+bool rfaas_api_acquire_step(rfaas_acquisition *a) {
+    rfaas_home *h = a->home;
+    rfaas_reply r;
+    if (a->done)
+        return true;
+    if (!rfaas_agent_take(a->ticket, &r)) {
+        if (dp_now_ns() < a->until)
+            return false;
+        rfaas_api_acquire_drop(a);
+        return finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: the agent has not answered in time; is it stopped? `rfaas agent status` tells"));
+    }
+    a->ticket = 0;
+    if (r.lost)
+        return start(a);
+    if (r.status)
+        return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));
+    rfaas_agent_candidate c;
+    if (r.size < sizeof c) {
+        free(r.data);
+        return finished(a, rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent's reply has %u bytes, want %zu", r.size, sizeof c));
+    }
+    memcpy(&c, r.data, sizeof c);
+    c.executor[sizeof c.executor - 1] = c.node[sizeof c.node - 1] = c.provider[sizeof c.provider - 1] = 0;
+    memcpy(h->executor, c.executor, sizeof h->executor);
+    memcpy(h->node, c.node, sizeof h->node);
+    if (c.granted) {
+        int status = take_grant(a, &c, r.data + sizeof c, r.size - sizeof c);
+        free(r.data);
+        return finished(a, status);
+    }
+    free(r.data);
+    a->kept = 0;
+    drop_channels(h); /* an executor that has refused may know them */
+    int status = make_channels(a->lease, h, c.provider);
+    return status ? finished(a, status) : send_step(a, false);
 }

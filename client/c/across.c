@@ -12,33 +12,40 @@ static const char op[] = "lease across executors";
 
 /* One executor's part. */
 typedef struct part {
-    rfaas_session *session;
     rfaas_lease_options options;
-    char at[256];
+    char at[RFAAS_AGENT_ADDRESS];
     rfaas_lease *lease;
+    rfaas_acquisition acquisition;
     int status;
     char text[512];
 } part;
 
-static void *open_part(void *arg) {
-    part *p = arg;
-    p->status = rfaas_api_lease_open(p->session, &p->options, p->at, &p->lease);
-    if (p->status)
-        snprintf(p->text, sizeof p->text, "%s", rfaas_last_error()); /* this thread's */
-    return NULL;
-}
-
-/* Opens up to AT_ONCE parts. Where no thread can be had this one does it. */
-static void open_parts(part *parts, uint32_t n) {
-    pthread_t threads[AT_ONCE];
-    bool started[AT_ONCE] = {0};
-    for (uint32_t i = 1; i < n; i++)
-        if (!(started[i] = !pthread_create(&threads[i], NULL, open_part, &parts[i])))
-            open_part(&parts[i]);
-    open_part(&parts[0]);
-    for (uint32_t i = 1; i < n; i++)
-        if (started[i])
-            pthread_join(threads[i], NULL);
+/* Opens the parts, all at the same time. */
+static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        part *p = &parts[i];
+        p->status = rfaas_api_lease_begin(s, &p->options, p->at, &p->lease, &p->acquisition);
+    }
+    for (bool all = false; !all;) {
+        int64_t until = INT64_MAX;
+        all = true;
+        for (uint32_t i = 0; i < n; i++) {
+            part *p = &parts[i];
+            if (p->status || rfaas_api_acquire_step(&p->acquisition))
+                continue;
+            all = false;
+            until = p->acquisition.until < until ? p->acquisition.until : until;
+        }
+        if (!all)
+            rfaas_agent_wait(until);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        part *p = &parts[i];
+        if (!p->status)
+            p->status = rfaas_api_lease_finish(&p->lease, &p->acquisition);
+        if (p->status)
+            snprintf(p->text, sizeof p->text, "%s", rfaas_last_error());
+    }
 }
 
 /* Whether others may be asked when one has failed so. */
@@ -52,69 +59,89 @@ typedef struct across {
     const rfaas_lease_options *options;
     rfaas_lease **leases;
     size_t capacity, count;
-    uint32_t left;     /* workers */
-    rfaas_msg tried;   /* EXECUTOR... */
+    uint32_t left;                     /* workers */
+    char (*tried)[RFAAS_AGENT_ADDRESS]; /* executors */
+    uint32_t n_tried;
 } across;
 
-/* Opens those of a plan's executors from `first` on that go at once. *next is the first one that is left. */
-static int open_some(across *a, const rfaas_msg *plan, uint32_t first, uint32_t *next) {
-    part parts[AT_ONCE];
-    uint32_t n = 0, len = 0;
-    int status = RFAAS_OK;
-    for (; n < AT_ONCE; n++) {
-        const uint8_t *at = rfaas_msg_find(plan, RFAAS_TAG_EXECUTOR, first + n, &len);
-        uint64_t workers = rfaas_msg_nth_u64(plan, RFAAS_TAG_WORKERS, first + n, 0);
-        if (!at)
-            break;
-        part *p = &parts[n];
-        *p = (part){.session = a->session, .options = *a->options};
-        if (len >= sizeof p->at || !workers || workers > RFAAS_WORKERS_MAX)
-            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: %llu workers at an address of %u bytes", op,
-                                  (unsigned long long)workers, len);
-        memcpy(p->at, at, len);
-        p->options.workers = (uint32_t)workers;
-        rfaas_msg_bytes(&a->tried, RFAAS_TAG_EXECUTOR, at, len);
-    }
-    *next = first + n;
-    if (n == 0)
+/* Asks the agent which executors have room. */
+static int ask_shares(rfaas_session *s, const char *what, rfaas_agent_spread *req, const void *avoid, rfaas_reply *reply, uint64_t *n) {
+    req->session = s->open.session;
+    rfaas_request_parts parts = {req, sizeof *req, avoid, (size_t)req->avoid * RFAAS_AGENT_ADDRESS, -1};
+    int status = rfaas_agent_ask(what, RFAAS_AGENT_SPREAD, &parts, s->timeout_ns, sizeof(rfaas_agent_count), reply);
+    if (status)
+        return status;
+    memcpy(n, reply->data, sizeof *n);
+    if (*n == (reply->size - sizeof(rfaas_agent_count)) / sizeof(rfaas_agent_share))
         return RFAAS_OK;
+    free(reply->data);
+    return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: the agent's reply has %u bytes for %llu executors", what, reply->size,
+                          (unsigned long long)*n);
+}
+
+static rfaas_agent_share nth_share(const rfaas_reply *r, uint64_t i) {
+    rfaas_agent_share share;
+    memcpy(&share, r->data + sizeof(rfaas_agent_count) + i * sizeof share, sizeof share);
+    share.executor[sizeof share.executor - 1] = 0;
+    return share;
+}
+
+static int note_tried(across *a, const char *executor) {
+    void *more = realloc(a->tried, (a->n_tried + 1) * sizeof *a->tried);
+    if (!more)
+        return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
+    a->tried = more;
+    snprintf(a->tried[a->n_tried++], RFAAS_AGENT_ADDRESS, "%s", executor);
+    return RFAAS_OK;
+}
+
+/* Opens leases at n of a plan's executors, from `first` on. */
+static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_t n) {
+    int status = RFAAS_OK;
+    part *parts = calloc(n, sizeof *parts);
+    if (!parts)
+        return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
     if (a->count + n > a->capacity)
-        return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %u workers need more than %zu executors, and there is room for %zu leases", op,
-                              a->options->workers, a->count + n - 1, a->capacity);
-    open_parts(parts, n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (!parts[i].status) {
+        status = rfaas_api_fail(RFAAS_BUSY, 0, "%s: %u workers need more than %zu executors, and there is room for %zu leases", op,
+                                a->options->workers, a->count + n - 1, a->capacity);
+    for (uint32_t i = 0; i < n && !status; i++) {
+        rfaas_agent_share share = nth_share(plan, first + i);
+        part *p = &parts[i];
+        p->options = *a->options;
+        if (!share.workers || share.workers > RFAAS_WORKERS_MAX)
+            status = rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: %llu workers at %s", op, (unsigned long long)share.workers, share.executor);
+        p->options.workers = (uint32_t)share.workers;
+        memcpy(p->at, share.executor, sizeof p->at);
+        if (!status)
+            status = note_tried(a, share.executor);
+    }
+    if (!status)
+        open_parts(a->session, parts, n);
+    for (uint32_t i = 0; i < n && parts[i].options.workers; i++) {
+        if (!parts[i].status && parts[i].lease) {
             a->leases[a->count++] = parts[i].lease;
             a->left -= parts[i].options.workers < a->left ? parts[i].options.workers : a->left;
-        } else if (!refused(parts[i].status) && !status) {
+        } else if (parts[i].status && !refused(parts[i].status) && !status) {
             status = rfaas_api_fail(parts[i].status, 0, "%s", parts[i].text);
         }
     }
+    free(parts);
     return status;
 }
 
 /* One round: asks where there is room, and there for leases. Ends, since no executor is asked twice. */
 static int round_of(across *a) {
-    rfaas_msg req = {0}, plan;
-    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, a->session->id);
-    rfaas_msg_u64(&req, RFAAS_TAG_WORKERS, a->left);
-    rfaas_msg_u64(&req, RFAAS_TAG_CORES, a->options->cores_per_worker);
-    rfaas_msg_u64(&req, RFAAS_TAG_MEMORY, a->options->memory);
-    rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)a->options->duration_ns);
-    uint32_t len = 0;
-    const uint8_t *at;
-    for (uint32_t i = 0; (at = rfaas_msg_find(&a->tried, RFAAS_TAG_EXECUTOR, i, &len)); i++)
-        rfaas_msg_bytes(&req, RFAAS_TAG_EXECUTOR, at, len);
-    int status = rfaas_api_ask(op, RFAAS_OP_SPREAD, &req, &plan);
+    rfaas_agent_spread req = {.workers = a->left, .cores_per_worker = a->options->cores_per_worker, .memory = a->options->memory,
+                              .duration_ns = a->options->duration_ns, .avoid = a->n_tried};
+    rfaas_reply plan;
+    uint64_t n;
+    int status = ask_shares(a->session, op, &req, a->tried, &plan, &n);
     if (status)
         return status;
-    uint32_t i = 0, next = 0;
-    do {
-        i = next;
-        status = open_some(a, &plan, i, &next);
-    } while (!status && next > i);
-    rfaas_msg_free(&plan);
-    return status || next > 0 ? status : rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: an empty plan", op);
+    for (uint64_t i = 0; i < n && !status; i += AT_ONCE)
+        status = open_some(a, &plan, i, n - i < AT_ONCE ? (uint32_t)(n - i) : AT_ONCE);
+    free(plan.data);
+    return status || n > 0 ? status : rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: an empty plan", op);
 }
 
 int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options, size_t capacity, rfaas_lease *leases[],
@@ -133,7 +160,7 @@ int rfaas_lease_open_across(rfaas_session *s, const rfaas_lease_options *options
     across a = {.session = s, .options = &o, .leases = leases, .capacity = capacity, .left = o.workers};
     while (a.left && !status)
         status = round_of(&a);
-    rfaas_msg_free(&a.tried);
+    free(a.tried);
     if (!status) {
         *count = a.count;
         return RFAAS_OK;
@@ -155,36 +182,28 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
         return status;
     if (!places || !count || count > ACROSS_MAX)
         return rfaas_api_fail(RFAAS_INVALID, 0, places ? "%s: count %zu, want 1..%d" : "%s: places is NULL", what, count, ACROSS_MAX);
-    rfaas_msg req = {0}, plan;
-    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);
-    rfaas_msg_u64(&req, RFAAS_TAG_WORKERS, count); /* a whole lease for each */
-    rfaas_msg_u64(&req, RFAAS_TAG_CORES, (uint64_t)o.cores_per_worker * o.workers);
-    rfaas_msg_u64(&req, RFAAS_TAG_MEMORY, o.memory > UINT64_MAX / o.workers ? UINT64_MAX : o.memory * o.workers);
-    rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)o.duration_ns);
-    rfaas_msg_str(&req, RFAAS_TAG_AT, o.executor ? o.executor : "");
-    if ((status = rfaas_api_ask(what, RFAAS_OP_SPREAD, &req, &plan)))
+    /* A whole lease counts as one worker of so many cores. */
+    rfaas_agent_spread req = {.workers = count, .cores_per_worker = (uint64_t)o.cores_per_worker * o.workers, .one = 1,
+                              .memory = o.memory > UINT64_MAX / o.workers ? UINT64_MAX : o.memory * o.workers, .duration_ns = o.duration_ns};
+    if (o.executor && (size_t)snprintf(req.executor, sizeof req.executor, "%s", o.executor) >= sizeof req.executor)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the executor's address has %zu bytes: %s", what, strlen(o.executor), o.executor);
+    rfaas_reply plan;
+    uint64_t shares;
+    if ((status = ask_shares(s, what, &req, NULL, &plan, &shares)))
         return status;
     size_t n = 0;
-    for (uint32_t i = 0, len = 0; n < count; i++) {
-        const uint8_t *at = rfaas_msg_find(&plan, RFAAS_TAG_EXECUTOR, i, &len);
-        uint64_t fits = rfaas_msg_nth_u64(&plan, RFAAS_TAG_WORKERS, i, 0);
-        if (at && len >= sizeof places->executor) {
-            status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: executor %.*s: its address has %u bytes, a place holds %zu", what,
-                                    (int)len, (const char *)at, len, sizeof places->executor - 1);
-            rfaas_msg_free(&plan);
-            return status;
-        }
-        if (!at) {
-            rfaas_msg_free(&plan);
-            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: a plan for %zu of %zu leases", what, n, count);
-        }
-        for (; fits && n < count; fits--, n++) {
+    for (uint64_t i = 0; i < shares && n < count && !status; i++) {
+        rfaas_agent_share share = nth_share(&plan, i);
+        if (strlen(share.executor) >= sizeof places->executor)
+            status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: executor %s: its address has %zu bytes, a place holds %zu", what, share.executor,
+                                    strlen(share.executor), sizeof places->executor - 1);
+        for (; share.workers && n < count && !status; share.workers--, n++) {
             memset(&places[n], 0, sizeof *places);
-            memcpy(places[n].executor, at, len);
+            snprintf(places[n].executor, sizeof places->executor, "%s", share.executor);
         }
     }
-    rfaas_msg_free(&plan);
-    return RFAAS_OK;
+    free(plan.data);
+    return status || n == count ? status : rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: a plan for %zu of %zu leases", what, n, count);
 }
 
 int rfaas_lease_open_at(rfaas_session *s, const rfaas_lease_options *options, const rfaas_place *place, rfaas_lease **lease) {

@@ -1,7 +1,7 @@
-/* What every call goes through, for rfaas_api.c, rfaas_api_request.c and rfaas_api_map.c. Inline: the hot path is a few
+/* What every call goes through, for invoke.c, request.c and map.c. Inline: the hot path is a few
  * loads, and functions of several files are not inlined into each other otherwise. */
-#ifndef RFAAS_API_CALL_H
-#define RFAAS_API_CALL_H
+#ifndef RFAAS_CALL_H
+#define RFAAS_CALL_H
 
 #include "client.h"
 
@@ -17,22 +17,31 @@ static inline bool usable(const rfaas_lease *l) {
 
 /* Notes that this thread is inside. A plain load and store: it finds most of the misuse and costs nothing. */
 static inline bool enter(rfaas_lease *l) {
-    if (UNLIKELY(__atomic_load_n(&l->busy, __ATOMIC_RELAXED)))
+    if (UNLIKELY(__atomic_load_n(&l->line->busy, __ATOMIC_RELAXED)))
         return false;
-    __atomic_store_n(&l->busy, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&l->line->busy, 1, __ATOMIC_RELAXED);
     return true;
 }
 
+/* A program whose calls all end quickly never waits, and would not notice that the agent has ended. */
+#define LOOK_EVERY 4096
+
 static inline int leave(rfaas_lease *l, int status) {
-    if (UNLIKELY(__atomic_load_n(&l->leaving, __ATOMIC_RELAXED) == LEAVING_SOON))
+    if (UNLIKELY(++l->entered % LOOK_EVERY == 0))
+        rfaas_agent_look();
+    __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
+    /* In this order: the agent's barrier lies between its store of SOON and its look at busy, so one of the two sees the other. */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    if (UNLIKELY(__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_SOON))
         rfaas_api_finish(l);
-    __atomic_store_n(&l->busy, 0, __ATOMIC_RELAXED);
     return status;
 }
 
-/* Whether no call is started any more. Read after enter(): whoever sets it passes a barrier for all threads and then looks
- * whether anybody is inside. */
-static inline bool leaving(const rfaas_lease *l) { return __atomic_load_n(&l->leaving, __ATOMIC_RELAXED) != LEAVING_NOT; }
+/* Whether no call is started any more. Read after enter(): the agent, which sets it, passes a barrier for all processes and then
+ * looks whether a thread is inside. */
+static inline bool leaving(const rfaas_lease *l) {
+    return __atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) != RFAAS_AGENT_DRAIN_NOT;
+}
 
 __attribute__((cold)) int rfaas_api_wrong_thread(const char *op);
 
@@ -82,7 +91,7 @@ __attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, u
 /* Fills in the plan from options (not NULL) after checking them. */
 int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_call_options *o, call_plan *p);
 /* Why arguments are refused: function index, NULL with a size, too large. */
-__attribute__((cold)) int rfaas_api_bad_call(const rfaas_lease *l, const char *op, rfaas_function fn, const void *in,
+__attribute__((cold)) int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn, const void *in,
                                              size_t in_size, const void *out, size_t capacity);
 __attribute__((cold)) int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size,
                                               size_t capacity);
@@ -93,7 +102,7 @@ __attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);
 
-/* ---- rfaas_api_request.c ---- */
+/* ---- request.c ---- */
 
 /* Starts a call with arguments that were checked. The request is the caller's until rfaas_api_report or
  * rfaas_api_drop_request. */

@@ -1,5 +1,7 @@
 /* What happens to executors: looked for, or told to a function. */
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -9,16 +11,6 @@
 #define AWAY_NS 100000000  /* and how often while the manager is away */
 #define AT_A_TIME 64
 
-static void copy_field(const rfaas_msg *m, uint16_t tag, uint32_t n, char *out, size_t cap) {
-    uint32_t len = 0;
-    const uint8_t *b = rfaas_msg_find(m, tag, n, &len);
-    if (len > cap - 1)
-        len = (uint32_t)(cap - 1);
-    if (b && len)
-        memcpy(out, b, len);
-    out[len] = 0;
-}
-
 int rfaas_session_changes(rfaas_session *s, rfaas_change changes[], size_t capacity, size_t *count) {
     static const char op[] = "session changes";
     int status = rfaas_api_bad_session(s, op);
@@ -27,21 +19,27 @@ int rfaas_session_changes(rfaas_session *s, rfaas_change changes[], size_t capac
     if (!changes || !count || !capacity)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s", op,
                               !changes ? "changes is NULL" : !count ? "count is NULL" : "capacity is 0");
-    rfaas_msg req = {0}, reply;
-    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);
-    rfaas_msg_u64(&req, RFAAS_TAG_COUNT, capacity);
-    if ((status = rfaas_api_ask(op, RFAAS_OP_CHANGES, &req, &reply)))
+    rfaas_agent_session_name req = {.session = s->open.session, .count = capacity};
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_reply reply;
+    if ((status = rfaas_agent_ask(op, RFAAS_AGENT_CHANGES, &parts, s->timeout_ns, sizeof(rfaas_agent_count), &reply)))
         return status;
-    size_t n = 0;
-    uint32_t len;
-    for (; n < capacity && rfaas_msg_find(&reply, RFAAS_TAG_EXECUTOR, (uint32_t)n, &len); n++) {
-        rfaas_change *c = &changes[n];
-        c->state = (uint32_t)rfaas_msg_nth_u64(&reply, RFAAS_TAG_EVENT, (uint32_t)n, 0);
-        c->reserved = 0;
-        copy_field(&reply, RFAAS_TAG_EXECUTOR, (uint32_t)n, c->executor, sizeof c->executor);
-        copy_field(&reply, RFAAS_TAG_NODE, (uint32_t)n, c->node, sizeof c->node);
+    uint64_t n;
+    memcpy(&n, reply.data, sizeof n);
+    if (n > capacity || reply.size != sizeof(rfaas_agent_count) + n * sizeof(rfaas_agent_change)) {
+        free(reply.data);
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: the agent's reply has %u bytes for %llu changes", op, reply.size, (unsigned long long)n);
     }
-    rfaas_msg_free(&reply);
+    for (uint64_t i = 0; i < n; i++) {
+        rfaas_agent_change from;
+        memcpy(&from, reply.data + sizeof(rfaas_agent_count) + i * sizeof from, sizeof from);
+        rfaas_change *c = &changes[i];
+        c->state = from.state;
+        c->reserved = 0;
+        snprintf(c->executor, sizeof c->executor, "%.*s", (int)sizeof c->executor - 1, from.executor);
+        snprintf(c->node, sizeof c->node, "%.*s", (int)sizeof c->node - 1, from.node);
+    }
+    free(reply.data);
     *count = n;
     return RFAAS_OK;
 }

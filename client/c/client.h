@@ -1,133 +1,32 @@
-/* Private side of the C API (rfaas.h): handles, the seam to the control part, error texts.
+/* Private side of the C API (rfaas.h): handles, what comes from the agent, error texts.
  *
- *   program ── rfaas.h ──▶ rfaas_api.c, _request.c, _map.c     calls: C from end to end, on dp_channel_*
- *                          rfaas_api_buffer.c                  registered memory
- *                          rfaas_api_session.c, _lease.c       handles, opening, closing, looking
- *                          rfaas_api_grant.c, _worker.c        how a lease comes to its workers and keeps them
- *                          rfaas_api_failover.c                how it goes on elsewhere
- *                          rfaas_api_kept.c                    what is kept of a released one for the next
- *                          rfaas_api_changes.c                 what happens to executors
- *                          rfaas_api_across.c                  leases at several executors as one call
- *                          rfaas_api_local.c                   functions in this process, where no executor has room
+ *   program ── rfaas.h ──▶ invoke.c, request.c, map.c   calls, on dp_channel_*: no step of a call knows the agent
+ *                          buffer.c                     registered memory
+ *                          session.c, lease.c           handles: opening, closing, looking
+ *                          acquire.c                    how a lease gets its workers
+ *                          worker.c                     how dead workers are replaced
+ *                          failover.c                   how a lease goes on at another executor
+ *                          kept.c                       connections of released leases, for the next one
+ *                          changes.c, across.c          news of executors; leases at several executors in one call
+ *                          local.c                      functions in this process, where no executor has room
  *                               │  ▲
- *        rfaas_control_fn(bytes)▼  │rfaas_control_event(bytes)   messages: rfaas_api_msg.c
- *                          control part: Go in this process (client/capi), one day an agent per node
- *
- * Only bytes cross the seam: no pointer into either side's memory means anything to the other.
+ *                      requests ▼  │ replies, events     agent.c, agent_start.c: agent_protocol.h says what they are
+ *                          agent of this user and node
  */
-#ifndef RFAAS_API_PRIVATE_H
-#define RFAAS_API_PRIVATE_H
+#ifndef RFAAS_CLIENT_H
+#define RFAAS_CLIENT_H
 
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "agent.h"
 #include "dp_channel.h"
 #include "dp_local.h"
 #include "rfaas.h"
 
-/* ---- the seam ----
- * A message is a sequence of fields {u16 tag, u16 0, u32 length, bytes}, little endian, without padding. Numbers are
- * 8 bytes. Unknown tags are skipped; a tag may repeat (lists, in order). */
-enum {
-    RFAAS_OP_SESSION_OPEN = 1,  /* MANAGER EXECUTOR PROVIDER TENANT FLAGS TIMEOUT_NS KEEP  -> SESSION */
-    RFAAS_OP_SESSION_CLOSE = 2, /* SESSION                                                 -> ; all that was kept is dropped */
-    RFAAS_OP_PLAN = 3,          /* SESSION KEY FROM, like the lease FROM; or
-                                   SESSION KEY LIBRARY|CODE WORKERS CORES MEMORY WAIT_MODE
-                                   DURATION_NS FLAGS CALL_LIMIT_NS DEPTH EAGER BULK EXECUTOR|AT -> */
-    RFAAS_OP_NEXT = 4,          /* KEY            -> EXECUTOR NODE PROVIDER: the next one to try; KEPT: whose workers are still
-                                   connected to what was kept under this name, which is this side's alone from here on */
-    RFAAS_OP_GRANT = 5,         /* KEY BLOB...    -> LEASE_ID (BLOB PID START)... FUNCTION...; events may come from here on */
-    RFAAS_OP_REPLACE = 6,       /* KEY WORKER BLOB TIMEOUT_NS -> BLOB PID START; without them: not within that time. It goes
-                                   on, and the same request later gets its outcome */
-    RFAAS_OP_RELEASE = 7,       /* KEY            -> ; no event comes after it, the key is dead; at any stage. KEPT: the
-                                   connections could serve again, under this name -> KEPT: they will, or a DROPPED comes */
-    RFAAS_OP_INSPECT = 8,       /* KEY WORKER     -> PID FUNCTION OUTPUT (COUNT of calls, failed, refused, bytes in and out) */
-    RFAAS_OP_RENEW = 9,         /* KEY DURATION_NS -> */
-    RFAAS_OP_FINISH = 10,       /* KEY            -> ; no call is started any more, the lease may be given back; at once */
-    RFAAS_OP_SPREAD = 11,       /* SESSION WORKERS CORES MEMORY DURATION_NS, (EXECUTOR to leave out)... -> (EXECUTOR WORKERS)...
-                                   AT "", or the executor that it must be, instead of EXECUTOR: one that is given has room for all */
-    RFAAS_OP_CHANGES = 12,      /* SESSION COUNT -> (EXECUTOR NODE EVENT)..., at most COUNT of them; EVENT is RFAAS_EXECUTOR_* */
-    RFAAS_OP_AWAIT = 13,        /* KEY TIMEOUT_NS -> COUNT 1: the manager has told of an executor that lends cores, since the last time
-                                   for this KEY; 0: it has not within that time */
-    RFAAS_OP_SILENT = 14,       /* KEY WORKER COUNT COUNT -> ; the worker has answered nothing since the first time, as of the second
-                                   (CLOCK_MONOTONIC ns); at once. Should its executor say that it never will, it counts as dead */
-};
-enum {
-    RFAAS_TAG_SESSION = 1,
-    RFAAS_TAG_KEY = 2, /* a lease, chosen by this side */
-    RFAAS_TAG_MANAGER = 3,
-    RFAAS_TAG_EXECUTOR = 4,
-    RFAAS_TAG_PROVIDER = 5,
-    RFAAS_TAG_TENANT = 6,
-    RFAAS_TAG_FLAGS = 7,
-    RFAAS_TAG_TIMEOUT_NS = 8,
-    RFAAS_TAG_LIBRARY = 9,
-    RFAAS_TAG_CODE = 10,
-    RFAAS_TAG_WORKERS = 11,
-    RFAAS_TAG_CORES = 12,
-    RFAAS_TAG_MEMORY = 13,
-    RFAAS_TAG_WAIT_MODE = 14,
-    RFAAS_TAG_DURATION_NS = 15,
-    RFAAS_TAG_DEPTH = 16,
-    RFAAS_TAG_EAGER = 17,
-    RFAAS_TAG_BULK = 18,
-    RFAAS_TAG_BLOB = 19,
-    RFAAS_TAG_FUNCTION = 20,
-    RFAAS_TAG_NODE = 21,
-    RFAAS_TAG_LEASE_ID = 22,
-    RFAAS_TAG_WORKER = 23,
-    RFAAS_TAG_EVENT = 24,  /* RFAAS_NEWS_* */
-    RFAAS_TAG_STATUS = 25, /* two's complement */
-    RFAAS_TAG_TEXT = 26,   /* of a failure: reply of any operation */
-    RFAAS_TAG_OUTPUT = 27, /* last bytes that a worker printed */
-    RFAAS_TAG_PID = 28,    /* names a worker of its node */
-    RFAAS_TAG_BACKTRACE = 29, /* of a worker that died, a line per function */
-    RFAAS_TAG_CALL_LIMIT_NS = 30,
-    RFAAS_TAG_COUNT = 31,
-    RFAAS_TAG_IN_NS = 32, /* until what an event announces */
-    RFAAS_TAG_FROM = 33,  /* key of another lease of this session */
-    RFAAS_TAG_AT = 34,    /* where to begin; a lease that goes on elsewhere is not bound to it */
-    RFAAS_TAG_KEPT = 35,  /* name of connections without a lease */
-    RFAAS_TAG_START = 36, /* of a worker: 1 cold, 2 warm, 3 cached */
-    RFAAS_TAG_KEEP = 37,  /* released leases to keep, two's complement; 0: the control part decides */
-};
-/* DROPPED has no KEY but KEPT: what was kept under this name is not needed any more. */
-enum { RFAAS_NEWS_WORKER_DIED = 1, RFAAS_NEWS_ENDED = 2, RFAAS_NEWS_DRAINING = 3, RFAAS_NEWS_EXPIRING = 4, RFAAS_NEWS_DROPPED = 5 };
-_Static_assert(RFAAS_NEWS_WORKER_DIED == RFAAS_EVENT_WORKER_DIED && RFAAS_NEWS_ENDED == RFAAS_EVENT_ENDED &&
-                   RFAAS_NEWS_DRAINING == RFAAS_EVENT_DRAINING && RFAAS_NEWS_EXPIRING == RFAAS_EVENT_EXPIRING,
-               "events of the seam and of rfaas.h");
-
-/* The control part. Returns a status; *reply is from malloc and freed by the caller, may be NULL. Blocks as long as
- * the operation takes. Any thread. */
-typedef int32_t (*rfaas_control_fn)(uint32_t op, const void *req, uint64_t len, void **reply, uint64_t *reply_len);
-
-/* The control part that is linked in, if any (client/capi). */
-extern int32_t rfaas_control_default(uint32_t op, void *req, uint64_t len, void **reply, uint64_t *reply_len)
-    __attribute__((weak));
-
-/* rfaas_control_register sets the control part for the next rfaas_init; NULL: the one that is linked in. */
-void rfaas_control_register(rfaas_control_fn fn);
-/* rfaas_control_event takes an event: KEY EVENT WORKER PID STATUS IN_NS TEXT BACKTRACE OUTPUT, or EVENT KEPT. Never blocks for
- * long. Any thread. */
-void rfaas_control_event(const void *msg, uint64_t len);
-
-typedef struct rfaas_msg {
-    uint8_t *data;
-    uint64_t len, cap;
-    bool failed; /* out of memory */
-} rfaas_msg;
-void rfaas_msg_u64(rfaas_msg *m, uint16_t tag, uint64_t v);
-void rfaas_msg_bytes(rfaas_msg *m, uint16_t tag, const void *data, uint64_t len);
-void rfaas_msg_str(rfaas_msg *m, uint16_t tag, const char *s); /* NULL: nothing */
-void rfaas_msg_free(rfaas_msg *m);
-/* rfaas_msg_check says whether the whole message is well formed. The readers below want a checked one. */
-bool rfaas_msg_check(const rfaas_msg *m);
-/* rfaas_msg_find returns the n-th field with the tag, or NULL, and then *len is 0. */
-const uint8_t *rfaas_msg_find(const rfaas_msg *m, uint16_t tag, uint32_t n, uint32_t *len);
-uint64_t rfaas_msg_get_u64(const rfaas_msg *m, uint16_t tag, uint64_t absent);
-uint64_t rfaas_msg_nth_u64(const rfaas_msg *m, uint16_t tag, uint32_t n, uint64_t absent);
-/* Copies a string, cut to cap - 1 bytes, always terminated. */
-void rfaas_msg_get_str(const rfaas_msg *m, uint16_t tag, char *out, size_t cap);
+#ifndef RFAAS_LIBRARY_VERSION
+#define RFAAS_LIBRARY_VERSION "unknown"
+#endif
 
 /* ---- errors ---- */
 
@@ -135,6 +34,8 @@ void rfaas_msg_get_str(const rfaas_msg *m, uint16_t tag, char *out, size_t cap);
 int rfaas_api_fail(int status, int started, const char *fmt, ...) __attribute__((format(printf, 3, 4), cold));
 /* The same with a constant text and no formatting: for RFAAS_BUSY, which loops run into. */
 int rfaas_api_fail_const(int status, const char *text);
+/* The status of this thread's last error. */
+int rfaas_api_last_status(void);
 /* Sets what rfaas_started tells, without an error. */
 void rfaas_api_note_started(int started);
 
@@ -200,11 +101,21 @@ typedef struct rfaas_buffer {
 
 enum { RFAAS_STARTS = 4 }; /* of workers: not known, cold, warm, cached */
 
+/* What tells one library from another without reading it: of a file its inode and times; of bytes in memory a checksum. */
+typedef struct rfaas_library_id {
+    uint64_t device, inode, size;
+    int64_t modified_ns, changed_ns;
+} rfaas_library_id;
+
 /* What one executor grants: workers, and the channels to them. */
 typedef struct rfaas_home {
-    struct rfaas_home *link; /* among the retired, or the kept */
-    uint64_t key; /* names the grant at the control part; its low bits are the lease's index. 0: no events any more */
-    const rfaas_session *session; /* of a kept one */
+    struct rfaas_home *link; /* among the kept */
+    uint64_t key; /* names the grant at the agent; its low bits are the lease's index. 0: no events any more */
+    const rfaas_session *session; /* of a kept one, */
+    rfaas_agent_spec spec;        /* what it was, */
+    rfaas_library_id library;     /* and of which library */
+    int64_t until_ns;    /* CLOCK_MONOTONIC: when the lease ends unless it is renewed */
+    uint8_t sha256[32];  /* of the library */
     dp_endpoint *ep;
     rfaas_worker *workers;
     uint32_t n_workers;
@@ -228,14 +139,26 @@ typedef struct rfaas_news {
     char text[256];
 } rfaas_news;
 
-/* The node drains: no call is started any more, and when no thread is inside the control part is told, once. */
-enum { LEAVING_NOT = 0, LEAVING_SOON = 1, LEAVING_TOLD = 2, LEAVING_LOCAL = 3 /* calls run in this process */ };
+/* A lease on its way to its workers (acquire.c). */
+typedef struct rfaas_acquisition {
+    rfaas_lease *lease;
+    rfaas_home *home;
+    const char *at;      /* executor to begin at, or NULL */
+    int64_t wait_ns;     /* how long the agent waits for an executor that has room */
+    int64_t until;       /* of the step that is under way */
+    rfaas_ticket ticket; /* of this step */
+    uint64_t kept;       /* whose channels are offered */
+    bool offered;        /* channels of home->provider are */
+    bool done;
+    int status;     /* once it is done */
+    char text[512]; /* of its error */
+} rfaas_acquisition;
 
 /* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
 struct rfaas_lease {
     uint32_t magic;
-    uint32_t busy;    /* a thread is inside; relaxed atomic */
-    uint32_t leaving; /* LEAVING_*; atomic */
+    uint32_t entered; /* times, for a look at the agent now and then */
+    rfaas_agent_lease_line *line; /* shared with the agent: whether a thread is inside, and whether the node drains */
     uint32_t n_workers;
     uint32_t n_functions;
     rfaas_worker *workers; /* the home's */
@@ -249,8 +172,10 @@ struct rfaas_lease {
     dp_channel_config cfg;
     rfaas_home *home;            /* without an endpoint: the lease was opened where no executor had room */
     dp_local *local;             /* with RFAAS_LEASE_LOCAL */
-    const char *at;              /* NULL, or the executor to begin at; dead once the lease is open */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are dead once the lease is open */
+    rfaas_agent_spec spec;       /* the same for the agent */
+    int library_fd;              /* the library, for the agent; -1: none */
+    rfaas_library_id library;
     char **functions;
     rfaas_session *session;
     uint32_t index; /* in the table */
@@ -258,14 +183,12 @@ struct rfaas_lease {
     int64_t open_ns; /* that rfaas_lease_open took */
 
     pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
-    pthread_cond_t changed;
     char leaving_reason[256];
-    /* Failover, under mu. The seeker is a thread that begins when the home is first lost and ends with the lease. */
-    pthread_t seeker;
-    bool seeking, seeker_stop;
-    rfaas_home *next;      /* being granted, or ready */
-    bool next_ready;
-    rfaas_home *retired;   /* to be given back */
+    /* Failover, of the lease's thread but for the pointer to the next home. */
+    rfaas_home *next; /* being granted, or ready */
+    rfaas_acquisition seek;
+    bool seeking, next_ready;
+    int64_t seek_again;    /* not before then */
     char next_reason[512]; /* why there is none yet */
     rfaas_statistics past; /* of homes that were left; the lease's thread */
     rfaas_news news[RFAAS_NEWS_KEPT]; /* not taken: a ring */
@@ -275,8 +198,9 @@ struct rfaas_lease {
 struct rfaas_session {
     uint32_t magic;
     uint32_t index;
-    uint64_t id; /* of the control part */
     int64_t timeout_ns; /* of a control operation */
+    rfaas_agent_session open; /* what the agent was told; its session is this handle's name there */
+    char provider[16]; /* of the last grant: a guess at the next one's */
     dp_dev_options dev;
     char device[64];
     pthread_mutex_t mu;
@@ -291,66 +215,77 @@ struct rfaas_session {
 _Static_assert(RFAAS_LEASES_MAX == 1 << RFAAS_REQ_LEASE_BITS, "lease index in a request handle");
 _Static_assert((uint64_t)RFAAS_WORKERS_MAX * DP_DEPTH_MAX == 1 << RFAAS_REQ_INDEX_BITS, "request index in a handle");
 
-/* ---- rfaas_api_session.c ---- */
+/* ---- session.c ---- */
 
 /* Tables of sessions and leases, and counts; never held during control operations. Taken before a lease's mutex. */
 extern pthread_mutex_t rfaas_api_mu;
 /* RFAAS_OK, or why the library cannot be used: not initialised, forked. */
 int rfaas_api_down(const char *op);
 int rfaas_api_bad_session(const rfaas_session *s, const char *op);
-/* Sends a request and takes the reply, which the caller frees (NULL: none is wanted). Consumes the request. On a failure
- * the error is set from the reply's text. */
-int rfaas_api_ask(const char *op_name, uint32_t op, rfaas_msg *req, rfaas_msg *reply);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
 /* The session's device for a provider, opened once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
 
-/* ---- rfaas_api_lease.c ---- */
+/* ---- lease.c ---- */
 
 /* The lease with a table index, or NULL. */
 rfaas_lease *rfaas_api_lease_at(uint32_t index);
 /* rfaas_lease_open that begins at an executor, NULL: at any. */
 int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease);
+/* The two halves of it: a lease whose acquisition has begun, and its end, once that is done. *l is NULL after an error. */
+int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **l, rfaas_acquisition *a);
+int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a);
 /* Checks options as the program gave them and copies them with defaults filled in. most: of workers. */
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out);
 /* A new name for one of the lease's homes. */
 uint64_t rfaas_api_new_key(const rfaas_lease *l);
+/* After fork(), in the child: no handle is one any more. */
+void rfaas_api_forget_leases(void);
+/* The function of all leases that are open or being opened. */
+void rfaas_api_each_lease(void (*fn)(rfaas_lease *l));
 /* Why a lease handle cannot be used: sets the error and returns RFAAS_INVALID. */
 int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
 
-/* ---- rfaas_api_grant.c ---- */
+/* ---- acquire.c ---- */
 
 rfaas_home *rfaas_api_home_new(const rfaas_lease *l);
 /* Frees what a home holds on this side. NULL does nothing. */
 void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h);
 /* The same of one that no lease and no event can find. */
 void rfaas_api_home_destroy(rfaas_home *h);
-/* Tells the control part what the lease's home shall be like. */
-int rfaas_api_plan(const rfaas_lease *l, const rfaas_home *h);
-/* Goes through the candidates until one grants. Free and release (RFAAS_OP_RELEASE) the home after an error. */
-int rfaas_api_find_and_grant(rfaas_lease *l, rfaas_home *h);
-/* Gives the grant back, if there is one; the key is dead. */
-int rfaas_api_give_back(const rfaas_home *h, const char *op);
-/* One worker's offer, appended to a request; its connection to the n-th blob of a reply. */
-int rfaas_api_offer(rfaas_worker *w, rfaas_msg *req);
-int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_msg *reply, uint32_t n);
+/* Begins to get workers for a home of the lease; `at` and wait_ns as in rfaas_acquisition. */
+void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_home *h, const char *at, int64_t wait_ns);
+/* Goes on as far as is possible without waiting; true once it is done: a->status, a->text. Release the home's key after an error. */
+bool rfaas_api_acquire_step(rfaas_acquisition *a);
+/* Gives it up; the home's key is to be released. */
+void rfaas_api_acquire_drop(rfaas_acquisition *a);
+/* Gives the grant back, if there is one; the key is dead. With `wait`, once the executor has taken it back. */
+int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait);
+/* One worker's offer. */
+int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
+/* Connects worker i to what the agent says of it, of which `size` bytes are there. */
+int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_agent_worker *worker);
 
-/* ---- rfaas_api_kept.c ---- */
+/* ---- kept.c ---- */
 
 /* Gives the lease's home back, or has it kept for the next lease of its session that is like this one: then the lease has
  * none any more, nor buffers. */
 int rfaas_api_release_home(rfaas_lease *l);
-/* Moves connections that were kept under this name to a home that has none. False: they do not serve any more. */
-bool rfaas_api_adopt(rfaas_home *h, uint64_t name);
-/* Frees what was kept under this name, if it still is. */
-void rfaas_api_drop_kept(uint64_t name);
-/* Frees all that is kept of a session. */
+/* Moves the channels of a kept home that is like the lease to h, ready to be offered, and returns its key; 0: there is none. */
+uint64_t rfaas_api_adopt_kept(const rfaas_lease *l, rfaas_home *h, const char *at);
+/* Frees what was kept under this key, if it still is. */
+void rfaas_api_drop_kept(uint64_t key);
+/* Frees all that is kept of a session, NULL: of all. */
 void rfaas_api_drop_all_kept(const rfaas_session *s);
+/* After fork(), in the child. */
+void rfaas_api_forget_kept(void);
 /* How many homes are kept of a session. */
 uint64_t rfaas_api_kept(const rfaas_session *s);
 
-/* ---- rfaas_api_worker.c ---- */
+/* ---- worker.c ---- */
 
+/* Takes an event of the agent. Any thread; never with a lease's mutex. */
+void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
 /* rfaas_api_repair puts a new worker in the place of one whose channel failed, or begins to: RFAAS_DEADLINE when it is not
  * there at the deadline (CLOCK_MONOTONIC ns; 0: the session's time-out). The lease's thread. */
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
@@ -359,22 +294,19 @@ int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
  * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
-
-/* What silence of one of the home's workers means is found out: dp_silence_fn, arg is a rfaas_home. */
+/* Tells the agent of a worker that does not answer: dp_silence_fn, arg is a rfaas_home. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
 
-/* ---- rfaas_api_event.c ---- */
+/* ---- event.c ---- */
 
 /* Keeps an event for the program, in the place of the oldest if need be. Under the lease's mutex. */
-void rfaas_api_keep_news(rfaas_lease *l, const rfaas_msg *m, uint32_t kind, uint32_t worker);
-/* The node drains, and `leaving` says so. Who is inside the lease when every thread has passed a barrier finishes by
- * itself as it leaves; who enters later sees it. */
-void rfaas_api_begin_leaving(rfaas_lease *l);
-/* Tells the control part that a lease starts no calls any more, unless it has been told. Any thread; nobody is inside the
- * lease, or the caller is. */
+void rfaas_api_keep_news(rfaas_lease *l, const rfaas_agent_event *e);
+/* Tells the agent that a lease whose node drains starts no calls any more, unless it has been told. The caller is inside. */
 __attribute__((cold)) void rfaas_api_finish(rfaas_lease *l);
+/* Waits a moment for the reason of a drain that the page shows. */
+void rfaas_api_await_reason(rfaas_lease *l);
 
-/* ---- rfaas_api_request.c ---- */
+/* ---- request.c ---- */
 
 /* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
 void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
@@ -384,21 +316,19 @@ void rfaas_api_collect_ended(rfaas_lease *l);
 /* Waits for every request in flight, each until its deadline. */
 void rfaas_api_drain(rfaas_lease *l);
 
-/* ---- rfaas_api_failover.c ---- */
+/* ---- failover.c ---- */
 
 /* Whether the lease shall go on elsewhere when it ends. */
 static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
-/* The home is lost: begins to look for another, if the lease shall. Under the lease's mutex. */
-void rfaas_api_seek(rfaas_lease *l);
 /* Waits until there is another home, and moves there. Registered buffers have other dp_mems afterwards. With
- * RFAAS_LEASE_LOCAL it does not wait: calls run here (LEAVING_LOCAL) until there is one. The lease's thread. */
+ * RFAAS_LEASE_LOCAL it does not wait: calls run here (RFAAS_AGENT_DRAIN_LOCAL) until there is one. The lease's thread. */
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
-/* Ends the seeker and gives back what it has. Nobody else uses the lease. */
+/* Gives up the search for another home and what it has found. */
 void rfaas_api_stop_seeking(rfaas_lease *l);
 /* Adds up what a home's channels have counted. */
 void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s);
 
-/* ---- rfaas_api_local.c ---- */
+/* ---- local.c ---- */
 
 /* Opens the lease's library in this process. */
 int rfaas_api_local_load(rfaas_lease *l);
@@ -411,7 +341,7 @@ int rfaas_api_local_function(rfaas_lease *l, const char *name);
 int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void *in, uint32_t in_size, void *out,
                    uint32_t capacity, uint32_t *got);
 
-/* ---- rfaas_api_buffer.c ---- */
+/* ---- buffer.c ---- */
 
 /* Registers all buffers anew, with the domain of this home. */
 void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_home *to);

@@ -1,9 +1,8 @@
 /* What a program is told of its lease, renewal, and leaving a node that drains. */
-#include <linux/membarrier.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "call.h"
 
@@ -16,10 +15,15 @@ int rfaas_lease_renew(rfaas_lease *l, int64_t duration_ns) {
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)duration_ns));
     if (!l->home->ep)
         return leave(l, RFAAS_OK); /* it has no end */
-    rfaas_msg req = {0};
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
-    rfaas_msg_u64(&req, RFAAS_TAG_DURATION_NS, (uint64_t)duration_ns);
-    return leave(l, rfaas_api_ask(op, RFAAS_OP_RENEW, &req, NULL));
+    rfaas_agent_renewal req = {.key = l->home->key, .duration_ns = duration_ns};
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_reply reply;
+    status = rfaas_agent_ask(op, RFAAS_AGENT_RENEW, &parts, l->session->timeout_ns, sizeof(rfaas_agent_until), &reply);
+    if (!status) {
+        l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        free(reply.data);
+    }
+    return leave(l, status);
 }
 
 int rfaas_lease_event(rfaas_lease *l, rfaas_event *event) {
@@ -32,6 +36,7 @@ int rfaas_lease_event(rfaas_lease *l, rfaas_event *event) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: event.struct_size is %u, want sizeof(rfaas_event)", op,
                               event->struct_size);
     rfaas_event e = {.struct_size = event->struct_size};
+    rfaas_agent_look();
     pthread_mutex_lock(&l->mu);
     if (l->news_count) {
         const rfaas_news *n = &l->news[l->news_first];
@@ -50,33 +55,36 @@ int rfaas_lease_event(rfaas_lease *l, rfaas_event *event) {
     return RFAAS_OK;
 }
 
-void rfaas_api_keep_news(rfaas_lease *l, const rfaas_msg *m, uint32_t kind, uint32_t worker) {
+void rfaas_api_keep_news(rfaas_lease *l, const rfaas_agent_event *e) {
     if (l->news_count == RFAAS_NEWS_KEPT) {
         l->news_first = (l->news_first + 1) % RFAAS_NEWS_KEPT;
         l->news_count--;
         l->news_lost++;
     }
     rfaas_news *n = &l->news[(l->news_first + l->news_count++) % RFAAS_NEWS_KEPT];
-    int64_t in = (int64_t)rfaas_msg_get_u64(m, RFAAS_TAG_IN_NS, 0);
-    *n = (rfaas_news){.kind = kind, .worker = worker, .at = in ? dp_now_ns() + in : 0};
-    rfaas_msg_get_str(m, RFAAS_TAG_TEXT, n->text, sizeof n->text);
+    *n = (rfaas_news){.kind = e->kind, .worker = e->worker < l->n_workers ? e->worker : 0, .at = e->in_ns > 0 ? dp_now_ns() + e->in_ns : 0};
+    snprintf(n->text, sizeof n->text, "%.*s", (int)sizeof n->text - 1, e->text);
 }
 
 void rfaas_api_finish(rfaas_lease *l) {
-    uint32_t soon = LEAVING_SOON;
-    rfaas_msg req = {0};
-    pthread_mutex_lock(&l->mu); /* the home that leaves is the one that is told of, also if the lease moves meanwhile */
-    bool mine = __atomic_compare_exchange_n(&l->leaving, &soon, LEAVING_TOLD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
-    uint64_t key = l->home ? l->home->key : 0;
-    pthread_mutex_unlock(&l->mu);
-    if (!mine)
+    uint32_t soon = RFAAS_AGENT_DRAIN_SOON;
+    if (!__atomic_compare_exchange_n(&l->line->draining, &soon, RFAAS_AGENT_DRAIN_TOLD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         return;
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, key);
-    rfaas_api_ask("finish", RFAAS_OP_FINISH, &req, NULL); /* if it fails, the executor ends the lease by itself */
+    pthread_mutex_lock(&l->mu); /* the lease may be moving */
+    rfaas_agent_lease_name req = {.key = l->home ? l->home->key : 0};
+    pthread_mutex_unlock(&l->mu);
+    rfaas_agent_tell(RFAAS_AGENT_FINISH, &req, sizeof req); /* if it fails, the executor ends the lease by itself */
 }
 
-void rfaas_api_begin_leaving(rfaas_lease *l) {
-    syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0);
-    if (!__atomic_load_n(&l->busy, __ATOMIC_SEQ_CST))
-        rfaas_api_finish(l);
+#define REASON_NS 200000000ll
+
+void rfaas_api_await_reason(rfaas_lease *l) {
+    int64_t until = dp_now_ns() + REASON_NS;
+    for (bool known = false; !known && dp_now_ns() < until;) {
+        pthread_mutex_lock(&l->mu);
+        known = l->leaving_reason[0] || l->home->ended;
+        pthread_mutex_unlock(&l->mu);
+        if (!known)
+            rfaas_agent_wait(until);
+    }
 }

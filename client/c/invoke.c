@@ -31,7 +31,7 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 /* Small: a library that is opened by dlopen gets little of the static TLS block, where Go wants to be. */
 static _Thread_local struct {
     const char *text; /* constant text, or NULL: buf */
-    int started;
+    int started, status;
     char *buf; /* TEXT_MAX bytes from the first error on */
 } last;
 
@@ -68,14 +68,18 @@ int rfaas_api_fail(int status, int started, const char *fmt, ...) {
         memcpy(to, text, n < 0 ? 1 : n < TEXT_MAX ? (size_t)n + 1 : TEXT_MAX);
     last.text = to ? NULL : "out of memory for the error's text";
     last.started = started;
+    last.status = status;
     return status;
 }
 
 int rfaas_api_fail_const(int status, const char *text) {
     last.text = text;
     last.started = RFAAS_NOT_STARTED;
+    last.status = status;
     return status;
 }
+
+int rfaas_api_last_status(void) { return last.status; }
 
 void rfaas_api_note_started(int started) { last.started = started; }
 
@@ -112,11 +116,13 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
     return RFAAS_OK;
 }
 
-int rfaas_api_bad_call(const rfaas_lease *l, const char *op, rfaas_function fn,
+int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
-    if (leaving(l) && !rfaas_api_fails_over(l) && l->home->ep)
+    if (leaving(l) && !rfaas_api_fails_over(l) && l->home->ep) {
+        rfaas_api_await_reason(l);
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: the node of %s leaves: %s", op, function_name(l, fn),
                               l->home->executor, l->leaving_reason);
+    }
     if (fn >= l->n_functions)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: function %u, the library has functions 0..%u", op, fn,
                               l->n_functions - 1);

@@ -1,10 +1,10 @@
-/* Connections of released leases that wait for the next one: a home's endpoint and channels, under the name that its key was.
- * The control part knows which lease fits which; here is only what it names.
+/* Connections of released leases that wait for the next one: a home's endpoint and channels, under its key. The next lease that is
+ * like it offers them again; the agent checks that it is, by the library's hash.
  *
- *   release ──▶ kept ──▶ RFAAS_OP_RELEASE, kept ──▶ RFAAS_OP_NEXT names it ──▶ adopted by a new home
- *                │   └── not kept: destroyed     └─▶ an event names it: given up, destroyed
+ *   release ──▶ kept ──▶ agent: kept ──▶ a lease like it: offered ──▶ granted again
+ *                │   └── not kept: destroyed     └─▶ event DROPPED: destroyed
  *
- * Whoever takes a home off the list has it alone, which is what hands its objects from one thread to another. */
+ * The thread that takes a home off the list has it alone, which is what hands its objects from one thread to another. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,11 +20,20 @@ static void put(rfaas_home *h) {
     pthread_mutex_unlock(&kept_mu);
 }
 
-/* The home of this name, or with name 0 any of the session; NULL: there is none. */
-static rfaas_home *take(uint64_t name, const rfaas_session *s) {
+static bool alike(const rfaas_home *h, const rfaas_lease *l, const char *at) {
+    const rfaas_agent_spec *a = &h->spec, *b = &l->spec;
+    const char *executor = at && *at ? at : b->executor;
+    return h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
+           a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager && a->memory == b->memory && a->bulk == b->bulk &&
+           a->call_limit_ns == b->call_limit_ns && !memcmp(&h->library, &l->library, sizeof h->library) &&
+           (!*executor || !strcmp(executor, h->executor));
+}
+
+/* Takes a home off the list: with this key, or like a lease, or of the session, or any. */
+static rfaas_home *take(uint64_t key, const rfaas_lease *like, const char *at, const rfaas_session *s) {
     pthread_mutex_lock(&kept_mu);
     rfaas_home **p = &kept;
-    while (*p && (name ? (*p)->key != name : (*p)->session != s))
+    while (*p && (key ? (*p)->key != key : like ? !alike(*p, like, at) : s && (*p)->session != s))
         p = &(*p)->link;
     rfaas_home *h = *p;
     if (h)
@@ -42,21 +51,26 @@ uint64_t rfaas_api_kept(const rfaas_session *s) {
     return n;
 }
 
-void rfaas_api_drop_kept(uint64_t name) {
-    rfaas_home *h = take(name, NULL);
+void rfaas_api_drop_kept(uint64_t key) {
+    rfaas_home *h = take(key, NULL, NULL, NULL);
     if (h)
         rfaas_api_home_destroy(h);
 }
 
 void rfaas_api_drop_all_kept(const rfaas_session *s) {
-    for (rfaas_home *h; (h = take(0, s));)
+    for (rfaas_home *h; (h = take(0, NULL, NULL, s));)
         rfaas_api_home_destroy(h);
+}
+
+void rfaas_api_forget_kept(void) {
+    pthread_mutex_init(&kept_mu, NULL);
+    kept = NULL;
 }
 
 /* Whether the connections can go on with another lease: nothing is under way on them, nor can anything come late. */
 static bool at_rest(rfaas_lease *l) {
     const rfaas_home *h = l->home;
-    if (!h->ep || __atomic_load_n(&l->leaving, __ATOMIC_ACQUIRE) != LEAVING_NOT)
+    if (!h->ep || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
         return false;
     for (uint32_t i = 0; i < h->n_workers; i++)
         if (h->workers[i].broken || !dp_channel_idle(h->workers[i].ch))
@@ -68,35 +82,36 @@ static bool at_rest(rfaas_lease *l) {
 }
 
 int rfaas_api_release_home(rfaas_lease *l) {
-    static const char op[] = "release";
     rfaas_home *h = l->home;
-    if (!at_rest(l))
-        return rfaas_api_give_back(h, op);
+    if (!h->ep)
+        return RFAAS_OK; /* its calls ran in this process */
+    if (!at_rest(l) || l->session->open.keep < 0)
+        return rfaas_api_give_back(l, h, true);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
-    uint64_t name = h->key;
+    rfaas_agent_release req = {.key = h->key, .keep = 1};
     pthread_mutex_lock(&l->mu); /* an event that is being taken in has been, and none finds it any more */
     l->home = NULL;
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
-    put(h); /* before the control part knows: it may give it to another thread at once */
-    rfaas_msg req = {0}, reply;
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, name);
-    rfaas_msg_u64(&req, RFAAS_TAG_KEPT, name);
-    int status = rfaas_api_ask(op, RFAAS_OP_RELEASE, &req, &reply);
-    bool taken = !status && rfaas_msg_get_u64(&reply, RFAAS_TAG_KEPT, 0) == name;
+    put(h); /* before the agent keeps it: its end may be told at once */
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_reply reply;
+    int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
+    bool taken = !status && ((rfaas_agent_released *)reply.data)->kept;
     if (!status)
-        rfaas_msg_free(&reply);
+        free(reply.data);
     if (!taken)
-        rfaas_api_drop_kept(name);
+        rfaas_api_drop_kept(req.key);
     return status;
 }
 
-bool rfaas_api_adopt(rfaas_home *h, uint64_t name) {
-    rfaas_home *from = take(name, NULL);
+uint64_t rfaas_api_adopt_kept(const rfaas_lease *l, rfaas_home *h, const char *at) {
+    rfaas_home *from = take(0, l, at, NULL);
     if (!from)
-        return false;
-    bool good = from->n_workers == h->n_workers;
+        return 0;
+    uint64_t key = from->key;
     dp_error err = {0};
+    bool good = true;
     for (uint32_t i = 0; i < from->n_workers && good; i++)
         good = !dp_channel_renew(from->workers[i].ch, &err);
     if (good) {
@@ -107,13 +122,14 @@ bool rfaas_api_adopt(rfaas_home *h, uint64_t name) {
         }
         h->ep = from->ep;
         from->ep = NULL;
-        dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
         h->cfg = from->cfg;
         memcpy(h->provider, from->provider, sizeof h->provider);
         rfaas_statistics sum = {0};
         rfaas_api_count(h, &sum);
         h->before = sum;
+    } else { /* the agent gives it up */
+        rfaas_api_give_back(l, from, false);
     }
     rfaas_api_home_destroy(from);
-    return good;
+    return good ? key : 0;
 }

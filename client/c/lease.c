@@ -1,8 +1,12 @@
 /* The C API's leases as the program sees them: handles, opening and releasing, looking. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "call.h"
 
@@ -28,16 +32,15 @@ static rfaas_lease *take_lease(rfaas_session *s) {
             if (!(l = calloc(1, sizeof *l)))
                 break;
             pthread_mutex_init(&l->mu, NULL);
-            pthread_condattr_t attr;
-            pthread_condattr_init(&attr);
-            pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-            pthread_cond_init(&l->changed, &attr);
-            pthread_condattr_destroy(&attr);
             l->index = i;
             __atomic_store_n(&leases[i], l, __ATOMIC_RELEASE);
         }
         lease_taken[i] = true;
         l->session = s;
+        l->line = &rfaas_agent_shared->leases[i];
+        l->line->busy = 0;
+        l->line->draining = RFAAS_AGENT_DRAIN_NOT;
+        l->library_fd = -1;
         s->opening++;
         lease_epoch++;
         l->request_seq = (uint32_t)(lease_epoch * 0x9e3779b1u) & RFAAS_REQ_SEQ_MASK;
@@ -51,6 +54,24 @@ uint64_t rfaas_api_new_key(const rfaas_lease *l) {
     uint64_t key = ++lease_epoch << RFAAS_REQ_LEASE_BITS | l->index;
     pthread_mutex_unlock(&rfaas_api_mu);
     return key;
+}
+
+void rfaas_api_each_lease(void (*fn)(rfaas_lease *l)) {
+    for (uint32_t i = 0; i < RFAAS_LEASES_MAX; i++) {
+        rfaas_lease *l = rfaas_api_lease_at(i);
+        if (l)
+            fn(l);
+    }
+}
+
+void rfaas_api_forget_leases(void) {
+    for (uint32_t i = 0; i < RFAAS_LEASES_MAX; i++) {
+        if (leases[i])
+            leases[i]->magic = 0;
+        leases[i] = NULL;
+        lease_taken[i] = false;
+    }
+    rfaas_api_forget_kept();
 }
 
 /* Everything that a lease holds on this side; the handle can be used again. */
@@ -69,8 +90,13 @@ static void destroy_lease(rfaas_lease *l) {
     l->workers = NULL;
     l->n_workers = l->n_functions = l->requests_used = l->requests_free = 0;
     l->sync_worker = l->next_worker = l->replaced = 0;
-    l->busy = 0;
-    l->leaving = LEAVING_NOT;
+    l->line->busy = 0;
+    l->line->key = 0;
+    l->leaving_reason[0] = 0;
+    if (l->library_fd >= 0)
+        close(l->library_fd);
+    l->library_fd = -1;
+    l->entered = 0;
     memset(&l->past, 0, sizeof l->past);
     l->news_first = l->news_count = l->news_lost = 0;
     pthread_mutex_lock(&rfaas_api_mu);
@@ -155,52 +181,136 @@ int rfaas_lease_open(rfaas_session *s, const rfaas_lease_options *options, rfaas
     return rfaas_api_lease_open(s, options, NULL, lease);
 }
 
-int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease) {
+/* ---- the library, for the agent ---- */
+
+/* Distinguishes libraries in memory; the agent compares hashes. */
+static uint64_t checksum(const void *data, size_t size) {
+    uint64_t sum = 0xcbf29ce484222325u;
+    for (const uint8_t *p = data, *end = p + size; p < end; p++)
+        sum = (sum ^ *p) * 0x100000001b3u;
+    return sum;
+}
+
+static int open_memory(rfaas_lease *l, const void *data, size_t size) {
+    l->library_fd = memfd_create("rfaas-library", MFD_CLOEXEC);
+    if (l->library_fd < 0)
+        return rfaas_api_fail(RFAAS_FATAL, 0, "lease: no memory for a copy of the library: %s", strerror(errno));
+    for (size_t at = 0; at < size;) {
+        ssize_t n = pwrite(l->library_fd, (const char *)data + at, size - at, (off_t)at);
+        if (n < 0 && errno != EINTR)
+            return rfaas_api_fail(RFAAS_FATAL, 0, "lease: no memory for a copy of the library of %zu bytes: %s", size, strerror(errno));
+        at += n > 0 ? (size_t)n : 0;
+    }
+    l->library = (rfaas_library_id){.inode = checksum(data, size), .size = size};
+    return RFAAS_OK;
+}
+
+/* The agent reads the library through a descriptor: it need not see the same files, and what is leased later is what was opened. */
+static int open_library(rfaas_lease *l) {
+    const rfaas_lease_options *o = &l->options;
+    struct stat st;
+    if (!o->library)
+        return open_memory(l, o->library_data, o->library_size);
+    l->library_fd = open(o->library, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (l->library_fd < 0 || fstat(l->library_fd, &st))
+        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: open %s: %s", o->library, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: %s is not a regular file", o->library);
+    l->library = (rfaas_library_id){.device = st.st_dev, .inode = st.st_ino, .size = (uint64_t)st.st_size,
+                                    .modified_ns = st.st_mtim.tv_sec * 1000000000ll + st.st_mtim.tv_nsec,
+                                    .changed_ns = st.st_ctim.tv_sec * 1000000000ll + st.st_ctim.tv_nsec};
+    return RFAAS_OK;
+}
+
+static int describe(rfaas_lease *l) {
+    const rfaas_lease_options *o = &l->options;
+    l->spec = (rfaas_agent_spec){.workers = o->workers, .cores_per_worker = o->cores_per_worker, .wait_mode = o->wait_mode,
+                                 .flags = o->flags, .depth = o->depth, .eager = o->eager, .memory = o->memory, .bulk = o->bulk,
+                                 .duration_ns = o->duration_ns, .call_limit_ns = o->call_limit_ns};
+    if (o->executor && (size_t)snprintf(l->spec.executor, sizeof l->spec.executor, "%s", o->executor) >= sizeof l->spec.executor)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "lease: the executor's address has %zu bytes, want at most %zu: %s", strlen(o->executor),
+                              sizeof l->spec.executor - 1, o->executor);
+    const char *slash = o->library ? strrchr(o->library, '/') : NULL;
+    snprintf(l->spec.library, sizeof l->spec.library, "%.255s", !o->library ? "" : slash ? slash + 1 : o->library);
+    return open_library(l);
+}
+
+/* ---- opening ---- */
+
+int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease, rfaas_acquisition *a) {
     static const char op[] = "lease";
     rfaas_lease_options o;
-    int status = rfaas_api_bad_session(s, op);
-    if (!status)
-        status = rfaas_api_lease_options(options, RFAAS_WORKERS_MAX, &o);
+    *lease = NULL;
+    int status = rfaas_api_lease_options(options, RFAAS_WORKERS_MAX, &o);
     if (status)
         return status;
-    if (!lease)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: lease is NULL", op);
-    int64_t start = dp_now_ns();
+    int64_t begun = dp_now_ns();
     rfaas_lease *l = take_lease(s);
     if (!l)
         return rfaas_api_fail(RFAAS_BUSY, 0, "%s: %d leases are open, that is the limit", op, RFAAS_LEASES_MAX);
     l->n_workers = o.workers;
     l->options = o;
-    l->at = at;
+    l->open_ns = begun;
     l->requests = calloc((size_t)o.workers * o.depth, sizeof *l->requests);
     rfaas_home *h = rfaas_api_home_new(l);
     if (!h || !l->requests) {
-        rfaas_api_home_free(l, h);
+        if (h)
+            rfaas_api_home_destroy(h);
         destroy_lease(l);
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
     }
-    l->home = h; /* no event knows the key yet */
+    pthread_mutex_lock(&l->mu);
+    l->home = h;
+    l->line->key = h->key;
+    pthread_mutex_unlock(&l->mu);
     status = o.flags & RFAAS_LEASE_LOCAL ? rfaas_api_local_load(l) : RFAAS_OK;
     if (!status)
-        status = rfaas_api_plan(l, h);
-    if (!status)
-        status = rfaas_api_find_and_grant(l, h);
+        status = describe(l);
     if (status) {
-        char text[1024];
-        snprintf(text, sizeof text, "%s", rfaas_last_error());
-        rfaas_api_give_back(h, op);
-        int class = dp_status_class(status);
-        if (!l->local || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION) || rfaas_api_local_open(l)) {
+        destroy_lease(l);
+        return status;
+    }
+    rfaas_api_acquire_begin(a, l, h, at, 0);
+    *lease = l;
+    return RFAAS_OK;
+}
+
+int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
+    rfaas_lease *l = *lease;
+    if (a->status) {
+        int class = dp_status_class(a->status);
+        rfaas_api_give_back(l, l->home, false);
+        if (!l->local || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_UNSUPPORTED) ||
+            rfaas_api_local_open(l)) {
             destroy_lease(l);
-            return rfaas_api_fail(status, 0, "%s", text);
+            *lease = NULL;
+            return rfaas_api_fail(a->status, 0, "%s", a->text);
         }
     }
     l->workers = l->home->workers;
     l->cfg = l->home->cfg;
-    l->open_ns = dp_now_ns() - start;
+    l->open_ns = dp_now_ns() - l->open_ns;
     __atomic_store_n(&l->magic, RFAAS_LEASE_MAGIC, __ATOMIC_RELEASE);
-    *lease = l;
     return RFAAS_OK;
+}
+
+int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease) {
+    static const char op[] = "lease";
+    rfaas_acquisition a;
+    rfaas_lease *l;
+    int status = rfaas_api_bad_session(s, op);
+    if (!status && !lease)
+        status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: lease is NULL", op);
+    if (!status)
+        status = rfaas_api_lease_begin(s, options, at, &l, &a);
+    if (status)
+        return status;
+    while (!rfaas_api_acquire_step(&a))
+        rfaas_agent_wait(a.until);
+    status = rfaas_api_lease_finish(&l, &a);
+    if (!status)
+        *lease = l;
+    return status;
 }
 
 int rfaas_lease_release(rfaas_lease *l) {
@@ -262,27 +372,20 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
     if (!l->home->ep)
         return rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op);
-    rfaas_msg req = {0}, reply;
     pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease */
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
+    rfaas_agent_worker_name req = {.key = l->home->key, .worker = (uint32_t)worker};
     pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
-    rfaas_msg_u64(&req, RFAAS_TAG_WORKER, (uint64_t)worker);
-    if ((status = rfaas_api_ask(op, RFAAS_OP_INSPECT, &req, &reply)))
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_reply reply;
+    if ((status = rfaas_agent_ask(op, RFAAS_AGENT_INSPECT, &parts, l->session->timeout_ns, sizeof(rfaas_agent_inspection), &reply)))
         return status;
-    rfaas_worker_details d = {.struct_size = details->struct_size,
-                              .pid = (int32_t)rfaas_msg_get_u64(&reply, RFAAS_TAG_PID, 0),
-                              .calls = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 0, 0),
-                              .failed = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 1, 0),
-                              .refused = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 2, 0),
-                              .bytes_in = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 3, 0),
-                              .bytes_out = rfaas_msg_nth_u64(&reply, RFAAS_TAG_COUNT, 4, 0)};
-    rfaas_msg_get_str(&reply, RFAAS_TAG_FUNCTION, d.running, sizeof d.running);
-    const uint8_t *output = rfaas_msg_find(&reply, RFAAS_TAG_OUTPUT, 0, &d.output_size);
-    if (d.output_size > sizeof d.output - 1)
-        d.output_size = sizeof d.output - 1;
-    if (output)
-        memcpy(d.output, output, d.output_size);
-    rfaas_msg_free(&reply);
+    const rfaas_agent_inspection *i = (const rfaas_agent_inspection *)reply.data;
+    rfaas_worker_details d = {.struct_size = details->struct_size, .pid = i->pid, .calls = i->calls, .failed = i->failed,
+                              .refused = i->refused, .bytes_in = i->bytes_in, .bytes_out = i->bytes_out,
+                              .output_size = i->output_size < sizeof i->output ? i->output_size : sizeof i->output};
+    snprintf(d.running, sizeof d.running, "%.*s", (int)sizeof i->running - 1, i->running);
+    memcpy(d.output, i->output, d.output_size);
+    free(reply.data);
     memcpy(details, &d, details->struct_size < sizeof d ? details->struct_size : sizeof d);
     return RFAAS_OK;
 }

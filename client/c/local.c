@@ -29,7 +29,7 @@ int rfaas_api_local_open(rfaas_lease *l) {
     snprintf(h->provider, sizeof h->provider, "local");
     gethostname(h->node, sizeof h->node - 1);
     l->home = h;
-    l->leaving = LEAVING_LOCAL;
+    l->line->draining = RFAAS_AGENT_DRAIN_LOCAL;
     return RFAAS_OK;
 }
 

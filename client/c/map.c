@@ -170,7 +170,7 @@ static void give_up(map *m, int status) {
 }
 
 static int check(map *m, size_t chunk) {
-    const rfaas_lease *l = m->l;
+    rfaas_lease *l = m->l;
     uint64_t large = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
     size_t item = m->in_item > m->out_item ? m->in_item : m->out_item;
     if (large > UINT32_MAX)

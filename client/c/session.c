@@ -1,4 +1,5 @@
-/* The C API's library and sessions, and the way to the control part. */
+/* The library's life, and sessions. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,57 +12,53 @@ int rfaas_api_state = RFAAS_STATE_DOWN;
 pthread_mutex_t rfaas_api_mu = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t init_count;
 static bool fork_handled;
-static rfaas_control_fn registered;
-static rfaas_control_fn control;
 static rfaas_session *sessions[RFAAS_SESSIONS_MAX];
 static bool session_taken[RFAAS_SESSIONS_MAX];
 static uint32_t session_next;
+static uint64_t session_epoch;
 
 /* ---- library ---- */
 
 int rfaas_version(void) { return RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINOR; }
 
-void rfaas_control_register(rfaas_control_fn fn) { __atomic_store_n(&registered, fn, __ATOMIC_RELEASE); }
-
-static int32_t linked_control(uint32_t op, const void *req, uint64_t len, void **reply, uint64_t *reply_len) {
-    return rfaas_control_default(op, (void *)req, len, reply, reply_len);
+/* A child of fork() has nothing of the parent's: its handles are dead, and it may call rfaas_init anew. The memory behind the
+ * parent's channels stays mapped and is not touched. */
+static void before_fork(void) {
+    pthread_mutex_lock(&rfaas_api_mu);
+    rfaas_agent_before_fork();
 }
 
-/* The process that loaded the library. The control part that is linked in starts its threads as it is loaded, and a child of
- * fork() has none of them: whatever it asked would never be answered. */
-static pid_t loaded_by;
-__attribute__((constructor)) static void note_process(void) { loaded_by = getpid(); }
+static void after_fork_parent(void) {
+    rfaas_agent_after_fork(false);
+    pthread_mutex_unlock(&rfaas_api_mu);
+}
 
-static void after_fork(void) {
-    if (rfaas_api_state == RFAAS_STATE_UP)
-        __atomic_store_n(&rfaas_api_state, RFAAS_STATE_FORKED, __ATOMIC_RELAXED);
+static void after_fork_child(void) {
+    rfaas_agent_after_fork(true);
+    rfaas_api_forget_leases();
+    for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
+        if (sessions[i])
+            sessions[i]->magic = 0;
+        sessions[i] = NULL;
+        session_taken[i] = false;
+    }
+    init_count = 0;
+    __atomic_store_n(&rfaas_api_state, rfaas_api_state == RFAAS_STATE_DOWN ? RFAAS_STATE_DOWN : RFAAS_STATE_FORKED, __ATOMIC_RELAXED);
+    pthread_mutex_init(&rfaas_api_mu, NULL);
 }
 
 int rfaas_init(const void *options) {
     if (options)
         return rfaas_api_fail(RFAAS_INVALID, 0, "init: options must be NULL");
-    /* Before the mutex, which another thread may have held at the fork. */
-    if (__atomic_load_n(&rfaas_api_state, __ATOMIC_RELAXED) == RFAAS_STATE_FORKED)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "init: the library was in use when this process was forked");
     pthread_mutex_lock(&rfaas_api_mu);
-    int status = RFAAS_OK;
-    rfaas_control_fn fn = __atomic_load_n(&registered, __ATOMIC_ACQUIRE);
-    if (!fn && rfaas_control_default)
-        fn = linked_control;
-    if (!fn) {
-        status = rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "init: no control part is linked in; link with librfaas.so");
-    } else if (fn == linked_control && getpid() != loaded_by) {
-        status = rfaas_api_fail(RFAAS_INVALID, 0, "init: process %d was forked from %d, which had loaded the library; only that one, "
-                                "or a program that is started by exec, can use it", (int)getpid(), (int)loaded_by);
-    } else if (!fork_handled && pthread_atfork(NULL, NULL, after_fork)) {
+    int status = RFAAS_OK, why = 0;
+    if (!fork_handled && (why = pthread_atfork(before_fork, after_fork_parent, after_fork_child)))
         status = rfaas_api_fail(RFAAS_FATAL, 0, "init: out of memory");
-    } else {
-        fork_handled = true;
-        if (init_count++ == 0) {
-            control = fn;
-            __atomic_store_n(&rfaas_api_state, RFAAS_STATE_UP, __ATOMIC_RELEASE);
-        }
-    }
+    fork_handled = !why;
+    if (!status && init_count == 0 && (why = rfaas_agent_begin()))
+        status = rfaas_api_fail(RFAAS_FATAL, 0, "init: no memory for the page that is shared with the agent: %s", strerror(why));
+    if (!status && init_count++ == 0)
+        __atomic_store_n(&rfaas_api_state, RFAAS_STATE_UP, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&rfaas_api_mu);
     return status;
 }
@@ -72,7 +69,7 @@ int rfaas_api_down(const char *op) {
         return RFAAS_OK;
     return rfaas_api_fail(RFAAS_INVALID, 0,
                           state == RFAAS_STATE_FORKED
-                              ? "%s: this process was forked from one that used the library; only the parent may go on"
+                              ? "%s: this process was forked from one that used the library; its handles are the parent's. Call rfaas_init anew"
                               : "%s: the library is not initialised (before rfaas_init or after rfaas_finalize)",
                           op);
 }
@@ -94,48 +91,16 @@ int rfaas_finalize(void) {
     pthread_mutex_lock(&rfaas_api_mu);
     init_count = 0;
     __atomic_store_n(&rfaas_api_state, RFAAS_STATE_DOWN, __ATOMIC_RELEASE);
+    rfaas_agent_end();
     pthread_mutex_unlock(&rfaas_api_mu);
     return RFAAS_OK;
 }
 
-/* ---- talking to the control part ---- */
-
-/* Sends a request and takes the reply, which the caller frees. Consumes the request. On a failure the error is
- * set from the reply's text. */
-int rfaas_api_ask(const char *op_name, uint32_t op, rfaas_msg *req, rfaas_msg *reply) {
-    rfaas_msg drop = {0};
-    rfaas_msg *r = reply ? reply : &drop;
-    memset(r, 0, sizeof *r);
-    if (req->failed) {
-        rfaas_msg_free(req);
-        return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op_name);
-    }
-    void *data = NULL;
-    uint64_t len = 0;
-    int status = control(op, req->data, req->len, &data, &len);
-    rfaas_msg_free(req);
-    *r = (rfaas_msg){.data = data, .len = data ? len : 0};
-    if (!rfaas_msg_check(r)) {
-        rfaas_msg_free(r);
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: the control part sent a malformed reply of %llu bytes", op_name,
-                              (unsigned long long)len);
-    }
-    if (status != RFAAS_OK) {
-        char text[1024];
-        rfaas_msg_get_str(r, RFAAS_TAG_TEXT, text, sizeof text);
-        rfaas_msg_free(r);
-        return rfaas_api_fail(status, 0, "%s", text[0] ? text : rfaas_strerror(status));
-    }
-    if (!reply)
-        rfaas_msg_free(r);
-    return RFAAS_OK;
-}
+/* ---- sessions ---- */
 
 int rfaas_api_fail_dp(const char *op, const dp_error *err) {
     return rfaas_api_fail(err->status, 0, "%s: %s", op, err->msg[0] ? err->msg : rfaas_strerror(err->status));
 }
-
-/* ---- sessions ---- */
 
 static rfaas_session *take_session(void) {
     rfaas_session *s = NULL;
@@ -206,24 +171,32 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                               .traffic_class = o.traffic_class,
                               .service_level = o.service_level,
                               .mtu = o.mtu};
-    rfaas_msg req = {0}, reply;
-    rfaas_msg_str(&req, RFAAS_TAG_MANAGER, o.manager);
-    rfaas_msg_str(&req, RFAAS_TAG_EXECUTOR, o.executor);
-    rfaas_msg_str(&req, RFAAS_TAG_PROVIDER, o.provider);
-    rfaas_msg_str(&req, RFAAS_TAG_TENANT, o.tenant);
-    rfaas_msg_u64(&req, RFAAS_TAG_FLAGS, o.flags);
-    rfaas_msg_u64(&req, RFAAS_TAG_TIMEOUT_NS, (uint64_t)o.timeout_ns);
-    rfaas_msg_u64(&req, RFAAS_TAG_KEEP, (uint64_t)(int64_t)o.keep_leases);
-    status = rfaas_api_ask(op, RFAAS_OP_SESSION_OPEN, &req, &reply);
+    s->timeout_ns = o.timeout_ns ? o.timeout_ns : 10000000000ll;
+    s->provider[0] = 0;
+    pthread_mutex_lock(&rfaas_api_mu);
+    s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.keep_leases, .timeout_ns = s->timeout_ns};
+    pthread_mutex_unlock(&rfaas_api_mu);
+    const struct {
+        const char *name, *from;
+        char *to;
+        size_t room;
+    } texts[] = {{"manager", o.manager, s->open.manager, sizeof s->open.manager},
+                 {"executor", o.executor, s->open.executor, sizeof s->open.executor},
+                 {"provider", o.provider, s->open.provider, sizeof s->open.provider},
+                 {"tenant", o.tenant, s->open.tenant, sizeof s->open.tenant}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts && !status; i++)
+        if (texts[i].from && (size_t)snprintf(texts[i].to, texts[i].room, "%s", texts[i].from) >= texts[i].room)
+            status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s has %zu bytes, want at most %zu: %s", op, texts[i].name, strlen(texts[i].from),
+                                    texts[i].room - 1, texts[i].from);
+    rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
+    if (!status)
+        status = rfaas_agent_ask(op, RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL);
     if (status) {
         give_session(s);
         return status;
     }
-    s->id = rfaas_msg_get_u64(&reply, RFAAS_TAG_SESSION, 0);
-    rfaas_msg_free(&reply);
     s->shm = s->verbs = NULL;
     s->opening = 0;
-    s->timeout_ns = o.timeout_ns ? o.timeout_ns : 10000000000ll;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
     return RFAAS_OK;
@@ -249,9 +222,9 @@ int rfaas_session_close(rfaas_session *s) {
     if (opening)
         return rfaas_api_fail(RFAAS_INVALID, 0, "close session: %u of its leases are being opened or used by other threads", opening);
     s->magic = 0;
-    rfaas_msg req = {0};
-    rfaas_msg_u64(&req, RFAAS_TAG_SESSION, s->id);
-    status = rfaas_api_ask("close session", RFAAS_OP_SESSION_CLOSE, &req, NULL);
+    rfaas_agent_session_name req = {.session = s->open.session};
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
     rfaas_api_drop_all_kept(s); /* events have done so, unless that failed */
     if (s->shm)
         dp_dev_close(s->shm);
@@ -267,10 +240,59 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
     dp_error err = {0};
     dp_dev **dev = strcmp(provider, "shm") == 0 ? &s->shm : strcmp(provider, "verbs") == 0 ? &s->verbs : NULL;
     if (!dev)
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the control part chose the unknown provider \"%s\"", provider);
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent chose the unknown provider \"%s\"", provider);
     pthread_mutex_lock(&s->mu);
     int status = *dev ? RFAAS_OK : dp_dev_open(provider, &s->dev, dev, &err);
     *out = *dev;
     pthread_mutex_unlock(&s->mu);
     return status ? rfaas_api_fail_dp("lease: open device", &err) : RFAAS_OK;
+}
+
+/* ---- another agent ---- */
+
+/* Hands a lease's grant over. If it is lost, its calls end. */
+static void hand_over(rfaas_lease *l) {
+    pthread_mutex_lock(&l->mu);
+    rfaas_home *h = l->home;
+    bool ours = l->session && h && h->key && h->lease_id && h->ep && !h->ended;
+    rfaas_agent_adopt req = {0};
+    uint64_t *pids = ours ? malloc(h->n_workers * sizeof *pids) : NULL;
+    if (pids) {
+        req = (rfaas_agent_adopt){.key = h->key, .session = l->session->open.session, .lease_id = h->lease_id, .until_ns = h->until_ns, .spec = h->spec};
+        memcpy(req.library, h->sha256, sizeof req.library);
+        memcpy(req.at, h->executor, sizeof req.at);
+        memcpy(req.node, h->node, sizeof req.node);
+        memcpy(req.provider, h->provider, sizeof req.provider);
+        for (uint32_t i = 0; i < h->n_workers; i++)
+            pids[i] = h->workers[i].pid;
+    }
+    uint32_t n = pids ? h->n_workers : 0;
+    pthread_mutex_unlock(&l->mu);
+    if (!pids)
+        return;
+    rfaas_request_parts parts = {&req, sizeof req, pids, n * sizeof *pids, l->library_fd};
+    rfaas_reply reply;
+    int status = rfaas_agent_ask("hand a lease to another agent", RFAAS_AGENT_ADOPT, &parts, l->session->timeout_ns,
+                                 sizeof(rfaas_agent_until), &reply);
+    free(pids);
+    if (!status) {
+        l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        free(reply.data);
+    } else if (!reply.lost) { /* else it is handed to the next one */
+        rfaas_agent_event e = {.key = req.key, .kind = RFAAS_EVENT_ENDED, .status = status};
+        snprintf(e.text, sizeof e.text, "%s", rfaas_last_error());
+        rfaas_api_take_event(&e, NULL);
+    }
+}
+
+void rfaas_api_reopen(void) {
+    rfaas_api_drop_all_kept(NULL); /* their leases ended with the agent that kept them */
+    for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
+        rfaas_session *s = sessions[i];
+        if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
+            continue;
+        rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
+        rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL); /* if it fails, what needs it says so */
+    }
+    rfaas_api_each_lease(hand_over);
 }

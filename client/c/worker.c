@@ -1,124 +1,77 @@
-/* Workers that die and leases that end: events of the control part, what they mean for calls, new workers in place of dead
- * ones. */
+/* Workers that die and leases that end: events of the agent, what they mean for calls, new workers in place of dead ones. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "client.h"
+#include "call.h"
 
 /* How long an error waits for the event that tells how its worker died. */
 #define EXPLAIN_NS 900000000ll
 
-/* The lines below an error's first: what was on the stack of a dead worker and what it had printed. NULL: none. */
-static char *death_details(const rfaas_msg *m) {
-    static const struct {
-        uint16_t tag;
-        const char *title;
-    } parts[] = {{RFAAS_TAG_BACKTRACE, "on the stack"}, {RFAAS_TAG_OUTPUT, "its last output"}};
-    char *text = NULL;
-    size_t size = 0;
-    FILE *f = open_memstream(&text, &size);
-    if (!f)
-        return NULL;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        uint32_t len = 0;
-        const char *from = (const char *)rfaas_msg_find(m, parts[i].tag, 0, &len);
-        while (len && (from[len - 1] == '\n' || !from[len - 1]))
-            len--;
-        if (len)
-            fprintf(f, "\n%s:\n    ", parts[i].title);
-        for (uint32_t k = 0; k < len; k++) {
-            if (from[k] == '\n')
-                fputs("\n    ", f);
-            else
-                fputc(from[k] ? from[k] : '?', f);
-        }
-    }
-    if (fclose(f)) {
-        free(text);
-        return NULL;
-    }
-    return text;
-}
-
-static void note_death(rfaas_worker *w, const rfaas_msg *m, int status) {
-    rfaas_msg_get_str(m, RFAAS_TAG_TEXT, w->reason, sizeof w->reason);
+static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *details) {
+    snprintf(w->reason, sizeof w->reason, "%s", e->text);
     free(w->details);
-    w->details = death_details(m);
-    w->death_status = dp_status_class(status) == RFAAS_CLASS_CONNECTION ? status : DP_WORKER_DIED;
+    w->details = e->details_size ? strndup(details, e->details_size) : NULL;
+    w->death_status = dp_status_class(e->status) == RFAAS_CLASS_CONNECTION ? e->status : DP_WORKER_DIED;
     /* A report about one that was replaced already, because its connection told earlier, must not end its
      * successor; one about a successor that is still being connected is kept. */
-    w->dead_pid = rfaas_msg_get_u64(m, RFAAS_TAG_PID, 0);
+    w->dead_pid = e->pid;
     if (w->pid && w->dead_pid == w->pid)
         dp_channel_fail(w->ch, w->death_status);
 }
 
-void rfaas_control_event(const void *data, uint64_t len) {
-    rfaas_msg m = {.data = (uint8_t *)data, .len = len};
-    if (!rfaas_msg_check(&m))
+static void note_end(rfaas_home *h, const rfaas_agent_event *e) {
+    h->ended = e->status < 0 ? e->status : DP_LEASE_ENDED;
+    snprintf(h->ended_reason, sizeof h->ended_reason, "%.*s", (int)sizeof h->ended_reason - 1, e->text);
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        if (h->workers[i].ch)
+            dp_channel_fail(h->workers[i].ch, h->ended);
+}
+
+void rfaas_api_take_event(const rfaas_agent_event *e, const char *details) {
+    if (e->kind == RFAAS_AGENT_DROPPED) {
+        rfaas_api_drop_kept(e->key);
         return;
-    uint64_t key = rfaas_msg_get_u64(&m, RFAAS_TAG_KEY, 0), kept = rfaas_msg_get_u64(&m, RFAAS_TAG_KEPT, 0);
-    if (kept && rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0) == RFAAS_NEWS_DROPPED)
-        rfaas_api_drop_kept(kept);
-    rfaas_lease *l = key ? rfaas_api_lease_at(key & (RFAAS_LEASES_MAX - 1)) : NULL;
+    }
+    rfaas_lease *l = e->key ? rfaas_api_lease_at(e->key & (RFAAS_LEASES_MAX - 1)) : NULL;
     if (!l)
         return;
-    int status = (int)(int64_t)rfaas_msg_get_u64(&m, RFAAS_TAG_STATUS, 0);
-    uint64_t worker = rfaas_msg_get_u64(&m, RFAAS_TAG_WORKER, UINT64_MAX);
-    bool drains = false;
     pthread_mutex_lock(&l->mu);
     rfaas_home *h = l->home;
-    uint32_t kind = (uint32_t)rfaas_msg_get_u64(&m, RFAAS_TAG_EVENT, 0);
-    if (l->next && l->next->key == key) {
+    uint32_t kind = e->kind;
+    if (l->next && l->next->key == e->key) {
         /* The lease is not there yet. What leaves before that is not taken at all. */
         h = l->next;
-        if (kind == RFAAS_NEWS_DRAINING)
-            kind = RFAAS_NEWS_ENDED;
+        if (kind == RFAAS_EVENT_DRAINING)
+            kind = RFAAS_EVENT_ENDED;
     }
-    if (h && h->key == key) {
-        switch (kind) {
-        case RFAAS_NEWS_WORKER_DIED:
-            if (worker < h->n_workers)
-                note_death(&h->workers[worker], &m, status);
-            break;
-        case RFAAS_NEWS_ENDED:
-            h->ended = status < 0 ? status : DP_LEASE_ENDED;
-            rfaas_msg_get_str(&m, RFAAS_TAG_TEXT, h->ended_reason, sizeof h->ended_reason);
-            for (uint32_t i = 0; i < h->n_workers; i++)
-                if (h->workers[i].ch)
-                    dp_channel_fail(h->workers[i].ch, h->ended);
-            rfaas_api_seek(l);
-            break;
-        case RFAAS_NEWS_DRAINING:
-            if (!l->leaving) {
-                rfaas_msg_get_str(&m, RFAAS_TAG_TEXT, l->leaving_reason, sizeof l->leaving_reason);
-                __atomic_store_n(&l->leaving, LEAVING_SOON, __ATOMIC_RELEASE);
-                drains = true;
-                rfaas_api_seek(l);
-            }
-            break;
-        }
-        if (h == l->home && kind >= RFAAS_NEWS_WORKER_DIED && kind <= RFAAS_NEWS_EXPIRING)
-            rfaas_api_keep_news(l, &m, kind, worker < h->n_workers ? (uint32_t)worker : 0);
-        pthread_cond_broadcast(&l->changed);
+    if (h && h->key == e->key) {
+        if (kind == RFAAS_EVENT_WORKER_DIED && e->worker < h->n_workers)
+            note_death(&h->workers[e->worker], e, details);
+        else if (kind == RFAAS_EVENT_ENDED)
+            note_end(h, e);
+        else if (kind == RFAAS_EVENT_DRAINING && !l->leaving_reason[0])
+            snprintf(l->leaving_reason, sizeof l->leaving_reason, "%.*s", (int)sizeof l->leaving_reason - 1, e->text);
+        if (h == l->home && kind >= RFAAS_EVENT_WORKER_DIED && kind <= RFAAS_EVENT_EXPIRING)
+            rfaas_api_keep_news(l, e);
     }
     pthread_mutex_unlock(&l->mu);
-    if (drains)
-        rfaas_api_begin_leaving(l);
 }
 
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
     const rfaas_home *h = arg;
-    uint32_t i = 0;
-    while (i < h->n_workers && h->workers[i].ch != ch)
-        i++;
-    rfaas_msg req = {0};
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, h->key);
-    rfaas_msg_u64(&req, RFAAS_TAG_WORKER, i);
-    rfaas_msg_u64(&req, RFAAS_TAG_COUNT, (uint64_t)silence.since);
-    rfaas_msg_u64(&req, RFAAS_TAG_COUNT, (uint64_t)silence.at);
-    rfaas_api_ask("silent worker", RFAAS_OP_SILENT, &req, NULL); /* if it fails: again, soon */
+    rfaas_agent_silence req = {.key = h->key, .since_ns = silence.since, .at_ns = silence.at};
+    while (req.worker < h->n_workers && h->workers[req.worker].ch != ch)
+        req.worker++;
+    rfaas_agent_tell(RFAAS_AGENT_SILENT, &req, sizeof req); /* if it fails: again, soon */
+}
+
+/* Whether it is known how a worker died, or that its lease has ended, or waiting for that makes no sense. */
+static bool explained(rfaas_lease *l, const rfaas_worker *w) {
+    pthread_mutex_lock(&l->mu);
+    bool known = l->home->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
+    pthread_mutex_unlock(&l->mu);
+    return known;
 }
 
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started) {
@@ -131,11 +84,12 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     char why[sizeof ((rfaas_worker *)0)->reason], *details = NULL;
     rfaas_worker *w = &l->workers[worker];
     int64_t until = dp_now_ns() + EXPLAIN_NS;
-    struct timespec ts = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    rfaas_agent_look();
+    while (started == RFAAS_MAYBE_EXECUTED && !explained(l, w) && dp_now_ns() < until)
+        rfaas_agent_wait(until);
     pthread_mutex_lock(&l->mu);
-    while (!l->home->ended && w->pid && w->dead_pid != w->pid && w->silent_pid != w->pid && started == RFAAS_MAYBE_EXECUTED)
-        if (pthread_cond_timedwait(&l->changed, &l->mu, &ts))
-            w->silent_pid = w->pid; /* once is enough */
+    if (started == RFAAS_MAYBE_EXECUTED && w->dead_pid != w->pid)
+        w->silent_pid = w->pid; /* once is enough */
     bool died = w->pid && w->dead_pid == w->pid;
     int ended = l->home->ended;
     snprintf(why, sizeof why, "%s", ended ? l->home->ended_reason : w->reason);
@@ -177,25 +131,22 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
     if (status)
         return status;
-    rfaas_msg req = {0}, reply;
-    rfaas_msg_u64(&req, RFAAS_TAG_KEY, l->home->key);
-    rfaas_msg_u64(&req, RFAAS_TAG_WORKER, i);
-    rfaas_msg_u64(&req, RFAAS_TAG_TIMEOUT_NS, patience > 0 ? (uint64_t)patience : 0);
-    status = rfaas_api_offer(w, &req);
-    if (status)
-        rfaas_msg_free(&req);
-    else
-        status = rfaas_api_ask(op, RFAAS_OP_REPLACE, &req, &reply);
-    uint32_t len;
-    w->replacing = !status && !rfaas_msg_find(&reply, RFAAS_TAG_BLOB, 0, &len);
+    rfaas_agent_replace req = {.key = l->home->key, .worker = i, .timeout_ns = patience > 0 ? patience : 0};
+    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_reply reply = {0};
+    status = rfaas_api_offer(w, &req.offer);
+    if (!status)
+        status = rfaas_agent_ask(op, RFAAS_AGENT_REPLACE, &parts, req.timeout_ns, sizeof(rfaas_agent_worker), &reply);
+    const rfaas_agent_worker *got = (const rfaas_agent_worker *)reply.data;
+    w->replacing = !status && got->pid == 0;
     if (w->replacing) {
-        rfaas_msg_free(&reply);
+        free(reply.data);
         dp_channel_hold(w->ch);
         return RFAAS_BUSY;
     }
     if (!status) {
-        status = rfaas_api_connect_worker(l, l->home, i, &reply, 0);
-        rfaas_msg_free(&reply);
+        status = rfaas_api_connect_worker(l, l->home, i, got);
+        free(reply.data);
     }
     if (status) {
         dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */

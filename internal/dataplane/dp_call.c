@@ -243,6 +243,8 @@ static void probe_all(dp_endpoint *ep, int64_t now) {
                 dp_qp_break(ch->qp, DP_PROTOCOL);
             dp_channel_listen(ch, now);
         }
+    if (ep->idle_fn)
+        ep->idle_fn(ep->idle_arg, true);
 }
 
 /* Progress for a caller who does not wait here but comes again. */
@@ -271,6 +273,8 @@ static int idle(dp_endpoint *ep, int64_t deadline_ns) {
     int what = dp_waiter_spin(w);
     if (what == DP_SPIN_ON)
         return DP_OK;
+    if (ep->idle_fn)
+        ep->idle_fn(ep->idle_arg, false);
     if (dp_endpoint_reap(ep))
         return DP_OK;
     if (deadline_ns && w->now >= deadline_ns)

@@ -40,6 +40,8 @@ struct dp_endpoint {
     uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
     uint32_t looks;       /* that found nothing, of callers who wait by looking again and again */
     dp_silence_fn silence_fn;
+    dp_idle_fn idle_fn;
+    void *idle_arg;
     void *silence_arg;
 };
 

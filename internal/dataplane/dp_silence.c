@@ -61,3 +61,8 @@ void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg) {
     ep->silence_fn = fn;
     ep->silence_arg = arg;
 }
+
+void dp_endpoint_on_idle(dp_endpoint *ep, dp_idle_fn fn, void *arg) {
+    ep->idle_fn = fn;
+    ep->idle_arg = arg;
+}

@@ -1,0 +1,565 @@
+/* The connection to the agent. The library has no thread: whoever waits for a reply reads the socket, for all, and whoever waits
+ * for a call looks at it now and then.
+ *
+ *   send ──▶ ticket ──▶ (a thread reads) ──▶ reply ──▶ take
+ *                              └──▶ event ──▶ rfaas_api_take_event, outside the mutex
+ *
+ * When the agent is gone, requests that were under way get a reply that says so, and the next thread that needs an agent reaches
+ * or starts another one and hands it sessions and leases (rfaas_api_reopen). */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client.h"
+
+#define HELLO_TIMEOUT_NS 10000000000ll /* to reach or start an agent and be welcomed */
+#define GRACE_NS 1000000000ll          /* beyond an operation's own time-out, which the agent keeps */
+#define ATTEMPTS 5                     /* agents that may die under one request */
+#define QUIET_NS 200000000ll           /* between two attempts to reach an agent from the slow part of a wait */
+
+typedef struct ticket {
+    struct ticket *next;
+    rfaas_ticket id;
+    bool done;
+    rfaas_reply reply;
+} ticket;
+
+rfaas_agent_page *rfaas_agent_shared;
+static int page_fd = -1;
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t arrived; /* CLOCK_MONOTONIC; a ticket is done, or a thread has stopped reading or reconnecting */
+static bool arrived_made;
+/* Under mu: */
+static int sock = -1;
+static bool reading;      /* a thread reads the socket, without mu */
+static bool reopening;     /* a thread reaches an agent: */
+static pthread_t reopener; /* this one, and only it sends meanwhile */
+static ticket *tickets;
+static rfaas_ticket next_id;
+static int32_t agent_pid;
+static int64_t retry_at; /* when a wait may try to reach an agent again */
+/* Of the thread that reads: */
+static uint8_t *in;
+static size_t in_len, in_cap;
+static uint32_t events_seen;
+
+/* ---- life ---- */
+
+int rfaas_agent_begin(void) {
+    if (!arrived_made) {
+        pthread_condattr_t attr;
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&arrived, &attr);
+        pthread_condattr_destroy(&attr);
+        arrived_made = true;
+    }
+    int fd = memfd_create("rfaas-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return errno;
+    void *page = MAP_FAILED;
+    if (!ftruncate(fd, sizeof(rfaas_agent_page)) && !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        page = mmap(NULL, sizeof(rfaas_agent_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) {
+        int why = errno;
+        close(fd);
+        return why;
+    }
+    page_fd = fd;
+    rfaas_agent_shared = page;
+    return 0;
+}
+
+static void free_ticket(ticket *t) {
+    free(t->reply.data);
+    free(t);
+}
+
+void rfaas_agent_end(void) {
+    if (sock >= 0)
+        close(sock);
+    if (page_fd >= 0)
+        close(page_fd);
+    sock = page_fd = -1;
+    if (rfaas_agent_shared)
+        munmap(rfaas_agent_shared, sizeof *rfaas_agent_shared);
+    rfaas_agent_shared = NULL;
+    while (tickets) {
+        ticket *t = tickets;
+        tickets = t->next;
+        free_ticket(t);
+    }
+    free(in);
+    in = NULL;
+    in_len = in_cap = 0;
+    retry_at = 0;
+}
+
+void rfaas_agent_before_fork(void) { pthread_mutex_lock(&mu); }
+
+void rfaas_agent_after_fork(bool child) {
+    if (!child) {
+        pthread_mutex_unlock(&mu);
+        return;
+    }
+    pthread_mutex_init(&mu, NULL);
+    arrived_made = reading = reopening = false;
+    rfaas_agent_end();
+}
+
+/* ---- waiting ---- */
+
+/* Waits for `arrived`; false: it is later than until. */
+static bool wait_arrived(int64_t until) {
+    struct timespec ts = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    return pthread_cond_timedwait(&arrived, &mu, &ts) == 0;
+}
+
+/* ---- the end of an agent ---- */
+
+/* Under mu, by the thread that reads or sends. */
+static void disconnect(void) {
+    if (sock < 0)
+        return;
+    close(sock);
+    sock = -1;
+    in_len = 0;
+    for (ticket *t = tickets; t; t = t->next) {
+        if (t->done)
+            continue;
+        t->done = t->reply.lost = true;
+        t->reply.status = RFAAS_PEER_GONE;
+        snprintf(t->reply.text, sizeof t->reply.text, "the agent (process %d) has ended", agent_pid);
+    }
+    pthread_cond_broadcast(&arrived);
+}
+
+/* ---- receiving ---- */
+
+static ticket *find(rfaas_ticket id) {
+    ticket *t = tickets;
+    while (t && t->id != id)
+        t = t->next;
+    return t;
+}
+
+/* Gives a reply to whoever has its ticket. */
+static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
+    uint8_t *data = NULL;
+    if (h->status == RFAAS_OK && size && !(data = malloc(size)))
+        return; /* its waiter times out */
+    if (data)
+        memcpy(data, body, size);
+    pthread_mutex_lock(&mu);
+    ticket *t = find(h->id);
+    if (t && !t->done) {
+        t->done = true;
+        t->reply.status = h->status;
+        t->reply.size = size;
+        t->reply.data = data;
+        data = NULL;
+        if (h->status != RFAAS_OK)
+            snprintf(t->reply.text, sizeof t->reply.text, "%.*s", (int)(size < RFAAS_AGENT_TEXT ? size : RFAAS_AGENT_TEXT - 1),
+                     (const char *)body);
+        pthread_cond_broadcast(&arrived);
+    }
+    pthread_mutex_unlock(&mu);
+    free(data);
+}
+
+static void take_event(const uint8_t *body, uint32_t size) {
+    rfaas_agent_event e;
+    if (size < sizeof e)
+        return;
+    memcpy(&e, body, sizeof e);
+    e.text[sizeof e.text - 1] = 0;
+    if (e.details_size == size - sizeof e)
+        rfaas_api_take_event(&e, (const char *)body + sizeof e);
+}
+
+/* Takes in the whole messages of the buffer. False: one is malformed. */
+static bool take_messages(void) {
+    size_t at = 0;
+    for (rfaas_agent_header h; in_len - at >= sizeof h; at += h.size) {
+        memcpy(&h, in + at, sizeof h);
+        if (h.size < sizeof h || h.size > RFAAS_AGENT_MESSAGE_MAX)
+            return false;
+        if (in_len - at < h.size)
+            break;
+        const uint8_t *body = in + at + sizeof h;
+        uint32_t size = h.size - (uint32_t)sizeof h;
+        if (h.id) {
+            take_reply(&h, body, size);
+        } else if (h.op == RFAAS_AGENT_EVENT) {
+            take_event(body, size);
+            __atomic_store_n(&events_seen, events_seen + 1, __ATOMIC_RELAXED);
+        }
+    }
+    memmove(in, in + at, in_len - at);
+    in_len -= at;
+    return true;
+}
+
+/* Reads what there is. 1: something, 0: nothing, -1: the connection is of no use any more. Without mu. */
+static int receive(int fd) {
+    if (in_cap - in_len < 4096) {
+        size_t cap = in_cap ? in_cap * 2 : 16384;
+        uint8_t *more = cap > 4 * RFAAS_AGENT_MESSAGE_MAX ? NULL : realloc(in, cap);
+        if (!more)
+            return -1;
+        in = more;
+        in_cap = cap;
+    }
+    ssize_t n = recv(fd, in + in_len, in_cap - in_len, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    if (n <= 0)
+        return -1;
+    in_len += (size_t)n;
+    return take_messages() ? 1 : -1;
+}
+
+/* Reads what arrives until then, once. Called and returns with mu, which is free meanwhile. */
+static void read_once(int64_t until) {
+    if (reading) {
+        wait_arrived(until);
+        return;
+    }
+    int fd = sock;
+    reading = true;
+    pthread_mutex_unlock(&mu);
+    int got = receive(fd);
+    int64_t left;
+    if (got == 0 && (left = until - dp_now_ns()) > 0) {
+        struct timespec ts = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        if (ppoll(&p, 1, &ts, NULL) > 0)
+            got = receive(fd);
+    }
+    pthread_mutex_lock(&mu);
+    reading = false;
+    if (got < 0)
+        disconnect();
+    pthread_cond_broadcast(&arrived); /* another thread may read now */
+}
+
+/* ---- sending ---- */
+
+/* Sends a whole message until then. Under mu, so messages do not mix. The agent reads as long as it runs. False: it is gone, or
+ * takes nothing; then the connection is of no use. */
+static bool send_all(int fd, struct iovec *iov, int n, int pass, int64_t until) {
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+    if (pass >= 0) {
+        m.msg_control = &control;
+        m.msg_controllen = sizeof control.room;
+        control.head = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.head), &pass, sizeof pass);
+    }
+    while (m.msg_iovlen) {
+        ssize_t sent = sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && errno == EAGAIN) {
+            int64_t left = until - dp_now_ns();
+            struct pollfd p = {.fd = fd, .events = POLLOUT};
+            if (left <= 0 || poll(&p, 1, (int)(left / 1000000) + 1) < 0)
+                return false;
+            continue;
+        }
+        if (sent < 0)
+            return false;
+        m.msg_control = NULL;
+        m.msg_controllen = 0;
+        for (size_t done = (size_t)sent; m.msg_iovlen && done >= m.msg_iov->iov_len; m.msg_iov++, m.msg_iovlen--) {
+            done -= m.msg_iov->iov_len;
+            sent = (ssize_t)done;
+        }
+        if (m.msg_iovlen) {
+            m.msg_iov->iov_base = (uint8_t *)m.msg_iov->iov_base + sent;
+            m.msg_iov->iov_len -= (size_t)sent;
+        }
+    }
+    return true;
+}
+
+/* Under mu, connected. */
+static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts *p, int64_t until) {
+    rfaas_agent_header h = {.size = (uint32_t)(sizeof h + p->body_size + p->tail_size), .op = op, .id = id};
+    struct iovec iov[3] = {{&h, sizeof h}, {(void *)p->body, p->body_size}, {(void *)p->tail, p->tail_size}};
+    if (send_all(sock, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fd, until))
+        return true;
+    if (!reading)
+        disconnect();
+    else
+        shutdown(sock, SHUT_RDWR); /* the reader closes it */
+    return false;
+}
+
+/* Under mu, connected. 0: not sent. */
+static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int64_t until) {
+    ticket *t = calloc(1, sizeof *t);
+    if (!t)
+        return 0;
+    if (++next_id == 0)
+        next_id = 1;
+    t->id = next_id;
+    t->next = tickets;
+    tickets = t;
+    if (send_message(op, t->id, p, until))
+        return t->id;
+    for (ticket **at = &tickets; *at; at = &(*at)->next)
+        if (*at == t) {
+            *at = t->next;
+            break;
+        }
+    free_ticket(t);
+    return 0;
+}
+
+/* ---- the hello ---- */
+
+/* The variables that the control plane looks at. */
+static bool of_interest(const char *variable) {
+    static const char *const names[] = {"RFAAS_", "HOME=", "USER=", "LOGNAME="};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strncmp(variable, names[i], strlen(names[i])))
+            return true;
+    return false;
+}
+
+static char *environment(size_t *size) {
+    *size = 0;
+    for (char **v = environ; v && *v; v++)
+        if (of_interest(*v))
+            *size += strlen(*v) + 1;
+    char *all = malloc(*size + 1), *at = all;
+    for (char **v = environ; all && v && *v; v++)
+        if (of_interest(*v))
+            at = stpcpy(at, *v) + 1;
+    return all;
+}
+
+static bool take_locked(rfaas_ticket id, rfaas_reply *reply) {
+    for (ticket **at = &tickets; *at; at = &(*at)->next) {
+        ticket *t = *at;
+        if (t->id != id)
+            continue;
+        if (!t->done)
+            return false;
+        *at = t->next;
+        *reply = t->reply;
+        free(t);
+        return true;
+    }
+    *reply = (rfaas_reply){.status = RFAAS_INVALID};
+    return true;
+}
+
+/* Greets the agent behind fd. Under mu. */
+static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
+    rfaas_agent_hello hello = {.magic = RFAAS_AGENT_MAGIC, .protocol = RFAAS_AGENT_PROTOCOL};
+    size_t size;
+    char *env = environment(&size);
+    if (!env) {
+        snprintf(text, RFAAS_AGENT_TEXT, "out of memory");
+        close(fd);
+        return RFAAS_FATAL;
+    }
+    hello.environment_size = (uint32_t)size;
+    snprintf(hello.version, sizeof hello.version, "%s", RFAAS_LIBRARY_VERSION);
+    if (!getcwd(hello.directory, sizeof hello.directory))
+        hello.directory[0] = 0;
+    sock = fd;
+    in_len = 0;
+    agent_pid = 0;
+    events_seen = __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE);
+    rfaas_request_parts p = {&hello, sizeof hello, env, size, page_fd};
+    rfaas_ticket id = send_request(RFAAS_AGENT_HELLO, &p, until);
+    free(env);
+    rfaas_reply r = {.status = RFAAS_PEER_GONE, .lost = true};
+    bool came = false;
+    while (id && !(came = take_locked(id, &r)) && dp_now_ns() < until)
+        read_once(until);
+    if (came && r.status == RFAAS_OK && r.size >= sizeof(rfaas_agent_welcome)) {
+        agent_pid = ((rfaas_agent_welcome *)r.data)->pid;
+        free(r.data);
+        return RFAAS_OK;
+    }
+    free(r.data);
+    int status = came && !r.lost ? r.status : RFAAS_PEER_GONE;
+    snprintf(text, RFAAS_AGENT_TEXT, "%s", came ? r.text : "the agent has not answered a hello; is it stopped? `rfaas agent status` tells");
+    if (came && r.status == RFAAS_OK) {
+        status = RFAAS_PROTOCOL;
+        snprintf(text, RFAAS_AGENT_TEXT, "the agent's welcome has %u bytes", r.size);
+    }
+    disconnect();
+    return status;
+}
+
+/* Sees to it that there is an agent. Called and returns with mu, which is free meanwhile. */
+static int connect_agent(int64_t until, char text[RFAAS_AGENT_TEXT]) {
+    int status = RFAAS_OK;
+    while (sock < 0 || reopening) {
+        if (reopening) {
+            if (pthread_equal(reopener, pthread_self())) {
+                if (sock >= 0)
+                    return RFAAS_OK;
+                snprintf(text, RFAAS_AGENT_TEXT, "the agent (process %d) has ended", agent_pid);
+                return RFAAS_PEER_GONE; /* the outer call tries again */
+            }
+            if (!wait_arrived(until) && dp_now_ns() >= until) {
+                snprintf(text, RFAAS_AGENT_TEXT, "no connection to the agent in time: another thread is still making it");
+                return RFAAS_PEER_GONE;
+            }
+            continue;
+        }
+        reopening = true;
+        reopener = pthread_self();
+        for (int i = 0; sock < 0; i++) {
+            pthread_mutex_unlock(&mu);
+            int fd = rfaas_agent_reach(until, &status, text);
+            pthread_mutex_lock(&mu);
+            if (fd < 0)
+                break;
+            status = greet(fd, until, text);
+            if (status && (status != RFAAS_PEER_GONE || i + 1 >= ATTEMPTS || dp_now_ns() >= until))
+                break; /* one that was about to exit hangs up, and another one can be started */
+            if (status)
+                continue;
+            pthread_mutex_unlock(&mu);
+            rfaas_api_reopen();
+            pthread_mutex_lock(&mu);
+        }
+        reopening = false;
+        pthread_cond_broadcast(&arrived);
+        if (sock < 0) {
+            if (!status)
+                status = RFAAS_PEER_GONE;
+            return status;
+        }
+    }
+    return RFAAS_OK;
+}
+
+/* ---- for the library ---- */
+
+rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t until) {
+    char text[RFAAS_AGENT_TEXT] = "";
+    int status = RFAAS_OK;
+    rfaas_ticket id = 0;
+    pthread_mutex_lock(&mu);
+    for (int i = 0; i < ATTEMPTS && !id && !status; i++) {
+        if (!(status = connect_agent(until, text)))
+            id = send_request(op, parts, until);
+        while (!id && reading && sock >= 0 && dp_now_ns() < until) /* its reader closes it */
+            wait_arrived(until);
+    }
+    pthread_mutex_unlock(&mu);
+    if (!id)
+        rfaas_api_fail(status ? status : RFAAS_PEER_GONE, 0, "%s: %s", what, *text ? text : "the agent takes no messages; is it stopped?");
+    return id;
+}
+
+bool rfaas_agent_take(rfaas_ticket id, rfaas_reply *reply) {
+    pthread_mutex_lock(&mu);
+    bool done = take_locked(id, reply);
+    pthread_mutex_unlock(&mu);
+    return done;
+}
+
+void rfaas_agent_drop(rfaas_ticket id) {
+    pthread_mutex_lock(&mu);
+    for (ticket **at = &tickets; id && *at; at = &(*at)->next)
+        if ((*at)->id == id) {
+            ticket *t = *at;
+            *at = t->next;
+            free_ticket(t);
+            break;
+        }
+    pthread_mutex_unlock(&mu);
+}
+
+void rfaas_agent_tell(uint32_t op, const void *body, size_t size) {
+    rfaas_request_parts p = {body, size, NULL, 0, -1};
+    pthread_mutex_lock(&mu);
+    if (sock >= 0)
+        send_message(op, 0, &p, dp_now_ns() + GRACE_NS);
+    pthread_mutex_unlock(&mu);
+}
+
+void rfaas_agent_wait(int64_t until) {
+    char text[RFAAS_AGENT_TEXT];
+    pthread_mutex_lock(&mu);
+    if (connect_agent(until, text)) {
+        if (dp_now_ns() < until)
+            wait_arrived(until < dp_now_ns() + QUIET_NS ? until : dp_now_ns() + QUIET_NS);
+    } else {
+        read_once(until);
+    }
+    pthread_mutex_unlock(&mu);
+}
+
+void rfaas_agent_look(void) {
+    if (pthread_mutex_trylock(&mu))
+        return; /* somebody else does */
+    char text[RFAAS_AGENT_TEXT];
+    if (sock >= 0 && !reading && !reopening)
+        read_once(0);
+    if (sock < 0 && !reopening && agent_pid && dp_now_ns() >= retry_at) {
+        retry_at = dp_now_ns() + QUIET_NS;
+        connect_agent(dp_now_ns() + HELLO_TIMEOUT_NS, text); /* leases are handed over before executors give them up */
+    }
+    pthread_mutex_unlock(&mu);
+}
+
+void rfaas_agent_news(void) {
+    if (rfaas_agent_shared && __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE) != __atomic_load_n(&events_seen, __ATOMIC_RELAXED))
+        rfaas_agent_look();
+}
+
+int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t timeout_ns, size_t want, rfaas_reply *reply) {
+    rfaas_reply own, *r = reply ? reply : &own;
+    int64_t until = dp_now_ns() + timeout_ns + GRACE_NS;
+    *r = (rfaas_reply){0};
+    for (int i = 0; i < ATTEMPTS; i++) {
+        rfaas_ticket id = rfaas_agent_send(what, op, parts, until);
+        if (!id)
+            return rfaas_api_last_status();
+        bool came;
+        while (!(came = rfaas_agent_take(id, r)) && dp_now_ns() < until) {
+            pthread_mutex_lock(&mu);
+            ticket *t = find(id);
+            if (t && !t->done && sock >= 0)
+                read_once(until);
+            pthread_mutex_unlock(&mu);
+        }
+        if (!came) {
+            rfaas_agent_drop(id);
+            *r = (rfaas_reply){0};
+            return rfaas_api_fail(RFAAS_PEER_GONE, 0, "%s: the agent (process %d) has not answered for %lld ms; is it stopped? `rfaas agent "
+                                  "status` tells", what, agent_pid, (long long)(timeout_ns + GRACE_NS) / 1000000);
+        }
+        if (!r->lost)
+            break;
+    }
+    int status = r->status;
+    if (status)
+        rfaas_api_fail(status, 0, "%s", *r->text ? r->text : rfaas_strerror(status));
+    else if (r->size < want)
+        status = rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s: the agent's reply has %u bytes, want %zu", what, r->size, want);
+    if (status || !reply) {
+        free(r->data);
+        r->data = NULL;
+    }
+    return status;
+}

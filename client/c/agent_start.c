@@ -1,0 +1,323 @@
+/* Finding the agent's socket, and starting an agent where none listens.
+ *
+ *   connect ──▶ somebody listens: check whose it is
+ *      └─ nobody ──▶ lock ──▶ connect again ──▶ bind, listen, start the agent with the socket as descriptor 3 ──▶ unlock ──▶ connect
+ *
+ * The socket listens before the agent runs, so of many processes that start at once one starts an agent and all connect. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "dp_fabric.h"
+#include "rfaas.h"
+
+#define BACKLOG 4096
+#define PAUSE_NS 1000000 /* between two attempts while another process starts the agent or its backlog is full */
+
+typedef struct reach {
+    int64_t until;
+    int status;
+    char *text;
+    struct sockaddr_un at;
+} reach;
+
+static int failed(reach *r, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int failed(reach *r, int status, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(r->text, RFAAS_AGENT_TEXT, fmt, args);
+    va_end(args);
+    r->status = status;
+    return -1;
+}
+
+static bool pause_until(int64_t until) {
+    if (dp_now_ns() >= until)
+        return false;
+    nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    return true;
+}
+
+/* ---- where the socket is ---- */
+
+/* Makes the directory if need be. 0, or -1 and why it cannot be used. */
+static int private_directory(const char *path, char *why, size_t room) {
+    struct stat st;
+    if (mkdir(path, 0700) && errno != EEXIST) {
+        snprintf(why, room, "cannot make the directory %s: %s", path, strerror(errno));
+        return -1;
+    }
+    if (lstat(path, &st)) {
+        snprintf(why, room, "%s: %s", path, strerror(errno));
+        return -1;
+    }
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || st.st_mode & 077) {
+        snprintf(why, room, "%s must be a directory of user %u with mode 0700; it is %s of user %u with mode %04o", path, geteuid(),
+                 S_ISDIR(st.st_mode) ? "one" : "something else", st.st_uid, st.st_mode & 07777);
+        return -1;
+    }
+    if (access(path, W_OK)) {
+        snprintf(why, room, "cannot write to %s: %s", path, strerror(errno));
+        return -1;
+    }
+    return 0;
+}
+
+static int set_path(reach *r, const char *path) {
+    if (strlen(path) >= sizeof r->at.sun_path)
+        return failed(r, RFAAS_INVALID, "the path of the agent's socket has %zu bytes, at most %zu are possible: %s; set RFAAS_AGENT_SOCKET "
+                      "to a shorter one", strlen(path), sizeof r->at.sun_path - 1, path);
+    r->at.sun_family = AF_UNIX;
+    strcpy(r->at.sun_path, path);
+    return 0;
+}
+
+/* Each batch job has an agent of its own, which ends with the job. */
+static void socket_name(char *out, size_t room) {
+    const char *job = getenv("SLURM_JOB_ID");
+    if (job && *job && strspn(job, "0123456789") == strlen(job) && strlen(job) < 20)
+        snprintf(out, room, "agent-%s.sock", job);
+    else
+        snprintf(out, room, "agent.sock");
+}
+
+static int find_path(reach *r) {
+    const char *given = getenv("RFAAS_AGENT_SOCKET"), *runtime = getenv("XDG_RUNTIME_DIR");
+    if (given && *given)
+        return set_path(r, given);
+    char name[64], dir[256], path[400], why[2][400] = {"", ""};
+    socket_name(name, sizeof name);
+    for (int i = 0; i < 2; i++) {
+        if (i == 0 && (!runtime || *runtime != '/'))
+            continue;
+        if (i == 0)
+            snprintf(dir, sizeof dir, "%s/rfaas", runtime);
+        else
+            snprintf(dir, sizeof dir, "/tmp/rfaas-%u", geteuid());
+        if (!private_directory(dir, why[i], sizeof why[i])) {
+            snprintf(path, sizeof path, "%s/%s", dir, name);
+            return set_path(r, path);
+        }
+    }
+    return failed(r, RFAAS_UNSUPPORTED, "no directory for the agent's socket: %s%s%s; set RFAAS_AGENT_SOCKET to a path in a directory that you "
+                  "can write to", why[0], *why[0] ? "; " : "", why[1]);
+}
+
+/* ---- connecting ---- */
+
+/* The descriptor; -1: nobody listens; -2: failed. */
+static int connect_once(reach *r) {
+    for (;;) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0) {
+            failed(r, RFAAS_FATAL, "cannot make a socket: %s", strerror(errno));
+            return -2;
+        }
+        if (!connect(fd, (struct sockaddr *)&r->at, sizeof r->at))
+            return fd;
+        int why = errno;
+        close(fd);
+        if (why == ENOENT || why == ECONNREFUSED)
+            return -1;
+        if (why != EAGAIN && why != EINTR) {
+            failed(r, RFAAS_UNSUPPORTED, "cannot connect to the agent's socket %s: %s", r->at.sun_path, strerror(why));
+            return -2;
+        }
+        if (!pause_until(r->until)) {
+            failed(r, RFAAS_PEER_GONE, "the agent at %s takes no more connections; is it stopped? `rfaas agent status` tells", r->at.sun_path);
+            return -2;
+        }
+    }
+}
+
+static int check_owner(reach *r, int fd) {
+    struct ucred peer = {0};
+    socklen_t len = sizeof peer;
+    if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && (peer.uid == geteuid() || peer.uid == 0))
+        return fd;
+    close(fd);
+    return failed(r, RFAAS_INVALID, "the socket %s belongs to a process of user %u, not of yours (%u) or root; remove it or set "
+                  "RFAAS_AGENT_SOCKET to another path", r->at.sun_path, peer.uid, geteuid());
+}
+
+/* ---- starting ---- */
+
+/* The agent that was installed with this library. */
+static int find_program(reach *r, char *out, size_t room) {
+    const char *given = getenv("RFAAS_AGENT");
+    if (given && *given) {
+        snprintf(out, room, "%s", given);
+        if (!access(out, X_OK))
+            return 0;
+        return failed(r, RFAAS_UNSUPPORTED, "RFAAS_AGENT is %s: %s", given, strerror(errno));
+    }
+    static const char *const places[] = {"../libexec/rfaas-agent", "../../libexec/rfaas-agent", "../libexec/rfaas/rfaas-agent",
+                                         "libexec/rfaas-agent", "rfaas-agent"};
+    Dl_info us;
+    char dir[4096] = "";
+    if (dladdr((const void *)rfaas_init, &us) && us.dli_fname) {
+        char *real = realpath(strchr(us.dli_fname, '/') ? us.dli_fname : "/proc/self/exe", NULL);
+        char *slash = real ? strrchr(real, '/') : NULL;
+        if (slash)
+            snprintf(dir, sizeof dir, "%.*s", (int)(slash - real), real);
+        free(real);
+    }
+    for (size_t i = 0; *dir && i < sizeof places / sizeof *places; i++) {
+        if ((size_t)snprintf(out, room, "%s/%s", dir, places[i]) < room && !access(out, X_OK))
+            return 0;
+    }
+    static const char *const fixed[] = {"/usr/local/libexec/rfaas-agent", "/usr/libexec/rfaas-agent", "/opt/rfaas/libexec/rfaas-agent"};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
+        snprintf(out, room, "%s", fixed[i]);
+        if (!access(out, X_OK))
+            return 0;
+    }
+    return failed(r, RFAAS_UNSUPPORTED, "no agent runs, and the program rfaas-agent is not in ../libexec of %s nor in /usr/local/libexec: "
+                  "install it, or set RFAAS_AGENT to its path", *dir ? dir : "the library");
+}
+
+typedef struct start {
+    const char *program, *log;
+    int listening;
+    int why;
+} start;
+
+/* Runs between the caller and the agent, with the caller's memory, and ends at once: the agent is nobody's child, and no SIGCHLD
+ * reaches the program. */
+static int spawn_agent(void *arg) {
+    start *s = arg;
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attr;
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&attr);
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 2, s->log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600);
+    posix_spawn_file_actions_adddup2(&files, s->listening, 3); /* also clears close-on-exec */
+    posix_spawn_file_actions_addclosefrom_np(&files, 4);       /* MPI waits for the ends of a program's pipes */
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setsigmask(&attr, &none);
+    posix_spawnattr_setsigdefault(&attr, &all);
+    char *const argv[] = {(char *)s->program, "--listening", "3", NULL};
+    pid_t pid;
+    s->why = posix_spawn(&pid, s->program, &files, &attr, argv, environ);
+    posix_spawnattr_destroy(&attr);
+    posix_spawn_file_actions_destroy(&files);
+    return 0;
+}
+
+static int start_agent(reach *r, const char *program, int listening) {
+    enum { STACK = 128 << 10 };
+    char *stack = malloc(STACK), log[sizeof r->at.sun_path + 8];
+    if (!stack)
+        return failed(r, RFAAS_FATAL, "out of memory");
+    snprintf(log, sizeof log, "%s.log", r->at.sun_path);
+    start s = {.program = program, .log = log, .listening = listening};
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of the program may run in a process that shares its memory */
+    pid_t pid = clone(spawn_agent, stack + STACK, CLONE_VM | CLONE_VFORK, &s);
+    int why = pid < 0 ? errno : 0;
+    while (pid > 0 && waitpid(pid, NULL, __WALL) < 0 && errno == EINTR)
+        ;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    free(stack);
+    if (!why)
+        why = s.why;
+    return why ? failed(r, RFAAS_UNSUPPORTED, "cannot start the agent %s: %s", program, strerror(why)) : 0;
+}
+
+/* The caller has the lock, and nobody listens. */
+static int listen_and_start(reach *r) {
+    char program[4200];
+    const char *never = getenv("RFAAS_AGENT_START");
+    if (never && !strcmp(never, "never"))
+        return failed(r, RFAAS_UNSUPPORTED, "no agent listens at %s, and RFAAS_AGENT_START is never: start the service, or unset it",
+                      r->at.sun_path);
+    if (find_program(r, program, sizeof program))
+        return -1;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && fd < 3) { /* the program has closed its standard files, which the agent opens */
+        int low = fd;
+        fd = fcntl(low, F_DUPFD_CLOEXEC, 3);
+        close(low);
+    }
+    if (fd < 0)
+        return failed(r, RFAAS_FATAL, "cannot make a socket: %s", strerror(errno));
+    if (unlink(r->at.sun_path) && errno != ENOENT) { /* a stale one */
+        failed(r, RFAAS_UNSUPPORTED, "cannot remove the stale socket %s: %s", r->at.sun_path, strerror(errno));
+        close(fd);
+        return -1;
+    }
+    /* Others may not connect before it is ours alone; the directory is 0700 anyway. */
+    fchmod(fd, 0600);
+    if (bind(fd, (struct sockaddr *)&r->at, sizeof r->at) || listen(fd, BACKLOG)) {
+        failed(r, RFAAS_UNSUPPORTED, "cannot listen at the agent's socket %s: %s", r->at.sun_path, strerror(errno));
+        close(fd);
+        return -1;
+    }
+    int st = start_agent(r, program, fd);
+    if (st)
+        unlink(r->at.sun_path);
+    close(fd);
+    return st;
+}
+
+/* Takes the lock that whoever starts or ends an agent holds. */
+static int take_lock(reach *r) {
+    char path[sizeof r->at.sun_path + 8];
+    snprintf(path, sizeof path, "%s.lock", r->at.sun_path);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return failed(r, RFAAS_UNSUPPORTED, "cannot open the lock file %s: %s", path, strerror(errno));
+    while (flock(fd, LOCK_EX | LOCK_NB)) {
+        if ((errno != EWOULDBLOCK && errno != EINTR) || !pause_until(r->until)) {
+            failed(r, RFAAS_PEER_GONE, "the lock file %s is held by another process for too long: %s", path, strerror(errno));
+            close(fd);
+            return -1;
+        }
+    }
+    return fd;
+}
+
+int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
+    reach r = {.until = until, .text = text};
+    int fd = find_path(&r) ? -2 : connect_once(&r);
+    if (fd == -1) {
+        int lock = take_lock(&r);
+        if (lock < 0) {
+            fd = -2;
+        } else {
+            fd = connect_once(&r); /* another process may have started one meanwhile */
+            if (fd == -1 && (fd = listen_and_start(&r)) == 0)
+                fd = connect_once(&r);
+            else if (fd == -1)
+                fd = -2;
+            close(lock);
+        }
+    }
+    if (fd == -1)
+        failed(&r, RFAAS_PEER_GONE, "the agent at %s ended as soon as it was started: see %s.log", r.at.sun_path, r.at.sun_path);
+    if (fd >= 0)
+        fd = check_owner(&r, fd);
+    *status = r.status;
+    return fd < 0 ? -1 : fd;
+}
