@@ -125,7 +125,7 @@ endef
 DP_SOURCES := $(sort $(wildcard $(DP)/dp_*.c))
 # The worker without main(), for tests.
 WORKER_PARTS := $(filter-out $(WORKER)/main.c,$(sort $(wildcard $(WORKER)/*.c $(WORKER)/startup/*.c)))
-CTEST_SOURCES := $(sort $(wildcard tests/c/*.c)) $(DP_SOURCES) $(WORKER_PARTS)
+CTEST_SOURCES := $(sort $(wildcard tests/c/*.c)) $(filter-out client/c/agent_start.c,$(wildcard client/c/*.c)) $(DP_SOURCES) $(WORKER_PARTS)
 
 # The worker contains only what it runs, which keeps its clones small.
 WORKER_SOURCES := $(WORKER)/main.c $(WORKER_PARTS) $(filter-out $(DP)/dp_local.c,$(DP_SOURCES))

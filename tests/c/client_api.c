@@ -1,0 +1,406 @@
+/* The C library with an agent of the test's own: a thread behind a socket pair, which stands where agent_start.c reaches the real one.
+ * Its workers are threads too, so that the thread sanitizer sees everything. */
+#include <semaphore.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "dp_serve.h"
+#include "ends.h"
+
+enum { CLIENTS = 4, LEASES = 64, WORKERS = 2 };
+
+typedef struct fake_worker {
+    pthread_t thread;
+    dp_dev *dev;
+    dp_server *server;
+    uint64_t pid;
+    sem_t told; /* it has parked or resumed */
+} fake_worker;
+
+typedef struct fake_lease {
+    uint64_t key; /* 0: free */
+    uint64_t session;
+    bool kept; /* released, its workers wait */
+    fake_worker workers[WORKERS];
+} fake_lease;
+
+static pthread_mutex_t fake_mu = PTHREAD_MUTEX_INITIALIZER;
+static fake_lease fake_leases[LEASES];
+static uint64_t fake_pid;
+static uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
+static pthread_t fake_thread;
+static int fake_socket = -1; /* written by whoever has fake_mu */
+
+static uint32_t fake_echo(void *args, uint32_t n, void *res) {
+    memcpy(res, args, n);
+    return n;
+}
+static const dp_function fake_functions[] = {fake_echo};
+
+static void *fake_serve(void *arg) {
+    dp_server_run(arg);
+    return NULL;
+}
+
+static void fake_told(void *arg, bool parked) {
+    (void)parked;
+    sem_post(arg);
+}
+
+/* Under fake_mu, as are the next ones. */
+static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
+    dp_error err;
+    CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
+    CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &w->server, &err), err);
+    dp_server_set_functions(w->server, fake_functions, 1);
+    sem_init(&w->told, 0, 0);
+    dp_server_on_told(w->server, fake_told, &w->told);
+    out->blob.size = sizeof out->blob.bytes;
+    CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
+    out->pid = w->pid = ++fake_pid;
+    out->start = 1;
+    CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
+}
+
+/* What was kept goes on: each worker with its client's new generation. */
+static void fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
+    dp_error err;
+    CHECK_OK_ERR(dp_server_resume(w->server, offer->bytes, offer->size, &err), err);
+    sem_wait(&w->told);
+    out->blob.size = sizeof out->blob.bytes;
+    CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
+    out->pid = w->pid;
+    out->start = 3;
+}
+
+static void fake_stop(fake_worker *w) {
+    if (!w->server)
+        return;
+    dp_server_stop(w->server);
+    pthread_join(w->thread, NULL);
+    dp_server_destroy(w->server);
+    dp_dev_close(w->dev);
+    sem_destroy(&w->told);
+    w->server = NULL;
+}
+
+static fake_lease *fake_find(uint64_t key) {
+    for (int i = 0; i < LEASES; i++)
+        if (fake_leases[i].key == key)
+            return &fake_leases[i];
+    return NULL;
+}
+
+static void fake_end(fake_lease *l) {
+    for (int i = 0; i < WORKERS; i++)
+        fake_stop(&l->workers[i]);
+    l->key = 0;
+    l->kept = false;
+    fake_released++;
+}
+
+static void fake_send(uint32_t op, uint32_t id, const void *body, size_t size, const void *tail, size_t tail_size) {
+    rfaas_agent_header h = {.size = (uint32_t)(sizeof h + size + tail_size), .op = op, .id = id};
+    struct iovec iov[3] = {{&h, sizeof h}, {(void *)body, size}, {(void *)tail, tail_size}};
+    struct msghdr m = {.msg_iov = iov, .msg_iovlen = 3};
+    sendmsg(fake_socket, &m, MSG_NOSIGNAL); /* a client that has left needs it no more */
+}
+
+static void fake_event(const rfaas_agent_event *e) {
+    fake_send(RFAAS_AGENT_EVENT, 0, e, sizeof *e, NULL, 0);
+    if (rfaas_agent_shared)
+        __atomic_add_fetch(&rfaas_agent_shared->events, 1, __ATOMIC_RELEASE);
+}
+
+/* One that is kept is no more; returns its key, 0 if there was none. session 0: of any. */
+static uint64_t fake_drop(uint64_t session) {
+    for (int i = 0; i < LEASES; i++) {
+        fake_lease *l = &fake_leases[i];
+        uint64_t key = l->key;
+        if (l->kept && (!session || l->session == session)) {
+            fake_end(l);
+            return key;
+        }
+    }
+    return 0;
+}
+
+static void fake_dropped(uint64_t key) { fake_event(&(rfaas_agent_event){.key = key, .kind = RFAAS_AGENT_DROPPED}); }
+
+/* As long as a name may be. */
+static const char *long_name(void) {
+    static char name[256];
+    memset(name, 'n', sizeof name - 1);
+    return name;
+}
+
+/* Grants what is offered. Without offers it names the provider first. */
+static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaas_agent_blob *offers) {
+    rfaas_agent_candidate c = {.provider = "shm"};
+    struct {
+        rfaas_agent_worker workers[WORKERS];
+        char names[8];
+    } grant = {.names = "echo"};
+    memcpy(c.executor, long_name(), sizeof c.executor);
+    memcpy(c.node, long_name(), sizeof c.node);
+    fake_lease *from = req->kept ? fake_find(req->kept) : NULL;
+    if (req->kept && from && t_random() % 8 == 0) { /* in vain */
+        fake_end(from);
+        from = NULL;
+    }
+    if (!req->offers || (req->kept && !from)) {
+        fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, NULL, 0);
+        return;
+    }
+    CHECK_EQ(req->offers, WORKERS);
+    fake_lease *l = from ? from : fake_find(0);
+    CHECK(l);
+    l->key = req->key;
+    l->session = req->session;
+    l->kept = false;
+    for (uint32_t i = 0; i < WORKERS; i++)
+        (from ? fake_resume : fake_start)(&l->workers[i], &offers[i], &grant.workers[i]);
+    fake_resumed += from != NULL;
+    fake_granted++;
+    c.granted = 1;
+    c.workers = WORKERS;
+    c.functions = 1;
+    c.names_size = 5;
+    c.lease_id = req->key;
+    fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, WORKERS * sizeof *grant.workers + 5);
+}
+
+static void fake_replace(uint32_t id, const rfaas_agent_replace *req) {
+    rfaas_agent_worker w = {0};
+    fake_lease *l = fake_find(req->key);
+    CHECK(l && req->worker < WORKERS);
+    fake_stop(&l->workers[req->worker]);
+    fake_start(&l->workers[req->worker], &req->offer, &w);
+    fake_replaced++;
+    fake_send(RFAAS_AGENT_REPLACE, id, &w, sizeof w, NULL, 0);
+}
+
+/* Ends a lease, or has its workers come to rest. Every fourth is not kept, although it could be. */
+static void fake_release(uint32_t id, const rfaas_agent_release *req) {
+    fake_lease *l = fake_find(req->key);
+    rfaas_agent_released r = {.kept = l && req->keep && t_random() % 4};
+    if (l && !r.kept)
+        fake_end(l);
+    for (int i = 0; r.kept && i < WORKERS; i++)
+        dp_server_park(l->workers[i].server);
+    for (int i = 0; r.kept && i < WORKERS; i++)
+        sem_wait(&l->workers[i].told);
+    if (r.kept)
+        l->kept = true;
+    fake_send(RFAAS_AGENT_RELEASE, id, &r, sizeof r, NULL, 0);
+}
+
+static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
+    switch (h->op) {
+    case RFAAS_AGENT_HELLO:
+        fake_send(h->op, h->id, &(rfaas_agent_welcome){.protocol = RFAAS_AGENT_PROTOCOL}, sizeof(rfaas_agent_welcome), NULL, 0);
+        break;
+    case RFAAS_AGENT_OPEN: fake_send(h->op, h->id, NULL, 0, NULL, 0); break;
+    case RFAAS_AGENT_CLOSE:
+        for (uint64_t key; (key = fake_drop(((const rfaas_agent_session_name *)body)->session));)
+            fake_dropped(key);
+        fake_send(h->op, h->id, NULL, 0, NULL, 0);
+        break;
+    case RFAAS_AGENT_ACQUIRE:
+        fake_acquire(h->id, (const rfaas_agent_acquire *)body, (const rfaas_agent_blob *)(body + sizeof(rfaas_agent_acquire)));
+        break;
+    case RFAAS_AGENT_SPREAD: {
+        struct {
+            rfaas_agent_count count;
+            rfaas_agent_share share;
+        } r = {{1}, {.workers = ((const rfaas_agent_spread *)body)->workers}};
+        memcpy(r.share.executor, long_name(), sizeof r.share.executor);
+        fake_send(h->op, h->id, &r, sizeof r, NULL, 0);
+        break;
+    }
+    case RFAAS_AGENT_REPLACE: fake_replace(h->id, (const rfaas_agent_replace *)body); break;
+    case RFAAS_AGENT_RELEASE: fake_release(h->id, (const rfaas_agent_release *)body); break;
+    }
+}
+
+static void *fake_agent(void *arg) {
+    int fd = (int)(intptr_t)arg;
+    uint64_t body[8192];
+    t_name("agent");
+    for (rfaas_agent_header h; recv(fd, &h, sizeof h, MSG_WAITALL) == sizeof h;) {
+        size_t size = h.size - sizeof h;
+        CHECK(size <= sizeof body && (!size || recv(fd, body, size, MSG_WAITALL) == (ssize_t)size));
+        pthread_mutex_lock(&fake_mu);
+        fake_request(&h, (const uint8_t *)body);
+        pthread_mutex_unlock(&fake_mu);
+    }
+    close(fd);
+    return NULL;
+}
+
+int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
+    (void)until;
+    (void)status;
+    (void)text;
+    int fd[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd));
+    if (fake_socket >= 0)
+        pthread_join(fake_thread, NULL); /* its client has left */
+    pthread_mutex_lock(&fake_mu);
+    fake_socket = fd[1];
+    pthread_mutex_unlock(&fake_mu);
+    CHECK(!pthread_create(&fake_thread, NULL, fake_agent, (void *)(intptr_t)fd[1]));
+    return fd[0];
+}
+
+static void fake_leave(void) {
+    pthread_join(fake_thread, NULL);
+    fake_socket = -1;
+}
+
+/* Tells of a worker's death, as the event stream of an executor does: at any moment. Under fake_mu. */
+static void fake_death(uint64_t key, uint32_t worker, uint64_t pid) {
+    fake_event(&(rfaas_agent_event){.key = key, .kind = RFAAS_EVENT_WORKER_DIED, .worker = worker, .pid = pid,
+                                    .status = RFAAS_WORKER_DIED, .text = "signal 9 (SIGKILL)"});
+}
+
+typedef struct api_thread {
+    pthread_t thread;
+    int rounds;
+    uint32_t died; /* calls that ended so */
+    int32_t done;
+} api_thread;
+
+static void api_calls(api_thread *a, rfaas_lease *lease) {
+    rfaas_function f;
+    rfaas_request requests[4];
+    uint64_t in = t_random(), out[4] = {0};
+    CHECK_EQ(rfaas_lease_function(lease, "echo", &f), RFAAS_OK);
+    for (int k = 0; k < 20; k++) {
+        size_t n = 0;
+        int st = rfaas_invoke(lease, f, &in, sizeof in, out, sizeof *out, &n, NULL);
+        CHECKF(st == RFAAS_OK || st == RFAAS_WORKER_DIED, "invoke: %d %s", st, rfaas_last_error());
+        CHECK(st || (n == sizeof in && out[0] == in));
+        a->died += st != RFAAS_OK;
+    }
+    int posted = 0, statuses[4];
+    for (; posted < 4; posted++)
+        if (rfaas_iinvoke(lease, f, &in, sizeof in, &out[posted], sizeof *out, NULL, &requests[posted]))
+            break;
+    int st = rfaas_waitall((size_t)posted, requests, NULL, statuses);
+    CHECKF(st == RFAAS_OK || st == RFAAS_WORKER_DIED || dp_status_class(st) == 5, "waitall: %d %s", st, rfaas_last_error());
+    for (int k = 0; k < posted; k++)
+        CHECK(statuses[k] || out[k] == in);
+    rfaas_lease_details d = {.struct_size = sizeof d};
+    CHECK_EQ(rfaas_lease_info(lease, &d), RFAAS_OK);
+    CHECK_EQ(d.workers, WORKERS);
+}
+
+static void *api_use(void *arg) {
+    api_thread *a = arg;
+    t_name("user of the C API");
+    for (int round = 0; round < a->rounds; round++) {
+        rfaas_session *session;
+        rfaas_lease *leases[2];
+        rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
+        rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+        so.executor = "here";
+        lo.workers = WORKERS;
+        lo.library_data = "code";
+        lo.library_size = 4;
+        CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+        CHECKF(rfaas_session_open(&so, &session) == RFAAS_OK, "session: %s", rfaas_last_error());
+        for (int i = 0; i < 2; i++)
+            CHECKF(rfaas_lease_open(session, &lo, &leases[i]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        api_calls(a, leases[0]);
+        api_calls(a, leases[1]);
+        CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+        CHECKF(rfaas_lease_release(leases[0]) == RFAAS_INVALID, "released twice");
+        CHECKF(rfaas_lease_open(session, &lo, &leases[0]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        api_calls(a, leases[0]);
+        CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+        if (round % 2)
+            CHECK_EQ(rfaas_lease_release(leases[1]), RFAAS_OK);
+        CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+        CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    }
+    __atomic_store_n(&a->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* Names of 255 bytes come through whole, and where there is no room for that it is said. */
+T_CASE(api_names, "api/long-names", .providers = T_SHM) {
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    rfaas_session *session = NULL;
+    CHECK_EQ(rfaas_session_open(NULL, &session), RFAAS_OK);
+    rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+    lo.library = "/proc/self/exe";
+    lo.workers = WORKERS;
+    rfaas_lease *leases[1];
+    size_t n = 0;
+    CHECKF(rfaas_lease_open_across(session, &lo, 1, leases, &n) == RFAAS_OK && n == 1, "across: %s", rfaas_last_error());
+    rfaas_lease_details d = {.struct_size = sizeof d};
+    CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
+    CHECK(!strcmp(d.node_name, long_name()) && !strcmp(d.executor_address, long_name()));
+    CHECK(strlen(d.node) == sizeof d.node - 1 && !strncmp(d.node, long_name(), sizeof d.node - 1));
+    CHECK(strlen(d.executor) == sizeof d.executor - 1 && !strncmp(d.executor, long_name(), sizeof d.executor - 1));
+    memset(&d, 7, sizeof d);
+    d.struct_size = offsetof(rfaas_lease_details, node_name); /* of an older program */
+    CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
+    CHECK(d.provider[0] == 's' && d.node_name[0] == 7);
+    rfaas_place place;
+    CHECK_EQ(rfaas_places(session, &lo, 1, &place), RFAAS_UNSUPPORTED);
+    CHECK(strstr(rfaas_last_error(), "its address has 255 bytes, a place holds 127"));
+    CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* Several threads with sessions and leases of their own, and one that tells of deaths. */
+T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
+    api_thread a[CLIENTS] = {0};
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* the last finalize is ours */
+    for (int i = 0; i < CLIENTS; i++) {
+        a[i].rounds = 8;
+        CHECK(!pthread_create(&a[i].thread, NULL, api_use, &a[i]));
+    }
+    uint32_t told = 0;
+    for (int left = 1; left;) {
+        left = 0;
+        for (int i = 0; i < CLIENTS; i++)
+            left += !__atomic_load_n(&a[i].done, __ATOMIC_ACQUIRE);
+        uint32_t worker = (uint32_t)(t_random() % WORKERS);
+        pthread_mutex_lock(&fake_mu);
+        fake_lease *l = &fake_leases[t_random() % (2 * CLIENTS)];
+        if (t_random() % 4 == 0 && l->key && l->workers[worker].server) {
+            fake_death(l->key, worker, l->workers[worker].pid);
+            told++;
+        }
+        pthread_mutex_unlock(&fake_mu);
+        if (t_random() % 8 == 0) {
+            pthread_mutex_lock(&fake_mu);
+            uint64_t name = fake_drop(0);
+            if (name)
+                fake_dropped(name); /* before its session can have been closed */
+            pthread_mutex_unlock(&fake_mu);
+        }
+        t_sleep_ms((int)(t_random() % 3));
+    }
+    uint32_t died = 0;
+    for (int i = 0; i < CLIENTS; i++) {
+        pthread_join(a[i].thread, NULL);
+        died += a[i].died;
+    }
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+    printf("%u leases, %u of them on kept connections, %u deaths told, %u calls died, %u workers replaced\n", fake_granted,
+           fake_resumed, told, died, fake_replaced);
+    CHECK_EQ(fake_granted, 3u * CLIENTS * 8u);
+    CHECK_EQ(fake_released, fake_granted - fake_resumed);
+    CHECK(fake_resumed > 0);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* it can be used again */
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+}
