@@ -1,14 +1,11 @@
-package main
+package capi
 
 import (
 	"bufio"
-	"encoding/binary"
-	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,7 +27,20 @@ var compiled = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "rfaas-capi-agent")
+	if err != nil {
+		panic(err)
+	}
+	socket := filepath.Join(dir, "agent.sock") // of the clients that have no agent of their own
+	os.Setenv("RFAAS_AGENT_SOCKET", socket)
 	code := leakcheck.Run(m, nil, objects)
+	if conn, err := net.Dial("unix", socket); err == nil {
+		conn.Close()
+		if err := exec.Command(filepath.Join(root, "bin/rfaas"), "agent", "stop").Run(); err != nil {
+			code = max(code, 1)
+		}
+	}
+	os.RemoveAll(dir)
 	if dir, err := compiled(); err == nil && dir != os.Getenv("RFAAS_TEST_PROGRAMS") {
 		os.RemoveAll(dir)
 	}
@@ -133,94 +143,4 @@ func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cm
 		t.Fatalf("%s was not ready within 20 s", program)
 	}
 	return "", nil, nil
-}
-
-// The tags and operations on the two sides of the seam are the same numbers.
-func TestSeamNumbers(t *testing.T) {
-	header, err := os.ReadFile(root + "/internal/dataplane/rfaas_api.h")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := map[string]int{}
-	for _, m := range regexp.MustCompile(`RFAAS_(OP|TAG|NEWS)_([A-Z_]+) = (\d+)`).FindAllStringSubmatch(string(header), -1) {
-		c[m[1]+m[2]], _ = strconv.Atoi(m[3])
-	}
-	source, err := os.ReadFile("wire.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, m := range regexp.MustCompile(`(?m)^\t(op|tag|news)([A-Za-z]+) += (\d+)$`).FindAllStringSubmatch(string(source), -1) {
-		name := strings.ToUpper(m[1]) + strings.ToUpper(regexp.MustCompile(`([a-z])([A-Z])`).ReplaceAllString(m[2], "${1}_$2"))
-		if want, _ := strconv.Atoi(m[3]); c[name] != want {
-			t.Errorf("%s is %d in Go and %d in C", name, want, c[name])
-		}
-		n++
-	}
-	if n != len(c) || n == 0 {
-		t.Errorf("%d numbers in Go, %d in C", n, len(c))
-	}
-}
-
-func TestMessage(t *testing.T) {
-	var m message
-	m.u64(tagKey, 1<<63+5)
-	m.str(tagLibrary, "libx.so")
-	m.bytes(tagBlob, nil)
-	m.bytes(tagBlob, []byte{1, 2, 3})
-	f, err := decode(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f.u64(tagKey) != 1<<63+5 || f.str(tagLibrary) != "libx.so" || len(f[tagBlob]) != 2 || string(f[tagBlob][1]) != "\x01\x02\x03" {
-		t.Errorf("decoded %v", f)
-	}
-	for cut := 1; cut < len(m); cut++ {
-		f, err := decode(m[:cut])
-		whole := cut == 16 || cut == 16+15 || cut == 16+15+8
-		if (err == nil) != whole {
-			t.Errorf("the first %d bytes: %v, %v", cut, f, err)
-		}
-	}
-}
-
-func FuzzService(f *testing.F) {
-	var m message
-	m.u64(tagKey, 1)
-	m.u64(tagSession, 1)
-	f.Add(uint32(opPlan), []byte(m))
-	f.Add(uint32(opGrant), []byte{1, 0, 0, 0, 255, 255, 255, 255})
-	s := newService(func([]byte) {})
-	f.Fuzz(func(t *testing.T, op uint32, req []byte) {
-		if op == opSessionOpen {
-			return // that one dials
-		}
-		if status, reply := s.handle(op, req); status == 0 && op != opRelease {
-			t.Errorf("operation %d of nothing gives success: %x", op, reply)
-		}
-	})
-}
-
-// A message never decodes to more than it holds.
-func TestDecodeRandom(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for range 10000 {
-		b := make([]byte, r.IntN(64))
-		for i := range b {
-			b[i] = byte(r.Uint32())
-		}
-		if len(b) >= fieldHead && r.IntN(2) == 0 {
-			binary.LittleEndian.PutUint32(b[4:], uint32(r.IntN(64)))
-		}
-		f, err := decode(b)
-		total := 0
-		for _, values := range f {
-			for _, v := range values {
-				total += fieldHead + len(v)
-			}
-		}
-		if err == nil && total != len(b) {
-			t.Fatalf("%x decodes to %d of %d bytes", b, total, len(b))
-		}
-	}
 }

@@ -1,0 +1,382 @@
+package capi
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// led is a client process that does what the test says (testdata/agent_test.c).
+type led struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *bufio.Scanner
+	error strings.Builder
+}
+
+// answer is what it says of one line.
+type answer struct {
+	status  int
+	took    time.Duration
+	longest time.Duration // of the calls
+	text    string
+}
+
+// agentProgram compiles testdata/agent_test.c.
+func agentProgram(t *testing.T) string {
+	t.Helper()
+	return build(t, "gcc", "testdata/agent_test.c", c11...)
+}
+
+// lead starts a client with an environment of its own (later values win).
+func lead(t *testing.T, workers, flags int, env ...string) *led {
+	t.Helper()
+	c := &led{t: t, cmd: exec.Command(agentProgram(t), functions(t), strconv.Itoa(workers), strconv.Itoa(flags))}
+	c.cmd.Env = append(os.Environ(), env...)
+	c.cmd.Stderr = &c.error
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.out = bufio.NewScanner(out)
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.in.Close()
+		c.cmd.Process.Kill()
+		c.cmd.Wait()
+	})
+	return c
+}
+
+// say gives it a line without waiting for the answer.
+func (c *led) say(line string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		c.t.Fatalf("%s: %v\n%s", line, err, c.error.String())
+	}
+}
+
+// hear waits for the answer to a line.
+func (c *led) hear(line string) (a answer) {
+	c.t.Helper()
+	if !c.out.Scan() {
+		c.t.Fatalf("%s: the client has ended\n%s", line, c.error.String())
+	}
+	fields := strings.SplitN(c.out.Text(), " ", 3)
+	a.status, _ = strconv.Atoi(fields[0])
+	ms, _ := strconv.ParseFloat(fields[1], 64)
+	a.took, a.text = time.Duration(ms*1e6), fields[2]
+	if strings.HasPrefix(line, "calls") || line == "until" {
+		longest, text, _ := strings.Cut(a.text, " ")
+		us, _ := strconv.ParseFloat(longest, 64)
+		a.longest, a.text = time.Duration(us*1e3), text
+	}
+	return a
+}
+
+func (c *led) ask(line string) answer {
+	c.t.Helper()
+	c.say(line)
+	return c.hear(line)
+}
+
+// do has it do these things, each of which must succeed.
+func (c *led) do(lines ...string) {
+	c.t.Helper()
+	for _, line := range lines {
+		if a := c.ask(line); a.status != 0 {
+			c.t.Fatalf("%s: status %d: %s", line, a.status, a.text)
+		}
+	}
+}
+
+// cluster starts an executor with more arguments and an agent's socket, and returns the environment of its clients and the
+// executor's address.
+func agentCluster(t *testing.T, args ...string) (env []string, socket, address string) {
+	t.Helper()
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	socket = filepath.Join(dir, "agent.sock")
+	address = startExecutor(t, secret, args...)
+	t.Cleanup(func() { stopAgent(t, socket) })
+	return []string{"RFAAS_EXECUTOR=" + address, "RFAAS_MANAGER=", "RFAAS_SECRET_FILE=" + secret, "RFAAS_AGENT_SOCKET=" + socket}, socket, address
+}
+
+// agentReport is what `rfaas agent status --json` says, as far as tests want to know.
+type agentReport struct {
+	PID     int `json:"pid"`
+	Clients []struct {
+		PID    int `json:"pid"`
+		Leases int `json:"leases"`
+	} `json:"clients"`
+	Connections []struct {
+		Address string `json:"address"`
+	} `json:"connections"`
+}
+
+// agentStatus asks the agent at a socket.
+func agentStatus(t *testing.T, socket string) (r agentReport) {
+	t.Helper()
+	out, err := agentCommand(t, socket, "status", "--json")
+	if err != nil {
+		t.Fatalf("rfaas agent status: %v\n%s", err, out)
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return r
+}
+
+func agentCommand(t *testing.T, socket string, args ...string) ([]byte, error) {
+	t.Helper()
+	cmd := exec.Command(built(t, "bin/rfaas"), append([]string{"agent"}, args...)...)
+	cmd.Env = append(os.Environ(), "RFAAS_AGENT_SOCKET="+socket)
+	return cmd.CombinedOutput()
+}
+
+// stopAgent ends the agent at a socket, if there is one, and waits until it has gone.
+func stopAgent(t *testing.T, socket string) {
+	t.Helper()
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return
+	}
+	conn.Close()
+	if out, err := agentCommand(t, socket, "stop"); err != nil {
+		t.Errorf("rfaas agent stop: %v\n%s", err, out)
+	}
+}
+
+// A process with a lease has no thread and no signal handler of the library's, and little of its memory.
+func TestClientAddsLittle(t *testing.T) {
+	crosses(t)
+	env, _, _ := agentCluster(t)
+	c := lead(t, 1, 0, env...)
+	self := func() (threads, handlers, rss int64) {
+		c.say("self")
+		if !c.out.Scan() {
+			t.Fatalf("the client has ended\n%s", c.error.String())
+		}
+		if _, err := fmt.Sscanf(c.out.Text(), "%d %x %d", &threads, &handlers, &rss); err != nil {
+			t.Fatal(err)
+		}
+		return threads, handlers, rss
+	}
+	threads, handlers, before := self()
+	c.do("init", "session", "open", "calls 1000")
+	nowThreads, nowHandlers, after := self()
+	t.Logf("figure: client.rss_kib = %d", after-before)
+	if nowThreads != threads || nowHandlers != handlers {
+		t.Errorf("%d threads and handlers %x with a lease, %d and %x without", nowThreads, nowHandlers, threads, handlers)
+	}
+	const most = 2<<10 + 768 // KiB: what is promised, and this lease's channel
+	if grown := after - before; grown > most {
+		t.Errorf("a lease has added %d KiB, want at most %d", grown, most)
+	}
+}
+
+// When the agent is killed, calls go on, the lease is handed to the next agent, and control operations work again.
+func TestAgentKilled(t *testing.T) {
+	crosses(t)
+	env, socket, _ := agentCluster(t)
+	c := lead(t, 1, 0, env...)
+	c.do("init", "session", "open", "calls 100")
+	var last int
+	for i := range 5 {
+		pid := agentStatus(t, socket).PID
+		if pid == last {
+			t.Fatalf("round %d: the agent %d was killed and answers", i, pid)
+		}
+		last = pid
+		c.say("until")
+		time.Sleep(20 * time.Millisecond) // into the calls
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "another agent holds the lease", func() bool {
+			conn, err := net.Dial("unix", socket)
+			if err != nil {
+				return false
+			}
+			conn.Close()
+			r := agentStatus(t, socket)
+			return r.PID != pid && len(r.Clients) == 1 && r.Clients[0].Leases == 1
+		})
+		c.say("renew")
+		calls, renewed := c.hear("until"), c.hear("renew")
+		if calls.status != 0 || renewed.status != 0 {
+			t.Fatalf("round %d: calls: %d %s, renew: %d %s", i, calls.status, calls.text, renewed.status, renewed.text)
+		}
+	}
+	time.Sleep(3 * time.Second) // longer than an executor's patience with a client that is gone
+	c.do("calls 1000", "renew", "release", "close")
+}
+
+// When the agent is stopped, calls go on, and control operations end in time with an error that says what to look at.
+func TestAgentStopped(t *testing.T) {
+	crosses(t)
+	env, socket, _ := agentCluster(t)
+	c := lead(t, 1, 0, env...)
+	c.do("init", "session", "open", "calls 100")
+	pid := agentStatus(t, socket).PID
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGCONT) })
+	c.do("calls 10000")
+	if a := c.ask("renew"); a.status == 0 || !strings.Contains(a.text, "agent") || a.took > 15*time.Second {
+		t.Errorf("renew with a stopped agent: status %d after %v: %s", a.status, a.took, a.text)
+	}
+}
+
+// When a client is killed its lease is released at once.
+func TestClientKilled(t *testing.T) {
+	crosses(t)
+	env, socket, _ := agentCluster(t, "--cores", "1")
+	next := lead(t, 1, 0, env...)
+	next.do("init", "session")
+	for range 3 {
+		c := lead(t, 1, 0, env...)
+		c.do("init", "session", "open", "calls 10")
+		if a := next.ask("open"); a.status != -100 {
+			t.Fatalf("a second lease on one core: status %d %s", a.status, a.text)
+		}
+		c.cmd.Process.Kill()
+		c.cmd.Wait()
+		eventually(t, "the core is free", func() bool {
+			a := next.ask("open")
+			return a.status == 0
+		})
+		next.do("calls 10", "release")
+	}
+	if n := len(agentStatus(t, socket).Clients); n != 1 {
+		t.Errorf("the agent has %d clients, want 1", n)
+	}
+}
+
+// Many processes that start at once have one agent, and that has one connection to the executor.
+func TestManyClientsOneAgent(t *testing.T) {
+	crosses(t)
+	const clients = 32
+	env, socket, address := agentCluster(t)
+	all := make([]*led, clients)
+	for i := range all {
+		all[i] = lead(t, 1, 0, env...)
+	}
+	for _, c := range all {
+		c.say("init")
+		c.say("session")
+	}
+	for _, c := range all {
+		for _, line := range []string{"init", "session"} {
+			if a := c.hear(line); a.status != 0 {
+				t.Fatalf("%s: %d %s", line, a.status, a.text)
+			}
+		}
+	}
+	r := agentStatus(t, socket)
+	if len(r.Clients) != clients {
+		t.Errorf("the agent has %d clients, want %d", len(r.Clients), clients)
+	}
+	if len(r.Connections) != 1 || r.Connections[0].Address != address {
+		t.Errorf("the agent has connections %v, want one to %s", r.Connections, address)
+	}
+	if out, err := exec.Command("pgrep", "-c", "-f", "rfaas-agent.*--listening").Output(); err == nil {
+		t.Logf("%s agents run on this machine", strings.TrimSpace(string(out)))
+	}
+}
+
+// What may be wrong with the agent's socket, program and directory gives an error that names it.
+func TestAgentOutOfReach(t *testing.T) {
+	crosses(t)
+	env, _, _ := agentCluster(t)
+	env = slices.DeleteFunc(env, func(v string) bool { return strings.HasPrefix(v, "RFAAS_AGENT_SOCKET=") })
+	refused := func(name, word string, more ...string) {
+		t.Run(name, func(t *testing.T) {
+			c := lead(t, 1, 0, append(slices.Clone(env), more...)...)
+			c.do("init")
+			if a := c.ask("session"); a.status == 0 || !strings.Contains(a.text, word) || a.took > 15*time.Second {
+				t.Errorf("status %d after %v: %q, want one that names %q", a.status, a.took, a.text, word)
+			}
+		})
+	}
+	dir := t.TempDir()
+	refused("no program", "RFAAS_AGENT", "RFAAS_AGENT_SOCKET="+dir+"/a.sock", "RFAAS_AGENT="+dir+"/none")
+	refused("not to be started", "RFAAS_AGENT_START", "RFAAS_AGENT_SOCKET="+dir+"/b.sock", "RFAAS_AGENT_START=never")
+	refused("path too long", "RFAAS_AGENT_SOCKET", "RFAAS_AGENT_SOCKET="+dir+"/"+strings.Repeat("x", 120))
+	refused("no directory", "lock file", "RFAAS_AGENT_SOCKET="+dir+"/none/a.sock")
+	program := filepath.Join(dir, "ends")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	refused("program that ends", "ended", "RFAAS_AGENT_SOCKET="+dir+"/c.sock", "RFAAS_AGENT="+program)
+
+	t.Run("runtime directory of others", func(t *testing.T) {
+		runtime := t.TempDir()
+		if err := os.Mkdir(filepath.Join(runtime, "rfaas"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		os.Chmod(filepath.Join(runtime, "rfaas"), 0o777)
+		c := lead(t, 1, 0, append(slices.Clone(env), "XDG_RUNTIME_DIR="+runtime, "HOME=")...)
+		c.do("init", "session", "open", "calls 10") // by /tmp
+		entries, err := os.ReadDir(filepath.Join(runtime, "rfaas"))
+		if err != nil || len(entries) != 0 {
+			t.Errorf("%v, %v in a directory that everybody may write to", entries, err)
+		}
+		c.do("release", "close", "finalize")
+		stopAgent(t, fmt.Sprintf("/tmp/rfaas-%d/agent.sock", os.Geteuid()))
+	})
+	t.Run("stale socket", func(t *testing.T) {
+		socket := filepath.Join(t.TempDir(), "agent.sock")
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+		t.Cleanup(func() { stopAgent(t, socket) })
+		lead(t, 1, 0, append(slices.Clone(env), "RFAAS_AGENT_SOCKET="+socket)...).do("init", "session", "open", "calls 10", "release")
+	})
+	t.Run("silent agent", func(t *testing.T) {
+		socket := filepath.Join(t.TempDir(), "agent.sock")
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		refusedAt := lead(t, 1, 0, append(slices.Clone(env), "RFAAS_AGENT_SOCKET="+socket)...)
+		refusedAt.do("init")
+		if a := refusedAt.ask("session"); a.status == 0 || !strings.Contains(a.text, "hello") || a.took > 25*time.Second {
+			t.Errorf("status %d after %v: %s", a.status, a.took, a.text)
+		}
+	})
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not so within 20 s: %s", what)
+		}
+	}
+}

@@ -1,0 +1,110 @@
+/* A client that agent_test.go leads by lines on standard input. It answers each with a line:
+ *   init | session | open | renew | release | close | finalize   "STATUS MILLISECONDS TEXT"
+ *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
+ *   until         calls until the next line comes, as calls
+ *   self          "THREADS HANDLERS RSS_KIB" of this process
+ * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. */
+#include <poll.h>
+#include <rfaas.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static rfaas_session *session;
+static rfaas_lease *lease;
+static rfaas_function echo;
+static uint64_t sequence;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int open_lease(char **argv) {
+    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
+    o.library = argv[1];
+    o.workers = (uint32_t)atoi(argv[2]);
+    o.flags = (uint32_t)atoi(argv[3]);
+    o.bulk = RFAAS_NO_BULK;
+    int status = rfaas_lease_open(session, &o, &lease);
+    return status ? status : rfaas_lease_function(lease, "echo", &echo);
+}
+
+static int one_call(void) {
+    uint64_t in[2] = {++sequence, ~sequence}, out[2] = {0, 0};
+    size_t n = 0;
+    int status = rfaas_invoke(lease, echo, in, sizeof in, out, sizeof out, &n, NULL);
+    if (!status && (n != sizeof in || memcmp(in, out, sizeof in)))
+        status = 1; /* a wrong result */
+    return status;
+}
+
+static int a_line_waits(void) {
+    struct pollfd p = {.events = POLLIN};
+    return poll(&p, 1, 0) > 0;
+}
+
+static long field(const char *file, const char *name, int base) {
+    char line[512];
+    long value = -1;
+    FILE *f = fopen(file, "r");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, name, strlen(name)))
+            value = strtol(line + strlen(name), NULL, base);
+    if (f)
+        fclose(f);
+    return value;
+}
+
+int main(int argc, char **argv) {
+    char line[128];
+    if (argc != 4)
+        return 2;
+    setvbuf(stdin, NULL, _IONBF, 0);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        line[strcspn(line, "\n")] = 0;
+        double start = now(), longest = 0;
+        int status = 0, called = 0;
+        if (!strcmp(line, "init"))
+            status = rfaas_init(NULL);
+        else if (!strcmp(line, "session"))
+            status = rfaas_session_open(NULL, &session);
+        else if (!strcmp(line, "open"))
+            status = open_lease(argv);
+        else if (!strcmp(line, "renew"))
+            status = rfaas_lease_renew(lease, 0);
+        else if (!strcmp(line, "release"))
+            status = rfaas_lease_release(lease);
+        else if (!strcmp(line, "close"))
+            status = rfaas_session_close(session);
+        else if (!strcmp(line, "finalize"))
+            status = rfaas_finalize();
+        else if (!strcmp(line, "self")) {
+            printf("%ld %lx %ld\n", field("/proc/self/status", "Threads:", 10), field("/proc/self/status", "SigCgt:", 16),
+                   field("/proc/self/status", "VmRSS:", 10));
+            continue;
+        } else if (!strncmp(line, "calls ", 6) || !strcmp(line, "until")) {
+            long n = line[0] == 'c' ? atol(line + 6) : -1;
+            for (called = 1; n != 0 && !status && (n > 0 || !a_line_waits()); n -= n > 0) {
+                double from = now(), took;
+                status = one_call();
+                took = now() - from;
+                longest = took > longest ? took : longest;
+            }
+        } else {
+            return 2;
+        }
+        printf("%d %.3f ", status, (now() - start) * 1e3);
+        if (called)
+            printf("%.1f ", longest * 1e6);
+        char *text = strdup(status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
+        for (char *p = text; (p = strchr(p, '\n')); *p = ' ')
+            ;
+        printf("%s\n", text);
+        free(text);
+    }
+    return 0;
+}
