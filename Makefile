@@ -316,7 +316,7 @@ FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz
 FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-Itests/fuzz/stub
 # What is under test; main() and what would run a worker are of no use there.
-FUZZED := $(DP_SOURCES) $(WORKER_PARTS) tests/fuzz/fabric.c
+FUZZED := $(DP_SOURCES) $(WORKER_PARTS) $(filter-out client/c/agent%.c,$(wildcard client/c/*.c)) tests/fuzz/fabric.c
 
 # $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
 define fuzz_build
@@ -501,14 +501,14 @@ lint-readme:
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 open := (
-API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)$(open).*/\1/p' $(DP)/rfaas.h)
+API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)$(open).*/\1/p' $(CLIENT)/rfaas.h)
 INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
 	$(API_NAMES:%=share/man/man3/%.3) share/man/man3/rfaas.3 share/modulefiles/rfaas/$(VERSION) \
 	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
 # What CMake and pkg-config compare: numbers and dots.
-API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(DP)/rfaas.h | paste -sd.)
+API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(wildcard scripts/systemd/*.service)
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)

@@ -199,7 +199,7 @@ int rfaas_places(rfaas_session *s, const rfaas_lease_options *options, size_t co
                                     strlen(share.executor), sizeof places->executor - 1);
         for (; share.workers && n < count && !status; share.workers--, n++) {
             memset(&places[n], 0, sizeof *places);
-            snprintf(places[n].executor, sizeof places->executor, "%s", share.executor);
+            memcpy(places[n].executor, share.executor, strlen(share.executor));
         }
     }
     free(plan.data);

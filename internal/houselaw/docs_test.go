@@ -15,7 +15,7 @@ func TestReadmeExampleCompiles(t *testing.T) {
 	if m == nil {
 		t.Fatal("README.md has no C example")
 	}
-	cmd := exec.Command("gcc", "-Wall", "-Werror", "-fsyntax-only", "-I../dataplane", "-x", "c", "-")
+	cmd := exec.Command("gcc", "-Wall", "-Werror", "-fsyntax-only", "-I../../client/c", "-x", "c", "-")
 	cmd.Stdin = strings.NewReader(m[1])
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)

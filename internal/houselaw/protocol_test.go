@@ -81,7 +81,7 @@ func TestStatusesAreTheSameEverywhere(t *testing.T) {
 		t.Fatalf("dp_status.h states %d statuses", len(enum))
 	}
 	compare(t, "dp_status.h and docs/PROTOCOL.md", enum, found(t, "docs/PROTOCOL.md", docStatus, clean))
-	compare(t, "dp_status.h and rfaas.h", enum, found(t, "internal/dataplane/rfaas.h", abiStatus, clean))
+	compare(t, "dp_status.h and rfaas.h", enum, found(t, "client/c/rfaas.h", abiStatus, clean))
 }
 
 // Sizes that the document states in words, against the constants.
