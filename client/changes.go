@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // ExecutorChange is something that happened to an executor of the resource manager's.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/grant"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 

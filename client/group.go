@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/go-multierror"
-	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // Group is workers on one or several executors: a lease at each. Safe for concurrent use.

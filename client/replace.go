@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/rfaas-go/rfaas/client/internal/grant"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // ---- replacing dead workers ----

@@ -36,14 +36,15 @@ var rooms = map[string][]string{
 		"internal/identity", "internal/observe", "internal/quota"},
 
 	// Public packages.
-	"client/capi": {"client", "invoke", "internal/config", "internal/control", "internal/dataplane"},
-	"client":      {"invoke", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane"},
+	"client/capi": {"client", "invoke", "internal/grant", "internal/config", "internal/control", "internal/dataplane"},
+	"client":      {"invoke", "internal/grant", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane"},
 	"lease":       {},
 	"accounting":  {},
 	"invoke":      {"internal/dataplane"},
 	"mpi":         {},
 
 	// The ground.
+	"internal/grant":        {"internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/zygote":       {"internal/dataplane", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
 	"internal/spawner/wire": {},

@@ -110,7 +110,7 @@ func TestOneStreamForManyLeases(t *testing.T) {
 	}
 }
 
-// Those who ask at the same time have streams of their own, of which one stays.
+// Those who ask at the same time have streams of their own, which stay for the next ones.
 func TestLeasesSideBySide(t *testing.T) {
 	x := &lessor{}
 	var all sync.WaitGroup
@@ -126,10 +126,13 @@ func TestLeasesSideBySide(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	c.mu.Lock()
-	rest := len(c.streams)
-	c.mu.Unlock()
-	if n := x.streams.Load(); n != 4 || rest != 1 {
+	c.shared.mu.Lock()
+	rest := 0
+	for _, idle := range c.streams {
+		rest += len(idle)
+	}
+	c.shared.mu.Unlock()
+	if n := x.streams.Load(); n != 4 || rest != 4 {
 		t.Errorf("%d streams for 4 leases at a time, %d rest", n, rest)
 	}
 }
@@ -197,8 +200,8 @@ func TestCallerGivesUp(t *testing.T) {
 	if _, err := ask(ctx); status.Code(err) != codes.Canceled {
 		t.Errorf("%v, want that it was cancelled", err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.shared.mu.Lock()
+	defer c.shared.mu.Unlock()
 	if len(c.streams) != 0 {
 		t.Error("the stream rests, with a reply to come")
 	}
@@ -278,9 +281,9 @@ func TestOldStream(t *testing.T) {
 		if _, err := ask(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		c.mu.Lock()
-		c.streams[port.Address].began = time.Now().Add(-2 * streamAge)
-		c.mu.Unlock()
+		c.shared.mu.Lock()
+		c.streams[port.Address][0].began = time.Now().Add(-2 * streamAge)
+		c.shared.mu.Unlock()
 	}
 	if n := x.streams.Load(); n != 2 {
 		t.Errorf("%d streams", n)

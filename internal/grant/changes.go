@@ -23,7 +23,8 @@ type Change struct {
 // nothing new there costs no message. It starts with everybody who is there. A manager that was started anew is
 // found again; what has changed meanwhile comes with the first poll that succeeds. Safe for concurrent use.
 type Changes struct {
-	c *Control
+	c       *shared
+	timeout time.Duration
 
 	mu    sync.Mutex
 	epoch uint64 // 0: nothing is known
@@ -38,7 +39,11 @@ type seenExecutor struct {
 
 // Changes makes a subscription.
 func (c *Control) Changes() *Changes {
-	return &Changes{c: c, known: map[uint32]seenExecutor{}}
+	return c.changes(c.opts.Timeout)
+}
+
+func (c *shared) changes(timeout time.Duration) *Changes {
+	return &Changes{c: c, timeout: timeout, known: map[uint32]seenExecutor{}}
 }
 
 // Poll returns what has happened since the last Poll, in no order but one executor's own. Errors: ErrUnsupported (the manager's memory
@@ -56,7 +61,7 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 	if p.end != nil && p.end.Err() != nil {
 		p.drop()
 	}
-	bounded, cancel := w.c.bound(ctx)
+	bounded, cancel := context.WithTimeout(ctx, w.timeout)
 	defer cancel()
 	if err := w.c.attach(bounded); err != nil {
 		if errors.Is(err, errNoBoard) {

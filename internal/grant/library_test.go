@@ -11,7 +11,7 @@ import (
 
 // A library is read once as long as its file stays as it is, and anew whatever becomes of it.
 func TestLibraryIsRemembered(t *testing.T) {
-	c := &Control{libraries: map[string]*library{}}
+	c := &shared{libraries: map[fileState]*library{}}
 	path := filepath.Join(t.TempDir(), "lib.so")
 	write := func(fill byte) []byte {
 		t.Helper()
@@ -57,16 +57,16 @@ func TestLibraryIsRemembered(t *testing.T) {
 
 // What is remembered has a bound.
 func TestRememberedLibrariesMakeRoom(t *testing.T) {
-	c := &Control{libraries: map[string]*library{}}
-	for _, name := range []string{"a", "b", "c"} {
-		c.rememberLibrary(name, &library{code: make([]byte, librariesMost/2)})
+	c := &shared{libraries: map[fileState]*library{}}
+	for i := range uint64(3) {
+		c.remember(fileState{ino: i}, &library{code: make([]byte, librariesMost/2)})
 	}
-	c.rememberLibrary("huge", &library{code: make([]byte, librariesMost+1)})
+	c.remember(fileState{ino: 9}, &library{code: make([]byte, librariesMost+1)})
 	total := 0
 	for _, l := range c.libraries {
 		total += len(l.code)
 	}
-	if total > librariesMost || c.libraries["huge"] != nil {
+	if total > librariesMost || c.libraries[fileState{ino: 9}] != nil {
 		t.Errorf("%d bytes in %d libraries are remembered", total, len(c.libraries))
 	}
 }

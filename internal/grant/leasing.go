@@ -24,17 +24,27 @@ type leasing struct {
 // streamAge is how long a stream is used: it shows the credential that it began with.
 const streamAge = time.Minute
 
-// rested returns the stream to addr that nobody uses now, nil if there is none.
-func (c *Control) rested(addr string) *leasing {
+// idleStreams is how many unused streams to an executor stay open.
+const idleStreams = 4
+
+// rested returns an idle stream to addr, nil if there is none.
+func (c *shared) rested(addr string) *leasing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.streams[addr]
-	delete(c.streams, addr)
-	if s != nil && time.Since(s.began) > streamAge {
+	for idle := c.streams[addr]; len(idle) > 0; idle = c.streams[addr] {
+		last := len(idle) - 1
+		s := idle[last]
+		if idle[last] = nil; last == 0 {
+			delete(c.streams, addr)
+		} else {
+			c.streams[addr] = idle[:last]
+		}
+		if time.Since(s.began) <= streamAge {
+			return s
+		}
 		s.cancel()
-		return nil
 	}
-	return s
+	return nil
 }
 
 // begin opens a stream; ctx bounds only that.
@@ -60,15 +70,15 @@ func patience(ctx context.Context, err error) error {
 	return err
 }
 
-// rest keeps a stream for the next lease, one for each address.
-func (c *Control) rest(addr string, s *leasing) {
+// rest keeps a stream for the next lease.
+func (c *shared) rest(addr string, s *leasing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || c.streams[addr] != nil {
+	if c.closed || len(c.streams[addr]) == idleStreams {
 		s.cancel()
 		return
 	}
-	c.streams[addr] = s
+	c.streams[addr] = append(c.streams[addr], s)
 }
 
 // ask sends one request and waits for its reply until ctx ends. open says whether the stream can be used again.
@@ -96,7 +106,7 @@ func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, erro
 // lease sends a request and returns its reply. When the stream or the connection broke on the way, or the executor takes no more what the
 // stream began with, it asks once more on a new one, under the same request id, which the executor answers with the first grant
 // if there was one. What the executor answers counts, also if it says that somebody cannot be reached.
-func (c *Control) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, error) {
+func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	s := c.rested(addr)
 	for again := false; ; again = true {
 		if s == nil {

@@ -13,7 +13,7 @@ const smallChannels = 64 << 20
 
 // only is the executor at an address as the candidate for a lease that is bound to it. What it has said of itself before is good
 // enough for small channels, unless it speaks against the lease: a round trip less.
-func (c *Control) only(ctx context.Context, addr string, s *Spec) (Candidate, error) {
+func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, error) {
 	c.mu.Lock()
 	known, closed := c.infos[addr], c.closed
 	c.mu.Unlock()
@@ -39,7 +39,7 @@ func (c *Control) only(ctx context.Context, addr string, s *Spec) (Candidate, er
 }
 
 // suited says whether the executor that info describes could ever give such a lease.
-func (c *Control) suited(addr string, info *control.InfoReply, s *Spec) (Candidate, error) {
+func (c *shared) suited(addr string, info *control.InfoReply, s *Spec) (Candidate, error) {
 	if need := uint32(s.Workers * s.CoresPerWorker); need > info.Cores {
 		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "%d workers of %d cores need %d cores, executor %s lends %d",
 			s.Workers, s.CoresPerWorker, need, addr, info.Cores)
@@ -64,7 +64,7 @@ func (cand *Candidate) tooSmall(s *Spec) error {
 }
 
 // info asks an executor what it is and has, and remembers it until forget.
-func (c *Control) info(ctx context.Context, addr string) (*control.InfoReply, error) {
+func (c *shared) info(ctx context.Context, addr string) (*control.InfoReply, error) {
 	const op = "ask the executor"
 	conn, err := c.dial(op, addr)
 	if err != nil {
@@ -84,7 +84,7 @@ func (c *Control) info(ctx context.Context, addr string) (*control.InfoReply, er
 }
 
 // forget is for an executor that has refused: it may be another one by now.
-func (c *Control) forget(addr string) {
+func (c *shared) forget(addr string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.infos, addr)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/board"
@@ -32,10 +33,12 @@ type places struct {
 	fresh  time.Time // when the reader was last refreshed
 	picks  uint64
 	closed bool
+
+	attached atomic.Bool // reader is set
 }
 
 // hello asks the manager how its memory can be reached, and so whether it is one.
-func (c *Control) hello(ctx context.Context) (*control.ManagerHelloReply, error) {
+func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) {
 	const op = "ask the resource manager"
 	conn, err := c.dial(op, c.opts.Manager)
 	if err != nil {
@@ -66,7 +69,7 @@ func (p *places) device(provider string) (*dataplane.Device, error) {
 }
 
 // attach makes sure that there is a reader. Under the lock.
-func (c *Control) attach(ctx context.Context) error {
+func (c *shared) attach(ctx context.Context) error {
 	p := &c.places
 	if p.reader != nil {
 		return nil
@@ -98,6 +101,7 @@ func (c *Control) attach(ctx context.Context) error {
 		return err
 	}
 	p.fresh = time.Now()
+	p.attached.Store(true)
 	return nil
 }
 
@@ -109,6 +113,7 @@ func (p *places) drop() {
 		p.end.Close()
 	}
 	p.end, p.reader = nil, nil
+	p.attached.Store(false)
 }
 
 func (p *places) close() {
@@ -123,14 +128,14 @@ func (p *places) close() {
 }
 
 // Picks is how many executors were found on the board by one-sided reads.
-func (c *Control) Picks() uint64 {
+func (c *shared) Picks() uint64 {
 	c.places.mu.Lock()
 	defer c.places.mu.Unlock()
 	return c.places.picks
 }
 
 // pick finds an executor on the board that is not in refused, and adds it there. An error: the board does not help.
-func (c *Control) pick(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
+func (c *shared) pick(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
 	p := &c.places
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +158,7 @@ func (p *places) refresh(age time.Duration) error {
 	return nil
 }
 
-func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
+func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
 	p := &c.places
 	if err := c.attach(ctx); err != nil {
 		return Candidate{}, err
@@ -211,7 +216,7 @@ func (c *Control) pickLocked(ctx context.Context, s *Spec, refused map[uint32]bo
 }
 
 // first finds what to try first: one executor from the board, or the manager's whole list. byBoard says which.
-func (c *Control) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, byBoard bool, err error) {
+func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, byBoard bool, err error) {
 	if s.At != "" {
 		at := *s
 		at.Executor = s.At

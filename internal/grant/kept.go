@@ -74,9 +74,13 @@ func (c *Control) expire(k *Kept) {
 		c.work.Add(1)
 	}
 	c.mu.Unlock()
-	if !mine {
-		return
+	if mine {
+		c.giveUp(k)
 	}
+}
+
+// giveUp ends a kept lease that is on no list any more. It is counted in work.
+func (c *Control) giveUp(k *Kept) {
 	c.dropped(k)
 	go func() {
 		defer c.work.Done()
@@ -110,17 +114,47 @@ func (c *Control) takeKept(key keptKey, executor string) *Kept {
 	return nil
 }
 
-// dropKept gives all kept leases up. The connections are about to close: the executors see that.
+// dropKept gives all kept leases up.
 func (c *Control) dropKept() {
 	c.mu.Lock()
 	all := slices.Clone(c.kept)
-	for _, k := range all {
-		c.remove(k)
-	}
 	c.mu.Unlock()
 	for _, k := range all {
-		c.dropped(k)
+		c.expire(k)
 	}
+}
+
+// TakeKept returns the kept lease with this State, which is the caller's then: for UseKept or GiveUp. nil: there is none
+// any more.
+func (c *Control) TakeKept(state any) *Kept {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.IndexFunc(c.kept, func(k *Kept) bool { return k.State == state })
+	if i < 0 {
+		return nil
+	}
+	k := c.kept[i]
+	c.remove(k)
+	return k
+}
+
+// GiveUp ends a kept lease that TakeKept has returned, on both sides.
+func (c *Control) GiveUp(k *Kept) {
+	c.mu.Lock()
+	c.work.Add(1)
+	c.mu.Unlock()
+	c.giveUp(k)
+}
+
+// UseKept makes a kept lease the first candidate. It returns false if its workers cannot serve this lease; k is still
+// the caller's then.
+func (p *Pending) UseKept(k *Kept) bool {
+	at := cmp.Or(p.spec.At, p.spec.Executor)
+	if k.key != p.key() || at != "" && at != k.cand.Address {
+		return false
+	}
+	p.kept = k
+	return true
 }
 
 func (c *Control) dropped(k *Kept) {
@@ -139,7 +173,7 @@ func (c *Control) Kept() int {
 // ReleaseKeep is Release for a holder that has no call under way and could use the same workers again: state is what it has
 // of them, and kept says that the session has taken it. Not kept, with or without an error: it is the caller's.
 func (h *Held) ReleaseKeep(ctx context.Context, state any) (kept bool, err error) {
-	if h.c.opts.Keep <= 0 {
+	if h.c.opts.Keep <= 0 || h.adopted {
 		return false, h.Release(ctx)
 	}
 	r, err := h.release(ctx, true)
@@ -158,8 +192,11 @@ func (p *Pending) Discard() {
 	}
 }
 
-// look finds candidates, once those of before are of no use.
-func (p *Pending) look(ctx context.Context) (err error) {
+// Look finds candidates. Those of before are forgotten.
+func (p *Pending) Look(ctx context.Context) (err error) {
+	ctx, cancel := p.c.bound(ctx)
+	defer cancel()
+	p.last = nil
 	p.current, p.refused = -1, map[uint32]bool{}
 	p.candidates, p.byBoard, err = p.c.first(ctx, &p.spec, p.refused)
 	return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -63,33 +64,53 @@ type Pending struct {
 
 // Prepare checks the spec, reads the library and finds candidates.
 func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	lib, err := c.library(s.Library, s.Code, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.Plan(lib, s)
+	if err != nil {
+		return nil, err
+	}
+	if p.kept = c.takeKept(p.key(), cmp.Or(s.At, s.Executor)); p.kept != nil {
+		return p, nil
+	}
+	return p, p.Look(ctx)
+}
+
+// Plan is Prepare for a library that was read, without looking for candidates: Look or UseKept is next.
+func (c *Control) Plan(lib *Library, s Spec) (*Pending, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	if err := c.isOpen("lease"); err != nil {
+		return nil, err
+	}
+	return &Pending{c: c, spec: s, code: lib.code, sha: lib.sha, name: filepath.Base(s.Library), current: -1}, nil
+}
+
+// check fills in the number of cores.
+func (s *Spec) check() error {
 	const op = "lease"
 	if s.CoresPerWorker == 0 {
 		s.CoresPerWorker = 1
 	}
 	switch {
 	case s.Workers < 1 || s.Workers > MaxWorkers:
-		return nil, fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", s.Workers, MaxWorkers)
+		return fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", s.Workers, MaxWorkers)
 	case s.CoresPerWorker < 1 || s.CoresPerWorker > 1<<16:
-		return nil, fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
+		return fail(op, dataplane.StatusInvalid, "%d cores per worker, want 1 to %d", s.CoresPerWorker, 1<<16)
 	case s.Duration < 0:
-		return nil, fail(op, dataplane.StatusInvalid, "duration %v is negative", s.Duration)
+		return fail(op, dataplane.StatusInvalid, "duration %v is negative", s.Duration)
 	case s.CallLimit < 0:
-		return nil, fail(op, dataplane.StatusInvalid, "call limit %v is negative", s.CallLimit)
+		return fail(op, dataplane.StatusInvalid, "call limit %v is negative", s.CallLimit)
 	case s.Mode < 0 || s.Mode > control.WaitMode_WAIT_MODE_WARM:
-		return nil, fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
+		return fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
 	}
-	lib, err := c.library(s.Library, s.Code, time.Now())
-	if err != nil {
-		return nil, err
-	}
-	p := &Pending{c: c, spec: s, code: lib.code, sha: lib.sha, name: filepath.Base(s.Library)}
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
-	if p.kept = c.takeKept(p.key(), cmp.Or(s.At, s.Executor)); p.kept != nil {
-		return p, nil
-	}
-	return p, p.look(ctx)
+	return nil
 }
 
 // Changes subscribes to what happens to the executors that the lease may go to.
@@ -97,15 +118,22 @@ func (p *Pending) Changes() *Changes { return p.c.Changes() }
 
 // Again prepares a lease like this one, which was granted and is lost: the same code, candidates as they are now.
 func (p *Pending) Again(ctx context.Context) (*Pending, error) {
-	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha}
+	q := p.Like()
+	return q, q.Look(ctx)
+}
+
+// Like is Again without looking for candidates.
+func (p *Pending) Like() *Pending {
+	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha, current: -1}
 	q.spec.At = ""
-	ctx, cancel := q.c.bound(ctx)
-	defer cancel()
-	return q, q.look(ctx)
+	return q
 }
 
 // Next returns the next executor to try; first one where workers are kept, if there is: the caller has its State then. When there is none left, the error says why the last one refused.
-func (p *Pending) Next() (Candidate, error) {
+func (p *Pending) Next() (Candidate, error) { return p.NextWithin(context.Background()) }
+
+// NextWithin is Next that ends when ctx does.
+func (p *Pending) NextWithin(ctx context.Context) (Candidate, error) {
 	const op = "lease"
 	if p.kept != nil {
 		p.candidates, p.current = []Candidate{p.kept.cand}, 0
@@ -114,13 +142,11 @@ func (p *Pending) Next() (Candidate, error) {
 	}
 	if p.current == 0 && p.candidates[0].Kept != nil { // in vain: as if it had not been
 		p.granted = false
-		ctx, cancel := p.c.bound(context.Background())
-		defer cancel()
-		if err := p.look(ctx); err != nil {
+		if err := p.Look(ctx); err != nil {
 			return Candidate{}, err
 		}
 	}
-	for p.current+1 < len(p.candidates) || p.more() {
+	for p.current+1 < len(p.candidates) || p.more(ctx) {
 		p.current++
 		cand := p.candidates[p.current]
 		err := cand.tooSmall(&p.spec)
@@ -139,11 +165,11 @@ func (p *Pending) Next() (Candidate, error) {
 const boardMost = 16
 
 // more finds another candidate: on the board, or else all of the manager's list that have not been tried.
-func (p *Pending) more() bool {
+func (p *Pending) more(ctx context.Context) bool {
 	if !p.byBoard {
 		return false
 	}
-	ctx, cancel := p.c.bound(context.Background())
+	ctx, cancel := p.c.bound(ctx)
 	defer cancel()
 	if len(p.candidates) < boardMost {
 		if cand, err := p.c.pick(ctx, &p.spec, p.refused); err == nil {
@@ -192,6 +218,9 @@ func workerOf(w *control.WorkerGrant) Worker {
 // Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.
 func (p *Pending) Granted() bool { return p.granted }
 
+// Library is the hash of the library that the lease runs.
+func (h *Held) Library() [sha256.Size]byte { return h.sha }
+
 // Held is a granted lease. Safe for concurrent use.
 type Held struct {
 	Candidate
@@ -204,7 +233,10 @@ type Held struct {
 	cl    control.ExecutorClient
 	renew bool
 	key   keptKey
+	sha   [sha256.Size]byte
 	watch *watch
+
+	adopted bool // the executor knows it by the name of another process
 
 	unanswered chan Unanswered
 
@@ -240,7 +272,11 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	cand := p.candidates[p.current]
 	ctx, cancel := p.c.bound(ctx)
 	defer cancel()
-	conn, err := p.c.dial(op, cand.Address)
+	err := p.c.isOpen(op)
+	var conn *grpc.ClientConn
+	if err == nil {
+		conn, err = p.c.dial(op, cand.Address)
+	}
 	if err != nil {
 		p.last = err
 		return nil, err
@@ -267,7 +303,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		return nil, p.last
 	}
 	p.granted = true
-	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(),
+	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha,
 		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
@@ -320,6 +356,9 @@ func dialFailed(err error) bool {
 }
 
 func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr string) error {
+	if p.code == nil { // of an adopted lease whose library has changed since
+		return fail("upload the library", dataplane.StatusBadLibrary, "%s has changed since the lease was granted: open a new lease", p.name)
+	}
 	_, err := control.Upload(ctx, cl, p.name, p.sha, int64(len(p.code)), bytes.NewReader(p.code))
 	if err == nil {
 		return nil

@@ -3,7 +3,6 @@ package grant
 import (
 	"cmp"
 	"context"
-	crand "crypto/rand"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"google.golang.org/grpc"
 )
 
 // Environment variables that fill in what Options leaves empty.
@@ -37,6 +35,8 @@ type Options struct {
 	TokenFile      string        // the same
 	AllowPlaintext bool          // see control.DialConfig
 	Timeout        time.Duration // 0: DefaultTimeout
+	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
+	Getenv func(string) string
 	// Device opens a device of a provider, which stays the caller's, for reading the manager's memory. nil: its own.
 	Device func(provider string) (*dataplane.Device, error)
 	// Keep is how many released leases are kept connected; 0: the environment's number or 16, negative: none.
@@ -48,6 +48,9 @@ type Options struct {
 // WithEnvironment returns o with empty fields taken from the environment. An address in o wins over both
 // addresses there; with both in the environment the manager wins.
 func (o Options) WithEnvironment(getenv func(string) string) Options {
+	if o.Getenv == nil {
+		o.Getenv = getenv
+	}
 	if o.Manager == "" && o.Executor == "" {
 		o.Manager = getenv(EnvManager)
 		if o.Manager == "" {
@@ -71,29 +74,36 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 }
 
 func (o *Options) dial() control.DialConfig {
-	return control.DialConfig{SecretFile: o.SecretFile, TokenFile: o.TokenFile, AllowPlaintext: o.AllowPlaintext}
+	return control.DialConfig{SecretFile: o.SecretFile, TokenFile: o.TokenFile, AllowPlaintext: o.AllowPlaintext, Getenv: o.Getenv}
 }
 
-// Control holds the connections of one session to a manager and to executors. Safe for concurrent use.
+// Control is one session with a manager or an executor. Its connections may be shared with other sessions (Pool); the
+// time-out and the released leases that stay connected are its own. Safe for concurrent use.
 type Control struct {
-	opts   Options
-	nodeID string
+	*shared
+	opts Options
+	done func() // gives the shared part back
 
-	mu        sync.Mutex
-	conns     map[string]*grpc.ClientConn
-	infos     map[string]*control.InfoReply // what executors have said of themselves, by address
-	libraries map[string]*library           // by path
-	closed    bool
-	kept      []*Kept // released leases, the oldest first
-	client    [16]byte
-	streams   map[string]*leasing // that rest, by address
-	work      sync.WaitGroup      // what expire began
-
-	places places
+	mu     sync.Mutex
+	closed bool
+	kept   []*Kept        // released leases, the oldest first
+	work   sync.WaitGroup // what expire began
 }
 
-// Open checks the options and reaches the manager or executor once, so that a wrong address is found here.
+// Open checks the options and reaches the manager or executor once, so that a wrong address is found here. The session
+// shares its connections with no other one.
 func Open(ctx context.Context, o Options) (*Control, error) {
+	return open(ctx, o, func(o *Options) (*shared, func(), error) {
+		s, err := newShared(o)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, s.close, nil
+	})
+}
+
+// open is Open with connections from connect, which also returns what gives them back.
+func open(ctx context.Context, o Options, connect func(*Options) (*shared, func(), error)) (*Control, error) {
 	const op = "connect"
 	if o.Manager == "" && o.Executor == "" {
 		return nil, fail(op, dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
@@ -114,13 +124,11 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
 	}
-	id, err := control.NodeID()
+	s, done, err := connect(&o)
 	if err != nil {
-		return nil, fail(op, dataplane.StatusFatal, "%v", err)
+		return nil, err
 	}
-	c := &Control{opts: o, nodeID: id, conns: make(map[string]*grpc.ClientConn),
-		infos: make(map[string]*control.InfoReply), streams: make(map[string]*leasing), libraries: make(map[string]*library), places: places{open: o.Device}}
-	crand.Read(c.client[:])
+	c := &Control{shared: s, opts: o, done: done}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
 	if o.Manager != "" {
@@ -135,22 +143,29 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 	return c, nil
 }
 
-// Close closes the connections. Leases must have been released; those that were not end when their executor
-// notices.
+// Close gives up what the session keeps and closes the connections unless other sessions share them. Leases must have
+// been released; those that were not end when their executor notices. Calling it again does nothing.
 func (c *Control) Close() {
-	c.places.close()
 	c.mu.Lock()
-	conns, streams := c.conns, c.streams
-	c.conns, c.streams, c.closed = nil, nil, true
+	closed := c.closed
+	c.closed = true
 	c.mu.Unlock()
+	if closed {
+		return
+	}
 	c.dropKept()
-	for _, s := range streams {
-		s.cancel()
-	}
-	for _, conn := range conns {
-		conn.Close()
-	}
+	c.done()
 	c.work.Wait()
+}
+
+// isOpen returns an error once the session is closed.
+func (c *Control) isOpen(op string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return fail(op, dataplane.StatusInvalid, "the session is closed")
+	}
+	return nil
 }
 
 // Timeout is the bound of each control operation.
@@ -161,29 +176,7 @@ func (c *Control) bound(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(ctx, c.opts.Timeout)
 }
 
-// dial returns the connection to addr: one per address and session.
-func (c *Control) dial(op, addr string) (*grpc.ClientConn, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil, fail(op, dataplane.StatusInvalid, "the session is closed")
-	}
-	if conn := c.conns[addr]; conn != nil {
-		return conn, nil
-	}
-	conn, err := control.Dial(addr, c.opts.dial())
-	if err != nil {
-		e := fromControl(op, "", err)
-		if control.ClassOf(err) == control.ClassFatal { // the secret or token file: something for the caller to put right
-			e = fail(op, dataplane.StatusInvalid, "%v", err)
-		}
-		return nil, e
-	}
-	c.conns[addr] = conn
-	return conn, nil
-}
-
-func (c *Control) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
+func (c *shared) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 	const op = "ask the resource manager"
 	conn, err := c.dial(op, c.opts.Manager)
 	if err != nil {
@@ -206,7 +199,7 @@ type Candidate struct {
 }
 
 // provider decides how to reach the node that info describes; an error says why there is no way.
-func (c *Control) provider(addr string, info *control.InfoReply) (string, error) {
+func (c *shared) provider(addr string, info *control.InfoReply) (string, error) {
 	const op = "choose a provider"
 	local := info.NodeId != "" && info.NodeId == c.nodeID
 	offers := func(p string) bool { return slices.Contains(info.Providers, p) }
@@ -237,7 +230,7 @@ func (c *Control) provider(addr string, info *control.InfoReply) (string, error)
 
 // named is provider for an executor that the resource manager has named. A local address is accepted only on the
 // executor's own node.
-func (c *Control) named(addr string, info *control.InfoReply) (string, error) {
+func (c *shared) named(addr string, info *control.InfoReply) (string, error) {
 	if err := control.CheckLocal(addr, info.NodeId, c.nodeID); err != nil {
 		return "", fail("find an executor", dataplane.StatusUnsupported, "%v", err)
 	}
@@ -245,7 +238,7 @@ func (c *Control) named(addr string, info *control.InfoReply) (string, error) {
 }
 
 // candidates lists the executors to try for a lease, the best first. With none, the error tells why.
-func (c *Control) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
+func (c *shared) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 	const op = "find an executor"
 	if addr := cmp.Or(s.Executor, c.opts.Executor); addr != "" {
 		cand, err := c.only(ctx, addr, s)

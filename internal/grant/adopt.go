@@ -1,0 +1,60 @@
+package grant
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Adoption describes a lease that was granted to another process of the same user, which has ended without releasing it.
+type Adoption struct {
+	ID                      uint64
+	Address, Node, Provider string
+	Until                   time.Time         // as the other process knew it
+	Library                 [sha256.Size]byte // hash
+	PIDs                    []int             // of its workers, by index
+}
+
+// shortest is the shortest renewal. Since a renewal never makes a lease shorter, it only asks how long the lease lasts.
+const shortest = time.Millisecond
+
+// Adopt continues a lease of another process: it renews the lease, or asks how long it lasts if the spec does not say
+// Renew. The executor waits a moment for the new holder (2 s by default), so Watch must follow soon. lib may be nil or
+// another library than the lease's; then leases like this one only go to executors that know the library. Errors:
+// ErrLease (the executor does not know the lease any more), ErrConnection.
+func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (*Pending, *Held, error) {
+	const op = "adopt a lease"
+	if err := s.check(); err != nil {
+		return nil, nil, err
+	}
+	if err := c.isOpen(op); err != nil {
+		return nil, nil, err
+	}
+	p := &Pending{c: c, spec: s, sha: a.Library, name: filepath.Base(s.Library), current: -1, granted: true}
+	if lib != nil && lib.sha == a.Library {
+		p.code = lib.code
+	}
+	conn, err := c.dial(op, a.Address)
+	if err != nil {
+		return nil, nil, err
+	}
+	h := &Held{Candidate: Candidate{Address: a.Address, Node: a.Node, Provider: a.Provider}, ID: a.ID, Duration: s.Duration, c: c,
+		cl: control.NewExecutorClient(conn), renew: s.Renew, key: p.key(), sha: a.Library, adopted: true, end: a.Until,
+		unanswered: make(chan Unanswered, reportsMax)}
+	for _, pid := range a.PIDs {
+		h.Workers = append(h.Workers, Worker{PID: pid})
+	}
+	d := shortest
+	if s.Renew {
+		d = 0
+	}
+	if err := h.Renew(ctx, d); err != nil && !errors.Is(err, dataplane.ErrBusy) { // busy: it goes on until its node has drained
+		return nil, nil, err
+	}
+	return p, h, nil
+}

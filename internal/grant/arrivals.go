@@ -1,0 +1,94 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/board"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// arrivals tells all that wait for an executor when one has come. One goroutine looks at the mailbox for all of them,
+// while there are any.
+type arrivals struct {
+	mu      sync.Mutex
+	changes *Changes
+	count   uint64        // of looks that have found an executor which lends cores
+	come    chan struct{} // closed when count grows
+	waiting int
+	looking bool
+}
+
+// Arrivals is how often new executors have been seen so far.
+func (c *shared) Arrivals() uint64 {
+	c.arrivals.mu.Lock()
+	defer c.arrivals.mu.Unlock()
+	return c.arrivals.count
+}
+
+// AwaitArrival returns when Arrivals is not seen any more, or when ctx ends. Without a manager, and while it is away,
+// only ctx ends it. The first one in a session tells of the executors that are there.
+func (c *shared) AwaitArrival(ctx context.Context, seen uint64) {
+	a := &c.arrivals
+	a.mu.Lock()
+	if a.count != seen || c.opts.Manager == "" {
+		a.mu.Unlock()
+		if c.opts.Manager == "" {
+			<-ctx.Done()
+		}
+		return
+	}
+	if a.come == nil {
+		a.come = make(chan struct{})
+	}
+	if a.changes == nil {
+		a.changes = c.changes(DefaultTimeout)
+	}
+	come := a.come
+	a.waiting++
+	if !a.looking {
+		a.looking = true
+		go a.look()
+	}
+	a.mu.Unlock()
+	select {
+	case <-come:
+	case <-ctx.Done():
+	}
+	a.mu.Lock()
+	a.waiting--
+	a.mu.Unlock()
+}
+
+// look looks at the mailbox until nobody waits any more.
+func (a *arrivals) look() {
+	tick := time.NewTicker(LookEvery)
+	defer tick.Stop()
+	for range tick.C {
+		a.mu.Lock()
+		if a.waiting == 0 {
+			a.looking = false
+			a.mu.Unlock()
+			return
+		}
+		a.mu.Unlock()
+		found, err := a.changes.Poll(context.Background())
+		if errors.Is(err, dataplane.ErrUnsupported) || errors.Is(err, dataplane.ErrInvalid) { // no mailbox, or closed
+			a.mu.Lock()
+			a.looking = false // until another one waits
+			a.mu.Unlock()
+			return
+		}
+		if !slices.ContainsFunc(found, func(c Change) bool { return c.State == board.Open }) {
+			continue
+		}
+		a.mu.Lock()
+		a.count++
+		close(a.come)
+		a.come = make(chan struct{})
+		a.mu.Unlock()
+	}
+}

@@ -1,0 +1,171 @@
+package grant
+
+import (
+	"crypto/sha256"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// librariesMost bounds the bytes of all libraries that are remembered with their hashes, so that not every lease reads
+// and hashes its library again.
+const librariesMost = 64 << 20
+
+// settled is how old the last change of a file must be before its content is remembered. Two changes at about the same
+// time may have the same time stamp.
+const settled = time.Second
+
+// Library is the code of a lease.
+type Library struct {
+	code []byte
+	sha  [sha256.Size]byte
+}
+
+// SHA256 is the hash of the code.
+func (l *Library) SHA256() [sha256.Size]byte { return l.sha }
+
+type library = Library
+
+// fileState is what changes with a file's content.
+type fileState struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime syscall.Timespec
+}
+
+func stateOf(i os.FileInfo) (st fileState, ok bool) {
+	s, ok := i.Sys().(*syscall.Stat_t)
+	if ok {
+		st = fileState{uint64(s.Dev), s.Ino, s.Size, s.Mtim, s.Ctim}
+	}
+	return st, ok
+}
+
+// library reads, checks and hashes what a lease names: the file at path, or bytes.
+func (c *shared) library(path string, code []byte, now time.Time) (*library, error) {
+	const op = "read the library"
+	if code != nil {
+		return newLibrary(path, code)
+	}
+	if path == "" {
+		return nil, fail(op, dataplane.StatusInvalid, "no library is given: want a path or bytes")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
+	}
+	defer f.Close()
+	return c.libraryOf(f, path, now)
+}
+
+// Library reads, checks and hashes the library in a regular file or memory file, from its beginning wherever the file's
+// offset is. name is for error messages. A file that has not changed since it was read last is not read again. It does
+// not close f. Errors: StatusBadLibrary.
+func (c *Control) Library(f *os.File, name string) (*Library, error) {
+	return c.libraryOf(f, name, time.Now())
+}
+
+func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*library, error) {
+	const op = "read the library"
+	st, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
+	case !st.Mode().IsRegular():
+		return nil, fail(op, dataplane.StatusBadLibrary, "%s is not a regular file", name)
+	case st.Size() > MaxLibrary:
+		return nil, fail(op, dataplane.StatusBadLibrary, "%s has %d bytes, want at most %d", name, st.Size(), MaxLibrary)
+	}
+	before, known := stateOf(st)
+	if known {
+		if l := c.remembered(before); l != nil {
+			return l, nil
+		}
+	}
+	c.reading.Lock() // leases that start together read a library once
+	defer c.reading.Unlock()
+	if known {
+		if l := c.remembered(before); l != nil {
+			return l, nil
+		}
+	}
+	// The size may change at any time: what was read counts.
+	code, err := io.ReadAll(io.NewSectionReader(f, 0, MaxLibrary+1))
+	switch {
+	case err != nil:
+		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
+	case len(code) > MaxLibrary:
+		return nil, fail(op, dataplane.StatusBadLibrary, "%s has more than %d bytes, want at most that", name, MaxLibrary)
+	}
+	l, err := newLibrary(name, code)
+	if err != nil {
+		return nil, err
+	}
+	if st, err = f.Stat(); err == nil && known {
+		if after, _ := stateOf(st); after == before && (now.Sub(time.Unix(before.ctime.Unix())) > settled || isSealed(f)) {
+			c.remember(before, l)
+		}
+	}
+	return l, nil
+}
+
+// isSealed reports whether a file is a memory file whose content cannot change.
+func isSealed(f *os.File) bool {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	sealed := false
+	_ = raw.Control(func(fd uintptr) {
+		seals, err := unix.FcntlInt(fd, unix.F_GET_SEALS, 0)
+		sealed = err == nil && seals&unix.F_SEAL_WRITE != 0
+	})
+	return sealed
+}
+
+func newLibrary(path string, code []byte) (*library, error) {
+	if err := checkELF(path, code); err != nil {
+		return nil, err
+	}
+	return &library{code: code, sha: sha256.Sum256(code)}, nil
+}
+
+// remembered returns the library of a file in that state, nil if it is not known.
+func (c *shared) remembered(state fileState) *library {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.libraries[state]
+}
+
+func (c *shared) remember(state fileState, l *library) {
+	if len(l.code) > librariesMost {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	room := librariesMost - len(l.code)
+	for other, have := range c.libraries {
+		if other.dev == state.dev && other.ino == state.ino || len(have.code) > room { // an earlier content, or no room
+			delete(c.libraries, other)
+			continue
+		}
+		room -= len(have.code)
+	}
+	c.libraries[state] = l
+}
+
+// checkELF finds at once what needs no executor to find. The executor checks everything.
+func checkELF(path string, b []byte) error {
+	if path == "" {
+		path = "library"
+	}
+	if len(b) < 64 || string(b[:4]) != "\x7fELF" {
+		return fail("check the library", dataplane.StatusBadLibrary, "%s is not an ELF shared library (%d bytes, begins with %q)", path, len(b), b[:min(len(b), 8)])
+	}
+	return nil
+}

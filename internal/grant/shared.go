@@ -1,0 +1,214 @@
+package grant
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// shared has what several sessions of one user can use together: the connections to the manager and to executors, the
+// manager's board, and the libraries that were read. Safe for concurrent use.
+type shared struct {
+	opts   Options // those of part
+	nodeID string
+	client [16]byte // names this process to executors that cache its workers
+
+	mu        sync.Mutex
+	conns     map[string]*grpc.ClientConn
+	infos     map[string]*control.InfoReply // replies of executors, by address
+	libraries map[fileState]*library
+	streams   map[string][]*leasing // idle ones, by address
+	closed    bool
+
+	reading  sync.Mutex // held while a library is read
+	places   places
+	arrivals arrivals
+
+	// Of a pool, which protects them.
+	users int
+	timer *time.Timer // closes it; nil while it is used
+}
+
+func newShared(o *Options) (*shared, error) {
+	id, err := control.NodeID()
+	if err != nil {
+		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
+	}
+	s := &shared{opts: *o, nodeID: id, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
+		streams: make(map[string][]*leasing), libraries: make(map[fileState]*library), places: places{open: o.Device}}
+	rand.Read(s.client[:])
+	return s, nil
+}
+
+// close closes the connections.
+func (c *shared) close() {
+	c.places.close()
+	c.mu.Lock()
+	conns, streams := c.conns, c.streams
+	c.conns, c.streams, c.closed = nil, nil, true
+	c.mu.Unlock()
+	for _, idle := range streams {
+		for _, s := range idle {
+			s.cancel()
+		}
+	}
+	for _, conn := range conns {
+		conn.Close()
+	}
+}
+
+// dial returns the connection to addr. There is one for each address.
+func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fail(op, dataplane.StatusInvalid, "the session is closed")
+	}
+	if conn := c.conns[addr]; conn != nil {
+		return conn, nil
+	}
+	conn, err := control.Dial(addr, c.opts.dial())
+	if err != nil {
+		e := fromControl(op, "", err)
+		if control.ClassOf(err) == control.ClassFatal { // the secret or token file: something for the caller to put right
+			e = fail(op, dataplane.StatusInvalid, "%v", err)
+		}
+		return nil, e
+	}
+	c.conns[addr] = conn
+	return conn, nil
+}
+
+// Pool lets sessions with the same addresses and credentials share their connections. Connections that no session uses
+// any more stay open for a while. Safe for concurrent use.
+type Pool struct {
+	idle time.Duration
+
+	mu     sync.Mutex
+	parts  map[part]*shared
+	closed bool
+}
+
+// part is what sessions must have in common to share connections.
+type part struct {
+	manager, executor, provider, tenant string
+	plaintext                           bool
+	credentials                         [5]string
+	secret                              fileState // zero: there is no such file. A token file is read again when it changes.
+}
+
+// NewPool returns an empty pool. idle is how long unused connections stay open.
+func NewPool(idle time.Duration) *Pool {
+	return &Pool{idle: idle, parts: make(map[part]*shared)}
+}
+
+// Open is Open with connections of the pool.
+func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
+	return open(ctx, o, p.connect)
+}
+
+func partOf(o *Options) part {
+	getenv := o.Getenv
+	if getenv == nil {
+		getenv = os.Getenv
+	}
+	k := part{manager: o.Manager, executor: o.Executor, provider: o.Provider, tenant: o.Tenant, plaintext: o.AllowPlaintext,
+		credentials: [5]string{cmp.Or(o.TokenFile, getenv(identity.TokenFileEnv)), cmp.Or(o.SecretFile, getenv(control.SecretFileEnv)),
+			getenv(identity.CAFileEnv), getenv("HOME"), getenv("XDG_RUNTIME_DIR")}}
+	secret := o.SecretFile
+	if secret == "" {
+		secret, _ = control.SecretPath(getenv)
+	}
+	if i, err := os.Stat(secret); err == nil {
+		k.secret, _ = stateOf(i)
+	}
+	return k
+}
+
+// connect returns the connections for the options, and what gives them back.
+func (p *Pool) connect(o *Options) (*shared, func(), error) {
+	key := partOf(o)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, nil, fail("connect", dataplane.StatusInvalid, "the pool of connections is closed")
+	}
+	s := p.parts[key]
+	if s == nil {
+		var err error
+		if s, err = newShared(o); err != nil {
+			return nil, nil, err
+		}
+		p.parts[key] = s
+	}
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
+	s.users++
+	return s, func() { p.giveBack(key, s) }, nil
+}
+
+func (p *Pool) giveBack(key part, s *shared) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.users--; s.users > 0 || p.closed {
+		return
+	}
+	s.timer = time.AfterFunc(p.idle, func() {
+		p.mu.Lock()
+		unused := s.users == 0 && p.parts[key] == s
+		if unused {
+			delete(p.parts, key)
+		}
+		p.mu.Unlock()
+		if unused {
+			s.close()
+		}
+	})
+}
+
+// Close closes all connections. Sessions that use them fail from then on.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	parts := p.parts
+	p.parts, p.closed = nil, true
+	p.mu.Unlock()
+	for _, s := range parts {
+		if s.timer != nil {
+			s.timer.Stop()
+		}
+		s.close()
+	}
+}
+
+// Connections is what a pool has open.
+type Connections struct {
+	Executors int  // with a control connection
+	Board     bool // a manager's board is attached
+}
+
+// Connections counts what is open.
+func (p *Pool) Connections() (n Connections) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.parts {
+		s.mu.Lock()
+		n.Executors += len(s.conns)
+		if s.opts.Manager != "" && s.conns[s.opts.Manager] != nil {
+			n.Executors--
+		}
+		s.mu.Unlock()
+		n.Board = n.Board || s.places.attached.Load()
+	}
+	return n
+}
