@@ -1,0 +1,63 @@
+// Command rfaas-agent runs the control plane for all client processes of one user on one node.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/rfaas-go/rfaas/internal/agent"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(2) // the processors are for the clients' calls
+	}
+	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetGCPercent(50)
+		debug.SetMemoryLimit(256 << 20)
+	}
+	settings, err := agent.Parse(os.Args[1:], os.Getenv, version, os.Stdout)
+	if errors.Is(err, agent.ErrDone) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "rfaas-agent: %v\n", err)
+		return 2
+	}
+	if settings.Socket == "" {
+		// The agent outlives the client that started it: signals to that client's job or terminal are not the agent's.
+		_, _ = syscall.Setsid() // fails if it leads a session already
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	socket, err := settings.Open()
+	if err == nil {
+		defer socket.Close()
+		err = serve(ctx, &settings, socket)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "rfaas-agent: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+func serve(ctx context.Context, settings *agent.Settings, socket *agent.Socket) error {
+	log, err := settings.Logger(socket, os.Stderr)
+	if err != nil {
+		return err
+	}
+	return agent.Serve(ctx, agent.Config{Socket: socket, Linger: settings.Linger, Version: version, Log: log})
+}

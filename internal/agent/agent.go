@@ -1,0 +1,225 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// Config has the settings of an agent.
+type Config struct {
+	Socket  *Socket
+	Linger  time.Duration // how long it stays without a client; 0: for ever
+	Version string
+	Log     *slog.Logger
+}
+
+// mostClients bounds the connections. A client has three descriptors here, with what comes with its requests.
+const mostClients = 4096
+
+// idleConnections is how long connections to executors and managers stay open that no session uses.
+const idleConnections = 5 * time.Second
+
+// Agent serves the client processes of one user.
+type Agent struct {
+	cfg      Config
+	log      *slog.Logger
+	pool     *grant.Pool
+	began    time.Time
+	served   atomic.Uint64 // requests
+	barriers barriers
+
+	ctx    context.Context // ends when the agent shall stop
+	cancel context.CancelFunc
+
+	mu       sync.Mutex
+	clients  map[*client]struct{}
+	stopping bool
+	all      sync.WaitGroup // clients
+}
+
+// Serve accepts clients until ctx ends, a client asks the agent to stop, or it has had no client for Linger. It releases
+// no leases at the end: another agent may take them over. It removes the socket, unless another agent has replaced it.
+func Serve(ctx context.Context, cfg Config) error {
+	a := &Agent{cfg: cfg, log: cfg.Log, pool: grant.NewPool(idleConnections), began: time.Now(), clients: make(map[*client]struct{})}
+	a.ctx, a.cancel = context.WithCancel(ctx)
+	defer a.cancel()
+	// Ends a pending Accept.
+	defer context.AfterFunc(a.ctx, func() { _ = cfg.Socket.listener.SetDeadline(time.Unix(1, 0)) })()
+	a.log.Info("ready", "socket", cfg.Socket.path, "version", cfg.Version, "linger", cfg.Linger)
+	err := a.accept()
+	a.log.Info("stopping", "clients", a.count(), "served", a.served.Load(), "error", err)
+	a.close()
+	return err
+}
+
+func (a *Agent) stop() { a.cancel() }
+
+func (a *Agent) isStopping() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.stopping
+}
+
+func (a *Agent) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.clients)
+}
+
+// pauseAccept is how long accepting pauses when this process has no descriptors left.
+const pauseAccept = 50 * time.Millisecond
+
+// accept accepts clients until the agent stops.
+func (a *Agent) accept() error {
+	a.linger()
+	for {
+		conn, err := a.cfg.Socket.listener.AcceptUnix()
+		switch {
+		case a.ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			a.cfg.Socket.remove()
+			return nil
+		case err == nil:
+			a.welcome(conn)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			conn, gone := a.lastLook()
+			if gone {
+				return nil
+			}
+			if conn != nil {
+				a.welcome(conn)
+			}
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			a.log.Warn("cannot accept a client", "error", err)
+			time.Sleep(pauseAccept)
+		case errors.Is(err, unix.ECONNABORTED):
+		default:
+			a.cfg.Socket.remove()
+			return fmt.Errorf("accept on %s: %w", a.cfg.Socket.path, err)
+		}
+	}
+}
+
+// linger sets when accepting shall stop to see whether the agent is of use.
+func (a *Agent) linger() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var at time.Time
+	if len(a.clients) == 0 && a.cfg.Linger > 0 {
+		at = time.Now().Add(a.cfg.Linger)
+	}
+	if a.ctx.Err() == nil {
+		_ = a.cfg.Socket.listener.SetDeadline(at)
+	}
+	if a.ctx.Err() != nil { // it may have ended in between
+		_ = a.cfg.Socket.listener.SetDeadline(time.Unix(1, 0))
+	}
+}
+
+// lastLook removes the socket, unless there is a client after all. gone: it is removed.
+func (a *Agent) lastLook() (conn *net.UnixConn, gone bool) {
+	defer func() {
+		if !gone {
+			a.linger()
+		}
+	}()
+	if a.count() > 0 || a.cfg.Linger == 0 {
+		return nil, false
+	}
+	return a.cfg.Socket.lastLook()
+}
+
+// errForeignUser is a connection of another user.
+var errForeignUser = errors.New("connection of another user refused")
+
+// welcome begins to serve a connection.
+func (a *Agent) welcome(conn *net.UnixConn) {
+	pid, err := peer(conn)
+	if err != nil {
+		a.log.Warn("client refused", "error", err)
+		conn.Close()
+		return
+	}
+	c, err := newClient(a, conn, pid)
+	if err != nil {
+		conn.Close()
+		return
+	}
+	a.mu.Lock()
+	full := len(a.clients) >= mostClients
+	if !full {
+		a.clients[c] = struct{}{}
+		a.all.Add(1)
+	}
+	a.mu.Unlock()
+	if full {
+		a.log.Warn("client refused", "error", fmt.Sprintf("%d clients are connected, the most", mostClients))
+		c.cancel()
+		conn.Close()
+		return
+	}
+	a.linger()
+	_ = conn.SetReadDeadline(time.Now().Add(helloPatience))
+	c.watch()
+	c.work.Add(1)
+	go c.serve()
+}
+
+// peer returns the process at the other end, which must be of this user.
+func peer(conn *net.UnixConn) (pid int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, cerr); err != nil {
+		return 0, fmt.Errorf("SO_PEERCRED: %w", err)
+	}
+	if int(cred.Uid) != os.Getuid() {
+		return 0, fmt.Errorf("%w: pid %d has uid %d, this agent uid %d; each user has an agent of its own", errForeignUser, cred.Pid, cred.Uid, os.Getuid())
+	}
+	return int(cred.Pid), nil
+}
+
+// gone removes a client.
+func (a *Agent) gone(c *client) {
+	a.mu.Lock()
+	delete(a.clients, c)
+	last := len(a.clients) == 0
+	a.mu.Unlock()
+	if last {
+		a.linger()
+	}
+	a.all.Done()
+}
+
+// close ends all connections.
+func (a *Agent) close() {
+	a.cfg.Socket.listener.Close()
+	a.mu.Lock()
+	a.stopping = true
+	var clients []*client
+	for c := range a.clients {
+		clients = append(clients, c)
+	}
+	a.mu.Unlock()
+	for _, c := range clients {
+		c.end(net.ErrClosed)
+	}
+	a.pool.Close() // before the wait: requests end with their connections
+	a.all.Wait()
+}

@@ -1,0 +1,504 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// Bounds of one client.
+const (
+	mostSessions    = 256
+	mostOpen        = 1024             // requests without a reply
+	mostUnread      = 4 << 20          // bytes that wait for a client which does not read
+	helloPatience   = 10 * time.Second // from a connection to its first message
+	releasesAtATime = 32               // when a client has ended
+)
+
+// client is one connection.
+type client struct {
+	a    *Agent
+	conn *net.UnixConn
+	raw  syscall.RawConn
+	pid  int
+	log  *slog.Logger
+
+	ctx    context.Context // ends with the connection
+	cancel context.CancelFunc
+	ending sync.Once
+	work   sync.WaitGroup // requests, and what they leave in the background
+	open   atomic.Int32   // requests without a reply
+
+	// Of the hello; set before any other request.
+	page      *page
+	directory string
+	environ   map[string]string
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[uint64]*session
+	leases   map[uint64]*lease
+
+	head [protocol.HeaderSize]byte // of the one goroutine that reads
+	oob  [32]byte                  // more than one descriptor needs
+
+	out output
+}
+
+// request is one message of a client.
+type request struct {
+	protocol.Header
+	body []byte
+	file *os.File // nil: none came with it
+}
+
+func (r *request) close() {
+	if r.file != nil {
+		r.file.Close()
+	}
+}
+
+func newClient(a *Agent, conn *net.UnixConn, pid int) (*client, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &client{a: a, conn: conn, raw: raw, pid: pid, log: a.log.With("client", pid), sessions: make(map[uint64]*session),
+		leases: make(map[uint64]*lease)}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	return c, nil
+}
+
+// watch ends the connection when the process that made it ends, also if another process has inherited the socket.
+func (c *client) watch() {
+	fd := -1
+	_ = c.raw.Control(func(s uintptr) {
+		var err error
+		if fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
+			fd = -1
+		}
+	})
+	if fd < 0 && c.pid > 0 {
+		var err error
+		if fd, err = unix.PidfdOpen(c.pid, 0); err != nil {
+			return // it has ended, so that the socket tells, or this kernel has no such descriptors
+		}
+	}
+	if fd < 0 || unix.SetNonblock(fd, true) != nil {
+		return
+	}
+	f := os.NewFile(uintptr(fd), "client")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return
+	}
+	context.AfterFunc(c.ctx, func() { f.Close() })
+	go func() {
+		err := raw.Read(func(fd uintptr) bool {
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, _ := unix.Poll(p, 0)
+			return n > 0
+		})
+		if err == nil {
+			c.end(errors.New("the process has ended"))
+		}
+	}()
+}
+
+// read reads one message. Its descriptor comes with the first bytes, so the header is read by itself.
+func (c *client) read(r *request) error {
+	head, oob := &c.head, c.oob[:]
+	for n := 0; n < len(head); {
+		got, oobn, flags, _, err := c.conn.ReadMsgUnix(head[n:], oob)
+		if oobn > 0 {
+			if err := r.take(oob[:oobn], n == 0 && flags&unix.MSG_CTRUNC == 0); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if got == 0 {
+			if n > 0 {
+				return io.ErrUnexpectedEOF
+			}
+			return io.EOF
+		}
+		n += got
+	}
+	var err error
+	if r.Header, err = protocol.DecodeHeader(head[:]); err != nil {
+		return err
+	}
+	// The body is allocated as it comes: a header alone does not take a megabyte.
+	want := r.Size - protocol.HeaderSize
+	r.body = make([]byte, 0, min(want, 64<<10))
+	for len(r.body) < want {
+		if len(r.body) == cap(r.body) {
+			r.body = append(make([]byte, 0, min(2*cap(r.body), want)), r.body...)
+		}
+		n, err := c.conn.Read(r.body[len(r.body):cap(r.body)])
+		if n == 0 && (err == nil || errors.Is(err, io.EOF)) {
+			return io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return err
+		}
+		r.body = r.body[:len(r.body)+n]
+	}
+	return nil
+}
+
+// take takes the descriptor of a message. All others are closed.
+func (r *request) take(oob []byte, allowed bool) error {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return fmt.Errorf("control message: %w", err)
+	}
+	var fds []int
+	for i := range messages {
+		got, err := unix.ParseUnixRights(&messages[i])
+		if err == nil {
+			fds = append(fds, got...)
+		}
+	}
+	if !allowed || len(fds) != 1 || r.file != nil {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		return fmt.Errorf("%d descriptors, want at most one, with the first byte of a message", len(fds))
+	}
+	r.file = os.NewFile(uintptr(fds[0]), "descriptor of a client")
+	return nil
+}
+
+// serve reads requests until the connection ends. The goroutine that has read a request answers it too, after it has
+// let another one read on: the answer does not wait for a goroutine to wake.
+func (c *client) serve() {
+	defer c.work.Done()
+	for {
+		var r request
+		if err := c.read(&r); err != nil {
+			r.close()
+			c.end(err)
+			return
+		}
+		if c.page == nil {
+			if err := c.begin(&r); err != nil {
+				c.end(err)
+				return
+			}
+			continue
+		}
+		if r.ID == 0 != (r.Op == protocol.OpFinish || r.Op == protocol.OpSilent) {
+			r.close()
+			c.end(fmt.Errorf("a request with id %d for %v", r.ID, r.Op))
+			return
+		}
+		if c.open.Add(1) > mostOpen && r.Op != protocol.OpRelease && r.ID != 0 {
+			c.open.Add(-1)
+			r.close()
+			c.reply(&r, nil, failed("agent", dataplane.StatusBusy, "%d requests are open, the most for a process", mostOpen))
+			continue
+		}
+		if r.ID == 0 || r.Op == protocol.OpRelease && c.open.Load() > mostOpen {
+			c.answer(&r)
+			continue
+		}
+		c.work.Add(1)
+		go c.serve()
+		c.answer(&r)
+		return
+	}
+}
+
+// begin handles messages before the hello is answered.
+func (c *client) begin(r *request) error {
+	defer r.close()
+	switch r.Op {
+	case protocol.OpHello:
+		return c.hello(r)
+	case protocol.OpStatus, protocol.OpStop:
+		c.open.Add(1)
+		c.answer(r)
+		return nil
+	}
+	return fmt.Errorf("%v comes before hello", r.Op)
+}
+
+func (c *client) hello(r *request) error {
+	g, err := protocol.DecodeGreeting(r.body)
+	if err != nil {
+		return err
+	}
+	if g.Magic != protocol.Magic {
+		return fmt.Errorf("a hello begins with %#x, want %#x", g.Magic, uint32(protocol.Magic))
+	}
+	if g.Protocol != protocol.Version {
+		err := failed("agent", dataplane.StatusProtocol, "the library speaks agent protocol %d, the agent (pid %d, version %s) speaks %d: "+
+			"stop the agent with `rfaas agent stop`, or use the library of the same version", g.Protocol, os.Getpid(), c.a.cfg.Version, protocol.Version)
+		c.reply(r, nil, err)
+		return err
+	}
+	h, err := protocol.DecodeHello(r.body)
+	if err != nil {
+		return err
+	}
+	if r.file == nil {
+		return errors.New("hello without a shared page")
+	}
+	p, err := mapPage(int(r.file.Fd()))
+	if err != nil {
+		c.reply(r, nil, failed("agent", dataplane.StatusInvalid, "%v", err))
+		return err
+	}
+	c.directory, c.environ = h.Directory, make(map[string]string)
+	for _, e := range h.Environment {
+		if name, value, ok := strings.Cut(e, "="); ok && isOfInterest(name) {
+			c.environ[name] = value
+		}
+	}
+	c.out.mu.Lock()
+	c.page, c.out.page = p, p
+	c.out.mu.Unlock()
+	_ = c.conn.SetReadDeadline(time.Time{})
+	w := protocol.Welcome{Protocol: protocol.Version, PID: os.Getpid(), Version: c.a.cfg.Version}
+	c.reply(r, w.Encode, nil)
+	c.log.Debug("client", "library", h.Version)
+	return nil
+}
+
+// isOfInterest reports whether a variable of a client is kept.
+func isOfInterest(name string) bool {
+	return strings.HasPrefix(name, "RFAAS_") || name == "HOME" || name == "XDG_RUNTIME_DIR" || name == "USER" || name == "LOGNAME"
+}
+
+// getenv looks up a variable of the client. Paths are absolute.
+func (c *client) getenv(name string) string {
+	v := c.environ[name]
+	switch name {
+	case identity.TokenFileEnv, identity.CAFileEnv, control.SecretFileEnv, "HOME", "XDG_RUNTIME_DIR":
+		if v != "" && !filepath.IsAbs(v) {
+			return filepath.Join(c.directory, v)
+		}
+		return v
+	}
+	return c.address(v)
+}
+
+// address makes the path of a unix socket absolute.
+func (c *client) address(a string) string {
+	if p, ok := strings.CutPrefix(a, "unix:"); ok && p != "" && p[0] != '@' && !filepath.IsAbs(p) {
+		return "unix:" + filepath.Join(c.directory, p)
+	}
+	return a
+}
+
+// answer runs a request and replies.
+func (c *client) answer(r *request) {
+	defer c.open.Add(-1)
+	defer r.close()
+	c.a.served.Add(1)
+	after, body, err := c.run(r)
+	var broken *protocol.Error
+	if errors.As(err, &broken) {
+		c.end(err)
+		return
+	}
+	sent := r.ID == 0 || c.reply(r, body, err)
+	if after != nil {
+		after(sent)
+	}
+}
+
+// reply sends a reply or a failure. It returns false if the reply does not fit into a message.
+func (c *client) reply(r *request, body func([]byte) []byte, err error) bool {
+	if err == nil {
+		b := protocol.Begin(make([]byte, 0, 512), r.Op, r.ID, 0)
+		if body != nil {
+			b = body(b)
+		}
+		if protocol.End(b, 0) {
+			c.send(b, false)
+			return true
+		}
+		err = failed(r.Op.String(), dataplane.StatusTooLarge, "the reply has %d bytes, want at most %d", len(b), protocol.MaxMessage)
+	}
+	st := dataplane.StatusFatal
+	var typed *dataplane.Error
+	if errors.As(err, &typed) {
+		st = typed.Status
+	}
+	c.send(protocol.Failure(r.Op, r.ID, int32(st), err.Error()), false)
+	return false
+}
+
+// event sends an event.
+func (c *client) event(e *protocol.Event) {
+	b := e.Encode(protocol.Begin(make([]byte, 0, 1024), protocol.OpEvent, 0, 0))
+	protocol.End(b, 0)
+	c.send(b, true)
+}
+
+// end ends the connection. All that the client holds is released in the background, unless the agent stops.
+func (c *client) end(why error) {
+	c.ending.Do(func() {
+		c.cancel()
+		c.conn.Close()
+		if !errors.Is(why, io.EOF) && !errors.Is(why, net.ErrClosed) {
+			c.log.Warn("connection ended", "error", why)
+		}
+		go c.cleanUp()
+	})
+}
+
+// cleanUp gives back what the client holds. Nobody waits for it but the end of the agent.
+func (c *client) cleanUp() {
+	c.mu.Lock()
+	c.closed = true // no lease and no session is added from now on
+	leases, sessions := c.leases, c.sessions
+	c.leases, c.sessions = nil, nil
+	c.mu.Unlock()
+	stopping := c.a.isStopping()
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, releasesAtATime)
+	for _, l := range leases {
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			l.abandon(stopping)
+		})
+	}
+	wg.Wait()
+	for _, s := range sessions {
+		if !stopping {
+			s.control.Close()
+		}
+	}
+	c.work.Wait()
+	c.out.close()
+	if c.page != nil {
+		c.page.close()
+	}
+	c.a.gone(c)
+}
+
+// ---- output ----
+
+// output is what waits for a client to read it. The sender writes as much as the socket takes; a goroutine writes the
+// rest.
+type output struct {
+	mu       sync.Mutex
+	page     *page
+	queue    []queued
+	bytes    int
+	flushing bool
+	closed   bool
+}
+
+type queued struct {
+	b     []byte
+	event bool
+}
+
+// send sends a message without blocking. A client that does not read is cut off.
+func (c *client) send(b []byte, event bool) {
+	o := &c.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return
+	}
+	if len(o.queue) == 0 && !o.flushing {
+		n, err := c.write(b)
+		if err != nil {
+			o.closed = true
+			go c.end(err)
+			return
+		}
+		if b = b[n:]; len(b) == 0 {
+			if event {
+				o.page.events().Add(1)
+			}
+			return
+		}
+	}
+	if o.bytes += len(b); o.bytes > mostUnread {
+		o.closed = true
+		go c.end(fmt.Errorf("the client does not read: %d bytes wait for it, want at most %d", o.bytes, mostUnread))
+		return
+	}
+	o.queue = append(o.queue, queued{b, event})
+	if !o.flushing {
+		o.flushing = true
+		c.work.Add(1)
+		go c.flush()
+	}
+}
+
+// write writes what the socket takes now.
+func (c *client) write(b []byte) (n int, err error) {
+	werr := c.raw.Write(func(fd uintptr) bool {
+		for {
+			n, err = unix.SendmsgN(int(fd), b, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			if !errors.Is(err, unix.EINTR) {
+				return true
+			}
+		}
+	})
+	if errors.Is(err, unix.EAGAIN) {
+		return 0, werr
+	}
+	return n, errors.Join(err, werr)
+}
+
+// flush writes the queue.
+func (c *client) flush() {
+	defer c.work.Done()
+	o := &c.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	defer func() { o.flushing = false }()
+	for len(o.queue) > 0 && !o.closed {
+		q := o.queue[0]
+		o.queue[0] = queued{}
+		o.queue = o.queue[1:]
+		o.mu.Unlock()
+		_, err := c.conn.Write(q.b)
+		o.mu.Lock()
+		o.bytes -= len(q.b)
+		if err != nil {
+			o.closed = true
+			go c.end(err)
+			return
+		}
+		if q.event && !o.closed {
+			o.page.events().Add(1)
+		}
+	}
+}
+
+// close has later messages dropped. The page is not touched after it.
+func (o *output) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed, o.queue = true, nil
+}

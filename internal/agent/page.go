@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+)
+
+// page is the memory that a client shares with the agent. The client may write anything anywhere at any time.
+type page struct{ mem []byte }
+
+// mapPage maps the memory file of a client and leaves fd open. The file must be sealed against shrinking, since access
+// beyond its end would kill the agent.
+func mapPage(fd int) (*page, error) {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("shared page: the descriptor is not a memory file (F_GET_SEALS: %w)", err)
+	case seals&unix.F_SEAL_SHRINK == 0:
+		return nil, fmt.Errorf("shared page: the memory file is not sealed against shrinking (seals %#x, want F_SEAL_SHRINK)", seals)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("shared page: %w", err)
+	}
+	if st.Size < protocol.PageSize {
+		return nil, fmt.Errorf("shared page: the memory file has %d bytes, want at least %d", st.Size, protocol.PageSize)
+	}
+	mem, err := unix.Mmap(fd, 0, protocol.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("shared page: mmap: %w", err)
+	}
+	return &page{mem}, nil
+}
+
+func (p *page) close() { _ = unix.Munmap(p.mem) }
+
+func (p *page) word(at int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&p.mem[at])) }
+
+// events counts the events that were sent.
+func (p *page) events() *atomic.Uint32 { return p.word(protocol.OffsetEvents) }
+
+// line is the line of a lease.
+type line struct {
+	draining, busy *atomic.Uint32
+	key            *atomic.Uint64
+}
+
+func (p *page) line(key uint64) line {
+	at := protocol.OffsetLines + protocol.Line(key)*protocol.LineSize
+	return line{p.word(at + protocol.OffsetDraining), p.word(at + protocol.OffsetBusy),
+		(*atomic.Uint64)(unsafe.Pointer(&p.mem[at+protocol.OffsetKey]))}
+}
+
+// drain tells the client's threads that the lease of a key starts no more calls. It returns false if the line has
+// another lease by now or was told before.
+func (p *page) drain(key uint64) bool {
+	l := p.line(key)
+	if l.key.Load() != key || !l.draining.CompareAndSwap(protocol.DrainNot, protocol.DrainSoon) {
+		return false
+	}
+	if l.key.Load() != key { // the client moved the lease between the two looks
+		l.draining.CompareAndSwap(protocol.DrainSoon, protocol.DrainNot)
+		return false
+	}
+	return true
+}
+
+// left reports whether no thread of the client is inside a lease that drains, so that it is the agent's to finish. It
+// may be asked after a barrier that follows drain.
+func (p *page) left(key uint64) bool {
+	l := p.line(key)
+	return l.busy.Load() == 0 && l.key.Load() == key && l.draining.CompareAndSwap(protocol.DrainSoon, protocol.DrainTold)
+}
+
+const membarrierGlobal = 1 // MEMBARRIER_CMD_GLOBAL
+
+// barriers passes memory barriers on all processors. Requests that come while one is being passed share the next one,
+// since it takes some milliseconds and a thread.
+type barriers struct {
+	mu   sync.Mutex // held while one is passed
+	next struct {
+		sync.Mutex
+		turn *turn
+	}
+}
+
+type turn struct {
+	once sync.Once
+	err  error
+}
+
+// pass returns after a barrier that began after the call.
+func (b *barriers) pass() error {
+	b.next.Lock()
+	if b.next.turn == nil {
+		b.next.turn = &turn{}
+	}
+	t := b.next.turn
+	b.next.Unlock()
+	t.once.Do(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.next.Lock()
+		b.next.turn = nil // later requests need a later barrier
+		b.next.Unlock()
+		if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
+			t.err = errno
+		}
+	})
+	return t.err
+}

@@ -1,0 +1,214 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// session is one session of a client.
+type session struct {
+	control *grant.Control
+
+	mu      sync.Mutex // held while CHANGES runs
+	changes *grant.Changes
+	left    []grant.Change // that the last reply had no room for
+}
+
+func failed(op string, st dataplane.Status, format string, args ...any) error {
+	return &dataplane.Error{Op: op, Status: st, Detail: fmt.Sprintf(format, args...)}
+}
+
+// body appends the body of a reply.
+type body = func([]byte) []byte
+
+// run runs a request. after, if it is not nil, runs once the reply was sent, or could not be.
+func (c *client) run(r *request) (after func(sent bool), reply body, err error) {
+	switch r.Op {
+	case protocol.OpAcquire:
+		return c.acquire(r)
+	case protocol.OpAdopt:
+		return c.adopt(r)
+	case protocol.OpStop:
+		return func(bool) { c.a.stop() }, nil, nil
+	case protocol.OpStatus:
+		reply, err = c.status(r)
+	case protocol.OpOpen:
+		err = c.openSession(r)
+	case protocol.OpClose:
+		err = c.closeSession(r)
+	case protocol.OpReplace:
+		reply, err = c.replace(r)
+	case protocol.OpRelease:
+		reply, err = c.release(r)
+	case protocol.OpInspect:
+		reply, err = c.inspect(r)
+	case protocol.OpRenew:
+		reply, err = c.renew(r)
+	case protocol.OpFinish:
+		err = c.finish(r)
+	case protocol.OpSpread:
+		reply, err = c.spread(r)
+	case protocol.OpChanges:
+		reply, err = c.changes(r)
+	case protocol.OpSilent:
+		err = c.silent(r)
+	case protocol.OpHello:
+		err = &protocol.Error{Op: r.Op, Text: "a second one on the connection"}
+	default:
+		err = &protocol.Error{Op: r.Op, Text: "unknown operation"}
+	}
+	return nil, reply, err
+}
+
+func (c *client) openSession(r *request) error {
+	const op = "open session"
+	m, err := protocol.DecodeSession(r.body)
+	if err != nil {
+		return err
+	}
+	// Reserve the name first, so that two requests with it do not both connect.
+	c.mu.Lock()
+	_, exists := c.sessions[m.Session]
+	switch {
+	case c.closed:
+		err = failed(op, dataplane.StatusCancelled, "the connection has ended")
+	case exists:
+		err = failed(op, dataplane.StatusInvalid, "session %#x is open already", m.Session)
+	case len(c.sessions) >= mostSessions:
+		err = failed(op, dataplane.StatusBusy, "%d sessions are open, the most for a process", mostSessions)
+	default:
+		c.sessions[m.Session] = nil
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	o := grant.Options{Manager: c.address(m.Manager), Executor: c.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
+		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
+		Dropped: func(name any) { c.dropped(name.(uint64)) }}.WithEnvironment(c.getenv)
+	control, err := c.a.pool.Open(c.ctx, o)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.closed {
+		go control.Close()
+		err = failed(op, dataplane.StatusCancelled, "the connection has ended")
+	}
+	if err != nil {
+		delete(c.sessions, m.Session)
+		return err
+	}
+	c.sessions[m.Session] = &session{control: control}
+	return nil
+}
+
+func (c *client) closeSession(r *request) error {
+	m, err := protocol.DecodeSessionName(r.Op, r.body)
+	if err != nil {
+		return err
+	}
+	s, err := c.session("close session", m.Session)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	delete(c.sessions, m.Session)
+	c.mu.Unlock()
+	s.control.Close()
+	return nil
+}
+
+func (c *client) session(op string, name uint64) (*session, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.sessions[name]; s != nil {
+		return s, nil
+	}
+	return nil, failed(op, dataplane.StatusInvalid, "unknown session %#x", name)
+}
+
+// dropped tells the client that what it keeps under a key is not needed any more.
+func (c *client) dropped(key uint64) { c.event(&protocol.Event{Key: key, Kind: protocol.Dropped}) }
+
+// spread says which executors have room for how many workers.
+func (c *client) spread(r *request) (body, error) {
+	const op = "lease across executors"
+	m, err := protocol.DecodeSpread(r.body)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.session(op, m.Session)
+	if err != nil {
+		return nil, err
+	}
+	executor := c.address(m.Executor)
+	if at := cmp.Or(executor, s.control.Executor()); m.One && at != "" {
+		return func(b []byte) []byte {
+			return protocol.EncodeShares(b, []protocol.Share{{Workers: m.Workers, Executor: at}})
+		}, nil
+	}
+	found, err := s.control.Spread(c.ctx, grant.Spec{Workers: int(min(m.Workers, 1<<32)), CoresPerWorker: int(min(m.CoresPerWorker, 1<<32)),
+		Memory: m.Memory, Duration: time.Duration(m.DurationNs), Executor: executor}, m.Avoid)
+	if err != nil {
+		return nil, err
+	}
+	var shares []protocol.Share
+	for _, x := range found {
+		if err := fits(op, x.Address); err != nil {
+			return nil, err
+		}
+		shares = append(shares, protocol.Share{Workers: uint64(x.Workers), Executor: x.Address})
+	}
+	return func(b []byte) []byte { return protocol.EncodeShares(b, shares) }, nil
+}
+
+// fits returns an error for an address that a message has no room for.
+func fits(op, address string) error {
+	if len(address) <= protocol.MaxAddress {
+		return nil
+	}
+	return failed(op, dataplane.StatusUnsupported, "executor %s: its address has %d bytes, want at most %d; start it with a shorter --advertise",
+		address, len(address), protocol.MaxAddress)
+}
+
+// changes says what has happened to executors.
+func (c *client) changes(r *request) (body, error) {
+	const op = "session changes"
+	m, err := protocol.DecodeSessionName(r.Op, r.body)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.session(op, m.Session)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changes == nil {
+		s.changes = s.control.Changes()
+	}
+	if len(s.left) == 0 {
+		if s.left, err = s.changes.Poll(c.ctx); err != nil {
+			return nil, err
+		}
+	}
+	n := min(m.Count, uint64(len(s.left)), protocol.MaxChanges)
+	var changes []protocol.Change
+	for _, x := range s.left[:n] {
+		changes = append(changes, protocol.Change{State: uint32(x.State), Executor: x.Address, Node: x.Node})
+	}
+	s.left = s.left[n:]
+	return func(b []byte) []byte { return protocol.EncodeChanges(b, changes) }, nil
+}
+
+// isCancelled reports whether an error is that of a context which was cancelled.
+func isCancelled(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, context.Canceled)
+}

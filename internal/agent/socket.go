@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket is where an agent listens.
+type Socket struct {
+	listener *net.UnixListener
+	path     string
+	self     unix.Stat_t // of the socket's file
+}
+
+// Environment variables that say where the socket is.
+const (
+	EnvSocket = "RFAAS_AGENT_SOCKET"
+	envJob    = "SLURM_JOB_ID"
+)
+
+// Path returns where the agent of this user and job listens: $RFAAS_AGENT_SOCKET, else agent.sock or agent-JOB.sock in
+// $XDG_RUNTIME_DIR/rfaas or in /tmp/rfaas-UID. JOB is $SLURM_JOB_ID.
+func Path(getenv func(string) string) string {
+	if p := getenv(EnvSocket); p != "" {
+		return p
+	}
+	name := "agent.sock"
+	if job := getenv(envJob); job != "" {
+		name = "agent-" + job + ".sock"
+	}
+	if d := getenv("XDG_RUNTIME_DIR"); d != "" {
+		return filepath.Join(d, "rfaas", name)
+	}
+	return filepath.Join("/tmp", "rfaas-"+strconv.Itoa(os.Getuid()), name)
+}
+
+// ErrDirectory is a directory in which another user could put a socket.
+var ErrDirectory = errors.New("unsafe directory of the agent's socket")
+
+// CheckDirectory checks the directory of a socket: a directory and no symbolic link, owned by this user, without access
+// for others. Errors: ErrDirectory, or that of lstat.
+func CheckDirectory(socket string) error {
+	dir := filepath.Dir(socket)
+	st, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("directory of the agent's socket: %w", err)
+	}
+	sys, _ := st.Sys().(*syscall.Stat_t)
+	switch {
+	case st.Mode()&os.ModeSymlink != 0:
+		return fmt.Errorf("%w: %s is a symbolic link; remove it, or set %s", ErrDirectory, dir, EnvSocket)
+	case !st.IsDir():
+		return fmt.Errorf("%w: %s is not a directory; remove it, or set %s", ErrDirectory, dir, EnvSocket)
+	case sys == nil || int(sys.Uid) != os.Getuid():
+		return fmt.Errorf("%w: %s belongs to uid %d, not to uid %d; set %s to a path in a directory of yours", ErrDirectory, dir, sys.Uid, os.Getuid(), EnvSocket)
+	case st.Mode().Perm()&0o077 != 0:
+		return fmt.Errorf("%w: %s has mode %#o, want 0700; run chmod 700 %s", ErrDirectory, dir, st.Mode().Perm(), dir)
+	}
+	return nil
+}
+
+// Inherited returns the listening socket that a client has passed as a descriptor. It takes fd over.
+func Inherited(fd int) (*Socket, error) {
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	if err != nil || kind == 0 {
+		return nil, fmt.Errorf("descriptor %d is not a listening socket; the client library starts the agent with one, a person with --socket PATH", fd)
+	}
+	unix.CloseOnExec(fd)
+	f := os.NewFile(uintptr(fd), "agent socket")
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("descriptor %d: %w", fd, err)
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok {
+		l.Close()
+		return nil, fmt.Errorf("descriptor %d is a %s socket, want a unix socket", fd, l.Addr().Network())
+	}
+	return newSocket(ul)
+}
+
+// Listen makes a socket at a path. The directory is made, with mode 0700, if it does not exist. A socket that no agent
+// listens on is replaced.
+func Listen(path string) (*Socket, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("directory of the agent's socket: %w", err)
+	}
+	if err := CheckDirectory(path); err != nil {
+		return nil, err
+	}
+	lock, err := takeLock(path, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("an agent listens at %s already: stop it with `rfaas agent stop`, or choose another --socket", path)
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket == 0 {
+		return nil, fmt.Errorf("%s exists and is not a socket: remove it, or choose another --socket", path)
+	}
+	_ = os.Remove(path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	return newSocket(l)
+}
+
+func newSocket(l *net.UnixListener) (*Socket, error) {
+	l.SetUnlinkOnClose(false)
+	s := &Socket{listener: l, path: l.Addr().String()}
+	if err := unix.Lstat(s.path, &s.self); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("socket %s: %w", s.path, err)
+	}
+	return s, nil
+}
+
+// Path is the socket's path.
+func (s *Socket) Path() string { return s.path }
+
+// Close closes the socket and leaves its file.
+func (s *Socket) Close() { s.listener.Close() }
+
+// takeLock locks the lock file of a socket. Whoever makes, replaces or removes the socket holds the lock. how may have
+// unix.LOCK_NB.
+func takeLock(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock of the agent's socket: %w", err)
+	}
+	for {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|how); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock of the agent's socket: %s: %w", f.Name(), err)
+	}
+	return f, nil
+}
+
+// ours reports whether a path is this agent's socket, which another one may have replaced.
+func (s *Socket) ours(path string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(path, &st) == nil && st.Dev == s.self.Dev && st.Ino == s.self.Ino
+}
+
+// remove removes the socket's file, unless somebody is starting another agent at this moment.
+func (s *Socket) remove() {
+	lock, err := takeLock(s.path, unix.LOCK_NB)
+	if err != nil {
+		return
+	}
+	defer lock.Close()
+	if s.ours(s.path) {
+		_ = os.Remove(s.path)
+	}
+}
+
+// lastWait is how long a last look for a client takes.
+const lastWait = 2 * time.Millisecond
+
+// lastLook removes the socket unless a client has connected. Under the lock, the socket is moved aside before the look,
+// so that a client which comes later finds none and starts another agent.
+func (s *Socket) lastLook() (conn *net.UnixConn, gone bool) {
+	lock, err := takeLock(s.path, unix.LOCK_NB)
+	if err != nil {
+		return nil, false // a client holds it, and is going to connect
+	}
+	defer lock.Close()
+	aside := s.path + ".exit"
+	moved := s.ours(s.path) && os.Rename(s.path, aside) == nil
+	_ = s.listener.SetDeadline(time.Now().Add(lastWait))
+	if conn, err := s.listener.AcceptUnix(); err == nil {
+		if moved {
+			_ = os.Rename(aside, s.path)
+		}
+		return conn, false
+	}
+	if moved {
+		_ = os.Remove(aside)
+	}
+	s.listener.Close()
+	return nil, true
+}

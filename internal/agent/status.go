@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"cmp"
+	"encoding/json"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+)
+
+// Status is what an agent says of itself.
+type Status struct {
+	Version   string         `json:"version"`
+	PID       int            `json:"pid"`
+	UptimeMS  int64          `json:"uptime_ms"`
+	Protocol  int            `json:"protocol"`
+	Clients   []ClientStatus `json:"clients"`
+	Executors int            `json:"executors"` // with a control connection
+	Board     bool           `json:"board"`     // of a resource manager, attached
+	Kept      int            `json:"kept"`      // leases whose workers are cached
+	Served    uint64         `json:"served"`    // operations so far
+}
+
+// ClientStatus is one process.
+type ClientStatus struct {
+	PID      int `json:"pid"`
+	Sessions int `json:"sessions"`
+	Leases   int `json:"leases"`
+}
+
+func (c *client) status(r *request) (body, error) {
+	if len(r.body) > 0 {
+		return nil, &protocol.Error{Op: r.Op, Text: "it has a body"}
+	}
+	text, err := json.Marshal(c.a.status())
+	if err != nil {
+		return nil, err
+	}
+	return func(b []byte) []byte { return protocol.EncodeReport(b, text) }, nil
+}
+
+func (a *Agent) status() Status {
+	n := a.pool.Connections()
+	s := Status{Version: a.cfg.Version, PID: os.Getpid(), UptimeMS: time.Since(a.began).Milliseconds(), Protocol: protocol.Version,
+		Clients: []ClientStatus{}, Executors: n.Executors, Board: n.Board, Served: a.served.Load()}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.clients {
+		c.mu.Lock()
+		if c.page != nil {
+			s.Clients = append(s.Clients, ClientStatus{c.pid, len(c.sessions), len(c.leases)})
+		}
+		for _, x := range c.sessions {
+			if x != nil {
+				s.Kept += x.control.Kept()
+			}
+		}
+		c.mu.Unlock()
+	}
+	slices.SortFunc(s.Clients, func(x, y ClientStatus) int { return cmp.Compare(x.PID, y.PID) })
+	return s
+}
