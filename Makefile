@@ -78,7 +78,7 @@ headline-table: programs # README's table and plot from benchmarks/headline as i
 
 # ---------------------------------------------------------------------------------------------- building
 
-.PHONY: build programs spawner worker library headers examples
+.PHONY: build programs spawner agent worker library headers examples
 build: programs worker library headers man fortran examples pingpongs ## everything: bin, libexec, lib, include and the examples
 
 PROGRAMS := executor resource-manager rfaas rfaas-bench
@@ -89,8 +89,9 @@ unless_same = { mkdir -p $(dir $(1)); cat >$(1).new; if cmp -s $(1).new $(1); th
 .PHONY: FORCE
 FORCE:
 
-# bin/executor, bin/resource-manager, bin/rfaas, bin/rfaas-bench, with libexec/rfaas-worker and libexec/rfaas-spawner of the same version.
-programs: worker spawner
+# bin/executor, bin/resource-manager, bin/rfaas, bin/rfaas-bench, with libexec/rfaas-worker, rfaas-spawner and rfaas-agent of the same
+# version.
+programs: worker spawner agent
 	$(call say,GO,bin/)
 	$(Q)mkdir -p bin
 	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
@@ -102,6 +103,11 @@ spawner: # libexec/rfaas-spawner
 	$(call say,GO,libexec/rfaas-spawner)
 	$(Q)mkdir -p libexec
 	$(Q)CGO_ENABLED=0 $(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o libexec/rfaas-spawner ./cmd/rfaas-spawner
+
+agent: # libexec/rfaas-agent, which client processes start
+	$(call say,GO,libexec/rfaas-agent)
+	$(Q)mkdir -p libexec
+	$(Q)$(GO_BUILD) -ldflags '$(GO_LDFLAGS)' -o libexec/rfaas-agent ./cmd/rfaas-agent
 
 # $(call c_program,OUTPUT,OBJECT DIRECTORY,SOURCES,FLAGS,LINK FLAGS): objects in their own directory, remade when
 # sources, included headers or the flags change.
@@ -502,7 +508,7 @@ BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
 open := (
 API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)$(open).*/\1/p' $(CLIENT)/rfaas.h)
-INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
+INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
 	$(API_NAMES:%=share/man/man3/%.3) share/man/man3/rfaas.3 share/modulefiles/rfaas/$(VERSION) \
@@ -518,7 +524,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(BINDIR) $(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/{libexec,include,share/doc/rfaas,share/rfaas/slurm/examples}
 	$(Q)install -m 755 $(addprefix bin/,$(PROGRAMS)) $(BINDIR)
-	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
+	$(Q)install -m 755 libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer $(DESTDIR)$(PREFIX)/libexec
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include

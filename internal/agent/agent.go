@@ -51,12 +51,20 @@ type Agent struct {
 // Serve accepts clients until ctx ends, a client asks the agent to stop, or it has had no client for Linger. It releases
 // no leases at the end: another agent may take them over. It removes the socket, unless another agent has replaced it.
 func Serve(ctx context.Context, cfg Config) error {
+	return newAgent(ctx, cfg).serve()
+}
+
+func newAgent(ctx context.Context, cfg Config) *Agent {
 	a := &Agent{cfg: cfg, log: cfg.Log, pool: grant.NewPool(idleConnections), began: time.Now(), clients: make(map[*client]struct{})}
 	a.ctx, a.cancel = context.WithCancel(ctx)
+	return a
+}
+
+func (a *Agent) serve() error {
 	defer a.cancel()
 	// Ends a pending Accept.
-	defer context.AfterFunc(a.ctx, func() { _ = cfg.Socket.listener.SetDeadline(time.Unix(1, 0)) })()
-	a.log.Info("ready", "socket", cfg.Socket.path, "version", cfg.Version, "linger", cfg.Linger)
+	defer context.AfterFunc(a.ctx, func() { _ = a.cfg.Socket.listener.SetDeadline(time.Unix(1, 0)) })()
+	a.log.Info("ready", "socket", a.cfg.Socket.path, "version", a.cfg.Version, "linger", a.cfg.Linger)
 	err := a.accept()
 	a.log.Info("stopping", "clients", a.count(), "served", a.served.Load(), "error", err)
 	a.close()
@@ -189,8 +197,8 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 	if err = errors.Join(err, cerr); err != nil {
 		return 0, fmt.Errorf("SO_PEERCRED: %w", err)
 	}
-	if int(cred.Uid) != os.Getuid() {
-		return 0, fmt.Errorf("%w: pid %d has uid %d, this agent uid %d; each user has an agent of its own", errForeignUser, cred.Pid, cred.Uid, os.Getuid())
+	if int(cred.Uid) != os.Geteuid() {
+		return 0, fmt.Errorf("%w: pid %d has uid %d, this agent uid %d; each user has an agent of its own", errForeignUser, cred.Pid, cred.Uid, os.Geteuid())
 	}
 	return int(cred.Pid), nil
 }

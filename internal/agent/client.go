@@ -67,6 +67,13 @@ type request struct {
 	protocol.Header
 	body []byte
 	file *os.File // nil: none came with it
+
+	// Of admit:
+	acquire protocol.Acquire
+	adopt   protocol.Adopt
+	lease   *lease
+	ctx     context.Context
+	err     error
 }
 
 func (r *request) close() {
@@ -223,6 +230,7 @@ func (c *client) serve() {
 			c.answer(&r)
 			continue
 		}
+		c.admit(&r)
 		c.work.Add(1)
 		go c.serve()
 		c.answer(&r)

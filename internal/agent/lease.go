@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -48,26 +50,36 @@ type replacement struct {
 
 const opLease = "lease"
 
+// admit does what must happen in the order of the requests: a release that follows an acquisition must find its lease.
+func (c *client) admit(r *request) {
+	switch r.Op {
+	case protocol.OpAcquire:
+		if r.acquire, r.err = protocol.DecodeAcquire(r.body); r.err != nil {
+			return
+		}
+		if r.acquire.First {
+			r.lease, r.err = c.newLease(r.acquire.Key, r.acquire.Session)
+		} else {
+			r.lease, r.err = c.lease(opLease, r.acquire.Key)
+		}
+	case protocol.OpAdopt:
+		if r.adopt, r.err = protocol.DecodeAdopt(r.body); r.err != nil {
+			return
+		}
+		r.lease, r.err = c.newLease(r.adopt.Key, r.adopt.Session)
+	}
+	if r.lease != nil {
+		r.ctx, r.err = r.lease.begin()
+	}
+}
+
 // acquire is one step towards a lease.
 func (c *client) acquire(r *request) (func(bool), body, error) {
-	m, err := protocol.DecodeAcquire(r.body)
-	if err != nil {
-		return nil, nil, err
+	if r.err != nil {
+		return nil, nil, r.err
 	}
-	var l *lease
-	if m.First {
-		l, err = c.newLease(m.Key, m.Session)
-	} else {
-		l, err = c.lease(opLease, m.Key)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, err := l.begin()
-	if err != nil {
-		return nil, nil, err
-	}
-	held, cand, err := l.acquire(ctx, &m, r)
+	l := r.lease
+	held, cand, err := l.acquire(r.ctx, &r.acquire, r)
 	if !l.done(held, err) { // it was given back meanwhile
 		return nil, nil, failed(opLease, dataplane.StatusCancelled, "the lease was released while it was being acquired")
 	}
@@ -347,19 +359,11 @@ func final(err error) bool {
 // adopt continues a lease that another agent held.
 func (c *client) adopt(r *request) (func(bool), body, error) {
 	const op = "adopt a lease"
-	m, err := protocol.DecodeAdopt(r.body)
-	if err != nil {
-		return nil, nil, err
+	if r.err != nil {
+		return nil, nil, r.err
 	}
-	l, err := c.newLease(m.Key, m.Session)
-	if err != nil {
-		return nil, nil, err
-	}
-	ctx, err := l.begin()
-	if err != nil {
-		return nil, nil, err
-	}
-	held, err := l.adopt(ctx, &m, r)
+	l := r.lease
+	held, err := l.adopt(r.ctx, &r.adopt, r)
 	if !l.done(held, err) {
 		return nil, nil, failed(op, dataplane.StatusCancelled, "the lease was released while it was being adopted")
 	}
@@ -465,7 +469,8 @@ func (c *client) release(r *request) (body, error) {
 	}
 	l, err := c.lease("release", m.Key)
 	if err != nil || !c.forget(l) {
-		return answer(false), nil // it never was, or its acquisition has failed
+		c.forgetKept(m.Key) // else it never was, or its acquisition has failed
+		return answer(false), nil
 	}
 	l.mu.Lock()
 	l.given = true
@@ -487,7 +492,23 @@ func (c *client) release(r *request) (body, error) {
 	return answer(kept), err
 }
 
-// granted returns what a granted lease holds.
+// forgetKept ends what is kept under a key, if something is. No event follows.
+func (c *client) forgetKept(key uint64) {
+	c.mu.Lock()
+	sessions := slices.Collect(maps.Values(c.sessions))
+	c.mu.Unlock()
+	for _, s := range sessions {
+		if s == nil {
+			continue
+		}
+		if k := s.control.TakeKept(key); k != nil {
+			s.control.Forget(k)
+			return
+		}
+	}
+}
+
+// held returns what a granted lease holds.
 func (c *client) held(op string, key uint64) (*lease, *grant.Held, error) {
 	l, err := c.lease(op, key)
 	if err != nil {

@@ -58,10 +58,10 @@ func (p *page) line(key uint64) line {
 }
 
 // drain tells the client's threads that the lease of a key starts no more calls. It returns false if the line has
-// another lease by now or was told before.
+// another lease by now, or if the lease is being finished. An earlier agent may have told them.
 func (p *page) drain(key uint64) bool {
 	l := p.line(key)
-	if l.key.Load() != key || !l.draining.CompareAndSwap(protocol.DrainNot, protocol.DrainSoon) {
+	if l.key.Load() != key || !l.draining.CompareAndSwap(protocol.DrainNot, protocol.DrainSoon) && l.draining.Load() != protocol.DrainSoon {
 		return false
 	}
 	if l.key.Load() != key { // the client moved the lease between the two looks

@@ -15,13 +15,15 @@ import (
 
 // Settings are those of the program rfaas-agent.
 type Settings struct {
-	Socket   string        // empty: descriptor 3 is a listening socket
-	Linger   time.Duration // 0: for ever
-	LogFile  string        // "-": standard error
-	LogLevel slog.Level
+	Socket    string        // path; empty: Listening is a listening socket
+	Listening int           // descriptor
+	Linger    time.Duration // 0: for ever
+	LogFile   string        // "-": standard error
+	LogLevel  slog.Level
 }
 
-// SocketFD is the descriptor of the listening socket that a client passes to the agent which it starts.
+// SocketFD is the descriptor of the listening socket that a client passes to the agent which it starts, unless its flags
+// say another one.
 const SocketFD = 3
 
 const (
@@ -50,7 +52,8 @@ func Parse(args []string, getenv func(string) string, version string, out io.Wri
 	if level == "" {
 		level = "info"
 	}
-	f.StringVar(&s.Socket, "socket", "", "path of the socket to make and to listen on (default: descriptor 3)")
+	f.StringVar(&s.Socket, "socket", "", "path of the socket to make and to listen on (default: none, see --listening)")
+	f.IntVar(&s.Listening, "listening", SocketFD, "descriptor of a listening unix socket, unless --socket is given")
 	f.DurationVar(&s.Linger, "linger", 0, "how long to stay without a client, 0 for ever (default: $"+envLinger+" or 10s; with --socket 0)")
 	f.StringVar(&s.LogFile, "log-file", "", "log file, at most 1 MiB and as much of older lines in FILE.old; - for standard error (default: the socket's path with .log; with --socket -)")
 	f.StringVar(&level, "log-level", level, "debug, info, warn or error")
@@ -96,7 +99,7 @@ func (s *Settings) Open() (*Socket, error) {
 	if s.Socket != "" {
 		return Listen(s.Socket)
 	}
-	return Inherited(SocketFD)
+	return Inherited(s.Listening)
 }
 
 // Logger opens the log.

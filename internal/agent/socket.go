@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -26,20 +27,34 @@ const (
 	envJob    = "SLURM_JOB_ID"
 )
 
-// Path returns where the agent of this user and job listens: $RFAAS_AGENT_SOCKET, else agent.sock or agent-JOB.sock in
-// $XDG_RUNTIME_DIR/rfaas or in /tmp/rfaas-UID. JOB is $SLURM_JOB_ID.
-func Path(getenv func(string) string) string {
+// Path returns where the agent of this user and job listens, as the client library finds it: $RFAAS_AGENT_SOCKET, else
+// agent.sock or agent-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if that directory is not there. JOB is
+// $SLURM_JOB_ID. Errors: ErrDirectory, or fs.ErrNotExist if neither directory exists.
+func Path(getenv func(string) string) (string, error) {
 	if p := getenv(EnvSocket); p != "" {
-		return p
+		return p, nil
 	}
 	name := "agent.sock"
-	if job := getenv(envJob); job != "" {
+	if job := getenv(envJob); isJob(job) {
 		name = "agent-" + job + ".sock"
 	}
-	if d := getenv("XDG_RUNTIME_DIR"); d != "" {
-		return filepath.Join(d, "rfaas", name)
+	shared := filepath.Join("/tmp", "rfaas-"+strconv.Itoa(os.Geteuid()), name)
+	if d := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(d) {
+		p := filepath.Join(d, "rfaas", name)
+		err := CheckDirectory(p)
+		if err == nil {
+			return p, nil
+		}
+		if CheckDirectory(shared) != nil {
+			return "", err
+		}
 	}
-	return filepath.Join("/tmp", "rfaas-"+strconv.Itoa(os.Getuid()), name)
+	return shared, CheckDirectory(shared)
+}
+
+// isJob reports whether the number of a job is one.
+func isJob(job string) bool {
+	return job != "" && len(job) < 20 && strings.Trim(job, "0123456789") == ""
 }
 
 // ErrDirectory is a directory in which another user could put a socket.
@@ -47,7 +62,9 @@ var ErrDirectory = errors.New("unsafe directory of the agent's socket")
 
 // CheckDirectory checks the directory of a socket: a directory and no symbolic link, owned by this user, without access
 // for others. Errors: ErrDirectory, or that of lstat.
-func CheckDirectory(socket string) error {
+func CheckDirectory(socket string) error { return checkDirectory(socket, 0o077, "0700") }
+
+func checkDirectory(socket string, forbidden os.FileMode, want string) error {
 	dir := filepath.Dir(socket)
 	st, err := os.Lstat(dir)
 	if err != nil {
@@ -59,10 +76,10 @@ func CheckDirectory(socket string) error {
 		return fmt.Errorf("%w: %s is a symbolic link; remove it, or set %s", ErrDirectory, dir, EnvSocket)
 	case !st.IsDir():
 		return fmt.Errorf("%w: %s is not a directory; remove it, or set %s", ErrDirectory, dir, EnvSocket)
-	case sys == nil || int(sys.Uid) != os.Getuid():
-		return fmt.Errorf("%w: %s belongs to uid %d, not to uid %d; set %s to a path in a directory of yours", ErrDirectory, dir, sys.Uid, os.Getuid(), EnvSocket)
-	case st.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%w: %s has mode %#o, want 0700; run chmod 700 %s", ErrDirectory, dir, st.Mode().Perm(), dir)
+	case sys == nil || int(sys.Uid) != os.Geteuid():
+		return fmt.Errorf("%w: %s belongs to uid %d, not to uid %d; set %s to a path in a directory of yours", ErrDirectory, dir, sys.Uid, os.Geteuid(), EnvSocket)
+	case st.Mode().Perm()&forbidden != 0:
+		return fmt.Errorf("%w: %s has mode %#o, want %s; run chmod %s %s", ErrDirectory, dir, st.Mode().Perm(), want, want, dir)
 	}
 	return nil
 }
@@ -98,7 +115,7 @@ func Listen(path string) (*Socket, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("directory of the agent's socket: %w", err)
 	}
-	if err := CheckDirectory(path); err != nil {
+	if err := checkDirectory(path, 0o022, "0755"); err != nil { // others may not make or replace files in it
 		return nil, err
 	}
 	lock, err := takeLock(path, 0)
@@ -116,6 +133,10 @@ func Listen(path string) (*Socket, error) {
 	_ = os.Remove(path)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
 		return nil, fmt.Errorf("listen at %s: %w", path, err)
 	}
 	return newSocket(l)

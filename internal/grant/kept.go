@@ -75,13 +75,13 @@ func (c *Control) expire(k *Kept) {
 	}
 	c.mu.Unlock()
 	if mine {
-		c.giveUp(k)
+		c.dropped(k)
+		c.letGo(k)
 	}
 }
 
-// giveUp ends a kept lease that is on no list any more. It is counted in work.
-func (c *Control) giveUp(k *Kept) {
-	c.dropped(k)
+// letGo has the executor of a kept lease end its workers. It is counted in work.
+func (c *Control) letGo(k *Kept) {
 	go func() {
 		defer c.work.Done()
 		ctx, cancel := c.bound(context.Background())
@@ -140,10 +140,16 @@ func (c *Control) TakeKept(state any) *Kept {
 
 // GiveUp ends a kept lease that TakeKept has returned, on both sides.
 func (c *Control) GiveUp(k *Kept) {
+	c.dropped(k)
+	c.Forget(k)
+}
+
+// Forget ends a kept lease that TakeKept has returned. Options.Dropped is not called.
+func (c *Control) Forget(k *Kept) {
 	c.mu.Lock()
 	c.work.Add(1)
 	c.mu.Unlock()
-	c.giveUp(k)
+	c.letGo(k)
 }
 
 // UseKept makes a kept lease the first candidate. It returns false if its workers cannot serve this lease; k is still

@@ -24,11 +24,13 @@ var rooms = map[string][]string{
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
 	"cmd/rfaas-bench":      {"benchmarks", "internal/cli/command"},
 	"cmd/rfaas-spawner":    {"internal/spawner", "internal/spawner/wire"},
+	"cmd/rfaas-agent":      {"internal/agent"},
 
 	// What programs are made of.
-	"internal/cli": {"client", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
+	"internal/cli": {"client", "internal/agent", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
+	"internal/agent":       {"internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
 		"internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
@@ -77,8 +79,9 @@ var rooms = map[string][]string{
 		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
 }
 
-// cgoRooms may import "C": the data plane, the exports of librfaas.so, the binding of MPI, and the bare round trips of the benchmarks.
-var cgoRooms = []string{"internal/dataplane", "client/capi", "mpi", "benchmarks/raw"}
+// cgoRooms may import "C": the data plane, the messages between library and agent, the binding of MPI, and the bare round trips
+// of the benchmarks.
+var cgoRooms = []string{"internal/dataplane", "internal/agent/protocol", "mpi", "benchmarks/raw"}
 
 // noCgo rooms reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}
