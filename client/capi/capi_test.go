@@ -2,7 +2,7 @@ package capi
 
 import (
 	"bufio"
-	"net"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,24 +27,39 @@ var compiled = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "rfaas-capi-agent")
+	stop, err := serveAgent()
 	if err != nil {
-		panic(err)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
-	socket := filepath.Join(dir, "agent.sock") // of the clients that have no agent of their own
-	os.Setenv("RFAAS_AGENT_SOCKET", socket)
 	code := leakcheck.Run(m, nil, objects)
-	if conn, err := net.Dial("unix", socket); err == nil {
-		conn.Close()
-		if err := exec.Command(filepath.Join(root, "bin/rfaas"), "agent", "stop").Run(); err != nil {
-			code = max(code, 1)
-		}
-	}
-	os.RemoveAll(dir)
+	stop()
 	if dir, err := compiled(); err == nil && dir != os.Getenv("RFAAS_TEST_PROGRAMS") {
 		os.RemoveAll(dir)
 	}
 	os.Exit(code)
+}
+
+// serveAgent runs the agent of all clients that have none of their own.
+func serveAgent() (stop func(), err error) {
+	dir, err := os.MkdirTemp("", "rfaas-agent-test")
+	if err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(dir, "agent.sock")
+	cmd := exec.Command(filepath.Join(root, "libexec/rfaas-agent"), "--socket", socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = os.Stderr
+	os.Setenv("RFAAS_AGENT_SOCKET", socket)
+	os.Setenv("RFAAS_AGENT_START", "never")
+	err = cmd.Start()
+	return func() {
+		if cmd.Process != nil {
+			cmd.Process.Signal(syscall.SIGTERM)
+			cmd.Wait()
+		}
+		os.RemoveAll(dir)
+	}, err
 }
 
 const root = "../.."
