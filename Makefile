@@ -150,8 +150,8 @@ build/version: FORCE
 # runs as a local fallback.
 CLIENT := client/c
 LIBRARY_SOURCES := $(sort $(wildcard $(CLIENT)/*.c)) $(filter-out $(DP)/dp_serve% $(DP)/dp_raw.c,$(DP_SOURCES))
-LIBRARY_CFLAGS := $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections
-LIBRARY_LDFLAGS := -shared -Wl,-soname,$(SONAME) -Wl,--version-script=build/librfaas.map -Wl,--gc-sections -Wl,-z,defs -Wl,--strip-debug
+LIBRARY_CFLAGS := $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden
+LIBRARY_LDFLAGS := -shared -Wl,-soname,$(SONAME) -Wl,--version-script=build/librfaas.map -Wl,-z,defs -Wl,--strip-debug
 library: lib/librfaas.so # lib/librfaas.so
 lib/librfaas.so: lib/$(SONAME)
 	$(Q)ln -sfn $(SONAME) $@

@@ -112,6 +112,7 @@ typedef struct rfaas_home {
     struct rfaas_home *link; /* among the kept */
     uint64_t key; /* names the grant at the agent; its low bits are the lease's index. 0: no events any more */
     const rfaas_session *session; /* of a kept one, */
+    bool kept;                    /* which the agent keeps too, */
     rfaas_agent_spec spec;        /* what it was, */
     rfaas_library_id library;     /* and of which library */
     int64_t until_ns;    /* CLOCK_MONOTONIC: when the lease ends unless it is renewed */

@@ -23,7 +23,7 @@ static void put(rfaas_home *h) {
 static bool alike(const rfaas_home *h, const rfaas_lease *l, const char *at) {
     const rfaas_agent_spec *a = &h->spec, *b = &l->spec;
     const char *executor = at && *at ? at : b->executor;
-    return h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
+    return h->kept && h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
            a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager && a->memory == b->memory && a->bulk == b->bulk &&
            a->call_limit_ns == b->call_limit_ns && !memcmp(&h->library, &l->library, sizeof h->library) &&
            (!*executor || !strcmp(executor, h->executor));
@@ -42,11 +42,20 @@ static rfaas_home *take(uint64_t key, const rfaas_lease *like, const char *at, c
     return h;
 }
 
+/* The agent keeps the workers of this home, unless an event has said since that it does not any more. */
+static void offer_for_use(uint64_t key) {
+    pthread_mutex_lock(&kept_mu);
+    for (rfaas_home *h = kept; h; h = h->link)
+        if (h->key == key)
+            h->kept = true;
+    pthread_mutex_unlock(&kept_mu);
+}
+
 uint64_t rfaas_api_kept(const rfaas_session *s) {
     uint64_t n = 0;
     pthread_mutex_lock(&kept_mu);
     for (const rfaas_home *h = kept; h; h = h->link)
-        n += h->session == s;
+        n += h->session == s && h->kept;
     pthread_mutex_unlock(&kept_mu);
     return n;
 }
@@ -93,6 +102,7 @@ int rfaas_api_release_home(rfaas_lease *l) {
     l->home = NULL;
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
+    h->kept = false;
     put(h); /* before the agent keeps it: its end may be told at once */
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
@@ -100,7 +110,9 @@ int rfaas_api_release_home(rfaas_lease *l) {
     bool taken = !status && ((rfaas_agent_released *)reply.data)->kept;
     if (!status)
         free(reply.data);
-    if (!taken)
+    if (taken)
+        offer_for_use(req.key);
+    else
         rfaas_api_drop_kept(req.key);
     return status;
 }

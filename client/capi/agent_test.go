@@ -43,7 +43,7 @@ func agentProgram(t *testing.T) string {
 // lead starts a client with an environment of its own (later values win).
 func lead(t *testing.T, workers, flags int, env ...string) *led {
 	t.Helper()
-	c := &led{t: t, cmd: exec.Command(agentProgram(t), functions(t), strconv.Itoa(workers), strconv.Itoa(flags))}
+	c := &led{t: t, cmd: exec.Command(agentProgram(t), built(t, "build/functions/echo.so"), strconv.Itoa(workers), strconv.Itoa(flags))}
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stderr = &c.error
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

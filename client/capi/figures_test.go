@@ -61,7 +61,7 @@ func TestFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := symbols(t, "rfaas_invoke", "dp_channel_call")
-	program := build(t, "gcc", "testdata/figures.c", slices.Concat(c11, []string{"-O2", "-I", dp})...)
+	program := build(t, "gcc", "testdata/figures.c", slices.Concat(c11, []string{"-O2", "-I", dp, "-I", filepath.Join(filepath.Dir(dp), "../client/c")})...)
 	most, least, tries := 15.0, 0.9, 1
 	if os.Getenv("RFAAS_TEST_FIGURES") == "" {
 		most, least, tries = 60, 0.3, 3 // others may use this machine

@@ -19,7 +19,7 @@ static const char *distance;
 #include <dlfcn.h>
 #include <stdbool.h>
 
-#include "rfaas_api.h"
+#include "client.h"
 
 #define PEERS 5
 #define PAIRS 20 /* with each */
