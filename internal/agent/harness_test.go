@@ -27,7 +27,17 @@ import (
 
 var objects = leakcheck.Objects(dataplane.Live)
 
-func TestMain(m *testing.M) { os.Exit(leakcheck.Run(m, nil, objects)) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(envRole); role != "" {
+		os.Exit(roles[role]())
+	}
+	os.Exit(leakcheck.Run(m, nil, objects))
+}
+
+// envRole makes this program another process of a test.
+const envRole = "RFAAS_TEST_ROLE"
+
+var roles = map[string]func() int{"leave-socket": leaveSocket, "stranger": stranger}
 
 const root = "../.."
 
@@ -130,7 +140,7 @@ func start(t testing.TB, program, secret string, args ...string) *daemon {
 // executor starts an executor that lends two cores.
 func executor(t testing.TB, secret string, args ...string) *daemon {
 	t.Helper()
-	return start(t, "bin/executor", secret, append([]string{"--cores", "2", "--providers", "shm", "--sandbox", "off", "--grace", "2s"}, args...)...)
+	return start(t, "bin/executor", secret, append([]string{"--cores", "2", "--providers", "shm", "--grace", "2s"}, args...)...)
 }
 
 // free returns how many cores an executor has to lend.
@@ -517,6 +527,12 @@ type leased struct {
 // acquire acquires a lease as the library does: offers, and others as long as it gets candidates.
 func (p *process) acquire(a protocol.Acquire) (*leased, error) {
 	p.t.Helper()
+	return p.acquireWith(a, nil)
+}
+
+// acquireWith offers the channels of a kept lease first, if that is not nil.
+func (p *process) acquireWith(a protocol.Acquire, kept *leased) (*leased, error) {
+	p.t.Helper()
 	a.First = true
 	if a.Session == 0 {
 		a.Session = 1
@@ -532,7 +548,17 @@ func (p *process) acquire(a protocol.Acquire) (*leased, error) {
 	a.Provider = "shm"
 	p.page.line(a.Key).key.Store(a.Key)
 	for {
-		ch := newChannels(p.t, a.Provider, n)
+		var ch *channels
+		if kept != nil {
+			ch, a.Kept = kept.channels, kept.key
+			for _, c := range ch.all {
+				if err := c.Renew(); err != nil {
+					return nil, err
+				}
+			}
+		} else {
+			ch = newChannels(p.t, a.Provider, n)
+		}
 		a.Offers = ch.offers()
 		b, err := p.ask(protocol.OpAcquire, a.Encode, f)
 		if err != nil {
@@ -545,11 +571,15 @@ func (p *process) acquire(a protocol.Acquire) (*leased, error) {
 		}
 		if !d.Granted {
 			ch.close()
-			a.First, a.Provider, f = false, d.Provider, nil
+			a.First, a.Provider, f, kept = false, d.Provider, nil, nil
 			continue
 		}
 		for i, w := range d.Workers {
-			if err := ch.all[i].Connect(w.Blob); err != nil {
+			connect := ch.all[i].Connect
+			if kept != nil {
+				connect = ch.all[i].Resume
+			}
+			if err := connect(w.Blob); err != nil {
 				return nil, err
 			}
 		}
