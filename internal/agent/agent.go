@@ -186,16 +186,24 @@ func (a *Agent) welcome(conn *net.UnixConn) {
 	go c.serve()
 }
 
-// peer returns the process at the other end, which must be of this user.
-func peer(conn *net.UnixConn) (pid int, err error) {
+// credentials returns who has made a connection, or listens at its other end.
+func credentials(conn *net.UnixConn) (cred *unix.Ucred, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	var cred *unix.Ucred
 	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(err, cerr); err != nil {
-		return 0, fmt.Errorf("SO_PEERCRED: %w", err)
+		return nil, fmt.Errorf("SO_PEERCRED: %w", err)
+	}
+	return cred, nil
+}
+
+// peer returns the process at the other end, which must be of this user.
+func peer(conn *net.UnixConn) (pid int, err error) {
+	cred, err := credentials(conn)
+	if err != nil {
+		return 0, err
 	}
 	if int(cred.Uid) != os.Geteuid() {
 		return 0, fmt.Errorf("%w: pid %d has uid %d, this agent uid %d; each user has an agent of its own", errForeignUser, cred.Pid, cred.Uid, os.Geteuid())

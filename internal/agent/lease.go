@@ -242,6 +242,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		stop()
 		l.pause = min(2*l.pause, pauseMax)
 		look = true
+		l.pending.Recheck() // the client shall not make channels in vain
 	}
 }
 

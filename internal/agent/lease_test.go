@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -62,16 +61,6 @@ func TestEndOfProcessReleases(t *testing.T) {
 	p.conn.Close()
 	eventually(t, "both cores are free, and nothing is kept", func() bool { return x.free(t, w.secret) == 2 && w.agent.count() == 0 })
 	t.Logf("free after %v", time.Since(began))
-}
-
-// leaveSocket is a process that ends while a child of it still has its connection.
-func leaveSocket() int {
-	child := &os.ProcAttr{Files: []*os.File{nil, nil, nil, os.NewFile(3, "connection")}}
-	if _, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"}, child); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
 }
 
 func TestReleaseWhileWaiting(t *testing.T) {

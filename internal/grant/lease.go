@@ -44,6 +44,8 @@ type Spec struct {
 	At             string        // address to begin at; a lease that goes on elsewhere is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
+
+	recheck bool // see Recheck
 }
 
 // Pending is a lease before it is granted: candidates in order, the library read and hashed. One goroutine.
@@ -214,6 +216,9 @@ func workerOf(w *control.WorkerGrant) Worker {
 		Sandbox: time.Duration(w.GetSteps().GetSandbox()),
 		Start:   w.GetStart()}
 }
+
+// Recheck has Look ask an executor that is the only candidate whether it has room, also if that would need no question.
+func (p *Pending) Recheck() { p.spec.recheck = true }
 
 // Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.
 func (p *Pending) Granted() bool { return p.granted }

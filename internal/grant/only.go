@@ -20,7 +20,7 @@ func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, err
 	if closed {
 		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "the session is closed")
 	}
-	if known != nil && uint64(s.Workers)*(uint64(s.Depth)*uint64(s.Eager)+s.Bulk) <= smallChannels {
+	if known != nil && !s.recheck && uint64(s.Workers)*(uint64(s.Depth)*uint64(s.Eager)+s.Bulk) <= smallChannels {
 		if cand, err := c.suited(addr, known, s); err == nil && cand.tooSmall(s) == nil {
 			return cand, nil
 		}
