@@ -57,6 +57,7 @@ func newRoot(a *app) *cobra.Command {
 		newRevoke(a),
 		newDrain(a),
 		newDoctor(a),
+		newAgent(a),
 		newBench(a),
 		newSlurm(a),
 	)
