@@ -59,5 +59,6 @@ func serve(ctx context.Context, settings *agent.Settings, socket *agent.Socket) 
 	if err != nil {
 		return err
 	}
+	_ = os.Chdir("/") // keep no file system in use
 	return agent.Serve(ctx, agent.Config{Socket: socket, Linger: settings.Linger, Version: version, Log: log})
 }

@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -18,9 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
-	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // Bounds of one client.
@@ -47,9 +43,8 @@ type client struct {
 	open   atomic.Int32   // requests without a reply
 
 	// Of the hello; set before any other request.
-	page      *page
-	directory string
-	environ   map[string]string
+	page *page
+	env  *environment
 
 	mu       sync.Mutex
 	closed   bool
@@ -278,12 +273,7 @@ func (c *client) hello(r *request) error {
 		c.reply(r, nil, failed("agent", dataplane.StatusInvalid, "%v", err))
 		return err
 	}
-	c.directory, c.environ = h.Directory, make(map[string]string)
-	for _, e := range h.Environment {
-		if name, value, ok := strings.Cut(e, "="); ok && isOfInterest(name) {
-			c.environ[name] = value
-		}
-	}
+	c.env = newEnvironment(&h)
 	c.out.mu.Lock()
 	c.page, c.out.page = p, p
 	c.out.mu.Unlock()
@@ -292,32 +282,6 @@ func (c *client) hello(r *request) error {
 	c.reply(r, w.Encode, nil)
 	c.log.Debug("client", "library", h.Version)
 	return nil
-}
-
-// isOfInterest reports whether a variable of a client is kept.
-func isOfInterest(name string) bool {
-	return strings.HasPrefix(name, "RFAAS_") || name == "HOME" || name == "XDG_RUNTIME_DIR" || name == "USER" || name == "LOGNAME"
-}
-
-// getenv looks up a variable of the client. Paths are absolute.
-func (c *client) getenv(name string) string {
-	v := c.environ[name]
-	switch name {
-	case identity.TokenFileEnv, identity.CAFileEnv, control.SecretFileEnv, "HOME", "XDG_RUNTIME_DIR":
-		if v != "" && !filepath.IsAbs(v) {
-			return filepath.Join(c.directory, v)
-		}
-		return v
-	}
-	return c.address(v)
-}
-
-// address makes the path of a unix socket absolute.
-func (c *client) address(a string) string {
-	if p, ok := strings.CutPrefix(a, "unix:"); ok && p != "" && p[0] != '@' && !filepath.IsAbs(p) {
-		return "unix:" + filepath.Join(c.directory, p)
-	}
-	return a
 }
 
 // answer runs a request and replies.
@@ -397,10 +361,11 @@ func (c *client) cleanUp() {
 	}
 	wg.Wait()
 	for _, s := range sessions {
-		if !stopping {
-			s.control.Close()
+		if s != nil && !stopping {
+			wg.Go(s.control.Close)
 		}
 	}
+	wg.Wait()
 	c.work.Wait()
 	c.out.close()
 	if c.page != nil {

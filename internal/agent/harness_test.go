@@ -162,7 +162,7 @@ func (d *daemon) free(t testing.TB, secret string) int {
 
 // world is an agent in this process, and what its clients need.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	socket string
 	secret string
 	log    *locked
@@ -171,9 +171,11 @@ type world struct {
 	agent  *Agent
 }
 
-func newWorld(t *testing.T, linger time.Duration) *world {
+func newWorld(t testing.TB, linger time.Duration) *world {
 	t.Helper()
-	leakcheck.Check(t, objects)
+	if t, ok := t.(*testing.T); ok {
+		leakcheck.Check(t, objects)
+	}
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)

@@ -211,7 +211,10 @@ func (l *lease) discard() {
 
 // acquire finds an executor. It returns the lease, or the candidate that the client shall offer channels to.
 func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
+	control := l.session.control
 	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
+	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()))
+	defer stop()
 	offers := m.Offers
 	if m.First {
 		if err := l.plan(m, r); err != nil {
@@ -225,7 +228,6 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			offers = nil // they were those of the workers that are gone
 		}
 	}
-	control := l.session.control
 	look := m.First
 	for {
 		seen := control.Arrivals()
@@ -269,7 +271,7 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 		return err
 	}
 	spec := l.c.spec(&m.Spec)
-	spec.At = l.c.address(m.At)
+	spec.At = l.c.env.address(m.At)
 	l.pending, err = l.session.control.Plan(lib, spec)
 	return err
 }
@@ -277,7 +279,7 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 func (c *client) spec(s *protocol.Spec) grant.Spec {
 	return grant.Spec{Library: s.Library, Workers: int(s.Workers), CoresPerWorker: int(s.CoresPerWorker), Memory: s.Memory,
 		Mode: control.WaitMode(s.WaitMode), Duration: time.Duration(s.DurationNs), Renew: s.Flags&protocol.Renew != 0 || s.DurationNs == 0,
-		CallLimit: time.Duration(s.CallLimitNs), Executor: c.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
+		CallLimit: time.Duration(s.CallLimitNs), Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }
 
 // resume asks for the workers that are kept under a key. It returns no lease and no error if they cannot be had; the
@@ -294,7 +296,9 @@ func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, e
 	if _, err := l.pending.NextWithin(ctx); err != nil {
 		return nil, err
 	}
-	held, err := l.pending.Grant(context.WithoutCancel(ctx), m.Offers)
+	grant, stop := uncancelled(ctx)
+	defer stop()
+	held, err := l.pending.Grant(grant, m.Offers)
 	if err != nil && !l.pending.Granted() {
 		return nil, nil
 	}
@@ -327,8 +331,9 @@ func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider s
 		}
 		blobs := *offers
 		*offers, l.next = nil, nil
-		// Not bound to the client: a grant whose reply is not awaited would stay reserved for a while. done gives it back.
-		held, err := p.Grant(context.WithoutCancel(ctx), blobs)
+		grant, stop := uncancelled(ctx)
+		held, err := p.Grant(grant, blobs)
+		stop()
 		if err == nil {
 			return held, nil, nil
 		}
@@ -336,6 +341,13 @@ func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider s
 			return nil, nil, &refusal{err}
 		}
 	}
+}
+
+// uncancelled returns a context with the deadline of ctx that is not cancelled with it. An executor would keep cores
+// reserved for a while for a client that does not wait for the reply to its request. done gives such a lease back.
+func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, _ := ctx.Deadline()
+	return context.WithDeadline(context.WithoutCancel(ctx), at)
 }
 
 // goesOn reports whether the next candidate may be asked after an error of a grant.
@@ -382,7 +394,7 @@ func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*gran
 			l.c.log.Debug("the library of an adopted lease cannot be read", "library", m.Spec.Library, "error", err)
 		}
 	}
-	a := grant.Adoption{ID: m.LeaseID, Address: l.c.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
+	a := grant.Adoption{ID: m.LeaseID, Address: l.c.env.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
 		Until: time.Now().Add(time.Duration(m.UntilNs - dataplane.Now()))}
 	for _, pid := range m.PIDs {
 		a.PIDs = append(a.PIDs, int(pid))

@@ -13,7 +13,7 @@ import (
 )
 
 // opened returns a process with session 1 at an executor.
-func opened(t *testing.T, w *world, x *daemon) *process {
+func opened(t testing.TB, w *world, x *daemon) *process {
 	t.Helper()
 	p := w.connect()
 	if err := p.open(1, protocol.Session{Executor: x.address}); err != nil {

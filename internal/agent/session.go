@@ -91,9 +91,9 @@ func (c *client) openSession(r *request) error {
 	if err != nil {
 		return err
 	}
-	o := grant.Options{Manager: c.address(m.Manager), Executor: c.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
+	o := grant.Options{Manager: c.env.address(m.Manager), Executor: c.env.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
 		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
-		Dropped: func(name any) { c.dropped(name.(uint64)) }}.WithEnvironment(c.getenv)
+		Dropped: func(name any) { c.dropped(name.(uint64)) }}.WithEnvironment(c.env.get)
 	control, err := c.a.pool.Open(c.ctx, o)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +148,7 @@ func (c *client) spread(r *request) (body, error) {
 	if err != nil {
 		return nil, err
 	}
-	executor := c.address(m.Executor)
+	executor := c.env.address(m.Executor)
 	if at := cmp.Or(executor, s.control.Executor()); m.One && at != "" {
 		return func(b []byte) []byte {
 			return protocol.EncodeShares(b, []protocol.Share{{Workers: m.Workers, Executor: at}})

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -132,6 +133,10 @@ type logFile struct {
 }
 
 func openLog(path string) (*logFile, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("log: %w", err)
+	}
 	l := &logFile{path: path}
 	if err := l.open(); err != nil {
 		return nil, fmt.Errorf("log: %w; choose another --log-file", err)

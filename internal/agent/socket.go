@@ -144,7 +144,12 @@ func Listen(path string) (*Socket, error) {
 
 func newSocket(l *net.UnixListener) (*Socket, error) {
 	l.SetUnlinkOnClose(false)
-	s := &Socket{listener: l, path: l.Addr().String()}
+	path, err := filepath.Abs(l.Addr().String())
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	s := &Socket{listener: l, path: path}
 	if err := unix.Lstat(s.path, &s.self); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("socket %s: %w", s.path, err)

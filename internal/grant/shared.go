@@ -45,6 +45,7 @@ func newShared(o *Options) (*shared, error) {
 	}
 	s := &shared{opts: *o, nodeID: id, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
 		streams: make(map[string][]*leasing), libraries: make(map[fileState]*library), places: places{open: o.Device}}
+	s.opts.Dropped, s.opts.Device = nil, nil // of one session
 	rand.Read(s.client[:])
 	return s, nil
 }

@@ -155,7 +155,7 @@ func TestHeader(t *testing.T) {
 	if !End(b, 6) {
 		t.Fatal("too large")
 	}
-	h, err := DecodeHeader(b[6:6+HeaderSize])
+	h, err := DecodeHeader(b[6 : 6+HeaderSize])
 	if err != nil || !reflect.DeepEqual(h, Header{HeaderSize + 3, OpOpen, 7, -3}) {
 		t.Errorf("%+v, %v", h, err)
 	}
@@ -164,7 +164,7 @@ func TestHeader(t *testing.T) {
 	}
 	for _, size := range []uint32{0, HeaderSize - 1, MaxMessage + 1, 1<<32 - 1} {
 		copy(b[6:], []byte{byte(size), byte(size >> 8), byte(size >> 16), byte(size >> 24)})
-		if _, err := DecodeHeader(b[6:6+HeaderSize]); !isMalformed(err) {
+		if _, err := DecodeHeader(b[6 : 6+HeaderSize]); !isMalformed(err) {
 			t.Errorf("size %d: %v", size, err)
 		}
 	}

@@ -1,0 +1,48 @@
+package agent
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// environment is what a process has set for its control plane. It does not change.
+type environment struct {
+	directory string // for relative paths
+	values    map[string]string
+}
+
+func newEnvironment(h *protocol.Hello) *environment {
+	e := &environment{h.Directory, make(map[string]string)}
+	for _, v := range h.Environment {
+		name, value, ok := strings.Cut(v, "=")
+		if ok && (strings.HasPrefix(name, "RFAAS_") || name == "HOME" || name == "XDG_RUNTIME_DIR" || name == "USER" || name == "LOGNAME") {
+			e.values[name] = value
+		}
+	}
+	return e
+}
+
+// get looks up a variable. Paths are absolute.
+func (e *environment) get(name string) string {
+	v := e.values[name]
+	switch name {
+	case identity.TokenFileEnv, identity.CAFileEnv, control.SecretFileEnv, "HOME", "XDG_RUNTIME_DIR":
+		if v != "" && !filepath.IsAbs(v) {
+			return filepath.Join(e.directory, v)
+		}
+		return v
+	}
+	return e.address(v)
+}
+
+// address makes the path of a unix socket absolute.
+func (e *environment) address(a string) string {
+	if p, ok := strings.CutPrefix(a, "unix:"); ok && p != "" && p[0] != '@' && !filepath.IsAbs(p) {
+		return "unix:" + filepath.Join(e.directory, p)
+	}
+	return a
+}
