@@ -35,7 +35,7 @@ CFLAGS ?= -O2 -g
 NO_PATHS := -ffile-prefix-map=$(CURDIR)=.
 # Warnings are errors where they must not pass unseen; a newer compiler's must not stop a user.
 DP_CFLAGS := -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -pthread -I$(DP) -Iclient/c -I. $(NO_PATHS) $(if $(filter true 1,$(CI)),-Werror) $(CPPFLAGS)
-DP_LIBS := -libverbs -ldl
+DP_LIBS := -ldl
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZE_THREAD := -O1 -g -fno-omit-frame-pointer -fsanitize=thread -Wno-tsan
 GO_LDFLAGS := -X main.version=$(VERSION)

@@ -101,10 +101,13 @@ static int zygote_start(zygote *z) {
     if (dp_cloner_init(&z->cloner, z->sandbox))
         return DP_EXIT_ZYGOTE;
     dp_crash_prepare();
+    dp_error err;
     struct {
         uint32_t numbers[3];
         char text[DP_SANDBOX_TEXT_MAX + DP_VERSION_MAX]; /* missing parts, NUL, version */
-    } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(), 0}, ""};
+    } hello = {{DP_WIRE_VERSION, (uint32_t)dp_verbs_preload(&err), 0}, ""};
+    if (err.status != DP_OK)
+        fprintf(stderr, "rfaas-worker: no verbs: %s\n", err.msg);
     dp_sandbox_prepare(z->sandbox, hello.numbers[1] > 0);
     hello.numbers[2] = z->sandbox->parts;
     if (dp_cloner_share(&z->cloner))

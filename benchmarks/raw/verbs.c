@@ -51,7 +51,7 @@ static int make_bare_qp(dp_bench_verbs *v, dp_error *err) {
                     .max_inline_data = want},
             .qp_type = IBV_QPT_RC,
         };
-        v->qp = ibv_create_qp(v->pd, &a);
+        v->qp = dpv_ibv.create_qp(v->pd, &a);
         if (v->qp) {
             v->max_inline = a.cap.max_inline_data;
             break;
@@ -61,7 +61,7 @@ static int make_bare_qp(dp_bench_verbs *v, dp_error *err) {
     }
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .pkey_index = v->dev->pkey_index, .port_num = v->dev->port,
                             .qp_access_flags = (unsigned)access_flags(v)};
-    int e = ibv_modify_qp(v->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int e = dpv_ibv.modify_qp(v->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     return e ? dp_fail(err, dpv_status_of(e), e, "bench: ibv_modify_qp to INIT on %s", v->dev->base.name) : DP_OK;
 }
 
@@ -81,14 +81,14 @@ static int make(dp_bench_verbs *v, uint32_t payload, uint32_t depth, dp_error *e
         v->memory = NULL;
         return dp_fail(err, DP_FATAL, errno, "bench: %llu bytes", (unsigned long long)(2 * v->half));
     }
-    v->pd = ibv_alloc_pd(v->dev->ctx);
-    v->channel = ibv_create_comp_channel(v->dev->ctx);
+    v->pd = dpv_ibv.alloc_pd(v->dev->ctx);
+    v->channel = dpv_ibv.create_comp_channel(v->dev->ctx);
     if (!v->pd || !v->channel)
         return dp_fail(err, dpv_status_of(errno), errno, "bench: domain and event channel on %s", name);
-    v->cq = ibv_create_cq(v->dev->ctx, (int)(2 * v->queue), NULL, v->channel, 0);
+    v->cq = dpv_ibv.create_cq(v->dev->ctx, (int)(2 * v->queue), NULL, v->channel, 0);
     struct ibv_device_attr attr;
-    v->atomics = !ibv_query_device(v->dev->ctx, &attr) && attr.atomic_cap != IBV_ATOMIC_NONE;
-    v->mr = ibv_reg_mr(v->pd, v->memory, 2 * v->half, access_flags(v));
+    v->atomics = !dpv_ibv.query_device(v->dev->ctx, &attr) && attr.atomic_cap != IBV_ATOMIC_NONE;
+    v->mr = dpv_ibv_reg_mr(v->pd, v->memory, 2 * v->half, (unsigned)access_flags(v));
     if (!v->cq || !v->mr)
         return dp_fail(err, dpv_status_of(errno), errno, "bench: completion queue and region on %s", name);
     int st = make_bare_qp(v, err);
@@ -126,18 +126,18 @@ void dp_bench_verbs_destroy(dp_bench_verbs *v) {
     if (!v)
         return;
     if (v->qp)
-        ibv_destroy_qp(v->qp);
+        dpv_ibv.destroy_qp(v->qp);
     if (v->cq) {
         if (v->events)
-            ibv_ack_cq_events(v->cq, v->events);
-        ibv_destroy_cq(v->cq);
+            dpv_ibv.ack_cq_events(v->cq, v->events);
+        dpv_ibv.destroy_cq(v->cq);
     }
     if (v->mr)
-        ibv_dereg_mr(v->mr);
+        dpv_ibv.dereg_mr(v->mr);
     if (v->channel)
-        ibv_destroy_comp_channel(v->channel);
+        dpv_ibv.destroy_comp_channel(v->channel);
     if (v->pd)
-        ibv_dealloc_pd(v->pd);
+        dpv_ibv.dealloc_pd(v->pd);
     if (v->memory)
         munmap(v->memory, 2 * v->half);
     free(v);
@@ -161,20 +161,20 @@ int dp_bench_verbs_connect(dp_bench_verbs *v, const dp_bench_card *peer, dp_erro
                                                   .traffic_class = d->traffic_class};
         memcpy(a.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
     }
-    int e = ibv_modify_qp(v->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+    int e = dpv_ibv.modify_qp(v->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (e)
         return dp_fail(err, DP_CONNECTION, e, "bench: ibv_modify_qp to RTR on %s", d->base.name);
     struct ibv_qp_attr s = {.qp_state = IBV_QPS_RTS, .sq_psn = v->psn, .timeout = d->timeout,
                             .retry_cnt = d->retry_count, .rnr_retry = 7, .max_rd_atomic = 1};
-    e = ibv_modify_qp(v->qp, &s, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+    e = dpv_ibv.modify_qp(v->qp, &s, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                                      IBV_QP_MAX_QP_RD_ATOMIC);
     return e ? dp_fail(err, DP_CONNECTION, e, "bench: ibv_modify_qp to RTS on %s", d->base.name) : DP_OK;
 }
 
 void dp_bench_verbs_abort(dp_bench_verbs *v) {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_ERR};
-    ibv_modify_qp(v->qp, &a, IBV_QP_STATE); /* flushes the posted receives, which wakes whoever waits for one */
+    dpv_ibv.modify_qp(v->qp, &a, IBV_QP_STATE); /* flushes the posted receives, which wakes whoever waits for one */
 }
 
 /* ---- round trips ---- */
@@ -249,10 +249,10 @@ static int await_warm(dp_bench_verbs *v) {
         struct ibv_cq *cq;
         void *context;
         /* Without a time-out, as a bare program would: dp_bench_verbs_abort ends it when the peer is gone. */
-        if (ibv_get_cq_event(v->channel, &cq, &context))
+        if (dpv_ibv.get_cq_event(v->channel, &cq, &context))
             return DP_FATAL;
         if (++v->events == QUEUE_MIN) {
-            ibv_ack_cq_events(v->cq, v->events);
+            dpv_ibv.ack_cq_events(v->cq, v->events);
             v->events = 0;
         }
     }

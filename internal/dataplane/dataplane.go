@@ -2,7 +2,7 @@ package dataplane
 
 /*
 #cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wno-unused-parameter
-#cgo LDFLAGS: -libverbs -ldl -pthread
+#cgo LDFLAGS: -ldl -pthread
 #include <stdlib.h>
 #include "dp_channel.h"
 */
@@ -46,7 +46,7 @@ func (o Options) c(device *C.char) C.dp_dev_options {
 	}
 }
 
-// Open opens a device of the provider. Errors are ErrUnsupported (no such device) and ErrInvalid.
+// Open opens a device of the provider. Errors are ErrUnsupported (no such device, or no libibverbs) and ErrInvalid.
 func Open(provider string, o Options) (*Device, error) {
 	name, dev := C.CString(provider), C.CString(o.Device)
 	defer C.free(unsafe.Pointer(name))

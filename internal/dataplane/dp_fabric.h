@@ -216,16 +216,21 @@ struct dp_ops {
 /* ---- devices ---- */
 
 /* dp_dev_open opens a device of the provider named "shm" or "verbs"; opts may be NULL for defaults
- * (gid_index is then -1). "verbs" without a usable device: DP_NO_DEVICE naming what was looked for. */
+ * (gid_index is then -1). "verbs" without a usable device: DP_NO_DEVICE naming what was looked for; without libibverbs,
+ * which it loads: DP_UNSUPPORTED naming the packages to install. */
 int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 /* Everything made from the device must be gone. */
 void dp_dev_close(dp_dev *dev);
 /* Provider openers, called through dp_dev_open. */
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
-/* dp_verbs_preload loads libibverbs' providers and keeps the device list, so that later opens here and in forked
- * children are quick. It opens no device. Returns the number of devices, 0 when there are none. */
-int dp_verbs_preload(void);
+/* dp_verbs_preload loads libibverbs and its providers and keeps the device list, so that later opens here and in forked
+ * children are quick. It opens no device. Returns the number of devices; 0 when there are none, without loading anything,
+ * or when they cannot be listed: err says why. */
+int dp_verbs_preload(dp_error *err);
+/* dp_verbs_load loads libibverbs unless that has been done; it stays loaded. Thread safe. DP_UNSUPPORTED names the packages
+ * to install; the next call tries again. A process that enters a sandbox calls it, or dp_verbs_preload, before that. */
+int dp_verbs_load(dp_error *err);
 
 /* ---- domains and memory ---- */
 

@@ -1,6 +1,7 @@
 /* Inside the verbs provider: the objects behind dp_dev, dp_domain, dp_mem, dp_cq and dp_qp, and what its
  * files ask of each other. Nothing outside dp_verbs_*.c includes this.
  *
+ *   dp_verbs_load.c    libibverbs, loaded when the first device is looked for
  *   dp_verbs_device.c  choice of device, port, GID and P_Key; asynchronous events; preload
  *   dp_verbs_mem.c     protection domains and memory regions
  *   dp_verbs_cq.c      polling, blocking, and the bookkeeping that a completion triggers
@@ -23,12 +24,12 @@
 #ifndef RFAAS_DP_VERBS_H
 #define RFAAS_DP_VERBS_H
 
-#include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "dp_fabric.h"
+#include "dp_verbs_load.h"
 
 #define DPV_INDEX_MASK 0xffffull
 #define DPV_RECV_BIT (1ull << 16)

@@ -38,11 +38,11 @@ static void free_cq(dpv_cq *cq) {
     if (cq->cq) {
         /* ibv_destroy_cq waits until all events are acknowledged. */
         if (cq->unacked)
-            ibv_ack_cq_events(cq->cq, cq->unacked);
-        ibv_destroy_cq(cq->cq);
+            dpv_ibv.ack_cq_events(cq->cq, cq->unacked);
+        dpv_ibv.destroy_cq(cq->cq);
     }
     if (cq->channel)
-        ibv_destroy_comp_channel(cq->channel);
+        dpv_ibv.destroy_comp_channel(cq->channel);
     if (cq->wake_fd >= 0)
         close(cq->wake_fd);
     free(cq->stash);
@@ -57,7 +57,7 @@ static int open_cq(dpv_dev *dev, dpv_cq *cq, uint32_t capacity, dp_error *err) {
     cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (cq->wake_fd < 0)
         return dp_fail(err, DP_FATAL, errno, "create completion queue: eventfd");
-    cq->channel = ibv_create_comp_channel(dev->ctx);
+    cq->channel = dpv_ibv.create_comp_channel(dev->ctx);
     if (!cq->channel)
         return dp_fail(err, dpv_status_of(errno), errno, "ibv_create_comp_channel on %s", dev->base.name);
     int fl = fcntl(cq->channel->fd, F_GETFL);
@@ -66,7 +66,7 @@ static int open_cq(dpv_dev *dev, dpv_cq *cq, uint32_t capacity, dp_error *err) {
     /* Vectors are interrupts; taking them in turn spreads blocked waiters over the cores that serve them. */
     uint32_t vectors = dev->ctx->num_comp_vectors > 0 ? (uint32_t)dev->ctx->num_comp_vectors : 1;
     uint32_t vector = __atomic_fetch_add(&dev->next_vector, 1, __ATOMIC_RELAXED) % vectors;
-    cq->cq = ibv_create_cq(dev->ctx, (int)capacity, cq, cq->channel, (int)vector);
+    cq->cq = dpv_ibv.create_cq(dev->ctx, (int)capacity, cq, cq->channel, (int)vector);
     if (!cq->cq)
         return dp_fail(err, dpv_status_of(errno), errno, "ibv_create_cq of %u entries on %s", capacity,
                        dev->base.name);
@@ -322,9 +322,9 @@ static bool take_events(dpv_cq *cq) {
     for (;;) {
         struct ibv_cq *which;
         void *context;
-        if (ibv_get_cq_event(cq->channel, &which, &context) == 0) {
+        if (dpv_ibv.get_cq_event(cq->channel, &which, &context) == 0) {
             if (++cq->unacked >= DPV_ACK_BATCH) {
-                ibv_ack_cq_events(cq->cq, cq->unacked);
+                dpv_ibv.ack_cq_events(cq->cq, cq->unacked);
                 cq->unacked = 0;
             }
         } else if (errno != EINTR) {

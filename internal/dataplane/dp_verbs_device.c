@@ -2,6 +2,7 @@
 #include "dp_verbs.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -53,10 +54,10 @@ int dpv_status_of(int sys_errno) {
     }
 }
 
-/* ibv_get_device_list, with errno on failure. libibverbs reads its configuration on the first call of the
- * process and never again: if descriptors run out in the middle, there are no devices until it ends. So look
+/* Returns the devices present, or NULL with err filled. libibverbs reads its configuration on the first call of the
+ * process and never again: if descriptors run out in the middle, there are no devices until it ends. So this looks
  * first whether there are as many as it could need. */
-static struct ibv_device **list_devices(int *n) {
+static struct ibv_device **list_devices(int *n, dp_error *err) {
     enum { NEEDED = 8 };
     int fds[NEEDED], got = 0;
     while (got < NEEDED && (fds[got] = eventfd(0, EFD_CLOEXEC)) >= 0)
@@ -65,18 +66,39 @@ static struct ibv_device **list_devices(int *n) {
     for (int i = 0; i < got; i++)
         close(fds[i]);
     if (got < NEEDED) {
-        errno = e;
+        dp_fail(err, DP_NO_DEVICE, e, "ibv_get_device_list");
         return NULL;
     }
-    return ibv_get_device_list(n);
+    if (dp_verbs_load(err) != DP_OK)
+        return NULL;
+    struct ibv_device **list = dpv_ibv.get_device_list(n);
+    if (!list)
+        dp_fail(err, DP_NO_DEVICE, errno, "ibv_get_device_list");
+    return list;
+}
+
+/* Reports whether the kernel shows any RDMA device, by its class or by its files. */
+static bool any_device(void) {
+    static const char *const places[] = {"/sys/class/infiniband", "/dev/infiniband"};
+    bool any = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places && !any; i++) {
+        DIR *d = opendir(places[i]);
+        for (struct dirent *e; d && !any && (e = readdir(d));)
+            any = e->d_name[0] != '.';
+        if (d)
+            closedir(d);
+    }
+    return any;
 }
 
 /* Of dp_verbs_preload; never freed. */
 static struct ibv_device **preloaded;
 static int n_preloaded;
 
-int dp_verbs_preload(void) {
-    if (!preloaded && !(preloaded = list_devices(&n_preloaded)))
+int dp_verbs_preload(dp_error *err) {
+    if (err)
+        *err = (dp_error){0};
+    if (!preloaded && any_device() && !(preloaded = list_devices(&n_preloaded, err)))
         n_preloaded = 0;
     return n_preloaded;
 }
@@ -137,12 +159,12 @@ static int check_options(const dp_dev_options *o, dp_error *err) {
 /* ---- device and port ---- */
 
 static bool port_is_active(struct ibv_context *ctx, int port, struct ibv_port_attr *out) {
-    return ibv_query_port(ctx, (uint8_t)port, out) == 0 && out->state == IBV_PORT_ACTIVE;
+    return dpv_ibv_query_port(ctx, (uint8_t)port, out) == 0 && out->state == IBV_PORT_ACTIVE;
 }
 
 /* Finds the port asked for, or the first active one. */
 static int choose_port(dpv_dev *dev, const dp_dev_options *o, struct ibv_port_attr *port, dp_error *err) {
-    const char *name = ibv_get_device_name(dev->ctx->device);
+    const char *name = dev->ctx->device->name;
     int ports = dev->attr.phys_port_cnt;
     if (o->port > ports)
         return dp_fail(err, DP_NO_DEVICE, 0, "RDMA device %s has no port %d (ports 1..%d)", name, o->port,
@@ -164,20 +186,20 @@ static int choose_port(dpv_dev *dev, const dp_dev_options *o, struct ibv_port_at
 /* Opens one device and settles its port. */
 static int try_device(dpv_dev *dev, struct ibv_device *d, const dp_dev_options *o, struct ibv_port_attr *port,
                       dp_error *err) {
-    const char *name = ibv_get_device_name(d);
+    const char *name = d->name;
     if (d->transport_type != IBV_TRANSPORT_IB)
         return dp_fail(err, DP_NO_DEVICE, 0, "RDMA device %s is neither InfiniBand nor RoCE", name);
-    dev->ctx = ibv_open_device(d);
+    dev->ctx = dpv_ibv.open_device(d);
     if (!dev->ctx)
         return dp_fail(err, DP_NO_DEVICE, errno ? errno : EIO, "ibv_open_device %s", name);
     int st = DP_OK;
-    int e = ibv_query_device(dev->ctx, &dev->attr);
+    int e = dpv_ibv.query_device(dev->ctx, &dev->attr);
     if (e)
         st = dp_fail(err, DP_NO_DEVICE, e, "ibv_query_device %s", name);
     else
         st = choose_port(dev, o, port, err);
     if (st != DP_OK) {
-        ibv_close_device(dev->ctx);
+        dpv_ibv.close_device(dev->ctx);
         dev->ctx = NULL;
     }
     return st;
@@ -187,20 +209,23 @@ static int try_device(dpv_dev *dev, struct ibv_device *d, const dp_dev_options *
 static int choose_device(dpv_dev *dev, const dp_dev_options *o, struct ibv_port_attr *port, dp_error *err) {
     const char *want = o->device && *o->device ? o->device : NULL;
     for (int i = 0; i < n_preloaded; i++)
-        if ((!want || !strcmp(want, ibv_get_device_name(preloaded[i]))) && is_there(preloaded[i]) &&
+        if ((!want || !strcmp(want, preloaded[i]->name)) && is_there(preloaded[i]) &&
             try_device(dev, preloaded[i], o, port, err) == DP_OK)
             return DP_OK;
     int n = 0; /* what is wrong, or one that is new, the list of now tells */
-    struct ibv_device **list = list_devices(&n);
-    if (!list)
-        return dp_fail(err, DP_NO_DEVICE, errno, "no RDMA device%s%.63s found: ibv_get_device_list",
+    dp_error why = {0};
+    struct ibv_device **list = list_devices(&n, &why);
+    if (!list && why.status == DP_NO_DEVICE)
+        return dp_fail(err, DP_NO_DEVICE, why.sys_errno, "no RDMA device%s%.63s found: ibv_get_device_list",
                        want ? " " : "", want ? want : "");
+    if (!list)
+        return dp_fail(err, why.status, 0, "%s", why.msg);
     char seen[120] = "";
     size_t used = 0;
     int st = want ? DP_NO_DEVICE : dp_fail(err, DP_NO_DEVICE, 0, "no RDMA device found");
     bool found = false;
     for (int i = 0; i < n && st != DP_OK; i++) {
-        const char *name = ibv_get_device_name(list[i]);
+        const char *name = list[i]->name;
         if (!want || !strcmp(want, name)) {
             st = try_device(dev, list[i], o, port, err);
             found = true;
@@ -210,7 +235,7 @@ static int choose_device(dpv_dev *dev, const dp_dev_options *o, struct ibv_port_
         if (want && found)
             break;
     }
-    ibv_free_device_list(list);
+    dpv_ibv.free_device_list(list);
     if (want && !found)
         return dp_fail(err, DP_NO_DEVICE, 0, "no RDMA device \"%.63s\" (present: %s)", want,
                        n ? seen : "none");
@@ -245,13 +270,13 @@ static int choose_roce_gid(dpv_dev *dev, const struct ibv_port_attr *port, struc
     for (int i = 1; i <= dev->attr.phys_port_cnt; i++) {
         struct ibv_port_attr p;
         room += i == dev->port ? (size_t)port->gid_tbl_len
-                               : (ibv_query_port(dev->ctx, (uint8_t)i, &p) ? 0 : (size_t)p.gid_tbl_len);
+                               : (dpv_ibv_query_port(dev->ctx, (uint8_t)i, &p) ? 0 : (size_t)p.gid_tbl_len);
     }
     struct ibv_gid_entry *table = calloc(room ? room : 1, sizeof *table);
     if (!table)
         return dp_fail(err, DP_FATAL, ENOMEM, "GID table of %zu entries", room);
-    ssize_t n = ibv_query_gid_table(dev->ctx, table, room, 0);
-    const char *name = ibv_get_device_name(dev->ctx->device);
+    ssize_t n = dpv_ibv_query_gid_table(dev->ctx, table, room);
+    const char *name = dev->ctx->device->name;
     if (n < 0) {
         free(table);
         return dp_fail(err, DP_NO_DEVICE, (int)-n, "GID table of %s", name);
@@ -280,11 +305,11 @@ static int choose_gid(dpv_dev *dev, const struct ibv_port_attr *port, int index,
     } else {
         /* InfiniBand exports GID 0 even when routing by LID: the peer may need it. */
         uint32_t at = index < 0 ? 0 : (uint32_t)index;
-        int rc = ibv_query_gid_ex(dev->ctx, dev->port, at, &e, 0);
+        int rc = dpv_ibv_query_gid_ex(dev->ctx, dev->port, at, &e);
         if (rc && dev->use_grh)
             return dp_fail(err, DP_NO_DEVICE, rc,
                            "RDMA device %s port %d has no GID at index %u (table of %d)",
-                           ibv_get_device_name(dev->ctx->device), dev->port, at, port->gid_tbl_len);
+                           dev->ctx->device->name, dev->port, at, port->gid_tbl_len);
         if (rc)
             e = (struct ibv_gid_entry){.gid_type = IBV_GID_TYPE_IB};
     }
@@ -300,9 +325,9 @@ static int choose_pkey(dpv_dev *dev, const struct ibv_port_attr *port, int index
     if (index >= port->pkey_tbl_len)
         return dp_fail(err, DP_INVALID, 0,
                        "open verbs device: pkey_index %d, table of %s port %d has %d entries", index,
-                       ibv_get_device_name(dev->ctx->device), dev->port, port->pkey_tbl_len);
+                       dev->ctx->device->name, dev->port, port->pkey_tbl_len);
     __be16 pkey = 0;
-    if (ibv_query_pkey(dev->ctx, dev->port, index, &pkey))
+    if (dpv_ibv.query_pkey(dev->ctx, dev->port, index, &pkey))
         return dp_fail(err, DP_NO_DEVICE, errno, "P_Key at index %d", index);
     dev->pkey = ntohs(pkey);
     if (!(dev->pkey & 0x7fff))
@@ -358,7 +383,7 @@ static void describe(dpv_dev *dev, const struct ibv_port_attr *port) {
     b->link = dev->link_layer == IBV_LINK_LAYER_INFINIBAND ? 1 : 2;
     b->lid = dev->lid;
     memcpy(b->gid, dev->gid.raw, sizeof b->gid);
-    const char *name = ibv_get_device_name(dev->ctx->device);
+    const char *name = dev->ctx->device->name;
     if (dev->use_grh)
         snprintf(b->name, sizeof b->name, "%.40s port %u gid %u", name, dev->port, dev->gid_index);
     else
@@ -388,7 +413,7 @@ int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
             st = dp_fail(err, DP_FATAL, errno, "open verbs device: event descriptor");
     }
     if (st != DP_OK) {
-        ibv_close_device(dev->ctx);
+        dpv_ibv.close_device(dev->ctx);
         free(dev);
         return st;
     }
@@ -400,7 +425,7 @@ int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
 
 static void dpv_dev_close(dp_dev *base) {
     dpv_dev *dev = dpv_dev_of(base);
-    ibv_close_device(dev->ctx);
+    dpv_ibv.close_device(dev->ctx);
     pthread_mutex_destroy(&dev->lock);
     free(dev);
 }
@@ -436,9 +461,9 @@ static void handle_event(dpv_dev *dev, const struct ibv_async_event *ev) {
 void dpv_dev_drain_events_locked(dpv_dev *dev) {
     struct ibv_async_event ev;
     for (;;) {
-        if (ibv_get_async_event(dev->ctx, &ev) == 0) {
+        if (dpv_ibv.get_async_event(dev->ctx, &ev) == 0) {
             handle_event(dev, &ev);
-            ibv_ack_async_event(&ev);
+            dpv_ibv.ack_async_event(&ev);
         } else if (errno == EAGAIN) {
             return;
         } else if (errno != EINTR) {

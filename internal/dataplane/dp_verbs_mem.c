@@ -19,7 +19,7 @@ int dpv_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) {
     if (!d)
         return dp_fail(err, DP_FATAL, ENOMEM, "create domain on %s", dev->name);
     d->base.dev = dev;
-    d->pd = ibv_alloc_pd(dpv_dev_of(dev)->ctx);
+    d->pd = dpv_ibv.alloc_pd(dpv_dev_of(dev)->ctx);
     if (!d->pd) {
         int e = errno;
         free(d);
@@ -31,7 +31,7 @@ int dpv_domain_create(dp_dev *dev, dp_domain **out, dp_error *err) {
 
 void dpv_domain_destroy(dp_domain *base) {
     dpv_domain *d = dpv_domain_of(base);
-    ibv_dealloc_pd(d->pd);
+    dpv_ibv.dealloc_pd(d->pd);
     free(d);
 }
 
@@ -50,7 +50,7 @@ int dpv_mem_register(dp_domain *base, void *addr, uint64_t size, uint32_t access
     dpv_mem *m = calloc(1, sizeof *m);
     if (!m)
         return dp_fail(err, DP_FATAL, ENOMEM, "register region of %llu bytes", (unsigned long long)size);
-    m->mr = ibv_reg_mr(d->pd, addr, size, (int)(IBV_ACCESS_LOCAL_WRITE | dpv_access_flags(access)));
+    m->mr = dpv_ibv_reg_mr(d->pd, addr, size, IBV_ACCESS_LOCAL_WRITE | dpv_access_flags(access));
     if (!m->mr) {
         int e = errno;
         free(m);
@@ -117,7 +117,7 @@ void dpv_mem_free(dp_mem *base) {
     dpv_mem *m = (dpv_mem *)base;
     /* Deregistered first: until then the device may write there. Should that fail, the device still holds
      * the pages, so keep them mapped rather than let it write into somebody else's. */
-    if (ibv_dereg_mr(m->mr) == 0 && m->map)
+    if (dpv_ibv.dereg_mr(m->mr) == 0 && m->map)
         munmap(m->map, m->map_len);
     free(m);
 }

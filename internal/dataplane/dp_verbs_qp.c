@@ -44,7 +44,7 @@ static int to_init(dpv_qp *q, dp_error *err) {
         .port_num = dev->port,
         .qp_access_flags = q->access,
     };
-    int e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    int e = dpv_ibv.modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (e)
         return dp_fail(err, dpv_status_of(e), e, "ibv_modify_qp to INIT on %s", dev->base.name);
     q->psn = fresh_psn();
@@ -78,7 +78,7 @@ static int create_verbs_qp(dpv_qp *q, const dp_qp_attr *attr, dp_error *err) {
                     .max_inline_data = want},
             .qp_type = IBV_QPT_RC,
         };
-        q->qp = ibv_create_qp(dpv_domain_of(q->base.domain)->pd, &a);
+        q->qp = dpv_ibv.create_qp(dpv_domain_of(q->base.domain)->pd, &a);
         if (q->qp) {
             q->base.max_inline = a.cap.max_inline_data;
             if (first_errno == EINVAL)
@@ -124,7 +124,7 @@ static int make_qp(dpv_qp *q, const dp_qp_attr *attr, dp_error *err) {
         if (st == DP_OK)
             st = dpv_cq_attach(dpv_cq_of(q->base.cq), q, err);
         if (st != DP_OK)
-            ibv_destroy_qp(q->qp);
+            dpv_ibv.destroy_qp(q->qp);
     }
     return st;
 }
@@ -155,7 +155,7 @@ int dpv_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, 
 
 void dpv_qp_destroy(dp_qp *base) {
     dpv_qp *q = dpv_qp_of(base);
-    ibv_destroy_qp(q->qp);
+    dpv_ibv.destroy_qp(q->qp);
     dpv_cq_detach(dpv_cq_of(base->cq), q);
     free_qp(q);
 }
@@ -222,7 +222,7 @@ static int to_rtr(dpv_qp *q, const dpv_dev *dev, const dpv_blob *b, dp_error *er
                                                   .hop_limit = HOP_LIMIT,
                                                   .traffic_class = dev->traffic_class};
     }
-    int e = ibv_modify_qp(q->qp, &a,
+    int e = dpv_ibv.modify_qp(q->qp, &a,
                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (e) {
@@ -243,7 +243,7 @@ static int to_rts(dpv_qp *q, const dpv_dev *dev, const dpv_blob *b, dp_error *er
         .rnr_retry = RNR_RETRY,
         .max_rd_atomic = b->rd_atomic < dev->rd_atomic ? b->rd_atomic : dev->rd_atomic,
     };
-    int e = ibv_modify_qp(q->qp, &a,
+    int e = dpv_ibv.modify_qp(q->qp, &a,
                           IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
                               IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
     if (e)
@@ -275,7 +275,7 @@ int dpv_qp_reset(dp_qp *base, dp_error *err) {
     struct ibv_qp_attr a = {.qp_state = IBV_QPS_RESET};
     base->state = DP_QP_ERROR; /* unless all of the following succeeds */
     pthread_mutex_lock(&dev->lock);
-    int e = ibv_modify_qp(q->qp, &a, IBV_QP_STATE);
+    int e = dpv_ibv.modify_qp(q->qp, &a, IBV_QP_STATE);
     if (!e) {
         /* Events of the old life are read now, under the lock, so that none marks the new one. */
         dpv_dev_drain_events_locked(dev);
@@ -317,7 +317,7 @@ int dpv_qp_probe(dp_qp *base) {
         return base->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
     struct ibv_qp_attr a;
     struct ibv_qp_init_attr init;
-    int e = ibv_query_qp(dpv_qp_of(base)->qp, &a, IBV_QP_STATE, &init);
+    int e = dpv_ibv.query_qp(dpv_qp_of(base)->qp, &a, IBV_QP_STATE, &init);
     if (e == EPERM) { /* in a worker's sandbox: completions, answers to the keepalive and events must do */
         dpv_dev_drain_events(dpv_dev_of(base->domain->dev));
         keepalive(dpv_qp_of(base));

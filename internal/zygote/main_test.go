@@ -194,7 +194,7 @@ type client struct {
 func clientPath(t testing.TB) string {
 	t.Helper()
 	sources, _ := filepath.Glob(dataplane + "/dp_*.c")
-	return compile(t, "client", slices.Concat([]string{"testdata/client.c"}, sources, []string{"-libverbs", "-ldl"})...)
+	return compile(t, "client", slices.Concat([]string{"testdata/client.c"}, sources, []string{"-ldl"})...)
 }
 
 func newClient(path string) (*client, error) {

@@ -189,8 +189,8 @@ T_CASE(registered, "ahead/registered", .providers = T_VERBS) {
 
 /* Devices that were listed once are opened without another look, by name or as the first; what they lack is told as always. */
 T_CASE(preloaded, "device/preloaded", .providers = T_VERBS) {
-    CHECK(dp_verbs_preload() > 0);
-    CHECK_EQ(dp_verbs_preload(), dp_verbs_preload());
+    CHECK(dp_verbs_preload(NULL) > 0);
+    CHECK_EQ(dp_verbs_preload(NULL), dp_verbs_preload(NULL));
     dp_error err;
     dp_dev *dev;
     CHECK_OK_ERR(dp_dev_open("verbs", NULL, &dev, &err), err);
