@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -228,7 +229,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "verbs library", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -238,10 +239,10 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 15 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 16 {
 		t.Fatalf("%v, %v", list, err)
 	}
-	if f := list[13]; f.State != "note" || f.Mend == "" {
+	if f := list[14]; f.State != "note" || f.Mend == "" {
 		t.Errorf("an executor that is not there: %+v", f)
 	}
 	wrong := filepath.Join(t.TempDir(), "secret")
@@ -272,6 +273,20 @@ func TestSoftRoCEOfLinux61(t *testing.T) {
 	}
 	if f := checkDevices(nil); !strings.Contains(f.Mend, "not on Linux 6.1") {
 		t.Errorf("recommended: %q", f.Mend)
+	}
+}
+
+// libibverbs is missed only where there is a device.
+func TestCheckVerbsLibrary(t *testing.T) {
+	missing := func() error { return errors.New("libibverbs.so.1: no such file") }
+	if f := checkVerbsLibrary(false, missing); f.State != "ok" || f.Mend != "" {
+		t.Errorf("without a device: %+v", f)
+	}
+	if f := checkVerbsLibrary(true, missing); f.State != "problem" || !strings.Contains(f.Detail, "libibverbs.so.1") || !strings.Contains(f.Mend, "ibverbs-providers") {
+		t.Errorf("without the library: %+v", f)
+	}
+	if f := checkVerbsLibrary(true, func() error { return nil }); f.State != "ok" {
+		t.Errorf("with both: %+v", f)
 	}
 }
 

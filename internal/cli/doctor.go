@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/executor"
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
@@ -52,6 +53,7 @@ func newDoctor(a *app) *cobra.Command {
 			devices := verbsDevices("/sys/class/infiniband")
 			list := []finding{
 				checkDevices(devices),
+				checkVerbsLibrary(len(devices) > 0, dataplane.LoadVerbs),
 				checkSoftRoCE("/sys/class/infiniband", kernelRelease()),
 				checkGIDs("/sys/class/infiniband"),
 				checkDeviceFiles("/dev/infiniband"),
@@ -139,6 +141,18 @@ func checkDevices(devices []string) finding {
 		return problem(check, "look at the cable and the subnet manager (ibstat)", "no active port: %s", text)
 	}
 	return ok(check, "%s", text)
+}
+
+// checkVerbsLibrary loads libibverbs, which is not linked, where there is a device to use it for.
+func checkVerbsLibrary(devices bool, load func() error) finding {
+	const check = "verbs library"
+	if !devices {
+		return ok(check, "libibverbs is not needed without a device")
+	}
+	if err := load(); err != nil {
+		return problem(check, "install or upgrade libibverbs1 and ibverbs-providers (Debian) or libibverbs (Red Hat)", "%v", err)
+	}
+	return ok(check, "libibverbs can be loaded")
 }
 
 // checkSoftRoCE warns of soft-RoCE on Linux 6.1: when the interface lost its carrier under load, the kernel locked up, in three of three runs.

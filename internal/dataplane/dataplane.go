@@ -46,6 +46,16 @@ func (o Options) c(device *C.char) C.dp_dev_options {
 	}
 }
 
+// LoadVerbs loads libibverbs, which Open does when it is asked for verbs. The error is ErrUnsupported and names the packages
+// to install.
+func LoadVerbs() error {
+	var e C.dp_error
+	if C.dp_verbs_load(&e) != 0 {
+		return cError("load libibverbs", &e)
+	}
+	return nil
+}
+
 // Open opens a device of the provider. Errors are ErrUnsupported (no such device, or no libibverbs) and ErrInvalid.
 func Open(provider string, o Options) (*Device, error) {
 	name, dev := C.CString(provider), C.CString(o.Device)

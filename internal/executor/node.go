@@ -22,9 +22,13 @@ func leaseCores(cores []topology.Core) []lease.Core {
 	return list
 }
 
-// chooseProviders returns what this node offers: what was asked for, or what there is.
-func chooseProviders(asked []string, verbsDevices int) ([]string, error) {
+// chooseProviders returns what this node offers: what was asked for, or what there is. load loads libibverbs: without it
+// the worker program finds no devices.
+func chooseProviders(asked []string, verbsDevices int, load func() error) ([]string, error) {
 	if slices.Contains(asked, "verbs") && verbsDevices == 0 {
+		if err := load(); err != nil {
+			return nil, fmt.Errorf("providers: verbs was asked for: %w", err)
+		}
 		return nil, fmt.Errorf("providers: verbs was asked for, and this node has no verbs device")
 	}
 	if asked != nil {

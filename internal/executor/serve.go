@@ -554,7 +554,7 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 			"assigned", slurm.CPUs, "cpus", config.Cores{List: topology.CPUs(cores)}.String())
 	}
 	cfg.Cores = leaseCores(cores)
-	if cfg.Providers, err = chooseProviders(s.ProviderList(), spawner.VerbsDevices()); err != nil {
+	if cfg.Providers, err = chooseProviders(s.ProviderList(), spawner.VerbsDevices(), dataplane.LoadVerbs); err != nil {
 		return cfg, err
 	}
 	if err := s.CheckMemory("/"); err != nil {
