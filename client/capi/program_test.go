@@ -73,18 +73,12 @@ func library(t *testing.T, source string, flags ...string) string {
 // run runs a program with an executor of its own and returns what it printed.
 func run(t *testing.T, line ...string) string {
 	t.Helper()
-	return runWith(t, nil, line...)
-}
-
-// runWith is run with additional arguments for the executor.
-func runWith(t *testing.T, executor []string, line ...string) string {
-	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
 	libraries := []string{"TEST_LIBRARY=" + functions(t), "TEST_DEATHS=" + deaths(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-	cmd.Env = append(append(os.Environ(), libraries...), "RFAAS_EXECUTOR="+startExecutor(t, secret, executor...), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	cmd.Env = append(append(os.Environ(), libraries...), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -143,22 +137,4 @@ func TestFortranProgram(t *testing.T) {
 	crosses(t)
 	run(t, build(t, "gfortran", "testdata/fortran_test.f90", "-std=f2018", "-L", filepath.Dir(built(t, "lib/librfaas_fortran.a")), "-lrfaas_fortran"),
 		built(t, "build/functions/echo.so"))
-}
-
-// A program that was compiled with an older header runs with today's library.
-func TestFrozenHeader(t *testing.T) {
-	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
-		t.Skip("a header is the same on every fabric")
-	}
-	headers, err := filepath.Glob("testdata/frozen/*/rfaas.h")
-	if err != nil || len(headers) == 0 {
-		t.Fatalf("no frozen headers: %v", err)
-	}
-	for _, header := range headers {
-		t.Run(filepath.Base(filepath.Dir(header)), func(t *testing.T) {
-			program := build(t, "gcc", "testdata/api_test.c", append(slices.Clone(c11), "-I", filepath.Dir(header))...)
-			// With the first header, a program learns from a file that its function is running.
-			runWith(t, []string{"--sandbox", "off"}, program, built(t, "build/functions/echo.so"))
-		})
-	}
 }

@@ -167,15 +167,11 @@ static void requests(void) {
     FAILS(rfaas_wait(&r[0], &n), RFAAS_INVALID, "released");
 }
 
-/* The process of worker 0 as its executor knows it, 0 if the header cannot ask. What it says itself counts in its own namespace. */
+/* The process of worker 0 as its executor knows it. The worker itself has another number in its own namespace. */
 static pid_t pid_of(rfaas_lease *l) {
-#ifdef RFAAS_TIME_LIMIT
     rfaas_worker_details d = {.struct_size = sizeof d};
     OK(rfaas_worker_info(l, 0, &d));
     return (pid_t)d.pid;
-#else
-    return (void)l, 0;
-#endif
 }
 
 static void deaths(uint32_t mode) {
@@ -214,8 +210,6 @@ static void deaths(uint32_t mode) {
     OK(rfaas_lease_release(l));
 }
 
-#if RFAAS_VERSION_MINOR >= 2
-#ifdef RFAAS_TIME_LIMIT /* not in the first header */
 /* Limits end a call with a status of their own, and a worker tells what it does. */
 static void limits(void) {
     rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
@@ -254,8 +248,32 @@ static void limits(void) {
     OK(rfaas_lease_release(l));
     FAILS(rfaas_worker_info(l, 0, &d), RFAAS_INVALID, "released");
 }
-#endif
-#endif
+
+/* A program that was compiled when structures were shorter: nothing behind struct_size is read or written. */
+static void shorter_structures(void) {
+    rfaas_lease *l = lease(1, 4, RFAAS_WAIT_ADAPTIVE);
+    rfaas_function echo = find(l, "echo");
+    rfaas_lease_details d = {.struct_size = offsetof(rfaas_lease_details, node_name)};
+    memset(d.node_name, 'x', sizeof d.node_name);
+    OK(rfaas_lease_info(l, &d));
+    CHECK(d.workers == 1 && d.executor[0] && d.node_name[0] == 'x' && d.node_name[sizeof d.node_name - 1] == 'x');
+    rfaas_statistics st = {.struct_size = offsetof(rfaas_statistics, cold), .cold = 77};
+    OK(rfaas_lease_statistics(l, &st));
+    CHECK(st.cold == 77);
+    rfaas_call_options o = RFAAS_CALL_OPTIONS_INIT;
+    uint64_t in = 5, out = 0;
+    o.struct_size = offsetof(rfaas_call_options, repeats);
+    o.attempt_ns = -1; /* would be refused */
+    OK(rfaas_invoke(l, echo, &in, 8, &out, 8, NULL, &o));
+    CHECK(out == 5);
+    OK(rfaas_lease_release(l));
+    rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+    lo.struct_size = offsetof(rfaas_lease_options, call_limit_ns);
+    lo.call_limit_ns = -1; /* would be refused */
+    lo.library = library;
+    OK(rfaas_lease_open(session, &lo, &l));
+    OK(rfaas_lease_release(l));
+}
 
 static void buffers(void) {
     rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
@@ -282,21 +300,15 @@ static void buffers(void) {
 struct intruder {
     rfaas_lease *l;
     rfaas_function f;
-    const char *file; /* is there when the other thread's function runs */
     int status;
     char text[256];
 };
 
 static void *intrude(void *arg) {
     struct intruder *i = arg;
-#ifdef RFAAS_TIME_LIMIT
     rfaas_worker_details d = {.struct_size = sizeof d};
     while (rfaas_worker_info(i->l, 0, &d) == RFAAS_OK && strcmp(d.running, "sleep_ns")) {
     }
-#else
-    for (double end = now() + 20; access(i->file, F_OK) && now() < end;)
-        usleep(100);
-#endif
     i->status = rfaas_invoke(i->l, i->f, NULL, 0, NULL, 0, NULL, NULL);
     snprintf(i->text, sizeof i->text, "%s", rfaas_last_error());
     return NULL;
@@ -306,24 +318,10 @@ static void threads_and_fork(void) {
     rfaas_lease *l = lease(1, 4, RFAAS_WAIT_ADAPTIVE);
     struct intruder i = {.l = l, .f = find(l, "empty")};
     pthread_t t;
-#ifdef RFAAS_TIME_LIMIT
     uint64_t ns = 1000000000, out;
     rfaas_function sleep_ns = find(l, "sleep_ns");
     pthread_create(&t, NULL, intrude, &i);
     OK(rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL));
-#else
-    /* The first header says nothing of what a worker does: its function says it by a file. */
-    char file[] = "/tmp/api_test.XXXXXX";
-    const char *echo = library;
-    CHECK(close(mkstemp(file)) == 0 && unlink(file) == 0);
-    library = getenv("TEST_LIBRARY");
-    OK(rfaas_lease_release(l));
-    i = (struct intruder){.l = l = lease(1, 4, RFAAS_WAIT_ADAPTIVE), .f = find(l, "twice"), .file = file};
-    library = echo;
-    pthread_create(&t, NULL, intrude, &i);
-    OK(rfaas_invoke(l, find(l, "tell_and_sleep"), file, sizeof file, NULL, 0, NULL, NULL));
-    unlink(file);
-#endif
     pthread_join(t, NULL);
     CHECK(i.status == RFAAS_WRONG_THREAD && strstr(i.text, "another thread"));
 #ifndef WITH_MPI
@@ -350,11 +348,8 @@ void everything(void) {
         deaths(mode);
     }
     requests();
-#if RFAAS_VERSION_MINOR >= 2
-#ifdef RFAAS_TIME_LIMIT
     limits();
-#endif
-#endif
+    shorter_structures();
     buffers();
     threads_and_fork();
     rfaas_lease *left = lease(1, 1, 0); /* finalize cleans up */

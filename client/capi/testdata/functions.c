@@ -34,18 +34,6 @@ uint32_t slow(void *args, uint32_t size, void *res) {
     return twice(args, size, res);
 }
 
-/* Makes the file that the argument names, and takes a second then. */
-uint32_t tell_and_sleep(void *args, uint32_t size, void *res) {
-    struct timespec t = {1, 0};
-    int fd = size ? open(args, O_CREAT | O_WRONLY, 0600) : -1;
-    (void)res;
-    if (fd < 0 || close(fd))
-        return rfaas_fail("cannot make the file");
-    while (nanosleep(&t, &t) && errno == EINTR) {
-    }
-    return 0;
-}
-
 /* Fails for 0, and takes 50 ms for each other item. */
 uint32_t late(void *args, uint32_t size, void *res) {
     struct timespec t = {0, 50000000 * (long)(size / 8)};
