@@ -164,9 +164,9 @@ build/librfaas.map: $(CLIENT)/rfaas.h
 	$(Q)mkdir -p $(@D)
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 
-HEADERS := rfaas.h rfaas_function.h rfaas.hpp rfaas_mpi.h
-headers: $(HEADERS:%=include/%) # include/rfaas.h, rfaas_function.h, rfaas.hpp, rfaas_mpi.h
-include/rfaas_mpi.h: client/mpi/rfaas_mpi.h
+HEADERS := rfaas.h rfaas_function.h rfaas.hpp rfaas_enums.hpp rfaas_mpi.h
+headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp
+include/rfaas_mpi.%: client/mpi/rfaas_mpi.%
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
 include/%.h: $(CLIENT)/%.h
@@ -183,23 +183,31 @@ build/man/rfaas.1: bin/rfaas bin/rfaas-bench
 	$(call say,MAN,build/man/)
 	$(Q)rm -rf $(@D).new && mkdir -p $(@D).new && bin/rfaas man $(@D).new && bin/rfaas-bench man $(@D).new && rm -rf $(@D) && mv $(@D).new $(@D)
 
-# Section 3, out of the header's comments.
+# Section 3 is generated from the description of the API (make api).
+MAN3 := $(sort $(wildcard docs/man3/*.3))
 .PHONY: man3
-man3: build/man3/rfaas.3 # build/man3/*.3
-build/man3/rfaas.3: $(CLIENT)/rfaas.h scripts/man3
-	$(call say,MAN,build/man3/)
-	$(Q)scripts/man3 $< $(@D) '$(VERSION)'
+man3: $(MAN3:docs/man3/%=build/man3/%) # build/man3/*.3
+build/man3/%: docs/man3/%
+	$(Q)install -D -m 644 $< $@
 
-# The Fortran module, where there is a Fortran compiler. A .mod file is for the compiler that wrote it, so the source is
+# rfaas.h, the Fortran module rfaas_c, rfaas_enums.hpp, Go constants, section 3 and docs/languages.md.
+.PHONY: api
+api: ## generate rfaas.h and all that follows from client/api/rfaas.yaml
+	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write
+
+# The Fortran modules, where there is a Fortran compiler. A .mod file is for the compiler that wrote it, so the source is
 # installed too.
 FORTRAN := $(if $(shell command -v $(FC) 2>/dev/null),lib/librfaas_fortran.a)
 .PHONY: fortran
-fortran: $(FORTRAN) # lib/librfaas_fortran.a, include/rfaas.mod
-lib/librfaas_fortran.a: client/fortran/rfaas.f90
+FORTRAN_MODULES := rfaas_c rfaas_options rfaas
+FORTRAN_SOURCES := client/fortran/rfaas_c.f90 client/fortran/rfaas.f90
+fortran: $(FORTRAN) # lib/librfaas_fortran.a, include/rfaas*.mod
+lib/librfaas_fortran.a: $(FORTRAN_SOURCES)
 	$(call say,FC,$@)
 	$(Q)mkdir -p build/fortran include lib
-	$(Q)$(FC) -O2 -g $(NO_PATHS) -fPIC -Wall -Jinclude -c -o build/fortran/rfaas.o $<
-	$(Q)rm -f $@ && ar rcs $@ build/fortran/rfaas.o
+	$(Q)for f in rfaas_c rfaas; do \
+		$(FC) -O2 -g $(NO_PATHS) -fPIC -Wall -Jinclude -c -o build/fortran/$$f.o client/fortran/$$f.f90 || exit; done
+	$(Q)rm -f $@ && ar rcs $@ build/fortran/rfaas_c.o build/fortran/rfaas.o
 
 # ---------------------------------------------------------------------------------------------- examples
 
@@ -506,12 +514,11 @@ lint-readme:
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
-open := (
-API_NAMES := $(shell sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)$(open).*/\1/p' $(CLIENT)/rfaas.h)
+FORTRAN_INSTALLED := rfaas_c.f90 rfaas.f90
 INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
-	lib/librfaas_fortran.a include/rfaas.mod share/rfaas/rfaas.f90 lib/pkgconfig/rfaas-fortran.pc \
-	$(API_NAMES:%=share/man/man3/%.3) share/man/man3/rfaas.3 share/modulefiles/rfaas/$(VERSION) \
+	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
+	$(MAN3:docs/%=share/man/%) share/modulefiles/rfaas/$(VERSION) \
 	lib/cmake/rfaas/rfaas-config.cmake lib/cmake/rfaas/rfaas-config-version.cmake
 # What CMake and pkg-config compare: numbers and dots.
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
@@ -529,14 +536,14 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
-	$(Q)install -D -m 644 client/fortran/rfaas.f90 $(DESTDIR)$(PREFIX)/share/rfaas/rfaas.f90
+	$(Q)install -m 644 $(FORTRAN_SOURCES) $(DESTDIR)$(PREFIX)/share/rfaas
 	$(Q)[[ -z '$(FORTRAN)' ]] || { \
-		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 include/rfaas.mod $(DESTDIR)$(PREFIX)/include && \
+		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(API_VERSION)' 'Requires: rfaas' \
 			'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas_fortran' >$(LIBDIR)/pkgconfig/rfaas-fortran.pc; }
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/man/man{1,3,8} $(DESTDIR)$(PREFIX)/share/modulefiles/rfaas $(LIBDIR)/cmake/rfaas
-	$(Q)install -m 644 build/man3/*.3 $(DESTDIR)$(PREFIX)/share/man/man3
+	$(Q)install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd
 	$(Q)for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$${f##*/}; done

@@ -1,6 +1,7 @@
+/* generated from client/api/rfaas.yaml by internal/apigen (make api): do not edit. */
 /* rfaas.h: call functions on leased cores of other nodes by remote memory write.
  *
- * Link with -lrfaas. Ten lines to offload:
+ * Link with -lrfaas. A program that offloads one call:
  *
  *     rfaas_session *s;  rfaas_lease *l;  rfaas_function f;  size_t n;
  *     rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;      // address from RFAAS_MANAGER or RFAAS_EXECUTOR
@@ -13,27 +14,29 @@
  *     rfaas_invoke(l, f, in, in_size, out, sizeof out, &n, NULL);
  *     rfaas_lease_release(l);  rfaas_session_close(s);  rfaas_finalize();
  *
- * Results of functions. Every function that returns int returns RFAAS_OK (0) or one of the negative RFAAS_* codes
- * below. After an error, rfaas_last_error() on the same thread tells it in words and names the offending value, and
- * rfaas_started() tells whether the remote function may have run. No output argument is written on an error
- * unless its description says so.
+ * Results. Every function that returns int returns RFAAS_OK (0) or a negative status, unless its
+ * description says otherwise. After an error, rfaas_last_error() on the same thread returns a text
+ * that names the operation and the offending value, and rfaas_started() says whether the remote
+ * function may have run. On an error, a function writes no output argument unless its description says
+ * so.
  *
- * Threads. Sessions may be used by several threads. A lease and its requests are used by ONE thread at a time; a
- * second thread inside the same lease gets RFAAS_WRONG_THREAD (found on a best-effort basis: it is a diagnosis, not
- * a lock). Threads that want to call at the same time take a lease each. Any number of leases may exist.
- * The library may be used before MPI_Init and after MPI_Finalize and at every MPI thread level; it makes no MPI
- * call. It runs a few threads of its own that sleep unless control messages arrive.
+ * Threads. Any number of threads may use one lease. Any number of threads may use one session. A
+ * process may hold any number of leases. The library can be used before MPI_Init, after MPI_Finalize
+ * and at every MPI thread level; it makes no MPI call. It runs a few threads of its own, which sleep
+ * unless control messages arrive.
  *
- * Fork. A child of fork() can use neither the parent's leases nor, once librfaas.so is loaded, the library itself: all its
- * calls return RFAAS_INVALID, rfaas_init too, also where the parent has not called it. A program that it starts by exec can.
+ * Fork. After fork(), the child cannot use the library: every function returns RFAAS_INVALID,
+ * including rfaas_init, and even if the parent has not called rfaas_init. A program that the child
+ * starts with exec can use the library.
  *
- * Handles. Sessions and leases are opaque pointers, requests are numbers. NULL, an ended request, a released
- * lease and a call before rfaas_init or after rfaas_finalize give RFAAS_INVALID. A pointer that never was a handle
- * cannot be told from one and is undefined behaviour.
+ * Handles. Sessions and leases are opaque pointers; requests are numbers. A NULL handle, a released
+ * lease, a request that has ended, and a call before rfaas_init or after rfaas_finalize give
+ * RFAAS_INVALID. Passing a pointer that never was a handle is undefined behaviour.
  *
- * Versions. Option structures start with their size, set by their *_INIT initialiser, so a program compiled against
- * an older header runs with a newer library. Fields are only ever appended; 0 always means the default.
- */
+ * Compatibility. From version 0.4 on, a program that was compiled against an older header runs with a
+ * newer library. Option structures begin with their size, which the *_INIT initialiser sets. New
+ * fields are appended, and 0 always means the default. The values of constants and the declarations of
+ * functions do not change. */
 #ifndef RFAAS_H
 #define RFAAS_H
 
@@ -50,166 +53,225 @@ extern "C" {
 #define RFAAS_API
 #endif
 
-#define RFAAS_VERSION_MAJOR 0
-#define RFAAS_VERSION_MINOR 3
+/* ---- version ---- */
 
-/* ---- status codes ----
- * A status is 0 or -(class * 100 + detail). The class says what to do next; codes are stable and new details may
- * appear, so switch over RFAAS_CLASS(status) where the detail does not matter. */
+#define RFAAS_VERSION_MAJOR 0
+
+#define RFAAS_VERSION_MINOR 4
+
+/* ---- status codes ---- */
+
+/* A status is 0 or -(class * 100 + detail). The class says what the caller can do next. Codes never
+ * change, but new details may be added: use RFAAS_CLASS(status) where the detail does not matter. */
 
 #define RFAAS_OK 0
 
-#define RFAAS_BUSY (-100) /* no free slot or core: try again after finishing some request */
+#define RFAAS_BUSY (-100)             /* no free slot or core; finish a request and retry */
 
-#define RFAAS_INVALID (-200)      /* an argument is wrong; the text names it */
-#define RFAAS_TOO_LARGE (-201)    /* payload or capacity larger than the lease's limits */
-#define RFAAS_NO_FUNCTION (-202)  /* no such function in the library */
-#define RFAAS_BAD_BLOB (-203)     /* the other side's queue-pair address is malformed */
-#define RFAAS_BAD_LIBRARY (-204)  /* the library cannot be read or loaded; the text says why */
-#define RFAAS_BAD_REQUEST (-205)  /* the worker refused a malformed request */
-#define RFAAS_WRONG_THREAD (-206) /* two threads inside one lease */
+#define RFAAS_INVALID (-200)          /* an argument is wrong; the error text names it */
+#define RFAAS_TOO_LARGE (-201)        /* the payload or capacity exceeds the lease's limits */
+#define RFAAS_NO_FUNCTION (-202)      /* the library has no function of this name */
+#define RFAAS_BAD_BLOB (-203)         /* the peer sent a malformed queue pair address */
+#define RFAAS_BAD_LIBRARY (-204)      /* the library cannot be read or loaded; the error text says why */
+#define RFAAS_BAD_REQUEST (-205)      /* the worker refused a malformed request */
+#define RFAAS_WRONG_THREAD (-206)     /* two threads used an object that only one thread may use */
 
-#define RFAAS_UNSUPPORTED (-300) /* this provider, device or executor cannot do it */
-#define RFAAS_NO_DEVICE (-301)   /* no such RDMA device, port or GID */
+#define RFAAS_UNSUPPORTED (-300)      /* this provider, device or executor does not support the operation */
+#define RFAAS_NO_DEVICE (-301)        /* no such RDMA device, port or GID */
 
-#define RFAAS_FUNCTION_FAILED (-400)  /* the function reported failure; the text is its message */
-#define RFAAS_RESULT_TOO_LARGE (-401) /* the result exceeds the capacity given */
+#define RFAAS_FUNCTION_FAILED (-400)  /* the function reported an error; the error text is its message */
+#define RFAAS_RESULT_TOO_LARGE (-401) /* the result exceeds the capacity that the caller gave */
 #define RFAAS_DEADLINE (-402)         /* the deadline passed; the function may still be running */
-#define RFAAS_CANCELLED (-403)        /* cancelled by rfaas_cancel */
+#define RFAAS_CANCELLED (-403)        /* the caller cancelled the call with rfaas_cancel */
 
-#define RFAAS_CONNECTION (-500)  /* the connection to the worker or to the control port broke */
-#define RFAAS_PEER_GONE (-501)   /* the other process or node is gone, or cannot be reached */
-#define RFAAS_WORKER_DIED (-502) /* the worker died; the text says how. The next call gets a new worker */
-#define RFAAS_PROTOCOL (-503)    /* the other side does not keep to the protocol, or has another version */
-#define RFAAS_TIME_LIMIT (-504)  /* a function ran longer than the lease's call_limit_ns; its worker was killed */
-#define RFAAS_MEMORY_LIMIT (-505) /* a function exceeded the lease's memory and died of it, and its worker with it */
+#define RFAAS_CONNECTION (-500)       /* the connection to the worker or to the control port broke */
+#define RFAAS_PEER_GONE (-501)        /* the other process or node ended, or cannot be reached */
+#define RFAAS_WORKER_DIED (-502)      /* the worker died; the error text says how. The next call gets a new worker */
+#define RFAAS_PROTOCOL (-503)         /* the peer broke the protocol or speaks another version */
+#define RFAAS_TIME_LIMIT (-504)       /* the function exceeded the lease's call_limit_ns and its worker was killed */
+#define RFAAS_MEMORY_LIMIT (-505)     /* the function exceeded the lease's memory and its worker was killed */
 
-#define RFAAS_LEASE_ENDED (-600) /* released, expired or revoked: take a new lease */
+#define RFAAS_LEASE_ENDED (-600)      /* the lease was released, revoked or has expired; open a new lease */
 
-#define RFAAS_FATAL (-700) /* out of memory, device removed, kernel refused */
+#define RFAAS_FATAL (-700)            /* out of memory, device removed, or refused by the kernel */
 
-#define RFAAS_CREDENTIAL (-800) /* the token or secret is missing, wrong, expired, revoked or not valid yet; the text says which */
+#define RFAAS_CREDENTIAL (-800)       /* the token or secret is missing, wrong, expired, revoked or not yet valid */
 
+/* RFAAS_CLASS is the class of a status: RFAAS_CLASS_*, or 0 for RFAAS_OK. */
 #define RFAAS_CLASS(status) ((status) >= 0 ? 0 : -(status) / 100)
+
 #define RFAAS_CLASS_BUSY 1        /* retry */
 #define RFAAS_CLASS_INVALID 2     /* fix the call */
 #define RFAAS_CLASS_UNSUPPORTED 3 /* take another path */
 #define RFAAS_CLASS_FUNCTION 4    /* this call failed, the lease is good */
-#define RFAAS_CLASS_CONNECTION 5  /* the worker is replaced at the next call */
-#define RFAAS_CLASS_LEASE 6       /* take a new lease */
+#define RFAAS_CLASS_CONNECTION 5  /* the worker is lost, the next call gets a new one */
+#define RFAAS_CLASS_LEASE 6       /* open a new lease */
 #define RFAAS_CLASS_FATAL 7       /* stop */
-#define RFAAS_CLASS_CREDENTIAL 8  /* get another token, or set the clock, then repeat */
+#define RFAAS_CLASS_CREDENTIAL 8  /* get another token or set the clock, then repeat the call */
 
-/* rfaas_strerror returns the short English name of a status: a constant string, never NULL. Any thread. */
+/* rfaas_strerror returns the short English name of a status.
+ *
+ * The result is a constant string and never NULL. Any thread may call this function, also before
+ * rfaas_init. */
 RFAAS_API const char *rfaas_strerror(int status);
 
-/* rfaas_last_error returns what went wrong in the last failed call of this thread: operation, offending value,
- * reason. Never NULL; "" when nothing failed yet. The string is the thread's and valid until its next rfaas call. */
+/* rfaas_last_error describes the last failed call of this thread.
+ *
+ * The text names the operation, the offending value and the reason. It is "" if no call of this thread
+ * has failed yet, and never NULL. The string belongs to the thread and is valid until the thread's
+ * next rfaas call. */
 RFAAS_API const char *rfaas_last_error(void);
 
-#define RFAAS_NOT_STARTED 0    /* the function has not run and will not: repeating the call is safe */
-#define RFAAS_MAYBE_EXECUTED 1 /* it may have run, be running or run later */
+#define RFAAS_NOT_STARTED 0    /* the function has not run and will not run; repeating the call is safe */
+#define RFAAS_MAYBE_EXECUTED 1 /* the function may have run, may be running, or may run later */
 
-/* rfaas_started tells whether the function of the last failed invocation, wait, test or cancel of this thread may have
- * been executed. */
+/* rfaas_started says whether the function of this thread's last failed call may have run.
+ *
+ * Returns RFAAS_NOT_STARTED or RFAAS_MAYBE_EXECUTED. It describes the last failed rfaas_invoke,
+ * rfaas_iinvoke, rfaas_wait, rfaas_test or rfaas_cancel of this thread. */
 RFAAS_API int rfaas_started(void);
 
 /* ---- library ---- */
 
-/* rfaas_init starts the library. Reference counted: each successful rfaas_init needs one rfaas_finalize. options must
- * be NULL (room for later). Thread safe. May block for some milliseconds while the library's threads start. */
+/* rfaas_init starts the library.
+ *
+ *   options: must be NULL.
+ *
+ * Calls are counted: each successful rfaas_init needs one rfaas_finalize. Any thread may call this
+ * function. It may block for some milliseconds while the library starts its threads. */
 RFAAS_API int rfaas_init(const void *options);
 
-/* rfaas_finalize undoes one rfaas_init; the last one closes every session and releases every lease. No other call
- * may be running. */
+/* rfaas_finalize undoes one rfaas_init.
+ *
+ * The last rfaas_finalize closes every session and releases every lease. No other rfaas call may be
+ * running then. */
 RFAAS_API int rfaas_finalize(void);
 
-/* rfaas_version returns MAJOR * 1000 + MINOR of the library at run time. */
+/* rfaas_version returns the version of the library at run time.
+ *
+ * The result is RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINOR of the library that is loaded, which
+ * may be newer than the header. */
 RFAAS_API int rfaas_version(void);
 
-/* ---- sessions: where to find executors ---- */
+/* ---- sessions ---- */
 
+/* A session knows where to find executors. */
+
+/* A session with a resource manager or with one executor. */
 typedef struct rfaas_session rfaas_session;
 
 typedef struct rfaas_session_options {
-    uint32_t struct_size; /* sizeof(rfaas_session_options) */
-    int32_t port;         /* verbs: port of the device, from 1; 0: the first active one */
-    /* host:port of a resource manager. NULL or "": environment RFAAS_MANAGER, unless `executor` is given. */
+    uint32_t struct_size;  /* sizeof(rfaas_session_options) */
+    int32_t port;          /* verbs: port of the device, from 1; 0: the first active port */
+    /* host:port of a resource manager. NULL or "": environment variable RFAAS_MANAGER, unless
+     * `executor` is given. */
     const char *manager;
-    /* host:port of one executor, without a manager. NULL or "": environment RFAAS_EXECUTOR, if that is set and
-     * no manager is given. */
+    /* host:port of one executor, for use without a resource manager. NULL or "": environment variable
+     * RFAAS_EXECUTOR, if it is set and no manager is given. */
     const char *executor;
-    /* "shm", "verbs", or "auto" (NULL, ""): environment RFAAS_PROVIDER, else shm on the executor's own node and
-     * verbs elsewhere. */
+    /* "shm", "verbs" or "auto". NULL or "": environment variable RFAAS_PROVIDER, else "auto", which is
+     * shm on the executor's own node and verbs elsewhere. */
     const char *provider;
-    const char *tenant;  /* account that pays; NULL or "": the user's name */
-    const char *device;  /* verbs: device name; NULL or "": the first with an active port */
-    int32_t gid_index;   /* verbs: -1 chooses (RoCE v2 preferred) */
-    int32_t pkey_index;  /* verbs */
+    const char *tenant;    /* account to charge; NULL or "": the user's name */
+    const char *device;    /* verbs: device name; NULL or "": the first with an active port */
+    int32_t gid_index;     /* verbs: index of the GID; -1: chosen, RoCE v2 preferred */
+    int32_t pkey_index;    /* verbs: index of the partition key */
     int32_t traffic_class; /* verbs: 0..255 */
     int32_t service_level; /* verbs: 0..15 */
     int32_t mtu;           /* verbs: 256..4096 bytes; 0: the port's */
     uint32_t flags;        /* RFAAS_SESSION_* or 0 */
-    int64_t timeout_ns;    /* bound for each control operation (open, lease, replacing a worker); 0: 10 s */
-    int32_t keep_leases;   /* released leases that stay connected (rfaas_lease_release); 0: environment RFAAS_KEEP_LEASES, else 16;
-                              negative: none */
+    int64_t timeout_ns;    /* bound of each control operation: open, lease, replace a worker; 0: 10 s */
+    /* Number of released leases that stay connected for reuse (rfaas_lease_release). 0: environment
+     * variable RFAAS_KEEP_LEASES, else 16. Negative: none. */
+    int32_t keep_leases;
     uint32_t reserved;     /* 0 */
 } rfaas_session_options;
-
-/* Leaves out TLS, also with control addresses that are neither loopback nor unix sockets: for networks that are trusted. Also by
- * environment RFAAS_ALLOW_PLAINTEXT=1. */
-#define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
 
 #define RFAAS_SESSION_OPTIONS_INIT \
     { sizeof(rfaas_session_options), 0, NULL, NULL, NULL, NULL, NULL, -1, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* rfaas_session_open reaches the manager or executor once and checks its version. options may be NULL (everything
- * from the environment). Blocks up to the time-out. Strings are copied.
- * Errors: RFAAS_INVALID (no address, malformed address, unknown provider), RFAAS_PEER_GONE (no answer),
- * RFAAS_PROTOCOL (the peer is not an rfaas peer, or has another version). */
+/* RFAAS_SESSION_ALLOW_PLAINTEXT: Connects without TLS to addresses that are neither loopback nor unix
+ * sockets, for trusted networks. The environment variable RFAAS_ALLOW_PLAINTEXT=1 does the same. */
+#define RFAAS_SESSION_ALLOW_PLAINTEXT 1u
+
+/* rfaas_session_open opens a session with a resource manager or an executor.
+ *
+ *   options: NULL means that everything comes from the environment. Strings are copied.
+ *
+ * Connects to the manager or executor once and checks its version. Blocks for at most timeout_ns.
+ *
+ * Errors:
+ *   RFAAS_INVALID: no address, a malformed address, or an unknown provider.
+ *   RFAAS_PEER_GONE: no answer.
+ *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version.
+ *   RFAAS_CREDENTIAL: the peer refuses the token or secret. */
 RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
 
-/* rfaas_session_close releases the session's leases and closes it. The handle is dead afterwards. */
+/* rfaas_session_close releases the leases of a session and closes it.
+ *
+ * The handle is invalid afterwards, whatever is returned. */
 RFAAS_API int rfaas_session_close(rfaas_session *session);
 
-/* ---- what happens to executors ---- */
+/* ---- changes of executors ---- */
 
-#define RFAAS_EXECUTOR_OPEN 1     /* lends cores; also: has come, is back */
-#define RFAAS_EXECUTOR_DRAINING 2 /* gives out no more leases */
-#define RFAAS_EXECUTOR_SILENT 3   /* was not heard of for some heartbeats */
-#define RFAAS_EXECUTOR_LEFT 4     /* has signed off */
+#define RFAAS_EXECUTOR_OPEN 1     /* the executor leases cores; also: it registered, or it recovered */
+#define RFAAS_EXECUTOR_DRAINING 2 /* the executor grants no more leases */
+#define RFAAS_EXECUTOR_SILENT 3   /* the executor missed several heartbeats */
+#define RFAAS_EXECUTOR_LEFT 4     /* the executor signed off */
 
+/* rfaas_change is a change of an executor's state. */
 typedef struct rfaas_change {
-    uint32_t state;     /* RFAAS_EXECUTOR_*: what it is now */
+    uint32_t state;     /* RFAAS_EXECUTOR_*: the new state */
     uint32_t reserved;  /* 0 */
-    char executor[256]; /* its control address */
-    char node[256];     /* host name */
+    char executor[256]; /* the executor's control address */
+    char node[256];     /* the host name of its node */
 } rfaas_change;
 
-/* rfaas_session_changes returns what has happened to the resource manager's executors since the last call for this session, at
- * most `capacity` changes; what is left comes with the next call. The first one begins with those that are there. The resource
- * manager writes changes into this process's memory, so that looking costs no message. Does not block but to connect for the
- * first time and after a restart of the manager, which it does by itself. *count is 0 when nothing has happened. Errors:
- * RFAAS_UNSUPPORTED (there is no resource manager, or no way to its memory from here); connection class: it is away, look again
- * later. One thread at a time per session. */
+/* rfaas_session_changes returns what has happened to executors since the last call.
+ *
+ *   capacity: number of changes that `changes` has room for; later calls return the rest.
+ *   count: number of changes returned; 0 if nothing has happened.
+ *
+ * The first call begins with the executors that are registered. The resource manager writes changes
+ * into this process's memory, so a call sends no message. It blocks only to connect, the first time
+ * and after a restart of the manager. Only one thread at a time may call this function on a session.
+ *
+ * Errors:
+ *   RFAAS_UNSUPPORTED: the session has no resource manager, or its memory cannot be reached from
+ *     here.
+ *   class CONNECTION: the manager cannot be reached now; call again later. */
 RFAAS_API int rfaas_session_changes(rfaas_session *session, rfaas_change changes[], size_t capacity, size_t *count);
 
-/* Is called with one change after the other; anything but 0 ends rfaas_session_watch, which returns it. */
+/* rfaas_change_fn is called with one change. A result other than 0 ends rfaas_session_watch. */
 typedef int (*rfaas_change_fn)(const rfaas_change *change, void *arg);
 
-/* rfaas_session_watch calls f with every change, on the calling thread, which looks every 5 ms. Returns what f returned if that
- * was not 0, RFAAS_DEADLINE after timeout_ns (0: never), and the errors of rfaas_session_changes but for those of the
- * connection class: while the manager is away it waits. f may use the library, but for closing this session. */
+/* rfaas_session_watch calls a function with every change of an executor.
+ *
+ *   f: may use the library, but must not close this session.
+ *   arg: passed to f.
+ *   timeout_ns: how long to watch; 0 means without a limit.
+ *
+ * Looks for changes every 5 ms and calls f on the calling thread. Returns the result of f when that is
+ * not 0. Waits while the manager cannot be reached. Otherwise it has the errors of
+ * rfaas_session_changes.
+ *
+ * Errors:
+ *   RFAAS_DEADLINE: timeout_ns passed. */
 RFAAS_API int rfaas_session_watch(rfaas_session *session, rfaas_change_fn f, void *arg, int64_t timeout_ns);
 
-/* ---- leases: workers on an executor ---- */
+/* ---- leases ---- */
 
+/* A lease is a number of workers on one executor, which have loaded a library of functions. */
+
+/* A number of workers on one executor. */
 typedef struct rfaas_lease rfaas_lease;
 
-#define RFAAS_WAIT_ADAPTIVE 0 /* spin for about as long as a wake-up takes, then block: the default */
-#define RFAAS_WAIT_HOT 1      /* spin: lowest latency, one core each on both sides */
-#define RFAAS_WAIT_WARM 2     /* block at once: no core is burnt */
+/* How both sides wait for messages. */
+#define RFAAS_WAIT_ADAPTIVE 0 /* spin for about as long as a wake-up takes, then block; the default */
+#define RFAAS_WAIT_HOT 1      /* spin: lowest latency, uses one core on each side */
+#define RFAAS_WAIT_WARM 2     /* block at once: uses no core while waiting */
 
+/* RFAAS_NO_BULK: value of rfaas_lease_options.bulk for no room for large payloads. */
 #define RFAAS_NO_BULK UINT64_MAX
 
 typedef struct rfaas_lease_options {
@@ -217,262 +279,404 @@ typedef struct rfaas_lease_options {
     uint32_t workers;          /* 1..1024; 0: 1 */
     uint32_t cores_per_worker; /* 0: 1 */
     uint32_t depth;            /* calls in flight per worker, 1..1024; 0: 8 */
-    uint32_t eager;            /* bytes of payload that travel with the request, 1..262144, rounded up to 64s; 0: 16384 */
-    uint32_t wait_mode;        /* RFAAS_WAIT_*, both sides */
-    /* Bytes, per worker and direction, that the large payloads in flight may take together, so also the largest
-     * payload or result; 0: 2 MiB; RFAAS_NO_BULK: none, `eager` is the limit then. At most 4 GiB. */
+    /* Bytes of payload that travel with the request, 1..262144, rounded up to a multiple of 64. 0:
+     * 16384. */
+    uint32_t eager;
+    uint32_t wait_mode;        /* RFAAS_WAIT_*, for both sides */
+    /* Bytes for the large payloads in flight, per worker and direction. It is also the limit of one
+     * payload and of one result. At most 4 GiB. 0: 2 MiB. RFAAS_NO_BULK: none, so that `eager` is the
+     * limit. */
     uint64_t bulk;
-    uint64_t memory;       /* bytes of memory per worker; 0: the executor's default */
-    int64_t duration_ns;   /* the lease ends by itself after this time; 0: the executor's default */
-    const char *library;   /* path of the shared library with the functions, on this machine */
-    const void *library_data; /* or the library itself in memory; used when `library` is NULL */
-    size_t library_size;      /* bytes of library_data */
-    const char *executor;     /* host:port: this executor and no other; NULL or "": the session's choice */
-    /* How long one call may run: a worker that takes longer is killed and the call ends with RFAAS_TIME_LIMIT. 0: the
-     * executor's own limit, if it has one. */
+    uint64_t memory;           /* bytes of memory per worker; 0: the executor's default */
+    int64_t duration_ns;       /* the lease expires after this time; 0: the executor's default */
+    const char *library;       /* path, on this machine, of the shared library with the functions */
+    const void *library_data;  /* or the library itself, in memory; used if `library` is NULL */
+    size_t library_size;       /* bytes of library_data */
+    const char *executor;      /* host:port: use only this executor; NULL or "": the session chooses */
+    /* Longest run time of one call. A worker that exceeds it is killed and the call ends with
+     * RFAAS_TIME_LIMIT. 0: the executor's own limit, if it has one. */
     int64_t call_limit_ns;
-    uint32_t flags;    /* RFAAS_LEASE_* or 0 */
-    uint32_t reserved; /* 0 */
+    uint32_t flags;            /* RFAAS_LEASE_* or 0 */
+    uint32_t reserved;         /* 0 */
 } rfaas_lease_options;
-
-/* Renews the lease in the background for as long as it is held. So is one without duration_ns. */
-#define RFAAS_LEASE_RENEW 1u
-
-/* Goes on elsewhere. When the executor is lost, or its node drains, a new lease with as many workers is taken in the
- * background, wherever the session finds one (at the given executor alone if there is one), again and again until it
- * succeeds, and the next call moves to it. Such a call waits for it, at most until its deadline or for the session's
- * time-out, and fails with RFAAS_LEASE_ENDED, not started, if there is none by then. State that functions kept in
- * the old workers is gone. Calls in flight fail as without the flag, except those with `repeats`. */
-#define RFAAS_LEASE_FAILOVER 2u
-
-/* Runs functions in the calling process when there is no executor for them: the library is opened there too (dlopen),
- * so its constructors run and what it is linked with must be there (RFAAS_BAD_LIBRARY). If no executor can be reached
- * or has enough free cores and memory, rfaas_lease_open succeeds, rfaas_lease_info says provider "local", and the lease
- * stays local until it is released. With RFAAS_LEASE_FAILOVER calls run here from the loss of the executor until
- * another one is found. Such a call runs on the caller's thread before rfaas_invoke or rfaas_iinvoke returns; no
- * deadline, time or memory limit ends it, a crash is the caller's, rfaas_state is another one, and rfaas_fail only
- * prints (rfaas_function.h). */
-#define RFAAS_LEASE_LOCAL 4u
 
 #define RFAAS_LEASE_OPTIONS_INIT \
     { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0 }
 
-/* rfaas_lease_open leases workers on one executor, connects to them and loads the library there. The library is sent
- * only if the node does not have it yet. Blocks up to the session's time-out. Everything in options is copied.
- * Errors: RFAAS_BUSY (not enough free cores), RFAAS_INVALID, RFAAS_BAD_LIBRARY, RFAAS_UNSUPPORTED, RFAAS_NO_DEVICE,
- * connection class. Nothing stays leased after an error. */
+/* RFAAS_LEASE_RENEW: Renews the lease in the background until it is released. A lease without
+ * duration_ns is always renewed. */
+#define RFAAS_LEASE_RENEW 1u
+
+/* RFAAS_LEASE_FAILOVER: Moves the lease to another executor when its executor is lost or its node
+ * drains. In the background, the library opens a new lease with as many workers wherever the session
+ * finds one, or only at options->executor if that is given, and retries until it succeeds. The next
+ * call moves to the new lease. A call that comes earlier waits until its deadline, or for the
+ * session's timeout_ns if it has none, and then fails with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED.
+ * State that functions kept in the old workers is lost. Calls in flight fail as without the flag,
+ * except those with `repeats`. */
+#define RFAAS_LEASE_FAILOVER 2u
+
+/* RFAAS_LEASE_LOCAL: Runs functions in the calling process while no executor has room. The library is
+ * loaded here too, with dlopen: its constructors run, and everything that it is linked with must exist
+ * (RFAAS_BAD_LIBRARY). If no executor can be reached or has enough free cores and memory,
+ * rfaas_lease_open succeeds, rfaas_lease_info reports the provider "local", and the lease stays local
+ * until it is released. With RFAAS_LEASE_FAILOVER, calls run locally from the loss of the executor
+ * until another executor is found.
+ *
+ * A local call runs on the caller's thread, before rfaas_invoke or rfaas_iinvoke returns. No deadline,
+ * time limit or memory limit ends it, and a crash of the function is a crash of the program.
+ * rfaas_state has a value of its own there, and rfaas_fail only prints (rfaas_function.h). */
+#define RFAAS_LEASE_LOCAL 4u
+
+/* rfaas_lease_open leases workers on one executor.
+ *
+ *   options: everything in it is copied.
+ *
+ * Connects to the workers and loads the library there. The library is sent only if the node does not
+ * have it yet. Blocks for at most the session's timeout_ns. Nothing stays leased after an error.
+ *
+ * Errors:
+ *   RFAAS_BUSY: not enough free cores.
+ *   RFAAS_INVALID: an option is wrong.
+ *   RFAAS_BAD_LIBRARY: the library cannot be read or loaded.
+ *   RFAAS_UNSUPPORTED: the provider or the executor does not support an option.
+ *   RFAAS_NO_DEVICE: the device does not exist.
+ *   class CONNECTION: the executor or manager cannot be reached. */
 RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options *options, rfaas_lease **lease);
 
-/* rfaas_lease_release gives the workers back. Calls in flight are given up; their requests end with
- * RFAAS_INVALID at rfaas_wait. Buffers of rfaas_alloc are freed. The handle is dead afterwards, whatever is returned.
- * A lease that was given back at rest (no call in flight, none given up that is not answered yet) leaves its workers stopped
- * and connected, with their code, for the next lease of this session with the same library and sizes, which any thread may take:
- * no process is started, nothing is registered and no queue pair is made for it (`cached` in rfaas_statistics). What functions
- * have left in the memory of such workers is still there. At most keep_leases of them are kept, the latest, for as long as the
- * executor says; their cores are free for others meanwhile. Where they are gone, for another lease's sake or with their executor,
- * the next lease gets new workers. */
+/* rfaas_lease_release releases a lease and its workers.
+ *
+ * Calls in flight are abandoned, and rfaas_wait returns RFAAS_INVALID for their requests. Buffers of
+ * rfaas_alloc are freed. The handle is invalid afterwards, whatever is returned.
+ *
+ * A lease that is released at rest keeps its workers cached for the next lease of this session that
+ * has the same library and sizes. At rest means that no call is in flight and that every abandoned
+ * call has been answered. Cached workers are stopped, stay connected and keep their code. The next
+ * lease gets them without a new process, registration or queue pair (`cached` in rfaas_statistics),
+ * and any thread may open it. Whatever functions left in the memory of these workers is still there. A
+ * session caches at most keep_leases released leases, the latest ones, for as long as the executor
+ * permits. Other tenants can use the cores meanwhile. If the workers were ended for another lease, or
+ * with their executor, the next lease gets new workers. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
-/* rfaas_lease_open_across leases options->workers workers (at most 65536) wherever they fit, on as few executors as it
- * finds, as one call: all or nothing, an executor that refuses is replaced by others. Each executor's part, of up to 1024
- * workers, is a lease of its own in leases[0 .. *count-1], to be used and released like any other; requests of all of them may
- * be given to one rfaas_waitall or rfaas_waitany. `capacity` is how many leases there is room for. With
- * RFAAS_LEASE_FAILOVER each part goes on elsewhere by itself. Needs a resource manager and no options->executor. Blocks up to
- * the session's time-out for each round of asking. Errors: RFAAS_BUSY (there is room for fewer, or `capacity` is too small;
- * the text says which), and those of rfaas_lease_open. Nothing stays leased after an error. */
+/* rfaas_lease_open_across leases workers on as few executors as possible.
+ *
+ *   options: options->workers is the number of workers in all, at most 65536; options->executor must
+ *     not be set.
+ *   capacity: number of leases that `leases` has room for.
+ *   leases: the leases that were opened.
+ *   count: number of leases that were opened.
+ *
+ * Opens all leases or none: an executor that refuses is replaced by others. Each executor's part, of
+ * up to 1024 workers, is a lease of its own, which the caller uses and releases like any other.
+ * Requests of all of them may be passed to one rfaas_waitall or rfaas_waitany. With
+ * RFAAS_LEASE_FAILOVER each part moves separately. Needs a resource manager. Each round of requests to
+ * executors blocks for at most the session's timeout_ns. Nothing stays leased after an error. Other
+ * errors are those of rfaas_lease_open.
+ *
+ * Errors:
+ *   RFAAS_BUSY: there is room for fewer workers, or `capacity` is too small; the error text says
+ *     which. */
 RFAAS_API int rfaas_lease_open_across(rfaas_session *session, const rfaas_lease_options *options, size_t capacity,
                                       rfaas_lease *leases[], size_t *count);
 
-/* An executor's control address. */
+/* rfaas_place is the control address of an executor. */
 typedef struct rfaas_place {
-    char executor[128]; /* host:port, a NUL behind it. Longer ones have no place: RFAAS_UNSUPPORTED of rfaas_places */
+    /* host:port and a NUL. An executor whose address is longer cannot be returned: rfaas_places fails
+     * with RFAAS_UNSUPPORTED. */
+    char executor[128];
 } rfaas_place;
 
-/* rfaas_places finds room for `count` leases like options, on as few executors as it finds, and stores an executor for each. It
- * takes nothing: the executors may refuse. For programs of which one process looks for all (rfaas_mpi.h). With a session
- * that was given an executor it is that one. Errors: RFAAS_BUSY (there is room for fewer), RFAAS_INVALID, connection class. */
-RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *options, size_t count, rfaas_place places[]);
+/* rfaas_places finds executors with room for leases, without leasing.
+ *
+ *   options: what each of the leases will ask for.
+ *   count: number of leases.
+ *   places: an executor for each lease, on as few executors as possible.
+ *
+ * Nothing is reserved, so the executors may still refuse. This is for programs in which one process
+ * chooses for all (rfaas_mpi.h). If the session was opened with an executor, every place is that
+ * executor.
+ *
+ * Errors:
+ *   RFAAS_BUSY: there is room for fewer leases.
+ *   RFAAS_INVALID: an option is wrong.
+ *   class CONNECTION: the manager cannot be reached. */
+RFAAS_API int rfaas_places(rfaas_session *session, const rfaas_lease_options *options, size_t count,
+                           rfaas_place places[]);
 
-/* rfaas_lease_open_at is rfaas_lease_open that asks the executor at `place` and no other one. A lease that goes on elsewhere
- * (RFAAS_LEASE_FAILOVER) is not bound to it. */
-RFAAS_API int rfaas_lease_open_at(rfaas_session *session, const rfaas_lease_options *options, const rfaas_place *place,
-                                  rfaas_lease **lease);
+/* rfaas_lease_open_at leases workers on the executor at a place.
+ *
+ * As rfaas_lease_open, but asks only the executor at `place`. With RFAAS_LEASE_FAILOVER, the lease may
+ * later move to any other executor. */
+RFAAS_API int rfaas_lease_open_at(rfaas_session *session, const rfaas_lease_options *options,
+                                  const rfaas_place *place, rfaas_lease **lease);
 
-/* rfaas_lease_renew makes the lease last at least duration_ns from now on; 0: as long as it was leased for. It never makes
- * it shorter. Errors: RFAAS_LEASE_ENDED, RFAAS_BUSY (the node is draining and renews nothing), RFAAS_INVALID (longer than
- * the executor permits), connection class. */
+/* rfaas_lease_renew extends the term of a lease.
+ *
+ *   duration_ns: minimum time from now; 0: the duration that it was opened with.
+ *
+ * A renewal never makes the term shorter.
+ *
+ * Errors:
+ *   RFAAS_LEASE_ENDED: the lease has ended.
+ *   RFAAS_BUSY: the node is draining and renews no lease.
+ *   RFAAS_INVALID: duration_ns is longer than the executor permits.
+ *   class CONNECTION: the executor cannot be reached. */
 RFAAS_API int rfaas_lease_renew(rfaas_lease *lease, int64_t duration_ns);
 
-#define RFAAS_EVENT_NONE 0
-#define RFAAS_EVENT_WORKER_DIED 1 /* the next call gets a new worker in its place */
-#define RFAAS_EVENT_ENDED 2       /* the lease is no more; the text begins with released, expired, revoked or drained */
-#define RFAAS_EVENT_DRAINING 3    /* the node leaves: calls in flight finish, new ones fail with RFAAS_LEASE_ENDED, not started */
-#define RFAAS_EVENT_EXPIRING 4    /* the lease ends soon unless it is renewed */
+/* ---- events of a lease ---- */
+
+#define RFAAS_EVENT_NONE 0        /* there is no event */
+#define RFAAS_EVENT_WORKER_DIED 1 /* a worker died; the next call gets a new worker in its place */
+#define RFAAS_EVENT_ENDED 2       /* the lease has ended; the text begins with released, expired, revoked or drained */
+#define RFAAS_EVENT_DRAINING 3    /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
+#define RFAAS_EVENT_EXPIRING 4    /* the lease expires soon unless it is renewed */
 
 typedef struct rfaas_event {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
     uint32_t kind;        /* RFAAS_EVENT_* */
-    uint32_t worker;      /* of RFAAS_EVENT_WORKER_DIED */
-    uint32_t lost;        /* events before this one that were not taken in time */
-    int64_t left_ns;      /* RFAAS_EVENT_EXPIRING and DRAINING: until the end, from now */
-    char text[256];       /* why */
+    uint32_t worker;      /* RFAAS_EVENT_WORKER_DIED: index of the worker */
+    uint32_t lost;        /* earlier events that were dropped because nobody took them in time */
+    int64_t left_ns;      /* RFAAS_EVENT_EXPIRING, RFAAS_EVENT_DRAINING: time until the end, from now */
+    char text[256];       /* the reason */
 } rfaas_event;
 
-/* rfaas_lease_event takes the oldest event of a lease; kind is RFAAS_EVENT_NONE if there is none. Does not block. The
- * library keeps the last 16 that were not taken. Fills at most event->struct_size bytes. */
+/* rfaas_lease_event takes the oldest event of a lease.
+ *
+ *   event: the kind is RFAAS_EVENT_NONE if there is no event.
+ *
+ * Does not block. The library keeps the last 16 events that were not taken. Writes at most
+ * event->struct_size bytes. */
 RFAAS_API int rfaas_lease_event(rfaas_lease *lease, rfaas_event *event);
 
-/* rfaas_lease_workers returns the number of workers, or a negative status. */
+/* ---- information about a lease ---- */
+
+/* rfaas_lease_workers returns the number of workers of a lease.
+ *
+ * Returns a negative status on an error. */
 RFAAS_API int rfaas_lease_workers(const rfaas_lease *lease);
 
 typedef struct rfaas_lease_details {
-    uint32_t struct_size; /* set by the caller to sizeof(rfaas_lease_details) */
+    uint32_t struct_size;       /* set by the caller to sizeof(rfaas_lease_details) */
     uint32_t workers;
-    uint32_t depth;
-    uint32_t eager; /* bytes */
-    uint64_t bulk;  /* bytes */
+    uint32_t depth;             /* calls in flight per worker */
+    uint32_t eager;             /* bytes */
+    uint64_t bulk;              /* bytes */
     uint64_t lease_id;
-    uint32_t functions; /* number of functions in the library */
-    uint32_t replaced;  /* workers replaced since the lease began */
-    char node[64];      /* host name of the executor's node, cut to 63 bytes */
-    char executor[128]; /* its control address, cut to 127 bytes */
-    char provider[16];  /* "shm", "verbs" or "local" */
-    char node_name[256];        /* node as it is */
-    char executor_address[256]; /* executor as it is */
+    uint32_t functions;         /* number of functions in the library */
+    uint32_t replaced;          /* workers replaced since the lease was opened */
+    char node[64];              /* host name of the executor's node, truncated to 63 bytes */
+    char executor[128];         /* the executor's control address, truncated to 127 bytes */
+    char provider[16];          /* "shm", "verbs" or "local" */
+    char node_name[256];        /* host name of the executor's node */
+    char executor_address[256]; /* the executor's control address */
 } rfaas_lease_details;
 
-/* rfaas_lease_info describes a lease; fills at most details->struct_size bytes. */
+/* rfaas_lease_info describes a lease.
+ *
+ * Writes at most details->struct_size bytes. */
 RFAAS_API int rfaas_lease_info(const rfaas_lease *lease, rfaas_lease_details *details);
 
+/* rfaas_worker_details describes a worker. The worker itself counts calls and bytes, so a function
+ * could forge these numbers. */
 typedef struct rfaas_worker_details {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_worker_details) */
     int32_t pid;          /* of the worker's process on its node */
-    /* As the worker counts, which functions could forge. */
-    uint64_t calls;     /* functions that returned */
-    uint64_t failed;    /* of them: reported failure, or had a result that was too large */
-    uint64_t refused;   /* malformed requests */
-    uint64_t bytes_in;  /* of payload */
-    uint64_t bytes_out; /* of results */
-    char running[128];  /* the function that runs now, "" between calls */
-    uint32_t output_size;
-    char output[4100]; /* the last output_size bytes (4096 at most) that it printed, and a NUL */
+    uint64_t calls;       /* functions that returned */
+    uint64_t failed;      /* of these: reported an error, or had a result that was too large */
+    uint64_t refused;     /* malformed requests */
+    uint64_t bytes_in;    /* payload */
+    uint64_t bytes_out;   /* results */
+    char running[128];    /* the function that is running, "" between calls */
+    uint32_t output_size; /* bytes of `output`, at most 4096 */
+    char output[4100];    /* the last bytes that the worker printed, and a NUL */
 } rfaas_worker_details;
 
-/* rfaas_worker_info asks the executor what a worker does and has printed, also while a function runs there or when it has
- * just died. It fills at most details->struct_size bytes. Any thread may call it, also while another one is inside the
- * lease, but not while the lease is being released. Blocks for a control round trip, at most the session's time-out. */
+/* rfaas_worker_info describes a worker and returns what it has printed.
+ *
+ *   worker: index from 0.
+ *
+ * Asks the executor, so it works while a function runs on the worker, and when the worker has just
+ * died. Writes at most details->struct_size bytes. Any thread may call it, but not while the lease is
+ * being released. Blocks for one control message, at most for the session's timeout_ns. */
 RFAAS_API int rfaas_worker_info(const rfaas_lease *lease, int worker, rfaas_worker_details *details);
 
 /* ---- functions ---- */
 
-typedef uint32_t rfaas_function; /* index into the library's table, valid for this lease */
+/* rfaas_function is the index of a function in the library. It is valid for one lease. */
+typedef uint32_t rfaas_function;
 
-/* rfaas_lease_function finds a function by name. RFAAS_NO_FUNCTION: the text lists what there is. */
+/* rfaas_lease_function finds a function of the library by name.
+ *
+ * Errors:
+ *   RFAAS_NO_FUNCTION: the error text lists the functions that the library has. */
 RFAAS_API int rfaas_lease_function(const rfaas_lease *lease, const char *name, rfaas_function *function);
 
 /* ---- registered buffers ---- */
 
-/* rfaas_alloc returns size bytes (1 .. 1 TiB) of zeroed, page-aligned, registered memory in *buffer. A large payload
- * that lies inside it is sent without being copied first, by any worker of the lease; such a payload must stay
- * unchanged until the call ends. Freed by rfaas_free or with the lease. */
+/* rfaas_alloc allocates registered memory.
+ *
+ *   size: 1 byte to 1 TiB.
+ *   buffer: the memory; zeroed and page-aligned.
+ *
+ * A large payload that lies inside this memory is sent without a copy, by any worker of the lease.
+ * Such a payload must not change until the call ends. rfaas_free frees the memory, and so does the end
+ * of the lease. */
 RFAAS_API int rfaas_alloc(rfaas_lease *lease, size_t size, void **buffer);
 
-/* rfaas_free frees what rfaas_alloc returned. NULL does nothing. RFAAS_BUSY while calls are in flight: they may
- * still read it. */
+/* rfaas_free frees memory of rfaas_alloc.
+ *
+ *   buffer: if it is NULL, nothing is done.
+ *
+ * Errors:
+ *   RFAAS_BUSY: calls are in flight, which may still read the memory. */
 RFAAS_API int rfaas_free(rfaas_lease *lease, void *buffer);
 
-/* rfaas_register makes memory that the program or MPI already has into what rfaas_alloc returns: a large payload inside
- * it is sent without being copied first. The memory stays the caller's, who must keep it mapped until rfaas_unregister
- * or the lease's end. It may be registered with several leases; two registrations of one lease must not overlap
- * (RFAAS_INVALID). Errors: RFAAS_FATAL when the device or the limit of locked memory (ulimit -l) refuses. */
+/* rfaas_register registers memory of the program.
+ *
+ * Afterwards the memory serves as if it came from rfaas_alloc: a large payload inside it is sent
+ * without a copy. The memory stays the caller's and must stay mapped until rfaas_unregister or the end
+ * of the lease. It may be registered with several leases.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the memory overlaps another registration of this lease.
+ *   RFAAS_FATAL: the device or the limit of locked memory (ulimit -l) refuses. */
 RFAAS_API int rfaas_register(rfaas_lease *lease, void *buffer, size_t size);
 
-/* rfaas_unregister ends what rfaas_register began; `buffer` is the same address. NULL does nothing. RFAAS_BUSY while
- * calls are in flight. */
+/* rfaas_unregister undoes rfaas_register.
+ *
+ *   buffer: the address that was registered. If it is NULL, nothing is done.
+ *
+ * Errors:
+ *   RFAAS_BUSY: calls are in flight. */
 RFAAS_API int rfaas_unregister(rfaas_lease *lease, void *buffer);
 
 /* ---- calls ---- */
 
+/* RFAAS_ANY_WORKER: value of rfaas_call_options.worker for any worker. */
 #define RFAAS_ANY_WORKER (-1)
 
 typedef struct rfaas_call_options {
     uint32_t struct_size; /* sizeof(rfaas_call_options) */
     int32_t worker;       /* index from 0, or RFAAS_ANY_WORKER */
-    int64_t timeout_ns;   /* from now; 0: none. Also bounds the replacing of a dead worker, which then goes on: RFAAS_DEADLINE */
-    /* The function is idempotent: when a call may have been executed but its worker died, its lease ended or attempt_ns
-     * passed, it is made again on the next allowed worker, up to so many times. A call that cannot have been executed is
-     * made again anyway where that helps. `in` must then stay unchanged until the call ends, also with rfaas_iinvoke, whose
-     * repeats are made inside the rfaas_ function that finds the end, and block it. 0: never. */
+    /* Time limit of the call, from now. 0: none. It also bounds the wait for the replacement of a dead
+     * worker: the call then ends with RFAAS_DEADLINE and the replacement goes on. */
+    int64_t timeout_ns;
+    /* How often the call may be repeated. 0: never. Set it only if the function is idempotent: the
+     * call is repeated on the next allowed worker when it may have run but its worker died, its lease
+     * ended, or attempt_ns passed. A call that cannot have run is repeated anyway where that helps.
+     * `in` must not change until the call ends, even for rfaas_iinvoke. The repetitions of
+     * rfaas_iinvoke are made by the function that waits for the request, and block it. */
     uint32_t repeats;
-    uint32_t reserved;  /* 0 */
-    int64_t attempt_ns; /* with repeats: how long one attempt may take; 0: until timeout_ns */
+    uint32_t reserved;    /* 0 */
+    int64_t attempt_ns;   /* with repeats: time limit of one attempt; 0: until timeout_ns */
 } rfaas_call_options;
 
 #define RFAAS_CALL_OPTIONS_INIT \
     { sizeof(rfaas_call_options), RFAAS_ANY_WORKER, 0, 0, 0, 0 }
 
 /* rfaas_invoke calls a function and waits for its result.
- * in, in_size: the payload; in may be NULL when in_size is 0. May be reused when the call returns, except that a
- * payload in rfaas_alloc memory must stay unchanged after RFAAS_DEADLINE until the lease is released.
- * out, capacity: where the result goes and the most bytes of it that are wanted; out may be NULL when capacity is 0. A
- * capacity above the lease's `eager` reserves that much of `bulk` during the call, so do not ask for much more than
- * is needed; one above the lease's limit counts as the limit.
- * out_size: result bytes; may be NULL. With RFAAS_RESULT_TOO_LARGE it is set to the bytes that the result has.
- * options: NULL for any worker and no deadline.
- * Only the calling thread ever writes to out. Waits as the lease's wait_mode says.
- * A worker that has died since the last call is replaced while others take its calls; if there is no other, the call waits
- * for the new one, which takes some milliseconds. */
+ *
+ *   in: the payload; may be NULL if in_size is 0.
+ *   out: receives the result; may be NULL if capacity is 0. Only the calling thread writes to it.
+ *   capacity: most bytes of the result that the caller takes. A capacity above the lease's `eager`
+ *     reserves as much of `bulk` during the call, so it should not be much larger than the result. A
+ *     capacity above the lease's limit counts as the limit.
+ *   out_size: bytes of the result; may be NULL. Also set with RFAAS_RESULT_TOO_LARGE.
+ *   options: NULL means any worker and no time limit.
+ *
+ * Waits as the lease's wait_mode says. When it returns, the caller may reuse `in`. A payload in
+ * rfaas_alloc memory is an exception after RFAAS_DEADLINE: it must not change until the lease is
+ * released.
+ *
+ * A worker that died since the last call is replaced while other workers take its calls. If there is
+ * no other worker, the call waits for the new worker, which takes some milliseconds. */
 RFAAS_API int rfaas_invoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                            size_t capacity, size_t *out_size, const rfaas_call_options *options);
 
-/* A call in flight. A number that can be copied, but only one copy may be waited for, tested to completion or
- * cancelled. */
+/* rfaas_request is a call in flight. The number may be copied, but only one copy may be waited for,
+ * tested until it ends, or cancelled. */
 typedef uint64_t rfaas_request;
+
 #define RFAAS_REQUEST_NULL ((rfaas_request)0)
 
-/* rfaas_iinvoke starts a call and returns at once. Arguments as for rfaas_invoke; `out` must stay valid until the
- * request has ended and is written only inside rfaas_ calls on this lease. in may be reused at once unless it lies in
- * memory of rfaas_alloc: then it must stay unchanged until the request has ended.
- * Errors: RFAAS_BUSY when every worker (or the chosen one) has `depth` calls in flight: finish one, then retry. */
+/* rfaas_iinvoke starts a call and returns at once.
+ *
+ *   in: may be reused at once, unless it lies in registered memory: then it must not change until
+ *     the request ends.
+ *   out: must stay valid until the request ends. Only rfaas calls on this lease write to it.
+ *
+ * Parameters are as for rfaas_invoke.
+ *
+ * Errors:
+ *   RFAAS_BUSY: every worker, or the chosen one, has `depth` calls in flight; finish one and retry. */
 RFAAS_API int rfaas_iinvoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                             size_t capacity, const rfaas_call_options *options, rfaas_request *request);
+
 #define rfaas_submit rfaas_iinvoke
 
-/* rfaas_wait waits for a request to end, puts the result into its `out`, sets *out_size (may be NULL) as rfaas_invoke
- * does, sets *request to RFAAS_REQUEST_NULL and returns the call's status. RFAAS_REQUEST_NULL: returns RFAAS_OK at
- * once with *out_size 0, as in MPI. A request that has ended already: RFAAS_INVALID. */
+/* rfaas_wait waits for a request to end.
+ *
+ *   request: is set to RFAAS_REQUEST_NULL.
+ *   out_size: bytes of the result; may be NULL.
+ *
+ * Writes the result to the request's `out` and returns the status of the call. For RFAAS_REQUEST_NULL
+ * it returns RFAAS_OK at once and sets *out_size to 0, as in MPI.
+ *
+ * Errors:
+ *   RFAAS_INVALID: the request has ended before. */
 RFAAS_API int rfaas_wait(rfaas_request *request, size_t *out_size);
 
-/* rfaas_test looks without blocking. Not ended: *done = 0, RFAAS_OK. Ended: *done = 1 and all that rfaas_wait does,
- * also when the call's status is an error. RFAAS_REQUEST_NULL: *done = 1. */
+/* rfaas_test finishes a request if it has ended.
+ *
+ *   done: becomes 0 if the call is in flight, and RFAAS_OK is returned. Becomes 1 if the call has
+ *     ended, even with an error.
+ *
+ * Does not block. If the call has ended, does everything that rfaas_wait does. For RFAAS_REQUEST_NULL,
+ * *done is 1. */
 RFAAS_API int rfaas_test(rfaas_request *request, int *done, size_t *out_size);
 
-/* rfaas_cancel gives up a request. The function may run or finish nevertheless; its result is dropped and `out` is
- * not touched any more. Its slot is free again when the worker has answered. Sets *request to RFAAS_REQUEST_NULL.
- * RFAAS_OK also if the call had ended. */
+/* rfaas_cancel abandons a request.
+ *
+ *   request: is set to RFAAS_REQUEST_NULL.
+ *
+ * The function may still run or finish. Its result is dropped, and `out` is not written any more. The
+ * slot becomes free when the worker has answered. Returns RFAAS_OK even if the call had ended. */
 RFAAS_API int rfaas_cancel(rfaas_request *request);
 
-/* rfaas_waitall waits for all of them, as rfaas_wait does for each. out_sizes and statuses have room for `count`
- * values each or are NULL; null requests have size 0 and status RFAAS_OK. Returns RFAAS_OK, or the status of the first
- * one in the array that failed, whose text rfaas_last_error() has; all have ended either way. Requests of several leases
- * may be mixed. */
+/* rfaas_waitall waits for several requests to end.
+ *
+ *   out_sizes: room for `count` sizes, or NULL.
+ *   statuses: room for `count` statuses, or NULL.
+ *
+ * Waits for each as rfaas_wait does. Null requests have size 0 and status RFAAS_OK. Returns RFAAS_OK,
+ * or the status of the first request in the array that failed, whose error text rfaas_last_error()
+ * returns. All requests have ended in either case. The requests may belong to several leases. */
 RFAAS_API int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_sizes[], int statuses[]);
 
+/* RFAAS_UNDEFINED: index of rfaas_waitany if no request has ended. It is 0 in Fortran, where indices
+ * begin with 1. */
 #define RFAAS_UNDEFINED SIZE_MAX
 
-/* rfaas_waitany waits until one of them has ended, ends it as rfaas_wait does, and sets *index to its place, also when its
- * status, which is returned, is an error. RFAAS_UNDEFINED: there are only null requests (RFAAS_OK), or an argument is
- * wrong. One that has ended already gives RFAAS_INVALID and its place; set it to RFAAS_REQUEST_NULL. Fair: the
- * search starts behind the one that ended last. */
+/* rfaas_waitany waits for one of several requests to end.
+ *
+ *   index: the position of the request that ended, also if its status is an error. RFAAS_UNDEFINED:
+ *     all requests are null (RFAAS_OK), or an argument is wrong.
+ *
+ * Finishes that request as rfaas_wait does and returns its status. The search starts behind the
+ * request that ended last, so no request waits for ever.
+ *
+ * Errors:
+ *   RFAAS_INVALID: a request has ended before. *index is its position: set it to RFAAS_REQUEST_NULL. */
 RFAAS_API int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t *out_size);
 
-/* ---- one function over an array ---- */
+/* ---- map ---- */
 
 typedef struct rfaas_map_options {
     uint32_t struct_size; /* sizeof(rfaas_map_options) */
     uint32_t flags;       /* 0 */
-    size_t chunk;         /* items of one call; 0: chosen so that all workers end at about the same time */
-    int64_t timeout_ns;   /* for the whole map; 0: none */
+    size_t chunk;         /* items of one call; 0: chosen so that all workers finish at about the same time */
+    int64_t timeout_ns;   /* time limit of the whole map; 0: none */
     uint32_t repeats;     /* of each call, as in rfaas_call_options; 0: never */
     uint32_t reserved;    /* 0 */
 } rfaas_map_options;
@@ -480,17 +684,26 @@ typedef struct rfaas_map_options {
 #define RFAAS_MAP_OPTIONS_INIT \
     { sizeof(rfaas_map_options), 0, 0, 0, 0, 0 }
 
-/* rfaas_map calls a function on consecutive items of an array, on all workers of the lease, and gathers the results.
- * The function is called with k >= 1 items of in_item bytes, one behind the other, and returns k * out_item bytes, the results of
- * these items in the same order. in: count * in_item bytes, out: room for count * out_item bytes. in_item at least 1; out_item
- * may be 0. count 0 does nothing.
- * The chunk that is chosen gives every worker some 16 calls, smaller ones towards the end, and keeps payload and result
- * within `eager` where one item does. Calls keep `depth` slots of each worker full.
- * Returns RFAAS_OK, or the first error: no call is made after it, the text names the items, and what is in `out` is
- * undefined. Calls in flight are waited for first, for at most a second and until the deadline; a worker that is still
- * busy then is replaced by its next call, unless other requests are in flight there. Only after RFAAS_DEADLINE they
- * go on. A result of another size is RFAAS_FUNCTION_FAILED. Requests of the program in the same lease may be in flight and
- * keep their slots. */
+/* rfaas_map applies a function to every item of an array, on all workers of a lease.
+ *
+ *   in: count * in_item bytes.
+ *   in_item: bytes of one item, at least 1.
+ *   out: room for count * out_item bytes.
+ *   out_item: bytes of one result; may be 0.
+ *   count: number of items. If it is 0, nothing is done.
+ *
+ * One call of the function gets k >= 1 consecutive items, k * in_item bytes, and returns the results
+ * of these items in the same order, k * out_item bytes. A result of another size is
+ * RFAAS_FUNCTION_FAILED.
+ *
+ * Without `chunk`, each worker gets about 16 calls, with fewer items towards the end. Payload and
+ * result fit into `eager` if those of one item do. Calls keep `depth` slots of each worker full. Other
+ * requests in the same lease may be in flight and keep their slots.
+ *
+ * Returns RFAAS_OK or the first error. No call is made after an error, the error text names the items,
+ * and the contents of `out` are undefined. The function first waits for the calls in flight, for at
+ * most a second and not beyond the deadline. A worker that is still busy then is replaced by its next
+ * call, unless it also runs other requests. Only after RFAAS_DEADLINE do calls in flight go on. */
 RFAAS_API int rfaas_map(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_item, void *out,
                         size_t out_item, size_t count, const rfaas_map_options *options);
 
@@ -501,25 +714,26 @@ typedef struct rfaas_statistics {
     uint32_t replaced;    /* workers replaced */
     uint64_t calls;       /* requests posted to workers */
     uint64_t replies;     /* of these: answered in time */
-    uint64_t abandoned;   /* given up by deadline or cancel */
-    uint64_t late;        /* replies that came for abandoned ones */
+    uint64_t abandoned;   /* of these: abandoned at a deadline or by rfaas_cancel */
+    uint64_t late;        /* replies to abandoned requests */
     uint64_t busy;        /* times that a worker had no free slot or no room */
     uint64_t bytes_in;    /* payload sent */
-    uint64_t bytes_out;   /* results that came */
-    uint64_t blocked;     /* waits that went to sleep, since the last move */
-    uint64_t repeated;    /* calls that were made again */
-    uint64_t moved;       /* times that the lease went on elsewhere */
-    uint64_t local;       /* calls that ran in this process (RFAAS_LEASE_LOCAL); none of the above */
-    uint64_t cold;        /* workers that came to the lease as new processes, those of replacements and moves included */
-    uint64_t warm;        /* that were there already, without code */
-    uint64_t cached;      /* that a released lease had left connected, with their code */
-    uint64_t queue_pairs; /* that were made for the lease; none for cached workers */
-    int64_t open_ns;      /* that opening the lease took */
-    uint64_t kept;        /* released leases that the session keeps connected now, as far as it knows */
+    uint64_t bytes_out;   /* results received */
+    uint64_t blocked;     /* waits that went to sleep since the last move */
+    uint64_t repeated;    /* calls that were repeated */
+    uint64_t moved;       /* times that the lease moved to another executor */
+    uint64_t local;       /* calls that ran in this process (RFAAS_LEASE_LOCAL), not counted above */
+    uint64_t cold;        /* workers that started cold, as new processes, including replacements and moves */
+    uint64_t warm;        /* workers from the executor's pool of processes without code */
+    uint64_t cached;      /* workers that a released lease left cached, connected and with their code */
+    uint64_t queue_pairs; /* queue pairs made for the lease; none for cached workers */
+    int64_t open_ns;      /* time that opening the lease took */
+    uint64_t kept;        /* released leases that the session keeps cached now, as far as it knows */
 } rfaas_statistics;
 
-/* rfaas_lease_statistics sums up the lease since it was opened; fills at most stats->struct_size bytes. Used by the
- * lease's thread. */
+/* rfaas_lease_statistics returns the statistics of a lease since it was opened.
+ *
+ * Writes at most stats->struct_size bytes. */
 RFAAS_API int rfaas_lease_statistics(rfaas_lease *lease, rfaas_statistics *stats);
 
 #ifdef __cplusplus

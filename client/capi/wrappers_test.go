@@ -5,40 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
 	"time"
 )
-
-// Every function of rfaas.h can be had from C++ and from Fortran.
-func TestWrappersAreComplete(t *testing.T) {
-	read := func(path string) string {
-		b, err := os.ReadFile(root + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	header, cxx, fortran := read("/internal/dataplane/rfaas.h"), read("/client/cpp/rfaas.hpp"), read("/client/fortran/rfaas.f90")
-	cxx = regexp.MustCompile(`(?s)/\*.*?\*/`).ReplaceAllString(cxx, "")
-	n := 0
-	for _, f := range regexp.MustCompile(`(?s)RFAAS_API [^;]*?(rfaas_\w+)\(`).FindAllStringSubmatch(header, -1) {
-		n++
-		if !strings.Contains(cxx, f[1]+"(") {
-			t.Errorf("rfaas.hpp does not call %s", f[1])
-		}
-		if !strings.Contains(fortran, "name='"+f[1]+"'") {
-			t.Errorf("rfaas.f90 does not bind %s", f[1])
-		}
-		if public := regexp.MustCompile(`(?s)public :: [^!]*?\b` + f[1] + `\b`); !public.MatchString(fortran) {
-			t.Errorf("rfaas.f90 does not offer %s", f[1])
-		}
-	}
-	if n < 30 {
-		t.Errorf("only %d functions were found", n)
-	}
-}
 
 // TestPlaces runs what needs a resource manager in C++ and in Fortran: places, leases across executors, what happens to executors.
 func TestPlaces(t *testing.T) {

@@ -1,24 +1,26 @@
-/* rfaas.hpp: rfaas.h for C++17. Handles that release themselves, spans of typed elements, exceptions. Header only and
- * thin: what a call does and costs is what rfaas.h says. Link with -lrfaas.
+/* rfaas.hpp: rfaas.h for C++17, with handles that release themselves, spans of typed elements, and exceptions. Header
+ * only: every operation is one call of the C function, whose manual page says what it does. Link with -lrfaas.
  *
  *     rfaas::library library;                              // rfaas_init ... rfaas_finalize
  *     rfaas::session session;                              // address from RFAAS_MANAGER or RFAAS_EXECUTOR
  *     rfaas::lease lease(session, rfaas::lease_options("libprices.so").with_workers(4));
  *     rfaas::function price = lease.function("price");
  *     std::vector<double> in(100), out(100);
- *     std::size_t n = lease.invoke(price, in, out);        // elements that came
+ *     std::size_t n = lease.invoke(price, in, out);        // elements of the result
  *     lease.map(price, in, out);                           // the whole array, on all workers
  *     rfaas::request r = lease.iinvoke(price, in, out);    // ...
  *     n = r.wait<double>();
  *
- * Lifetimes. A library outlives its sessions, a session its leases, a lease its requests and buffers; members or locals
- * in this order do so by themselves. What a call reads and writes is the caller's and must live as rfaas.h says.
- * Threads. As in rfaas.h: a lease with its requests is used by one thread at a time.
- * Errors. Every failure throws a class derived from rfaas::error; destructors never throw. */
+ * Lifetimes. A library must outlive its sessions, a session its leases, and a lease its requests and buffers. Members
+ * or locals that are declared in this order do. The memory that a call reads and writes belongs to the caller and
+ * must live as long as rfaas.h says.
+ * Threads. As in rfaas.h. One object must not be used and destroyed or moved at the same time.
+ * Errors. Every failure throws a class derived from rfaas::error. Destructors never throw. */
 #ifndef RFAAS_HPP
 #define RFAAS_HPP
 
 #include <rfaas.h>
+#include <rfaas_enums.hpp>
 
 #include <chrono>
 #include <cstddef>
@@ -35,13 +37,16 @@ namespace rfaas {
 
 /* ---- errors ---- */
 
-/* What went wrong: what() names the offending value. */
+/* A failed operation. what() names the operation and the offending value. */
 class error : public std::runtime_error {
   public:
     error(int status, bool may_have_run, const std::string &text)
         : std::runtime_error(text), status_(status), may_have_run_(may_have_run) {}
     int status() const noexcept { return status_; } /* one of RFAAS_* */
-    /* Of a call: whether the function may have run. false: repeating the call is safe. */
+    rfaas::status code() const noexcept { return static_cast<rfaas::status>(status_); }
+    /* What the caller can do next. Each class of errors also has an exception of its own. */
+    rfaas::error_class kind() const noexcept { return static_cast<rfaas::error_class>(RFAAS_CLASS(status_)); }
+    /* Of a call: whether the function may have run. If not, repeating the call is safe. */
     bool may_have_run() const noexcept { return may_have_run_; }
 
   private:
@@ -49,32 +54,40 @@ class error : public std::runtime_error {
     bool may_have_run_;
 };
 
-/* The classes of rfaas.h, by what to do next. */
-class busy_error : public error { using error::error; };        /* try again after finishing some request */
+/* An exception for each rfaas::error_class. */
+class busy_error : public error { using error::error; };        /* retry after finishing a request */
 class invalid_error : public error { using error::error; };     /* fix the call */
 class unsupported_error : public error { using error::error; }; /* take another path */
 class function_error : public error { using error::error; };    /* this call failed, the lease is good */
-class connection_error : public error { using error::error; };  /* the worker is replaced at the next call */
-class lease_error : public error { using error::error; };       /* take a new lease */
+class connection_error : public error { using error::error; };  /* the worker is lost, the next call gets a new one */
+class lease_error : public error { using error::error; };       /* open a new lease */
 class fatal_error : public error { using error::error; };       /* stop */
 class credential_error : public error { using error::error; };  /* get another token, or set the clock */
 
-/* Throws the last error of this thread as the class of `status`. */
-[[noreturn]] inline void raise(int status) {
-    const char *said = rfaas_last_error();
-    std::string text = *said ? said : rfaas_strerror(status);
-    bool ran = rfaas_started() == RFAAS_MAYBE_EXECUTED;
-    switch (RFAAS_CLASS(status)) {
-    case RFAAS_CLASS_BUSY: throw busy_error(status, ran, text);
-    case RFAAS_CLASS_INVALID: throw invalid_error(status, ran, text);
-    case RFAAS_CLASS_UNSUPPORTED: throw unsupported_error(status, ran, text);
-    case RFAAS_CLASS_FUNCTION: throw function_error(status, ran, text);
-    case RFAAS_CLASS_CONNECTION: throw connection_error(status, ran, text);
-    case RFAAS_CLASS_LEASE: throw lease_error(status, ran, text);
-    case RFAAS_CLASS_CREDENTIAL: throw credential_error(status, ran, text);
-    default: throw fatal_error(status, ran, text);
+/* Throws an error as the exception of its class. */
+[[noreturn]] inline void raise(int status, bool ran, const std::string &text) {
+    switch (static_cast<error_class>(RFAAS_CLASS(status))) {
+    case error_class::busy: throw busy_error(status, ran, text);
+    case error_class::invalid: throw invalid_error(status, ran, text);
+    case error_class::unsupported: throw unsupported_error(status, ran, text);
+    case error_class::function: throw function_error(status, ran, text);
+    case error_class::connection: throw connection_error(status, ran, text);
+    case error_class::lease: throw lease_error(status, ran, text);
+    case error_class::credential: throw credential_error(status, ran, text);
+    case error_class::fatal: break;
     }
+    throw fatal_error(status, ran, text);
 }
+
+/* Throws the last error of this thread. */
+[[noreturn]] inline void raise(int status) {
+    const char *text = rfaas_last_error();
+    raise(status, rfaas_started() == RFAAS_MAYBE_EXECUTED, *text ? text : rfaas_strerror(status));
+}
+
+/* The short English name of a status. */
+inline const char *strerror(int status) noexcept { return rfaas_strerror(status); }
+inline const char *strerror(rfaas::status status) noexcept { return rfaas_strerror(static_cast<int>(status)); }
 
 inline void check(int status) {
     if (__builtin_expect(status < 0, 0))
@@ -83,7 +96,7 @@ inline void check(int status) {
 
 /* ---- spans ---- */
 
-/* Consecutive elements of somebody else's: of a vector, an array, or pointer and number. */
+/* Consecutive elements that the span does not own: of a vector, of an array, or a pointer and a number. */
 template <class T> class span {
   public:
     constexpr span() noexcept = default;
@@ -109,7 +122,7 @@ template <class T> class span {
     std::size_t size_ = 0;
 };
 
-/* What a call is given, as spans: const elements of a payload, room for a result. */
+/* The arguments of a call as spans: the elements of a payload, and the room for a result. */
 template <class C> auto payload(const C &c) {
     using element = std::remove_pointer_t<decltype(std::data(c))>;
     static_assert(std::is_trivially_copyable<element>::value, "elements travel as bytes");
@@ -126,7 +139,7 @@ template <class C> auto room(C &&c) {
 /* MAJOR * 1000 + MINOR of the library at run time. */
 inline int version() noexcept { return rfaas_version(); }
 
-/* Keeps the library up while it lives. Any number may exist. */
+/* rfaas_init and rfaas_finalize. Any number of these objects may exist. */
 class library {
   public:
     library() { check(rfaas_init(nullptr)); }
@@ -138,13 +151,14 @@ class library {
 /* rfaas_session_options with its defaults. Strings are not copied before the session is opened. */
 struct session_options : rfaas_session_options {
     session_options() : rfaas_session_options(RFAAS_SESSION_OPTIONS_INIT) {}
+    session_options &with(session_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
 };
 
 class session {
   public:
     explicit session(const session_options &options = {}) { check(rfaas_session_open(&options, &handle_)); }
     session(session &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    /* What it was is closed now, not with `other`. */
+    /* Closes the session that this object had, at once. */
     session &operator=(session &&other) noexcept {
         session old(std::move(*this));
         std::swap(handle_, other.handle_);
@@ -155,10 +169,14 @@ class session {
             rfaas_session_close(handle_);
     }
     rfaas_session *get() const noexcept { return handle_; }
-    /* Closes it now, with the leases that are left and all that is kept, and throws what the destructor would pass over. */
+    /* Owns a session that C code opened. */
+    static session adopt(rfaas_session *handle) noexcept { return session(handle); }
+    /* Gives the session up without closing it: the caller closes it. */
+    rfaas_session *detach() noexcept { return std::exchange(handle_, nullptr); }
+    /* Closes the session, its leases and its cached workers now. Throws the errors that the destructor ignores. */
     void close() { check(rfaas_session_close(std::exchange(handle_, nullptr))); }
 
-    /* What has happened to executors since the last call, at most so many changes; none: nothing. Does not block. */
+    /* Returns what has happened to executors since the last call, at most `most` changes. */
     std::vector<rfaas_change> changes(std::size_t most = 64) const {
         std::vector<rfaas_change> found(most);
         std::size_t count = 0;
@@ -166,8 +184,8 @@ class session {
         found.resize(count);
         return found;
     }
-    /* Calls f(change) with every change, on this thread, until it returns true. False: the time was over first (0: never). What f
-     * throws ends it too. */
+    /* Calls f(change) with every change, on this thread, until f returns true or throws. Returns false after the
+     * timeout; 0 means no limit. */
     template <class F> bool watch(F f, std::chrono::nanoseconds timeout = {}) const {
         struct watcher {
             F *f;
@@ -179,7 +197,7 @@ class session {
                 watcher *self = static_cast<watcher *>(arg);
                 try {
                     return (*self->f)(*change) ? 1 : 0;
-                } catch (...) { /* not through C */
+                } catch (...) { /* must not pass through C code */
                     self->thrown = std::current_exception();
                     return 1;
                 }
@@ -194,22 +212,24 @@ class session {
     }
 
   private:
+    explicit session(rfaas_session *handle) noexcept : handle_(handle) {}
     rfaas_session *handle_ = nullptr;
 };
 
 /* ---- leases ---- */
 
-/* rfaas_lease_options with its defaults and the library's path, which it keeps. */
+/* rfaas_lease_options with its defaults and a copy of the library's path. */
 struct lease_options : rfaas_lease_options {
     explicit lease_options(std::string library_path = {})
         : rfaas_lease_options(RFAAS_LEASE_OPTIONS_INIT), path_(std::move(library_path)) {}
     lease_options &with_workers(std::uint32_t n) { return workers = n, *this; }
     lease_options &with_depth(std::uint32_t n) { return depth = n, *this; }
-    lease_options &with_wait_mode(std::uint32_t mode) { return wait_mode = mode, *this; }
+    lease_options &with_wait_mode(rfaas::wait_mode mode) { return wait_mode = static_cast<std::uint32_t>(mode), *this; }
     lease_options &lasting(std::chrono::nanoseconds t) { return duration_ns = t.count(), *this; }
-    lease_options &with_renewal() { return flags |= RFAAS_LEASE_RENEW, *this; }
-    lease_options &with_failover() { return flags |= RFAAS_LEASE_FAILOVER, *this; }
-    lease_options &with_local() { return flags |= RFAAS_LEASE_LOCAL, *this; } /* here, where no executor has room */
+    lease_options &with(lease_flags more) { return flags |= static_cast<std::uint32_t>(more), *this; }
+    lease_options &with_renewal() { return with(lease_flags::renew); }
+    lease_options &with_failover() { return with(lease_flags::failover); }
+    lease_options &with_local() { return with(lease_flags::local); }
     rfaas_lease_options plain() const {
         rfaas_lease_options o = *this;
         if (!path_.empty())
@@ -227,7 +247,7 @@ struct call_options : rfaas_call_options {
     call_options &on(int index) { return worker = index, *this; }
     call_options &within(std::chrono::nanoseconds t) { return timeout_ns = t.count(), *this; }
     call_options &repeat(std::uint32_t n) { return repeats = n, *this; } /* the function is idempotent */
-    call_options &each_within(std::chrono::nanoseconds t) { return attempt_ns = t.count(), *this; } /* an attempt of repeat */
+    call_options &each_within(std::chrono::nanoseconds t) { return attempt_ns = t.count(), *this; } /* one attempt */
 };
 
 /* rfaas_map_options with its defaults. */
@@ -240,13 +260,13 @@ struct map_options : rfaas_map_options {
 
 using function = rfaas_function;
 
-/* A call in flight. Moves, does not copy; one that is destroyed before it was waited for is cancelled. */
+/* A call in flight, which can be moved and not copied. The destructor cancels a call that nobody has waited for. */
 class request {
   public:
     request() noexcept = default;
     explicit request(rfaas_request handle) noexcept : handle_(handle) {}
     request(request &&other) noexcept : handle_(std::exchange(other.handle_, RFAAS_REQUEST_NULL)) {}
-    /* What it was is cancelled now, not with `other`. */
+    /* Cancels the call that this object had, at once. */
     request &operator=(request &&other) noexcept {
         request old(std::move(*this));
         std::swap(handle_, other.handle_);
@@ -258,14 +278,16 @@ class request {
     }
     explicit operator bool() const noexcept { return handle_ != RFAAS_REQUEST_NULL; }
     rfaas_request &get() noexcept { return handle_; }
+    /* Gives the request up without cancelling it: the caller waits for it. */
+    rfaas_request detach() noexcept { return std::exchange(handle_, RFAAS_REQUEST_NULL); }
 
-    /* Waits and returns the elements of the result that came: bytes unless T is given. 0 for no request. */
+    /* Waits and returns the number of elements of the result, or of bytes without T. It is 0 without a request. */
     template <class T = std::byte> std::size_t wait() {
         std::size_t size = 0;
         check(rfaas_wait(&handle_, &size));
         return size / sizeof(T);
     }
-    /* true: the call ended, and *count (if given) has the elements of its result. */
+    /* Returns true if the call has ended, and sets *count to the number of elements of its result. */
     template <class T = std::byte> bool test(std::size_t *count = nullptr) {
         int done = 0;
         std::size_t size = 0;
@@ -281,18 +303,18 @@ class request {
 };
 static_assert(sizeof(request) == sizeof(rfaas_request), "an array of requests is one of handles");
 
-/* Waits for all; throws the first error when all have ended. */
+/* Waits for all requests, then throws the first error, if any. */
 inline void wait_all(span<request> requests) {
     check(rfaas_waitall(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), nullptr, nullptr));
 }
 
-/* What a request came to: RFAAS_OK or why not, and the bytes of its result. */
+/* The status of a call and the bytes of its result. */
 struct outcome {
     int status;
     std::size_t bytes;
 };
 
-/* Waits for all and tells of each, without an exception for those that failed. */
+/* Waits for all requests and returns the outcome of each. Failed calls throw no exception. */
 inline std::vector<outcome> wait_each(span<request> requests) {
     std::vector<std::size_t> sizes(requests.size());
     std::vector<int> statuses(requests.size());
@@ -303,14 +325,15 @@ inline std::vector<outcome> wait_each(span<request> requests) {
     return all;
 }
 
-/* Waits for one and returns its place, RFAAS_UNDEFINED if there is none; *bytes (if given) is its result's size. */
+/* Waits for one request to end and returns its index, or rfaas::undefined if all are null. Sets *bytes to the size of
+ * its result. */
 inline std::size_t wait_any(span<request> requests, std::size_t *bytes = nullptr) {
-    std::size_t index = RFAAS_UNDEFINED;
+    std::size_t index = undefined;
     check(rfaas_waitany(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), &index, bytes));
     return index;
 }
 
-/* Executors with room for so many leases like options, one for each. */
+/* Finds an executor for each of `count` leases with these options, and leases nothing. */
 inline std::vector<rfaas_place> places(const session &s, const lease_options &options, std::size_t count) {
     std::vector<rfaas_place> found(count);
     rfaas_lease_options o = options.plain();
@@ -324,16 +347,16 @@ class lease {
         rfaas_lease_options o = options.plain();
         check(rfaas_lease_open(s.get(), &o, &handle_));
     }
-    /* At this executor and no other. */
+    /* At the executor of `place` only. */
     lease(const session &s, const lease_options &options, const rfaas_place &place) {
         rfaas_lease_options o = options.plain();
         check(rfaas_lease_open_at(s.get(), &o, &place, &handle_));
     }
-    /* Workers wherever they fit, as leases at up to `most` executors. */
+    /* Leases options.workers workers on as few executors as possible, at most `most`. */
     static std::vector<lease> across(const session &s, const lease_options &options, std::size_t most = 64) {
         std::vector<rfaas_lease *> handles(most);
         std::vector<lease> leases;
-        leases.reserve(most); /* before there is something to lose */
+        leases.reserve(most); /* afterwards nothing throws, so no lease is lost */
         std::size_t count = 0;
         rfaas_lease_options o = options.plain();
         check(rfaas_lease_open_across(s.get(), &o, most, handles.data(), &count));
@@ -342,7 +365,7 @@ class lease {
         return leases;
     }
     lease(lease &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-    /* What it was is released now, not with `other`. */
+    /* Releases the lease that this object had, at once. */
     lease &operator=(lease &&other) noexcept {
         lease old(std::move(*this));
         std::swap(handle_, other.handle_);
@@ -352,7 +375,11 @@ class lease {
         if (handle_)
             rfaas_lease_release(handle_);
     }
-    /* Gives the workers back now, and throws what the destructor would pass over. */
+    /* Owns a lease that C code opened. */
+    static lease adopt(rfaas_lease *handle) noexcept { return lease(handle); }
+    /* Gives the lease up without releasing it: the caller releases it. */
+    rfaas_lease *detach() noexcept { return std::exchange(handle_, nullptr); }
+    /* Releases the workers now. Throws the errors that the destructor ignores. */
     void release() { check(rfaas_lease_release(std::exchange(handle_, nullptr))); }
     rfaas_lease *get() const noexcept { return handle_; }
 
@@ -367,16 +394,16 @@ class lease {
         check(rfaas_lease_info(handle_, &d));
         return d;
     }
-    /* Makes it last at least so long from now; 0: as long as it was leased for. */
+    /* Renews the lease for at least t from now. 0: the duration that it was opened with. */
     void renew(std::chrono::nanoseconds t = {}) { check(rfaas_lease_renew(handle_, t.count())); }
-    /* The oldest event that was not taken; kind is RFAAS_EVENT_NONE if there is none. Does not block. */
+    /* Takes the oldest event. Its kind is event_kind::none if there is no event. */
     rfaas_event event() {
         rfaas_event e{};
         e.struct_size = sizeof e;
         check(rfaas_lease_event(handle_, &e));
         return e;
     }
-    /* What a worker does and has printed, as its executor says. */
+    /* Asks the executor what a worker does and has printed. */
     rfaas_worker_details worker_info(int worker) const {
         rfaas_worker_details d{};
         d.struct_size = sizeof d;
@@ -395,8 +422,8 @@ class lease {
         return f;
     }
 
-    /* Calls and waits; `out` is room for the result. Returns the elements of out that were filled. in and out are anything with
-     * std::data and std::size. */
+    /* Calls f, waits, and writes the result to `out`. Returns the number of elements of the result. in and out are
+     * anything that std::data and std::size take. */
     template <class In, class Out>
     std::size_t invoke(rfaas::function f, const In &in, Out &&out, const call_options &options = {}) {
         auto from = payload(in);
@@ -405,7 +432,8 @@ class lease {
         check(rfaas_invoke(handle_, f, from.data(), from.bytes(), to.data(), to.bytes(), &size, &options));
         return size / sizeof(*to.data());
     }
-    /* Starts a call; in may be reused unless it is a buffer's, out must live until the request ends. */
+    /* Starts a call. `in` may be reused at once unless it is registered memory. `out` must live until the request
+     * ends. */
     template <class In, class Out>
     request iinvoke(rfaas::function f, const In &in, Out &&out, const call_options &options = {}) {
         static_assert(std::is_lvalue_reference<Out>::value || std::is_trivially_destructible<std::decay_t<Out>>::value,
@@ -416,7 +444,7 @@ class lease {
         check(rfaas_iinvoke(handle_, f, from.data(), from.bytes(), to.data(), to.bytes(), &options, &r));
         return request(r);
     }
-    /* Calls f on all elements of in, on all workers; out has one element for each. */
+    /* Applies f to all elements of in, on all workers. out has one element for each. */
     template <class In, class Out> void map(rfaas::function f, const In &in, Out &&out, std::size_t chunk = 0) {
         map(f, in, std::forward<Out>(out), map_options().by(chunk));
     }
@@ -434,7 +462,7 @@ class lease {
     rfaas_lease *handle_ = nullptr;
 };
 
-/* Elements in registered memory: large payloads inside are sent without being copied. Zeroed at first. */
+/* Elements in registered memory, zeroed. Large payloads inside are sent without a copy. */
 template <class T> class buffer {
     static_assert(std::is_trivially_copyable<T>::value, "elements travel as bytes");
 
@@ -451,7 +479,7 @@ template <class T> class buffer {
     buffer &operator=(buffer &&) = delete;
     ~buffer() {
         if (data_)
-            rfaas_free(lease_, data_); /* refused while calls read it: then it ends with the lease */
+            rfaas_free(lease_, data_); /* fails while calls may read the memory; then the lease frees it */
     }
     T *data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
@@ -465,7 +493,7 @@ template <class T> class buffer {
     std::size_t size_;
 };
 
-/* Registers memory of the caller's while it lives. */
+/* Keeps memory of the caller registered. */
 class registration {
   public:
     template <class C> registration(const lease &l, C &memory) : lease_(l.get()), at_(std::data(memory)) {

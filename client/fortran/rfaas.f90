@@ -1,4 +1,4 @@
-!> rfaas.h for Fortran: functions on leased cores of other nodes, in the manner of mpi_f08.
+!> The Fortran interface of rfaas: functions on leased cores of other nodes, in the manner of mpi_f08.
 !>
 !>     use rfaas
 !>     type(rfaas_session) :: session
@@ -11,304 +11,138 @@
 !>     call rfaas_invoke(lease, price, in, c_sizeof(in), out, c_sizeof(out))
 !>     call rfaas_finalize()
 !>
-!> Every procedure has the optional argument ierror: RFAAS_OK or one of the negative RFAAS_* codes. Without it
-!> an error prints rfaas_last_error() and stops the program (error stop), as in MPI. What a procedure does, who owns
-!> memory and until when, is what rfaas.h says of the function of the same name.
+!> Every procedure has the name of a function of rfaas.h and does what that function does: see its manual page, such as
+!> rfaas_invoke(3). Every procedure has the optional argument ierror, which becomes RFAAS_OK or a negative status. If ierror is
+!> absent, an error prints rfaas_last_error() and stops the program (error stop), as in MPI. Times are in seconds.
 !>
-!> Buffers are arrays of any type and rank, with their size in bytes: c_sizeof(a), or storage_size(a)/8*size(a) where a
-!> compiler holds to the letter of the standard and takes no allocatable array in c_sizeof. They must be contiguous. The arrays of rfaas_iinvoke must have the asynchronous (or target) attribute in the caller, as those of
-!> MPI_Irecv: the result is written when the request ends.
+!> Buffers are contiguous arrays of any type and rank, with their size in bytes: c_sizeof(a), or storage_size(a)/8*size(a) where
+!> a compiler takes no allocatable array in c_sizeof. The arrays of rfaas_iinvoke need the asynchronous (or target) attribute in
+!> the caller, as those of MPI_Irecv do: the result is written when the request ends.
 !>
-!> Needs Fortran 2008 with TS 29113 (assumed type), as mpi_f08 does.
-module rfaas
+!> A handle of C becomes one of Fortran by `lease%handle = pointer`, and the other way round.
+!>
+!> This file needs rfaas_c.f90, and Fortran 2018 or Fortran 2008 with TS 29113, as mpi_f08 does.
+
+!> Options of C from optional arguments, for the modules rfaas and rfaas_mpi.
+module rfaas_options
    use, intrinsic :: iso_c_binding
-   use, intrinsic :: iso_fortran_env, only: error_unit
+   use rfaas_c
    implicit none
    private
+   public :: session_arguments, lease_arguments, set_session, set_lease, call_options_of, nanoseconds, text_at, text_in
 
-   integer, parameter, public :: rfaas_function = c_int32_t !< kind of a function's number
-
-   integer, parameter, public :: RFAAS_OK = 0, RFAAS_BUSY = -100, RFAAS_INVALID = -200, RFAAS_TOO_LARGE = -201, &
-      RFAAS_NO_FUNCTION = -202, RFAAS_BAD_BLOB = -203, RFAAS_BAD_LIBRARY = -204, RFAAS_BAD_REQUEST = -205, &
-      RFAAS_WRONG_THREAD = -206, RFAAS_UNSUPPORTED = -300, RFAAS_NO_DEVICE = -301, RFAAS_FUNCTION_FAILED = -400, &
-      RFAAS_RESULT_TOO_LARGE = -401, RFAAS_DEADLINE = -402, RFAAS_CANCELLED = -403, RFAAS_CONNECTION = -500, &
-      RFAAS_PEER_GONE = -501, RFAAS_WORKER_DIED = -502, RFAAS_PROTOCOL = -503, RFAAS_TIME_LIMIT = -504, &
-      RFAAS_MEMORY_LIMIT = -505, RFAAS_LEASE_ENDED = -600, RFAAS_FATAL = -700, RFAAS_CREDENTIAL = -800
-   integer, parameter, public :: RFAAS_CLASS_BUSY = 1, RFAAS_CLASS_INVALID = 2, RFAAS_CLASS_UNSUPPORTED = 3, &
-      RFAAS_CLASS_FUNCTION = 4, RFAAS_CLASS_CONNECTION = 5, RFAAS_CLASS_LEASE = 6, RFAAS_CLASS_FATAL = 7, &
-      RFAAS_CLASS_CREDENTIAL = 8
-   integer, parameter, public :: RFAAS_NOT_STARTED = 0, RFAAS_MAYBE_EXECUTED = 1
-   integer, parameter, public :: RFAAS_WAIT_ADAPTIVE = 0, RFAAS_WAIT_HOT = 1, RFAAS_WAIT_WARM = 2
-   integer, parameter, public :: RFAAS_ANY_WORKER = -1
-   integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany when there are only null requests
-   integer, parameter, public :: RFAAS_EVENT_NONE = 0, RFAAS_EVENT_WORKER_DIED = 1, RFAAS_EVENT_ENDED = 2, &
-      RFAAS_EVENT_DRAINING = 3, RFAAS_EVENT_EXPIRING = 4
-   integer, parameter, public :: RFAAS_EXECUTOR_OPEN = 1, RFAAS_EXECUTOR_DRAINING = 2, RFAAS_EXECUTOR_SILENT = 3, &
-      RFAAS_EXECUTOR_LEFT = 4
-
-   type, public :: rfaas_session
-      type(c_ptr) :: handle = c_null_ptr
+   !> Options of a session with the strings that they point to.
+   type :: session_arguments
+      type(rfaas_session_options_c) :: options
+      character(len=:, kind=c_char), allocatable :: manager, executor, provider, tenant, device
    end type
-   type, public :: rfaas_lease
-      type(c_ptr) :: handle = c_null_ptr
+   !> Options of a lease with the strings that they point to.
+   type :: lease_arguments
+      type(rfaas_lease_options_c) :: options
+      character(len=:, kind=c_char), allocatable :: library, executor
    end type
-   !> A call in flight; a new one is the null request.
-   type, bind(c), public :: rfaas_request
-      integer(c_int64_t) :: handle = 0
-   end type
-
-   !> What has happened to an executor: RFAAS_EXECUTOR_*, its address, its host name.
-   type, public :: rfaas_change
-      integer :: state = 0
-      character(len=256) :: executor = '', node = ''
-   end type
-   !> An executor's address.
-   type, public :: rfaas_place
-      character(len=128) :: executor = ''
-   end type
-   !> An event of a lease: RFAAS_EVENT_*; worker from 0; events before it that nobody took; seconds that are left; why.
-   type, public :: rfaas_event
-      integer :: kind = RFAAS_EVENT_NONE, worker = 0, lost = 0
-      real(c_double) :: left = 0
-      character(len=256) :: text = ''
-   end type
-   !> What a lease is.
-   type, public :: rfaas_lease_details
-      integer :: workers = 0, depth = 0, eager = 0, functions = 0, replaced = 0
-      integer(c_int64_t) :: bulk = 0, lease_id = 0
-      character(len=256) :: node = '', executor = ''
-      character(len=16) :: provider = ''
-   end type
-   !> What a worker does and has printed (output_size bytes of output).
-   type, public :: rfaas_worker_details
-      integer :: pid = 0, output_size = 0
-      integer(c_int64_t) :: calls = 0, failed = 0, refused = 0, bytes_in = 0, bytes_out = 0
-      character(len=128) :: running = ''
-      character(len=4100) :: output = ''
-   end type
-   !> What a lease has done, as rfaas.h says. struct_size is set by rfaas_lease_statistics.
-   type, bind(c), public :: rfaas_statistics
-      integer(c_int32_t) :: struct_size = 0, replaced = 0
-      integer(c_int64_t) :: calls = 0, replies = 0, abandoned = 0, late = 0, busy = 0, bytes_in = 0, bytes_out = 0, blocked = 0, &
-         repeated = 0, moved = 0, local = 0, cold = 0, warm = 0, cached = 0, queue_pairs = 0, open_ns = 0, kept = 0
-   end type
-
-   abstract interface
-      !> Is told of a change; .true. ends rfaas_session_watch.
-      logical function rfaas_change_function(change)
-         import; type(rfaas_change), intent(in) :: change
-      end function
-   end interface
-   public :: rfaas_change_function
-
-   public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started
-   public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
-      rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
-      rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
-   public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
-   public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, rfaas_map
-   public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
-
-   ! The structures of rfaas.h, version 0.3. The library takes shorter ones than its own.
-   type, bind(c) :: session_options
-      integer(c_int32_t) :: struct_size = 0, port = 0
-      type(c_ptr) :: manager = c_null_ptr, executor = c_null_ptr, provider = c_null_ptr, tenant = c_null_ptr, &
-         device = c_null_ptr
-      integer(c_int32_t) :: gid_index = -1, pkey_index = 0, traffic_class = 0, service_level = 0, mtu = 0, flags = 0
-      integer(c_int64_t) :: timeout_ns = 0
-      integer(c_int32_t) :: keep_leases = 0, reserved = 0
-   end type
-   type, bind(c) :: raw_change
-      integer(c_int32_t) :: state = 0, reserved = 0
-      character(kind=c_char) :: executor(256) = c_null_char, node(256) = c_null_char
-   end type
-   type, bind(c) :: raw_place
-      character(kind=c_char) :: executor(128) = c_null_char
-   end type
-   type, bind(c) :: raw_event
-      integer(c_int32_t) :: struct_size = 0, kind = 0, worker = 0, lost = 0
-      integer(c_int64_t) :: left_ns = 0
-      character(kind=c_char) :: text(256) = c_null_char
-   end type
-   type, bind(c) :: raw_lease
-      integer(c_int32_t) :: struct_size = 0, workers = 0, depth = 0, eager = 0
-      integer(c_int64_t) :: bulk = 0, lease_id = 0
-      integer(c_int32_t) :: functions = 0, replaced = 0
-      character(kind=c_char) :: node(64) = c_null_char, executor(128) = c_null_char, provider(16) = c_null_char, &
-         node_name(256) = c_null_char, executor_address(256) = c_null_char
-   end type
-   type, bind(c) :: raw_worker
-      integer(c_int32_t) :: struct_size = 0, pid = 0
-      integer(c_int64_t) :: calls = 0, failed = 0, refused = 0, bytes_in = 0, bytes_out = 0
-      character(kind=c_char) :: running(128) = c_null_char
-      integer(c_int32_t) :: output_size = 0
-      character(kind=c_char) :: output(4100) = c_null_char
-   end type
-   !> Whom rfaas_session_watch tells.
-   type :: watcher
-      procedure(rfaas_change_function), pointer, nopass :: f => null()
-   end type
-   type, bind(c) :: lease_options
-      integer(c_int32_t) :: struct_size = 0, workers = 0, cores_per_worker = 0, depth = 0, eager = 0, wait_mode = 0
-      integer(c_int64_t) :: bulk = 0, memory = 0, duration_ns = 0
-      type(c_ptr) :: library = c_null_ptr, library_data = c_null_ptr
-      integer(c_size_t) :: library_size = 0
-      type(c_ptr) :: executor = c_null_ptr
-      integer(c_int64_t) :: call_limit_ns = 0
-      integer(c_int32_t) :: flags = 0, reserved = 0
-   end type
-   type, bind(c) :: call_options
-      integer(c_int32_t) :: struct_size = 0, worker = RFAAS_ANY_WORKER
-      integer(c_int64_t) :: timeout_ns = 0
-      integer(c_int32_t) :: repeats = 0, reserved = 0
-      integer(c_int64_t) :: attempt_ns = 0
-   end type
-   type, bind(c) :: map_options
-      integer(c_int32_t) :: struct_size = 0, flags = 0
-      integer(c_size_t) :: chunk = 0
-      integer(c_int64_t) :: timeout_ns = 0
-      integer(c_int32_t) :: repeats = 0, reserved = 0
-   end type
-   integer(c_int32_t), parameter :: lease_renew = 1, lease_failover = 2, lease_local = 4
 
    interface
-      integer(c_int) function c_init(options) bind(c, name='rfaas_init')
-         import; type(c_ptr), value :: options
-      end function
-      integer(c_int) function c_finalize() bind(c, name='rfaas_finalize')
-         import
-      end function
-      integer(c_int) function c_version() bind(c, name='rfaas_version')
-         import
-      end function
-      type(c_ptr) function c_strerror(status) bind(c, name='rfaas_strerror')
-         import; integer(c_int), value :: status
-      end function
-      type(c_ptr) function c_last_error() bind(c, name='rfaas_last_error')
-         import
-      end function
-      integer(c_int) function c_started() bind(c, name='rfaas_started')
-         import
-      end function
       integer(c_size_t) function c_strlen(s) bind(c, name='strlen')
-         import; type(c_ptr), value :: s
-      end function
-      integer(c_int) function c_session_open(options, session) bind(c, name='rfaas_session_open')
-         import; type(session_options), intent(in) :: options; type(c_ptr), intent(inout) :: session
-      end function
-      integer(c_int) function c_session_close(session) bind(c, name='rfaas_session_close')
-         import; type(c_ptr), value :: session
-      end function
-      integer(c_int) function c_lease_open(session, options, lease) bind(c, name='rfaas_lease_open')
-         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
-         type(c_ptr), intent(inout) :: lease
-      end function
-      integer(c_int) function c_lease_open_at(session, options, place, lease) bind(c, name='rfaas_lease_open_at')
-         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
-         type(raw_place), intent(in) :: place; type(c_ptr), intent(inout) :: lease
-      end function
-      integer(c_int) function c_lease_open_across(session, options, capacity, leases, n) bind(c, name='rfaas_lease_open_across')
-         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
-         integer(c_size_t), value :: capacity; type(c_ptr), intent(inout) :: leases(*); integer(c_size_t), intent(inout) :: n
-      end function
-      integer(c_int) function c_places(session, options, n, places) bind(c, name='rfaas_places')
-         import; type(c_ptr), value :: session; type(lease_options), intent(in) :: options
-         integer(c_size_t), value :: n; type(raw_place), intent(inout) :: places(*)
-      end function
-      integer(c_int) function c_session_changes(session, changes, capacity, n) bind(c, name='rfaas_session_changes')
-         import; type(c_ptr), value :: session; type(raw_change), intent(inout) :: changes(*)
-         integer(c_size_t), value :: capacity; integer(c_size_t), intent(inout) :: n
-      end function
-      integer(c_int) function c_session_watch(session, f, arg, timeout_ns) bind(c, name='rfaas_session_watch')
-         import; type(c_ptr), value :: session, arg; type(c_funptr), value :: f; integer(c_int64_t), value :: timeout_ns
-      end function
-      integer(c_int) function c_lease_renew(lease, duration_ns) bind(c, name='rfaas_lease_renew')
-         import; type(c_ptr), value :: lease; integer(c_int64_t), value :: duration_ns
-      end function
-      integer(c_int) function c_lease_event(lease, event) bind(c, name='rfaas_lease_event')
-         import; type(c_ptr), value :: lease; type(raw_event), intent(inout) :: event
-      end function
-      integer(c_int) function c_lease_info(lease, details) bind(c, name='rfaas_lease_info')
-         import; type(c_ptr), value :: lease; type(raw_lease), intent(inout) :: details
-      end function
-      integer(c_int) function c_worker_info(lease, worker, details) bind(c, name='rfaas_worker_info')
-         import; type(c_ptr), value :: lease; integer(c_int), value :: worker; type(raw_worker), intent(inout) :: details
-      end function
-      integer(c_int) function c_lease_statistics(lease, stats) bind(c, name='rfaas_lease_statistics')
-         import; type(c_ptr), value :: lease; type(rfaas_statistics), intent(inout) :: stats
-      end function
-      integer(c_int) function c_lease_release(lease) bind(c, name='rfaas_lease_release')
-         import; type(c_ptr), value :: lease
-      end function
-      integer(c_int) function c_lease_workers(lease) bind(c, name='rfaas_lease_workers')
-         import; type(c_ptr), value :: lease
-      end function
-      integer(c_int) function c_lease_function(lease, name, f) bind(c, name='rfaas_lease_function')
-         import; type(c_ptr), value :: lease; character(kind=c_char), intent(in) :: name(*)
-         integer(c_int32_t), intent(inout) :: f
-      end function
-      integer(c_int) function c_alloc(lease, size, buffer) bind(c, name='rfaas_alloc')
-         import; type(c_ptr), value :: lease; integer(c_size_t), value :: size; type(c_ptr), intent(inout) :: buffer
-      end function
-      integer(c_int) function c_free(lease, buffer) bind(c, name='rfaas_free')
-         import; type(c_ptr), value :: lease, buffer
-      end function
-      integer(c_int) function c_register(lease, buffer, size) bind(c, name='rfaas_register')
-         import; type(c_ptr), value :: lease; type(*), dimension(*), asynchronous :: buffer
-         integer(c_size_t), value :: size
-      end function
-      integer(c_int) function c_unregister(lease, buffer) bind(c, name='rfaas_unregister')
-         import; type(c_ptr), value :: lease; type(*), dimension(*), asynchronous :: buffer
-      end function
-      integer(c_int) function c_invoke(lease, f, in, in_size, out, capacity, out_size, options) &
-         bind(c, name='rfaas_invoke')
-         import; type(c_ptr), value :: lease; integer(c_int32_t), value :: f
-         type(*), dimension(*), intent(in) :: in; type(*), dimension(*) :: out
-         integer(c_size_t), value :: in_size, capacity; integer(c_size_t), intent(inout) :: out_size
-         type(call_options), intent(in) :: options
-      end function
-      integer(c_int) function c_iinvoke(lease, f, in, in_size, out, capacity, options, request) &
-         bind(c, name='rfaas_iinvoke')
-         import; type(c_ptr), value :: lease; integer(c_int32_t), value :: f
-         type(*), dimension(*), intent(in), asynchronous :: in; type(*), dimension(*), asynchronous :: out
-         integer(c_size_t), value :: in_size, capacity; type(call_options), intent(in) :: options
-         type(rfaas_request), intent(inout) :: request
-      end function
-      integer(c_int) function c_wait(request, out_size) bind(c, name='rfaas_wait')
-         import; type(rfaas_request), intent(inout) :: request; integer(c_size_t), intent(inout) :: out_size
-      end function
-      integer(c_int) function c_test(request, done, out_size) bind(c, name='rfaas_test')
-         import; type(rfaas_request), intent(inout) :: request; integer(c_int), intent(inout) :: done
-         integer(c_size_t), intent(inout) :: out_size
-      end function
-      integer(c_int) function c_cancel(request) bind(c, name='rfaas_cancel')
-         import; type(rfaas_request), intent(inout) :: request
-      end function
-      integer(c_int) function c_waitall(n, requests, sizes, statuses) bind(c, name='rfaas_waitall')
-         import; integer(c_size_t), value :: n; type(rfaas_request), intent(inout) :: requests(*)
-         type(c_ptr), value :: sizes, statuses
-      end function
-      integer(c_int) function c_waitany(n, requests, index, out_size) bind(c, name='rfaas_waitany')
-         import; integer(c_size_t), value :: n; type(rfaas_request), intent(inout) :: requests(*)
-         integer(c_size_t), intent(inout) :: index, out_size
-      end function
-      integer(c_int) function c_map(lease, f, in, in_item, out, out_item, n, options) bind(c, name='rfaas_map')
-         import; type(c_ptr), value :: lease; integer(c_int32_t), value :: f
-         type(*), dimension(*), intent(in) :: in; type(*), dimension(*) :: out
-         integer(c_size_t), value :: in_item, out_item, n; type(map_options), intent(in) :: options
+         import
+         type(c_ptr), value :: s
       end function
    end interface
 
 contains
 
-   ! ---- errors ----
+   subroutine set_session(a, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
+                          traffic_class, service_level, mtu, allow_plaintext)
+      type(session_arguments), intent(inout), target :: a
+      character(len=*), intent(in), optional :: manager, executor, provider, tenant, device
+      real(c_double), intent(in), optional :: timeout
+      integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      logical, intent(in), optional :: allow_plaintext
+      a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
+      a%options%manager = string(manager, a%manager)
+      a%options%executor = string(executor, a%executor)
+      a%options%provider = string(provider, a%provider)
+      a%options%tenant = string(tenant, a%tenant)
+      a%options%device = string(device, a%device)
+      if (present(timeout)) a%options%timeout_ns = nanoseconds(timeout)
+      if (present(keep_leases)) a%options%keep_leases = keep_leases
+      if (present(port)) a%options%port = port
+      if (present(gid_index)) a%options%gid_index = gid_index
+      if (present(pkey_index)) a%options%pkey_index = pkey_index
+      if (present(traffic_class)) a%options%traffic_class = traffic_class
+      if (present(service_level)) a%options%service_level = service_level
+      if (present(mtu)) a%options%mtu = mtu
+      if (given(allow_plaintext)) a%options%flags = ior(a%options%flags, RFAAS_SESSION_ALLOW_PLAINTEXT)
+   end subroutine
 
-   !> The class of a status: what to do next.
-   pure integer function rfaas_class(status)
-      integer, intent(in) :: status
-      rfaas_class = merge(0, -status/100, status >= 0)
+   subroutine set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
+                        call_limit, renew, failover, local, library_data, library_size)
+      type(lease_arguments), intent(inout), target :: a
+      character(len=*), intent(in) :: library
+      character(len=*), intent(in), optional :: executor
+      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
+      integer(c_int64_t), intent(in), optional :: bulk, memory
+      real(c_double), intent(in), optional :: duration, call_limit
+      logical, intent(in), optional :: renew, failover, local
+      type(c_ptr), intent(in), optional :: library_data
+      integer(c_size_t), intent(in), optional :: library_size
+      a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
+      if (.not. present(library_data)) a%options%library = string(library, a%library)
+      a%options%executor = string(executor, a%executor)
+      if (present(workers)) a%options%workers = workers
+      if (present(cores_per_worker)) a%options%cores_per_worker = cores_per_worker
+      if (present(depth)) a%options%depth = depth
+      if (present(eager)) a%options%eager = eager
+      if (present(wait_mode)) a%options%wait_mode = wait_mode
+      if (present(bulk)) a%options%bulk = bulk
+      if (present(memory)) a%options%memory = memory
+      if (present(duration)) a%options%duration_ns = nanoseconds(duration)
+      if (present(call_limit)) a%options%call_limit_ns = nanoseconds(call_limit)
+      if (given(renew)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_RENEW)
+      if (given(failover)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_FAILOVER)
+      if (given(local)) a%options%flags = ior(a%options%flags, RFAAS_LEASE_LOCAL)
+      if (present(library_data)) a%options%library_data = library_data
+      if (present(library_size)) a%options%library_size = library_size
+   end subroutine
+
+   function call_options_of(worker, timeout, repeats, attempt) result(o)
+      integer, intent(in), optional :: worker, repeats
+      real(c_double), intent(in), optional :: timeout, attempt
+      type(rfaas_call_options_c) :: o
+      o%struct_size = int(c_sizeof(o), c_int32_t)
+      if (present(worker)) o%worker = worker
+      if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
+      if (present(repeats)) o%repeats = repeats
+      if (present(attempt)) o%attempt_ns = nanoseconds(attempt)
    end function
 
+   pure logical function given(flag)
+      logical, intent(in), optional :: flag
+      given = .false.
+      if (present(flag)) given = flag
+   end function
+
+   !> Seconds as nanoseconds. A time beyond 146 years becomes 146 years, so that the C library can still add it to a clock.
+   pure integer(c_int64_t) function nanoseconds(seconds)
+      real(c_double), intent(in) :: seconds
+      integer(c_int64_t), parameter :: most = 4611686018427387903_c_int64_t
+      nanoseconds = sign(most, merge(-1_c_int64_t, 1_c_int64_t, seconds < 0))
+      if (abs(seconds) < 4.6e9_c_double) nanoseconds = int(seconds*1.0e9_c_double, c_int64_t)
+   end function
+
+   !> A C string, which lives in `copy`; NULL if `given` is absent.
+   function string(given, copy) result(p)
+      character(len=*), intent(in), optional :: given
+      character(len=:, kind=c_char), allocatable, target, intent(inout) :: copy
+      type(c_ptr) :: p
+      p = c_null_ptr
+      if (present(given)) then
+         copy = trim(given)//c_null_char
+         p = c_loc(copy)
+      end if
+   end function
+
+   !> The characters of a C string.
    function text_at(p) result(text)
       type(c_ptr), intent(in) :: p
       character(len=:), allocatable :: text
@@ -335,20 +169,114 @@ contains
          text(i:i) = c(i)
       end do
    end function
+end module
+
+module rfaas
+   use, intrinsic :: iso_c_binding
+   use, intrinsic :: iso_fortran_env, only: error_unit
+   use rfaas_c, rfaas_statistics => rfaas_statistics_c, lease_flag_renew => RFAAS_LEASE_RENEW ! Fortran ignores capitals
+   use rfaas_options
+   implicit none
+   private
+
+   integer, parameter, public :: rfaas_function = c_int32_t !< kind of a function's number
+
+   ! begin of what is generated from client/api/rfaas.yaml by internal/apigen (make api): do not edit
+   public :: RFAAS_VERSION_MAJOR, RFAAS_VERSION_MINOR, RFAAS_OK, RFAAS_BUSY, RFAAS_INVALID, RFAAS_TOO_LARGE, RFAAS_NO_FUNCTION, &
+      RFAAS_BAD_BLOB, RFAAS_BAD_LIBRARY, RFAAS_BAD_REQUEST, RFAAS_WRONG_THREAD, RFAAS_UNSUPPORTED, RFAAS_NO_DEVICE, &
+      RFAAS_FUNCTION_FAILED, RFAAS_RESULT_TOO_LARGE, RFAAS_DEADLINE, RFAAS_CANCELLED, RFAAS_CONNECTION, RFAAS_PEER_GONE, &
+      RFAAS_WORKER_DIED, RFAAS_PROTOCOL, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT, RFAAS_LEASE_ENDED, RFAAS_FATAL, &
+      RFAAS_CREDENTIAL, RFAAS_CLASS_BUSY, RFAAS_CLASS_INVALID, RFAAS_CLASS_UNSUPPORTED, RFAAS_CLASS_FUNCTION, &
+      RFAAS_CLASS_CONNECTION, RFAAS_CLASS_LEASE, RFAAS_CLASS_FATAL, RFAAS_CLASS_CREDENTIAL, RFAAS_NOT_STARTED, &
+      RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, RFAAS_EXECUTOR_SILENT, &
+      RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_NO_BULK, RFAAS_EVENT_NONE, &
+      RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, RFAAS_ANY_WORKER
+   ! end of what is generated
+   integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
+
+   type, public :: rfaas_session
+      type(c_ptr) :: handle = c_null_ptr
+   end type
+   type, public :: rfaas_lease
+      type(c_ptr) :: handle = c_null_ptr
+   end type
+   !> A call in flight, and the statistics of a lease.
+   public :: rfaas_request, rfaas_statistics
+
+   !> A change of an executor's state: RFAAS_EXECUTOR_*, its control address, the host name of its node.
+   type, public :: rfaas_change
+      integer :: state = 0
+      character(len=256) :: executor = '', node = ''
+   end type
+   !> The control address of an executor.
+   type, public :: rfaas_place
+      character(len=128) :: executor = ''
+   end type
+   !> An event of a lease: RFAAS_EVENT_*, the worker from 0, earlier events that were dropped, seconds until the end, the reason.
+   type, public :: rfaas_event
+      integer :: kind = RFAAS_EVENT_NONE, worker = 0, lost = 0
+      real(c_double) :: left = 0
+      character(len=256) :: text = ''
+   end type
+   !> Describes a lease.
+   type, public :: rfaas_lease_details
+      integer :: workers = 0, depth = 0, eager = 0, functions = 0, replaced = 0
+      integer(c_int64_t) :: bulk = 0, lease_id = 0
+      character(len=256) :: node = '', executor = ''
+      character(len=16) :: provider = ''
+   end type
+   !> Describes a worker. It has printed output(:output_size).
+   type, public :: rfaas_worker_details
+      integer :: pid = 0, output_size = 0
+      integer(c_int64_t) :: calls = 0, failed = 0, refused = 0, bytes_in = 0, bytes_out = 0
+      character(len=128) :: running = ''
+      character(len=4100) :: output = ''
+   end type
+
+   abstract interface
+      !> Gets a change. The result .true. ends rfaas_session_watch.
+      logical function rfaas_change_function(change)
+         import; type(rfaas_change), intent(in) :: change
+      end function
+   end interface
+   public :: rfaas_change_function
+
+   public :: rfaas_init, rfaas_finalize, rfaas_version, rfaas_class, rfaas_strerror, rfaas_last_error, rfaas_started
+   public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
+      rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
+      rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
+   public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
+   public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, rfaas_map
+   public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
+
+   !> The function that rfaas_session_watch calls.
+   type :: watcher
+      procedure(rfaas_change_function), pointer, nopass :: f => null()
+   end type
+
+contains
+
+   ! ---- errors ----
+
+   !> The class of a status, RFAAS_CLASS_*.
+   pure integer function rfaas_class(status)
+      integer, intent(in) :: status
+      rfaas_class = merge(0, -status/100, status >= 0)
+   end function
 
    function rfaas_strerror(status) result(text)
       integer, intent(in) :: status
       character(len=:), allocatable :: text
-      text = text_at(c_strerror(int(status, c_int)))
+      text = text_at(rfaas_strerror_c(int(status, c_int)))
    end function
 
    function rfaas_last_error() result(text)
       character(len=:), allocatable :: text
-      text = text_at(c_last_error())
+      text = text_at(rfaas_last_error_c())
    end function
 
    integer function rfaas_started()
-      rfaas_started = int(c_started())
+      rfaas_started = int(rfaas_started_c())
    end function
 
    subroutine finish(status, ierror)
@@ -366,61 +294,55 @@ contains
 
    subroutine rfaas_init(ierror)
       integer, intent(out), optional :: ierror
-      call finish(c_init(c_null_ptr), ierror)
+      call finish(rfaas_init_c(c_null_ptr), ierror)
    end subroutine
 
    subroutine rfaas_finalize(ierror)
       integer, intent(out), optional :: ierror
-      call finish(c_finalize(), ierror)
+      call finish(rfaas_finalize_c(), ierror)
    end subroutine
 
    integer function rfaas_version()
-      rfaas_version = int(c_version())
+      rfaas_version = int(rfaas_version_c())
    end function
 
-   !> Addresses that are not given come from the environment; timeout in seconds. keep_leases: released leases that stay
-   !> connected, negative: none.
-   subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, keep_leases)
+   !> Arguments that are absent have the defaults of rfaas_session_options.
+   subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, keep_leases, port, &
+                                 gid_index, pkey_index, traffic_class, service_level, mtu, allow_plaintext)
       type(rfaas_session), intent(inout) :: session
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
-      integer, intent(in), optional :: keep_leases
-      type(session_options) :: o
-      character(len=:, kind=c_char), allocatable, target :: m, e, p, t, d
-      o%struct_size = int(c_sizeof(o), c_int32_t)
-      o%manager = string(manager, m)
-      o%executor = string(executor, e)
-      o%provider = string(provider, p)
-      o%tenant = string(tenant, t)
-      o%device = string(device, d)
-      if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
-      if (present(keep_leases)) o%keep_leases = keep_leases
-      call finish(c_session_open(o, session%handle), ierror)
+      integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      logical, intent(in), optional :: allow_plaintext
+      type(session_arguments), target :: a
+      call set_session(a, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
+                       traffic_class, service_level, mtu, allow_plaintext)
+      call finish(rfaas_session_open_c(a%options, session%handle), ierror)
    end subroutine
 
    subroutine rfaas_session_close(session, ierror)
       type(rfaas_session), intent(inout) :: session
       integer, intent(out), optional :: ierror
       integer(c_int) :: status
-      status = c_session_close(session%handle)
+      status = rfaas_session_close_c(session%handle)
       session%handle = c_null_ptr
       call finish(status, ierror)
    end subroutine
 
-   !> What has happened to executors since the last call: count changes, at most size(changes).
+   !> Returns what has happened to executors since the last call in changes(1:count).
    subroutine rfaas_session_changes(session, changes, count, ierror)
       type(rfaas_session), intent(in) :: session
       type(rfaas_change), intent(inout) :: changes(:)
       integer, intent(out) :: count
       integer, intent(out), optional :: ierror
-      type(raw_change), allocatable :: raw(:)
+      type(rfaas_change_c), allocatable :: raw(:)
       integer(c_size_t) :: n
       integer(c_int) :: status
       integer :: i
       allocate (raw(size(changes)))
       n = 0
-      status = c_session_changes(session%handle, raw, size(changes, kind=c_size_t), n)
+      status = rfaas_session_changes_c(session%handle, raw, size(changes, kind=c_size_t), n)
       count = int(n)
       do i = 1, count
          changes(i) = change_of(raw(i))
@@ -428,7 +350,7 @@ contains
       call finish(status, ierror)
    end subroutine
 
-   !> Tells f of every change until it returns .true., or for so many seconds: RFAAS_DEADLINE. 0 or none: for ever.
+   !> Calls f with every change until it returns .true. After `timeout` seconds ierror is RFAAS_DEADLINE; 0 or absent: no limit.
    subroutine rfaas_session_watch(session, f, timeout, ierror)
       type(rfaas_session), intent(in) :: session
       procedure(rfaas_change_function) :: f
@@ -440,12 +362,12 @@ contains
       w%f => f
       ns = 0
       if (present(timeout)) ns = nanoseconds(timeout)
-      status = c_session_watch(session%handle, c_funloc(tell), c_loc(w), ns)
+      status = rfaas_session_watch_c(session%handle, c_funloc(tell), c_loc(w), ns)
       call finish(min(status, 0_c_int), ierror)
    end subroutine
 
    integer(c_int) function tell(raw, arg) bind(c)
-      type(raw_change), intent(in) :: raw
+      type(rfaas_change_c), intent(in) :: raw
       type(c_ptr), value :: arg
       type(watcher), pointer :: w
       call c_f_pointer(arg, w)
@@ -453,17 +375,17 @@ contains
    end function
 
    function change_of(raw) result(change)
-      type(raw_change), intent(in) :: raw
+      type(rfaas_change_c), intent(in) :: raw
       type(rfaas_change) :: change
       change%state = int(raw%state)
       change%executor = text_in(raw%executor)
       change%node = text_in(raw%node)
    end function
 
-   !> What is not given has the default of rfaas.h. duration and call_limit in seconds, eager, bulk and memory in bytes.
-   !> renew, failover and local set the RFAAS_LEASE_ flags of these names.
+   !> Arguments that are absent have the defaults of rfaas_lease_options. eager, bulk and memory are in bytes. renew, failover and
+   !> local set the flags RFAAS_LEASE_*. With library_data, the address of the library in memory, `library` is not used.
    subroutine rfaas_lease_open(session, library, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
-                               duration, call_limit, executor, ierror, renew, failover, local)
+                               duration, call_limit, executor, ierror, renew, failover, local, library_data, library_size)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: lease
@@ -473,17 +395,17 @@ contains
       character(len=*), intent(in), optional :: executor
       integer, intent(out), optional :: ierror
       logical, intent(in), optional :: renew, failover, local
-      character(len=:, kind=c_char), allocatable, target :: l, e
-      type(lease_options) :: o
-      o = lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, local)
-      o%library = string(library, l)
-      o%executor = string(executor, e)
-      call finish(c_lease_open(session%handle, o, lease%handle), ierror)
+      type(c_ptr), intent(in), optional :: library_data
+      integer(c_size_t), intent(in), optional :: library_size
+      type(lease_arguments), target :: a
+      call set_lease(a, library, executor, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, &
+                     call_limit, renew, failover, local, library_data, library_size)
+      call finish(rfaas_lease_open_c(session%handle, a%options, lease%handle), ierror)
    end subroutine
 
-   !> rfaas_lease_open at this executor and no other.
+   !> As rfaas_lease_open, at the executor of `place` only.
    subroutine rfaas_lease_open_at(session, library, place, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
-                                  memory, duration, call_limit, ierror, renew, failover, local)
+                                  memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_place), intent(in) :: place
@@ -493,21 +415,23 @@ contains
       real(c_double), intent(in), optional :: duration, call_limit
       integer, intent(out), optional :: ierror
       logical, intent(in), optional :: renew, failover, local
-      character(len=:, kind=c_char), allocatable, target :: l
-      type(lease_options) :: o
-      type(raw_place) :: raw
+      type(c_ptr), intent(in), optional :: library_data
+      integer(c_size_t), intent(in), optional :: library_size
+      type(lease_arguments), target :: a
+      type(rfaas_place_c) :: raw
       integer :: i
-      o = lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, local)
-      o%library = string(library, l)
+      call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
+                     wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
+                     failover=failover, local=local, library_data=library_data, library_size=library_size)
       do i = 1, min(len_trim(place%executor), size(raw%executor) - 1)
          raw%executor(i) = place%executor(i:i)
       end do
-      call finish(c_lease_open_at(session%handle, o, raw, lease%handle), ierror)
+      call finish(rfaas_lease_open_at_c(session%handle, a%options, raw, lease%handle), ierror)
    end subroutine
 
-   !> So many workers wherever they fit: leases(1:count), each at one executor.
+   !> Leases `workers` workers on as few executors as possible. The leases are leases(1:count).
    subroutine rfaas_lease_open_across(session, library, leases, count, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
-                                      memory, duration, call_limit, ierror, renew, failover, local)
+                                      memory, duration, call_limit, ierror, renew, failover, local, library_data, library_size)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
       type(rfaas_lease), intent(inout) :: leases(:)
@@ -517,22 +441,24 @@ contains
       real(c_double), intent(in), optional :: duration, call_limit
       integer, intent(out), optional :: ierror
       logical, intent(in), optional :: renew, failover, local
-      character(len=:, kind=c_char), allocatable, target :: l
-      type(lease_options) :: o
+      type(c_ptr), intent(in), optional :: library_data
+      integer(c_size_t), intent(in), optional :: library_size
+      type(lease_arguments), target :: a
       type(c_ptr), allocatable :: handles(:)
       integer(c_size_t) :: n
       integer(c_int) :: status
       allocate (handles(size(leases)))
-      o = lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, local)
-      o%library = string(library, l)
+      call set_lease(a, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
+                     wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
+                     failover=failover, local=local, library_data=library_data, library_size=library_size)
       n = 0
-      status = c_lease_open_across(session%handle, o, size(leases, kind=c_size_t), handles, n)
+      status = rfaas_lease_open_across_c(session%handle, a%options, size(leases, kind=c_size_t), handles, n)
       count = merge(int(n), 0, status >= 0)
       leases(:count)%handle = handles(:count)
       call finish(status, ierror)
    end subroutine
 
-   !> Executors with room for size(places) leases like this one, one for each.
+   !> Finds an executor for each of size(places) leases with these options, and leases nothing.
    subroutine rfaas_places(session, library, places, workers, cores_per_worker, memory, duration, executor, ierror)
       type(rfaas_session), intent(in) :: session
       character(len=*), intent(in) :: library
@@ -542,46 +468,20 @@ contains
       real(c_double), intent(in), optional :: duration
       character(len=*), intent(in), optional :: executor
       integer, intent(out), optional :: ierror
-      character(len=:, kind=c_char), allocatable, target :: l, e
-      type(lease_options) :: o
-      type(raw_place), allocatable :: raw(:)
+      type(lease_arguments), target :: a
+      type(rfaas_place_c), allocatable :: raw(:)
       integer(c_int) :: status
       integer :: i
       allocate (raw(size(places)))
-      o = lease_of(workers, cores_per_worker, memory=memory, duration=duration)
-      o%library = string(library, l)
-      o%executor = string(executor, e)
-      status = c_places(session%handle, o, size(places, kind=c_size_t), raw)
+      call set_lease(a, library, executor, workers, cores_per_worker, memory=memory, duration=duration)
+      status = rfaas_places_c(session%handle, a%options, size(places, kind=c_size_t), raw)
       do i = 1, merge(size(places), 0, status >= 0)
          places(i)%executor = text_in(raw(i)%executor)
       end do
       call finish(status, ierror)
    end subroutine
 
-   !> The options of a lease but for its strings.
-   function lease_of(workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, duration, call_limit, renew, failover, &
-                     local) result(o)
-      integer, intent(in), optional :: workers, cores_per_worker, depth, eager, wait_mode
-      integer(c_int64_t), intent(in), optional :: bulk, memory
-      real(c_double), intent(in), optional :: duration, call_limit
-      logical, intent(in), optional :: renew, failover, local
-      type(lease_options) :: o
-      o%struct_size = int(c_sizeof(o), c_int32_t)
-      if (present(workers)) o%workers = workers
-      if (present(cores_per_worker)) o%cores_per_worker = cores_per_worker
-      if (present(depth)) o%depth = depth
-      if (present(eager)) o%eager = eager
-      if (present(wait_mode)) o%wait_mode = wait_mode
-      if (present(bulk)) o%bulk = bulk
-      if (present(memory)) o%memory = memory
-      if (present(duration)) o%duration_ns = nanoseconds(duration)
-      if (present(call_limit)) o%call_limit_ns = nanoseconds(call_limit)
-      if (given(renew)) o%flags = ior(o%flags, lease_renew)
-      if (given(failover)) o%flags = ior(o%flags, lease_failover)
-      if (given(local)) o%flags = ior(o%flags, lease_local)
-   end function
-
-   !> Makes the lease last at least so many seconds from now; 0 or none: as long as it was leased for.
+   !> Renews the lease for at least `duration` seconds from now. 0 or absent: the duration that it was opened with.
    subroutine rfaas_lease_renew(lease, duration, ierror)
       type(rfaas_lease), intent(in) :: lease
       real(c_double), intent(in), optional :: duration
@@ -589,18 +489,18 @@ contains
       integer(c_int64_t) :: ns
       ns = 0
       if (present(duration)) ns = nanoseconds(duration)
-      call finish(c_lease_renew(lease%handle, ns), ierror)
+      call finish(rfaas_lease_renew_c(lease%handle, ns), ierror)
    end subroutine
 
-   !> The oldest event that was not taken; RFAAS_EVENT_NONE: there is none.
+   !> Takes the oldest event of the lease. Its kind is RFAAS_EVENT_NONE if there is no event.
    subroutine rfaas_lease_event(lease, event, ierror)
       type(rfaas_lease), intent(in) :: lease
       type(rfaas_event), intent(out) :: event
       integer, intent(out), optional :: ierror
-      type(raw_event) :: raw
+      type(rfaas_event_c) :: raw
       integer(c_int) :: status
       raw%struct_size = int(c_sizeof(raw), c_int32_t)
-      status = c_lease_event(lease%handle, raw)
+      status = rfaas_lease_event_c(lease%handle, raw)
       event%kind = int(raw%kind)
       event%worker = int(raw%worker)
       event%lost = int(raw%lost)
@@ -613,10 +513,10 @@ contains
       type(rfaas_lease), intent(in) :: lease
       type(rfaas_lease_details), intent(out) :: details
       integer, intent(out), optional :: ierror
-      type(raw_lease) :: raw
+      type(rfaas_lease_details_c) :: raw
       integer(c_int) :: status
       raw%struct_size = int(c_sizeof(raw), c_int32_t)
-      status = c_lease_info(lease%handle, raw)
+      status = rfaas_lease_info_c(lease%handle, raw)
       details%workers = int(raw%workers)
       details%depth = int(raw%depth)
       details%eager = int(raw%eager)
@@ -630,17 +530,17 @@ contains
       call finish(status, ierror)
    end subroutine
 
-   !> What a worker, from 0, does and has printed.
+   !> Describes a worker, whose index counts from 0.
    subroutine rfaas_worker_info(lease, worker, details, ierror)
       type(rfaas_lease), intent(in) :: lease
       integer, intent(in) :: worker
       type(rfaas_worker_details), intent(out) :: details
       integer, intent(out), optional :: ierror
-      type(raw_worker) :: raw
+      type(rfaas_worker_details_c) :: raw
       integer(c_int) :: status
       integer :: i
       raw%struct_size = int(c_sizeof(raw), c_int32_t)
-      status = c_worker_info(lease%handle, int(worker, c_int), raw)
+      status = rfaas_worker_info_c(lease%handle, int(worker, c_int), raw)
       details%pid = int(raw%pid)
       details%calls = raw%calls
       details%failed = raw%failed
@@ -660,14 +560,14 @@ contains
       type(rfaas_statistics), intent(out) :: stats
       integer, intent(out), optional :: ierror
       stats%struct_size = int(c_sizeof(stats), c_int32_t)
-      call finish(c_lease_statistics(lease%handle, stats), ierror)
+      call finish(rfaas_lease_statistics_c(lease%handle, stats), ierror)
    end subroutine
 
    subroutine rfaas_lease_release(lease, ierror)
       type(rfaas_lease), intent(inout) :: lease
       integer, intent(out), optional :: ierror
       integer(c_int) :: status
-      status = c_lease_release(lease%handle)
+      status = rfaas_lease_release_c(lease%handle)
       lease%handle = c_null_ptr
       call finish(status, ierror)
    end subroutine
@@ -676,7 +576,7 @@ contains
       type(rfaas_lease), intent(in) :: lease
       integer, intent(out) :: workers
       integer, intent(out), optional :: ierror
-      workers = int(c_lease_workers(lease%handle))
+      workers = int(rfaas_lease_workers_c(lease%handle))
       call finish(min(int(workers, c_int), 0_c_int), ierror)
    end subroutine
 
@@ -685,25 +585,25 @@ contains
       character(len=*), intent(in) :: name
       integer(rfaas_function), intent(inout) :: f
       integer, intent(out), optional :: ierror
-      call finish(c_lease_function(lease%handle, trim(name)//c_null_char, f), ierror)
+      call finish(rfaas_lease_function_c(lease%handle, trim(name)//c_null_char, f), ierror)
    end subroutine
 
    ! ---- buffers ----
 
-   !> Registered memory of so many bytes; use it by c_f_pointer.
+   !> Allocates registered memory. c_f_pointer makes an array of it.
    subroutine rfaas_alloc(lease, bytes, buffer, ierror)
       type(rfaas_lease), intent(in) :: lease
       integer(c_size_t), intent(in) :: bytes
       type(c_ptr), intent(inout) :: buffer
       integer, intent(out), optional :: ierror
-      call finish(c_alloc(lease%handle, bytes, buffer), ierror)
+      call finish(rfaas_alloc_c(lease%handle, bytes, buffer), ierror)
    end subroutine
 
    subroutine rfaas_free(lease, buffer, ierror)
       type(rfaas_lease), intent(in) :: lease
       type(c_ptr), intent(in) :: buffer
       integer, intent(out), optional :: ierror
-      call finish(c_free(lease%handle, buffer), ierror)
+      call finish(rfaas_free_c(lease%handle, buffer), ierror)
    end subroutine
 
    subroutine rfaas_register(lease, buffer, bytes, ierror)
@@ -711,20 +611,20 @@ contains
       type(*), dimension(*), asynchronous :: buffer
       integer(c_size_t), intent(in) :: bytes
       integer, intent(out), optional :: ierror
-      call finish(c_register(lease%handle, buffer, bytes), ierror)
+      call finish(rfaas_register_c(lease%handle, buffer, bytes), ierror)
    end subroutine
 
    subroutine rfaas_unregister(lease, buffer, ierror)
       type(rfaas_lease), intent(in) :: lease
       type(*), dimension(*), asynchronous :: buffer
       integer, intent(out), optional :: ierror
-      call finish(c_unregister(lease%handle, buffer), ierror)
+      call finish(rfaas_unregister_c(lease%handle, buffer), ierror)
    end subroutine
 
    ! ---- calls ----
 
-   !> in_size and capacity in bytes; out_size becomes the bytes of the result. worker from 0; timeout in seconds. repeats: the
-   !> function is idempotent and is called again so many times when a call is lost or takes longer than `attempt` seconds.
+   !> in_size and capacity are in bytes, and out_size becomes the bytes of the result. worker counts from 0. repeats and attempt are
+   !> those of rfaas_call_options: set them only if the function is idempotent.
    subroutine rfaas_invoke(lease, f, in, in_size, out, capacity, out_size, worker, timeout, ierror, repeats, attempt)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
@@ -738,12 +638,12 @@ contains
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
-      status = c_invoke(lease%handle, f, in, in_size, out, capacity, got, options_of(worker, timeout, repeats, attempt))
+      status = rfaas_invoke_c(lease%handle, f, in, in_size, out, capacity, got, call_options_of(worker, timeout, repeats, attempt))
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
 
-   !> With repeats `in` must stay unchanged until the request ends.
+   !> Starts a call. With repeats, `in` must not change until the request ends.
    subroutine rfaas_iinvoke(lease, f, in, in_size, out, capacity, request, worker, timeout, ierror, repeats, attempt)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
@@ -754,7 +654,7 @@ contains
       integer, intent(in), optional :: worker, repeats
       real(c_double), intent(in), optional :: timeout, attempt
       integer, intent(out), optional :: ierror
-      call finish(c_iinvoke(lease%handle, f, in, in_size, out, capacity, options_of(worker, timeout, repeats, attempt), &
+      call finish(rfaas_iinvoke_c(lease%handle, f, in, in_size, out, capacity, call_options_of(worker, timeout, repeats, attempt), &
                             request), ierror)
    end subroutine
 
@@ -765,7 +665,7 @@ contains
       integer(c_size_t) :: got
       integer(c_int) :: status
       got = 0
-      status = c_wait(request, got)
+      status = rfaas_wait_c(request, got)
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
@@ -779,7 +679,7 @@ contains
       integer(c_int) :: status, done
       got = 0
       done = 0
-      status = c_test(request, done, got)
+      status = rfaas_test_c(request, done, got)
       flag = done /= 0
       if (present(out_size)) out_size = got
       call finish(status, ierror)
@@ -788,29 +688,29 @@ contains
    subroutine rfaas_cancel(request, ierror)
       type(rfaas_request), intent(inout) :: request
       integer, intent(out), optional :: ierror
-      call finish(c_cancel(request), ierror)
+      call finish(rfaas_cancel_c(request), ierror)
    end subroutine
 
-   !> out_sizes and statuses, which have room for all, become what each request came to; ierror is the first error's status.
+   !> out_sizes and statuses, if present, need an element for each request. ierror is the status of the first request that failed.
    subroutine rfaas_waitall(requests, ierror, out_sizes, statuses)
       type(rfaas_request), intent(inout) :: requests(:)
       integer, intent(out), optional :: ierror
       integer(c_size_t), intent(inout), optional :: out_sizes(:)
       integer, intent(inout), optional :: statuses(:)
-      integer(c_size_t), target :: sizes(max(size(requests), 1))
-      integer(c_int), target :: each(max(size(requests), 1))
+      integer(c_size_t) :: sizes(max(size(requests), 1))
+      integer(c_int) :: each(max(size(requests), 1))
       integer(c_int) :: status
       integer :: n
       n = size(requests)
       sizes = 0
       each = RFAAS_OK
-      status = c_waitall(int(n, c_size_t), requests, c_loc(sizes), c_loc(each))
+      status = rfaas_waitall_c(int(n, c_size_t), requests, sizes, each)
       if (present(out_sizes)) out_sizes(:n) = sizes(:n)
       if (present(statuses)) statuses(:n) = int(each(:n))
       call finish(status, ierror)
    end subroutine
 
-   !> index counts from 1; RFAAS_UNDEFINED (0) when there are only null requests.
+   !> index counts from 1. It is RFAAS_UNDEFINED (0) if all requests are null.
    subroutine rfaas_waitany(requests, index, out_size, ierror)
       type(rfaas_request), intent(inout) :: requests(:)
       integer, intent(out) :: index
@@ -820,13 +720,13 @@ contains
       integer(c_int) :: status
       at = -1
       got = 0
-      status = c_waitany(size(requests, kind=c_size_t), requests, at, got)
+      status = rfaas_waitany_c(size(requests, kind=c_size_t), requests, at, got)
       index = int(at + 1) ! SIZE_MAX is -1 here
       if (present(out_size)) out_size = got
       call finish(status, ierror)
    end subroutine
 
-   !> in_item and out_item: bytes of one element; n elements.
+   !> Calls f on n items of in_item bytes. Each has a result of out_item bytes.
    subroutine rfaas_map(lease, f, in, in_item, out, out_item, n, chunk, timeout, ierror, repeats)
       type(rfaas_lease), intent(in) :: lease
       integer(rfaas_function), intent(in) :: f
@@ -837,49 +737,11 @@ contains
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
       integer, intent(in), optional :: repeats
-      type(map_options) :: o
+      type(rfaas_map_options_c) :: o
       o%struct_size = int(c_sizeof(o), c_int32_t)
       if (present(chunk)) o%chunk = chunk
       if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
       if (present(repeats)) o%repeats = repeats
-      call finish(c_map(lease%handle, f, in, in_item, out, out_item, n, o), ierror)
+      call finish(rfaas_map_c(lease%handle, f, in, in_item, out, out_item, n, o), ierror)
    end subroutine
-
-   ! ---- helpers ----
-
-   pure logical function given(flag)
-      logical, intent(in), optional :: flag
-      given = .false.
-      if (present(flag)) given = flag
-   end function
-
-   function options_of(worker, timeout, repeats, attempt) result(o)
-      integer, intent(in), optional :: worker, repeats
-      real(c_double), intent(in), optional :: timeout, attempt
-      type(call_options) :: o
-      o%struct_size = int(c_sizeof(o), c_int32_t)
-      if (present(worker)) o%worker = worker
-      if (present(timeout)) o%timeout_ns = nanoseconds(timeout)
-      if (present(repeats)) o%repeats = repeats
-      if (present(attempt)) o%attempt_ns = nanoseconds(attempt)
-   end function
-
-   !> Too long for a counter is as good as no limit.
-   pure integer(c_int64_t) function nanoseconds(seconds)
-      real(c_double), intent(in) :: seconds
-      nanoseconds = 0
-      if (abs(seconds) < 9.0e9_c_double) nanoseconds = int(seconds*1.0e9_c_double, c_int64_t)
-   end function
-
-   !> A C string; NULL when it is not given. The copy lives in `copy`.
-   function string(given, copy) result(p)
-      character(len=*), intent(in), optional :: given
-      character(len=:, kind=c_char), allocatable, target, intent(inout) :: copy
-      type(c_ptr) :: p
-      p = c_null_ptr
-      if (present(given)) then
-         copy = trim(given)//c_null_char
-         p = c_loc(copy)
-      end if
-   end function
 end module

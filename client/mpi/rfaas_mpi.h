@@ -1,14 +1,14 @@
-/* rfaas_mpi.h: leases for all ranks of a communicator in one call. A header of its own, since rfaas.h and librfaas.so know
- * nothing of MPI; include it after <mpi.h>, or it includes it. C and C++, any MPI.
+/* rfaas_mpi.h: leases for all ranks of an MPI communicator in one call. It is a header of its own because rfaas.h and
+ * librfaas.so do not depend on MPI. Include it after <mpi.h>, or it includes it. For C and C++ and any MPI.
  *
  *     rfaas_session *s;  rfaas_lease *l;  char why[RFAAS_MPI_ERROR_MAX];
  *     if (rfaas_mpi_lease_open(MPI_COMM_WORLD, NULL, &options, &s, &l, why))
  *         fprintf(stderr, "%s\n", why), MPI_Abort(MPI_COMM_WORLD, 1);
  *
- * A thousand ranks that look for executors at the same moment would all find the same free cores, and all ask the resource
- * manager who there is. So rank 0 alone looks, at one board for all of them, and tells each rank its executor; the others open a
- * session to that executor and never speak to the manager, unless their lease shall go on elsewhere when it is
- * lost (RFAAS_LEASE_FAILOVER). A rank whose executor has given its cores to somebody else meanwhile looks for itself. */
+ * If a thousand ranks looked for executors at the same moment, all of them would ask the resource manager, find the
+ * same free cores and compete for them. Therefore only rank 0 looks, and sends each rank the executor that it chose
+ * for it. The other ranks open a session with that executor and do not contact the manager, unless the lease has
+ * RFAAS_LEASE_FAILOVER. A rank whose executor has meanwhile leased its cores to another client looks for itself. */
 #ifndef RFAAS_MPI_H
 #define RFAAS_MPI_H
 
@@ -24,7 +24,7 @@ extern "C" {
 
 #define RFAAS_MPI_ERROR_MAX 512
 
-/* Keeps the text of the error that ended an operation. */
+/* Copies the text of the last error of this thread. */
 static inline int rfaas_mpi_keep(int status, char why[RFAAS_MPI_ERROR_MAX]) {
     if (status != RFAAS_OK)
         snprintf(why, RFAAS_MPI_ERROR_MAX, "%s", rfaas_last_error());
@@ -36,7 +36,7 @@ static inline int rfaas_mpi_failed(const char *what, char why[RFAAS_MPI_ERROR_MA
     return RFAAS_FATAL;
 }
 
-/* What all ranks have come to: RFAAS_OK if all have, else one rank's error and its text, the same everywhere. */
+/* Returns the same on every rank: RFAAS_OK if all ranks have it, else the most serious status with its text. */
 static inline int rfaas_mpi_agree(MPI_Comm comm, int rank, int status, char why[RFAAS_MPI_ERROR_MAX]) {
     int mine[2], worst[2];
     mine[0] = status;
@@ -50,11 +50,11 @@ static inline int rfaas_mpi_agree(MPI_Comm comm, int rank, int status, char why[
     return worst[0];
 }
 
-/* One rank's session and lease, at the executor that was chosen for it if that still has room. */
+/* Opens a rank's session and lease, at the executor that was chosen for it if that still has room. */
 static inline int rfaas_mpi_take(const rfaas_session_options *session_options, const rfaas_lease_options *options,
                                  const rfaas_place *place, rfaas_session **session, rfaas_lease **lease) {
     rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
-    rfaas_lease_options there = RFAAS_LEASE_OPTIONS_INIT; /* not in this process before others have been asked */
+    rfaas_lease_options there = RFAAS_LEASE_OPTIONS_INIT; /* local only after other executors refused */
     int status, own;
     memcpy(&there, options, options->struct_size < sizeof there ? options->struct_size : sizeof there);
     there.struct_size = sizeof there;
@@ -84,14 +84,33 @@ static inline int rfaas_mpi_take(const rfaas_session_options *session_options, c
     return rfaas_lease_open(*session, options, lease);
 }
 
-/* rfaas_mpi_lease_open gives each rank of comm a session and a lease of options->workers workers: all ranks or none.
- * Collective; rfaas_init must have been called. session_options (NULL: everything from the environment) and options are each
- * rank's own and should be the same, apart from pointers; rank 0's decide where. Ranks with neighbouring numbers share an
- * executor. Each rank closes its session with rfaas_session_close, which releases the lease.
- * Returns the same on every rank: RFAAS_OK, or the most serious error of any rank, with its text in `why` (room for
- * RFAAS_MPI_ERROR_MAX bytes, or NULL); *session and *lease are NULL then and nothing stays leased. Errors: RFAAS_BUSY (there is
- * no room for all; with RFAAS_LEASE_LOCAL each rank then takes what it finds, or computes itself), those of
- * rfaas_session_open and rfaas_lease_open, RFAAS_FATAL when MPI fails. Not thread safe within one communicator. */
+/* begin of what is generated from client/api/rfaas.yaml by internal/apigen (make api): do not edit */
+/* rfaas_mpi_lease_open opens a session and a lease on every rank of a communicator, or on none.
+ *
+ *   session_options: NULL means that everything comes from the environment.
+ *   options: options->workers workers for each rank.
+ *   session: NULL after an error.
+ *   lease: NULL after an error.
+ *   why: room for RFAAS_MPI_ERROR_MAX bytes, or NULL; the text of the error.
+ *
+ * Collective over comm. Every rank must have called rfaas_init. Each rank passes its own options. They
+ * should be the same on all ranks, apart from pointers; those of rank 0 decide where the leases are
+ * opened. Ranks with neighbouring numbers share an executor. Each rank closes its session with
+ * rfaas_session_close, which releases the lease.
+ *
+ * Returns the same on every rank: RFAAS_OK, or the most serious error of any rank. Nothing stays
+ * leased after an error. Two threads must not call this function on the same communicator at the same
+ * time. Other errors are those of rfaas_session_open and rfaas_lease_open.
+ *
+ * Errors:
+ *   RFAAS_BUSY: there is no room for all ranks. With RFAAS_LEASE_LOCAL this is no error: each rank
+ *     takes what it finds or computes locally.
+ *   RFAAS_FATAL: MPI failed. */
+static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
+                                       const rfaas_lease_options *options, rfaas_session **session,
+                                       rfaas_lease **lease, char *why);
+/* end of what is generated */
+
 static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_options *session_options,
                                        const rfaas_lease_options *options, rfaas_session **session, rfaas_lease **lease,
                                        char *why) {
@@ -121,7 +140,7 @@ static inline int rfaas_mpi_lease_open(MPI_Comm comm, const rfaas_session_option
         if (status == RFAAS_OK)
             status = rfaas_mpi_keep(rfaas_places(*session, options, (size_t)ranks, places), text);
         if (status == RFAAS_BUSY && options->flags & RFAAS_LEASE_LOCAL)
-            status = RFAAS_OK; /* without places */
+            status = RFAAS_OK; /* no place: each rank looks for itself */
     }
     if ((status = rfaas_mpi_agree(comm, rank, status, text)) != RFAAS_OK)
         goto end;

@@ -1,0 +1,168 @@
+package apigen
+
+import (
+	"bytes"
+	"embed"
+	"errors"
+	"fmt"
+	"go/format"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/template"
+)
+
+// Where everything is, relative to the root of the repository.
+const (
+	Source    = "client/api/rfaas.yaml"
+	Header    = "internal/dataplane/rfaas.h"
+	MPIHeader = "client/mpi/rfaas_mpi.h"
+	Enums     = "client/cpp/rfaas_enums.hpp"
+	Cxx       = "client/cpp/rfaas.hpp"
+	CxxMPI    = "client/mpi/rfaas_mpi.hpp"
+	FortranC  = "client/fortran/rfaas_c.f90"
+	Fortran   = "client/fortran/rfaas.f90"
+	MPIModule = "client/mpi/rfaas_mpi.f90"
+	GoStatus  = "internal/dataplane/status_gen.go"
+	Manual    = "docs/man3"
+	Languages = "docs/languages.md"
+)
+
+//go:embed templates
+var templates embed.FS
+
+// notice stands at the top of every generated file.
+const notice = "generated from " + Source + " by internal/apigen (make api): do not edit"
+
+// The lines between which a file that is written by hand has a generated part. Their comment characters differ.
+const (
+	begin = "begin of what is " + notice
+	end   = "end of what is generated"
+)
+
+// Files returns every generated file of the repository at root with its contents. Files that have a generated part only are read first.
+func Files(root string) (map[string][]byte, error) {
+	d, err := Read(root)
+	if err != nil {
+		return nil, err
+	}
+	t, err := template.New("").Funcs(functions(d)).ParseFS(templates, "templates/*.tmpl")
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	render := func(file, name string, data any) []byte {
+		var b bytes.Buffer
+		if e := t.ExecuteTemplate(&b, name, data); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", file, e))
+		}
+		return b.Bytes()
+	}
+	for file, name := range map[string]string{Header: "rfaas.h.tmpl", Enums: "rfaas_enums.hpp.tmpl", FortranC: "rfaas_c.f90.tmpl",
+		GoStatus: "status_gen.go.tmpl", Languages: "languages.md.tmpl"} {
+		files[file] = render(file, name, d)
+	}
+	for line := range bytes.Lines(files[Header]) {
+		if len(line) > headerWidth+1 {
+			err = errors.Join(err, fmt.Errorf("a line of %s has more than %d characters: %s", Header, headerWidth, line))
+		}
+	}
+	formatted, e := format.Source(files[GoStatus])
+	err = errors.Join(err, e)
+	files[GoStatus] = formatted
+	for _, f := range d.Functions() {
+		file := Manual + "/" + f.Function + ".3"
+		files[file] = render(file, "function.3.tmpl", f)
+	}
+	files[Manual+"/rfaas.3"] = render("rfaas.3", "rfaas.3.tmpl", d)
+	for file, name := range map[string]string{MPIHeader: "rfaas_mpi.h.tmpl", Fortran: "rfaas.f90.tmpl"} {
+		whole, e := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
+		err = errors.Join(err, e)
+		files[file], e = replacePart(whole, render(file, name, d))
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", file, e))
+		}
+	}
+	return files, err
+}
+
+// replacePart returns a file with another generated part.
+func replacePart(whole, part []byte) ([]byte, error) {
+	before, rest, ok := bytes.Cut(whole, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
+	if !ok || !ok2 {
+		return nil, fmt.Errorf("no lines %q and %q", begin, end)
+	}
+	first, _, _ := bytes.Cut(rest, []byte("\n"))
+	last := rest[:len(rest)-len(after)-len(end)]
+	last = last[bytes.LastIndexByte(last, '\n')+1:]
+	return slices.Concat(before, []byte(begin), first, []byte("\n"), part, last, []byte(end), after), nil
+}
+
+// Write writes the files that have changed, removes manual pages that are not generated any more, and returns their names.
+func Write(root string) (changed []string, err error) {
+	files, err := Files(root)
+	if err != nil {
+		return nil, err
+	}
+	for name, contents := range files {
+		path := filepath.Join(root, filepath.FromSlash(name))
+		if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, contents) {
+			continue
+		}
+		changed = append(changed, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(path, contents, 0o666); err != nil { //nolint:gosec // a source file
+			return nil, err
+		}
+	}
+	stale, err := Stale(root, files)
+	for _, name := range stale {
+		changed = append(changed, name)
+		err = errors.Join(err, os.Remove(filepath.Join(root, filepath.FromSlash(name))))
+	}
+	slices.Sort(changed)
+	return changed, err
+}
+
+// Stale returns the manual pages that are there and not among the generated files.
+func Stale(root string, files map[string][]byte) (stale []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(root, filepath.FromSlash(Manual)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if name := Manual + "/" + e.Name(); files[name] == nil && strings.HasSuffix(name, ".3") {
+			stale = append(stale, name)
+		}
+	}
+	return stale, err
+}
+
+func functions(d *Description) template.FuncMap {
+	structs := d.structs()
+	all := template.FuncMap{
+		"notice":   func() string { return notice },
+		"goNotice": func() string { return "generated from " + Source + " by internal/apigen (make api)." },
+		"camel":    camel,
+		"lower":    strings.ToLower,
+		"join":     strings.Join,
+		"sentence": sentence,
+		"trim":     strings.TrimSpace,
+		"status":   statusName,
+		"manual":   func() string { return fmt.Sprintf("rfaas %d.%d", d.Version.Major, d.Version.Minor) },
+		"functionsOf": func(header string) []Item {
+			return d.Functions(header)
+		},
+	}
+	for _, more := range []template.FuncMap{cFunctions(), fortranFunctions(), manFunctions(d, structs), cppFunctions(), languageFunctions(d)} {
+		for name, f := range more {
+			all[name] = f
+		}
+	}
+	return all
+}

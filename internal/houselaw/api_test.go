@@ -1,0 +1,113 @@
+package houselaw
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/apigen"
+)
+
+func description(t *testing.T) *apigen.Description {
+	t.Helper()
+	d, err := apigen.Read("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(d.Functions()); n < 35 {
+		t.Fatalf("%s describes %d functions", apigen.Source, n)
+	}
+	return d
+}
+
+// The generated files are what the generator writes from the description.
+func TestGeneratedFilesAreUpToDate(t *testing.T) {
+	files, err := apigen.Files("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		b, err := os.ReadFile(filepath.Join("../..", filepath.FromSlash(name)))
+		if err != nil {
+			t.Errorf("%v: run make api", err)
+		} else if string(b) != string(files[name]) {
+			t.Errorf("%s is not what the generator writes: run make api", name)
+		}
+		if first, _, _ := strings.Cut(string(files[name]), "\n"); !strings.Contains(first, "generated from "+apigen.Source) &&
+			name != apigen.MPIHeader && name != apigen.Fortran { // these two have a generated part
+			t.Errorf("%s does not begin with a notice that it is generated", name)
+		}
+	}
+	stale, err := apigen.Stale("../..", files)
+	if err != nil || len(stale) > 0 {
+		t.Errorf("%v are not generated any more: run make api (%v)", stale, err)
+	}
+}
+
+// What the table of languages names in the Go client exists.
+func TestGoCounterpartsExist(t *testing.T) {
+	declared := map[string]bool{"Status.String": true} // an alias of a type of the data plane
+	names, err := filepath.Glob("../../client/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			collect(d, declared)
+		}
+	}
+	if len(declared) < 50 {
+		t.Fatalf("package client declares %d names", len(declared))
+	}
+	for _, f := range description(t).Functions() {
+		if f.Go != "" && !declared[f.Go] {
+			t.Errorf("%s says that %s is %s in Go, which package client does not declare", apigen.Source, f.Function, f.Go)
+		}
+	}
+}
+
+// collect notes the names of functions, types, methods and fields, as Type.Method and Type.Field.
+func collect(d ast.Decl, declared map[string]bool) {
+	switch d := d.(type) {
+	case *ast.FuncDecl:
+		name := d.Name.Name
+		if d.Recv != nil {
+			of := d.Recv.List[0].Type
+			if star, ok := of.(*ast.StarExpr); ok {
+				of = star.X
+			}
+			if id, ok := of.(*ast.Ident); ok {
+				name = id.Name + "." + name
+			}
+		}
+		declared[name] = true
+	case *ast.GenDecl:
+		for _, s := range d.Specs {
+			spec, ok := s.(*ast.TypeSpec)
+			if !ok {
+				continue
+			}
+			declared[spec.Name.Name] = true
+			if fields, ok := spec.Type.(*ast.StructType); ok {
+				for _, f := range fields.Fields.List {
+					for _, n := range f.Names {
+						declared[spec.Name.Name+"."+n.Name] = true
+					}
+				}
+			}
+		}
+	}
+}
