@@ -164,7 +164,7 @@ build/librfaas.map: $(CLIENT)/rfaas.h
 	$(Q)mkdir -p $(@D)
 	$(Q)names=$$(sed -n 's/^RFAAS_API .*\b\(rfaas_[a-z_]*\)(.*/\1;/p' $<); echo '{ global:' $$names 'local: *; };' >$@
 
-HEADERS := rfaas.h rfaas_function.h rfaas.hpp rfaas_enums.hpp rfaas_mpi.h
+HEADERS := rfaas.h rfaas_function.h rfaas.hpp rfaas_enums.hpp rfaas_mpi.h rfaas_mpi.hpp
 headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp
 include/rfaas_mpi.%: client/mpi/rfaas_mpi.%
 	$(call say,COPY,$@)
@@ -514,7 +514,8 @@ lint-readme:
 
 BINDIR := $(DESTDIR)$(PREFIX)/bin
 LIBDIR := $(DESTDIR)$(PREFIX)/lib
-FORTRAN_INSTALLED := rfaas_c.f90 rfaas.f90
+# Fortran sources, and those that a program compiles with its own MPI.
+FORTRAN_INSTALLED := rfaas_c.f90 rfaas.f90 rfaas_mpi.f90 rfaas_mpi_fortran.c
 INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-spawner libexec/rfaas-agent libexec/rfaas-bench-peer lib/$(SONAME) lib/librfaas.so \
 	lib/pkgconfig/rfaas.pc $(HEADERS:%=include/%) \
 	lib/librfaas_fortran.a $(FORTRAN_MODULES:%=include/%.mod) $(FORTRAN_INSTALLED:%=share/rfaas/%) lib/pkgconfig/rfaas-fortran.pc \
@@ -536,7 +537,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
-	$(Q)install -m 644 $(FORTRAN_SOURCES) $(DESTDIR)$(PREFIX)/share/rfaas
+	$(Q)install -m 644 $(FORTRAN_SOURCES) client/mpi/rfaas_mpi.f90 client/mpi/rfaas_mpi_fortran.c $(DESTDIR)$(PREFIX)/share/rfaas
 	$(Q)[[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \

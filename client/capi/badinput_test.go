@@ -33,7 +33,7 @@ func TestForgetsFinalize(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") == "" {
 		programs["return"], programs["other"] = []string{plain}, []string{plain}
 		for _, mpi := range mpis {
-			programs["return "+mpi.name] = append(slices.Clone(mpi.run), "-n", "1", build(t, mpi.compiler, "testdata/forgets.c", append(slices.Clone(c11), "-DWITH_MPI")...))
+			programs["return "+mpi.name] = append(slices.Clone(mpi.run), "-n", "1", build(t, mpi.c, "testdata/forgets.c", append(slices.Clone(c11), "-DWITH_MPI")...))
 		}
 	}
 	secret := filepath.Join(t.TempDir(), "secret")

@@ -17,7 +17,7 @@ import (
 // Where everything is, relative to the root of the repository.
 const (
 	Source    = "client/api/rfaas.yaml"
-	Header    = "internal/dataplane/rfaas.h"
+	Header    = "client/c/rfaas.h"
 	MPIHeader = "client/mpi/rfaas_mpi.h"
 	Enums     = "client/cpp/rfaas_enums.hpp"
 	Cxx       = "client/cpp/rfaas.hpp"

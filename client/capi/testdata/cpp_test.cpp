@@ -23,6 +23,36 @@ static void report(int line, const char *what) {
         } \
     } while (0)
 
+/* Handles of C become objects, and objects handles of C. */
+static void adoption(const rfaas::session &session, const char *path) {
+    rfaas_lease_options options = RFAAS_LEASE_OPTIONS_INIT;
+    rfaas_lease *handle = nullptr;
+    double in[2] = {1, 2}, out[2] = {};
+    options.library = path;
+    rfaas::check(rfaas_lease_open(session.get(), &options, &handle));
+    {
+        rfaas::lease lease = rfaas::lease::adopt(handle);
+        CHECK(lease.get() == handle && lease.invoke(lease.function("echo"), in, out) == 2 && out[1] == 2);
+        rfaas::request request = lease.iinvoke(lease.function("echo"), in, out);
+        rfaas_request number = request.detach();
+        CHECK(!request && rfaas_wait(&number, nullptr) == RFAAS_OK);
+    } /* releases it */
+    CHECK(rfaas_lease_workers(handle) == RFAAS_INVALID);
+    rfaas::check(rfaas_lease_open(session.get(), &options, &handle));
+    {
+        rfaas::lease lease = rfaas::lease::adopt(handle);
+        CHECK(lease.detach() == handle && !lease.get());
+    } /* does not release it */
+    CHECK(rfaas_lease_workers(handle) == 1 && rfaas_lease_release(handle) == RFAAS_OK);
+    rfaas_session *opened = nullptr;
+    rfaas::check(rfaas_session_open(nullptr, &opened));
+    rfaas::session adopted = rfaas::session::adopt(opened);
+    rfaas::lease last(adopted, rfaas::lease_options(path));
+    CHECK(last.workers() == 1);
+    last.release();
+    CHECK(adopted.detach() == opened && !adopted.get() && rfaas_session_close(opened) == RFAAS_OK);
+}
+
 int main(int, char **argv) {
     THROWS(rfaas::invalid_error, "not initialised", rfaas::session());
     rfaas::library library;
@@ -53,6 +83,8 @@ int main(int, char **argv) {
             report(__LINE__, "crash");
         } catch (const rfaas::error &e) {
             CHECK(e.status() == RFAAS_WORKER_DIED && e.may_have_run());
+            CHECK(e.code() == rfaas::status::worker_died && e.kind() == rfaas::error_class::connection);
+            CHECK(std::strcmp(rfaas::strerror(e.code()), rfaas_strerror(RFAAS_WORKER_DIED)) == 0);
         }
         THROWS(rfaas::invalid_error, "worker 9", lease.invoke(echo, in, out, rfaas::call_options().on(9)));
 
@@ -92,9 +124,12 @@ int main(int, char **argv) {
         rfaas::request *self = &slow;
         *self = std::move(slow);
         CHECK(!slow);
-        for (int w = 0; w < 2; w++)
-            lease.invoke(echo, in, out, rfaas::call_options().on(w)); // behind what was given up
+        rfaas::request ended = lease.iinvoke(echo, in, results[0]);
+        ended.cancel();
+        CHECK(!ended && ended.wait() == 0);
         { rfaas::request dropped = lease.iinvoke(echo, in, results[0]); } // cancelled
+        for (int w = 0; w < 2; w++)
+            lease.invoke(echo, in, out, rfaas::call_options().on(w)); // answered after the calls that were cancelled
         rfaas::request moved = std::move(r = lease.iinvoke(echo, in, results[0]));
         CHECK(!r && moved.wait<double>() == 50);
 
@@ -106,8 +141,8 @@ int main(int, char **argv) {
         CHECK(lease.invoke(echo, copy, big) == 100000 && big[5] == 2.5);
         CHECK(lease.statistics().replaced >= 1 && lease.statistics().calls >= 10);
         rfaas_event event = lease.event(); // of the crash
-        CHECK(event.kind == RFAAS_EVENT_WORKER_DIED && event.text[0]);
-        while (lease.event().kind != RFAAS_EVENT_NONE) {
+        CHECK(event.kind == rfaas::event_kind::worker_died && event.text[0]);
+        while (lease.event().kind != rfaas::event_kind::none) {
         }
         lease.invoke(lease.function("print"), std::string("hear, hear"), copy, rfaas::call_options().on(1));
         rfaas_worker_details worker = lease.worker_info(1);
@@ -126,7 +161,9 @@ int main(int, char **argv) {
         rfaas::lease again(session, rfaas::lease_options(argv[1]).with_workers(2).with_depth(4).with_renewal().lasting(std::chrono::minutes(1)));
         CHECK(again.statistics().cached == 2 && again.statistics().queue_pairs == 0);
     }
-    rfaas::lease lease(session, rfaas::lease_options(std::getenv("TEST_LIBRARY")).with_workers(2));
+    adoption(session, argv[1]);
+    rfaas::lease_options two(std::getenv("TEST_LIBRARY"));
+    rfaas::lease lease(session, two.with_workers(2).with_wait_mode(rfaas::wait_mode::warm));
     std::vector<std::uint64_t> in(10001), out(10001);
     std::iota(in.begin(), in.end(), std::uint64_t(0));
     lease.map(lease.function("twice"), in, out);

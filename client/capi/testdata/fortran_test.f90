@@ -1,7 +1,7 @@
 !> Test of the Fortran module. Needs what batch_test.c needs. Exit status 0: all good.
 program fortran_test
    use rfaas
-   use, intrinsic :: iso_c_binding, only: c_double
+   use, intrinsic :: iso_c_binding, only: c_double, c_loc, c_signed_char
    use, intrinsic :: iso_fortran_env, only: error_unit
    implicit none
    integer :: failures = 0, ierror, workers, at, i
@@ -120,6 +120,8 @@ program fortran_test
    call rfaas_lease_renew(lease, 60.0_c_double)
    call rfaas_lease_renew(lease, -1.0_c_double, ierror)
    call fails(RFAAS_INVALID, 'negative', 'renew backwards')
+   call rfaas_lease_renew(lease, 1.0e30_c_double, ierror)
+   call check(ierror == RFAAS_INVALID, 'renew for ever')
    call rfaas_lease_function(lease, 'crash', printing)
    call rfaas_invoke(lease, printing, in, 8_c_size_t, out, 8_c_size_t, ierror=ierror)
    call check(ierror == RFAAS_WORKER_DIED, 'crash')
@@ -142,6 +144,8 @@ program fortran_test
    call rfaas_lease_release(lease, ierror)
    call check(ierror == RFAAS_INVALID, 'released twice')
 
+   call from_memory()
+   call adoption()
    call get_environment_variable('TEST_LIBRARY', text)
    call rfaas_lease_open(session, text, lease, workers=2)
    call rfaas_lease_function(lease, 'twice', twice)
@@ -163,6 +167,42 @@ program fortran_test
    if (failures > 0) error stop 1
 
 contains
+
+   !> A lease whose library is in memory, in a session with the options of a device, and a payload limit of `eager`.
+   subroutine from_memory()
+      type(rfaas_session) :: mine
+      integer(c_signed_char), allocatable, target :: bytes(:)
+      integer :: unit, length
+      inquire (file=text, size=length)
+      allocate (bytes(length))
+      open (newunit=unit, file=text, access='stream', form='unformatted', action='read')
+      read (unit) bytes
+      close (unit)
+      call rfaas_session_open(mine, gid_index=-1, traffic_class=0, service_level=0, pkey_index=0, port=0, mtu=0, keep_leases=-1, &
+                              allow_plaintext=.true.)
+      call rfaas_lease_open(mine, '', there, library_data=c_loc(bytes), library_size=size(bytes, kind=c_size_t), &
+                            eager=4096, bulk=RFAAS_NO_BULK)
+      call rfaas_lease_function(there, 'echo', echo)
+      out = 0
+      call rfaas_invoke(there, echo, in, c_sizeof(in), out, c_sizeof(out))
+      call check(all(abs(in - out) <= 0), 'library in memory')
+      call rfaas_invoke(there, echo, many, 4097_c_size_t, out, 8_c_size_t, ierror=ierror)
+      call fails(RFAAS_TOO_LARGE, '4097', 'no bulk')
+      call rfaas_session_close(mine)
+   end subroutine
+
+   !> A handle becomes one of another object, as one that C code opened does.
+   subroutine adoption()
+      type(rfaas_lease) :: adopted
+      call rfaas_lease_open(session, text, there)
+      adopted%handle = there%handle
+      there%handle = c_null_ptr
+      call rfaas_lease_function(adopted, 'echo', echo)
+      out = 0
+      call rfaas_invoke(adopted, echo, in, c_sizeof(in), out, c_sizeof(out))
+      call check(all(abs(in - out) <= 0), 'an adopted lease')
+      call rfaas_lease_release(adopted)
+   end subroutine
 
    !> The last call must have failed so, with a text that names the word.
    subroutine fails(status, word, what)

@@ -1,0 +1,15 @@
+/* What the Fortran module rfaas_mpi calls: rfaas_mpi_lease_open with a communicator of Fortran. Compile it with the
+ * same MPI as the module:
+ *
+ *     mpicc -c rfaas_mpi_fortran.c && mpifort -c rfaas_mpi.f90 */
+#include <rfaas_mpi.h>
+
+int rfaas_mpi_lease_open_fortran(int comm, const rfaas_session_options *session_options,
+                                 const rfaas_lease_options *options, rfaas_session **session, rfaas_lease **lease,
+                                 char *why);
+
+int rfaas_mpi_lease_open_fortran(int comm, const rfaas_session_options *session_options,
+                                 const rfaas_lease_options *options, rfaas_session **session, rfaas_lease **lease,
+                                 char *why) {
+    return rfaas_mpi_lease_open(MPI_Comm_f2c((MPI_Fint)comm), session_options, options, session, lease, why);
+}
