@@ -169,6 +169,9 @@ headers: $(HEADERS:%=include/%) # include/rfaas*.h, rfaas*.hpp
 include/rfaas_mpi.%: client/mpi/rfaas_mpi.%
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
+include/rfaas_function.h: $(WORKER)/rfaas_function.h
+	$(call say,COPY,$@)
+	$(Q)install -D -m 644 $< $@
 include/%.h: $(CLIENT)/%.h
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@

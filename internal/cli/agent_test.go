@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/rfaas-go/rfaas/internal/agent"
+	"github.com/rfaas-go/rfaas/internal/cli/command"
 )
 
 // The commands find the agent where the client library starts it.
@@ -22,7 +23,7 @@ func TestAgent(t *testing.T) {
 		code := Run(t.Context(), Env{Version: "v", Getenv: getenv, Stdout: &out, Stderr: &wrong}, append([]string{"agent"}, args...))
 		return code, out.String(), wrong.String()
 	}
-	if code, _, wrong := run("status"); code != exitFailure || !strings.Contains(wrong, agent.ErrNone.Error()) {
+	if code, _, wrong := run("status"); code != command.Failure || !strings.Contains(wrong, agent.ErrNone.Error()) {
 		t.Errorf("without a directory: status %d, %q", code, wrong)
 	}
 	s, err := agent.Listen(socket)
@@ -47,7 +48,7 @@ func TestAgent(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if code, _, wrong := run("stop"); code != exitFailure || !strings.Contains(wrong, agent.ErrNone.Error()) {
+	if code, _, wrong := run("stop"); code != command.Failure || !strings.Contains(wrong, agent.ErrNone.Error()) {
 		t.Errorf("without an agent: status %d, %q", code, wrong)
 	}
 	if code, _, _ := run("stop", "now"); code != exitUsage {
