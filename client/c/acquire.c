@@ -67,12 +67,20 @@ int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait) {
 
 /* ---- channels ---- */
 
-static void idle(void *arg, bool probe) {
+#define ATTEND_EVERY_NS 1000000
+
+/* What a thread of the library's own would do: it takes in events, and notices workers that have ended. */
+static void idle(void *arg, int64_t now, bool probe) {
+    static int64_t attended; /* of any thread, about */
     (void)arg;
     if (probe)
         rfaas_agent_look();
     else
         rfaas_agent_news();
+    if (now - __atomic_load_n(&attended, __ATOMIC_RELAXED) >= ATTEND_EVERY_NS) {
+        __atomic_store_n(&attended, now, __ATOMIC_RELAXED);
+        rfaas_api_attend();
+    }
 }
 
 static void attend(rfaas_home *h) {

@@ -238,9 +238,13 @@ static void read_once(int64_t until) {
     int64_t left;
     if (got == 0 && (left = until - dp_now_ns()) > 0) {
         struct timespec ts = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        if (ppoll(&p, 1, &ts, NULL) > 0)
-            got = receive(fd);
+        struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = rfaas_api_attend_fd(), .events = POLLIN}}; /* -1 is ignored */
+        if (ppoll(p, 2, &ts, NULL) > 0) {
+            if (p[1].revents)
+                rfaas_api_attend();
+            if (p[0].revents)
+                got = receive(fd);
+        }
     }
     pthread_mutex_lock(&mu);
     reading = false;

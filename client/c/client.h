@@ -205,7 +205,8 @@ struct rfaas_session {
     dp_dev_options dev;
     char device[64];
     pthread_mutex_t mu;
-    dp_dev *shm, *verbs;
+    bool shm; /* uses the device of the process */
+    dp_dev *verbs;
     uint32_t opening; /* leases being opened or open, under the table's mutex */
 };
 
@@ -226,6 +227,10 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
 /* The session's device for a provider, opened once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
+/* Greets workers that connect through shared memory and notices those that have ended: the library has no thread for that. A wait for
+ * a worker also waits for the descriptor, which is -1 while there is no such device. */
+void rfaas_api_attend(void);
+int rfaas_api_attend_fd(void);
 
 /* ---- lease.c ---- */
 

@@ -17,6 +17,9 @@ static bool session_taken[RFAAS_SESSIONS_MAX];
 static uint32_t session_next;
 static uint64_t session_epoch;
 
+static void close_devices(rfaas_session *s);
+static void forget_devices(void);
+
 /* ---- library ---- */
 
 int rfaas_version(void) { return RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINOR; }
@@ -36,6 +39,7 @@ static void after_fork_parent(void) {
 static void after_fork_child(void) {
     rfaas_agent_after_fork(true);
     rfaas_api_forget_leases();
+    forget_devices();
     for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
         if (sessions[i])
             sessions[i]->magic = 0;
@@ -195,7 +199,8 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
         give_session(s);
         return status;
     }
-    s->shm = s->verbs = NULL;
+    s->shm = false;
+    s->verbs = NULL;
     s->opening = 0;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
@@ -226,24 +231,77 @@ int rfaas_session_close(rfaas_session *s) {
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
     rfaas_api_drop_all_kept(s); /* events have done so, unless that failed */
-    if (s->shm)
-        dp_dev_close(s->shm);
-    if (s->verbs)
-        dp_dev_close(s->verbs);
-    s->shm = s->verbs = NULL;
+    close_devices(s);
     give_session(s);
     return status;
+}
+
+/* ---- devices ---- */
+
+/* The shared-memory device of all sessions. */
+static pthread_mutex_t shm_mu = PTHREAD_MUTEX_INITIALIZER;
+static dp_dev *shm;
+static uint32_t shm_users;
+
+static int open_shm(rfaas_session *s, dp_error *err) {
+    int status = DP_OK;
+    pthread_mutex_lock(&shm_mu);
+    if (!shm)
+        status = dp_dev_open("shm", &(dp_dev_options){.attended = 1}, &shm, err);
+    if (!status && !s->shm) {
+        s->shm = true;
+        shm_users++;
+    }
+    pthread_mutex_unlock(&shm_mu);
+    return status;
+}
+
+static void close_devices(rfaas_session *s) {
+    pthread_mutex_lock(&shm_mu);
+    if (s->shm && --shm_users == 0) {
+        dp_dev_close(shm);
+        shm = NULL;
+    }
+    pthread_mutex_unlock(&shm_mu);
+    if (s->verbs)
+        dp_dev_close(s->verbs);
+    s->shm = false;
+    s->verbs = NULL;
+}
+
+static void forget_devices(void) {
+    pthread_mutex_init(&shm_mu, NULL);
+    shm = NULL;
+    shm_users = 0;
+}
+
+void rfaas_api_attend(void) {
+    if (pthread_mutex_trylock(&shm_mu))
+        return; /* somebody else does */
+    if (shm)
+        dp_dev_attend(shm);
+    pthread_mutex_unlock(&shm_mu);
+}
+
+int rfaas_api_attend_fd(void) {
+    pthread_mutex_lock(&shm_mu);
+    int fd = shm ? dp_dev_event_fd(shm) : -1;
+    pthread_mutex_unlock(&shm_mu);
+    return fd;
 }
 
 /* The session's device for a provider, opened once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out) {
     dp_error err = {0};
-    dp_dev **dev = strcmp(provider, "shm") == 0 ? &s->shm : strcmp(provider, "verbs") == 0 ? &s->verbs : NULL;
-    if (!dev)
+    int status = RFAAS_OK;
+    if (strcmp(provider, "shm") && strcmp(provider, "verbs"))
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent chose the unknown provider \"%s\"", provider);
     pthread_mutex_lock(&s->mu);
-    int status = *dev ? RFAAS_OK : dp_dev_open(provider, &s->dev, dev, &err);
-    *out = *dev;
+    if (!strcmp(provider, "shm"))
+        status = open_shm(s, &err);
+    else if (!s->verbs)
+        status = dp_dev_open(provider, &s->dev, &s->verbs, &err);
+    *out = strcmp(provider, "shm") ? s->verbs : shm;
     pthread_mutex_unlock(&s->mu);
     return status ? rfaas_api_fail_dp("lease: open device", &err) : RFAAS_OK;
 }

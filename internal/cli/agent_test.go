@@ -34,15 +34,15 @@ func TestAgent(t *testing.T) {
 	go func() {
 		done <- agent.Serve(context.Background(), agent.Config{Socket: s, Version: "v9", Log: slog.New(slog.DiscardHandler)})
 	}()
-	if code, out, wrong := run("status"); code != exitOK || !strings.Contains(out, "v9") || !strings.Contains(out, socket) {
+	if code, out, wrong := run("status"); code != command.OK || !strings.Contains(out, "v9") || !strings.Contains(out, socket) {
 		t.Errorf("status %d, %q, %q", code, out, wrong)
 	}
 	code, out, _ := run("status", "--json")
 	var found agent.Status
-	if err := json.Unmarshal([]byte(out), &found); code != exitOK || err != nil || found.Version != "v9" {
+	if err := json.Unmarshal([]byte(out), &found); code != command.OK || err != nil || found.Version != "v9" {
 		t.Errorf("status %d, %q: %v", code, out, err)
 	}
-	if code, _, wrong := run("stop"); code != exitOK {
+	if code, _, wrong := run("stop"); code != command.OK {
 		t.Errorf("status %d, %q", code, wrong)
 	}
 	if err := <-done; err != nil {
@@ -51,7 +51,7 @@ func TestAgent(t *testing.T) {
 	if code, _, wrong := run("stop"); code != command.Failure || !strings.Contains(wrong, agent.ErrNone.Error()) {
 		t.Errorf("without an agent: status %d, %q", code, wrong)
 	}
-	if code, _, _ := run("stop", "now"); code != exitUsage {
+	if code, _, _ := run("stop", "now"); code != command.Usage {
 		t.Errorf("an argument too many: status %d", code)
 	}
 }

@@ -244,7 +244,7 @@ static void probe_all(dp_endpoint *ep, int64_t now) {
             dp_channel_listen(ch, now);
         }
     if (ep->idle_fn)
-        ep->idle_fn(ep->idle_arg, true);
+        ep->idle_fn(ep->idle_arg, now, true);
 }
 
 /* Progress for a caller who does not wait here but comes again. */
@@ -263,6 +263,8 @@ static void block(dp_endpoint *ep, int64_t deadline_ns) {
         return;
     }
     int64_t timeout = dp_waiter_timeout(&ep->waiter, deadline_ns);
+    if (ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS) /* nobody else looks after the peer */
+        timeout = DP_BLOCK_ATTENDED_NS;
     ep->waiter.blocked++;
     dp_cq_wait(ep->cq, timeout);
 }
@@ -274,7 +276,7 @@ static int idle(dp_endpoint *ep, int64_t deadline_ns) {
     if (what == DP_SPIN_ON)
         return DP_OK;
     if (ep->idle_fn)
-        ep->idle_fn(ep->idle_arg, false);
+        ep->idle_fn(ep->idle_arg, w->now, false);
     if (dp_endpoint_reap(ep))
         return DP_OK;
     if (deadline_ns && w->now >= deadline_ns)

@@ -102,9 +102,9 @@ dp_silence dp_channel_silence(const dp_channel *ch);
  * not use the endpoint. Also for one that had another fn. */
 typedef void (*dp_silence_fn)(void *arg, const dp_channel *ch, dp_silence silence);
 void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg);
-/* dp_endpoint_on_idle has fn called by a thread that waits on the endpoint: often while it spins, and with `probe` at least every
- * 250 ms, also while it blocks. fn must not use the endpoint, but may let its channels fail. */
-typedef void (*dp_idle_fn)(void *arg, bool probe);
+/* dp_endpoint_on_idle has fn called by a thread that waits on the endpoint: often while it spins, and every DP_BLOCK_ATTENDED_NS while
+ * it blocks; with `probe` each time that peers are probed. fn must not use the endpoint, but may let its channels fail. */
+typedef void (*dp_idle_fn)(void *arg, int64_t now, bool probe);
 void dp_endpoint_on_idle(dp_endpoint *ep, dp_idle_fn fn, void *arg);
 /* dp_endpoint_wait_any makes progress until any call of any channel has ended since the last look, or deadline. */
 int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns);

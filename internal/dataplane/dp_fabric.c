@@ -110,6 +110,13 @@ int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, 
     return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs)", provider ? provider : "");
 }
 
+int dp_dev_event_fd(dp_dev *dev) { return dev->ops->dev_event_fd ? dev->ops->dev_event_fd(dev) : -1; }
+
+void dp_dev_attend(dp_dev *dev) {
+    if (dev->ops->dev_attend)
+        dev->ops->dev_attend(dev);
+}
+
 void dp_dev_close(dp_dev *dev) {
     if (!dev)
         return;

@@ -98,6 +98,7 @@ typedef struct dp_dev_options {
     int keepalive_ms;      /* verbs: how long a peer may be silent until dp_qp_probe asks it for a sign of life;
                               1..3600000, 0 for the default 1000 */
     int active_side_only;  /* shm: this process only connects to blobs whose owners listen (workers) */
+    int attended;          /* shm: no thread: the program calls dp_dev_attend while it waits */
 } dp_dev_options;
 
 typedef struct dp_ops dp_ops;
@@ -177,6 +178,8 @@ typedef struct dp_qp {
 
 struct dp_ops {
     void (*dev_close)(dp_dev *);
+    int (*dev_event_fd)(dp_dev *); /* NULL: none */
+    void (*dev_attend)(dp_dev *);
     int (*domain_create)(dp_dev *, dp_domain **, dp_error *);
     void (*domain_destroy)(dp_domain *);
     int (*mem_alloc)(dp_domain *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
@@ -221,6 +224,10 @@ struct dp_ops {
 int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 /* Everything made from the device must be gone. */
 void dp_dev_close(dp_dev *dev);
+/* Of a device that is `attended`: dp_dev_attend greets peers that connect and notices those that have ended, without blocking. It
+ * has something to do when the descriptor of dp_dev_event_fd is readable (-1: never). Any thread. */
+int dp_dev_event_fd(dp_dev *dev);
+void dp_dev_attend(dp_dev *dev);
 /* Provider openers, called through dp_dev_open. */
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);

@@ -226,6 +226,7 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     dev->d.max_send_msg = SHM_SEND_MAX;
     strcpy(dev->d.name, "shm");
     dev->active_only = opts->active_side_only;
+    dev->attended = opts->attended;
     dev->listen_fd = dev->epoll_fd = dev->stop_fd = -1;
     dev->spare = dev->active_only ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
     pthread_mutex_init(&dev->lock, NULL);
@@ -449,6 +450,8 @@ static int shm_qp_probe(dp_qp *q) { return shm_link_probe((shm_dev *)q->domain->
 
 static const dp_ops shm_ops = {
     .dev_close = shm_dev_close,
+    .dev_event_fd = shm_event_fd,
+    .dev_attend = shm_attend,
     .domain_create = shm_domain_create,
     .domain_destroy = shm_domain_destroy,
     .mem_alloc = shm_mem_alloc,

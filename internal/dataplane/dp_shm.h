@@ -149,7 +149,7 @@ typedef struct shm_link shm_link; /* a socket to a peer process */
 
 struct shm_dev {
     dp_dev d;
-    bool active_only;
+    bool active_only, attended;
     bool membarrier;
     int spare; /* of one that only connects: a socket for that, of the network namespace that it was opened in; -1 */
     uint8_t boot_id[16];
@@ -240,6 +240,8 @@ void shm_link_cancel(shm_dev *dev, shm_qp *qp);
 bool shm_link_forget(shm_dev *dev, shm_qp *qp);
 int shm_link_probe(shm_dev *dev, shm_qp *qp);
 void shm_link_close(shm_dev *dev);
+int shm_event_fd(dp_dev *d);
+void shm_attend(dp_dev *d);
 int shm_link_identity(shm_dev *dev, dp_error *err);
 
 #endif

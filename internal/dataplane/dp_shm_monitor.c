@@ -147,29 +147,53 @@ static void link_event(shm_dev *dev, uint64_t id) {
     }
 }
 
+/* Handles what epoll has found. False: the thread shall stop. */
+static bool handle(shm_dev *dev, const struct epoll_event *ev, int n) {
+    bool stop = false;
+    pthread_mutex_lock(&dev->lock);
+    if (dev->paused)
+        listen_on(dev, true);
+    for (int i = 0; i < n && !stop; i++) {
+        if (ev[i].data.u64 == ID_STOP)
+            stop = true;
+        else if (ev[i].data.u64 == ID_LISTEN)
+            accept_stranger(dev);
+        else
+            link_event(dev, ev[i].data.u64);
+    }
+    pthread_mutex_unlock(&dev->lock);
+    return !stop;
+}
+
+enum { EVENTS = 16 }; /* at a time */
+
 static void *monitor(void *arg) {
     shm_dev *dev = arg;
     for (;;) {
-        struct epoll_event ev[16];
-        int n = epoll_wait(dev->epoll_fd, ev, 16, dev->paused ? PAUSE_MS : -1);
-        if (n < 0 && errno != EINTR)
-            return NULL;
-        pthread_mutex_lock(&dev->lock);
-        if (dev->paused)
-            listen_on(dev, true);
-        bool stop = false;
-        for (int i = 0; i < n && !stop; i++) {
-            if (ev[i].data.u64 == ID_STOP)
-                stop = true;
-            else if (ev[i].data.u64 == ID_LISTEN)
-                accept_stranger(dev);
-            else
-                link_event(dev, ev[i].data.u64);
-        }
-        pthread_mutex_unlock(&dev->lock);
-        if (stop)
+        struct epoll_event ev[EVENTS];
+        int n = epoll_wait(dev->epoll_fd, ev, EVENTS, dev->paused ? PAUSE_MS : -1);
+        if ((n < 0 && errno != EINTR) || !handle(dev, ev, n))
             return NULL;
     }
+}
+
+/* A device without a thread: what the thread would do. */
+void shm_attend(dp_dev *d) {
+    shm_dev *dev = (shm_dev *)d;
+    struct epoll_event ev[EVENTS];
+    if (!dev->attended || !__atomic_load_n(&dev->listening, __ATOMIC_ACQUIRE))
+        return;
+    int n;
+    do {
+        n = epoll_wait(dev->epoll_fd, ev, EVENTS, 0);
+        if (n > 0 || dev->paused)
+            handle(dev, ev, n);
+    } while (n == EVENTS);
+}
+
+int shm_event_fd(dp_dev *d) {
+    const shm_dev *dev = (const shm_dev *)d;
+    return dev->attended && __atomic_load_n(&dev->listening, __ATOMIC_ACQUIRE) ? dev->epoll_fd : -1;
 }
 
 /* ---- listening ---- */
@@ -220,7 +244,7 @@ int shm_listen_start(shm_dev *dev, dp_error *err) {
             e = errno;
     }
     dev->paused = false;
-    if (!e)
+    if (!e && !dev->attended)
         e = start_monitor(dev);
     if (e) {
         int *fds[] = {&dev->listen_fd, &dev->epoll_fd, &dev->stop_fd};
@@ -231,16 +255,17 @@ int shm_listen_start(shm_dev *dev, dp_error *err) {
         }
         return dp_fail(err, DP_FATAL, e, "start listening for shm peers");
     }
-    dev->listening = true;
+    __atomic_store_n(&dev->listening, true, __ATOMIC_RELEASE);
     return DP_OK;
 }
 
 void shm_link_close(shm_dev *dev) {
     if (dev->listening) {
         uint64_t one = 1;
-        while (write(dev->stop_fd, &one, sizeof one) < 0 && errno == EINTR)
+        while (!dev->attended && write(dev->stop_fd, &one, sizeof one) < 0 && errno == EINTR)
             ;
-        pthread_join(dev->monitor, NULL);
+        if (!dev->attended)
+            pthread_join(dev->monitor, NULL);
         close(dev->listen_fd);
         close(dev->epoll_fd);
         close(dev->stop_fd);

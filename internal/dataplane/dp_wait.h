@@ -23,6 +23,7 @@
 #define DP_SHARED_MIN_NS 50000000    /* then block for so long before spinning is tried again, */
 #define DP_SHARED_MAX_NS 1600000000  /* doubled each time up to this */
 #define DP_BLOCK_MAX_NS 250000000     /* a blocked waiter looks after its peer this often */
+#define DP_BLOCK_ATTENDED_NS 20000000 /* and this often where no thread of the library notices its end */
 #define DP_PROBE_EVERY_NS 100000000   /* a spinning one this often */
 #define DP_LOOKS_PER_PROBE 16         /* one that only looks now and then thinks of it at each so many fruitless looks */
 
