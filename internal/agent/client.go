@@ -274,8 +274,11 @@ func (c *client) hello(r *request) error {
 		return err
 	}
 	c.env = newEnvironment(&h)
+	c.mu.Lock()
+	c.page = p
+	c.mu.Unlock()
 	c.out.mu.Lock()
-	c.page, c.out.page = p, p
+	c.out.page = p
 	c.out.mu.Unlock()
 	_ = c.conn.SetReadDeadline(time.Time{})
 	w := protocol.Welcome{Protocol: protocol.Version, PID: os.Getpid(), Version: c.a.cfg.Version}
