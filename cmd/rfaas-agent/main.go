@@ -25,7 +25,7 @@ func run() int {
 	}
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetGCPercent(50)
-		debug.SetMemoryLimit(256 << 20)
+		debug.SetMemoryLimit(1 << 30)
 	}
 	settings, err := agent.Parse(os.Args[1:], os.Getenv, version, os.Stdout)
 	if errors.Is(err, agent.ErrDone) {

@@ -118,6 +118,10 @@ func (c *DialConfig) places() (token, secret string, named bool) {
 	return token, secret, false
 }
 
+// Files returns the paths of the token and the secret that Dial loads, "" for none. named is false for default paths,
+// where there need not be files.
+func (c *DialConfig) Files() (token, secret string, named bool) { return c.places() }
+
 // credentials loads the credentials to use at an address.
 func (c *DialConfig) credentials(a Address) (*caller, error) {
 	if c.Secret != nil {

@@ -37,7 +37,7 @@ func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (
 	}
 	p := &Pending{c: c, spec: s, sha: a.Library, name: filepath.Base(s.Library), current: -1, granted: true}
 	if lib != nil && lib.sha == a.Library {
-		p.code = lib.code
+		p.lib = lib
 	}
 	conn, err := c.dial(op, a.Address)
 	if err != nil {

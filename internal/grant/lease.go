@@ -52,7 +52,7 @@ type Spec struct {
 type Pending struct {
 	c          *Control
 	spec       Spec
-	code       []byte
+	lib        *Library // nil: of an adopted lease, whose library has changed since
 	name       string
 	sha        [sha256.Size]byte
 	candidates []Candidate
@@ -91,7 +91,7 @@ func (c *Control) Plan(lib *Library, s Spec) (*Pending, error) {
 	if err := c.isOpen("lease"); err != nil {
 		return nil, err
 	}
-	return &Pending{c: c, spec: s, code: lib.code, sha: lib.sha, name: filepath.Base(s.Library), current: -1}, nil
+	return &Pending{c: c, spec: s, lib: lib, sha: lib.sha, name: filepath.Base(s.Library), current: -1}, nil
 }
 
 // check fills in the number of cores.
@@ -126,7 +126,7 @@ func (p *Pending) Again(ctx context.Context) (*Pending, error) {
 
 // Like is Again without looking for candidates.
 func (p *Pending) Like() *Pending {
-	q := &Pending{c: p.c, spec: p.spec, code: p.code, name: p.name, sha: p.sha, current: -1}
+	q := &Pending{c: p.c, spec: p.spec, lib: p.lib, name: p.name, sha: p.sha, current: -1}
 	q.spec.At = ""
 	return q
 }
@@ -361,10 +361,10 @@ func dialFailed(err error) bool {
 }
 
 func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr string) error {
-	if p.code == nil { // of an adopted lease whose library has changed since
+	if p.lib == nil {
 		return fail("upload the library", dataplane.StatusBadLibrary, "%s has changed since the lease was granted: open a new lease", p.name)
 	}
-	_, err := control.Upload(ctx, cl, p.name, p.sha, int64(len(p.code)), bytes.NewReader(p.code))
+	_, err := control.Upload(ctx, cl, p.name, p.sha, int64(len(p.lib.code)), bytes.NewReader(p.lib.code))
 	if err == nil {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 	"time"
+	"weak"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +51,8 @@ func stateOf(i os.FileInfo) (st fileState, ok bool) {
 func (c *shared) library(path string, code []byte, now time.Time) (*library, error) {
 	const op = "read the library"
 	if code != nil {
-		return newLibrary(path, code)
+		l, err := newLibrary(path, code)
+		return c.one(l), err
 	}
 	if path == "" {
 		return nil, fail(op, dataplane.StatusInvalid, "no library is given: want a path or bytes")
@@ -106,6 +108,7 @@ func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*library, er
 	if err != nil {
 		return nil, err
 	}
+	l = c.one(l)
 	if st, err = f.Stat(); err == nil && known {
 		if after, _ := stateOf(st); after == before && (now.Sub(time.Unix(before.ctime.Unix())) > settled || isSealed(f)) {
 			c.remember(before, l)
@@ -140,6 +143,25 @@ func (c *shared) remembered(state fileState) *library {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.libraries[state]
+}
+
+// one returns the copy of a library that leases use already, else l, so that there is one copy of its code.
+func (c *shared) one(l *library) *library {
+	if l == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known := c.inUse[l.sha].Value(); known != nil {
+		return known
+	}
+	for sha, p := range c.inUse {
+		if p.Value() == nil {
+			delete(c.inUse, sha)
+		}
+	}
+	c.inUse[l.sha] = weak.Make(l)
+	return l
 }
 
 func (c *shared) remember(state fileState, l *library) {

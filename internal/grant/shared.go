@@ -1,12 +1,13 @@
 package grant
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"os"
 	"sync"
 	"time"
+	"weak"
 
 	"google.golang.org/grpc"
 
@@ -26,7 +27,8 @@ type shared struct {
 	conns     map[string]*grpc.ClientConn
 	infos     map[string]*control.InfoReply // replies of executors, by address
 	libraries map[fileState]*library
-	streams   map[string][]*leasing // idle ones, by address
+	inUse     map[[sha256.Size]byte]weak.Pointer[library] // libraries of leases, also if they are too large to be remembered
+	streams   map[string][]*leasing                       // idle ones, by address
 	closed    bool
 
 	reading  sync.Mutex // held while a library is read
@@ -44,7 +46,7 @@ func newShared(o *Options) (*shared, error) {
 		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
 	}
 	s := &shared{opts: *o, nodeID: id, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
-		streams: make(map[string][]*leasing), libraries: make(map[fileState]*library), places: places{open: o.Device}}
+		streams: make(map[string][]*leasing), libraries: make(map[fileState]*library), inUse: make(map[[sha256.Size]byte]weak.Pointer[library]), places: places{open: o.Device}}
 	s.opts.Dropped, s.opts.Device = nil, nil // of one session
 	rand.Read(s.client[:])
 	return s, nil
@@ -102,9 +104,9 @@ type Pool struct {
 // part is what sessions must have in common to share connections.
 type part struct {
 	manager, executor, provider, tenant string
-	plaintext                           bool
-	credentials                         [5]string
-	secret                              fileState // zero: there is no such file. A token file is read again when it changes.
+	plaintext, named                    bool // named: the files are not those at the default paths
+	token, secret, ca                   string
+	secretState                         fileState // zero: there is no such file. A token file is read again when it changes.
 }
 
 // NewPool returns an empty pool. idle is how long unused connections stay open.
@@ -123,14 +125,11 @@ func partOf(o *Options) part {
 		getenv = os.Getenv
 	}
 	k := part{manager: o.Manager, executor: o.Executor, provider: o.Provider, tenant: o.Tenant, plaintext: o.AllowPlaintext,
-		credentials: [5]string{cmp.Or(o.TokenFile, getenv(identity.TokenFileEnv)), cmp.Or(o.SecretFile, getenv(control.SecretFileEnv)),
-			getenv(identity.CAFileEnv), getenv("HOME"), getenv("XDG_RUNTIME_DIR")}}
-	secret := o.SecretFile
-	if secret == "" {
-		secret, _ = control.SecretPath(getenv)
-	}
-	if i, err := os.Stat(secret); err == nil {
-		k.secret, _ = stateOf(i)
+		ca: getenv(identity.CAFileEnv)}
+	dial := o.dial()
+	k.token, k.secret, k.named = dial.Files()
+	if i, err := os.Stat(k.secret); err == nil {
+		k.secretState, _ = stateOf(i)
 	}
 	return k
 }

@@ -1,0 +1,59 @@
+package grant
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// Sessions with the same addresses and credentials share their connections, others do not. The last one's stay for a while.
+func TestPool(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	port := serveLessor(t, &lessor{}, secret, "")
+	p := NewPool(50 * time.Millisecond)
+	defer p.Close()
+	open := func(o Options) *Control {
+		t.Helper()
+		o.Executor = port.Address
+		c, err := p.Open(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	getenv := func(name string) string { return map[string]string{control.SecretFileEnv: secret}[name] }
+	a, b := open(Options{SecretFile: secret}), open(Options{Getenv: getenv})
+	if a.shared != b.shared {
+		t.Error("the same secret by a setting and by the environment: two connections")
+	}
+	other := open(Options{SecretFile: secret, Tenant: "other"})
+	if other.shared == a.shared {
+		t.Error("two tenants share a connection")
+	}
+	other.Close()
+	if n := p.Connections().Executors; n != 2 {
+		t.Errorf("%d connections, want two", n)
+	}
+	a.Close()
+	a.Close()
+	if _, err := a.Plan(&Library{}, Spec{Workers: 1}); err == nil {
+		t.Error("a closed session plans a lease")
+	}
+	if err := b.isOpen("test"); err != nil {
+		t.Errorf("another session of the same connections: %v", err)
+	}
+	was := b.shared
+	b.Close()
+	c := open(Options{SecretFile: secret})
+	if c.shared != was {
+		t.Error("connections that were used just now are closed")
+	}
+	c.Close()
+	for end := time.Now().Add(20 * time.Second); p.Connections().Executors > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("unused connections stay open")
+		}
+	}
+}
