@@ -21,7 +21,7 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(2) // the processors are for the clients' calls
+		runtime.GOMAXPROCS(1) // as executors, RATIONALE.md: a cached lease takes 430 µs rather than 540 µs on two busy cores
 	}
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetGCPercent(50)
