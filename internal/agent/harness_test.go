@@ -220,7 +220,6 @@ type process struct {
 	t    testing.TB
 	conn *net.UnixConn
 	page *page
-	env  []string
 
 	mu      sync.Mutex
 	next    uint32

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -349,4 +351,38 @@ func TestDrain(t *testing.T) {
 		t.Errorf("event %+v, want the end of the other lease", e)
 	}
 	<-x.done // all leases were given back, long before its grace is over
+}
+
+// A line that has another lease by now is not told of the old lease's node.
+func TestDrainOfALeaseThatHasMoved(t *testing.T) {
+	f := memory(t, protocol.PageSize, unix.F_SEAL_SHRINK)
+	defer f.Close()
+	p, err := mapPage(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	const old, successor = protocol.MaxLeases + 3, 2*protocol.MaxLeases + 3
+	l := p.line(old)
+	l.key.Store(successor)
+	if p.drain(old) || l.draining.Load() != protocol.DrainNot {
+		t.Error("another lease drains")
+	}
+	if !p.drain(successor) || l.draining.Load() != protocol.DrainSoon {
+		t.Error("the lease does not drain")
+	}
+	if !p.drain(successor) {
+		t.Error("an agent that takes over does not finish what the one before it began")
+	}
+	l.busy.Store(1)
+	if p.left(successor) {
+		t.Error("a thread is inside, and the agent finishes the lease")
+	}
+	l.busy.Store(0)
+	if !p.left(successor) || l.draining.Load() != protocol.DrainTold {
+		t.Error("nobody is inside, and the agent does not finish the lease")
+	}
+	if p.left(successor) || p.drain(successor) {
+		t.Error("a lease is finished twice")
+	}
 }

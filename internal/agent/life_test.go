@@ -103,8 +103,14 @@ func program(t *testing.T, socket string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Another agent takes over the leases of one that was killed, before their executor gives up on them.
+// Another agent takes over the leases of one that has ended, before their executor gives up on them.
 func TestAdoption(t *testing.T) {
+	for _, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		t.Run(how.String(), func(t *testing.T) { testAdoption(t, how) })
+	}
+}
+
+func testAdoption(t *testing.T, how syscall.Signal) {
 	leakcheck.Check(t, objects)
 	dir := t.TempDir()
 	socket, secret := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "secret")
@@ -125,11 +131,11 @@ func TestAdoption(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first.Process.Kill()
+	first.Process.Signal(how)
 	first.Wait()
 	<-p.ended
-	if err := os.Remove(socket); err != nil {
-		t.Fatal(err)
+	if err := os.Remove(socket); (err == nil) != (how == syscall.SIGKILL) {
+		t.Errorf("after %v: the socket is removed: %v", how, err)
 	}
 	program(t, socket)
 	q := connect(t, socket, env...)

@@ -2,8 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -206,9 +204,4 @@ func (c *client) changes(r *request) (body, error) {
 	}
 	s.left = s.left[n:]
 	return func(b []byte) []byte { return protocol.EncodeChanges(b, changes) }, nil
-}
-
-// isCancelled reports whether an error is that of a context which was cancelled.
-func isCancelled(ctx context.Context, err error) bool {
-	return ctx.Err() != nil && errors.Is(err, context.Canceled)
 }
