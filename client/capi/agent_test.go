@@ -118,7 +118,7 @@ func agentCluster(t *testing.T, args ...string) (env []string, socket, address s
 	socket = filepath.Join(dir, "agent.sock")
 	address = startExecutor(t, secret, args...)
 	t.Cleanup(func() { stopAgent(t, socket) })
-	return []string{"RFAAS_EXECUTOR=" + address, "RFAAS_MANAGER=", "RFAAS_SECRET_FILE=" + secret, "RFAAS_AGENT_SOCKET=" + socket, "RFAAS_AGENT_START="}, socket, address
+	return []string{"RFAAS_EXECUTOR=" + address, "RFAAS_MANAGER=", "RFAAS_SECRET_FILE=" + secret, "RFAAS_AGENT_SOCKET=" + socket}, socket, address
 }
 
 // agentReport is what `rfaas agent status --json` says, as far as tests want to know.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/agenttest"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
@@ -27,7 +28,7 @@ var compiled = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	stop, err := serveAgent()
+	stop, err := agenttest.Serve(root)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -38,28 +39,6 @@ func TestMain(m *testing.M) {
 		os.RemoveAll(dir)
 	}
 	os.Exit(code)
-}
-
-// serveAgent runs the agent of all clients that have none of their own.
-func serveAgent() (stop func(), err error) {
-	dir, err := os.MkdirTemp("", "rfaas-agent-test")
-	if err != nil {
-		return nil, err
-	}
-	socket := filepath.Join(dir, "agent.sock")
-	cmd := exec.Command(filepath.Join(root, "libexec/rfaas-agent"), "--socket", socket)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.Stderr = os.Stderr
-	os.Setenv("RFAAS_AGENT_SOCKET", socket)
-	os.Setenv("RFAAS_AGENT_START", "never")
-	err = cmd.Start()
-	return func() {
-		if cmd.Process != nil {
-			cmd.Process.Signal(syscall.SIGTERM)
-			cmd.Wait()
-		}
-		os.RemoveAll(dir)
-	}, err
 }
 
 const root = "../.."

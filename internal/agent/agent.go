@@ -65,6 +65,7 @@ func (a *Agent) serve() error {
 	// Ends a pending Accept.
 	defer context.AfterFunc(a.ctx, func() { _ = a.cfg.Socket.listener.SetDeadline(time.Unix(1, 0)) })()
 	a.log.Info("ready", "socket", a.cfg.Socket.path, "version", a.cfg.Version, "linger", a.cfg.Linger)
+	go a.watchStopped(a.ctx)
 	err := a.accept()
 	a.log.Info("stopping", "clients", a.count(), "served", a.served.Load(), "error", err)
 	a.close()

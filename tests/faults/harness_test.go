@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/agenttest"
 )
 
 var (
@@ -37,7 +39,13 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	started.pids = map[int]bool{}
+	stop, err := agenttest.Serve(root)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	status := m.Run()
+	stop()
 	for end := time.Now().Add(5 * time.Second); status == 0; time.Sleep(5 * time.Millisecond) {
 		left := strays()
 		if len(left) == 0 {

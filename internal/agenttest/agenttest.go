@@ -1,0 +1,50 @@
+// Package agenttest runs an agent for the tests of a package, apart from the user's own.
+package agenttest
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// Serve starts the agent that make has built, of the repository at root, and has this process and its children use it. stop ends
+// it. The agent also ends with this process.
+func Serve(root string) (stop func(), err error) {
+	dir, err := os.MkdirTemp("", "rfaas-agent-test")
+	if err != nil {
+		return nil, err
+	}
+	program, err := filepath.Abs(filepath.Join(root, "libexec/rfaas-agent"))
+	if err != nil {
+		return nil, err
+	}
+	socket := filepath.Join(dir, "agent.sock")
+	cmd := exec.Command(program, "--socket", socket)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = os.Stderr
+	if err := errors.Join(os.Setenv("RFAAS_AGENT_SOCKET", socket), os.Setenv("RFAAS_AGENT", program)); err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			conn.Close()
+			break
+		}
+		if time.Now().After(end) {
+			return nil, err
+		}
+	}
+	return func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		os.RemoveAll(dir)
+	}, nil
+}
