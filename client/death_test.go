@@ -21,7 +21,7 @@ func deaths(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	headers, err := filepath.Abs(filepath.Join(root, "internal/dataplane"))
+	headers, err := filepath.Abs(filepath.Join(root, "worker"))
 	if err != nil {
 		t.Fatal(err)
 	}

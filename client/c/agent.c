@@ -334,7 +334,7 @@ static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int6
 
 /* The variables that the control plane looks at. */
 static bool of_interest(const char *variable) {
-    static const char *const names[] = {"RFAAS_", "HOME=", "USER=", "LOGNAME="};
+    static const char *const names[] = {"RFAAS_", "HOME=", "XDG_RUNTIME_DIR=", "USER=", "LOGNAME="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strncmp(variable, names[i], strlen(names[i])))
             return true;
@@ -524,6 +524,7 @@ void rfaas_agent_look(void) {
         connect_agent(dp_now_ns() + HELLO_TIMEOUT_NS, text); /* leases are handed over before executors give them up */
     }
     pthread_mutex_unlock(&mu);
+    rfaas_api_attend();
 }
 
 void rfaas_agent_news(void) {

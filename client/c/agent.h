@@ -44,7 +44,8 @@ void rfaas_agent_drop(rfaas_ticket ticket);
 void rfaas_agent_tell(uint32_t op, const void *body, size_t size);
 /* rfaas_agent_wait waits until something has arrived, at most until then (CLOCK_MONOTONIC ns), and takes it in. */
 void rfaas_agent_wait(int64_t until);
-/* rfaas_agent_look takes in what has arrived, without waiting. Notices the end of the agent, and connects to another one. */
+/* rfaas_agent_look takes in what has arrived, and attends to workers that connect or have ended, without waiting. Notices the end of the
+ * agent, and connects to another one. */
 void rfaas_agent_look(void);
 /* rfaas_agent_news takes in events if the shared page says that there are some: a load, if there are none. */
 void rfaas_agent_news(void);

@@ -93,17 +93,3 @@ func TestFigures(t *testing.T) {
 		}
 	}
 }
-
-// TestFootprint prints the memory and the threads that the library adds to a rank.
-func TestFootprint(t *testing.T) {
-	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
-		t.Skip("the library is the same on every fabric")
-	}
-	f := figures(t, build(t, "gcc", "testdata/footprint.c", "-std=gnu11", "-D_GNU_SOURCE", "-ldl"), built(t, "lib/librfaas.so"), built(t, "build/functions/echo.so"))
-	if kib := f["after_calls_KiB"]; kib <= 0 || kib > 64<<10 {
-		t.Errorf("the library adds %.0f KiB to a rank, want at most 64 MiB", kib)
-	}
-	if n := f["after_calls_threads"]; n <= 0 || n > 24 {
-		t.Errorf("the library adds %.0f threads to a rank, want at most 24", n)
-	}
-}

@@ -288,7 +288,7 @@ int main(int argc, char **argv) {
 		{"g++", "-std=c++11", "-pedantic", "-x", "c++"},
 		{"g++", "-std=c++20", "-x", "c++"},
 	} {
-		args = append(args, "-O2", "-Wall", "-Wextra", "-Werror", "-I"+dataplane,
+		args = append(args, "-O2", "-Wall", "-Wextra", "-Werror", "-I../../worker",
 			"-shared", "-fPIC", "-o", "/dev/null", header)
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Errorf("%v: %v\n%s", args, err, out)

@@ -135,7 +135,7 @@ func compile(t testing.TB, name string, args ...string) string {
 	out := filepath.Join(buildDir, name)
 	once, _ := compiled.LoadOrStore(name, sync.OnceValue(func() error {
 		cmd := exec.Command("gcc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Werror",
-			"-pthread", "-I" + dataplane, "-I../..", "-o", out}, args...)...)
+			"-pthread", "-I" + dataplane, "-I../../worker", "-I../..", "-o", out}, args...)...)
 		if text, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w\n%s", cmd.Args, err, text)
 		}

@@ -3,7 +3,7 @@
  *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
  *   until         calls until the next line comes, as calls
  *   self          "THREADS HANDLERS RSS_KIB" of this process
- * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. */
+ * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
 #include <poll.h>
 #include <rfaas.h>
 #include <stdio.h>
@@ -20,6 +20,12 @@ static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int open_session(void) {
+    rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
+    o.timeout_ns = 2000000000;
+    return rfaas_session_open(&o, &session);
 }
 
 static int open_lease(char **argv) {
@@ -71,7 +77,7 @@ int main(int argc, char **argv) {
         if (!strcmp(line, "init"))
             status = rfaas_init(NULL);
         else if (!strcmp(line, "session"))
-            status = rfaas_session_open(NULL, &session);
+            status = open_session();
         else if (!strcmp(line, "open"))
             status = open_lease(argv);
         else if (!strcmp(line, "renew"))
