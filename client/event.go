@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rfaas-go/rfaas/internal/grant"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // EventKind says what happened to a lease.

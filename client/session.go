@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-multierror"
-	"github.com/rfaas-go/rfaas/internal/grant"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // Options say where executors are and how to reach them. Empty fields are taken from the environment

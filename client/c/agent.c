@@ -45,8 +45,8 @@ static rfaas_ticket next_id;
 static int32_t agent_pid;
 static int64_t retry_at; /* when a wait may try to reach an agent again */
 /* Of the thread that reads: */
-static uint8_t *in;
-static size_t in_len, in_cap;
+static uint8_t *buffer;
+static size_t buffered, buffer_size;
 static uint32_t events_seen;
 
 /* ---- life ---- */
@@ -95,9 +95,9 @@ void rfaas_agent_end(void) {
         tickets = t->next;
         free_ticket(t);
     }
-    free(in);
-    in = NULL;
-    in_len = in_cap = 0;
+    free(buffer);
+    buffer = NULL;
+    buffered = buffer_size = 0;
     retry_at = 0;
 }
 
@@ -129,7 +129,7 @@ static void disconnect(void) {
         return;
     close(sock);
     sock = -1;
-    in_len = 0;
+    buffered = 0;
     for (ticket *t = tickets; t; t = t->next) {
         if (t->done)
             continue;
@@ -186,13 +186,13 @@ static void take_event(const uint8_t *body, uint32_t size) {
 /* Takes in the whole messages of the buffer. False: one is malformed. */
 static bool take_messages(void) {
     size_t at = 0;
-    for (rfaas_agent_header h; in_len - at >= sizeof h; at += h.size) {
-        memcpy(&h, in + at, sizeof h);
+    for (rfaas_agent_header h; buffered - at >= sizeof h; at += h.size) {
+        memcpy(&h, buffer + at, sizeof h);
         if (h.size < sizeof h || h.size > RFAAS_AGENT_MESSAGE_MAX)
             return false;
-        if (in_len - at < h.size)
+        if (buffered - at < h.size)
             break;
-        const uint8_t *body = in + at + sizeof h;
+        const uint8_t *body = buffer + at + sizeof h;
         uint32_t size = h.size - (uint32_t)sizeof h;
         if (h.id) {
             take_reply(&h, body, size);
@@ -201,27 +201,27 @@ static bool take_messages(void) {
             __atomic_store_n(&events_seen, events_seen + 1, __ATOMIC_RELAXED);
         }
     }
-    memmove(in, in + at, in_len - at);
-    in_len -= at;
+    memmove(buffer, buffer + at, buffered - at);
+    buffered -= at;
     return true;
 }
 
 /* Reads what there is. 1: something, 0: nothing, -1: the connection is of no use any more. Without mu. */
 static int receive(int fd) {
-    if (in_cap - in_len < 4096) {
-        size_t cap = in_cap ? in_cap * 2 : 16384;
-        uint8_t *more = cap > 4 * RFAAS_AGENT_MESSAGE_MAX ? NULL : realloc(in, cap);
+    if (buffer_size - buffered < 4096) {
+        size_t cap = buffer_size ? buffer_size * 2 : 16384;
+        uint8_t *more = cap > 4 * RFAAS_AGENT_MESSAGE_MAX ? NULL : realloc(buffer, cap);
         if (!more)
             return -1;
-        in = more;
-        in_cap = cap;
+        buffer = more;
+        buffer_size = cap;
     }
-    ssize_t n = recv(fd, in + in_len, in_cap - in_len, MSG_DONTWAIT);
+    ssize_t n = recv(fd, buffer + buffered, buffer_size - buffered, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
     if (n <= 0)
         return -1;
-    in_len += (size_t)n;
+    buffered += (size_t)n;
     return take_messages() ? 1 : -1;
 }
 
@@ -384,7 +384,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     if (!getcwd(hello.directory, sizeof hello.directory))
         hello.directory[0] = 0;
     sock = fd;
-    in_len = 0;
+    buffered = 0;
     agent_pid = 0;
     events_seen = __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE);
     rfaas_request_parts p = {&hello, sizeof hello, env, size, page_fd};

@@ -23,12 +23,12 @@ static void messages(const uint8_t *data, size_t size) {
         *t = (ticket){.next = tickets, .id = id};
         tickets = t;
     }
-    in = malloc(size ? size : 1);
-    MUST(in);
-    memcpy(in, data, size);
-    in_len = in_cap = fed = size;
+    buffer = malloc(size ? size : 1);
+    MUST(buffer);
+    memcpy(buffer, data, size);
+    buffered = buffer_size = fed = size;
     if (take_messages())
-        MUST(in_len <= fed && (in_len < sizeof(rfaas_agent_header) || ((rfaas_agent_header *)(void *)in)->size > in_len));
+        MUST(buffered <= fed && (buffered < sizeof(rfaas_agent_header) || ((rfaas_agent_header *)(void *)buffer)->size > buffered));
     for (rfaas_ticket id = 1; id <= TICKETS; id++) {
         rfaas_reply r;
         if (!rfaas_agent_take(id, &r))
