@@ -56,7 +56,7 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
             s->started = DP_MAYBE_EXECUTED;
             ch->n_busy--;
             ch->n_done++;
-            ch->ep->ended++;
+            ch->lane->ended++;
         } else if (s->state == SLOT_ABANDONED) {
             s->state = SLOT_FENCED;
             ch->n_abandoned--;
@@ -81,7 +81,7 @@ static inline bool settle(dp_channel *ch, uint32_t i) {
     s->started = DP_MAYBE_EXECUTED;
     ch->n_busy--;
     ch->n_done++;
-    ch->ep->ended++;
+    ch->lane->ended++;
     ch->stats.replies++;
     return true;
 }
@@ -187,12 +187,12 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
 }
 
 /* Handles what has arrived; true when there was something. */
-bool dp_endpoint_progress(dp_endpoint *ep) {
+bool dp_lane_progress(dp_lane *lane) {
     bool mail = false;
-    for (dp_channel *ch = ep->channels; ch; ch = ch->next)
+    for (dp_channel *ch = lane->channels; ch; ch = ch->next)
         mail |= take_mail(ch);
     dp_wc wc[POLL_BATCH];
-    int n = dp_cq_poll(ep->cq, wc, POLL_BATCH);
+    int n = dp_cq_poll(lane->cq, wc, POLL_BATCH);
     if (n == 0)
         return mail;
     for (int k = 0; k < n; k++) {
@@ -206,19 +206,19 @@ bool dp_endpoint_progress(dp_endpoint *ep) {
         }
     }
     if (n < 0)
-        for (dp_channel *ch = ep->channels; ch; ch = ch->next)
+        for (dp_channel *ch = lane->channels; ch; ch = ch->next)
             dp_channel_end_calls(ch, DP_FATAL);
     return true;
 }
 
 /* Ends the calls of channels that another thread or the provider declared broken. What arrived before counts: a worker
  * that leaves answers first. */
-bool dp_endpoint_reap(dp_endpoint *ep) {
+bool dp_lane_reap(dp_lane *lane) {
     bool any = false;
-    for (dp_channel *ch = ep->channels; ch; ch = ch->next) {
+    for (dp_channel *ch = lane->channels; ch; ch = ch->next) {
         int why = dp_qp_broken(ch->qp);
         if (why && !ch->failed) {
-            dp_endpoint_progress(ep);
+            dp_lane_progress(lane);
             dp_channel_end_calls(ch, why);
             any = true;
         }
@@ -229,11 +229,11 @@ bool dp_endpoint_reap(dp_endpoint *ep) {
 /* ---- waiting ---- */
 
 /* Abandoned calls count: their slots come back with a reply or when the peer is known to be gone. */
-static void probe_all(dp_endpoint *ep, int64_t now) {
-    if (now < ep->waiter.probe_at)
+static void probe_all(dp_lane *lane, int64_t now) {
+    if (now < lane->waiter.probe_at)
         return;
-    ep->waiter.probe_at = now + DP_PROBE_EVERY_NS;
-    for (dp_channel *ch = ep->channels; ch; ch = ch->next)
+    lane->waiter.probe_at = now + DP_PROBE_EVERY_NS;
+    for (dp_channel *ch = lane->channels; ch; ch = ch->next)
         if (!ch->failed && (ch->n_busy || ch->n_abandoned)) {
             dp_qp_probe(ch->qp);
             /* Only we write this word. A worker whose function has overwritten it has perhaps taken garbage for a request,
@@ -243,56 +243,90 @@ static void probe_all(dp_endpoint *ep, int64_t now) {
                 dp_qp_break(ch->qp, DP_PROTOCOL);
             dp_channel_listen(ch, now);
         }
-    if (ep->idle_fn)
-        ep->idle_fn(ep->idle_arg, now, true);
+    if (lane->ep->idle_fn)
+        lane->ep->idle_fn(lane->ep->idle_arg, now, true);
 }
 
 /* Progress for a caller who does not wait here but comes again. */
-void dp_endpoint_look(dp_endpoint *ep) {
-    if (!dp_endpoint_progress(ep) && ++ep->looks % DP_LOOKS_PER_PROBE == 0)
-        probe_all(ep, dp_now_ns());
-    dp_endpoint_reap(ep);
+void dp_lane_look(dp_lane *lane) {
+    if (!dp_lane_progress(lane) && ++lane->looks % DP_LOOKS_PER_PROBE == 0)
+        probe_all(lane, dp_now_ns());
+    dp_lane_reap(lane);
+}
+
+void dp_channel_look(dp_channel *ch) { dp_lane_look(ch->lane); }
+
+/* The thread that waits and those that ask it to yield: it says that it sleeps before it looks whether it was asked, and they
+ * ask before they look whether it sleeps. */
+static bool asked(const dp_lane *lane) { return __atomic_load_n(&lane->asked, __ATOMIC_RELAXED); }
+
+static void ask(dp_lane *lane) {
+    __atomic_store_n(&lane->asked, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&lane->blocked, __ATOMIC_SEQ_CST))
+        dp_cq_wake(lane->cq);
+}
+
+void dp_channel_ask(dp_channel *ch) { ask(ch->lane); }
+
+void dp_endpoint_ask(dp_endpoint *ep) {
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        ask(ep->lanes[i]);
+}
+
+/* Takes what was asked. */
+static inline bool yields_now(dp_lane *lane) {
+    return __builtin_expect(asked(lane), 0) && __atomic_exchange_n(&lane->asked, 0, __ATOMIC_ACQUIRE);
 }
 
 /* Blocks until something may have happened. */
-static void block(dp_endpoint *ep, int64_t deadline_ns) {
-    if (dp_cq_arm(ep->cq))
+static void block(dp_lane *lane, int64_t deadline_ns, bool yields) {
+    if (dp_cq_arm(lane->cq))
         return;
-    if (dp_endpoint_progress(ep) || dp_endpoint_reap(ep)) {
-        dp_cq_disarm(ep->cq);
+    if (dp_lane_progress(lane) || dp_lane_reap(lane)) {
+        dp_cq_disarm(lane->cq);
         return;
     }
-    int64_t timeout = dp_waiter_timeout(&ep->waiter, deadline_ns);
-    if (ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS) /* nobody else looks after the peer */
+    int64_t timeout = dp_waiter_timeout(&lane->waiter, deadline_ns);
+    if (lane->ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS) /* nobody else looks after the peer */
         timeout = DP_BLOCK_ATTENDED_NS;
-    ep->waiter.blocked++;
-    dp_cq_wait(ep->cq, timeout);
+    if (yields)
+        __atomic_store_n(&lane->blocked, 1, __ATOMIC_SEQ_CST);
+    if (yields && __atomic_load_n(&lane->asked, __ATOMIC_SEQ_CST)) {
+        dp_cq_disarm(lane->cq);
+    } else {
+        lane->waiter.blocked++;
+        dp_cq_wait(lane->cq, timeout);
+    }
+    if (yields)
+        __atomic_store_n(&lane->blocked, 0, __ATOMIC_RELAXED);
 }
 
 /* One step of waiting after a poll found nothing. DP_DEADLINE when it is too late. */
-static int idle(dp_endpoint *ep, int64_t deadline_ns) {
-    dp_waiter *w = &ep->waiter;
+static int idle(dp_lane *lane, int64_t deadline_ns, bool yields) {
+    dp_waiter *w = &lane->waiter;
     int what = dp_waiter_spin(w);
     if (what == DP_SPIN_ON)
         return DP_OK;
-    if (ep->idle_fn)
-        ep->idle_fn(ep->idle_arg, w->now, false);
-    if (dp_endpoint_reap(ep))
+    if (lane->ep->idle_fn)
+        lane->ep->idle_fn(lane->ep->idle_arg, w->now, false);
+    if (dp_lane_reap(lane))
         return DP_OK;
     if (deadline_ns && w->now >= deadline_ns)
         return DP_DEADLINE;
-    probe_all(ep, w->now);
+    if (yields && yields_now(lane))
+        return DP_YIELD;
+    probe_all(lane, w->now);
     if (what == DP_SPIN_BLOCK)
-        block(ep, deadline_ns);
+        block(lane, deadline_ns, yields);
     return DP_OK;
 }
 
 /* After a poll that found something: a worker that sends without end keeps nobody from his deadline, nor from the end of
  * another channel. True when the deadline has passed. */
-static inline bool flooded(dp_endpoint *ep, uint32_t *found, int64_t deadline_ns) {
+static inline bool flooded(dp_lane *lane, uint32_t *found, int64_t deadline_ns) {
     if (++*found % LOOK_EVERY)
         return false;
-    dp_endpoint_reap(ep);
+    dp_lane_reap(lane);
     return deadline_ns && dp_now_ns() >= deadline_ns;
 }
 
@@ -300,8 +334,8 @@ static inline bool flooded(dp_endpoint *ep, uint32_t *found, int64_t deadline_ns
  * queue, since every further instruction between two looks delays the reply. Where request and reply share a line the general
  * way is better: there a look that comes too early takes the line from the worker. False: go on with that. */
 static inline bool spin_for_mail(dp_channel *ch, const slot *s) {
-    const dp_cq *cq = ch->ep->cq;
-    const dp_waiter *w = &ch->ep->waiter;
+    const dp_cq *cq = ch->lane->cq;
+    const dp_waiter *w = &ch->lane->waiter;
     if (s->capacity <= DP_MAIL_RESULT || w->mode == DP_WAIT_WARM || w->shared_until || !cq->peek)
         return false;
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
@@ -314,31 +348,43 @@ static inline bool spin_for_mail(dp_channel *ch, const slot *s) {
     return false;
 }
 
-int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
+int dp_lane_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns, bool yields, bool others) {
     if (i >= ch->cfg.depth)
         return DP_INVALID;
     slot *s = &ch->slots[i];
-    dp_endpoint *ep = ch->ep;
-    dp_begin_wait(ep);
+    dp_lane *lane = ch->lane;
+    uint64_t ended = lane->ended;
+    dp_begin_wait(lane);
     if (i == ch->mail_slot && spin_for_mail(ch, s))
         return DP_OK;
     for (uint32_t found = 0;;) {
         if (take_mail(ch) && s->state == SLOT_DONE) {
-            dp_waiter_end(&ep->waiter);
+            dp_waiter_end(&lane->waiter);
             return DP_OK;
         }
         if (s->state != SLOT_BUSY) {
-            dp_waiter_end(&ep->waiter);
+            dp_waiter_end(&lane->waiter);
             return s->state == SLOT_DONE ? DP_OK : DP_INVALID;
         }
-        if (dp_endpoint_progress(ep)) {
-            if (flooded(ep, &found, deadline_ns) && s->state == SLOT_BUSY)
+        if (dp_lane_progress(lane)) {
+            if (flooded(lane, &found, deadline_ns) && s->state == SLOT_BUSY)
                 return DP_DEADLINE;
+            if (__builtin_expect(others, 0) && lane->ended != ended && s->state == SLOT_BUSY)
+                return DP_YIELD;
             continue;
         }
-        if (idle(ep, deadline_ns))
-            return DP_DEADLINE;
+        int st = idle(lane, deadline_ns, yields);
+        if (st)
+            return st;
     }
+}
+
+int dp_channel_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns) {
+    return dp_lane_wait(ch, slot, deadline_ns, false, false);
+}
+
+int dp_channel_wait_turn(dp_channel *ch, uint32_t slot, int64_t deadline_ns, bool others) {
+    return dp_lane_wait(ch, slot, deadline_ns, true, others);
 }
 
 int dp_channel_test(dp_channel *ch, uint32_t i) {
@@ -346,25 +392,147 @@ int dp_channel_test(dp_channel *ch, uint32_t i) {
         return DP_INVALID;
     slot *s = &ch->slots[i];
     if (s->state == SLOT_BUSY)
-        dp_endpoint_look(ch->ep);
+        dp_lane_look(ch->lane);
     return s->state == SLOT_DONE ? 1 : s->state == SLOT_BUSY ? 0 : DP_INVALID;
 }
 
-int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) {
-    dp_begin_wait(ep);
-    for (uint32_t found = 0; ep->ended == ep->seen;) {
-        if (dp_endpoint_progress(ep)) {
-            if (flooded(ep, &found, deadline_ns) && ep->ended == ep->seen)
+/* ---- waiting on all lanes ---- */
+
+static bool any_ended(const dp_endpoint *ep) {
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        if (ep->lanes[i]->ended != ep->lanes[i]->seen)
+            return true;
+    return false;
+}
+
+static bool progress_all(dp_endpoint *ep) {
+    bool any = false;
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        any |= dp_lane_progress(ep->lanes[i]);
+    return any;
+}
+
+static bool reap_all(dp_endpoint *ep) {
+    bool any = false;
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        any |= dp_lane_reap(ep->lanes[i]);
+    return any;
+}
+
+static bool yield_all(dp_endpoint *ep) {
+    bool any = false;
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        any |= yields_now(ep->lanes[i]);
+    return any;
+}
+
+static void say_blocked(dp_endpoint *ep, uint32_t blocked) {
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        __atomic_store_n(&ep->lanes[i]->blocked, blocked, __ATOMIC_SEQ_CST);
+}
+
+static bool any_asked(const dp_endpoint *ep) {
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        if (__atomic_load_n(&ep->lanes[i]->asked, __ATOMIC_SEQ_CST))
+            return true;
+    return false;
+}
+
+/* block() on every lane. */
+static void block_all(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
+    dp_cq *cqs[DP_LANES_MAX];
+    uint32_t n = 0;
+    bool armed = true;
+    while (armed && n < ep->n_lanes) {
+        cqs[n] = ep->lanes[n]->cq;
+        armed = !dp_cq_arm(cqs[n]);
+        n += armed;
+    }
+    if (yields)
+        say_blocked(ep, 1);
+    if (armed && !progress_all(ep) && !reap_all(ep) && !(yields && any_asked(ep))) {
+        int64_t timeout = dp_waiter_timeout(&ep->lanes[0]->waiter, deadline_ns);
+        if (ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS)
+            timeout = DP_BLOCK_ATTENDED_NS;
+        ep->lanes[0]->waiter.blocked++;
+        dp_cq_wait_many(cqs, n, timeout);
+    } else {
+        for (uint32_t i = 0; i < n; i++)
+            dp_cq_disarm(cqs[i]);
+    }
+    if (yields)
+        say_blocked(ep, 0);
+}
+
+/* idle() for all lanes: the first one's waiter keeps the time. */
+static int idle_all(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
+    dp_waiter *w = &ep->lanes[0]->waiter;
+    int what = dp_waiter_spin(w);
+    if (what == DP_SPIN_ON)
+        return DP_OK;
+    if (ep->idle_fn)
+        ep->idle_fn(ep->idle_arg, w->now, false);
+    if (reap_all(ep))
+        return DP_OK;
+    if (deadline_ns && w->now >= deadline_ns)
+        return DP_DEADLINE;
+    if (yields && yield_all(ep))
+        return DP_YIELD;
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        probe_all(ep->lanes[i], w->now);
+    if (what == DP_SPIN_BLOCK)
+        block_all(ep, deadline_ns, yields);
+    return DP_OK;
+}
+
+static int wait_all_lanes(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        dp_begin_wait(ep->lanes[i]);
+    for (uint32_t found = 0; !any_ended(ep);) {
+        if (progress_all(ep)) {
+            if (++found % LOOK_EVERY == 0) {
+                reap_all(ep);
+                if (deadline_ns && dp_now_ns() >= deadline_ns && !any_ended(ep))
+                    return DP_DEADLINE;
+            }
+            continue;
+        }
+        int st = idle_all(ep, deadline_ns, yields);
+        if (st)
+            return st;
+    }
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        ep->lanes[i]->seen = ep->lanes[i]->ended;
+    dp_waiter_end(&ep->lanes[0]->waiter);
+    return DP_OK;
+}
+
+static int wait_lane(dp_lane *lane, int64_t deadline_ns, bool yields) {
+    dp_begin_wait(lane);
+    for (uint32_t found = 0; lane->ended == lane->seen;) {
+        if (dp_lane_progress(lane)) {
+            if (flooded(lane, &found, deadline_ns) && lane->ended == lane->seen)
                 return DP_DEADLINE;
             continue;
         }
-        if (idle(ep, deadline_ns))
-            return DP_DEADLINE;
+        int st = idle(lane, deadline_ns, yields);
+        if (st)
+            return st;
     }
-    ep->seen = ep->ended;
-    dp_waiter_end(&ep->waiter);
+    lane->seen = lane->ended;
+    dp_waiter_end(&lane->waiter);
     return DP_OK;
 }
+
+static int wait_any(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
+    return ep->n_lanes > 1 ? wait_all_lanes(ep, deadline_ns, yields) : wait_lane(ep->lanes[0], deadline_ns, yields);
+}
+
+int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns) { return wait_any(ep, deadline_ns, false); }
+
+int dp_endpoint_wait_turn(dp_endpoint *ep, int64_t deadline_ns) { return wait_any(ep, deadline_ns, true); }
+
+int dp_channel_wait_some(dp_channel *ch, int64_t deadline_ns) { return wait_lane(ch->lane, deadline_ns, true); }
 
 /* ---- the end of a call ---- */
 

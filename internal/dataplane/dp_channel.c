@@ -6,6 +6,37 @@
 
 /* ---- endpoints ---- */
 
+static int make_lane(dp_endpoint *ep, dp_error *err) {
+    dp_lane *lane = calloc(1, sizeof *lane);
+    if (!lane)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
+    int st = dp_cq_create(ep->dev, ep->lane_capacity, &lane->cq, err);
+    if (st) {
+        free(lane);
+        return st;
+    }
+    lane->ep = ep;
+    dp_waiter_init(&lane->waiter, ep->mode);
+    ep->lanes[ep->n_lanes++] = lane;
+    return DP_OK;
+}
+
+/* The lane of the next channel: a new one as long as there may be more, then the one with the fewest. */
+static int take_lane(dp_endpoint *ep, dp_lane **out, dp_error *err) {
+    dp_lane *best = NULL;
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        if (!best || ep->lanes[i]->n_channels < best->n_channels)
+            best = ep->lanes[i];
+    if (best->n_channels && ep->n_lanes < ep->max_lanes) {
+        int st = make_lane(ep, err);
+        if (st)
+            return st;
+        best = ep->lanes[ep->n_lanes - 1];
+    }
+    *out = best;
+    return DP_OK;
+}
+
 int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, dp_endpoint **out,
                        dp_error *err) {
     if (max_channels == 0 || max_channels > 1024 || max_depth == 0 || max_depth > DP_DEPTH_MAX)
@@ -17,11 +48,14 @@ int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
     if (!ep)
         return dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
     ep->dev = dev;
-    dp_waiter_init(&ep->waiter, mode);
-    uint64_t capacity = (uint64_t)max_channels * (3 * max_depth + 8);
-    int st = dp_domain_create(dev, &ep->domain, err);
+    ep->mode = mode;
+    ep->max_lanes = max_channels < DP_LANES_MAX ? max_channels : DP_LANES_MAX;
+    uint64_t each = 3 * (uint64_t)max_depth + 8, capacity = (max_channels + ep->max_lanes - 1) / ep->max_lanes * each;
+    ep->lane_capacity = capacity > 1u << 20 ? 1u << 20 : (uint32_t)capacity;
+    ep->lanes = calloc(ep->max_lanes, sizeof(dp_lane *));
+    int st = ep->lanes ? dp_domain_create(dev, &ep->domain, err) : dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
     if (!st)
-        st = dp_cq_create(dev, capacity > 1u << 20 ? 1u << 20 : (uint32_t)capacity, &ep->cq, err);
+        st = make_lane(ep, err); /* the first one at once: what a device refuses shows here */
     if (st) {
         dp_endpoint_destroy(ep);
         return st;
@@ -33,15 +67,22 @@ int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
 void dp_endpoint_destroy(dp_endpoint *ep) {
     if (!ep)
         return;
-    dp_cq_destroy(ep->cq);
+    for (uint32_t i = 0; i < ep->n_lanes; i++) {
+        dp_cq_destroy(ep->lanes[i]->cq);
+        free(ep->lanes[i]);
+    }
     dp_domain_destroy(ep->domain);
+    free(ep->lanes);
     free(ep);
 }
 
 void dp_endpoint_set_mode(dp_endpoint *ep, dp_wait_mode mode) {
-    ep->waiter.mode = mode;
-    if (mode != DP_WAIT_HOT)
-        dp_cq_promise_hot(ep->cq, false);
+    ep->mode = mode;
+    for (uint32_t i = 0; i < ep->n_lanes; i++) {
+        ep->lanes[i]->waiter.mode = mode;
+        if (mode != DP_WAIT_HOT)
+            dp_cq_promise_hot(ep->lanes[i]->cq, false);
+    }
 }
 
 dp_domain *dp_endpoint_domain(dp_endpoint *ep) { return ep->domain; }
@@ -89,6 +130,11 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
     dp_channel *ch = calloc(1, sizeof *ch);
     if (!ch)
         return dp_fail(err, DP_FATAL, ENOMEM, "create channel");
+    int lane = take_lane(ep, &ch->lane, err);
+    if (lane) {
+        free(ch);
+        return lane;
+    }
     ch->ep = ep;
     ch->cfg = (dp_channel_config){cfg->depth, (uint32_t)eager, (cfg->bulk + 63) & ~63ull};
     dp_layout_set(&ch->layout, ch->cfg.depth, ch->cfg.eager, ch->cfg.bulk);
@@ -109,7 +155,7 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
     if (!st) {
         dp_qp_attr attr = {.max_send = 2 * ch->cfg.depth + 8, .max_recv = ch->cfg.depth, .max_inline = 256,
                            .expose = {ch->results}, .n_expose = 1};
-        st = dp_qp_create(ep->domain, ep->cq, &attr, &ch->qp, err);
+        st = dp_qp_create(ep->domain, ch->lane->cq, &attr, &ch->qp, err);
     }
     if (!st) {
         ch->qp->user = ch;
@@ -120,8 +166,9 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
         dp_channel_destroy(ch);
         return st;
     }
-    ch->next = ep->channels;
-    ep->channels = ch;
+    ch->next = ch->lane->channels;
+    ch->lane->channels = ch;
+    ch->lane->n_channels++;
     *out = ch;
     return DP_OK;
 }
@@ -129,9 +176,10 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
 void dp_channel_destroy(dp_channel *ch) {
     if (!ch)
         return;
-    for (dp_channel **p = &ch->ep->channels; *p; p = &(*p)->next)
+    for (dp_channel **p = &ch->lane->channels; *p; p = &(*p)->next)
         if (*p == ch) {
             *p = ch->next;
+            ch->lane->n_channels--;
             break;
         }
     dp_qp_destroy(ch->qp);
@@ -230,7 +278,9 @@ int dp_channel_broken(const dp_channel *ch) { return dp_qp_broken(ch->qp); }
 
 void dp_channel_get_stats(const dp_channel *ch, dp_channel_stats *out) {
     *out = ch->stats;
-    out->blocked_waits = ch->ep->waiter.blocked;
+    out->blocked_waits = 0;
+    for (uint32_t i = 0; i < ch->ep->n_lanes; i++)
+        out->blocked_waits += ch->ep->lanes[i]->waiter.blocked;
 }
 
 uint32_t dp_channel_free_slots(const dp_channel *ch) { return ch->n_free; }

@@ -1,7 +1,7 @@
 /* Channels: the client's side of an invocation. dp_serve.h is the worker's.
  *
- * An endpoint is a device, a domain and a completion queue for one thread; a channel is a queue pair with
- * `depth` slots to one worker. Slot states:
+ * An endpoint is a device, a domain and one or more lanes. A lane is a completion queue. A channel is a queue pair with
+ * `depth` slots to one worker, and belongs to one lane. Slot states:
  *
  *            submit                 reply                    finish
  *   FREE ───────────────▶ BUSY ───────────────▶ DONE ─────────────────────▶ FREE
@@ -12,7 +12,10 @@
  * The reply of an abandoned call lands in memory of this library, is recognised by its call id, and only
  * then is the slot free again; caller memory is written by dp_channel_finish alone, on the caller's thread.
  *
- * Threads: an endpoint with its channels is used by one thread at a time; dp_channel_fail may be called by any.
+ * Threads: channels of different lanes may be used by different threads at the same time, those of one lane by one thread at a
+ * time. Creating, destroying and dp_endpoint_* need all lanes. dp_channel_fail, dp_channel_ask and dp_endpoint_ask may be called
+ * by any thread. The first DP_LANES_MAX channels of an endpoint have a lane each; channel i shares that of channel
+ * i % DP_LANES_MAX.
  */
 #ifndef RFAAS_DP_CHANNEL_H
 #define RFAAS_DP_CHANNEL_H
@@ -25,6 +28,8 @@ typedef enum dp_wait_mode {
     DP_WAIT_HOT = 1,      /* spin; blocks only when this core is evidently shared with another runner */
     DP_WAIT_WARM = 2,     /* block at once */
 } dp_wait_mode;
+
+#define DP_LANES_MAX 64 /* bounds the descriptors of an endpoint: verbs needs two for each completion queue */
 
 typedef struct dp_endpoint dp_endpoint;
 typedef struct dp_channel dp_channel;
@@ -78,6 +83,20 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
 int dp_channel_test(dp_channel *ch, uint32_t slot);
 /* dp_channel_wait returns when the call ended or deadline_ns (CLOCK_MONOTONIC, 0: none) passed; DP_OK or DP_DEADLINE. */
 int dp_channel_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns);
+/* A wait that another thread may interrupt. dp_channel_wait_turn is dp_channel_wait that returns DP_YIELD, soon, when
+ * dp_channel_ask or dp_endpoint_ask was called since it last did; with `others` also when another call of its lane has ended.
+ * The call goes on. dp_endpoint_wait_turn does as much for dp_endpoint_wait_any. */
+#define DP_YIELD 1
+int dp_channel_wait_turn(dp_channel *ch, uint32_t slot, int64_t deadline_ns, bool others);
+int dp_endpoint_wait_turn(dp_endpoint *ep, int64_t deadline_ns);
+/* dp_channel_wait_some is dp_endpoint_wait_turn on the channel's lane alone. */
+int dp_channel_wait_some(dp_channel *ch, int64_t deadline_ns);
+/* Asks the thread that waits on the channel's lane, or on any lane, to yield. Any thread; the endpoint must not be destroyed
+ * meanwhile. */
+void dp_channel_ask(dp_channel *ch);
+void dp_endpoint_ask(dp_endpoint *ep);
+/* dp_channel_look makes progress on the channel's lane without blocking. */
+void dp_channel_look(dp_channel *ch);
 /* dp_channel_result gives the ended call's status and its result in library memory, valid until finish. */
 int dp_channel_result(dp_channel *ch, uint32_t slot, const void **res, uint32_t *size, dp_started *started);
 /* dp_channel_finish copies the result to out (if not NULL, at most the submitted capacity) and frees the slot.
@@ -91,6 +110,9 @@ void dp_channel_abandon(dp_channel *ch, uint32_t slot);
 /* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE). */
 int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                     uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started);
+/* dp_channel_call_turn is dp_channel_call that may return DP_YIELD, as dp_channel_wait_turn does: the call goes on in *slot. */
+int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                         uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
 /* dp_channel_silence says since when calls are under way of which the worker has answered none, and when that was last so, as far
  * as somebody has looked or waited since; both 0 unless it has lasted so long that they must have reached it: it runs a long
  * function, or will never answer. Its executor can tell which. CLOCK_MONOTONIC ns. Any thread. */

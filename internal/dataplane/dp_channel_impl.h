@@ -31,14 +31,26 @@ static inline uint64_t dp_told(const dp_request *h) {
 }
 #define DP_UNTOLD UINT64_MAX /* no header says that: these flags do not exist */
 
-struct dp_endpoint {
-    dp_dev *dev;
-    dp_domain *domain;
+/* A completion queue with its channels, used by one thread at a time. */
+typedef struct dp_lane {
+    dp_endpoint *ep;
     dp_cq *cq;
     dp_channel *channels;
+    uint32_t n_channels;
     dp_waiter waiter;
     uint64_t ended, seen; /* calls that ended, and those that wait_any has reported */
     uint32_t looks;       /* that found nothing, of callers who wait by looking again and again */
+    uint32_t asked;       /* atomic: the waiter is to return DP_YIELD */
+    uint32_t blocked;     /* atomic: it sleeps, or is about to */
+} dp_lane;
+
+struct dp_endpoint {
+    dp_dev *dev;
+    dp_domain *domain;
+    dp_wait_mode mode;
+    uint32_t n_lanes, max_lanes; /* made, and that channels are spread over */
+    uint32_t lane_capacity;
+    dp_lane **lanes;
     dp_silence_fn silence_fn;
     dp_idle_fn idle_fn;
     void *idle_arg;
@@ -54,8 +66,9 @@ typedef struct quiet {
 } quiet;
 
 struct dp_channel {
+    dp_lane *lane;
     dp_endpoint *ep;
-    dp_channel *next;
+    dp_channel *next; /* of its lane */
     dp_qp *qp;
     dp_channel_config cfg;
     dp_layout layout;
@@ -93,20 +106,22 @@ void dp_channel_forget_silence(dp_channel *ch);
 /* ---- between dp_call.c and dp_submit.c ---- */
 
 /* Handles what has arrived; true when there was something. */
-bool dp_endpoint_progress(dp_endpoint *ep);
+bool dp_lane_progress(dp_lane *lane);
 /* Progress for a caller who does not wait here but comes again. */
-void dp_endpoint_look(dp_endpoint *ep);
+void dp_lane_look(dp_lane *lane);
 /* Ends the calls of channels that another thread or the provider declared broken; true when there was one. */
-bool dp_endpoint_reap(dp_endpoint *ep);
+bool dp_lane_reap(dp_lane *lane);
+/* dp_channel_wait, or with `yields` dp_channel_wait_turn. */
+int dp_lane_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns, bool yields, bool others);
 /* Bulk ranges for what does not fit the slot. DP_BUSY: there is no room now, and the slot has none. */
 int dp_slot_take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity);
 /* The slot and its bulk ranges are free. */
 void dp_slot_free(dp_channel *ch, uint32_t i);
 
-static inline void dp_begin_wait(dp_endpoint *ep) {
-    dp_waiter_begin(&ep->waiter);
-    if (ep->waiter.mode == DP_WAIT_HOT && !ep->waiter.shared_until)
-        dp_cq_promise_hot(ep->cq, true);
+static inline void dp_begin_wait(dp_lane *lane) {
+    dp_waiter_begin(&lane->waiter);
+    if (lane->waiter.mode == DP_WAIT_HOT && !lane->waiter.shared_until)
+        dp_cq_promise_hot(lane->cq, true);
 }
 
 /* The word that announces the reply to a call of this capacity. */

@@ -183,6 +183,17 @@ void dp_cq_destroy(dp_cq *cq) {
     gone(&live.queues);
 }
 
+#define BLIND_NS 1000000 /* how long to sleep on one queue while another may get something */
+
+void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns) {
+    const dp_ops *ops = cqs[0]->ops;
+    if (ops->cq_wait_many && ops->cq_wait_many(cqs, n, timeout_ns))
+        return;
+    dp_cq_wait(cqs[0], timeout_ns < 0 || timeout_ns > BLIND_NS ? BLIND_NS : timeout_ns);
+    for (uint32_t i = 1; i < n; i++)
+        dp_cq_disarm(cqs[i]);
+}
+
 int dp_qp_create(dp_domain *d, dp_cq *cq, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
     if (attr->max_send < 1 || attr->max_send > 4096 || attr->max_recv < 1 || attr->max_recv > 4096)
         return dp_fail(err, DP_INVALID, 0, "create queue pair: max_send %u, max_recv %u not in 1..4096", attr->max_send,

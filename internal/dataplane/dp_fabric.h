@@ -192,6 +192,8 @@ struct dp_ops {
     int (*cq_arm)(dp_cq *);
     void (*cq_disarm)(dp_cq *);
     int (*cq_wait)(dp_cq *, int64_t timeout_ns);
+    /* The same on several of one device, n > 1; false: it cannot. NULL: it never can. */
+    bool (*cq_wait_many)(dp_cq **, uint32_t n, int64_t timeout_ns);
     void (*cq_wake)(dp_cq *);
     void (*cq_promise_hot)(dp_cq *, bool);
     int (*qp_create)(dp_domain *, dp_cq *, const dp_qp_attr *, dp_qp **, dp_error *);
@@ -281,6 +283,9 @@ static inline void dp_cq_disarm(dp_cq *cq) { cq->ops->cq_disarm(cq); }
 /* dp_cq_wait blocks until an event, a wake or the time-out (negative: none). Spurious returns are
  * allowed. Returns DP_OK or DP_FATAL. */
 static inline int dp_cq_wait(dp_cq *cq, int64_t timeout_ns) { return cq->ops->cq_wait(cq, timeout_ns); }
+/* dp_cq_wait_many blocks likewise on n armed queues of one device. Where the provider cannot, it waits on the first for at most a
+ * millisecond. Disarms all. */
+void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns);
 /* dp_cq_wake ends the present or the next dp_cq_wait. Any thread. Async-signal-safe. */
 static inline void dp_cq_wake(dp_cq *cq) { cq->ops->cq_wake(cq); }
 /* dp_cq_promise_hot(true) promises peers that this side polls without blocking until the promise is

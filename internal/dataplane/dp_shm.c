@@ -464,6 +464,7 @@ static const dp_ops shm_ops = {
     .cq_arm = shm_cq_arm,
     .cq_disarm = shm_cq_disarm,
     .cq_wait = shm_cq_wait,
+    .cq_wait_many = shm_cq_wait_many,
     .cq_wake = shm_cq_wake,
     .cq_promise_hot = shm_cq_promise_hot,
     .qp_create = shm_qp_create,

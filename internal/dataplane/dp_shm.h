@@ -31,6 +31,7 @@
 #define SHM_SEND_MAX 1024 /* bytes of a send: one bounce slot */
 #define SHM_RING_MAX 4096
 #define SHM_PAGE 4096u
+#define SHM_WAIT_MAX 64 /* queues of one wait; the kernel's own bound is 128 */
 
 typedef struct shm_entry {
     uint64_t seq_imm; /* published last */
@@ -216,6 +217,7 @@ int shm_cq_arm(dp_cq *c);
 void shm_cq_disarm(dp_cq *c);
 void shm_cq_promise_hot(dp_cq *c, bool hot);
 int shm_cq_wait(dp_cq *c, int64_t timeout_ns);
+bool shm_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns);
 void shm_cq_wake(dp_cq *c);
 int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t

@@ -1,4 +1,5 @@
 /* Completion queues of shm: taking messages out of receive rings, sleeping and waking. */
+#include <errno.h>
 #include <linux/membarrier.h>
 #include <string.h>
 
@@ -155,6 +156,42 @@ int shm_cq_wait(dp_cq *c, int64_t timeout_ns) {
     }
     __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELEASE);
     return DP_OK;
+}
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+#define WAITV_32 2 /* FUTEX_32, which older headers do not have */
+
+/* As the kernel has it, since 5.16. */
+typedef struct waitv {
+    uint64_t value, word;
+    uint32_t flags, reserved;
+} waitv;
+
+bool shm_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns) {
+    waitv v[SHM_WAIT_MAX];
+    bool woken = false, worked = true;
+    if (n > SHM_WAIT_MAX)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        shm_cq *cq = (shm_cq *)c[i];
+        v[i] = (waitv){SHM_SLEEPING, (uintptr_t)cq->mode, WAITV_32, 0};
+        woken |= __atomic_exchange_n(&cq->wake, 0, __ATOMIC_ACQ_REL) != 0;
+        if (cq->unsure && (timeout_ns < 0 || timeout_ns > UNSURE_NS))
+            timeout_ns = UNSURE_NS; /* as in shm_cq_wait */
+        cq->unsure = false;
+    }
+    if (!woken) {
+        int64_t until = dp_now_ns() + (timeout_ns < 0 ? INT64_MAX / 2 : timeout_ns); /* this call wants a time, not a span */
+        struct timespec ts = {until / 1000000000, until % 1000000000};
+        int saved = errno;
+        worked = syscall(SYS_futex_waitv, v, n, 0, &ts, CLOCK_MONOTONIC) >= 0 || (errno != ENOSYS && errno != EPERM);
+        errno = saved;
+    }
+    for (uint32_t i = 0; worked && i < n; i++)
+        __atomic_store_n(((shm_cq *)c[i])->mode, SHM_AWAKE, __ATOMIC_RELEASE);
+    return worked;
 }
 
 void shm_cq_wake(dp_cq *c) {

@@ -3,6 +3,8 @@
 
 #include "dp_channel_impl.h"
 
+#define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path has several callers */
+
 #define PART_PATIENCE_NS 2000000000 /* between two messages of one payload */
 
 /* ---- by the queue pair ---- */
@@ -12,8 +14,8 @@ static int make_room(dp_channel *ch, int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
         *since = now;
-    if (!dp_endpoint_progress(ch->ep))
-        dp_endpoint_reap(ch->ep);
+    if (!dp_lane_progress(ch->lane))
+        dp_lane_reap(ch->lane);
     if (!ch->failed && now - *since > PART_PATIENCE_NS)
         dp_channel_end_calls(ch, DP_CONNECTION);
     dp_cpu_pause();
@@ -108,7 +110,7 @@ static inline bool fits_mail(const dp_channel *ch, uint32_t size, const dp_mem *
 /* Puts a call for which fits_mail() into the mailbox, under the id of the next call and the slot that is free next. It
  * takes neither: mail_submitted() does. False: a word of the mailbox carries this id already, as one 2^32 calls old may;
  * the queue pair knows no such words. */
-static inline bool post_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity) {
+static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity) {
     dp_mailbox *m = ch->mail;
     uint32_t call_id = ch->next_call;
     if (__builtin_expect(dp_mail_call_id(__atomic_load_n(dp_mail_word(ch, capacity), __ATOMIC_RELAXED)) == call_id ||
@@ -151,7 +153,7 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     if (size && !in)
         return DP_INVALID;
     if (__builtin_expect(dp_qp_broken(ch->qp), 0)) {
-        dp_endpoint_reap(ch->ep);
+        dp_lane_reap(ch->lane);
         return ch->failed;
     }
     if (fits_mail(ch, size, reg, capacity) && post_mail(ch, function, in, size, capacity)) {
@@ -167,8 +169,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         return DP_INVALID;
     if (!ch->n_free) {
         if (ch->n_abandoned == ch->cfg.depth)
-            ch->ep->looks = DP_LOOKS_PER_PROBE - 1; /* nobody waits any more who would probe */
-        dp_endpoint_look(ch->ep); /* a late reply may have freed one, and the end of the connection may have come behind it */
+            ch->lane->looks = DP_LOOKS_PER_PROBE - 1; /* nobody waits any more who would probe */
+        dp_lane_look(ch->lane); /* a late reply may have freed one, and the end of the connection may have come behind it */
         if (ch->failed)
             return ch->failed;
         if (!ch->n_free) {
@@ -179,7 +181,7 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
     if (!eager && dp_slot_take_bulk(ch, s, size, capacity)) {
-        dp_endpoint_look(ch->ep); /* a late reply may give room back */
+        dp_lane_look(ch->lane); /* a late reply may give room back */
         if (ch->failed || dp_slot_take_bulk(ch, s, size, capacity)) {
             dp_slot_free(ch, i);
             ch->stats.busy++;
@@ -203,13 +205,13 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         dp_slot_free(ch, i);
         int why = dp_qp_broken(ch->qp); /* also of one that is not connected, since replacing its worker failed */
         if (st == DP_CONNECTION || why) {
-            dp_endpoint_progress(ch->ep);
+            dp_lane_progress(ch->lane);
             dp_channel_end_calls(ch, why ? why : DP_CONNECTION);
             return ch->failed;
         }
         if (st == DP_BUSY) {
             ch->stats.busy++;
-            dp_endpoint_progress(ch->ep);
+            dp_lane_progress(ch->lane);
         }
         return st;
     }
@@ -228,11 +230,11 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
 
 /* A call by the mailbox whose reply comes while we spin never takes a slot. True: it has ended well. False: it is under
  * way in the slot *i, or it had to be refused, or the reply says more than OK; dp_channel_wait() sees to that. */
-static inline bool call_by_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
+static ALWAYS_INLINE bool call_by_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
                                 uint32_t capacity, uint32_t *out_size, uint32_t *i) {
     if (!post_mail(ch, function, in, size, capacity))
         return false;
-    dp_begin_wait(ch->ep);
+    dp_begin_wait(ch->lane);
     const uint64_t *reply = dp_mail_word(ch, capacity);
     for (uint32_t spins = 0; spins < DP_SPINS_PER_LOOK; spins++) {
         /* Acquire pairs with the release in the worker's post_mail(). */
@@ -245,7 +247,7 @@ static inline bool call_by_mail(dp_channel *ch, uint32_t function, const void *i
                 dp_copy_small(out, ch->mail->result, got);
             else
                 dp_copy_mail(out, ch->mail->more_result, got);
-            ch->ep->ended++;
+            ch->lane->ended++;
             ch->stats.replies++;
             ch->stats.bytes_out += got;
             *out_size = got;
@@ -257,10 +259,10 @@ static inline bool call_by_mail(dp_channel *ch, uint32_t function, const void *i
     return false;
 }
 
-int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
-                    uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started) {
+static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                       uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, bool yields, uint32_t *at) {
     uint32_t i = DP_NOTHING;
-    const dp_waiter *w = &ch->ep->waiter;
+    const dp_waiter *w = &ch->lane->waiter;
     if (__builtin_expect(fits_mail(ch, size, reg, capacity), 1) && !ch->failed && function <= UINT16_MAX && in && out &&
         w->mode != DP_WAIT_WARM && !w->shared_until && !dp_qp_broken(ch->qp) &&
         call_by_mail(ch, function, in, size, out, capacity, out_size, &i)) {
@@ -273,12 +275,25 @@ int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t 
         *out_size = 0;
         return st;
     }
-    st = dp_channel_wait(ch, i, deadline_ns);
+    st = dp_lane_wait(ch, i, deadline_ns, yields, false);
     if (__builtin_expect(st != DP_OK, 0)) {
-        dp_channel_abandon(ch, i);
         *started = DP_MAYBE_EXECUTED;
         *out_size = 0;
+        if (st == DP_YIELD)
+            *at = i;
+        else
+            dp_channel_abandon(ch, i);
         return st;
     }
     return dp_channel_finish(ch, i, out, out_size, started);
+}
+
+int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                    uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started) {
+    return call(ch, function, in, size, reg, out, capacity, out_size, deadline_ns, started, false, NULL);
+}
+
+int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
+                         uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot) {
+    return call(ch, function, in, size, reg, out, capacity, out_size, deadline_ns, started, true, slot);
 }

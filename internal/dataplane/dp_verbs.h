@@ -190,6 +190,8 @@ int dpv_cq_poll(dp_cq *cq, dp_wc *wc, int n);
 int dpv_cq_arm(dp_cq *cq);
 void dpv_cq_disarm(dp_cq *cq);
 int dpv_cq_wait(dp_cq *cq, int64_t timeout_ns);
+#define DPV_WAIT_MAX 64 /* queues of one wait */
+bool dpv_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns);
 void dpv_cq_wake(dp_cq *cq);
 void dpv_cq_promise_hot(dp_cq *cq, bool hot);
 /* Takes everything off the device into the stash, reclaiming send queues on the way. */

@@ -333,6 +333,22 @@ static bool take_events(dpv_cq *cq) {
     }
 }
 
+/* Takes in what ended a wait: the queue's events, and wakes. */
+static void take_wakes(dpv_cq *cq, short events, short wakes) {
+    if (events && !take_events(cq))
+        cq->fatal = 1;
+    if (wakes) {
+        uint64_t n;
+        ssize_t got = read(cq->wake_fd, &n, sizeof n);
+        (void)got; /* another wait may have taken them */
+    }
+}
+
+static int wait_on(struct pollfd *fds, nfds_t n, int64_t timeout_ns) {
+    struct timespec ts = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+    return ppoll(fds, n, timeout_ns < 0 ? NULL : &ts, NULL);
+}
+
 int dpv_cq_wait(dp_cq *base, int64_t timeout_ns) {
     dpv_cq *cq = dpv_cq_of(base);
     dpv_dev *dev = dpv_dev_of(base->dev);
@@ -341,18 +357,29 @@ int dpv_cq_wait(dp_cq *base, int64_t timeout_ns) {
         {.fd = cq->wake_fd, .events = POLLIN},
         {.fd = dev->ctx->async_fd, .events = POLLIN},
     };
-    struct timespec ts = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
-    int n = ppoll(fds, 3, timeout_ns < 0 ? NULL : &ts, NULL);
-    if (n < 0)
+    if (wait_on(fds, 3, timeout_ns) < 0)
         return errno == EINTR ? DP_OK : DP_FATAL;
-    if (fds[0].revents && !take_events(cq))
-        cq->fatal = 1;
-    if (fds[1].revents) {
-        uint64_t wakes;
-        ssize_t got = read(cq->wake_fd, &wakes, sizeof wakes);
-        (void)got; /* another wait may have taken them */
-    }
+    take_wakes(cq, fds[0].revents, fds[1].revents);
     if (fds[2].revents)
         dpv_dev_drain_events(dev);
     return __atomic_load_n(&cq->fatal, __ATOMIC_ACQUIRE) ? DP_FATAL : DP_OK;
+}
+
+bool dpv_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns) {
+    dpv_dev *dev = dpv_dev_of(cqs[0]->dev);
+    struct pollfd fds[2 * DPV_WAIT_MAX + 1];
+    if (n > DPV_WAIT_MAX)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        fds[2 * i] = (struct pollfd){.fd = dpv_cq_of(cqs[i])->channel->fd, .events = POLLIN};
+        fds[2 * i + 1] = (struct pollfd){.fd = dpv_cq_of(cqs[i])->wake_fd, .events = POLLIN};
+    }
+    fds[2 * n] = (struct pollfd){.fd = dev->ctx->async_fd, .events = POLLIN};
+    if (wait_on(fds, 2 * n + 1, timeout_ns) < 0)
+        return errno == EINTR;
+    for (uint32_t i = 0; i < n; i++)
+        take_wakes(dpv_cq_of(cqs[i]), fds[2 * i].revents, fds[2 * i + 1].revents);
+    if (fds[2 * n].revents)
+        dpv_dev_drain_events(dev);
+    return true;
 }

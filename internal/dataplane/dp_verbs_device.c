@@ -26,6 +26,7 @@ static const dp_ops dpv_ops = {
     .cq_arm = dpv_cq_arm,
     .cq_disarm = dpv_cq_disarm,
     .cq_wait = dpv_cq_wait,
+    .cq_wait_many = dpv_cq_wait_many,
     .cq_wake = dpv_cq_wake,
     .cq_promise_hot = dpv_cq_promise_hot,
     .qp_create = dpv_qp_create,

@@ -349,8 +349,8 @@ static void one_run(model *m, uint64_t seed) {
     m->mail_slot = -1;
     m->n_pending = 0;
     m->failed = m->broken = 0;
-    m->ended = m->seen = m->ep->ended;
-    m->ep->seen = m->ep->ended;
+    m->ended = m->seen = m->ep->lanes[0]->ended;
+    m->ep->lanes[0]->seen = m->ep->lanes[0]->ended;
     STEP(m, "create, depth %u", m->depth);
     CHECK_OK_ERR(dp_channel_create(m->ep, &(dp_channel_config){m->depth, EAGER, BULK}, &m->ch, &err), err);
     m_connect(m);
