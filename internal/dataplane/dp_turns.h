@@ -1,0 +1,96 @@
+/* Turns: several threads share a number of units, of which each is used by one thread at a time.
+ *
+ * A unit is held for as long as a thread touches what belongs to it, and claimed for as long as a call occupies it. The thread
+ * with the claim may put the unit down while it waits and hold it again later; meanwhile others may hold it, but not claim it.
+ *
+ *   free ──take(CALL)──▶ claimed, held ◀──take(CLAIMED)── claimed ──take(BRIEF, LONG)──▶ claimed, held
+ *     │                     │      └──────put_down───────────▲ ▲──────────put_down──────────────┘
+ *     │                     └─give─▶ free
+ *     └──take(BRIEF, LONG)─▶ held ──put_down─▶ free
+ *
+ * Taking and giving without competition costs one atomic operation each. Threads that wait are served in the order in which they
+ * came, with one exception: at the end of a call a running thread may claim the unit before a sleeping one has woken. A thread
+ * that has waited for DP_TURN_PATIENCE_NS is handed the next unit that suits, so that none starves.
+ */
+#ifndef RFAAS_DP_TURNS_H
+#define RFAAS_DP_TURNS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define DP_TURNS_MAX 64
+#define DP_TURN_PATIENCE_NS 500000
+
+typedef enum dp_turn_kind {
+    DP_TURN_BRIEF = 0,   /* holds the unit for moments */
+    DP_TURN_LONG = 1,    /* holds it while it waits, and puts it down when others want it */
+    DP_TURN_CLAIMED = 2, /* the same, of the thread that has the claim */
+    DP_TURN_CALL = 3,    /* claims it and holds it */
+} dp_turn_kind;
+
+typedef struct dp_turn_waiter dp_turn_waiter;
+
+typedef struct dp_turn {
+    uint32_t state;   /* atomic: held, claimed */
+    uint32_t brief;   /* atomic: threads that wait for it to hold it for moments */
+    uint32_t others;  /* atomic: that wait for it otherwise, but not to claim it */
+    uint32_t calls;   /* atomic: that wait to claim this one */
+    uint32_t inside;  /* atomic: dp_turns_enter */
+    uint8_t pad[44];  /* a cache line each */
+} dp_turn;
+
+typedef struct dp_turns {
+    uint32_t n;
+    uint32_t closed;  /* atomic */
+    uint32_t waiting; /* atomic: threads in the list */
+    uint32_t any;     /* atomic: of them, those that want to claim whichever unit is free */
+    pthread_mutex_t mu;
+    dp_turn_waiter *first, **last; /* under mu, in the order in which they came */
+    /* Called before a thread goes to sleep for a unit, so that the thread which holds that unit learns of it. */
+    void (*ask)(void *arg, uint32_t unit);
+    void *arg;
+    dp_turn units[DP_TURNS_MAX];
+} dp_turns;
+
+/* n: 1..DP_TURNS_MAX. */
+void dp_turns_init(dp_turns *t, uint32_t n, void (*ask)(void *arg, uint32_t unit), void *arg);
+
+/* dp_turns_take takes the unit `from`, or with `any` (only of DP_TURN_CALL) the first that is free from there on, and returns its
+ * index in *unit. Waits until deadline_ns (CLOCK_MONOTONIC, 0: for ever). DP_OK, DP_DEADLINE, or DP_LEASE_ENDED once it is closed. */
+int dp_turns_take(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any, int64_t deadline_ns, uint32_t *unit);
+/* dp_turns_try is dp_turns_take of one unit that does not wait. */
+bool dp_turns_try(dp_turns *t, dp_turn_kind kind, uint32_t unit);
+/* Puts a held unit down; a claim stays. */
+void dp_turns_put_down(dp_turns *t, uint32_t unit);
+/* Puts it down and ends the claim. */
+void dp_turns_give(dp_turns *t, uint32_t unit);
+/* What a thread that waits with the unit in its hands asks. dp_turns_brief: another wants it for moments, or (the unit is not claimed)
+ * to start a call. dp_turns_others: another wants it in order to wait, too. */
+static inline bool dp_turns_brief(const dp_turns *t, uint32_t unit, bool claimed) {
+    const dp_turn *u = &t->units[unit];
+    return __atomic_load_n(&u->brief, __ATOMIC_SEQ_CST) ||
+           (!claimed && (__atomic_load_n(&u->calls, __ATOMIC_SEQ_CST) || __atomic_load_n(&t->any, __ATOMIC_SEQ_CST)));
+}
+static inline bool dp_turns_others(const dp_turns *t, uint32_t unit) {
+    return __atomic_load_n(&t->units[unit].others, __ATOMIC_SEQ_CST) != 0;
+}
+
+/* Counts of threads: dp_turns_enter and dp_turns_leave of the same `place`, any number. dp_turns_inside: how many are inside. Both are
+ * sequentially consistent: of a thread that enters and then looks at a word, and one that changes the word and then
+ * counts, one sees the other. */
+static inline void dp_turns_enter(dp_turns *t, uint32_t place) {
+    __atomic_add_fetch(&t->units[place % DP_TURNS_MAX].inside, 1, __ATOMIC_SEQ_CST);
+}
+static inline void dp_turns_leave(dp_turns *t, uint32_t place) {
+    __atomic_sub_fetch(&t->units[place % DP_TURNS_MAX].inside, 1, __ATOMIC_SEQ_CST);
+}
+uint32_t dp_turns_inside(const dp_turns *t);
+
+/* Makes every take that waits or comes return DP_LEASE_ENDED, but that of a thread which has a claim, and asks the threads that hold
+ * units. dp_turns_reset undoes it and frees all units; nobody uses them. */
+void dp_turns_reset(dp_turns *t, uint32_t n);
+void dp_turns_close(dp_turns *t);
+static inline bool dp_turns_closed(const dp_turns *t) { return __atomic_load_n(&t->closed, __ATOMIC_SEQ_CST) != 0; }
+
+#endif
