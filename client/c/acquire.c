@@ -125,7 +125,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
     if (st && !(w->resumes && st == dp_channel_status(w->ch)))
         return rfaas_api_fail_dp("connect a worker", &err);
     w->resumes = false;
-    h->starts[from->start < RFAAS_STARTS ? from->start : 0]++;
+    __atomic_add_fetch(&h->starts[from->start < RFAAS_STARTS ? from->start : 0], 1, __ATOMIC_RELAXED); /* other threads may replace others */
     pthread_mutex_lock(&l->mu);
     w->pid = from->pid;
     /* Events that came before this worker was known here. */

@@ -50,6 +50,14 @@ void rfaas_api_free_buffers(rfaas_lease *l) {
     }
 }
 
+/* Whether memory overlaps a buffer of the lease. */
+static const rfaas_buffer *overlapped(const rfaas_lease *l, const void *addr, uint64_t size) {
+    const rfaas_buffer *b = l->buffers;
+    while (b && !((uintptr_t)addr < (uintptr_t)b->addr + b->size && (uintptr_t)b->addr < (uintptr_t)addr + size))
+        b = b->next;
+    return b;
+}
+
 /* Adds a buffer at addr, NULL: newly allocated. */
 static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void **out) {
     dp_error err = {0};
@@ -62,16 +70,27 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
         free(b);
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: no memory for %llu bytes", op, (unsigned long long)size);
     }
-    if (l->home->ep && dp_mem_register(dp_endpoint_domain(l->home->ep), b->addr, size, 0, &b->mem, &err)) {
-        b->mem = NULL;
+    int status = rfaas_api_take_all(l, op, 0); /* with the pages there: this takes no time */
+    if (status) {
         drop(b);
-        return rfaas_api_fail_dp(op, &err);
+        return status;
     }
-    b->next = l->buffers;
-    l->buffers = b;
-    if (out)
-        *out = b->addr;
-    return RFAAS_OK;
+    const rfaas_buffer *other = addr ? overlapped(l, addr, size) : NULL;
+    if (other)
+        status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %llu bytes at %p overlap the buffer of %llu bytes at %p", op,
+                                (unsigned long long)size, addr, (unsigned long long)other->size, other->addr);
+    else if (l->home->ep && dp_mem_register(dp_endpoint_domain(l->home->ep), b->addr, size, 0, &b->mem, &err))
+        b->mem = NULL, status = rfaas_api_fail_dp(op, &err);
+    if (!status) {
+        b->next = l->buffers;
+        l->buffers = b;
+        if (out)
+            *out = b->addr;
+    }
+    rfaas_api_put_all(l);
+    if (status)
+        drop(b);
+    return status;
 }
 
 /* Takes out the buffer that begins at addr. `mine`: one of rfaas_alloc. */
@@ -112,10 +131,6 @@ int rfaas_register(rfaas_lease *l, void *buffer, size_t size) {
     if (!buffer || size == 0 || (uint64_t)size > SIZE_MAX_BYTES || (uintptr_t)buffer + size < (uintptr_t)buffer)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, buffer ? "%s: size %zu, want 1 .. 1 TiB" : "%s: buffer is NULL", op,
                                        size));
-    for (const rfaas_buffer *b = l->buffers; b; b = b->next)
-        if ((uintptr_t)buffer < (uintptr_t)b->addr + b->size && (uintptr_t)b->addr < (uintptr_t)buffer + size)
-            return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: %zu bytes at %p overlap the buffer of %llu bytes at %p", op, size,
-                                           buffer, (unsigned long long)b->size, b->addr));
     return leave(l, add(l, op, buffer, size, NULL));
 }
 
@@ -123,7 +138,13 @@ static int give(rfaas_lease *l, const char *op, void *buffer, bool mine) {
     int status = rfaas_api_enter(l, op);
     if (status)
         return status;
-    return leave(l, buffer ? take_out(l, op, buffer, mine) : RFAAS_OK);
+    if (!buffer)
+        return leave(l, RFAAS_OK);
+    if ((status = rfaas_api_take_all(l, op, 0)))
+        return leave(l, status);
+    status = take_out(l, op, buffer, mine);
+    rfaas_api_put_all(l);
+    return leave(l, status);
 }
 
 int rfaas_free(rfaas_lease *l, void *buffer) { return give(l, "free", buffer, true); }

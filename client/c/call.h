@@ -1,4 +1,4 @@
-/* What every call goes through, for invoke.c, request.c and map.c. Inline: the hot path is a few
+/* What every call goes through, for invoke.c, request.c, shared.c and map.c. Inline: the hot path is a few
  * loads, and functions of several files are not inlined into each other otherwise. */
 #ifndef RFAAS_CALL_H
 #define RFAAS_CALL_H
@@ -11,22 +11,59 @@
 /* ---- entering a lease ---- */
 
 static inline bool usable(const rfaas_lease *l) {
-    return LIKELY(l != NULL && l->magic == RFAAS_LEASE_MAGIC) &&
+    return LIKELY(l != NULL && __atomic_load_n(&l->magic, __ATOMIC_RELAXED) == RFAAS_LEASE_MAGIC) &&
            LIKELY(__atomic_load_n(&rfaas_api_state, __ATOMIC_RELAXED) == RFAAS_STATE_UP);
 }
 
-/* Notes that this thread is inside. A plain load and store: it finds most of the misuse and costs nothing. */
-static inline bool enter(rfaas_lease *l) {
-    if (UNLIKELY(__atomic_load_n(&l->line->busy, __ATOMIC_RELAXED)))
-        return false;
-    __atomic_store_n(&l->line->busy, 1, __ATOMIC_RELAXED);
-    return true;
+/* Names the calling thread: never 0 nor RFAAS_OWNER_NONE. */
+static inline uintptr_t this_thread(void) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_thread_pointer)
+    return (uintptr_t)__builtin_thread_pointer();
+#else
+    return (uintptr_t)pthread_self();
+#endif
+#else
+    return (uintptr_t)pthread_self();
+#endif
 }
 
 /* A program whose calls all end quickly never waits, and would not notice that the agent has ended. */
 #define LOOK_EVERY 4096
 
+#define RFAAS_OWNER_NONE 1 /* no thread's name: it is aligned */
+
+static inline rfaas_owner *owner_of(const rfaas_lease *l) { return __atomic_load_n(&l->owner, __ATOMIC_RELAXED); }
+
+/* Enters a lease that this thread owns, by plain loads and stores (threads.c). False: rfaas_api_join enters. */
+static inline bool enter(rfaas_lease *l) {
+    uintptr_t me = this_thread();
+    rfaas_owner *o = owner_of(l);
+    if (UNLIKELY(__atomic_load_n(&o->thread, __ATOMIC_RELAXED) != me))
+        return false;
+    __atomic_store_n(&o->busy, 1, __ATOMIC_RELAXED);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is the barrier's matter */
+    if (LIKELY(__atomic_load_n(&o->thread, __ATOMIC_RELAXED) == me)) {
+        __atomic_store_n(&l->line->busy, 1, __ATOMIC_RELAXED); /* only now: an owner that is replaced must not write there */
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        return true;
+    }
+    __atomic_store_n(&o->busy, 0, __ATOMIC_RELEASE);
+    return false;
+}
+
+/* Whether other threads may be inside, too. Constant for a thread that is, but for rfaas_api_share. */
+static inline bool shared(const rfaas_lease *l) { return __atomic_load_n(&l->shared, __ATOMIC_RELAXED); }
+
+/* Enters the lease if enter() has not: the thread becomes its owner, or one of several threads. Waits for an owner that is inside
+ * and cannot be interrupted, until the deadline (0: for ever). RFAAS_OK, or the error is set. */
+__attribute__((cold)) int rfaas_api_join(rfaas_lease *l, const char *op, int64_t deadline);
+/* leave() of a shared lease. */
+int rfaas_api_leave_shared(rfaas_lease *l, int status);
+
 static inline int leave(rfaas_lease *l, int status) {
+    if (UNLIKELY(shared(l)))
+        return rfaas_api_leave_shared(l, status);
     if (UNLIKELY(++l->entered % LOOK_EVERY == 0))
         rfaas_agent_look();
     __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
@@ -34,6 +71,7 @@ static inline int leave(rfaas_lease *l, int status) {
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     if (UNLIKELY(__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_SOON))
         rfaas_api_finish(l);
+    __atomic_store_n(&owner_of(l)->busy, 0, __ATOMIC_RELEASE);
     return status;
 }
 
@@ -43,14 +81,22 @@ static inline bool leaving(const rfaas_lease *l) {
     return __atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) != RFAAS_AGENT_DRAIN_NOT;
 }
 
-__attribute__((cold)) int rfaas_api_wrong_thread(const char *op);
-
 /* For operations that are no calls: RFAAS_OK and this thread is inside, or the error. */
 static inline int rfaas_api_enter(rfaas_lease *l, const char *op) {
     if (!usable(l))
         return rfaas_api_bad_lease(l, op);
-    return enter(l) ? RFAAS_OK : rfaas_api_wrong_thread(op);
+    return enter(l) ? RFAAS_OK : rfaas_api_join(l, op, 0);
 }
+
+/* ---- a lease that several threads use: threads.c ---- */
+
+/* The unit of dp_turns that stands for a worker: the lane of its channel. */
+static inline uint32_t unit_of(uint32_t worker) { return worker % DP_LANES_MAX; }
+
+/* After DP_YIELD, by the owner, who is inside: if other threads want the lease it is shared from here on, and this thread
+ * holds the unit (with the claim: DP_TURN_CALL), without one if `unit` is RFAAS_NO_UNIT. False: nobody does. */
+#define RFAAS_NO_UNIT UINT32_MAX
+bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind);
 
 static inline const char *function_name(const rfaas_lease *l, rfaas_function fn) {
     return fn < l->n_functions ? l->functions[fn] : "?";
@@ -84,10 +130,12 @@ static inline int64_t attempt_deadline(const call_plan *p) {
 }
 
 /* A call that ended with an error (which is this thread's) is made again as often as its plan and status permit. Returns
- * the last attempt's status. */
-__attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, int status, rfaas_function fn,
+ * the last attempt's status. key: of the home where it was made (rfaas_api_move_shared). */
+__attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, uint64_t key, int status, rfaas_function fn,
                                            const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got);
 
+/* The deadline that options set, as far as they are right; 0: none. */
+__attribute__((cold)) int64_t rfaas_api_deadline_of(const rfaas_call_options *o);
 /* Fills in the plan from options (not NULL) after checking them. */
 int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_call_options *o, call_plan *p);
 /* Why arguments are refused: function index, NULL with a size, too large. */
@@ -102,7 +150,35 @@ __attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);
 
+/* ---- shared.c: for a shared lease, by a thread that is inside ---- */
+
+/* An attempt of rfaas_invoke: chooses a worker, waiting for one that is free, replaces dead ones and waits for the reply. *at: the
+ * worker. The error of this thread is set, also for DP_TOO_LARGE. */
+int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size, void *out,
+                            uint32_t capacity, uint32_t *got, uint32_t *at);
+/* Goes on with a call of rfaas_invoke that yielded when its lease was shared; the thread holds and claims the unit. */
+int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t worker, uint32_t slot, int64_t deadline,
+                       void *out, uint32_t capacity, uint32_t *got);
+/* Waits until a request has ended, and has it for this thread alone: its id is 0 then. `held`: the thread holds its unit. RFAAS_OK, or
+ * the error is set (another thread has ended it; the lease was released). No unit is held afterwards. */
+int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool held);
+/* One look. RFAAS_OK and *done, then as rfaas_api_await. */
+int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done);
+/* Waits for a while for one of several requests: until the deadline, or it has ended, or others want its worker. */
+void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline);
+/* Gives a request up, which is this thread's alone afterwards. */
+int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op);
+/* rfaas_api_move unless another thread has done so since the home had this key. */
+int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
+uint64_t rfaas_api_home_key(rfaas_lease *l);
+
 /* ---- request.c ---- */
+
+/* Takes the outcome of an ended call off its channel; gives up one that has not ended. */
+void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
+void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
+/* The error that a request ended with another thread's, or before: why it cannot be waited for. */
+int rfaas_api_bad_request(rfaas_request id, const char *op);
 
 /* Starts a call with arguments that were checked. The request is the caller's until rfaas_api_report or
  * rfaas_api_drop_request. */
@@ -126,12 +202,20 @@ static inline uint32_t cut_capacity(const rfaas_lease *l, size_t capacity) {
 
 /* ---- choosing a worker ---- */
 
+static inline uint32_t in_flight(const rfaas_lease *l, uint32_t worker) {
+    return __atomic_load_n(&l->workers[worker].in_flight, __ATOMIC_RELAXED);
+}
+
+static inline void add_in_flight(rfaas_lease *l, uint32_t worker, uint32_t by) { /* by its lane's thread */
+    __atomic_store_n(&l->workers[worker].in_flight, l->workers[worker].in_flight + by, __ATOMIC_RELAXED);
+}
+
 static inline uint32_t least_loaded(const rfaas_lease *l, uint32_t from) {
     uint32_t best = from;
     for (uint32_t i = 0, w = from; i < l->n_workers; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
-        if (l->workers[w].in_flight < l->workers[best].in_flight)
+        if (in_flight(l, w) < in_flight(l, best))
             best = w;
-        if (l->workers[best].in_flight == 0)
+        if (in_flight(l, best) == 0)
             break;
     }
     return best;

@@ -22,6 +22,7 @@
 #include "agent.h"
 #include "dp_channel.h"
 #include "dp_local.h"
+#include "dp_turns.h"
 #include "rfaas.h"
 
 #ifndef RFAAS_LIBRARY_VERSION
@@ -77,7 +78,8 @@ typedef struct rfaas_request_slot {
 
 typedef struct rfaas_worker {
     dp_channel *ch;
-    uint32_t in_flight; /* requests in state FLYING */
+    uint32_t in_flight; /* requests in state FLYING; others read it to choose a worker: relaxed atomic */
+    rfaas_request_slot *invoked; /* of rfaas_invoke by one of several threads, on its stack, FLYING or just ended; NULL: none */
     bool broken;        /* being replaced, or that failed half-way: the channel is not connected */
     bool replacing;     /* the channel is offered, and the control part has been asked */
     bool resumes;       /* the channel was kept, and the worker's answer is to be that it is still the same */
@@ -155,11 +157,21 @@ typedef struct rfaas_acquisition {
     char text[512]; /* of its error */
 } rfaas_acquisition;
 
+/* A time during which one thread uses a lease alone. Each has its own place: a thread that was the owner may still be about to write
+ * to it when another one is. */
+typedef struct rfaas_owner {
+    uintptr_t thread; /* or RFAAS_OWNER_NONE: not any more; atomic */
+    uint32_t busy;    /* it is inside; atomic, futex */
+} rfaas_owner;
+#define RFAAS_OWNERS 16
+
 /* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
 struct rfaas_lease {
     uint32_t magic;
     uint32_t entered; /* times, for a look at the agent now and then */
-    rfaas_agent_lease_line *line; /* shared with the agent: whether a thread is inside, and whether the node drains */
+    rfaas_owner *owner; /* the present one; atomic, changes while it is not inside */
+    uint32_t shared;    /* several threads use it; atomic, stays (threads.c) */
+    rfaas_agent_lease_line *line; /* shared with the agent: how many threads are inside, and whether the node drains */
     uint32_t n_workers;
     uint32_t n_functions;
     rfaas_worker *workers; /* the home's */
@@ -182,6 +194,14 @@ struct rfaas_lease {
     uint32_t index; /* in the table */
     uint32_t replaced;
     int64_t open_ns; /* that rfaas_lease_open took */
+
+    dp_turns *turns;          /* made when the lease is first shared, and kept; a unit for each lane of the endpoint */
+    rfaas_owner owners[RFAAS_OWNERS]; /* used in turn, also by later leases of this handle */
+    uint32_t owned;           /* times that the handle has had an owner; under owner_mu */
+    uint32_t first_owned;     /* of them, before this lease */
+    pthread_mutex_t owner_mu; /* changing the owner, and sharing. Taken before all others */
+    pthread_mutex_t table_mu; /* of a shared lease: the list of free requests. Taken last */
+    pthread_mutex_t local_mu; /* likewise: calls in this process */
 
     pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
     char leaving_reason[256];
@@ -252,6 +272,18 @@ void rfaas_api_each_lease(void (*fn)(rfaas_lease *l));
 /* Why a lease handle cannot be used: sets the error and returns RFAAS_INVALID. */
 int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
 
+/* ---- threads.c ---- */
+
+/* Of a handle that is made, and of one whose lease is no more. */
+void rfaas_api_threads_init(rfaas_lease *l);
+void rfaas_api_threads_reset(rfaas_lease *l);
+/* rfaas_api_enter for rfaas_lease_release: RFAAS_OK when every other thread has left and none will enter. */
+int rfaas_api_enter_last(rfaas_lease *l, const char *op);
+/* Keeps the other threads of a shared lease from workers, requests and buffers until rfaas_api_put_all. RFAAS_DEADLINE, or
+ * RFAAS_LEASE_ENDED when it is released meanwhile; the error is set. The caller is inside and holds no unit. */
+int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline);
+void rfaas_api_put_all(rfaas_lease *l);
+
 /* ---- acquire.c ---- */
 
 rfaas_home *rfaas_api_home_new(const rfaas_lease *l);
@@ -317,8 +349,9 @@ void rfaas_api_await_reason(rfaas_lease *l);
 /* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
 void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
 
-/* Takes in what has ended, so that slots are free. */
+/* Takes in what has ended, so that slots are free; of one worker. */
 void rfaas_api_collect_ended(rfaas_lease *l);
+void rfaas_api_collect_ended_of(rfaas_lease *l, uint32_t worker);
 /* Waits for every request in flight, each until its deadline. */
 void rfaas_api_drain(rfaas_lease *l);
 

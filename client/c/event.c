@@ -15,12 +15,14 @@ int rfaas_lease_renew(rfaas_lease *l, int64_t duration_ns) {
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)duration_ns));
     if (!l->home->ep)
         return leave(l, RFAAS_OK); /* it has no end */
-    rfaas_agent_renewal req = {.key = l->home->key, .duration_ns = duration_ns};
+    rfaas_agent_renewal req = {.key = rfaas_api_home_key(l), .duration_ns = duration_ns};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
     status = rfaas_agent_ask(op, RFAAS_AGENT_RENEW, &parts, l->session->timeout_ns, sizeof(rfaas_agent_until), &reply);
     if (!status) {
+        pthread_mutex_lock(&l->mu);
         l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        pthread_mutex_unlock(&l->mu);
         free(reply.data);
     }
     return leave(l, status);

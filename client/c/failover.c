@@ -128,7 +128,8 @@ static void take_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     l->home = h;
     l->workers = h->workers;
-    l->cfg = h->cfg;
+    if (memcmp(&l->cfg, &h->cfg, sizeof l->cfg)) /* which other threads read, and which is made of the same options */
+        l->cfg = h->cfg;
     l->next = NULL;
     l->leaving_reason[0] = 0;
     pthread_mutex_unlock(&l->mu);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "call.h"
 
@@ -85,9 +86,11 @@ void rfaas_api_note_started(int started) { last.started = started; }
 
 /* ---- what a call is asked ---- */
 
-int rfaas_api_wrong_thread(const char *op) {
-    return rfaas_api_fail(RFAAS_WRONG_THREAD, RFAAS_NOT_STARTED,
-                          "%s: another thread is inside this lease; a lease is used by one thread at a time", op);
+int64_t rfaas_api_deadline_of(const rfaas_call_options *o) {
+    if (!o || o->struct_size < offsetof(rfaas_call_options, timeout_ns) + sizeof o->timeout_ns || o->timeout_ns <= 0)
+        return 0;
+    int64_t now = dp_now_ns();
+    return o->timeout_ns > INT64_MAX - now ? 0 : now + o->timeout_ns;
 }
 
 int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_call_options *o, call_plan *p) {
@@ -156,17 +159,43 @@ void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t wo
                    worker, size ? ": " : "", size > 512 ? 512 : (int)size, size ? (const char *)text : "");
 }
 
+static __attribute__((noinline, cold)) void keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t w) {
+    uint32_t size;
+    const char *text = dp_channel_message(l->workers[w].ch, &size);
+    rfaas_api_keep_message(l, fn, w, text, size);
+}
+
+/* A call of the lease's owner, that other threads may interrupt: DP_YIELD, and the call is under way in *slot. */
 static inline int call(const rfaas_lease *l, uint32_t w, rfaas_function fn, const void *in, uint32_t in_size,
                        const dp_mem *reg, void *out, uint32_t capacity, uint32_t *got, int64_t deadline,
-                       dp_started *started) {
+                       dp_started *started, uint32_t *slot) {
     dp_channel *ch = l->workers[w].ch;
-    int status = dp_channel_call(ch, fn, in, in_size, reg, out, capacity, got, deadline, started);
-    if (UNLIKELY(status == DP_FUNCTION_FAILED)) {
-        uint32_t size;
-        const char *text = dp_channel_message(ch, &size);
-        rfaas_api_keep_message(l, fn, w, text, size);
-    }
+    int status = dp_channel_call_turn(ch, fn, in, in_size, reg, out, capacity, got, deadline, started, slot);
+    if (UNLIKELY(status == DP_FUNCTION_FAILED))
+        keep_message(l, fn, w);
     return status;
+}
+
+/* A call that yielded goes on: in a shared lease from here on, or if nobody wanted it after all, as before. */
+static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t w, uint32_t slot,
+                                                 int64_t deadline, void *out, uint32_t capacity, uint32_t *got,
+                                                 dp_started *started) {
+    dp_channel *ch = l->workers[w].ch;
+    for (;;) {
+        if (rfaas_api_share(l, unit_of(w), DP_TURN_CALL))
+            return rfaas_api_continue(l, p, fn, w, slot, deadline, out, capacity, got);
+        int status = dp_channel_wait_turn(ch, slot, deadline, false);
+        if (status == DP_YIELD)
+            continue;
+        if (status != DP_OK) {
+            dp_channel_abandon(ch, slot);
+            return status;
+        }
+        status = dp_channel_finish(ch, slot, out, got, started);
+        if (status == DP_FUNCTION_FAILED)
+            keep_message(l, fn, w);
+        return status;
+    }
 }
 
 /* The first attempt failed. Goes through the workers that may be used, replaces dead ones, and reports. */
@@ -190,7 +219,13 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
                 continue;
             }
         }
-        status = call(l, w, fn, in, in_size, reg, out, capacity, got, attempt_deadline(p), &started);
+        int64_t deadline = attempt_deadline(p);
+        uint32_t slot;
+        status = call(l, w, fn, in, in_size, reg, out, capacity, got, deadline, &started, &slot);
+        if (status == DP_YIELD)
+            status = go_on(l, p, fn, w, slot, deadline, out, capacity, got, &started);
+        if (shared(l))
+            return status; /* the text is set */
     }
     if (status == DP_OK) {
         l->sync_worker = w;
@@ -199,11 +234,29 @@ static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const cal
     return rfaas_api_explain(l, "invoke", fn, w, status, started);
 }
 
+/* An attempt, of whichever lease. The error's text is set, but for DP_RESULT_TOO_LARGE. *at: the worker to begin with, and that
+ * it came to. */
+static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_plan *p, uint32_t *at, rfaas_function fn,
+                                                   const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
+    if (shared(l))
+        return rfaas_api_invoke_shared(l, p, fn, in, in_size, out, capacity, got, at);
+    const dp_mem *reg = buffer_of(l, in, in_size);
+    dp_started started = DP_NOT_STARTED;
+    int64_t deadline = attempt_deadline(p);
+    uint32_t slot;
+    int status = call(l, *at, fn, in, in_size, reg, out, capacity, got, deadline, &started, &slot);
+    if (status == DP_YIELD)
+        status = go_on(l, p, fn, *at, slot, deadline, out, capacity, got, &started);
+    if (status == DP_OK || shared(l))
+        return status;
+    return invoke_slow(l, p, *at, status, started, fn, in, in_size, reg, out, capacity, got);
+}
+
 /* Homes that are lost one after the other end some time. */
 #define MOVES_MAX 16
 
-/* *ever: some attempt may have been executed. */
-static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rfaas_function fn, const void *in, uint32_t in_size,
+/* *ever: some attempt may have been executed. key: of the home where the last attempt was made. */
+static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status, rfaas_function fn, const void *in, uint32_t in_size,
                   void *out, uint32_t capacity, uint32_t *got, bool *ever) {
     bool over = rfaas_api_fails_over(l);
     uint32_t left = p->repeats;
@@ -219,18 +272,23 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rf
             /* All slots hold calls of the program's. Those of its repeats must not get lost for that. */
             if (!p->repeats || now >= (p->deadline ? p->deadline : patience))
                 return status;
-            rfaas_api_collect_ended(l);
-            dp_endpoint_wait_any(l->home->ep, now + 1000000);
+            if (shared(l)) { /* there is no worker in the place of a dead one */
+                struct timespec ts = {.tv_nsec = 1000000};
+                nanosleep(&ts, NULL);
+            } else {
+                rfaas_api_collect_ended(l);
+                dp_endpoint_wait_any(l->home->ep, now + 1000000);
+            }
         } else if (ran) {
             if (!left)
                 return status;
             left--;
-            l->past.repeated++;
+            __atomic_add_fetch(&l->past.repeated, 1, __ATOMIC_RELAXED);
         } else if (!over) {
             return status;
         }
         if (over && class != RFAAS_CLASS_BUSY && (class == RFAAS_CLASS_LEASE || !ran || leaving(l))) {
-            int st = ++moves > MOVES_MAX ? status : rfaas_api_move(l, "invoke", p->deadline);
+            int st = ++moves > MOVES_MAX ? status : rfaas_api_move_shared(l, "invoke", key, p->deadline);
             if (st)
                 return st;
             if (leaving(l))
@@ -238,34 +296,95 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rf
         }
         if (p->worker == RFAAS_ANY_WORKER)
             w = w + 1 >= l->n_workers ? 0 : w + 1;
-        const dp_mem *reg = buffer_of(l, in, in_size);
-        dp_started started = DP_NOT_STARTED;
-        status = call(l, w, fn, in, in_size, reg, out, capacity, got, attempt_deadline(p), &started);
-        if (status != DP_OK)
-            status = invoke_slow(l, p, w, status, started, fn, in, in_size, reg, out, capacity, got);
+        key = rfaas_api_home_key(l);
+        status = attempt(l, p, &w, fn, in, in_size, out, capacity, got);
         if (status == DP_OK) {
-            l->sync_worker = w;
+            __atomic_store_n(&l->sync_worker, w, __ATOMIC_RELAXED);
             return status;
         }
     }
 }
 
-int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, int status, rfaas_function fn, const void *in,
+int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status, rfaas_function fn, const void *in,
                      uint32_t in_size, void *out, uint32_t capacity, uint32_t *got) {
     bool ever = false;
-    status = repeat(l, p, w, status, fn, in, in_size, out, capacity, got, &ever);
+    status = repeat(l, p, w, key, status, fn, in, in_size, out, capacity, got, &ever);
     if (ever && status != DP_OK)
         last.started = RFAAS_MAYBE_EXECUTED; /* whatever its last attempt came to */
     return status;
 }
 
+/* In this process, or after a move: *moved. */
+static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
+                                                          uint32_t in_size, void *out, uint32_t capacity, uint32_t *got,
+                                                          bool *moved) {
+    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_home_key(l), p->deadline);
+    *moved = !status && !leaving(l);
+    return status || *moved ? status : rfaas_api_here(l, "invoke", fn, in, in_size, out, capacity, got);
+}
+
+/* Whether a worker that the call may use works and has calls under way: its slots come back. */
+static bool full(const rfaas_lease *l, const call_plan *p) {
+    for (uint32_t i = 0; i < l->n_workers; i++) {
+        const rfaas_worker *w = &l->workers[i];
+        if ((p->worker == RFAAS_ANY_WORKER || (uint32_t)p->worker == i) && !w->broken && !dp_channel_status(w->ch) &&
+            dp_channel_free_slots(w->ch) < l->cfg.depth)
+            return true;
+    }
+    return false;
+}
+
+/* What follows a first attempt that failed; the text is set. */
+static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status,
+                                                        rfaas_function fn, const void *in, uint32_t in_size, void *out,
+                                                        uint32_t room, uint32_t *got) {
+    while (status == DP_BUSY && !shared(l) && full(l, p)) { /* of the owner's own requests, which end by themselves */
+        int64_t now = dp_now_ns(), until = now + 1000000;
+        if (p->deadline && now >= p->deadline)
+            return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline",
+                                  function_name(l, fn));
+        rfaas_api_collect_ended(l);
+        if (dp_endpoint_wait_turn(l->home->ep, p->deadline && p->deadline < until ? p->deadline : until) == DP_YIELD)
+            rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
+        if (!shared(l))
+            rfaas_api_collect_ended(l);
+        status = attempt(l, p, &w, fn, in, in_size, out, room, got);
+    }
+    if (status != DP_OK && (p->repeats || rfaas_api_fails_over(l)))
+        status = rfaas_api_repeat(l, p, w, key, status, fn, in, in_size, out, room, got);
+    return status;
+}
+
+/* rfaas_invoke of a shared lease. */
+static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
+                                                   uint32_t in_size, void *out, uint32_t room, uint32_t *got) {
+    uint32_t w = 0;
+    uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_home_key(l) : 0;
+    int status = rfaas_api_invoke_shared(l, p, fn, in, in_size, out, room, got, &w);
+    return LIKELY(status == DP_OK) ? status : invoke_again(l, p, w, key, status, fn, in, in_size, out, room, got);
+}
+
+/* The rest of rfaas_invoke when its first attempt has not simply succeeded. */
+static __attribute__((noinline, cold)) int invoke_rest(rfaas_lease *l, const call_plan *p, uint32_t w, uint32_t slot,
+                                                       int64_t deadline, int status, dp_started started, rfaas_function fn,
+                                                       const void *in, uint32_t in_size, void *out, uint32_t room, uint32_t *got) {
+    uint64_t key = rfaas_api_home_key(l);
+    if (status == DP_TOO_LARGE && started == DP_NOT_STARTED)
+        return rfaas_api_too_large(l, "invoke", fn, in_size, room);
+    if (status == DP_YIELD)
+        status = go_on(l, p, fn, w, slot, deadline, out, room, got, &started);
+    if (status != DP_OK && !shared(l))
+        status = invoke_slow(l, p, w, status, started, fn, in, in_size, buffer_of(l, in, in_size), out, room, got);
+    return status == DP_OK ? status : invoke_again(l, p, w, key, status, fn, in, in_size, out, room, got);
+}
+
 int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
                  size_t *out_size, const rfaas_call_options *options) {
+    int st;
     if (UNLIKELY(!usable(l)))
         return rfaas_api_bad_lease(l, "invoke");
-    if (UNLIKELY(!enter(l)))
-        return rfaas_api_wrong_thread("invoke");
-    int st;
+    if (UNLIKELY(!enter(l)) && (st = rfaas_api_join(l, "invoke", rfaas_api_deadline_of(options))))
+        return st;
     if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
         (st = rfaas_api_bad_call(l, "invoke", fn, in, in_size, out, capacity)))
         return leave(l, st);
@@ -274,37 +393,32 @@ int rfaas_invoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_si
         return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
         return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
-    if (UNLIKELY(leaving(l))) {
-        uint32_t size = 0;
-        if ((st = rfaas_api_move(l, "invoke", p.deadline)))
-            return leave(l, st);
-        if (leaving(l)) {
-            st = rfaas_api_here(l, "invoke", fn, in, (uint32_t)in_size, out, cut_capacity(l, capacity), &size);
-            if (out_size && (st == RFAAS_OK || st == RFAAS_RESULT_TOO_LARGE))
-                *out_size = size;
-            return leave(l, st);
-        }
-    }
-    uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker;
-    if (p.worker < 0 && UNLIKELY(l->workers[w].in_flight))
-        w = least_loaded(l, w);
-
-    const dp_mem *reg = buffer_of(l, in, in_size);
     uint32_t got = 0, room = cut_capacity(l, capacity);
-    dp_started started = DP_NOT_STARTED;
-    int status = call(l, w, fn, in, (uint32_t)in_size, reg, out, room, &got, attempt_deadline(&p), &started);
-    if (UNLIKELY(status != DP_OK)) {
-        if (status == DP_TOO_LARGE && started == DP_NOT_STARTED)
-            return leave(l, rfaas_api_too_large(l, "invoke", fn, in_size, capacity));
-        status = invoke_slow(l, &p, w, status, started, fn, in, (uint32_t)in_size, reg, out, room, &got);
-        if (status != DP_OK && (p.repeats || rfaas_api_fails_over(l)))
-            status = rfaas_api_repeat(l, &p, w, status, fn, in, (uint32_t)in_size, out, room, &got);
-        if (status == DP_RESULT_TOO_LARGE)
-            rfaas_api_result_too_large(l, "invoke", fn, got, room);
-        else if (status != DP_OK)
-            return leave(l, status);
+    int status = DP_OK;
+    bool moved = true;
+    if (UNLIKELY(leaving(l)))
+        status = invoke_leaving(l, &p, fn, in, (uint32_t)in_size, out, room, &got, &moved);
+    if (UNLIKELY(!moved)) {
+        ; /* it has run here, or cannot run */
+    } else if (UNLIKELY(shared(l))) {
+        status = invoke_shared(l, &p, fn, in, (uint32_t)in_size, out, room, &got);
     } else {
-        l->sync_worker = w;
+        uint32_t w = p.worker >= 0 ? (uint32_t)p.worker : l->sync_worker, slot;
+        if (p.worker < 0 && UNLIKELY(l->workers[w].in_flight))
+            w = least_loaded(l, w);
+        dp_started started = DP_NOT_STARTED;
+        int64_t deadline = attempt_deadline(&p);
+        status = call(l, w, fn, in, (uint32_t)in_size, buffer_of(l, in, in_size), out, room, &got, deadline, &started, &slot);
+        if (LIKELY(status == DP_OK))
+            l->sync_worker = w;
+        else
+            status = invoke_rest(l, &p, w, slot, deadline, status, started, fn, in, (uint32_t)in_size, out, room, &got);
+    }
+    if (UNLIKELY(status != DP_OK)) {
+        if (status != DP_RESULT_TOO_LARGE)
+            return leave(l, status);
+        if (moved) /* otherwise its text is set */
+            rfaas_api_result_too_large(l, "invoke", fn, got, room);
     }
     if (out_size)
         *out_size = got;

@@ -32,6 +32,7 @@ static rfaas_lease *take_lease(rfaas_session *s) {
             if (!(l = calloc(1, sizeof *l)))
                 break;
             pthread_mutex_init(&l->mu, NULL);
+            rfaas_api_threads_init(l);
             l->index = i;
             __atomic_store_n(&leases[i], l, __ATOMIC_RELEASE);
         }
@@ -97,6 +98,7 @@ static void destroy_lease(rfaas_lease *l) {
         close(l->library_fd);
     l->library_fd = -1;
     l->entered = 0;
+    rfaas_api_threads_reset(l);
     memset(&l->past, 0, sizeof l->past);
     l->news_first = l->news_count = l->news_lost = 0;
     pthread_mutex_lock(&rfaas_api_mu);
@@ -116,9 +118,7 @@ int rfaas_api_bad_lease(const rfaas_lease *l, const char *op) {
 }
 
 static int check_lease(const rfaas_lease *l, const char *op) {
-    if (rfaas_api_state == RFAAS_STATE_UP && l && l->magic == RFAAS_LEASE_MAGIC)
-        return RFAAS_OK;
-    return rfaas_api_bad_lease(l, op);
+    return usable(l) ? RFAAS_OK : rfaas_api_bad_lease(l, op);
 }
 
 /* ---- opening a lease ---- */
@@ -314,10 +314,9 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
 }
 
 int rfaas_lease_release(rfaas_lease *l) {
-    int status = rfaas_api_enter(l, "release");
+    int status = rfaas_api_enter_last(l, "release");
     if (status)
         return status;
-    l->magic = 0;
     rfaas_api_stop_seeking(l);
     status = rfaas_api_release_home(l);
     destroy_lease(l);
@@ -341,6 +340,11 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
     if (details->struct_size < offsetof(rfaas_lease_details, depth) || details->struct_size > 1 << 16)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: details.struct_size is %u, want sizeof(rfaas_lease_details)", op,
                               details->struct_size);
+    pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease, or releasing it */
+    if (!l->home) {
+        pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
+        return rfaas_api_bad_lease(l, op);
+    }
     rfaas_lease_details d = {.struct_size = details->struct_size,
                              .workers = l->n_workers,
                              .depth = l->cfg.depth,
@@ -348,12 +352,13 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
                              .bulk = l->cfg.bulk,
                              .lease_id = l->home->lease_id,
                              .functions = l->n_functions,
-                             .replaced = l->replaced};
+                             .replaced = __atomic_load_n(&l->replaced, __ATOMIC_RELAXED)};
     snprintf(d.node, sizeof d.node, "%.*s", (int)sizeof d.node - 1, l->home->node);
     snprintf(d.executor, sizeof d.executor, "%.*s", (int)sizeof d.executor - 1, l->home->executor);
     memcpy(d.node_name, l->home->node, sizeof d.node_name);
     memcpy(d.executor_address, l->home->executor, sizeof d.executor_address);
     memcpy(d.provider, l->home->provider, sizeof d.provider);
+    pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
     memcpy(details, &d, details->struct_size < sizeof d ? details->struct_size : sizeof d);
     return RFAAS_OK;
 }
@@ -370,11 +375,13 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
                               details->struct_size);
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
-    if (!l->home->ep)
-        return rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op);
-    pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease */
-    rfaas_agent_worker_name req = {.key = l->home->key, .worker = (uint32_t)worker};
+    pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease, or releasing it */
+    bool workers = l->home && l->home->ep;
+    uint64_t key = l->home ? l->home->key : 0;
     pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
+    if (!workers)
+        return rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op);
+    rfaas_agent_worker_name req = {.key = key, .worker = (uint32_t)worker};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
     if ((status = rfaas_agent_ask(op, RFAAS_AGENT_INSPECT, &parts, l->session->timeout_ns, sizeof(rfaas_agent_inspection), &reply)))
@@ -392,28 +399,34 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
 
 int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function *function) {
     static const char op[] = "find function";
-    int status = check_lease(l, op);
+    rfaas_lease *mine = (rfaas_lease *)l; /* the names of a local lease come one by one */
+    int status = rfaas_api_enter(mine, op);
     if (status)
         return status;
     if (!name || !function)
-        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL", op, name ? "function" : "name");
+        return leave(mine, rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s is NULL", op, name ? "function" : "name"));
     for (uint32_t i = 0; i < l->n_functions; i++)
         if (strcmp(l->functions[i], name) == 0) {
             *function = i;
-            return RFAAS_OK;
+            return leave(mine, RFAAS_OK);
         }
-    if (!l->home->ep) { /* its names come one by one */
-        status = rfaas_api_local_function((rfaas_lease *)l, name);
+    if ((status = rfaas_api_take_all(mine, op, 0)))
+        return leave(mine, status);
+    bool local = !l->home->ep;
+    if (local) {
+        status = rfaas_api_local_function(mine, name);
         *function = status ? *function : l->n_functions - 1;
-        return status;
     }
+    rfaas_api_put_all(mine);
+    if (local)
+        return leave(mine, status);
     char list[512];
     size_t at = 0;
     list[0] = 0;
     for (uint32_t i = 0; i < l->n_functions && at < sizeof list; i++)
         at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", l->functions[i]);
-    return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: \"%.128s\" is not in the library, which has %u: %s%s", op, name,
-                          l->n_functions, list, at >= sizeof list ? " ..." : "");
+    return leave(mine, rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: \"%.128s\" is not in the library, which has %u: %s%s", op, name,
+                                      l->n_functions, list, at >= sizeof list ? " ..." : ""));
 }
 
 /* ---- statistics ---- */
@@ -428,12 +441,15 @@ int rfaas_lease_statistics(rfaas_lease *l, rfaas_statistics *stats) {
     if (stats->struct_size < offsetof(rfaas_statistics, calls) || stats->struct_size > 1 << 16)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: stats.struct_size is %u, want sizeof(rfaas_statistics)", op,
                                        stats->struct_size));
+    if ((status = rfaas_api_take_all(l, op, 0)))
+        return leave(l, status);
     rfaas_statistics s = l->past;
     s.struct_size = stats->struct_size;
     s.replaced = l->replaced;
     s.open_ns = l->open_ns;
     s.kept = rfaas_api_kept(l->session);
     rfaas_api_count(l->home, &s);
+    rfaas_api_put_all(l);
     memcpy(stats, &s, stats->struct_size < sizeof s ? stats->struct_size : sizeof s);
     return leave(l, RFAAS_OK);
 }

@@ -7,6 +7,8 @@
 
 #include "call.h"
 
+#define FUNCTIONS_MAX 65536 /* numbers of functions have 16 bits */
+
 int rfaas_api_local_load(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     dp_error e;
@@ -36,14 +38,16 @@ int rfaas_api_local_open(rfaas_lease *l) {
 int rfaas_api_local_function(rfaas_lease *l, const char *name) {
     if (!dp_local_find(l->local, name))
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "find function: \"%.128s\" is not in the library", name);
-    char **more = realloc(l->functions, (l->n_functions + 1) * sizeof *more), *copy = strdup(name);
-    if (more)
-        l->functions = more;
-    if (!more || !copy) {
+    /* Other threads may read the names: the array stays where it is. */
+    if (!l->functions)
+        l->functions = calloc(FUNCTIONS_MAX, sizeof *l->functions);
+    char *copy = strdup(name);
+    if (!l->functions || !copy || l->n_functions == FUNCTIONS_MAX) {
         free(copy);
-        return rfaas_api_fail(RFAAS_FATAL, 0, "find function: out of memory");
+        return rfaas_api_fail(RFAAS_FATAL, 0, "find function: out of memory, or more than %d functions", FUNCTIONS_MAX);
     }
-    l->functions[l->n_functions++] = copy;
+    l->functions[l->n_functions] = copy;
+    __atomic_store_n(&l->n_functions, l->n_functions + 1, __ATOMIC_RELEASE);
     return RFAAS_OK;
 }
 
@@ -53,12 +57,14 @@ int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void
     if (!f)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s %s: not in the library as this process has it", op, l->functions[fn]);
     uint64_t limit = l->cfg.bulk > l->cfg.eager ? l->cfg.bulk : l->cfg.eager;
+    pthread_mutex_lock(&l->local_mu); /* one call at a time, as in a worker */
     int status = dp_local_call(l->local, f, limit, in, in_size, out, capacity, got);
+    pthread_mutex_unlock(&l->local_mu);
     if (status == RFAAS_TOO_LARGE)
         return rfaas_api_too_large(l, op, fn, in_size, capacity);
     if (status == RFAAS_FATAL)
         return rfaas_api_fail(status, 0, "%s: no memory for payload and result of %llu bytes", op, (unsigned long long)limit);
-    l->past.local++;
+    __atomic_add_fetch(&l->past.local, 1, __ATOMIC_RELAXED);
     if (status)
         return rfaas_api_fail(status, RFAAS_MAYBE_EXECUTED, "%s %s in this process: %s", op, l->functions[fn],
                               rfaas_strerror(status));

@@ -1,6 +1,7 @@
 /* One function over an array: requests in a window, each a chunk of items, until all have come back. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "call.h"
 
@@ -22,6 +23,7 @@ typedef struct map {
     call_plan plan;
     part *parts;
     size_t n_parts;
+    size_t turn; /* whose reply to wait for */
 } map;
 
 static const char op[] = "map";
@@ -61,6 +63,8 @@ static int fill(map *m) {
 
 /* Whether workers are being replaced. */
 static bool replacing(const rfaas_lease *l) {
+    if (shared(l))
+        return false;
     for (uint32_t i = 0; i < l->n_workers; i++)
         if (l->workers[i].replacing)
             return true;
@@ -68,7 +72,9 @@ static bool replacing(const rfaas_lease *l) {
 }
 
 /* Whether slots come back by themselves: workers are busy with calls that were given up, or being replaced. */
-static bool slots_come(const rfaas_lease *l) {
+static bool slots_come(rfaas_lease *l) {
+    if (shared(l)) /* other threads' calls end, too */
+        return !leaving(l);
     if (!l->home->ep)
         return false;
     for (uint32_t i = 0; i < l->n_workers; i++)
@@ -104,7 +110,22 @@ static int take_ended(map *m, size_t *taken) {
     return RFAAS_OK;
 }
 
+/* Waits for one of the calls, for any slot if there is none. */
+static void wait_some(map *m, int64_t deadline) {
+    rfaas_lease *l = m->l;
+    if (!shared(l)) {
+        if (dp_endpoint_wait_turn(l->home->ep, deadline) == DP_YIELD)
+            rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
+    } else if (m->n_parts) {
+        rfaas_api_wait_a_while(l, m->parts[m->turn++ % m->n_parts].r, deadline);
+    } else {
+        struct timespec ts = {.tv_nsec = 100000};
+        nanosleep(&ts, NULL);
+    }
+}
+
 static int run(map *m) {
+    int64_t busy_since = 0;
     for (;;) {
         int status = fill(m);
         if (status && status != RFAAS_BUSY)
@@ -115,12 +136,16 @@ static int run(map *m) {
         int ended = take_ended(m, &taken);
         if (ended)
             return ended;
-        if (taken)
+        if (taken) {
+            busy_since = 0;
             continue;
+        }
         int64_t deadline = m->plan.deadline;
         if (!m->n_parts) {
-            if (!slots_come(m->l))
-                return status;
+            int64_t now = dp_now_ns();
+            busy_since = busy_since ? busy_since : now;
+            if (!slots_come(m->l) || (shared(m->l) && now - busy_since > m->l->session->timeout_ns))
+                return rfaas_api_fail_const(RFAAS_BUSY, "no free slot on any worker; finish a request and try again");
             if (deadline && dp_now_ns() >= deadline)
                 return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", op, m->next);
         }
@@ -129,7 +154,7 @@ static int run(map *m) {
             if (!deadline || soon < deadline)
                 deadline = soon;
         }
-        dp_endpoint_wait_any(m->l->home->ep, deadline);
+        wait_some(m, deadline);
     }
 }
 
@@ -154,15 +179,19 @@ static void give_up(map *m, int status) {
         } else if (late || dp_now_ns() >= until) {
             i++;
         } else {
-            dp_endpoint_wait_any(l->home->ep, until);
+            wait_some(m, until);
             i = 0;
         }
     }
     for (size_t i = 0; i < m->n_parts; i++) {
-        rfaas_worker *w = &l->workers[m->parts[i].r->worker];
+        uint32_t w = m->parts[i].r->worker;
         rfaas_api_drop_request(l, m->parts[i].r);
-        if (!late && !w->in_flight)
-            dp_channel_fail(w->ch, DP_PEER_GONE);
+        if (late || (shared(l) && !dp_turns_try(l->turns, DP_TURN_CALL, unit_of(w))))
+            continue;
+        if (!in_flight(l, w))
+            dp_channel_fail(l->workers[w].ch, DP_PEER_GONE);
+        if (shared(l))
+            dp_turns_give(l->turns, unit_of(w));
     }
     if (why)
         rfaas_api_fail(status, started, "%s", why);

@@ -20,10 +20,13 @@
  * function may have run. On an error, a function writes no output argument unless its description says
  * so.
  *
- * Threads. Any number of threads may use one lease. Any number of threads may use one session. A
- * process may hold any number of leases. The library can be used before MPI_Init, after MPI_Finalize
- * and at every MPI thread level; it makes no MPI call. It runs a few threads of its own, which sleep
- * unless control messages arrive.
+ * Threads. Any number of threads may use one lease at the same time. Their calls run in parallel on
+ * its workers, and take turns if there are fewer workers than threads. A request may be waited for by
+ * another thread than the one that started it. When a lease is released while other threads are
+ * inside, their calls end with RFAAS_LEASE_ENDED. A program with one calling thread uses no lock for
+ * that. Any number of threads may use one session. A process may hold any number of leases. The
+ * library can be used before MPI_Init, after MPI_Finalize and at every MPI thread level; it makes no
+ * MPI call. It runs a few threads of its own, which sleep unless control messages arrive.
  *
  * Fork. After fork(), the child cannot use the library: every function returns RFAAS_INVALID,
  * including rfaas_init, and even if the parent has not called rfaas_init. A program that the child

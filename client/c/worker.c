@@ -153,7 +153,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
         return status;
     }
     w->broken = false;
-    l->replaced++;
+    __atomic_add_fetch(&l->replaced, 1, __ATOMIC_RELAXED);
     return RFAAS_OK;
 }
 

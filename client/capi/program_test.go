@@ -73,12 +73,18 @@ func library(t *testing.T, source string, flags ...string) string {
 // run runs a program with an executor of its own and returns what it printed.
 func run(t *testing.T, line ...string) string {
 	t.Helper()
+	return runWith(t, nil, line...)
+}
+
+// runWith is run with additional arguments for the executor.
+func runWith(t *testing.T, executor []string, line ...string) string {
+	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
 	libraries := []string{"TEST_LIBRARY=" + functions(t), "TEST_DEATHS=" + deaths(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-	cmd.Env = append(append(os.Environ(), libraries...), "RFAAS_EXECUTOR="+startExecutor(t, secret), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	cmd.Env = append(append(os.Environ(), libraries...), "RFAAS_EXECUTOR="+startExecutor(t, secret, executor...), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

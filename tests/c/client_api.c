@@ -1,5 +1,6 @@
 /* The C library with an agent of the test's own: a thread behind a socket pair, which stands where agent_start.c reaches the real one.
  * Its workers are threads too, so that the thread sanitizer sees everything. */
+#include <sched.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -404,3 +405,132 @@ T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
     CHECK_EQ(rfaas_init(NULL), RFAAS_OK); /* it can be used again */
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
 }
+
+/* ---- one lease, several threads ---- */
+
+typedef struct sharer {
+    pthread_t thread;
+    rfaas_lease *lease;
+    rfaas_function f;
+    int rounds;
+    bool until_released;
+    uint32_t died, released;
+    int32_t done;
+} sharer;
+
+/* One call in one of the ways in which there are. Returns its status. */
+static int shared_call(sharer *s, uint64_t in, uint64_t *out) {
+    rfaas_request r = RFAAS_REQUEST_NULL;
+    size_t n = 0, at;
+    int done = 0, st;
+    uint64_t way = t_random() % 6;
+    if (way == 0 || way == 5)
+        return rfaas_invoke(s->lease, s->f, &in, sizeof in, out, sizeof *out, &n, NULL);
+    while ((st = rfaas_iinvoke(s->lease, s->f, &in, sizeof in, out, sizeof *out, NULL, &r)) == RFAAS_BUSY)
+        sched_yield();
+    if (st)
+        return st;
+    switch (way) {
+    case 1: return rfaas_wait(&r, &n);
+    case 2:
+        while (!(st = rfaas_test(&r, &done, &n)) && !done)
+            sched_yield();
+        return st;
+    case 3: return rfaas_waitany(1, &r, &at, &n);
+    default:
+        st = rfaas_cancel(&r);
+        *out = in;
+        return st;
+    }
+}
+
+static void *share_lease(void *arg) {
+    sharer *s = arg;
+    t_name("one of several threads");
+    for (int i = 0; i < s->rounds || s->until_released; i++) {
+        uint64_t in = t_random(), out = 0;
+        int st = shared_call(s, in, &out);
+        if (s->until_released && (st == RFAAS_INVALID || st == RFAAS_LEASE_ENDED)) {
+            s->released++;
+            break;
+        }
+        CHECKF(st == RFAAS_OK || st == RFAAS_WORKER_DIED, "call: %d %s", st, rfaas_last_error());
+        CHECK(st || out == in);
+        s->died += st != RFAAS_OK;
+        if (i % 64 == 0 && !s->until_released) {
+            rfaas_statistics all = {.struct_size = sizeof all};
+            void *b = NULL;
+            CHECK_EQ(rfaas_lease_statistics(s->lease, &all), RFAAS_OK);
+            CHECK_EQ(rfaas_alloc(s->lease, 5000, &b), RFAAS_OK);
+            while ((st = rfaas_free(s->lease, b)) == RFAAS_BUSY)
+                sched_yield();
+            CHECK_EQ(st, RFAAS_OK);
+        }
+    }
+    __atomic_store_n(&s->done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void tell_a_death(void) {
+    uint32_t worker = (uint32_t)(t_random() % WORKERS);
+    pthread_mutex_lock(&fake_mu);
+    for (int i = 0; i < LEASES; i++)
+        if (fake_leases[i].key && !fake_leases[i].kept && fake_leases[i].workers[worker].server)
+            fake_death(fake_leases[i].key, worker, fake_leases[i].workers[worker].pid);
+    pthread_mutex_unlock(&fake_mu);
+}
+
+/* Several threads call in one lease while its workers die, until they have done enough, or the lease is released. */
+static void one_lease(bool release) {
+    for (int round = 0; round < (release ? (int)t_pick(40, 8) : 2); round++) {
+        sharer s[CLIENTS] = {0};
+        rfaas_session *session;
+        rfaas_lease *lease;
+        rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
+        rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+        rfaas_function f;
+        so.executor = "here";
+        lo.workers = WORKERS;
+        lo.wait_mode = round % 2 ? RFAAS_WAIT_WARM : RFAAS_WAIT_ADAPTIVE;
+        lo.library_data = "code";
+        lo.library_size = 4;
+        CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+        CHECKF(rfaas_session_open(&so, &session) == RFAAS_OK, "session: %s", rfaas_last_error());
+        CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        CHECK_EQ(rfaas_lease_function(lease, "echo", &f), RFAAS_OK);
+        for (int i = 0; i < CLIENTS; i++) {
+            s[i] = (sharer){.lease = lease, .f = f, .rounds = (int)t_pick(3000, 300), .until_released = release};
+            CHECK(!pthread_create(&s[i].thread, NULL, share_lease, &s[i]));
+        }
+        for (int left = !release; left;) {
+            left = 0;
+            for (int i = 0; i < CLIENTS; i++)
+                left += !__atomic_load_n(&s[i].done, __ATOMIC_ACQUIRE);
+            t_sleep_ms((int)(t_random() % 20));
+            tell_a_death();
+        }
+        if (release) {
+            t_sleep_ms((int)(t_random() % 8));
+            CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+        }
+        uint32_t died = 0, released = 0;
+        for (int i = 0; i < CLIENTS; i++) {
+            pthread_join(s[i].thread, NULL);
+            died += s[i].died;
+            released += s[i].released;
+        }
+        CHECK_EQ(released, release ? CLIENTS : 0);
+        if (!release) {
+            rfaas_statistics all = {.struct_size = sizeof all};
+            CHECK_EQ(rfaas_lease_statistics(lease, &all), RFAAS_OK);
+            printf("%llu calls, %u died, %u workers replaced\n", (unsigned long long)all.calls, died, all.replaced);
+            CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+        }
+        CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+        CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+        fake_leave();
+    }
+}
+
+T_CASE(api_one_lease, "threads/one-lease", .providers = T_SHM, .seconds = 60) { one_lease(false); }
+T_CASE(api_one_lease_released, "threads/one-lease-released", .providers = T_SHM, .seconds = 60) { one_lease(true); }

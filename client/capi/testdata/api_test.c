@@ -301,7 +301,6 @@ struct intruder {
     rfaas_lease *l;
     rfaas_function f;
     int status;
-    char text[256];
 };
 
 static void *intrude(void *arg) {
@@ -310,7 +309,6 @@ static void *intrude(void *arg) {
     while (rfaas_worker_info(i->l, 0, &d) == RFAAS_OK && strcmp(d.running, "sleep_ns")) {
     }
     i->status = rfaas_invoke(i->l, i->f, NULL, 0, NULL, 0, NULL, NULL);
-    snprintf(i->text, sizeof i->text, "%s", rfaas_last_error());
     return NULL;
 }
 
@@ -323,7 +321,7 @@ static void threads_and_fork(void) {
     pthread_create(&t, NULL, intrude, &i);
     OK(rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL));
     pthread_join(t, NULL);
-    CHECK(i.status == RFAAS_WRONG_THREAD && strstr(i.text, "another thread"));
+    CHECK(i.status == RFAAS_OK);
 #ifndef WITH_MPI
     pid_t child = fork();
     if (child == 0)

@@ -1,0 +1,320 @@
+/* Calls in a lease that several threads use (threads.c). A thread that starts a call, looks at a request or waits for one
+ * holds the unit of its worker's lane. While it waits it puts the unit down as soon as another thread wants it for moments, and from
+ * time to time if others wait for replies on the same lane. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "call.h"
+
+/* How long to wait with a unit in hands that others want in order to wait, too. */
+#define SLICE_MIN_NS 50000
+#define SLICE_MAX_NS 1000000
+#define REPAIR_NS 2000000 /* how long to hold a unit while its worker is being replaced */
+
+/* Where this thread's last call went: its lines are warm, and each thread has another one. */
+static _Thread_local uint32_t warm;
+
+static int fail_released(const char *op, int started) {
+    return rfaas_api_fail(RFAAS_LEASE_ENDED, started, "%s: the lease was released by another thread", op);
+}
+
+uint64_t rfaas_api_home_key(rfaas_lease *l) {
+    pthread_mutex_lock(&l->mu);
+    uint64_t key = l->home ? l->home->key : 0;
+    pthread_mutex_unlock(&l->mu);
+    return key;
+}
+
+int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline) {
+    if (!shared(l))
+        return rfaas_api_move(l, op, deadline);
+    int status = rfaas_api_take_all(l, op, deadline);
+    if (status)
+        return status;
+    if (l->home->key == key)
+        status = rfaas_api_move(l, op, deadline);
+    rfaas_api_put_all(l);
+    return status;
+}
+
+/* ---- a call that is under way ---- */
+
+/* The request has ended and is this thread's: its error is put into words while its worker is the one that it was. */
+static void explain(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
+    if (LIKELY(r->status == DP_OK) || r->text || r->status == DP_RESULT_TOO_LARGE)
+        return;
+    if (r->status == DP_LEASE_ENDED && dp_turns_closed(l->turns))
+        fail_released(op, r->started);
+    else
+        r->status = rfaas_api_explain(l, op, r->function, r->worker, r->status, r->started);
+    r->text = strdup(rfaas_last_error());
+}
+
+/* Whether it has ended, or has to end now. The thread holds its unit. */
+static bool ended(rfaas_lease *l, rfaas_request_slot *r, bool late) {
+    if (r->state == RFAAS_REQ_ENDED)
+        return true;
+    if (dp_channel_result(l->workers[r->worker].ch, r->slot, NULL, NULL, NULL) != DP_INVALID)
+        rfaas_api_collect(l, r);
+    else if (dp_turns_closed(l->turns))
+        rfaas_api_abandon(l, r, DP_LEASE_ENDED);
+    else if (late || (r->deadline && dp_now_ns() >= r->deadline))
+        rfaas_api_abandon(l, r, DP_DEADLINE);
+    else
+        return false;
+    return true;
+}
+
+static bool mine(const rfaas_request_slot *r, rfaas_request id) { return __atomic_load_n(&r->id, __ATOMIC_RELAXED) == id; }
+
+/* Waits until the request has ended. Called and returns with its unit. False: another thread has ended it, or (without the unit) the
+ * lease is released: *released. */
+static bool wait_for(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, bool claimed, bool held, bool *released) {
+    uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
+    int64_t deadline = r->deadline, slice = SLICE_MIN_NS;
+    dp_turn_kind kind = claimed ? DP_TURN_CLAIMED : DP_TURN_LONG;
+    bool late = false;
+    for (;; held = false) {
+        int st = held ? DP_OK : dp_turns_take(l->turns, kind, unit, false, deadline, &same);
+        if (st == DP_DEADLINE) { /* the call has to be given up, which takes moments */
+            late = true;
+            st = dp_turns_take(l->turns, claimed ? DP_TURN_CLAIMED : DP_TURN_BRIEF, unit, false, 0, &same);
+        }
+        if (st) {
+            *released = true;
+            return false;
+        }
+        for (bool put_down = false; !put_down;) {
+            if (!mine(r, id))
+                return false;
+            if (ended(l, r, late))
+                return true;
+            bool others = dp_turns_others(l->turns, unit);
+            int64_t until = others ? dp_now_ns() + slice : deadline;
+            if (deadline && deadline < until)
+                until = deadline;
+            put_down = dp_turns_brief(l->turns, unit, claimed);
+            if (put_down)
+                continue;
+            st = dp_channel_wait_turn(l->workers[r->worker].ch, r->slot, until, others);
+            put_down = others && st != DP_OK;
+            if (st == DP_DEADLINE && slice < SLICE_MAX_NS)
+                slice *= 2;
+        }
+        if (ended(l, r, late))
+            return true;
+        dp_turns_put_down(l->turns, unit);
+    }
+}
+
+int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool held) {
+    bool released = false;
+    uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED));
+    if (!wait_for(l, r, id, false, held, &released)) {
+        if (released)
+            return fail_released(op, RFAAS_MAYBE_EXECUTED);
+        dp_turns_put_down(l->turns, unit);
+        return rfaas_api_bad_request(id, op);
+    }
+    explain(l, r, op);
+    __atomic_store_n(&r->id, 0, __ATOMIC_RELAXED);
+    dp_turns_put_down(l->turns, unit);
+    return RFAAS_OK;
+}
+
+int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done) {
+    uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
+    *done = false;
+    /* A thread that holds it for longer replaces the worker. */
+    int st = dp_turns_take(l->turns, DP_TURN_BRIEF, unit, false, dp_now_ns() + SLICE_MAX_NS, &same);
+    if (st == DP_DEADLINE)
+        return RFAAS_OK;
+    if (st)
+        return fail_released(op, RFAAS_MAYBE_EXECUTED);
+    int status = RFAAS_OK;
+    if (!mine(r, id)) {
+        status = rfaas_api_bad_request(id, op);
+    } else {
+        if (r->state == RFAAS_REQ_FLYING)
+            dp_channel_look(l->workers[r->worker].ch);
+        if ((*done = ended(l, r, false))) {
+            explain(l, r, op);
+            __atomic_store_n(&r->id, 0, __ATOMIC_RELAXED);
+        }
+    }
+    dp_turns_put_down(l->turns, unit);
+    return status;
+}
+
+void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline) {
+    rfaas_request id = __atomic_load_n(&r->id, __ATOMIC_RELAXED);
+    uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
+    int64_t most = dp_now_ns() + SLICE_MAX_NS; /* requests on other lanes may end meanwhile */
+    if (!deadline || most < deadline)
+        deadline = most;
+    if (dp_turns_take(l->turns, DP_TURN_LONG, unit, false, deadline, &same))
+        return;
+    if (mine(r, id) && r->state == RFAAS_REQ_FLYING && !dp_turns_brief(l->turns, unit, false))
+        dp_channel_wait_turn(l->workers[r->worker].ch, r->slot, deadline, true);
+    dp_turns_put_down(l->turns, unit);
+}
+
+int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op) {
+    uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
+    if (dp_turns_take(l->turns, DP_TURN_BRIEF, unit, false, 0, &same))
+        return fail_released(op, RFAAS_MAYBE_EXECUTED);
+    int status = mine(r, id) ? RFAAS_OK : rfaas_api_bad_request(id, op);
+    if (!status) {
+        if (r->state == RFAAS_REQ_FLYING)
+            rfaas_api_abandon(l, r, DP_CANCELLED);
+        __atomic_store_n(&r->id, 0, __ATOMIC_RELAXED);
+    }
+    dp_turns_put_down(l->turns, unit);
+    return status;
+}
+
+/* ---- rfaas_invoke ---- */
+
+/* Of a unit's workers the one with the fewest requests. */
+static uint32_t worker_of(const rfaas_lease *l, uint32_t unit) {
+    uint32_t best = unit;
+    for (uint32_t w = unit + DP_LANES_MAX; w < l->n_workers; w += DP_LANES_MAX)
+        if (in_flight(l, w) < in_flight(l, best))
+            best = w;
+    return best;
+}
+
+int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t worker, uint32_t slot, int64_t deadline,
+                       void *out, uint32_t capacity, uint32_t *got) {
+    (void)p;
+    bool released;
+    rfaas_request_slot r = {.state = RFAAS_REQ_FLYING, .function = fn, .worker = worker, .slot = slot, .deadline = deadline,
+                            .out = out, .capacity = capacity};
+    l->workers[worker].invoked = &r;
+    add_in_flight(l, worker, 1);
+    wait_for(l, &r, 0, true, true, &released); /* nobody else ends it, nor takes the unit away */
+    explain(l, &r, "invoke");
+    l->workers[worker].invoked = NULL;
+    dp_turns_give(l->turns, unit_of(worker));
+    *got = r.size;
+    int status = r.status;
+    if (r.text)
+        status = rfaas_api_fail(status, r.started, "%s", r.text);
+    free(r.text);
+    return status;
+}
+
+/* Replaces the worker of a unit that this thread has claimed, putting it down from time to time. *put: it was given back. */
+static int replace(rfaas_lease *l, uint32_t w, int64_t deadline) {
+    int64_t start = dp_now_ns(), until = start + l->session->timeout_ns;
+    uint32_t unit = unit_of(w);
+    bool cut = deadline && deadline < until;
+    if (cut)
+        until = deadline;
+    for (;;) {
+        int64_t now = dp_now_ns();
+        int st = rfaas_api_repair(l, w, now + REPAIR_NS < until ? now + REPAIR_NS : until > now ? until : now + 1);
+        if (st != RFAAS_DEADLINE)
+            return st;
+        if (dp_now_ns() >= until)
+            return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: not done within %lld ms, and goes on", w,
+                                  (long long)(dp_now_ns() - start) / 1000000);
+        if (dp_turns_closed(l->turns))
+            return fail_released("invoke", RFAAS_NOT_STARTED);
+        dp_turns_put_down(l->turns, unit);
+        dp_turns_take(l->turns, DP_TURN_CLAIMED, unit, false, 0, &unit);
+        if (!l->workers[w].broken && !dp_channel_status(l->workers[w].ch))
+            return RFAAS_OK; /* by another thread */
+    }
+}
+
+/* Every slot is taken by requests. One may have ended, or ends soon. */
+static int wait_for_slot(rfaas_lease *l, uint32_t w, int64_t deadline) {
+    rfaas_api_collect_ended_of(l, w);
+    dp_channel *ch = l->workers[w].ch;
+    if (dp_channel_free_slots(ch))
+        return RFAAS_OK;
+    int64_t now = dp_now_ns(), until = now + SLICE_MAX_NS;
+    if (deadline && now >= deadline)
+        return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke: no worker had a free slot until the deadline");
+    if (!dp_turns_brief(l->turns, unit_of(w), true))
+        dp_channel_wait_some(ch, deadline && deadline < until ? deadline : until);
+    rfaas_api_collect_ended_of(l, w);
+    return RFAAS_OK;
+}
+
+static bool dead(const rfaas_lease *l, uint32_t w) { return l->workers[w].broken || dp_channel_status(l->workers[w].ch); }
+
+int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size, void *out,
+                            uint32_t capacity, uint32_t *got, uint32_t *at) {
+    static const char op[] = "invoke";
+    bool any = p->worker == RFAAS_ANY_WORKER;
+    uint32_t from = any ? warm % l->turns->n : unit_of((uint32_t)p->worker), unit, begun = 0, tries = 0;
+    for (;;) {
+        int st = dp_turns_take(l->turns, DP_TURN_CALL, from, any, p->deadline, &unit);
+        if (UNLIKELY(st == DP_DEADLINE))
+            return rfaas_api_fail(st, RFAAS_NOT_STARTED, "invoke %s: no worker was free until the deadline", function_name(l, fn));
+        if (UNLIKELY(st))
+            return fail_released(op, RFAAS_NOT_STARTED);
+        uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
+        if (UNLIKELY(leaving(l))) { /* since this thread looked */
+            dp_turns_give(l->turns, unit);
+            st = rfaas_api_bad_call(l, op, fn, in, in_size, out, capacity);
+            return st ? st : rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "invoke %s: the node leaves", function_name(l, fn));
+        }
+        if (UNLIKELY(dead(l, w))) {
+            /* Others may work: each dead one begins to be replaced before this thread waits for one. */
+            bool first = any && begun++ < l->turns->n;
+            st = first ? rfaas_api_begin_repair(l, w) : replace(l, w, p->deadline);
+            if (st) {
+                dp_turns_give(l->turns, unit);
+                if (!first || (st != RFAAS_BUSY && dp_status_class(st) == RFAAS_CLASS_LEASE) || st == RFAAS_DEADLINE)
+                    return st;
+                from = unit + 1 >= l->turns->n ? 0 : unit + 1;
+                continue;
+            }
+        }
+        dp_channel *ch = l->workers[w].ch;
+        if (UNLIKELY(dp_turns_others(l->turns, unit) || dp_turns_brief(l->turns, unit, true)))
+            dp_channel_ask(ch); /* so that this thread yields */
+        dp_started started = DP_NOT_STARTED;
+        uint32_t slot;
+        int64_t deadline = attempt_deadline(p);
+        int status = dp_channel_call_turn(ch, fn, in, in_size, buffer_of(l, in, in_size), out, capacity, got, deadline, &started,
+                                          &slot);
+        if (LIKELY(status == DP_OK)) {
+            warm = unit;
+            dp_turns_give(l->turns, unit);
+            return status;
+        }
+        if (status == DP_YIELD) {
+            status = rfaas_api_continue(l, p, fn, w, slot, deadline, out, capacity, got);
+            if (status == DP_OK)
+                warm = unit;
+            return status;
+        }
+        if (status == DP_BUSY) {
+            st = wait_for_slot(l, w, p->deadline);
+            dp_turns_give(l->turns, unit);
+            if (st)
+                return st;
+            from = any && unit + 1 < l->turns->n ? unit + 1 : any ? 0 : from;
+            continue;
+        }
+        if (next_attempt(status, started) && ++tries < 3 * l->turns->n) { /* it broke when the call was posted */
+            dp_turns_give(l->turns, unit);
+            continue;
+        }
+        if (status == DP_FUNCTION_FAILED) {
+            uint32_t size;
+            const char *text = dp_channel_message(ch, &size);
+            rfaas_api_keep_message(l, fn, w, text, size);
+        } else if (status == DP_TOO_LARGE && started == DP_NOT_STARTED) {
+            rfaas_api_too_large(l, op, fn, in_size, capacity);
+        } else if (status != DP_RESULT_TOO_LARGE) {
+            status = rfaas_api_explain(l, op, fn, w, status, started);
+        }
+        dp_turns_give(l->turns, unit);
+        return status;
+    }
+}

@@ -1,0 +1,259 @@
+/* Which threads are inside a lease.
+ *
+ * A lease that one thread uses is owned by it. The owner enters by plain loads and stores: it says that it is busy, then looks
+ * whether it still is the owner. Another thread takes the ownership away, passes a barrier on every processor of this
+ * process (membarrier), and then looks whether the owner is busy. So one of the two sees the other, and only the second
+ * thread pays for that. The one before may then still write that it is busy, see that it is no owner any more and take that
+ * back, so each owner has a word of its own. If the owner is outside, the second thread becomes the owner, a few times. If it is inside, it is
+ * interrupted where it waits for a worker, and from then on the lease is shared.
+ *
+ *   owner 0 ──first thread──▶ owned ──another thread, the owner is outside──▶ owned by that one (CHANGES_MAX times)
+ *                               └────another thread, the owner is inside, or too often──▶ shared, until it is released
+ *
+ * Inside a shared lease, a thread holds the unit of a lane (dp_turns.h) while it touches that lane's workers, their channels and
+ * requests in flight on them. All units together protect what belongs to the lease: the home, buffers, statistics.
+ */
+#include <errno.h>
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "call.h"
+
+#define CHANGES_MAX 4
+#define SPINS 200            /* until a thread sleeps while the owner is inside */
+#define ASK_EVERY_NS 1000000 /* an owner that runs no wait of its own when it is asked may begin one later */
+
+/* ---- the barrier ---- */
+
+static int barrier_command; /* 0: there is none */
+
+static void find_barrier(void) {
+    long can = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+    if (can > 0 && can & MEMBARRIER_CMD_PRIVATE_EXPEDITED &&
+        !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0))
+        barrier_command = MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+    else if (can > 0 && can & MEMBARRIER_CMD_GLOBAL)
+        barrier_command = MEMBARRIER_CMD_GLOBAL;
+}
+
+static bool have_barrier(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_barrier);
+    return barrier_command != 0;
+}
+
+/* ---- handles ---- */
+
+void rfaas_api_threads_init(rfaas_lease *l) {
+    pthread_mutex_init(&l->owner_mu, NULL);
+    pthread_mutex_init(&l->table_mu, NULL);
+    pthread_mutex_init(&l->local_mu, NULL);
+    l->owner = &l->owners[0];
+}
+
+/* It is outside, and whoever waits for that is told. */
+static void set_outside(rfaas_owner *o) {
+    __atomic_store_n(&o->busy, 0, __ATOMIC_RELEASE);
+    syscall(SYS_futex, &o->busy, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+static uintptr_t owner_thread(const rfaas_lease *l) { return __atomic_load_n(&owner_of(l)->thread, __ATOMIC_ACQUIRE); }
+
+static bool busy(const rfaas_lease *l) { return __atomic_load_n(&owner_of(l)->busy, __ATOMIC_SEQ_CST); }
+
+/* The one before is outside, or there was none; it does not come back. Under owner_mu. */
+static void set_owner(rfaas_lease *l, uintptr_t thread) {
+    rfaas_owner *o = &l->owners[++l->owned % RFAAS_OWNERS];
+    __atomic_store_n(&o->busy, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&o->thread, thread, __ATOMIC_RELEASE);
+    __atomic_store_n(&l->owner, o, __ATOMIC_RELEASE);
+}
+
+void rfaas_api_threads_reset(rfaas_lease *l) {
+    /* A thread that waits for this one to leave holds the mutex until it sees that. */
+    set_outside(owner_of(l));
+    pthread_mutex_lock(&l->owner_mu);
+    if (shared(l))
+        dp_turns_leave(l->turns, (uint32_t)(this_thread() >> 12)); /* rfaas_api_enter_last; nobody else is inside */
+    set_owner(l, 0);
+    l->first_owned = l->owned;
+    __atomic_store_n(&l->shared, 0, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&l->owner_mu);
+}
+
+/* ---- owning and sharing ---- */
+
+static uint32_t units(const rfaas_lease *l) { return l->n_workers < DP_LANES_MAX ? l->n_workers : DP_LANES_MAX; }
+
+/* Tells the thread that waits on a lane. Under the mutex the home is one whose channels are there. */
+static void ask_unit(void *arg, uint32_t unit) {
+    rfaas_lease *l = arg;
+    pthread_mutex_lock(&l->mu);
+    if (l->home && l->home->ep && unit < l->home->n_workers && l->home->workers[unit].ch)
+        dp_channel_ask(l->home->workers[unit].ch);
+    pthread_mutex_unlock(&l->mu);
+}
+
+static void ask_owner(rfaas_lease *l) {
+    pthread_mutex_lock(&l->mu);
+    if (l->home && l->home->ep)
+        dp_endpoint_ask(l->home->ep);
+    pthread_mutex_unlock(&l->mu);
+}
+
+static bool make_turns(rfaas_lease *l) {
+    if (!l->turns) {
+        if (!(l->turns = aligned_alloc(64, (sizeof *l->turns + 63) & ~63ul)))
+            return false;
+        dp_turns_init(l->turns, units(l), ask_unit, l);
+    }
+    dp_turns_reset(l->turns, units(l));
+    return true;
+}
+
+static void sleep_while_busy(rfaas_lease *l, int64_t ns) {
+    struct timespec ts = {.tv_nsec = ns};
+    syscall(SYS_futex, &owner_of(l)->busy, FUTEX_WAIT_PRIVATE, 1, &ts, NULL, 0);
+}
+
+/* Waits for the owner, which is one no more, to leave or to share the lease. Under owner_mu. */
+static int wait_for_owner(rfaas_lease *l, const char *op, int64_t deadline) {
+    for (int spins = 0; busy(l) && !__atomic_load_n(&l->shared, __ATOMIC_ACQUIRE); spins++) {
+        if (spins < SPINS) {
+            dp_cpu_pause();
+            continue;
+        }
+        if (deadline && dp_now_ns() >= deadline)
+            return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: until the deadline another thread replaced a worker or "
+                                  "waited for another executor", op);
+        ask_owner(l);
+        sleep_while_busy(l, ASK_EVERY_NS);
+    }
+    return RFAAS_OK;
+}
+
+/* Makes this thread the owner, or the lease shared. */
+static int change_owner(rfaas_lease *l, const char *op, int64_t deadline) {
+    struct timespec ts = {.tv_sec = deadline / 1000000000, .tv_nsec = deadline % 1000000000};
+    int status = RFAAS_OK;
+    if (!deadline)
+        pthread_mutex_lock(&l->owner_mu);
+    else if (pthread_mutex_clocklock(&l->owner_mu, CLOCK_MONOTONIC, &ts))
+        return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: another thread was inside the lease until the deadline", op);
+    uintptr_t owner = owner_thread(l), me = this_thread();
+    if (!usable(l) || shared(l) || owner == me) {
+        pthread_mutex_unlock(&l->owner_mu);
+        return RFAAS_OK;
+    }
+    if (!make_turns(l))
+        status = rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
+    bool outside = owner == 0 && have_barrier();
+    if (!status && owner > RFAAS_OWNER_NONE) {
+        __atomic_store_n(&owner_of(l)->thread, RFAAS_OWNER_NONE, __ATOMIC_SEQ_CST);
+        syscall(SYS_membarrier, barrier_command, 0, 0);
+        outside = !busy(l);
+    }
+    if (!status)
+        status = wait_for_owner(l, op, deadline);
+    if (!status && usable(l) && !shared(l)) {
+        bool again = outside && l->owned - l->first_owned <= CHANGES_MAX;
+        set_owner(l, again ? me : RFAAS_OWNER_NONE);
+        if (!again)
+            __atomic_store_n(&l->shared, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&l->owner_mu);
+    return status;
+}
+
+static uint32_t place(void) { return (uint32_t)(this_thread() >> 12); }
+
+int rfaas_api_join(rfaas_lease *l, const char *op, int64_t deadline) {
+    for (;;) {
+        if (__atomic_load_n(&l->shared, __ATOMIC_ACQUIRE)) {
+            dp_turns_enter(l->turns, place());
+            if (usable(l)) {
+                __atomic_add_fetch(&l->line->busy, 1, __ATOMIC_SEQ_CST);
+                return RFAAS_OK;
+            }
+            dp_turns_leave(l->turns, place());
+        } else if (enter(l)) {
+            if (usable(l))
+                return RFAAS_OK;
+            __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
+            set_outside(owner_of(l));
+        }
+        if (!usable(l))
+            return rfaas_api_bad_lease(l, op);
+        int status = change_owner(l, op, deadline);
+        if (status)
+            return status;
+    }
+}
+
+bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind) {
+    if (owner_thread(l) == this_thread())
+        return false;
+    dp_turns_enter(l->turns, place()); /* the agent's line counts it already */
+    if (unit != RFAAS_NO_UNIT)
+        dp_turns_try(l->turns, kind, unit); /* all are free: nobody else is inside */
+    __atomic_store_n(&l->shared, 1, __ATOMIC_RELEASE);
+    set_outside(owner_of(l));
+    return true;
+}
+
+int rfaas_api_leave_shared(rfaas_lease *l, int status) {
+    static _Thread_local uint32_t left;
+    if (UNLIKELY(++left % LOOK_EVERY == 0))
+        rfaas_agent_look();
+    rfaas_agent_lease_line *line = l->line;
+    bool last = !__atomic_sub_fetch(&line->busy, 1, __ATOMIC_SEQ_CST);
+    if (UNLIKELY(last && __atomic_load_n(&line->draining, __ATOMIC_SEQ_CST) == RFAAS_AGENT_DRAIN_SOON))
+        rfaas_api_finish(l);
+    dp_turns_leave(l->turns, place()); /* at last: the lease may be gone after that */
+    return status;
+}
+
+/* ---- all of it ---- */
+
+int rfaas_api_enter_last(rfaas_lease *l, const char *op) {
+    int status = rfaas_api_enter(l, op);
+    if (status)
+        return status;
+    if (__atomic_exchange_n(&l->magic, 0, __ATOMIC_SEQ_CST) != RFAAS_LEASE_MAGIC) /* two threads release it */
+        return leave(l, rfaas_api_bad_lease(l, op));
+    if (!shared(l))
+        return RFAAS_OK;
+    dp_turns_close(l->turns);
+    while (dp_turns_inside(l->turns) != 1) {
+        struct timespec ts = {.tv_nsec = 50000};
+        nanosleep(&ts, NULL);
+        for (uint32_t i = 0; i < units(l); i++)
+            ask_unit(l, i);
+    }
+    return RFAAS_OK;
+}
+
+int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline) {
+    if (!shared(l))
+        return RFAAS_OK;
+    for (uint32_t i = 0, unit; i < units(l); i++) { /* in this order by all, and by nobody who has one */
+        int status = dp_turns_take(l->turns, DP_TURN_BRIEF, i, false, deadline, &unit);
+        if (!status)
+            continue;
+        while (i-- > 0)
+            dp_turns_put_down(l->turns, i);
+        return rfaas_api_fail(status, RFAAS_NOT_STARTED, status == RFAAS_DEADLINE
+                                                             ? "%s: another thread had a worker until the deadline"
+                                                             : "%s: the lease was released by another thread", op);
+    }
+    return RFAAS_OK;
+}
+
+void rfaas_api_put_all(rfaas_lease *l) {
+    for (uint32_t i = 0; shared(l) && i < units(l); i++)
+        dp_turns_put_down(l->turns, i);
+}
