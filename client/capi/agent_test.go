@@ -3,6 +3,7 @@ package capi
 import (
 	"bufio"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -16,6 +17,9 @@ import (
 	"testing"
 	"time"
 )
+
+// agentKills is how often tests kill an agent and clients.
+var agentKills = flag.Int("agent-kills", 5, "how often tests kill an agent, and clients of one")
 
 // led is a client process that does what the test says (testdata/agent_test.c).
 type led struct {
@@ -199,7 +203,8 @@ func TestAgentKilled(t *testing.T) {
 	c := lead(t, 1, 0, env...)
 	c.do("init", "session", "open", "calls 100")
 	var last int
-	for i := range 5 {
+	var gaps, longest []time.Duration
+	for i := range *agentKills {
 		pid := agentStatus(t, socket).PID
 		if pid == last {
 			t.Fatalf("round %d: the agent %d was killed and answers", i, pid)
@@ -210,6 +215,7 @@ func TestAgentKilled(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
+		killed := time.Now()
 		eventually(t, "another agent holds the lease", func() bool {
 			out, err := agentCommand(t, socket, "status", "--json") // an error while none listens
 			var r agentReport
@@ -218,12 +224,16 @@ func TestAgentKilled(t *testing.T) {
 			}
 			return r.PID != pid && len(r.Clients) == 1 && r.Clients[0].Leases == 1
 		})
+		gaps = append(gaps, time.Since(killed))
 		c.say("renew")
 		calls, renewed := c.hear("until"), c.hear("renew")
 		if calls.status != 0 || renewed.status != 0 {
 			t.Fatalf("round %d: calls: %d %s, renew: %d %s", i, calls.status, calls.text, renewed.status, renewed.text)
 		}
+		longest = append(longest, calls.longest)
 	}
+	t.Logf("figure: agent.killed_gap_ms = %.1f", milliseconds(slices.Max(gaps)))
+	t.Logf("until another agent held the lease: median %v, longest %v; longest call %v", median(gaps), slices.Max(gaps), slices.Max(longest))
 	time.Sleep(3 * time.Second) // longer than an executor's patience with a client that is gone
 	c.do("calls 1000", "renew", "release", "close")
 }
@@ -251,20 +261,22 @@ func TestClientKilled(t *testing.T) {
 	env, socket, _ := agentCluster(t, "--cores", "1")
 	next := lead(t, 1, 0, env...)
 	next.do("init", "session")
-	for range 3 {
+	var free []time.Duration
+	for range *agentKills {
 		c := lead(t, 1, 0, env...)
 		c.do("init", "session", "open", "calls 10")
 		if a := next.ask("open"); a.status != -100 {
 			t.Fatalf("a second lease on one core: status %d %s", a.status, a.text)
 		}
 		c.cmd.Process.Kill()
+		killed := time.Now()
+		eventually(t, "the core is free", func() bool { return next.ask("open").status == 0 })
+		free = append(free, time.Since(killed))
 		c.cmd.Wait()
-		eventually(t, "the core is free", func() bool {
-			a := next.ask("open")
-			return a.status == 0
-		})
 		next.do("calls 10", "release")
 	}
+	slices.Sort(free)
+	t.Logf("figure: client.killed_free_p95_ms = %.1f", milliseconds(free[(len(free)-1)*95/100]))
 	if n := len(agentStatus(t, socket).Clients); n != 1 {
 		t.Errorf("the agent has %d clients, want 1", n)
 	}
@@ -273,8 +285,8 @@ func TestClientKilled(t *testing.T) {
 // Many processes that start at once have one agent, and that has one connection to the executor.
 func TestManyClientsOneAgent(t *testing.T) {
 	crosses(t)
-	const clients = 32
-	env, socket, address := agentCluster(t)
+	const clients = 128
+	env, socket, address := agentCluster(t, "--share-cores", "64")
 	all := make([]*led, clients)
 	for i := range all {
 		all[i] = lead(t, 1, 0, env...)
@@ -290,7 +302,22 @@ func TestManyClientsOneAgent(t *testing.T) {
 			}
 		}
 	}
+	for _, line := range []string{"open", "calls 100"} {
+		for _, c := range all {
+			c.say(line)
+		}
+		for _, c := range all {
+			if a := c.hear(line); a.status != 0 {
+				t.Fatalf("%s: %d %s", line, a.status, a.text)
+			}
+		}
+	}
 	r := agentStatus(t, socket)
+	var sum int64
+	for _, c := range all {
+		sum += memoryOf(t, c.cmd.Process.Pid)
+	}
+	t.Logf("%d clients with a lease have %.1f MiB together, the agent %.1f MiB", clients, float64(sum)/1024, float64(memoryOf(t, r.PID))/1024)
 	if len(r.Clients) != clients {
 		t.Errorf("the agent has %d clients, want %d", len(r.Clients), clients)
 	}
@@ -363,6 +390,28 @@ func TestAgentOutOfReach(t *testing.T) {
 			t.Errorf("status %d after %v: %s", a.status, a.took, a.text)
 		}
 	})
+}
+
+// memoryOf returns a process's share of memory (PSS) in KiB.
+func memoryOf(t *testing.T, pid int) (kib int64) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if value, ok := strings.CutPrefix(line, "Pss:"); ok {
+			kib, _ = strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+		}
+	}
+	return kib
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func median(d []time.Duration) time.Duration {
+	sorted := slices.Sorted(slices.Values(d))
+	return sorted[len(sorted)/2]
 }
 
 // eventually waits until something is so.
