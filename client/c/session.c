@@ -113,9 +113,12 @@ static rfaas_session *take_session(void) {
         uint32_t i = session_next++ % RFAAS_SESSIONS_MAX;
         if (session_taken[i])
             continue;
-        if (!sessions[i] && (sessions[i] = calloc(1, sizeof *s)))
-            pthread_mutex_init(&sessions[i]->mu, NULL);
-        if ((s = sessions[i])) {
+        s = sessions[i];
+        if (!s && (s = calloc(1, sizeof *s))) {
+            pthread_mutex_init(&s->mu, NULL);
+            __atomic_store_n(&sessions[i], s, __ATOMIC_RELEASE); /* rfaas_api_reopen looks without the mutex */
+        }
+        if (s) {
             s->index = i;
             session_taken[i] = true;
         }
@@ -346,7 +349,7 @@ static void hand_over(rfaas_lease *l) {
 void rfaas_api_reopen(void) {
     rfaas_api_drop_all_kept(NULL); /* their leases ended with the agent that kept them */
     for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
-        rfaas_session *s = sessions[i];
+        rfaas_session *s = __atomic_load_n(&sessions[i], __ATOMIC_ACQUIRE);
         if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
             continue;
         rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
