@@ -127,6 +127,8 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
     w->resumes = false;
     __atomic_add_fetch(&h->starts[from->start < RFAAS_STARTS ? from->start : 0], 1, __ATOMIC_RELAXED); /* other threads may replace others */
     pthread_mutex_lock(&l->mu);
+    w->start = (rfaas_worker_start){.start = from->start < RFAAS_STARTS ? from->start : 0, .fork_ns = from->fork_ns,
+                                    .sandbox_ns = from->sandbox_ns, .connect_ns = from->connect_ns, .code_ns = from->code_ns};
     w->pid = from->pid;
     /* Events that came before this worker was known here. */
     if (h->ended)

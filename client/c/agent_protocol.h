@@ -103,6 +103,7 @@ typedef struct rfaas_agent_session {
     int64_t timeout_ns;
     char manager[RFAAS_AGENT_ADDRESS], executor[RFAAS_AGENT_ADDRESS], tenant[RFAAS_AGENT_ADDRESS];
     char provider[16];
+    char secret_file[RFAAS_AGENT_ADDRESS], token_file[RFAAS_AGENT_ADDRESS]; /* paths, or "" */
 } rfaas_agent_session;
 
 typedef struct rfaas_agent_session_name {
@@ -155,6 +156,7 @@ typedef struct rfaas_agent_candidate {
 typedef struct rfaas_agent_worker {
     uint64_t pid;   /* names a worker of its node; 0 in a reply to REPLACE: not there yet */
     uint32_t start; /* RFAAS_START_* */
+    int64_t fork_ns, sandbox_ns, connect_ns, code_ns; /* as in rfaas_worker_start */
     rfaas_agent_blob blob;
 } rfaas_agent_worker;
 

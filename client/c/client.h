@@ -84,6 +84,7 @@ typedef struct rfaas_worker {
     bool replacing;     /* the channel is offered, and the control part has been asked */
     bool resumes;       /* the channel was kept, and the worker's answer is to be that it is still the same */
     /* Under the lease's mutex: */
+    rfaas_worker_start start; /* how the worker came here */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
     uint64_t dead_pid;   /* last one reported dead */
     uint64_t silent_pid; /* one that broke and of which no event has told in time */
@@ -283,6 +284,11 @@ int rfaas_api_enter_last(rfaas_lease *l, const char *op);
  * RFAAS_LEASE_ENDED when it is released meanwhile; the error is set. The caller is inside and holds no unit. */
 int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline);
 void rfaas_api_put_all(rfaas_lease *l);
+
+/* ---- names.c ---- */
+
+/* The function whose name differs least from this one; NULL: none is near. */
+const char *rfaas_api_nearest(const rfaas_lease *l, const char *name);
 
 /* ---- acquire.c ---- */
 

@@ -132,6 +132,9 @@ static void take_next(rfaas_lease *l) {
         l->cfg = h->cfg;
     l->next = NULL;
     l->leaving_reason[0] = 0;
+    rfaas_agent_event moved = {.kind = RFAAS_EVENT_MOVED};
+    snprintf(moved.text, sizeof moved.text, "%s", h->executor);
+    rfaas_api_keep_news(l, &moved);
     pthread_mutex_unlock(&l->mu);
     l->next_ready = false;
     l->past.moved++;

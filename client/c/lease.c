@@ -357,10 +357,70 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
     snprintf(d.executor, sizeof d.executor, "%.*s", (int)sizeof d.executor - 1, l->home->executor);
     memcpy(d.node_name, l->home->node, sizeof d.node_name);
     memcpy(d.executor_address, l->home->executor, sizeof d.executor_address);
-    memcpy(d.provider, l->home->provider, sizeof d.provider);
+    if (__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_LOCAL)
+        snprintf(d.provider, sizeof d.provider, "local");
+    else
+        memcpy(d.provider, l->home->provider, sizeof d.provider);
+    int64_t left = l->home->ep && l->home->until_ns ? l->home->until_ns - dp_now_ns() : 0;
+    d.left_ns = left > 0 && !l->home->ended ? left : 0;
     pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
     memcpy(details, &d, details->struct_size < sizeof d ? details->struct_size : sizeof d);
     return RFAAS_OK;
+}
+
+int rfaas_lease_status(const rfaas_lease *lease) {
+    static const char op[] = "lease";
+    rfaas_lease *l = (rfaas_lease *)lease;
+    int status = check_lease(l, op);
+    if (status)
+        return status;
+    rfaas_agent_look();
+    if (rfaas_api_fails_over(l))
+        return RFAAS_OK;
+    pthread_mutex_lock(&l->mu);
+    if (!l->home)
+        status = rfaas_api_bad_lease(l, op);
+    else if ((status = l->home->ended))
+        rfaas_api_fail(status, 0, "the lease on %s ended: %s", l->home->executor, l->home->ended_reason);
+    pthread_mutex_unlock(&l->mu);
+    return status;
+}
+
+int rfaas_worker_origin(const rfaas_lease *lease, int worker, rfaas_worker_start *start) {
+    static const char op[] = "worker start";
+    rfaas_lease *l = (rfaas_lease *)lease;
+    int status = check_lease(l, op);
+    if (status)
+        return status;
+    if (!start)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: start is NULL", op);
+    if (start->struct_size < offsetof(rfaas_worker_start, fork_ns) || start->struct_size > 1 << 16)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: start.struct_size is %u, want sizeof(rfaas_worker_start)", op, start->struct_size);
+    if (worker < 0 || (uint32_t)worker >= l->n_workers)
+        return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
+    rfaas_worker_start s = {.pid = getpid()};
+    pthread_mutex_lock(&l->mu); /* another thread may be moving the lease, or releasing it */
+    if (!l->home) {
+        pthread_mutex_unlock(&l->mu);
+        return rfaas_api_bad_lease(l, op);
+    }
+    if (l->home->ep) {
+        s = l->home->workers[worker].start;
+        s.pid = (int32_t)l->home->workers[worker].pid;
+    }
+    pthread_mutex_unlock(&l->mu);
+    s.struct_size = start->struct_size;
+    memcpy(start, &s, start->struct_size < sizeof s ? start->struct_size : sizeof s);
+    return RFAAS_OK;
+}
+
+const char *rfaas_lease_function_name(const rfaas_lease *l, rfaas_function function) {
+    rfaas_lease *mine = (rfaas_lease *)l;
+    if (rfaas_api_enter(mine, "function name"))
+        return NULL;
+    const char *name = function < __atomic_load_n(&l->n_functions, __ATOMIC_ACQUIRE) ? l->functions[function] : NULL;
+    leave(mine, RFAAS_OK);
+    return name;
 }
 
 int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *details) {
@@ -425,8 +485,10 @@ int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function 
     list[0] = 0;
     for (uint32_t i = 0; i < l->n_functions && at < sizeof list; i++)
         at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", l->functions[i]);
-    return leave(mine, rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: \"%.128s\" is not in the library, which has %u: %s%s", op, name,
-                                      l->n_functions, list, at >= sizeof list ? " ..." : ""));
+    const char *near = rfaas_api_nearest(l, name);
+    return leave(mine, rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: \"%.128s\" is not in the library, which has %u: %s%s%s%s%s", op, name,
+                                      l->n_functions, list, at >= sizeof list ? " ..." : "", near ? "; did you mean \"" : "",
+                                      near ? near : "", near ? "\"?" : ""));
 }
 
 /* ---- statistics ---- */

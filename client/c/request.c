@@ -628,7 +628,8 @@ static int look_at_all(size_t count, rfaas_request requests[], size_t *index, si
 #define SLICE_MIN_NS 20000
 #define SLICE_MAX_NS 1000000
 
-int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t *out_size) {
+/* until: CLOCK_MONOTONIC ns, 0: for ever. */
+static int wait_any(size_t count, rfaas_request requests[], int64_t until, size_t *index, size_t *out_size) {
     if (UNLIKELY(!index || (!requests && count)))
         return rfaas_api_fail(RFAAS_INVALID, 0, "waitany: %s is NULL", index ? "requests" : "index");
     *index = RFAAS_UNDEFINED;
@@ -642,16 +643,18 @@ int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t 
         int status;
         if (look_at_all(count, requests, index, out_size, &status, &l, &others, &deadline))
             return status;
-        if (!l)
-            return RFAAS_OK; /* null requests only */
+        if (!l || (until && dp_now_ns() >= until))
+            return RFAAS_OK; /* null requests only, or late */
+        if (until && (!deadline || until < deadline))
+            deadline = until;
         while (requests[i] == RFAAS_REQUEST_NULL)
             i = i + 1 == count ? 0 : i + 1;
-        if (UNLIKELY(others || __atomic_load_n(&l->shared, __ATOMIC_RELAXED))) {
+        if (UNLIKELY(others || (count > 1 && __atomic_load_n(&l->shared, __ATOMIC_RELAXED)))) {
             /* Each lease has queues of its own to sleep on, and of a shared one this thread may use one: a while on one, then on
              * the next. */
-            int64_t until = dp_now_ns() + slice;
-            if (!deadline || until < deadline)
-                deadline = until;
+            int64_t soon = dp_now_ns() + slice;
+            if (!deadline || soon < deadline)
+                deadline = soon;
             slice = slice * 2 < SLICE_MAX_NS ? slice * 2 : SLICE_MAX_NS;
         }
         rfaas_request_slot *r;
@@ -663,4 +666,13 @@ int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t 
             rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
         leave(l, 0);
     }
+}
+
+int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t *out_size) {
+    return wait_any(count, requests, 0, index, out_size);
+}
+
+int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t timeout_ns, size_t *index, size_t *out_size) {
+    int64_t now = dp_now_ns();
+    return wait_any(count, requests, timeout_ns < 0 ? now : timeout_ns > INT64_MAX - now ? 0 : now + timeout_ns, index, out_size);
 }

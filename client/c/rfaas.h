@@ -188,10 +188,16 @@ typedef struct rfaas_session_options {
      * variable RFAAS_KEEP_LEASES, else 16. Negative: none. */
     int32_t keep_leases;
     uint32_t reserved;     /* 0 */
+    /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
+     * daemons of this user write it. */
+    const char *secret_file;
+    /* Path of a token. NULL or "": environment variable RFAAS_TOKEN_FILE, else ~/.rfaas/token if it
+     * exists. */
+    const char *token_file;
 } rfaas_session_options;
 
 #define RFAAS_SESSION_OPTIONS_INIT \
-    { sizeof(rfaas_session_options), 0, NULL, NULL, NULL, NULL, NULL, -1, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(rfaas_session_options), 0, NULL, NULL, NULL, NULL, NULL, -1, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL }
 
 /* RFAAS_SESSION_ALLOW_PLAINTEXT: Connects without TLS to addresses that are neither loopback nor unix
  * sockets, for trusted networks. The environment variable RFAAS_ALLOW_PLAINTEXT=1 does the same. */
@@ -214,6 +220,11 @@ RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_ses
  *
  * The handle is invalid afterwards, whatever is returned. */
 RFAAS_API int rfaas_session_close(rfaas_session *session);
+
+/* rfaas_session_kept returns how many released leases a session keeps connected.
+ *
+ * The library tells what it knows without a message. Returns a negative status on an error. */
+RFAAS_API int rfaas_session_kept(rfaas_session *session);
 
 /* ---- changes of executors ---- */
 
@@ -434,6 +445,7 @@ RFAAS_API int rfaas_lease_renew(rfaas_lease *lease, int64_t duration_ns);
 #define RFAAS_EVENT_ENDED 2       /* the lease has ended; the text begins with released, expired, revoked or drained */
 #define RFAAS_EVENT_DRAINING 3    /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
 #define RFAAS_EVENT_EXPIRING 4    /* the lease expires soon unless it is renewed */
+#define RFAAS_EVENT_MOVED 5       /* with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address */
 
 typedef struct rfaas_event {
     uint32_t struct_size; /* set by the caller to sizeof(rfaas_event) */
@@ -470,15 +482,54 @@ typedef struct rfaas_lease_details {
     uint32_t replaced;          /* workers replaced since the lease was opened */
     char node[64];              /* host name of the executor's node, truncated to 63 bytes */
     char executor[128];         /* the executor's control address, truncated to 127 bytes */
-    char provider[16];          /* "shm", "verbs" or "local" */
+    char provider[16];          /* "shm", "verbs", or "local" while calls run in this process */
     char node_name[256];        /* host name of the executor's node */
     char executor_address[256]; /* the executor's control address */
+    /* Time until the lease expires unless it is renewed. 0: it has ended, or does not expire. */
+    int64_t left_ns;
 } rfaas_lease_details;
 
 /* rfaas_lease_info describes a lease.
  *
  * Writes at most details->struct_size bytes. */
 RFAAS_API int rfaas_lease_info(const rfaas_lease *lease, rfaas_lease_details *details);
+
+/* rfaas_lease_status says whether a lease has ended.
+ *
+ * Returns RFAAS_OK while the lease lasts, else why it ended. A lease with RFAAS_LEASE_FAILOVER lasts
+ * until it is released. Does not block.
+ *
+ * Errors:
+ *   RFAAS_LEASE_ENDED: the lease has expired, or was revoked or drained; a status of the connection
+ *     class says that its executor is lost. */
+RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
+
+#define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
+#define RFAAS_START_COLD 1    /* a new process */
+#define RFAAS_START_WARM 2    /* a process of the executor's pool */
+#define RFAAS_START_CACHED 3  /* a worker that served an earlier lease of this process and was still connected */
+
+/* rfaas_worker_start says how a worker came to its lease, with times that the executor measured. A
+ * time is 0 where there was nothing to do, or where the executor does not say. */
+typedef struct rfaas_worker_start {
+    uint32_t struct_size; /* set by the caller to sizeof(rfaas_worker_start) */
+    uint32_t start;       /* RFAAS_START_* */
+    int32_t pid;          /* of the worker's process on its node; 0 while it is being replaced */
+    uint32_t reserved;    /* 0 */
+    int64_t fork_ns;      /* from the request to the worker's first instruction, or until it has its lease */
+    int64_t sandbox_ns;   /* credentials, namespaces and filters */
+    int64_t connect_ns;   /* device, memory and queue pair */
+    int64_t code_ns;      /* loading the library */
+} rfaas_worker_start;
+
+/* rfaas_worker_origin says how a worker came to its lease.
+ *
+ *   worker: index from 0.
+ *   start: of the present worker in this place.
+ *
+ * Writes at most start->struct_size bytes. Any thread may call it, but not while the lease is being
+ * released. Does not block. */
+RFAAS_API int rfaas_worker_origin(const rfaas_lease *lease, int worker, rfaas_worker_start *start);
 
 /* rfaas_worker_details describes a worker. The worker itself counts calls and bytes, so a function
  * could forge these numbers. */
@@ -512,8 +563,16 @@ typedef uint32_t rfaas_function;
 /* rfaas_lease_function finds a function of the library by name.
  *
  * Errors:
- *   RFAAS_NO_FUNCTION: the error text lists the functions that the library has. */
+ *   RFAAS_NO_FUNCTION: the error text lists the functions that the library has, and names the most
+ *     similar one. */
 RFAAS_API int rfaas_lease_function(const rfaas_lease *lease, const char *name, rfaas_function *function);
+
+/* rfaas_lease_function_name returns the name of a function.
+ *
+ *   function: 0 .. functions - 1 of rfaas_lease_details.
+ *
+ * The string belongs to the lease. NULL: there is no such function. */
+RFAAS_API const char *rfaas_lease_function_name(const rfaas_lease *lease, rfaas_function function);
 
 /* ---- registered buffers ---- */
 
@@ -672,6 +731,16 @@ RFAAS_API int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_s
  * Errors:
  *   RFAAS_INVALID: a request has ended before. *index is its position: set it to RFAAS_REQUEST_NULL. */
 RFAAS_API int rfaas_waitany(size_t count, rfaas_request requests[], size_t *index, size_t *out_size);
+
+/* rfaas_waitany_for waits for one of several requests to end, for a limited time.
+ *
+ *   timeout_ns: 0: look without waiting.
+ *   index: as in rfaas_waitany. RFAAS_UNDEFINED with RFAAS_OK: no request has ended in time, or all
+ *     are null.
+ *
+ * Everything else is as in rfaas_waitany. */
+RFAAS_API int rfaas_waitany_for(size_t count, rfaas_request requests[], int64_t timeout_ns, size_t *index,
+                                size_t *out_size);
 
 /* ---- map ---- */
 

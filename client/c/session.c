@@ -190,7 +190,9 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     } texts[] = {{"manager", o.manager, s->open.manager, sizeof s->open.manager},
                  {"executor", o.executor, s->open.executor, sizeof s->open.executor},
                  {"provider", o.provider, s->open.provider, sizeof s->open.provider},
-                 {"tenant", o.tenant, s->open.tenant, sizeof s->open.tenant}};
+                 {"tenant", o.tenant, s->open.tenant, sizeof s->open.tenant},
+                 {"secret_file", o.secret_file, s->open.secret_file, sizeof s->open.secret_file},
+                 {"token_file", o.token_file, s->open.token_file, sizeof s->open.token_file}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts && !status; i++)
         if (texts[i].from && (size_t)snprintf(texts[i].to, texts[i].room, "%s", texts[i].from) >= texts[i].room)
             status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s has %zu bytes, want at most %zu: %s", op, texts[i].name, strlen(texts[i].from),
@@ -291,6 +293,14 @@ int rfaas_api_attend_fd(void) {
     int fd = shm ? dp_dev_event_fd(shm) : -1;
     pthread_mutex_unlock(&shm_mu);
     return fd;
+}
+
+int rfaas_session_kept(rfaas_session *s) {
+    int status = rfaas_api_bad_session(s, "kept leases");
+    if (status)
+        return status;
+    rfaas_agent_look();
+    return (int)rfaas_api_kept(s);
 }
 
 /* The session's device for a provider, opened once. */

@@ -176,6 +176,13 @@ class session {
     /* Closes the session, its leases and its cached workers now. Throws the errors that the destructor ignores. */
     void close() { check(rfaas_session_close(std::exchange(handle_, nullptr))); }
 
+    /* Returns how many released leases are kept connected. */
+    int kept() const {
+        int n = rfaas_session_kept(handle_);
+        check(n);
+        return n;
+    }
+
     /* Returns what has happened to executors since the last call, at most `most` changes. */
     std::vector<rfaas_change> changes(std::size_t most = 64) const {
         std::vector<rfaas_change> found(most);
@@ -333,6 +340,13 @@ inline std::size_t wait_any(span<request> requests, std::size_t *bytes = nullptr
     return index;
 }
 
+/* The same for a limited time: `undefined` if no request has ended by then. */
+inline std::size_t wait_any_for(span<request> requests, std::chrono::nanoseconds timeout, std::size_t *bytes = nullptr) {
+    std::size_t index = undefined;
+    check(rfaas_waitany_for(requests.size(), reinterpret_cast<rfaas_request *>(requests.data()), timeout.count(), &index, bytes));
+    return index;
+}
+
 /* Finds an executor for each of `count` leases with these options, and leases nothing. */
 inline std::vector<rfaas_place> places(const session &s, const lease_options &options, std::size_t count) {
     std::vector<rfaas_place> found(count);
@@ -394,6 +408,17 @@ class lease {
         check(rfaas_lease_info(handle_, &d));
         return d;
     }
+    /* RFAAS_OK while the lease lasts, else why it ended. */
+    int status() const { return rfaas_lease_status(handle_); }
+    /* How a worker came to the lease. */
+    rfaas_worker_start origin(int worker) const {
+        rfaas_worker_start s{};
+        s.struct_size = sizeof s;
+        check(rfaas_worker_origin(handle_, worker, &s));
+        return s;
+    }
+    /* The name of a function, or NULL. */
+    const char *function_name(rfaas::function f) const { return rfaas_lease_function_name(handle_, f); }
     /* Renews the lease for at least t from now. 0: the duration that it was opened with. */
     void renew(std::chrono::nanoseconds t = {}) { check(rfaas_lease_renew(handle_, t.count())); }
     /* Takes the oldest event. Its kind is event_kind::none if there is no event. */

@@ -129,11 +129,23 @@ enum class event_kind : int {
     ended = RFAAS_EVENT_ENDED, /* the lease has ended; the text begins with released, expired, revoked or drained */
     draining = RFAAS_EVENT_DRAINING, /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
     expiring = RFAAS_EVENT_EXPIRING, /* the lease expires soon unless it is renewed */
+    moved = RFAAS_EVENT_MOVED, /* with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address */
 };
 constexpr bool operator==(event_kind a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, event_kind b) noexcept { return b == a; }
 constexpr bool operator!=(event_kind a, std::int64_t b) noexcept { return !(a == b); }
 constexpr bool operator!=(std::int64_t a, event_kind b) noexcept { return !(b == a); }
+
+enum class start : int {
+    unknown = RFAAS_START_UNKNOWN, /* the executor does not say, or the worker is this process */
+    cold = RFAAS_START_COLD, /* a new process */
+    warm = RFAAS_START_WARM, /* a process of the executor's pool */
+    cached = RFAAS_START_CACHED, /* a worker that served an earlier lease of this process and was still connected */
+};
+constexpr bool operator==(start a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
+constexpr bool operator==(std::int64_t a, start b) noexcept { return b == a; }
+constexpr bool operator!=(start a, std::int64_t b) noexcept { return !(a == b); }
+constexpr bool operator!=(std::int64_t a, start b) noexcept { return !(b == a); }
 
 /* value of rfaas_call_options.worker for any worker. */
 constexpr int any_worker = RFAAS_ANY_WORKER;

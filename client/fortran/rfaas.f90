@@ -34,7 +34,7 @@ module rfaas_options
    !> Options of a session with the strings that they point to.
    type :: session_arguments
       type(rfaas_session_options_c) :: options
-      character(len=:, kind=c_char), allocatable :: manager, executor, provider, tenant, device
+      character(len=:, kind=c_char), allocatable :: manager, executor, provider, tenant, device, secret_file, token_file
    end type
    !> Options of a lease with the strings that they point to.
    type :: lease_arguments
@@ -52,9 +52,9 @@ module rfaas_options
 contains
 
    subroutine set_session(a, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
-                          traffic_class, service_level, mtu, allow_plaintext)
+                          traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file)
       type(session_arguments), intent(inout), target :: a
-      character(len=*), intent(in), optional :: manager, executor, provider, tenant, device
+      character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       logical, intent(in), optional :: allow_plaintext
@@ -64,6 +64,8 @@ contains
       a%options%provider = string(provider, a%provider)
       a%options%tenant = string(tenant, a%tenant)
       a%options%device = string(device, a%device)
+      a%options%secret_file = string(secret_file, a%secret_file)
+      a%options%token_file = string(token_file, a%token_file)
       if (present(timeout)) a%options%timeout_ns = nanoseconds(timeout)
       if (present(keep_leases)) a%options%keep_leases = keep_leases
       if (present(port)) a%options%port = port
@@ -190,7 +192,8 @@ module rfaas
       RFAAS_CLASS_CONNECTION, RFAAS_CLASS_LEASE, RFAAS_CLASS_FATAL, RFAAS_CLASS_CREDENTIAL, RFAAS_NOT_STARTED, &
       RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, RFAAS_EXECUTOR_SILENT, &
       RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_NO_BULK, RFAAS_EVENT_NONE, &
-      RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, RFAAS_ANY_WORKER
+      RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, RFAAS_EVENT_MOVED, &
+      RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_WARM, RFAAS_START_CACHED, RFAAS_ANY_WORKER
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -224,6 +227,12 @@ module rfaas
       integer(c_int64_t) :: bulk = 0, lease_id = 0
       character(len=256) :: node = '', executor = ''
       character(len=16) :: provider = ''
+      real(c_double) :: left = 0 !< seconds until it expires; 0: never, or it has ended
+   end type
+   !> How a worker came to its lease: RFAAS_START_*, its process on its node, seconds that its start took.
+   type, public :: rfaas_worker_start
+      integer :: start = RFAAS_START_UNKNOWN, pid = 0
+      real(c_double) :: fork = 0, sandbox = 0, connect = 0, code = 0
    end type
    !> Describes a worker. It has printed output(:output_size).
    type, public :: rfaas_worker_details
@@ -245,8 +254,10 @@ module rfaas
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
+   public :: rfaas_session_kept, rfaas_lease_status, rfaas_worker_origin, rfaas_lease_function_name
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
-   public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, rfaas_map
+   public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
+      rfaas_waitany_for, rfaas_map
    public :: c_sizeof, c_size_t, c_int64_t, c_ptr, c_null_ptr, c_f_pointer
 
    !> The function that rfaas_session_watch calls.
@@ -308,17 +319,27 @@ contains
 
    !> Arguments that are absent have the defaults of rfaas_session_options.
    subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, keep_leases, port, &
-                                 gid_index, pkey_index, traffic_class, service_level, mtu, allow_plaintext)
+                                 gid_index, pkey_index, traffic_class, service_level, mtu, allow_plaintext, secret_file, &
+                                 token_file)
       type(rfaas_session), intent(inout) :: session
-      character(len=*), intent(in), optional :: manager, executor, provider, tenant, device
+      character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
       integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       logical, intent(in), optional :: allow_plaintext
       type(session_arguments), target :: a
       call set_session(a, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
-                       traffic_class, service_level, mtu, allow_plaintext)
+                       traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file)
       call finish(rfaas_session_open_c(a%options, session%handle), ierror)
+   end subroutine
+
+   !> Returns how many released leases the session keeps connected.
+   subroutine rfaas_session_kept(session, kept, ierror)
+      type(rfaas_session), intent(in) :: session
+      integer, intent(out) :: kept
+      integer, intent(out), optional :: ierror
+      kept = int(rfaas_session_kept_c(session%handle))
+      call finish(min(int(kept, c_int), 0_c_int), ierror)
    end subroutine
 
    subroutine rfaas_session_close(session, ierror)
@@ -527,6 +548,7 @@ contains
       details%node = text_in(raw%node_name)
       details%executor = text_in(raw%executor_address)
       details%provider = text_in(raw%provider)
+      details%left = real(raw%left_ns, c_double)/1.0e9_c_double
       call finish(status, ierror)
    end subroutine
 
@@ -554,6 +576,31 @@ contains
       end do
       call finish(status, ierror)
    end subroutine
+
+   !> Says how a worker, whose index counts from 0, came to its lease.
+   subroutine rfaas_worker_origin(lease, worker, start, ierror)
+      type(rfaas_lease), intent(in) :: lease
+      integer, intent(in) :: worker
+      type(rfaas_worker_start), intent(out) :: start
+      integer, intent(out), optional :: ierror
+      type(rfaas_worker_start_c) :: raw
+      integer(c_int) :: status
+      raw%struct_size = int(c_sizeof(raw), c_int32_t)
+      status = rfaas_worker_origin_c(lease%handle, int(worker, c_int), raw)
+      start%start = int(raw%start)
+      start%pid = int(raw%pid)
+      start%fork = real(raw%fork_ns, c_double)/1.0e9_c_double
+      start%sandbox = real(raw%sandbox_ns, c_double)/1.0e9_c_double
+      start%connect = real(raw%connect_ns, c_double)/1.0e9_c_double
+      start%code = real(raw%code_ns, c_double)/1.0e9_c_double
+      call finish(status, ierror)
+   end subroutine
+
+   !> RFAAS_OK while the lease lasts, else why it ended.
+   integer function rfaas_lease_status(lease)
+      type(rfaas_lease), intent(in) :: lease
+      rfaas_lease_status = int(rfaas_lease_status_c(lease%handle))
+   end function
 
    subroutine rfaas_lease_statistics(lease, stats, ierror)
       type(rfaas_lease), intent(in) :: lease
@@ -587,6 +634,17 @@ contains
       integer, intent(out), optional :: ierror
       call finish(rfaas_lease_function_c(lease%handle, trim(name)//c_null_char, f), ierror)
    end subroutine
+
+   !> The name of a function, whose index counts from 0. '' if there is none.
+   function rfaas_lease_function_name(lease, f) result(text)
+      type(rfaas_lease), intent(in) :: lease
+      integer(rfaas_function), intent(in) :: f
+      character(len=:), allocatable :: text
+      type(c_ptr) :: at
+      at = rfaas_lease_function_name_c(lease%handle, f)
+      text = ''
+      if (c_associated(at)) text = text_at(at)
+   end function
 
    ! ---- buffers ----
 
@@ -721,6 +779,23 @@ contains
       at = -1
       got = 0
       status = rfaas_waitany_c(size(requests, kind=c_size_t), requests, at, got)
+      index = int(at + 1) ! SIZE_MAX is -1 here
+      if (present(out_size)) out_size = got
+      call finish(status, ierror)
+   end subroutine
+
+   !> rfaas_waitany for `timeout` seconds at most. index is RFAAS_UNDEFINED if no request has ended by then.
+   subroutine rfaas_waitany_for(requests, timeout, index, out_size, ierror)
+      type(rfaas_request), intent(inout) :: requests(:)
+      real(c_double), intent(in) :: timeout
+      integer, intent(out) :: index
+      integer(c_size_t), intent(inout), optional :: out_size
+      integer, intent(out), optional :: ierror
+      integer(c_size_t) :: at, got
+      integer(c_int) :: status
+      at = -1
+      got = 0
+      status = rfaas_waitany_for_c(size(requests, kind=c_size_t), requests, nanoseconds(timeout), at, got)
       index = int(at + 1) ! SIZE_MAX is -1 here
       if (present(out_size)) out_size = got
       call finish(status, ierror)

@@ -68,6 +68,12 @@ module rfaas_c
    integer, parameter :: RFAAS_EVENT_ENDED = 2 !< the lease has ended; the text begins with released, expired, revoked or drained
    integer, parameter :: RFAAS_EVENT_DRAINING = 3
    integer, parameter :: RFAAS_EVENT_EXPIRING = 4 !< the lease expires soon unless it is renewed
+   integer, parameter :: RFAAS_EVENT_MOVED = 5
+
+   integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor does not say, or the worker is this process
+   integer, parameter :: RFAAS_START_COLD = 1 !< a new process
+   integer, parameter :: RFAAS_START_WARM = 2 !< a process of the executor's pool
+   integer, parameter :: RFAAS_START_CACHED = 3 !< a worker that served an earlier lease of this process and was still connected
 
    integer, parameter :: RFAAS_ANY_WORKER = -1
 
@@ -93,6 +99,8 @@ module rfaas_c
       integer(c_int64_t) :: timeout_ns = 0
       integer(c_int32_t) :: keep_leases = 0
       integer(c_int32_t) :: reserved = 0
+      type(c_ptr) :: secret_file = c_null_ptr
+      type(c_ptr) :: token_file = c_null_ptr
    end type
 
    type, bind(c) :: rfaas_change_c
@@ -148,6 +156,18 @@ module rfaas_c
       character(kind=c_char) :: provider(16) = c_null_char
       character(kind=c_char) :: node_name(256) = c_null_char
       character(kind=c_char) :: executor_address(256) = c_null_char
+      integer(c_int64_t) :: left_ns = 0
+   end type
+
+   type, bind(c) :: rfaas_worker_start_c
+      integer(c_int32_t) :: struct_size = 0
+      integer(c_int32_t) :: start = 0
+      integer(c_int32_t) :: pid = 0
+      integer(c_int32_t) :: reserved = 0
+      integer(c_int64_t) :: fork_ns = 0
+      integer(c_int64_t) :: sandbox_ns = 0
+      integer(c_int64_t) :: connect_ns = 0
+      integer(c_int64_t) :: code_ns = 0
    end type
 
    type, bind(c) :: rfaas_worker_details_c
@@ -249,6 +269,12 @@ module rfaas_c
          type(c_ptr), value :: session
       end function
 
+      !> rfaas_session_kept returns how many released leases a session keeps connected.
+      integer(c_int) function rfaas_session_kept_c(session) bind(c, name='rfaas_session_kept')
+         import
+         type(c_ptr), value :: session
+      end function
+
       !> rfaas_session_changes returns what has happened to executors since the last call.
       integer(c_int) function rfaas_session_changes_c(session, changes, capacity, count) bind(c, name='rfaas_session_changes')
          import
@@ -337,6 +363,20 @@ module rfaas_c
          type(rfaas_lease_details_c), intent(inout) :: details
       end function
 
+      !> rfaas_lease_status says whether a lease has ended.
+      integer(c_int) function rfaas_lease_status_c(lease) bind(c, name='rfaas_lease_status')
+         import
+         type(c_ptr), value :: lease
+      end function
+
+      !> rfaas_worker_origin says how a worker came to its lease.
+      integer(c_int) function rfaas_worker_origin_c(lease, worker, start) bind(c, name='rfaas_worker_origin')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int), value :: worker
+         type(rfaas_worker_start_c), intent(inout) :: start
+      end function
+
       !> rfaas_worker_info describes a worker and returns what it has printed.
       integer(c_int) function rfaas_worker_info_c(lease, worker, details) bind(c, name='rfaas_worker_info')
          import
@@ -351,6 +391,13 @@ module rfaas_c
          type(c_ptr), value :: lease
          character(kind=c_char), intent(in) :: name(*)
          integer(c_int32_t), intent(inout) :: function
+      end function
+
+      !> rfaas_lease_function_name returns the name of a function.
+      type(c_ptr) function rfaas_lease_function_name_c(lease, function) bind(c, name='rfaas_lease_function_name')
+         import
+         type(c_ptr), value :: lease
+         integer(c_int32_t), value :: function
       end function
 
       !> rfaas_alloc allocates registered memory.
@@ -446,6 +493,17 @@ module rfaas_c
          import
          integer(c_size_t), value :: count
          type(rfaas_request), intent(inout) :: requests(*)
+         integer(c_size_t), intent(inout) :: index
+         integer(c_size_t), intent(inout), optional :: out_size
+      end function
+
+      !> rfaas_waitany_for waits for one of several requests to end, for a limited time.
+      integer(c_int) function rfaas_waitany_for_c(count, requests, timeout_ns, index, &
+         out_size) bind(c, name='rfaas_waitany_for')
+         import
+         integer(c_size_t), value :: count
+         type(rfaas_request), intent(inout) :: requests(*)
+         integer(c_int64_t), value :: timeout_ns
          integer(c_size_t), intent(inout) :: index
          integer(c_size_t), intent(inout), optional :: out_size
       end function

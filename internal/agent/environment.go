@@ -31,12 +31,17 @@ func (e *environment) get(name string) string {
 	v := e.values[name]
 	switch name {
 	case identity.TokenFileEnv, identity.CAFileEnv, control.SecretFileEnv, "HOME", "XDG_RUNTIME_DIR":
-		if v != "" && !filepath.IsAbs(v) {
-			return filepath.Join(e.directory, v)
-		}
-		return v
+		return e.path(v)
 	}
 	return e.address(v)
+}
+
+// path makes the path of a file absolute.
+func (e *environment) path(p string) string {
+	if p == "" || filepath.IsAbs(p) {
+		return p
+	}
+	return filepath.Join(e.directory, p)
 }
 
 // address makes the path of a unix socket absolute.

@@ -120,7 +120,8 @@ func (l *lease) drop() {
 func untilNs(h *grant.Held) int64 { return dataplane.Now() + int64(time.Until(h.Until())) }
 
 func workerOf(w *grant.Worker) protocol.Worker {
-	return protocol.Worker{PID: uint64(w.PID), Start: uint32(w.Start), Blob: w.Blob}
+	return protocol.Worker{PID: uint64(w.PID), Start: uint32(w.Start), Blob: w.Blob, ForkNs: int64(w.Fork), SandboxNs: int64(w.Sandbox),
+		ConnectNs: int64(w.Connect), CodeNs: int64(w.Code)}
 }
 
 // newLease adds a lease to the client.

@@ -89,4 +89,5 @@ const (
 	EventEnded      EventKind = 2 // the lease has ended; the text begins with released, expired, revoked or drained
 	EventDraining   EventKind = 3 // the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED
 	EventExpiring   EventKind = 4 // the lease expires soon unless it is renewed
+	EventMoved      EventKind = 5 // with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address
 )

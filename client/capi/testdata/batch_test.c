@@ -63,6 +63,18 @@ static void all(void) {
     OK(rfaas_waitany(3, r, &at, &n));
     CHECK(at == RFAAS_UNDEFINED && n == 0);
     OK(rfaas_waitany(0, NULL, &at, NULL));
+
+    /* For a while only. */
+    OK(rfaas_waitany_for(3, r, 1000000000, &at, &n));
+    CHECK(at == RFAAS_UNDEFINED && n == 0);
+    OK(rfaas_iinvoke(l, sleep_ns, &ns[0], 8, &out[0], 8, NULL, &r[0]));
+    double before = now();
+    OK(rfaas_waitany_for(3, r, 0, &at, &n));
+    OK(rfaas_waitany_for(3, r, -1, &at, &n));
+    OK(rfaas_waitany_for(3, r, 20000000, &at, &n));
+    CHECK(at == RFAAS_UNDEFINED && r[0] && now() - before > 0.019 && now() - before < 0.6);
+    OK(rfaas_waitany_for(3, r, INT64_MAX, &at, &n));
+    CHECK(at == 0 && n == 8 && out[0] == ns[0] && !r[0]);
     FAILS(rfaas_waitany(3, NULL, &at, &n), RFAAS_INVALID, "requests is NULL");
     FAILS(rfaas_waitany(3, r, NULL, &n), RFAAS_INVALID, "index is NULL");
     r[2] = 0xdeadbeefcafe;
@@ -76,8 +88,26 @@ static void all(void) {
     double start = now();
     OK(rfaas_iinvoke(l, sleep_ns, &longer, 8, &out[0], 8, &o, &r[0]));
     CHECK(rfaas_waitany(1, r, &at, &n) == RFAAS_DEADLINE && at == 0 && now() - start < 0.9);
+
+    /* What is known of a lease without a message. */
+    rfaas_worker_start from = {.struct_size = sizeof from};
+    rfaas_lease_details about = {.struct_size = sizeof about};
+    OK(rfaas_lease_status(l));
+    OK(rfaas_worker_origin(l, 0, &from));
+    CHECK(from.pid > 1 && from.start <= RFAAS_START_CACHED);
+    FAILS(rfaas_worker_origin(l, 99, &from), RFAAS_INVALID, "worker 99");
+    FAILS(rfaas_worker_origin(l, 0, NULL), RFAAS_INVALID, "start is NULL");
+    from.struct_size = 4;
+    FAILS(rfaas_worker_origin(l, 0, &from), RFAAS_INVALID, "struct_size");
+    OK(rfaas_lease_info(l, &about));
+    CHECK(about.functions > 1 && rfaas_lease_function_name(l, about.functions - 1) && !rfaas_lease_function_name(l, about.functions));
+    CHECK(strcmp(rfaas_lease_function_name(l, sleep_ns), "sleep_ns") == 0);
+    FAILS(rfaas_lease_function(l, "sleep_nz", &sleep_ns), RFAAS_NO_FUNCTION, "did you mean \"sleep_ns\"?");
     OK(rfaas_lease_release(other));
     OK(rfaas_lease_release(l));
+    FAILS(rfaas_lease_status(l), RFAAS_INVALID, "released");
+    CHECK(rfaas_session_kept(session) >= 0 && !rfaas_lease_function_name(l, 0));
+    FAILS(rfaas_session_kept(NULL), RFAAS_INVALID, "session is NULL");
 }
 
 /* One worker answers in order, so nobody may be passed over for long. */

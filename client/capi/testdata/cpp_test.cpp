@@ -111,6 +111,8 @@ int main(int, char **argv) {
         for (auto &r : results)
             CHECK(r == in);
         CHECK(rfaas::wait_any(requests) == RFAAS_UNDEFINED);
+        CHECK(rfaas::wait_any_for(requests, std::chrono::seconds(30)) == RFAAS_UNDEFINED);
+        CHECK(std::string(lease.function_name(echo)) == "echo" && lease.status() == RFAAS_OK);
         rfaas::request r = lease.iinvoke(echo, in, results[0]);
         std::size_t n = 0;
         while (!r.test<double>(&n)) {
@@ -147,6 +149,7 @@ int main(int, char **argv) {
         lease.invoke(lease.function("print"), std::string("hear, hear"), copy, rfaas::call_options().on(1));
         rfaas_worker_details worker = lease.worker_info(1);
         CHECK(worker.pid > 1 && worker.calls > 0);
+        CHECK(lease.origin(1).pid == worker.pid && session.kept() == 0);
         THROWS(rfaas::invalid_error, "worker 2", lease.worker_info(2));
         lease.renew(std::chrono::minutes(1));
         THROWS(rfaas::invalid_error, "negative", lease.renew(std::chrono::nanoseconds(-1)));

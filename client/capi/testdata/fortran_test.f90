@@ -12,6 +12,7 @@ program fortran_test
    type(rfaas_event) :: event
    type(rfaas_lease_details) :: details
    type(rfaas_worker_details) :: worker
+   type(rfaas_worker_start) :: origin
    type(rfaas_statistics) :: stats
    integer(rfaas_function) :: printing
    integer(rfaas_function) :: echo, fail, sleep_ns, twice
@@ -107,10 +108,20 @@ program fortran_test
    call check(ierror == RFAAS_RESULT_TOO_LARGE .and. n == 800000, 'result too large')
    call rfaas_unregister(lease, many)
    call rfaas_free(lease, memory)
+   call rfaas_iinvoke(lease, sleep_ns, [100000000_c_int64_t], 8_c_size_t, out, 8_c_size_t, requests(2))
+   call rfaas_waitany_for(requests, 0.0_c_double, at)
+   call check(at == RFAAS_UNDEFINED, 'waitany_for that looks')
+   call rfaas_waitany_for(requests, 30.0_c_double, at, n)
+   call check(at == 2 .and. n == 8, 'waitany_for')
 
    call rfaas_lease_info(lease, details)
    call check(details%workers == 2 .and. details%depth == 4 .and. len_trim(details%executor) > 3 .and. &
               (details%provider == 'shm' .or. details%provider == 'verbs'), 'info')
+   call check(rfaas_lease_status(lease) == RFAAS_OK, 'status')
+   call check(rfaas_lease_function_name(lease, echo) == 'echo', 'function name')
+   call check(rfaas_lease_function_name(lease, 999) == '', 'no function name')
+   call rfaas_worker_origin(lease, 1, origin)
+   call check(origin%pid > 1 .and. origin%start /= RFAAS_START_CACHED, 'origin')
    call rfaas_lease_function(lease, 'print', printing)
    call rfaas_invoke(lease, printing, ['h', 'e', 'a', 'r'], 4_c_size_t, out, 0_c_size_t, worker=1)
    call rfaas_worker_info(lease, 1, worker)
@@ -137,6 +148,8 @@ program fortran_test
               stats%open_ns > 0, 'statistics')
    call rfaas_cancel(one)
    call rfaas_lease_release(lease)
+   call rfaas_session_kept(session, i)
+   call check(i == 1, 'kept')
    call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
    call rfaas_lease_statistics(lease, stats)
    call check(stats%cached == 2 .and. stats%queue_pairs == 0 .and. stats%calls == 0, 'cached connections')

@@ -110,6 +110,7 @@ type Session struct {
 	Keep                                int32
 	TimeoutNs                           int64
 	Manager, Executor, Tenant, Provider string
+	SecretFile, TokenFile               string
 }
 
 // Encode appends the body of the message.
@@ -120,6 +121,8 @@ func (s *Session) Encode(b []byte) []byte {
 	set(c.executor[:], s.Executor)
 	set(c.tenant[:], s.Tenant)
 	set(c.provider[:], s.Provider)
+	set(c.secret_file[:], s.SecretFile)
+	set(c.token_file[:], s.TokenFile)
 	return put(b, &c)
 }
 
@@ -129,7 +132,8 @@ func DecodeSession(b []byte) (Session, error) {
 	t := texts{op: OpOpen, err: exactly(OpOpen, b, &c)}
 	return Session{Session: uint64(c.session), Flags: uint32(c.flags), Keep: int32(c.keep), TimeoutNs: int64(c.timeout_ns),
 		Manager: t.of("manager", c.manager[:]), Executor: t.of("executor", c.executor[:]), Tenant: t.of("tenant", c.tenant[:]),
-		Provider: t.of("provider", c.provider[:])}, t.err
+		Provider: t.of("provider", c.provider[:]), SecretFile: t.of("secret file", c.secret_file[:]),
+		TokenFile: t.of("token file", c.token_file[:])}, t.err
 }
 
 // SessionName names a session. Count is of CHANGES.
@@ -249,10 +253,17 @@ type Worker struct {
 	PID   uint64
 	Start uint32
 	Blob  []byte
+	// What its start took.
+	ForkNs, SandboxNs, ConnectNs, CodeNs int64
+}
+
+func workerOf(c *C.rfaas_agent_worker, blob []byte) Worker {
+	return Worker{uint64(c.pid), uint32(c.start), blob, int64(c.fork_ns), int64(c.sandbox_ns), int64(c.connect_ns), int64(c.code_ns)}
 }
 
 func putWorker(b []byte, w *Worker) []byte {
-	c := C.rfaas_agent_worker{pid: C.uint64_t(w.PID), start: C.uint32_t(w.Start)}
+	c := C.rfaas_agent_worker{pid: C.uint64_t(w.PID), start: C.uint32_t(w.Start), fork_ns: C.int64_t(w.ForkNs),
+		sandbox_ns: C.int64_t(w.SandboxNs), connect_ns: C.int64_t(w.ConnectNs), code_ns: C.int64_t(w.CodeNs)}
 	c.blob.size = C.uint32_t(copy(view(&c.blob.bytes), w.Blob))
 	return put(b, &c)
 }
@@ -268,7 +279,7 @@ func DecodeWorker(b []byte) (Worker, error) {
 		return Worker{}, err
 	}
 	blob, err := blobOf(OpReplace, &c.blob)
-	return Worker{uint64(c.pid), uint32(c.start), blob}, err
+	return workerOf(&c, blob), err
 }
 
 // Candidate answers an ACQUIRE: the provider that the next candidate needs, or, granted, the lease.
@@ -332,7 +343,7 @@ func DecodeCandidate(b []byte) (Candidate, error) {
 		if err != nil {
 			return Candidate{}, err
 		}
-		d.Workers = append(d.Workers, Worker{uint64(w.pid), uint32(w.start), blob})
+		d.Workers = append(d.Workers, workerOf(&w, blob))
 	}
 	if len(functions) > 0 && functions[len(functions)-1] != 0 || uint64(bytes.Count(functions, []byte{0})) != uint64(c.functions) {
 		return Candidate{}, malformed(OpAcquire, "%d bytes of names are not those of %d functions", names, uint32(c.functions))
