@@ -60,7 +60,8 @@ type Executor struct {
 	kept     map[lease.ID]*kept // cached workers
 	coming   coming             // resources of cached workers that are being reaped
 	draining bool
-	until    time.Time // end of the grace, while draining
+	until    time.Time       // end of the grace, while draining
+	grace    context.Context // of the drain: it also ends when the drain is cut short
 }
 
 // New returns an executor without leases. It needs Run and a gRPC server.

@@ -146,7 +146,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 	e.gate.Audit().Write(identity.AuditEntry{Event: identity.AuditDrain, Reason: reason,
 		Detail: "grace " + time.Until(until).Round(time.Millisecond).String()})
 	e.mu.Lock()
-	e.until = until
+	e.until, e.grace = until, ctx
 	var all []*holding
 	for _, h := range e.holdings {
 		all = append(all, h)
@@ -179,10 +179,10 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 // after the grace.
 func (e *Executor) finishContext() (context.Context, context.CancelFunc) {
 	e.mu.Lock()
-	until := e.until
+	until, ctx := e.until, e.grace
 	e.mu.Unlock()
-	if until.IsZero() {
-		until = time.Now().Add(e.cfg.Settings.Grace)
+	if ctx == nil {
+		until, ctx = time.Now().Add(e.cfg.Settings.Grace), context.Background()
 	}
-	return context.WithDeadline(context.Background(), until)
+	return context.WithDeadline(ctx, until)
 }
