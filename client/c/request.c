@@ -316,12 +316,13 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
     return status;
 }
 
-/* Tries workers whose lanes nobody uses at this moment: those of others may be in long calls. */
-static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t from) {
+/* Tries workers whose lanes nobody uses at this moment: those of others may be in long calls. idle: only workers without calls in
+ * flight, whose waiters may be elsewhere at this moment. */
+static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t from, bool idle) {
     for (uint32_t i = 0, w = from; i < l->n_workers; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
-        if (!dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(w)))
+        if ((idle && in_flight(l, w)) || !dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(w)))
             continue;
-        bool good = !leaving(l) && submit_to(l, r, a, w) == DP_OK;
+        bool good = !(idle && in_flight(l, w)) && !leaving(l) && submit_to(l, r, a, w) == DP_OK;
         if (good) {
             note_flying(l, r, a, w);
             __atomic_store_n(&l->next_worker, w + 1 == l->n_workers ? 0 : w + 1, __ATOMIC_RELAXED);
@@ -333,6 +334,26 @@ static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request
     return false;
 }
 
+/* Gives a request to a worker without calls in flight. False: there is none, or it is dead. */
+static __attribute__((noinline)) bool submit_idle(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t from) {
+    for (uint32_t i = 0; i < l->n_workers; i++) { /* other threads may be quicker */
+        if (submit_aside(l, r, a, from, true))
+            return true;
+        uint32_t unit, w = least_loaded(l, from);
+        if (in_flight(l, w) || dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, a->p->deadline, &unit))
+            return false;
+        bool idle = !in_flight(l, w), good = idle && !leaving(l) && submit_to(l, r, a, w) == DP_OK;
+        if (good) {
+            note_flying(l, r, a, w);
+            __atomic_store_n(&l->next_worker, w + 1 == l->n_workers ? 0 : w + 1, __ATOMIC_RELAXED);
+        }
+        dp_turns_put_down(l->turns, unit);
+        if (idle)
+            return good;
+    }
+    return false;
+}
+
 /* Submits a request to the first worker that takes it, *at. *told: the error's text is set. */
 static ALWAYS_INLINE int submit(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t *at, bool *told, bool sharing) {
     bool any = a->p->worker == RFAAS_ANY_WORKER;
@@ -340,7 +361,7 @@ static ALWAYS_INLINE int submit(rfaas_lease *l, rfaas_request_slot *r, const cal
     uint32_t tries = any ? l->n_workers : 1;
     int status = DP_BUSY;
     bool full = false; /* one works and has no free slot */
-    if (UNLIKELY(sharing) && any && submit_aside(l, r, a, w))
+    if (UNLIKELY(sharing) && any && (submit_idle(l, r, a, w) || submit_aside(l, r, a, w, false)))
         return DP_OK;
     /* Dead ones are replaced while the others work. The second round waits for the new ones. */
     uint32_t all = tries > 1 ? 2 * tries : 1;
