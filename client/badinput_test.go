@@ -79,7 +79,12 @@ func (l *liar) Info(context.Context, *control.InfoRequest) (*control.InfoReply, 
 }
 
 func (l *liar) Lease(context.Context, *control.LeaseRequest) (*control.LeaseReply, error) {
-	return &control.LeaseReply{LeaseId: 5, Workers: l.workers, Functions: []string{"f"}}, nil
+	return &control.LeaseReply{LeaseId: 5, DurationMs: 60_000, HolderMs: 60_000, Workers: l.workers, Functions: []string{"f"}}, nil
+}
+
+func (l *liar) Events(_ *control.EventsRequest, to control.Executor_EventsServer) error {
+	<-to.Context().Done()
+	return nil
 }
 
 func (l *liar) Release(_ context.Context, r *control.ReleaseRequest) (*control.ReleaseReply, error) {
@@ -95,7 +100,7 @@ func TestBadGrant(t *testing.T) {
 	}{
 		"no workers":   {nil, "granted 0 workers, 1 were asked for"},
 		"more workers": {[]*control.WorkerGrant{{}, {}}, "granted 2 workers"},
-		"no blob":      {[]*control.WorkerGrant{{Pid: 1}}, "blob of 0 bytes"},
+		"no blob":      {[]*control.WorkerGrant{{Pid: 1}}, "blob has 0 bytes"},
 		"random blob":  {[]*control.WorkerGrant{{Pid: 1, Blob: []byte(strings.Repeat("blob", 34))}}, "magic"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,6 +115,7 @@ func TestBadGrant(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.names) {
 				t.Errorf("%v, want %q", err, c.names)
 			}
+			within(t, 10*time.Second, "the lease is given back", func() bool { return len(bad.released) > 0 })
 			if len(bad.released) != 1 {
 				t.Errorf("the lease was released %d times, want once", len(bad.released))
 			}

@@ -3,38 +3,85 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync/atomic"
+	"runtime"
+	"sync"
 	"time"
+	"unsafe"
 
+	"github.com/rfaas-go/rfaas/client/c"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Bounds of one stay inside the data plane when a context has to be looked at now and then.
+// lanes is how many threads C lets wait for synchronous calls of a lease at a time. Calls of larger leases are requests.
+const lanes = 64
+
+// Bounds of one stay inside C when a context has to be looked at now and then.
 const (
-	firstSlice = 200_000   // ns
-	lastSlice  = 5_000_000 // ns
+	firstSlice = 200 * time.Microsecond
+	lastSlice  = 5 * time.Millisecond
+	busyPause  = time.Millisecond
 )
+
+// ---- contexts ----
+
+// repeats is what a context says of the calls that are made with it.
+type repeats struct {
+	times   int
+	attempt time.Duration // 0: an attempt has no bound of its own
+}
+
+type idempotentKey struct{}
+
+// Idempotent is a context for calls of functions that may run more than once. An Invoke of a function or worker, or a submitted
+// call, is then made again, up to times times, when it may have been executed but its worker died or its lease ended (ErrConnection,
+// ErrLease): on another worker if one is free, and elsewhere if the lease goes on there (LeaseOptions.Failover). Without Failover a
+// lease that has ended ends its calls nevertheless. Calls that cannot have been executed are made again anyway where that helps.
+func Idempotent(ctx context.Context, times int) context.Context {
+	return IdempotentWithin(ctx, times, 0)
+}
+
+// IdempotentWithin is Idempotent with a bound for each attempt: one that takes longer is given up and counts as failed. The first
+// attempt of a submitted call begins with Submit. Where what was given up still takes all slots, the next attempt waits for one, at
+// most for the session's time-out. The context's own deadline bounds the whole call. 0: no bound.
+func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) context.Context {
+	if times <= 0 {
+		times, attempt = 0, 0
+	}
+	return context.WithValue(ctx, idempotentKey{}, repeats{times, max(attempt, 0)})
+}
+
+func repeatsOf(ctx context.Context) repeats {
+	r, _ := ctx.Value(idempotentKey{}).(repeats)
+	return r
+}
+
+// options are those of a call on a worker or on c.AnyWorker, without the context's deadline.
+func (r repeats) options(worker int) c.CallOptions {
+	return c.CallOptions{Worker: int32(worker), Repeats: uint32(r.times), Attempt: r.attempt}
+}
+
+// timeout is the time until the context's deadline, 0: it has none; below 0: it has ended.
+func timeout(ctx context.Context) time.Duration {
+	if ctx.Err() != nil {
+		return -1
+	}
+	d, ok := ctx.Deadline()
+	if !ok {
+		return 0
+	}
+	if left := time.Until(d); left > 0 {
+		return left
+	}
+	return -1
+}
+
+// ---- calls ----
 
 // Function is a function of a lease's library. Safe for concurrent use.
 type Function struct {
 	lease *Lease
 	index uint32
 	name  string
-	there atomic.Pointer[Function] // of a lease that goes on elsewhere: at its last home
-}
-
-// on is the function at a home of the lease, or on the lease itself.
-func (f *Function) on(home *Lease) *Function {
-	if home == f.lease {
-		return f
-	}
-	if g := f.there.Load(); g != nil && g.lease == home {
-		return g
-	}
-	g := home.byName[f.name] // the same library has the same functions
-	f.there.Store(g)
-	return g
 }
 
 // Name is the function's name.
@@ -48,16 +95,18 @@ func (f *Function) op() string { return "invoke " + f.name }
 //
 // The context bounds the call; when it ends first the call is given up and may still run (Error.Started). Without Done
 // channel (context.Background()) a call is one crossing into C. A dead worker is replaced while others take its calls; a
-// call that has to wait for the new one waits until its context ends, and the replacement goes on. See [Idempotent]
+// call that has to wait for the new one waits until its context's deadline, and the replacement goes on. See [Idempotent]
 // for calls that are to be made again.
 //
 // Errors: ErrFunction (the function failed, or StatusResultTooLarge and n is the size that it has), ErrConnection (the
 // worker died), ErrInvalid (too large), ErrBusy (all slots are taken by submitted calls), ErrLease.
 func (f *Function) Invoke(ctx context.Context, in, out []byte) (n int, err error) {
-	if r := repeatsOf(ctx); r.times > 0 || f.lease.mover != nil {
-		return f.invokeAgain(ctx, r, anyWorker, in, out)
+	l := f.lease
+	if !l.turns.take(ctx, l.over) {
+		return 0, l.noTurn(ctx, f.op())
 	}
-	n, _, err = f.attempt(ctx, anyWorker, in, out, nil)
+	n, err = f.call(ctx, c.AnyWorker, in, out)
+	l.turns.give()
 	return n, err
 }
 
@@ -66,385 +115,381 @@ func (w *Worker) Invoke(ctx context.Context, f *Function, in, out []byte) (n int
 	if err := w.check(f); err != nil {
 		return 0, err
 	}
-	if r := repeatsOf(ctx); r.times > 0 || f.lease.mover != nil {
-		return f.invokeAgain(ctx, r, w.index, in, out)
+	if !w.turns.take(ctx, w.lease.over) {
+		return 0, w.lease.noTurn(ctx, f.op())
 	}
-	n, _, err = f.attempt(ctx, w.index, in, out, nil)
+	w.lease.chosen.Add(1)
+	n, err = f.call(ctx, w.index, in, out)
+	w.lease.chosen.Add(-1)
+	w.turns.give()
 	return n, err
 }
 
 func (w *Worker) check(f *Function) error {
-	if f == nil || f.lease != w.lease && f.lease != w.lease.front {
+	if f == nil || f.lease != w.lease {
 		return fail("invoke", dataplane.StatusInvalid, "the function is nil or of another lease")
 	}
 	return nil
 }
 
-// anyWorker is the place of a call that may go to any worker.
-const anyWorker = -1
-
-// attempt makes a call once, on the worker at place or on any one, then rather not on that in `not`. It returns the worker.
-func (f *Function) attempt(ctx context.Context, place int, in, out []byte, not *Worker) (n int, w *Worker, err error) {
-	l := f.lease
-	if l.local != nil {
-		n, err = l.local.invoke(ctx, f, in, out)
-		return n, nil, err
+// call makes a call. The caller has a turn.
+func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int, err error) {
+	if f.lease.released.Load() {
+		return 0, f.lease.noTurn(ctx, f.op())
 	}
-	if place != anyWorker {
-		w = l.workers[place]
-		err = w.claim(ctx, "invoke")
-	} else if w = l.tryOther(not); w == nil {
-		w, err = l.claimAny(ctx, "invoke")
+	switch r := repeatsOf(ctx); {
+	case ctx.Done() != nil || len(f.lease.workers) > lanes:
+		return f.callWithin(ctx, r.options(worker), in, out)
+	case worker == c.AnyWorker && r.times == 0:
+		n, err = f.lease.c.Call(f.index, in, out)
+	default:
+		n, err = f.lease.c.Invoke(f.index, in, out, r.options(worker))
 	}
 	if err != nil {
-		return 0, nil, err
+		err = f.lease.explain(err)
 	}
-	n, started, st := w.run(ctx, f.index, in, out)
-	if st != dataplane.OK {
-		return w.recover(ctx, f, in, out, place == anyWorker, outcome{n: n, started: started, status: st})
-	}
-	l.give(w)
-	return n, w, nil
+	return n, err
 }
 
-// run makes one attempt. The claim's holder.
-func (w *Worker) run(ctx context.Context, fn uint32, in, out []byte) (n int, started bool, st Status) {
-	if w.lease.leaving.Load() {
-		return 0, false, StatusLeaseEnded
+// callWithin makes a call that ends with its context. A short one is one crossing into C.
+func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []byte) (n int, err error) {
+	if o.Timeout = timeout(ctx); o.Timeout < 0 {
+		return 0, f.ended(ctx, "before it began", false)
 	}
-	if ctx.Done() == nil && len(w.buffers) == 0 {
-		return w.ch.Call(fn, in, out, 0)
+	var pin runtime.Pinner // C keeps out, and in for repeats, between one slice and the next
+	defer pin.Unpin()
+	pinBytes(&pin, out)
+	if o.Repeats > 0 {
+		pinBytes(&pin, in)
 	}
-	if ctx.Err() != nil {
-		return 0, false, StatusCancelled
-	}
-	slot, st := w.submit(fn, in, len(out))
-	if st != dataplane.OK {
-		return 0, false, st
-	}
-	if st := w.await(ctx, slot); st != dataplane.OK {
-		w.ch.Abandon(slot)
-		return 0, true, st
-	}
-	return w.ch.Finish(slot, out)
-}
-
-func (w *Worker) submit(fn uint32, in []byte, capacity int) (uint32, Status) {
-	if w.lease.leaving.Load() {
-		return 0, StatusLeaseEnded
-	}
-	if r := w.region(in); r != nil {
-		return w.ch.SubmitRegion(fn, r, in, capacity)
-	}
-	return w.ch.Submit(fn, in, capacity)
-}
-
-// await waits for a call to end or the context: OK, StatusDeadline or StatusCancelled.
-func (w *Worker) await(ctx context.Context, slot uint32) Status {
-	for slice := int64(firstSlice); ; slice = min(2*slice, lastSlice) {
-		if w.ch.Wait(slot, w.until(ctx, slice)) == dataplane.OK {
-			return dataplane.OK
-		}
-		if st := contextStatus(ctx); st != dataplane.OK {
-			return st
+	r, n, done, err := f.lease.c.Start(f.index, in, out, o, firstSlice)
+	if o.Attempt > 0 {
+		// Attempts that were given up may have all slots, which come back when the worker has answered.
+		for until := time.Now().Add(f.lease.session.timeout); errors.Is(err, ErrBusy) && ctx.Err() == nil && time.Now().Before(until); {
+			time.Sleep(busyPause)
+			r, n, done, err = f.lease.c.Start(f.index, in, out, o, firstSlice)
 		}
 	}
+	request := [1]c.Request{r}
+	for slice := 2 * firstSlice; !done; slice = min(2*slice, lastSlice) {
+		if ctx.Err() != nil {
+			_ = request[0].Cancel() // an error: it has ended
+			return 0, f.ended(ctx, "given up", true)
+		}
+		var i int
+		i, n, err = c.WaitAny(request[:], slice)
+		done = i >= 0 || err != nil
+	}
+	if err != nil {
+		err = f.lease.explain(err)
+	}
+	return n, err
 }
 
-// until is the end of a slice in the data plane's clock, not later than the context's deadline.
-func (w *Worker) until(ctx context.Context, slice int64) int64 {
-	end := w.lease.now() + slice
-	if d, ok := ctx.Deadline(); ok {
-		end = min(end, w.lease.startN+int64(d.Sub(w.lease.start)))
+func (f *Function) ended(ctx context.Context, detail string, started bool) error {
+	err := contextError(ctx, f.op(), detail, started)
+	if e := err.(*Error); ctx.Err() == nil { // our clock was a little ahead
+		e.Status, e.Cause = StatusDeadline, context.DeadlineExceeded
 	}
-	return max(end, 1) // 0 would mean no deadline
+	return err
 }
 
-func contextStatus(ctx context.Context) Status {
-	switch err := ctx.Err(); {
-	case err == nil:
-		return dataplane.OK
-	case errors.Is(err, context.DeadlineExceeded):
-		return StatusDeadline
-	default:
-		return StatusCancelled
+func pinBytes(p *runtime.Pinner, b []byte) {
+	if len(b) > 0 {
+		p.Pin(unsafe.SliceData(b))
 	}
 }
 
-// recover goes on after a failed attempt that has not started anything: on a new worker in the place of a dead one, or, with
-// any, on another one while this one is replaced or when its slots are full. It takes the claim over, and returns the
-// call's result or its error, and the worker that it is of.
-func (w *Worker) recover(ctx context.Context, f *Function, in, out []byte, any bool, o outcome) (int, *Worker, error) {
-	l := w.lease
-	for tries := 0; !o.started && o.status.Class() == ErrConnection && tries <= len(l.workers); tries++ {
-		var other *Worker
-		if any {
-			other = l.tryAny()
-		}
-		if other != nil {
-			w.repairSoon()
-			w = other
-		} else {
-			mine, err := w.repairWithin(ctx, f.op())
-			if err != nil {
-				if mine {
-					l.give(w)
-				}
-				return 0, w, err
-			}
-			tries = len(l.workers)
-		}
-		o.n, o.started, o.status = w.run(ctx, f.index, in, out)
-	}
-	for i := 0; any && !o.started && o.status == dataplane.StatusBusy && i < len(l.workers); i++ {
-		if other := l.workers[i]; other != w && other.try() {
-			l.give(w)
-			w = other
-			o.n, o.started, o.status = w.run(ctx, f.index, in, out)
-			if !o.started && o.status.Class() == ErrConnection {
-				return w.recover(ctx, f, in, out, false, o)
-			}
-		}
-	}
-	defer l.give(w)
-	switch {
-	case o.status == dataplane.OK:
-		return o.n, w, nil
-	case o.status == StatusTooLarge && !o.started:
-		e := w.explain(f.op(), o.n, false, o.status).(*Error)
-		e.Detail = fmt.Sprintf("payload of %d and room for %d bytes; the lease has eager %d, bulk %d bytes", len(in), len(out),
-			l.config.Eager, l.config.Bulk)
-		return 0, w, e
-	case o.status == StatusDeadline || o.status == StatusCancelled:
-		return 0, w, contextError(ctx, f.op(), fmt.Sprintf("on worker %d", w.index), o.started)
-	case o.status == StatusResultTooLarge:
-		return o.n, w, w.explain(f.op(), o.n, true, o.status)
-	}
-	return 0, w, w.explain(f.op(), o.n, o.started, o.status)
-}
+// ---- calls in flight ----
 
 // Call is a call in flight: a value that may be copied, of which one copy is asked for the result or cancelled.
 type Call struct {
-	worker *Worker
-	f      *Function
-	slot   uint32
-	seq    uint32
-	again  *resubmission // of an idempotent call
+	slot *slot
+	seq  uint64
 }
 
-// resubmission is what it takes to make a submitted call again.
-type resubmission struct {
-	ctx     context.Context
-	f       *Function // of the lease that the program holds
-	in      []byte
-	attempt time.Duration // that the first attempt may take; 0: no bound
-	until   int64         // when that is over, in the clock of the call's worker
+// slot is a place for a call in flight, with memory that C may write the result to.
+type slot struct {
+	mu      sync.Mutex
+	seq     uint64 // of the call that has it; another one's: it was asked for already
+	f       *Function
+	request c.Request // 0: it has ended,
+	n       int       // with this,
+	err     error     // or this
+	room    int
+	memory  []byte // of C
+	gone    bool   // its lease was released
+	in      runtime.Pinner
+}
+
+// take returns a free slot with so much room.
+func (l *Lease) take(capacity int) *slot {
+	l.mu.Lock()
+	var s *slot
+	if n := len(l.free); n > 0 {
+		s, l.free = l.free[n-1], l.free[:n-1]
+	} else {
+		s = &slot{}
+		l.slots = append(l.slots, s)
+	}
+	l.mu.Unlock()
+	s.mu.Lock()
+	if cap(s.memory) < capacity || cap(s.memory) > 2*capacity+(64<<10) {
+		c.FreeMemory(s.memory)
+		s.memory = nil
+		if capacity > 0 {
+			s.memory = c.Memory(capacity)
+		}
+	}
+	s.room = capacity
+	s.seq++
+	return s
+}
+
+// put makes a slot free, with its lock.
+func (s *slot) put(l *Lease) {
+	s.seq++
+	s.in.Unpin()
+	s.f, s.request, s.err = nil, 0, nil
+	s.mu.Unlock()
+	l.mu.Lock()
+	l.free = append(l.free, s)
+	l.mu.Unlock()
+}
+
+// drop ends the calls in flight of a lease that was released.
+func (l *Lease) drop() {
+	l.mu.Lock()
+	slots := l.slots
+	l.slots, l.free = nil, nil
+	l.mu.Unlock()
+	for _, s := range slots {
+		s.mu.Lock()
+		s.in.Unpin()
+		c.FreeMemory(s.memory)
+		s.memory, s.request, s.gone = nil, 0, true
+		s.mu.Unlock()
+	}
 }
 
 // Submit starts a call on this worker and returns at once; capacity is the most bytes that the result may have. in may
 // be reused when Submit returns, unless it lies in a Buffer. ErrBusy when the lease's depth is exhausted. Every Call
-// needs a Result or a Cancel, or its slot stays taken. Of a lease that goes on elsewhere it stays where it was started, and its
-// result may be asked for after the move. With the context of [Idempotent], in must stay unchanged until Result, which
-// makes the call again if need be, on the worker that has this place, for as long as the context permits. An attempt that takes
-// longer than [IdempotentWithin] permits counts as ended for Wait and Test, and Result gives it up.
+// needs a Result or a Cancel, or its slot stays taken. The context's deadline is the call's. With the context of [Idempotent], in
+// must stay unchanged until Result; whichever of Wait, Test and Result finds the end makes the call again if need be, and blocks
+// meanwhile.
 func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
 	if err := w.check(f); err != nil {
 		return Call{}, err
 	}
-	c, err := w.startSomewhere(ctx, f, in, capacity)
-	if r := repeatsOf(ctx); err == nil && r.times > 0 {
-		c.again = &resubmission{ctx: ctx, f: f, in: in, attempt: r.attempt, until: c.worker.lease.now() + int64(r.attempt)}
+	if w.lease.released.Load() {
+		return Call{}, fail(f.op(), StatusLeaseEnded, "the lease was released")
 	}
-	return c, err
+	o := repeatsOf(ctx).options(w.index)
+	if o.Timeout = timeout(ctx); o.Timeout < 0 {
+		return Call{}, f.ended(ctx, "before it began", false)
+	}
+	s := w.lease.take(max(capacity, 0))
+	if o.Repeats > 0 {
+		pinBytes(&s.in, in)
+	}
+	s.f = f
+	var err error
+	if s.request, _, _, err = w.lease.c.Start(f.index, in, s.memory[:s.room:s.room], o, 0); err != nil {
+		s.put(w.lease)
+		return Call{}, w.lease.explain(err)
+	}
+	call := Call{s, s.seq}
+	s.mu.Unlock()
+	return call, nil
 }
 
-// startSomewhere starts a call on the worker, or on the one that has its place.
-func (w *Worker) startSomewhere(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
-	m := f.lease.mover
-	if m == nil {
-		return w.start(ctx, f, in, capacity)
-	}
-	var suspect *Lease
-	for moves := 0; ; moves++ {
-		home, err := m.where(ctx, f.op(), suspect)
-		if err != nil {
-			return Call{}, err
-		}
-		g := f.on(home)
-		if g == nil {
-			return Call{}, fail(f.op(), StatusNoFunction, "the library on %s has none of this name", home.held.Node)
-		}
-		c, err := home.workers[w.index].start(ctx, g, in, capacity)
-		var e *Error
-		if err == nil || moves == movesMax || !errors.As(err, &e) || e.Started || !(repeats{}).again(ctx, e) {
-			return c, err
-		}
-		suspect = home
-	}
-}
-
-// start is Submit on the worker itself.
-func (w *Worker) start(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
-	if w.lease.local != nil {
-		return w.startHere(ctx, f, in, capacity)
-	}
-	if err := w.claim(ctx, "invoke"); err != nil {
-		return Call{}, err
-	}
-	slot, st := w.submit(f.index, in, capacity)
-	if st.Class() == ErrConnection {
-		if mine, err := w.repairWithin(ctx, f.op()); err != nil {
-			if mine {
-				w.lease.give(w)
-			}
-			return Call{}, err
-		}
-		slot, st = w.submit(f.index, in, capacity)
-	}
-	if st != dataplane.OK {
-		_, _, err := w.recover(ctx, f, in, nil, false, outcome{status: st, started: st.Class() == ErrConnection})
-		return Call{}, err
-	}
-	defer w.lease.give(w)
-	c := Call{worker: w, f: f, slot: slot, seq: w.number()}
-	w.slots[slot] = submitted{seq: c.seq, capacity: capacity}
-	return c, nil
-}
-
-// enter claims the call's worker. lost is set when the call ended with a worker that was replaced.
-func (c Call) enter(ctx context.Context, op string) (lost *outcome, err error) {
-	if c.worker == nil {
+// enter locks the call's slot.
+func (x Call) enter(op string) (*slot, error) {
+	if x.slot == nil {
 		return nil, fail(op, dataplane.StatusInvalid, "the zero Call")
 	}
-	w := c.worker
-	if err := w.claim(ctx, op); err != nil {
-		return nil, err
+	x.slot.mu.Lock()
+	if x.slot.seq != x.seq {
+		x.slot.mu.Unlock()
+		return nil, fail(op, dataplane.StatusInvalid, "the call was asked for or cancelled already")
 	}
-	if w.slots[c.slot].seq == c.seq {
-		return nil, nil
+	if x.slot.gone {
+		x.slot.mu.Unlock()
+		return nil, fail(op, StatusLeaseEnded, "the lease was released")
 	}
-	if o, ok := w.lost[c.seq]; ok {
-		return &o, nil
-	}
-	w.lease.give(w)
-	return nil, fail(op, dataplane.StatusInvalid, "call %d of %s on worker %d was asked for or cancelled already", c.seq, c.f.name, w.index)
+	return x.slot, nil
 }
 
-// late says whether the first attempt of an idempotent call has taken as long as it may.
-func (c Call) late() bool {
-	return c.again != nil && c.again.attempt > 0 && c.worker.lease.now() >= c.again.until
+// look waits a while for the call to end. With the slot's lock.
+func (s *slot) look(patience time.Duration) {
+	if s.request == 0 {
+		return
+	}
+	if i, n, err := c.WaitAny(unsafe.Slice(&s.request, 1), patience); i >= 0 || err != nil {
+		s.take(n, err)
+	}
+}
+
+// take takes over what a call came to.
+func (s *slot) take(n int, err error) {
+	s.request, s.n = 0, n
+	if err != nil {
+		s.err = s.f.lease.explain(err)
+	}
+}
+
+// slice is how long to stay in C, when the context has a say.
+func slice(ctx context.Context, most time.Duration) time.Duration {
+	if d, ok := ctx.Deadline(); ok {
+		return max(min(most, time.Until(d)), 0)
+	}
+	return most
 }
 
 // Wait returns nil when the call has ended, well or not: Result tells. When the context ends first the call goes on and
 // may be waited for again.
-func (c Call) Wait(ctx context.Context) error {
+func (x Call) Wait(ctx context.Context) error {
 	const op = "wait"
-	for slice := int64(firstSlice); ; slice = min(2*slice, lastSlice) {
-		lost, err := c.enter(ctx, op)
+	for most := firstSlice; ; most = min(2*most, lastSlice) {
+		s, err := x.enter(op)
 		if err != nil {
 			return err
 		}
-		w := c.worker
-		until := w.until(ctx, slice)
-		if c.again != nil && c.again.attempt > 0 {
-			until = min(until, c.again.until)
-		}
-		ended := lost != nil || w.ch.Wait(c.slot, until) == dataplane.OK || c.late()
-		if w.waiting.Load() > 0 {
-			slice = firstSlice / 2 // others want to submit
-		}
-		w.lease.give(w)
+		s.look(slice(ctx, most))
+		ended := s.request == 0
+		s.mu.Unlock()
 		if ended {
 			return nil
 		}
 		if ctx.Err() != nil {
-			return contextError(ctx, op, fmt.Sprintf("%s on worker %d goes on", c.f.name, w.index), true)
+			return contextError(ctx, op, "the call goes on", true)
 		}
 	}
 }
 
-// Test says whether the call has ended. It does not wait for the call, but for other goroutines that are using the
-// worker.
-func (c Call) Test() (bool, error) {
-	lost, err := c.enter(context.Background(), "test")
+// WaitAny waits until one of the calls has ended, well or not: its place, to be asked for its Result. Zero Calls are passed over; -1
+// and no error: there are no others. When the context ends first the calls go on. The same call may not be waited for elsewhere
+// meanwhile.
+func WaitAny(ctx context.Context, calls []Call) (int, error) {
+	const op = "wait for any"
+	requests := make([]c.Request, len(calls))
+	some := false
+	for i, x := range calls {
+		if x.slot == nil {
+			continue
+		}
+		s, err := x.enter(op)
+		if err != nil {
+			return i, err
+		}
+		requests[i] = s.request
+		s.mu.Unlock()
+		if requests[i] == 0 {
+			return i, nil
+		}
+		some = true
+	}
+	if !some {
+		return -1, nil
+	}
+	for most := firstSlice; ; most = min(2*most, lastSlice) {
+		i, n, err := c.WaitAny(requests, slice(ctx, most))
+		if i >= 0 {
+			s, lost := calls[i].enter(op)
+			if lost != nil {
+				return i, lost
+			}
+			s.take(n, err)
+			s.mu.Unlock()
+			return i, nil
+		}
+		if err != nil {
+			return -1, err
+		}
+		if ctx.Err() != nil {
+			return -1, contextError(ctx, op, "the calls go on", true)
+		}
+	}
+}
+
+// Test says whether the call has ended. It does not wait for the call, but for another goroutine that is waiting for it.
+func (x Call) Test() (bool, error) {
+	s, err := x.enter("test")
 	if err != nil {
 		return false, err
 	}
-	defer c.worker.lease.give(c.worker)
-	return lost != nil || c.worker.ch.Test(c.slot) || c.late(), nil
+	defer s.mu.Unlock()
+	s.look(0)
+	return s.request == 0, nil
 }
 
 // Result stores the result of an ended call to out and frees its slot: once per call. n is its size. ErrBusy when the
-// call has not ended; other errors are as of Invoke. A call of [Idempotent] that failed is made again here, which blocks.
-func (c Call) Result(out []byte) (n int, err error) {
-	n, err = c.result(out)
-	var e *Error
-	if err == nil || c.again == nil || !errors.As(err, &e) {
-		return n, err
-	}
-	a, r := c.again, repeatsOf(c.again.ctx)
-	if !e.Started || !r.again(a.ctx, e) || a.f.lease.mover == nil && e.Status.Class() == ErrLease {
-		return n, err
-	}
-	r.times--
-	a.f.lease.repeated.Add(1)
-	n, err = a.f.invokeAgain(a.ctx, r, c.worker.index, a.in, out)
-	return n, maybeRan(err, true)
-}
-
-func (c Call) result(out []byte) (n int, err error) {
-	lost, err := c.enter(context.Background(), "result")
+// call has not ended; other errors are as of Invoke.
+func (x Call) Result(out []byte) (n int, err error) {
+	s, err := x.enter("result")
 	if err != nil {
 		return 0, err
 	}
-	w := c.worker
-	defer w.lease.give(w)
-	var o outcome
-	if lost != nil {
-		o = *lost
-		delete(w.lost, c.seq)
-		if o.status == dataplane.OK {
-			if len(o.data) > len(out) {
-				return len(o.data), w.explain(c.f.op(), len(o.data), true, StatusResultTooLarge)
-			}
-			return copy(out, o.data), nil
-		}
-	} else {
-		if ended := w.ch.Test(c.slot); !ended && c.late() {
-			w.ch.Abandon(c.slot)
-			w.slots[c.slot] = submitted{}
-			return 0, contextError(context.Background(), c.f.op(), fmt.Sprintf("on worker %d: no result within %v", w.index, c.again.attempt), true)
-		} else if !ended {
-			return 0, fail("result", dataplane.StatusBusy, "%s on worker %d has not ended", c.f.name, w.index)
-		}
-		o = w.collect(c.slot, out)
-		w.slots[c.slot] = submitted{}
+	l := s.f.lease
+	s.look(0)
+	if s.request != 0 {
+		defer s.mu.Unlock()
+		return 0, fail("result", dataplane.StatusBusy, "%s has not ended", s.f.name)
 	}
-	if o.status == dataplane.OK {
-		return o.n, nil
+	defer s.put(l)
+	switch n = s.n; {
+	case s.err != nil:
+		return n, s.err
+	case n > len(out):
+		return n, &Error{Status: StatusResultTooLarge, Started: true, Text: s.f.op() + ": the result is larger than the room for it"}
 	}
-	if o.err != nil {
-		return 0, fmt.Errorf("%s: %w", c.f.op(), o.err)
-	}
-	if o.status != StatusResultTooLarge {
-		return 0, w.explain(c.f.op(), o.n, o.started, o.status)
-	}
-	return o.n, w.explain(c.f.op(), o.n, true, o.status)
+	return copy(out, s.memory[:n]), nil
 }
 
 // Cancel gives up the call. The function may run nevertheless; its result is dropped and the slot is free when the
 // worker has answered. Cancelling a call that was asked for already does nothing.
-func (c Call) Cancel() {
-	lost, err := c.enter(context.Background(), "cancel")
+func (x Call) Cancel() {
+	s, err := x.enter("cancel")
 	if err != nil {
 		return
 	}
-	w := c.worker
-	if lost != nil {
-		delete(w.lost, c.seq)
-	} else {
-		w.ch.Abandon(c.slot)
-		w.slots[c.slot] = submitted{}
+	if s.request != 0 {
+		_ = s.request.Cancel() // an error: it has ended
 	}
-	w.lease.give(w)
+	s.put(s.f.lease)
+}
+
+// ---- one function over an array ----
+
+// MapOptions say how a map is made. The zero value takes the defaults.
+type MapOptions struct {
+	Chunk int // items of one call; 0: chosen so that all workers end at about the same time
+}
+
+// Map calls the function on consecutive items of an array, on all workers of the lease, and gathers the results: with k >= 1
+// items of inItem bytes it returns k*outItem bytes, the results of these items in the same order. in is a number of items, out has
+// room for as many results. Repeats are those of [Idempotent]. The context's deadline bounds it; a cancellation is noticed when it
+// is over. After an error no call is made any more, the text names the items, and what is in out is undefined.
+func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, outItem int, o MapOptions) error {
+	const op = "map"
+	count := len(in) / max(inItem, 1)
+	switch {
+	case inItem < 1 || outItem < 0 || o.Chunk < 0:
+		return fail(op, dataplane.StatusInvalid, "items of %d and %d bytes, %d in a chunk", inItem, outItem, o.Chunk)
+	case count*inItem != len(in):
+		return fail(op, dataplane.StatusInvalid, "%d bytes are no number of items of %d bytes", len(in), inItem)
+	case outItem > 0 && count > len(out)/outItem:
+		return fail(op, dataplane.StatusInvalid, "room for %d results of %d bytes, want %d", len(out)/outItem, outItem, count)
+	case f.lease.released.Load():
+		return fail(op, StatusLeaseEnded, "the lease was released")
+	}
+	options := repeatsOf(ctx).options(c.AnyWorker)
+	if options.Timeout = timeout(ctx); options.Timeout < 0 {
+		return f.ended(ctx, "before it began", false)
+	}
+	err := f.lease.c.Map(f.index, in, inItem, out, outItem, count, o.Chunk, options.Timeout, options.Repeats)
+	if err == nil && ctx.Err() != nil {
+		return f.ended(ctx, "it has ended nevertheless", true)
+	}
+	return f.lease.explain(err)
 }

@@ -3,9 +3,8 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
-
-	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // ExecutorChange is something that happened to an executor of the resource manager's.
@@ -15,58 +14,66 @@ type ExecutorChange struct {
 	State    string // what it is now: "open", "draining", "silent" or "left"
 }
 
-// Changes is a subscription to what happens to executors: it begins with those that are there. The resource manager writes changes
-// into this process's memory, so that looking costs no message. After a restart of the manager it goes on by itself. Safe
-// for concurrent use, until the session is closed.
-type Changes struct{ changes *grant.Changes }
+var executorStates = [...]string{1: "open", 2: "draining", 3: "silent", 4: "left"}
 
-// changesEvery is how often the mailbox is looked at for a channel or a callback.
-const changesEvery = grant.LookEvery
+// Changes tells what happens to executors. It begins with those that are there. Each change is told once for a session, whichever
+// Changes of the session it was asked of. After a restart of the manager it goes on by itself. Safe for concurrent use, until the
+// session is closed.
+type Changes struct{ session *Session }
 
-// Changes subscribes. It blocks for nothing; the first Poll connects.
-func (s *Session) Changes() *Changes { return &Changes{s.control.Changes()} }
+// Between two looks for a channel or a callback; while the manager is away, they are rarer.
+const (
+	changesEvery     = 5 * time.Millisecond
+	changesEveryAway = 100 * time.Millisecond
+)
+
+// Changes subscribes. It does not block.
+func (s *Session) Changes() *Changes { return &Changes{s} }
 
 // Poll returns what has happened since the last Poll, nil if nothing has. Errors: ErrUnsupported (there is no resource manager, or no
 // way to its memory from here); any other: it is away, try again later.
 func (c *Changes) Poll(ctx context.Context) ([]ExecutorChange, error) {
-	found, err := c.changes.Poll(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var changes []ExecutorChange
-	for _, x := range found {
-		changes = append(changes, ExecutorChange{Executor: x.Address, Node: x.Node, State: x.State.String()})
-	}
-	return changes, nil
+	return during(ctx, c.session, "changes", func() ([]ExecutorChange, error) {
+		found, err := c.session.c.Changes()
+		var changes []ExecutorChange
+		for _, x := range found {
+			state := fmt.Sprintf("state %d", x.State)
+			if x.State > 0 && int(x.State) < len(executorStates) {
+				state = executorStates[x.State]
+			}
+			changes = append(changes, ExecutorChange{Executor: x.Executor, Node: x.Node, State: state})
+		}
+		if len(changes) > 0 {
+			err = nil // it comes again
+		}
+		return changes, err
+	}, nil)
 }
 
 // Each calls f with every change, one at a time, until ctx ends, and returns its error. While the manager is away it waits.
 // Other errors of Poll end it.
 func (c *Changes) Each(ctx context.Context, f func(ExecutorChange)) error {
-	tick := time.NewTicker(changesEvery)
-	defer tick.Stop()
 	for {
 		changes, err := c.Poll(ctx)
-		if err != nil && ctx.Err() == nil && errors.Is(err, ErrUnsupported) {
+		if ctx.Err() == nil && (errors.Is(err, ErrUnsupported) || errors.Is(err, ErrInvalid)) {
 			return err
 		}
 		for _, x := range changes {
 			f(x)
 		}
-		pause := tick.C
+		pause := changesEvery
 		if err != nil {
-			pause = time.After(20 * changesEvery)
+			pause = changesEveryAway
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-pause:
+		case <-time.After(pause):
 		}
 	}
 }
 
-// Channel delivers every change until ctx ends, and is then closed. A slow receiver delays nobody else: what comes next is looked up
-// when it is ready.
+// Channel delivers every change until ctx ends, and is then closed.
 func (c *Changes) Channel(ctx context.Context) <-chan ExecutorChange {
 	out := make(chan ExecutorChange)
 	go func() {

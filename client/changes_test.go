@@ -50,8 +50,8 @@ func TestChanges(t *testing.T) {
 	c := executor()
 	want(c, "open")
 
-	// A late subscriber begins with those that are there, and is told once. Polled, and called back.
-	late := s.Changes()
+	// A late session begins with those that are there, and is told once. Polled, and called back.
+	late := w.connect(t, client.Options{Manager: address}).Changes()
 	poll := func(last string) string {
 		t.Helper()
 		found, err := late.Poll(ctx)
@@ -77,7 +77,7 @@ func TestChanges(t *testing.T) {
 	}
 	poll(last)
 	called, end := context.WithCancel(ctx)
-	err := s.Changes().Each(called, func(x client.ExecutorChange) {
+	err := w.connect(t, client.Options{Manager: address}).Changes().Each(called, func(x client.ExecutorChange) {
 		if x.Executor == c.Address {
 			end()
 		}

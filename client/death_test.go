@@ -110,18 +110,18 @@ func TestDeathsAreTold(t *testing.T) {
 		if !errors.As(err, &e) || !errors.Is(err, client.ErrConnection) || e.Status != c.status || !e.Started {
 			t.Fatalf("%s: %v (%#v)", c.function, err, e)
 		}
-		if want := "function " + c.function + " of worker 0: "; !strings.HasPrefix(e.Detail, want) || !strings.Contains(e.Detail, c.reason) {
-			t.Errorf("%s: %q, want %q and %q", c.function, e.Detail, want, c.reason)
+		if want := "function " + c.function + " of worker 0: "; !strings.Contains(e.Text, want) || !strings.Contains(e.Text, c.reason) {
+			t.Errorf("%s: %q, want %q and %q", c.function, e.Text, want, c.reason)
 		}
-		rest := e.Backtrace
+		rest := e.Text
 		for f := range strings.FieldsSeq(c.stack) {
 			var ok bool
 			if _, rest, ok = strings.Cut(rest, f); !ok {
-				t.Errorf("%s: no %s (of %s) in\n%s", c.function, f, c.stack, e.Backtrace)
+				t.Errorf("%s: no %s (of %s) in\n%s", c.function, f, c.stack, e.Text)
 			}
 		}
-		if !strings.Contains(e.Output, c.output) {
-			t.Errorf("%s: it printed %q, want %q", c.function, e.Output, c.output)
+		if !strings.Contains(e.Text, c.output) {
+			t.Errorf("%s: it printed %q, want %q", c.function, e.Text, c.output)
 		}
 		if most := map[bool]time.Duration{false: 3 * time.Second, true: limit + 2*time.Second}[c.status == client.StatusTimeLimit]; took > most {
 			t.Errorf("%s: told after %v", c.function, took)
@@ -207,7 +207,7 @@ func TestWorkerThatNeverAnswers(t *testing.T) {
 	dead := func(what string, began time.Time, err error) {
 		t.Helper()
 		var e *client.Error
-		if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started || !strings.Contains(e.Detail, "lives and runs nothing") {
+		if !errors.As(err, &e) || e.Status != client.StatusWorkerDied || !e.Started || !strings.Contains(e.Text, "lives and runs nothing") {
 			t.Fatalf("%s: %v", what, err)
 		}
 		t.Logf("%s: %v after %v", what, err, time.Since(began).Round(time.Millisecond))

@@ -8,18 +8,36 @@
 //	err = s.Close()
 //
 // A session knows where executors are. A lease is a number of workers on one executor, each connected by a
-// queue pair of its own; the library of functions is loaded there. An invocation takes a free worker and no lock, makes
-// no allocation, and is C from the request's write to the result's arrival.
+// queue pair of its own; the library of functions is loaded there. An invocation makes no allocation, and is C from the request's
+// write to the result's arrival.
+//
+// The package is a binding of the C library (rfaas.h), which it contains: docs/languages.md says which function of C each method
+// is. The control plane runs in the agent of this user on this node, a program that the first session starts. It is found at
+// $RFAAS_AGENT, in ../libexec or libexec from the program's own directory, beside the program, or in /usr/local/libexec,
+// /usr/libexec and /opt/rfaas/libexec. `make install` puts it there, and `go install
+// github.com/rfaas-go/rfaas/cmd/rfaas-agent` makes it too.
 //
 // # Errors
 //
 // Every error is of one class, found by errors.Is: ErrBusy, ErrInvalid, ErrUnsupported, ErrFunction, ErrConnection,
-// ErrLease, ErrFatal, ErrCredential. The class says what to do next. errors.As finds *Error, which has the exact status, names the
-// offending value and, for calls, tells whether the function may have run. An error that a context caused is also
+// ErrLease, ErrFatal, ErrCredential. The class says what to do next. errors.As finds *Error, which has the exact status, a text
+// that names the offending value and, for calls, tells whether the function may have run. An error that a context caused is also
 // context.Canceled or context.DeadlineExceeded.
 //
-// A worker that dies ends its calls with ErrConnection and a text that says how it died. It is replaced in the
-// background; calls in the meantime use the other workers or wait for the replacement.
+// A worker that dies ends its calls with ErrConnection and a text that says how it died. The next call replaces it; meanwhile calls
+// use the other workers or wait for the replacement.
+//
+// # Contexts
+//
+// A context's deadline bounds a call in C. A call whose context can be cancelled stays in C for 5 ms at most before it looks
+// whether it was: a call that is answered within 200 us is one crossing into C nevertheless. While a call waits for a new worker, or
+// for another executor, only the deadline ends it. Operations other than calls return when their context ends and go on in the
+// background.
+//
+// # Threads
+//
+// A goroutine inside C takes a thread of the operating system. As many goroutines as there are workers invoke at a time; others wait
+// for their turn as goroutines do. Each goroutine in Call.Wait takes a thread.
 //
 // # Failover
 //

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/agenttest"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
@@ -26,7 +27,7 @@ var objects = leakcheck.Objects(dataplane.Live)
 var compiled = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "rfaas-client-test") })
 
 func TestMain(m *testing.M) {
-	code := leakcheck.Run(m, nil, objects)
+	code := agenttest.Run(root, func() int { return leakcheck.Run(m, nil, objects) })
 	if dir, err := compiled(); err == nil {
 		os.RemoveAll(dir)
 	}

@@ -27,9 +27,10 @@ func TestIdempotent(t *testing.T) {
 		pids := [2]int{}
 		within(t, 10*time.Second, "both workers are there", func() bool {
 			for i := range pids {
-				if pids[i] = l.Worker(i).PID(); pids[i] == 0 || !alive(l, i) {
+				if !alive(l, i) {
 					return false
 				}
+				pids[i] = l.Worker(i).PID()
 			}
 			return true
 		})
@@ -115,20 +116,20 @@ func TestSubmittedAttemptTakesTooLong(t *testing.T) {
 				t.Errorf("a quick call: %d, %v", n, err)
 			}
 			slow := submit(client.IdempotentWithin(t.Context(), 1, attempt), long)
-			began := time.Now()
+			began, before := time.Now(), l.Statistics().Repeated
 			if ended, err := slow.Test(); ended && time.Since(began) < attempt || err != nil {
 				t.Errorf("it has ended at once: %v, %v", ended, err)
 			}
 			if err := slow.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(began); took < attempt || took >= long {
-				t.Errorf("an attempt that may take %v was waited for %v", attempt, took)
+			// The call is made again as soon as there is a slot.
+			if took := time.Since(began); took < 2*attempt || depth > 1 && took >= long {
+				t.Errorf("two attempts that may take %v were waited for %v", attempt, took)
 			}
 			if ended, err := slow.Test(); !ended || err != nil {
 				t.Errorf("after Wait: %v, %v", ended, err)
 			}
-			before := l.Statistics().Repeated
 			var e *client.Error
 			if _, err := slow.Result(out); !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || !e.Started {
 				t.Errorf("both attempts take too long: %v", err)

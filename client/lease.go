@@ -1,17 +1,14 @@
 package client
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"slices"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/client/c"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // WaitMode says how both sides wait for messages.
@@ -44,16 +41,16 @@ type LeaseOptions struct {
 	// that the executor does not give, are ErrInvalid; one below a millisecond is a millisecond.
 	Duration time.Duration
 	Renew    bool // renew the lease in the background for as long as it is held
-	// Failover: the lease goes on elsewhere. When its executor is lost or its node drains, a lease with as many workers is taken
-	// in the background, wherever the session finds one (at Executor alone if that is given), again and again until there is one.
-	// Calls wait for it, at most until their context ends or for the session's time-out, and fail with ErrLease, not started,
+	// Failover: the lease goes on elsewhere. When its executor is lost or its node drains, calls look for a lease with as many
+	// workers, wherever the session finds one (at Executor alone if that is given), again and again until there is one.
+	// Calls wait for it, at most until their context's deadline or for the session's time-out, and fail with ErrLease, not started,
 	// if there is none by then. State that functions kept in the old workers is gone. Calls in flight end with an error, but
 	// for those that [Idempotent] lets be made again. Worker i is then whichever worker has that place.
 	Failover bool
 	// Local: functions run in this process when there is no executor for them. The library is opened here too (dlopen), so its
 	// constructors run and what it is linked with must be there (StatusBadLibrary). If Session.Lease finds no room or nobody to
 	// ask, it succeeds, Provider says "local", and the lease stays so until it is released. With Failover, calls run here from
-	// the loss of the executor until another one is found. Such a call runs on the caller's thread, one at a time for a lease,
+	// the loss of the executor until another one is found. Such a call runs on the caller's thread
 	// before Invoke or Submit returns; no deadline, time or memory limit ends it, a crash is the caller's, rfaas_state is
 	// another one, and rfaas_fail only prints (rfaas_function.h).
 	Local bool
@@ -61,52 +58,48 @@ type LeaseOptions struct {
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
 	Executor  string // address: this executor and no other; empty: the session's choice
-	// OnEvent is called with what happens to the lease, one event at a time, on a goroutine of the lease. It must not block
-	// for long nor call Release.
+	// OnEvent is called with what happens to the lease, one event at a time, on a goroutine of the lease, which looks for events
+	// every 10 ms. It must not block for long nor call Release.
 	OnEvent func(Event)
+}
+
+// c checks what C's types cannot hold and converts.
+func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
+	const op = "lease"
+	for _, x := range []struct {
+		name  string
+		value int
+	}{{"workers", o.Workers}, {"cores per worker", o.CoresPerWorker}, {"depth", o.Depth}, {"eager", o.Eager}, {"wait mode", int(o.WaitMode)}} {
+		if x.value < 0 || x.value > math.MaxInt32 {
+			return nil, fail(op, dataplane.StatusInvalid, "%s %d is negative or too large", x.name, x.value)
+		}
+	}
+	if o.Duration < 0 || o.CallLimit < 0 {
+		return nil, fail(op, dataplane.StatusInvalid, "duration %v, call limit %v: negative", o.Duration, o.CallLimit)
+	}
+	return &c.LeaseOptions{Workers: uint32(o.Workers), CoresPerWorker: uint32(o.CoresPerWorker), Depth: uint32(o.Depth),
+		Eager: uint32(o.Eager), WaitMode: uint32(o.WaitMode), Bulk: o.Bulk, Memory: o.Memory, Duration: o.Duration,
+		CallLimit: o.CallLimit, Library: o.Library, Executor: o.Executor, Code: o.Code, Renew: o.Renew || o.Duration == 0,
+		Failover: o.Failover, Local: o.Local}, nil
 }
 
 // Lease is a number of workers on one executor. Safe for concurrent use.
 type Lease struct {
 	session *Session
-	held    *grant.Held
-	workers []*Worker
-	byName  map[string]*Function
-	config  dataplane.ChannelConfig
-	kind    spareKind
+	c       *c.Lease
+	turns   turns
+	chosen  atomic.Int64 // calls on a worker that the program chose, which take no turn of the lease
+	workers []Worker
+	begun   c.Info // when the lease began
 
-	free    []atomic.Uint64 // bit per worker that nobody is using
-	waiting atomic.Int32    // goroutines in claimAny
-	wake    chan struct{}
-
-	ctx    context.Context // ends with the lease
-	cancel context.CancelFunc
-	heal   sync.WaitGroup
-	start  time.Time // with startNs: the data plane's clock without a call into C
-	startN int64
-
-	replaced atomic.Uint64
 	released atomic.Bool
-	onEvent  func(Event)
-	repeated atomic.Uint64 // calls made again
+	over     chan struct{} // closed by Release
+	gone     chan struct{} // closed when Release has ended
+	events   sync.WaitGroup
 
-	mover *mover         // of a lease that goes on elsewhere: it has no workers of its own, but those of the mover's home
-	front *Lease         // of such a home
-	plan  *grant.Pending // of a home: how it was found
-	local *local         // of a home that is this process
-
-	leaving atomic.Bool   // no call is started any more, since the node drains or the lease is over
-	closing chan struct{} // closed then
-	over    atomic.Bool   // ended is set
-
-	healCtx  context.Context // ends before ctx: nothing is healed any more
-	stopHeal context.CancelFunc
-
-	mu     sync.Mutex
-	closed bool   // nothing more in the background
-	why    string // the node drains
-	ended  Status // not OK: why the lease is no more
-	reason string
+	mu    sync.Mutex
+	slots []*slot // all that were made
+	free  []*slot
 }
 
 // Lease takes a lease: it finds an executor, connects and loads the library there, which is sent only if the node
@@ -114,216 +107,168 @@ type Lease struct {
 // enough free cores), ErrInvalid (also a library that cannot be loaded: StatusBadLibrary), ErrUnsupported,
 // ErrConnection.
 func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
-	return s.leaseAt(ctx, o, "")
+	return s.LeaseAt(ctx, o, "")
 }
 
-// leaseAt is Lease that begins at an executor if one is given.
-func (s *Session) leaseAt(ctx context.Context, o LeaseOptions, at string) (*Lease, error) {
-	cfg, err := o.channel()
+// Place is an executor that Places has found, for LeaseAt in any process of the tenant.
+type Place string
+
+// Places finds room for so many leases like o, on as few executors as it finds. It takes nothing: the executors may refuse. For
+// programs of which one process looks for all, such as those of MPI. Errors: ErrBusy (there is room for fewer), ErrInvalid,
+// ErrConnection.
+func (s *Session) Places(ctx context.Context, o LeaseOptions, count int) ([]Place, error) {
+	options, err := o.c()
 	if err != nil {
 		return nil, err
 	}
-	if o.Failover || o.Local {
-		return s.leaseMoving(ctx, o, cfg, at)
+	if count < 1 {
+		return nil, fail("places", dataplane.StatusInvalid, "count %d, want at least 1", count)
 	}
-	return s.leaseFor(ctx, nil, o, cfg, at)
+	return during(ctx, s, "places", func() ([]Place, error) {
+		found, err := s.c.Places(options, count)
+		places := make([]Place, len(found))
+		for i, p := range found {
+			places[i] = Place(p)
+		}
+		return places, err
+	}, nil)
 }
 
-// leaseFor takes a lease on one executor, for a front if that is not nil.
-func (s *Session) leaseFor(ctx context.Context, front *Lease, o LeaseOptions, cfg dataplane.ChannelConfig, at string) (*Lease, error) {
-	p, err := s.control.Prepare(ctx, grant.Spec{Library: o.Library, Code: o.Code, Workers: cmp.Or(o.Workers, 1),
-		CoresPerWorker: o.CoresPerWorker, Memory: o.Memory, Mode: control.WaitMode(o.WaitMode), Duration: o.Duration,
-		Renew: o.Renew || o.Duration == 0, CallLimit: o.CallLimit,
-		Executor: o.Executor, At: at, Depth: cfg.Depth, Eager: cfg.Eager, Bulk: uint64(cfg.Bulk)})
+// LeaseAt is Lease that asks the executor at a place and no other one; "" is Lease.
+func (s *Session) LeaseAt(ctx context.Context, o LeaseOptions, at Place) (*Lease, error) {
+	options, err := o.c()
 	if err != nil {
 		return nil, err
 	}
-	return s.leaseBy(ctx, front, p, o, cfg)
-}
-
-// leaseBy asks one candidate after the other.
-func (s *Session) leaseBy(ctx context.Context, front *Lease, p *grant.Pending, o LeaseOptions, cfg dataplane.ChannelConfig) (*Lease, error) {
-	for {
-		c, err := p.Next()
+	return during(ctx, s, "lease", func() (*Lease, error) {
+		l, err := s.c.LeaseOpen(options, string(at))
 		if err != nil {
 			return nil, err
 		}
-		l, err := s.leaseFrom(ctx, front, p, c, o, cfg)
-		if err == nil {
-			return l, nil
-		}
-		if c.Kept != nil && ctx.Err() == nil {
-			continue // what is kept was gone: a new one
-		}
-		// Somebody was quicker, or that executor is gone: the next one. Pending keeps the error for when there is none.
-		if p.Granted() || (!errors.Is(err, ErrBusy) && !errors.Is(err, ErrConnection)) || ctx.Err() != nil {
-			return nil, err
-		}
-	}
+		return s.newLease(l, &o)
+	}, func(l *Lease) { _ = l.Release(context.Background()) })
 }
 
-// channel checks the sizes and fills in the defaults.
-func (o *LeaseOptions) channel() (dataplane.ChannelConfig, error) {
-	const op = "lease"
-	cfg := dataplane.ChannelConfig{Depth: cmp.Or(o.Depth, DefaultDepth), Eager: cmp.Or(o.Eager, dataplane.DefaultEager),
-		Bulk: max(cmp.Or(o.Bulk, dataplane.DefaultBulk), 0)}
-	switch {
-	case cfg.Depth < 1 || cfg.Depth > dataplane.MaxDepth:
-		return cfg, fail(op, dataplane.StatusInvalid, "depth %d, want 1 to %d", o.Depth, dataplane.MaxDepth)
-	case cfg.Eager < 1 || cfg.Eager > dataplane.MaxEager:
-		return cfg, fail(op, dataplane.StatusInvalid, "eager %d bytes, want 1 to %d", o.Eager, dataplane.MaxEager)
-	case cfg.Bulk > dataplane.MaxBulk:
-		return cfg, fail(op, dataplane.StatusInvalid, "bulk %d bytes, want at most %d", o.Bulk, dataplane.MaxBulk)
-	case o.Workers < 0:
-		return cfg, fail(op, dataplane.StatusInvalid, "%d workers, want 1 to %d", o.Workers, grant.MaxWorkers)
-	}
-	return cfg, nil
-}
-
-// leaseFrom makes channels on the candidate's provider and asks it for the lease.
-func (s *Session) leaseFrom(ctx context.Context, front *Lease, p *grant.Pending, c grant.Candidate, o LeaseOptions, cfg dataplane.ChannelConfig) (*Lease, error) {
-	dev, err := s.device(c.Provider)
+// newLease is the lease of a handle. After an error it is released.
+func (s *Session) newLease(handle *c.Lease, o *LeaseOptions) (*Lease, error) {
+	info, err := handle.Info()
 	if err != nil {
+		_ = handle.Release() // the first error is the one to tell
 		return nil, err
 	}
-	n := cmp.Or(o.Workers, 1)
-	l := &Lease{session: s, config: cfg, kind: spareKind{dev, cfg, dataplane.WaitMode(o.WaitMode)}, free: make([]atomic.Uint64, (n+63)/64), wake: make(chan struct{}, n),
-		byName: make(map[string]*Function), start: time.Now(), startN: dataplane.Now(), onEvent: o.OnEvent,
-		closing: make(chan struct{}), front: front, plan: p}
-	l.ctx, l.cancel = context.WithCancel(context.Background())
-	l.healCtx, l.stopHeal = context.WithCancel(l.ctx)
-	var conns connections
-	if c.Kept != nil {
-		conns = c.Kept.State.(connections)
-	} else if conns, err = s.connections(n, spareKind{dev, cfg, dataplane.WaitMode(o.WaitMode)}); err != nil {
-		return nil, err
+	l := &Lease{session: s, c: handle, begun: info, over: make(chan struct{}), gone: make(chan struct{}),
+		workers: make([]Worker, info.Workers)}
+	l.turns.init(info.Workers)
+	for i := range l.workers {
+		w := &l.workers[i]
+		w.lease, w.index = l, i
+		w.turns.init(1)
 	}
-	blobs := make([][]byte, n)
-	for i := range blobs {
-		w := newWorker(l, i, conns[i])
-		l.workers = append(l.workers, w)
-		if c.Kept != nil && err == nil {
-			err = w.ch.Renew()
-		}
-		if err == nil {
-			blobs[i], err = w.ch.Offer()
-		}
+	s.mu.Lock()
+	s.leases[l] = struct{}{}
+	s.mu.Unlock()
+	if o.OnEvent != nil {
+		l.events.Go(func() { l.watch(o.OnEvent) })
 	}
-	if err != nil {
-		l.closeWorkers()
-		return nil, err
-	}
-	if l.held, err = p.Grant(ctx, blobs); err != nil {
-		l.closeWorkers()
-		return nil, err
-	}
-	for i, name := range l.held.Functions {
-		l.byName[name] = &Function{lease: l, index: uint32(i), name: name}
-	}
-	for i, w := range l.workers {
-		if err := w.connect(l.held.Workers[i]); err != nil {
-			_ = l.held.Release(context.WithoutCancel(ctx))
-			l.closeWorkers()
-			return nil, err
-		}
-		l.free[i/64].Or(1 << (i % 64))
-	}
-	if l.front == nil && !s.enter(l) { // a home is its front's
-		_ = l.held.Release(context.WithoutCancel(ctx))
-		l.closeWorkers()
-		return nil, fail("lease", dataplane.StatusInvalid, "the session is closed")
-	}
-	for _, w := range l.held.Workers {
-		s.started(Start(w.Start))
-	}
-	l.held.Watch(l.handle)
-	l.background(l.listen)
 	return l, nil
 }
 
-func (l *Lease) closeWorkers() {
-	l.cancel()
-	for _, w := range l.workers {
-		w.freeBuffers()
-		w.close()
+// info describes the lease as it is, or after its release as it began.
+func (l *Lease) info() c.Info {
+	if !l.released.Load() {
+		if info, err := l.c.Info(); err == nil {
+			return info
+		}
 	}
-}
-
-// at is the lease whose workers are called.
-func (l *Lease) at() *Lease {
-	if l.mover != nil {
-		return l.mover.home.Load()
-	}
-	return l
+	info := l.begun
+	info.Left = 0
+	return info
 }
 
 // Workers returns the number of workers.
-func (l *Lease) Workers() int { return len(l.at().workers) }
+func (l *Lease) Workers() int { return len(l.workers) }
 
 // Worker returns worker i, 0 <= i < Workers(). It panics on another index, as a slice would.
-func (l *Lease) Worker(i int) *Worker { return l.at().workers[i] }
+func (l *Lease) Worker(i int) *Worker { return &l.workers[i] }
 
-// Functions returns the names of the library's functions in the order of their indices.
-func (l *Lease) Functions() []string { return slices.Clone(l.at().held.Functions) }
+// Functions returns the names of the library's functions in the order of their indices; of a lease that is local, those that were
+// looked up.
+func (l *Lease) Functions() []string {
+	var names []string
+	for i := range l.info().Functions {
+		names = append(names, l.c.FunctionName(uint32(i)))
+	}
+	return names
+}
+
+// Function finds a function by name. ErrInvalid (StatusNoFunction) names those that exist.
+func (l *Lease) Function(name string) (*Function, error) {
+	if l.released.Load() {
+		return nil, fail("find function", StatusLeaseEnded, "the lease was released")
+	}
+	i, err := l.c.Function(name)
+	if err != nil {
+		return nil, l.explain(err)
+	}
+	return &Function{lease: l, index: i, name: name}, nil
+}
 
 // ID is the lease's number at its executor.
-func (l *Lease) ID() uint64 { return l.at().held.ID }
+func (l *Lease) ID() uint64 { return l.info().ID }
 
 // Executor is the control address of the executor.
-func (l *Lease) Executor() string { return l.at().held.Address }
+func (l *Lease) Executor() string { return l.info().Executor }
 
 // Node is the host name of the executor's node.
-func (l *Lease) Node() string { return l.at().held.Node }
+func (l *Lease) Node() string { return l.info().Node }
 
 // Provider is "shm", "verbs" or "local" (LeaseOptions.Local).
-func (l *Lease) Provider() string { return l.at().held.Provider }
+func (l *Lease) Provider() string { return l.info().Provider }
 
-// Duration is how long the lease lasts from its grant; 0: without end.
-func (l *Lease) Duration() time.Duration { return l.at().held.Duration }
-
-// Until is when the lease ends for this holder unless it is renewed: a little before the executor ends it.
-func (l *Lease) Until() time.Time { return l.at().held.Until() }
+// Until is when the lease ends for this holder unless it is renewed: a little before the executor ends it. The zero Time: it has
+// ended, or ends with its release only.
+func (l *Lease) Until() time.Time {
+	if left := l.info().Left; left > 0 {
+		return time.Now().Add(left)
+	}
+	return time.Time{}
+}
 
 // Renew makes the lease last at least d from now on; 0: as long as it was leased for. It never makes it shorter. Errors:
 // ErrLease (it has ended), ErrBusy (the node drains and renews nothing), ErrInvalid (longer than the executor permits),
 // ErrConnection.
 func (l *Lease) Renew(ctx context.Context, d time.Duration) error {
-	const op = "renew"
 	if l.released.Load() {
-		return fail(op, StatusLeaseEnded, "the lease was released")
+		return fail("renew", StatusLeaseEnded, "the lease was released")
 	}
-	l = l.at()
-	if err := l.endedError(op); err != nil {
-		return err
-	}
-	if l.local != nil {
-		return nil
-	}
-	return l.held.Renew(ctx, d)
+	_, err := during(ctx, l.session, "renew", func() (struct{}, error) {
+		return struct{}{}, l.explain(l.c.Renew(d))
+	}, nil)
+	return err
 }
 
-// Replaced is how many workers died and were replaced.
-func (l *Lease) Replaced() uint64 { return l.Statistics().Replaced }
-
-// LeaseStatistics counts what went wrong with a lease.
+// LeaseStatistics counts what happened to a lease.
 type LeaseStatistics struct {
 	Replaced uint64 // workers that died and were replaced
 	Repeated uint64 // calls that were made again
 	Moved    uint64 // times that the lease went on at another executor
 	Local    uint64 // calls that ran in this process
+	// Workers by how they came to the lease, those of replacements and moves included.
+	Cold, Warm, Cached uint64
 }
 
-// Statistics returns the counters since the lease began.
+// Statistics returns the counters since the lease began; none of a lease that was released.
 func (l *Lease) Statistics() LeaseStatistics {
-	s := LeaseStatistics{Replaced: l.replaced.Load(), Repeated: l.repeated.Load()}
-	if m := l.mover; m != nil {
-		s.Replaced, s.Moved = s.Replaced+m.home.Load().replaced.Load(), m.moved.Load()
-		if m.local != nil {
-			s.Local = m.local.local.calls.Load()
-		}
+	if l.released.Load() {
+		return LeaseStatistics{}
 	}
-	return s
+	s, _ := l.c.Statistics() // an error: it was released just now
+	return LeaseStatistics{Replaced: s.Replaced, Repeated: s.Repeated, Moved: s.Moved, Local: s.Local, Cold: s.Cold, Warm: s.Warm,
+		Cached: s.Cached}
 }
+
+// Replaced is how many workers died and were replaced.
+func (l *Lease) Replaced() uint64 { return l.Statistics().Replaced }
 
 // Err is nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended. One with
 // LeaseOptions.Failover lasts until it is released.
@@ -331,108 +276,96 @@ func (l *Lease) Err() error {
 	if l.released.Load() {
 		return fail("lease", StatusLeaseEnded, "it was released")
 	}
-	return l.endedError("lease")
-}
-
-func (l *Lease) endedError(op string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended == dataplane.OK {
-		return nil
-	}
-	return fail(op, l.ended, "the lease on %s ended: %s", l.held.Address, l.reason)
+	return l.explain(l.c.Status())
 }
 
 // Start is how the lease's workers came to it, the slowest of them.
 func (l *Lease) Start() Start {
-	l = l.at()
-	if l.local != nil {
-		return StartUnknown
-	}
 	how := StartCached
-	for _, w := range l.held.Workers {
-		how = min(how, Start(w.Start))
+	for i := range l.workers {
+		how = min(how, l.workers[i].StartSteps().Start)
 	}
 	return how
 }
 
 // Release ends the lease. Calls in flight end with ErrLease. When there are none, its workers may be kept, connected and
-// stopped, for the next lease of this session that is like this one. A second Release does nothing.
+// stopped, for the next lease of this session that is like this one. When the context ends first, the release goes on. A second
+// Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.released.Swap(true) {
 		return nil
 	}
-	if l.mover != nil {
-		return l.mover.release(ctx)
+	close(l.over)
+	done := make(chan error, 1)
+	release := func() {
+		l.events.Wait()
+		err := l.c.Release()
+		l.drop()
+		l.session.mu.Lock()
+		delete(l.session.leases, l)
+		l.session.mu.Unlock()
+		close(l.gone)
+		done <- err
 	}
-	idle := !l.session.isClosed()
-	var inUse []*Worker
-	for _, w := range l.workers {
-		if !w.try() {
-			inUse = append(inUse, w)
-		}
+	if ctx.Done() == nil {
+		release()
+		return <-done
 	}
-	idle = idle && len(inUse) == 0
-	l.note(StatusLeaseEnded, "released by its holder")
-	if !idle {
-		l.fail(StatusLeaseEnded)
-	}
-	l.cancel()
-	l.held.StopWatch()
-	l.stopHealing()
-	for _, w := range inUse {
-		w.take() // what is inside comes out, since the channels failed
-	}
-	defer l.session.leave(l)
-	if !idle || !l.reusable() {
-		err := l.held.Release(ctx)
-		l.closeWorkers()
+	go release()
+	select {
+	case err := <-done:
 		return err
+	case <-ctx.Done():
+		return contextError(ctx, "release", "it goes on in the background", false)
 	}
-	var conns connections
-	for _, w := range l.workers {
-		w.freeBuffers()
-		conns = append(conns, w.connection)
-	}
-	kept, err := l.held.ReleaseKeep(ctx, conns)
-	if !kept {
-		l.session.spares.put(l.kind, conns)
-	}
-	return err
 }
 
-// reusable says whether every channel can go on with another lease. Nobody else uses them.
-func (l *Lease) reusable() bool {
-	for _, w := range l.workers {
-		if !w.ch.Idle() {
+// turns bounds how many goroutines are inside C, since each takes an operating system's thread there. Those that wait for a turn do not.
+type turns struct {
+	free atomic.Int64 // below 0: how many wait
+	wake chan struct{}
+}
+
+func (t *turns) init(n int) {
+	t.free.Store(int64(n))
+	t.wake = make(chan struct{}, n)
+}
+
+// take takes a turn; false: the context or the lease ended first.
+func (t *turns) take(ctx context.Context, over <-chan struct{}) bool {
+	return t.free.Add(-1) >= 0 || t.wait(ctx, over)
+}
+
+func (t *turns) wait(ctx context.Context, over <-chan struct{}) bool {
+	select {
+	case <-t.wake:
+		return true
+	case <-over:
+	case <-ctx.Done():
+	}
+	for n := t.free.Load(); n < 0; n = t.free.Load() {
+		if t.free.CompareAndSwap(n, n+1) { // one that waits less
 			return false
 		}
 	}
-	return !l.leaving.Load()
+	<-t.wake // a turn is on its way to each that waits
+	t.give()
+	return false
 }
 
-// end notes why the lease is no more and ends all calls. The first reason stays.
-func (l *Lease) end(st Status, reason string) {
-	l.note(st, reason)
-	l.fail(st)
-}
-
-// note notes why the lease is no more. The first reason stays.
-func (l *Lease) note(st Status, reason string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended == dataplane.OK {
-		l.ended, l.reason = st, reason
-		l.over.Store(true)
+func (t *turns) give() {
+	if t.free.Add(1) <= 0 {
+		t.wake <- struct{}{}
 	}
 }
 
-// fail ends all calls.
-func (l *Lease) fail(st Status) {
-	for _, w := range l.workers {
-		w.fail(st)
-	}
-}
+// idle says whether some worker was free a moment ago.
+func (l *Lease) idle() bool { return l.turns.free.Load() > l.chosen.Load() }
 
-// now is the data plane's clock.
-func (l *Lease) now() int64 { return l.startN + int64(time.Since(l.start)) }
+// noTurn is the error of a call that got none.
+func (l *Lease) noTurn(ctx context.Context, op string) error {
+	if l.released.Load() {
+		return fail(op, StatusLeaseEnded, "the lease was released")
+	}
+	return contextError(ctx, op, "no worker became free", false)
+}

@@ -1,14 +1,17 @@
 package client
 
 import (
+	"cmp"
 	"context"
-	"os"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
+
+	"github.com/rfaas-go/rfaas/client/c"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
 // Options say where executors are and how to reach them. Empty fields are taken from the environment
@@ -21,7 +24,7 @@ type Options struct {
 	Verbs          VerbsOptions
 	Tenant         string        // account that pays; empty: the token's, else the user's name
 	SecretFile     string        // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
-	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if it is there
+	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
 	AllowPlaintext bool          // speak without TLS, also to addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
 	// KeepLeases is how many released leases are kept connected for later ones like them; 0: RFAAS_KEEP_LEASES or 16,
@@ -41,112 +44,117 @@ type VerbsOptions struct {
 	MTU          int // 256..4096 bytes; 0: the port's
 }
 
-func (v VerbsOptions) dataplane() dataplane.Options {
-	gid := v.GIDIndex
-	if gid == 0 && !v.ForceGID {
-		gid = -1
-	}
-	return dataplane.Options{Device: v.Device, Port: v.Port, GIDIndex: gid, PKeyIndex: v.PKeyIndex,
-		TrafficClass: v.TrafficClass, ServiceLevel: v.ServiceLevel, MTU: v.MTU}
-}
-
 // Session takes leases. Safe for concurrent use.
 type Session struct {
-	control *grant.Control
-	verbs   VerbsOptions
+	c       *c.Session
+	timeout time.Duration
+	work    sync.WaitGroup // operations inside C, also those whose callers have left
 
-	mu      sync.Mutex
-	devices map[string]*dataplane.Device
-	leases  map[*Lease]struct{}
-	closed  bool
-	starts  [len(startNames)]uint64 // workers, by Start
-
-	spares spares
+	mu     sync.Mutex
+	leases map[*Lease]struct{}
+	closed bool
 }
 
-// Statistics counts how the workers of a session's leases came to them.
-type Statistics struct {
-	Cold, Warm, Cached uint64
-	Kept               int // released leases that are kept now
+// The C library is initialised once for each session. The last Finalize ends it, and nothing may begin meanwhile.
+var library sync.Mutex
+
+func initLibrary() error {
+	library.Lock()
+	defer library.Unlock()
+	return c.Init()
 }
 
-// Statistics returns the counters.
-func (s *Session) Statistics() Statistics {
-	kept := s.control.Kept()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return Statistics{Cold: s.starts[StartCold], Warm: s.starts[StartWarm], Cached: s.starts[StartCached], Kept: kept}
+func finalizeLibrary() error {
+	library.Lock()
+	defer library.Unlock()
+	return c.Finalize()
 }
 
-func (s *Session) started(how Start) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if how < 0 || int(how) >= len(s.starts) {
-		how = StartUnknown
-	}
-	s.starts[how]++
-}
-
-func (s *Session) isClosed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
-}
-
-// Connect reaches the manager or executor once and checks that it speaks our protocol, so that a wrong or dead
-// address is found here. Errors: ErrInvalid, ErrConnection (nobody there, or somebody else).
+// Connect reaches the manager or executor once, through this user's agent on this node, which is started if need be, and checks
+// that it speaks our protocol, so that a wrong or dead address is found here. Errors: ErrInvalid, ErrConnection (nobody there, or
+// somebody else), ErrCredential, ErrUnsupported (no agent can be started).
 func Connect(ctx context.Context, o Options) (*Session, error) {
-	s := &Session{verbs: o.Verbs, devices: make(map[string]*dataplane.Device), leases: make(map[*Lease]struct{})}
-	var err error
-	s.control, err = grant.Open(ctx, grant.Options{
-		Device:         s.device,
-		Manager:        o.Manager,
-		Executor:       o.Executor,
-		Provider:       o.Provider,
-		Tenant:         o.Tenant,
-		SecretFile:     o.SecretFile,
-		TokenFile:      o.TokenFile,
-		AllowPlaintext: o.AllowPlaintext,
-		Timeout:        o.Timeout,
-		Keep:           o.KeepLeases,
-		Dropped:        func(state any) { state.(connections).close() },
-	}.WithEnvironment(os.Getenv))
-	if err != nil {
-		return nil, err
+	if o.Timeout < 0 {
+		return nil, fail("connect", dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
 	}
-	return s, nil
+	s := &Session{timeout: cmp.Or(o.Timeout, 10*time.Second), leases: make(map[*Lease]struct{})}
+	gid := o.Verbs.GIDIndex
+	if gid == 0 && !o.Verbs.ForceGID {
+		gid = -1
+	}
+	options := c.SessionOptions{Manager: o.Manager, Executor: o.Executor, Provider: o.Provider, Tenant: o.Tenant,
+		Device: o.Verbs.Device, SecretFile: o.SecretFile, TokenFile: o.TokenFile, Port: o.Verbs.Port, GIDIndex: gid,
+		PKeyIndex: o.Verbs.PKeyIndex, TrafficClass: o.Verbs.TrafficClass, ServiceLevel: o.Verbs.ServiceLevel, MTU: o.Verbs.MTU,
+		AllowPlaintext: o.AllowPlaintext, Timeout: o.Timeout, KeepLeases: o.KeepLeases}
+	return within(ctx, "connect", func() (*Session, error) {
+		if err := initLibrary(); err != nil {
+			return nil, err
+		}
+		var err error
+		if s.c, err = c.SessionOpen(&options); err != nil {
+			_ = finalizeLibrary() // the first error is the one to tell
+			return nil, err
+		}
+		return s, nil
+	}, func(s *Session) { _ = s.Close() })
 }
 
-// device opens the provider's device, once per session.
-func (s *Session) device(provider string) (*dataplane.Device, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if d := s.devices[provider]; d != nil {
-		return d, nil
+// within runs f, which blocks in C. When the context ends first it returns at once: f goes on, and what it returns is undone.
+func within[T any](ctx context.Context, op string, f func() (T, error), undo func(T)) (none T, err error) {
+	if ctx.Done() == nil {
+		return f()
 	}
-	d, err := dataplane.Open(provider, s.verbs.dataplane())
-	if err != nil {
-		return nil, err
+	if ctx.Err() != nil {
+		return none, contextError(ctx, op, "before it began", false)
 	}
-	s.devices[provider] = d
-	return d, nil
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result)
+	go func() {
+		v, err := f()
+		select {
+		case done <- result{v, err}:
+		case <-ctx.Done():
+			if err == nil && undo != nil {
+				undo(v)
+			}
+		}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		return none, contextError(ctx, op, "it goes on in the background", false)
+	}
 }
 
-// enter notes a lease; false when the session is closed.
-func (s *Session) enter(l *Lease) bool {
+// begin notes an operation of the session, which Close waits for: call end.
+func (s *Session) begin(op string) (end func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed {
-		s.leases[l] = struct{}{}
+	if s.closed {
+		return nil, fail(op, dataplane.StatusInvalid, "the session is closed")
 	}
-	return !s.closed
+	s.work.Add(1)
+	return s.work.Done, nil
 }
 
-func (s *Session) leave(l *Lease) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.leases, l)
+// during is within for an operation of a session.
+func during[T any](ctx context.Context, s *Session, op string, f func() (T, error), undo func(T)) (none T, err error) {
+	return within(ctx, op, func() (T, error) {
+		end, err := s.begin(op)
+		if err != nil {
+			return none, err
+		}
+		defer end()
+		return f()
+	}, undo)
 }
+
+// Kept returns how many released leases the session keeps connected now.
+func (s *Session) Kept() int { return s.c.Kept() }
 
 // Close releases the leases that are left and closes everything. A second Close does nothing. No Lease call may be
 // running.
@@ -157,19 +165,14 @@ func (s *Session) Close() error {
 		return nil
 	}
 	s.closed = true
-	leases := make([]*Lease, 0, len(s.leases))
-	for l := range s.leases {
-		leases = append(leases, l)
-	}
+	leases := slices.Collect(maps.Keys(s.leases))
 	s.mu.Unlock()
 	var errs *multierror.Error
 	for _, l := range leases {
 		errs = multierror.Append(errs, l.Release(context.Background()))
+		<-l.gone
 	}
-	s.control.Close()
-	s.spares.close()
-	for _, d := range s.devices {
-		d.Close()
-	}
+	s.work.Wait()
+	errs = multierror.Append(errs, s.c.Close(), finalizeLibrary())
 	return errs.ErrorOrNil()
 }

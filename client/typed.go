@@ -25,8 +25,15 @@ func Invoke[In, Out Number](ctx context.Context, f *Function, in []In, out []Out
 	var element Out
 	size := int(unsafe.Sizeof(element))
 	if err == nil && bytes%size != 0 {
-		err = &Error{Op: "invoke " + f.Name(), Status: StatusProtocol, Started: true,
-			Detail: "the result's size is no multiple of an element's"}
+		err = &Error{Status: StatusProtocol, Started: true, Text: f.op() + ": the result's size is no multiple of an element's"}
 	}
 	return bytes / size, err
+}
+
+// Map calls f on the elements of in, each an item, on all workers of its lease, and stores the result of each in the same place of
+// out: [Function.Map].
+func Map[In, Out Number](ctx context.Context, f *Function, in []In, out []Out) error {
+	var from In
+	var to Out
+	return f.Map(ctx, Bytes(in), int(unsafe.Sizeof(from)), Bytes(out), int(unsafe.Sizeof(to)), MapOptions{})
 }

@@ -3,6 +3,7 @@ package agenttest
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -10,6 +11,17 @@ import (
 	"syscall"
 	"time"
 )
+
+// Run runs tests with an agent, as Serve says, and returns their exit status.
+func Run(root string, tests func() int) int {
+	stop, err := Serve(root)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer stop()
+	return tests()
+}
 
 // Serve starts the agent that make has built, of the repository at root, and has this process and its children use it. stop ends
 // it. The agent also ends with this process.

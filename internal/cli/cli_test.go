@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rfaas-go/rfaas/internal/agenttest"
 	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("CLI_TEST_RUN") != "" { // be the program: TestBench
 		os.Exit(Run(context.Background(), Env{Version: "test", Getenv: os.Getenv, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:]))
 	}
-	leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live))
+	os.Exit(agenttest.Run("../..", func() int { return leakcheck.Run(m, nil, leakcheck.Objects(dataplane.Live)) }))
 }
 
 // stub is an executor and a manager with fixed answers.

@@ -39,7 +39,8 @@ var rooms = map[string][]string{
 
 	// Public packages.
 	"client/capi": {"client", "invoke", "internal/grant", "internal/config", "internal/control", "internal/dataplane"},
-	"client":      {"invoke", "internal/grant", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane"},
+	"client":      {"client/c", "internal/dataplane", "internal/control"}, // control: executors of its tests
+	"client/c":    {"internal/dataplane"},
 	"lease":       {},
 	"accounting":  {},
 	"invoke":      {"internal/dataplane"},
@@ -83,7 +84,7 @@ var rooms = map[string][]string{
 
 // cgoRooms may import "C": the data plane, the messages between library and agent, the binding of MPI, and the bare round trips
 // of the benchmarks.
-var cgoRooms = []string{"internal/dataplane", "internal/agent/protocol", "mpi", "benchmarks/raw"}
+var cgoRooms = []string{"internal/dataplane", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw"}
 
 // noCgo rooms reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}

@@ -44,6 +44,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	for _, pid := range children(os.Getpid()) { // the agent
+		started.pids[pid] = true
+	}
 	status := m.Run()
 	stop()
 	for end := time.Now().Add(5 * time.Second); status == 0; time.Sleep(5 * time.Millisecond) {
@@ -118,7 +121,7 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "RFAAS_") {
+		if !strings.HasPrefix(kv, "RFAAS_") || strings.HasPrefix(kv, "RFAAS_AGENT") {
 			w.env = append(w.env, kv)
 		}
 	}

@@ -87,7 +87,7 @@ func newCluster(t *testing.T) *cluster {
 	}
 	c := &cluster{TB: t, T: t, whole: t, dir: dir}
 	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "RFAAS_") && !strings.HasPrefix(kv, "HOME=") && !strings.HasPrefix(kv, "XDG_") || strings.HasPrefix(kv, "RFAAS_LEAKCHECK=") {
+		if !strings.HasPrefix(kv, "RFAAS_") && !strings.HasPrefix(kv, "HOME=") && !strings.HasPrefix(kv, "XDG_") || strings.HasPrefix(kv, "RFAAS_LEAKCHECK=") || strings.HasPrefix(kv, "RFAAS_AGENT") {
 			c.env = append(c.env, kv)
 		}
 	}

@@ -4,17 +4,25 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rfaas-go/rfaas/internal/agenttest"
 	"github.com/rfaas-go/rfaas/internal/leakcheck"
 )
 
 var clusterFlag = flag.Bool("cluster", false, "start a cluster and attack it; without it the suite is skipped (make test-hostile)")
 
-func TestMain(m *testing.M) { leakcheck.Main(m, nil) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if !*clusterFlag {
+		os.Exit(m.Run())
+	}
+	os.Exit(agenttest.Run(root, func() int { return leakcheck.Run(m, nil) }))
+}
 
 // attack is one row of the table.
 type attack struct {

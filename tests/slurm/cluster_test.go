@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agenttest"
 )
 
 var (
@@ -31,7 +33,10 @@ func TestMain(m *testing.M) {
 		os.Exit(runAs(as, os.Args[1:]))
 	}
 	flag.Parse()
-	os.Exit(m.Run())
+	if !*clusterFlag {
+		os.Exit(m.Run())
+	}
+	os.Exit(agenttest.Run("../..", m.Run))
 }
 
 // bound is how long a test waits for what must happen; longer where the machine is emulated.

@@ -1,0 +1,10 @@
+package control
+
+import (
+	"os"
+	"testing"
+
+	"github.com/rfaas-go/rfaas/internal/agenttest"
+)
+
+func TestMain(m *testing.M) { os.Exit(agenttest.Run("../..", m.Run)) }

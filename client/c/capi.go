@@ -1,0 +1,441 @@
+// Package c is the C library (rfaas.h) for Go: each function of it is one call of the C function with its name, with Go's types
+// and errors. Package client is what programs use.
+//
+// Its C files use the headers of internal/dataplane, whose objects the program links since this package imports that one. cgo
+// links each package once by itself, without those objects, and must not fail then: hence the linker's flag.
+package c
+
+/*
+#cgo CFLAGS: -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wno-unused-parameter -I${SRCDIR}/../../internal/dataplane
+#cgo LDFLAGS: -Wl,--unresolved-symbols=ignore-all -ldl -pthread
+#include <stdlib.h>
+#include "shim.h"
+
+#cgo noescape rfaas_shim_call
+#cgo nocallback rfaas_shim_call
+#cgo noescape rfaas_shim_invoke
+#cgo nocallback rfaas_shim_invoke
+#cgo nocallback rfaas_shim_start
+#cgo noescape rfaas_shim_waitany
+#cgo nocallback rfaas_shim_waitany
+*/
+import "C"
+
+import (
+	"context"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Error is a failed call. The text is that of rfaas_last_error.
+type Error struct {
+	Status  dataplane.Status
+	Text    string
+	Started bool  // of an invocation: the function may have run
+	Cause   error // context.DeadlineExceeded or context.Canceled where that is what ended it, or nil
+}
+
+func (e *Error) Error() string { return e.Text }
+
+// Is reports whether target is the class of the error.
+func (e *Error) Is(target error) bool { return target == e.Status.Class() }
+
+// Unwrap returns the context's error, if that ended the operation.
+func (e *Error) Unwrap() error { return e.Cause }
+
+// take makes an error of what a shim returned, and frees that.
+func take(f *C.rfaas_shim_error) *Error {
+	e := &Error{Status: dataplane.Status(f.status), Text: C.GoString(f.text), Started: f.started == C.RFAAS_MAYBE_EXECUTED}
+	C.free(unsafe.Pointer(f))
+	if e.Status == dataplane.StatusDeadline {
+		e.Cause = context.DeadlineExceeded
+	}
+	return e
+}
+
+func errorOf(f *C.rfaas_shim_error) error {
+	if f == nil {
+		return nil
+	}
+	return take(f)
+}
+
+// Handles of the C library.
+type (
+	Session C.rfaas_session
+	Lease   C.rfaas_lease
+	Request uint64 // 0: none
+)
+
+func (s *Session) c() *C.rfaas_session { return (*C.rfaas_session)(s) }
+func (l *Lease) c() *C.rfaas_lease     { return (*C.rfaas_lease)(l) }
+
+// AnyWorker is the worker of a call that any worker may run.
+const AnyWorker = C.RFAAS_ANY_WORKER
+
+// Init starts the library; each needs a Finalize.
+func Init() error { return errorOf(C.rfaas_shim_init()) }
+
+// Finalize undoes one Init.
+func Finalize() error { return errorOf(C.rfaas_shim_finalize()) }
+
+// ---- sessions ----
+
+// SessionOptions are rfaas_session_options.
+type SessionOptions struct {
+	Manager, Executor, Provider, Tenant, Device, SecretFile, TokenFile string
+	Port, GIDIndex, PKeyIndex, TrafficClass, ServiceLevel, MTU         int
+	AllowPlaintext                                                     bool
+	Timeout                                                            time.Duration
+	KeepLeases                                                         int
+}
+
+// strings keeps copies of texts for C.
+type strings []*C.char
+
+func (s *strings) c(text string) *C.char {
+	if text == "" {
+		return nil
+	}
+	c := C.CString(text)
+	*s = append(*s, c)
+	return c
+}
+
+func (s *strings) free() {
+	for _, c := range *s {
+		C.free(unsafe.Pointer(c))
+	}
+}
+
+// SessionOpen opens a session.
+func SessionOpen(o *SessionOptions) (*Session, error) {
+	var texts strings
+	defer texts.free()
+	c := C.rfaas_session_options{struct_size: C.sizeof_rfaas_session_options, port: C.int32_t(o.Port), manager: texts.c(o.Manager),
+		executor: texts.c(o.Executor), provider: texts.c(o.Provider), tenant: texts.c(o.Tenant), device: texts.c(o.Device),
+		gid_index: C.int32_t(o.GIDIndex), pkey_index: C.int32_t(o.PKeyIndex), traffic_class: C.int32_t(o.TrafficClass),
+		service_level: C.int32_t(o.ServiceLevel), mtu: C.int32_t(o.MTU), timeout_ns: C.int64_t(o.Timeout),
+		keep_leases: C.int32_t(o.KeepLeases), secret_file: texts.c(o.SecretFile), token_file: texts.c(o.TokenFile)}
+	if o.AllowPlaintext {
+		c.flags = C.RFAAS_SESSION_ALLOW_PLAINTEXT
+	}
+	var s *C.rfaas_session
+	err := errorOf(C.rfaas_shim_session_open(&c, &s))
+	return (*Session)(s), err
+}
+
+// Close closes the session and releases its leases.
+func (s *Session) Close() error { return errorOf(C.rfaas_shim_session_close(s.c())) }
+
+// Kept is how many released leases are kept, 0 of a closed session.
+func (s *Session) Kept() int { return max(int(C.rfaas_session_kept(s.c())), 0) }
+
+// Change is rfaas_change.
+type Change struct {
+	State          uint32
+	Executor, Node string
+}
+
+// Changes takes what has happened to executors.
+func (s *Session) Changes() ([]Change, error) {
+	var found []Change
+	for {
+		var all [64]C.rfaas_change
+		var n C.size_t
+		if err := errorOf(C.rfaas_shim_session_changes(s.c(), &all[0], C.size_t(len(all)), &n)); err != nil {
+			return found, err
+		}
+		for _, c := range all[:n] {
+			found = append(found, Change{uint32(c.state), C.GoString(&c.executor[0]), C.GoString(&c.node[0])})
+		}
+		if int(n) < len(all) {
+			return found, nil
+		}
+	}
+}
+
+// ---- leases ----
+
+// LeaseOptions are rfaas_lease_options. Bulk below 0: none.
+type LeaseOptions struct {
+	Workers, CoresPerWorker, Depth, Eager, WaitMode uint32
+	Bulk                                            int64
+	Memory                                          uint64
+	Duration, CallLimit                             time.Duration
+	Library, Executor                               string
+	Code                                            []byte
+	Renew, Failover, Local                          bool
+}
+
+// with calls f with the options for C.
+func (o *LeaseOptions) with(f func(*C.rfaas_lease_options) *C.rfaas_shim_error) error {
+	var texts strings
+	defer texts.free()
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	c := C.rfaas_lease_options{struct_size: C.sizeof_rfaas_lease_options, workers: C.uint32_t(o.Workers),
+		cores_per_worker: C.uint32_t(o.CoresPerWorker), depth: C.uint32_t(o.Depth), eager: C.uint32_t(o.Eager),
+		wait_mode: C.uint32_t(o.WaitMode), bulk: C.uint64_t(o.Bulk), memory: C.uint64_t(o.Memory),
+		duration_ns: C.int64_t(o.Duration), library: texts.c(o.Library), executor: texts.c(o.Executor),
+		call_limit_ns: C.int64_t(o.CallLimit)}
+	if o.Bulk < 0 {
+		c.bulk = C.RFAAS_NO_BULK
+	}
+	if len(o.Code) > 0 {
+		pin.Pin(unsafe.SliceData(o.Code))
+		c.library_data, c.library_size = unsafe.Pointer(unsafe.SliceData(o.Code)), C.size_t(len(o.Code))
+	}
+	for flag, on := range map[C.uint32_t]bool{C.RFAAS_LEASE_RENEW: o.Renew, C.RFAAS_LEASE_FAILOVER: o.Failover, C.RFAAS_LEASE_LOCAL: o.Local} {
+		if on {
+			c.flags |= flag
+		}
+	}
+	return errorOf(f(&c))
+}
+
+// LeaseOpen takes a lease, at this place and no other unless that is "".
+func (s *Session) LeaseOpen(o *LeaseOptions, place string) (*Lease, error) {
+	var l *C.rfaas_lease
+	var texts strings
+	defer texts.free()
+	at := texts.c(place)
+	err := o.with(func(c *C.rfaas_lease_options) *C.rfaas_shim_error { return C.rfaas_shim_lease_open(s.c(), c, at, &l) })
+	return (*Lease)(l), err
+}
+
+// LeaseOpenAcross takes leases wherever workers fit, at most that many.
+func (s *Session) LeaseOpenAcross(o *LeaseOptions, most int) ([]*Lease, error) {
+	room := (*[1 << 20]*C.rfaas_lease)(C.calloc(C.size_t(most), C.size_t(unsafe.Sizeof((*C.rfaas_lease)(nil)))))
+	defer C.free(unsafe.Pointer(room))
+	var n C.size_t
+	err := o.with(func(c *C.rfaas_lease_options) *C.rfaas_shim_error {
+		return C.rfaas_shim_lease_open_across(s.c(), c, C.size_t(most), &room[0], &n)
+	})
+	if err != nil {
+		return nil, err
+	}
+	leases := make([]*Lease, n)
+	for i := range leases {
+		leases[i] = (*Lease)(room[i])
+	}
+	return leases, nil
+}
+
+// Places finds executors with room for so many leases.
+func (s *Session) Places(o *LeaseOptions, count int) ([]string, error) {
+	found := make([]C.rfaas_place, max(count, 1))
+	err := o.with(func(c *C.rfaas_lease_options) *C.rfaas_shim_error {
+		return C.rfaas_shim_places(s.c(), c, C.size_t(count), &found[0])
+	})
+	if err != nil {
+		return nil, err
+	}
+	places := make([]string, count)
+	for i := range places {
+		places[i] = C.GoString(&found[i].executor[0])
+	}
+	return places, nil
+}
+
+// Release gives the workers back.
+func (l *Lease) Release() error { return errorOf(C.rfaas_shim_lease_release(l.c())) }
+
+// Renew makes the lease last at least so long from now on.
+func (l *Lease) Renew(d time.Duration) error {
+	return errorOf(C.rfaas_shim_lease_renew(l.c(), C.int64_t(d)))
+}
+
+// Status is nil while the lease lasts.
+func (l *Lease) Status() error { return errorOf(C.rfaas_shim_lease_status(l.c())) }
+
+// Event is rfaas_event. Kind 0: none.
+type Event struct {
+	Kind, Worker, Lost uint32
+	Left               time.Duration
+	Text               string
+}
+
+// Event takes the oldest event.
+func (l *Lease) Event() (Event, error) {
+	c := C.rfaas_event{struct_size: C.sizeof_rfaas_event}
+	err := errorOf(C.rfaas_shim_lease_event(l.c(), &c))
+	if err != nil || c.kind == C.RFAAS_EVENT_NONE {
+		return Event{}, err
+	}
+	return Event{uint32(c.kind), uint32(c.worker), uint32(c.lost), time.Duration(c.left_ns), C.GoString(&c.text[0])}, nil
+}
+
+// Info is rfaas_lease_details.
+type Info struct {
+	Workers, Depth, Eager, Functions, Replaced int
+	Bulk, ID                                   uint64
+	Node, Executor, Provider                   string
+	Left                                       time.Duration
+}
+
+// Info describes the lease.
+func (l *Lease) Info() (Info, error) {
+	c := C.rfaas_lease_details{struct_size: C.sizeof_rfaas_lease_details}
+	err := errorOf(C.rfaas_shim_lease_info(l.c(), &c))
+	if err != nil {
+		return Info{}, err
+	}
+	return Info{int(c.workers), int(c.depth), int(c.eager), int(c.functions), int(c.replaced), uint64(c.bulk), uint64(c.lease_id),
+		C.GoString(&c.node_name[0]), C.GoString(&c.executor_address[0]), C.GoString(&c.provider[0]), time.Duration(c.left_ns)}, nil
+}
+
+// Function finds a function by name.
+func (l *Lease) Function(name string) (uint32, error) {
+	text := C.CString(name)
+	defer C.free(unsafe.Pointer(text))
+	var f C.rfaas_function
+	err := errorOf(C.rfaas_shim_lease_function(l.c(), text, &f))
+	return uint32(f), err
+}
+
+// FunctionName is the name of a function, "" if there is none.
+func (l *Lease) FunctionName(f uint32) string {
+	return C.GoString(C.rfaas_lease_function_name(l.c(), C.rfaas_function(f)))
+}
+
+// Start is rfaas_worker_start.
+type Start struct {
+	Start                        uint32
+	PID                          int
+	Fork, Sandbox, Connect, Code time.Duration
+}
+
+// Origin tells how a worker came to the lease.
+func (l *Lease) Origin(worker int) (Start, error) {
+	c := C.rfaas_worker_start{struct_size: C.sizeof_rfaas_worker_start}
+	err := errorOf(C.rfaas_shim_worker_origin(l.c(), C.int(worker), &c))
+	return Start{uint32(c.start), int(c.pid), time.Duration(c.fork_ns), time.Duration(c.sandbox_ns), time.Duration(c.connect_ns),
+		time.Duration(c.code_ns)}, err
+}
+
+// WorkerInfo is rfaas_worker_details.
+type WorkerInfo struct {
+	PID                                       int
+	Calls, Failed, Refused, BytesIn, BytesOut uint64
+	Running                                   string
+	Output                                    []byte
+}
+
+// WorkerInfo asks the executor about a worker.
+func (l *Lease) WorkerInfo(worker int) (WorkerInfo, error) {
+	c := C.rfaas_worker_details{struct_size: C.sizeof_rfaas_worker_details}
+	if err := errorOf(C.rfaas_shim_worker_info(l.c(), C.int(worker), &c)); err != nil {
+		return WorkerInfo{}, err
+	}
+	return WorkerInfo{int(c.pid), uint64(c.calls), uint64(c.failed), uint64(c.refused), uint64(c.bytes_in), uint64(c.bytes_out),
+		C.GoString(&c.running[0]), C.GoBytes(unsafe.Pointer(&c.output[0]), C.int(c.output_size))}, nil
+}
+
+// Statistics are rfaas_statistics.
+type Statistics struct {
+	Replaced, Calls, Replies, Abandoned, Late, Busy, BytesIn, BytesOut, Blocked, Repeated, Moved, Local, Cold, Warm, Cached,
+	QueuePairs, Kept uint64
+	Open time.Duration
+}
+
+// Statistics sums up the lease.
+func (l *Lease) Statistics() (Statistics, error) {
+	c := C.rfaas_statistics{struct_size: C.sizeof_rfaas_statistics}
+	err := errorOf(C.rfaas_shim_lease_statistics(l.c(), &c))
+	return Statistics{uint64(c.replaced), uint64(c.calls), uint64(c.replies), uint64(c.abandoned), uint64(c.late), uint64(c.busy),
+		uint64(c.bytes_in), uint64(c.bytes_out), uint64(c.blocked), uint64(c.repeated), uint64(c.moved), uint64(c.local),
+		uint64(c.cold), uint64(c.warm), uint64(c.cached), uint64(c.queue_pairs), uint64(c.kept), time.Duration(c.open_ns)}, err
+}
+
+// ---- memory ----
+
+// Alloc returns registered memory.
+func (l *Lease) Alloc(size int) ([]byte, error) {
+	var at unsafe.Pointer
+	if err := errorOf(C.rfaas_shim_alloc(l.c(), C.size_t(size), &at)); err != nil {
+		return nil, err
+	}
+	return unsafe.Slice((*byte)(at), size), nil
+}
+
+// Free frees what Alloc returned.
+func (l *Lease) Free(b []byte) error {
+	return errorOf(C.rfaas_shim_free(l.c(), unsafe.Pointer(unsafe.SliceData(b))))
+}
+
+// Memory returns memory that C may keep; it panics if there is none.
+func Memory(size int) []byte { return unsafe.Slice((*byte)(C.malloc(C.size_t(size))), size) }
+
+// FreeMemory frees it.
+func FreeMemory(b []byte) { C.free(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// ---- calls ----
+
+// CallOptions are rfaas_call_options.
+type CallOptions struct {
+	Worker  int32 // or AnyWorker
+	Repeats uint32
+	Timeout time.Duration // 0: none
+	Attempt time.Duration // 0: none
+}
+
+func at(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// Call calls a function on any worker and waits. n is also the size of a result that is too large.
+func (l *Lease) Call(f uint32, in, out []byte) (n int, err error) {
+	r := C.rfaas_shim_call(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)), at(out), C.size_t(len(out)))
+	if r.error != nil {
+		return int(r.size), take(r.error)
+	}
+	return int(r.size), nil
+}
+
+// Invoke is Call with options.
+func (l *Lease) Invoke(f uint32, in, out []byte, o CallOptions) (n int, err error) {
+	r := C.rfaas_shim_invoke(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
+		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
+		C.int64_t(o.Attempt))
+	if r.error != nil {
+		return int(r.size), take(r.error)
+	}
+	return int(r.size), nil
+}
+
+// Start starts a call and waits a while for its end: done. Otherwise the request goes on, and C keeps out, and in if the call
+// repeats or lies in memory of Alloc.
+func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, patience time.Duration) (r Request, n int, done bool, err error) {
+	c := C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
+		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
+		C.int64_t(o.Attempt), C.int64_t(patience))
+	if c.error != nil {
+		return 0, int(c.size), true, take(c.error)
+	}
+	return Request(c.request), int(c.size), c.request == 0, nil
+}
+
+// WaitAny waits a while for one of several requests to end: its place, or -1. A request that has ended is 0 afterwards.
+func WaitAny(requests []Request, patience time.Duration) (i, n int, err error) {
+	c := C.rfaas_shim_waitany(C.size_t(len(requests)), (*C.rfaas_request)(unsafe.SliceData(requests)), C.int64_t(patience))
+	if c.error != nil {
+		return int(c.index), int(c.size), take(c.error)
+	}
+	return int(c.index), int(c.size), nil
+}
+
+// Cancel gives a request up.
+func (r Request) Cancel() error {
+	c := C.rfaas_request(r)
+	return errorOf(C.rfaas_shim_cancel(&c))
+}
+
+// Map calls a function on the items of an array.
+func (l *Lease) Map(f uint32, in []byte, inItem int, out []byte, outItem, count, chunk int, timeout time.Duration, repeats uint32) error {
+	c := C.rfaas_map_options{struct_size: C.sizeof_rfaas_map_options, chunk: C.size_t(chunk), timeout_ns: C.int64_t(timeout),
+		repeats: C.uint32_t(repeats)}
+	return errorOf(C.rfaas_shim_map(l.c(), C.rfaas_function(f), at(in), C.size_t(inItem),
+		at(out), C.size_t(outItem), C.size_t(count), &c))
+}

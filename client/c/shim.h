@@ -1,0 +1,153 @@
+/* rfaas.h for Go. A goroutine may be on another thread at its next call into C, so a failed call brings its error along: each
+ * function returns NULL, or the thread's error in memory of malloc. */
+#ifndef RFAAS_SHIM_H
+#define RFAAS_SHIM_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "rfaas.h"
+
+typedef struct rfaas_shim_error {
+    int status, started;
+    char *text; /* behind it */
+} rfaas_shim_error;
+
+static __attribute__((noinline, cold, unused)) rfaas_shim_error *rfaas_shim_failed(int status) {
+    const char *text = rfaas_last_error();
+    size_t size = strlen(text) + 1;
+    rfaas_shim_error *e = malloc(sizeof *e + size);
+    if (!e)
+        abort(); /* as Go does without memory */
+    e->status = status;
+    e->started = rfaas_started();
+    e->text = memcpy(e + 1, text, size);
+    return e;
+}
+
+static inline rfaas_shim_error *rfaas_shim_check(int status) {
+    return __builtin_expect(status == RFAAS_OK, 1) ? NULL : rfaas_shim_failed(status);
+}
+
+/* ---- calls ----
+ * Payloads and results are bytes here: Go would search behind a void pointer for pointers of its own, which takes as long as half of
+ * a crossing. */
+
+typedef struct rfaas_shim_result {
+    size_t size;
+    rfaas_shim_error *error;
+} rfaas_shim_result;
+
+static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns) {
+    return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, 0, attempt_ns};
+}
+
+static inline rfaas_shim_result rfaas_shim_invoke(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns) {
+    rfaas_shim_result r = {0, NULL};
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r.size, &o);
+    r.error = rfaas_shim_check(status);
+    return r;
+}
+
+/* Without options. */
+static inline rfaas_shim_result rfaas_shim_call(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out,
+                                                size_t capacity) {
+    rfaas_shim_result r = {0, NULL};
+    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r.size, NULL);
+    r.error = rfaas_shim_check(status);
+    return r;
+}
+
+typedef struct rfaas_shim_started {
+    rfaas_request request; /* 0: it has ended */
+    size_t size;
+    rfaas_shim_error *error;
+} rfaas_shim_started;
+
+static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
+                                                  int64_t patience_ns) {
+    rfaas_shim_started s = {RFAAS_REQUEST_NULL, 0, NULL};
+    rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
+    size_t index;
+    int status = rfaas_iinvoke(l, f, in, in_size, out, capacity, &o, &s.request);
+    if (!status && patience_ns > 0)
+        status = rfaas_waitany_for(1, &s.request, patience_ns, &index, &s.size);
+    s.error = rfaas_shim_check(status);
+    return s;
+}
+
+typedef struct rfaas_shim_ended {
+    int64_t index; /* -1: none has */
+    size_t size;
+    rfaas_shim_error *error;
+} rfaas_shim_ended;
+
+static inline rfaas_shim_ended rfaas_shim_waitany(size_t count, rfaas_request *requests, int64_t patience_ns) {
+    rfaas_shim_ended e = {0, 0, NULL};
+    size_t index = RFAAS_UNDEFINED;
+    int status = rfaas_waitany_for(count, requests, patience_ns, &index, &e.size);
+    e.index = index == RFAAS_UNDEFINED ? -1 : (int64_t)index;
+    e.error = rfaas_shim_check(status);
+    return e;
+}
+
+static inline rfaas_shim_error *rfaas_shim_cancel(rfaas_request *r) { return rfaas_shim_check(rfaas_cancel(r)); }
+
+static inline rfaas_shim_error *rfaas_shim_map(rfaas_lease *l, rfaas_function f, const uint8_t *in, size_t in_item, uint8_t *out,
+                                               size_t out_item, size_t count, const rfaas_map_options *o) {
+    return rfaas_shim_check(rfaas_map(l, f, in, in_item, out, out_item, count, o));
+}
+
+/* ---- everything else ---- */
+
+static inline rfaas_shim_error *rfaas_shim_init(void) { return rfaas_shim_check(rfaas_init(NULL)); }
+static inline rfaas_shim_error *rfaas_shim_finalize(void) { return rfaas_shim_check(rfaas_finalize()); }
+static inline rfaas_shim_error *rfaas_shim_session_open(const rfaas_session_options *o, rfaas_session **s) {
+    return rfaas_shim_check(rfaas_session_open(o, s));
+}
+static inline rfaas_shim_error *rfaas_shim_session_close(rfaas_session *s) { return rfaas_shim_check(rfaas_session_close(s)); }
+static inline rfaas_shim_error *rfaas_shim_session_changes(rfaas_session *s, rfaas_change *to, size_t capacity, size_t *count) {
+    return rfaas_shim_check(rfaas_session_changes(s, to, capacity, count));
+}
+static inline rfaas_shim_error *rfaas_shim_lease_open(rfaas_session *s, const rfaas_lease_options *o, const char *at, rfaas_lease **l) {
+    rfaas_place place = {{0}};
+    if (!at)
+        return rfaas_shim_check(rfaas_lease_open(s, o, l));
+    memcpy(place.executor, at, strnlen(at, sizeof place.executor)); /* a longer one has no NUL, which is refused */
+    return rfaas_shim_check(rfaas_lease_open_at(s, o, &place, l));
+}
+static inline rfaas_shim_error *rfaas_shim_lease_open_across(rfaas_session *s, const rfaas_lease_options *o, size_t capacity,
+                                                             rfaas_lease **leases, size_t *count) {
+    return rfaas_shim_check(rfaas_lease_open_across(s, o, capacity, leases, count));
+}
+static inline rfaas_shim_error *rfaas_shim_places(rfaas_session *s, const rfaas_lease_options *o, size_t count, rfaas_place *places) {
+    return rfaas_shim_check(rfaas_places(s, o, count, places));
+}
+static inline rfaas_shim_error *rfaas_shim_lease_release(rfaas_lease *l) { return rfaas_shim_check(rfaas_lease_release(l)); }
+static inline rfaas_shim_error *rfaas_shim_lease_renew(rfaas_lease *l, int64_t ns) { return rfaas_shim_check(rfaas_lease_renew(l, ns)); }
+static inline rfaas_shim_error *rfaas_shim_lease_status(rfaas_lease *l) { return rfaas_shim_check(rfaas_lease_status(l)); }
+static inline rfaas_shim_error *rfaas_shim_lease_event(rfaas_lease *l, rfaas_event *e) { return rfaas_shim_check(rfaas_lease_event(l, e)); }
+static inline rfaas_shim_error *rfaas_shim_lease_info(rfaas_lease *l, rfaas_lease_details *d) {
+    return rfaas_shim_check(rfaas_lease_info(l, d));
+}
+static inline rfaas_shim_error *rfaas_shim_lease_function(rfaas_lease *l, const char *name, rfaas_function *f) {
+    return rfaas_shim_check(rfaas_lease_function(l, name, f));
+}
+static inline rfaas_shim_error *rfaas_shim_worker_origin(rfaas_lease *l, int worker, rfaas_worker_start *s) {
+    return rfaas_shim_check(rfaas_worker_origin(l, worker, s));
+}
+static inline rfaas_shim_error *rfaas_shim_worker_info(rfaas_lease *l, int worker, rfaas_worker_details *d) {
+    return rfaas_shim_check(rfaas_worker_info(l, worker, d));
+}
+static inline rfaas_shim_error *rfaas_shim_lease_statistics(rfaas_lease *l, rfaas_statistics *s) {
+    return rfaas_shim_check(rfaas_lease_statistics(l, s));
+}
+static inline rfaas_shim_error *rfaas_shim_alloc(rfaas_lease *l, size_t size, void **buffer) {
+    return rfaas_shim_check(rfaas_alloc(l, size, buffer));
+}
+static inline rfaas_shim_error *rfaas_shim_free(rfaas_lease *l, void *buffer) { return rfaas_shim_check(rfaas_free(l, buffer)); }
+
+#endif
