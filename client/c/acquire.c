@@ -248,11 +248,13 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     rfaas_home *h = a->home;
     if (c->workers != h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u", c->workers, size, h->n_workers);
+    pthread_mutex_lock(&l->mu); /* another thread hands a home that has a lease to the next agent */
     h->lease_id = c->lease_id;
     h->until_ns = c->until_ns;
     memcpy(h->sha256, c->library, sizeof h->sha256);
     h->spec = l->spec;
     h->library = l->library;
+    pthread_mutex_unlock(&l->mu);
     int status = take_functions(l, c, (const char *)behind + c->workers * sizeof(rfaas_agent_worker));
     for (uint32_t i = 0; i < h->n_workers && !status; i++) {
         rfaas_agent_worker w;
@@ -277,7 +279,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
         return finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: the agent has not answered in time; is it stopped? `rfaas agent status` tells"));
     }
     a->ticket = 0;
-    if (r.lost)
+    if (r.lost && ++a->lost < RFAAS_AGENT_ATTEMPTS)
         return start(a);
     if (r.status)
         return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));

@@ -20,7 +20,6 @@
 
 #define HELLO_TIMEOUT_NS 10000000000ll /* to reach or start an agent and be welcomed */
 #define GRACE_NS 1000000000ll          /* beyond an operation's own time-out, which the agent keeps */
-#define ATTEMPTS 5                     /* agents that may die under one request */
 #define QUIET_NS 200000000ll           /* between two attempts to reach an agent from the slow part of a wait */
 
 typedef struct ticket {
@@ -436,7 +435,7 @@ static int connect_agent(int64_t until, char text[RFAAS_AGENT_TEXT]) {
             if (fd < 0)
                 break;
             status = greet(fd, until, text);
-            if (status && (status != RFAAS_PEER_GONE || i + 1 >= ATTEMPTS || dp_now_ns() >= until))
+            if (status && (status != RFAAS_PEER_GONE || i + 1 >= RFAAS_AGENT_ATTEMPTS || dp_now_ns() >= until))
                 break; /* one that was about to exit hangs up, and another one can be started */
             if (status)
                 continue;
@@ -462,7 +461,7 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
     int status = RFAAS_OK;
     rfaas_ticket id = 0;
     pthread_mutex_lock(&mu);
-    for (int i = 0; i < ATTEMPTS && !id && !status; i++) {
+    for (int i = 0; i < RFAAS_AGENT_ATTEMPTS && !id && !status; i++) {
         if (!(status = connect_agent(until, text)))
             id = send_request(op, parts, until);
         while (!id && reading && sock >= 0 && dp_now_ns() < until) /* its reader closes it */
@@ -536,10 +535,12 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
     rfaas_reply own, *r = reply ? reply : &own;
     int64_t until = dp_now_ns() + timeout_ns + GRACE_NS;
     *r = (rfaas_reply){0};
-    for (int i = 0; i < ATTEMPTS; i++) {
+    for (int i = 0; i < RFAAS_AGENT_ATTEMPTS; i++) {
         rfaas_ticket id = rfaas_agent_send(what, op, parts, until);
-        if (!id)
+        if (!id) {
+            r->lost = true;
             return rfaas_api_last_status();
+        }
         bool came;
         while (!(came = rfaas_agent_take(id, r)) && dp_now_ns() < until) {
             pthread_mutex_lock(&mu);

@@ -8,13 +8,15 @@
 
 #include "agent_protocol.h"
 
+#define RFAAS_AGENT_ATTEMPTS 5 /* agents that may end under one operation */
+
 /* A request that is under way; 0: none. */
 typedef uint32_t rfaas_ticket;
 
 /* data is from malloc, `size` bytes: the structure of the operation and what lies behind it. NULL after a failure. */
 typedef struct rfaas_reply {
     int status;
-    bool lost; /* the agent is gone; whether it has done what was asked is unknown */
+    bool lost; /* the agent is gone, or none could be reached; whether it has done what was asked is unknown */
     uint32_t size;
     uint8_t *data;
     char text[RFAAS_AGENT_TEXT]; /* of a failure */

@@ -154,6 +154,7 @@ typedef struct rfaas_acquisition {
     uint64_t kept;       /* whose channels are offered */
     bool offered;        /* channels of home->provider are */
     bool done;
+    uint32_t lost;  /* agents that ended under it */
     int status;     /* once it is done */
     char text[512]; /* of its error */
 } rfaas_acquisition;

@@ -1,4 +1,5 @@
 /* The library's life, and sessions. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -321,8 +322,10 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
 
 /* ---- another agent ---- */
 
-/* Hands a lease's grant over. If it is lost, its calls end. */
+/* Hands a lease's grant over. If it is lost, its calls end. Another thread may move or release the lease meanwhile. */
 static void hand_over(rfaas_lease *l) {
+    int64_t timeout_ns = 0;
+    int library = -1;
     pthread_mutex_lock(&l->mu);
     rfaas_home *h = l->home;
     bool ours = l->session && h && h->key && h->lease_id && h->ep && !h->ended;
@@ -336,18 +339,24 @@ static void hand_over(rfaas_lease *l) {
         memcpy(req.provider, h->provider, sizeof req.provider);
         for (uint32_t i = 0; i < h->n_workers; i++)
             pids[i] = h->workers[i].pid;
+        timeout_ns = l->session->timeout_ns;
+        library = fcntl(l->library_fd, F_DUPFD_CLOEXEC, 3); /* without one the agent moves the lease to no other executor */
     }
     uint32_t n = pids ? h->n_workers : 0;
     pthread_mutex_unlock(&l->mu);
     if (!pids)
         return;
-    rfaas_request_parts parts = {&req, sizeof req, pids, n * sizeof *pids, l->library_fd};
+    rfaas_request_parts parts = {&req, sizeof req, pids, n * sizeof *pids, library};
     rfaas_reply reply;
-    int status = rfaas_agent_ask("hand a lease to another agent", RFAAS_AGENT_ADOPT, &parts, l->session->timeout_ns,
-                                 sizeof(rfaas_agent_until), &reply);
+    int status = rfaas_agent_ask("hand a lease to another agent", RFAAS_AGENT_ADOPT, &parts, timeout_ns, sizeof(rfaas_agent_until), &reply);
     free(pids);
+    if (library >= 0)
+        close(library);
     if (!status) {
-        l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        pthread_mutex_lock(&l->mu);
+        if (l->home && l->home->key == req.key)
+            l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        pthread_mutex_unlock(&l->mu);
         free(reply.data);
     } else if (!reply.lost) { /* else it is handed to the next one */
         rfaas_agent_event e = {.key = req.key, .kind = RFAAS_EVENT_ENDED, .status = status};

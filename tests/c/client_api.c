@@ -33,6 +33,8 @@ static uint64_t fake_pid;
 static uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 static pthread_t fake_thread;
 static int fake_socket = -1; /* written by whoever has fake_mu */
+static int fake_adopts_ms; /* that this agent takes to adopt a lease */
+static uint32_t fake_ends_at, fake_ends; /* this agent ends instead of answering this operation, so many times */
 
 static uint32_t fake_echo(void *args, uint32_t n, void *res) {
     memcpy(res, args, n);
@@ -199,6 +201,11 @@ static void fake_release(uint32_t id, const rfaas_agent_release *req) {
 }
 
 static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
+    if (h->op == fake_ends_at && fake_ends) {
+        fake_ends--;
+        shutdown(fake_socket, SHUT_RDWR);
+        return;
+    }
     switch (h->op) {
     case RFAAS_AGENT_HELLO:
         fake_send(h->op, h->id, &(rfaas_agent_welcome){.protocol = RFAAS_AGENT_PROTOCOL}, sizeof(rfaas_agent_welcome), NULL, 0);
@@ -212,6 +219,7 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
     case RFAAS_AGENT_ACQUIRE:
         fake_acquire(h->id, (const rfaas_agent_acquire *)body, (const rfaas_agent_blob *)(body + sizeof(rfaas_agent_acquire)));
         break;
+    case RFAAS_AGENT_CHANGES: fake_send(h->op, h->id, &(rfaas_agent_count){0}, sizeof(rfaas_agent_count), NULL, 0); break;
     case RFAAS_AGENT_SPREAD: {
         struct {
             rfaas_agent_count count;
@@ -221,6 +229,10 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
         fake_send(h->op, h->id, &r, sizeof r, NULL, 0);
         break;
     }
+    case RFAAS_AGENT_ADOPT:
+        t_sleep_ms(fake_adopts_ms);
+        fake_send(h->op, h->id, &(rfaas_agent_until){INT64_MAX}, sizeof(rfaas_agent_until), NULL, 0);
+        break;
     case RFAAS_AGENT_REPLACE: fake_replace(h->id, (const rfaas_agent_replace *)body); break;
     case RFAAS_AGENT_RELEASE: fake_release(h->id, (const rfaas_agent_release *)body); break;
     }
@@ -355,6 +367,86 @@ T_CASE(api_names, "api/long-names", .providers = T_SHM) {
     CHECK_EQ(rfaas_places(session, &lo, 1, &place), RFAAS_UNSUPPORTED);
     CHECK(strstr(rfaas_last_error(), "its address has 255 bytes, a place holds 127"));
     CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* A session with this agent, and what its leases are. */
+static rfaas_session *fake_session(rfaas_lease_options *lo) {
+    rfaas_session *session = NULL;
+    rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
+    so.executor = "here";
+    *lo = (rfaas_lease_options)RFAAS_LEASE_OPTIONS_INIT;
+    lo->library = "/proc/self/exe";
+    lo->workers = WORKERS;
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    CHECKF(rfaas_session_open(&so, &session) == RFAAS_OK, "session: %s", rfaas_last_error());
+    return session;
+}
+
+/* What makes each agent end is not asked for ever. */
+T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease = NULL;
+    rfaas_session *session = fake_session(&lo);
+    fake_ends_at = RFAAS_AGENT_ACQUIRE;
+    fake_ends = 100;
+    CHECK_EQ(rfaas_lease_open(session, &lo, &lease), RFAAS_PEER_GONE);
+    CHECKF(fake_ends >= 90, "%u agents have ended", 100 - fake_ends);
+    fake_ends = 2;
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* The agent ends, and the next one while leases are handed to it: the third one has them. */
+T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *leases[3];
+    rfaas_session *session = fake_session(&lo);
+    for (int i = 0; i < 3; i++)
+        CHECKF(rfaas_lease_open(session, &lo, &leases[i]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    fake_ends_at = RFAAS_AGENT_ADOPT;
+    fake_ends = 1;
+    pthread_mutex_lock(&fake_mu);
+    shutdown(fake_socket, SHUT_RDWR);
+    pthread_mutex_unlock(&fake_mu);
+    for (int i = 0; i < 3; i++) {
+        rfaas_event e = {.struct_size = sizeof e};
+        CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+        CHECK_EQ(rfaas_lease_event(leases[i], &e), RFAAS_OK);
+        CHECKF(e.kind == 0, "lease %d: event %u: %s", i, e.kind, e.text);
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+static void *release_soon(void *lease) {
+    t_sleep_ms(50);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    return NULL;
+}
+
+/* A lease is released while it is being handed to the next agent. */
+T_CASE(api_released_adopting, "threads/released-while-adopted", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    pthread_t thread;
+    fake_adopts_ms = 200;
+    pthread_mutex_lock(&fake_mu);
+    shutdown(fake_socket, SHUT_RDWR);
+    pthread_mutex_unlock(&fake_mu);
+    CHECK(!pthread_create(&thread, NULL, release_soon, lease));
+    CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+    pthread_join(thread, NULL);
     CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
     fake_leave();
