@@ -62,6 +62,9 @@ void rfaas_agent_end(void);
 void rfaas_agent_before_fork(void);
 void rfaas_agent_after_fork(bool child);
 
+/* The variables of this process, for the agent: none in a program that has more rights than the user who runs it. */
+char **rfaas_agent_environment(void);
+
 /* ---- agent_start.c ---- */
 
 /* rfaas_agent_reach connects to the agent's socket, and starts an agent if nobody listens there, until then. Returns the

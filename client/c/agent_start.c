@@ -3,7 +3,9 @@
  *   connect ──▶ somebody listens: check whose it is
  *      └─ nobody ──▶ lock ──▶ connect again ──▶ bind, listen, start the agent with the socket as descriptor 3 ──▶ unlock ──▶ connect
  *
- * The socket listens before the agent runs, so of many processes that start at once one starts an agent and all connect. */
+ * The socket listens before the agent runs, so of many processes that start at once one starts an agent and all connect.
+ *
+ * A program that has more rights than the user who runs it (set-user-ID) follows no variable of that user's, nor does its agent. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -89,7 +91,7 @@ static int set_path(reach *r, const char *path) {
 
 /* Each batch job has an agent of its own, which ends with the job. */
 static void socket_name(char *out, size_t room) {
-    const char *job = getenv("SLURM_JOB_ID");
+    const char *job = secure_getenv("SLURM_JOB_ID");
     if (job && *job && strspn(job, "0123456789") == strlen(job) && strlen(job) < 20)
         snprintf(out, room, "agent-%s.sock", job);
     else
@@ -97,7 +99,7 @@ static void socket_name(char *out, size_t room) {
 }
 
 static int find_path(reach *r) {
-    const char *given = getenv("RFAAS_AGENT_SOCKET"), *runtime = getenv("XDG_RUNTIME_DIR");
+    const char *given = secure_getenv("RFAAS_AGENT_SOCKET"), *runtime = secure_getenv("XDG_RUNTIME_DIR");
     if (given && *given)
         return set_path(r, given);
     char name[64], dir[256], path[400], why[2][400] = {"", ""};
@@ -159,7 +161,7 @@ static int check_owner(reach *r, int fd) {
 
 /* The agent that was installed with this library. */
 static int find_program(reach *r, char *out, size_t room) {
-    const char *given = getenv("RFAAS_AGENT");
+    const char *given = secure_getenv("RFAAS_AGENT");
     if (given && *given) {
         snprintf(out, room, "%s", given);
         if (!access(out, X_OK))
@@ -218,7 +220,7 @@ static int spawn_agent(void *arg) {
     posix_spawnattr_setsigdefault(&attr, &all);
     char *const argv[] = {(char *)s->program, "--listening", "3", NULL};
     pid_t pid;
-    s->why = posix_spawn(&pid, s->program, &files, &attr, argv, environ);
+    s->why = posix_spawn(&pid, s->program, &files, &attr, argv, rfaas_agent_environment());
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&files);
     return 0;
@@ -248,7 +250,7 @@ static int start_agent(reach *r, const char *program, int listening) {
 /* The caller has the lock, and nobody listens. */
 static int listen_and_start(reach *r) {
     char program[4200];
-    const char *never = getenv("RFAAS_AGENT_START");
+    const char *never = secure_getenv("RFAAS_AGENT_START");
     if (never && !strcmp(never, "never"))
         return failed(r, RFAAS_UNSUPPORTED, "no agent listens at %s, and RFAAS_AGENT_START is never: start the service, or unset it",
                       r->at.sun_path);

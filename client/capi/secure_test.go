@@ -1,0 +1,61 @@
+package capi
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A set-user-ID program does not start the agent, nor listen at the socket, that the environment of its user names.
+func TestSetUserIDProgram(t *testing.T) {
+	crosses(t)
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to make a set-user-ID program")
+	}
+	const uid = 12345
+	dir := t.TempDir()
+	for p := dir; p != os.TempDir() && p != "/"; p = filepath.Dir(p) {
+		if err := os.Chmod(p, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copied := func(from, name string) string {
+		b, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Join(dir, name)
+	}
+	copied(built(t, "lib/librfaas.so"), "librfaas.so.0") // beside it there is no agent
+	program := copied(build(t, "gcc", "testdata/secure_test.c", append([]string{"-Wl,--disable-new-dtags", "-Wl,-rpath," + dir}, c11...)...), "program")
+	marker, agent := filepath.Join(dir, "marker"), filepath.Join(dir, "agent")
+	if err := os.WriteFile(agent, []byte("#!/bin/sh\nid -u > "+marker+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(program, uid, uid); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(program, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll("/tmp/rfaas-12345") })
+	cmd := exec.Command(program, "127.0.0.1:1")
+	cmd.Env = append(os.Environ(), "RFAAS_AGENT="+agent, "RFAAS_AGENT_SOCKET="+filepath.Join(dir, "agent.sock"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if !strings.Contains(string(out), "the program rfaas-agent is not in") {
+		t.Errorf("the program says %q, want that it finds no agent", out)
+	}
+	for _, path := range []string{marker, filepath.Join(dir, "agent.sock.lock")} {
+		if _, err := os.Stat(path); err == nil {
+			t.Errorf("%s is there: the program has followed its user's environment", path)
+		}
+	}
+}
