@@ -51,6 +51,15 @@ static uint32_t events_seen;
 
 /* ---- life ---- */
 
+int rfaas_agent_above_stdio(int fd) {
+    if (fd < 0 || fd > 2)
+        return fd;
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, 3), why = errno;
+    close(fd);
+    errno = why;
+    return high;
+}
+
 int rfaas_agent_begin(void) {
     if (!arrived_made) {
         pthread_condattr_t attr;
@@ -60,7 +69,7 @@ int rfaas_agent_begin(void) {
         pthread_condattr_destroy(&attr);
         arrived_made = true;
     }
-    int fd = memfd_create("rfaas-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = rfaas_agent_above_stdio(memfd_create("rfaas-agent", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0)
         return errno;
     void *page = MAP_FAILED;
@@ -109,7 +118,10 @@ void rfaas_agent_after_fork(bool child) {
         return;
     }
     pthread_mutex_init(&mu, NULL);
+    if (reading)
+        buffer = NULL; /* the parent's reader may be enlarging it: it stays */
     arrived_made = reading = reopening = false;
+    rfaas_agent_reach_forked();
     rfaas_agent_end();
 }
 

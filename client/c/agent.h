@@ -58,6 +58,9 @@ extern rfaas_agent_page *rfaas_agent_shared;
 int rfaas_agent_begin(void);
 /* Closes the connection and unmaps the page. No other thread is inside the library. */
 void rfaas_agent_end(void);
+/* Moves a new descriptor away from 0, 1 and 2, which a program may have closed and still writes to. Returns -1 with errno for -1, or when
+ * there are no more; fd is closed then. */
+int rfaas_agent_above_stdio(int fd);
 /* Around fork(): the child has neither connection nor page. */
 void rfaas_agent_before_fork(void);
 void rfaas_agent_after_fork(bool child);
@@ -70,6 +73,8 @@ char **rfaas_agent_environment(void);
 /* rfaas_agent_reach connects to the agent's socket, and starts an agent if nobody listens there, until then. Returns the
  * descriptor, or -1 with status and text. */
 int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]);
+/* In a child of fork(): closes what its parent was starting an agent with. */
+void rfaas_agent_reach_forked(void);
 
 /* ---- what the library does when it has another agent (session.c, lease.c) ---- */
 

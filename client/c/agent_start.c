@@ -125,7 +125,7 @@ static int find_path(reach *r) {
 /* The descriptor; -1: nobody listens; -2: failed. */
 static int connect_once(reach *r) {
     for (;;) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        int fd = rfaas_agent_above_stdio(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (fd < 0) {
             failed(r, RFAAS_FATAL, "cannot make a socket: %s", strerror(errno));
             return -2;
@@ -247,6 +247,24 @@ static int start_agent(reach *r, const char *program, int listening) {
     return why ? failed(r, RFAAS_UNSUPPORTED, "cannot start the agent %s: %s", program, strerror(why)) : 0;
 }
 
+/* Descriptors that must not outlive their use: another process could neither start an agent nor find out that there is none. Of one
+ * thread at a time. */
+static struct {
+    int lock, listening;
+} starting = {-1, -1};
+
+static void close_starting(int *fd) {
+    int was = *fd;
+    *fd = -1; /* first: a child that is forked now must not close what has the number next */
+    if (was >= 0)
+        close(was);
+}
+
+void rfaas_agent_reach_forked(void) {
+    close_starting(&starting.listening);
+    close_starting(&starting.lock);
+}
+
 /* The caller has the lock, and nobody listens. */
 static int listen_and_start(reach *r) {
     char program[4200];
@@ -256,30 +274,25 @@ static int listen_and_start(reach *r) {
                       r->at.sun_path);
     if (find_program(r, program, sizeof program))
         return -1;
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && fd < 3) { /* the program has closed its standard files, which the agent opens */
-        int low = fd;
-        fd = fcntl(low, F_DUPFD_CLOEXEC, 3);
-        close(low);
-    }
+    int fd = starting.listening = rfaas_agent_above_stdio(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd < 0)
         return failed(r, RFAAS_FATAL, "cannot make a socket: %s", strerror(errno));
     if (unlink(r->at.sun_path) && errno != ENOENT) { /* a stale one */
         failed(r, RFAAS_UNSUPPORTED, "cannot remove the stale socket %s: %s", r->at.sun_path, strerror(errno));
-        close(fd);
+        close_starting(&starting.listening);
         return -1;
     }
     /* Others may not connect before it is ours alone; the directory is 0700 anyway. */
     fchmod(fd, 0600);
     if (bind(fd, (struct sockaddr *)&r->at, sizeof r->at) || listen(fd, BACKLOG)) {
         failed(r, RFAAS_UNSUPPORTED, "cannot listen at the agent's socket %s: %s", r->at.sun_path, strerror(errno));
-        close(fd);
+        close_starting(&starting.listening);
         return -1;
     }
     int st = start_agent(r, program, fd);
     if (st)
         unlink(r->at.sun_path);
-    close(fd);
+    close_starting(&starting.listening);
     return st;
 }
 
@@ -287,25 +300,24 @@ static int listen_and_start(reach *r) {
 static int take_lock(reach *r) {
     char path[sizeof r->at.sun_path + 8];
     snprintf(path, sizeof path, "%s.lock", r->at.sun_path);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd = starting.lock = rfaas_agent_above_stdio(open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (fd < 0)
         return failed(r, RFAAS_UNSUPPORTED, "cannot open the lock file %s: %s", path, strerror(errno));
     while (flock(fd, LOCK_EX | LOCK_NB)) {
         if ((errno != EWOULDBLOCK && errno != EINTR) || !pause_until(r->until)) {
             failed(r, RFAAS_PEER_GONE, "the lock file %s is held by another process for too long: %s", path, strerror(errno));
-            close(fd);
+            close_starting(&starting.lock);
             return -1;
         }
     }
-    return fd;
+    return 0;
 }
 
 int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
     reach r = {.until = until, .text = text};
     int fd = find_path(&r) ? -2 : connect_once(&r);
     if (fd == -1) {
-        int lock = take_lock(&r);
-        if (lock < 0) {
+        if (take_lock(&r)) {
             fd = -2;
         } else {
             fd = connect_once(&r); /* another process may have started one meanwhile */
@@ -313,7 +325,7 @@ int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
                 fd = connect_once(&r);
             else if (fd == -1)
                 fd = -2;
-            close(lock);
+            close_starting(&starting.lock);
         }
     }
     if (fd == -1)

@@ -192,7 +192,7 @@ static uint64_t checksum(const void *data, size_t size) {
 }
 
 static int open_memory(rfaas_lease *l, const void *data, size_t size) {
-    l->library_fd = memfd_create("rfaas-library", MFD_CLOEXEC);
+    l->library_fd = rfaas_agent_above_stdio(memfd_create("rfaas-library", MFD_CLOEXEC));
     if (l->library_fd < 0)
         return rfaas_api_fail(RFAAS_FATAL, 0, "lease: no memory for a copy of the library: %s", strerror(errno));
     for (size_t at = 0; at < size;) {
@@ -211,7 +211,7 @@ static int open_library(rfaas_lease *l) {
     struct stat st;
     if (!o->library)
         return open_memory(l, o->library_data, o->library_size);
-    l->library_fd = open(o->library, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    l->library_fd = rfaas_agent_above_stdio(open(o->library, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     if (l->library_fd < 0 || fstat(l->library_fd, &st))
         return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "read the library: open %s: %s", o->library, strerror(errno));
     if (!S_ISREG(st.st_mode))

@@ -268,6 +268,8 @@ int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
     return fd[0];
 }
 
+void rfaas_agent_reach_forked(void) {}
+
 static void fake_leave(void) {
     pthread_join(fake_thread, NULL);
     fake_socket = -1;

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -58,4 +59,44 @@ func TestSetUserIDProgram(t *testing.T) {
 			t.Errorf("%s is there: the program has followed its user's environment", path)
 		}
 	}
+}
+
+// A program that has closed its standard files, and still writes to them, does not write to what the library has opened.
+func TestClosedStandardFiles(t *testing.T) {
+	crosses(t)
+	env, _, address := agentCluster(t)
+	cmd := exec.Command(build(t, "gcc", "testdata/start_test.c", c11...), address, "stdio")
+	cmd.Env = append(os.Environ(), env...)
+	if out, err := cmd.CombinedOutput(); err != nil || string(out) != "0 0 \n" {
+		t.Errorf("%v, %q, want status 0 and 0 of the files taken", err, out)
+	}
+}
+
+// A child of a process that was starting an agent when it forked keeps others neither from the lock nor from noticing that
+// the agent has been killed.
+func TestForkWhileAgentStarts(t *testing.T) {
+	crosses(t)
+	env, socket, address := agentCluster(t)
+	cmd := exec.Command(build(t, "gcc", "testdata/start_test.c", c11...), address, "fork")
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	line := make([]byte, 200)
+	n, err := out.Read(line)
+	if err != nil || !strings.HasPrefix(string(line[:n]), "0 ") {
+		t.Fatalf("%v, %q", err, line[:n])
+	}
+	if err := syscall.Kill(agentStatus(t, socket).PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	lead(t, 1, 0, env...).do("init", "session")
 }
