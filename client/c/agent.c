@@ -288,7 +288,7 @@ static bool send_all(int fd, struct iovec *iov, int n, int pass, int64_t until) 
         if (sent < 0 && errno == EAGAIN) {
             int64_t left = until - dp_now_ns();
             struct pollfd p = {.fd = fd, .events = POLLOUT};
-            if (left <= 0 || poll(&p, 1, (int)(left / 1000000) + 1) < 0)
+            if (left <= 0 || (poll(&p, 1, (int)(left / 1000000) + 1) < 0 && errno != EINTR))
                 return false;
             continue;
         }
@@ -396,6 +396,13 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
         snprintf(text, RFAAS_AGENT_TEXT, "out of memory");
         close(fd);
         return RFAAS_FATAL;
+    }
+    if (size > RFAAS_AGENT_MESSAGE_MAX - sizeof(rfaas_agent_header) - sizeof hello) {
+        snprintf(text, RFAAS_AGENT_TEXT, "the RFAAS_* variables of this process have %zu bytes, want at most %zu: unset what is not needed", size,
+                 RFAAS_AGENT_MESSAGE_MAX - sizeof(rfaas_agent_header) - sizeof hello);
+        free(env);
+        close(fd);
+        return RFAAS_INVALID;
     }
     hello.environment_size = (uint32_t)size;
     snprintf(hello.version, sizeof hello.version, "%s", RFAAS_LIBRARY_VERSION);

@@ -1,6 +1,8 @@
 /* The C library with an agent of the test's own: a thread behind a socket pair, which stands where agent_start.c reaches the real one.
  * Its workers are threads too, so that the thread sanitizer sees everything. */
 #include <sched.h>
+#include <signal.h>
+#include <sys/time.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -33,7 +35,7 @@ static uint64_t fake_pid;
 static uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 static pthread_t fake_thread;
 static int fake_socket = -1; /* written by whoever has fake_mu */
-static int fake_adopts_ms; /* that this agent takes to adopt a lease */
+static int fake_adopts_ms, fake_reads_ms; /* that this agent takes to adopt a lease, and before it reads at all */
 static uint32_t fake_ends_at, fake_ends; /* this agent ends instead of answering this operation, so many times */
 
 static uint32_t fake_echo(void *args, uint32_t n, void *res) {
@@ -240,8 +242,12 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
 
 static void *fake_agent(void *arg) {
     int fd = (int)(intptr_t)arg;
-    uint64_t body[8192];
+    static uint64_t body[RFAAS_AGENT_MESSAGE_MAX / sizeof(uint64_t)];
     t_name("agent");
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL); /* signals are the program's */
+    t_sleep_ms(fake_reads_ms);
     for (rfaas_agent_header h; recv(fd, &h, sizeof h, MSG_WAITALL) == sizeof h;) {
         size_t size = h.size - sizeof h;
         CHECK(size <= sizeof body && (!size || recv(fd, body, size, MSG_WAITALL) == (ssize_t)size));
@@ -426,6 +432,33 @@ T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_
         CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
     CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+static void nothing(int signal) { (void)signal; }
+
+/* Signals do not end a connection whose buffer is full, and what no message holds is said. */
+T_CASE(api_environment, "api/large-environment", .providers = T_SHM) {
+    static char value[2 * RFAAS_AGENT_MESSAGE_MAX];
+    rfaas_lease_options lo;
+    memset(value, 'v', sizeof value - 1);
+    value[900000] = 0;
+    setenv("RFAAS_TEST", value, 1);
+    fake_reads_ms = 100;
+    sigaction(SIGALRM, &(struct sigaction){.sa_handler = nothing}, NULL);
+    setitimer(ITIMER_REAL, &(struct itimerval){{0, 5000}, {0, 5000}}, NULL);
+    rfaas_session *session = fake_session(&lo);
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+    value[900000] = 'v';
+    setenv("RFAAS_TEST", value, 1);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    CHECK_EQ(rfaas_session_open(NULL, &session), RFAAS_INVALID);
+    CHECKF(strstr(rfaas_last_error(), "RFAAS_"), "%s", rfaas_last_error());
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    unsetenv("RFAAS_TEST");
     fake_leave();
 }
 
