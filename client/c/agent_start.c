@@ -80,6 +80,22 @@ static int private_directory(const char *path, char *why, size_t room) {
     return 0;
 }
 
+/* Whoever can write to the directory of RFAAS_AGENT_SOCKET could replace the lock, the log and the socket of an agent there. */
+static int check_directory(reach *r) {
+    char dir[sizeof r->at.sun_path];
+    struct stat st;
+    strcpy(dir, r->at.sun_path);
+    char *slash = strrchr(dir, '/');
+    if (slash)
+        slash[slash == dir] = 0;
+    if (stat(slash ? dir : ".", &st))
+        return failed(r, RFAAS_UNSUPPORTED, "cannot start an agent: the directory of RFAAS_AGENT_SOCKET, %s: %s", slash ? dir : ".", strerror(errno));
+    if (st.st_uid == geteuid() && !(st.st_mode & 022))
+        return 0;
+    return failed(r, RFAAS_UNSUPPORTED, "cannot start an agent: others can write to %s, the directory of RFAAS_AGENT_SOCKET (user %u, mode %04o): "
+                  "set it to a path in a directory that only you can write to", slash ? dir : ".", st.st_uid, st.st_mode & 07777);
+}
+
 static int set_path(reach *r, const char *path) {
     if (strlen(path) >= sizeof r->at.sun_path)
         return failed(r, RFAAS_INVALID, "the path of the agent's socket has %zu bytes, at most %zu are possible: %s; set RFAAS_AGENT_SOCKET "
@@ -317,7 +333,7 @@ int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
     reach r = {.until = until, .text = text};
     int fd = find_path(&r) ? -2 : connect_once(&r);
     if (fd == -1) {
-        if (take_lock(&r)) {
+        if (check_directory(&r) || take_lock(&r)) {
             fd = -2;
         } else {
             fd = connect_once(&r); /* another process may have started one meanwhile */

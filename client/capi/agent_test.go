@@ -344,7 +344,12 @@ func TestAgentOutOfReach(t *testing.T) {
 	refused("no program", "RFAAS_AGENT", "RFAAS_AGENT_SOCKET="+dir+"/a.sock", "RFAAS_AGENT="+dir+"/none")
 	refused("not to be started", "RFAAS_AGENT_START", "RFAAS_AGENT_SOCKET="+dir+"/b.sock", "RFAAS_AGENT_START=never")
 	refused("path too long", "RFAAS_AGENT_SOCKET", "RFAAS_AGENT_SOCKET="+dir+"/"+strings.Repeat("x", 120))
-	refused("no directory", "lock file", "RFAAS_AGENT_SOCKET="+dir+"/none/a.sock")
+	refused("no directory", "RFAAS_AGENT_SOCKET", "RFAAS_AGENT_SOCKET="+dir+"/none/a.sock")
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o1777); err != nil {
+		t.Fatal(err)
+	}
+	refused("directory of all", "others can write", "RFAAS_AGENT_SOCKET="+open+"/a.sock")
 	program := filepath.Join(dir, "ends")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o700); err != nil {
 		t.Fatal(err)
