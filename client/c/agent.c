@@ -308,16 +308,21 @@ static bool send_all(int fd, struct iovec *iov, int n, int pass, int64_t until) 
     return true;
 }
 
+/* Under mu. */
+static void hang_up(void) {
+    if (!reading)
+        disconnect();
+    else if (sock >= 0)
+        shutdown(sock, SHUT_RDWR); /* the reader closes it */
+}
+
 /* Under mu, connected. */
 static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts *p, int64_t until) {
     rfaas_agent_header h = {.size = (uint32_t)(sizeof h + p->body_size + p->tail_size), .op = op, .id = id};
     struct iovec iov[3] = {{&h, sizeof h}, {(void *)p->body, p->body_size}, {(void *)p->tail, p->tail_size}};
     if (send_all(sock, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fd, until))
         return true;
-    if (!reading)
-        disconnect();
-    else
-        shutdown(sock, SHUT_RDWR); /* the reader closes it */
+    hang_up();
     return false;
 }
 
@@ -557,6 +562,17 @@ void rfaas_agent_news(void) {
         rfaas_agent_look();
 }
 
+/* The agent has not answered in time. If this thread hands over sessions and leases, it does not wait for each of them: it leaves the
+ * agent, and tries again later. */
+static bool leave_slow(void) {
+    pthread_mutex_lock(&mu);
+    bool handing = reopening && pthread_equal(reopener, pthread_self());
+    if (handing)
+        hang_up();
+    pthread_mutex_unlock(&mu);
+    return handing;
+}
+
 int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t timeout_ns, size_t want, rfaas_reply *reply) {
     rfaas_reply own, *r = reply ? reply : &own;
     int64_t until = dp_now_ns() + timeout_ns + GRACE_NS;
@@ -577,7 +593,7 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
         }
         if (!came) {
             rfaas_agent_drop(id);
-            *r = (rfaas_reply){0};
+            *r = (rfaas_reply){.lost = leave_slow()};
             return rfaas_api_fail(RFAAS_PEER_GONE, 0, "%s: the agent (process %d) has not answered for %lld ms; is it stopped? `rfaas agent "
                                   "status` tells", what, agent_pid, (long long)(timeout_ns + GRACE_NS) / 1000000);
         }

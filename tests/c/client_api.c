@@ -35,7 +35,7 @@ static uint64_t fake_pid;
 static uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 static pthread_t fake_thread;
 static int fake_socket = -1; /* written by whoever has fake_mu */
-static int fake_adopts_ms, fake_reads_ms; /* that this agent takes to adopt a lease, and before it reads at all */
+static int fake_adopts_ms, fake_reads_ms; /* that this agent takes to adopt the first lease, and before it reads at all */
 static uint32_t fake_ends_at, fake_ends; /* this agent ends instead of answering this operation, so many times */
 
 static uint32_t fake_echo(void *args, uint32_t n, void *res) {
@@ -233,6 +233,7 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
     }
     case RFAAS_AGENT_ADOPT:
         t_sleep_ms(fake_adopts_ms);
+        fake_adopts_ms = 0;
         fake_send(h->op, h->id, &(rfaas_agent_until){INT64_MAX}, sizeof(rfaas_agent_until), NULL, 0);
         break;
     case RFAAS_AGENT_REPLACE: fake_replace(h->id, (const rfaas_agent_replace *)body); break;
@@ -385,6 +386,7 @@ static rfaas_session *fake_session(rfaas_lease_options *lo) {
     rfaas_session *session = NULL;
     rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
     so.executor = "here";
+    so.timeout_ns = 1000000000;
     *lo = (rfaas_lease_options)RFAAS_LEASE_OPTIONS_INIT;
     lo->library = "/proc/self/exe";
     lo->workers = WORKERS;
@@ -410,6 +412,36 @@ T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
     fake_leave();
 }
 
+/* No lease has ended, and the agent answers. */
+static void all_held(rfaas_session *session, rfaas_lease **leases, int n) {
+    for (int i = 0; i < n; i++) {
+        rfaas_event e = {.struct_size = sizeof e};
+        CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+        CHECK_EQ(rfaas_lease_event(leases[i], &e), RFAAS_OK);
+        CHECKF(e.kind == 0, "lease %d: event %u: %s", i, e.kind, e.text);
+    }
+}
+
+/* An agent that takes too long to adopt a lease is left, and ends none. */
+T_CASE(api_agent_hangs_adopting, "api/agent-hangs-in-an-adoption", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *leases[2];
+    rfaas_session *session = fake_session(&lo);
+    for (int i = 0; i < 2; i++)
+        CHECKF(rfaas_lease_open(session, &lo, &leases[i]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    fake_adopts_ms = 2500;
+    pthread_mutex_lock(&fake_mu);
+    shutdown(fake_socket, SHUT_RDWR);
+    pthread_mutex_unlock(&fake_mu);
+    CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_PEER_GONE);
+    all_held(session, leases, 2);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 /* The agent ends, and the next one while leases are handed to it: the third one has them. */
 T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_SHM) {
     rfaas_lease_options lo;
@@ -422,12 +454,7 @@ T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_
     pthread_mutex_lock(&fake_mu);
     shutdown(fake_socket, SHUT_RDWR);
     pthread_mutex_unlock(&fake_mu);
-    for (int i = 0; i < 3; i++) {
-        rfaas_event e = {.struct_size = sizeof e};
-        CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
-        CHECK_EQ(rfaas_lease_event(leases[i], &e), RFAAS_OK);
-        CHECKF(e.kind == 0, "lease %d: event %u: %s", i, e.kind, e.text);
-    }
+    all_held(session, leases, 3);
     for (int i = 0; i < 3; i++)
         CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
     CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
