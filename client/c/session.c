@@ -232,7 +232,8 @@ int rfaas_session_close(rfaas_session *s) {
     pthread_mutex_unlock(&rfaas_api_mu);
     if (opening)
         return rfaas_api_fail(RFAAS_INVALID, 0, "close session: %u of its leases are being opened or used by other threads", opening);
-    s->magic = 0;
+    if (__atomic_exchange_n(&s->magic, 0, __ATOMIC_ACQ_REL) != RFAAS_SESSION_MAGIC) /* two threads close it */
+        return rfaas_api_fail(RFAAS_INVALID, 0, "close session: the session is closed");
     rfaas_agent_session_name req = {.session = s->open.session};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);

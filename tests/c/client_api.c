@@ -442,6 +442,39 @@ T_CASE(api_agent_hangs_adopting, "api/agent-hangs-in-an-adoption", .providers = 
     fake_leave();
 }
 
+typedef struct closer {
+    rfaas_session *session;
+    pthread_barrier_t *together;
+    int status;
+} closer;
+
+static void *close_session(void *arg) {
+    closer *c = arg;
+    pthread_barrier_wait(c->together);
+    c->status = rfaas_session_close(c->session);
+    return NULL;
+}
+
+/* Of two threads that close a session, one does. */
+T_CASE(api_closed_twice, "threads/session-closed-twice", .providers = T_SHM) {
+    pthread_barrier_t together;
+    rfaas_lease_options lo;
+    pthread_barrier_init(&together, NULL, 2);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    for (int i = 0; i < 300; i++) {
+        rfaas_session *session = fake_session(&lo);
+        closer c[2] = {{session, &together, 0}, {session, &together, 0}};
+        pthread_t thread;
+        CHECK(!pthread_create(&thread, NULL, close_session, &c[0]));
+        close_session(&c[1]);
+        pthread_join(thread, NULL);
+        CHECKF((c[0].status == RFAAS_OK) + (c[1].status == RFAAS_OK) == 1, "round %d: %d and %d", i, c[0].status, c[1].status);
+        CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    }
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 /* The agent ends, and the next one while leases are handed to it: the third one has them. */
 T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_SHM) {
     rfaas_lease_options lo;
