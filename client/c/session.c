@@ -140,7 +140,7 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op) {
         return status;
     if (!s)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: session is NULL", op);
-    if (s->magic != RFAAS_SESSION_MAGIC)
+    if (__atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: the session is closed", op);
     return RFAAS_OK;
 }
@@ -323,10 +323,21 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
 
 /* ---- another agent ---- */
 
+/* The next home of a lease that moves is not handed over: the lease looks for another one. */
+static void give_up_next(rfaas_lease *l) {
+    pthread_mutex_lock(&l->mu);
+    rfaas_agent_event e = {.key = l->next && l->next->lease_id ? l->next->key : 0, .kind = RFAAS_EVENT_ENDED, .status = RFAAS_LEASE_ENDED,
+                           .text = "the agent has ended"};
+    pthread_mutex_unlock(&l->mu);
+    if (e.key)
+        rfaas_api_take_event(&e, NULL);
+}
+
 /* Hands a lease's grant over. If it is lost, its calls end. Another thread may move or release the lease meanwhile. */
 static void hand_over(rfaas_lease *l) {
     int64_t timeout_ns = 0;
     int library = -1;
+    give_up_next(l);
     pthread_mutex_lock(&l->mu);
     rfaas_home *h = l->home;
     bool ours = l->session && h && h->key && h->lease_id && h->ep && !h->ended;

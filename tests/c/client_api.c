@@ -26,6 +26,7 @@ typedef struct fake_lease {
     uint64_t key; /* 0: free */
     uint64_t session;
     bool kept; /* released, its workers wait */
+    bool known; /* to the present agent */
     fake_worker workers[WORKERS];
 } fake_lease;
 
@@ -42,7 +43,11 @@ static uint32_t fake_echo(void *args, uint32_t n, void *res) {
     memcpy(res, args, n);
     return n;
 }
-static const dp_function fake_functions[] = {fake_echo};
+static uint32_t fake_slow(void *args, uint32_t n, void *res) {
+    t_sleep_ms(800);
+    return fake_echo(args, n, res);
+}
+static const dp_function fake_functions[] = {fake_echo, fake_slow};
 
 static void *fake_serve(void *arg) {
     dp_server_run(arg);
@@ -59,7 +64,7 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     dp_error err;
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
     CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &w->server, &err), err);
-    dp_server_set_functions(w->server, fake_functions, 1);
+    dp_server_set_functions(w->server, fake_functions, 2);
     sem_init(&w->told, 0, 0);
     dp_server_on_told(w->server, fake_told, &w->told);
     out->blob.size = sizeof out->blob.bytes;
@@ -146,8 +151,8 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     rfaas_agent_candidate c = {.provider = "shm"};
     struct {
         rfaas_agent_worker workers[WORKERS];
-        char names[8];
-    } grant = {.names = "echo"};
+        char names[10];
+    } grant = {.names = "echo\0slow"};
     memcpy(c.executor, long_name(), sizeof c.executor);
     memcpy(c.node, long_name(), sizeof c.node);
     fake_lease *from = req->kept ? fake_find(req->kept) : NULL;
@@ -165,16 +170,17 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     l->key = req->key;
     l->session = req->session;
     l->kept = false;
+    l->known = true;
     for (uint32_t i = 0; i < WORKERS; i++)
         (from ? fake_resume : fake_start)(&l->workers[i], &offers[i], &grant.workers[i]);
     fake_resumed += from != NULL;
     fake_granted++;
     c.granted = 1;
     c.workers = WORKERS;
-    c.functions = 1;
-    c.names_size = 5;
+    c.functions = 2;
+    c.names_size = 10;
     c.lease_id = req->key;
-    fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, WORKERS * sizeof *grant.workers + 5);
+    fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, &grant, WORKERS * sizeof *grant.workers + 10);
 }
 
 static void fake_replace(uint32_t id, const rfaas_agent_replace *req) {
@@ -234,6 +240,7 @@ static void fake_request(const rfaas_agent_header *h, const uint8_t *body) {
     case RFAAS_AGENT_ADOPT:
         t_sleep_ms(fake_adopts_ms);
         fake_adopts_ms = 0;
+        fake_find(((const rfaas_agent_adopt *)body)->key)->known = true;
         fake_send(h->op, h->id, &(rfaas_agent_until){INT64_MAX}, sizeof(rfaas_agent_until), NULL, 0);
         break;
     case RFAAS_AGENT_REPLACE: fake_replace(h->id, (const rfaas_agent_replace *)body); break;
@@ -270,6 +277,8 @@ int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]) {
         pthread_join(fake_thread, NULL); /* its client has left */
     pthread_mutex_lock(&fake_mu);
     fake_socket = fd[1];
+    for (int i = 0; i < LEASES; i++)
+        fake_leases[i].known = false;
     pthread_mutex_unlock(&fake_mu);
     CHECK(!pthread_create(&fake_thread, NULL, fake_agent, (void *)(intptr_t)fd[1]));
     return fd[0];
@@ -437,6 +446,49 @@ T_CASE(api_agent_hangs_adopting, "api/agent-hangs-in-an-adoption", .providers = 
     all_held(session, leases, 2);
     for (int i = 0; i < 2; i++)
         CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* And has another one in its place. */
+static void *end_agent_soon(void *session) {
+    t_sleep_ms(200);
+    pthread_mutex_lock(&fake_mu);
+    shutdown(fake_socket, SHUT_RDWR);
+    pthread_mutex_unlock(&fake_mu);
+    CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+    return NULL;
+}
+
+/* The agent ends when it has granted the lease's next home, while calls still run at the old one: the lease does not move to a home
+ * that the next agent does not know. */
+T_CASE(api_agent_ends_moving, "threads/agent-ends-while-a-lease-moves", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    rfaas_function echo, slow;
+    rfaas_request r;
+    uint64_t in = 7, out[2] = {0};
+    lo.flags = RFAAS_LEASE_FAILOVER;
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK_EQ(rfaas_lease_function(lease, "echo", &echo), RFAAS_OK);
+    CHECK_EQ(rfaas_lease_function(lease, "slow", &slow), RFAAS_OK);
+    CHECKF(rfaas_iinvoke(lease, slow, &in, sizeof in, &out[0], sizeof *out, NULL, &r) == RFAAS_OK, "%s", rfaas_last_error());
+    pthread_t thread;
+    pthread_mutex_lock(&fake_mu);
+    lease->line->draining = RFAAS_AGENT_DRAIN_SOON;
+    fake_event(&(rfaas_agent_event){.key = lease->home->key, .kind = RFAAS_EVENT_DRAINING, .text = "drains"});
+    pthread_mutex_unlock(&fake_mu);
+    CHECK(!pthread_create(&thread, NULL, end_agent_soon, session));
+    CHECKF(rfaas_invoke(lease, echo, &in, sizeof in, &out[1], sizeof *out, NULL, NULL) == RFAAS_OK, "%s", rfaas_last_error());
+    pthread_join(thread, NULL);
+    CHECKF(rfaas_wait(&r, NULL) == RFAAS_OK && out[0] == in, "%s", rfaas_last_error());
+    pthread_mutex_lock(&fake_mu);
+    fake_lease *l = fake_find(lease->home->key);
+    CHECK(l && l->known);
+    pthread_mutex_unlock(&fake_mu);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
     CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
     fake_leave();
