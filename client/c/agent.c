@@ -416,7 +416,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     sock = fd;
     buffered = 0;
     agent_pid = 0;
-    events_seen = __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&events_seen, __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE), __ATOMIC_RELAXED);
     rfaas_request_parts p = {&hello, sizeof hello, env, size, page_fd};
     rfaas_ticket id = send_request(RFAAS_AGENT_HELLO, &p, until);
     free(env);
