@@ -26,11 +26,17 @@
  * inside, their calls end with RFAAS_LEASE_ENDED. A program with one calling thread uses no lock for
  * that. Any number of threads may use one session. A process may hold any number of leases. The
  * library can be used before MPI_Init, after MPI_Finalize and at every MPI thread level; it makes no
- * MPI call. It runs a few threads of its own, which sleep unless control messages arrive.
+ * MPI call. It starts no thread and installs no signal handler.
  *
- * Fork. After fork(), the child cannot use the library: every function returns RFAAS_INVALID,
- * including rfaas_init, and even if the parent has not called rfaas_init. A program that the child
- * starts with exec can use the library.
+ * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
+ * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
+ * unix socket. Calls do not pass through the agent. They continue when it ends, and the library then
+ * starts another agent, which takes over the leases. The library learns of events inside its
+ * functions: while a thread waits, and about every 4096 calls.
+ *
+ * Fork. A child of fork() inherits no session, lease or request: every function returns RFAAS_INVALID
+ * for the parent's handles. The child may call rfaas_init and open sessions and leases of its own. The
+ * parent's leases are not affected.
  *
  * Handles. Sessions and leases are opaque pointers; requests are numbers. A NULL handle, a released
  * lease, a request that has ended, and a call before rfaas_init or after rfaas_finalize give
@@ -141,7 +147,11 @@ RFAAS_API int rfaas_started(void);
  *   options: must be NULL.
  *
  * Calls are counted: each successful rfaas_init needs one rfaas_finalize. Any thread may call this
- * function. It may block for some milliseconds while the library starts its threads. */
+ * function. It does not block and sends no message.
+ *
+ * Errors:
+ *   RFAAS_INVALID: `options` is not NULL.
+ *   RFAAS_FATAL: out of memory or descriptors. */
 RFAAS_API int rfaas_init(const void *options);
 
 /* rfaas_finalize undoes one rfaas_init.
@@ -207,11 +217,13 @@ typedef struct rfaas_session_options {
  *
  *   options: NULL means that everything comes from the environment. Strings are copied.
  *
- * Connects to the manager or executor once and checks its version. Blocks for at most timeout_ns.
+ * Starts the agent if none is running. The agent connects to the manager or executor and checks its
+ * version. Blocks for at most timeout_ns and one second.
  *
  * Errors:
  *   RFAAS_INVALID: no address, a malformed address, or an unknown provider.
- *   RFAAS_PEER_GONE: no answer.
+ *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why.
+ *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent.
  *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version.
  *   RFAAS_CREDENTIAL: the peer refuses the token or secret. */
 RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
@@ -247,8 +259,9 @@ typedef struct rfaas_change {
  *   count: number of changes returned; 0 if nothing has happened.
  *
  * The first call begins with the executors that are registered. The resource manager writes changes
- * into this process's memory, so a call sends no message. It blocks only to connect, the first time
- * and after a restart of the manager. Only one thread at a time may call this function on a session.
+ * into the memory of this node's agent, and a call asks the agent for them. It blocks for one round
+ * trip to the agent, and longer when the agent has to connect to the manager, but at most for the
+ * session's timeout_ns and one second. Only one thread at a time may call this function on a session.
  *
  * Errors:
  *   RFAAS_UNSUPPORTED: the session has no resource manager, or its memory cannot be reached from
@@ -317,17 +330,16 @@ typedef struct rfaas_lease_options {
 #define RFAAS_LEASE_OPTIONS_INIT \
     { sizeof(rfaas_lease_options), 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, NULL, 0, 0, 0 }
 
-/* RFAAS_LEASE_RENEW: Renews the lease in the background until it is released. A lease without
- * duration_ns is always renewed. */
+/* RFAAS_LEASE_RENEW: The agent renews the lease until it is released. A lease without duration_ns is
+ * always renewed. */
 #define RFAAS_LEASE_RENEW 1u
 
 /* RFAAS_LEASE_FAILOVER: Moves the lease to another executor when its executor is lost or its node
- * drains. In the background, the library opens a new lease with as many workers wherever the session
- * finds one, or only at options->executor if that is given, and retries until it succeeds. The next
- * call moves to the new lease. A call that comes earlier waits until its deadline, or for the
- * session's timeout_ns if it has none, and then fails with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED.
- * State that functions kept in the old workers is lost. Calls in flight fail as without the flag,
- * except those with `repeats`. */
+ * drains. The next call asks for a new lease with as many workers wherever the session finds one, or
+ * only at options->executor if that is given. It waits until there is one, at most until its deadline,
+ * or for the session's timeout_ns if it has none, and then fails with RFAAS_LEASE_ENDED and
+ * RFAAS_NOT_STARTED. Later calls continue the search. State that functions kept in the old workers is
+ * lost. Calls in flight fail as without the flag, except those with `repeats`. */
 #define RFAAS_LEASE_FAILOVER 2u
 
 /* RFAAS_LEASE_LOCAL: Runs functions in the calling process while no executor has room. The library is
