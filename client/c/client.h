@@ -81,7 +81,7 @@ typedef struct rfaas_worker {
     uint32_t in_flight; /* requests in state FLYING; others read it to choose a worker: relaxed atomic */
     rfaas_request_slot *invoked; /* of rfaas_invoke by one of several threads, on its stack, FLYING or just ended; NULL: none */
     bool broken;        /* being replaced, or that failed half-way: the channel is not connected */
-    bool replacing;     /* the channel is offered, and the control part has been asked */
+    bool replacing;     /* the channel is offered, and the agent has been asked */
     bool resumes;       /* the channel was kept, and the worker's answer is to be that it is still the same */
     /* Under the lease's mutex: */
     rfaas_worker_start start; /* how the worker came here */

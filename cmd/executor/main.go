@@ -21,7 +21,7 @@ var version = "unknown"
 
 func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why does the executor use one processor?"
+		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why do the executor and the agent use one processor"
 	}
 	ctx, now := terminations()
 	os.Exit(run(ctx, now, true, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
