@@ -1,17 +1,20 @@
-/* Private side of the C API (rfaas.h): handles, what comes from the agent, error texts.
+/* Private side of the C API (rfaas.h).
  *
- *   program ── rfaas.h ──▶ invoke.c, request.c, map.c   calls, on dp_channel_*: no step of a call knows the agent
+ *   program ── rfaas.h ──▶ invoke.c, request.c, map.c   calls, on dp_channel_*; they do not use the agent
+ *                          shared.c, threads.c          calls of several threads in one lease
  *                          buffer.c                     registered memory
- *                          session.c, lease.c           handles: opening, closing, looking
+ *                          session.c, lease.c           handles: opening, closing, information
  *                          acquire.c                    how a lease gets its workers
- *                          worker.c                     how dead workers are replaced
- *                          failover.c                   how a lease goes on at another executor
- *                          kept.c                       connections of released leases, for the next one
- *                          changes.c, across.c          news of executors; leases at several executors in one call
- *                          local.c                      functions in this process, where no executor has room
+ *                          worker.c, event.c            replacing dead workers; events of a lease
+ *                          failover.c                   moving a lease to another executor
+ *                          kept.c                       channels of released leases, for the next lease
+ *                          changes.c, across.c          changes of executors; leases on several executors in one call
+ *                          local.c                      running functions in this process
  *                               │  ▲
- *                      requests ▼  │ replies, events     agent.c, agent_start.c: agent_protocol.h says what they are
+ *                      requests ▼  │ replies, events     agent.c, agent_start.c; the messages: agent_protocol.h
  *                          agent of this user and node
+ *
+ * A lease has a home: the grant of one executor, with the channels to its workers. A lease that moves gets another home.
  */
 #ifndef RFAAS_CLIENT_H
 #define RFAAS_CLIENT_H
@@ -33,11 +36,11 @@
 
 /* Sets this thread's error and returns status. */
 int rfaas_api_fail(int status, int started, const char *fmt, ...) __attribute__((format(printf, 3, 4), cold));
-/* The same with a constant text and no formatting: for RFAAS_BUSY, which loops run into. */
+/* The same with a constant text. It formats nothing, because loops may get RFAAS_BUSY often. */
 int rfaas_api_fail_const(int status, const char *text);
 /* The status of this thread's last error. */
 int rfaas_api_last_status(void);
-/* Sets what rfaas_started tells, without an error. */
+/* Sets what rfaas_started returns, and leaves the error as it is. */
 void rfaas_api_note_started(int started);
 
 /* ---- handles ---- */
@@ -50,7 +53,7 @@ void rfaas_api_note_started(int started);
 #define RFAAS_DEPTH_DEFAULT 8
 
 enum { RFAAS_STATE_DOWN = 0, RFAAS_STATE_UP = 1, RFAAS_STATE_FORKED = 2 };
-extern int rfaas_api_state; /* written under the table's mutex, read everywhere */
+extern int rfaas_api_state; /* RFAAS_STATE_*; atomic, written under rfaas_api_mu */
 
 typedef enum rfaas_request_state { RFAAS_REQ_FREE = 0, RFAAS_REQ_FLYING, RFAAS_REQ_ENDED } rfaas_request_state;
 
@@ -60,10 +63,10 @@ typedef struct rfaas_request_slot {
     const void *in;   /* with repeats */
     uint32_t in_size; /* likewise */
     uint32_t repeats;
-    int64_t deadline; /* CLOCK_MONOTONIC ns, 0: none; of the attempt */
-    int64_t last;     /* of the whole call */
-    int64_t attempt;  /* ns; 0: no limit of its own */
-    int32_t chosen;   /* the worker that the caller chose, or RFAAS_ANY_WORKER; with repeats */
+    int64_t deadline; /* of this attempt: CLOCK_MONOTONIC ns, 0: none */
+    int64_t last;     /* of the whole call, likewise */
+    int64_t attempt;  /* longest time of one attempt, ns; 0: no limit */
+    int32_t chosen;   /* with repeats: the worker that the caller chose, or RFAAS_ANY_WORKER */
     uint32_t capacity;
     uint32_t size;
     int32_t status;
@@ -73,24 +76,24 @@ typedef struct rfaas_request_slot {
     uint32_t next_free; /* index + 1 */
     uint8_t state;      /* rfaas_request_state */
     uint8_t started;
-    char *text; /* of an ended call with an error, malloc, or NULL */
+    char *text; /* error text of a call that ended with an error, from malloc; NULL otherwise */
 } rfaas_request_slot;
 
 typedef struct rfaas_worker {
     dp_channel *ch;
-    uint32_t in_flight; /* requests in state FLYING; others read it to choose a worker: relaxed atomic */
-    rfaas_request_slot *invoked; /* of rfaas_invoke by one of several threads, on its stack, FLYING or just ended; NULL: none */
-    bool broken;        /* being replaced, or that failed half-way: the channel is not connected */
-    bool replacing;     /* the channel is offered, and the agent has been asked */
-    bool resumes;       /* the channel was kept, and the worker's answer is to be that it is still the same */
+    uint32_t in_flight; /* requests in state FLYING; relaxed atomic, other threads read it to choose a worker */
+    rfaas_request_slot *invoked; /* a shared lease's rfaas_invoke: its request, on that thread's stack; NULL: none */
+    bool broken;        /* the channel is not connected: a replacement is under way or has failed */
+    bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
+    bool resumes;       /* the channel was kept from an earlier lease, so it is resumed and not connected */
     /* Under the lease's mutex: */
     rfaas_worker_start start; /* how the worker came here */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
-    uint64_t dead_pid;   /* last one reported dead */
-    uint64_t silent_pid; /* one that broke and of which no event has told in time */
-    int death_status;    /* of dead_pid; reason and details too */
+    uint64_t dead_pid;   /* the last one reported dead */
+    uint64_t silent_pid; /* one whose channel broke, and no event said why in time */
+    int death_status;    /* of dead_pid; so are reason and details */
     char reason[512];
-    char *details; /* malloc, or NULL */
+    char *details; /* from malloc, or NULL */
 } rfaas_worker;
 
 /* Memory that payloads may be sent from without a copy. */
@@ -98,26 +101,28 @@ typedef struct rfaas_buffer {
     void *addr;
     uint64_t size;   /* as asked for */
     uint64_t mapped; /* bytes that rfaas_alloc mapped here; 0: the memory is the caller's */
-    dp_mem *mem;     /* registered with the domain of the lease's home; NULL: that has refused, payloads are copied */
+    dp_mem *mem;     /* its registration for the lease's home; NULL: refused, so payloads are copied */
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
 enum { RFAAS_STARTS = 4 }; /* of workers: not known, cold, warm, cached */
 
-/* What tells one library from another without reading it: of a file its inode and times; of bytes in memory a checksum. */
+/* Tells libraries apart without reading them: a file by its inode and times, bytes in memory by a checksum. */
 typedef struct rfaas_library_id {
     uint64_t device, inode, size;
     int64_t modified_ns, changed_ns;
 } rfaas_library_id;
 
-/* What one executor grants: workers, and the channels to them. */
+/* A grant of one executor: workers, and the channels to them. */
 typedef struct rfaas_home {
-    struct rfaas_home *link; /* among the kept */
-    uint64_t key; /* names the grant at the agent; its low bits are the lease's index. 0: no events any more */
-    const rfaas_session *session; /* of a kept one, */
-    bool kept;                    /* which the agent keeps too, */
-    rfaas_agent_spec spec;        /* what it was, */
-    rfaas_library_id library;     /* and of which library */
+    uint64_t key; /* the agent's name of the grant; its low bits are the lease's index. 0: takes no more events */
+    /* Of a kept home (kept.c): */
+    struct rfaas_home *link;      /* the next one */
+    const rfaas_session *session; /* of the released lease */
+    bool kept;                    /* the agent keeps the workers */
+    /* Of the lease: */
+    rfaas_agent_spec spec;
+    rfaas_library_id library;
     int64_t until_ns;    /* CLOCK_MONOTONIC: when the lease ends unless it is renewed */
     uint8_t sha256[32];  /* of the library */
     dp_endpoint *ep;
@@ -126,11 +131,11 @@ typedef struct rfaas_home {
     dp_channel_config cfg;
     uint64_t lease_id;
     char node[256], executor[256], provider[16];
-    uint32_t starts[RFAAS_STARTS]; /* workers that came here, by how */
-    uint32_t queue_pairs;          /* made for it */
-    rfaas_statistics before;       /* what the channels had counted when they came, kept, from another home */
+    uint32_t starts[RFAAS_STARTS]; /* workers by how they started */
+    uint32_t queue_pairs;          /* made for this home */
+    rfaas_statistics before;       /* counters of the channels when they were taken over from a kept home */
     /* Under the lease's mutex: */
-    int ended; /* status once it ended */
+    int ended; /* 0, or the status with which the grant ended */
     char ended_reason[256];
 } rfaas_home;
 
@@ -139,19 +144,19 @@ typedef struct rfaas_home {
 /* An event that the program has not taken. */
 typedef struct rfaas_news {
     uint32_t kind, worker;
-    int64_t at; /* CLOCK_MONOTONIC ns of what it announces */
+    int64_t at; /* time of what the event announces, CLOCK_MONOTONIC ns; 0: none */
     char text[256];
 } rfaas_news;
 
-/* A lease on its way to its workers (acquire.c). */
+/* Getting the workers of a home (acquire.c). */
 typedef struct rfaas_acquisition {
     rfaas_lease *lease;
     rfaas_home *home;
-    const char *at;      /* executor to begin at, or NULL */
+    const char *at;      /* executor to ask first, or NULL */
     int64_t wait_ns;     /* how long the agent waits for an executor that has room */
-    int64_t until;       /* of the step that is under way */
-    rfaas_ticket ticket; /* of this step */
-    uint64_t kept;       /* whose channels are offered */
+    int64_t until;       /* deadline of the present step */
+    rfaas_ticket ticket; /* of the present step */
+    uint64_t kept;       /* key of the kept home whose channels are offered; 0: none */
     bool offered;        /* channels of home->provider are */
     bool done;
     uint32_t lost;  /* agents that ended under it */
@@ -159,25 +164,25 @@ typedef struct rfaas_acquisition {
     char text[512]; /* of its error */
 } rfaas_acquisition;
 
-/* A time during which one thread uses a lease alone. Each has its own place: a thread that was the owner may still be about to write
- * to it when another one is. */
+/* A thread that uses a lease alone (threads.c). Successive owners have different structures, because an earlier owner may still
+ * write to its own. */
 typedef struct rfaas_owner {
-    uintptr_t thread; /* or RFAAS_OWNER_NONE: not any more; atomic */
-    uint32_t busy;    /* it is inside; atomic, futex */
+    uintptr_t thread; /* atomic; RFAAS_OWNER_NONE: no longer the owner */
+    uint32_t busy;    /* the thread is inside the lease; atomic, futex */
 } rfaas_owner;
 #define RFAAS_OWNERS 16
 
-/* Memory of a handle is never freed, only used again much later, so that a stale handle finds a cleared magic. */
+/* The memory of a handle is never freed, so a stale handle finds a cleared magic. It is reused as late as possible. */
 struct rfaas_lease {
     uint32_t magic;
-    uint32_t entered; /* times, for a look at the agent now and then */
-    rfaas_owner *owner; /* the present one; atomic, changes while it is not inside */
-    uint32_t shared;    /* several threads use it; atomic, stays (threads.c) */
-    rfaas_agent_lease_line *line; /* shared with the agent: how many threads are inside, and whether the node drains */
+    uint32_t entered; /* counts calls, to look at the agent at every LOOK_EVERY-th */
+    rfaas_owner *owner; /* atomic; changes only while the owner is outside */
+    uint32_t shared;    /* several threads use the lease; atomic, stays set until the release */
+    rfaas_agent_lease_line *line; /* in the page that the agent shares: threads inside, and whether the node drains */
     uint32_t n_workers;
     uint32_t n_functions;
     rfaas_worker *workers; /* the home's */
-    uint32_t sync_worker;  /* where the last synchronous call went: its lines are warm */
+    uint32_t sync_worker;  /* worker of the last synchronous call, whose cache lines are here */
     uint32_t next_worker;
     rfaas_buffer *buffers;
     rfaas_request_slot *requests;
@@ -185,51 +190,51 @@ struct rfaas_lease {
     uint32_t requests_free; /* index + 1 */
     uint64_t request_seq;
     dp_channel_config cfg;
-    rfaas_home *home;            /* without an endpoint: the lease was opened where no executor had room */
+    rfaas_home *home;            /* has no endpoint if no executor had room and calls run in this process */
     dp_local *local;             /* with RFAAS_LEASE_LOCAL */
-    rfaas_lease_options options; /* checked, with defaults filled in; its pointers are dead once the lease is open */
-    rfaas_agent_spec spec;       /* the same for the agent */
-    int library_fd;              /* the library, for the agent; -1: none */
+    rfaas_lease_options options; /* checked, with defaults filled in; its pointers are valid only while the lease is opened */
+    rfaas_agent_spec spec;       /* the options as the agent gets them */
+    int library_fd;              /* the library, to be passed to the agent; -1: none */
     rfaas_library_id library;
     char **functions;
     rfaas_session *session;
-    uint32_t index; /* in the table */
+    uint32_t index; /* in the table of leases */
     uint32_t replaced;
-    int64_t open_ns; /* that rfaas_lease_open took */
+    int64_t open_ns; /* time that rfaas_lease_open took */
 
-    dp_turns *turns;          /* made when the lease is first shared, and kept; a unit for each lane of the endpoint */
+    dp_turns *turns;          /* made when the handle's lease is first shared, and never freed; a unit for each lane */
     rfaas_owner owners[RFAAS_OWNERS]; /* used in turn, also by later leases of this handle */
-    uint32_t owned;           /* times that the handle has had an owner; under owner_mu */
-    uint32_t first_owned;     /* of them, before this lease */
-    pthread_mutex_t owner_mu; /* changing the owner, and sharing. Taken before all others */
-    pthread_mutex_t table_mu; /* of a shared lease: the list of free requests. Taken last */
-    pthread_mutex_t local_mu; /* likewise: calls in this process */
+    uint32_t owned;           /* owners that the handle has had; under owner_mu */
+    uint32_t first_owned;     /* value of owned when this lease was opened */
+    pthread_mutex_t owner_mu; /* protects changes of the owner and of shared. Taken before all others */
+    pthread_mutex_t table_mu; /* of a shared lease: protects the list of free requests. Taken last */
+    pthread_mutex_t local_mu; /* of a shared lease: one call at a time in this process. Taken last */
 
-    pthread_mutex_t mu; /* for what events touch, and the pointer to the home */
+    pthread_mutex_t mu; /* protects what events change, and the pointers to homes */
     char leaving_reason[256];
-    /* Failover, of the lease's thread but for the pointer to the next home. */
-    rfaas_home *next; /* being granted, or ready */
+    /* Failover. The owner, or a thread that holds all units, changes these. Changes of `next` also need mu. */
+    rfaas_home *next; /* being acquired, or ready */
     rfaas_acquisition seek;
     bool seeking, next_ready;
-    int64_t seek_again;    /* not before then */
-    char next_reason[512]; /* why there is none yet */
-    rfaas_statistics past; /* of homes that were left; the lease's thread */
-    rfaas_news news[RFAAS_NEWS_KEPT]; /* not taken: a ring */
+    int64_t seek_again;    /* earliest time of the next search */
+    char next_reason[512]; /* why the last search failed */
+    rfaas_statistics past; /* sum of earlier homes */
+    rfaas_news news[RFAAS_NEWS_KEPT]; /* events that were not taken: a ring */
     uint32_t news_first, news_count, news_lost;
 };
 
 struct rfaas_session {
     uint32_t magic;
     uint32_t index;
-    int64_t timeout_ns; /* of a control operation */
-    rfaas_agent_session open; /* what the agent was told; its session is this handle's name there */
-    char provider[16]; /* of the last grant: a guess at the next one's */
+    int64_t timeout_ns; /* of each control operation */
+    rfaas_agent_session open; /* the message that opened it; open.session is the agent's name of it */
+    char provider[16]; /* of the last grant, since the next one probably has the same; "": none yet */
     dp_dev_options dev;
     char device[64];
     pthread_mutex_t mu;
-    bool shm; /* uses the device of the process */
+    bool shm; /* uses the shm device, of which the process has one */
     dp_dev *verbs;
-    uint32_t opening; /* leases being opened or open, under the table's mutex */
+    uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
 };
 
 /* Request handle: sequence(32) | request index(20) | lease index(12), never 0 since the sequence is not. */
@@ -241,48 +246,49 @@ _Static_assert((uint64_t)RFAAS_WORKERS_MAX * DP_DEPTH_MAX == 1 << RFAAS_REQ_INDE
 
 /* ---- session.c ---- */
 
-/* Tables of sessions and leases, and counts; never held during control operations. Taken before a lease's mutex. */
+/* Protects the tables of sessions and leases. Never held during control operations. Taken before a lease's mutex. */
 extern pthread_mutex_t rfaas_api_mu;
-/* RFAAS_OK, or why the library cannot be used: not initialised, forked. */
+/* Returns RFAAS_OK, or RFAAS_INVALID with the error set if the library is not initialised in this process. */
 int rfaas_api_down(const char *op);
 int rfaas_api_bad_session(const rfaas_session *s, const char *op);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
-/* The session's device for a provider, opened once. */
+/* Returns the session's device for a provider, which it opens once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
-/* Greets workers that connect through shared memory and notices those that have ended: the library has no thread for that. A wait for
- * a worker also waits for the descriptor, which is -1 while there is no such device. */
+/* rfaas_api_attend answers workers that connect through shared memory, and notices those that have ended. The library has no
+ * thread for that, so every wait calls it, and polls the descriptor of rfaas_api_attend_fd (-1: there is no shm device). */
 void rfaas_api_attend(void);
 int rfaas_api_attend_fd(void);
 
 /* ---- lease.c ---- */
 
-/* The lease with a table index, or NULL. */
+/* Returns the lease with a table index, or NULL. */
 rfaas_lease *rfaas_api_lease_at(uint32_t index);
-/* rfaas_lease_open that begins at an executor, NULL: at any. */
+/* rfaas_lease_open, asking the executor `at` first. NULL: any. */
 int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **lease);
-/* The two halves of it: a lease whose acquisition has begun, and its end, once that is done. *l is NULL after an error. */
+/* The two halves of rfaas_api_lease_open, between which the caller calls rfaas_api_acquire_step until it returns true. *l is
+ * NULL after an error. */
 int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **l, rfaas_acquisition *a);
 int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a);
-/* Checks options as the program gave them and copies them with defaults filled in. most: of workers. */
+/* Checks the program's options and copies them with defaults filled in. `most` is the largest number of workers. */
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out);
-/* A new name for one of the lease's homes. */
+/* Returns a new key for a home of the lease. */
 uint64_t rfaas_api_new_key(const rfaas_lease *l);
-/* After fork(), in the child: no handle is one any more. */
+/* In the child of fork(): invalidates all handles. */
 void rfaas_api_forget_leases(void);
-/* The function of all leases that are open or being opened. */
+/* Calls fn with every lease of the table, also with those that are not open. */
 void rfaas_api_each_lease(void (*fn)(rfaas_lease *l));
-/* Why a lease handle cannot be used: sets the error and returns RFAAS_INVALID. */
+/* Sets the error that says why a lease handle cannot be used, and returns RFAAS_INVALID. */
 int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
 
 /* ---- threads.c ---- */
 
-/* Of a handle that is made, and of one whose lease is no more. */
+/* Prepares a new handle, and a handle whose lease was released for the next one. */
 void rfaas_api_threads_init(rfaas_lease *l);
 void rfaas_api_threads_reset(rfaas_lease *l);
-/* rfaas_api_enter for rfaas_lease_release: RFAAS_OK when every other thread has left and none will enter. */
+/* rfaas_api_enter for rfaas_lease_release. After RFAAS_OK every other thread has left, and none can enter. */
 int rfaas_api_enter_last(rfaas_lease *l, const char *op);
-/* Keeps the other threads of a shared lease from workers, requests and buffers until rfaas_api_put_all. RFAAS_DEADLINE, or
- * RFAAS_LEASE_ENDED when it is released meanwhile; the error is set. The caller is inside and holds no unit. */
+/* Keeps the other threads of a shared lease from its workers, requests and buffers until rfaas_api_put_all. The caller is inside
+ * and holds no unit. Errors: RFAAS_DEADLINE, and RFAAS_LEASE_ENDED if the lease is released meanwhile. */
 int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline);
 void rfaas_api_put_all(rfaas_lease *l);
 
@@ -294,69 +300,73 @@ const char *rfaas_api_nearest(const rfaas_lease *l, const char *name);
 /* ---- acquire.c ---- */
 
 rfaas_home *rfaas_api_home_new(const rfaas_lease *l);
-/* Frees what a home holds on this side. NULL does nothing. */
+/* Takes a home away from its lease and from events, and destroys it. NULL: does nothing. */
 void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h);
-/* The same of one that no lease and no event can find. */
+/* Frees a home that no lease and no event can find, with its channels. */
 void rfaas_api_home_destroy(rfaas_home *h);
-/* Begins to get workers for a home of the lease; `at` and wait_ns as in rfaas_acquisition. */
+/* Starts to get workers for a home of the lease. `at` and wait_ns are those of rfaas_acquisition. */
 void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_home *h, const char *at, int64_t wait_ns);
-/* Goes on as far as is possible without waiting; true once it is done: a->status, a->text. Release the home's key after an error. */
+/* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
+ * error the caller releases the home's key. */
 bool rfaas_api_acquire_step(rfaas_acquisition *a);
-/* Gives it up; the home's key is to be released. */
+/* Gives an acquisition up. The caller releases the home's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
-/* Gives the grant back, if there is one; the key is dead. With `wait`, once the executor has taken it back. */
+/* Releases a home's grant, if it has one. The key is invalid then. With `wait`, returns when the executor has released it. */
 int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait);
-/* One worker's offer. */
+/* Writes the address of a worker's channel to blob. */
 int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
-/* Connects worker i to what the agent says of it, of which `size` bytes are there. */
+/* Connects the channel of worker i to the worker that the agent describes. */
 int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_agent_worker *worker);
 
 /* ---- kept.c ---- */
 
-/* Gives the lease's home back, or has it kept for the next lease of its session that is like this one: then the lease has
- * none any more, nor buffers. */
+/* Releases the lease's home, or keeps it for the next lease like this one. If it is kept, the lease has no home and no buffers
+ * any more. */
 int rfaas_api_release_home(rfaas_lease *l);
-/* Moves the channels of a kept home that is like the lease to h, ready to be offered, and returns its key; 0: there is none. */
+/* Moves the channels of a kept home that suits the lease to h, ready to be offered. Returns the kept home's key; 0: there is
+ * none. */
 uint64_t rfaas_api_adopt_kept(const rfaas_lease *l, rfaas_home *h, const char *at);
-/* Frees what was kept under this key, if it still is. */
+/* Destroys the kept home with this key, if there is one. */
 void rfaas_api_drop_kept(uint64_t key);
-/* Frees all that is kept of a session, NULL: of all. */
+/* Destroys all kept homes of a session. NULL: of all sessions. */
 void rfaas_api_drop_all_kept(const rfaas_session *s);
-/* After fork(), in the child. */
+/* In the child of fork(): forgets the kept homes, without touching them. */
 void rfaas_api_forget_kept(void);
-/* How many homes are kept of a session. */
+/* Returns the number of kept homes of a session. */
 uint64_t rfaas_api_kept(const rfaas_session *s);
 
 /* ---- worker.c ---- */
 
-/* Takes an event of the agent. Any thread; never with a lease's mutex. */
+/* Handles an event of the agent. Any thread, but not with a lease's mutex held. */
 void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
-/* rfaas_api_repair puts a new worker in the place of one whose channel failed, or begins to: RFAAS_DEADLINE when it is not
- * there at the deadline (CLOCK_MONOTONIC ns; 0: the session's time-out). The lease's thread. */
+/* rfaas_api_repair replaces a worker whose channel failed, and waits for the new one until the deadline (CLOCK_MONOTONIC ns; 0:
+ * the session's time-out). After RFAAS_DEADLINE the replacement continues. The caller owns the lease or holds the worker's
+ * unit. */
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
-/* Begins to replace it, or goes on if the new worker is there; RFAAS_BUSY: not yet. */
+/* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker is not there yet. */
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
-/* Sets the error of a call that ended with `status`; waits a moment for the event that tells how a worker died. Returns
- * the status, which becomes RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or RFAAS_LEASE_ENDED when that is the better known reason. */
+/* Sets the error of a call that ended with `status`. If the worker died, waits up to 0.9 s for the event that says how. Returns the
+ * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
+ * RFAAS_LEASE_ENDED. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
-/* Tells the agent of a worker that does not answer: dp_silence_fn, arg is a rfaas_home. */
+/* Reports a worker that does not answer to the agent. A dp_silence_fn; arg is an rfaas_home. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
 
 /* ---- event.c ---- */
 
-/* Keeps an event for the program, in the place of the oldest if need be. Under the lease's mutex. */
+/* Keeps an event for the program. If there is no room, drops the oldest. Under the lease's mutex. */
 void rfaas_api_keep_news(rfaas_lease *l, const rfaas_agent_event *e);
-/* Tells the agent that a lease whose node drains starts no calls any more, unless it has been told. The caller is inside. */
+/* Tells the agent, once, that a lease on a draining node starts no more calls. The caller is inside the lease. */
 __attribute__((cold)) void rfaas_api_finish(rfaas_lease *l);
-/* Waits a moment for the reason of a drain that the page shows. */
+/* Waits up to 0.2 s for the event that gives the reason of a drain, which the page shows first. */
 void rfaas_api_await_reason(rfaas_lease *l);
 
 /* ---- request.c ---- */
 
-/* Ends every request in flight on a worker whose channel failed, keeping the outcomes for their waiters. */
+/* Ends every request in flight on a worker whose channel failed. The outcomes are kept until they are waited for. */
 void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
 
-/* Takes in what has ended, so that slots are free; of one worker. */
+/* Collects ended requests, so that their slots are free: of all workers, and of one. */
 void rfaas_api_collect_ended(rfaas_lease *l);
 void rfaas_api_collect_ended_of(rfaas_lease *l, uint32_t worker);
 /* Waits for every request in flight, each until its deadline. */
@@ -364,14 +374,15 @@ void rfaas_api_drain(rfaas_lease *l);
 
 /* ---- failover.c ---- */
 
-/* Whether the lease shall go on elsewhere when it ends. */
+/* Reports whether the lease moves when its executor is lost. */
 static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
-/* Waits until there is another home, and moves there. Registered buffers have other dp_mems afterwards. With
- * RFAAS_LEASE_LOCAL it does not wait: calls run here (RFAAS_AGENT_DRAIN_LOCAL) until there is one. The lease's thread. */
+/* Waits until there is another home, and moves the lease there. Registered buffers have other dp_mems afterwards. With
+ * RFAAS_LEASE_LOCAL it does not wait, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a home. The caller
+ * owns the lease or holds all units. */
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
-/* Gives up the search for another home and what it has found. */
+/* Ends the search for another home, and releases what it has found. */
 void rfaas_api_stop_seeking(rfaas_lease *l);
-/* Adds up what a home's channels have counted. */
+/* Adds the counters of a home's channels to s. */
 void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s);
 
 /* ---- local.c ---- */
@@ -379,20 +390,20 @@ void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s);
 /* Opens the lease's library in this process. */
 int rfaas_api_local_load(rfaas_lease *l);
 void rfaas_api_local_free(rfaas_lease *l);
-/* Gives a lease that was not granted a home without workers: its calls run here. */
+/* Prepares a lease that got no grant for calls in this process. */
 int rfaas_api_local_open(rfaas_lease *l);
-/* Adds a function to the lease's names. */
+/* Adds a function's name to the lease. */
 int rfaas_api_local_function(rfaas_lease *l, const char *name);
-/* Runs a function on this thread. *got: bytes of its result, also when that is too large. */
+/* Runs a function on this thread, in this process. *got is the size of its result, also when that is too large. */
 int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void *in, uint32_t in_size, void *out,
                    uint32_t capacity, uint32_t *got);
 
 /* ---- buffer.c ---- */
 
-/* Registers all buffers anew, with the domain of this home. */
+/* Registers all buffers anew for another home. */
 void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_home *to);
 
-/* Frees and forgets all of them. */
+/* Frees all buffers, or unregisters them if the memory is the caller's. */
 void rfaas_api_free_buffers(rfaas_lease *l);
 
 #endif
