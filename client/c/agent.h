@@ -1,4 +1,5 @@
-/* The connection of this process to its agent: requests, replies, events. Messages: agent_protocol.h. */
+/* The connection of this process to its agent: requests, replies, events. agent_protocol.h defines the messages. Times are
+ * CLOCK_MONOTONIC ns, unless they are time-outs. */
 #ifndef RFAAS_AGENT_H
 #define RFAAS_AGENT_H
 
@@ -13,16 +14,18 @@
 /* A request that is under way; 0: none. */
 typedef uint32_t rfaas_ticket;
 
-/* data is from malloc, `size` bytes: the structure of the operation and what lies behind it. NULL after a failure. */
+/* A reply. `data` has `size` bytes: the structure of the operation and what follows it. It is from malloc, and NULL after a
+ * failure. */
 typedef struct rfaas_reply {
     int status;
     bool lost; /* the agent is gone, or none could be reached; whether it has done what was asked is unknown */
     uint32_t size;
     uint8_t *data;
-    char text[RFAAS_AGENT_TEXT]; /* of a failure */
+    char text[RFAAS_AGENT_TEXT]; /* error text of a failure */
 } rfaas_reply;
 
-/* What a request sends: a structure, what lies behind it (NULL: nothing), and a descriptor, which stays the caller's (-1: none). */
+/* The parts of a request: a structure, the data that follows it (NULL: none), and a descriptor (-1: none). The descriptor stays the
+ * caller's. */
 typedef struct rfaas_request_parts {
     const void *body;
     size_t body_size;
@@ -31,32 +34,34 @@ typedef struct rfaas_request_parts {
     int fd;
 } rfaas_request_parts;
 
-/* rfaas_agent_ask sends a request and waits for its reply, for at most timeout_ns. A reply shorter than `want` bytes is a protocol
- * error. Connects to the agent, or starts one, if need be, and asks again when it was lost on the way. Sets the thread's error and
- * returns its status; reply may be NULL. Free reply->data. Any thread; not with a lease's mutex. */
+/* rfaas_agent_ask sends a request and waits for its reply, at most timeout_ns and a second. A reply shorter than `want` bytes is a
+ * protocol error. Without a connection it connects, and starts an agent if none is running. If the agent ends before it replies, the
+ * request is repeated. Sets the thread's error and returns its status. `reply` may be NULL; otherwise the caller frees reply->data.
+ * Any thread, but not with a lease's mutex held. */
 int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t timeout_ns, size_t want,
                     rfaas_reply *reply);
-/* rfaas_agent_send sends a request and returns at once; 0 with the thread's error set if the agent cannot be reached until then. */
+/* rfaas_agent_send sends a request and does not wait for the reply. Returns 0, with the thread's error set, if it cannot be sent
+ * before `until`. */
 rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t until);
-/* rfaas_agent_take takes the reply of a request if it has come. The ticket is dead then. */
+/* rfaas_agent_take takes the reply of a request, and the ticket is invalid then. Returns false if there is no reply yet. */
 bool rfaas_agent_take(rfaas_ticket ticket, rfaas_reply *reply);
-/* rfaas_agent_drop gives up a request; its reply is dropped when it comes. 0: nothing. */
+/* rfaas_agent_drop gives up a request. Its reply will be dropped. Ticket 0: does nothing. */
 void rfaas_agent_drop(rfaas_ticket ticket);
-/* rfaas_agent_tell sends a message that has no reply. If there is no connection, nothing happens. */
+/* rfaas_agent_tell sends a message that has no reply. Does nothing if there is no connection. */
 void rfaas_agent_tell(uint32_t op, const void *body, size_t size);
-/* rfaas_agent_wait waits until something has arrived, at most until then (CLOCK_MONOTONIC ns), and takes it in. */
+/* rfaas_agent_wait waits until a message arrives, at most until `until`, and handles it. */
 void rfaas_agent_wait(int64_t until);
-/* rfaas_agent_look takes in what has arrived, and attends to workers that connect or have ended, without waiting. Notices the end of the
- * agent, and connects to another one. */
+/* rfaas_agent_look handles messages that have arrived, and workers that connect or have ended. It does not wait, except when the
+ * agent has ended: then it connects to another one and hands the leases over. */
 void rfaas_agent_look(void);
-/* rfaas_agent_news takes in events if the shared page says that there are some: a load, if there are none. */
+/* rfaas_agent_news handles events if the shared page shows new ones. Without events it costs two loads. */
 void rfaas_agent_news(void);
 
-/* The page that is shared with the agent, made by rfaas_agent_begin; NULL before. */
+/* The page that the agent shares; NULL before rfaas_agent_begin. */
 extern rfaas_agent_page *rfaas_agent_shared;
-/* 0, or errno. */
+/* Makes the page. Returns 0 or an errno. */
 int rfaas_agent_begin(void);
-/* Closes the connection and unmaps the page. No other thread is inside the library. */
+/* Closes the connection and unmaps the page. No other thread may be inside the library. */
 void rfaas_agent_end(void);
 /* Moves a new descriptor away from 0, 1 and 2, which a program may have closed and still writes to. Returns -1 with errno for -1, or when
  * there are no more; fd is closed then. */
@@ -70,15 +75,15 @@ char **rfaas_agent_environment(void);
 
 /* ---- agent_start.c ---- */
 
-/* rfaas_agent_reach connects to the agent's socket, and starts an agent if nobody listens there, until then. Returns the
- * descriptor, or -1 with status and text. */
+/* rfaas_agent_reach connects to the agent's socket before `until`, and starts an agent if none is listening. Returns the descriptor,
+ * or -1 with *status and text set. */
 int rfaas_agent_reach(int64_t until, int *status, char text[RFAAS_AGENT_TEXT]);
 /* In a child of fork(): closes what its parent was starting an agent with. */
 void rfaas_agent_reach_forked(void);
 
-/* ---- what the library does when it has another agent (session.c, lease.c) ---- */
+/* ---- session.c ---- */
 
-/* Opens all sessions and hands over all leases, with rfaas_agent_ask_now. */
+/* Opens all sessions at a new agent and hands all leases over to it. */
 void rfaas_api_reopen(void);
 
 #endif

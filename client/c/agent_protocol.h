@@ -1,15 +1,15 @@
 /* Messages between the client library and the agent of the same user and node. Both sides include this header: the
- * library, which is C, and the agent, which is Go and reads these structures through cgo (internal/agent/protocol).
+ * library in C, and the agent through cgo (internal/agent/protocol).
  *
- * A message is an rfaas_agent_header, the structure of its operation, and in some cases an array behind it. Sizes and
- * layouts are those of the machine, since both processes run on it. A descriptor, where an operation has one, comes with
- * the first byte of its message (SCM_RIGHTS). Texts are NUL-terminated and cut to their field.
+ * A message is an rfaas_agent_header, the structure of its operation, and for some operations an array that follows it.
+ * Sizes and layouts are those of the machine, since both processes run on it. If an operation passes a descriptor, it
+ * comes with the first byte of the message (SCM_RIGHTS). Texts end with NUL and are truncated to their field.
  *
  *   library ── request, id n ──▶ agent        Replies come in any order.
- *   library ◀── reply, id n ──── agent        A failed reply has a status and RFAAS_AGENT_TEXT bytes instead of a structure.
+ *   library ◀── reply, id n ──── agent        A failure has its status, and an error text instead of the structure.
  *   library ◀── event, id 0 ──── agent        After each event the agent adds 1 to `events` of the shared page.
  *
- * Both sides check every size, count and index of the other: a broken message ends the connection.
+ * Both sides check every size, count and index of the other. A malformed message ends the connection.
  */
 #ifndef RFAAS_AGENT_PROTOCOL_H
 #define RFAAS_AGENT_PROTOCOL_H
@@ -27,29 +27,30 @@
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
 
 enum {
-    RFAAS_AGENT_HELLO = 1,   /* rfaas_agent_hello, environment; descriptor: the page -> rfaas_agent_welcome */
-    RFAAS_AGENT_STATUS = 2,  /* - -> rfaas_agent_report, text. Without a hello before it */
-    RFAAS_AGENT_STOP = 3,    /* - -> -. Without a hello before it; the agent then exits */
+    /* request -> reply; "-": only the header */
+    RFAAS_AGENT_HELLO = 1,   /* rfaas_agent_hello, environment, descriptor of the page -> rfaas_agent_welcome */
+    RFAAS_AGENT_STATUS = 2,  /* - -> rfaas_agent_report, text. Needs no hello before it */
+    RFAAS_AGENT_STOP = 3,    /* - -> -. The agent then exits. Needs no hello before it */
     RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> - */
-    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Drops all connections that the session keeps */
-    RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, its offers; descriptor of the first one: the library -> rfaas_agent_candidate,
-                                or, when it has granted: rfaas_agent_candidate, workers, names of functions */
-    RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, processes of its workers; descriptor: the library -> rfaas_agent_until */
-    RFAAS_AGENT_REPLACE = 8, /* rfaas_agent_replace -> rfaas_agent_worker. Repeating an offer gives the same worker */
-    RFAAS_AGENT_RELEASE = 9, /* rfaas_agent_release -> rfaas_agent_released. At any stage; no event follows */
+    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Drops the released leases that the session keeps */
+    RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
+                                rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
+    RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, pids of the workers, descriptor of the library -> rfaas_agent_until */
+    RFAAS_AGENT_REPLACE = 8, /* rfaas_agent_replace -> rfaas_agent_worker. A repeated offer gets the same worker */
+    RFAAS_AGENT_RELEASE = 9, /* rfaas_agent_release -> rfaas_agent_released. At any stage of a lease; no event follows */
     RFAAS_AGENT_INSPECT = 10, /* rfaas_agent_worker_name -> rfaas_agent_inspection */
     RFAAS_AGENT_RENEW = 11,   /* rfaas_agent_renewal -> rfaas_agent_until */
-    RFAAS_AGENT_FINISH = 12,  /* rfaas_agent_lease_name, without a reply: the lease starts no more calls */
-    RFAAS_AGENT_SPREAD = 13,  /* rfaas_agent_spread, executors to leave out -> rfaas_agent_count, shares */
+    RFAAS_AGENT_FINISH = 12,  /* rfaas_agent_lease_name, no reply: the lease starts no more calls */
+    RFAAS_AGENT_SPREAD = 13,  /* rfaas_agent_spread, executors to avoid -> rfaas_agent_count, shares */
     RFAAS_AGENT_CHANGES = 14, /* rfaas_agent_session_name with count -> rfaas_agent_count, changes */
-    RFAAS_AGENT_SILENT = 15,  /* rfaas_agent_silence, without a reply */
+    RFAAS_AGENT_SILENT = 15,  /* rfaas_agent_silence, no reply */
     RFAAS_AGENT_EVENT = 16,   /* from the agent: rfaas_agent_event, details */
 };
 
 typedef struct rfaas_agent_header {
     uint32_t size;  /* of the whole message */
-    uint32_t op;    /* RFAAS_AGENT_*; a reply repeats its request's */
-    uint32_t id;    /* chosen by the library, not 0; a reply repeats it. 0: an event, or a request without a reply */
+    uint32_t op;    /* RFAAS_AGENT_*; that of the request in a reply */
+    uint32_t id;    /* chosen by the library, not 0; that of the request in a reply. 0: an event, or a request without a reply */
     int32_t status; /* of a reply: RFAAS_OK or an error of rfaas.h */
 } rfaas_agent_header;
 
@@ -57,31 +58,32 @@ typedef struct rfaas_agent_header {
  * A sealed memory file that the library makes and the agent maps. The agent writes `events` and `draining`, the library
  * `busy`. */
 typedef struct rfaas_agent_lease_line {
-    uint32_t draining; /* RFAAS_AGENT_DRAIN_*, for calls to look at */
-    uint32_t busy;     /* not 0: a thread is inside the lease */
+    uint32_t draining; /* RFAAS_AGENT_DRAIN_*; every call reads it */
+    uint32_t busy;     /* threads inside the lease */
     uint64_t key;      /* of the lease that uses this line */
     uint8_t pad[48];
 } rfaas_agent_lease_line;
 
-/* The agent sets SOON, passes a barrier for all processes, and finishes the lease itself unless a thread is inside, which
- * otherwise does so when it leaves. Whoever changes SOON to TOLD finishes it. */
+/* When a node drains, the agent sets SOON and passes a barrier on all processors. If no thread is inside the lease then,
+ * the agent finishes it. Otherwise the last thread that leaves sends FINISH. The side that changes SOON to TOLD does it.
+ * LOCAL is the library's: calls run in the process. */
 enum { RFAAS_AGENT_DRAIN_NOT = 0, RFAAS_AGENT_DRAIN_SOON = 1, RFAAS_AGENT_DRAIN_TOLD = 2, RFAAS_AGENT_DRAIN_LOCAL = 3 };
 
 typedef struct rfaas_agent_page {
-    uint32_t events; /* sent so far */
+    uint32_t events; /* number of events sent */
     uint8_t pad[60];
     rfaas_agent_lease_line leases[RFAAS_AGENT_LEASES];
 } rfaas_agent_page;
 
 /* ---- requests and replies ---- */
 
-/* Behind it: environment_size bytes, "NAME=VALUE" strings, each with its NUL. */
+/* Followed by environment_size bytes: "NAME=VALUE" strings, each with its NUL. */
 typedef struct rfaas_agent_hello {
     uint32_t magic, protocol;
     uint32_t environment_size;
     uint32_t reserved;
     char version[64];                      /* of the library */
-    char directory[4096];                  /* the working directory, for relative paths of the environment */
+    char directory[4096];                  /* the working directory, to which relative paths of the environment refer */
 } rfaas_agent_hello;
 
 typedef struct rfaas_agent_welcome {
@@ -90,7 +92,7 @@ typedef struct rfaas_agent_welcome {
     char version[64];
 } rfaas_agent_welcome;
 
-/* Behind it: text_size bytes of JSON. */
+/* Followed by text_size bytes of JSON. */
 typedef struct rfaas_agent_report {
     uint32_t text_size;
     uint32_t reserved;
@@ -108,7 +110,7 @@ typedef struct rfaas_agent_session {
 
 typedef struct rfaas_agent_session_name {
     uint64_t session;
-    uint64_t count; /* CHANGES: the most that are wanted */
+    uint64_t count; /* CHANGES: largest number of changes in the reply */
 } rfaas_agent_session_name;
 
 typedef struct rfaas_agent_blob {
@@ -116,18 +118,18 @@ typedef struct rfaas_agent_blob {
     uint8_t bytes[RFAAS_AGENT_BLOB];
 } rfaas_agent_blob;
 
-/* What a lease shall be: rfaas_lease_options, checked, with defaults filled in. */
+/* The terms of a lease: rfaas_lease_options, checked, with defaults filled in. */
 typedef struct rfaas_agent_spec {
     uint32_t workers, cores_per_worker, wait_mode, flags, depth, eager;
     uint64_t memory, bulk;
     int64_t duration_ns, call_limit_ns;
-    char executor[RFAAS_AGENT_ADDRESS]; /* the only one to ask, or "" */
-    char library[RFAAS_AGENT_ADDRESS];  /* its name in messages */
+    char executor[RFAAS_AGENT_ADDRESS]; /* the only executor to ask, or "" */
+    char library[RFAAS_AGENT_ADDRESS];  /* the library's name in error texts */
 } rfaas_agent_spec;
 
-/* One step towards a lease. The first one for a key has the spec, or names the lost lease that it shall be like. Each one may
- * offer channels; the agent asks the next candidate that has this provider with them, or replies which provider the next
- * candidate needs. Behind it: `offers` blobs, 0 or as many as workers. */
+/* One step towards a lease. The first step for a key has the spec, or names a lost lease of which it takes the spec. A step may
+ * offer channels. If the next candidate has their provider, the agent asks it for the lease with them. Otherwise the reply
+ * names the candidate and the provider that it needs. Followed by `offers` blobs: none, or one for each worker. */
 typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;
@@ -136,7 +138,7 @@ typedef struct rfaas_agent_acquire {
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
-    char at[RFAAS_AGENT_ADDRESS]; /* executor to begin at, or "" */
+    char at[RFAAS_AGENT_ADDRESS]; /* executor to ask first, or "" */
     char provider[16];            /* of the offered channels */
     rfaas_agent_spec spec;        /* of the first step, unless it has `from` */
 } rfaas_agent_acquire;
@@ -154,13 +156,13 @@ typedef struct rfaas_agent_candidate {
 } rfaas_agent_candidate;
 
 typedef struct rfaas_agent_worker {
-    uint64_t pid;   /* names a worker of its node; 0 in a reply to REPLACE: not there yet */
+    uint64_t pid;   /* on its node, where it identifies the worker; 0 in a reply to REPLACE: the worker is not there yet */
     uint32_t start; /* RFAAS_START_* */
     int64_t fork_ns, sandbox_ns, connect_ns, code_ns; /* as in rfaas_worker_start */
     rfaas_agent_blob blob;
 } rfaas_agent_worker;
 
-/* A lease that another agent held. Behind it: a uint64_t for each worker, its pid. */
+/* A lease that an earlier agent held. Followed by the pid of each worker, a uint64_t. */
 typedef struct rfaas_agent_adopt {
     uint64_t key, session, lease_id;
     int64_t until_ns;
@@ -176,19 +178,19 @@ typedef struct rfaas_agent_until {
 
 typedef struct rfaas_agent_replace {
     uint64_t key;
-    int64_t timeout_ns; /* of waiting; the replacement goes on after it */
+    int64_t timeout_ns; /* how long to wait for the new worker; the replacement continues afterwards */
     uint32_t worker;
     rfaas_agent_blob offer;
 } rfaas_agent_replace;
 
 typedef struct rfaas_agent_release {
     uint64_t key;
-    uint32_t keep; /* not 0: the channels are at rest and could serve another lease */
+    uint32_t keep; /* not 0: the channels are at rest, and the workers may be kept for another lease */
     uint32_t reserved;
 } rfaas_agent_release;
 
 typedef struct rfaas_agent_released {
-    uint32_t kept; /* not 0: they will, or an event DROPPED with this key comes */
+    uint32_t kept; /* not 0: the workers are kept, until an event DROPPED with this key */
     uint32_t reserved;
 } rfaas_agent_released;
 
@@ -215,16 +217,16 @@ typedef struct rfaas_agent_renewal {
     int64_t duration_ns;
 } rfaas_agent_renewal;
 
-/* Behind it: `avoid` addresses of RFAAS_AGENT_ADDRESS bytes. */
+/* Followed by `avoid` addresses of RFAAS_AGENT_ADDRESS bytes. */
 typedef struct rfaas_agent_spread {
     uint64_t session, workers, cores_per_worker, memory;
     int64_t duration_ns;
-    uint32_t one;   /* not 0: leases of one worker each, also where the session or `executor` names the executor */
+    uint32_t one;   /* not 0: every share is for leases of one worker each, even if the session or `executor` names the executor */
     uint32_t avoid;
     char executor[RFAAS_AGENT_ADDRESS];
 } rfaas_agent_spread;
 
-/* Behind it: that many rfaas_agent_share or rfaas_agent_change. */
+/* Followed by `count` structures rfaas_agent_share or rfaas_agent_change. */
 typedef struct rfaas_agent_count {
     uint64_t count;
 } rfaas_agent_count;
@@ -240,8 +242,8 @@ typedef struct rfaas_agent_change {
     char executor[RFAAS_AGENT_ADDRESS], node[RFAAS_AGENT_ADDRESS];
 } rfaas_agent_change;
 
-/* A worker that has answered nothing since `since`, as of `at` (CLOCK_MONOTONIC). If its executor finds that it never will,
- * an event says that it died. */
+/* A worker that answered no call from since_ns to at_ns (CLOCK_MONOTONIC). If its executor finds that it never will answer,
+ * an event reports that it died. */
 typedef struct rfaas_agent_silence {
     uint64_t key;
     int64_t since_ns, at_ns;
@@ -249,19 +251,19 @@ typedef struct rfaas_agent_silence {
     uint32_t reserved;
 } rfaas_agent_silence;
 
-/* Behind it: details_size bytes of text, lines to show below the error. */
+/* Followed by details_size bytes of text: lines that the library appends to the error text. */
 typedef struct rfaas_agent_event {
     uint64_t key;
     uint64_t pid;    /* of the worker that died */
-    int64_t in_ns;   /* until what it announces */
+    int64_t in_ns;   /* time until what the event announces */
     uint32_t kind;   /* RFAAS_EVENT_* or RFAAS_AGENT_DROPPED */
-    int32_t status;  /* what calls in flight end with */
+    int32_t status;  /* with which calls in flight end */
     uint32_t worker;
     uint32_t details_size;
     char text[512];
 } rfaas_agent_event;
 
-/* What was kept under this key is not needed any more. */
+/* Kind of an event: the workers that were kept under this key are gone. */
 #define RFAAS_AGENT_DROPPED 100
 
 #endif

@@ -1,5 +1,5 @@
-/* What every call goes through, for invoke.c, request.c, shared.c and map.c. Inline: the hot path is a few
- * loads, and functions of several files are not inlined into each other otherwise. */
+/* The steps that every call has, for invoke.c, request.c, shared.c and map.c. They are inline functions because the hot path
+ * is a few loads, and the compiler does not inline functions of other files. */
 #ifndef RFAAS_CALL_H
 #define RFAAS_CALL_H
 
@@ -15,7 +15,7 @@ static inline bool usable(const rfaas_lease *l) {
            LIKELY(__atomic_load_n(&rfaas_api_state, __ATOMIC_RELAXED) == RFAAS_STATE_UP);
 }
 
-/* Names the calling thread: never 0 nor RFAAS_OWNER_NONE. */
+/* Identifies the calling thread. Never 0 or RFAAS_OWNER_NONE. */
 static inline uintptr_t this_thread(void) {
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_thread_pointer)
@@ -28,23 +28,23 @@ static inline uintptr_t this_thread(void) {
 #endif
 }
 
-/* A program whose calls all end quickly never waits, and would not notice that the agent has ended. */
+/* A program whose calls all end quickly never waits. So every 4096th call looks for messages and for the end of the agent. */
 #define LOOK_EVERY 4096
 
-#define RFAAS_OWNER_NONE 1 /* no thread's name: it is aligned */
+#define RFAAS_OWNER_NONE 1 /* identifies no thread, since thread pointers are aligned */
 
 static inline rfaas_owner *owner_of(const rfaas_lease *l) { return __atomic_load_n(&l->owner, __ATOMIC_RELAXED); }
 
-/* Enters a lease that this thread owns, by plain loads and stores (threads.c). False: rfaas_api_join enters. */
+/* Enters a lease that this thread owns, by plain loads and stores (threads.c). Returns false if rfaas_api_join has to enter. */
 static inline bool enter(rfaas_lease *l) {
     uintptr_t me = this_thread();
     rfaas_owner *o = owner_of(l);
     if (UNLIKELY(__atomic_load_n(&o->thread, __ATOMIC_RELAXED) != me))
         return false;
     __atomic_store_n(&o->busy, 1, __ATOMIC_RELAXED);
-    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is the barrier's matter */
+    __atomic_signal_fence(__ATOMIC_SEQ_CST); /* orders the compiler; the other side's membarrier orders the processor */
     if (LIKELY(__atomic_load_n(&o->thread, __ATOMIC_RELAXED) == me)) {
-        __atomic_store_n(&l->line->busy, 1, __ATOMIC_RELAXED); /* only now: an owner that is replaced must not write there */
+        __atomic_store_n(&l->line->busy, 1, __ATOMIC_RELAXED); /* only now, because an earlier owner must not write it */
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
         return true;
     }
@@ -52,13 +52,13 @@ static inline bool enter(rfaas_lease *l) {
     return false;
 }
 
-/* Whether other threads may be inside, too. Constant for a thread that is, but for rfaas_api_share. */
+/* Reports whether several threads use the lease. For a thread inside the lease, only rfaas_api_share changes it. */
 static inline bool shared(const rfaas_lease *l) { return __atomic_load_n(&l->shared, __ATOMIC_RELAXED); }
 
-/* Enters the lease if enter() has not: the thread becomes its owner, or one of several threads. Waits for an owner that is inside
- * and cannot be interrupted, until the deadline (0: for ever). RFAAS_OK, or the error is set. */
+/* Enters the lease after enter() returned false. The thread becomes the owner, or one of the threads of a shared lease. Waits for an
+ * owner that is inside and cannot be interrupted, until the deadline (0: without a limit). Sets the error if it fails. */
 __attribute__((cold)) int rfaas_api_join(rfaas_lease *l, const char *op, int64_t deadline);
-/* leave() of a shared lease. */
+/* leave() for a shared lease. */
 int rfaas_api_leave_shared(rfaas_lease *l, int status);
 
 static inline int leave(rfaas_lease *l, int status) {
@@ -67,7 +67,8 @@ static inline int leave(rfaas_lease *l, int status) {
     if (UNLIKELY(++l->entered % LOOK_EVERY == 0))
         rfaas_agent_look();
     __atomic_store_n(&l->line->busy, 0, __ATOMIC_RELAXED);
-    /* In this order: the agent's barrier lies between its store of SOON and its look at busy, so one of the two sees the other. */
+    /* busy is cleared before draining is read. The agent stores SOON, passes a barrier and reads busy. So one of the two sees the
+     * other's store. */
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     if (UNLIKELY(__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_SOON))
         rfaas_api_finish(l);
@@ -75,13 +76,13 @@ static inline int leave(rfaas_lease *l, int status) {
     return status;
 }
 
-/* Whether no call is started any more. Read after enter(): the agent, which sets it, passes a barrier for all processes and then
- * looks whether a thread is inside. */
+/* Reports whether the lease starts no more calls. Read it after enter(): the agent sets it, passes a barrier on all processors and
+ * then looks whether a thread is inside. */
 static inline bool leaving(const rfaas_lease *l) {
     return __atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) != RFAAS_AGENT_DRAIN_NOT;
 }
 
-/* For operations that are no calls: RFAAS_OK and this thread is inside, or the error. */
+/* Enters a lease for an operation that is not a call. After RFAAS_OK this thread is inside. */
 static inline int rfaas_api_enter(rfaas_lease *l, const char *op) {
     if (!usable(l))
         return rfaas_api_bad_lease(l, op);
@@ -90,11 +91,12 @@ static inline int rfaas_api_enter(rfaas_lease *l, const char *op) {
 
 /* ---- a lease that several threads use: threads.c ---- */
 
-/* The unit of dp_turns that stands for a worker: the lane of its channel. */
+/* The unit of dp_turns for a worker: the lane of its channel. */
 static inline uint32_t unit_of(uint32_t worker) { return worker % DP_LANES_MAX; }
 
-/* After DP_YIELD, by the owner, who is inside: if other threads want the lease it is shared from here on, and this thread
- * holds the unit (with the claim: DP_TURN_CALL), without one if `unit` is RFAAS_NO_UNIT. False: nobody does. */
+/* Called by the owner, inside the lease, after DP_YIELD. If another thread wants the lease, the lease is shared from then on and this
+ * thread holds `unit`, unless that is RFAAS_NO_UNIT. With DP_TURN_CALL the thread also has the claim. Returns false if no
+ * other thread wants the lease. */
 #define RFAAS_NO_UNIT UINT32_MAX
 bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind);
 
@@ -102,26 +104,26 @@ static inline const char *function_name(const rfaas_lease *l, rfaas_function fn)
     return fn < l->n_functions ? l->functions[fn] : "?";
 }
 
-/* The registered buffer that holds the whole payload, or NULL. */
+/* Returns the registration of the buffer that contains the whole payload, or NULL. */
 static inline const dp_mem *buffer_of(const rfaas_lease *l, const void *in, size_t size) {
     for (const rfaas_buffer *b = l->buffers; UNLIKELY(b != NULL); b = b->next) {
-        uintptr_t at = (uintptr_t)in - (uintptr_t)b->addr; /* wraps for what lies below */
+        uintptr_t at = (uintptr_t)in - (uintptr_t)b->addr; /* wraps around for addresses below the buffer */
         if (at < b->size && size <= b->size - at)
             return b->mem;
     }
     return NULL;
 }
 
-/* What a call's arguments come to. */
+/* The checked options of a call. */
 typedef struct call_plan {
     int64_t deadline; /* 0: none */
     int32_t worker;   /* RFAAS_ANY_WORKER or an index */
     uint32_t repeats;
-    int64_t attempt; /* ns that one attempt may take; 0: no limit of its own */
-    bool full_is_busy; /* a full worker that works is reason enough for RFAAS_BUSY: others' replacements are not waited for */
+    int64_t attempt; /* longest time of one attempt, ns; 0: no limit */
+    bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
 } call_plan;
 
-/* Until when an attempt that begins now may last. */
+/* Returns the deadline of an attempt that begins now. */
 static inline int64_t attempt_deadline(const call_plan *p) {
     if (LIKELY(!p->attempt))
         return p->deadline;
@@ -129,64 +131,63 @@ static inline int64_t attempt_deadline(const call_plan *p) {
     return p->deadline && p->deadline < until ? p->deadline : until;
 }
 
-/* A call that ended with an error (which is this thread's) is made again as often as its plan and status permit. Returns
- * the last attempt's status. key: of the home where it was made (rfaas_api_move_shared). */
+/* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` is that of the home where
+ * the call was made (rfaas_api_move_shared). Returns the status of the last attempt. */
 __attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, uint64_t key, int status, rfaas_function fn,
                                            const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got);
 
-/* The deadline that options set, as far as they are right; 0: none. */
+/* Returns the deadline of options that were not checked yet; 0: none, or they are malformed. */
 __attribute__((cold)) int64_t rfaas_api_deadline_of(const rfaas_call_options *o);
 /* Fills in the plan from options (not NULL) after checking them. */
 int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_call_options *o, call_plan *p);
-/* Why arguments are refused: function index, NULL with a size, too large. */
+/* Sets the error for arguments that are refused: a function index, NULL with a size, a size that is too large. */
 __attribute__((cold)) int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn, const void *in,
                                              size_t in_size, const void *out, size_t capacity);
 __attribute__((cold)) int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size,
                                               size_t capacity);
-/* A result that was not taken: how large it is, and what there was room for. */
+/* Sets the error for a result larger than its capacity. */
 __attribute__((cold)) int rfaas_api_result_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, uint32_t size,
                                                      uint32_t capacity);
-/* Keeps what a function said when it failed: the error of this thread. */
+/* Sets the thread's error to the message of a function that failed. */
 __attribute__((cold)) void rfaas_api_keep_message(const rfaas_lease *l, rfaas_function fn, uint32_t worker,
                                                   const void *text, uint32_t size);
 
-/* ---- shared.c: for a shared lease, by a thread that is inside ---- */
+/* ---- shared.c: for threads inside a shared lease ---- */
 
-/* An attempt of rfaas_invoke: chooses a worker, waiting for one that is free, replaces dead ones and waits for the reply. *at: the
- * worker. The error of this thread is set, also for DP_TOO_LARGE. */
+/* Makes one attempt of rfaas_invoke: waits for a free worker, replaces dead ones, calls, and waits for the reply. *at becomes the
+ * worker. Sets the thread's error, also for DP_TOO_LARGE. */
 int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size, void *out,
                             uint32_t capacity, uint32_t *got, uint32_t *at);
-/* Goes on with a call of rfaas_invoke that yielded when its lease was shared; the thread holds and claims the unit. */
+/* Continues an rfaas_invoke that yielded when its lease became shared. The thread holds the unit and has the claim. */
 int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t worker, uint32_t slot, int64_t deadline,
                        void *out, uint32_t capacity, uint32_t *got);
-/* Waits until a request has ended, and has it for this thread alone: its id is 0 then. `held`: the thread holds its unit. RFAAS_OK, or
- * the error is set (another thread has ended it; the lease was released). No unit is held afterwards. */
+/* Waits until a request has ended, and takes it for this thread: its id is 0 then. `held` says that the thread holds the request's
+ * unit; afterwards it holds none. Fails if another thread has taken the request or the lease is released. */
 int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool held);
-/* One look. RFAAS_OK and *done, then as rfaas_api_await. */
+/* rfaas_api_await without waiting. *done says whether the request has ended. */
 int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done);
-/* Waits for a while for one of several requests: until the deadline, or it has ended, or others want its worker. */
+/* Waits for one of several requests, for about a millisecond: until the deadline, the request's end, or another thread wants its worker. */
 void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline);
-/* Gives a request up, which is this thread's alone afterwards. */
+/* Cancels a request and takes it for this thread. */
 int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op);
-/* rfaas_api_move unless another thread has done so since the home had this key. */
+/* Moves the lease (rfaas_api_move), unless another thread has moved it since its home had this key. */
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
 uint64_t rfaas_api_home_key(rfaas_lease *l);
 
 /* ---- request.c ---- */
 
-/* Takes the outcome of an ended call off its channel; gives up one that has not ended. */
+/* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
-/* The error that a request ended with another thread's, or before: why it cannot be waited for. */
+/* Sets the error that says why a request cannot be waited for. */
 int rfaas_api_bad_request(rfaas_request id, const char *op);
 
-/* Starts a call with arguments that were checked. The request is the caller's until rfaas_api_report or
- * rfaas_api_drop_request. */
+/* Starts a call with checked arguments. The caller owns the request until rfaas_api_report or rfaas_api_drop_request. */
 int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
                     void *out, size_t capacity, rfaas_request_slot **request);
-/* Whether a request has ended, as far as is known without looking at the network. now: 0 when it has no deadline. */
+/* Reports whether a request has ended, without polling the network. `now` is 0 if it has no deadline. */
 bool rfaas_api_ended(rfaas_lease *l, rfaas_request_slot *r, int64_t now);
-/* Sets *out_size and the error of an ended request, frees it and returns its status. */
+/* Sets *out_size and the thread's error from an ended request, frees the request and returns its status. */
 int rfaas_api_report(rfaas_lease *l, rfaas_request_slot *r, const char *op, size_t *out_size);
 /* Gives up a request, ended or not, and frees it. */
 void rfaas_api_drop_request(rfaas_lease *l, rfaas_request_slot *r);
