@@ -1,6 +1,6 @@
-/* How a lease gets its workers. The agent chooses executors and asks them; the library makes the channels.
+/* How a lease gets its workers. The agent chooses and asks executors. The library makes the channels.
  *
- *   begin ── channels of a kept lease that is like this one, or of the provider of the last lease ──┐
+ *   begin ── channels of a kept home like this one, or new ones for the provider of the last lease ──┐
  *                                                                                                  ▼
  *        ┌───────────────── offers ────────────────────────────────────▶ agent: next executor, grant
  *        │                                                                │            │
@@ -49,7 +49,7 @@ void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h) {
     if (!h)
         return;
     pthread_mutex_lock(&l->mu);
-    h->key = 0; /* an event that is being taken in has been, and none comes after it */
+    h->key = 0; /* no event finds the home any more, and none is being handled */
     if (l->home == h)
         l->home = NULL;
     pthread_mutex_unlock(&l->mu);
@@ -69,9 +69,9 @@ int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait) {
 
 #define ATTEND_EVERY_NS 1000000
 
-/* What a thread of the library's own would do: it takes in events, and notices workers that have ended. */
+/* Runs in the slow part of a wait, in place of a thread of the library: handles events, and notices workers that have ended. */
 static void idle(void *arg, int64_t now, bool probe) {
-    static int64_t attended; /* of any thread, about */
+    static int64_t attended; /* when a thread did so last; approximate */
     (void)arg;
     if (probe)
         rfaas_agent_look();
@@ -88,7 +88,7 @@ static void attend(rfaas_home *h) {
     dp_endpoint_on_idle(h->ep, idle, NULL);
 }
 
-/* Makes the endpoint and a channel per worker on the provider. */
+/* Makes the endpoint and a channel for each worker, on a provider. */
 static int make_channels(const rfaas_lease *l, rfaas_home *h, const char *provider) {
     const rfaas_lease_options *o = &l->options;
     dp_dev *dev = NULL;
@@ -119,18 +119,18 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
     rfaas_worker *w = &h->workers[i];
     if (from->blob.size == 0 || from->blob.size > sizeof from->blob.bytes)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "connect worker %u: its blob has %u bytes", i, from->blob.size);
-    /* A kept connection that has just broken is that of a worker that has just died: the next call replaces it. */
+    /* A resumed channel that has just broken belongs to a worker that has just died. The next call replaces the worker. */
     int st = w->resumes ? dp_channel_resume(w->ch, from->blob.bytes, from->blob.size, &err)
                         : dp_channel_connect(w->ch, from->blob.bytes, from->blob.size, &err);
     if (st && !(w->resumes && st == dp_channel_status(w->ch)))
         return rfaas_api_fail_dp("connect a worker", &err);
     w->resumes = false;
-    __atomic_add_fetch(&h->starts[from->start < RFAAS_STARTS ? from->start : 0], 1, __ATOMIC_RELAXED); /* other threads may replace others */
+    __atomic_add_fetch(&h->starts[from->start < RFAAS_STARTS ? from->start : 0], 1, __ATOMIC_RELAXED); /* other threads may replace other workers */
     pthread_mutex_lock(&l->mu);
     w->start = (rfaas_worker_start){.start = from->start < RFAAS_STARTS ? from->start : 0, .fork_ns = from->fork_ns,
                                     .sandbox_ns = from->sandbox_ns, .connect_ns = from->connect_ns, .code_ns = from->code_ns};
     w->pid = from->pid;
-    /* Events that came before this worker was known here. */
+    /* An event about this worker may have arrived before its pid did. */
     if (h->ended)
         dp_channel_fail(w->ch, h->ended);
     else if (w->pid && w->dead_pid == w->pid)
@@ -141,7 +141,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rf
 
 /* ---- the steps of an acquisition ---- */
 
-#define SPECULATIVE_BYTES (64ull << 20) /* of channels that are made before an executor is known */
+#define SPECULATIVE_BYTES (64ull << 20) /* most memory of channels that are made before an executor is known */
 #define STEP_GRACE_NS 1000000000ll
 
 static bool finished(rfaas_acquisition *a, int status) {
@@ -152,7 +152,7 @@ static bool finished(rfaas_acquisition *a, int status) {
     return true;
 }
 
-/* Sends a step, with offers of the home's channels if it has some. */
+/* Sends a step. It offers the home's channels, if there are any. */
 static bool send_step(rfaas_acquisition *a, bool first) {
     rfaas_lease *l = a->lease;
     rfaas_home *h = a->home;
@@ -178,7 +178,7 @@ static bool send_step(rfaas_acquisition *a, bool first) {
     return status ? finished(a, status) : false;
 }
 
-/* Also after the agent was lost, which has forgotten everything about it. */
+/* Sends the first step. Also used after the agent has ended, since the next agent knows nothing of the acquisition. */
 static bool start(rfaas_acquisition *a) {
     const rfaas_lease *l = a->lease;
     drop_channels(a->home);
@@ -188,7 +188,7 @@ static bool start(rfaas_acquisition *a) {
     const char *guess = l->session->provider;
     uint64_t bytes = l->options.workers * ((uint64_t)l->options.depth * l->options.eager + l->options.bulk);
     if (!a->kept && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->home, guess))
-        drop_channels(a->home); /* the agent will say which provider, and the error is told then */
+        drop_channels(a->home); /* the agent names the provider that is needed, and an error is reported then */
     return send_step(a, true);
 }
 
@@ -203,7 +203,7 @@ void rfaas_api_acquire_drop(rfaas_acquisition *a) {
     a->done = true;
 }
 
-/* The n-th string of a block of them; NULL: there is none. */
+/* Returns the n-th string of a block, or NULL. */
 static const char *nth_name(const char *names, size_t size, uint32_t n) {
     const char *at = names, *end = names + size;
     for (; n && at < end; n--) {
@@ -215,7 +215,7 @@ static const char *nth_name(const char *names, size_t size, uint32_t n) {
     return at < end && memchr(at, 0, (size_t)(end - at)) ? at : NULL;
 }
 
-/* The names come with every grant. The first grant's are the lease's, and wherever it goes on they must be the same. */
+/* Takes the function names of a grant. Those of the first grant are the lease's; those of later grants must be the same. */
 static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const char *names) {
     if (c->functions == 0)
         return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "lease: the library has no functions");
@@ -229,7 +229,7 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
             return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent names %u of %u functions", i, c->functions);
         at = name + strlen(name) + 1;
         if (known && (i >= l->n_functions || strcmp(name, l->functions[i])))
-            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: function %u is \"%s\" there and was \"%s\"", i, name,
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: function %u is \"%s\" on the new executor and was \"%s\"", i, name,
                                   i < l->n_functions ? l->functions[i] : "");
         if (known)
             continue;
@@ -238,7 +238,7 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
         l->n_functions = i + 1;
     }
     return !known || c->functions == l->n_functions ? RFAAS_OK
-                                                    : rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the library has %u functions there and had %u",
+                                                    : rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the library has %u functions on the new executor and had %u",
                                                                      c->functions, l->n_functions);
 }
 
@@ -263,7 +263,7 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     }
     if (!status)
         memcpy(l->session->provider, h->provider, sizeof h->provider);
-    /* A broken grant is no reason to ask another executor. */
+    /* A malformed grant must not look like an executor that cannot be reached, after which another one is asked. */
     return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
@@ -276,7 +276,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
         if (dp_now_ns() < a->until)
             return false;
         rfaas_api_acquire_drop(a);
-        return finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: the agent has not answered in time; is it stopped? `rfaas agent status` tells"));
+        return finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: the agent did not answer in time; check whether it is stopped with `rfaas agent status`"));
     }
     a->ticket = 0;
     if (r.lost && ++a->lost < RFAAS_AGENT_ATTEMPTS)
@@ -299,7 +299,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     }
     free(r.data);
     a->kept = 0;
-    drop_channels(h); /* an executor that has refused may know them */
+    drop_channels(h); /* an executor that refused may have connected to them */
     int status = make_channels(a->lease, h, c.provider);
     return status ? finished(a, status) : send_step(a, false);
 }

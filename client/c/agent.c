@@ -1,11 +1,11 @@
-/* The connection to the agent. The library has no thread: whoever waits for a reply reads the socket, for all, and whoever waits
- * for a call looks at it now and then.
+/* The connection to the agent. The library has no thread of its own. A thread that waits for a reply reads the socket for all
+ * threads, and a thread that waits for a call looks at the socket from time to time.
  *
  *   send ──▶ ticket ──▶ (a thread reads) ──▶ reply ──▶ take
  *                              └──▶ event ──▶ rfaas_api_take_event, outside the mutex
  *
- * When the agent is gone, requests that were under way get a reply that says so, and the next thread that needs an agent reaches
- * or starts another one and hands it sessions and leases (rfaas_api_reopen). */
+ * When the agent ends, requests without a reply are marked as lost. The next thread that needs an agent connects to another one, or
+ * starts it, and hands sessions and leases over (rfaas_api_reopen). */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -33,18 +33,18 @@ typedef struct ticket {
 rfaas_agent_page *rfaas_agent_shared;
 static int page_fd = -1;
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t arrived; /* CLOCK_MONOTONIC; a ticket is done, or a thread has stopped reading or reconnecting */
+static pthread_cond_t arrived; /* CLOCK_MONOTONIC; signalled when a ticket is done, or a thread stops reading or reconnecting */
 static bool arrived_made;
 /* Under mu: */
 static int sock = -1;
 static bool reading;      /* a thread reads the socket, without mu */
-static bool reopening;     /* a thread reaches an agent: */
-static pthread_t reopener; /* this one, and only it sends meanwhile */
+static bool reopening;     /* a thread connects to an agent */
+static pthread_t reopener; /* that thread; only it sends meanwhile */
 static ticket *tickets;
 static rfaas_ticket next_id;
 static int32_t agent_pid;
-static int64_t retry_at; /* when a wait may try to reach an agent again */
-/* Of the thread that reads: */
+static int64_t retry_at; /* when a thread that waits for a call may try to connect again */
+/* Of the thread that reads, without mu: */
 static uint8_t *buffer;
 static size_t buffered, buffer_size;
 static uint32_t events_seen;
@@ -127,7 +127,7 @@ void rfaas_agent_after_fork(bool child) {
 
 /* ---- waiting ---- */
 
-/* Waits for `arrived`; false: it is later than until. */
+/* Waits for `arrived`. Returns false after `until`. */
 static bool wait_arrived(int64_t until) {
     struct timespec ts = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     return pthread_cond_timedwait(&arrived, &mu, &ts) == 0;
@@ -161,11 +161,11 @@ static ticket *find(rfaas_ticket id) {
     return t;
 }
 
-/* Gives a reply to whoever has its ticket. */
+/* Puts a reply into its ticket. */
 static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
     uint8_t *data = NULL;
     if (h->status == RFAAS_OK && size && !(data = malloc(size)))
-        return; /* its waiter times out */
+        return; /* out of memory: the waiter times out */
     if (data)
         memcpy(data, body, size);
     pthread_mutex_lock(&mu);
@@ -195,7 +195,7 @@ static void take_event(const uint8_t *body, uint32_t size) {
         rfaas_api_take_event(&e, (const char *)body + sizeof e);
 }
 
-/* Takes in the whole messages of the buffer. False: one is malformed. */
+/* Handles the complete messages in the buffer. Returns false if one is malformed. */
 static bool take_messages(void) {
     size_t at = 0;
     for (rfaas_agent_header h; buffered - at >= sizeof h; at += h.size) {
@@ -218,7 +218,8 @@ static bool take_messages(void) {
     return true;
 }
 
-/* Reads what there is. 1: something, 0: nothing, -1: the connection is of no use any more. Without mu. */
+/* Reads and handles available messages, without waiting. Returns 1 if there were bytes, 0 if there were none, -1 if the connection
+ * has to be closed. Without mu. */
 static int receive(int fd) {
     if (buffer_size - buffered < 4096) {
         size_t cap = buffer_size ? buffer_size * 2 : 16384;
@@ -237,7 +238,7 @@ static int receive(int fd) {
     return take_messages() ? 1 : -1;
 }
 
-/* Reads what arrives until then, once. Called and returns with mu, which is free meanwhile. */
+/* Reads once, and waits for data until `until`. If another thread reads, waits for that thread. Releases mu while it waits. */
 static void read_once(int64_t until) {
     if (reading) {
         wait_arrived(until);
@@ -267,8 +268,8 @@ static void read_once(int64_t until) {
 
 /* ---- sending ---- */
 
-/* Sends a whole message until then. Under mu, so messages do not mix. The agent reads as long as it runs. False: it is gone, or
- * takes nothing; then the connection is of no use. */
+/* Sends a whole message before `until`. Under mu, so that messages do not mix. Returns false if the agent has ended or does not read;
+ * the connection has to be closed then. */
 static bool send_all(int fd, struct iovec *iov, int n, int pass, int64_t until) {
     union {
         struct cmsghdr head;
@@ -326,7 +327,7 @@ static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts
     return false;
 }
 
-/* Under mu, connected. 0: not sent. */
+/* Sends a request and returns its ticket; 0: not sent. Under mu, connected. */
 static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int64_t until) {
     ticket *t = calloc(1, sizeof *t);
     if (!t)
@@ -392,7 +393,7 @@ static bool take_locked(rfaas_ticket id, rfaas_reply *reply) {
     return true;
 }
 
-/* Greets the agent behind fd. Under mu. */
+/* Sends a hello on fd and waits for the welcome. Under mu. */
 static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     rfaas_agent_hello hello = {.magic = RFAAS_AGENT_MAGIC, .protocol = RFAAS_AGENT_PROTOCOL};
     size_t size;
@@ -431,7 +432,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     }
     free(r.data);
     int status = came && !r.lost ? r.status : RFAAS_PEER_GONE;
-    snprintf(text, RFAAS_AGENT_TEXT, "%s", came ? r.text : "the agent has not answered a hello; is it stopped? `rfaas agent status` tells");
+    snprintf(text, RFAAS_AGENT_TEXT, "%s", came ? r.text : "the agent did not answer a hello; check whether it is stopped with `rfaas agent status`");
     if (came && r.status == RFAAS_OK) {
         status = RFAAS_PROTOCOL;
         snprintf(text, RFAAS_AGENT_TEXT, "the agent's welcome has %u bytes", r.size);
@@ -440,7 +441,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     return status;
 }
 
-/* Sees to it that there is an agent. Called and returns with mu, which is free meanwhile. */
+/* Makes sure that there is a connection to an agent. Releases mu while it waits. */
 static int connect_agent(int64_t until, char text[RFAAS_AGENT_TEXT]) {
     int status = RFAAS_OK;
     while (sock < 0 || reopening) {
@@ -452,7 +453,7 @@ static int connect_agent(int64_t until, char text[RFAAS_AGENT_TEXT]) {
                 return RFAAS_PEER_GONE; /* the outer call tries again */
             }
             if (!wait_arrived(until) && dp_now_ns() >= until) {
-                snprintf(text, RFAAS_AGENT_TEXT, "no connection to the agent in time: another thread is still making it");
+                snprintf(text, RFAAS_AGENT_TEXT, "no connection to the agent in time: another thread is still connecting");
                 return RFAAS_PEER_GONE;
             }
             continue;
@@ -500,7 +501,7 @@ rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request
     }
     pthread_mutex_unlock(&mu);
     if (!id)
-        rfaas_api_fail(status ? status : RFAAS_PEER_GONE, 0, "%s: %s", what, *text ? text : "the agent takes no messages; is it stopped?");
+        rfaas_api_fail(status ? status : RFAAS_PEER_GONE, 0, "%s: %s", what, *text ? text : "the agent takes no messages; check whether it is stopped with `rfaas agent status`");
     return id;
 }
 
@@ -545,13 +546,13 @@ void rfaas_agent_wait(int64_t until) {
 
 void rfaas_agent_look(void) {
     if (pthread_mutex_trylock(&mu))
-        return; /* somebody else does */
+        return; /* another thread does */
     char text[RFAAS_AGENT_TEXT];
     if (sock >= 0 && !reading && !reopening)
         read_once(0);
     if (sock < 0 && !reopening && agent_pid && dp_now_ns() >= retry_at) {
         retry_at = dp_now_ns() + QUIET_NS;
-        connect_agent(dp_now_ns() + HELLO_TIMEOUT_NS, text); /* leases are handed over before executors give them up */
+        connect_agent(dp_now_ns() + HELLO_TIMEOUT_NS, text); /* so that leases are handed over before executors end them */
     }
     pthread_mutex_unlock(&mu);
     rfaas_api_attend();

@@ -1,7 +1,7 @@
 /* Finding the agent's socket, and starting an agent where none listens.
  *
- *   connect ──▶ somebody listens: check whose it is
- *      └─ nobody ──▶ lock ──▶ connect again ──▶ bind, listen, start the agent with the socket as descriptor 3 ──▶ unlock ──▶ connect
+ *   connect ──▶ an agent listens: check its owner
+ *      └─ none ──▶ lock ──▶ connect again ──▶ bind, listen, start the agent with the socket as descriptor 3 ──▶ unlock ──▶ connect
  *
  * The socket listens before the agent runs, so of many processes that start at once one starts an agent and all connect.
  *
@@ -57,7 +57,7 @@ static bool pause_until(int64_t until) {
 
 /* ---- where the socket is ---- */
 
-/* Makes the directory if need be. 0, or -1 and why it cannot be used. */
+/* Makes the directory if it does not exist. Returns 0, or -1 with the reason why it cannot be used. */
 static int private_directory(const char *path, char *why, size_t room) {
     struct stat st;
     if (mkdir(path, 0700) && errno != EEXIST) {
@@ -138,7 +138,7 @@ static int find_path(reach *r) {
 
 /* ---- connecting ---- */
 
-/* The descriptor; -1: nobody listens; -2: failed. */
+/* Returns the descriptor; -1 if no process listens; -2 after an error. */
 static int connect_once(reach *r) {
     for (;;) {
         int fd = rfaas_agent_above_stdio(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -157,7 +157,7 @@ static int connect_once(reach *r) {
             return -2;
         }
         if (!pause_until(r->until)) {
-            failed(r, RFAAS_PEER_GONE, "the agent at %s takes no more connections; is it stopped? `rfaas agent status` tells", r->at.sun_path);
+            failed(r, RFAAS_PEER_GONE, "the agent at %s takes no more connections; check whether it is stopped with `rfaas agent status`", r->at.sun_path);
             return -2;
         }
     }
@@ -175,7 +175,7 @@ static int check_owner(reach *r, int fd) {
 
 /* ---- starting ---- */
 
-/* The agent that was installed with this library. */
+/* Finds the agent that was installed with this library. */
 static int find_program(reach *r, char *out, size_t room) {
     const char *given = secure_getenv("RFAAS_AGENT");
     if (given && *given) {
@@ -215,8 +215,8 @@ typedef struct start {
     int why;
 } start;
 
-/* Runs between the caller and the agent, with the caller's memory, and ends at once: the agent is nobody's child, and no SIGCHLD
- * reaches the program. */
+/* Runs in a process that has the caller's memory and ends at once. So the agent is not a child of the program, and the program gets no
+ * SIGCHLD. */
 static int spawn_agent(void *arg) {
     start *s = arg;
     posix_spawn_file_actions_t files;
@@ -230,7 +230,7 @@ static int spawn_agent(void *arg) {
     posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
     posix_spawn_file_actions_addopen(&files, 2, s->log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600);
     posix_spawn_file_actions_adddup2(&files, s->listening, 3); /* also clears close-on-exec */
-    posix_spawn_file_actions_addclosefrom_np(&files, 4);       /* MPI waits for the ends of a program's pipes */
+    posix_spawn_file_actions_addclosefrom_np(&files, 4);       /* an open pipe of the program would make mpirun wait for the agent */
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setsigdefault(&attr, &all);
@@ -251,7 +251,7 @@ static int start_agent(reach *r, const char *program, int listening) {
     start s = {.program = program, .log = log, .listening = listening};
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of the program may run in a process that shares its memory */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* no signal handler may run in the process that shares the memory */
     pid_t pid = clone(spawn_agent, stack + STACK, CLONE_VM | CLONE_VFORK, &s);
     int why = pid < 0 ? errno : 0;
     while (pid > 0 && waitpid(pid, NULL, __WALL) < 0 && errno == EINTR)
@@ -298,7 +298,7 @@ static int listen_and_start(reach *r) {
         close_starting(&starting.listening);
         return -1;
     }
-    /* Others may not connect before it is ours alone; the directory is 0700 anyway. */
+    /* Before bind, so that other users can never connect, even if the directory lets them. */
     fchmod(fd, 0600);
     if (bind(fd, (struct sockaddr *)&r->at, sizeof r->at) || listen(fd, BACKLOG)) {
         failed(r, RFAAS_UNSUPPORTED, "cannot listen at the agent's socket %s: %s", r->at.sun_path, strerror(errno));
@@ -312,7 +312,7 @@ static int listen_and_start(reach *r) {
     return st;
 }
 
-/* Takes the lock that whoever starts or ends an agent holds. */
+/* Takes the lock that a process holds while it starts an agent, and an agent while it ends. */
 static int take_lock(reach *r) {
     char path[sizeof r->at.sun_path + 8];
     snprintf(path, sizeof path, "%s.lock", r->at.sun_path);

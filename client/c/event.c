@@ -1,4 +1,4 @@
-/* What a program is told of its lease, renewal, and leaving a node that drains. */
+/* Events that the program takes, renewal, and the end of a lease on a draining node. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

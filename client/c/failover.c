@@ -1,5 +1,5 @@
-/* How a lease goes on elsewhere. The library has no thread: the search begins with the first call that finds the home lost, and goes on
- * in each call until there is another home. The agent does the waiting for an executor that has room.
+/* How a lease moves to another executor. The library has no thread. So the first call that finds the home lost starts a search, and
+ * calls continue it until there is another home. The agent waits for an executor that has room.
  *
  *   home lost ──▶ acquire (wait) ──▶ next, ready ──▶ home = next, the old one given back
  *                    ▲     └── refused: again, after a pause
@@ -13,8 +13,8 @@
 #include "call.h"
 
 #define PAUSE_NS 20000000ll    /* between two searches; most waiting is the agent's */
-#define PATIENCE_NS 500000000ll /* that the agent waits for an executor */
-/* Until the agent has told that an executor is lost which does not answer: its own patience is 3 s. */
+#define PATIENCE_NS 500000000ll /* how long the agent waits for an executor */
+/* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
 static bool home_lost(const rfaas_lease *l) { return l->home->ended || leaving(l); }
@@ -48,7 +48,7 @@ static void begin(rfaas_lease *l) {
     rfaas_api_acquire_begin(&l->seek, l, h, NULL, PATIENCE_NS);
 }
 
-/* Goes on with the search as far as is possible without waiting. True: there is another home. */
+/* Continues the search as far as is possible without waiting. Returns true if there is another home. */
 static bool search(rfaas_lease *l) {
     if (l->next && l->next->ended) { /* lost before it was used */
         snprintf(l->next_reason, sizeof l->next_reason, "%s", l->next->ended_reason);
@@ -104,7 +104,7 @@ void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
     }
 }
 
-/* What the old home still has to say. */
+/* Collects the outcomes of requests in the old home. */
 static void hear_out(rfaas_lease *l) {
     if (!l->home->ended)
         rfaas_api_drain(l);
@@ -112,7 +112,7 @@ static void hear_out(rfaas_lease *l) {
         rfaas_api_settle(l, i);
 }
 
-/* There is no other home yet: calls run in this process. The old one may be given back. */
+/* Lets calls run in this process until there is another home, and the agent release the old one. */
 static void stay_here(rfaas_lease *l) {
     if (__atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) == RFAAS_AGENT_DRAIN_LOCAL)
         return;
@@ -128,7 +128,7 @@ static void take_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     l->home = h;
     l->workers = h->workers;
-    if (memcmp(&l->cfg, &h->cfg, sizeof l->cfg)) /* which other threads read, and which is made of the same options */
+    if (memcmp(&l->cfg, &h->cfg, sizeof l->cfg)) /* no write if it is the same, since other threads read it */
         l->cfg = h->cfg;
     l->next = NULL;
     l->leaving_reason[0] = 0;
@@ -144,7 +144,7 @@ static void take_next(rfaas_lease *l) {
     rfaas_api_home_free(l, old);
 }
 
-/* Waits for news until then, or a little: what ends a search may come without any. */
+/* Waits for a message until `until`, at most PAUSE_NS, since a search may also end without one. */
 static void await(int64_t until) {
     int64_t soon = dp_now_ns() + PAUSE_NS;
     rfaas_agent_wait(until < soon ? until : soon);
@@ -161,7 +161,7 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
     for (;;) {
         if (home_lost(l) && search(l)) {
             hear_out(l);
-            if (search(l)) { /* not lost in this moment */
+            if (search(l)) { /* still there */
                 take_next(l);
                 return RFAAS_OK;
             }

@@ -1,10 +1,10 @@
-/* Connections of released leases that wait for the next one: a home's endpoint and channels, under its key. The next lease that is
- * like it offers them again; the agent checks that it is, by the library's hash.
+/* Channels of released leases, kept for the next lease: the endpoint and channels of a home, under its key. The next lease like the
+ * released one offers them again. The agent compares the libraries by their hash.
  *
  *   release ──▶ kept ──▶ agent: kept ──▶ a lease like it: offered ──▶ granted again
  *                │   └── not kept: destroyed     └─▶ event DROPPED: destroyed
  *
- * The thread that takes a home off the list has it alone, which is what hands its objects from one thread to another. */
+ * The thread that takes a home off the list owns it. In this way its objects pass from one thread to another. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@ static bool alike(const rfaas_home *h, const rfaas_lease *l, const char *at) {
            (!*executor || !strcmp(executor, h->executor));
 }
 
-/* Takes a home off the list: with this key, or like a lease, or of the session, or any. */
+/* Takes a home off the list: the one with the key, or one like the lease, or one of the session, or any. */
 static rfaas_home *take(uint64_t key, const rfaas_lease *like, const char *at, const rfaas_session *s) {
     pthread_mutex_lock(&kept_mu);
     rfaas_home **p = &kept;
@@ -42,7 +42,7 @@ static rfaas_home *take(uint64_t key, const rfaas_lease *like, const char *at, c
     return h;
 }
 
-/* The agent keeps the workers of this home, unless an event has said since that it does not any more. */
+/* Lets leases take a home, since the agent keeps its workers. The home may be gone, if an event has dropped it. */
 static void offer_for_use(uint64_t key) {
     pthread_mutex_lock(&kept_mu);
     for (rfaas_home *h = kept; h; h = h->link)
@@ -76,7 +76,7 @@ void rfaas_api_forget_kept(void) {
     kept = NULL;
 }
 
-/* Whether the connections can go on with another lease: nothing is under way on them, nor can anything come late. */
+/* Reports whether the channels can serve another lease: no call is in flight, and no late reply can arrive. */
 static bool at_rest(rfaas_lease *l) {
     const rfaas_home *h = l->home;
     if (!h->ep || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
@@ -98,12 +98,12 @@ int rfaas_api_release_home(rfaas_lease *l) {
         return rfaas_api_give_back(l, h, true);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
     rfaas_agent_release req = {.key = h->key, .keep = 1};
-    pthread_mutex_lock(&l->mu); /* an event that is being taken in has been, and none finds it any more */
+    pthread_mutex_lock(&l->mu); /* no event finds the home any more, and none is being handled */
     l->home = NULL;
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
     h->kept = false;
-    put(h); /* before the agent keeps it: its end may be told at once */
+    put(h); /* before the agent keeps the workers, since it may report their end at once */
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
     int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);

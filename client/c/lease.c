@@ -1,4 +1,4 @@
-/* The C API's leases as the program sees them: handles, opening and releasing, looking. */
+/* Leases of the C API: handles, opening, releasing, information. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "call.h"
 
-/* Under rfaas_api_mu; entries of `leases` appear and stay, `index` is the place. */
+/* Under rfaas_api_mu. An entry of `leases` is never removed while the library runs; its place is the lease's `index`. */
 static rfaas_lease *leases[RFAAS_LEASES_MAX];
 static bool lease_taken[RFAAS_LEASES_MAX];
 static uint32_t lease_next;
@@ -75,7 +75,7 @@ void rfaas_api_forget_leases(void) {
     rfaas_api_forget_kept();
 }
 
-/* Everything that a lease holds on this side; the handle can be used again. */
+/* Frees everything that a lease holds in this process, and lets the handle be used again. */
 static void destroy_lease(rfaas_lease *l) {
     rfaas_api_free_buffers(l);
     rfaas_api_home_free(l, l->home);
@@ -183,7 +183,7 @@ int rfaas_lease_open(rfaas_session *s, const rfaas_lease_options *options, rfaas
 
 /* ---- the library, for the agent ---- */
 
-/* Distinguishes libraries in memory; the agent compares hashes. */
+/* Distinguishes libraries in memory (FNV-1a). The agent compares SHA-256 hashes. */
 static uint64_t checksum(const void *data, size_t size) {
     uint64_t sum = 0xcbf29ce484222325u;
     for (const uint8_t *p = data, *end = p + size; p < end; p++)
@@ -205,7 +205,8 @@ static int open_memory(rfaas_lease *l, const void *data, size_t size) {
     return RFAAS_OK;
 }
 
-/* The agent reads the library through a descriptor: it need not see the same files, and what is leased later is what was opened. */
+/* Opens the library. The agent reads it through the descriptor, so it need not see the same files, and later leases get the file that
+ * was opened. */
 static int open_library(rfaas_lease *l) {
     const rfaas_lease_options *o = &l->options;
     struct stat st;

@@ -9,7 +9,6 @@
 
 int rfaas_api_state = RFAAS_STATE_DOWN;
 
-/* Tables and counts; never held during control operations. Taken before a lease's mutex. */
 pthread_mutex_t rfaas_api_mu = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t init_count;
 static bool fork_handled;
@@ -25,8 +24,8 @@ static void forget_devices(void);
 
 int rfaas_version(void) { return RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINOR; }
 
-/* A child of fork() has nothing of the parent's: its handles are dead, and it may call rfaas_init anew. The memory behind the
- * parent's channels stays mapped and is not touched. */
+/* A child of fork() inherits no handle, and may call rfaas_init again. The memory of the parent's channels stays mapped in the child,
+ * which does not touch it. */
 static void before_fork(void) {
     pthread_mutex_lock(&rfaas_api_mu);
     rfaas_agent_before_fork();
@@ -74,7 +73,7 @@ int rfaas_api_down(const char *op) {
         return RFAAS_OK;
     return rfaas_api_fail(RFAAS_INVALID, 0,
                           state == RFAAS_STATE_FORKED
-                              ? "%s: this process was forked from one that used the library; its handles are the parent's. Call rfaas_init anew"
+                              ? "%s: this process was forked from one that used the library; its handles belong to the parent. Call rfaas_init again"
                               : "%s: the library is not initialised (before rfaas_init or after rfaas_finalize)",
                           op);
 }
@@ -221,7 +220,7 @@ int rfaas_session_close(rfaas_session *s) {
         rfaas_lease *l = rfaas_api_lease_at(i);
         if (!l)
             continue;
-        pthread_mutex_lock(&rfaas_api_mu); /* other sessions' leases come and go meanwhile */
+        pthread_mutex_lock(&rfaas_api_mu); /* leases of other sessions change meanwhile */
         bool ours = l->session == s;
         pthread_mutex_unlock(&rfaas_api_mu);
         if (ours && l->magic == RFAAS_LEASE_MAGIC)
@@ -237,7 +236,7 @@ int rfaas_session_close(rfaas_session *s) {
     rfaas_agent_session_name req = {.session = s->open.session};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
-    rfaas_api_drop_all_kept(s); /* events have done so, unless that failed */
+    rfaas_api_drop_all_kept(s); /* if the request succeeded, events have done so */
     close_devices(s);
     give_session(s);
     return status;
@@ -284,7 +283,7 @@ static void forget_devices(void) {
 
 void rfaas_api_attend(void) {
     if (pthread_mutex_trylock(&shm_mu))
-        return; /* somebody else does */
+        return; /* another thread does */
     if (shm)
         dp_dev_attend(shm);
     pthread_mutex_unlock(&shm_mu);
@@ -370,7 +369,7 @@ static void hand_over(rfaas_lease *l) {
             l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
         pthread_mutex_unlock(&l->mu);
         free(reply.data);
-    } else if (!reply.lost) { /* else it is handed to the next one */
+    } else if (!reply.lost) { /* otherwise it is handed to the next agent */
         rfaas_agent_event e = {.key = req.key, .kind = RFAAS_EVENT_ENDED, .status = status};
         snprintf(e.text, sizeof e.text, "%s", rfaas_last_error());
         rfaas_api_take_event(&e, NULL);
@@ -378,13 +377,13 @@ static void hand_over(rfaas_lease *l) {
 }
 
 void rfaas_api_reopen(void) {
-    rfaas_api_drop_all_kept(NULL); /* their leases ended with the agent that kept them */
+    rfaas_api_drop_all_kept(NULL); /* executors ended their workers when the connection of the old agent broke */
     for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
         rfaas_session *s = __atomic_load_n(&sessions[i], __ATOMIC_ACQUIRE);
         if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
             continue;
         rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
-        rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL); /* if it fails, what needs it says so */
+        rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL); /* if it fails, operations that need the session report it */
     }
     rfaas_api_each_lease(hand_over);
 }

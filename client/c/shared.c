@@ -1,17 +1,17 @@
-/* Calls in a lease that several threads use (threads.c). A thread that starts a call, looks at a request or waits for one
- * holds the unit of its worker's lane. While it waits it puts the unit down as soon as another thread wants it for moments, and from
- * time to time if others wait for replies on the same lane. */
+/* Calls in a lease that several threads use (threads.c). A thread that starts a call, tests a request or waits for one holds the
+ * unit of its worker's lane. While it waits for a reply, it puts the unit down as soon as another thread wants it for a short
+ * operation, and after a time slice if another thread waits for a reply on the same lane. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
 
-/* How long to wait with a unit in hands that others want in order to wait, too. */
+/* The time slice for which a thread waits with a unit that other waiting threads want. It doubles from MIN to MAX. */
 #define SLICE_MIN_NS 50000
 #define SLICE_MAX_NS 1000000
 #define REPAIR_NS 2000000 /* how long to hold a unit while its worker is being replaced */
 
-/* Where this thread's last call went: its lines are warm, and each thread has another one. */
+/* The unit of this thread's last call, whose cache lines are in this processor's cache. */
 static _Thread_local uint32_t warm;
 
 static int fail_released(const char *op, int started) {
@@ -39,7 +39,7 @@ int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t 
 
 /* ---- a call that is under way ---- */
 
-/* The request has ended and is this thread's: its error is put into words while its worker is the one that it was. */
+/* Makes the error text of an ended request that this thread has taken, before its worker can be replaced. */
 static void explain(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
     if (LIKELY(r->status == DP_OK) || r->text || r->status == DP_RESULT_TOO_LARGE)
         return;
@@ -50,7 +50,7 @@ static void explain(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
     r->text = strdup(rfaas_last_error());
 }
 
-/* Whether it has ended, or has to end now. The thread holds its unit. */
+/* Ends a request if it is time, and reports whether it has ended. The thread holds its unit. */
 static bool ended(rfaas_lease *l, rfaas_request_slot *r, bool late) {
     if (r->state == RFAAS_REQ_ENDED)
         return true;
@@ -67,8 +67,8 @@ static bool ended(rfaas_lease *l, rfaas_request_slot *r, bool late) {
 
 static bool mine(const rfaas_request_slot *r, rfaas_request id) { return __atomic_load_n(&r->id, __ATOMIC_RELAXED) == id; }
 
-/* Waits until the request has ended. Called and returns with its unit. False: another thread has ended it, or (without the unit) the
- * lease is released: *released. */
+/* Waits until the request has ended. Returns with its unit held. Returns false if another thread has ended the request, or if the
+ * lease is released; then it sets *released and holds no unit. */
 static bool wait_for(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, bool claimed, bool held, bool *released) {
     uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
     int64_t deadline = r->deadline, slice = SLICE_MIN_NS;
@@ -76,7 +76,7 @@ static bool wait_for(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, bo
     bool late = false;
     for (;; held = false) {
         int st = held ? DP_OK : dp_turns_take(l->turns, kind, unit, false, deadline, &same);
-        if (st == DP_DEADLINE) { /* the call has to be given up, which takes moments */
+        if (st == DP_DEADLINE) { /* the call is given up, which is a short operation */
             late = true;
             st = dp_turns_take(l->turns, claimed ? DP_TURN_CLAIMED : DP_TURN_BRIEF, unit, false, 0, &same);
         }
@@ -125,7 +125,7 @@ int rfaas_api_await(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, con
 int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op, bool *done) {
     uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
     *done = false;
-    /* A thread that holds it for longer replaces the worker. */
+    /* A thread that holds the unit for longer is replacing the worker. */
     int st = dp_turns_take(l->turns, DP_TURN_BRIEF, unit, false, dp_now_ns() + SLICE_MAX_NS, &same);
     if (st == DP_DEADLINE)
         return RFAAS_OK;
@@ -149,7 +149,7 @@ int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, cons
 void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline) {
     rfaas_request id = __atomic_load_n(&r->id, __ATOMIC_RELAXED);
     uint32_t unit = unit_of(__atomic_load_n(&r->worker, __ATOMIC_RELAXED)), same;
-    int64_t most = dp_now_ns() + SLICE_MAX_NS; /* requests on other lanes may end meanwhile */
+    int64_t most = dp_now_ns() + SLICE_MAX_NS; /* because requests on other lanes may end first */
     if (!deadline || most < deadline)
         deadline = most;
     if (dp_turns_take(l->turns, DP_TURN_LONG, unit, false, deadline, &same))
@@ -175,7 +175,7 @@ int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_reques
 
 /* ---- rfaas_invoke ---- */
 
-/* Of a unit's workers the one with the fewest requests. */
+/* Returns the worker of a unit that has the fewest requests. */
 static uint32_t worker_of(const rfaas_lease *l, uint32_t unit) {
     uint32_t best = unit;
     for (uint32_t w = unit + DP_LANES_MAX; w < l->n_workers; w += DP_LANES_MAX)
@@ -192,7 +192,7 @@ int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, ui
                             .out = out, .capacity = capacity};
     l->workers[worker].invoked = &r;
     add_in_flight(l, worker, 1);
-    wait_for(l, &r, 0, true, true, &released); /* nobody else ends it, nor takes the unit away */
+    wait_for(l, &r, 0, true, true, &released); /* no other thread ends it or takes the unit away */
     explain(l, &r, "invoke");
     l->workers[worker].invoked = NULL;
     dp_turns_give(l->turns, unit_of(worker));
@@ -204,7 +204,7 @@ int rfaas_api_continue(rfaas_lease *l, const call_plan *p, rfaas_function fn, ui
     return status;
 }
 
-/* Replaces the worker of a unit that this thread has claimed, putting it down from time to time. *put: it was given back. */
+/* Replaces the worker of a unit that this thread has claimed. Puts the unit down every REPAIR_NS, for other threads. */
 static int replace(rfaas_lease *l, uint32_t w, int64_t deadline) {
     int64_t start = dp_now_ns(), until = start + l->session->timeout_ns;
     uint32_t unit = unit_of(w);
@@ -228,7 +228,7 @@ static int replace(rfaas_lease *l, uint32_t w, int64_t deadline) {
     }
 }
 
-/* Every slot is taken by requests. One may have ended, or ends soon. */
+/* Waits about a millisecond for one of the worker's requests to end. All its slots are taken. */
 static int wait_for_slot(rfaas_lease *l, uint32_t w, int64_t deadline) {
     rfaas_api_collect_ended_of(l, w);
     dp_channel *ch = l->workers[w].ch;
@@ -257,13 +257,13 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
         if (UNLIKELY(st))
             return fail_released(op, RFAAS_NOT_STARTED);
         uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
-        if (UNLIKELY(leaving(l))) { /* since this thread looked */
+        if (UNLIKELY(leaving(l))) { /* since this thread entered */
             dp_turns_give(l->turns, unit);
             st = rfaas_api_bad_call(l, op, fn, in, in_size, out, capacity);
-            return st ? st : rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "invoke %s: the node leaves", function_name(l, fn));
+            return st ? st : rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "invoke %s: the node is draining", function_name(l, fn));
         }
         if (UNLIKELY(dead(l, w))) {
-            /* Others may work: each dead one begins to be replaced before this thread waits for one. */
+            /* Starts the replacement of every dead worker before it waits for one, since another worker may be alive. */
             bool first = any && begun++ < l->turns->n;
             st = first ? rfaas_api_begin_repair(l, w) : replace(l, w, p->deadline);
             if (st) {
@@ -276,7 +276,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
         }
         dp_channel *ch = l->workers[w].ch;
         if (UNLIKELY(dp_turns_others(l->turns, unit) || dp_turns_brief(l->turns, unit, true)))
-            dp_channel_ask(ch); /* so that this thread yields */
+            dp_channel_ask(ch); /* makes this thread's own wait yield */
         dp_started started = DP_NOT_STARTED;
         uint32_t slot;
         int64_t deadline = attempt_deadline(p);
@@ -301,7 +301,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
             from = any && unit + 1 < l->turns->n ? unit + 1 : any ? 0 : from;
             continue;
         }
-        if (next_attempt(status, started) && ++tries < 3 * l->turns->n) { /* it broke when the call was posted */
+        if (next_attempt(status, started) && ++tries < 3 * l->turns->n) { /* the channel broke when the call was posted */
             dp_turns_give(l->turns, unit);
             continue;
         }

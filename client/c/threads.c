@@ -1,17 +1,17 @@
 /* Which threads are inside a lease.
  *
- * A lease that one thread uses is owned by it. The owner enters by plain loads and stores: it says that it is busy, then looks
- * whether it still is the owner. Another thread takes the ownership away, passes a barrier on every processor of this
- * process (membarrier), and then looks whether the owner is busy. So one of the two sees the other, and only the second
- * thread pays for that. The one before may then still write that it is busy, see that it is no owner any more and take that
- * back, so each owner has a word of its own. If the owner is outside, the second thread becomes the owner, a few times. If it is inside, it is
- * interrupted where it waits for a worker, and from then on the lease is shared.
+ * A lease that one thread uses has that thread as its owner. The owner enters by plain loads and stores: it sets `busy`, then
+ * checks that it still is the owner. Another thread first takes the ownership away, then passes a barrier on every processor of
+ * this process (membarrier), and then reads `busy`. So one of the two sees the other's store, and only the second thread pays
+ * for that. A former owner may still set its `busy` and clear it again, so each owner has its own. If the owner is outside, the
+ * second thread becomes the owner; this happens CHANGES_MAX times at most. If the owner is inside, its wait for a worker is
+ * interrupted, and the lease is shared from then on.
  *
  *   owner 0 ──first thread──▶ owned ──another thread, the owner is outside──▶ owned by that one (CHANGES_MAX times)
  *                               └────another thread, the owner is inside, or too often──▶ shared, until it is released
  *
- * Inside a shared lease, a thread holds the unit of a lane (dp_turns.h) while it touches that lane's workers, their channels and
- * requests in flight on them. All units together protect what belongs to the lease: the home, buffers, statistics.
+ * Inside a shared lease, a thread holds the unit of a lane (dp_turns.h) while it uses the workers of that lane, their channels
+ * and the requests in flight on them. All units together protect what belongs to the whole lease: home, buffers, statistics.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -25,7 +25,7 @@
 
 #define CHANGES_MAX 4
 #define SPINS 200            /* until a thread sleeps while the owner is inside */
-#define ASK_EVERY_NS 1000000 /* an owner that runs no wait of its own when it is asked may begin one later */
+#define ASK_EVERY_NS 1000000 /* repeated, because the owner may begin its wait after it was asked */
 
 /* ---- the barrier ---- */
 
@@ -55,7 +55,7 @@ void rfaas_api_threads_init(rfaas_lease *l) {
     l->owner = &l->owners[0];
 }
 
-/* It is outside, and whoever waits for that is told. */
+/* Clears `busy` and wakes the threads that wait for that. */
 static void set_outside(rfaas_owner *o) {
     __atomic_store_n(&o->busy, 0, __ATOMIC_RELEASE);
     syscall(SYS_futex, &o->busy, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
@@ -65,7 +65,7 @@ static uintptr_t owner_thread(const rfaas_lease *l) { return __atomic_load_n(&ow
 
 static bool busy(const rfaas_lease *l) { return __atomic_load_n(&owner_of(l)->busy, __ATOMIC_SEQ_CST); }
 
-/* The one before is outside, or there was none; it does not come back. Under owner_mu. */
+/* Sets a new owner. The former one is outside and cannot enter. Under owner_mu. */
 static void set_owner(rfaas_lease *l, uintptr_t thread) {
     rfaas_owner *o = &l->owners[++l->owned % RFAAS_OWNERS];
     __atomic_store_n(&o->busy, 0, __ATOMIC_RELAXED);
@@ -89,7 +89,7 @@ void rfaas_api_threads_reset(rfaas_lease *l) {
 
 static uint32_t units(const rfaas_lease *l) { return l->n_workers < DP_LANES_MAX ? l->n_workers : DP_LANES_MAX; }
 
-/* Tells the thread that waits on a lane. Under the mutex the home is one whose channels are there. */
+/* Asks the thread that waits on a lane to yield. The mutex keeps the home and its channels from being freed. */
 static void ask_unit(void *arg, uint32_t unit) {
     rfaas_lease *l = arg;
     pthread_mutex_lock(&l->mu);
@@ -120,7 +120,7 @@ static void sleep_while_busy(rfaas_lease *l, int64_t ns) {
     syscall(SYS_futex, &owner_of(l)->busy, FUTEX_WAIT_PRIVATE, 1, &ts, NULL, 0);
 }
 
-/* Waits for the owner, which is one no more, to leave or to share the lease. Under owner_mu. */
+/* Waits until the former owner leaves or shares the lease. Under owner_mu. */
 static int wait_for_owner(rfaas_lease *l, const char *op, int64_t deadline) {
     for (int spins = 0; busy(l) && !__atomic_load_n(&l->shared, __ATOMIC_ACQUIRE); spins++) {
         if (spins < SPINS) {
@@ -136,7 +136,7 @@ static int wait_for_owner(rfaas_lease *l, const char *op, int64_t deadline) {
     return RFAAS_OK;
 }
 
-/* Makes this thread the owner, or the lease shared. */
+/* Makes this thread the owner, or makes the lease shared. */
 static int change_owner(rfaas_lease *l, const char *op, int64_t deadline) {
     struct timespec ts = {.tv_sec = deadline / 1000000000, .tv_nsec = deadline % 1000000000};
     int status = RFAAS_OK;
@@ -197,9 +197,9 @@ int rfaas_api_join(rfaas_lease *l, const char *op, int64_t deadline) {
 bool rfaas_api_share(rfaas_lease *l, uint32_t unit, dp_turn_kind kind) {
     if (owner_thread(l) == this_thread())
         return false;
-    dp_turns_enter(l->turns, place()); /* the agent's line counts it already */
+    dp_turns_enter(l->turns, place()); /* line->busy counts this thread already */
     if (unit != RFAAS_NO_UNIT)
-        dp_turns_try(l->turns, kind, unit); /* all are free: nobody else is inside */
+        dp_turns_try(l->turns, kind, unit); /* succeeds, since no other thread is inside */
     __atomic_store_n(&l->shared, 1, __ATOMIC_RELEASE);
     set_outside(owner_of(l));
     return true;
@@ -213,11 +213,11 @@ int rfaas_api_leave_shared(rfaas_lease *l, int status) {
     bool last = !__atomic_sub_fetch(&line->busy, 1, __ATOMIC_SEQ_CST);
     if (UNLIKELY(last && __atomic_load_n(&line->draining, __ATOMIC_SEQ_CST) == RFAAS_AGENT_DRAIN_SOON))
         rfaas_api_finish(l);
-    dp_turns_leave(l->turns, place()); /* at last: the lease may be gone after that */
+    dp_turns_leave(l->turns, place()); /* last, because the lease may be released after it */
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- all units ---- */
 
 int rfaas_api_enter_last(rfaas_lease *l, const char *op) {
     int status = rfaas_api_enter(l, op);
@@ -240,7 +240,7 @@ int rfaas_api_enter_last(rfaas_lease *l, const char *op) {
 int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline) {
     if (!shared(l))
         return RFAAS_OK;
-    for (uint32_t i = 0, unit; i < units(l); i++) { /* in this order by all, and by nobody who has one */
+    for (uint32_t i = 0, unit; i < units(l); i++) { /* every thread takes them in this order and holds none before */
         int status = dp_turns_take(l->turns, DP_TURN_BRIEF, i, false, deadline, &unit);
         if (!status)
             continue;

@@ -1,4 +1,4 @@
-/* Workers that die and leases that end: events of the agent, what they mean for calls, new workers in place of dead ones. */
+/* Workers that die and leases that end: the agent's events, the errors of calls, and the replacement of dead workers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@ static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *
     free(w->details);
     w->details = e->details_size ? strndup(details, e->details_size) : NULL;
     w->death_status = dp_status_class(e->status) == RFAAS_CLASS_CONNECTION ? e->status : DP_WORKER_DIED;
-    /* A report about one that was replaced already, because its connection told earlier, must not end its
-     * successor; one about a successor that is still being connected is kept. */
+    /* The dead worker may be replaced already, because its channel broke earlier: the event must not end its successor. If the
+     * successor died before it was connected, dead_pid keeps that until then. */
     w->dead_pid = e->pid;
     if (w->pid && w->dead_pid == w->pid)
         dp_channel_fail(w->ch, w->death_status);
@@ -40,7 +40,7 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details) {
     rfaas_home *h = l->home;
     uint32_t kind = e->kind;
     if (l->next && l->next->key == e->key) {
-        /* The lease is not there yet. What leaves before that is not taken at all. */
+        /* The lease has not moved there yet, and does not move to an executor that drains. */
         h = l->next;
         if (kind == RFAAS_EVENT_DRAINING)
             kind = RFAAS_EVENT_ENDED;
@@ -63,10 +63,10 @@ void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
     rfaas_agent_silence req = {.key = h->key, .since_ns = silence.since, .at_ns = silence.at};
     while (req.worker < h->n_workers && h->workers[req.worker].ch != ch)
         req.worker++;
-    rfaas_agent_tell(RFAAS_AGENT_SILENT, &req, sizeof req); /* if it fails: again, soon */
+    rfaas_agent_tell(RFAAS_AGENT_SILENT, &req, sizeof req); /* if it fails, the channel reports again soon */
 }
 
-/* Whether it is known how a worker died, or that its lease has ended, or waiting for that makes no sense. */
+/* Reports whether waiting for an event about a worker is useless: its death or the lease's end is known, or no event came before. */
 static bool explained(rfaas_lease *l, const rfaas_worker *w) {
     pthread_mutex_lock(&l->mu);
     bool known = l->home->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
@@ -89,7 +89,7 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
         rfaas_agent_wait(until);
     pthread_mutex_lock(&l->mu);
     if (started == RFAAS_MAYBE_EXECUTED && w->dead_pid != w->pid)
-        w->silent_pid = w->pid; /* once is enough */
+        w->silent_pid = w->pid; /* later calls do not wait again */
     bool died = w->pid && w->dead_pid == w->pid;
     int ended = l->home->ended;
     snprintf(why, sizeof why, "%s", ended ? l->home->ended_reason : w->reason);
