@@ -11,26 +11,26 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// arrivals tells all that wait for an executor when one has come. One goroutine looks at the mailbox for all of them,
-// while there are any.
+// arrivals wakes the goroutines that wait for an executor when one registers. One goroutine polls the mailbox for all of them, while
+// there are any.
 type arrivals struct {
 	mu      sync.Mutex
 	changes *Changes
-	count   uint64        // of looks that have found an executor which lends cores
+	count   uint64        // polls that found an executor which lends cores
 	come    chan struct{} // closed when count grows
 	waiting int
 	looking bool
 }
 
-// Arrivals is how often new executors have been seen so far.
+// Arrivals returns how often new executors were found so far.
 func (c *shared) Arrivals() uint64 {
 	c.arrivals.mu.Lock()
 	defer c.arrivals.mu.Unlock()
 	return c.arrivals.count
 }
 
-// AwaitArrival returns when Arrivals is not seen any more, or when ctx ends. Without a manager, and while it is away,
-// only ctx ends it. The first one in a session tells of the executors that are there.
+// AwaitArrival returns when Arrivals differs from seen, or when ctx ends. Without a manager, and while the manager is away, only ctx
+// ends it. The first one of a session also counts the executors that are registered already.
 func (c *shared) AwaitArrival(ctx context.Context, seen uint64) {
 	a := &c.arrivals
 	a.mu.Lock()
@@ -63,7 +63,7 @@ func (c *shared) AwaitArrival(ctx context.Context, seen uint64) {
 	a.mu.Unlock()
 }
 
-// look looks at the mailbox until nobody waits any more.
+// look polls the mailbox while a goroutine waits.
 func (a *arrivals) look() {
 	tick := time.NewTicker(LookEvery)
 	defer tick.Stop()
@@ -78,7 +78,7 @@ func (a *arrivals) look() {
 		found, err := a.changes.Poll(context.Background())
 		if errors.Is(err, dataplane.ErrUnsupported) || errors.Is(err, dataplane.ErrInvalid) { // no mailbox, or closed
 			a.mu.Lock()
-			a.looking = false // until another one waits
+			a.looking = false // until another goroutine waits
 			a.mu.Unlock()
 			return
 		}

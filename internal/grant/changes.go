@@ -12,16 +12,16 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Change is something that happened to an executor.
+// Change is a change of an executor's state.
 type Change struct {
 	Address string // control address
 	Node    string
-	State   board.State // what it is now; Left: it is not on the board any more
+	State   board.State // the new state; Left: it is no longer on the board
 }
 
-// Changes is a subscription to what happens to executors. The manager writes into this process's mailbox, and a poll that finds
-// nothing new there costs no message. It starts with everybody who is there. A manager that was started anew is
-// found again; what has changed meanwhile comes with the first poll that succeeds. Safe for concurrent use.
+// Changes is a subscription to changes of executors. The manager writes into this process's mailbox, so a poll that finds nothing new
+// sends no message. The first poll returns the registered executors. After a restart of the manager, the first poll that succeeds
+// returns the changes since then. Safe for concurrent use.
 type Changes struct {
 	c       *shared
 	timeout time.Duration
@@ -46,8 +46,8 @@ func (c *shared) changes(timeout time.Duration) *Changes {
 	return &Changes{c: c, timeout: timeout, known: map[uint32]seenExecutor{}}
 }
 
-// Poll returns what has happened since the last Poll, in no order but one executor's own. Errors: ErrUnsupported (the manager's memory
-// cannot be reached from here), ErrConnection (the manager is away: try again).
+// Poll returns the changes since the last Poll. Only changes of one executor are in order. Errors: ErrUnsupported (the manager's memory
+// cannot be reached from here), ErrConnection (the manager is away; try again).
 func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 	const op = "watch executors"
 	w.mu.Lock()
@@ -81,11 +81,11 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 	return changes, nil
 }
 
-// LookEvery is how often a mailbox is looked at by who waits for a change.
+// LookEvery is how often a goroutine that waits for a change polls the mailbox.
 const LookEvery = 5 * time.Millisecond
 
-// AwaitExecutor returns true as soon as the manager has told of an executor that lends cores, false when ctx ends. Without a manager, and
-// while it is away, only ctx ends it. The first one tells of those that are there.
+// AwaitExecutor returns true as soon as the manager reports an executor that lends cores, and false when ctx ends. Without a manager,
+// and while the manager is away, only ctx ends it. The first one also counts the executors that are registered already.
 func (w *Changes) AwaitExecutor(ctx context.Context) bool {
 	tick := time.NewTicker(LookEvery)
 	defer tick.Stop()
@@ -106,7 +106,7 @@ func (w *Changes) AwaitExecutor(ctx context.Context) bool {
 	}
 }
 
-// poll compares what a mailbox names, or all of the board, with what was known. After an error nothing counts as seen.
+// poll compares the lines that the mailbox names, or the whole board, with what was known. After an error everything is compared again.
 func (w *Changes) poll(box *board.Mailbox, r *board.Reader) ([]Change, error) {
 	if box.Epoch == w.epoch && box.Changes == w.seen || box.Epoch == 0 {
 		return nil, nil // nothing, or the first write is still on its way

@@ -28,16 +28,16 @@ const DefaultTimeout = 10 * time.Second
 // Options says where executors are found. WithEnvironment fills the empty fields.
 type Options struct {
 	Manager        string        // host:port or unix:PATH of a resource manager
-	Executor       string        // or of one executor
+	Executor       string        // host:port or unix:PATH of one executor, instead of a manager
 	Provider       string        // "shm", "verbs" or "auto"
-	Tenant         string        // account that pays
+	Tenant         string        // account to charge
 	SecretFile     string        // empty: control's default
 	TokenFile      string        // the same
 	AllowPlaintext bool          // see control.DialConfig
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string
-	// Device opens a device of a provider, which stays the caller's, for reading the manager's memory. nil: its own.
+	// Device opens a device of a provider, for reading the manager's memory. The device stays the caller's. nil: the session opens one.
 	Device func(provider string) (*dataplane.Device, error)
 	// Keep is how many released leases are kept connected; 0: the environment's number or 16, negative: none.
 	Keep int
@@ -82,16 +82,16 @@ func (o *Options) dial() control.DialConfig {
 type Control struct {
 	*shared
 	opts Options
-	done func() // gives the shared part back
+	done func() // gives up the shared part
 
 	mu     sync.Mutex
 	closed bool
 	kept   []*Kept        // released leases, the oldest first
-	work   sync.WaitGroup // what expire began
+	work   sync.WaitGroup // goroutines of expire
 }
 
-// Open checks the options and reaches the manager or executor once, so that a wrong address is found here. The session
-// shares its connections with no other one.
+// Open checks the options and connects to the manager or executor, so that a wrong address is reported here. The session does not
+// share its connections.
 func Open(ctx context.Context, o Options) (*Control, error) {
 	return open(ctx, o, func(o *Options) (*shared, func(), error) {
 		s, err := newShared(o)
@@ -102,7 +102,7 @@ func Open(ctx context.Context, o Options) (*Control, error) {
 	})
 }
 
-// open is Open with connections from connect, which also returns what gives them back.
+// open is Open with connections from connect, which also returns a function that gives them up.
 func open(ctx context.Context, o Options, connect func(*Options) (*shared, func(), error)) (*Control, error) {
 	const op = "connect"
 	if o.Manager == "" && o.Executor == "" {
@@ -143,8 +143,8 @@ func open(ctx context.Context, o Options, connect func(*Options) (*shared, func(
 	return c, nil
 }
 
-// Close gives up what the session keeps and closes the connections unless other sessions share them. Leases must have
-// been released; those that were not end when their executor notices. Calling it again does nothing.
+// Close gives up the kept leases, and closes the connections unless other sessions share them. The caller releases all leases before;
+// executors end leases that were not released when they notice that the client is gone. A second call does nothing.
 func (c *Control) Close() {
 	c.mu.Lock()
 	closed := c.closed
@@ -171,7 +171,7 @@ func (c *Control) isOpen(op string) error {
 // Timeout is the bound of each control operation.
 func (c *Control) Timeout() time.Duration { return c.opts.Timeout }
 
-// bound gives control operations the session's time-out unless the context has a tighter one.
+// bound applies the session's time-out to a context that has no earlier deadline.
 func (c *Control) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.opts.Timeout)
 }
@@ -192,13 +192,13 @@ func (c *shared) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 // Candidate is an executor that may grant a lease.
 type Candidate struct {
 	Address  string
-	Node     string // host name, for people
+	Node     string // host name, for messages
 	Provider string // "shm" or "verbs", decided
 	info     *control.InfoReply
-	Kept     *Kept // its workers wait there; nil for a new lease
+	Kept     *Kept // its cached workers are there; nil for a new lease
 }
 
-// provider decides how to reach the node that info describes; an error says why there is no way.
+// provider chooses the provider for the node that info describes. An error says why none is possible.
 func (c *shared) provider(addr string, info *control.InfoReply) (string, error) {
 	const op = "choose a provider"
 	local := info.NodeId != "" && info.NodeId == c.nodeID
@@ -237,7 +237,7 @@ func (c *shared) named(addr string, info *control.InfoReply) (string, error) {
 	return c.provider(addr, info)
 }
 
-// candidates lists the executors to try for a lease, the best first. With none, the error tells why.
+// candidates returns the executors to ask for a lease, the best first. If there is none, the error says why.
 func (c *shared) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 	const op = "find an executor"
 	if addr := cmp.Or(s.Executor, c.opts.Executor); addr != "" {
@@ -264,8 +264,8 @@ func (c *shared) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 		}
 		alive++
 		mostOf = max(mostOf, e.Info.Cores)
-		// The manager knows what was free at the last heartbeat; only the executor knows what is free now. So one
-		// that seems full is asked too, after the others.
+		// The manager knows what was free at the last heartbeat. An executor that seemed full then may have room now, so it is
+		// asked after the others.
 		if e.Info.Cores < need {
 			continue
 		}
@@ -286,7 +286,8 @@ func (c *shared) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 		return nil, fail(op, dataplane.StatusInvalid, "%d workers of %d cores need %d cores on one node, the largest of %d executors has %d",
 			s.Workers, s.CoresPerWorker, need, alive, mostOf)
 	}
-	// This node first, then the freest; equal ones in random order, so that many ranks do not run after one.
+	// Executors of this node first, then those with the most free cores. Equal ones are in random order, so that many ranks do not
+	// all ask the same executor.
 	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
 	slices.SortStableFunc(found, func(a, b Candidate) int {
 		if aFits, bFits := a.info.FreeCores >= need, b.info.FreeCores >= need; aFits != bFits {

@@ -1,10 +1,9 @@
-// Package grant is the control side of a client: it finds an executor, takes a lease there with the blobs of
-// channels that somebody else made, and watches over it. It moves bytes and names only and never sees a channel,
-// so both the Go client and the C library stand on it, and an agent that serves many ranks can.
+// Package grant is the control side of a client. It finds an executor, asks it for a lease, and watches over the lease. Its
+// caller makes the channels and gives it their addresses as blobs. The Go client and the agent use it.
 //
 //	Open ──▶ Control ── Prepare ──▶ Pending ── Next, Grant ──▶ Held ── Watch, Replace ──▶ Release
 //
-// Everything here is off the invocation path.
+// No call passes through this package.
 package grant
 
 import (
@@ -22,7 +21,7 @@ func fail(op string, st dataplane.Status, format string, args ...any) error {
 	return &dataplane.Error{Op: op, Status: st, Detail: fmt.Sprintf(format, args...)}
 }
 
-// fromControl returns a typed error for the error of a control call. who is the address that was called.
+// fromControl returns a typed error for the error of a control call. who is the address of the daemon that was called.
 func fromControl(op, who string, err error) error {
 	var typed *dataplane.Error
 	if err == nil || errors.As(err, &typed) {
@@ -64,7 +63,7 @@ func contextError(st dataplane.Status) error {
 	return nil
 }
 
-// ContextError is an error that a context caused: errors.Is finds both the class and the context's error.
+// ContextError is an error caused by the end of a context. errors.Is finds both its class and the context's error.
 type ContextError struct {
 	Err   *dataplane.Error
 	Cause error
@@ -73,5 +72,5 @@ type ContextError struct {
 // Error is the text of the typed error.
 func (e *ContextError) Error() string { return e.Err.Error() }
 
-// Unwrap gives both.
+// Unwrap returns both errors.
 func (e *ContextError) Unwrap() []error { return []error{e.Err, e.Cause} }

@@ -11,13 +11,13 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// EnvKeep is how many released leases a session keeps connected; 0: none.
+// EnvKeep is the environment variable with the number of released leases that a session keeps connected; 0: none.
 const EnvKeep = "RFAAS_KEEP_LEASES"
 
-// defaultKeep is that number without a setting.
+// defaultKeep is this number without the variable.
 const defaultKeep = 16
 
-// keptKey is what a lease must have in common with a kept one to take its place.
+// keptKey is what a new lease must have in common with a kept one to get its workers.
 type keptKey struct {
 	sha            [sha256.Size]byte
 	workers, cores int
@@ -33,8 +33,8 @@ func (p *Pending) key() keptKey {
 	return keptKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk}
 }
 
-// Kept is a released lease whose workers wait at their executor, and whose channels somebody has: State names or holds
-// them. Exactly one gets it: who finds it by Next, or Options.Dropped.
+// Kept is a released lease whose workers the executor caches. The client has the channels, which State names or holds. Each Kept is
+// passed on once: to the caller of Next or TakeKept, or to Options.Dropped.
 type Kept struct {
 	State any
 
@@ -45,7 +45,7 @@ type Kept struct {
 	timer *time.Timer
 }
 
-// keep remembers a released lease for d. When there are too many, the one that was released first goes.
+// keep remembers a released lease for d. If there are too many, the one that was released first is given up.
 func (c *Control) keep(k *Kept, d time.Duration) {
 	c.mu.Lock()
 	if c.closed {
@@ -54,7 +54,7 @@ func (c *Control) keep(k *Kept, d time.Duration) {
 		return
 	}
 	c.kept = append(c.kept, k)
-	// Before the executor gives it up, so that a lease does not ask in vain.
+	// Earlier than the executor ends the workers, so that no lease asks for workers that are gone.
 	k.timer = time.AfterFunc(d-d/10, func() { c.expire(k) })
 	var oldest *Kept
 	if len(c.kept) > c.opts.Keep {
@@ -66,7 +66,7 @@ func (c *Control) keep(k *Kept, d time.Duration) {
 	}
 }
 
-// expire gives a kept lease up, on both sides, unless somebody has it.
+// expire gives a kept lease up, on both sides, unless it was taken.
 func (c *Control) expire(k *Kept) {
 	c.mu.Lock()
 	mine := c.remove(k)
@@ -80,13 +80,13 @@ func (c *Control) expire(k *Kept) {
 	}
 }
 
-// letGo has the executor of a kept lease end its workers. It is counted in work.
+// letGo asks the executor to end the workers of a kept lease. It is counted in work.
 func (c *Control) letGo(k *Kept) {
 	go func() {
 		defer c.work.Done()
 		ctx, cancel := c.bound(context.Background())
 		defer cancel()
-		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // it goes anyway, later
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error the executor ends them later by itself
 	}()
 }
 
@@ -101,7 +101,7 @@ func (c *Control) remove(k *Kept) bool {
 	return true
 }
 
-// takeKept finds a kept lease for the key, the one released last; at an executor if that is not empty.
+// takeKept takes the kept lease with the key that was released last. If an executor is given, only one of that executor.
 func (c *Control) takeKept(key keptKey, executor string) *Kept {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,8 +124,7 @@ func (c *Control) dropKept() {
 	}
 }
 
-// TakeKept returns the kept lease with this State, which is the caller's then: for UseKept or GiveUp. nil: there is none
-// any more.
+// TakeKept takes the kept lease with this State. The caller passes it to UseKept, GiveUp or Forget. nil: it was given up.
 func (c *Control) TakeKept(state any) *Kept {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,15 +168,15 @@ func (c *Control) dropped(k *Kept) {
 	}
 }
 
-// Kept is how many released leases are kept.
+// Kept returns the number of kept leases.
 func (c *Control) Kept() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.kept)
 }
 
-// ReleaseKeep is Release for a holder that has no call under way and could use the same workers again: state is what it has
-// of them, and kept says that the session has taken it. Not kept, with or without an error: it is the caller's.
+// ReleaseKeep is Release for a client without calls in flight that could use the same workers again. state holds its channels. If kept
+// is true, the session owns state; otherwise, with or without an error, the caller still does.
 func (h *Held) ReleaseKeep(ctx context.Context, state any) (kept bool, err error) {
 	if h.c.opts.Keep <= 0 || h.adopted {
 		return false, h.Release(ctx)
@@ -190,7 +189,7 @@ func (h *Held) ReleaseKeep(ctx context.Context, state any) (kept bool, err error
 	return true, nil
 }
 
-// Discard gives up what Prepare has found and Next has not given.
+// Discard gives up a kept lease that Prepare found and Next did not return.
 func (p *Pending) Discard() {
 	if k := p.kept; k != nil {
 		p.kept = nil
@@ -198,7 +197,7 @@ func (p *Pending) Discard() {
 	}
 }
 
-// Look finds candidates. Those of before are forgotten.
+// Look finds candidates, and forgets earlier ones.
 func (p *Pending) Look(ctx context.Context) (err error) {
 	ctx, cancel := p.c.bound(ctx)
 	defer cancel()
@@ -208,7 +207,7 @@ func (p *Pending) Look(ctx context.Context) (err error) {
 	return err
 }
 
-// keepOf is the number of leases to keep that options and environment say.
+// keepOf returns the number of leases to keep, from an option and the environment.
 func keepOf(setting int, environment string) int {
 	if n, err := strconv.Atoi(environment); setting == 0 && err == nil {
 		return max(n, 0)

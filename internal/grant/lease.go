@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Limits of a lease that both sides know (dp_wire.h; the executor may have tighter ones).
+// Limits of a lease on both sides (dp_wire.h). The executor may have lower ones.
 const (
 	MaxWorkers = 4096
 	MaxLibrary = 1 << 30
@@ -29,37 +29,37 @@ const (
 // maxDuration is longer than any lease.
 const maxDuration = 100 * 365 * 24 * time.Hour
 
-// Spec is what a lease shall be.
+// Spec has the terms of a lease.
 type Spec struct {
-	Library        string // path of the shared library, or
-	Code           []byte // its bytes; Library is then only its name for people
+	Library        string // path of the shared library; with Code only a name for messages
+	Code           []byte // the library itself, instead of a path
 	Workers        int
 	CoresPerWorker int
 	Memory         uint64 // bytes per worker, 0: the executor's default
 	Mode           control.WaitMode
 	Duration       time.Duration
-	Renew          bool          // in the background, before the holder's time is over
+	Renew          bool          // renew it in the background before it expires
 	CallLimit      time.Duration // longest that one call may run, 0: the executor's own limit
 	Executor       string        // address, empty: the session's choice
-	At             string        // address to begin at; a lease that goes on elsewhere is not bound to it
+	At             string        // executor to ask first; a lease that moves is not bound to it
 	Depth, Eager   int           // of the channels that will be offered
 	Bulk           uint64
 
 	recheck bool // see Recheck
 }
 
-// Pending is a lease before it is granted: candidates in order, the library read and hashed. One goroutine.
+// Pending is a lease before it is granted: its library and its candidates in order. Use by one goroutine at a time.
 type Pending struct {
 	c          *Control
 	spec       Spec
-	lib        *Library // nil: of an adopted lease, whose library has changed since
+	lib        *Library // nil if the lease was adopted and its library's file has changed since
 	name       string
 	sha        [sha256.Size]byte
 	candidates []Candidate
-	kept       *Kept           // found by Prepare, not given by Next yet
-	current    int             // index of the candidate that Next gave, -1 before
+	kept       *Kept           // found by Prepare, and not returned by Next yet
+	current    int             // index of the candidate that Next returned last; -1: none yet
 	refused    map[uint32]bool // slots of the board that were tried
-	byBoard    bool            // there may be more on the board, and then in the manager's list
+	byBoard    bool            // more candidates may be on the board, and then in the manager's list
 	last       error
 	granted    bool
 }
@@ -83,7 +83,7 @@ func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
 	return p, p.Look(ctx)
 }
 
-// Plan is Prepare for a library that was read, without looking for candidates: Look or UseKept is next.
+// Plan is Prepare for a library that was read, without looking for candidates. The caller then calls Look or UseKept.
 func (c *Control) Plan(lib *Library, s Spec) (*Pending, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (c *Control) Plan(lib *Library, s Spec) (*Pending, error) {
 	return &Pending{c: c, spec: s, lib: lib, sha: lib.sha, name: filepath.Base(s.Library), current: -1}, nil
 }
 
-// check fills in the number of cores.
+// check validates the spec and fills in the default number of cores.
 func (s *Spec) check() error {
 	const op = "lease"
 	if s.CoresPerWorker == 0 {
@@ -115,10 +115,10 @@ func (s *Spec) check() error {
 	return nil
 }
 
-// Changes subscribes to what happens to the executors that the lease may go to.
+// Changes subscribes to changes of the session's executors.
 func (p *Pending) Changes() *Changes { return p.c.Changes() }
 
-// Again prepares a lease like this one, which was granted and is lost: the same code, candidates as they are now.
+// Again prepares a new lease like this one, which was granted and has been lost, with candidates as they are now.
 func (p *Pending) Again(ctx context.Context) (*Pending, error) {
 	q := p.Like()
 	return q, q.Look(ctx)
@@ -131,7 +131,8 @@ func (p *Pending) Like() *Pending {
 	return q
 }
 
-// Next returns the next executor to try; first one where workers are kept, if there is: the caller has its State then. When there is none left, the error says why the last one refused.
+// Next returns the next executor to ask. The first one may be an executor that keeps workers of a released lease, whose State the
+// caller then owns. If no candidate is left, the error says why the last one refused.
 func (p *Pending) Next() (Candidate, error) { return p.NextWithin(context.Background()) }
 
 // NextWithin is Next that ends when ctx does.
@@ -142,7 +143,7 @@ func (p *Pending) NextWithin(ctx context.Context) (Candidate, error) {
 		p.candidates[0].Kept, p.kept = p.kept, nil
 		return p.candidates[0], nil
 	}
-	if p.current == 0 && p.candidates[0].Kept != nil { // in vain: as if it had not been
+	if p.current == 0 && p.candidates[0].Kept != nil { // the kept workers could not be had
 		p.granted = false
 		if err := p.Look(ctx); err != nil {
 			return Candidate{}, err
@@ -163,10 +164,10 @@ func (p *Pending) NextWithin(ctx context.Context) (Candidate, error) {
 	return Candidate{}, p.last
 }
 
-// boardMost is how many executors of the board are asked before the manager's list is, which is long and the last resort.
+// boardMost is how many executors of the board are asked before the manager is asked for its list, which is long.
 const boardMost = 16
 
-// more finds another candidate: on the board, or else all of the manager's list that have not been tried.
+// more adds another candidate from the board, or, if there is none, those of the manager's list that were not tried.
 func (p *Pending) more(ctx context.Context) bool {
 	if !p.byBoard {
 		return false
@@ -200,12 +201,12 @@ func (p *Pending) more(ctx context.Context) bool {
 	return len(p.candidates) > n
 }
 
-// Worker is what the executor says of a worker that it started.
+// Worker describes a worker, as its executor reported it.
 type Worker struct {
-	Blob []byte // of its channel
-	PID  int    // on its node; names it in events
+	Blob []byte // address of its channel
+	PID  int    // on its node; identifies it in events
 	CPUs []uint32
-	// What its start took, as the executor saw it.
+	// Durations of the steps of its start, as the executor measured them.
 	Fork, Connect, Code, Sandbox time.Duration
 	Start                        control.StartPath
 }
@@ -217,13 +218,13 @@ func workerOf(w *control.WorkerGrant) Worker {
 		Start:   w.GetStart()}
 }
 
-// Recheck has Look ask an executor that is the only candidate whether it has room, also if that would need no question.
+// Recheck makes Look ask an executor that is the only candidate whether it has room, even if the channels are small.
 func (p *Pending) Recheck() { p.spec.recheck = true }
 
-// Granted says whether a Grant succeeded: the lease is then the caller's, whatever happened to it since.
+// Granted reports whether a Grant succeeded. The caller then owns the lease, even if Grant returned an error afterwards.
 func (p *Pending) Granted() bool { return p.granted }
 
-// Library is the hash of the library that the lease runs.
+// Library returns the hash of the lease's library.
 func (h *Held) Library() [sha256.Size]byte { return h.sha }
 
 // Held is a granted lease. Safe for concurrent use.
@@ -241,16 +242,16 @@ type Held struct {
 	sha   [sha256.Size]byte
 	watch *watch
 
-	adopted bool // the executor knows it by the name of another process
+	adopted bool // granted to another process, whose client id the executor knows
 
 	unanswered chan Unanswered
 
 	mu   sync.Mutex
-	end  time.Time // when this holder stops using it
-	over string    // why it has ended, once that is known; there is nothing to release then
+	end  time.Time // when the client stops using the lease
+	over string    // why the lease has ended; then there is nothing to release
 }
 
-// note remembers an end.
+// note remembers that the lease has ended.
 func (h *Held) note(e Event) {
 	if e.Kind == LeaseEnded && e.Status == dataplane.StatusLeaseEnded {
 		h.mu.Lock()
@@ -259,7 +260,7 @@ func (h *Held) note(e Event) {
 	}
 }
 
-// ended is nil while the lease goes on, as far as is known.
+// ended returns an error if the lease is known to have ended.
 func (h *Held) ended(op string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -269,9 +270,8 @@ func (h *Held) ended(op string) error {
 	return fail(op, dataplane.StatusLeaseEnded, "the lease on %s ended: %s", h.Address, h.over)
 }
 
-// Grant asks the present candidate for the lease; blobs are the offers of one channel per worker. ErrBusy class, or a
-// candidate that cannot be reached: the caller may go on with Next and fresh offers. Nothing is leased after an
-// error.
+// Grant asks the present candidate for the lease. blobs are the offers of one channel for each worker. After ErrBusy, and if the
+// candidate cannot be reached, the caller may continue with Next and new offers. Nothing is leased after an error.
 func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	const op = "lease"
 	cand := p.candidates[p.current]
@@ -291,8 +291,8 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	r, err := p.ask(ctx, cl, blobs)
 	switch {
 	case err != nil:
-	case cand.Kept != nil && (r.CodeUnknown || r.NotKept): // that executor is another one by now, perhaps
-		err = fail(op, dataplane.StatusBusy, "%s does not keep the workers any more", cand.Address)
+	case cand.Kept != nil && (r.CodeUnknown || r.NotKept): // the executor was perhaps restarted
+		err = fail(op, dataplane.StatusBusy, "%s has ended the cached workers", cand.Address)
 	case r.CodeUnknown:
 		if err = p.upload(ctx, cl, cand.Address); err == nil {
 			asked = time.Now()
@@ -354,7 +354,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 	return p.c.lease(ctx, p.candidates[p.current].Address, cl, req)
 }
 
-// dialFailed says that nobody was reached at all, so that asking again at once makes no sense.
+// dialFailed reports whether no connection was made at all, so that repeating the request at once is useless.
 func dialFailed(err error) bool {
 	s, _ := status.FromError(err)
 	return len(s.Details()) > 0 || containsAny(s.Message(), "Error while dialing")
@@ -379,8 +379,8 @@ func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr st
 	return e
 }
 
-// Replace asks for a new worker in the place of worker i, which is killed if it lives. When the connection broke on the
-// way it asks once more: the same blob gets the worker that was made for it.
+// Replace asks for a new worker in place of worker i, which is killed if it is alive. If the connection breaks before the reply, it
+// repeats the request once. A repeated blob gets the worker that was started for it.
 func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
 	const op = "replace a worker"
 	ctx, cancel := h.c.bound(ctx)
@@ -396,12 +396,12 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) 
 	return workerOf(r.GetWorker()), nil
 }
 
-// Inspection is what an executor knows of a worker.
+// Inspection describes a worker, as its executor knows it.
 type Inspection struct {
 	PID     int    // 0: there is none
 	Running string // function that runs now, "" between calls
 	Output  []byte // last bytes that the worker printed
-	// As the worker itself counts.
+	// Counted by the worker itself.
 	Calls    uint64 // functions that returned
 	Failed   uint64 // of Calls: failed, or the result was too large
 	Refused  uint64 // malformed requests
@@ -409,7 +409,7 @@ type Inspection struct {
 	BytesOut uint64 // of results
 }
 
-// Inspect asks what worker i does.
+// Inspect asks the executor about worker i.
 func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return h.inspect(ctx, i, 0) }
 
 // inspect is Inspect, and also reports how long the worker has not answered.
@@ -428,15 +428,15 @@ func milliseconds(ms uint64) time.Duration {
 	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }
 
-// Until is when this holder stops using the lease unless it is renewed: a little before the executor ends it.
+// Until returns when the client stops using the lease unless it is renewed. That is a margin before the executor ends it.
 func (h *Held) Until() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.end
 }
 
-// Renew makes the lease last at least d from now on, 0: as long as it was granted for. Errors: ErrLease (it has ended),
-// ErrBusy (the node drains), ErrInvalid (longer than the executor permits), ErrConnection.
+// Renew makes the lease last at least d from now; 0: the duration for which it was granted. Errors: ErrLease (it has ended), ErrBusy
+// (the node drains), ErrInvalid (longer than the executor permits), ErrConnection.
 func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 	const op = "renew"
 	if d < 0 {
@@ -467,8 +467,8 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Finish ends the lease after the calls that have been sent; it returns when they are done or the node has no more
-// patience. The holder must have stopped calling. The watch goes on and tells of the end.
+// Finish ends the lease after the calls that were sent, for a client that starts no more calls. It returns when these calls have
+// ended, or the executor's time for draining is over. The watch continues and reports the end.
 func (h *Held) Finish(ctx context.Context) error {
 	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Finish: true})
 	if err = fromControl("finish", h.Address, err); errors.Is(err, dataplane.ErrLease) {
@@ -477,8 +477,8 @@ func (h *Held) Finish(ctx context.Context) error {
 	return err
 }
 
-// Release ends the lease and its watch. Releasing a lease that has ended already is no error, nor is one whose executor
-// is no more: it took its workers with it.
+// Release ends the lease and its watch. It is no error if the lease has ended already, or if its executor has, since its workers
+// ended with it.
 func (h *Held) Release(ctx context.Context) error {
 	_, err := h.release(ctx, false)
 	return err

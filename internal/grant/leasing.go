@@ -12,16 +12,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// leasing is a stream on which leases are asked for. It stays open from one to the next, which saves both sides what a call costs
-// to begin and to end. One goroutine at a time.
+// leasing is a stream of lease requests. It stays open between requests, which saves both sides the cost of beginning and ending a gRPC
+// call. Use by one goroutine at a time.
 type leasing struct {
 	stream grpc.BidiStreamingClient[control.LeaseRequest, control.LeaseReply]
 	cancel context.CancelFunc
 	began  time.Time
-	used   bool // it has answered before
+	used   bool // it has had a reply
 }
 
-// streamAge is how long a stream is used: it shows the credential that it began with.
+// streamAge is how long a stream is used. Its credential is the one with which it began.
 const streamAge = time.Minute
 
 // idleStreams is how many unused streams to an executor stay open.
@@ -47,7 +47,7 @@ func (c *shared) rested(addr string) *leasing {
 	return nil
 }
 
-// begin opens a stream; ctx bounds only that.
+// begin opens a stream. ctx bounds the opening and not the stream.
 func begin(ctx context.Context, cl control.ExecutorClient) (*leasing, error) {
 	own, cancel := context.WithCancel(context.Background())
 	stop := context.AfterFunc(ctx, cancel)
@@ -62,7 +62,7 @@ func begin(ctx context.Context, cl control.ExecutorClient) (*leasing, error) {
 	return &leasing{stream: stream, cancel: cancel, began: time.Now()}, nil
 }
 
-// patience is the error of a stream that ends with ctx.
+// patience returns the error for a stream, which is that of ctx if ctx has ended the stream.
 func patience(ctx context.Context, err error) error {
 	if ctx.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
 		return status.FromContextError(ctx.Err()).Err()
@@ -81,7 +81,7 @@ func (c *shared) rest(addr string, s *leasing) {
 	c.streams[addr] = append(c.streams[addr], s)
 }
 
-// ask sends one request and waits for its reply until ctx ends. open says whether the stream can be used again.
+// ask sends one request and waits for its reply until ctx ends. open reports whether the stream can be used again.
 func (s *leasing) ask(ctx context.Context, req *control.LeaseRequest) (r *control.LeaseReply, open bool, err error) {
 	stop := context.AfterFunc(ctx, s.cancel)
 	r, err = s.exchange(req)
@@ -96,16 +96,16 @@ func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, erro
 	if err := s.stream.Send(req); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	r, err := s.stream.Recv() // after io.EOF it says why
+	r, err := s.stream.Recv() // after io.EOF of Send, Recv returns the reason
 	if errors.Is(err, io.EOF) {
 		err = status.Error(codes.Unavailable, "the executor stops")
 	}
 	return r, err
 }
 
-// lease sends a request and returns its reply. When the stream or the connection broke on the way, or the executor takes no more what the
-// stream began with, it asks once more on a new one, under the same request id, which the executor answers with the first grant
-// if there was one. What the executor answers counts, also if it says that somebody cannot be reached.
+// lease sends a request and returns its reply. If the stream or the connection breaks, or the executor no longer accepts the stream's
+// credential, it repeats the request once on a new stream. The request id is the same, so the executor answers with the first grant if
+// there was one. A reply of the executor is final, also if its error is of the class connection.
 func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, error) {
 	s := c.rested(addr)
 	for again := false; ; again = true {
@@ -127,7 +127,7 @@ func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClie
 		case err == nil:
 			return r, nil
 		case code == codes.Unimplemented && !control.IsClassed(err), code == codes.ResourceExhausted && !control.IsClassed(err):
-			// An executor of before, or one that has enough streams of ours.
+			// An executor of an earlier version, or one that accepts no more streams from this client.
 			req.WaitMs = 0
 			return cl.Lease(ctx, req)
 		case again || ctx.Err() != nil:

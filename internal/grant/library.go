@@ -13,8 +13,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// librariesMost bounds the bytes of all libraries that are remembered with their hashes, so that not every lease reads
-// and hashes its library again.
+// librariesMost bounds the bytes of the libraries that are remembered with their hashes. A remembered library is not read and hashed
+// again for each lease.
 const librariesMost = 64 << 20
 
 // settled is how old the last change of a file must be before its content is remembered. Two changes at about the same
@@ -32,7 +32,7 @@ func (l *Library) SHA256() [sha256.Size]byte { return l.sha }
 
 type library = Library
 
-// fileState is what changes with a file's content.
+// fileState identifies a version of a file: it changes when the content does.
 type fileState struct {
 	dev, ino     uint64
 	size         int64
@@ -47,7 +47,7 @@ func stateOf(i os.FileInfo) (st fileState, ok bool) {
 	return st, ok
 }
 
-// library reads, checks and hashes what a lease names: the file at path, or bytes.
+// library reads, checks and hashes the library of a lease: the file at path, or bytes.
 func (c *shared) library(path string, code []byte, now time.Time) (*library, error) {
 	const op = "read the library"
 	if code != nil {
@@ -96,7 +96,7 @@ func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*library, er
 			return l, nil
 		}
 	}
-	// The size may change at any time: what was read counts.
+	// The size may change at any time, so the bytes that were read count.
 	code, err := io.ReadAll(io.NewSectionReader(f, 0, MaxLibrary+1))
 	switch {
 	case err != nil:
@@ -145,7 +145,7 @@ func (c *shared) remembered(state fileState) *library {
 	return c.libraries[state]
 }
 
-// one returns the copy of a library that leases use already, else l, so that there is one copy of its code.
+// one returns the copy of a library that other leases use already, or l, so that the code is in memory once.
 func (c *shared) one(l *library) *library {
 	if l == nil {
 		return nil
@@ -181,7 +181,7 @@ func (c *shared) remember(state fileState, l *library) {
 	c.libraries[state] = l
 }
 
-// checkELF finds at once what needs no executor to find. The executor checks everything.
+// checkELF reports errors that can be found without an executor. The executor checks everything again.
 func checkELF(path string, b []byte) error {
 	if path == "" {
 		path = "library"

@@ -7,12 +7,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// smallChannels is how many bytes the channels of a lease may take, on this side, that an executor is asked for without asking
-// first whether it has that many cores free.
+// smallChannels bounds the memory of a lease's channels on this side. A larger lease first asks the executor whether it has room, before
+// the channels are made.
 const smallChannels = 64 << 20
 
-// only is the executor at an address as the candidate for a lease that is bound to it. What it has said of itself before is good
-// enough for small channels, unless it speaks against the lease: a round trip less.
+// only returns the executor at an address as the candidate of a lease that is bound to it. With small channels, an earlier description
+// of the executor saves a round trip, unless the lease does not fit that description.
 func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, error) {
 	c.mu.Lock()
 	known, closed := c.infos[addr], c.closed
@@ -31,14 +31,14 @@ func (c *shared) only(ctx context.Context, addr string, s *Spec) (Candidate, err
 	}
 	cand, err := c.suited(addr, info, s)
 	if need := uint32(s.Workers * s.CoresPerWorker); err == nil && need > info.FreeCores {
-		// Found here and not by the executor: the channels of a lease that cannot be may take gigabytes.
+		// Checked here, because the channels of an impossible lease may take gigabytes before the executor refuses it.
 		err = fail("find an executor", dataplane.StatusBusy, "%d workers of %d cores need %d cores, executor %s has %d of %d free",
 			s.Workers, s.CoresPerWorker, need, addr, info.FreeCores, info.Cores)
 	}
 	return cand, err
 }
 
-// suited says whether the executor that info describes could ever give such a lease.
+// suited reports whether the executor that info describes could ever grant such a lease.
 func (c *shared) suited(addr string, info *control.InfoReply, s *Spec) (Candidate, error) {
 	if need := uint32(s.Workers * s.CoresPerWorker); need > info.Cores {
 		return Candidate{}, fail("find an executor", dataplane.StatusInvalid, "%d workers of %d cores need %d cores, executor %s lends %d",
@@ -48,7 +48,7 @@ func (c *shared) suited(addr string, info *control.InfoReply, s *Spec) (Candidat
 	return Candidate{Address: addr, Node: info.Node, Provider: p, info: info}, err
 }
 
-// tooSmall is why an executor does not take channels of such sizes; nil if it does.
+// tooSmall returns an error if the executor does not accept channels of these sizes.
 func (cand *Candidate) tooSmall(s *Spec) error {
 	const op = "lease"
 	i := cand.info
@@ -63,7 +63,7 @@ func (cand *Candidate) tooSmall(s *Spec) error {
 	return nil
 }
 
-// info asks an executor what it is and has, and remembers it until forget.
+// info asks an executor for its description, and remembers it until forget.
 func (c *shared) info(ctx context.Context, addr string) (*control.InfoReply, error) {
 	const op = "ask the executor"
 	conn, err := c.dial(op, addr)
@@ -83,7 +83,7 @@ func (c *shared) info(ctx context.Context, addr string) (*control.InfoReply, err
 	return r, nil
 }
 
-// forget is for an executor that has refused: it may be another one by now.
+// forget drops the description of an executor that has refused, since it may have been restarted.
 func (c *shared) forget(addr string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

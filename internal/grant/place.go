@@ -16,18 +16,18 @@ import (
 // pickTries is how many groups of the board a pick looks at before the manager is asked for its list.
 const pickTries = 8
 
-// refreshAfter is how old the index may be that says which executors are on this node.
+// refreshAfter is the largest age of the index of executors on this node.
 const refreshAfter = 10 * time.Second
 
-// refreshSoon is how old it may be when nothing was found by it: an executor of this node may have come since.
+// refreshSoon is its largest age when no executor was found with it, since one may have registered on this node.
 const refreshSoon = 20 * time.Millisecond
 
-// places is the manager's board as this process reads it: made when it is first needed, made anew after an error, since
-// a manager that was started anew has other memory. Safe for concurrent use.
+// places reads the manager's board. It attaches when it is first used, and again after an error, since a manager that was restarted
+// has other memory. Safe for concurrent use.
 type places struct {
 	mu     sync.Mutex
 	open   func(provider string) (*dataplane.Device, error)
-	own    []*dataplane.Device // that must be closed here
+	own    []*dataplane.Device // devices that close has to close
 	end    *link.Client        // nil: not attached
 	reader *board.Reader
 	fresh  time.Time // when the reader was last refreshed
@@ -37,7 +37,7 @@ type places struct {
 	attached atomic.Bool // reader is set
 }
 
-// hello asks the manager how its memory can be reached, and so whether it is one.
+// hello asks the manager how its memory can be reached. An error says that the address is not a manager's.
 func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) {
 	const op = "ask the resource manager"
 	conn, err := c.dial(op, c.opts.Manager)
@@ -107,7 +107,7 @@ func (c *shared) attach(ctx context.Context) error {
 
 var errNoBoard = errors.New("no way to the board")
 
-// drop forgets the connection; the next use makes another. Under the lock.
+// drop closes the connection. The next use makes a new one. Under the lock.
 func (p *places) drop() {
 	if p.end != nil {
 		p.end.Close()
@@ -127,26 +127,26 @@ func (p *places) close() {
 	p.own = nil
 }
 
-// Picks is how many executors were found on the board by one-sided reads.
+// Picks returns how many executors were found on the board by one-sided reads.
 func (c *shared) Picks() uint64 {
 	c.places.mu.Lock()
 	defer c.places.mu.Unlock()
 	return c.places.picks
 }
 
-// pick finds an executor on the board that is not in refused, and adds it there. An error: the board does not help.
+// pick finds an executor on the board that is not in refused, and adds it to refused. After an error the caller asks the manager.
 func (c *shared) pick(ctx context.Context, s *Spec, refused map[uint32]bool) (Candidate, error) {
 	p := &c.places
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	cand, err := c.pickLocked(ctx, s, refused)
 	if err != nil && !errors.Is(err, board.ErrNone) {
-		p.drop() // whatever it was: the manager's answer is as good, and the next lease attaches again
+		p.drop() // the manager's list is as good, and the next lease attaches again
 	}
 	return cand, err
 }
 
-// refresh reads the index anew when it is older than that. Under the lock.
+// refresh reads the index again if it is older than age. Under the lock.
 func (p *places) refresh(age time.Duration) error {
 	if time.Since(p.fresh) <= age {
 		return nil
@@ -215,7 +215,7 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 	return Candidate{}, board.ErrNone
 }
 
-// first finds what to try first: one executor from the board, or the manager's whole list. byBoard says which.
+// first finds the first candidates: one executor from the board (byBoard), or the manager's whole list.
 func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, byBoard bool, err error) {
 	if s.At != "" {
 		at := *s

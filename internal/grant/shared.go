@@ -16,12 +16,12 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// shared has what several sessions of one user can use together: the connections to the manager and to executors, the
-// manager's board, and the libraries that were read. Safe for concurrent use.
+// shared is the part of a session that sessions of one user can share: the connections to the manager and to executors, the manager's
+// board, and the libraries that were read. Safe for concurrent use.
 type shared struct {
 	opts   Options // those of part
 	nodeID string
-	client [16]byte // names this process to executors that cache its workers
+	client [16]byte // identifies this process to executors that cache its workers
 
 	mu        sync.Mutex
 	conns     map[string]*grpc.ClientConn
@@ -35,9 +35,9 @@ type shared struct {
 	places   places
 	arrivals arrivals
 
-	// Of a pool, which protects them.
+	// Set and protected by the pool, if there is one.
 	users int
-	timer *time.Timer // closes it; nil while it is used
+	timer *time.Timer // closes an unused part; nil while it is used
 }
 
 func newShared(o *Options) (*shared, error) {
@@ -82,7 +82,7 @@ func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
 	conn, err := control.Dial(addr, c.opts.dial())
 	if err != nil {
 		e := fromControl(op, "", err)
-		if control.ClassOf(err) == control.ClassFatal { // the secret or token file: something for the caller to put right
+		if control.ClassOf(err) == control.ClassFatal { // the secret or token file is wrong
 			e = fail(op, dataplane.StatusInvalid, "%v", err)
 		}
 		return nil, e
@@ -91,8 +91,8 @@ func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// Pool lets sessions with the same addresses and credentials share their connections. Connections that no session uses
-// any more stay open for a while. Safe for concurrent use.
+// Pool lets sessions with the same addresses and credentials share connections. Connections without a session stay open for a while.
+// Safe for concurrent use.
 type Pool struct {
 	idle time.Duration
 
@@ -101,7 +101,7 @@ type Pool struct {
 	closed bool
 }
 
-// part is what sessions must have in common to share connections.
+// part has the options that sessions must have in common to share connections.
 type part struct {
 	manager, executor, provider, tenant string
 	plaintext, named                    bool // named: the files are not those at the default paths
@@ -134,7 +134,7 @@ func partOf(o *Options) part {
 	return k
 }
 
-// connect returns the connections for the options, and what gives them back.
+// connect returns the connections for the options, and a function that gives them up.
 func (p *Pool) connect(o *Options) (*shared, func(), error) {
 	key := partOf(o)
 	p.mu.Lock()
@@ -191,13 +191,13 @@ func (p *Pool) Close() {
 	}
 }
 
-// Connections is what a pool has open.
+// Connections counts the open connections of a pool.
 type Connections struct {
 	Executors int  // with a control connection
 	Board     bool // a manager's board is attached
 }
 
-// Connections counts what is open.
+// Connections returns the open connections.
 func (p *Pool) Connections() (n Connections) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

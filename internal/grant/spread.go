@@ -9,24 +9,24 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Bounds of a lease over several executors. MaxShare is what the C library gives to one lease.
+// Bounds of a lease over several executors. MaxShare is the largest number of workers of one lease in the C library.
 const (
 	MaxSpread = 1 << 16
 	MaxShare  = 1024
 )
 
-// Executor is the address of the executor that the session was given, "" with a manager.
+// Executor returns the address of the session's executor; "" if the session has a manager.
 func (c *Control) Executor() string { return c.opts.Executor }
 
-// Share is workers on one executor.
+// Share is a number of workers on one executor.
 type Share struct {
 	Address string
 	Workers int
 }
 
-// Spread finds room for s.Workers workers on as few executors as it finds, none of them in avoid: on the board, one that
-// fits all, or else half of them, and so on; the rest in the manager's list. It takes nothing: the executors may refuse. Errors:
-// ErrBusy (there is room for fewer, the text says how many), ErrInvalid, and those of the manager.
+// Spread finds room for s.Workers workers on as few executors as possible, without those in avoid. On the board it looks for an
+// executor with room for all workers, then for half of them, and so on. The rest is taken from the manager's list. Nothing is reserved,
+// so the executors may refuse. Errors: ErrBusy (there is room for fewer; the text says how many), ErrInvalid, those of the manager.
 func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, error) {
 	const op = "lease across executors"
 	s.CoresPerWorker = max(s.CoresPerWorker, 1)
@@ -59,7 +59,7 @@ func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, 
 	return sp.shares, nil
 }
 
-// spreadList takes what is missing from the manager's list.
+// spreadList takes the missing workers from the manager's list.
 func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
 	one := sp.spec
 	one.Workers = 1
@@ -67,7 +67,7 @@ func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, cand := range all { // those of this node first, then the freest
+	for _, cand := range all { // those of this node first, then those with the most free cores
 		sp.take(cand)
 	}
 	if sp.left > 0 {
@@ -77,7 +77,7 @@ func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
 	return sp.shares, nil
 }
 
-// spread is a distribution in the making.
+// spread is a distribution that is being made.
 type spread struct {
 	spec   Spec
 	left   int
@@ -85,7 +85,7 @@ type spread struct {
 	shares []Share
 }
 
-// take gives a candidate what it has room for.
+// take adds a share of a candidate, as large as its room.
 func (sp *spread) take(cand Candidate) {
 	if slices.Contains(sp.used, cand.Address) {
 		return

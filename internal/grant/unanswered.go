@@ -8,24 +8,25 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// A worker that answers nothing runs a long function, or a function has damaged its memory so that it never will answer. Its
-// executor can tell: the second kind runs nothing, and counts no calls, although some have been waiting for it. Two looks, and no answer
-// until after the second one, so that nothing is held against a worker that was about to begin or has just ended.
+// A worker that does not answer either runs a long function, or never will answer because a function has damaged its memory. The
+// executor can tell these apart: a damaged worker runs nothing and counts no calls, although calls wait for it. It takes two looks that
+// find this, and no answer until after the second, because a good worker may be about to begin a call or have just ended one.
 const (
 	lookAgain  = time.Second      // between two looks at a worker that runs nothing
-	lookMost   = 30 * time.Second // at one that runs a function: each pause is twice the one before
-	lookBound  = 2 * time.Second  // that one look may take
-	reportsMax = 64               // that wait to be looked into; they come again
+	lookMost   = 30 * time.Second // longest pause between looks at a worker that runs a function; each is twice the one before
+	lookBound  = 2 * time.Second  // longest time of one look
+	reportsMax = 64               // reports in the queue; more are dropped, because channels repeat them
 )
 
-// Unanswered is what a channel knows of a worker that does not answer, in the clock of dataplane.Now.
+// Unanswered is the report of a channel about a worker that does not answer. Times are of dataplane.Now.
 type Unanswered struct {
 	Worker    int
 	Since, At int64 // no answer in this time, although calls that were sent before must have reached it
 }
 
-// Unanswered has it found out why a worker does not answer, and returns at once. It is to be told again as long as that lasts. Of
-// one that will never answer the watch tells that it died, although its process lives: replacing it ends that. Any goroutine.
+// Unanswered starts to find out why a worker does not answer, and returns at once. The caller repeats the report while that lasts. If
+// the worker never will answer, the watch reports that it died, although its process lives; replacing it ends the process. Safe for
+// concurrent use.
 func (h *Held) Unanswered(s Unanswered) {
 	if s.Since == 0 || s.Worker < 0 || s.Worker >= len(h.Workers) {
 		return
@@ -36,7 +37,7 @@ func (h *Held) Unanswered(s Unanswered) {
 	}
 }
 
-// suspicion is what is known of one worker that does not answer.
+// suspicion is the state of one worker that does not answer.
 type suspicion struct {
 	since  int64
 	looked int64 // when the last look was over; 0: none was
@@ -47,7 +48,7 @@ type suspicion struct {
 	over   bool
 }
 
-// judge looks into what is reported until ctx ends, and calls dead for workers that will never answer.
+// judge handles reports until ctx ends, and calls dead for workers that never will answer.
 func (h *Held) judge(ctx context.Context, dead func(Event)) {
 	known := make(map[int]*suspicion)
 	for {
@@ -73,14 +74,14 @@ func (h *Held) judge(ctx context.Context, dead func(Event)) {
 	}
 }
 
-// What there is to be done about a suspicion.
+// What to do about a suspicion.
 const (
 	wait = iota
 	look
 	bury
 )
 
-// now says what is to be done when there was no answer until at.
+// now returns what to do if there was no answer until at.
 func (k *suspicion) now(at, now int64) int {
 	switch {
 	case k.over || at <= k.looked: // of before the last look
@@ -94,12 +95,12 @@ func (k *suspicion) now(at, now int64) int {
 	return look
 }
 
-// take takes in what a look has found that was over at now.
+// take handles the result of a look that ended at now.
 func (k *suspicion) take(i *Inspection, err error, now int64) {
 	k.looked = now
 	k.next = k.looked + int64(lookAgain)
 	switch {
-	case err != nil: // what becomes of an executor that does not answer, others find out
+	case err != nil: // the event stream notices an executor that does not answer
 		k.idle = 0
 	case i.Running != "":
 		k.idle = 0

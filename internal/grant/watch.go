@@ -14,42 +14,42 @@ import (
 )
 
 const (
-	// watchBound is how long a broken event stream may stay broken before the executor counts as gone.
+	// watchBound is how long an event stream may stay broken before the executor counts as lost.
 	watchBound = 3 * time.Second
 	// openBound is how long a stream may take to begin.
 	openBound = 6 * time.Second
-	// An executor that has promised to say something at least so often (maxPromise if it says more) counts as gone after
-	// that many times.
+	// An executor says how often it sends events, at most maxPromise. It counts as lost after silentTimes such intervals without
+	// an event.
 	silentTimes = 5
 	maxPromise  = 10 * time.Second
 )
 
-// EventKind says what happened to a lease.
+// EventKind is the kind of an event.
 type EventKind int
 
 // Kinds of events.
 const (
 	WorkerDied EventKind = iota + 1
-	LeaseEnded           // Status says why: the lease ended, or the executor is gone
-	Draining             // the node leaves after In: start no calls, finish, release
+	LeaseEnded           // Status says why: the lease ended, or the executor is lost
+	Draining             // the executor stops after In: start no calls, finish, release
 	Expiring             // the lease ends after In unless it is renewed
 )
 
-// Event is one thing that happened to a lease.
+// Event is an event of a lease.
 type Event struct {
 	Kind   EventKind
 	Worker int
 	PID    int              // of the worker that died
-	Status dataplane.Status // what calls in flight end with
+	Status dataplane.Status // with which calls in flight end
 	In     time.Duration
 	Reason string
 	// Of a worker that died:
-	Function  string // that ran, "" for none
+	Function  string // function that ran, "" for none
 	Backtrace string // a line for each function on the stack, innermost first
 	Output    []byte // last bytes that it printed
 }
 
-// Death is the sentence about a worker that died.
+// Death returns a sentence that says how the worker died.
 func (e *Event) Death() string {
 	if e.Function != "" {
 		return fmt.Sprintf("function %s of worker %d: %s", e.Function, e.Worker, e.Reason)
@@ -57,7 +57,7 @@ func (e *Event) Death() string {
 	return fmt.Sprintf("worker %d: %s", e.Worker, e.Reason)
 }
 
-// deathStatus is the status of an event, as far as a death can have it.
+// deathStatus returns the status of a death: one that a death can have, else StatusWorkerDied.
 func deathStatus(st int32) dataplane.Status {
 	switch s := dataplane.Status(st); s {
 	case dataplane.StatusTimeLimit, dataplane.StatusMemoryLimit:
@@ -79,9 +79,9 @@ func (w *watch) wake() {
 	}
 }
 
-// Watch calls handle for every event, one at a time on one goroutine, until the lease ends (the last event is then
-// LeaseEnded) or is released. When the holder's time is over that is an end too, whatever the executor says. Call it once.
-// handle must not call Release.
+// Watch calls handle for every event, one after the other on one goroutine, until the lease is released or ends. The last event of a
+// lease that ends is LeaseEnded. The lease also ends at Until, without an event of the executor. Call it once. handle must not call
+// Release.
 func (h *Held) Watch(handle func(Event)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &watch{cancel: cancel, done: make(chan struct{}), renewed: make(chan struct{}, 1)}
@@ -155,8 +155,8 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 	}
 }
 
-// keep renews the lease whenever half of what was left is over, until ctx ends or it cannot be renewed any more. An
-// executor that does not answer is asked again as long as there is time.
+// keep renews the lease each time that half of its remaining time is over, until ctx ends or the executor refuses. If the executor
+// does not answer, it asks again until the lease expires.
 func (h *Held) keep(ctx context.Context) {
 	pause := time.Until(h.Until()) / 2
 	for {
@@ -175,13 +175,13 @@ func (h *Held) keep(ctx context.Context) {
 		switch {
 		case err == nil, errors.Is(err, dataplane.ErrConnection):
 			pause = time.Until(h.Until()) / 2
-		default: // it has ended, or the node drains and renews nothing
+		default: // the lease has ended, or the node drains and renews no lease
 			return
 		}
 	}
 }
 
-// StopWatch ends the watch and returns when its goroutine has ended: no event comes after it. Release does it too.
+// StopWatch ends the watch, and returns when its goroutine has ended, so that no event follows. Release calls it.
 func (h *Held) StopWatch() {
 	h.mu.Lock()
 	w := h.watch
@@ -206,7 +206,7 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 		case errors.Is(err, dataplane.ErrLease):
 			return Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "the executor does not know the lease any more"}, true
 		}
-		if nobodyListens(err) { // its process has ended, and its workers with it
+		if nobodyListens(err) { // the executor's process has ended, and its workers with it
 			return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "executor " + err.Error()}, true
 		}
 		now := time.Now()
@@ -225,7 +225,7 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 	}
 }
 
-// stream follows one event stream until it breaks; opened says whether it was ever in place.
+// stream follows one event stream until it breaks. opened reports whether the stream was established.
 func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, opened bool, err error) {
 	const op = "follow the lease"
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -261,17 +261,17 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 	return nil, opened, fromControl(op, h.Address, err)
 }
 
-// ear notices that a stream has fallen silent. Time in which this process could not listen, since it or the whole node was
-// stopped, is not the executor's: what it said meanwhile is still to be read.
+// ear notices that a stream is silent. It does not count time in which this process could not read, because it or the whole node was
+// stopped: events of that time are still to be read.
 type ear struct {
-	limit atomic.Int64  // ns; 0: none any more
-	count atomic.Uint64 // of what was heard
+	limit atomic.Int64  // ns; 0: no limit
+	count atomic.Uint64 // events received
 }
 
-// silence is the error of an executor that says nothing.
+// silence is the error of a stream without events.
 type silence struct{ lasted time.Duration }
 
-func (s *silence) Error() string { return fmt.Sprintf("it has said nothing for %v", s.lasted) }
+func (s *silence) Error() string { return fmt.Sprintf("it sent nothing for %v", s.lasted) }
 
 func newEar(limit time.Duration) *ear {
 	e := &ear{}
@@ -281,10 +281,10 @@ func newEar(limit time.Duration) *ear {
 
 func (e *ear) heard() { e.count.Add(1) }
 
-// bound changes how long the silence may last; 0: for ever.
+// bound changes how long the silence may last; 0: without a limit.
 func (e *ear) bound(limit time.Duration) { e.limit.Store(int64(limit)) }
 
-// listen ends ctx with a *silence when nothing is heard for too long. It returns with ctx, or when there is no bound.
+// listen cancels ctx with a *silence after too long a silence. It returns when ctx ends, or when there is no limit.
 func (e *ear) listen(ctx context.Context, cancel context.CancelCauseFunc) {
 	var lasted time.Duration
 	heard, last := e.count.Load(), time.Now()
@@ -292,7 +292,7 @@ func (e *ear) listen(ctx context.Context, cancel context.CancelCauseFunc) {
 		limit := time.Duration(e.limit.Load())
 		pause := min(max(limit/8, 5*time.Millisecond), time.Second)
 		if limit == 0 {
-			return // it has promised nothing
+			return // the executor promised no interval
 		}
 		select {
 		case <-ctx.Done():
@@ -313,8 +313,8 @@ func (e *ear) listen(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
-// nobodyListens says that the node answered, and that there is no executor at the address: unlike silence, which a
-// network in trouble gives, that is certain.
+// nobodyListens reports whether the node answered that no process listens at the executor's address. This is certain, unlike silence,
+// which a broken network also causes.
 func nobodyListens(err error) bool {
 	return err != nil && containsAny(err.Error(), "connect: connection refused", "connect: no such file or directory")
 }
