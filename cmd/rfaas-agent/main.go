@@ -21,7 +21,7 @@ func main() { os.Exit(run()) }
 
 func run() int {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1) // as executors, RATIONALE.md: a cached lease takes 430 µs rather than 540 µs on two busy cores
+		runtime.GOMAXPROCS(1) // RATIONALE.md, "Why do the executor and the agent use one processor"
 	}
 	if os.Getenv("GOGC") == "" && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetGCPercent(50)
@@ -59,6 +59,6 @@ func serve(ctx context.Context, settings *agent.Settings, socket *agent.Socket) 
 	if err != nil {
 		return err
 	}
-	_ = os.Chdir("/") // keep no file system in use
+	_ = os.Chdir("/") // so that no file system is kept in use
 	return agent.Serve(ctx, agent.Config{Socket: socket, Linger: settings.Linger, Version: version, Log: log})
 }

@@ -19,15 +19,15 @@ import (
 // Config has the settings of an agent.
 type Config struct {
 	Socket  *Socket
-	Linger  time.Duration // how long it stays without a client; 0: for ever
+	Linger  time.Duration // how long the agent runs without a client; 0: without a limit
 	Version string
 	Log     *slog.Logger
 }
 
-// mostClients bounds the connections. A client has three descriptors here, with what comes with its requests.
+// mostClients bounds the connections. Each takes up to three descriptors, including those that come with requests.
 const mostClients = 4096
 
-// idleConnections is how long connections to executors and managers stay open that no session uses.
+// idleConnections is how long connections to executors and managers stay open without a session.
 const idleConnections = 5 * time.Second
 
 // Agent serves the client processes of one user.
@@ -36,10 +36,10 @@ type Agent struct {
 	log      *slog.Logger
 	pool     *grant.Pool
 	began    time.Time
-	served   atomic.Uint64 // requests
+	served   atomic.Uint64 // requests answered
 	barriers barriers
 
-	ctx    context.Context // ends when the agent shall stop
+	ctx    context.Context // ends when the agent has to stop
 	cancel context.CancelFunc
 
 	mu       sync.Mutex
@@ -122,7 +122,7 @@ func (a *Agent) accept() error {
 	}
 }
 
-// linger sets when accepting shall stop to see whether the agent is of use.
+// linger sets when accept is interrupted, to end an agent that has no client.
 func (a *Agent) linger() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -133,12 +133,12 @@ func (a *Agent) linger() {
 	if a.ctx.Err() == nil {
 		_ = a.cfg.Socket.listener.SetDeadline(at)
 	}
-	if a.ctx.Err() != nil { // it may have ended in between
+	if a.ctx.Err() != nil { // ctx may have ended in between
 		_ = a.cfg.Socket.listener.SetDeadline(time.Unix(1, 0))
 	}
 }
 
-// lastLook removes the socket, unless there is a client after all. gone: it is removed.
+// lastLook removes the socket unless a client is connected or connecting. gone reports that it was removed.
 func (a *Agent) lastLook() (conn *net.UnixConn, gone bool) {
 	defer func() {
 		if !gone {
@@ -151,7 +151,7 @@ func (a *Agent) lastLook() (conn *net.UnixConn, gone bool) {
 	return a.cfg.Socket.lastLook()
 }
 
-// errForeignUser is a connection of another user.
+// errForeignUser is the error for a connection of another user.
 var errForeignUser = errors.New("connection of another user refused")
 
 // welcome begins to serve a connection.
@@ -187,7 +187,7 @@ func (a *Agent) welcome(conn *net.UnixConn) {
 	go c.serve()
 }
 
-// credentials returns who has made a connection, or listens at its other end.
+// credentials returns the process and user at the other end of a connection.
 func credentials(conn *net.UnixConn) (cred *unix.Ucred, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -237,6 +237,6 @@ func (a *Agent) close() {
 	for _, c := range clients {
 		c.end(net.ErrClosed)
 	}
-	a.pool.Close() // before the wait: requests end with their connections
+	a.pool.Close() // before the wait, so that requests in progress fail
 	a.all.Wait()
 }

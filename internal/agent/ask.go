@@ -33,8 +33,8 @@ func Ask(ctx context.Context, socket string) (s Status, err error) {
 	return s, nil
 }
 
-// Stop has the agent at a socket exit. It releases no leases: processes that have some start another agent, which takes
-// them over. Errors: ErrNone.
+// Stop makes the agent at a socket exit. The agent releases no leases. Processes that have leases start another agent,
+// which takes them over. Errors: ErrNone.
 func Stop(ctx context.Context, socket string) error {
 	_, err := exchange(ctx, socket, protocol.OpStop)
 	return err

@@ -23,9 +23,9 @@ import (
 const (
 	mostSessions    = 256
 	mostOpen        = 1024             // requests without a reply
-	mostUnread      = 4 << 20          // bytes that wait for a client which does not read
-	helloPatience   = 10 * time.Second // from a connection to its first message
-	releasesAtATime = 32               // when a client has ended
+	mostUnread      = 4 << 20          // bytes of replies and events that the client has not read
+	helloPatience   = 10 * time.Second // time from connecting to the hello
+	releasesAtATime = 32               // concurrent releases after a client has ended
 )
 
 // client is one connection.
@@ -39,10 +39,10 @@ type client struct {
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
 	ending sync.Once
-	work   sync.WaitGroup // requests, and what they leave in the background
+	work   sync.WaitGroup // requests, and work that they leave in the background
 	open   atomic.Int32   // requests without a reply
 
-	// Of the hello; set before any other request.
+	// Set by the hello, before any other request.
 	page *page
 	env  *environment
 
@@ -51,8 +51,8 @@ type client struct {
 	sessions map[uint64]*session
 	leases   map[uint64]*lease
 
-	head [protocol.HeaderSize]byte // of the one goroutine that reads
-	oob  [32]byte                  // more than one descriptor needs
+	head [protocol.HeaderSize]byte // of the goroutine that reads; there is one at a time
+	oob  [32]byte                  // room for more than one descriptor, to notice them
 
 	out output
 }
@@ -61,9 +61,9 @@ type client struct {
 type request struct {
 	protocol.Header
 	body []byte
-	file *os.File // nil: none came with it
+	file *os.File // descriptor that came with it, or nil
 
-	// Of admit:
+	// Set by admit:
 	acquire protocol.Acquire
 	adopt   protocol.Adopt
 	lease   *lease
@@ -100,7 +100,7 @@ func (c *client) watch() {
 	if fd < 0 && c.pid > 0 {
 		var err error
 		if fd, err = unix.PidfdOpen(c.pid, 0); err != nil {
-			return // it has ended, so that the socket tells, or this kernel has no such descriptors
+			return // the process has ended, which the socket shows, or this kernel has no pidfds
 		}
 	}
 	if fd < 0 || unix.SetNonblock(fd, true) != nil {
@@ -125,7 +125,7 @@ func (c *client) watch() {
 	}()
 }
 
-// read reads one message. Its descriptor comes with the first bytes, so the header is read by itself.
+// read reads one message. The header is read alone, because a descriptor comes with the first byte.
 func (c *client) read(r *request) error {
 	head, oob := &c.head, c.oob[:]
 	for n := 0; n < len(head); {
@@ -150,7 +150,7 @@ func (c *client) read(r *request) error {
 	if r.Header, err = protocol.DecodeHeader(head[:]); err != nil {
 		return err
 	}
-	// The body is allocated as it comes: a header alone does not take a megabyte.
+	// The body is allocated while it arrives, so that a header alone does not cause an allocation of a megabyte.
 	want := r.Size - protocol.HeaderSize
 	r.body = make([]byte, 0, min(want, 64<<10))
 	for len(r.body) < want {
@@ -169,7 +169,7 @@ func (c *client) read(r *request) error {
 	return nil
 }
 
-// take takes the descriptor of a message. All others are closed.
+// take takes the descriptor of a message. If there is more than one, it closes all and returns an error.
 func (r *request) take(oob []byte, allowed bool) error {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -192,8 +192,8 @@ func (r *request) take(oob []byte, allowed bool) error {
 	return nil
 }
 
-// serve reads requests until the connection ends. The goroutine that has read a request answers it too, after it has
-// let another one read on: the answer does not wait for a goroutine to wake.
+// serve reads requests until the connection ends. The goroutine that has read a request starts another goroutine that
+// continues to read, and answers the request itself. So the answer does not wait until a goroutine is scheduled.
 func (c *client) serve() {
 	defer c.work.Done()
 	for {
@@ -256,7 +256,7 @@ func (c *client) hello(r *request) error {
 		return fmt.Errorf("a hello begins with %#x, want %#x", g.Magic, uint32(protocol.Magic))
 	}
 	if g.Protocol != protocol.Version {
-		err := failed("agent", dataplane.StatusProtocol, "the library speaks agent protocol %d, the agent (pid %d, version %s) speaks %d: "+
+		err := failed("agent", dataplane.StatusProtocol, "the library has agent protocol %d, the agent (pid %d, version %s) has %d: "+
 			"stop the agent with `rfaas agent stop`, or use the library of the same version", g.Protocol, os.Getpid(), c.a.cfg.Version, protocol.Version)
 		c.reply(r, nil, err)
 		return err
@@ -333,7 +333,7 @@ func (c *client) event(e *protocol.Event) {
 	c.send(b, true)
 }
 
-// end ends the connection. All that the client holds is released in the background, unless the agent stops.
+// end ends the connection. The client's leases are released in the background, unless the agent stops.
 func (c *client) end(why error) {
 	c.ending.Do(func() {
 		c.cancel()
@@ -345,10 +345,10 @@ func (c *client) end(why error) {
 	})
 }
 
-// cleanUp gives back what the client holds. Nobody waits for it but the end of the agent.
+// cleanUp releases the client's leases and sessions. Only the end of the agent waits for it.
 func (c *client) cleanUp() {
 	c.mu.Lock()
-	c.closed = true // no lease and no session is added from now on
+	c.closed = true // no lease and no session can be added from now on
 	leases, sessions := c.leases, c.sessions
 	c.leases, c.sessions = nil, nil
 	c.mu.Unlock()
@@ -379,8 +379,8 @@ func (c *client) cleanUp() {
 
 // ---- output ----
 
-// output is what waits for a client to read it. The sender writes as much as the socket takes; a goroutine writes the
-// rest.
+// output is the queue of messages that a client has not read. The sender writes as much as the socket accepts, and a
+// goroutine writes the rest.
 type output struct {
 	mu       sync.Mutex
 	page     *page
@@ -395,7 +395,7 @@ type queued struct {
 	event bool
 }
 
-// send sends a message without blocking. A client that does not read is cut off.
+// send sends a message without blocking. It ends the connection of a client that does not read.
 func (c *client) send(b []byte, event bool) {
 	o := &c.out
 	o.mu.Lock()
@@ -430,7 +430,7 @@ func (c *client) send(b []byte, event bool) {
 	}
 }
 
-// write writes what the socket takes now.
+// write writes as much as the socket accepts without blocking.
 func (c *client) write(b []byte) (n int, err error) {
 	werr := c.raw.Write(func(fd uintptr) bool {
 		for {
@@ -472,7 +472,7 @@ func (c *client) flush() {
 	}
 }
 
-// close has later messages dropped. The page is not touched after it.
+// close drops the queue and all later messages. The page is not accessed afterwards.
 func (o *output) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

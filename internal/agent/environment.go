@@ -9,7 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// environment is what a process has set for its control plane. It does not change.
+// environment is the environment of a client process, as its hello had it. It does not change.
 type environment struct {
 	directory string // for relative paths
 	values    map[string]string

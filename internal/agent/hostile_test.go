@@ -183,7 +183,7 @@ func TestOtherProtocolVersion(t *testing.T) {
 	}
 	text, err := protocol.DecodeFailure(h.Op, body)
 	if err != nil || h.Status != int32(dataplane.StatusProtocol) || !strings.Contains(text, fmt.Sprintf("protocol %d", protocol.Version+5)) ||
-		!strings.Contains(text, fmt.Sprintf("speaks %d", protocol.Version)) || !strings.Contains(text, "rfaas agent stop") {
+		!strings.Contains(text, fmt.Sprintf("has %d", protocol.Version)) || !strings.Contains(text, "rfaas agent stop") {
 		t.Errorf("status %d, %q, %v", h.Status, text, err)
 	}
 	ends(t, conn)

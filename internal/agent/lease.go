@@ -15,13 +15,13 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// Pauses between two attempts to find an executor, each twice the one before. A new executor cuts them short.
+// Pauses between two attempts to find an executor. Each is twice the one before. A new executor ends a pause.
 const (
 	pauseMin = 5 * time.Millisecond
 	pauseMax = 500 * time.Millisecond
 )
 
-// lease is the state of one key: looked for, granted, given back.
+// lease is the state of one key: being acquired, granted, released.
 type lease struct {
 	c       *client
 	key     uint64
@@ -30,17 +30,17 @@ type lease struct {
 	mu        sync.Mutex
 	acquiring bool               // a request looks for an executor
 	cancel    context.CancelFunc // of that request
-	given     bool               // the client has given the key back
-	pending   *grant.Pending     // nil: none was found yet
+	given     bool               // the client has released the key
+	pending   *grant.Pending     // nil before plan
 	held      *grant.Held        // nil: not granted
 	replaced  map[int]*replacement
 
 	// Of the request that looks for an executor.
-	next  *grant.Candidate // that the client knows of and has not offered channels to
+	next  *grant.Candidate // named to the client, which has not offered it channels yet
 	pause time.Duration
 }
 
-// replacement is a worker that is being replaced. It goes on when the request that began it has no more time.
+// replacement is a worker that is being replaced. It continues after the deadline of the request that started it.
 type replacement struct {
 	offer  string
 	done   chan struct{} // closed when worker and err are set
@@ -50,7 +50,8 @@ type replacement struct {
 
 const opLease = "lease"
 
-// admit does what must happen in the order of the requests: a release that follows an acquisition must find its lease.
+// admit does the part of a request that must happen in the order of the requests, so that a release finds the lease of
+// the acquisition before it.
 func (c *client) admit(r *request) {
 	switch r.Op {
 	case protocol.OpAcquire:
@@ -80,7 +81,7 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 	}
 	l := r.lease
 	held, cand, err := l.acquire(r.ctx, &r.acquire, r)
-	if !l.done(held, err) { // it was given back meanwhile
+	if !l.done(held, err) { // the client released it meanwhile
 		return nil, nil, failed(opLease, dataplane.StatusCancelled, "the lease was released while it was being acquired")
 	}
 	if err != nil {
@@ -98,7 +99,7 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 	return l.granted, d.Encode, nil
 }
 
-// granted runs after the reply that grants the lease: no event comes before it.
+// granted runs after the reply that grants the lease, so that no event precedes the reply.
 func (l *lease) granted(sent bool) {
 	l.mu.Lock()
 	given := l.given
@@ -111,7 +112,7 @@ func (l *lease) granted(sent bool) {
 	}
 }
 
-// drop gives a lease back that the client does not know of.
+// drop releases a lease that the client does not know of.
 func (l *lease) drop() {
 	l.c.forget(l)
 	l.c.background(func() { l.abandon(false) })
@@ -138,7 +139,7 @@ func (c *client) newLease(key, session uint64) (*lease, error) {
 		return nil, failed(opLease, dataplane.StatusCancelled, "the connection has ended")
 	case key == 0 || c.leases[key] != nil:
 		return nil, failed(opLease, dataplane.StatusInvalid, "key %#x is in use", key)
-	case len(c.leases) >= 2*protocol.MaxLeases: // one that is lost and its successor
+	case len(c.leases) >= 2*protocol.MaxLeases: // a lost lease and its successor count as two
 		return nil, failed(opLease, dataplane.StatusBusy, "%d leases, the most for a process", len(c.leases))
 	}
 	c.leases[key] = l
@@ -165,7 +166,7 @@ func (c *client) forget(l *lease) bool {
 	return true
 }
 
-// background runs f, which the end of the client waits for.
+// background runs f on a goroutine that the end of the client waits for.
 func (c *client) background(f func()) {
 	c.work.Add(1)
 	go func() {
@@ -174,7 +175,7 @@ func (c *client) background(f func()) {
 	}()
 }
 
-// begin makes a request the one that looks for an executor. Its context ends when the client gives the key back.
+// begin makes a request the one that looks for an executor. The context ends when the client releases the key.
 func (l *lease) begin() (context.Context, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,8 +187,8 @@ func (l *lease) begin() (context.Context, error) {
 	return ctx, nil
 }
 
-// done ends what begin began. Without a lease after an error, the key is free again. It returns false if the client has
-// given the key back.
+// done ends the search that begin started. After an error the key is free again. It returns false if the client has
+// released the key.
 func (l *lease) done(held *grant.Held, err error) bool {
 	l.mu.Lock()
 	l.cancel()
@@ -210,7 +211,7 @@ func (l *lease) discard() {
 	}
 }
 
-// acquire finds an executor. It returns the lease, or the candidate that the client shall offer channels to.
+// acquire finds an executor. It returns the lease, or the candidate that the client has to offer channels to.
 func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
 	control := l.session.control
 	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
@@ -226,7 +227,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			if held != nil || err != nil {
 				return held, nil, err
 			}
-			offers = nil // they were those of the workers that are gone
+			offers = nil // these channels belonged to the workers that are gone
 		}
 	}
 	look := m.First
@@ -245,7 +246,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		stop()
 		l.pause = min(2*l.pause, pauseMax)
 		look = true
-		l.pending.Recheck() // the client shall not make channels in vain
+		l.pending.Recheck() // so that the client makes no channels in vain
 	}
 }
 
@@ -283,12 +284,12 @@ func (c *client) spec(s *protocol.Spec) grant.Spec {
 		CallLimit: time.Duration(s.CallLimitNs), Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }
 
-// resume asks for the workers that are kept under a key. It returns no lease and no error if they cannot be had; the
-// client needs new channels then.
+// resume asks for the workers that are kept under a key. If they are not available, it returns no lease and no error,
+// and the client needs new channels.
 func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
 	k := l.session.control.TakeKept(m.Kept)
 	switch {
-	case k == nil: // it was given up, of which an event tells
+	case k == nil: // given up; an event says so
 		return nil, nil
 	case len(m.Offers) != int(m.Spec.Workers) || !l.pending.UseKept(k):
 		l.session.control.GiveUp(k)
@@ -306,8 +307,8 @@ func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, e
 	return held, err
 }
 
-// try asks the next candidate that takes the offers, or returns the candidate that needs others. Each set of offers is
-// used for one executor: workers that did not start may have connected to some of them.
+// try asks the next candidate if it accepts the offers, or returns the candidate that needs other ones. A set of offers is
+// used for one executor only, because workers of a failed start may have connected to some of them.
 func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider string) (*grant.Held, *grant.Candidate, error) {
 	p := l.pending
 	for {
@@ -344,8 +345,8 @@ func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider s
 	}
 }
 
-// uncancelled returns a context with the deadline of ctx that is not cancelled with it. An executor would keep cores
-// reserved for a while for a client that does not wait for the reply to its request. done gives such a lease back.
+// uncancelled returns a context with the deadline of ctx that is not cancelled with it. If a client did not wait for the
+// reply, the executor would keep the cores reserved for a while. done releases such a lease.
 func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 	at, _ := ctx.Deadline()
 	return context.WithDeadline(context.WithoutCancel(ctx), at)
@@ -363,7 +364,7 @@ type refusal struct{ error }
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// final reports whether waiting for another executor is of no use.
+// final reports whether waiting for another executor is useless.
 func final(err error) bool {
 	var asked *refusal
 	return errors.As(err, &asked) && (errors.Is(err, dataplane.ErrInvalid) || errors.Is(err, dataplane.ErrUnsupported) ||
@@ -432,10 +433,10 @@ func (l *lease) tell(e grant.Event) {
 	}
 }
 
-// finish ends the lease when its calls have ended. An error: the executor ends the lease by itself, and says so.
+// finish ends the lease when its calls have ended. After an error the executor ends the lease by itself and sends an event.
 func (l *lease) finish() { l.c.background(func() { _ = l.held.Finish(l.c.ctx) }) }
 
-// details returns the lines below the error about a dead worker: what was on its stack and what it had printed.
+// details returns the lines below the error about a dead worker: its stack and its last output.
 func details(e *grant.Event) string {
 	var b strings.Builder
 	for _, part := range []struct{ title, text string }{{"on the stack", e.Backtrace}, {"its last output", string(e.Output)}} {
@@ -449,8 +450,8 @@ func details(e *grant.Event) string {
 	return b.String()
 }
 
-// abandon gives back a lease whose key the client has given back, or whose client has ended. With stopping, another
-// agent may take it over, so that only the watch ends.
+// abandon releases a lease whose key the client has released, or whose client has ended. If the agent is stopping, another
+// agent may take the lease over, so only its watch ends.
 func (l *lease) abandon(stopping bool) {
 	l.mu.Lock()
 	l.given = true
@@ -460,7 +461,7 @@ func (l *lease) abandon(stopping bool) {
 	}
 	l.mu.Unlock()
 	switch {
-	case acquiring: // done comes here again
+	case acquiring: // done calls abandon again
 	case held == nil:
 		l.discard()
 	case stopping:
@@ -472,7 +473,7 @@ func (l *lease) abandon(stopping bool) {
 	}
 }
 
-// release gives a lease back, or keeps its workers.
+// release releases a lease, or keeps its workers.
 func (c *client) release(r *request) (body, error) {
 	m, err := protocol.DecodeRelease(r.body)
 	if err != nil {
@@ -483,7 +484,7 @@ func (c *client) release(r *request) (body, error) {
 	}
 	l, err := c.lease("release", m.Key)
 	if err != nil || !c.forget(l) {
-		c.forgetKept(m.Key) // else it never was, or its acquisition has failed
+		c.forgetKept(m.Key) // otherwise there was no lease, or its acquisition failed
 		return answer(false), nil
 	}
 	l.mu.Lock()
@@ -506,7 +507,7 @@ func (c *client) release(r *request) (body, error) {
 	return answer(kept), err
 }
 
-// forgetKept ends what is kept under a key, if something is. No event follows.
+// forgetKept ends the workers that are kept under a key, if there are any. No event follows.
 func (c *client) forgetKept(key uint64) {
 	c.mu.Lock()
 	sessions := slices.Collect(maps.Values(c.sessions))
@@ -522,7 +523,7 @@ func (c *client) forgetKept(key uint64) {
 	}
 }
 
-// held returns what a granted lease holds.
+// held returns a granted lease.
 func (c *client) held(op string, key uint64) (*lease, *grant.Held, error) {
 	l, err := c.lease(op, key)
 	if err != nil {
@@ -590,7 +591,7 @@ func await(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
 	case <-ctx.Done():
 	}
 	select {
-	case <-done: // it was there already, and no time was given
+	case <-done: // done already, and d is 0
 		return true
 	default:
 		return false
@@ -635,7 +636,7 @@ func (c *client) finish(r *request) error {
 	if err != nil {
 		return err
 	}
-	if l, _, err := c.held("finish", key); err == nil { // else it was released meanwhile
+	if l, _, err := c.held("finish", key); err == nil { // otherwise it was released meanwhile
 		l.finish()
 	}
 	return nil

@@ -57,22 +57,22 @@ func (p *page) line(key uint64) line {
 		(*atomic.Uint64)(unsafe.Pointer(&p.mem[at+protocol.OffsetKey]))}
 }
 
-// drain tells the client's threads that the lease of a key starts no more calls. It returns false if the line has
-// another lease by now, or if the lease is being finished. An earlier agent may have told them.
+// drain sets the flag by which the client's threads start no more calls in the lease of a key. An earlier agent may have
+// set it. It returns false if another lease uses the line by now, or if the lease is being finished.
 func (p *page) drain(key uint64) bool {
 	l := p.line(key)
 	if l.key.Load() != key || !l.draining.CompareAndSwap(protocol.DrainNot, protocol.DrainSoon) && l.draining.Load() != protocol.DrainSoon {
 		return false
 	}
-	if l.key.Load() != key { // the client moved the lease between the two looks
+	if l.key.Load() != key { // the client moved the lease after the first look
 		l.draining.CompareAndSwap(protocol.DrainSoon, protocol.DrainNot)
 		return false
 	}
 	return true
 }
 
-// left reports whether no thread of the client is inside a lease that drains, so that it is the agent's to finish. It
-// may be asked after a barrier that follows drain.
+// left reports whether no thread of the client is inside a draining lease, so that the agent has to finish it. Call it
+// after a barrier that follows drain.
 func (p *page) left(key uint64) bool {
 	l := p.line(key)
 	return l.busy.Load() == 0 && l.key.Load() == key && l.draining.CompareAndSwap(protocol.DrainSoon, protocol.DrainTold)
@@ -80,10 +80,10 @@ func (p *page) left(key uint64) bool {
 
 const membarrierGlobal = 1 // MEMBARRIER_CMD_GLOBAL
 
-// barriers passes memory barriers on all processors. Requests that come while one is being passed share the next one,
-// since it takes some milliseconds and a thread.
+// barriers passes memory barriers on all processors. A barrier takes some milliseconds and a thread, so calls that come
+// while one is being passed share the next one.
 type barriers struct {
-	mu   sync.Mutex // held while one is passed
+	mu   sync.Mutex // held while a barrier is passed
 	next struct {
 		sync.Mutex
 		turn *turn

@@ -17,7 +17,7 @@ type session struct {
 
 	mu      sync.Mutex // held while CHANGES runs
 	changes *grant.Changes
-	left    []grant.Change // that the last reply had no room for
+	left    []grant.Change // changes for which the last reply had no room
 }
 
 func failed(op string, st dataplane.Status, format string, args ...any) error {
@@ -27,7 +27,7 @@ func failed(op string, st dataplane.Status, format string, args ...any) error {
 // body appends the body of a reply.
 type body = func([]byte) []byte
 
-// run runs a request. after, if it is not nil, runs once the reply was sent, or could not be.
+// run runs a request. The caller calls after, if it is not nil, after it has sent the reply or failed to.
 func (c *client) run(r *request) (after func(sent bool), reply body, err error) {
 	switch r.Op {
 	case protocol.OpAcquire:
@@ -72,7 +72,7 @@ func (c *client) openSession(r *request) error {
 	if err != nil {
 		return err
 	}
-	// Reserve the name first, so that two requests with it do not both connect.
+	// Reserve the name first, so that of two requests with the same name only one connects.
 	c.mu.Lock()
 	_, exists := c.sessions[m.Session]
 	switch {
@@ -133,10 +133,10 @@ func (c *client) session(op string, name uint64) (*session, error) {
 	return nil, failed(op, dataplane.StatusInvalid, "unknown session %#x", name)
 }
 
-// dropped tells the client that what it keeps under a key is not needed any more.
+// dropped tells the client that the workers kept under a key are gone.
 func (c *client) dropped(key uint64) { c.event(&protocol.Event{Key: key, Kind: protocol.Dropped}) }
 
-// spread says which executors have room for how many workers.
+// spread answers which executors have room for how many workers.
 func (c *client) spread(r *request) (body, error) {
 	const op = "lease across executors"
 	m, err := protocol.DecodeSpread(r.body)
@@ -177,7 +177,7 @@ func fits(op, address string) error {
 		address, len(address), protocol.MaxAddress)
 }
 
-// changes says what has happened to executors.
+// changes answers with the changes of executors.
 func (c *client) changes(r *request) (body, error) {
 	const op = "session changes"
 	m, err := protocol.DecodeSessionName(r.Op, r.body)

@@ -14,17 +14,16 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Settings are those of the program rfaas-agent.
+// Settings are the settings of the program rfaas-agent.
 type Settings struct {
 	Socket    string        // path; empty: Listening is a listening socket
 	Listening int           // descriptor
-	Linger    time.Duration // 0: for ever
+	Linger    time.Duration // 0: without a limit
 	LogFile   string        // "-": standard error
 	LogLevel  slog.Level
 }
 
-// SocketFD is the descriptor of the listening socket that a client passes to the agent which it starts, unless its flags
-// say another one.
+// SocketFD is the descriptor of the listening socket that a client passes to an agent that it starts. A flag can change it.
 const SocketFD = 3
 
 const (
@@ -33,7 +32,7 @@ const (
 	envLogLevel   = "RFAAS_AGENT_LOG_LEVEL"
 )
 
-// ErrDone means that the program has done what its flags asked for, and shall exit with 0.
+// ErrDone means that the flags asked only for output, such as --version, and the program has to exit with 0.
 var ErrDone = errors.New("done")
 
 const about = `rfaas-agent: the control plane of all client processes of one user on one node.
@@ -43,7 +42,7 @@ service: it makes the socket itself and stays. "rfaas agent status" and "rfaas a
 
 `
 
-// Parse reads the command line. ErrDone: it was --help or --version, and is answered on out.
+// Parse reads the command line. For --help and --version it prints to out and returns ErrDone.
 func Parse(args []string, getenv func(string) string, version string, out io.Writer) (Settings, error) {
 	var s Settings
 	f := pflag.NewFlagSet("rfaas-agent", pflag.ContinueOnError)
@@ -120,7 +119,7 @@ func (s *Settings) Logger(socket *Socket, stderr io.Writer) (*slog.Logger, error
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: s.LogLevel})), nil
 }
 
-// logMost bounds a log file. The file before it is kept too.
+// logMost bounds a log file, in bytes. The previous log file is kept too.
 const logMost = 1 << 20
 
 // logFile is a log of bounded size.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Socket is where an agent listens.
+// Socket is the listening socket of an agent.
 type Socket struct {
 	listener *net.UnixListener
 	path     string
@@ -27,9 +27,9 @@ const (
 	envJob    = "SLURM_JOB_ID"
 )
 
-// Path returns where the agent of this user and job listens, as the client library finds it: $RFAAS_AGENT_SOCKET, else
-// agent.sock or agent-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if that directory is not there. JOB is
-// $SLURM_JOB_ID. Errors: ErrDirectory, or fs.ErrNotExist if neither directory exists.
+// Path returns the path of the socket of this user's and job's agent, as the client library finds it: $RFAAS_AGENT_SOCKET,
+// else agent.sock or agent-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if that directory does not exist. JOB
+// is $SLURM_JOB_ID. Errors: ErrDirectory, or fs.ErrNotExist if neither directory exists.
 func Path(getenv func(string) string) (string, error) {
 	if p := getenv(EnvSocket); p != "" {
 		return p, nil
@@ -52,16 +52,16 @@ func Path(getenv func(string) string) (string, error) {
 	return shared, CheckDirectory(shared)
 }
 
-// isJob reports whether the number of a job is one.
+// isJob reports whether a job number is valid.
 func isJob(job string) bool {
 	return job != "" && len(job) < 20 && strings.Trim(job, "0123456789") == ""
 }
 
-// ErrDirectory is a directory in which another user could put a socket.
+// ErrDirectory means that another user could put a socket into the directory.
 var ErrDirectory = errors.New("unsafe directory of the agent's socket")
 
-// CheckDirectory checks the directory of a socket: a directory and no symbolic link, owned by this user, without access
-// for others. Errors: ErrDirectory, or that of lstat.
+// CheckDirectory checks the directory of a socket. It must be a directory and not a symbolic link, owned by this user, and
+// without access for others. Errors: ErrDirectory, or that of lstat.
 func CheckDirectory(socket string) error { return checkDirectory(socket, 0o077, "0700") }
 
 func checkDirectory(socket string, forbidden os.FileMode, want string) error {
@@ -84,11 +84,11 @@ func checkDirectory(socket string, forbidden os.FileMode, want string) error {
 	return nil
 }
 
-// Inherited returns the listening socket that a client has passed as a descriptor. It takes fd over.
+// Inherited returns the listening socket that a client has passed as a descriptor, and takes ownership of fd.
 func Inherited(fd int) (*Socket, error) {
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	if err != nil || kind == 0 {
-		return nil, fmt.Errorf("descriptor %d is not a listening socket; the client library starts the agent with one, a person with --socket PATH", fd)
+		return nil, fmt.Errorf("descriptor %d is not a listening socket; to start an agent by hand, use --socket PATH", fd)
 	}
 	unix.CloseOnExec(fd)
 	f := os.NewFile(uintptr(fd), "agent socket")
@@ -105,8 +105,8 @@ func Inherited(fd int) (*Socket, error) {
 	return newSocket(ul)
 }
 
-// Listen makes a socket at a path. The directory is made, with mode 0700, if it does not exist. A socket that no agent
-// listens on is replaced.
+// Listen makes a socket at a path. It makes the directory, with mode 0700, if that does not exist, and replaces a socket on
+// which no agent listens.
 func Listen(path string) (*Socket, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -115,7 +115,7 @@ func Listen(path string) (*Socket, error) {
 	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("directory of the agent's socket: %w", err)
 	}
-	if err := checkDirectory(path, 0o022, "0755"); err != nil { // others may not make or replace files in it
+	if err := checkDirectory(path, 0o022, "0755"); err != nil { // other users must not make or replace files in it
 		return nil, err
 	}
 	lock, err := takeLock(path, 0)
@@ -157,14 +157,14 @@ func newSocket(l *net.UnixListener) (*Socket, error) {
 	return s, nil
 }
 
-// Path is the socket's path.
+// Path returns the socket's path.
 func (s *Socket) Path() string { return s.path }
 
-// Close closes the socket and leaves its file.
+// Close closes the socket and keeps its file.
 func (s *Socket) Close() { s.listener.Close() }
 
-// takeLock locks the lock file of a socket. Whoever makes, replaces or removes the socket holds the lock. how may have
-// unix.LOCK_NB.
+// takeLock locks the lock file of a socket, which a process does before it makes, replaces or removes the socket. how may
+// contain unix.LOCK_NB.
 func takeLock(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -182,13 +182,13 @@ func takeLock(path string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// ours reports whether a path is this agent's socket, which another one may have replaced.
+// ours reports whether a path is still this agent's socket, which another agent may have replaced.
 func (s *Socket) ours(path string) bool {
 	var st unix.Stat_t
 	return unix.Lstat(path, &st) == nil && st.Dev == s.self.Dev && st.Ino == s.self.Ino
 }
 
-// remove removes the socket's file, unless somebody is starting another agent at this moment.
+// remove removes the socket's file, unless another process holds the lock because it starts an agent.
 func (s *Socket) remove() {
 	lock, err := takeLock(s.path, unix.LOCK_NB)
 	if err != nil {
@@ -200,15 +200,15 @@ func (s *Socket) remove() {
 	}
 }
 
-// lastWait is how long a last look for a client takes.
+// lastWait is how long lastLook waits for a client.
 const lastWait = 2 * time.Millisecond
 
-// lastLook removes the socket unless a client has connected. Under the lock, the socket is moved aside before the look,
-// so that a client which comes later finds none and starts another agent.
+// lastLook removes the socket unless a client has connected. Under the lock, it renames the socket before it waits, so that
+// a client that comes later finds no socket and starts another agent.
 func (s *Socket) lastLook() (conn *net.UnixConn, gone bool) {
 	lock, err := takeLock(s.path, unix.LOCK_NB)
 	if err != nil {
-		return nil, false // a client holds it, and is going to connect
+		return nil, false // a client holds the lock, and is going to connect
 	}
 	defer lock.Close()
 	aside := s.path + ".exit"

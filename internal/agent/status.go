@@ -10,20 +10,20 @@ import (
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 )
 
-// Status is what an agent says of itself.
+// Status describes an agent.
 type Status struct {
 	Version   string         `json:"version"`
 	PID       int            `json:"pid"`
 	UptimeMS  int64          `json:"uptime_ms"`
 	Protocol  int            `json:"protocol"`
 	Clients   []ClientStatus `json:"clients"`
-	Executors int            `json:"executors"` // with a control connection
-	Board     bool           `json:"board"`     // of a resource manager, attached
+	Executors int            `json:"executors"` // to which it is connected
+	Board     bool           `json:"board"`     // a resource manager's board is attached
 	Kept      int            `json:"kept"`      // leases whose workers are cached
 	Served    uint64         `json:"served"`    // operations so far
 }
 
-// ClientStatus is one process.
+// ClientStatus describes one process.
 type ClientStatus struct {
 	PID      int `json:"pid"`
 	Sessions int `json:"sessions"`

@@ -11,14 +11,14 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// A process that is stopped (SIGSTOP, a debugger) does not use its cores. After stoppedBound its leases are released, as those of a
-// node that does not answer are.
+// A process that is stopped (SIGSTOP, a debugger) does not use the cores that it has leased. After stoppedBound its leases are
+// released.
 const (
 	stoppedBound = 10 * time.Second
 	stoppedEvery = time.Second // between two looks
 )
 
-// isStopped reports whether a process is stopped. An error, such as no such process, is no.
+// isStopped reports whether a process is stopped. It returns false after an error, for example if there is no such process.
 func isStopped(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -44,7 +44,7 @@ func (a *Agent) watchStopped(ctx context.Context) {
 	}
 }
 
-// lookForStopped looks at all clients that hold leases. It returns since when those that are stopped are.
+// lookForStopped checks all clients that hold leases. It returns the stopped ones, with the time since when they are stopped.
 func (a *Agent) lookForStopped(before map[*client]time.Time, now time.Time) map[*client]time.Time {
 	a.mu.Lock()
 	clients := make([]*client, 0, len(a.clients))

@@ -151,7 +151,7 @@ func DecodeSessionName(op Op, b []byte) (SessionName, error) {
 	return SessionName{uint64(c.session), uint64(c.count)}, err
 }
 
-// Spec is what a lease shall be.
+// Spec has the terms of a lease.
 type Spec struct {
 	Workers, CoresPerWorker, WaitMode, Flags, Depth, Eager uint32
 	Memory, Bulk                                           uint64
@@ -282,7 +282,7 @@ func DecodeWorker(b []byte) (Worker, error) {
 	return workerOf(&c, blob), err
 }
 
-// Candidate answers an ACQUIRE: the provider that the next candidate needs, or, granted, the lease.
+// Candidate answers an ACQUIRE: the next candidate with the provider that it needs, or the lease if Granted is set.
 type Candidate struct {
 	Granted                  bool
 	LeaseID                  uint64
@@ -401,7 +401,7 @@ func DecodeAdopt(b []byte) (Adopt, error) {
 	return a, nil
 }
 
-// EncodeUntil appends a body that says until when a lease lasts.
+// EncodeUntil appends a body with the end of a lease.
 func EncodeUntil(b []byte, ns int64) []byte { return put(b, &C.rfaas_agent_until{C.int64_t(ns)}) }
 
 // DecodeUntil decodes the body of the message.
@@ -436,7 +436,7 @@ func DecodeReplace(b []byte) (Replace, error) {
 	return Replace{uint64(c.key), int64(c.timeout_ns), uint32(c.worker), blob}, err
 }
 
-// Release gives a lease back.
+// Release releases a lease.
 type Release struct {
 	Key  uint64
 	Keep bool
@@ -504,7 +504,7 @@ func DecodeWorkerName(op Op, b []byte) (WorkerName, error) {
 	return WorkerName{uint64(c.key), uint32(c.worker)}, err
 }
 
-// Inspection says what a worker does.
+// Inspection describes a worker.
 type Inspection struct {
 	PID                                       int
 	Calls, Failed, Refused, BytesIn, BytesOut uint64
@@ -556,7 +556,7 @@ func DecodeRenewal(b []byte) (Renewal, error) {
 	return Renewal{uint64(c.key), int64(c.duration_ns)}, err
 }
 
-// Spread asks where there is room.
+// Spread asks for executors with room.
 type Spread struct {
 	Session, Workers, CoresPerWorker, Memory uint64
 	DurationNs                               int64
@@ -639,7 +639,7 @@ func DecodeShares(b []byte) (shares []Share, err error) {
 	return shares, t.err
 }
 
-// Change is something that happened to an executor.
+// Change is a change of an executor's state.
 type Change struct {
 	State          uint32
 	Executor, Node string
@@ -676,7 +676,7 @@ func DecodeChanges(b []byte) (changes []Change, err error) {
 	return changes, t.err
 }
 
-// Silence reports a worker that has answered nothing. Times are of CLOCK_MONOTONIC.
+// Silence reports a worker that does not answer. Times are of CLOCK_MONOTONIC.
 type Silence struct {
 	Key           uint64
 	SinceNs, AtNs int64
@@ -696,7 +696,7 @@ func DecodeSilence(b []byte) (Silence, error) {
 	return Silence{uint64(c.key), int64(c.since_ns), int64(c.at_ns), uint32(c.worker)}, err
 }
 
-// Event is something that happened to a lease, or to what is kept under its key.
+// Event is an event of a lease, or of the workers that are kept under its key.
 type Event struct {
 	Key, PID uint64
 	InNs     int64
@@ -704,7 +704,7 @@ type Event struct {
 	Status   int32
 	Worker   uint32
 	Text     string
-	Details  string // lines to show below the error
+	Details  string // lines below the error text
 }
 
 // Encode appends the body of the message. Details that do not fit into a message are cut.

@@ -1,13 +1,12 @@
 // Package protocol has the messages between the client library and the agent as Go values. client/c/agent_protocol.h
-// defines them; sizes, offsets and numbers come from there by cgo, and every change of the header is a change of this
-// package. Decoding checks each size, count and text against what was received and copies it. No decoded value refers to
-// received bytes.
+// defines the messages. Sizes, offsets and numbers come from that header by cgo. Decoding checks each size, count and text
+// against the bytes received and copies it, so no decoded value refers to received bytes.
 package protocol
 
 /*
 #cgo CFLAGS: -std=gnu11 -I${SRCDIR}/../../../client/c -I${SRCDIR}/../../dataplane
 #include <stddef.h>
-#include "agent_protocol.h" // a link: go build must notice changes
+#include "agent_protocol.h" // a link, so that go build notices changes
 #include "rfaas.h"
 
 enum {
@@ -109,7 +108,7 @@ const (
 // Line returns which line of the page a key names.
 func Line(key uint64) int { return int(key % MaxLeases) }
 
-// Error is a message that does not keep to the protocol.
+// Error is the error for a message that breaks the protocol.
 type Error struct {
 	Op   Op
 	Text string
