@@ -145,9 +145,9 @@ build/worker/$(WORKER)/main.o: build/version
 build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 
-# Exported is what rfaas.h declares, and nothing else: an MPI program may well have its own dp_something, and the
-# functions of rfaas_function.h must stay undefined in a client, which is how a library of functions knows that it
-# runs as a local fallback.
+# The library exports only what rfaas.h declares. An MPI program may have dp_ functions of its own. The functions of
+# rfaas_function.h must stay undefined in a client, because their absence tells a library of functions that it runs as a
+# local fallback.
 CLIENT := client/c
 LIBRARY_SOURCES := $(sort $(wildcard $(CLIENT)/*.c)) $(filter-out $(DP)/dp_serve% $(DP)/dp_raw.c,$(DP_SOURCES))
 LIBRARY_CFLAGS := $(DP_CFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden
@@ -179,7 +179,7 @@ include/%.hpp: client/cpp/%.hpp
 	$(call say,COPY,$@)
 	$(Q)install -D -m 644 $< $@
 
-# Sections 1 and 8 as the programs describe themselves.
+# Sections 1 and 8 come from the programs' own descriptions.
 .PHONY: man
 man: man3 build/man/rfaas.1
 build/man/rfaas.1: bin/rfaas bin/rfaas-bench
@@ -195,11 +195,11 @@ build/man3/%: docs/man3/%
 
 # rfaas.h, the Fortran module rfaas_c, rfaas_enums.hpp, Go constants, section 3 and docs/languages.md.
 .PHONY: api
-api: ## generate rfaas.h and all that follows from client/api/rfaas.yaml
+api: ## generate rfaas.h, the other interfaces and section 3 of the manual from client/api/rfaas.yaml
 	$(Q)$(GO) run -buildvcs=false ./internal/apigen/write
 
-# The Fortran modules, where there is a Fortran compiler. A .mod file is for the compiler that wrote it, so the source is
-# installed too.
+# The Fortran modules, if there is a Fortran compiler. Only the compiler that wrote a .mod file can read it, so the sources
+# are installed too.
 FORTRAN := $(if $(shell command -v $(FC) 2>/dev/null),lib/librfaas_fortran.a)
 .PHONY: fortran
 FORTRAN_MODULES := rfaas_c rfaas_options rfaas
@@ -276,10 +276,10 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 
 # ---------------------------------------------------------------------------------------------- checking
 
-# Packages for the race detector: those where goroutines meet. Everything else gains nothing by its cost. The tests of client/capi run C
-# programs, whose library is built without it.
+# Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
+# The tests of client/capi run C programs, which it does not instrument.
 RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw|client/capi)(/|$$)')
-# Tests of the client whose subject is the executor or a worker, which are other processes.
+# Tests of the client that test the executor or a worker, which are other processes.
 RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
 	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed
 # Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox those of control groups, which have version 2 there.
