@@ -1,4 +1,4 @@
-/* Workers wherever they fit, as one call: a lease at each of several executors, opened at the same time. */
+/* rfaas_lease_open_across and rfaas_places: leases on several executors, opened at the same time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static void open_parts(rfaas_session *s, part *parts, uint32_t n) {
     }
 }
 
-/* Whether others may be asked when one has failed so. */
+/* Reports whether other executors may be asked after this error. */
 static bool refused(int status) {
     int class = dp_status_class(status);
     return class == RFAAS_CLASS_BUSY || class == RFAAS_CLASS_CONNECTION;
@@ -129,7 +129,7 @@ static int open_some(across *a, const rfaas_reply *plan, uint64_t first, uint32_
     return status;
 }
 
-/* One round: asks where there is room, and there for leases. Ends, since no executor is asked twice. */
+/* One round: finds executors with room and opens leases there. The rounds end, because no executor is asked twice. */
 static int round_of(across *a) {
     rfaas_agent_spread req = {.workers = a->left, .cores_per_worker = a->options->cores_per_worker, .memory = a->options->memory,
                               .duration_ns = a->options->duration_ns, .avoid = a->n_tried};

@@ -8,7 +8,7 @@
 
 #define SIZE_MAX_BYTES (1ull << 40)
 
-/* Pages of our own, filled in at once, with an inaccessible one behind them. */
+/* Maps pages, present from the start, followed by an inaccessible page. */
 static void *map_pages(uint64_t size, uint64_t *mapped) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), whole = (size + page - 1) & ~(page - 1);
     uint8_t *at = mmap(NULL, whole + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -50,7 +50,7 @@ void rfaas_api_free_buffers(rfaas_lease *l) {
     }
 }
 
-/* Whether memory overlaps a buffer of the lease. */
+/* Reports whether memory overlaps a buffer of the lease. */
 static const rfaas_buffer *overlapped(const rfaas_lease *l, const void *addr, uint64_t size) {
     const rfaas_buffer *b = l->buffers;
     while (b && !((uintptr_t)addr < (uintptr_t)b->addr + b->size && (uintptr_t)b->addr < (uintptr_t)addr + size))
@@ -58,7 +58,7 @@ static const rfaas_buffer *overlapped(const rfaas_lease *l, const void *addr, ui
     return b;
 }
 
-/* Adds a buffer at addr, NULL: newly allocated. */
+/* Adds a buffer at addr. NULL: allocates it. */
 static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void **out) {
     dp_error err = {0};
     rfaas_buffer *b = calloc(1, sizeof *b);
@@ -93,7 +93,7 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
     return status;
 }
 
-/* Takes out the buffer that begins at addr. `mine`: one of rfaas_alloc. */
+/* Removes the buffer that begins at addr. `mine`: it must be one of rfaas_alloc. */
 static int take_out(rfaas_lease *l, const char *op, const void *addr, bool mine) {
     rfaas_buffer **p = &l->buffers;
     while (*p && (*p)->addr != addr)

@@ -1,4 +1,4 @@
-/* What happens to executors: looked for, or told to a function. */
+/* Changes of executors: rfaas_session_changes and rfaas_session_watch. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 
 #include "client.h"
 
-#define LOOK_NS 5000000    /* how often rfaas_session_watch looks */
-#define AWAY_NS 100000000  /* and how often while the manager is away */
+#define LOOK_NS 5000000    /* how often rfaas_session_watch asks */
+#define AWAY_NS 100000000  /* the same while the manager cannot be reached */
 #define AT_A_TIME 64
 
 int rfaas_session_changes(rfaas_session *s, rfaas_change changes[], size_t capacity, size_t *count) {

@@ -29,11 +29,11 @@ _Static_assert(RFAAS_NOT_STARTED == (int)DP_NOT_STARTED && RFAAS_MAYBE_EXECUTED 
 
 #define TEXT_MAX 9216 /* a worker's last output has up to 4 KiB, its stack 3.5 */
 
-/* Small: a library that is opened by dlopen gets little of the static TLS block, where Go wants to be. */
+/* Small, because a library that is opened by dlopen gets little of the static TLS block. */
 static _Thread_local struct {
     const char *text; /* constant text, or NULL: buf */
     int started, status;
-    char *buf; /* TEXT_MAX bytes from the first error on */
+    char *buf; /* TEXT_MAX bytes, allocated by the first error */
 } last;
 
 static pthread_key_t at_thread_end;
@@ -84,7 +84,7 @@ int rfaas_api_last_status(void) { return last.status; }
 
 void rfaas_api_note_started(int started) { last.started = started; }
 
-/* ---- what a call is asked ---- */
+/* ---- options of a call ---- */
 
 int64_t rfaas_api_deadline_of(const rfaas_call_options *o) {
     if (!o || o->struct_size < offsetof(rfaas_call_options, timeout_ns) + sizeof o->timeout_ns || o->timeout_ns <= 0)
@@ -165,7 +165,7 @@ static __attribute__((noinline, cold)) void keep_message(const rfaas_lease *l, r
     rfaas_api_keep_message(l, fn, w, text, size);
 }
 
-/* A call of the lease's owner, that other threads may interrupt: DP_YIELD, and the call is under way in *slot. */
+/* Makes a call of the lease's owner. After DP_YIELD another thread has interrupted the wait, and the call is in flight in *slot. */
 static inline int call(const rfaas_lease *l, uint32_t w, rfaas_function fn, const void *in, uint32_t in_size,
                        const dp_mem *reg, void *out, uint32_t capacity, uint32_t *got, int64_t deadline,
                        dp_started *started, uint32_t *slot) {
@@ -176,7 +176,7 @@ static inline int call(const rfaas_lease *l, uint32_t w, rfaas_function fn, cons
     return status;
 }
 
-/* A call that yielded goes on: in a shared lease from here on, or if nobody wanted it after all, as before. */
+/* Continues a call that yielded: in a lease that is shared now, or, if no other thread wants the lease any more, as before. */
 static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_plan *p, rfaas_function fn, uint32_t w, uint32_t slot,
                                                  int64_t deadline, void *out, uint32_t capacity, uint32_t *got,
                                                  dp_started *started) {
@@ -198,12 +198,12 @@ static __attribute__((noinline, cold)) int go_on(rfaas_lease *l, const call_plan
     }
 }
 
-/* The first attempt failed. Goes through the workers that may be used, replaces dead ones, and reports. */
+/* Continues after the first attempt failed: tries the allowed workers, replaces dead ones, and sets the error. */
 static __attribute__((noinline, cold)) int invoke_slow(rfaas_lease *l, const call_plan *p, uint32_t first, int status,
                                                        dp_started started, rfaas_function fn, const void *in,
                                                        uint32_t in_size, const dp_mem *reg, void *out,
                                                        uint32_t capacity, uint32_t *got) {
-    /* Of several workers another one may be free: the first round begins to replace dead ones, the second waits. */
+    /* Another worker may be free. So the first round only starts replacements, and the second waits for them. */
     uint32_t w = first, tries = p->worker == RFAAS_ANY_WORKER ? l->n_workers : 1, all = tries > 1 ? 2 * tries : 1;
     for (uint32_t i = 0; i < all && next_attempt(status, started); i++) {
         if (i)
@@ -252,7 +252,7 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_pl
     return invoke_slow(l, p, *at, status, started, fn, in, in_size, reg, out, capacity, got);
 }
 
-/* Homes that are lost one after the other end some time. */
+/* Most moves of one call, if homes are lost one after the other. */
 #define MOVES_MAX 16
 
 /* *ever: some attempt may have been executed. key: of the home where the last attempt was made. */
@@ -269,7 +269,7 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
                                   : class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_BUSY)
             return status;
         if (class == RFAAS_CLASS_BUSY) {
-            /* All slots hold calls of the program's. Those of its repeats must not get lost for that. */
+            /* All slots are taken by calls of the program. That must not use up the call's repeats. */
             if (!p->repeats || now >= (p->deadline ? p->deadline : patience))
                 return status;
             if (shared(l)) { /* there is no worker in the place of a dead one */
@@ -314,7 +314,7 @@ int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t ke
     return status;
 }
 
-/* In this process, or after a move: *moved. */
+/* Calls in this process, or moves the lease: *moved. */
 static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
                                                           uint32_t in_size, void *out, uint32_t capacity, uint32_t *got,
                                                           bool *moved) {
@@ -323,7 +323,7 @@ static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const 
     return status || *moved ? status : rfaas_api_here(l, "invoke", fn, in, in_size, out, capacity, got);
 }
 
-/* Whether a worker that the call may use works and has calls under way: its slots come back. */
+/* Reports whether an allowed worker is alive and has calls in flight, so that its slots become free by themselves. */
 static bool full(const rfaas_lease *l, const call_plan *p) {
     for (uint32_t i = 0; i < l->n_workers; i++) {
         const rfaas_worker *w = &l->workers[i];
@@ -334,11 +334,11 @@ static bool full(const rfaas_lease *l, const call_plan *p) {
     return false;
 }
 
-/* What follows a first attempt that failed; the text is set. */
+/* Continues after a failed first attempt, whose error text is set. */
 static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status,
                                                         rfaas_function fn, const void *in, uint32_t in_size, void *out,
                                                         uint32_t room, uint32_t *got) {
-    while (status == DP_BUSY && !shared(l) && full(l, p)) { /* of the owner's own requests, which end by themselves */
+    while (status == DP_BUSY && !shared(l) && full(l, p)) { /* the slots are taken by the owner's own requests */
         int64_t now = dp_now_ns(), until = now + 1000000;
         if (p->deadline && now >= p->deadline)
             return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline",
@@ -364,7 +364,7 @@ static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_pl
     return LIKELY(status == DP_OK) ? status : invoke_again(l, p, w, key, status, fn, in, in_size, out, room, got);
 }
 
-/* The rest of rfaas_invoke when its first attempt has not simply succeeded. */
+/* The rest of rfaas_invoke if the first attempt did not return DP_OK. */
 static __attribute__((noinline, cold)) int invoke_rest(rfaas_lease *l, const call_plan *p, uint32_t w, uint32_t slot,
                                                        int64_t deadline, int status, dp_started started, rfaas_function fn,
                                                        const void *in, uint32_t in_size, void *out, uint32_t room, uint32_t *got) {

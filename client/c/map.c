@@ -1,4 +1,4 @@
-/* One function over an array: requests in a window, each a chunk of items, until all have come back. */
+/* rfaas_map: requests in a window, each a chunk of items, until all have ended. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,13 +17,13 @@ typedef struct map {
     const uint8_t *in;
     uint8_t *out;
     size_t in_item, out_item, count;
-    size_t chunk;     /* items of one call, 0: as it goes */
+    size_t chunk;     /* items of one call; 0: chosen for each call */
     size_t max_items; /* of one call, when the chunk is chosen here */
-    size_t next;      /* first item that no call has */
+    size_t next;      /* first item without a call */
     call_plan plan;
     part *parts;
     size_t n_parts;
-    size_t turn; /* whose reply to wait for */
+    size_t turn; /* index of the call to wait for */
 } map;
 
 static const char op[] = "map";
@@ -42,7 +42,7 @@ static size_t next_chunk(const map *m) {
     return n < left ? n : left;
 }
 
-/* Starts calls until the workers take no more. RFAAS_OK: everything has been started. */
+/* Starts calls until the workers accept no more. RFAAS_OK: every item has a call. */
 static int fill(map *m) {
     while (m->next < m->count) {
         if (m->n_parts == (size_t)m->l->n_workers * m->l->cfg.depth)
@@ -71,7 +71,7 @@ static bool replacing(const rfaas_lease *l) {
     return false;
 }
 
-/* Whether slots come back by themselves: workers are busy with calls that were given up, or being replaced. */
+/* Reports whether slots become free by themselves: workers are being replaced, or run calls that were given up. */
 static bool slots_come(rfaas_lease *l) {
     if (shared(l)) /* other threads' calls end, too */
         return !leaving(l);
@@ -83,7 +83,7 @@ static bool slots_come(rfaas_lease *l) {
     return replacing(l);
 }
 
-/* Takes in what has ended. */
+/* Collects the calls that have ended. */
 static int take_ended(map *m, size_t *taken) {
     int64_t now = m->plan.deadline ? dp_now_ns() : 0;
     *taken = 0;
@@ -158,7 +158,7 @@ static int run(map *m) {
     }
 }
 
-/* How long a failed map waits for what it has under way. */
+/* How long a failed map waits for its calls in flight. */
 #define QUIET_NS 1000000000ll
 
 /* The map has failed: its calls come to an end before it returns, since one that still runs or waits in its worker's

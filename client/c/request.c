@@ -1,4 +1,4 @@
-/* Requests: calls that the program does not wait for at once. Hot path like rfaas_api.c. */
+/* Requests: calls that the program does not wait for at once. This is the hot path, as invoke.c is. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 
 #define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path, of two callers */
 
-/* What a thread may read without the unit of the request's worker. Who sees a state sees the worker that belongs to it. */
+/* Fields that a thread may read without the unit of the request's worker. A thread that reads a state also sees its worker. */
 static inline uint8_t state_of(const rfaas_request_slot *r) { return __atomic_load_n(&r->state, __ATOMIC_ACQUIRE); }
 static inline void set_state(rfaas_request_slot *r, rfaas_request_state state) {
     __atomic_store_n(&r->state, (uint8_t)state, __ATOMIC_RELEASE);
@@ -70,7 +70,7 @@ int rfaas_api_bad_request(rfaas_request id, const char *op) {
                           (unsigned long long)id);
 }
 
-/* The lease of a request, which this thread has entered, and the request's slot. Otherwise the error is set. */
+/* Finds a request's lease and slot, and enters the lease. Sets the error if it fails. */
 static inline int enter_for(rfaas_request id, const char *op, rfaas_lease **lease, rfaas_request_slot **request) {
     rfaas_lease *l = rfaas_api_lease_at(id & (RFAAS_LEASES_MAX - 1));
     uint32_t i = id >> RFAAS_REQ_LEASE_BITS & ((1u << RFAAS_REQ_INDEX_BITS) - 1);
@@ -90,7 +90,7 @@ static inline int enter_for(rfaas_request id, const char *op, rfaas_lease **leas
     return RFAAS_OK;
 }
 
-/* Takes the outcome of an ended call off its channel. */
+/* Takes the outcome of an ended call from its channel. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r) {
     dp_started started = DP_NOT_STARTED;
     dp_channel *ch = l->workers[r->worker].ch;
@@ -115,7 +115,7 @@ void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status) {
 }
 
 static void settle(rfaas_lease *l, rfaas_request_slot *r, uint32_t worker) {
-    if (state_of(r) == RFAAS_REQ_ENDED) /* another thread has taken it in, and its own has not seen that yet */
+    if (state_of(r) == RFAAS_REQ_ENDED) /* another thread has collected it */
         ;
     else if (dp_channel_test(l->workers[worker].ch, r->slot) == 0)
         rfaas_api_abandon(l, r, DP_CONNECTION); /* a channel that works after all: the caller is about to reset it */
@@ -174,7 +174,7 @@ void rfaas_api_drain(rfaas_lease *l) {
         drain(l, &l->requests[i]);
 }
 
-/* The error of an ended request becomes this thread's, and the call is made again if it may be. */
+/* Sets this thread's error from an ended request, and repeats the call if it may be repeated. */
 static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
     int status = r->status;
     if (r->text)
@@ -240,7 +240,7 @@ void rfaas_api_drop_request(rfaas_lease *l, rfaas_request_slot *r) {
     give_request(l, r);
 }
 
-/* What is called, and how. */
+/* The arguments of a call. */
 typedef struct call_args {
     const call_plan *p;
     rfaas_function fn;
@@ -300,7 +300,7 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
                                                              ? "iinvoke: another thread had worker %u until the deadline"
                                                              : "iinvoke: the lease was released by another thread (worker %u)", w);
     }
-    if (UNLIKELY(leaving(l))) { /* since this thread looked */
+    if (UNLIKELY(leaving(l))) { /* since this thread entered */
         *told = true;
         status = rfaas_api_bad_call(l, "iinvoke", a->fn, NULL, 0, NULL, 0);
         if (!status)
@@ -363,7 +363,7 @@ static ALWAYS_INLINE int submit(rfaas_lease *l, rfaas_request_slot *r, const cal
     bool full = false; /* one works and has no free slot */
     if (UNLIKELY(sharing) && any && (submit_idle(l, r, a, w) || submit_aside(l, r, a, w, false)))
         return DP_OK;
-    /* Dead ones are replaced while the others work. The second round waits for the new ones. */
+    /* The first round only starts replacements of dead workers. The second round waits for them. */
     uint32_t all = tries > 1 ? 2 * tries : 1;
     for (uint32_t i = 0; i < all && !(i >= tries && full); i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
         bool last = i + tries >= all;
@@ -380,7 +380,7 @@ static ALWAYS_INLINE int submit(rfaas_lease *l, rfaas_request_slot *r, const cal
     return status;
 }
 
-/* The request has ended when this returns, well or not. */
+/* Waits until the request has ended, with a result or an error. */
 static __attribute__((noinline, cold)) int run_here(rfaas_lease *l, rfaas_request_slot *r, const char *op, rfaas_function fn,
                                                     const void *in, uint32_t in_size, void *out, uint32_t room) {
     int status = rfaas_api_here(l, op, fn, in, in_size, out, room, &r->size);
@@ -593,7 +593,7 @@ int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_sizes[], in
     return first;
 }
 
-/* Where this thread's next waitany begins to look. */
+/* Where this thread's next rfaas_waitany begins its search. */
 static _Thread_local size_t any_from;
 
 /* One look at all of them. 1: *index ended, with *status. 0: none has. Notes how many leases they are of, and the earliest
