@@ -379,12 +379,12 @@ int dp_lane_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns, bool yields, b
     }
 }
 
-int dp_channel_wait(dp_channel *ch, uint32_t slot, int64_t deadline_ns) {
-    return dp_lane_wait(ch, slot, deadline_ns, false, false);
+int dp_channel_wait(dp_channel *ch, uint32_t i, int64_t deadline_ns) {
+    return dp_lane_wait(ch, i, deadline_ns, false, false);
 }
 
-int dp_channel_wait_turn(dp_channel *ch, uint32_t slot, int64_t deadline_ns, bool others) {
-    return dp_lane_wait(ch, slot, deadline_ns, true, others);
+int dp_channel_wait_turn(dp_channel *ch, uint32_t i, int64_t deadline_ns, bool others) {
+    return dp_lane_wait(ch, i, deadline_ns, true, others);
 }
 
 int dp_channel_test(dp_channel *ch, uint32_t i) {

@@ -294,6 +294,6 @@ int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t 
 }
 
 int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
-                         uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot) {
-    return call(ch, function, in, size, reg, out, capacity, out_size, deadline_ns, started, true, slot);
+                         uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *i) {
+    return call(ch, function, in, size, reg, out, capacity, out_size, deadline_ns, started, true, i);
 }
