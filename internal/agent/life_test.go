@@ -233,6 +233,19 @@ func TestLingerAndRestart(t *testing.T) {
 	}
 }
 
+// An agent whose directory is removed has no more clients to wait for, and ends.
+func TestDirectoryRemoved(t *testing.T) {
+	w := newWorld(t, 50*time.Millisecond)
+	if err := os.RemoveAll(filepath.Dir(w.socket)); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the agent still runs")
+	}
+}
+
 // An agent that has clients stays.
 func TestClientKeepsAgent(t *testing.T) {
 	w := newWorld(t, 10*time.Millisecond)

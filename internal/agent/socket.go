@@ -207,10 +207,13 @@ const lastWait = 2 * time.Millisecond
 // a client that comes later finds no socket and starts another agent.
 func (s *Socket) lastLook() (conn *net.UnixConn, gone bool) {
 	lock, err := takeLock(s.path, unix.LOCK_NB)
-	if err != nil {
-		return nil, false // a client holds the lock, and is going to connect
+	switch {
+	case err == nil:
+		defer lock.Close()
+	case s.ours(s.path):
+		return nil, false // a client holds the lock and is going to connect, or the directory cannot be written to
 	}
-	defer lock.Close()
+	// Without a lock, the socket or its directory was removed: no client can find this agent any more.
 	aside := s.path + ".exit"
 	moved := s.ours(s.path) && os.Rename(s.path, aside) == nil
 	_ = s.listener.SetDeadline(time.Now().Add(lastWait))
