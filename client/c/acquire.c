@@ -242,19 +242,37 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
                                                                      c->functions, l->n_functions);
 }
 
-/* Connects the channels to the workers that were granted. */
-static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, const uint8_t *behind, size_t size) {
-    rfaas_lease *l = a->lease;
-    rfaas_home *h = a->home;
-    if (c->workers != h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u", c->workers, size, h->n_workers);
-    pthread_mutex_lock(&l->mu); /* another thread hands a home that has a lease to the next agent */
+/* Notes what was granted, so that a thread that reaches the next agent hands it over. False: the agent that granted it has ended, and
+ * the present one may not know it. */
+static bool take_lease(rfaas_lease *l, rfaas_home *h, const rfaas_agent_candidate *c, uint32_t generation) {
+    pthread_mutex_lock(&l->mu);
     h->lease_id = c->lease_id;
     h->until_ns = c->until_ns;
     memcpy(h->sha256, c->library, sizeof h->sha256);
     h->spec = l->spec;
     h->library = l->library;
     pthread_mutex_unlock(&l->mu);
+    return rfaas_agent_generation() == generation;
+}
+
+/* Gives back what take_lease has noted, and gives the home another key. */
+static void forget_lease(rfaas_lease *l, rfaas_home *h) {
+    rfaas_api_give_back(l, h, false);
+    uint64_t key = rfaas_api_new_key(l);
+    pthread_mutex_lock(&l->mu);
+    if (l->line->key == h->key)
+        l->line->key = key;
+    h->key = key;
+    h->lease_id = 0;
+    pthread_mutex_unlock(&l->mu);
+}
+
+/* Connects the channels to the workers that were granted. */
+static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, const uint8_t *behind, size_t size) {
+    rfaas_lease *l = a->lease;
+    rfaas_home *h = a->home;
+    if (c->workers != h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u", c->workers, size, h->n_workers);
     int status = take_functions(l, c, (const char *)behind + c->workers * sizeof(rfaas_agent_worker));
     for (uint32_t i = 0; i < h->n_workers && !status; i++) {
         rfaas_agent_worker w;
@@ -292,6 +310,11 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     c.executor[sizeof c.executor - 1] = c.node[sizeof c.node - 1] = c.provider[sizeof c.provider - 1] = 0;
     memcpy(h->executor, c.executor, sizeof h->executor);
     memcpy(h->node, c.node, sizeof h->node);
+    if (c.granted && !take_lease(a->lease, h, &c, r.generation) && ++a->lost < RFAAS_AGENT_ATTEMPTS) {
+        free(r.data);
+        forget_lease(a->lease, h);
+        return start(a);
+    }
     if (c.granted) {
         int status = take_grant(a, &c, r.data + sizeof c, r.size - sizeof c);
         free(r.data);

@@ -19,7 +19,7 @@
 
 #include "client.h"
 
-#define HELLO_TIMEOUT_NS 10000000000ll /* to reach or start an agent and be welcomed */
+#define LOOK_TIMEOUT_NS 500000000ll /* to reach or start an agent and be welcomed, in the slow part of a wait */
 #define GRACE_NS 1000000000ll          /* beyond an operation's own time-out, which the agent keeps */
 #define QUIET_NS 200000000ll           /* between two attempts to reach an agent from the slow part of a wait */
 
@@ -43,6 +43,7 @@ static pthread_t reopener; /* that thread; only it sends meanwhile */
 static ticket *tickets;
 static rfaas_ticket next_id;
 static int32_t agent_pid;
+static uint32_t generation; /* written under mu */
 static int64_t retry_at; /* when a thread that waits for a call may try to connect again */
 /* Of the thread that reads, without mu: */
 static uint8_t *buffer;
@@ -172,6 +173,7 @@ static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_
     ticket *t = find(h->id);
     if (t && !t->done) {
         t->done = true;
+        t->reply.generation = generation;
         t->reply.status = h->status;
         t->reply.size = size;
         t->reply.data = data;
@@ -427,6 +429,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
         read_once(until);
     if (came && r.status == RFAAS_OK && r.size >= sizeof(rfaas_agent_welcome)) {
         agent_pid = ((rfaas_agent_welcome *)r.data)->pid;
+        __atomic_store_n(&generation, generation + 1, __ATOMIC_RELEASE);
         free(r.data);
         return RFAAS_OK;
     }
@@ -512,6 +515,8 @@ bool rfaas_agent_take(rfaas_ticket id, rfaas_reply *reply) {
     return done;
 }
 
+uint32_t rfaas_agent_generation(void) { return __atomic_load_n(&generation, __ATOMIC_ACQUIRE); }
+
 void rfaas_agent_drop(rfaas_ticket id) {
     pthread_mutex_lock(&mu);
     for (ticket **at = &tickets; id && *at; at = &(*at)->next)
@@ -552,7 +557,7 @@ void rfaas_agent_look(void) {
         read_once(0);
     if (sock < 0 && !reopening && agent_pid && dp_now_ns() >= retry_at) {
         retry_at = dp_now_ns() + QUIET_NS;
-        connect_agent(dp_now_ns() + HELLO_TIMEOUT_NS, text); /* so that leases are handed over before executors end them */
+        connect_agent(dp_now_ns() + LOOK_TIMEOUT_NS, text); /* so that leases are handed over before executors end them */
     }
     pthread_mutex_unlock(&mu);
     rfaas_api_attend();

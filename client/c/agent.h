@@ -18,6 +18,7 @@ typedef uint32_t rfaas_ticket;
  * failure. */
 typedef struct rfaas_reply {
     int status;
+    uint32_t generation; /* of the connection that it came by */
     bool lost; /* the agent is gone, or none could be reached; whether it has done what was asked is unknown */
     uint32_t size;
     uint8_t *data;
@@ -45,6 +46,9 @@ int rfaas_agent_ask(const char *what, uint32_t op, const rfaas_request_parts *pa
 rfaas_ticket rfaas_agent_send(const char *what, uint32_t op, const rfaas_request_parts *parts, int64_t until);
 /* rfaas_agent_take takes the reply of a request, and the ticket is invalid then. Returns false if there is no reply yet. */
 bool rfaas_agent_take(rfaas_ticket ticket, rfaas_reply *reply);
+/* rfaas_agent_generation returns how many agents this process has had. What an earlier one has granted is not known to the present one,
+ * unless rfaas_api_reopen has handed it over. */
+uint32_t rfaas_agent_generation(void);
 /* rfaas_agent_drop gives up a request. Its reply will be dropped. Ticket 0: does nothing. */
 void rfaas_agent_drop(rfaas_ticket ticket);
 /* rfaas_agent_tell sends a message that has no reply. Does nothing if there is no connection. */

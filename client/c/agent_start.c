@@ -123,6 +123,10 @@ static int find_path(reach *r) {
     for (int i = 0; i < 2; i++) {
         if (i == 0 && (!runtime || *runtime != '/'))
             continue;
+        if (i == 0 && strlen(runtime) + sizeof "/rfaas/" + strlen(name) > sizeof r->at.sun_path) {
+            snprintf(why[i], sizeof why[i], "XDG_RUNTIME_DIR is too long for a socket");
+            continue;
+        }
         if (i == 0)
             snprintf(dir, sizeof dir, "%s/rfaas", runtime);
         else
@@ -184,8 +188,7 @@ static int find_program(reach *r, char *out, size_t room) {
             return 0;
         return failed(r, RFAAS_UNSUPPORTED, "RFAAS_AGENT is %s: %s", given, strerror(errno));
     }
-    static const char *const places[] = {"../libexec/rfaas-agent", "../../libexec/rfaas-agent", "../libexec/rfaas/rfaas-agent",
-                                         "libexec/rfaas-agent", "rfaas-agent"};
+    static const char *const places[] = {"../libexec/rfaas-agent", "../../libexec/rfaas-agent", "../libexec/rfaas/rfaas-agent"};
     Dl_info us;
     char dir[4096] = "";
     if (dladdr((const void *)rfaas_init, &us) && us.dli_fname) {

@@ -547,6 +547,39 @@ T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_
     fake_leave();
 }
 
+/* The agent ends between its grant and the moment in which the library takes it: the next agent grants another lease, since it does not
+ * know the first one. */
+T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_acquisition a;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    uint32_t before = __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE), generation = rfaas_agent_generation();
+    CHECKF(rfaas_api_lease_begin(session, &lo, NULL, &lease, &a) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    for (bool offered = false; __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE) == before;) {
+        rfaas_agent_wait(dp_now_ns() + 20000000);
+        if (!offered && __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE) == before) {
+            CHECK(!rfaas_api_acquire_step(&a));
+            offered = lease->home->ep;
+        }
+    }
+    rfaas_agent_wait(dp_now_ns() + 200000000); /* the reply comes to its ticket */
+    pthread_mutex_lock(&fake_mu);
+    shutdown(fake_socket, SHUT_RDWR);
+    pthread_mutex_unlock(&fake_mu);
+    while (rfaas_agent_generation() == generation)
+        rfaas_agent_wait(dp_now_ns() + 20000000);
+    while (!rfaas_api_acquire_step(&a))
+        rfaas_agent_wait(a.until);
+    CHECKF(rfaas_api_lease_finish(&lease, &a) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK_EQ(fake_granted, before + 2);
+    all_held(session, &lease, 1);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
 static void nothing(int signal) { (void)signal; }
 
 /* Signals do not end a connection whose buffer is full, and what no message holds is said. */
