@@ -244,7 +244,7 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
 
 /* Notes what was granted, so that a thread that reaches the next agent hands it over. False: the agent that granted it has ended, and
  * the present one may not know it. */
-static bool take_lease(rfaas_lease *l, rfaas_home *h, const rfaas_agent_candidate *c, uint32_t generation) {
+static bool take_lease(rfaas_lease *l, rfaas_home *h, const rfaas_agent_candidate *c, uint32_t granted_by) {
     pthread_mutex_lock(&l->mu);
     h->lease_id = c->lease_id;
     h->until_ns = c->until_ns;
@@ -252,7 +252,7 @@ static bool take_lease(rfaas_lease *l, rfaas_home *h, const rfaas_agent_candidat
     h->spec = l->spec;
     h->library = l->library;
     pthread_mutex_unlock(&l->mu);
-    return rfaas_agent_generation() == generation;
+    return rfaas_agent_generation() == granted_by;
 }
 
 /* Gives back what take_lease has noted, and gives the home another key. */
