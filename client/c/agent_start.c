@@ -105,13 +105,14 @@ static int set_path(reach *r, const char *path) {
     return 0;
 }
 
-/* Each batch job has an agent of its own, which ends with the job. */
+/* The agent reaches what its network namespace reaches, so processes of another one have another agent, also where both see the same
+ * directory. Each batch job has an agent of its own, which ends with the job. */
 static void socket_name(char *out, size_t room) {
-    const char *job = secure_getenv("SLURM_JOB_ID");
-    if (job && *job && strspn(job, "0123456789") == strlen(job) && strlen(job) < 20)
-        snprintf(out, room, "agent-%s.sock", job);
-    else
-        snprintf(out, room, "agent.sock");
+    struct stat net = {0};
+    const char *job = getenv("SLURM_JOB_ID");
+    bool in_job = job && *job && strspn(job, "0123456789") == strlen(job) && strlen(job) < 20;
+    stat("/proc/self/ns/net", &net); /* without /proc: 0 */
+    snprintf(out, room, "agent-%llu%s%s.sock", (unsigned long long)net.st_ino, in_job ? "-" : "", in_job ? job : "");
 }
 
 static int find_path(reach *r) {

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent"
 )
 
 // agentKills is how often tests kill an agent and clients.
@@ -369,7 +371,11 @@ func TestAgentOutOfReach(t *testing.T) {
 			t.Errorf("%v, %v in a directory that everybody may write to", entries, err)
 		}
 		c.do("release", "close", "finalize")
-		stopAgent(t, fmt.Sprintf("/tmp/rfaas-%d/agent.sock", os.Geteuid()))
+		socket, err := agent.Path(func(string) string { return "" })
+		if err != nil {
+			t.Fatal(err)
+		}
+		stopAgent(t, socket)
 	})
 	t.Run("stale socket", func(t *testing.T) {
 		socket := filepath.Join(t.TempDir(), "agent.sock")

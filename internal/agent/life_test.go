@@ -306,7 +306,7 @@ func TestSocketThatIsTaken(t *testing.T) {
 }
 
 func TestPath(t *testing.T) {
-	dir := t.TempDir()
+	dir, namespace := t.TempDir(), strconv.FormatUint(networkNamespace(), 10)
 	if err := os.Mkdir(filepath.Join(dir, "rfaas"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -315,9 +315,9 @@ func TestPath(t *testing.T) {
 		want string
 	}{
 		{map[string]string{EnvSocket: "/x/y", "XDG_RUNTIME_DIR": dir}, "/x/y"},
-		{map[string]string{"XDG_RUNTIME_DIR": dir}, dir + "/rfaas/agent.sock"},
-		{map[string]string{"XDG_RUNTIME_DIR": dir, "SLURM_JOB_ID": "12"}, dir + "/rfaas/agent-12.sock"},
-		{map[string]string{"XDG_RUNTIME_DIR": dir, "SLURM_JOB_ID": "../12"}, dir + "/rfaas/agent.sock"},
+		{map[string]string{"XDG_RUNTIME_DIR": dir}, dir + "/rfaas/agent-" + namespace + ".sock"},
+		{map[string]string{"XDG_RUNTIME_DIR": dir, "SLURM_JOB_ID": "12"}, dir + "/rfaas/agent-" + namespace + "-12.sock"},
+		{map[string]string{"XDG_RUNTIME_DIR": dir, "SLURM_JOB_ID": "../12"}, dir + "/rfaas/agent-" + namespace + ".sock"},
 	} {
 		if got, err := Path(func(name string) string { return k.env[name] }); err != nil || got != k.want {
 			t.Errorf("%v: %s, %v, want %s", k.env, got, err, k.want)

@@ -28,16 +28,17 @@ const (
 )
 
 // Path returns the path of the socket of this user's and job's agent, as the client library finds it: $RFAAS_AGENT_SOCKET,
-// else agent.sock or agent-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if that directory does not exist. JOB
-// is $SLURM_JOB_ID. Errors: ErrDirectory, or fs.ErrNotExist if neither directory exists.
+// else agent-NET.sock or agent-NET-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if that directory does not exist. NET
+// is the inode of the network namespace and JOB is $SLURM_JOB_ID. Errors: ErrDirectory, or fs.ErrNotExist if neither directory exists.
 func Path(getenv func(string) string) (string, error) {
 	if p := getenv(EnvSocket); p != "" {
 		return p, nil
 	}
-	name := "agent.sock"
+	name := "agent-" + strconv.FormatUint(networkNamespace(), 10)
 	if job := getenv(envJob); isJob(job) {
-		name = "agent-" + job + ".sock"
+		name += "-" + job
 	}
+	name += ".sock"
 	shared := filepath.Join("/tmp", "rfaas-"+strconv.Itoa(os.Geteuid()), name)
 	if d := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(d) {
 		p := filepath.Join(d, "rfaas", name)
@@ -50,6 +51,15 @@ func Path(getenv func(string) string) (string, error) {
 		}
 	}
 	return shared, CheckDirectory(shared)
+}
+
+// networkNamespace returns the inode of this process's network namespace, 0 without /proc.
+func networkNamespace() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/ns/net", &st) != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 // isJob reports whether a job number is valid.

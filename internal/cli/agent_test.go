@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/internal/agent"
 	"github.com/rfaas-go/rfaas/internal/cli/command"
@@ -16,7 +19,11 @@ import (
 // The commands find the agent where the client library starts it.
 func TestAgent(t *testing.T) {
 	dir := t.TempDir()
-	socket := filepath.Join(dir, "rfaas", "agent.sock")
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "rfaas", fmt.Sprintf("agent-%d.sock", st.Ino))
 	run := func(args ...string) (int, string, string) {
 		var out, wrong bytes.Buffer
 		getenv := func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": dir}[name] }

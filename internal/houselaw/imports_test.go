@@ -38,7 +38,7 @@ var rooms = map[string][]string{
 		"internal/identity", "internal/observe", "internal/quota"},
 
 	// Public packages.
-	"client/capi": {"client", "invoke", "internal/grant", "internal/config", "internal/control", "internal/dataplane"},
+	"client/capi": {"internal/agent", "client", "invoke", "internal/grant", "internal/config", "internal/control", "internal/dataplane"},
 	"client":      {"client/c", "internal/dataplane", "internal/control"}, // control: executors of its tests
 	"client/c":    {"internal/dataplane"},
 	"lease":       {},

@@ -18,8 +18,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/rfaas-go/rfaas/internal/agenttest"
 )
 
 var (
@@ -36,7 +34,7 @@ func TestMain(m *testing.M) {
 	if !*clusterFlag {
 		os.Exit(m.Run())
 	}
-	os.Exit(agenttest.Run("../..", m.Run))
+	os.Exit(m.Run())
 }
 
 // bound is how long a test waits for what must happen; longer where the machine is emulated.
@@ -128,6 +126,7 @@ func (c *cluster) logs() {
 func (c *cluster) environment() []string {
 	return append(os.Environ(), "RFAAS_SECRET_FILE="+c.files+"/secret", "RFAAS_EXECUTOR_MANAGER=head:7464", "RFAAS_MANAGER=head:7464",
 		"RFAAS_ALLOW_PLAINTEXT=1", "RFAAS_EXECUTOR_ALLOW_PLAINTEXT=true", "RFAAS="+c.root+"/bin/rfaas", "RFAAS_SLURM_SOCKET="+c.socket(),
+		"RFAAS_AGENT="+c.root+"/libexec/rfaas-agent", "RFAAS_AGENT_LINGER=1s", "XDG_RUNTIME_DIR=", // an agent for each node
 		"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_mpi_yield_when_idle=1")
 }
 
