@@ -40,7 +40,11 @@ func (m machine) command(w *world, env []string, program string, args []string) 
 	}
 	line := []string{"run", other}
 	for _, kv := range append(append([]string(nil), w.env...), env...) {
-		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, "RFAAS_") || strings.HasPrefix(name, "FAULTS_") {
+		name, _, _ := strings.Cut(kv, "=")
+		if name == "RFAAS_AGENT_SOCKET" {
+			continue // an agent is of one machine
+		}
+		if strings.HasPrefix(name, "RFAAS_") || strings.HasPrefix(name, "FAULTS_") {
 			line = append(line, "-e", kv)
 		}
 	}
