@@ -16,7 +16,7 @@ type ExecutorChange struct {
 
 var executorStates = [...]string{1: "open", 2: "draining", 3: "silent", 4: "left"}
 
-// Changes tells what happens to executors. It begins with those that are there. Each change is told once for a session, whichever
+// Changes tells what happens to executors. The first changes name the registered executors. Each change is told once for a session, whichever
 // Changes of the session it was asked of. After a restart of the manager it goes on by itself. Safe for concurrent use, until the
 // session is closed.
 type Changes struct{ session *Session }

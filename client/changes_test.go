@@ -50,7 +50,7 @@ func TestChanges(t *testing.T) {
 	c := executor()
 	want(c, "open")
 
-	// A late session begins with those that are there, and is told once. Polled, and called back.
+	// A session that is opened later is first told of the registered executors, each once. Polled, and called back.
 	late := w.connect(t, client.Options{Manager: address}).Changes()
 	poll := func(last string) string {
 		t.Helper()

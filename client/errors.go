@@ -33,7 +33,7 @@ const (
 	StatusTooLarge       = dataplane.StatusTooLarge       // payload above the lease's limits
 	StatusNoFunction     = dataplane.StatusNoFunction     // the library has no such function
 	StatusBadLibrary     = dataplane.StatusBadLibrary     // the library cannot be read or loaded
-	StatusFunctionFailed = dataplane.StatusFunctionFailed // the function said so; the text has its message
+	StatusFunctionFailed = dataplane.StatusFunctionFailed // the function reported a failure; the text has its message
 	StatusResultTooLarge = dataplane.StatusResultTooLarge // the result exceeds the room given
 	StatusDeadline       = dataplane.StatusDeadline
 	StatusCancelled      = dataplane.StatusCancelled

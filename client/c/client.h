@@ -254,7 +254,7 @@ int rfaas_api_bad_session(const rfaas_session *s, const char *op);
 int rfaas_api_fail_dp(const char *op, const dp_error *err);
 /* Returns the session's device for a provider, which it opens once. */
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out);
-/* rfaas_api_attend answers workers that connect through shared memory, and notices those that have ended. The library has no
+/* rfaas_api_attend accepts workers that connect through shared memory and detects workers that have ended. The library has no
  * thread for that, so every wait calls it, and polls the descriptor of rfaas_api_attend_fd (-1: there is no shm device). */
 void rfaas_api_attend(void);
 int rfaas_api_attend_fd(void);
@@ -275,7 +275,7 @@ int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, r
 uint64_t rfaas_api_new_key(const rfaas_lease *l);
 /* In the child of fork(): invalidates all handles. */
 void rfaas_api_forget_leases(void);
-/* Calls fn with every lease of the table, also with those that are not open. */
+/* Calls fn with every lease of the table. Some of them are not open. */
 void rfaas_api_each_lease(void (*fn)(rfaas_lease *l));
 /* Sets the error that says why a lease handle cannot be used, and returns RFAAS_INVALID. */
 int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);

@@ -10,8 +10,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
-// newMan writes manual pages: section 1 for rfaas and its commands, section 8 for the daemons. Its page rfaas-bench.1 is
-// a placeholder: rfaas-bench writes its own pages, and into the same directory after rfaas.
+// newMan writes manual pages: section 1 for rfaas and its commands, section 8 for the daemons. `make man` then
+// runs rfaas-bench, which writes rfaas-bench.1 and the pages of its commands into the same directory.
 func newMan(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:    "man DIRECTORY",

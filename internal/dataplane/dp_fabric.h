@@ -226,7 +226,7 @@ struct dp_ops {
 int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
 /* Everything made from the device must be gone. */
 void dp_dev_close(dp_dev *dev);
-/* Of a device that is `attended`: dp_dev_attend greets peers that connect and notices those that have ended, without blocking. It
+/* Of a device that is `attended`: dp_dev_attend accepts peers that connect and detects peers that have ended, without blocking. It
  * has something to do when the descriptor of dp_dev_event_fd is readable (-1: never). Any thread. */
 int dp_dev_event_fd(dp_dev *dev);
 void dp_dev_attend(dp_dev *dev);
