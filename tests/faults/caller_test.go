@@ -31,6 +31,7 @@ type report struct {
 	ControlNS int64          `json:"control_ns"`
 	ControlOp string         `json:"control_op"`
 	Files     [2]int         `json:"files"`    // open after the first lease, and at the end
+	Open      []string       `json:"open"`     // what the descriptors at the end refer to
 	Mappings  [2]int         `json:"mappings"` // of shared or device memory
 	Errors    map[string]int `json:"errors"`   // by status
 }
@@ -76,7 +77,9 @@ func callerMain(args []string) int {
 	for stop.Err() == nil && !c.cycle(20) {
 		c.pause(20 * time.Millisecond)
 	}
-	<-time.After(time.Millisecond) // with the first timer the runtime opens what it polls with
+	polls := make(chan struct{})
+	time.AfterFunc(0, func() { close(polls) }) // the first timer that starts makes the runtime open two descriptors
+	<-polls
 	files, mappings := openFiles(os.Getpid()), sharedMappings(os.Getpid())
 	c.say("ready")
 	for stop.Err() == nil {
@@ -93,6 +96,7 @@ func callerMain(args []string) int {
 		time.Sleep(10 * time.Millisecond)
 		c.report.Files[1], c.report.Mappings[1] = openFiles(os.Getpid()), sharedMappings(os.Getpid())
 	}
+	c.report.Open = openNames()
 	b, err := json.Marshal(&c.report)
 	if err != nil {
 		panic(err)

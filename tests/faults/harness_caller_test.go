@@ -145,8 +145,8 @@ func (c *caller) finish(d time.Duration) *report {
 		c.world.Fatalf("caller %s ended (%v) without a report:\n%s", c.name, c.state, c.log.tail(2000))
 	}
 	if r := c.report; r.Files[1] > r.Files[0] || r.Mappings[1] > r.Mappings[0] {
-		c.world.Errorf("caller %s leaks: %d open files at the start and %d at the end, %d and %d mappings", c.name, r.Files[0],
-			r.Files[1], r.Mappings[0], r.Mappings[1])
+		c.world.Errorf("caller %s leaks: %d open files at the start and %d at the end, %d and %d mappings; open: %q", c.name, r.Files[0],
+			r.Files[1], r.Mappings[0], r.Mappings[1], r.Open)
 	}
 	return c.report
 }

@@ -77,6 +77,17 @@ func openFiles(pid int) int {
 	return len(list)
 }
 
+// openNames returns what each descriptor of this process refers to.
+func openNames() (names []string) {
+	list, _ := filepath.Glob("/proc/self/fd/*")
+	for _, path := range list {
+		if to, err := os.Readlink(path); err == nil {
+			names = append(names, filepath.Base(path)+" "+to)
+		}
+	}
+	return names
+}
+
 // sharedMappings is how many mappings of shared or device memory a process has.
 func sharedMappings(pid int) (n int) {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
