@@ -24,8 +24,7 @@
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
  *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, do not spin
  *   executor ◀─ worker socket ─── worker      PARKED
- *   executor ── worker socket ──▶ worker      RESUME {client's blob}    a new lease of the same client
- *   executor ◀─ worker socket ─── worker      RESUMED {channel blob}    or FAILED, and the worker keeps waiting
+ *   executor ── worker socket ──▶ worker      RESUME {client's blob}    a new lease of the same client, or FAILED and the worker ends
  *
  * The worker and the executor share a page with the worker's state, also at its death (page.h).
  *
@@ -66,7 +65,6 @@ enum {
     DP_MSG_PARK = 14,
     DP_MSG_PARKED = 15,
     DP_MSG_RESUME = 16, /* body: the client's channel blob, as in SPAWN but of another generation */
-    DP_MSG_RESUMED = 17, /* body: the worker's */
     DP_MSG_INSPECT = 18, /* body: dp_msg_inspect without offsets */
     DP_MSG_SYMBOLS = 19, /* body: dp_msg_inspect with at least one */
     DP_MSG_INSPECTED = 20, /* body {u32 names or lines, u32 bytes of them in the output} */

@@ -299,25 +299,15 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
     dp_ahead_end(memory);
 }
 
-/* Tells the executor, which waits for it, that the serving thread has parked or serves a new lease. */
-static void tell_lease(void *arg, bool parked) {
-    const worker *w = arg;
-    uint8_t blob[DP_CHANNEL_BLOB_MAX];
-    uint32_t len = sizeof blob;
-    dp_error err = {0};
-    if (parked)
-        dp_msg_send(FD_SOCK, DP_MSG_PARKED, w->id, NULL, 0, -1);
-    else if (dp_server_blob(w->server, blob, &len, &err) == DP_OK)
-        dp_msg_send(FD_SOCK, DP_MSG_RESUMED, w->id, blob, len, -1);
-    else
-        dp_msg_send_failure(FD_SOCK, DP_MSG_FAILED, w->id, err.status, err.msg);
-}
+/* Tells the executor, which waits for it, that the serving thread has parked. */
+static void tell_parked(void *arg) { dp_msg_send(FD_SOCK, DP_MSG_PARKED, ((const worker *)arg)->id, NULL, 0, -1); }
 
+/* The executor does not wait for the worker to resume. If the client's blob is wrong, the worker ends, and the executor reports why. */
 static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
     dp_error err = {0};
     int st = dp_server_resume(w->server, blob, len, &err);
     if (st != DP_OK)
-        dp_msg_send_failure(FD_SOCK, DP_MSG_FAILED, w->id, st, err.msg);
+        fail(w, FD_SOCK, st, err.msg);
 }
 
 /* Passes the executor's messages on to the serving thread, until STOP or the end of the executor. */
@@ -360,7 +350,7 @@ static void start_listener(const worker *w) {
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attr, DP_STARTUP_STACK);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    dp_server_on_told(w->server, tell_lease, (void *)w);
+    dp_server_on_parked(w->server, tell_parked, (void *)w);
     int e = pthread_create(&thread, &attr, listen_to_executor, (void *)w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);

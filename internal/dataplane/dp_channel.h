@@ -61,8 +61,8 @@ int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error 
 /* dp_channel_reset prepares a failed (or any) channel for a new offer. DP_BUSY while calls wait to be finished. */
 int dp_channel_reset(dp_channel *ch, dp_error *err);
 /* Between leases: dp_channel_idle says whether a connected channel can be kept, since nothing is under way on it and nothing
- * has failed. dp_channel_renew gives such a channel a new generation for an offer to the same worker, and dp_channel_resume
- * takes that worker's answer: the queue pair, its memory and its peer stay. */
+ * has failed. dp_channel_renew gives such a channel a new generation for an offer to the same worker. dp_channel_resume checks that
+ * a blob, of any generation, is that worker's: the queue pair, its memory and its peer stay. */
 bool dp_channel_idle(const dp_channel *ch);
 int dp_channel_renew(dp_channel *ch, dp_error *err);
 int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);

@@ -50,13 +50,14 @@ int dp_server_run(dp_server *s);
 void dp_server_stop(dp_server *s);
 /* After the calls that have arrived, and those that arrive within a moment. Any thread. */
 void dp_server_finish(dp_server *s);
-/* Between leases: dp_server_park makes the server run nothing any more, whatever arrives, and wait without spinning, as soon
- * as it has served what has arrived. dp_server_resume lets it serve the same client again, whose new blob differs from the
- * first one in its generation only; requests of earlier generations are refused. dp_server_told is called by the serving
- * thread when that has come into effect: true for parked. Any thread; one at a time; each waits for the other to be told. */
+/* Between leases: after dp_server_park the server serves what has arrived, calls `parked`, and then blocks and reads nothing that
+ * its client sends. dp_server_resume lets it serve the same client again, whose new blob differs from the first one in its
+ * generation only. Requests that arrive before it has resumed are served then, except those of earlier generations, which are
+ * refused. Both return at once. Any thread, one at a time; each waits until the server has begun what was asked before. */
 void dp_server_park(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
-void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg);
+/* Sets what the serving thread calls when it has parked. Before dp_server_run. */
+void dp_server_on_parked(dp_server *s, void (*parked)(void *arg), void *arg);
 /* Whether dp_server_prepare made it, and so all that it has but the client's memory. */
 bool dp_server_made_ahead(const dp_server *s);
 /* Makes the pages of the client's memory present that calls use first, up to 4 MiB of slots and the mailbox, as far as the client has

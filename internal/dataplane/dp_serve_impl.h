@@ -7,7 +7,7 @@
 #include "dp_wait.h"
 
 /* What a server can be told by another thread: dp_server.stop. */
-enum { STOP_NOW = 1, STOP_EMPTY = 2, STOP_PARK = 3, STOP_RESUME = 4 };
+enum { STOP_NOW = 1, STOP_EMPTY, STOP_PARK, STOP_RESUME };
 
 struct dp_server {
     dp_server_config cfg;
@@ -33,17 +33,16 @@ struct dp_server {
     dp_server_stats own, *stats;
     dp_wc *pending; /* completions found while a post waited for room */
     uint32_t n_pending, cap_pending;
-    int32_t stop;      /* atomic: 0 or STOP_* */
+    int32_t stop;      /* atomic, futex: 0 or STOP_* */
     uint32_t next_generation; /* of the client, with STOP_RESUME */
-    uint32_t n_parked;        /* functions, while parked */
-    void (*told_fn)(void *arg, bool parked);
-    void *told_arg;
+    void (*parked_fn)(void *arg);
+    void *parked_arg;
     int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
 };
 
 /* ---- between dp_server.c and dp_serve.c ---- */
 
-/* What a server does that was told something and has found nothing to do. True: it ends. */
+/* Does what another thread has asked of a server that has nothing to do. Returns true if the server is to end. */
 bool dp_server_obey(dp_server *s, int32_t what);
 
 #endif

@@ -1,8 +1,10 @@
 /* Making, connecting and ending a server, and what other threads tell one. */
 #include <errno.h>
+#include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "dp_serve_impl.h"
@@ -220,26 +222,34 @@ void dp_server_destroy(dp_server *s) {
 
 /* ---- what it is told ---- */
 
+static void futex(int32_t *word, int op, int32_t value) { syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
+
+/* Wakes the serving thread, wherever it blocks. */
+static void wake(dp_server *s) {
+    futex(&s->stop, FUTEX_WAKE_PRIVATE, INT32_MAX);
+    dp_cq_wake(s->cq);
+}
+
 void dp_server_stop(dp_server *s) {
     __atomic_store_n(&s->stop, STOP_NOW, __ATOMIC_SEQ_CST);
-    dp_cq_wake(s->cq);
-}
-
-void dp_server_finish(dp_server *s) {
-    int32_t serving = 0;
-    __atomic_compare_exchange_n(&s->stop, &serving, STOP_EMPTY, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    dp_cq_wake(s->cq);
-}
-
-void dp_server_on_told(dp_server *s, void (*told)(void *arg, bool parked), void *arg) {
-    s->told_fn = told;
-    s->told_arg = arg;
+    wake(s);
 }
 
 static void ask(dp_server *s, int32_t what) {
-    int32_t serving = 0; /* one that is to stop goes on with that */
-    __atomic_compare_exchange_n(&s->stop, &serving, what, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    dp_cq_wake(s->cq);
+    for (int32_t before = 0;
+         !__atomic_compare_exchange_n(&s->stop, &before, what, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); before = 0) {
+        if (before == STOP_NOW || before == STOP_EMPTY)
+            return; /* the server ends */
+        futex(&s->stop, FUTEX_WAIT_PRIVATE, before);
+    }
+    wake(s);
+}
+
+void dp_server_finish(dp_server *s) { ask(s, STOP_EMPTY); }
+
+void dp_server_on_parked(dp_server *s, void (*parked)(void *arg), void *arg) {
+    s->parked_fn = parked;
+    s->parked_arg = arg;
 }
 
 void dp_server_park(dp_server *s) { ask(s, STOP_PARK); }
@@ -259,25 +269,6 @@ int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_err
     return DP_OK;
 }
 
-/* Nothing of what a client sends passes while there are no functions and it cannot know the generation. */
-static void change_lease(dp_server *s, bool park) {
-    memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* no bare request means one of an earlier lease */
-    if (park) {
-        uint32_t was = s->client.generation;
-        while (!s->client.generation || s->client.generation == was)
-            dp_random(&s->client.generation, sizeof s->client.generation);
-        s->n_parked = s->n_functions;
-        s->n_functions = 0;
-        s->waiter.mode = DP_WAIT_WARM;
-        dp_cq_promise_hot(s->cq, false);
-    } else {
-        s->client.generation = s->next_generation;
-        s->n_functions = s->n_parked;
-        s->waiter.mode = s->cfg.mode;
-        dp_waiter_expect(&s->waiter);
-    }
-}
-
 /* Whether a server that was told to stop, and has found nothing to do, may end. One that is to finish looks for a while
  * longer: a request may be on its way, and the last replies have to leave. */
 static bool may_end(dp_server *s, int32_t stop) {
@@ -289,15 +280,38 @@ static bool may_end(dp_server *s, int32_t stop) {
     return now >= s->finish_at;
 }
 
+/* Takes a request of another thread. Returns false if STOP_NOW has replaced it. */
+static bool taken(dp_server *s, int32_t what) {
+    bool is = __atomic_compare_exchange_n(&s->stop, &what, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    futex(&s->stop, FUTEX_WAKE_PRIVATE, INT32_MAX); /* ask waits */
+    return is;
+}
+
+static void resume(dp_server *s) {
+    memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* no bare request means one of an earlier lease */
+    s->client.generation = s->next_generation;
+    dp_waiter_expect(&s->waiter);
+}
+
+/* Blocks until the server is resumed, or ends: then it returns true. Nothing that a client sends is read meanwhile. */
+static bool park(dp_server *s) {
+    int32_t what = STOP_PARK;
+    dp_cq_promise_hot(s->cq, false);
+    for (; what == STOP_PARK; what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+        if (taken(s, STOP_PARK) && s->parked_fn)
+            s->parked_fn(s->parked_arg);
+        while (!__atomic_load_n(&s->stop, __ATOMIC_ACQUIRE))
+            futex(&s->stop, FUTEX_WAIT_PRIVATE, 0);
+    }
+    return what != STOP_RESUME;
+}
+
 bool dp_server_obey(dp_server *s, int32_t what) {
     if (what == STOP_NOW || what == STOP_EMPTY)
         return may_end(s, what);
-    if (__atomic_compare_exchange_n(&s->stop, &what, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
-        bool park = what == STOP_PARK;
-        if (park == (s->n_functions != 0)) /* else it is so already */
-            change_lease(s, park);
-        if (s->told_fn)
-            s->told_fn(s->told_arg, park);
-    }
+    if (what == STOP_PARK && park(s))
+        return true;
+    if (taken(s, STOP_RESUME))
+        resume(s);
     return false;
 }

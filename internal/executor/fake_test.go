@@ -214,7 +214,7 @@ func (w *fakeWorker) Park(ctx context.Context) error {
 	return nil
 }
 
-func (w *fakeWorker) Resume(_ context.Context, blob []byte) error {
+func (w *fakeWorker) Resume(blob []byte) error {
 	w.z.mu.Lock()
 	defer w.z.mu.Unlock()
 	select {

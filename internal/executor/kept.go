@@ -91,6 +91,9 @@ func ended(w Worker) error {
 
 // each calls do for all workers in parallel and returns the first error.
 func each(workers []Worker, do func(i int, w Worker) error) error {
+	if len(workers) == 1 {
+		return do(0, workers[0])
+	}
 	var wg sync.WaitGroup
 	var once sync.Once
 	var first error
@@ -236,7 +239,7 @@ func (e *Executor) resumeAll(h *holding, k *kept, blobs [][]byte, limit time.Dur
 	e.release(k)
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
-	err := each(k.workers, func(i int, w Worker) error { return w.Resume(ctx, blobs[i]) })
+	err := each(k.workers, func(i int, w Worker) error { return w.Resume(blobs[i]) })
 	e.codes.release(k.code) // the lease has its own reference
 	if err == nil {
 		return k.workers, nil

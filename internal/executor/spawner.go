@@ -28,9 +28,9 @@ type Worker interface {
 	Stop(ctx context.Context) error
 	// Finish is Stop after all calls that the client has sent.
 	Finish(ctx context.Context) error
-	// Park freezes the process. Resume lets it serve the same client again and changes Blob.
+	// Park freezes the process. Resume lets it serve the same client again.
 	Park(ctx context.Context) error
-	Resume(ctx context.Context, clientBlob []byte) error
+	Resume(clientBlob []byte) error
 	// EndCall ends a worker whose call exceeds its limit and reports where it was. It blocks until the process is
 	// killed.
 	EndCall(limit time.Duration)

@@ -178,16 +178,17 @@ func (g *Group) frozen() (bool, error) {
 	return n == 1, err
 }
 
-// awaitEvent waits for a change of cgroup.events since it was last read, but at most 1 ms, because the kernel delays
-// the second of two changes by 10 ms. Version 1 has no such event: there awaitEvent sleeps, longer each time.
+// awaitEvent waits for a change of cgroup.events since it was last read, at most for *wait, which it doubles up to 1 ms: the kernel
+// delays the second of two changes by 10 ms. Version 1 has no such event.
 func (g *Group) awaitEvent(wait *time.Duration) {
+	limit := unix.NsecToTimespec(int64(*wait))
+	*wait = min(2**wait, time.Millisecond)
 	if g.old(freezeFile) {
-		time.Sleep(*wait)
-		*wait = min(2**wait, time.Millisecond)
+		_ = unix.Nanosleep(&limit, nil)
 		return
 	}
 	_ = g.control(eventsFile, func(fd int) error {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, 1)
+		_, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, &limit, nil)
 		return err
 	})
 }

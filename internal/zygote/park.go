@@ -33,33 +33,35 @@ func (w *Worker) Park(ctx context.Context) error {
 	return nil
 }
 
-// Resume makes a parked worker serve its client again, under the generation of the new client blob. Blob then returns
-// the worker's answer. After an error the worker must be killed.
-func (w *Worker) Resume(ctx context.Context, clientBlob []byte) error {
+// Resume makes a parked worker serve its client again, under the generation of the new client blob. It does not wait for
+// the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. After an
+// error the worker must be killed.
+func (w *Worker) Resume(clientBlob []byte) error {
 	asked := time.Now()
 	before := w.page.counters()
 	w.before.Store(&before)
 	if err := w.group.Thaw(); err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
-	m, err := w.tell(ctx, wire.Resume, clientBlob, wire.Resumed)
-	if err != nil {
+	if err := w.send(wire.Resume, clientBlob); err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
-	if len(m.Body) == 0 || len(m.Body) > blobMax {
-		return fmt.Errorf("resume worker %d: its blob has %d bytes", w.id, len(m.Body))
-	}
-	w.blob = append([]byte(nil), m.Body...)
 	w.steps = Steps{Cached: true, Connect: time.Since(asked)}
 	return nil
+}
+
+// send sends a message, which must fit into the socket's buffer soon.
+func (w *Worker) send(typ wire.Type, body []byte) error {
+	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+	m := wire.Message{Type: typ, ID: w.id, Body: body}
+	_, err := w.conn.Write(m.Encode())
+	return err
 }
 
 // tell sends a message and waits for its answer. User code can write to that socket too, so the answer is only the
 // worker's claim. Any other message is an error.
 func (w *Worker) tell(ctx context.Context, typ wire.Type, body []byte, want wire.Type) (wire.Message, error) {
-	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	m := wire.Message{Type: typ, ID: w.id, Body: body}
-	if _, err := w.conn.Write(m.Encode()); err != nil {
+	if err := w.send(typ, body); err != nil {
 		return wire.Message{}, err
 	}
 	w.conn.SetReadDeadline(time.Time{})
@@ -73,7 +75,7 @@ func (w *Worker) tell(ctx context.Context, typ wire.Type, body []byte, want wire
 		}
 		return wire.Message{}, err
 	}
-	m, err = wire.Decode(buf[:n])
+	m, err := wire.Decode(buf[:n])
 	switch {
 	case err != nil:
 		return wire.Message{}, err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,8 +15,6 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/spawner"
-
-	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // freezing starts a zygote whose workers can be parked, with the freezer of each available version.
@@ -155,7 +154,7 @@ func (l *leased) renew(t testing.TB) []byte {
 
 func (l *leased) resume(t testing.TB, blob []byte) {
 	t.Helper()
-	if err := l.Resume(t.Context(), blob); err != nil {
+	if err := l.Resume(blob); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := l.c.ask("resume %d %x", l.channel, l.Blob()); err != nil {
@@ -202,31 +201,50 @@ func testParkedServesNobody(t *testing.T, z *Zygote) {
 	if err := w.Park(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	refused := func(when string) {
-		t.Helper()
-		for _, size := range []int{8, 700} {
-			if r, err := w.call(fnEcho, make([]byte, size)); err != nil || r.status != statusBadRequest {
-				t.Errorf("%s: a call of %d bytes: status %d, %v, want %d", when, size, r.status, err, statusBadRequest)
-			}
+	refused := func(when string, size int) {
+		if r, err := w.call(fnEcho, make([]byte, size)); err != nil || r.status != statusBadRequest {
+			t.Errorf("%s: a call of %d bytes: status %d, %v, want %d", when, size, r.status, err, statusBadRequest)
 		}
 	}
+	// The next lease has a generation that this client does not use.
+	blob := w.renew(t)
+	w.renew(t)
 	if err := w.group.Thaw(); err != nil {
 		t.Fatal(err)
 	}
-	refused("parked")
-	if n := w.Counters().Calls; n != 1 {
-		t.Errorf("%d calls were executed, want 1", n)
-	}
-	// Its next lease has a generation that this client does not use.
-	blob := w.renew(t)
-	w.renew(t)
-	if err := w.Resume(t.Context(), blob); err != nil {
+	var call sync.WaitGroup
+	call.Go(func() { refused("parked", 8) })
+	if err := w.Resume(blob); err != nil {
 		t.Fatal(err)
 	}
-	refused("of another lease")
+	call.Wait()
+	refused("of another lease", 8)
+	refused("of another lease", 700)
 	if n := w.Counters().Calls; n != 0 {
 		t.Errorf("%d calls of another lease were executed", n)
 	}
+}
+
+// A call that arrives before the worker has resumed is executed when it has. The executor does not wait for that.
+func TestCallBeforeTheWorkerHasResumed(t *testing.T) {
+	freezing(t, func(t *testing.T, z *Zygote) {
+		w := lease(t, z, startClient(t), nil)
+		for range 20 {
+			if err := w.Park(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			blob := w.renew(t)
+			if _, err := w.c.ask("resume %d %x", w.channel, w.Blob()); err != nil {
+				t.Fatal(err)
+			}
+			var call sync.WaitGroup
+			call.Go(func() { w.mustCall(t, fnEcho, []byte("early")) })
+			if err := w.Resume(blob); err != nil {
+				t.Fatal(err)
+			}
+			call.Wait()
+		}
+	})
 }
 
 // Only the client that a worker is connected to can have it back.
@@ -234,23 +252,34 @@ func TestResumeRefuses(t *testing.T) { freezing(t, testResumeRefuses) }
 
 func testResumeRefuses(t *testing.T, z *Zygote) {
 	c := startClient(t)
-	w := lease(t, z, c, nil)
-	w.mustCall(t, fnEcho, []byte("x"))
 	_, other, err := c.offer()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, blob := range map[string][]byte{"another channel's blob": other, "nonsense": []byte("nonsense"), "nothing": nil} {
+	for _, wrong := range []struct {
+		what   string
+		blob   []byte
+		reason string
+	}{
+		{"another channel's blob", other, "the blob is not that of the client"},
+		{"nonsense", []byte("nonsense"), "channel blob of 8 bytes"},
+		{"nothing", nil, "channel blob of 0 bytes"},
+	} {
+		w := lease(t, z, c, nil)
+		w.mustCall(t, fnEcho, []byte("x"))
 		if err := w.Park(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		var refused *WorkerError
-		if err := w.Resume(t.Context(), blob); !errors.As(err, &refused) || refused.Status != wire.StatusBadBlob {
-			t.Errorf("%s: %v, want status %d", what, err, wire.StatusBadBlob)
+		if err := w.Resume(wrong.blob); err != nil {
+			t.Errorf("%s: %v", wrong.what, err)
+		}
+		<-w.Done()
+		if x := w.Exit(); !strings.Contains(x.Reason, wrong.reason) {
+			t.Errorf("%s: the worker ended with %q, want %q", wrong.what, x.Reason, wrong.reason)
 		}
 	}
-	// The right one still can. A worker that hangs in a call is not parked.
-	w.resume(t, w.renew(t))
+	// A worker that hangs in a call is not parked.
+	w := lease(t, z, c, nil)
 	go w.call(fnHangs, nil)
 	eventually(t, "the call runs", func() bool { return w.Running() == "hangs" })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

@@ -19,7 +19,7 @@ typedef struct fake_worker {
     dp_dev *dev;
     dp_server *server;
     uint64_t pid;
-    sem_t told; /* it has parked or resumed */
+    sem_t parked;
 } fake_worker;
 
 typedef struct fake_lease {
@@ -54,10 +54,7 @@ static void *fake_serve(void *arg) {
     return NULL;
 }
 
-static void fake_told(void *arg, bool parked) {
-    (void)parked;
-    sem_post(arg);
-}
+static void fake_parked(void *arg) { sem_post(arg); }
 
 /* Under fake_mu, as are the next ones. */
 static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
@@ -65,8 +62,8 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
     CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &w->server, &err), err);
     dp_server_set_functions(w->server, fake_functions, 2);
-    sem_init(&w->told, 0, 0);
-    dp_server_on_told(w->server, fake_told, &w->told);
+    sem_init(&w->parked, 0, 0);
+    dp_server_on_parked(w->server, fake_parked, &w->parked);
     out->blob.size = sizeof out->blob.bytes;
     CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
     out->pid = w->pid = ++fake_pid;
@@ -78,7 +75,6 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
 static void fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_server_resume(w->server, offer->bytes, offer->size, &err), err);
-    sem_wait(&w->told);
     out->blob.size = sizeof out->blob.bytes;
     CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
     out->pid = w->pid;
@@ -92,7 +88,7 @@ static void fake_stop(fake_worker *w) {
     pthread_join(w->thread, NULL);
     dp_server_destroy(w->server);
     dp_dev_close(w->dev);
-    sem_destroy(&w->told);
+    sem_destroy(&w->parked);
     w->server = NULL;
 }
 
@@ -202,7 +198,7 @@ static void fake_release(uint32_t id, const rfaas_agent_release *req) {
     for (int i = 0; r.kept && i < WORKERS; i++)
         dp_server_park(l->workers[i].server);
     for (int i = 0; r.kept && i < WORKERS; i++)
-        sem_wait(&l->workers[i].told);
+        sem_wait(&l->workers[i].parked);
     if (r.kept)
         l->kept = true;
     fake_send(RFAAS_AGENT_RELEASE, id, &r, sizeof r, NULL, 0);

@@ -41,7 +41,6 @@ const (
 	Park        Type = 14
 	Parked      Type = 15
 	Resume      Type = 16
-	Resumed     Type = 17
 	Inspect     Type = 18
 	Symbols     Type = 19
 	Inspected   Type = 20
