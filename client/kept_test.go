@@ -130,7 +130,21 @@ func TestKeptWorkersAreGone(t *testing.T) {
 	}
 	release(t, l)
 	kill(t, pid, syscall.SIGKILL)
+	within(t, 10*time.Second, "the killed worker has ended", func() bool { return !running(pid) })
 	next("a kept worker was killed")
+
+	// A worker that is being killed may be granted: then the lease is cached, and a call replaces the worker.
+	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	pid = l.Worker(1).PID()
+	release(t, l)
+	kill(t, pid, syscall.SIGKILL)
+	l = w.lease(t, client.LeaseOptions{Workers: 2})
+	_, err := l.Worker(1).Invoke(context.Background(), function(t, l, "echo"), []byte("x"), make([]byte, 8))
+	if err != nil && !errors.Is(err, client.ErrConnection) {
+		t.Error(err)
+	}
+	use(t, l)
+	release(t, l)
 
 	s := w.connect(t, client.Options{Executor: w.Address})
 	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})

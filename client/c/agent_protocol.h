@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 1u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 2u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -31,7 +31,7 @@ enum {
     RFAAS_AGENT_HELLO = 1,   /* rfaas_agent_hello, environment, descriptor of the page -> rfaas_agent_welcome */
     RFAAS_AGENT_STATUS = 2,  /* - -> rfaas_agent_report, text. Needs no hello before it */
     RFAAS_AGENT_STOP = 3,    /* - -> -. The agent then exits. Needs no hello before it */
-    RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> - */
+    RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> rfaas_agent_opened */
     RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Drops the released leases that the session keeps */
     RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
                                 rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
@@ -107,6 +107,10 @@ typedef struct rfaas_agent_session {
     char provider[16];
     char secret_file[RFAAS_AGENT_ADDRESS], token_file[RFAAS_AGENT_ADDRESS]; /* paths, or "" */
 } rfaas_agent_session;
+
+typedef struct rfaas_agent_opened {
+    char provider[16]; /* that of the session's first lease, probably; "": not known */
+} rfaas_agent_opened;
 
 typedef struct rfaas_agent_session_name {
     uint64_t session;

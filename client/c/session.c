@@ -179,7 +179,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                               .service_level = o.service_level,
                               .mtu = o.mtu};
     s->timeout_ns = o.timeout_ns ? o.timeout_ns : 10000000000ll;
-    s->provider[0] = 0;
+    memset(s->provider, 0, sizeof s->provider);
     pthread_mutex_lock(&rfaas_api_mu);
     s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.keep_leases, .timeout_ns = s->timeout_ns};
     pthread_mutex_unlock(&rfaas_api_mu);
@@ -198,12 +198,15 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
             status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s has %zu bytes, want at most %zu: %s", op, texts[i].name, strlen(texts[i].from),
                                     texts[i].room - 1, texts[i].from);
     rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
+    rfaas_reply reply;
     if (!status)
-        status = rfaas_agent_ask(op, RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL);
+        status = rfaas_agent_ask(op, RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply);
     if (status) {
         give_session(s);
         return status;
     }
+    memcpy(s->provider, ((const rfaas_agent_opened *)reply.data)->provider, sizeof s->provider - 1);
+    free(reply.data);
     s->shm = false;
     s->verbs = NULL;
     s->opening = 0;

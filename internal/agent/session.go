@@ -39,7 +39,7 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 	case protocol.OpStatus:
 		reply, err = c.status(r)
 	case protocol.OpOpen:
-		err = c.openSession(r)
+		reply, err = c.openSession(r)
 	case protocol.OpClose:
 		err = c.closeSession(r)
 	case protocol.OpReplace:
@@ -66,11 +66,11 @@ func (c *client) run(r *request) (after func(sent bool), reply body, err error) 
 	return nil, reply, err
 }
 
-func (c *client) openSession(r *request) error {
+func (c *client) openSession(r *request) (body, error) {
 	const op = "open session"
 	m, err := protocol.DecodeSession(r.body)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	// Reserve the name first, so that of two requests with the same name only one connects.
 	c.mu.Lock()
@@ -87,7 +87,7 @@ func (c *client) openSession(r *request) error {
 	}
 	c.mu.Unlock()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	o := grant.Options{Manager: c.env.address(m.Manager), Executor: c.env.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
 		SecretFile: c.env.path(m.SecretFile), TokenFile: c.env.path(m.TokenFile),
@@ -102,10 +102,10 @@ func (c *client) openSession(r *request) error {
 	}
 	if err != nil {
 		delete(c.sessions, m.Session)
-		return err
+		return nil, err
 	}
 	c.sessions[m.Session] = &session{control: control}
-	return nil
+	return func(b []byte) []byte { return protocol.EncodeOpened(b, control.LikelyProvider()) }, nil
 }
 
 func (c *client) closeSession(r *request) error {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/connectivity"
+
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
@@ -131,16 +133,53 @@ func open(ctx context.Context, o Options, connect func(*Options) (*shared, func(
 	c := &Control{shared: s, opts: o, done: done}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	if o.Manager != "" {
-		_, err = c.hello(ctx)
-	} else {
-		_, err = c.info(ctx, o.Executor)
-	}
-	if err != nil {
+	if err := c.reach(ctx); err != nil {
 		c.Close()
 		return nil, err
 	}
 	return c, nil
+}
+
+// reach makes sure that the session's manager or executor answers. It sends no message if the connection to it has not broken since
+// the last answer, and the token has not changed.
+func (c *shared) reach(ctx context.Context) (err error) {
+	at, token := cmp.Or(c.opts.Manager, c.opts.Executor), c.tokenState()
+	c.mu.Lock()
+	known := c.conns[at] != nil && c.conns[at].GetState() == connectivity.Ready && c.reached && c.reachedWith == token
+	c.mu.Unlock()
+	switch {
+	case known:
+		return nil
+	case c.opts.Manager != "":
+		_, err = c.hello(ctx)
+	default:
+		_, err = c.info(ctx, c.opts.Executor)
+	}
+	c.mu.Lock()
+	c.reached, c.reachedWith = err == nil, token
+	c.mu.Unlock()
+	return err
+}
+
+// tokenState returns the state of the token's file; zero if there is none.
+func (c *shared) tokenState() (st fileState) {
+	dial := c.opts.dial()
+	path, _, _ := dial.Files()
+	if i, err := os.Stat(path); err == nil {
+		st, _ = stateOf(i)
+	}
+	return st
+}
+
+// LikelyProvider returns the provider that the session's next lease will probably use; "" if nothing is known.
+func (c *shared) LikelyProvider() string {
+	c.mu.Lock()
+	last, info := c.lastProvider, c.infos[c.opts.Executor]
+	c.mu.Unlock()
+	if info != nil {
+		last, _ = c.provider(c.opts.Executor, info)
+	}
+	return last
 }
 
 // Close gives up the kept leases, and closes the connections unless other sessions share them. The caller releases all leases before;

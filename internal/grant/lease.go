@@ -308,6 +308,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 		return nil, p.last
 	}
 	p.granted = true
+	p.c.note(cand.Provider)
 	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha,
 		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {

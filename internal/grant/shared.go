@@ -30,6 +30,10 @@ type shared struct {
 	inUse     map[[sha256.Size]byte]weak.Pointer[library] // libraries of leases, also if they are too large to be remembered
 	streams   map[string][]*leasing                       // idle ones, by address
 	closed    bool
+	// The last answer of the session's manager or executor came with this token. Set by reach.
+	reached      bool
+	reachedWith  fileState
+	lastProvider string // of the last grant
 
 	reading  sync.Mutex // held while a library is read
 	places   places
@@ -89,6 +93,13 @@ func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
 	}
 	c.conns[addr] = conn
 	return conn, nil
+}
+
+// note remembers the provider of a grant.
+func (c *shared) note(provider string) {
+	c.mu.Lock()
+	c.lastProvider = provider
+	c.mu.Unlock()
 }
 
 // Pool lets sessions with the same addresses and credentials share connections. Connections without a session stay open for a while.

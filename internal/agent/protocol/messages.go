@@ -401,6 +401,13 @@ func DecodeAdopt(b []byte) (Adopt, error) {
 	return a, nil
 }
 
+// EncodeOpened appends the body of a reply to OPEN.
+func EncodeOpened(b []byte, provider string) []byte {
+	var c C.rfaas_agent_opened
+	set(c.provider[:], provider)
+	return put(b, &c)
+}
+
 // EncodeUntil appends a body with the end of a lease.
 func EncodeUntil(b []byte, ns int64) []byte { return put(b, &C.rfaas_agent_until{C.int64_t(ns)}) }
 
