@@ -277,13 +277,12 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-# The tests of client/capi run C programs, which it does not instrument.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw|client/capi)(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw)(/|$$)')
 # Tests of the client that test the executor or a worker, which are other processes.
 RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
 	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed
 # Packages whose tests also run on verbs, in the virtual machine; of internal/sandbox those of control groups, which have version 2 there.
-SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client client/capi internal/cli benchmarks/latency; do \
+SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
 .PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
@@ -297,9 +296,10 @@ build-tests: build test-programs # all that lanes run
 # a lane when the build lane has passed, nothing is built again.
 try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'make build failed; going on with the tests' >&2)
 
+# The other packages of tests/ have lanes of their own.
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v /tests/)
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v /tests/) ./tests/capi
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
@@ -435,8 +435,8 @@ test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real ve
 	$(Q)$(try_build)
 	$(Q)rm -rf build/gotest && mkdir -p build/gotest/programs
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
-	$(Q)cd client/capi && RFAAS_REQUIRE_VERBS=1 RFAAS_TEST_PROGRAMS=$(CURDIR)/build/gotest/programs ../../build/gotest/capi.test -compile \
-		-test.skip '^Example.' || echo 'make: some programs of client/capi were not compiled; going on with the tests' >&2
+	$(Q)cd tests/capi && RFAAS_REQUIRE_VERBS=1 RFAAS_TEST_PROGRAMS=$(CURDIR)/build/gotest/programs ../../build/gotest/capi.test -compile \
+		-test.skip '^Example.' || echo 'make: some programs of tests/capi were not compiled; going on with the tests' >&2
 	$(Q)scripts/softroce/run --timeout 1100 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
@@ -459,12 +459,12 @@ test-twovm: ## client in one virtual machine, executor in another: the link is c
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/twovm && $(GO) test -c -o build/twovm/ ./tests/faults ./client ./internal/manager && $(GO_BUILD) -o build/twovm/ ./tests/remote
 	$(Q)for program in api event failover; do \
-		$(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o build/twovm/$${program}_test client/capi/testdata/$${program}_test.c \
+		$(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g -Iinclude -o build/twovm/$${program}_test tests/capi/testdata/$${program}_test.c \
 			$(TWOVM_LINK) || exit; done
-	$(Q)$(CXX) -std=c++17 -O1 -g -Iinclude -o build/twovm/cpp_test client/capi/testdata/cpp_test.cpp $(TWOVM_LINK)
-	$(Q)$(FC) -std=f2018 -O1 -g -Jbuild/twovm -Iinclude -o build/twovm/fortran_test client/capi/testdata/fortran_test.f90 \
+	$(Q)$(CXX) -std=c++17 -O1 -g -Iinclude -o build/twovm/cpp_test tests/capi/testdata/cpp_test.cpp $(TWOVM_LINK)
+	$(Q)$(FC) -std=f2018 -O1 -g -Jbuild/twovm -Iinclude -o build/twovm/fortran_test tests/capi/testdata/fortran_test.f90 \
 		lib/librfaas_fortran.a $(TWOVM_LINK)
-	$(Q)$(CC) -shared -fPIC -O2 -Iinclude -o build/twovm/functions.so client/capi/testdata/functions.c
+	$(Q)$(CC) -shared -fPIC -O2 -Iinclude -o build/twovm/functions.so tests/capi/testdata/functions.c
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
 	$(Q)for boot in first second; do \
 		$(TWOVM) -- scripts/test --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done
@@ -496,7 +496,7 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c tests/c/*.c tests/*/testdata/*.c client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null

@@ -30,7 +30,7 @@ func TestLanguagesHaveTheWholeAPI(t *testing.T) {
 		if word := regexp.MustCompile(`\b` + last + `\b`); !word.MatchString(cxx) {
 			t.Errorf("%s says that %s is %s in C++, which the headers do not have", apigen.Source, name, f.Cpp)
 		} else if !word.MatchString(cxxTests) {
-			t.Errorf("no C++ program of client/capi/testdata uses %s (%s)", f.Cpp, name)
+			t.Errorf("no C++ program of tests/capi/testdata uses %s (%s)", f.Cpp, name)
 		}
 		if !strings.Contains(raw, "bind(c, name='"+name+"'") && !strings.Contains(raw, "bind(c, name='"+name+"_fortran'") {
 			t.Errorf("Fortran does not bind %s", name)
@@ -39,7 +39,7 @@ func TestLanguagesHaveTheWholeAPI(t *testing.T) {
 			t.Errorf("Fortran does not offer %s", name)
 		}
 		if !regexp.MustCompile(`\b` + name + `\(`).MatchString(fortranTests) {
-			t.Errorf("no Fortran program of client/capi/testdata calls %s", name)
+			t.Errorf("no Fortran program of tests/capi/testdata calls %s", name)
 		}
 	}
 	for _, s := range d.Sections {
@@ -67,11 +67,11 @@ func joined(text string) string {
 	return regexp.MustCompile(`&\n\s*`).ReplaceAllString(text, "")
 }
 
-// tests returns the programs of client/capi/testdata with this ending.
+// tests returns the programs of tests/capi/testdata with this ending.
 func tests(t *testing.T, ending string) string {
 	t.Helper()
 	var all strings.Builder
-	names, err := filepath.Glob("../../client/capi/testdata/*" + ending)
+	names, err := filepath.Glob("../../tests/capi/testdata/*" + ending)
 	if err != nil || len(names) == 0 {
 		t.Fatalf("no programs %s: %v", ending, err)
 	}

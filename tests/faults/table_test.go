@@ -107,7 +107,7 @@ func TestEndToEndAcrossMachines(t *testing.T) {
 			there[name] = name != "TestClientProcess" // a part of TestClientKilled
 		}
 	}
-	for _, path := range paths("client/capi/testdata/*_test.*", "examples/mpi/*") {
+	for _, path := range paths("tests/capi/testdata/*_test.*", "examples/mpi/*") {
 		there[strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))] = true
 	}
 	for name, counts := range there {

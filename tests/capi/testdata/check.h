@@ -13,8 +13,8 @@
 
 static int failures;
 
-static void report(int line, const char *what) {
-    fprintf(stderr, "%s:%d: %s (last error: %s)\n", __BASE_FILE__, line, what, rfaas_last_error());
+static void report(int line, const char *problem) {
+    fprintf(stderr, "%s:%d: %s (last error: %s)\n", __BASE_FILE__, line, problem, rfaas_last_error());
     failures++;
 }
 #define CHECK(x) ((x) ? (void)0 : report(__LINE__, #x))
