@@ -370,12 +370,27 @@ func (e expiring) Err() error {
 	}
 }
 
-func newExpiring(t testing.TB, cause error) (ctx context.Context, expire func()) {
+// observed is an expiring context that tells when context.AfterFunc is first called for it.
+type observed struct {
+	expiring
+	watched chan struct{}
+	once    *sync.Once
+}
+
+// AfterFunc is called by context.AfterFunc.
+func (o observed) AfterFunc(f func()) (stop func() bool) {
+	o.once.Do(func() { close(o.watched) })
+	return context.AfterFunc(o.expiring, f)
+}
+
+// newExpiring returns a context that ends when expire is called. watched is closed when a spawn has the zygote's answer and
+// waits for the worker itself.
+func newExpiring(t testing.TB, cause error) (ctx context.Context, watched <-chan struct{}, expire func()) {
 	inner, cancel := context.WithCancelCause(t.Context())
-	e := expiring{inner, make(chan struct{})}
-	return e, func() {
+	o := observed{expiring{inner, make(chan struct{})}, make(chan struct{}), &sync.Once{}}
+	return o, o.watched, func() {
 		cancel(cause)
-		close(e.over)
+		close(o.over)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -496,26 +495,33 @@ func TestConcurrentSpawns(t *testing.T) {
 func TestSpawnCancelled(t *testing.T) {
 	z := startZygote(t)
 	c := startClient(t)
-	sign := filepath.Join(buildDir, "hangs")
-	hang := library(t, "hang.so", fmt.Sprintf(hangingConstructor, sign)+emptyFunction)
-	code := sealedFile(t, hang)
+	code := sealedFile(t, library(t, "hang.so", hangingConstructor+emptyFunction))
 	check := leakCheck(t)
 	spec, channel := c.spec(t, code)
 	spec.Names = []string{"f"}
-	// over ends the time when the constructor runs.
-	var wg sync.WaitGroup
-	over := func(cause error) context.Context {
-		ctx, expire := newExpiring(t, cause)
-		wg.Go(func() {
-			defer expire()
-			for end := time.Now().Add(testBound); os.Remove(sign) != nil && time.Now().Before(end); {
-				time.Sleep(time.Millisecond)
+	// interrupted starts a worker. The time is over while the executor waits for it and it loads its library.
+	interrupted := func(cause error, start func(context.Context) (*Worker, error)) error {
+		ctx, watched, expire := newExpiring(t, cause)
+		failed := make(chan error, 1)
+		go func() {
+			_, err := start(ctx)
+			failed <- err
+		}()
+		within(t, "waiting for the worker", watched)
+		eventually(t, "loading the library", func() bool {
+			z.mu.Lock()
+			defer z.mu.Unlock()
+			for _, w := range z.workers {
+				if w.page.phase() == phaseLoading {
+					return true
+				}
 			}
+			return false
 		})
-		return ctx
+		expire()
+		return <-failed
 	}
-	_, err := z.Spawn(over(context.DeadlineExceeded), spec)
-	wg.Wait()
+	err := interrupted(context.DeadlineExceeded, func(ctx context.Context) (*Worker, error) { return z.Spawn(ctx, spec) })
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "loading the library") {
 		t.Errorf("hanging constructor: %v", err)
 	}
@@ -532,8 +538,7 @@ func TestSpawnCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = z.spawn(over(errSpawnTimeout), &spec, body, names)
-	wg.Wait()
+	err = interrupted(errSpawnTimeout, func(ctx context.Context) (*Worker, error) { return z.spawn(ctx, &spec, body, names) })
 	names.Close()
 	wantError(t, err, wire.StatusBadLibrary, "hangs while loading the library")
 	if !strings.Contains(err.Error(), "not done within 10s") {
