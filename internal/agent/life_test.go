@@ -114,7 +114,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	leakcheck.Check(t, objects)
 	dir := t.TempDir()
 	socket, secret := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "secret")
-	x := executor(t, secret)
+	x := executor(t, secret, "--share-cores", "2") // four leases of a core
 	env := []string{"RFAAS_SECRET_FILE=" + secret, "USER=tester", "RFAAS_EXECUTOR=" + x.address}
 	first := program(t, socket)
 	p := connect(t, socket, env...)
@@ -131,6 +131,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.mustAcquire(3, 1) // is not adopted
 	first.Process.Signal(how)
 	first.Wait()
 	<-p.ended
@@ -157,14 +158,15 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 			t.Errorf("a lease that the executor does not know: %v", err)
 		}
 	}
-	// Longer than an executor waits for a client.
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	// The executor has waited as long for the clients of the other two.
+	eventually(t, "the executor ends the lease that is not adopted", func() bool {
 		for _, l := range []*leased{renewed, bound} {
 			if err := l.call(0); err != nil {
 				t.Fatal(err)
 			}
 		}
-	}
+		return x.free(t, secret) == 2
+	})
 	n := protocol.WorkerName{Key: 1}
 	if i, err := protocol.DecodeInspection(q.must(protocol.OpInspect, n.Encode, nil)); err != nil || i.PID != int(renewed.Workers[0].PID) {
 		t.Errorf("inspection %+v, %v", i, err)
@@ -177,7 +179,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	}
 	renewed.release(true)
 	bound.release(false)
-	eventually(t, "both cores are free", func() bool { return x.free(t, secret) == 2 })
+	eventually(t, "all cores are free", func() bool { return x.free(t, secret) == 4 })
 }
 
 // The agent leaves after a while without a client, and a client that comes at that moment is served by it or by the next.

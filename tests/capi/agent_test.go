@@ -212,6 +212,13 @@ func TestAgentKilled(t *testing.T) {
 			t.Fatalf("round %d: the agent %d was killed and answers", i, pid)
 		}
 		last = pid
+		if i == *agentKills-1 { // a client that does not return
+			stopped := lead(t, 1, 0, env...)
+			stopped.do("init", "session", "open")
+			if err := stopped.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+		}
 		c.say("until")
 		time.Sleep(20 * time.Millisecond) // into the calls
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -236,7 +243,9 @@ func TestAgentKilled(t *testing.T) {
 	}
 	t.Logf("figure: agent.killed_gap_ms = %.1f", milliseconds(slices.Max(gaps)))
 	t.Logf("until another agent held the lease: median %v, longest %v; longest call %v", median(gaps), slices.Max(gaps), slices.Max(longest))
-	time.Sleep(3 * time.Second) // longer than an executor's patience with a client that is gone
+	next := lead(t, 1, 0, env...)
+	next.do("init", "session")
+	eventually(t, "the executor ends the lease of the client that does not return", func() bool { return next.ask("open").status == 0 })
 	c.do("calls 1000", "renew", "release", "close")
 }
 
