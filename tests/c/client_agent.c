@@ -1,0 +1,220 @@
+/* The C library beside agents that end, hang, and grant names of the greatest length. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/time.h>
+
+#include "fake_agent.h"
+
+/* Names of 255 bytes come through whole, and where there is no room for that it is said. */
+T_CASE(api_names, "api/long-names", .providers = T_SHM) {
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    rfaas_session *session = NULL;
+    CHECK_EQ(rfaas_session_open(NULL, &session), RFAAS_OK);
+    rfaas_lease_options lo = RFAAS_LEASE_OPTIONS_INIT;
+    lo.library = "/proc/self/exe";
+    lo.workers = WORKERS;
+    rfaas_lease *leases[1];
+    size_t n = 0;
+    CHECKF(rfaas_lease_open_across(session, &lo, 1, leases, &n) == RFAAS_OK && n == 1, "across: %s", rfaas_last_error());
+    rfaas_lease_details d = {.struct_size = sizeof d};
+    CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
+    CHECK(!strcmp(d.node_name, fake_name()) && !strcmp(d.executor_address, fake_name()));
+    CHECK(strlen(d.node) == sizeof d.node - 1 && !strncmp(d.node, fake_name(), sizeof d.node - 1));
+    CHECK(strlen(d.executor) == sizeof d.executor - 1 && !strncmp(d.executor, fake_name(), sizeof d.executor - 1));
+    memset(&d, 7, sizeof d);
+    d.struct_size = offsetof(rfaas_lease_details, node_name); /* of an older program */
+    CHECK_EQ(rfaas_lease_info(leases[0], &d), RFAAS_OK);
+    CHECK(d.provider[0] == 's' && d.node_name[0] == 7);
+    rfaas_place place;
+    CHECK_EQ(rfaas_places(session, &lo, 1, &place), RFAAS_UNSUPPORTED);
+    CHECK(strstr(rfaas_last_error(), "its address has 255 bytes, a place holds 127"));
+    CHECK_EQ(rfaas_lease_release(leases[0]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* What makes each agent end is not asked for ever. */
+T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease = NULL;
+    rfaas_session *session = fake_session(&lo);
+    fake_ends_at = RFAAS_AGENT_ACQUIRE;
+    fake_ends = 100;
+    CHECK_EQ(rfaas_lease_open(session, &lo, &lease), RFAAS_PEER_GONE);
+    CHECKF(fake_ends >= 90, "%u agents have ended", 100 - fake_ends);
+    fake_ends = 2;
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* No lease has ended, and the agent answers. */
+static void all_held(rfaas_session *session, rfaas_lease **leases, int n) {
+    for (int i = 0; i < n; i++) {
+        rfaas_event e = {.struct_size = sizeof e};
+        CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+        CHECK_EQ(rfaas_lease_event(leases[i], &e), RFAAS_OK);
+        CHECKF(e.kind == 0, "lease %d: event %u: %s", i, e.kind, e.text);
+    }
+}
+
+/* An agent that takes too long to adopt a lease is left, and ends none. */
+T_CASE(api_agent_hangs_adopting, "api/agent-hangs-in-an-adoption", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *leases[2];
+    rfaas_session *session = fake_session(&lo);
+    for (int i = 0; i < 2; i++)
+        CHECKF(rfaas_lease_open(session, &lo, &leases[i]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    fake_adopts_ms = 2500;
+    fake_hang_up();
+    CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_PEER_GONE);
+    all_held(session, leases, 2);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* And has another one in its place. */
+static void *end_agent_soon(void *session) {
+    t_sleep_ms(200);
+    fake_hang_up();
+    CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+    return NULL;
+}
+
+/* The agent ends when it has granted the lease's next home, while calls still run at the old one: the lease does not move to a home
+ * that the next agent does not know. */
+T_CASE(api_agent_ends_moving, "threads/agent-ends-while-a-lease-moves", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    rfaas_function echo, slow;
+    rfaas_request r;
+    uint64_t in = 7, out[2] = {0};
+    lo.flags = RFAAS_LEASE_FAILOVER;
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK_EQ(rfaas_lease_function(lease, "echo", &echo), RFAAS_OK);
+    CHECK_EQ(rfaas_lease_function(lease, "slow", &slow), RFAAS_OK);
+    CHECKF(rfaas_iinvoke(lease, slow, &in, sizeof in, &out[0], sizeof *out, NULL, &r) == RFAAS_OK, "%s", rfaas_last_error());
+    pthread_t thread;
+    pthread_mutex_lock(&fake_mu);
+    lease->line->draining = RFAAS_AGENT_DRAIN_SOON;
+    fake_event(&(rfaas_agent_event){.key = lease->home->key, .kind = RFAAS_EVENT_DRAINING, .text = "drains"});
+    pthread_mutex_unlock(&fake_mu);
+    CHECK(!pthread_create(&thread, NULL, end_agent_soon, session));
+    CHECKF(rfaas_invoke(lease, echo, &in, sizeof in, &out[1], sizeof *out, NULL, NULL) == RFAAS_OK, "%s", rfaas_last_error());
+    pthread_join(thread, NULL);
+    CHECKF(rfaas_wait(&r, NULL) == RFAAS_OK && out[0] == in, "%s", rfaas_last_error());
+    pthread_mutex_lock(&fake_mu);
+    fake_lease *l = fake_find(lease->home->key);
+    CHECK(l && l->known);
+    pthread_mutex_unlock(&fake_mu);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* The agent ends, and the next one while leases are handed to it: the third one has them. */
+T_CASE(api_agent_ends_adopting, "api/agent-ends-in-an-adoption", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *leases[3];
+    rfaas_session *session = fake_session(&lo);
+    for (int i = 0; i < 3; i++)
+        CHECKF(rfaas_lease_open(session, &lo, &leases[i]) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    fake_ends_at = RFAAS_AGENT_ADOPT;
+    fake_ends = 1;
+    fake_hang_up();
+    all_held(session, leases, 3);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(rfaas_lease_release(leases[i]), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* The agent ends between its grant and the moment in which the library takes it: the next agent grants another lease, since it does not
+ * know the first one. */
+T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_acquisition a;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    uint32_t before = __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE), generation = rfaas_agent_generation();
+    CHECKF(rfaas_api_lease_begin(session, &lo, NULL, &lease, &a) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    for (bool offered = false; __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE) == before;) {
+        rfaas_agent_wait(dp_now_ns() + 20000000);
+        if (!offered && __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE) == before) {
+            CHECK(!rfaas_api_acquire_step(&a));
+            offered = lease->home->ep;
+        }
+    }
+    rfaas_agent_wait(dp_now_ns() + 200000000); /* the reply comes to its ticket */
+    fake_hang_up();
+    while (rfaas_agent_generation() == generation)
+        rfaas_agent_wait(dp_now_ns() + 20000000);
+    while (!rfaas_api_acquire_step(&a))
+        rfaas_agent_wait(a.until);
+    CHECKF(rfaas_api_lease_finish(&lease, &a) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    CHECK_EQ(fake_granted, before + 2);
+    all_held(session, &lease, 1);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+static void nothing(int signal) { (void)signal; }
+
+/* Signals do not end a connection whose buffer is full, and what no message holds is said. */
+T_CASE(api_environment, "api/large-environment", .providers = T_SHM) {
+    static char value[2 * RFAAS_AGENT_MESSAGE_MAX];
+    rfaas_lease_options lo;
+    memset(value, 'v', sizeof value - 1);
+    value[900000] = 0;
+    setenv("RFAAS_TEST", value, 1);
+    fake_reads_ms = 100;
+    sigaction(SIGALRM, &(struct sigaction){.sa_handler = nothing}, NULL);
+    setitimer(ITIMER_REAL, &(struct itimerval){{0, 5000}, {0, 5000}}, NULL);
+    rfaas_session *session = fake_session(&lo);
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+    value[900000] = 'v';
+    setenv("RFAAS_TEST", value, 1);
+    CHECK_EQ(rfaas_init(NULL), RFAAS_OK);
+    CHECK_EQ(rfaas_session_open(NULL, &session), RFAAS_INVALID);
+    CHECKF(strstr(rfaas_last_error(), "RFAAS_"), "%s", rfaas_last_error());
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    unsetenv("RFAAS_TEST");
+    fake_leave();
+}
+
+static void *release_soon(void *lease) {
+    t_sleep_ms(50);
+    CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    return NULL;
+}
+
+/* A lease is released while it is being handed to the next agent. */
+T_CASE(api_released_adopting, "threads/released-while-adopted", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_lease *lease;
+    rfaas_session *session = fake_session(&lo);
+    CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+    pthread_t thread;
+    fake_adopts_ms = 200;
+    fake_hang_up();
+    CHECK(!pthread_create(&thread, NULL, release_soon, lease));
+    CHECK_EQ(rfaas_session_changes(session, &(rfaas_change){0}, 1, &(size_t){0}), RFAAS_OK);
+    pthread_join(thread, NULL);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}

@@ -1,0 +1,56 @@
+/* An agent of the test's own for the C library: a thread behind a socket pair, in the place of agent_start.c's. Its workers
+ * are threads too, so that the thread sanitizer sees everything. A case ends with fake_leave. */
+#ifndef RFAAS_CTEST_FAKE_AGENT_H
+#define RFAAS_CTEST_FAKE_AGENT_H
+
+#include <semaphore.h>
+
+#include "client.h"
+#include "dp_serve.h"
+#include "ends.h"
+
+enum { CLIENTS = 4, LEASES = 64, WORKERS = 2 };
+
+typedef struct fake_worker {
+    pthread_t thread;
+    dp_dev *dev;
+    dp_server *server;
+    uint64_t pid;
+    sem_t parked;
+} fake_worker;
+
+typedef struct fake_lease {
+    uint64_t key; /* 0: free */
+    uint64_t session;
+    bool kept; /* released, its workers wait */
+    bool known; /* to the present agent */
+    fake_worker workers[WORKERS];
+} fake_lease;
+
+/* What the agent has and has done. Under fake_mu while it runs. */
+extern pthread_mutex_t fake_mu;
+extern fake_lease fake_leases[LEASES];
+extern uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
+/* What the next agent does. */
+extern int fake_adopts_ms, fake_reads_ms;        /* the time it takes to adopt the first lease, and before it reads at all */
+extern uint32_t fake_ends_at, fake_ends;         /* this operation it does not answer but ends, so many times */
+
+/* Opens a session with the agent, and sets the options of its leases. */
+rfaas_session *fake_session(rfaas_lease_options *lo);
+/* Ends the agent's connection. The library reaches the next agent. */
+void fake_hang_up(void);
+/* Waits for the agent's thread, after the library has left it. */
+void fake_leave(void);
+
+/* Under fake_mu, all of them: */
+fake_lease *fake_find(uint64_t key); /* NULL: the agent has no such lease */
+void fake_event(const rfaas_agent_event *e);
+void fake_death(uint64_t key, uint32_t worker, uint64_t pid);
+/* Ends a kept lease of the session (0: of any) and returns its key, 0 if there is none. */
+uint64_t fake_drop(uint64_t session);
+void fake_dropped(uint64_t key); /* tells the library of that */
+
+/* The executor's address and node's name of every lease: 255 bytes. */
+const char *fake_name(void);
+
+#endif
