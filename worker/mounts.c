@@ -55,6 +55,13 @@ static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full", "/d
 /* The old root is mounted here while the new one is filled. */
 #define OLD "/.old"
 
+/* Makes a directory that workers of any user may search, whatever the umask. One that exists stays as it is. */
+static int make_directory(const char *path) {
+    if (mkdir(path, 0755))
+        return errno == EEXIST ? 0 : errno;
+    return chmod(path, 0755) ? errno : 0;
+}
+
 /* Makes the directories of a path below the root, without its last name. */
 static int make_parents(const char *path) {
     char part[PATH_MAX];
@@ -63,8 +70,9 @@ static int make_parents(const char *path) {
     strcpy(part, path);
     for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = 0;
-        if (mkdir(part, 0755) && errno != EEXIST)
-            return errno;
+        int e = make_directory(part);
+        if (e)
+            return e;
         *slash = '/';
     }
     return 0;
@@ -76,7 +84,7 @@ static int make_like(const char *path, const struct stat *of) {
     if (e)
         return e;
     if (S_ISDIR(of->st_mode))
-        return mkdir(path, 0755) && errno != EEXIST ? errno : 0;
+        return make_directory(path);
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0)
         return errno;
@@ -166,8 +174,8 @@ static int fill_root(const dp_sandbox *s, const wanted *extra, bool verbs, const
     *what = "make directories";
     static const char *const empty[] = {"/proc", "/tmp", "/var"};
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++)
-        if (mkdir(empty[i], 0755) && errno != EEXIST)
-            return errno;
+        if ((e = make_directory(empty[i])))
+            return e;
     static const char *const links[][2] = {{"/tmp", "/var/tmp"}, {"/tmp", "/dev/shm"}, {"/proc/self/fd", "/dev/fd"}};
     for (size_t i = 0; i < sizeof links / sizeof *links; i++)
         if (symlink(links[i][0], links[i][1]) && errno != EEXIST)

@@ -1,8 +1,6 @@
 package zygote
 
 import (
-	"github.com/rfaas-go/rfaas/internal/spawner/wire"
-
 	"bytes"
 	"encoding/binary"
 	"fmt"
@@ -13,7 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_000, N: 1000}, Processes: 200, Files: 100}
@@ -59,6 +60,17 @@ func TestThreadInSandbox(t *testing.T) {
 	t.Logf("the sandbox took %v", s.Sandbox)
 	if len(w.Exit().Reason) == 0 {
 		t.Error("no reason")
+	}
+}
+
+// Workers run as users who must pass the directories that root makes for them, whatever root's umask is.
+func TestSandboxUnderUmask(t *testing.T) {
+	testSandbox = confined
+	defer func() { testSandbox = Sandbox{} }()
+	defer unix.Umask(unix.Umask(0o077)) // the spawner and the zygote inherit it
+	w := lease(t, startZygote(t), startClient(t), nil)
+	if got := w.mustCall(t, fnEcho, []byte("x")); string(got) != "x" {
+		t.Errorf("%q", got)
 	}
 }
 
