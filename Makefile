@@ -564,7 +564,7 @@ install: build ## into PREFIX, below DESTDIR
 
 uninstall: ## remove what install put there
 	$(Q)rm -f $(INSTALLED:%=$(DESTDIR)$(PREFIX)/%)
-	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager}.8
+	$(Q)rm -f $(DESTDIR)$(PREFIX)/share/man/man1/rfaas{,-*}.1 $(DESTDIR)$(PREFIX)/share/man/man8/{executor,resource-manager,rfaas-agent}.8
 	$(Q)rm -rf $(DESTDIR)$(PREFIX)/share/doc/rfaas $(DESTDIR)$(PREFIX)/share/rfaas/{slurm,systemd}
 	$(Q)for d in share/rfaas share/modulefiles/rfaas lib/cmake/rfaas; do \
 		[[ ! -d $(DESTDIR)$(PREFIX)/$$d ]] || rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/$$d; done

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -30,6 +31,8 @@ const (
 	defaultLinger = 10 * time.Second
 	envLinger     = "RFAAS_AGENT_LINGER"
 	envLogLevel   = "RFAAS_AGENT_LOG_LEVEL"
+
+	defaultLogLevel = "info"
 )
 
 // ErrDone means that the flags asked only for output, such as --version, and the program has to exit with 0.
@@ -42,31 +45,41 @@ service: it makes the socket itself and stays. "rfaas agent status" and "rfaas a
 
 `
 
-// Parse reads the command line. For --help and --version it prints to out and returns ErrDone.
-func Parse(args []string, getenv func(string) string, version string, out io.Writer) (Settings, error) {
-	var s Settings
+// flags returns the flags of the program, which set s and level.
+func flags(s *Settings, level *string) *pflag.FlagSet {
 	f := pflag.NewFlagSet("rfaas-agent", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
-	level := getenv(envLogLevel)
-	if level == "" {
-		level = "info"
-	}
 	f.StringVar(&s.Socket, "socket", "", "path of the socket to make and to listen on (default: none, see --listening)")
 	f.IntVar(&s.Listening, "listening", SocketFD, "descriptor of a listening unix socket, unless --socket is given")
 	f.DurationVar(&s.Linger, "linger", 0, "how long to stay without a client, 0 for ever (default: $"+envLinger+" or 10s; with --socket 0)")
 	f.StringVar(&s.LogFile, "log-file", "", "log file, at most 1 MiB and as much of older lines in FILE.old; - for standard error (default: the socket's path with .log; with --socket -)")
-	f.StringVar(&level, "log-level", level, "debug, info, warn or error")
+	f.StringVar(level, "log-level", *level, "debug, info, warn or error")
+	f.Bool("version", false, "print the version and exit")
+	return f
+}
+
+// Usage returns what the program is, and its flags.
+func Usage() (text string, f *pflag.FlagSet) {
+	level := defaultLogLevel
+	return strings.TrimSpace(about), flags(&Settings{}, &level)
+}
+
+// Parse reads the command line. For --help and --version it prints to out and returns ErrDone.
+func Parse(args []string, getenv func(string) string, version string, out io.Writer) (Settings, error) {
+	var s Settings
+	level := cmp.Or(getenv(envLogLevel), defaultLogLevel)
+	f := flags(&s, &level)
 	help := f.BoolP("help", "h", false, "print this help and exit")
-	printVersion := f.Bool("version", false, "print the version and exit")
 	if err := f.Parse(args); err != nil {
 		return s, fmt.Errorf("%w (--help lists the flags)", err)
 	}
+	printVersion, _ := f.GetBool("version")
 	switch {
 	case *help:
 		fmt.Fprintf(out, "%sUsage: rfaas-agent [flags]\n\n%s", about, f.FlagUsages())
 		return s, ErrDone
-	case *printVersion:
+	case printVersion:
 		fmt.Fprintln(out, "rfaas-agent", version)
 		return s, ErrDone
 	case f.NArg() > 0:

@@ -22,7 +22,7 @@ func newAgent(a *app) *cobra.Command {
 		Long: "Look at or stop the agent of this user on this node. It runs the control plane of all client processes: it finds executors,\n" +
 			"renews leases and reports failures. The first process that needs an agent starts it. Its socket is $RFAAS_AGENT_SOCKET, else\n" +
 			"agent-NET.sock, in a batch job agent-NET-JOB.sock, in $XDG_RUNTIME_DIR/rfaas or /tmp/rfaas-UID. NET is the inode of the network " +
-			"namespace.",
+			"namespace.\nThe page rfaas-agent(8) describes the program.",
 	}
 	c.AddCommand(newAgentStatus(a), newAgentStop(a))
 	for _, sub := range c.Commands() {

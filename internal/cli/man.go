@@ -1,12 +1,19 @@
 package cli
 
 import (
+	"bytes"
+	_ "embed"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
+	"github.com/cpuguy83/go-md2man/v2/md2man"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+	"github.com/spf13/pflag"
 
+	"github.com/rfaas-go/rfaas/internal/agent"
 	"github.com/rfaas-go/rfaas/internal/config"
 )
 
@@ -23,21 +30,38 @@ func newMan(a *app) *cobra.Command {
 				return err
 			}
 			for _, u := range config.Usages() {
-				daemon := &cobra.Command{
-					Use:   u.Name,
-					Short: u.About,
-					Long:  u.About + ".\n\n" + strings.ReplaceAll(u.Sources, "_", `\_`) + "\n\nExit status: 0 ended as told, 1 failure, 2 wrong usage or settings.",
-					Run:   func(*cobra.Command, []string) {},
-
-					DisableAutoGenTag: true,
-				}
-				daemon.Flags().AddFlagSet(u.Flags)
-				err := doc.GenManTreeFromOpts(daemon, doc.GenManTreeOptions{Path: args[0], CommandSeparator: "-", Header: a.ManHeader("8")})
-				if err != nil {
-					return fmt.Errorf("write manual pages: %w", err)
+				long := u.About + ".\n\n" + strings.ReplaceAll(u.Sources, "_", `\_`) + "\n\nExit status: 0 ended as told, 1 failure, 2 wrong usage or settings."
+				if err := a.writeDaemon(args[0], u.Name, u.About, long, u.Flags, ""); err != nil {
+					return err
 				}
 			}
-			return nil
+			about, flags := agent.Usage()
+			name, about, _ := strings.Cut(about, ": ")
+			short, _, _ := strings.Cut(about, ".")
+			return a.writeDaemon(args[0], name, short, about, flags, agentSections)
 		},
 	}
+}
+
+// agentSections are the sections of rfaas-agent.8 that follow its flags, under a title.
+//
+//go:embed manual/rfaas-agent.md
+var agentSections string
+
+// writeDaemon writes a daemon's page: what it is in a line and at length, its flags, and the sections of a Markdown text.
+func (a *app) writeDaemon(dir, name, short, long string, flags *pflag.FlagSet, sections string) error {
+	daemon := &cobra.Command{Use: name, Short: short, Long: long, Run: func(*cobra.Command, []string) {}, DisableAutoGenTag: true}
+	daemon.Flags().AddFlagSet(flags)
+	var page bytes.Buffer
+	err := doc.GenMan(daemon, a.ManHeader("8"), &page)
+	if err == nil {
+		if _, after, ok := bytes.Cut(md2man.Render([]byte(sections)), []byte("\n.SH ")); ok { // before it: the title, which the page has
+			fmt.Fprintf(&page, "\n.SH %s", after)
+		}
+		err = os.WriteFile(filepath.Join(dir, name+".8"), page.Bytes(), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("write manual pages: %w", err)
+	}
+	return nil
 }

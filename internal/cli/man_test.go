@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/rfaas-go/rfaas/internal/agent"
 	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/config"
 )
@@ -51,6 +52,18 @@ func TestManualPages(t *testing.T) {
 	walk(newRoot(&app{Program: command.Program{Env: env}}))
 	for _, u := range config.Usages() {
 		check(u.Name+".8", u.Flags)
+	}
+	_, flags := agent.Usage()
+	check("rfaas-agent.8", flags)
+	page, _ := os.ReadFile(filepath.Join(dir, "rfaas-agent.8"))
+	for _, want := range []string{".SH ENVIRONMENT\n", "RFAAS_AGENT\n", "RFAAS_AGENT_SOCKET\n", "RFAAS_AGENT_START\n", "RFAAS_AGENT_LINGER\n", ".SH SIGNALS\n",
+		".SH FILES\n", ".SH EXIT STATUS\n"} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("rfaas-agent.8 does not have %q", want)
+		}
+	}
+	if n := strings.Count(string(page), ".TH "); n != 1 {
+		t.Errorf("rfaas-agent.8 has %d titles", n)
 	}
 	if made, _ := filepath.Glob(filepath.Join(dir, "*")); len(made) < pages || pages < 20 {
 		t.Errorf("%d files for %d pages", len(made), pages)
