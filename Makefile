@@ -541,7 +541,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
 	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
 	$(Q)install -m 644 $(FORTRAN_SOURCES) client/mpi/rfaas_mpi.f90 client/mpi/rfaas_mpi_fortran.c $(DESTDIR)$(PREFIX)/share/rfaas
-	$(Q)[[ -z '$(FORTRAN)' ]] || { \
+	$(Q)umask 022; [[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
 		printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas-fortran' \
 			'Description: functions executed by remote memory write: Fortran module' 'Version: $(API_VERSION)' 'Requires: rfaas' \
@@ -550,15 +550,15 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)install -m 644 $(MAN3) $(DESTDIR)$(PREFIX)/share/man/man3
 	$(Q)for s in 1 8; do install -m 644 build/man/*.$$s $(DESTDIR)$(PREFIX)/share/man/man$$s; done
 	$(Q)install -d $(DESTDIR)$(PREFIX)/share/rfaas/systemd
-	$(Q)for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$${f##*/}; done
-	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
+	$(Q)umask 022; for f in $(UNITS); do sed -e 's|@PREFIX@|$(PREFIX)|g' $$f >$(DESTDIR)$(PREFIX)/share/rfaas/systemd/$${f##*/}; done
+	$(Q)umask 022; sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@VERSION@|$(VERSION)|g' scripts/install/modulefile.in \
 		>$(DESTDIR)$(PREFIX)/share/modulefiles/rfaas/$(VERSION)
-	$(Q)for f in rfaas-config rfaas-config-version; do \
+	$(Q)umask 022; for f in rfaas-config rfaas-config-version; do \
 		sed -e 's|@VERSION@|$(API_VERSION)|g' scripts/install/$$f.cmake.in >$(LIBDIR)/cmake/rfaas/$$f.cmake; done
 	$(Q)install -m 755 $(SLURM_FILES) $(DESTDIR)$(PREFIX)/share/rfaas/slurm
 	$(Q)cd $(DESTDIR)$(PREFIX)/share/rfaas/slurm && sed -i 's|/usr/local/|$(PREFIX)/|g' prolog epilog *.service && chmod 644 *.service
 	$(Q)install -m 644 $(wildcard scripts/slurm/examples/*.sbatch) $(DESTDIR)$(PREFIX)/share/rfaas/slurm/examples
-	$(Q)printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
+	$(Q)umask 022; printf '%s\n' 'prefix=$(PREFIX)' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: rfaas' \
 		'Description: functions executed by remote memory write' 'Version: $(API_VERSION)' \
 		'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lrfaas' >$(LIBDIR)/pkgconfig/rfaas.pc
 
