@@ -55,18 +55,18 @@ func TestDeadlines(t *testing.T) {
 		if list, _ := tab.Due(); list[0].State != Expired {
 			t.Fatalf("lease at its end is due as %v", list[0].State)
 		}
-		tab.Away(b.ID, p)
+		tab.Away(b.ID, p, false)
 		time.Sleep(time.Second)
 		p2, err := tab.Open(b.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tab.Away(b.ID, p) // late news of the first stream
+		tab.Away(b.ID, p, false) // late news of the first stream
 		time.Sleep(3 * time.Second)
 		due(c.ID)
 		time.Sleep(time.Second)
 		due(a.ID, c.ID)
-		tab.Away(b.ID, p2)
+		tab.Away(b.ID, p2, false)
 		time.Sleep(2*time.Second - 1)
 		due(a.ID, c.ID)
 		time.Sleep(time.Nanosecond)
@@ -95,7 +95,7 @@ func TestChangedTellsOfEarlierDeadlines(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tab.Away(l.ID, p)
+	tab.Away(l.ID, p, false)
 	select {
 	case <-tab.Changed():
 	default:
@@ -182,7 +182,7 @@ func TestAwayWhileExpiring(t *testing.T) {
 		if _, err := tab.Notice(l.ID); err != nil {
 			t.Fatal(err)
 		}
-		tab.Away(l.ID, p)
+		tab.Away(l.ID, p, false)
 		if _, next := tab.Due(); time.Until(next) != 2*time.Second {
 			t.Fatalf("next deadline in %v, want 2s: the holder is away", time.Until(next))
 		}

@@ -30,18 +30,44 @@ func (t *Table) Open(id ID) (presence uint64, err error) {
 	return r.presence, nil
 }
 
-// Away notes that a presence is over; the holder has Config.Return to come back. It does nothing when a newer
-// presence has begun or the lease has ended.
-func (t *Table) Away(id ID, presence uint64) {
+// Away notes that a presence is over. The holder has Config.Return to come back, or Config.Connected if workers are still
+// connected to its process; the owner then says when they no longer are (Disconnected). Away does nothing and returns false when a
+// newer presence has begun or the lease has ended.
+func (t *Table) Away(id ID, presence uint64, connected bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.leases[id]
 	if r == nil || r.State.Ended() || !r.present || r.presence != presence {
-		return
+		return false
 	}
 	r.present = false
-	r.comeBy = t.cfg.Now().Add(t.cfg.Return)
+	patience := t.cfg.Return
+	if connected {
+		patience = max(patience, t.cfg.Connected)
+	}
+	r.comeBy = t.cfg.Now().Add(patience)
 	t.wake()
+	return true
+}
+
+// Disconnected notes that no worker of a lease is connected to its holder's process any more. A holder that went away now has
+// Config.Return to come back.
+func (t *Table) Disconnected(id ID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.leases[id]
+	if r == nil || r.State.Ended() || r.present || r.comeBy.IsZero() {
+		return
+	}
+	t.hurry(r)
+}
+
+// hurry gives an absent holder at most Config.Return. The caller holds mu.
+func (t *Table) hurry(r *record) {
+	if by := t.cfg.Now().Add(t.cfg.Return); by.Before(r.comeBy) {
+		r.comeBy = by
+		t.wake()
+	}
 }
 
 // Gone notes that the connection has ended on which a lease was granted. A holder that has not been here yet now has
@@ -53,10 +79,7 @@ func (t *Table) Gone(id ID) {
 	if r == nil || r.State != Granted {
 		return
 	}
-	if by := t.cfg.Now().Add(t.cfg.Return); by.Before(r.comeBy) {
-		r.comeBy = by
-		t.wake()
-	}
+	t.hurry(r)
 }
 
 // Notice makes an active lease expiring, when Due has said so, and returns it. An error: it has been renewed or has

@@ -32,6 +32,7 @@ const (
 	modelMargin, modelNotice = time.Second, 20 * time.Second
 	modelKeep                = 15 * time.Second
 	modelFirst, modelReturn  = 10 * time.Second, 4 * time.Second
+	modelConnected           = 12 * time.Second
 )
 
 func coresOf(l Lease) map[int]int {
@@ -229,7 +230,7 @@ func TestModel(t *testing.T) {
 			cpus = cpus[smt:]
 		}
 		tab := newTable(t, Config{Cores: m.cores, Memory: m.memory, Share: m.share, Near: []int{rnd.IntN(3)}, FirstUse: modelFirst,
-			Return: modelReturn, Margin: modelMargin, Notice: modelNotice, Keep: modelKeep, Now: func() time.Time { return m.now }, Remember: 8})
+			Return: modelReturn, Connected: modelConnected, Margin: modelMargin, Notice: modelNotice, Keep: modelKeep, Now: func() time.Time { return m.now }, Remember: 8})
 		ids := []ID{12345} // of all times, and one that never was
 		presence := map[ID]uint64{}
 		var rids []RequestID
@@ -300,9 +301,24 @@ func TestModel(t *testing.T) {
 				}
 			case 6:
 				p := presence[id] - uint64(rnd.IntN(2))
-				tab.Away(id, p)
-				if _, absent := m.away[id]; living && !absent && p == presence[id] {
-					m.away[id] = m.now.Add(modelReturn)
+				_, absent := m.away[id]
+				switch patience, kind := modelReturn, rnd.IntN(3); kind {
+				case 0:
+					tab.Disconnected(id)
+					if by := m.now.Add(modelReturn); living && absent && by.Before(m.away[id]) {
+						m.away[id] = by
+					}
+				default:
+					if kind == 1 {
+						patience = modelConnected
+					}
+					want := living && !absent && p == presence[id]
+					if got := tab.Away(id, p, kind == 1); got != want {
+						t.Fatalf("away from a lease that is %v, its holder absent %t: %t", state, absent, got)
+					}
+					if want {
+						m.away[id] = m.now.Add(patience)
+					}
 				}
 			case 7:
 				how := Released + State(rnd.IntN(4))

@@ -16,9 +16,9 @@ type Config struct {
 	Near   []int  // NUMA nodes whose cores go first
 	Share  int    // leases that may have the same core; 0: 1
 
-	// FirstUse is how long a granted lease waits for its holder; Return how long an active one does after its holder
-	// went away. 0: 10 s and 2 s.
-	FirstUse, Return time.Duration
+	// FirstUse is how long a granted lease waits for its holder. Return is how long an active one waits after its holder went
+	// away, and Connected the same while workers are connected to the holder's process; at least Return. 0: 10 s, 2 s, 1 minute.
+	FirstUse, Return, Connected time.Duration
 	// Margin is how long before the end the holder stops, at most a tenth of the duration; Notice how long before the end
 	// it is told, at most a third. 0: 500 ms and 30 s.
 	Margin, Notice time.Duration
@@ -70,6 +70,7 @@ func New(cfg Config) (*Table, error) {
 	}
 	cfg.FirstUse = cmp.Or(cfg.FirstUse, 10*time.Second)
 	cfg.Return = cmp.Or(cfg.Return, 2*time.Second)
+	cfg.Connected = cmp.Or(cfg.Connected, time.Minute)
 	cfg.Margin = cmp.Or(cfg.Margin, 500*time.Millisecond)
 	cfg.Notice = cmp.Or(cfg.Notice, 30*time.Second)
 	cfg.Keep = cmp.Or(cfg.Keep, time.Minute)

@@ -44,11 +44,12 @@ enum {
 typedef struct dp_worker_page {
     dp_server_stats stats;
     uint32_t phase; /* DP_PHASE_* */
-    uint8_t gap[256 - sizeof(dp_server_stats) - sizeof(uint32_t)];
+    uint32_t client_gone; /* 1: the client's process has ended. A worker that runs no function exits instead */
+    uint8_t gap[256 - sizeof(dp_server_stats) - 2 * sizeof(uint32_t)];
     dp_worker_death death;
 } dp_worker_page;
 _Static_assert(sizeof(dp_server_stats) == 56 && offsetof(dp_server_stats, blocked_waits) == 48 &&
-                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
+                   offsetof(dp_worker_page, phase) == 56 && offsetof(dp_worker_page, client_gone) == 60 && offsetof(dp_worker_page, death) == 256 && offsetof(dp_worker_death, address) == 16 &&
                    offsetof(dp_worker_death, sender) == 24 && offsetof(dp_worker_death, text) == 40 &&
                    sizeof(dp_worker_page) <= DP_PAGE_SIZE,
                "worker page layout");

@@ -310,16 +310,35 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
+/* Blocks until the executor has said something. Notes in the page when the client's process ends meanwhile: the serving thread
+ * cannot see that while it runs a function. */
+static void wait_for_executor(const worker *w, int *client) {
+    for (;;) {
+        struct pollfd p[] = {{.fd = FD_SOCK, .events = POLLIN}, {.fd = *client, .events = POLLIN | POLLRDHUP}};
+        if (poll(p, 2, -1) < 0)
+            continue;
+        if (p[1].revents) {
+            if (!(p[1].revents & POLLNVAL)) /* else user code has closed it */
+                __atomic_store_n(&w->page->client_gone, 1, __ATOMIC_RELEASE);
+            *client = -1;
+        }
+        if (p[0].revents)
+            return;
+    }
+}
+
 /* Passes the executor's messages on to the serving thread, until STOP or the end of the executor. */
 static void *listen_to_executor(void *arg) {
     const worker *w = arg;
     dp_server *server = w->server;
+    int client = dp_server_peer_fd(server);
     dp_server_touch(server); /* while the first call is under way */
     for (;;) {
         struct {
             dp_msg_head head;
             uint8_t rest[DP_CHANNEL_BLOB_MAX];
         } msg;
+        wait_for_executor(w, &client);
         ssize_t n = recv(FD_SOCK, &msg, sizeof msg, 0);
         if (n < 0 && errno == EINTR)
             continue;

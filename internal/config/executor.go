@@ -70,6 +70,7 @@ type Executor struct {
 	LeaseNotice    time.Duration `mapstructure:"lease-notice"`
 	HolderFirstUse time.Duration `mapstructure:"holder-first-use"`
 	HolderReturn   time.Duration `mapstructure:"holder-return"`
+	AgentGrace     time.Duration `mapstructure:"agent-grace"`
 	SpawnTimeout   time.Duration `mapstructure:"spawn-timeout"`
 	CallLimit      time.Duration `mapstructure:"call-limit"` // 0: none
 
@@ -133,7 +134,8 @@ var executorOptions = slices.Concat([]option{
 	{"lease-margin", "500ms", "how long before the end of a lease its client stops using it (at most a tenth of the lease)"},
 	{"lease-notice", "30s", "how long before the end of a lease its client is notified (at most a third of the lease)"},
 	{"holder-first-use", "10s", "how long a granted lease waits for its client's first use"},
-	{"holder-return", "2s", "how long a lease waits for its client to come back after the connection broke"},
+	{"holder-return", "2s", "how long a lease waits for its client or agent to come back after the control connection broke"},
+	{"agent-grace", "1m", "the same while workers are connected to the client's process, for example when only its agent has died; the lease is charged"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
 	{"sandbox", "auto", "confine workers: require (the executor does not start without a complete sandbox), on (use what the node supports and log the rest), " +
@@ -284,6 +286,7 @@ func (c *Executor) validate() error {
 	v.between("share-cores", c.ShareCores, 1, 64)
 	v.positive("holder-first-use", c.HolderFirstUse)
 	v.positive("holder-return", c.HolderReturn)
+	v.positive("agent-grace", c.AgentGrace)
 	v.positive("spawn-timeout", c.SpawnTimeout)
 	if c.CallLimit < 0 || c.CallLimit > 0 && c.CallLimit < time.Millisecond {
 		v.failf("call-limit: %v is neither 0 nor 1ms or more", c.CallLimit)

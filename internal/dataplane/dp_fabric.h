@@ -215,6 +215,7 @@ struct dp_ops {
     int (*post_recv)(dp_qp *, const dp_sge *, uint64_t wr_id);
     void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
     int (*qp_probe)(dp_qp *);
+    int (*qp_peer_fd)(dp_qp *); /* NULL: none */
     void (*qp_notify)(dp_qp *);
 };
 
@@ -320,6 +321,9 @@ static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->br
  * for it may connect later); the probe after the retries ran out finds the queue pair broken with DP_PEER_GONE. It takes
  * one place of max_send while it is under way; its completion is not shown. */
 static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
+/* Returns a descriptor that is readable once the process of the connected peer has ended, for poll() in any thread; -1 where only
+ * probing tells (verbs). The queue pair owns it. */
+static inline int dp_qp_peer_fd(dp_qp *qp) { return qp->ops->qp_peer_fd ? qp->ops->qp_peer_fd(qp) : -1; }
 
 /* ---- operations; all return DP_OK, DP_BUSY, DP_INVALID, DP_CONNECTION or (atomics) DP_UNSUPPORTED at once ---- */
 

@@ -63,6 +63,9 @@ bool dp_server_made_ahead(const dp_server *s);
 /* Makes the pages of the client's memory present that calls use first, up to 4 MiB of slots and the mailbox, as far as the client has
  * them: after connecting, by who has time for it. Other pages come with their first use. */
 void dp_server_touch(dp_server *s);
+/* Returns a descriptor that is readable once the client's process has ended, also while a function runs; -1 where there is none
+ * (verbs). The server owns it. */
+int dp_server_peer_fd(const dp_server *s);
 /* Written by the serving thread only; stats may be in memory shared with the executor. */
 void dp_server_share_stats(dp_server *s, dp_server_stats *shared);
 void dp_server_destroy(dp_server *s);

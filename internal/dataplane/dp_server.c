@@ -198,6 +198,8 @@ int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err) {
     return dp_side_encode(s->qp, &s->layout, DP_ROLE_WORKER, s->client.generation, s->requests, blob, len, err);
 }
 
+int dp_server_peer_fd(const dp_server *s) { return dp_qp_peer_fd(s->qp); }
+
 void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n) {
     s->functions = table;
     s->n_functions = n;

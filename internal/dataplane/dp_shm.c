@@ -13,6 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+static int shm_qp_peer_fd(dp_qp *q) { return shm_link_peer_fd((shm_dev *)q->domain->dev, (shm_qp *)q); }
+
 static const dp_ops shm_ops;
 
 static uint64_t page_up(uint64_t n) { return (n + SHM_PAGE - 1) & ~(uint64_t)(SHM_PAGE - 1); }
@@ -482,5 +484,6 @@ static const dp_ops shm_ops = {
     .post_recv = shm_post_recv,
     .rkey_ptr = shm_rkey_ptr,
     .qp_probe = shm_qp_probe,
+    .qp_peer_fd = shm_qp_peer_fd,
     .qp_notify = shm_qp_notify,
 };

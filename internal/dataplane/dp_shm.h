@@ -241,6 +241,8 @@ void shm_link_cancel(shm_dev *dev, shm_qp *qp);
  * given the exposed regions through it. Only after this call is it certain that no peer will be. */
 bool shm_link_forget(shm_dev *dev, shm_qp *qp);
 int shm_link_probe(shm_dev *dev, shm_qp *qp);
+/* The socket to the peer of a connected queue pair, -1 without one. */
+int shm_link_peer_fd(shm_dev *dev, const shm_qp *qp);
 void shm_link_close(shm_dev *dev);
 int shm_event_fd(dp_dev *d);
 void shm_attend(dp_dev *d);

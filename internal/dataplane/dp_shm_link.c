@@ -281,6 +281,16 @@ bool shm_link_forget(shm_dev *dev, shm_qp *qp) {
     return given;
 }
 
+int shm_link_peer_fd(shm_dev *dev, const shm_qp *qp) {
+    int fd = -1;
+    pthread_mutex_lock(&dev->lock);
+    for (const shm_link *l = dev->links; l; l = l->next)
+        if (l->qp == qp)
+            fd = l->fd;
+    pthread_mutex_unlock(&dev->lock);
+    return fd;
+}
+
 int shm_link_probe(shm_dev *dev, shm_qp *qp) {
     int st = DP_OK;
     pthread_mutex_lock(&dev->lock);

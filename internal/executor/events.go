@@ -26,7 +26,7 @@ func (e *Executor) Events(req *control.EventsRequest, stream grpc.ServerStreamin
 	if err != nil {
 		return grpcError(err)
 	}
-	defer e.table.Away(id, presence)
+	defer e.away(h, presence)
 	h.newest(presence)
 	if err := stream.Send(&control.Event{Kind: control.Event_KIND_OPEN, InMs: uint64(aliveEvery.Milliseconds())}); err != nil {
 		return err

@@ -68,7 +68,7 @@ type Executor struct {
 func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
-		FirstUse: s.HolderFirstUse, Return: s.HolderReturn, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
+		FirstUse: s.HolderFirstUse, Return: s.HolderReturn, Connected: s.AgentGrace, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
 		Keep: s.KeepTime, Now: cfg.Now, NewID: randomID})
 	if err != nil {
 		return nil, err

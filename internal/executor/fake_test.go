@@ -73,7 +73,8 @@ type fakeWorker struct {
 	stopped  atomic.Bool
 	finished atomic.Bool
 	killed   atomic.Bool
-	parked   bool // under z.mu
+	alone    atomic.Bool // its client's process has ended
+	parked   bool        // under z.mu
 	resumed  atomic.Int32
 }
 
@@ -171,6 +172,7 @@ func (w *fakeWorker) PID() int { return w.pid }
 func (w *fakeWorker) EndCall(time.Duration) {
 	w.die(zygote.Exit{Signal: 9, Reason: "exceeded its time limit"})
 }
+func (w *fakeWorker) ClientGone() bool               { return w.alone.Load() }
 func (w *fakeWorker) CPUTime() (time.Duration, bool) { return 0, false }
 func (w *fakeWorker) Done() <-chan struct{}          { return w.done }
 func (w *fakeWorker) Exit() zygote.Exit              { return w.exit }

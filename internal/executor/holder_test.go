@@ -287,7 +287,9 @@ func TestHolderThatDiesBeforeItComes(t *testing.T) {
 }
 
 func TestHolderThatDies(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.HolderReturn = 20 * time.Millisecond })
+	n := newNode(t, func(c *Config) {
+		c.Settings.HolderReturn, c.Settings.AgentGrace = 20*time.Millisecond, 20*time.Millisecond
+	})
 	other := n.dial()
 	ctx := n.ctx()
 	l, err := control.NewExecutorClient(other).Lease(ctx, n.request(2))
@@ -320,7 +322,7 @@ func TestHolderThatComesBack(t *testing.T) {
 
 // The newest stream counts: an old one whose end comes late takes nothing away.
 func TestNewerStreamTakesOver(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.HolderReturn = time.Nanosecond })
+	n := newNode(t, func(c *Config) { c.Settings.HolderReturn, c.Settings.AgentGrace = time.Nanosecond, time.Nanosecond })
 	l := n.lease(1)
 	old := n.events(l.GetLeaseId())
 	ev := n.events(l.GetLeaseId())
@@ -417,7 +419,7 @@ func TestDrainDuringLease(t *testing.T) {
 func TestHammer(t *testing.T) {
 	n := newNode(t, func(c *Config) {
 		c.Cores = testCores(8)
-		c.Settings.HolderReturn = time.Millisecond
+		c.Settings.HolderReturn, c.Settings.AgentGrace = time.Millisecond, time.Millisecond
 	})
 	n.z.before = func(context.Context, zygote.Spec) error {
 		if rand.IntN(20) == 0 {

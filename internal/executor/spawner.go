@@ -21,6 +21,9 @@ type Worker interface {
 	OutputTail() []byte
 	Running() string
 	Counters() zygote.Counters
+	// ClientGone reports whether the client's process has ended, also while a function runs. It is always false on verbs, where the
+	// worker ends when it runs no function.
+	ClientGone() bool
 	// CPUTime returns the CPU time that the kernel reports for the worker, with its child processes where there are
 	// control groups.
 	CPUTime() (time.Duration, bool)

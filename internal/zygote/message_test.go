@@ -72,7 +72,7 @@ int main(void) {
         DP_BAD_BLOB, DP_BAD_LIBRARY, DP_WORKER_DIED, DP_FATAL, DP_EXIT_STOPPED, DP_EXIT_FAILED, DP_EXIT_CLIENT_GONE,
         DP_EXIT_PROTOCOL, DP_EXIT_FABRIC, DP_EXIT_ORPHAN, (int)(DP_BULK_MAX >> 10), DP_TIME_LIMIT, DP_MEMORY_LIMIT, DP_PROTOCOL,
         DP_PAGE_SIZE, offsetof(dp_worker_page, death), offsetof(dp_worker_death, text), sizeof((dp_worker_death *)0)->text,
-        DP_DEATH_NOTED, DP_DEATH_TRACED, DP_DEATH_STACK_OVERFLOW, offsetof(dp_worker_page, phase), DP_PHASE_LEASED, DP_PHASE_LOADING, DP_PHASE_LOADED, offsetof(dp_worker_page, stats.calls), offsetof(dp_worker_page, stats.refused),
+        DP_DEATH_NOTED, DP_DEATH_TRACED, DP_DEATH_STACK_OVERFLOW, offsetof(dp_worker_page, phase), offsetof(dp_worker_page, client_gone), DP_PHASE_LEASED, DP_PHASE_LOADING, DP_PHASE_LOADED, offsetof(dp_worker_page, stats.calls), offsetof(dp_worker_page, stats.refused),
         offsetof(dp_worker_page, stats.failed), offsetof(dp_worker_page, stats.bytes_in),
         offsetof(dp_worker_page, stats.bytes_out), offsetof(dp_worker_death, text_len), offsetof(dp_worker_death, flags)};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
@@ -130,7 +130,7 @@ func TestMessagesMatchC(t *testing.T) {
 		wire.PartPrivs, wire.PartSeccomp, wire.PartLandlock, maxSandboxPaths, byItself, wire.Max, wire.Version, cpusMax, functionsMax, namesMax, blobMax, depthMax,
 		eagerMax, wire.SpawnFDs, 0, 1, 2, int(wire.StatusInvalid), int(wire.StatusBadBlob), int(wire.StatusBadLibrary), int(wire.StatusWorkerDied),
 		int(wire.StatusFatal), exitStopped, exitFailed, exitClientGone, exitProtocol, exitFabric, exitOrphan, bulkMax >> 10,
-		int(wire.StatusTimeLimit), int(wire.StatusMemoryLimit), int(wire.StatusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, pagePhase, phaseLeased, phaseLoading, phaseLoaded, 8, 16, 24, 32, 40, 32, 28}
+		int(wire.StatusTimeLimit), int(wire.StatusMemoryLimit), int(wire.StatusProtocol), pageSize, pageDeath, deathText, textMax, deathNoted, deathTraced, overflowed, pagePhase, pageGone, phaseLeased, phaseLoading, phaseLoaded, 8, 16, 24, 32, 40, 32, 28}
 	if got := strings.Fields(numbers); len(got) != len(want) {
 		t.Fatalf("%d constants, want %d", len(got), len(want))
 	} else {

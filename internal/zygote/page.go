@@ -15,6 +15,7 @@ import (
 const (
 	pageSize    = 4096
 	pagePhase   = 56  // offset of dp_worker_page.phase
+	pageGone    = 60  // of client_gone
 	pageDeath   = 256 // of dp_worker_death
 	deathText   = 40  // offset in it
 	textMax     = 3584
@@ -102,6 +103,13 @@ func (p *page) phase() uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return binary.LittleEndian.Uint32(p.mem[pagePhase:])
+}
+
+// clientGone reports whether the worker has seen the end of its client's process.
+func (p *page) clientGone() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.mem[pageGone]))) != 0
 }
 
 func (p *page) counters() Counters {

@@ -1,0 +1,56 @@
+package executor
+
+import "time"
+
+// lookEvery is how often the workers of a lease whose client is away are asked whether they are connected to its process.
+const lookEvery = 50 * time.Millisecond
+
+// away records that a lease's event stream has ended. The lease then waits for its client or the client's next agent: for
+// agent-grace while a worker is connected to the client's process, else for holder-return.
+func (e *Executor) away(h *holding, presence uint64) {
+	connected := h.connected()
+	if e.table.Away(h.id, presence, connected) && connected {
+		go e.watchConnected(h, presence)
+	}
+}
+
+// watchConnected shortens the wait for a client that is away when no worker is connected to its process any more. It returns when
+// that has happened, when the client is back, or when the lease has ended.
+func (e *Executor) watchConnected(h *holding, presence uint64) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-h.gone:
+			return
+		case <-look.C:
+		}
+		if !h.isAway(presence) {
+			return
+		}
+		if !h.connected() {
+			e.table.Disconnected(h.id) // changes nothing if the client has just come back
+			return
+		}
+	}
+}
+
+// isAway reports whether a stream was the newest and the lease is not ending.
+func (h *holding) isAway(presence uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.presence == presence && !h.ending
+}
+
+// connected reports whether a worker of the lease lives and is connected to its client's process. A worker ends when it notices
+// that its client has ended.
+func (h *holding) connected() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.seats {
+		if s := &h.seats[i]; s.worker != nil && !s.dead && !s.worker.ClientGone() {
+			return true
+		}
+	}
+	return false
+}

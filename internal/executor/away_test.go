@@ -1,0 +1,102 @@
+package executor
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/zygote"
+)
+
+// hold leases two workers on a connection of its own and opens the event stream.
+func (n *node) hold() (id uint64, hangUp func()) {
+	n.t.Helper()
+	conn := n.dial()
+	cl := control.NewExecutorClient(conn)
+	l, err := cl.Lease(n.ctx(), n.request(2))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	s, err := cl.Events(n.ctx(), &control.EventsRequest{LeaseId: l.GetLeaseId()})
+	if err == nil {
+		_, err = s.Recv()
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return l.GetLeaseId(), func() { conn.Close() }
+}
+
+// absent waits until the executor has noticed that the client of a lease is away.
+func (n *node) absent(id uint64, patience time.Duration) {
+	n.t.Helper()
+	eventually(n.t, "the client is away", func() bool {
+		_, next := n.e.table.Due()
+		return !next.IsZero() && time.Until(next) <= patience
+	})
+}
+
+// While a worker is connected to the client's process, a lease waits for the client's next agent.
+func TestLeaseOfAConnectedClientWaits(t *testing.T) {
+	const grace = 20 * time.Minute
+	n := newNode(t, func(c *Config) { c.Settings.HolderReturn, c.Settings.AgentGrace = time.Nanosecond, grace })
+	id, hangUp := n.hold()
+	hangUp()
+	n.absent(id, grace)
+	time.Sleep(3 * lookEvery) // no event shows that nothing happens
+	if n.free() != 2 || len(n.z.alive()) != 2 {
+		t.Fatalf("%d cores free, %d workers alive, want 2 and 2", n.free(), len(n.z.alive()))
+	}
+	ev := n.events(id)
+	n.z.alive()[0].alone.Store(true) // says nothing while the client is here
+	time.Sleep(3 * lookEvery)
+	n.z.alive()[1].die(zygote.Exit{Code: exitClientGone, Reason: "its client is gone"})
+	ev.want(control.Event_KIND_WORKER_DIED)
+	n.release(id)
+	ev.want(control.Event_KIND_LEASE_ENDED)
+}
+
+// When the last worker that was connected to a client's process is not any more, a client that is away has only holder-return.
+func TestLeaseOfAnEndedClient(t *testing.T) {
+	const grace = 20 * time.Minute
+	for name, end := range map[string]func(w *fakeWorker){
+		"workers have ended":  func(w *fakeWorker) { w.die(zygote.Exit{Code: exitClientGone, Reason: "its client is gone"}) },
+		"workers run a call":  func(w *fakeWorker) { w.alone.Store(true) },
+		"workers are crashed": func(w *fakeWorker) { w.die(segfault) },
+	} {
+		for _, first := range []string{"agent", "client"} {
+			t.Run(name+", first the "+first, func(t *testing.T) {
+				n := newNode(t, func(c *Config) { c.Settings.HolderReturn, c.Settings.AgentGrace = time.Millisecond, grace })
+				id, hangUp := n.hold()
+				if first == "agent" {
+					hangUp()
+					n.absent(id, grace)
+				}
+				for _, w := range n.z.alive() {
+					if n.free() != 2 {
+						t.Fatalf("%d cores are free while a worker is connected", n.free())
+					}
+					end(w)
+				}
+				hangUp()
+				eventually(t, "the lease has ended", func() bool { return n.free() == 4 })
+				_, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: id})
+				wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "went away")
+			})
+		}
+	}
+}
+
+// The wait for an agent is bounded.
+func TestAgentGraceEnds(t *testing.T) {
+	n := newNode(t, func(c *Config) {
+		c.Settings.HolderReturn, c.Settings.AgentGrace = time.Nanosecond, 100*time.Millisecond
+	})
+	id, hangUp := n.hold()
+	hangUp()
+	eventually(t, "the lease has ended", func() bool { return n.free() == 4 })
+	_, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: id})
+	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "went away")
+}
