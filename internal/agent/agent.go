@@ -66,6 +66,7 @@ func (a *Agent) serve() error {
 	defer context.AfterFunc(a.ctx, func() { _ = a.cfg.Socket.listener.SetDeadline(time.Unix(1, 0)) })()
 	a.log.Info("ready", "socket", a.cfg.Socket.path, "version", a.cfg.Version, "linger", a.cfg.Linger)
 	go a.watchStopped(a.ctx)
+	go a.watchTokens(a.ctx)
 	err := a.accept()
 	a.log.Info("stopping", "clients", a.count(), "served", a.served.Load(), "error", err)
 	a.close()

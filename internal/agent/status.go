@@ -21,6 +21,7 @@ type Status struct {
 	Board     bool           `json:"board"`     // a resource manager's board is attached
 	Kept      int            `json:"kept"`      // leases whose workers are cached
 	Served    uint64         `json:"served"`    // operations so far
+	Tokens    []TokenStatus  `json:"tokens"`    // of the open sessions
 }
 
 // ClientStatus describes one process.
@@ -44,7 +45,7 @@ func (c *client) status(r *request) (body, error) {
 func (a *Agent) status() Status {
 	n := a.pool.Connections()
 	s := Status{Version: a.cfg.Version, PID: os.Getpid(), UptimeMS: time.Since(a.began).Milliseconds(), Protocol: protocol.Version,
-		Clients: []ClientStatus{}, Executors: n.Executors, Board: n.Board, Served: a.served.Load()}
+		Clients: []ClientStatus{}, Executors: n.Executors, Board: n.Board, Served: a.served.Load(), Tokens: a.tokens(time.Now())}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for c := range a.clients {

@@ -81,6 +81,12 @@ func printAgent(out io.Writer, socket string, s *agent.Status) error {
 	fmt.Fprintf(w, "board\t%s\n", board)
 	fmt.Fprintf(w, "cached leases\t%d\n", s.Kept)
 	fmt.Fprintf(w, "operations\t%d\n", s.Served)
+	for _, t := range s.Tokens {
+		fmt.Fprintf(w, "token\t%s, tenant %s, expires %s\n", t.File, t.Tenant, t.Expires.Format(time.RFC3339))
+		if t.Warning != "" {
+			fmt.Fprintf(w, "\twarning: %s\n", t.Warning)
+		}
+	}
 	fmt.Fprintf(w, "clients\t%d\n", len(s.Clients))
 	if len(s.Clients) > 0 {
 		fmt.Fprintf(w, "\nPROCESS\tSESSIONS\tLEASES\n")

@@ -10,8 +10,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"sync"
-	"time"
 
 	"google.golang.org/grpc/credentials"
 
@@ -22,7 +20,7 @@ import (
 // client does not know which ones a daemon accepts. A daemon that does not accept one learns nothing from its proof.
 type caller struct {
 	secret *Secret
-	token  *tokenSource
+	token  *Token
 }
 
 // GetRequestMetadata returns the headers with the credentials. gRPC calls it for every call.
@@ -65,45 +63,6 @@ func (l *link) make(scheme, from string, prove func(*identity.Channel) string) s
 	return m.credential
 }
 
-// tokenSource is a token file that is reloaded when it changes, so that a renewed token is used.
-type tokenSource struct {
-	path string
-
-	mu     sync.Mutex
-	looked time.Time
-	read   os.FileInfo // of the file that was loaded last; nil: openTokenSource loaded it
-	now    *identity.Credentials
-}
-
-func openTokenSource(path string) (*tokenSource, error) {
-	c, err := identity.LoadCredentials(path)
-	if err != nil {
-		return nil, err
-	}
-	return &tokenSource{path: path, now: c}, nil
-}
-
-// lookAgain is how often a token file is checked for changes.
-const lookAgain = time.Second
-
-func (s *tokenSource) get(now time.Time) *identity.Credentials {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if now.Sub(s.looked).Abs() < lookAgain {
-		return s.now
-	}
-	s.looked = now
-	st, err := os.Stat(s.path)
-	if err != nil || identity.Unchanged(s.read, st) {
-		return s.now
-	}
-	// If the new file is invalid, keep the old token.
-	if c, err := identity.LoadCredentials(s.path); err == nil {
-		s.now, s.read = c, st
-	}
-	return s.now
-}
-
 // places returns the paths of the token and the secret: those in the settings, else those in the environment, else the
 // default ones, which need not exist. named is false for default paths.
 func (c *DialConfig) places() (token, secret string, named bool) {
@@ -133,10 +92,12 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 	}
 	token, secret, named := c.places()
 	missing := func(err error) bool { return !named && errors.Is(err, fs.ErrNotExist) }
-	if token != "" {
-		t, err := openTokenSource(token)
+	if c.Token != nil {
+		found.token = c.Token
+	} else if token != "" {
+		t, err := OpenToken(token)
 		if err != nil && !missing(err) {
-			return nil, classed(err)
+			return nil, err
 		}
 		found.token = t
 	}
@@ -161,15 +122,6 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 var errNobody = errors.New("no token and no secret")
 
 const madeBy = " (made by the first executor or resource manager that this user starts)"
-
-// classed gives an error of a credential the class that the other side would have given it.
-func classed(err error) error {
-	var e *identity.Error
-	if errors.As(err, &e) {
-		return Errorf(ClassInvalid, "%v", err)
-	}
-	return err
-}
 
 // tls returns a function that makes the TLS configuration for an address; nil: no TLS. The function is called for each
 // handshake and reads files that may have changed.
@@ -197,7 +149,7 @@ func (c *DialConfig) tls(a Address, who *caller) (func() (*tls.Config, error), e
 			}
 			return p, nil
 		}
-	case who.token != nil && who.token.now.CA != nil:
+	case who.token != nil && who.token.get(now()).CA != nil:
 		roots = func() (*x509.CertPool, error) {
 			p, err := identity.Pool(who.token.get(now()).CA)
 			if err != nil {

@@ -25,6 +25,8 @@ type DialConfig struct {
 	SecretFile string
 	// TokenFile is a file from rfaas token issue. Empty: identity.TokenPath(os.Getenv).
 	TokenFile string
+	// Token is used instead of a token file, if it is set. Several connections may share it.
+	Token *Token
 	// CAFile has the certificates to check daemons on other nodes with. Empty: $RFAAS_CA_FILE, else the certificates in
 	// the token file.
 	CAFile string

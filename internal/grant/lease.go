@@ -246,9 +246,10 @@ type Held struct {
 
 	unanswered chan Unanswered
 
-	mu   sync.Mutex
-	end  time.Time // when the client stops using the lease
-	over string    // why the lease has ended; then there is nothing to release
+	mu      sync.Mutex
+	end     time.Time // when the client stops using the lease
+	over    string    // why the lease has ended; then there is nothing to release
+	refusal string    // why it could not be renewed, if the executor refuses the credential
 }
 
 // note remembers that the lease has ended.

@@ -29,6 +29,8 @@ type shared struct {
 	libraries map[fileState]*library
 	inUse     map[[sha256.Size]byte]weak.Pointer[library] // libraries of leases, also if they are too large to be remembered
 	streams   map[string][]*leasing                       // idle ones, by address
+	token     *control.Token                              // nil: none is used yet
+	refusal   string                                      // why the last renewal of a lease was refused for its credential; "": it was not
 	closed    bool
 	// The last answer of the session's manager or executor came with this token. Set by reach.
 	reached      bool
@@ -83,7 +85,12 @@ func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
 	if conn := c.conns[addr]; conn != nil {
 		return conn, nil
 	}
-	conn, err := control.Dial(addr, c.opts.dial())
+	cfg := c.opts.dial()
+	if path, _, _ := cfg.Files(); c.token == nil && path != "" {
+		c.token, _ = control.OpenToken(path) // Dial reports why it cannot be used
+	}
+	cfg.Token = c.token
+	conn, err := control.Dial(addr, cfg)
 	if err != nil {
 		e := fromControl(op, "", err)
 		if control.ClassOf(err) == control.ClassFatal { // the secret or token file is wrong

@@ -145,7 +145,7 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 				timer.Reset(left)
 				continue
 			}
-			e := Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "expired: its time is over"}
+			e := Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: h.expiry("expired: its time is over")}
 			h.note(e)
 			handle(e)
 			return
@@ -156,9 +156,10 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 }
 
 // keep renews the lease each time that half of its remaining time is over, until ctx ends or the executor refuses. If the executor
-// does not answer, it asks again until the lease expires.
+// does not answer, or does not accept the token, which the user may renew, it asks again until the lease expires.
 func (h *Held) keep(ctx context.Context) {
 	pause := time.Until(h.Until()) / 2
+	refused := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -172,12 +173,18 @@ func (h *Held) keep(ctx context.Context) {
 		bound, cancel := context.WithTimeout(ctx, left)
 		err := h.Renew(bound, 0)
 		cancel()
+		h.noteRenewal(err)
 		switch {
+		case errors.Is(err, dataplane.ErrCredential):
+			pause = min(untilRefused(refused), time.Until(h.Until())/2)
+			refused++
+			continue
 		case err == nil, errors.Is(err, dataplane.ErrConnection):
 			pause = time.Until(h.Until()) / 2
 		default: // the lease has ended, or the node drains and renews no lease
 			return
 		}
+		refused = 0
 	}
 }
 
@@ -195,7 +202,7 @@ func (h *Held) StopWatch() {
 // follow keeps an event stream open. It returns the event that ended the lease, or false when ctx ended it.
 func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 	var brokenSince time.Time
-	pause := 20 * time.Millisecond
+	pause, tries := 20*time.Millisecond, 0 // tries: refused in a row
 	for {
 		end, opened, err := h.stream(ctx, handle)
 		switch {
@@ -210,8 +217,12 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 			return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "executor " + err.Error()}, true
 		}
 		now := time.Now()
-		if opened || brokenSince.IsZero() {
-			brokenSince, pause = now, 20*time.Millisecond
+		refused := errors.Is(err, dataplane.ErrCredential) // the executor answers; the user may renew the token
+		if opened || brokenSince.IsZero() || refused {
+			brokenSince = now
+		}
+		if opened {
+			pause, tries = 20*time.Millisecond, 0
 		}
 		if now.Sub(brokenSince) > watchBound {
 			return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "executor " + err.Error()}, true
@@ -222,6 +233,10 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 500*time.Millisecond)
+		if refused {
+			pause = untilRefused(tries)
+			tries++
+		}
 	}
 }
 
@@ -249,7 +264,7 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 		case control.Event_KIND_DRAINING:
 			handle(Event{Kind: Draining, In: milliseconds(e.InMs), Reason: e.Reason})
 		case control.Event_KIND_EXPIRING:
-			handle(Event{Kind: Expiring, In: milliseconds(e.InMs)})
+			handle(Event{Kind: Expiring, In: milliseconds(e.InMs), Reason: h.expiry(e.Reason)})
 		case control.Event_KIND_LEASE_ENDED:
 			return &Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: e.Reason}, opened, nil
 		}

@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// tokensEvery is how often the agent looks at the token files of its clients. Each call to a daemon looks too.
+const tokensEvery = 10 * time.Second
+
+// TokenStatus describes a token that clients of the agent use.
+type TokenStatus struct {
+	File    string    `json:"file"`
+	Tenant  string    `json:"tenant"`
+	ID      string    `json:"id"`
+	Expires time.Time `json:"expires"`
+	LeftMS  int64     `json:"left_ms"` // below 0: it has expired
+	Warning string    `json:"warning,omitempty"`
+}
+
+// tokens describes the tokens in use.
+func (a *Agent) tokens(now time.Time) []TokenStatus {
+	list := []TokenStatus{}
+	for _, t := range a.pool.Tokens() {
+		_, text := warning(&t, now)
+		list = append(list, TokenStatus{File: t.Path, Tenant: t.Tenant, ID: t.ID, Expires: t.Expires.UTC(),
+			LeftMS: t.Expires.Sub(now).Milliseconds(), Warning: text})
+	}
+	return list
+}
+
+// soonPart is the part of a token's life that is left when the user is warned.
+const soonPart = 10
+
+// warning returns what the user should know about a token, and the kind of the warning, which does not change with the time that is
+// left. Both are "" for nothing.
+func warning(t *grant.Token, now time.Time) (kind, text string) {
+	left := t.Expires.Sub(now)
+	const remedy = "have it renewed with rfaas token renew, or no lease can be opened or renewed"
+	switch {
+	case t.Problem != nil:
+		return t.Problem.Error(), t.Problem.Error()
+	case t.Refusal != "":
+		return "refused", "a lease could not be renewed: " + t.Refusal
+	case left <= 0:
+		return "expired", fmt.Sprintf("it expired %v ago: %s", -left.Round(time.Second), remedy)
+	case left < t.Expires.Sub(t.Begins)/soonPart:
+		return "expires", fmt.Sprintf("it expires in %v: %s", left.Round(time.Second), remedy)
+	}
+	return "", ""
+}
+
+// watchTokens writes warnings about tokens to the log, each once, until ctx ends.
+func (a *Agent) watchTokens(ctx context.Context) {
+	said := map[string]string{} // kind of the last warning about a token
+	tick := time.NewTicker(tokensEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			said = a.warn(said, now)
+		}
+	}
+}
+
+// warn logs the warnings that differ from those that were logged before, and returns the present ones.
+func (a *Agent) warn(before map[string]string, now time.Time) map[string]string {
+	said := map[string]string{}
+	for _, t := range a.pool.Tokens() {
+		kind, text := warning(&t, now)
+		if kind == "" {
+			continue
+		}
+		key := t.Path + " " + t.ID
+		said[key] = kind
+		if before[key] != kind {
+			a.log.Warn("token", "file", t.Path, "tenant", t.Tenant, "id", t.ID, "expires", t.Expires.UTC(), "warning", text)
+		}
+	}
+	return said
+}

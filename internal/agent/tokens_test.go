@@ -1,0 +1,177 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/identity"
+)
+
+// realm is a cluster with an executor that accepts its tokens.
+type realm struct {
+	t       *testing.T
+	w       *world
+	dir     string
+	cluster *identity.Cluster
+	x       *daemon
+	token   string // file of the user
+}
+
+func newRealm(t *testing.T, args ...string) *realm {
+	t.Helper()
+	r := &realm{t: t, w: newWorld(t, 0), dir: t.TempDir()}
+	now := time.Now()
+	if err := identity.InitCluster(r.in("cluster"), "test", time.Hour, now); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if r.cluster, err = identity.OpenCluster(r.in("cluster")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.cluster.IssueNode(r.in("node"), []string{"localhost"}, time.Hour, now); err != nil {
+		t.Fatal(err)
+	}
+	r.x = executor(t, r.w.secret, append([]string{"--identity-dir", r.in("node"), "--sandbox", "off"}, args...)...)
+	r.token = r.in("token")
+	return r
+}
+
+func (r *realm) in(name string) string { return filepath.Join(r.dir, name) }
+
+// issue writes the user's token file and returns the token's id.
+func (r *realm) issue(tenant string, life time.Duration) string {
+	r.t.Helper()
+	now := time.Now()
+	cred, err := r.cluster.IssueToken(identity.Claims{Tenant: tenant, Role: "tenant", Begins: now.Add(-20 * life).Unix(), Ends: now.Add(life).Unix()}, nil, now)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	b, err := cred.Encode()
+	if err == nil {
+		err = identity.WriteFile(r.token, b, 0o600, false)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return cred.Claims.ID
+}
+
+// revoke puts a token on the list of the executor's node.
+func (r *realm) revoke(id string) {
+	r.t.Helper()
+	_, path, err := r.cluster.Revoke(time.Now(), identity.Revocation{Kind: identity.RevokedToken, ID: id})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = identity.WriteFile(r.in("node/revoked"), b, 0o644, false)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// connect connects a process that uses the token.
+func (r *realm) connect() *process {
+	r.t.Helper()
+	p := connect(r.t, r.w.socket, "RFAAS_TOKEN_FILE="+r.token, "RFAAS_EXECUTOR="+r.x.address, "USER=tester")
+	if err := p.open(1, protocol.Session{}); err != nil {
+		r.t.Fatal(err)
+	}
+	return p
+}
+
+// status returns what the agent says of its only token.
+func (r *realm) status() (s TokenStatus) {
+	r.t.Helper()
+	all, err := Ask(r.t.Context(), r.w.socket)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if len(all.Tokens) != 1 {
+		r.t.Fatalf("the agent has %d tokens, want 1: %+v", len(all.Tokens), all.Tokens)
+	}
+	return all.Tokens[0]
+}
+
+// A lease whose token is no longer accepted goes on with the token that its user gets before the lease's end.
+func TestTokenIsReplacedUnderALease(t *testing.T) {
+	r := newRealm(t, "--lease-default", "8s")
+	first := r.issue("ann", time.Hour)
+	p := r.connect()
+	l, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := r.status(); s.Tenant != "ann" || s.ID != first || s.File != r.token || s.LeftMS < 3_500_000 || !strings.Contains(s.Warning, "expires in") {
+		t.Errorf("with an hour of 21 left: %+v", s)
+	}
+	r.revoke(first)
+	eventually(t, "a renewal is refused", func() bool { return strings.Contains(r.status().Warning, "revoked") })
+	if _, err := p.acquire(protocol.Acquire{Key: 2, Spec: spec(1)}); !isStatus(err, dataplane.StatusCredential) {
+		t.Errorf("a lease with a revoked token: %v", err)
+	}
+	r.issue("bob", time.Hour)
+	eventually(t, "another tenant's token is seen", func() bool { return strings.Contains(r.status().Warning, `tenant "bob" now`) })
+	second := r.issue("ann", time.Hour)
+	eventually(t, "the lease is renewed", func() bool {
+		s := r.status()
+		return s.ID == second && !strings.Contains(s.Warning, "renewed:")
+	})
+	time.Sleep(time.Duration(l.UntilNs-dataplane.Now()) + 100*time.Millisecond) // until its first end
+	if err := l.call(0); err != nil {
+		t.Errorf("a call after the end that the lease had with the first token: %v", err)
+	}
+	l.release(false)
+}
+
+// A lease that cannot be renewed until its end says why.
+func TestTokenThatIsNotReplaced(t *testing.T) {
+	r := newRealm(t, "--lease-default", "2s")
+	id := r.issue("ann", time.Hour)
+	p := r.connect()
+	if _, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1)}); err != nil {
+		t.Fatal(err)
+	}
+	r.revoke(id)
+	for {
+		e := p.event()
+		if e.Kind == protocol.Expiring {
+			continue
+		}
+		if e.Kind != protocol.LeaseEnded || !strings.HasPrefix(e.Text, "expired") || !strings.Contains(e.Text, "could not be renewed") ||
+			!strings.Contains(e.Text, "revoked") {
+			t.Errorf("event %+v", e)
+		}
+		break
+	}
+}
+
+// The log has each warning once.
+func TestTokenWarnings(t *testing.T) {
+	r := newRealm(t)
+	r.issue("ann", time.Hour)
+	p := r.connect()
+	l, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := func() int { return strings.Count(r.w.log.String(), "msg=token ") }
+	now, said := time.Now(), map[string]string{}
+	for i, want := range []int{1, 1, 1, 2, 2} { // expires soon, three times; expired, twice
+		said = r.w.agent.warn(said, now.Add(time.Duration(i)*25*time.Minute))
+		if n := lines(); n != want {
+			t.Errorf("%d warnings after the %d. look, want %d:\n%s", n, i+1, want, r.w.log)
+		}
+	}
+	if !strings.Contains(r.w.log.String(), "rfaas token renew") {
+		t.Errorf("no remedy in the log:\n%s", r.w.log)
+	}
+	l.release(false)
+}
