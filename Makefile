@@ -277,7 +277,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests|internal/houselaw)(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/houselaw)(/|$$)')
 # Tests of the client that test the executor or a worker, which are other processes.
 RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
 	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed
@@ -299,7 +299,7 @@ try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'ma
 # The other packages of tests/ have lanes of their own.
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v /tests/) ./tests/capi
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v -E '/tests/(faults|hostile|remote|slurm)$$')
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)

@@ -17,7 +17,7 @@ import (
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
 
-	"github.com/rfaas-go/rfaas/internal/smalldisk"
+	"github.com/rfaas-go/rfaas/tests/smalldisk"
 )
 
 // now is later than anything in these tests.

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/rfaas-go/rfaas/internal/agenttest"
+	"github.com/rfaas-go/rfaas/tests/agenttest"
 )
 
 func TestMain(m *testing.M) { os.Exit(agenttest.Run("../..", m.Run)) }

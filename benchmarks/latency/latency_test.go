@@ -12,7 +12,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 func TestMain(m *testing.M) { leakcheck.Main(m, nil, leakcheck.Objects(dataplane.Live)) }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 var objects = leakcheck.Objects(dataplane.Live)

@@ -20,7 +20,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 // leaveSocket is a process that connects and ends while a child of it has the connection. It prints the child's number.

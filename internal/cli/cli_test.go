@@ -15,11 +15,11 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/rfaas-go/rfaas/internal/agenttest"
 	"github.com/rfaas-go/rfaas/internal/cli/command"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/agenttest"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 func TestMain(m *testing.M) {

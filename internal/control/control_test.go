@@ -20,7 +20,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/identity"
 
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 func TestMain(m *testing.M) { leakcheck.Main(m, nil) }

@@ -24,10 +24,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 // The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).

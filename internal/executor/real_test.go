@@ -22,8 +22,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
 	"github.com/rfaas-go/rfaas/invoke"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 const realSource = `

@@ -64,9 +64,9 @@ var rooms = map[string][]string{
 	"internal/dataplane": {},
 	"internal/apigen":    {}, // what `make api` runs; no program contains it
 	"internal/houselaw":  {"internal/apigen"},
-	"internal/leakcheck": {},
-	"internal/agenttest": {},
-	"internal/smalldisk": {},
+	"tests/leakcheck":    {},
+	"tests/agenttest":    {},
+	"tests/smalldisk":    {},
 
 	// What stands on the public packages like any other user.
 	"examples": {"client", "invoke", "mpi"},
@@ -175,7 +175,7 @@ func TestImportsPointDown(t *testing.T) {
 		seen++
 		// A package's tests may use what the package may, testing helpers of the same room, and those for every room.
 		tests := slices.DeleteFunc(slices.Concat(pkg.TestImports, pkg.XTestImports), func(i string) bool {
-			return i == module+"/internal/agenttest" || i == module+"/internal/leakcheck" || i == module+"/internal/smalldisk"
+			return i == module+"/tests/agenttest" || i == module+"/tests/leakcheck" || i == module+"/tests/smalldisk"
 		})
 		for _, b := range breaches(p, slices.Concat(pkg.Imports, tests)) {
 			t.Error(b)

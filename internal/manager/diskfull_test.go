@@ -18,7 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/observe"
-	"github.com/rfaas-go/rfaas/internal/smalldisk"
+	"github.com/rfaas-go/rfaas/tests/smalldisk"
 )
 
 // fillDisk writes a file until the small disk at dir is full, and returns its path.

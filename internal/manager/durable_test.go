@@ -23,8 +23,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
 	"github.com/rfaas-go/rfaas/internal/link"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 // Environment of this test binary as another program.

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 // Names of testdata/functions.c, in index order.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rfaas-go/rfaas/internal/agenttest"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/agenttest"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 var objects = leakcheck.Objects(dataplane.Live)

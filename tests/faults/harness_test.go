@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rfaas-go/rfaas/internal/agenttest"
+	"github.com/rfaas-go/rfaas/tests/agenttest"
 )
 
 var (

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rfaas-go/rfaas/internal/agenttest"
-	"github.com/rfaas-go/rfaas/internal/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/agenttest"
+	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
 var clusterFlag = flag.Bool("cluster", false, "start a cluster and attack it; without it the suite is skipped (make test-hostile)")
