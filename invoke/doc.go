@@ -1,6 +1,6 @@
-// Package invoke is the invocation protocol as Go sees it: the terms, the waiting policies and the bytes that
-// client and worker agree on. The C core (internal/dataplane) implements it; the executor, which runs no C, uses
-// this package to check what a client sends before a worker is made for it. docs/PROTOCOL.md is the specification.
+// Package invoke is the part of the invocation protocol that Go needs: the terms, the waiting policies and the channel
+// blob. The C core (internal/dataplane) implements the protocol. The executor uses this package to check the blob that
+// a client sends before a worker is made for it. docs/PROTOCOL.md is the specification.
 //
 // # Terms
 //

@@ -30,25 +30,6 @@ func golden(t *testing.T, name string) []byte {
 	return b
 }
 
-func TestGoldenHeaders(t *testing.T) {
-	short := Request{Generation: 0x1a2b3c4d, CallID: 0x10002, Size: 64, Capacity: 256, Function: 3, Flags: FlagExclusive}
-	long := Request{InOffset: 16, OutOffset: 32, Generation: 0x1a2b3c4d, CallID: 0x10003, Size: 1 << 20, Capacity: 2 << 20,
-		Function: 3, Flags: FlagBulkIn | FlagBulkOut}
-	reply := Reply{Generation: 0x1a2b3c4d, CallID: 0x10002, Size: 64}
-	tooLarge := Reply{Generation: 0x1a2b3c4d, CallID: 0x10003, Status: -401, Size: 3 << 20}
-	for name, got := range map[string][]byte{
-		"request_short": short.Marshal(), "request_long": long.Marshal(),
-		"reply": reply.Marshal(), "reply_too_large": tooLarge.Marshal(),
-	} {
-		if want := golden(t, name); !bytes.Equal(got, want) {
-			t.Errorf("%s: %x, the specification says %x", name, got, want)
-		}
-	}
-	if got := Immediate(5, 0x10002); got != 0x50002 {
-		t.Errorf("immediate %#x", got)
-	}
-}
-
 func testBlob() *ChannelBlob {
 	return &ChannelBlob{Role: RoleClient, Provider: ProviderSHM, Generation: 0x1a2b3c4d, Depth: 8, Eager: 16384,
 		Bulk: 2 << 20, SlotsAddr: 0x7f0011223340, SlotsRkey: 0x11, BulkAddr: 0x7f0011223340 + 8*(64+16384), BulkRkey: 0x11,
