@@ -150,7 +150,7 @@ static inline bool read_reply(const dp_channel *ch, const slot *s, const uint8_t
 static void on_reply(dp_channel *ch, const dp_wc *wc) {
     uint32_t i = dp_imm_slot(wc->imm);
     /* The receive goes back before the slot can be free: credits never run short of slots. */
-    if (dp_post_recv(ch->qp, NULL, 0)) {
+    if (dp_post_recv(ch->qp, 0)) {
         dp_channel_end_calls(ch, DP_CONNECTION);
         return;
     }

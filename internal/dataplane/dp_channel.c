@@ -111,7 +111,7 @@ static void slots_reset(dp_channel *ch) {
 
 static int post_receives(dp_channel *ch, dp_error *err) {
     for (uint32_t i = 0; i < ch->cfg.depth; i++) {
-        int st = dp_post_recv(ch->qp, NULL, 0);
+        int st = dp_post_recv(ch->qp, 0);
         if (st)
             return dp_fail(err, st, 0, "post receive %u of %u", i, ch->cfg.depth);
     }

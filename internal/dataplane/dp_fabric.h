@@ -10,8 +10,8 @@
  *   - Operations of one queue pair take effect in the order they were posted, with one exception: the data
  *     of a write-with-immediate is in place when its completion is polled at the target, and a provider may
  *     put it there no sooner. Do not read or overwrite those bytes from the initiator's side before that.
- *   - A receive is consumed by each write-with-immediate and each send. Posting receives is the
- *     target's duty; counting them is the initiator's (the channel does). A post that finds no room
+ *   - A receive is consumed by each write-with-immediate, and has no memory of its own. Posting receives is
+ *     the target's duty; counting them is the initiator's (the channel does). A post that finds no room
  *     in the local queue returns DP_BUSY and has no effect.
  *   - A failed operation moves the queue pair to the error state. Later posts return DP_CONNECTION
  *     until dp_qp_reset and a new dp_qp_connect, as they do before the first dp_qp_connect.
@@ -41,7 +41,7 @@ typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2 } dp_pr
 enum {
     DP_REMOTE_READ = 1,
     DP_REMOTE_WRITE = 2,
-    DP_REMOTE_ATOMIC = 4, /* words reached by fetch-and-add and compare-and-swap */
+    DP_REMOTE_ATOMIC = 4, /* words reached by fetch-and-add */
 };
 /* With these in dp_mem_alloc: pages come when they are first touched, where the provider can do that (shm). */
 #define DP_MEM_LAZY 8u
@@ -59,13 +59,11 @@ enum {
 };
 
 typedef enum dp_op {
-    DP_OP_RECV = 1,     /* a send arrived in a posted receive; byte_len is its size */
+    DP_OP_RECV = 1,     /* a receive failed, or the peer of a verbs queue pair sent something, which rfaas never does */
     DP_OP_RECV_IMM = 2, /* a write-with-immediate arrived; imm is set, byte_len is the bytes written */
     DP_OP_WRITE = 3,
     DP_OP_READ = 4,
     DP_OP_FETCH_ADD = 5,
-    DP_OP_CMP_SWAP = 6,
-    DP_OP_SEND = 7,
 } dp_op;
 
 /* Status of a completion: DP_OK, DP_INVALID (remote access refused: key, bounds or rights),
@@ -109,7 +107,6 @@ typedef struct dp_dev {
     uint32_t caps;
     uint32_t max_inline; /* upper bound of what a queue pair may take inline; rely on dp_qp.max_inline */
     uint32_t max_msg;    /* bytes of one write */
-    uint32_t max_send_msg; /* bytes of one send */
     char name[64];       /* for people: "shm", "rxe0 port 1 gid 1" */
     uint8_t link;        /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;        /* InfiniBand */
@@ -209,10 +206,7 @@ struct dp_ops {
     int (*post_read)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
     int (*post_fetch_add)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                           uint32_t flags);
-    int (*post_cmp_swap)(dp_qp *, const dp_sge *, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                         uint64_t desired, uint64_t wr_id, uint32_t flags);
-    int (*post_send)(dp_qp *, const dp_sge *, uint64_t wr_id, uint32_t flags);
-    int (*post_recv)(dp_qp *, const dp_sge *, uint64_t wr_id);
+    int (*post_recv)(dp_qp *, uint64_t wr_id);
     void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
     int (*qp_probe)(dp_qp *);
     int (*qp_peer_fd)(dp_qp *); /* NULL: none */
@@ -341,23 +335,13 @@ static inline int dp_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uin
                                uint32_t flags) {
     return qp->ops->post_read(qp, sge, raddr, rkey, wr_id, flags);
 }
-/* Atomics work on one naturally aligned remote u64; its old value lands in the 8 bytes at sge->addr. */
+/* Adds to one naturally aligned remote u64; its old value lands in the 8 bytes at sge->addr. */
 static inline int dp_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
                                     uint64_t wr_id, uint32_t flags) {
     return qp->ops->post_fetch_add(qp, sge, raddr, rkey, add, wr_id, flags);
 }
-static inline int dp_post_cmp_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                                   uint64_t desired, uint64_t wr_id, uint32_t flags) {
-    return qp->ops->post_cmp_swap(qp, sge, raddr, rkey, expect, desired, wr_id, flags);
-}
-/* Sends up to dev->max_send_msg bytes into the peer's oldest posted receive. */
-static inline int dp_post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
-    return qp->ops->post_send(qp, sge, wr_id, flags);
-}
-/* Posts a receive; sge may be NULL when only writes-with-immediate are expected. */
-static inline int dp_post_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id) {
-    return qp->ops->post_recv(qp, sge, wr_id);
-}
+/* Posts a receive. */
+static inline int dp_post_recv(dp_qp *qp, uint64_t wr_id) { return qp->ops->post_recv(qp, wr_id); }
 /* dp_rkey_ptr returns a local pointer to len bytes of the peer's region for plain loads and stores, or
  * NULL without DP_CAP_RKEY_PTR, with a bad key or bounds, or without write access. Valid until reset. */
 static inline void *dp_rkey_ptr(dp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len) {

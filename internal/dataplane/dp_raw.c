@@ -165,18 +165,6 @@ int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint3
     return st;
 }
 
-int dp_raw_cmp_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expect, uint64_t desired, uint64_t *old,
-                    int64_t deadline) {
-    uint32_t done = 0;
-    dp_sge s = scratch_at(r, 0, 8);
-    int st = known_broken(r);
-    if (!st)
-        st = posted(r, dp_post_cmp_swap(r->qp, &s, raddr, rkey, expect, desired, even_id(r), DP_SIGNALED));
-    if (!st && !(st = await(r, 1, &done, deadline)))
-        memcpy(old, s.addr, 8);
-    return st;
-}
-
 int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,
                      uint32_t *done, int64_t deadline) {
     *done = 0;

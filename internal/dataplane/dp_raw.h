@@ -30,8 +30,6 @@ int dp_raw_broken(dp_raw *r);
  * over. */
 int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
 int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline_ns);
-int dp_raw_cmp_swap(dp_raw *r, uint64_t raddr, uint32_t rkey, uint64_t expect, uint64_t desired, uint64_t *old,
-                    int64_t deadline_ns);
 /* Adds add[i] to the word at raddr[i], i < n <= DP_RAW_BATCH, in this order. *done is how many are known to have happened, and
  * old[i] is valid for those. */
 int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey, const uint64_t *add, uint64_t *old,

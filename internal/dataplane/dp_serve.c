@@ -285,7 +285,7 @@ static int handle(dp_server *s, const dp_wc *wc) {
     if (slot >= s->layout.depth)
         return DP_PROTOCOL; /* there is no place to which a refusal could go */
     /* The receive goes back before the reply leaves: the client may call again the moment it has it. */
-    int st = dp_post_recv(s->qp, NULL, 0);
+    int st = dp_post_recv(s->qp, 0);
     if (st)
         return st;
     dp_request h;

@@ -55,7 +55,7 @@ static int make_parts(dp_server *s, dp_error *err) {
                        .expose = {s->requests}, .n_expose = 1};
     st = dp_qp_create(s->domain, s->cq, &attr, &s->qp, err);
     for (uint32_t i = 0; !st && i < s->layout.depth; i++) {
-        st = dp_post_recv(s->qp, NULL, 0);
+        st = dp_post_recv(s->qp, 0);
         if (st)
             dp_fail(err, st, 0, "post receive %u of %u", i, s->layout.depth);
     }

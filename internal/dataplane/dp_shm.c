@@ -225,7 +225,6 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     dev->d.caps = DP_CAP_SYNC_SOURCE | DP_CAP_RKEY_PTR;
     dev->d.max_inline = UINT32_MAX;
     dev->d.max_msg = UINT32_MAX;
-    dev->d.max_send_msg = SHM_SEND_MAX;
     strcpy(dev->d.name, "shm");
     dev->active_only = opts->active_side_only;
     dev->attended = opts->attended;
@@ -280,7 +279,7 @@ static void shm_cq_destroy(dp_cq *c) {
 /* ---- queue pairs ---- */
 
 uint64_t shm_segment_size(uint32_t ring_size) {
-    return sizeof(shm_segment) + (uint64_t)ring_size * (sizeof(shm_entry) + SHM_SEND_MAX);
+    return sizeof(shm_segment) + (uint64_t)ring_size * (sizeof(shm_entry) + SHM_RESERVED);
 }
 
 static int segment_renew(shm_qp *qp, dp_error *err) {
@@ -290,7 +289,7 @@ static int segment_renew(shm_qp *qp, dp_error *err) {
     if (st)
         return st;
     fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL);
-    /* Prefault what is used on every message; bounce slots are touched by sends only. */
+    /* Prefault what is used on every message. */
     madvise(map, page_up(sizeof(shm_segment) + (uint64_t)qp->ring_size * sizeof(shm_entry)), MADV_POPULATE_WRITE);
     if (qp->segment) {
         shm_unmap(qp->segment, shm_segment_size(qp->ring_size));
@@ -298,7 +297,6 @@ static int segment_renew(shm_qp *qp, dp_error *err) {
     }
     qp->segment = map;
     qp->seg_fd = fd;
-    qp->bounce = (uint8_t *)map + sizeof(shm_segment) + (uint64_t)qp->ring_size * sizeof(shm_entry);
     qp->rpos = qp->rposted = qp->spos = qp->credit = 0;
     shm_show_next((shm_cq *)qp->q.cq);
     return DP_OK;
@@ -479,8 +477,6 @@ static const dp_ops shm_ops = {
     .post_write_imm = shm_post_write_imm,
     .post_read = shm_post_read,
     .post_fetch_add = shm_post_fetch_add,
-    .post_cmp_swap = shm_post_cmp_swap,
-    .post_send = shm_post_send,
     .post_recv = shm_post_recv,
     .rkey_ptr = shm_rkey_ptr,
     .qp_probe = shm_qp_probe,

@@ -28,7 +28,7 @@
 #include "dp_fabric.h"
 
 #define SHM_INLINE 40
-#define SHM_SEND_MAX 1024 /* bytes of a send: one bounce slot */
+#define SHM_RESERVED 1024 /* bytes behind the ring for each of its entries: peers map them, nothing uses them */
 #define SHM_RING_MAX 4096
 #define SHM_PAGE 4096u
 #define SHM_WAIT_MAX 64 /* queues of one wait; the kernel's own bound is 128 */
@@ -41,9 +41,9 @@ typedef struct shm_entry {
 } shm_entry;
 
 /* len: bytes written; region: index into the target queue pair's exposed regions; head: bytes of data[] that
- * belong at offset; op: DP_OP_RECV or DP_OP_RECV_IMM. One word, so that writer and reader move it whole. */
-static inline uint64_t shm_what(uint32_t len, uint32_t region, uint32_t head, uint32_t op) {
-    return len | (uint64_t)region << 32 | (uint64_t)head << 40 | (uint64_t)op << 48;
+ * belong at offset; op: DP_OP_RECV_IMM. One word, so that writer and reader move it whole. */
+static inline uint64_t shm_what(uint32_t len, uint32_t region, uint32_t head) {
+    return len | (uint64_t)region << 32 | (uint64_t)head << 40 | (uint64_t)DP_OP_RECV_IMM << 48;
 }
 _Static_assert(sizeof(shm_entry) == DP_CACHE_LINE, "a ring entry is one cache line");
 
@@ -51,7 +51,7 @@ _Static_assert(sizeof(shm_entry) == DP_CACHE_LINE, "a ring entry is one cache li
 typedef struct shm_segment {
     uint32_t posted; /* receives ever posted: written by the owner, the peer's credit */
     uint8_t pad[DP_CACHE_LINE - 4];
-    shm_entry ring[]; /* ring_size entries, then ring_size bounce slots of SHM_SEND_MAX bytes */
+    shm_entry ring[]; /* ring_size entries, then ring_size times SHM_RESERVED bytes */
 } shm_segment;
 
 /* State of a completion queue's owner, first word of its page; the futex that it sleeps on.
@@ -107,25 +107,17 @@ typedef struct shm_peer {
     shm_region regions[DP_EXPOSE_MAX];
     int fds[2 + DP_EXPOSE_MAX]; /* receive segment, completion-queue page, regions; -1 when closed */
     shm_segment *segment;
-    uint8_t *bounce;
     uint32_t *mode;
 } shm_peer;
-
-typedef struct shm_recv {
-    uint64_t wr_id;
-    void *addr;
-    uint32_t len;
-} shm_recv;
 
 struct shm_qp {
     dp_qp q;
     /* Receiving. */
     shm_segment *segment;
-    uint8_t *bounce;
     uint32_t ring_size, mask;
     uint32_t rpos;      /* next entry to look at */
     uint32_t rposted;   /* receives ever posted */
-    shm_recv *recvs;    /* by position & mask */
+    uint64_t *recvs;    /* their wr_id, by position & mask */
     /* Sending. */
     uint32_t spos;      /* next entry of the peer's ring */
     uint32_t credit;    /* peer's `posted` when last looked at */
@@ -222,13 +214,10 @@ void shm_cq_wake(dp_cq *c);
 int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t
                        wr_id, uint32_t flags);
-int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t flags);
 int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                        uint32_t flags);
-int shm_post_cmp_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect, uint64_t desired,
-                      uint64_t wr_id, uint32_t flags);
-int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id);
+int shm_post_recv(dp_qp *q, uint64_t wr_id);
 void shm_qp_notify(dp_qp *q);
 void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 

@@ -27,20 +27,6 @@ static inline bool store_head(shm_qp *qp, const uint8_t *data, uint32_t head, ui
     return true;
 }
 
-static __attribute__((noinline)) int take_send(shm_qp *qp, dp_wc *wc, const shm_entry *e, const shm_recv *r,
-                                               uint32_t at) {
-    wc->imm = 0;
-    if (wc->byte_len > SHM_SEND_MAX)
-        return violation(qp, wc);
-    if (wc->byte_len > r->len) {
-        wc->status = DP_INVALID;
-        qp->q.state = DP_QP_ERROR;
-    } else if (wc->byte_len) {
-        memcpy(r->addr, wc->byte_len <= SHM_INLINE ? e->data : qp->bounce + (uint64_t)at * SHM_SEND_MAX, wc->byte_len);
-    }
-    return 1;
-}
-
 /* Takes the next message if there is one. 1 taken, 0 none. */
 static inline int take_entry(shm_qp *qp, dp_wc *wc) {
     uint32_t pos = qp->rpos;
@@ -51,8 +37,7 @@ static inline int take_entry(shm_qp *qp, dp_wc *wc) {
         return 0;
     if (__builtin_expect(qp->q.state == DP_QP_ERROR, 0))
         return 0;
-    const shm_recv *r = &qp->recvs[pos & qp->mask];
-    wc->wr_id = r->wr_id;
+    wc->wr_id = qp->recvs[pos & qp->mask];
     wc->qp = &qp->q;
     wc->status = DP_OK;
     wc->op = DP_OP_RECV_IMM;
@@ -64,10 +49,8 @@ static inline int take_entry(shm_qp *qp, dp_wc *wc) {
     uint32_t head = what >> 40 & 0xff, op = what >> 48 & 0xff;
     wc->imm = (uint32_t)(v >> 32);
     wc->byte_len = (uint32_t)what;
-    if (__builtin_expect(op != DP_OP_RECV_IMM, 0)) {
-        wc->op = op;
-        return op == DP_OP_RECV ? take_send(qp, wc, e, r, pos & qp->mask) : violation(qp, wc);
-    }
+    if (__builtin_expect(op != DP_OP_RECV_IMM, 0))
+        return violation(qp, wc);
     if (head && !store_head(qp, e->data, head, what >> 32 & 0xff, *(const volatile uint64_t *)&e->offset))
         return violation(qp, wc);
     return 1;

@@ -83,7 +83,6 @@ int shm_peer_map(shm_peer *p, bool now, dp_error *err) {
     p->segment = map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true, true);
     if (!p->segment)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's receive ring of %u", p->ring_size);
-    p->bounce = (uint8_t *)p->segment + sizeof(shm_segment) + (uint64_t)p->ring_size * sizeof(shm_entry);
     p->mode = map_checked(p->fds[1], 0, SHM_PAGE, true, true);
     if (!p->mode)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's completion-queue page");

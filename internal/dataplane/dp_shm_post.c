@@ -168,28 +168,9 @@ int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint3
         head = put_split(e->data, qp->peer.regions[i].map + offset, sge, n);
     }
     e->offset = offset;
-    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head, DP_OP_RECV_IMM), imm, flags);
+    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head), imm, flags);
     if (flags & DP_SIGNALED)
         shm_local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
-    return DP_OK;
-}
-
-int shm_post_send(dp_qp *q, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    if (sge->len > SHM_SEND_MAX)
-        return settle(qp, DP_INVALID, flags);
-    if ((st = take_credit(qp)))
-        return settle(qp, st, flags);
-    uint32_t at = qp->spos & (qp->peer.ring_size - 1);
-    shm_entry *e = &qp->peer.segment->ring[at];
-    put(sge->len <= SHM_INLINE ? e->data : qp->peer.bounce + (uint64_t)at * SHM_SEND_MAX, sge->addr, sge->len);
-    e->offset = 0;
-    publish(qp, e, shm_what(sge->len, 0, 0, DP_OP_RECV), 0, flags);
-    if (flags & DP_SIGNALED)
-        shm_local_push(qp, wr_id, DP_OK, DP_OP_SEND, sge->len);
     return DP_OK;
 }
 
@@ -207,23 +188,16 @@ int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, ui
     return settle(qp, DP_OK, flags);
 }
 
-/* The word that an atomic works on, or NULL. */
-static uint64_t *atomic_word(shm_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey) {
-    int i = find_region(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC);
-    if (i < 0 || (raddr & 7) || sge->len < 8)
-        return NULL;
-    return (uint64_t *)(void *)(qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base));
-}
-
 int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
                               uint32_t flags) {
     shm_qp *qp = (shm_qp *)q;
     int st = may_post(qp);
     if (st)
         return st;
-    uint64_t *word = atomic_word(qp, sge, raddr, rkey);
-    if (!word)
+    int i = find_region(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC);
+    if (i < 0 || (raddr & 7) || sge->len < 8)
         return refuse(qp, wr_id, DP_OP_FETCH_ADD);
+    uint64_t *word = (uint64_t *)(void *)(qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base));
     uint64_t old = __atomic_fetch_add(word, add, __ATOMIC_SEQ_CST);
     memcpy((void *)sge->addr, &old, 8);
     if (flags & DP_SIGNALED)
@@ -231,32 +205,13 @@ int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rke
     return settle(qp, DP_OK, flags);
 }
 
-int shm_post_cmp_swap(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                             uint64_t desired, uint64_t wr_id, uint32_t flags) {
-    shm_qp *qp = (shm_qp *)q;
-    int st = may_post(qp);
-    if (st)
-        return st;
-    uint64_t *word = atomic_word(qp, sge, raddr, rkey);
-    if (!word)
-        return refuse(qp, wr_id, DP_OP_CMP_SWAP);
-    uint64_t old = expect;
-    __atomic_compare_exchange_n(word, &old, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    memcpy((void *)sge->addr, &old, 8);
-    if (flags & DP_SIGNALED)
-        shm_local_push(qp, wr_id, DP_OK, DP_OP_CMP_SWAP, 8);
-    return settle(qp, DP_OK, flags);
-}
-
-int shm_post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id) {
+int shm_post_recv(dp_qp *q, uint64_t wr_id) {
     shm_qp *qp = (shm_qp *)q;
     if (q->state == DP_QP_ERROR)
         return DP_CONNECTION;
     if (qp->rposted - qp->rpos >= q->max_recv)
         return DP_BUSY;
-    qp->recvs[qp->rposted & qp->mask] =
-        (shm_recv){wr_id, sge ? (void *)sge->addr : NULL, sge ? sge->len : 0};
-    qp->rposted++;
+    qp->recvs[qp->rposted++ & qp->mask] = wr_id;
     /* Release pairs with the acquire in look_for_credit(): our reads of the entry that this frees are done. */
     __atomic_store_n(&qp->segment->posted, qp->rposted, __ATOMIC_RELEASE);
     return DP_OK;

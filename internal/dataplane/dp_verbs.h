@@ -39,7 +39,6 @@
 #define DPV_TAG_MASK (~(DPV_INDEX_MASK | DPV_RECV_BIT))
 
 #define DPV_MAX_SGE 2               /* pieces of one write */
-#define DPV_MAX_SEND_MSG (1u << 20) /* sends carry control records, never bulk data */
 #define DPV_MAX_INLINE 1024         /* room for a header and a small payload; soft-RoCE stops at 512 */
 #define DPV_RD_ATOMIC 16            /* reads and atomics in flight, each direction */
 #define DPV_POLL_BATCH 16           /* completions taken from the device at once */
@@ -229,10 +228,7 @@ int dpv_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, u
                   uint32_t flags);
 int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
                        uint64_t wr_id, uint32_t flags);
-int dpv_post_cmp_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                      uint64_t desired, uint64_t wr_id, uint32_t flags);
-int dpv_post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags);
-int dpv_post_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id);
+int dpv_post_recv(dp_qp *qp, uint64_t wr_id);
 /* A write of no bytes, which the peer's adapter acknowledges without its owner noticing. It takes an ordinary place in
  * the send queue; the provider consumes its completion, and breaks the queue pair if it failed. */
 int dpv_post_keepalive(dpv_qp *q);

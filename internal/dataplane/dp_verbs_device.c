@@ -38,8 +38,6 @@ static const dp_ops dpv_ops = {
     .post_write_imm = dpv_post_write_imm,
     .post_read = dpv_post_read,
     .post_fetch_add = dpv_post_fetch_add,
-    .post_cmp_swap = dpv_post_cmp_swap,
-    .post_send = dpv_post_send,
     .post_recv = dpv_post_recv,
     .rkey_ptr = dpv_rkey_ptr,
     .qp_probe = dpv_qp_probe,
@@ -380,7 +378,6 @@ static void describe(dpv_dev *dev, const struct ibv_port_attr *port) {
     b->caps = 0;
     b->max_inline = DPV_MAX_INLINE; /* upper bound: what a queue pair gets is only known when it is made */
     b->max_msg = port->max_msg_sz;
-    b->max_send_msg = b->max_msg < DPV_MAX_SEND_MSG ? b->max_msg : DPV_MAX_SEND_MSG;
     b->link = dev->link_layer == IBV_LINK_LAYER_INFINIBAND ? 1 : 2;
     b->lid = dev->lid;
     memcpy(b->gid, dev->gid.raw, sizeof b->gid);

@@ -43,13 +43,13 @@ static ALWAYS_INLINE int post(dpv_qp *q, struct ibv_send_wr *wr, uint32_t op, ui
     }
     uint32_t head = q->send_head;
     bool signal = flags & (DP_SIGNALED | DPV_KEEPALIVE) || q->unsignalled + 1 >= q->signal_every;
-    bool is_read = op == DP_OP_READ || op == DP_OP_FETCH_ADD || op == DP_OP_CMP_SWAP;
+    bool is_read = op == DP_OP_READ || op == DP_OP_FETCH_ADD;
     wr->wr_id = q->tag | (head & DPV_INDEX_MASK);
     wr->next = NULL;
     if (signal)
         wr->send_flags |= IBV_SEND_SIGNALED;
     if (__builtin_expect(q->reads_pending, 0) && !is_read) {
-        /* InfiniBand lets a write or send overtake an earlier read or atomic; our contract does not. */
+        /* InfiniBand lets a write overtake an earlier read or atomic; our contract does not. */
         if ((int32_t)(q->reads_end - q->send_tail) > 0)
             wr->send_flags |= IBV_SEND_FENCE;
         else
@@ -123,11 +123,6 @@ int dpv_post_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint
                     dpv_qp_of(qp)->max_msg, DP_OP_WRITE, wr_id, flags);
 }
 
-int dpv_post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
-    return post_out(dpv_qp_of(qp), IBV_WR_SEND, sge, sge ? 1 : 0, 0, 0, 0, qp->domain->dev->max_send_msg,
-                    DP_OP_SEND, wr_id, flags);
-}
-
 int dpv_post_keepalive(dpv_qp *q) {
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE};
     return post(q, &wr, DP_OP_WRITE, 0, DPV_KEEPALIVE);
@@ -145,9 +140,9 @@ int dpv_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, u
     return post(dpv_qp_of(qp), &wr, DP_OP_READ, wr_id, flags);
 }
 
-static int post_atomic(dpv_qp *q, enum ibv_wr_opcode opcode, const dp_sge *sge, uint64_t raddr, uint32_t rkey,
-                       uint64_t operand, uint64_t swap, uint32_t op, uint64_t wr_id, uint32_t flags) {
-    if (!dpv_dev_of(q->base.domain->dev)->atomics)
+int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
+                       uint64_t wr_id, uint32_t flags) {
+    if (!dpv_dev_of(qp->domain->dev)->atomics)
         return DP_UNSUPPORTED;
     if (!sge || raddr & 7)
         return DP_INVALID;
@@ -155,28 +150,15 @@ static int post_atomic(dpv_qp *q, enum ibv_wr_opcode opcode, const dp_sge *sge, 
     struct ibv_send_wr wr;
     wr.sg_list = &list;
     wr.num_sge = 1;
-    wr.opcode = opcode;
+    wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
     wr.send_flags = 0;
     wr.wr.atomic.remote_addr = raddr;
     wr.wr.atomic.rkey = rkey;
-    wr.wr.atomic.compare_add = operand;
-    wr.wr.atomic.swap = swap;
-    return post(q, &wr, op, wr_id, flags);
+    wr.wr.atomic.compare_add = add;
+    return post(dpv_qp_of(qp), &wr, DP_OP_FETCH_ADD, wr_id, flags);
 }
 
-int dpv_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
-                       uint64_t wr_id, uint32_t flags) {
-    return post_atomic(dpv_qp_of(qp), IBV_WR_ATOMIC_FETCH_AND_ADD, sge, raddr, rkey, add, 0, DP_OP_FETCH_ADD,
-                       wr_id, flags);
-}
-
-int dpv_post_cmp_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                      uint64_t desired, uint64_t wr_id, uint32_t flags) {
-    return post_atomic(dpv_qp_of(qp), IBV_WR_ATOMIC_CMP_AND_SWP, sge, raddr, rkey, expect, desired,
-                       DP_OP_CMP_SWAP, wr_id, flags);
-}
-
-int dpv_post_recv(dp_qp *base, const dp_sge *sge, uint64_t wr_id) {
+int dpv_post_recv(dp_qp *base, uint64_t wr_id) {
     dpv_qp *q = dpv_qp_of(base);
     if (base->state == DP_QP_ERROR)
         return DP_CONNECTION;
@@ -184,8 +166,6 @@ int dpv_post_recv(dp_qp *base, const dp_sge *sge, uint64_t wr_id) {
     if (q->recv_head - q->recv_tail + q->recv_held >= base->max_recv)
         return DP_BUSY;
     struct ibv_recv_wr wr = {.wr_id = q->tag | DPV_RECV_BIT | (q->recv_head & DPV_INDEX_MASK)};
-    if (sge)
-        gather(sge, 1, &wr.sg_list, &wr.num_sge);
     q->recv_ids[q->recv_head & q->recv_mask] = wr_id;
     struct ibv_recv_wr *bad;
     int e = ibv_post_recv(q->qp, &wr, &bad);

@@ -16,7 +16,7 @@ import (
 // Access is what a peer may do with memory.
 type Access uint32
 
-// The rights; a peer that may add and swap may do so to aligned words of 8 bytes.
+// The rights. A peer with RemoteAtomic may add to aligned words of 8 bytes.
 const (
 	RemoteRead   Access = C.DP_REMOTE_READ
 	RemoteWrite  Access = C.DP_REMOTE_WRITE
@@ -224,15 +224,6 @@ func (c *Conn) Posted() (n int, err error) {
 		return C.int(min(n, 0))
 	})
 	return max(n, 0), err
-}
-
-// CompareSwap stores desired to the peer's word if it is expect, and returns what it was.
-func (c *Conn) CompareSwap(addr uint64, key uint32, expect, desired uint64, timeout time.Duration) (old uint64, err error) {
-	var was C.uint64_t
-	err = c.do("remote compare-and-swap", func(r *C.dp_raw) C.int {
-		return C.dp_raw_cmp_swap(r, C.uint64_t(addr), C.uint32_t(key), C.uint64_t(expect), C.uint64_t(desired), &was, deadline(timeout))
-	})
-	return uint64(was), err
 }
 
 // Add is an addition to a word of the peer's.

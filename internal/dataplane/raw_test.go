@@ -146,12 +146,6 @@ func TestRawProviderOperations(t *testing.T) {
 				}
 			}
 		}
-		if old, err := c.CompareSwap(ref.Addr, ref.Key, 5, 77, soon); err != nil || old != 5 {
-			t.Errorf("%d %v", old, err)
-		}
-		if old, err := c.CompareSwap(ref.Addr, ref.Key, 5, 88, soon); err != nil || old != 77 {
-			t.Errorf("%d %v", old, err)
-		}
 		if _, err := c.FetchAdd(make([]Add, MaxAdds+1), ref.Key, soon); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%v", err)
 		}

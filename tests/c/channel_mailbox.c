@@ -271,8 +271,8 @@ static int flood_poll(dp_cq *cq, dp_wc *wc, int n) {
     return 1;
 }
 
-static int flood_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id) {
-    return dp_now_ns() > flood_until ? real->post_recv(qp, sge, wr_id) : DP_OK;
+static int flood_recv(dp_qp *qp, uint64_t wr_id) {
+    return dp_now_ns() > flood_until ? real->post_recv(qp, wr_id) : DP_OK;
 }
 
 static int flood_write_imm(dp_qp *qp, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm,

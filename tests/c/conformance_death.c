@@ -54,7 +54,7 @@ static void start_victim(t_peer *p, victim v, end *e, card *peer) {
 
 static void take(end *e, const dp_wc *wc) {
     if (wc->status == DP_OK && wc->op == DP_OP_RECV_IMM)
-        (void)dp_post_recv(e->qp, NULL, RECV_ID(0));
+        (void)dp_post_recv(e->qp, RECV_ID(0));
 }
 
 /* shm: the mark must stand within a second, by probing or by itself. Without a post. */
@@ -151,8 +151,6 @@ static void mourn(victim v, bool block, int delay_ms) {
         CHECK_STATUS(dp_post_write_imm(e.qp, &s, 1, r->addr, r->rkey, 1, 1, DP_SIGNALED), DP_CONNECTION);
         CHECK_STATUS(dp_post_read(e.qp, &s, r->addr, r->rkey, 1, 0), DP_CONNECTION);
         CHECK_STATUS(dp_post_fetch_add(e.qp, &s, r->addr, r->rkey, 1, 1, 0), DP_CONNECTION);
-        CHECK_STATUS(dp_post_cmp_swap(e.qp, &s, r->addr, r->rkey, 1, 1, 1, 0), DP_CONNECTION);
-        CHECK_STATUS(dp_post_send(e.qp, &s, 1, 0), DP_CONNECTION);
     }
     /* And somebody else takes its place on the same queue pair. */
     end next;

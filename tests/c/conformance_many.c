@@ -50,7 +50,7 @@ static void hub(bool process, bool block) {
         CHECK_OK_ERR(dp_qp_create(dom, cq, &attr, &qp[i], &err), err);
         qp[i]->user = (void *)(uintptr_t)(i + 1);
         for (uint64_t k = 0; k < 16; k++)
-            CHECK_OK(dp_post_recv(qp[i], NULL, k));
+            CHECK_OK(dp_post_recv(qp[i], k));
         card mine = {.blob_len = DP_BLOB_MAX, .n_regions = 1};
         mine.regions[0] = (reg_ref){(uint64_t)(uintptr_t)mem[i]->addr, mem[i]->size, mem[i]->rkey};
         CHECK_OK_ERR(dp_qp_export(qp[i], mine.blob, &mine.blob_len, &err), err);
@@ -88,7 +88,7 @@ static void hub(bool process, bool block) {
             CHECK_EQ(wc[k].imm, got[i]);
             CHECK_EQ(wc[k].wr_id, (uint64_t)got[i] % 16);
             CHECK_EQ(*(uint32_t *)((char *)mem[i]->addr + got[i] % CREDITS * 8), got[i]);
-            CHECK_OK(dp_post_recv(qp[i], NULL, wc[k].wr_id));
+            CHECK_OK(dp_post_recv(qp[i], wc[k].wr_id));
             int st = dp_post_write_imm(qp[i], NULL, 0, peer[i].regions[0].addr, peer[i].regions[0].rkey, (uint32_t)got[i], 0,
                                        0);
             CHECK_OK(st);
@@ -134,7 +134,7 @@ T_CASE(fair, "many/flood-does-not-starve", .seconds = 15) {
         dp_qp_attr attr = {.max_send = 8, .max_recv = 256, .expose = {host.mem}, .n_expose = 1};
         CHECK_OK_ERR(dp_qp_create(host.dom, cq, &attr, &qp[i], &err), err);
         for (uint64_t k = 0; k < 256; k++)
-            CHECK_OK(dp_post_recv(qp[i], NULL, k));
+            CHECK_OK(dp_post_recv(qp[i], k));
         card c, mine = {.blob_len = DP_BLOB_MAX};
         CHECK_OK_ERR(dp_qp_export(qp[i], mine.blob, &mine.blob_len, &err), err);
         end_card(src[i], &c);
@@ -159,7 +159,7 @@ T_CASE(fair, "many/flood-does-not-starve", .seconds = 15) {
                 continue;
             }
             CHECKF(++floods < 2000, "2000 completions of one queue pair, none of the other's waiting one");
-            CHECK_OK(dp_post_recv(qp[0], NULL, 0));
+            CHECK_OK(dp_post_recv(qp[0], 0));
             end_write_imm(&busy, NULL, 0, addr, host.mem->rkey, 1, 0, 0);
         }
     }

@@ -1,173 +1,10 @@
-/* Sends, receives, and what happens when receives run out. */
+/* Receives, and what happens when they run out. */
 #include <sched.h>
 #include <stdlib.h>
 
 #include "ends.h"
 
 #define PEER(d, off) (d)->peer.regions[0].addr + (off), (d)->peer.regions[0].rkey
-
-/* ---- sends ---- */
-
-static uint32_t message_size(uint32_t i, uint32_t most) {
-    static const uint32_t some[] = {0, 1, 7, 8, 31, 32, 63, 64, 65, 127, 128, 129, 255, 256};
-    uint32_t n = sizeof some / sizeof *some;
-    uint32_t size = i < n ? some[i] : i == n ? most - 1 : most;
-    return size < most ? size : most;
-}
-enum { MESSAGES = 16, ROOM = 4096 };
-
-static void send_left(duo *d) {
-    end *e = &d->e;
-    uint32_t most = e->dev->max_send_msg < ROOM ? e->dev->max_send_msg : ROOM;
-    for (uint32_t round = 0; round < 3; round++)
-        for (uint32_t i = 0; i < MESSAGES; i++) {
-            uint32_t size = message_size(i, most);
-            t_note("%u bytes", size);
-            fill_pattern(local_bytes(e) + 1, size, i + round);
-            dp_sge s = local_sge(e, 1, size);
-            CHECK_OK(dp_post_send(e->qp, &s, 40 + i, DP_SIGNALED));
-            end_sent(e, 40 + i, DP_OP_SEND);
-            t_sync(d->sock);
-        }
-}
-
-static void send_right(duo *d) {
-    end *e = &d->e;
-    uint32_t most = e->dev->max_send_msg < ROOM ? e->dev->max_send_msg : ROOM;
-    memset(e->recv_mem->addr, 0xEE, e->recv_mem->size);
-    for (uint32_t round = 0; round < 3; round++)
-        for (uint32_t i = 0; i < MESSAGES; i++) {
-            uint32_t size = message_size(i, most);
-            t_note("%u bytes", size);
-            uint64_t k = e->recvs_done;
-            dp_wc wc = end_message(e);
-            CHECK_EQ(wc.byte_len, size);
-            CHECK_PATTERN(recv_room(e, k), size, i + round);
-            CHECK_BYTES(recv_room(e, k) + size, 0xEE, ROOM - size);
-            memset(recv_room(e, k), 0xEE, ROOM);
-            end_post_recv(e);
-            t_sync(d->sock);
-        }
-    CHECK_BYTES(e->recv_mem->addr, 0xEE, e->recv_mem->size);
-    CHECK_BYTES(end_bytes(e), 0, e->mem->size);
-}
-static const end_opts send_opts = {.recv_bytes = ROOM, .max_recv = 8};
-DUO_CASE(send_left, send_right, "send/sizes", &send_opts)
-
-/* Sends and writes-with-immediate share the receives, in order. */
-static void mixed_left(duo *d) {
-    end *e = &d->e;
-    for (uint32_t i = 0; i < t_pick(2000, 100); i++) {
-        *(uint32_t *)(local_bytes(e) + i % 8 * 8) = i;
-        dp_sge s = local_sge(e, i % 8 * 8, 4);
-        if (i % 3)
-            end_write_imm(e, &s, 1, PEER(d, i % 8 * 8), i, 0, 0);
-        else
-            CHECK_OK(dp_post_send(e->qp, &s, 0, 0));
-        if (i % 8 == 7)
-            t_sync(d->sock);
-    }
-}
-
-static void mixed_right(duo *d) {
-    end *e = &d->e;
-    for (uint32_t i = 0; i < t_pick(2000, 100); i++) {
-        uint64_t k = e->recvs_done;
-        if (i % 3) {
-            dp_wc wc = end_imm(e); /* posts another receive */
-            CHECK_EQ(wc.imm, i);
-            CHECK_EQ(*(uint32_t *)(end_bytes(e) + i % 8 * 8), i);
-        } else {
-            dp_wc wc = end_message(e);
-            CHECK_EQ(wc.byte_len, 4);
-            CHECK_EQ(*(uint32_t *)recv_room(e, k), i);
-            end_post_recv(e);
-        }
-        if (i % 8 == 7)
-            t_sync(d->sock);
-    }
-}
-static const end_opts mixed_opts = {.recv_bytes = 64, .max_recv = 16, .max_send = 256};
-DUO_CASE(mixed_left, mixed_right, "send/mixed-with-imm", &mixed_opts)
-
-/* A send longer than dev->max_send_msg is refused. */
-static void long_left(duo *d) {
-    end *e = &d->e;
-    dp_sge s = {local_bytes(e), e->dev->max_send_msg + 1, e->local->lkey};
-    if (e->dev->max_send_msg < UINT32_MAX)
-        CHECK_STATUS(dp_post_send(e->qp, &s, 1, DP_SIGNALED), DP_INVALID);
-    end_quiet(e, 5);
-    t_sync(d->sock);
-    duo_ping(d);
-}
-
-static void long_right(duo *d) {
-    end_quiet(&d->e, 5);
-    t_sync(d->sock);
-    duo_ping(d);
-}
-static const end_opts long_opts = {.recv_bytes = 64, .max_recv = 8};
-DUO_CASE(long_left, long_right, "send/too-long", &long_opts)
-
-/* A send longer than the receive it meets: a bad completion and the error state at the receiver, not a byte outside
- * the room. A sender over verbs is told; over shm it cannot know, its message waits in the ring. */
-static void overflow_left(duo *d) {
-    end *e = &d->e;
-    memset(local_bytes(e), 0x44, 64);
-    dp_sge s = local_sge(e, 0, 64);
-    dp_wc wc;
-    int st = dp_post_send(e->qp, &s, 21, DP_SIGNALED);
-    if (st == DP_OK) {
-        CHECKF(end_poll_sent(e, &wc, poll_ns()), "a send into a room too small never completes");
-        CHECK_EQ(wc.wr_id, 21);
-        st = wc.status;
-    }
-    if (t_is_verbs())
-        CHECKF(st != DP_OK && st != DP_BUSY, "a send into a room too small: %s", dp_status_text(st));
-    t_sync(d->sock);
-    t_sync(d->sock);
-    duo_reconnect(d);
-    duo_ping(d);
-}
-
-static void overflow_right(duo *d) {
-    end *e = &d->e;
-    memset(e->recv_mem->addr, 0xEE, e->recv_mem->size);
-    t_sync(d->sock);
-    dp_wc wc;
-    CHECKF(end_poll_recv(e, &wc, poll_ns()), "the receive that is too small never completes");
-    CHECK_EQ(wc.wr_id, RECV_ID(0));
-    CHECKF(wc.status != DP_OK, "the receive completes well, with %u bytes", wc.byte_len);
-    CHECK_EQ(e->qp->state, DP_QP_ERROR);
-    /* The room itself may hold anything; its neighbours not. */
-    CHECK_BYTES(recv_room(e, 1), 0xEE, 48);
-    t_sync(d->sock);
-    duo_reconnect(d);
-    duo_ping(d);
-}
-static const end_opts overflow_opts = {.recv_bytes = 16, .max_recv = 4};
-DUO_CASE(overflow_left, overflow_right, "send/longer-than-receive", &overflow_opts)
-
-/* An immediate lands on a receive with a buffer, and leaves the buffer alone. */
-static void imm_room_left(duo *d) {
-    end *e = &d->e;
-    t_sync(d->sock);
-    memset(local_bytes(e), 0x44, 64);
-    dp_sge s = local_sge(e, 0, 64);
-    end_write_imm(e, &s, 1, PEER(d, 0), 3, 3, DP_SIGNALED);
-    end_sent(e, 3, DP_OP_WRITE);
-}
-
-static void imm_room_right(duo *d) {
-    end *e = &d->e;
-    memset(e->recv_mem->addr, 0xEE, e->recv_mem->size);
-    t_sync(d->sock);
-    dp_wc wc = end_imm(e);
-    CHECK_EQ(wc.byte_len, 64);
-    CHECK_BYTES(end_bytes(e), 0x44, 64);
-    CHECK_BYTES(e->recv_mem->addr, 0xEE, e->recv_mem->size);
-}
-DUO_CASE(imm_room_left, imm_room_right, "recv/imm-leaves-buffer-alone", &overflow_opts)
 
 /* ---- receives ---- */
 
@@ -176,18 +13,18 @@ T_CASE(recv_full, "recv/busy-beyond-max") {
     end_opts o = {.max_recv = 8};
     end_open(&a, &o, NULL); /* posts 8 */
     end_open(&b, &o, NULL);
-    CHECK_STATUS(dp_post_recv(a.qp, NULL, RECV_ID(8)), DP_BUSY);
-    CHECK_STATUS(dp_post_recv(a.qp, NULL, RECV_ID(8)), DP_BUSY);
+    CHECK_STATUS(dp_post_recv(a.qp, RECV_ID(8)), DP_BUSY);
+    CHECK_STATUS(dp_post_recv(a.qp, RECV_ID(8)), DP_BUSY);
     card ca, cb;
     end_card(&a, &ca);
     end_card(&b, &cb);
     end_connect(&a, &cb);
     end_connect(&b, &ca);
-    CHECK_STATUS(dp_post_recv(a.qp, NULL, RECV_ID(8)), DP_BUSY);
+    CHECK_STATUS(dp_post_recv(a.qp, RECV_ID(8)), DP_BUSY);
     for (uint32_t i = 0; i < 40; i++) {
         end_write_imm(&b, NULL, 0, ca.regions[0].addr, ca.regions[0].rkey, i, 0, 0);
         CHECK_EQ(end_imm(&a).imm, i); /* posts one more */
-        CHECK_STATUS(dp_post_recv(a.qp, NULL, 1), DP_BUSY);
+        CHECK_STATUS(dp_post_recv(a.qp, 1), DP_BUSY);
     }
     end_close(&a);
     end_close(&b);

@@ -191,7 +191,7 @@ T_CASE(reset_keeps_others, "reset/keeps-other-completions") {
         end_open(&src[i], NULL, NULL);
         CHECK_OK_ERR(dp_qp_create(b.dom, cq, &attr, &qp[i], &err), err);
         for (uint64_t k = 0; k < 8; k++)
-            CHECK_OK(dp_post_recv(qp[i], NULL, 100 * (uint64_t)i + k));
+            CHECK_OK(dp_post_recv(qp[i], 100 * (uint64_t)i + k));
         card c, bc = {.blob_len = DP_BLOB_MAX};
         CHECK_OK_ERR(dp_qp_export(qp[i], bc.blob, &bc.blob_len, &err), err);
         end_card(&src[i], &c);

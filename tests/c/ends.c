@@ -37,8 +37,6 @@ void end_open(end *e, const end_opts *o, dp_dev *dev) {
         .max_recv = o->max_recv ? o->max_recv : 64,
         .max_inline = o->max_inline,
     };
-    if (o->recv_bytes)
-        CHECK_OK_ERR(dp_mem_alloc(e->dom, (uint64_t)attr.max_recv * o->recv_bytes, 0, &e->recv_mem, &err), err);
     CHECK_OK_ERR(dp_cq_create(e->dev, attr.max_send + attr.max_recv, &e->cq, &err), err);
     attr.expose[attr.n_expose++] = e->mem;
     for (int i = 0; i < o->n_regions; i++)
@@ -56,7 +54,6 @@ void end_open(end *e, const end_opts *o, dp_dev *dev) {
 void end_close(end *e) {
     dp_qp_destroy(e->qp);
     dp_cq_destroy(e->cq);
-    dp_mem_free(e->recv_mem);
     dp_mem_free(e->local);
     for (int i = 0; i < e->n_regions; i++)
         dp_mem_free(e->regions[i]);
@@ -96,19 +93,7 @@ void end_reset(end *e) {
             end_post_recv(e);
 }
 
-unsigned char *recv_room(end *e, uint64_t k) {
-    return (unsigned char *)e->recv_mem->addr + k % e->qp->max_recv * e->o->recv_bytes;
-}
-
-void end_post_recv(end *e) {
-    uint64_t k = e->recvs_posted++;
-    if (!e->recv_mem) {
-        CHECK_OK(dp_post_recv(e->qp, NULL, RECV_ID(k)));
-        return;
-    }
-    dp_sge s = {recv_room(e, k), e->o->recv_bytes, e->recv_mem->lkey};
-    CHECK_OK(dp_post_recv(e->qp, &s, RECV_ID(k)));
-}
+void end_post_recv(end *e) { CHECK_OK(dp_post_recv(e->qp, RECV_ID(e->recvs_posted++))); }
 
 dp_sge local_sge(end *e, uint64_t off, uint32_t len) {
     CHECK(off + len <= e->local->size);
@@ -191,25 +176,18 @@ void end_sent(end *e, uint64_t wr_id, dp_op op) {
     CHECK_EQ(wc.op, op);
 }
 
-static dp_wc next_recv(end *e, dp_op op) {
+dp_wc end_imm(end *e) {
     dp_wc wc;
     uint64_t k = e->recvs_done;
     CHECKF(end_poll_recv(e, &wc, poll_ns()), "receive %llu does not complete", (unsigned long long)k);
     CHECK_STATUS(wc.status, DP_OK);
     CHECK_EQ(wc.wr_id, RECV_ID(k));
-    CHECK_EQ(wc.op, op);
+    CHECK_EQ(wc.op, DP_OP_RECV_IMM);
     e->recvs_done++;
-    return wc;
-}
-
-dp_wc end_imm(end *e) {
-    dp_wc wc = next_recv(e, DP_OP_RECV_IMM);
     if (!e->o->no_recvs)
         end_post_recv(e);
     return wc;
 }
-
-dp_wc end_message(end *e) { return next_recv(e, DP_OP_RECV); }
 
 void end_quiet(end *e, int ms) {
     dp_wc wc;

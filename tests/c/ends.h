@@ -34,7 +34,6 @@ typedef struct end_opts {
     uint32_t max_recv;   /* 0: 64 */
     uint32_t max_inline;
     bool no_recvs;          /* post none; otherwise max_recv are kept posted */
-    uint32_t recv_bytes;    /* room of each receive; 0: receives without a buffer */
     region_opts regions[REGIONS_MAX - 1]; /* regions 1.. */
     int n_regions;
     bool unconnected;  /* duo: leave connecting to the case */
@@ -69,7 +68,6 @@ typedef struct end {
     dp_mem *regions[REGIONS_MAX];
     int n_regions;
     dp_mem *local; /* source and destination of the end's own posts */
-    dp_mem *recv_mem;
     dp_cq *cq;
     dp_qp *qp;
     uint64_t recvs_posted, recvs_done; /* since the last reset */
@@ -93,8 +91,6 @@ static inline unsigned char *end_bytes(end *e) { return e->mem->addr; }
 static inline unsigned char *local_bytes(end *e) { return e->local->addr; }
 /* Piece of local memory. */
 dp_sge local_sge(end *e, uint64_t off, uint32_t len);
-/* Room of the k-th receive. */
-unsigned char *recv_room(end *e, uint64_t k);
 
 /* One completion of any kind, or false after ns. Does not look at the stashes. */
 bool end_poll(end *e, dp_wc *wc, int64_t ns);
@@ -106,7 +102,6 @@ bool end_poll_recv(end *e, dp_wc *wc, int64_t ns);
 void end_sent(end *e, uint64_t wr_id, dp_op op);
 /* The next receive: good, in order, a write-with-immediate; posts another one (unless no_recvs). */
 dp_wc end_imm(end *e);
-dp_wc end_message(end *e); /* same for a send */
 /* No completion at all for ms milliseconds. */
 void end_quiet(end *e, int ms);
 

@@ -308,15 +308,8 @@ static int post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t
                           uint32_t flags) {
     FORWARD(POST, qp, post_fetch_add(qp, sge, raddr, rkey, add, wr_id, flags));
 }
-static int post_cmp_swap(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t expect,
-                         uint64_t desired, uint64_t wr_id, uint32_t flags) {
-    FORWARD(POST, qp, post_cmp_swap(qp, sge, raddr, rkey, expect, desired, wr_id, flags));
-}
-static int post_send(dp_qp *qp, const dp_sge *sge, uint64_t wr_id, uint32_t flags) {
-    FORWARD(POST, qp, post_send(qp, sge, wr_id, flags));
-}
-static int post_recv(dp_qp *qp, const dp_sge *sge, uint64_t wr_id) {
-    FORWARD(POST_RECV, qp, post_recv(qp, sge, wr_id));
+static int post_recv(dp_qp *qp, uint64_t wr_id) {
+    FORWARD(POST_RECV, qp, post_recv(qp, wr_id));
 }
 
 /* ---- making, connecting, taking apart ---- */
@@ -457,8 +450,6 @@ static const dp_ops fault_ops = {
     .post_write_imm = post_write_imm,
     .post_read = post_read,
     .post_fetch_add = post_fetch_add,
-    .post_cmp_swap = post_cmp_swap,
-    .post_send = post_send,
     .post_recv = post_recv,
     .rkey_ptr = rkey_ptr,
     .qp_probe = qp_probe,

@@ -149,8 +149,8 @@ static int post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, ui
     return DP_OK;
 }
 
-static int post_recv(dp_qp *q, const dp_sge *sge, uint64_t wr_id) {
-    (void)sge, (void)wr_id;
+static int post_recv(dp_qp *q, uint64_t wr_id) {
+    (void)wr_id;
     fabric *f = (fabric *)q->domain->dev;
     if (q->state == DP_QP_ERROR)
         return DP_CONNECTION;
@@ -204,5 +204,5 @@ static const dp_ops ops = {
 void fabric_init(fabric *f, uint32_t caps, uint32_t max_msg) {
     memset(f, 0, sizeof *f);
     f->dev = (dp_dev){.ops = &ops, .provider = caps & DP_CAP_RKEY_PTR ? DP_PROVIDER_SHM : DP_PROVIDER_VERBS, .caps = caps,
-                      .max_inline = 64, .max_msg = max_msg, .max_send_msg = 64};
+                      .max_inline = 64, .max_msg = max_msg};
 }

@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         /* All that the peer gave is there, to the last byte, and aligned as it says. */
         MUST(p.segment && p.mode);
         volatile uint32_t first = p.segment->posted, mode = *p.mode;
-        volatile uint8_t last = p.bounce[(uint64_t)p.ring_size * SHM_SEND_MAX - 1];
+        volatile uint8_t last = ((uint8_t *)p.segment)[shm_segment_size(p.ring_size) - 1];
         (void)first, (void)mode, (void)last;
         for (uint32_t i = 0; i < p.n_regions; i++) {
             const shm_region *r = &p.regions[i];
