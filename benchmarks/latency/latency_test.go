@@ -355,51 +355,6 @@ func TestRunCancelled(t *testing.T) {
 	}
 }
 
-// A call from Go allocates nothing.
-func TestCallDoesNotAllocateProvider(t *testing.T) {
-	providers(t, func(t *testing.T, provider string) {
-		cfg := quick(provider)
-		if err := cfg.Validate(); err != nil {
-			t.Fatal(err)
-		}
-		s, err := openSession(&cfg, dataplane.Warm)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.close()
-		most := 0.0
-		for _, size := range []int{8, 64, 4096, slices.Max(cfg.Payloads)} {
-			in, out := s.in[:size], s.out[:size]
-			bad := 0
-			allocs := testing.AllocsPerRun(50, func() {
-				if n, _, st := s.channel.Call(raw.FnEcho, in, out, 0); st != dataplane.OK || n != size {
-					bad++
-				}
-			})
-			most = max(most, allocs)
-			if bad > 0 || allocs != 0 {
-				t.Errorf("%d B: %v allocations a call, %d calls failed", size, allocs, bad)
-			}
-		}
-		allocs := testing.AllocsPerRun(50, func() {
-			slot, st := s.channel.Submit(raw.FnEcho, s.in[:8], 8)
-			if st == dataplane.OK {
-				st = s.channel.Wait(slot, 0)
-			}
-			if st == dataplane.OK {
-				_, _, st = s.channel.Finish(slot, s.out[:8])
-			}
-			if st != dataplane.OK {
-				t.Errorf("status %v", st)
-			}
-		})
-		t.Logf("figure: go.call.allocations = %g", max(most, allocs))
-		if allocs != 0 {
-			t.Errorf("%v allocations for submit, wait and finish", allocs)
-		}
-	})
-}
-
 func TestCheck(t *testing.T) {
 	good := example()
 	if v := Check(good); !v.Bounded || !v.OK() || v.Disturbed {

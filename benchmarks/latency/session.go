@@ -24,7 +24,6 @@ type session struct {
 	mode    dataplane.WaitMode
 	dev     *dataplane.Device
 	bench   *raw.Bench
-	channel *dataplane.Channel
 	in, out []byte // of the Go client
 
 	mu       sync.Mutex // orders abort and close
@@ -166,7 +165,6 @@ func (s *session) connect(fds raw.FDs, payload int) error {
 		return err
 	}
 	s.bench.Delay(int64(s.cfg.delay))
-	s.channel = s.bench.Channel()
 	return nil
 }
 
@@ -289,9 +287,8 @@ func (s *session) goCalls(size, n int, samples []int64) (int64, error) {
 	last := time.Duration(0)
 	for i := range n {
 		in[0] = byte(i)
-		got, _, st := s.channel.Call(fn, in, out, 0)
-		if st != dataplane.OK || got != size {
-			return 0, callError(st, got, size)
+		if got := s.bench.Call(fn, in, out); got != int64(size) {
+			return 0, callError(got, size)
 		}
 		if samples != nil {
 			now := time.Since(begin)
@@ -304,7 +301,7 @@ func (s *session) goCalls(size, n int, samples []int64) (int64, error) {
 
 func (s *session) goPipeline(size, n int, samples []int64) (int64, error) {
 	in, out, fn, depth := s.in[:size], s.out[:size], s.function(), s.cfg.Depth
-	slots := make([]uint32, depth)
+	slots := make([]int64, depth)
 	submitted := make([]time.Duration, depth)
 	runtime.Gosched()
 	begin := time.Now()
@@ -314,19 +311,14 @@ func (s *session) goPipeline(size, n int, samples []int64) (int64, error) {
 			if samples != nil {
 				submitted[head%depth] = time.Since(begin)
 			}
-			slot, st := s.channel.Submit(fn, in, size)
-			if st != dataplane.OK {
-				return 0, callError(st, 0, size)
+			slot := s.bench.Submit(fn, in)
+			if slot < 0 {
+				return 0, callError(slot, size)
 			}
 			slots[head%depth] = slot
 		}
-		st := s.channel.Wait(slots[tail%depth], 0)
-		got := 0
-		if st == dataplane.OK {
-			got, _, st = s.channel.Finish(slots[tail%depth], out)
-		}
-		if st != dataplane.OK || got != size {
-			return 0, callError(st, got, size)
+		if got := s.bench.Finish(slots[tail%depth], out); got != int64(size) {
+			return 0, callError(got, size)
 		}
 		if samples != nil {
 			samples[tail] = int64(time.Since(begin) - submitted[tail%depth])
@@ -336,9 +328,9 @@ func (s *session) goPipeline(size, n int, samples []int64) (int64, error) {
 	return int64(time.Since(begin)), nil
 }
 
-func callError(st dataplane.Status, got, size int) error {
-	if st != dataplane.OK {
-		return &dataplane.Error{Op: fmt.Sprintf("call of %d bytes", size), Status: st}
+func callError(got int64, size int) error {
+	if got < 0 {
+		return &dataplane.Error{Op: fmt.Sprintf("call of %d bytes", size), Status: dataplane.Status(got)}
 	}
 	return fmt.Errorf("call of %d bytes: the result has %d", size, got)
 }

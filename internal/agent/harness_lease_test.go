@@ -9,14 +9,15 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/tests/channel"
 )
 
 // channels are what a lease's workers are called by.
 type channels struct {
 	t   testing.TB
 	dev *dataplane.Device
-	ep  *dataplane.Endpoint
-	all []*dataplane.Channel
+	ep  *channel.Endpoint
+	all []*channel.Channel
 }
 
 const testDepth, testEager = 2, 4096
@@ -28,11 +29,11 @@ func newChannels(t testing.TB, provider string, n int) *channels {
 	if c.dev, err = dataplane.Open(provider, dataplane.Options{GIDIndex: -1}); err != nil {
 		t.Fatal(err)
 	}
-	if c.ep, err = c.dev.NewEndpoint(n, testDepth, dataplane.Adaptive); err != nil {
+	if c.ep, err = channel.NewEndpoint(c.dev, n, testDepth); err != nil {
 		t.Fatal(err)
 	}
 	for range n {
-		ch, err := c.ep.NewChannel(dataplane.ChannelConfig{Depth: testDepth, Eager: testEager})
+		ch, err := c.ep.NewChannel(testDepth, testEager)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +70,7 @@ func (c *channels) offers() (all [][]byte) {
 // call calls echo on a worker.
 func (l *leased) call(worker int) error {
 	out := make([]byte, 64)
-	n, _, st := l.all[worker].Call(uint32(slices.Index(l.Functions, "echo")), []byte("hello"), out, dataplane.Now()+int64(20*time.Second))
+	n, st := l.all[worker].Call(uint32(slices.Index(l.Functions, "echo")), []byte("hello"), out, dataplane.Now()+int64(20*time.Second))
 	if n = min(max(n, 0), len(out)); st != dataplane.OK || string(out[:n]) != "hello" {
 		return fmt.Errorf("status %v, %q", st, out[:n])
 	}

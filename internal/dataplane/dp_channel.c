@@ -76,15 +76,6 @@ void dp_endpoint_destroy(dp_endpoint *ep) {
     free(ep);
 }
 
-void dp_endpoint_set_mode(dp_endpoint *ep, dp_wait_mode mode) {
-    ep->mode = mode;
-    for (uint32_t i = 0; i < ep->n_lanes; i++) {
-        ep->lanes[i]->waiter.mode = mode;
-        if (mode != DP_WAIT_HOT)
-            dp_cq_promise_hot(ep->lanes[i]->cq, false);
-    }
-}
-
 dp_domain *dp_endpoint_domain(dp_endpoint *ep) { return ep->domain; }
 
 /* ---- channels ---- */

@@ -48,7 +48,6 @@ int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
                        dp_error *err);
 /* Its channels must have been destroyed. */
 void dp_endpoint_destroy(dp_endpoint *ep);
-void dp_endpoint_set_mode(dp_endpoint *ep, dp_wait_mode mode);
 
 int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel **out, dp_error *err);
 void dp_channel_destroy(dp_channel *ch);
@@ -113,13 +112,11 @@ int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t 
 /* dp_channel_call_turn is dp_channel_call that may return DP_YIELD, as dp_channel_wait_turn does: the call goes on in *slot. */
 int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                          uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
-/* dp_channel_silence says since when calls are under way of which the worker has answered none, and when that was last so, as far
- * as somebody has looked or waited since; both 0 unless it has lasted so long that they must have reached it: it runs a long
- * function, or will never answer. Its executor can tell which. CLOCK_MONOTONIC ns. Any thread. */
+/* Since when calls are under way of which the worker has answered none, and when that was last so. It has lasted so long that they
+ * must have reached the worker: it runs a long function, or will never answer. Its executor can tell which. CLOCK_MONOTONIC ns. */
 typedef struct dp_silence {
     int64_t since, at;
 } dp_silence;
-dp_silence dp_channel_silence(const dp_channel *ch);
 /* dp_endpoint_on_silence has fn called, by the thread that uses the endpoint, now and then while a channel is silent. fn must
  * not use the endpoint. Also for one that had another fn. */
 typedef void (*dp_silence_fn)(void *arg, const dp_channel *ch, dp_silence silence);

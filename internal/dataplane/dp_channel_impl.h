@@ -62,7 +62,6 @@ typedef struct quiet {
     int64_t since; /* first probe that saw no answer after those it had seen; 0: none has */
     uint64_t answers;
     int64_t told_at;
-    dp_silence told; /* atomic; dp_channel_silence */
 } quiet;
 
 struct dp_channel {

@@ -21,40 +21,23 @@ static int64_t patience(const dp_channel *ch) {
     return (ch->qp->arrived == ch->qp->posted ? SILENT_NS : UNSENT_NS) + (int64_t)(bytes * NS_PER_BYTE);
 }
 
-void dp_channel_forget_silence(dp_channel *ch) {
-    ch->quiet.since = 0;
-    __atomic_store_n(&ch->quiet.told.since, 0, __ATOMIC_RELAXED);
-}
+void dp_channel_forget_silence(dp_channel *ch) { ch->quiet.since = 0; }
 
 void dp_channel_listen(dp_channel *ch, int64_t now) {
     quiet *q = &ch->quiet;
     uint64_t answers = ch->stats.replies + ch->stats.late_replies;
     if (!q->since || q->answers != answers) {
-        dp_channel_forget_silence(ch);
         q->since = now;
         q->answers = answers;
         return;
     }
     if (now - q->since < patience(ch))
         return;
-    /* A reader that finds the same `since` before and after `at` has two that belong together: its acquiring load of `at` shows
-     * it that `since` was 0 before this one. */
-    __atomic_store_n(&q->told.at, now, __ATOMIC_RELEASE);
-    __atomic_store_n(&q->told.since, q->since, __ATOMIC_RELEASE);
     dp_endpoint *ep = ch->ep;
     if (ep->silence_fn && now - q->told_at >= TELL_EVERY_NS) {
         q->told_at = now;
         ep->silence_fn(ep->silence_arg, ch, (dp_silence){q->since, now});
     }
-}
-
-dp_silence dp_channel_silence(const dp_channel *ch) {
-    const dp_silence *told = &ch->quiet.told;
-    dp_silence s = {.since = __atomic_load_n(&told->since, __ATOMIC_ACQUIRE)};
-    s.at = __atomic_load_n(&told->at, __ATOMIC_ACQUIRE);
-    if (__atomic_load_n(&told->since, __ATOMIC_ACQUIRE) != s.since || !s.since)
-        return (dp_silence){0};
-    return s;
 }
 
 void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg) {

@@ -5,10 +5,7 @@ package dataplane
 */
 import "C"
 
-import (
-	"strings"
-	"syscall"
-)
+import "syscall"
 
 // Status is a result of the data plane: 0 or -(class*100 + detail). Its values and classes are in status_gen.go.
 type Status int32
@@ -17,31 +14,18 @@ func (s Status) String() string { return C.GoString(C.dp_status_text(C.int(s))) 
 
 // Error is a failed operation of the data plane.
 type Error struct {
-	Op      string // what was tried
-	Status  Status
-	Detail  string        // names the offending value
-	Errno   syscall.Errno // of the failing system or verbs call, or 0
-	Started bool          // of a call: the function may have run
-	// Of a call whose worker died: what was on the stack, a line for each function, innermost first, and the last that
-	// the worker printed. Empty where nothing is known.
-	Backtrace, Output string
+	Op     string // what was tried
+	Status Status
+	Detail string        // names the offending value
+	Errno  syscall.Errno // of the failing system or verbs call, or 0
 }
 
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Op)
-	b.WriteString(": ")
-	b.WriteString(e.Status.String())
+	text := e.Op + ": " + e.Status.String()
 	if e.Detail != "" {
-		b.WriteString(": ")
-		b.WriteString(e.Detail)
+		text += ": " + e.Detail
 	}
-	for _, more := range []struct{ title, text string }{{"on the stack", e.Backtrace}, {"its last output", e.Output}} {
-		if more.text != "" {
-			b.WriteString("\n" + more.title + ":\n    " + strings.ReplaceAll(more.text, "\n", "\n    "))
-		}
-	}
-	return b.String()
+	return text
 }
 
 // Is reports whether target is the class of the error.

@@ -184,7 +184,7 @@ func (c *Conn) do(op string, f func(r *C.dp_raw) C.int) error {
 		return closedConn(op)
 	}
 	if st := Status(f(c.c)); st != OK {
-		return &Error{Op: op, Status: st, Started: st != StatusInvalid && st != StatusBusy}
+		return &Error{Op: op, Status: st}
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (c *Conn) Write(b []byte, addr uint64, key uint32, timeout time.Duration) e
 // Post is a Write of at most MaxPosted bytes that is not waited for. ErrBusy: too many are under way.
 func (c *Conn) Post(b []byte, addr uint64, key uint32) error {
 	return c.do("remote write", func(r *C.dp_raw) C.int {
-		return C.dp_raw_post(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(clampU32(len(b))), C.uint64_t(addr), C.uint32_t(key))
+		return C.dp_raw_post(r, unsafe.Pointer(unsafe.SliceData(b)), C.uint32_t(min(len(b), MaxPosted+1)), C.uint64_t(addr), C.uint32_t(key))
 	})
 }
 

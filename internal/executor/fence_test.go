@@ -9,6 +9,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/tests/channel"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -19,9 +20,9 @@ uint32_t count(void *a, uint32_t n, void *r) { static uint64_t c; c++; memcpy(r,
 `
 
 // counted calls the function that counts its calls, until a deadline.
-func counted(ch *dataplane.Channel, within time.Duration) (uint64, dataplane.Status) {
+func counted(ch *channel.Channel, within time.Duration) (uint64, dataplane.Status) {
 	out := make([]byte, 8)
-	n, _, st := ch.Call(0, []byte("x"), out, dataplane.Now()+int64(within))
+	n, st := ch.Call(0, []byte("x"), out, dataplane.Now()+int64(within))
 	if st != 0 || n != 8 {
 		return 0, st
 	}
@@ -33,7 +34,7 @@ func counted(ch *dataplane.Channel, within time.Duration) (uint64, dataplane.Sta
 func TestLateWritesAreFenced(t *testing.T) {
 	r := newReal(t)
 	h, _ := r.deploy(compile(t, countSource, "-shared", "-fPIC"))
-	lease := func(ms uint64) (*dataplane.Channel, *control.LeaseReply) {
+	lease := func(ms uint64) (*channel.Channel, *control.LeaseReply) {
 		t.Helper()
 		ch, blob := r.channel()
 		req := (&node{t: t, sum: h}).request(1)

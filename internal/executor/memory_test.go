@@ -84,7 +84,7 @@ func TestRealSpareMemory(t *testing.T) {
 	h, _ := r.deploy(compile(t, realSource, "-shared", "-fPIC"))
 	// lease runs a worker with a channel of that depth, shows its process to look, and ends it.
 	lease := func(depth int, look func(pid int)) {
-		ch, err := r.endpoint.NewChannel(dataplane.ChannelConfig{Depth: depth, Eager: 4096})
+		ch, err := r.endpoint.NewChannel(depth, 4096)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/invoke"
+	"github.com/rfaas-go/rfaas/tests/channel"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
@@ -47,7 +48,7 @@ type real struct {
 	*node
 	stop     context.CancelFunc
 	done     chan error
-	endpoint *dataplane.Endpoint
+	endpoint *channel.Endpoint
 }
 
 // newReal starts an executor as cmd/executor does.
@@ -88,7 +89,7 @@ func newReal(t *testing.T, settings ...string) *real {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.endpoint, err = dev.NewEndpoint(4, 4, 0); err != nil {
+	if r.endpoint, err = channel.NewEndpoint(dev, 4, 4); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -106,9 +107,9 @@ func newReal(t *testing.T, settings ...string) *real {
 	return r
 }
 
-func (r *real) channel() (*dataplane.Channel, []byte) {
+func (r *real) channel() (*channel.Channel, []byte) {
 	r.t.Helper()
-	ch, err := r.endpoint.NewChannel(dataplane.ChannelConfig{Depth: 1, Eager: 4096})
+	ch, err := r.endpoint.NewChannel(1, 4096)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -137,10 +138,10 @@ func (r *real) ask(h sum, blob []byte) (*control.LeaseReply, error) {
 }
 
 // call invokes function fn and checks that the result is the argument.
-func (r *real) call(ch *dataplane.Channel, fn uint32) {
+func (r *real) call(ch *channel.Channel, fn uint32) {
 	r.t.Helper()
 	out := make([]byte, 64)
-	n, _, st := ch.Call(fn, []byte("over there"), out, dataplane.Now()+int64(testBound))
+	n, st := ch.Call(fn, []byte("over there"), out, dataplane.Now()+int64(testBound))
 	if st != 0 || string(out[:n]) != "over there" {
 		r.t.Fatalf("call: %q, status %d", out[:n], st)
 	}
@@ -178,7 +179,7 @@ func TestRealWorkers(t *testing.T) {
 	before := time.Now()
 	ended := make(chan dataplane.Status, 1)
 	go func() {
-		_, _, st := ch.Call(0, nil, nil, dataplane.Now()+int64(testBound))
+		_, st := ch.Call(0, nil, nil, dataplane.Now()+int64(testBound))
 		ended <- st
 	}()
 	e := ev.want(control.Event_KIND_WORKER_DIED)

@@ -64,6 +64,7 @@ var rooms = map[string][]string{
 	"internal/dataplane": {},
 	"internal/apigen":    {}, // what `make api` runs; no program contains it
 	"internal/houselaw":  {"internal/apigen"},
+	"tests/channel":      {"internal/dataplane"},
 	"tests/leakcheck":    {},
 	"tests/agenttest":    {},
 	"tests/smalldisk":    {},
@@ -83,9 +84,12 @@ var rooms = map[string][]string{
 		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
 }
 
-// cgoRooms may import "C": the data plane, the messages between library and agent, the binding of MPI, and the bare round trips
-// of the benchmarks.
-var cgoRooms = []string{"internal/dataplane", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw"}
+// cgoRooms may import "C": the data plane, the messages between library and agent, the binding of MPI, the bare round trips
+// of the benchmarks, and the channels of tests.
+var cgoRooms = []string{"internal/dataplane", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/channel"}
+
+// testHelpers may be imported by the tests of any package.
+var testHelpers = []string{"tests/agenttest", "tests/channel", "tests/leakcheck", "tests/smalldisk"}
 
 // noCgo rooms reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}
@@ -175,7 +179,8 @@ func TestImportsPointDown(t *testing.T) {
 		seen++
 		// A package's tests may use what the package may, testing helpers of the same room, and those for every room.
 		tests := slices.DeleteFunc(slices.Concat(pkg.TestImports, pkg.XTestImports), func(i string) bool {
-			return i == module+"/tests/agenttest" || i == module+"/tests/leakcheck" || i == module+"/tests/smalldisk"
+			p, _ := inModule(i)
+			return slices.Contains(testHelpers, p)
 		})
 		for _, b := range breaches(p, slices.Concat(pkg.Imports, tests)) {
 			t.Error(b)
