@@ -114,7 +114,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	leakcheck.Check(t, objects)
 	dir := t.TempDir()
 	socket, secret := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "secret")
-	x := executor(t, secret, "--share-cores", "2") // four leases of a core
+	x := executor(t, secret, "--share-cores", "2", "--agent-grace", "2s") // four leases of a core
 	env := []string{"RFAAS_SECRET_FILE=" + secret, "USER=tester", "RFAAS_EXECUTOR=" + x.address}
 	first := program(t, socket)
 	p := connect(t, socket, env...)
