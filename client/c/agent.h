@@ -35,6 +35,12 @@ typedef struct rfaas_request_parts {
     int fd;
 } rfaas_request_parts;
 
+/* rfaas_agent_can_start reports whether the limits of this process let an agent run that it starts. Otherwise `why` says what to do. */
+bool rfaas_agent_can_start(char *why, size_t room);
+/* rfaas_agent_prepare resets what the program that this process becomes would inherit: soft limits, CPUs, memory policy, priority. For a
+ * process that was made to start an agent. Allocates nothing. */
+void rfaas_agent_prepare(void);
+
 /* rfaas_agent_ask sends a request and waits for its reply, at most timeout_ns and a second. A reply shorter than `want` bytes is a
  * protocol error. Without a connection it connects, and starts an agent if none is running. If the agent ends before it replies, the
  * request is repeated. Sets the thread's error and returns its status. `reply` may be NULL; otherwise the caller frees reply->data.

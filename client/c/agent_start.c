@@ -223,6 +223,7 @@ typedef struct start {
  * SIGCHLD. */
 static int spawn_agent(void *arg) {
     start *s = arg;
+    rfaas_agent_prepare();
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t none, all;
@@ -294,6 +295,9 @@ static int listen_and_start(reach *r) {
                       r->at.sun_path);
     if (find_program(r, program, sizeof program))
         return -1;
+    char why[RFAAS_AGENT_TEXT];
+    if (!rfaas_agent_can_start(why, sizeof why))
+        return failed(r, RFAAS_UNSUPPORTED, "%s", why);
     int fd = starting.listening = rfaas_agent_above_stdio(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (fd < 0)
         return failed(r, RFAAS_FATAL, "cannot make a socket: %s", strerror(errno));

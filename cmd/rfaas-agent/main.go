@@ -35,17 +35,22 @@ func run() int {
 		fmt.Fprintf(os.Stderr, "rfaas-agent: %v\n", err)
 		return 2
 	}
+	warnings, err := agent.Prepare()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "rfaas-agent: %v\n", err)
+		return 1
+	}
 	if settings.Socket == "" {
 		// The agent outlives the client that started it: signals to that client's job or terminal are not the agent's.
 		_, _ = syscall.Setsid() // fails if it leads a session already
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE, syscall.SIGXFSZ)
 	socket, err := settings.Open()
 	if err == nil {
 		defer socket.Close()
-		err = serve(ctx, &settings, socket)
+		err = serve(ctx, &settings, socket, warnings)
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "rfaas-agent: %v\n", err)
@@ -54,10 +59,13 @@ func run() int {
 	return 0
 }
 
-func serve(ctx context.Context, settings *agent.Settings, socket *agent.Socket) error {
+func serve(ctx context.Context, settings *agent.Settings, socket *agent.Socket, warnings []string) error {
 	log, err := settings.Logger(socket, os.Stderr)
 	if err != nil {
 		return err
+	}
+	for _, w := range warnings {
+		log.Warn(w)
 	}
 	_ = os.Chdir("/") // so that no file system is kept in use
 	return agent.Serve(ctx, agent.Config{Socket: socket, Linger: settings.Linger, Version: version, Log: log})

@@ -39,6 +39,8 @@ type Agent struct {
 	served   atomic.Uint64 // requests answered
 	barriers barriers
 
+	spare *os.File // closed when a client has to be told that there are no descriptors; nil: there was none to keep
+
 	ctx    context.Context // ends when the agent has to stop
 	cancel context.CancelFunc
 
@@ -57,6 +59,7 @@ func Serve(ctx context.Context, cfg Config) error {
 func newAgent(ctx context.Context, cfg Config) *Agent {
 	a := &Agent{cfg: cfg, log: cfg.Log, pool: grant.NewPool(idleConnections), began: time.Now(), clients: make(map[*client]struct{})}
 	a.ctx, a.cancel = context.WithCancel(ctx)
+	a.spare, _ = os.Open(os.DevNull)
 	return a
 }
 
@@ -87,9 +90,6 @@ func (a *Agent) count() int {
 	return len(a.clients)
 }
 
-// pauseAccept is how long accepting pauses when this process has no descriptors left.
-const pauseAccept = 50 * time.Millisecond
-
 // accept accepts clients until the agent stops.
 func (a *Agent) accept() error {
 	a.linger()
@@ -114,7 +114,7 @@ func (a *Agent) accept() error {
 			}
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
 			a.log.Warn("cannot accept a client", "error", err)
-			time.Sleep(pauseAccept)
+			a.turnAway()
 		case errors.Is(err, unix.ECONNABORTED):
 		default:
 			a.cfg.Socket.remove()
@@ -178,7 +178,7 @@ func (a *Agent) welcome(conn *net.UnixConn) {
 	if full {
 		a.log.Warn("client refused", "error", fmt.Sprintf("%d clients are connected, the most", mostClients))
 		c.cancel()
-		conn.Close()
+		go refuse(conn, tooMany())
 		return
 	}
 	a.linger()
@@ -228,6 +228,9 @@ func (a *Agent) gone(c *client) {
 // close ends all connections.
 func (a *Agent) close() {
 	a.cfg.Socket.listener.Close()
+	if a.spare != nil {
+		a.spare.Close()
+	}
 	a.mu.Lock()
 	a.stopping = true
 	var clients []*client

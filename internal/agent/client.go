@@ -62,6 +62,7 @@ type request struct {
 	protocol.Header
 	body []byte
 	file *os.File // descriptor that came with it, or nil
+	lost bool     // a descriptor came with it, and this process had no room for it
 
 	// Set by admit:
 	acquire protocol.Acquire
@@ -134,6 +135,8 @@ func (c *client) read(r *request) error {
 			if err := r.take(oob[:oobn], n == 0 && flags&unix.MSG_CTRUNC == 0); err != nil {
 				return err
 			}
+		} else if n == 0 && flags&unix.MSG_CTRUNC != 0 {
+			r.lost = true
 		}
 		if err != nil {
 			return err
@@ -215,6 +218,10 @@ func (c *client) serve() {
 			c.end(fmt.Errorf("a request with id %d for %v", r.ID, r.Op))
 			return
 		}
+		if r.lost {
+			c.reply(&r, nil, c.a.noFiles())
+			continue
+		}
 		if c.open.Add(1) > mostOpen && r.Op != protocol.OpRelease && r.ID != 0 {
 			c.open.Add(-1)
 			r.close()
@@ -263,6 +270,11 @@ func (c *client) hello(r *request) error {
 	}
 	h, err := protocol.DecodeHello(r.body)
 	if err != nil {
+		return err
+	}
+	if r.lost {
+		err := c.a.noFiles()
+		c.reply(r, nil, err)
 		return err
 	}
 	if r.file == nil {
