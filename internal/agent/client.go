@@ -23,6 +23,7 @@ import (
 const (
 	mostSessions    = 256
 	mostOpen        = 1024             // requests without a reply
+	mostHeld        = 16 << 20         // bytes of requests without a reply
 	mostUnread      = 4 << 20          // bytes of replies and events that the client has not read
 	helloPatience   = 10 * time.Second // time from connecting to the hello
 	releasesAtATime = 32               // concurrent releases after a client has ended
@@ -41,6 +42,7 @@ type client struct {
 	ending sync.Once
 	work   sync.WaitGroup // requests, and work that they leave in the background
 	open   atomic.Int32   // requests without a reply
+	bytes  atomic.Int64   // bytes of them
 
 	// Set by the hello, before any other request.
 	page *page
@@ -60,9 +62,11 @@ type client struct {
 // request is one message of a client.
 type request struct {
 	protocol.Header
-	body []byte
-	file *os.File // descriptor that came with it, or nil
-	lost bool     // a descriptor came with it, and this process had no room for it
+	body  []byte
+	file  *os.File // descriptor that came with it, or nil
+	lost  bool     // a descriptor came with it, and this process had no room for it
+	bytes int      // of it that count for the client
+	over  bool     // the client holds too many bytes: the body was dropped
 
 	// Set by admit:
 	acquire protocol.Acquire
@@ -72,10 +76,13 @@ type request struct {
 	err     error
 }
 
-func (r *request) close() {
+// drop frees what a request holds.
+func (c *client) drop(r *request) {
 	if r.file != nil {
 		r.file.Close()
 	}
+	c.bytes.Add(-int64(r.bytes))
+	r.bytes = 0
 }
 
 func newClient(a *Agent, conn *net.UnixConn, pid int) (*client, error) {
@@ -155,6 +162,13 @@ func (c *client) read(r *request) error {
 	}
 	// The body is allocated while it arrives, so that a header alone does not cause an allocation of a megabyte.
 	want := r.Size - protocol.HeaderSize
+	if !c.hold(r) {
+		r.over = true
+		if _, err := io.CopyN(io.Discard, c.conn, int64(want)); err != nil {
+			return fmt.Errorf("a request that is refused: %w", err)
+		}
+		return nil
+	}
 	r.body = make([]byte, 0, min(want, 64<<10))
 	for len(r.body) < want {
 		if len(r.body) == cap(r.body) {
@@ -170,6 +184,20 @@ func (c *client) read(r *request) error {
 		r.body = r.body[:len(r.body)+n]
 	}
 	return nil
+}
+
+// smallRequest is the most that the requests have which free what others hold. These are never refused.
+const smallRequest = 1024
+
+// hold counts a request for the client. It returns false if the client would hold too many bytes.
+func (c *client) hold(r *request) bool {
+	small := (r.ID == 0 || r.Op == protocol.OpRelease) && r.Size <= smallRequest
+	if c.bytes.Add(int64(r.Size)) > mostHeld && !small {
+		c.bytes.Add(-int64(r.Size))
+		return false
+	}
+	r.bytes = r.Size
+	return true
 }
 
 // take takes the descriptor of a message. If there is more than one, it closes all and returns an error.
@@ -202,7 +230,7 @@ func (c *client) serve() {
 	for {
 		var r request
 		if err := c.read(&r); err != nil {
-			r.close()
+			c.drop(&r)
 			c.end(err)
 			return
 		}
@@ -214,17 +242,23 @@ func (c *client) serve() {
 			continue
 		}
 		if r.ID == 0 != (r.Op == protocol.OpFinish || r.Op == protocol.OpSilent) {
-			r.close()
+			c.drop(&r)
 			c.end(fmt.Errorf("a request with id %d for %v", r.ID, r.Op))
 			return
 		}
-		if r.lost {
-			c.reply(&r, nil, c.a.noFiles())
+		if r.over && r.ID == 0 {
+			c.drop(&r)
+			c.end(fmt.Errorf("%v of %d bytes", r.Op, r.Size))
+			return
+		}
+		if why := c.unfit(&r); why != nil {
+			c.drop(&r)
+			c.reply(&r, nil, why)
 			continue
 		}
 		if c.open.Add(1) > mostOpen && r.Op != protocol.OpRelease && r.ID != 0 {
 			c.open.Add(-1)
-			r.close()
+			c.drop(&r)
 			c.reply(&r, nil, failed("agent", dataplane.StatusBusy, "%d requests are open, the most for a process", mostOpen))
 			continue
 		}
@@ -240,9 +274,21 @@ func (c *client) serve() {
 	}
 }
 
+// unfit returns why a request cannot be served, nil if it can.
+func (c *client) unfit(r *request) error {
+	switch {
+	case r.lost:
+		return c.a.noFiles()
+	case r.over:
+		return failed("agent", dataplane.StatusBusy, "requests of %d bytes have no reply yet, and this one has %d: at most %d for a process", c.bytes.Load(),
+			r.Size, mostHeld)
+	}
+	return nil
+}
+
 // begin handles messages before the hello is answered.
 func (c *client) begin(r *request) error {
-	defer r.close()
+	defer c.drop(r)
 	switch r.Op {
 	case protocol.OpHello:
 		return c.hello(r)
@@ -302,7 +348,7 @@ func (c *client) hello(r *request) error {
 // answer runs a request and replies.
 func (c *client) answer(r *request) {
 	defer c.open.Add(-1)
-	defer r.close()
+	defer c.drop(r)
 	c.a.served.Add(1)
 	after, body, err := c.run(r)
 	var broken *protocol.Error
