@@ -31,7 +31,7 @@ import (
 )
 
 // The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
-const starterThread = "github.com/rfaas-go/rfaas/internal/zygote.onStarterThread.func1.1"
+const starterThread = "github.com/rfaas-go/rfaas/internal/spawner/wire.init.func1.1"
 
 var objects = leakcheck.Objects(dataplane.Live)
 

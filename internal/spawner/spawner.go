@@ -27,7 +27,6 @@ type Spawner struct {
 	cfg     Config
 	version string // of this program
 	conn    *net.UnixConn
-	starter starter
 	uids    *sandbox.UIDs
 	groups  *sandbox.Groups // nil: control groups cannot be made
 	// fixedCPUs is set if no cpuset keeps workers on their CPUs. The system call filter then refuses sched_setaffinity.
@@ -65,7 +64,7 @@ type child struct {
 // Run serves the executor at the other end of conn until the executor closes its end. Then it ends all workers and
 // returns. The error says why the spawner ended before that. version is the version of this program.
 func Run(conn *net.UnixConn, cfg Config, version string) error {
-	s := &Spawner{cfg: cfg, version: version, conn: conn, starter: newStarter(), uids: sandbox.NewUIDs(cfg.UIDs), children: map[uint32]*child{}}
+	s := &Spawner{cfg: cfg, version: version, conn: conn, uids: sandbox.NewUIDs(cfg.UIDs), children: map[uint32]*child{}}
 	s.openGroups()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

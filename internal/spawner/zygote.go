@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -44,27 +43,6 @@ type zygote struct {
 	stopNoticed atomic.Bool
 }
 
-// starter runs functions on one OS thread that never ends. PDEATHSIG is sent when the thread that started a child ends,
-// and the Go runtime ends threads.
-type starter chan func()
-
-func newStarter() starter {
-	s := make(starter)
-	go func() {
-		runtime.LockOSThread()
-		for f := range s {
-			f()
-		}
-	}()
-	return s
-}
-
-func (s starter) do(fn func()) {
-	done := make(chan struct{})
-	s <- func() { defer close(done); fn() }
-	<-done
-}
-
 // startZygote starts a zygote and waits for its greeting. The error is a *wire.Error if the zygote is of another
 // program version.
 func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
@@ -79,7 +57,7 @@ func (s *Spawner) startZygote(ctx context.Context) (*zygote, error) {
 	z.cmd.ExtraFiles = []*os.File{child}
 	z.cmd.Stdout, z.cmd.Stderr = os.Stderr, os.Stderr
 	z.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
-	s.starter.do(func() { err = z.cmd.Start() })
+	wire.OnStarterThread(func() { err = z.cmd.Start() })
 	if err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("start zygote: %w", err)

@@ -128,10 +128,11 @@ func (z *Zygote) readLibrary(ctx context.Context, turn chan struct{}, code *os.F
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, InspectTimeout, fmt.Errorf("not done within %v", InspectTimeout))
 	defer cancel()
-	out, err := outputMemfd(room)
+	fd, err := fixedMemfd("rfaas-inspect", room)
 	if err != nil {
 		return 0, nil, err
 	}
+	out := os.NewFile(uintptr(fd), "memfd:rfaas-inspect")
 	defer out.Close()
 	w, err := z.inspector(ctx)
 	if err != nil {
@@ -226,22 +227,4 @@ func (w *Worker) inspect(ctx context.Context, code, out *os.File, offsets []uint
 		err = fmt.Errorf("message of type %d with %d bytes", answer.Type, len(answer.Body))
 	}
 	return 0, 0, &WorkerError{Status: wire.StatusBadLibrary, Text: fmt.Sprintf("the process that read the library broke the protocol: %v", err)}
-}
-
-// outputMemfd returns a file of n bytes with a fixed size, so that it cannot use more memory.
-func outputMemfd(n int) (*os.File, error) {
-	fd, err := unix.MemfdCreate("rfaas-inspect", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
-	}
-	f := os.NewFile(uintptr(fd), "memfd:rfaas-inspect")
-	err = f.Truncate(int64(n))
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("memfd of %d bytes: %w", n, err)
-	}
-	return f, nil
 }

@@ -1,14 +1,14 @@
 package zygote
 
 import (
-	"github.com/rfaas-go/rfaas/internal/spawner/wire"
-
 	"bytes"
 	"fmt"
 	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
 // SealedMemfd copies r to its end into an anonymous file with a name (visible in /proc only) and seals it, so that it
@@ -61,4 +61,21 @@ func fillAndSeal(f *os.File, r io.Reader, limit int64) error {
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 		return err
 	})
+}
+
+// fixedMemfd returns an anonymous file of n bytes whose size cannot change, so that it cannot use more memory and a mapping of
+// it stays valid. The caller closes it.
+func fixedMemfd(name string, n int) (fd int, err error) {
+	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, os.NewSyscallError("memfd_create", err)
+	}
+	if err = unix.Ftruncate(fd, int64(n)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("memfd %q of %d bytes: %w", name, n, err)
+	}
+	return fd, nil
 }

@@ -186,7 +186,7 @@ func startRaw(t *testing.T) *rawZygote {
 	r.cmd.ExtraFiles = []*os.File{child}
 	r.cmd.Stderr = os.Stderr
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	onStarterThread(func() { err = r.cmd.Start() })
+	wire.OnStarterThread(func() { err = r.cmd.Start() })
 	child.Close()
 	if err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package zygote
 import (
 	"encoding/binary"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -50,18 +49,11 @@ type page struct {
 
 // newPage returns the page and the descriptor for the worker, which is the caller's.
 func newPage() (*page, int, error) {
-	fd, err := unix.MemfdCreate("rfaas-page", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := fixedMemfd("rfaas-page", pageSize)
 	if err != nil {
-		return nil, -1, os.NewSyscallError("memfd_create", err)
+		return nil, -1, err
 	}
-	err = unix.Ftruncate(fd, pageSize)
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	var mem []byte
-	if err == nil {
-		mem, err = unix.Mmap(fd, 0, pageSize, unix.PROT_READ, unix.MAP_SHARED)
-	}
+	mem, err := unix.Mmap(fd, 0, pageSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		unix.Close(fd)
 		return nil, -1, fmt.Errorf("page of a worker: %w", err)

@@ -57,7 +57,7 @@ func startSpawner(cfg *Config) (*connection, error) {
 	c.cmd.WaitDelay = time.Second
 	// In a separate session, so that only the executor handles Ctrl-C at its terminal.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
-	onStarterThread(func() { err = c.cmd.Start() })
+	wire.OnStarterThread(func() { err = c.cmd.Start() })
 	if err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("start spawner: %w", err)

@@ -245,32 +245,23 @@ func (w *Worker) started() {
 
 // await reads the messages of a worker that will wait for its lease, up to PREPARED.
 func (w *Worker) await(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	buf := make([]byte, wire.Max)
-	for {
-		n, err := w.conn.Read(buf)
-		if err != nil {
-			return w.startFailed(ctx, err)
-		}
-		m, err := wire.Decode(buf[:n])
-		switch {
-		case err != nil:
-			return fmt.Errorf("worker %d: %w", w.id, err)
-		case m.Type == wire.Started && !w.began:
-			w.began = true
-		case m.Type == wire.Prepared && w.began:
-			return nil
-		case m.Type == wire.Failed:
-			return m.Failure()
-		default:
-			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.Type, len(m.Body))
-		}
-	}
+	return w.hear(ctx, func(m *wire.Message) bool { return m.Type == wire.Prepared && w.began })
 }
 
 // start reads the worker's messages up to LOADED.
 func (w *Worker) start(ctx context.Context) error {
+	return w.hear(ctx, func(m *wire.Message) bool {
+		if m.Type != wire.Loaded || len(m.Body) <= loadedTimes || len(m.Body) > loadedTimes+blobMax {
+			return false
+		}
+		w.blob = append([]byte(nil), m.Body[loadedTimes:]...)
+		w.loaded(time.Since(w.asked), m.Body[:loadedTimes])
+		return true
+	})
+}
+
+// hear reads the worker's messages until one is wanted.
+func (w *Worker) hear(ctx context.Context, wanted func(m *wire.Message) bool) error {
 	stop := context.AfterFunc(ctx, func() { w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, wire.Max)
@@ -281,18 +272,15 @@ func (w *Worker) start(ctx context.Context) error {
 			return w.startFailed(ctx, err)
 		}
 		m, err := wire.Decode(buf[:n])
-		if err != nil {
-			return fmt.Errorf("worker %d: %w", w.id, err)
-		}
 		switch {
+		case err != nil:
+			return fmt.Errorf("worker %d: %w", w.id, err)
 		case m.Type == wire.Started && !w.began:
 			w.began = true
-		case m.Type == wire.Loaded && len(m.Body) > loadedTimes && len(m.Body) <= loadedTimes+blobMax:
-			w.blob = append([]byte(nil), m.Body[loadedTimes:]...)
-			w.loaded(time.Since(w.asked), m.Body[:loadedTimes])
-			return nil
 		case m.Type == wire.Failed:
 			return m.Failure()
+		case wanted(&m):
+			return nil
 		default:
 			return fmt.Errorf("worker %d: unexpected message of type %d with %d bytes", w.id, m.Type, len(m.Body))
 		}

@@ -43,7 +43,7 @@ func TestStart(t *testing.T) {
 
 func TestStartFailures(t *testing.T) {
 	silent := compile(t, "silent", writeSource(t, "silent", "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"))
-	onStarterThread(func() {})
+	wire.OnStarterThread(func() {})
 	check := leakCheck(t)
 	for _, c := range []struct{ path, says string }{
 		{"/nonexistent/rfaas-worker", "no such file"},
@@ -266,7 +266,7 @@ func TestZygoteKilledWorkersLiveOn(t *testing.T) {
 func TestZygoteKilledDuringSpawns(t *testing.T) {
 	c := startClient(t)
 	code := sealedFile(t, testLibrary(t))
-	onStarterThread(func() {})
+	wire.OnStarterThread(func() {})
 	check := leakCheck(t)
 	z := startZygote(t)
 	stop := make(chan struct{})
@@ -379,7 +379,7 @@ func TestExecutorKilled(t *testing.T) {
 func TestCloseKillsWorkers(t *testing.T) {
 	c := startClient(t)
 	code := testLibrary(t)
-	onStarterThread(func() {})
+	wire.OnStarterThread(func() {})
 	check := leakCheck(t)
 	z, err := Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t)})
 	if err != nil {
