@@ -15,13 +15,7 @@ func newBenchFloors(a *app) *cobra.Command {
 one-sided reads and fetch-and-adds, which are what placement and charging are made of. The ratio is to the calibration.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			b.clients, b.modes = []string{latency.ClientC}, []string{"warm"}
-			if err := b.complete(a); err != nil {
-				return a.BadUsage(err)
-			}
-			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
-				return latency.RunFloors(c.Context(), b.cfg, emit)
-			})
+			return a.measure(c.Context(), &b, "warm", latency.RunFloors)
 		},
 	}
 	b.common(c)

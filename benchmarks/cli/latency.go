@@ -97,6 +97,15 @@ func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) 
 	return err
 }
 
+// measure runs run with the C client and prints its results.
+func (a *app) measure(ctx context.Context, b *benchFlags, mode string, run func(context.Context, latency.Config, func(*latency.Result) error) error) error {
+	b.clients, b.modes = []string{latency.ClientC}, []string{mode}
+	if err := b.complete(a); err != nil {
+		return a.BadUsage(err)
+	}
+	return a.emitResults(&b.output, func(emit func(*latency.Result) error) error { return run(ctx, b.cfg, emit) })
+}
+
 // complete turns the flags into the configuration.
 func (b *benchFlags) complete(a *app) error {
 	if err := b.output.check(); err != nil {

@@ -27,13 +27,7 @@ func newBenchBandwidth(a *app) *cobra.Command {
 bytes come back at the same time.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			b.clients, b.modes = []string{latency.ClientC}, []string{"hot"}
-			if err := b.complete(a); err != nil {
-				return a.BadUsage(err)
-			}
-			return a.emitResults(&b.output, func(emit func(*latency.Result) error) error {
-				return latency.Run(c.Context(), b.cfg, emit)
-			})
+			return a.measure(c.Context(), &b, "hot", latency.Run)
 		},
 	}
 	b.common(c)

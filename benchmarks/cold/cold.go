@@ -123,12 +123,12 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer e.stop()
+	defer e.Stop()
 	r := &Result{Name: "start", Provider: cfg.Provider, Client: "go", Mode: cfg.Mode, Function: cfg.Function, Samples: n,
-		Load: load(), StartedAt: time.Now().UTC().Format(time.RFC3339),
+		Load: latency.LoadAverage(), StartedAt: time.Now().UTC().Format(time.RFC3339),
 		Method: "one lease of one worker after the other; time from the lease's request to the first result, connection and library there; " +
 			"the client has one processor for Go (GOMAXPROCS), as a rank that is bound to a core has"}
-	s, first, err := contact(ctx, cfg, client.Options{Executor: e.address, Provider: cfg.Provider, SecretFile: secret})
+	s, first, err := contact(ctx, cfg, client.Options{Executor: e.Address, Provider: cfg.Provider, SecretFile: secret})
 	if err != nil {
 		return nil, err
 	}
@@ -291,14 +291,6 @@ func (a *samples) lease(ctx context.Context, s *client.Session, cfg Config) (how
 	a.fork, a.connect, a.code = append(a.fork, int64(steps.Fork)), append(a.connect, int64(steps.Connect)), append(a.code, int64(steps.Code))
 	a.call = append(a.call, int64(total-leased))
 	return steps.Start.String(), nil
-}
-
-// load is the load average of the last minute, 0 if it is not known.
-func load() (avg float64) {
-	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
-		_, _ = fmt.Sscan(string(b), &avg)
-	}
-	return avg
 }
 
 // WriteJSON writes a result as one line.

@@ -1,77 +1,36 @@
 package cold
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/rfaas-go/rfaas/benchmarks/daemon"
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
 // executor is a process that lends one core.
-type executor struct {
-	address string
-	metrics string // address of its metrics
-	cmd     *exec.Cmd
-	done    chan struct{}
-}
+type executor struct{ *daemon.Daemon }
 
 // poolSize is how many workers wait for a warm lease.
 const poolSize = 4
 
 // startExecutor starts one that listens there, with what the mode needs and more arguments.
-func startExecutor(ctx context.Context, cfg Config, listen string, args ...string) (*executor, error) {
+func startExecutor(ctx context.Context, cfg Config, listen string, args ...string) (executor, error) {
 	line := append([]string{"--listen", listen, "--http-listen", "127.0.0.1:0", "--providers", cfg.Provider, "--cores", "1", "--grace", "2s"}, args...)
-	e := &executor{cmd: exec.CommandContext(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...), done: make(chan struct{})}
-	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	errs, err := e.cmd.StderrPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := e.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the executor: %w", err)
-	}
-	var said strings.Builder
-	for lines := bufio.NewScanner(errs); e.address == "" && lines.Scan(); {
-		said.WriteString("\n  " + lines.Text())
-		for _, v := range []struct {
-			before string
-			into   *string
-		}{{`msg="health and metrics" address=`, &e.metrics}, {"msg=ready address=", &e.address}} {
-			if _, rest, ok := strings.Cut(lines.Text(), v.before); ok {
-				*v.into, _, _ = strings.Cut(rest, " ")
-			}
-		}
-	}
-	go func() {
-		defer close(e.done)
-		_, _ = io.Copy(io.Discard, errs)
-		_ = e.cmd.Wait() // how it ends is of no interest
-	}()
-	if e.address == "" {
-		<-e.done
-		return nil, fmt.Errorf("the executor ended at once:%s", said.String())
-	}
-	return e, nil
-}
-
-func (e *executor) stop() {
-	_ = e.cmd.Process.Signal(syscall.SIGTERM)
-	<-e.done
+	d, err := daemon.Start(ctx, cfg.Executor, append(line, modes[cfg.Mode]...)...)
+	return executor{d}, err
 }
 
 // untilFull waits until as many workers wait for a lease as shall, and nobody is about to start one. Bounded by ctx.
-func (e *executor) untilFull(ctx context.Context) error {
+func (e executor) untilFull(ctx context.Context) error {
 	for {
 		text, err := e.read(ctx)
 		if err != nil {
@@ -82,7 +41,7 @@ func (e *executor) untilFull(ctx context.Context) error {
 		}
 		select {
 		case <-time.After(2 * time.Millisecond):
-		case <-e.done:
+		case <-e.Done():
 			return fmt.Errorf("the executor has ended")
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -90,8 +49,8 @@ func (e *executor) untilFull(ctx context.Context) error {
 	}
 }
 
-func (e *executor) read(ctx context.Context) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.metrics+"/metrics", nil)
+func (e executor) read(ctx context.Context) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.Metrics+"/metrics", nil)
 	if err != nil {
 		return "", err
 	}
@@ -137,8 +96,8 @@ func firstTLS(ctx context.Context, cfg Config, dir string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer e.stop()
-	s, first, err := contact(ctx, cfg, client.Options{Executor: e.address, Provider: cfg.Provider, TokenFile: token})
+	defer e.Stop()
+	s, first, err := contact(ctx, cfg, client.Options{Executor: e.Address, Provider: cfg.Provider, TokenFile: token})
 	if err != nil {
 		return 0, fmt.Errorf("with TLS: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 // Daemon is a running resource manager or executor.
 type Daemon struct {
 	Address string // of its control port
+	Metrics string // of its HTTP port, "" if it has none
 	Process int
 
 	cmd  *exec.Cmd
@@ -37,6 +38,9 @@ func Start(ctx context.Context, program string, args ...string) (*Daemon, error)
 	var said strings.Builder
 	lines := bufio.NewScanner(errs)
 	for lines.Scan() {
+		if _, rest, ok := strings.Cut(lines.Text(), `msg="health and metrics" address=`); ok {
+			d.Metrics, _, _ = strings.Cut(rest, " ")
+		}
 		if _, rest, ok := strings.Cut(lines.Text(), "msg=ready address="); ok {
 			d.Address, _, _ = strings.Cut(rest, " ")
 			break
@@ -60,6 +64,9 @@ func (d *Daemon) Stop() {
 	d.stop.Do(func() { _ = d.cmd.Process.Signal(syscall.SIGTERM) })
 	<-d.done
 }
+
+// Done is closed when it has ended.
+func (d *Daemon) Done() <-chan struct{} { return d.done }
 
 // Signal sends a signal.
 func (d *Daemon) Signal(s syscall.Signal) error { return d.cmd.Process.Signal(s) }

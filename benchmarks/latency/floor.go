@@ -99,57 +99,26 @@ func (f *Floor) Calibrate() (float64, error) {
 // Paired collects batches of something and, beside each, of its floor.
 type Paired struct {
 	Samples, FloorSamples Histogram
-	means, floors         []float64
-	before, after         []float64
-	discarded             int
-	tolerance             float64 // of calibrations; 0: modeTolerance
+	pairs                 pairing
 }
 
 // Add takes one pair's means, ns, and the calibrations before and after it. It reports whether the pair counts: a change of
 // the machine's mode discards it, and NaN, a batch that was given up.
 func (p *Paired) Add(mean, floor float64, calibrations ...float64) bool {
-	if math.IsNaN(mean) || math.IsNaN(floor) || !sameMode(calibrations, or(p.tolerance, modeTolerance)) {
-		p.discarded++
-		return false
-	}
-	p.means, p.floors = append(p.means, mean), append(p.floors, floor)
-	if len(calibrations) > 0 {
-		p.before, p.after = append(p.before, calibrations[0]), append(p.after, calibrations[len(calibrations)-1])
-	}
-	return true
+	return p.pairs.add([]float64{floor, mean}, calibrations)
 }
 
 // Len is how many pairs count.
-func (p *Paired) Len() int { return len(p.means) }
+func (p *Paired) Len() int { return p.pairs.len() }
 
 // Fill stores what was collected into a result: percentiles, ratios, rates, calibrations. floor names the floor; empty: there
 // was none, and no ratio is given.
-func (p *Paired) Fill(r *Result, floor string) {
-	nan := Number(math.NaN())
-	r.Samples, r.P50NS, r.P90NS, r.P99NS = p.Samples.Count(), p.Samples.Quantile(0.5), p.Samples.Quantile(0.9), p.Samples.Quantile(0.99)
-	r.P999NS, r.MaxNS, r.Disturbed = p.Samples.Quantile(0.999), p.Samples.Quantile(1), p.Samples.Above(10*p.Samples.Quantile(0.5))
-	r.Histogram, r.FloorHistogram = p.Samples.Encode(), p.FloorSamples.Encode()
-	r.FloorName, r.Ratio, r.RatioLow, r.RatioHigh, r.FloorMeanNS = "none", nan, nan, nan, nan
-	r.MeanNS, r.Pairs, r.PairsDiscarded = Number(median(p.means)), len(p.means), p.discarded
-	if len(p.means) > 0 {
-		r.OpsPerS = 1e9 / float64(r.MeanNS)
-		r.BytesPerS = r.OpsPerS * float64(r.Payload)
-	}
-	if floor != "" {
-		ratios := make([]float64, len(p.means))
-		for i := range ratios {
-			ratios[i] = p.means[i] / p.floors[i]
-		}
-		r.FloorName, r.FloorP50, r.FloorMeanNS = floor, p.FloorSamples.Quantile(0.5), Number(median(p.floors))
-		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
-	}
-	r.Calibration = Calibration{Number(median(p.before)), Number(median(p.after))}
-}
+func (p *Paired) Fill(r *Result, floor string) { p.pairs.fill(r, &p.Samples, &p.FloorSamples, floor) }
 
 // Start fills in what a result says about the machine before it is measured, and returns what fills in the rest.
 func Start(r *Result) (end func()) {
 	began := time.Now()
-	r.Load, r.StartedAt, r.ClockNS = loadAverage(), began.UTC().Format(time.RFC3339), raw.Clock()
+	r.Load, r.StartedAt, r.ClockNS = LoadAverage(), began.UTC().Format(time.RFC3339), raw.Clock()
 	return func() { r.Seconds = time.Since(began).Seconds() }
 }
 
@@ -183,7 +152,7 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 	kinds := bareKinds(&f.cfg)
 	all := make([]Paired, len(kinds))
 	for i := range all {
-		all[i].tolerance = f.cfg.tolerance()
+		all[i].pairs.tolerance = f.cfg.tolerance()
 	}
 	counts := make([]int, len(kinds))
 	first := Result{}

@@ -103,7 +103,7 @@ type measurement struct {
 
 func (m *measurement) run(ctx context.Context) (*Result, error) {
 	began := time.Now()
-	load := loadAverage()
+	load := LoadAverage()
 	m.chooseCalibration()
 	var err error
 	if m.floor, err = m.chooseFloor(); err != nil {
@@ -444,40 +444,28 @@ func (m *measurement) pair(reverse bool) error {
 // ---- result ----
 
 func (m *measurement) result() *Result {
-	p, floor := &m.pairs, m.floor
+	p := &m.pairs
 	wanted, _ := m.wanted()
-	last := len(m.sides) - 1
-	nan := Number(math.NaN())
 	r := &Result{
 		Name: "latency", Provider: m.cfg.Provider, Client: m.client, Mode: m.s.mode.String(), Function: m.cfg.Function, Buffers: m.buffers(),
-		Payload: m.payload, Depth: m.cfg.Depth, Samples: m.samples.Count(),
-		P50NS: m.samples.Quantile(0.5), P90NS: m.samples.Quantile(0.9), P99NS: m.samples.Quantile(0.99),
-		P999NS: m.samples.Quantile(0.999), MaxNS: m.samples.Quantile(1), Disturbed: m.samples.Above(10 * m.samples.Quantile(0.5)),
-		Histogram: m.samples.Encode(), FloorHistogram: m.floors.Encode(),
-		FloorName: "none", Ratio: nan, RatioLow: nan, RatioHigh: nan, FloorMeanNS: nan,
-		MeanNS: Number(p.mean(last)), Pairs: p.len(), PairsDiscarded: p.discarded, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
-		Calibration: Calibration{Number(median(p.before)), Number(median(p.after))},
-		Slots:       m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.peerCPU(), Remote: m.cfg.Remote,
+		Payload: m.payload, Depth: m.cfg.Depth, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
+		Slots: m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.peerCPU(), Remote: m.cfg.Remote,
 		ClockNS: raw.Clock(), Method: m.method(),
 	}
 	if m.peers > 0 {
 		r.Peers = m.peers + 1
 	}
-	if floor != nil {
-		ratios := p.ratios(last, 0)
-		r.FloorName, r.FloorP50, r.FloorMeanNS = m.sides[0].name, m.floors.Quantile(0.5), Number(p.mean(0))
+	floor := ""
+	if m.floor != nil {
+		floor = m.sides[0].name
 		r.PairsRough, r.RatioRough = len(p.rough), Number(median(p.rough))
-		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
 	}
+	p.fill(r, &m.samples, &m.floors, floor)
 	if m.only > 0 {
-		r.RatioPayloadOnly = Number(median(p.ratios(last, m.only)))
+		r.RatioPayloadOnly = Number(median(p.ratios(p.last(), m.only)))
 	}
 	if m.c > 0 {
-		r.GoOverC = Number(median(p.differences(last, m.c)))
-	}
-	if p.len() > 0 {
-		r.OpsPerS = 1e9 / float64(r.MeanNS)
-		r.BytesPerS = float64(m.payload) * r.OpsPerS
+		r.GoOverC = Number(median(p.differences(p.last(), m.c)))
 	}
 	if m.calibOf == raw.Flag && p.len() > 0 {
 		near := r.Calibration.Before < nearNS
@@ -507,8 +495,8 @@ func (m *measurement) method() string {
 		wanted, m.n, m.warm, with, m.calibOf, m.cfg.tolerance()*100)
 }
 
-// loadAverage of the last minute; NaN never, 0 when unknown.
-func loadAverage() float64 {
+// LoadAverage of the last minute, 0 when unknown.
+func LoadAverage() float64 {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return 0

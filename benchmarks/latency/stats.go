@@ -69,12 +69,22 @@ func (p *pairing) add(means, calibrations []float64) bool {
 	for i, m := range means {
 		p.means[i] = append(p.means[i], m)
 	}
-	p.before = append(p.before, calibrations[0])
-	p.after = append(p.after, calibrations[len(calibrations)-1])
+	if len(calibrations) > 0 {
+		p.before = append(p.before, calibrations[0])
+		p.after = append(p.after, calibrations[len(calibrations)-1])
+	}
 	return true
 }
 
-func (p *pairing) len() int { return len(p.before) }
+func (p *pairing) len() int {
+	if p.means == nil {
+		return 0
+	}
+	return len(p.means[0])
+}
+
+// last is the side that is measured.
+func (p *pairing) last() int { return len(p.means) - 1 }
 
 // mean is the median of a side's batch means.
 func (p *pairing) mean(side int) float64 {
@@ -82,6 +92,27 @@ func (p *pairing) mean(side int) float64 {
 		return math.NaN()
 	}
 	return median(p.means[side])
+}
+
+// fill stores what was collected, and the samples of the measured side and of the floor, into a result. floor names the floor;
+// empty: there was none, and no ratio is given.
+func (p *pairing) fill(r *Result, samples, floors *Histogram, floor string) {
+	nan := Number(math.NaN())
+	r.Samples, r.P50NS, r.P90NS, r.P99NS = samples.Count(), samples.Quantile(0.5), samples.Quantile(0.9), samples.Quantile(0.99)
+	r.P999NS, r.MaxNS, r.Disturbed = samples.Quantile(0.999), samples.Quantile(1), samples.Above(10*samples.Quantile(0.5))
+	r.Histogram, r.FloorHistogram = samples.Encode(), floors.Encode()
+	r.FloorName, r.Ratio, r.RatioLow, r.RatioHigh, r.FloorMeanNS = "none", nan, nan, nan, nan
+	r.MeanNS, r.Pairs, r.PairsDiscarded = Number(p.mean(p.last())), p.len(), p.discarded
+	if p.len() > 0 {
+		r.OpsPerS = 1e9 / float64(r.MeanNS)
+		r.BytesPerS = r.OpsPerS * float64(r.Payload)
+	}
+	if floor != "" {
+		ratios := p.ratios(p.last(), 0)
+		r.FloorName, r.FloorP50, r.FloorMeanNS = floor, floors.Quantile(0.5), Number(p.mean(0))
+		r.Ratio, r.RatioLow, r.RatioHigh = Number(median(ratios)), Number(quantile(ratios, 0.25)), Number(quantile(ratios, 0.75))
+	}
+	r.Calibration = Calibration{Number(median(p.before)), Number(median(p.after))}
 }
 
 // each applies f to the two sides' means of every pair.

@@ -219,6 +219,14 @@ static inline int poll_write(dp_bench_verbs *v) {
     return n < 0 ? DP_FATAL : arrived;
 }
 
+/* Whether a spinner that looks now and then has waited for too long. */
+static bool over(int64_t *since) {
+    int64_t now = dp_now_ns();
+    if (!*since)
+        *since = now;
+    return now - *since > DP_BENCH_PATIENCE_NS;
+}
+
 static inline int await_hot(dp_bench_verbs *v) {
     int64_t since = 0;
     for (uint32_t spins = 1;; spins++) {
@@ -226,13 +234,8 @@ static inline int await_hot(dp_bench_verbs *v) {
         if (st)
             return st < 0 ? st : DP_OK;
         dp_cpu_pause();
-        if (__builtin_expect(!(spins & 0x3ffff), 0)) {
-            int64_t now = dp_now_ns();
-            if (!since)
-                since = now;
-            if (now - since > DP_BENCH_PATIENCE_NS)
-                return DP_PEER_GONE;
-        }
+        if (__builtin_expect(!(spins & 0x3ffff), 0) && over(&since))
+            return DP_PEER_GONE;
     }
 }
 
@@ -283,13 +286,8 @@ static int await_slots(dp_bench_verbs *v, uint32_t *slots, int *count) {
         if (*count)
             break;
         dp_cpu_pause();
-        if (__builtin_expect(!(spins & 0x3ffff), 0)) {
-            int64_t now = dp_now_ns();
-            if (!since)
-                since = now;
-            if (now - since > DP_BENCH_PATIENCE_NS)
-                return DP_PEER_GONE;
-        }
+        if (__builtin_expect(!(spins & 0x3ffff), 0) && over(&since))
+            return DP_PEER_GONE;
     }
     return DP_OK;
 }
@@ -362,13 +360,8 @@ static int one_sided(dp_bench_verbs *v, const dp_bench_run *r) {
         if (n && (wc.opcode == IBV_WC_RDMA_READ || wc.opcode == IBV_WC_FETCH_ADD))
             return DP_OK; /* anything else is a write of an earlier run */
         dp_cpu_pause();
-        if (__builtin_expect(!(spins & 0x3ffff), 0)) {
-            int64_t now = dp_now_ns();
-            if (!since)
-                since = now;
-            if (now - since > DP_BENCH_PATIENCE_NS)
-                return DP_PEER_GONE;
-        }
+        if (__builtin_expect(!(spins & 0x3ffff), 0) && over(&since))
+            return DP_PEER_GONE;
     }
 }
 
