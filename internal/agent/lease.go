@@ -200,15 +200,8 @@ func (l *lease) done(held *grant.Held, err error) bool {
 		l.c.background(func() { l.abandon(false) })
 	case err != nil:
 		l.c.forget(l)
-		l.discard()
 	}
 	return !given
-}
-
-func (l *lease) discard() {
-	if l.pending != nil {
-		l.pending.Discard()
-	}
 }
 
 // acquire finds an executor. It returns the lease, or the candidate that the client has to offer channels to.
@@ -295,9 +288,6 @@ func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, e
 		l.session.control.GiveUp(k)
 		return nil, nil
 	}
-	if _, err := l.pending.NextWithin(ctx); err != nil {
-		return nil, err
-	}
 	grant, stop := uncancelled(ctx)
 	defer stop()
 	held, err := l.pending.Grant(grant, m.Offers)
@@ -319,7 +309,7 @@ func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider s
 			}
 		}
 		if l.next == nil {
-			cand, err := p.NextWithin(ctx)
+			cand, err := p.Next(ctx)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -463,7 +453,6 @@ func (l *lease) abandon(stopping bool) {
 	switch {
 	case acquiring: // done calls abandon again
 	case held == nil:
-		l.discard()
 	case stopping:
 		held.StopWatch()
 	default:
@@ -495,10 +484,7 @@ func (c *client) release(r *request) (body, error) {
 	}
 	l.mu.Unlock()
 	switch {
-	case acquiring:
-		return answer(false), nil
-	case held == nil:
-		l.discard()
+	case acquiring, held == nil:
 		return answer(false), nil
 	case !m.Keep:
 		return answer(false), held.Release(context.WithoutCancel(c.ctx))

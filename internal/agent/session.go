@@ -92,7 +92,7 @@ func (c *client) openSession(r *request) (body, error) {
 	o := grant.Options{Manager: c.env.address(m.Manager), Executor: c.env.address(m.Executor), Provider: m.Provider, Tenant: m.Tenant,
 		SecretFile: c.env.path(m.SecretFile), TokenFile: c.env.path(m.TokenFile),
 		AllowPlaintext: m.Flags&protocol.AllowPlaintext != 0, Timeout: time.Duration(m.TimeoutNs), Keep: int(m.Keep),
-		Dropped: func(name any) { c.dropped(name.(uint64)) }}.WithEnvironment(c.env.get)
+		Dropped: c.dropped}.WithEnvironment(c.env.get)
 	control, err := c.a.pool.Open(c.ctx, o)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,6 +11,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
+// lookEvery is how often the goroutine polls the mailbox.
+const lookEvery = 5 * time.Millisecond
+
 // arrivals wakes the goroutines that wait for an executor when one registers. One goroutine polls the mailbox for all of them, while
 // there are any.
 type arrivals struct {
@@ -65,7 +68,7 @@ func (c *shared) AwaitArrival(ctx context.Context, seen uint64) {
 
 // look polls the mailbox while a goroutine waits.
 func (a *arrivals) look() {
-	tick := time.NewTicker(LookEvery)
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for range tick.C {
 		a.mu.Lock()

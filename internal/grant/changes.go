@@ -81,31 +81,6 @@ func (w *Changes) Poll(ctx context.Context) ([]Change, error) {
 	return changes, nil
 }
 
-// LookEvery is how often a goroutine that waits for a change polls the mailbox.
-const LookEvery = 5 * time.Millisecond
-
-// AwaitExecutor returns true as soon as the manager reports an executor that lends cores, and false when ctx ends. Without a manager,
-// and while the manager is away, only ctx ends it. The first one also counts the executors that are registered already.
-func (w *Changes) AwaitExecutor(ctx context.Context) bool {
-	tick := time.NewTicker(LookEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-tick.C:
-		}
-		changes, err := w.Poll(ctx)
-		if errors.Is(err, dataplane.ErrUnsupported) {
-			<-ctx.Done()
-			return false
-		}
-		if slices.ContainsFunc(changes, func(c Change) bool { return c.State == board.Open }) {
-			return true
-		}
-	}
-}
-
 // poll compares the lines that the mailbox names, or the whole board, with what was known. After an error everything is compared again.
 func (w *Changes) poll(box *board.Mailbox, r *board.Reader) ([]Change, error) {
 	if box.Epoch == w.epoch && box.Changes == w.seen || box.Epoch == 0 {

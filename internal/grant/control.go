@@ -39,12 +39,10 @@ type Options struct {
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string
-	// Device opens a device of a provider, for reading the manager's memory. The device stays the caller's. nil: the session opens one.
-	Device func(provider string) (*dataplane.Device, error)
 	// Keep is how many released leases are kept connected; 0: the environment's number or 16, negative: none.
 	Keep int
-	// Dropped is called with the State of a kept lease that nobody will use any more, on any goroutine. May be nil.
-	Dropped func(state any)
+	// Dropped is called with the name of a kept lease that nobody will use any more, on any goroutine. May be nil.
+	Dropped func(name uint64)
 }
 
 // WithEnvironment returns o with empty fields taken from the environment. An address in o wins over both
@@ -90,54 +88,6 @@ type Control struct {
 	closed bool
 	kept   []*Kept        // released leases, the oldest first
 	work   sync.WaitGroup // goroutines of expire
-}
-
-// Open checks the options and connects to the manager or executor, so that a wrong address is reported here. The session does not
-// share its connections.
-func Open(ctx context.Context, o Options) (*Control, error) {
-	return open(ctx, o, func(o *Options) (*shared, func(), error) {
-		s, err := newShared(o)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, s.close, nil
-	})
-}
-
-// open is Open with connections from connect, which also returns a function that gives them up.
-func open(ctx context.Context, o Options, connect func(*Options) (*shared, func(), error)) (*Control, error) {
-	const op = "connect"
-	if o.Manager == "" && o.Executor == "" {
-		return nil, fail(op, dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
-	}
-	if o.Manager != "" && o.Executor != "" {
-		return nil, fail(op, dataplane.StatusInvalid, "both a manager (%s) and an executor (%s) are given, want one", o.Manager, o.Executor)
-	}
-	switch o.Provider {
-	case "":
-		o.Provider = "auto"
-	case "auto", "shm", "verbs":
-	default:
-		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs", o.Provider)
-	}
-	if o.Timeout < 0 {
-		return nil, fail(op, dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
-	}
-	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
-	}
-	s, done, err := connect(&o)
-	if err != nil {
-		return nil, err
-	}
-	c := &Control{shared: s, opts: o, done: done}
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
-	if err := c.reach(ctx); err != nil {
-		c.Close()
-		return nil, err
-	}
-	return c, nil
 }
 
 // reach makes sure that the session's manager or executor answers. It sends no message if the connection to it has not broken since

@@ -96,7 +96,7 @@ func FuzzExecutor(f *testing.F) {
 	f.Cleanup(func() { port.Close(context.Background()) })
 	good := &control.InfoReply{ProtocolVersion: control.ProtocolVersion, Node: "n1", Cores: 4, FreeCores: 4, Providers: []string{"shm", "verbs"}}
 	h.info.ProtocolVersion = good.ProtocolVersion
-	c, err := Open(f.Context(), Options{Executor: port.Address, SecretFile: secret, Timeout: 5 * time.Second})
+	c, err := openSession(f, Options{Executor: port.Address, SecretFile: secret, Timeout: 5 * time.Second})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -125,6 +125,10 @@ func FuzzExecutor(f *testing.F) {
 	f.Add(marshal(good), marshal(huge), marshal(&control.Event{Kind: 99}))
 	code := make([]byte, 64)
 	copy(code, "\x7fELF\x02\x01\x01")
+	lib, err := newLibrary("some.so", code)
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, info, lease, event []byte) {
 		var i control.InfoReply
 		var l control.LeaseReply
@@ -150,12 +154,15 @@ func FuzzExecutor(f *testing.F) {
 			}
 		}
 		c.forget(port.Address)
-		p, err := c.Prepare(t.Context(), Spec{Code: code, Workers: 2, Depth: 8, Eager: 4096, Bulk: 4096})
-		typed("prepare", err)
+		p, err := c.Plan(lib, Spec{Library: "some.so", Workers: 2, Depth: 8, Eager: 4096, Bulk: 4096})
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Look(t.Context()); err != nil {
+			typed("look", err)
 			return
 		}
-		if _, err = p.Next(); err != nil {
+		if _, err = p.Next(t.Context()); err != nil {
 			typed("next", err)
 			return
 		}

@@ -33,11 +33,10 @@ func (p *Pending) key() keptKey {
 	return keptKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk}
 }
 
-// Kept is a released lease whose workers the executor caches. The client has the channels, which State names or holds. Each Kept is
-// passed on once: to the caller of Next or TakeKept, or to Options.Dropped.
+// Kept is a released lease whose workers the executor caches. The client has the channels, under the name of the lease. Each Kept is
+// passed on once: to the caller of TakeKept, or its name to Options.Dropped.
 type Kept struct {
-	State any
-
+	name  uint64
 	cand  Candidate
 	id    uint64
 	key   keptKey
@@ -101,19 +100,6 @@ func (c *Control) remove(k *Kept) bool {
 	return true
 }
 
-// takeKept takes the kept lease with the key that was released last. If an executor is given, only one of that executor.
-func (c *Control) takeKept(key keptKey, executor string) *Kept {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, k := range slices.Backward(c.kept) {
-		if k.key == key && (executor == "" || executor == k.cand.Address) {
-			c.remove(k)
-			return k
-		}
-	}
-	return nil
-}
-
 // dropKept gives all kept leases up.
 func (c *Control) dropKept() {
 	c.mu.Lock()
@@ -124,11 +110,11 @@ func (c *Control) dropKept() {
 	}
 }
 
-// TakeKept takes the kept lease with this State. The caller passes it to UseKept, GiveUp or Forget. nil: it was given up.
-func (c *Control) TakeKept(state any) *Kept {
+// TakeKept takes the kept lease with this name. The caller passes it to UseKept, GiveUp or Forget. nil: it was given up.
+func (c *Control) TakeKept(name uint64) *Kept {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := slices.IndexFunc(c.kept, func(k *Kept) bool { return k.State == state })
+	i := slices.IndexFunc(c.kept, func(k *Kept) bool { return k.name == name })
 	if i < 0 {
 		return nil
 	}
@@ -151,20 +137,22 @@ func (c *Control) Forget(k *Kept) {
 	c.letGo(k)
 }
 
-// UseKept makes a kept lease the first candidate. It returns false if its workers cannot serve this lease; k is still
+// UseKept makes a kept lease the only candidate. It returns false if its workers cannot serve this lease; k is still
 // the caller's then.
 func (p *Pending) UseKept(k *Kept) bool {
 	at := cmp.Or(p.spec.At, p.spec.Executor)
 	if k.key != p.key() || at != "" && at != k.cand.Address {
 		return false
 	}
-	p.kept = k
+	cand := k.cand
+	cand.Kept = k
+	p.candidates, p.current, p.byBoard = []Candidate{cand}, 0, false
 	return true
 }
 
 func (c *Control) dropped(k *Kept) {
 	if c.opts.Dropped != nil {
-		c.opts.Dropped(k.State)
+		c.opts.Dropped(k.name)
 	}
 }
 
@@ -175,9 +163,9 @@ func (c *Control) Kept() int {
 	return len(c.kept)
 }
 
-// ReleaseKeep is Release for a client without calls in flight that could use the same workers again. state holds its channels. If kept
-// is true, the session owns state; otherwise, with or without an error, the caller still does.
-func (h *Held) ReleaseKeep(ctx context.Context, state any) (kept bool, err error) {
+// ReleaseKeep is Release for a client without calls in flight that could use the same workers again. name is for TakeKept and
+// Options.Dropped, which get it only if kept is true.
+func (h *Held) ReleaseKeep(ctx context.Context, name uint64) (kept bool, err error) {
 	if h.c.opts.Keep <= 0 || h.adopted {
 		return false, h.Release(ctx)
 	}
@@ -185,16 +173,8 @@ func (h *Held) ReleaseKeep(ctx context.Context, state any) (kept bool, err error
 	if err != nil || r.GetKeepMs() == 0 || !r.GetKept() {
 		return false, err
 	}
-	h.c.keep(&Kept{State: state, cand: h.Candidate, id: h.ID, key: h.key, cl: h.cl}, milliseconds(r.GetKeepMs()))
+	h.c.keep(&Kept{name: name, cand: h.Candidate, id: h.ID, key: h.key, cl: h.cl}, milliseconds(r.GetKeepMs()))
 	return true, nil
-}
-
-// Discard gives up a kept lease that Prepare found and Next did not return.
-func (p *Pending) Discard() {
-	if k := p.kept; k != nil {
-		p.kept = nil
-		p.c.dropped(k)
-	}
 }
 
 // Look finds candidates, and forgets earlier ones.

@@ -2,7 +2,6 @@ package grant
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -31,8 +30,7 @@ const maxDuration = 100 * 365 * 24 * time.Hour
 
 // Spec has the terms of a lease.
 type Spec struct {
-	Library        string // path of the shared library; with Code only a name for messages
-	Code           []byte // the library itself, instead of a path
+	Library        string // name of the shared library for messages
 	Workers        int
 	CoresPerWorker int
 	Memory         uint64 // bytes per worker, 0: the executor's default
@@ -56,7 +54,6 @@ type Pending struct {
 	name       string
 	sha        [sha256.Size]byte
 	candidates []Candidate
-	kept       *Kept           // found by Prepare, and not returned by Next yet
 	current    int             // index of the candidate that Next returned last; -1: none yet
 	refused    map[uint32]bool // slots of the board that were tried
 	byBoard    bool            // more candidates may be on the board, and then in the manager's list
@@ -64,26 +61,7 @@ type Pending struct {
 	granted    bool
 }
 
-// Prepare checks the spec, reads the library and finds candidates.
-func (c *Control) Prepare(ctx context.Context, s Spec) (*Pending, error) {
-	if err := s.check(); err != nil {
-		return nil, err
-	}
-	lib, err := c.library(s.Library, s.Code, time.Now())
-	if err != nil {
-		return nil, err
-	}
-	p, err := c.Plan(lib, s)
-	if err != nil {
-		return nil, err
-	}
-	if p.kept = c.takeKept(p.key(), cmp.Or(s.At, s.Executor)); p.kept != nil {
-		return p, nil
-	}
-	return p, p.Look(ctx)
-}
-
-// Plan is Prepare for a library that was read, without looking for candidates. The caller then calls Look or UseKept.
+// Plan checks the spec of a lease. The caller then calls Look or UseKept.
 func (c *Control) Plan(lib *Library, s Spec) (*Pending, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -115,40 +93,16 @@ func (s *Spec) check() error {
 	return nil
 }
 
-// Changes subscribes to changes of the session's executors.
-func (p *Pending) Changes() *Changes { return p.c.Changes() }
-
-// Again prepares a new lease like this one, which was granted and has been lost, with candidates as they are now.
-func (p *Pending) Again(ctx context.Context) (*Pending, error) {
-	q := p.Like()
-	return q, q.Look(ctx)
-}
-
-// Like is Again without looking for candidates.
+// Like returns a lease with the terms of this one, which was granted and has been lost. The caller then calls Look.
 func (p *Pending) Like() *Pending {
 	q := &Pending{c: p.c, spec: p.spec, lib: p.lib, name: p.name, sha: p.sha, current: -1}
 	q.spec.At = ""
 	return q
 }
 
-// Next returns the next executor to ask. The first one may be an executor that keeps workers of a released lease, whose State the
-// caller then owns. If no candidate is left, the error says why the last one refused.
-func (p *Pending) Next() (Candidate, error) { return p.NextWithin(context.Background()) }
-
-// NextWithin is Next that ends when ctx does.
-func (p *Pending) NextWithin(ctx context.Context) (Candidate, error) {
+// Next returns the next executor to ask. If no candidate is left, the error says why the last one refused.
+func (p *Pending) Next(ctx context.Context) (Candidate, error) {
 	const op = "lease"
-	if p.kept != nil {
-		p.candidates, p.current = []Candidate{p.kept.cand}, 0
-		p.candidates[0].Kept, p.kept = p.kept, nil
-		return p.candidates[0], nil
-	}
-	if p.current == 0 && p.candidates[0].Kept != nil { // the kept workers could not be had
-		p.granted = false
-		if err := p.Look(ctx); err != nil {
-			return Candidate{}, err
-		}
-	}
 	for p.current+1 < len(p.candidates) || p.more(ctx) {
 		p.current++
 		cand := p.candidates[p.current]

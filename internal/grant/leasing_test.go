@@ -78,7 +78,7 @@ func lessee(t *testing.T, x control.ExecutorServer) (c *Control, port *control.P
 	t.Helper()
 	secret = filepath.Join(t.TempDir(), "secret")
 	port = serveLessor(t, x, secret, "")
-	c, err := Open(t.Context(), Options{Executor: port.Address, SecretFile: secret})
+	c, err := openSession(t, Options{Executor: port.Address, SecretFile: secret})
 	if err != nil {
 		t.Fatal(err)
 	}

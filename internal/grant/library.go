@@ -27,11 +27,6 @@ type Library struct {
 	sha  [sha256.Size]byte
 }
 
-// SHA256 is the hash of the code.
-func (l *Library) SHA256() [sha256.Size]byte { return l.sha }
-
-type library = Library
-
 // fileState identifies a version of a file: it changes when the content does.
 type fileState struct {
 	dev, ino     uint64
@@ -47,24 +42,6 @@ func stateOf(i os.FileInfo) (st fileState, ok bool) {
 	return st, ok
 }
 
-// library reads, checks and hashes the library of a lease: the file at path, or bytes.
-func (c *shared) library(path string, code []byte, now time.Time) (*library, error) {
-	const op = "read the library"
-	if code != nil {
-		l, err := newLibrary(path, code)
-		return c.one(l), err
-	}
-	if path == "" {
-		return nil, fail(op, dataplane.StatusInvalid, "no library is given: want a path or bytes")
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fail(op, dataplane.StatusBadLibrary, "%v", err)
-	}
-	defer f.Close()
-	return c.libraryOf(f, path, now)
-}
-
 // Library reads, checks and hashes the library in a regular file or memory file, from its beginning wherever the file's
 // offset is. name is for error messages. A file that has not changed since it was read last is not read again. It does
 // not close f. Errors: StatusBadLibrary.
@@ -72,7 +49,7 @@ func (c *Control) Library(f *os.File, name string) (*Library, error) {
 	return c.libraryOf(f, name, time.Now())
 }
 
-func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*library, error) {
+func (c *shared) libraryOf(f *os.File, name string, now time.Time) (*Library, error) {
 	const op = "read the library"
 	st, err := f.Stat()
 	switch {
@@ -131,22 +108,22 @@ func isSealed(f *os.File) bool {
 	return sealed
 }
 
-func newLibrary(path string, code []byte) (*library, error) {
+func newLibrary(path string, code []byte) (*Library, error) {
 	if err := checkELF(path, code); err != nil {
 		return nil, err
 	}
-	return &library{code: code, sha: sha256.Sum256(code)}, nil
+	return &Library{code: code, sha: sha256.Sum256(code)}, nil
 }
 
 // remembered returns the library of a file in that state, nil if it is not known.
-func (c *shared) remembered(state fileState) *library {
+func (c *shared) remembered(state fileState) *Library {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.libraries[state]
 }
 
 // one returns the copy of a library that other leases use already, or l, so that the code is in memory once.
-func (c *shared) one(l *library) *library {
+func (c *shared) one(l *Library) *Library {
 	if l == nil {
 		return nil
 	}
@@ -164,7 +141,7 @@ func (c *shared) one(l *library) *library {
 	return l
 }
 
-func (c *shared) remember(state fileState, l *library) {
+func (c *shared) remember(state fileState, l *Library) {
 	if len(l.code) > librariesMost {
 		return
 	}

@@ -42,7 +42,7 @@ func TestLocalAddressOfAnotherNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer port.Close(context.Background())
-	c, err := Open(t.Context(), Options{Manager: port.Address, SecretFile: secret, Timeout: 20 * time.Second})
+	c, err := openSession(t, Options{Manager: port.Address, SecretFile: secret, Timeout: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

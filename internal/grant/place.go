@@ -26,12 +26,10 @@ const refreshSoon = 20 * time.Millisecond
 // has other memory. Safe for concurrent use.
 type places struct {
 	mu     sync.Mutex
-	open   func(provider string) (*dataplane.Device, error)
-	own    []*dataplane.Device // devices that close has to close
-	end    *link.Client        // nil: not attached
+	own    []*dataplane.Device
+	end    *link.Client // nil: not attached
 	reader *board.Reader
 	fresh  time.Time // when the reader was last refreshed
-	picks  uint64
 	closed bool
 
 	attached atomic.Bool // reader is set
@@ -53,9 +51,6 @@ func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) 
 
 // device opens a device once.
 func (p *places) device(provider string) (*dataplane.Device, error) {
-	if p.open != nil {
-		return p.open(provider) // the session's, which it closes
-	}
 	for _, d := range p.own {
 		if d.Provider() == provider {
 			return d, nil
@@ -125,13 +120,6 @@ func (p *places) close() {
 		d.Close()
 	}
 	p.own = nil
-}
-
-// Picks returns how many executors were found on the board by one-sided reads.
-func (c *shared) Picks() uint64 {
-	c.places.mu.Lock()
-	defer c.places.mu.Unlock()
-	return c.places.picks
 }
 
 // pick finds an executor on the board that is not in refused, and adds it to refused. After an error the caller asks the manager.
@@ -209,7 +197,6 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 		if err != nil {
 			continue
 		}
-		p.picks++
 		return Candidate{Address: id.Control, Node: id.Node, Provider: provider, info: info}, nil
 	}
 	return Candidate{}, board.ErrNone

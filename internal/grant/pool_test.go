@@ -57,3 +57,10 @@ func TestPool(t *testing.T) {
 		}
 	}
 }
+
+// openSession opens a session that shares its connections with no other.
+func openSession(t testing.TB, o Options) (*Control, error) {
+	p := NewPool(0)
+	t.Cleanup(p.Close)
+	return p.Open(t.Context(), o)
+}

@@ -26,8 +26,8 @@ type shared struct {
 	mu        sync.Mutex
 	conns     map[string]*grpc.ClientConn
 	infos     map[string]*control.InfoReply // replies of executors, by address
-	libraries map[fileState]*library
-	inUse     map[[sha256.Size]byte]weak.Pointer[library] // libraries of leases, also if they are too large to be remembered
+	libraries map[fileState]*Library
+	inUse     map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, also if they are too large to be remembered
 	streams   map[string][]*leasing                       // idle ones, by address
 	token     *control.Token                              // nil: none is used yet
 	refusal   string                                      // why the last renewal of a lease was refused for its credential; "": it was not
@@ -41,7 +41,7 @@ type shared struct {
 	places   places
 	arrivals arrivals
 
-	// Set and protected by the pool, if there is one.
+	// Set and protected by the pool.
 	users int
 	timer *time.Timer // closes an unused part; nil while it is used
 }
@@ -52,8 +52,8 @@ func newShared(o *Options) (*shared, error) {
 		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
 	}
 	s := &shared{opts: *o, nodeID: id, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
-		streams: make(map[string][]*leasing), libraries: make(map[fileState]*library), inUse: make(map[[sha256.Size]byte]weak.Pointer[library]), places: places{open: o.Device}}
-	s.opts.Dropped, s.opts.Device = nil, nil // of one session
+		streams: make(map[string][]*leasing), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
+	s.opts.Dropped = nil // of one session
 	rand.Read(s.client[:])
 	return s, nil
 }
@@ -132,9 +132,40 @@ func NewPool(idle time.Duration) *Pool {
 	return &Pool{idle: idle, parts: make(map[part]*shared)}
 }
 
-// Open is Open with connections of the pool.
+// Open checks the options and connects to the manager or executor, so that a wrong address is reported here.
 func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
-	return open(ctx, o, p.connect)
+	const op = "connect"
+	if o.Manager == "" && o.Executor == "" {
+		return nil, fail(op, dataplane.StatusInvalid, "no address: give a manager or an executor, or set %s or %s", EnvManager, EnvExecutor)
+	}
+	if o.Manager != "" && o.Executor != "" {
+		return nil, fail(op, dataplane.StatusInvalid, "both a manager (%s) and an executor (%s) are given, want one", o.Manager, o.Executor)
+	}
+	switch o.Provider {
+	case "":
+		o.Provider = "auto"
+	case "auto", "shm", "verbs":
+	default:
+		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs", o.Provider)
+	}
+	if o.Timeout < 0 {
+		return nil, fail(op, dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)
+	}
+	if o.Timeout == 0 {
+		o.Timeout = DefaultTimeout
+	}
+	s, done, err := p.connect(&o)
+	if err != nil {
+		return nil, err
+	}
+	c := &Control{shared: s, opts: o, done: done}
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	if err := c.reach(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
 }
 
 func partOf(o *Options) part {
