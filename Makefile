@@ -277,7 +277,7 @@ build/bench/pingpong.%: benchmarks/others/mpi/pingpong.c
 # ---------------------------------------------------------------------------------------------- checking
 
 # Packages for the race detector. Packages without shared data between goroutines are left out, because the detector is slow.
-RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/houselaw)(/|$$)')
+RACE_PACKAGES = $(shell $(GO) list ./... 2>/dev/null | grep -v -E '/(cmd|examples|benchmarks|tests/(capi|faults|hostile|remote|slurm)|internal/conventions)(/|$$)')
 # Tests of the client that test the executor or a worker, which are other processes.
 RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemory TestHostileWithoutSandbox TestLeftBehindEndsWithWorker \
 	TestForgedPage TestScribblingFunction TestChargingCostsCallsNothing TestSecondSignalChargesWhatWasUsed

@@ -79,7 +79,7 @@ func (l *liar) Info(context.Context, *control.InfoRequest) (*control.InfoReply, 
 }
 
 func (l *liar) Lease(context.Context, *control.LeaseRequest) (*control.LeaseReply, error) {
-	return &control.LeaseReply{LeaseId: 5, DurationMs: 60_000, HolderMs: 60_000, Workers: l.workers, Functions: []string{"f"}}, nil
+	return &control.LeaseReply{LeaseId: 5, DurationMs: 60_000, ClientMs: 60_000, Workers: l.workers, Functions: []string{"f"}}, nil
 }
 
 func (l *liar) Events(_ *control.EventsRequest, to control.Executor_EventsServer) error {

@@ -23,9 +23,9 @@ func TestLeaseCycles(t *testing.T) {
 		cycles int64
 		args   []string
 	}{
-		"new workers":   {400, []string{"--share-cores", "4", "--warm-pool", "0", "--keep-time", "0s"}},
-		"kept workers":  {10_000, []string{"--share-cores", "4", "--warm-pool", "0"}},
-		"too few cores": {1000, []string{"--share-cores", "2", "--warm-pool", "2"}}, // for all: kept workers are evicted all the time
+		"new workers":    {400, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
+		"cached workers": {10_000, []string{"--share-cores", "4", "--pool", "0"}},
+		"too few cores":  {1000, []string{"--share-cores", "2", "--pool", "2"}}, // for all: cached workers are evicted all the time
 	} {
 		if provider() == "verbs" {
 			c.cycles /= 20 // a lease takes up to fifty times as long in the virtual machine
@@ -113,7 +113,7 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 func working(t *testing.T, pid int) (n int) {
 	for _, c := range children(t, pid) {
 		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c))
-		if err == nil && strings.HasPrefix(string(name), "rfaas-w") && string(name) != "rfaas-warm\n" {
+		if err == nil && strings.HasPrefix(string(name), "rfaas-w") && string(name) != "rfaas-pooled\n" {
 			n++
 		}
 	}

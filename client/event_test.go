@@ -53,7 +53,7 @@ func (r *recorder) want(t *testing.T, n int, kind client.EventKind) client.Event
 }
 
 // A lease without a duration lasts as long as it is held, and one with Renew too; one with a duration ends by itself, for
-// its holder before its executor.
+// its client before its executor.
 func TestRenewal(t *testing.T) {
 	// Half of each is longer than this test or the executor can be held up.
 	const byDefault, first, renewed, margin = 1500 * time.Millisecond, 1400 * time.Millisecond, 2 * time.Second, 100 * time.Millisecond
@@ -64,7 +64,7 @@ func TestRenewal(t *testing.T) {
 	s := w.lease(t, client.LeaseOptions{Duration: first, OnEvent: short.on})
 	echo := function(t, s, "echo")
 	if until := s.Until(); until.Before(asked.Add(first/2)) || !until.Before(time.Now().Add(first)) {
-		t.Errorf("a lease of %v ends for its holder %v after it was asked for", first, until.Sub(asked))
+		t.Errorf("a lease of %v ends for its client %v after it was asked for", first, until.Sub(asked))
 	}
 	if err := s.Renew(t.Context(), -time.Second); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("renewed for -1 s: %v", err)
@@ -86,7 +86,7 @@ func TestRenewal(t *testing.T) {
 		t.Errorf("ended: %q", e.Reason)
 	}
 	if d := time.Since(until); d < 0 || d > time.Second {
-		t.Errorf("the end came %v after the holder's", d)
+		t.Errorf("the end came %v after the client's", d)
 	}
 	if err := s.Err(); !errors.Is(err, client.ErrLease) {
 		t.Errorf("Err: %v", err)

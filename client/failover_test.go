@@ -290,7 +290,7 @@ func TestReplacementWithinTheContext(t *testing.T) {
 	if provider() == "verbs" {
 		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")
 	}
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
 	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
 	victim := l.Worker(0).PID()

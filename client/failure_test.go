@@ -94,7 +94,7 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 
 // A killed executor takes zygote and workers with it, and calls end with a named error within a second.
 func TestExecutorKilledLeavesNothing(t *testing.T) {
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	pids := children(t, w.pid())
 	acting := withoutGuards(pids)
@@ -132,7 +132,7 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 // SIGTERM lets running calls finish, ends those that do not with a lease error after the grace, and the executor
 // exits with 0.
 func TestExecutorStopsWithCallsInFlight(t *testing.T) {
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{Workers: 2})
 	pids := children(t, w.pid())
 	sleep := function(t, l, "sleep_ns")
@@ -178,7 +178,7 @@ func TestExecutorStopsWithCallsInFlight(t *testing.T) {
 
 // Workers live on when the zygote dies, and dead workers are replaced by another zygote.
 func TestZygoteKilled(t *testing.T) {
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
 	echo, count := function(t, l, "echo"), function(t, l, "count")
 	out := make([]byte, 8)
@@ -208,7 +208,7 @@ func TestUnreachableWorkerIsReplaced(t *testing.T) {
 	if provider() == "verbs" {
 		soon = 5 * time.Second // about 1 s; the machine is emulated
 	}
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	// Not descriptor 3, by which the executor would end the worker itself.
 	library := compile(t, "closes.so", `#include <stdint.h>
 #include <unistd.h>
@@ -257,7 +257,7 @@ func TestClientProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A death that was told proves that the event stream is in place; before that a lease waits longer for its holder.
+	// A death that was told proves that the event stream is in place; before that a lease waits longer for its client.
 	victim := l.Worker(1).PID()
 	kill(t, victim, syscall.SIGKILL)
 	echo, err := l.Function("echo")
@@ -281,7 +281,7 @@ func TestClientProcess(t *testing.T) {
 
 // A killed client's lease ends, its workers are reaped, also one in the middle of a call, and the cores are free.
 func TestClientKilled(t *testing.T) {
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestClientProcess$")
 	cmd.Env = append(os.Environ(), "TEST_CLIENT_OF="+w.Address, "TEST_CLIENT_SECRET="+w.secret)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -328,7 +328,7 @@ func TestClientKilled(t *testing.T) {
 
 // What was closed stays closed and says so.
 func TestUseAfterClose(t *testing.T) {
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
 	echo := function(t, l, "echo")
 	buffer, err := l.Worker(0).Alloc(t.Context(), 64)

@@ -225,7 +225,7 @@ func (l *Lease) Node() string { return l.info().Node }
 // Provider is "shm", "verbs" or "local" (LeaseOptions.Local).
 func (l *Lease) Provider() string { return l.info().Provider }
 
-// Until is when the lease ends for this holder unless it is renewed: a little before the executor ends it. The zero Time: it has
+// Until is when the lease ends for this client unless it is renewed: a little before the executor ends it. The zero Time: it has
 // ended, or ends with its release only.
 func (l *Lease) Until() time.Time {
 	if left := l.info().Left; left > 0 {
@@ -254,7 +254,7 @@ type LeaseStatistics struct {
 	Moved    uint64 // times that the lease went on at another executor
 	Local    uint64 // calls that ran in this process
 	// Workers by how they came to the lease, those of replacements and moves included.
-	Cold, Warm, Cached uint64
+	Cold, Pooled, Cached uint64
 }
 
 // Statistics returns the counters since the lease began; none of a lease that was released.
@@ -263,7 +263,7 @@ func (l *Lease) Statistics() LeaseStatistics {
 		return LeaseStatistics{}
 	}
 	s, _ := l.c.Statistics() // an error: it was released just now
-	return LeaseStatistics{Replaced: s.Replaced, Repeated: s.Repeated, Moved: s.Moved, Local: s.Local, Cold: s.Cold, Warm: s.Warm,
+	return LeaseStatistics{Replaced: s.Replaced, Repeated: s.Repeated, Moved: s.Moved, Local: s.Local, Cold: s.Cold, Pooled: s.Pooled,
 		Cached: s.Cached}
 }
 
@@ -288,7 +288,7 @@ func (l *Lease) Start() Start {
 	return how
 }
 
-// Release ends the lease. Calls in flight end with ErrLease. When there are none, its workers may be kept, connected and
+// Release ends the lease. Calls in flight end with ErrLease. When there are none, its workers may be cached, connected and
 // stopped, for the next lease of this session that is like this one. When the context ends first, the release goes on. A second
 // Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {

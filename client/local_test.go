@@ -19,7 +19,7 @@ func TestLocal(t *testing.T) {
 	if provider() == "verbs" {
 		t.Skip("functions in the caller are the same on every fabric")
 	}
-	w := newWorld(t, "--warm-pool", "0")
+	w := newWorld(t, "--pool", "0")
 	all := w.lease(t, client.LeaseOptions{Workers: 2, Local: true})
 	l := w.lease(t, client.LeaseOptions{Workers: 2, Depth: 2, Local: true})
 	if all.Provider() == "local" || l.Provider() != "local" || l.Workers() != 2 || l.Start() != client.StartUnknown {

@@ -40,7 +40,7 @@ func pooled(t *testing.T, w *world, pool string, o client.LeaseOptions) *client.
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // the pool has just been told to fill
 		late := time.Now().After(end)
 		l := w.lease(t, o)
-		if pool == "0" || l.Start() == client.StartWarm {
+		if pool == "0" || l.Start() == client.StartPooled {
 			return l
 		}
 		if release(t, l); late {
@@ -86,7 +86,7 @@ func TestSandbox(t *testing.T) {
 	// Where a test runs as another user than root it is the namespace of that user: ids are its own.
 	for _, pool := range []string{"0", "1"} {
 		t.Run("pool "+pool, func(t *testing.T) {
-			w := newWorld(t, "--sandbox", "on", "--warm-pool", pool, "--keep-time", "0s", "--sandbox-processes", "40", "--sandbox-files", "100")
+			w := newWorld(t, "--sandbox", "on", "--pool", pool, "--cache-time", "0s", "--sandbox-processes", "40", "--sandbox-files", "100")
 			executor := fmt.Sprint(w.pid())
 			descriptors, device := "8", ""
 			if provider() == "verbs" {
@@ -117,7 +117,7 @@ func TestSandbox(t *testing.T) {
 
 // Nothing that a function starts outlives its worker, however it hides.
 func TestLeftBehindEndsWithWorker(t *testing.T) {
-	w := newWorld(t, "--sandbox", "on", "--keep-time", "0s") // one that is kept is frozen with all that it has started
+	w := newWorld(t, "--sandbox", "on", "--cache-time", "0s") // one that is cached is frozen with all that it has started
 	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
 	const name = "rfaas-leftover"
 	if got := try(t, l, "leaves_behind", name); got != "" {
@@ -196,7 +196,7 @@ func TestSandboxPaths(t *testing.T) {
 func TestHostileWithoutSandbox(t *testing.T) {
 	const variable = "CLOUD_ACCESS_KEY"
 	t.Setenv(variable, "x")
-	w := newWorld(t, "--sandbox", "off", "--warm-pool", "0")
+	w := newWorld(t, "--sandbox", "off", "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{Library: hostile(t)})
 	for name, arg := range map[string]string{"network": "", "descriptors": "3", "environment": variable} { // what does no damage
 		if got := try(t, l, name, arg); got == "" {
@@ -223,7 +223,7 @@ func TestSandboxMemory(t *testing.T) {
 		pool   string
 		memory uint64
 	}{{"0", 64 << 20}, {"1", 0}, {"1", 64 << 20}} {
-		w := newWorld(t, "--sandbox", "on", "--warm-pool", tc.pool, "--keep-time", "0s", "--memory", map[bool]string{true: "128MiB", false: "1GiB"}[tc.memory == 0])
+		w := newWorld(t, "--sandbox", "on", "--pool", tc.pool, "--cache-time", "0s", "--memory", map[bool]string{true: "128MiB", false: "1GiB"}[tc.memory == 0])
 		l := pooled(t, w, tc.pool, client.LeaseOptions{Library: library, Memory: tc.memory, Bulk: -1})
 		if got := try(t, l, "eats_shared_memory", "30"); got != "30 MiB; " {
 			t.Errorf("%+v: less than the limit: %q", tc, got)

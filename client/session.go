@@ -27,9 +27,9 @@ type Options struct {
 	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
 	AllowPlaintext bool          // speak without TLS, also to addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
-	// KeepLeases is how many released leases are kept connected for later ones like them; 0: RFAAS_KEEP_LEASES or 16,
+	// CachedLeases is how many released leases are cached connected for later ones like them; 0: RFAAS_CACHED_LEASES or 16,
 	// negative: none.
-	KeepLeases int
+	CachedLeases int
 }
 
 // VerbsOptions choose an RDMA device and its path. The zero value takes the defaults.
@@ -85,7 +85,7 @@ func Connect(ctx context.Context, o Options) (*Session, error) {
 	options := c.SessionOptions{Manager: o.Manager, Executor: o.Executor, Provider: o.Provider, Tenant: o.Tenant,
 		Device: o.Verbs.Device, SecretFile: o.SecretFile, TokenFile: o.TokenFile, Port: o.Verbs.Port, GIDIndex: gid,
 		PKeyIndex: o.Verbs.PKeyIndex, TrafficClass: o.Verbs.TrafficClass, ServiceLevel: o.Verbs.ServiceLevel, MTU: o.Verbs.MTU,
-		AllowPlaintext: o.AllowPlaintext, Timeout: o.Timeout, KeepLeases: o.KeepLeases}
+		AllowPlaintext: o.AllowPlaintext, Timeout: o.Timeout, CachedLeases: o.CachedLeases}
 	return within(ctx, "connect", func() (*Session, error) {
 		if err := initLibrary(); err != nil {
 			return nil, err
@@ -153,8 +153,8 @@ func during[T any](ctx context.Context, s *Session, op string, f func() (T, erro
 	}, undo)
 }
 
-// Kept returns how many released leases the session keeps connected now.
-func (s *Session) Kept() int { return s.c.Kept() }
+// Cached returns how many released leases the session keeps connected now.
+func (s *Session) Cached() int { return s.c.Cached() }
 
 // Close releases the leases that are left and closes everything. A second Close does nothing. No Lease call may be
 // running.

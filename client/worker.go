@@ -26,11 +26,11 @@ type Start int
 const (
 	StartUnknown Start = iota // the executor does not say, or the worker is this process
 	StartCold                 // a process was cloned for it
-	StartWarm                 // a process was there, cloned in advance
+	StartPooled               // a process was there, cloned in advance
 	StartCached               // it has served an earlier lease of this process, and the connection to it stood
 )
 
-var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartWarm: "warm", StartCached: "cached"}
+var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartPooled: "pooled", StartCached: "cached"}
 
 func (s Start) String() string {
 	if s < 0 || int(s) >= len(startNames) {

@@ -14,11 +14,11 @@ type Core struct {
 
 // cores says how often each core is taken. A share is one lease's hold on one core; with Config.Share 1 a core has one.
 type cores struct {
-	list  []Core
-	share int
-	used  []int // shares of leases, by index into list
-	kept  []int // shares that are kept and may be taken away
-	nodes []int // NUMA nodes, the preferred ones first
+	list   []Core
+	share  int
+	used   []int // shares of leases, by index into list
+	cached []int // shares that are cached and may be taken away
+	nodes  []int // NUMA nodes, the preferred ones first
 }
 
 func newCores(list []Core, near []int, share int) (*cores, error) {
@@ -28,7 +28,7 @@ func newCores(list []Core, near []int, share int) (*cores, error) {
 	if share < 1 {
 		return nil, fmt.Errorf("lease table: %d leases for each core, want at least 1: %w", share, ErrInvalid)
 	}
-	c := &cores{share: share, used: make([]int, len(list)), kept: make([]int, len(list))}
+	c := &cores{share: share, used: make([]int, len(list)), cached: make([]int, len(list))}
 	seen := map[int]bool{}
 	for i, core := range list {
 		if len(core.CPUs) == 0 {
@@ -58,7 +58,7 @@ func newCores(list []Core, near []int, share int) (*cores, error) {
 	return c, nil
 }
 
-// total is how many shares there are, free how many a request can have: those that are kept too.
+// total is how many shares there are, free how many a request can have: those that are cached too.
 func (c *cores) total() int { return len(c.list) * c.share }
 
 func (c *cores) free() int {
@@ -70,7 +70,7 @@ func (c *cores) free() int {
 }
 
 // available is how often core i can be had without taking anything away.
-func (c *cores) available(i int) int { return c.share - c.used[i] - c.kept[i] }
+func (c *cores) available(i int) int { return c.share - c.used[i] - c.cached[i] }
 
 // place chooses `each` different cores for each of some workers, given how often each core can be had; nil if there are
 // not enough. It takes nothing.

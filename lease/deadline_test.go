@@ -99,7 +99,7 @@ func TestChangedTellsOfEarlierDeadlines(t *testing.T) {
 	select {
 	case <-tab.Changed():
 	default:
-		t.Fatal("no notice of the deadline after the holder left")
+		t.Fatal("no notice of the deadline after the client left")
 	}
 }
 
@@ -117,8 +117,8 @@ func TestRenew(t *testing.T) {
 			}
 		}
 		l := granted(t, tab, 1, terms(1)) // a minute
-		if got := l.Expires.Sub(l.Holder); got != time.Second {
-			t.Errorf("the holder stops %v before the executor, want the margin of 1s", got)
+		if got := l.Expires.Sub(l.ClientEnd); got != time.Second {
+			t.Errorf("the client stops %v before the executor, want the margin of 1s", got)
 		}
 		if _, err := tab.Open(l.ID); err != nil {
 			t.Fatal(err)
@@ -142,8 +142,8 @@ func TestRenew(t *testing.T) {
 		if err != nil || l.State != Active || time.Until(l.Expires) != 6*time.Second {
 			t.Fatalf("renewed at the last moment: %v, %v left, %v", l.State, time.Until(l.Expires), err)
 		}
-		if got := l.Expires.Sub(l.Holder); got != 600*time.Millisecond {
-			t.Errorf("the holder of a short lease stops %v before the executor, want a tenth of its 6s", got)
+		if got := l.Expires.Sub(l.ClientEnd); got != 600*time.Millisecond {
+			t.Errorf("the client of a short lease stops %v before the executor, want a tenth of its 6s", got)
 		}
 		step(0, 4*time.Second) // a third of so short a time
 		for _, d := range []time.Duration{0, -time.Second} {
@@ -169,7 +169,7 @@ func TestRenew(t *testing.T) {
 	})
 }
 
-// A holder that comes back during its last seconds is still told.
+// A client that comes back during its last seconds is still told.
 func TestAwayWhileExpiring(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tab := newTable(t, Config{Notice: 10 * time.Second, Return: 2 * time.Second})
@@ -184,7 +184,7 @@ func TestAwayWhileExpiring(t *testing.T) {
 		}
 		tab.Away(l.ID, p, false)
 		if _, next := tab.Due(); time.Until(next) != 2*time.Second {
-			t.Fatalf("next deadline in %v, want 2s: the holder is away", time.Until(next))
+			t.Fatalf("next deadline in %v, want 2s: the client is away", time.Until(next))
 		}
 		if _, err := tab.Open(l.ID); err != nil {
 			t.Fatal(err)

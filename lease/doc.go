@@ -6,22 +6,22 @@
 //	            Request              Grant                 Open                  Notice
 //	(nothing) ──────────▶ requested ────────▶ granted ─────────────▶ active ◀───────────────▶ expiring
 //	                          │                  │                    │  └──┐ Open: the         │  Renew, back to
-//	                          │ Fail             │ not opened in      │  ◀──┘ holder is back    │  active
+//	                          │ Fail             │ not opened in      │  ◀──┘ client is back    │  active
 //	                          ▼                  ▼ time: revoked      ▼                         ▼
 //	                      forgotten           released, expired, revoked, drained (End, from any of the three)
 //	                                             │                    │
 //	                                             │ Keep               │ Reaped: the cores are free
 //	                                             ▼ (released only)    ▼
-//	                                           kept ─────────▶ remembered without resources
+//	                                           cached ─────────▶ remembered without resources
 //	                                             │     Drop, Reaped
-//	                                             └──▶ requested, as the next lease of the same holder (Reuse)
+//	                                             └──▶ requested, as the next lease of the same client (Reuse)
 //
 // An ended lease keeps its cores and memory until the owner has reaped the last worker and says so: that is the
-// fence, nobody else gets a core on which the old holder's code could still run. Afterwards the table
+// fence, nobody else gets a core on which the old client's code could still run. Afterwards the table
 // remembers for a while how the lease ended, so that a second release or a late request gets an answer that
 // says why, and so that it changes nothing.
 //
-// A released lease may be kept with its workers for the same holder's next one. What is kept counts as free: when somebody
+// A released lease may be cached with its workers for the same client's next one. What is cached counts as free: when somebody
 // else needs it, Request takes it away and says in Lease.Evict whose workers must be reaped first.
 //
 // # Cores
@@ -32,9 +32,9 @@
 //
 // # Time
 //
-// A lease ends at Expires by the executor's clock. Its holder is told durations, never times of day, and counts
+// A lease ends at Expires by the executor's clock. Its client is told durations, never times of day, and counts
 // them from before it asked; it stops Config.Margin earlier. So a clock that is wrong does no harm, and a
-// holder never uses a lease that its executor has ended for time.
+// client never uses a lease that its executor has ended for time.
 //
 // # Requests
 //

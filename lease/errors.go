@@ -19,8 +19,8 @@ var (
 	ErrState = errors.New("wrong state")
 	// ErrDraining: the node gives out no more leases and renews none.
 	ErrDraining = errors.New("draining")
-	// ErrNotKept: what was to be used again is not kept any more, or not for these terms. A new lease may do.
-	ErrNotKept = errors.New("not kept")
+	// ErrNotCached: what was to be used again is not cached any more, or not for these terms. A new lease may do.
+	ErrNotCached = errors.New("not cached")
 )
 
 // EndedError says how a lease ended. It is ErrEnded.

@@ -17,10 +17,10 @@ type State uint8
 // The states.
 const (
 	Requested State = iota + 1 // resources are set aside, workers are being started
-	Granted                    // the holder has the grant and has not come yet
-	Active                     // the holder has been here
-	Expiring                   // active, and the holder has been told that the end is near
-	Released                   // ended by its holder
+	Granted                    // the client has the grant and has not come yet
+	Active                     // the client has been here
+	Expiring                   // active, and the client has been told that the end is near
+	Released                   // ended by its client
 	Expired                    // ended by time
 	Revoked                    // ended by the node
 	Drained                    // ended with the node's service, after the calls that ran
@@ -87,12 +87,12 @@ type Lease struct {
 	CPUs      [][]int   // of each worker, ascending
 	Granted   time.Time // zero until granted
 	Expires   time.Time // zero until granted
-	Holder    time.Time // when the holder stops using it: Config.Margin before Expires
+	ClientEnd time.Time // when the client stops using it: Config.Margin before Expires
 	Reason    string    // why it ended
 
 	// Reuses is the released lease whose workers this one goes on with; 0: none.
 	Reuses ID
-	// Evict are released leases whose kept workers must be reaped, and Reaped called for, before this lease's are started.
+	// Evict are released leases whose cached workers must be reaped, and Reaped called for, before this lease's are started.
 	Evict []ID
 
 	rec *record // what Wait waits on; it outlives the table's memory of the lease
@@ -103,11 +103,11 @@ type record struct {
 	Lease
 	settled  chan struct{} // closed when granted or failed
 	failure  error         // why it failed, set before settled is closed
-	presence uint64        // number of the holder's latest stream
+	presence uint64        // number of the client's latest stream
 	present  bool
-	comeBy   time.Time // when the absent holder must have come; zero while it is present
-	notice   time.Time // when the holder is told that the end is near
-	kept     time.Time // until when its workers are kept; zero: they are not
+	comeBy   time.Time // when the absent client must have come; zero while it is present
+	notice   time.Time // when the client is told that the end is near
+	cached   time.Time // until when its workers are cached; zero: they are not
 	dropped  bool      // they were; now they are to be reaped
 	reaped   bool
 
@@ -133,8 +133,8 @@ func (r *record) due(now time.Time) (at time.Time, d Due) {
 	d.ID = r.ID
 	switch r.State {
 	case Released:
-		d.State, d.Reason = Released, "kept long enough"
-		return r.kept, d
+		d.State, d.Reason = Released, "cached long enough"
+		return r.cached, d
 	case Granted, Active, Expiring:
 	default:
 		return time.Time{}, d
@@ -144,9 +144,9 @@ func (r *record) due(now time.Time) (at time.Time, d Due) {
 		at, d.State, d.Reason = r.notice, Expiring, ""
 	}
 	if !r.comeBy.IsZero() && r.comeBy.Before(at) {
-		at, d.State, d.Reason = r.comeBy, Revoked, "the holder went away"
+		at, d.State, d.Reason = r.comeBy, Revoked, "the client went away"
 		if r.State == Granted {
-			d.Reason = "the holder did not open its event stream in time"
+			d.Reason = "the client did not open its event stream in time"
 		}
 	}
 	return at, d

@@ -8,11 +8,11 @@ import (
 // setEnd makes a lease last d from now on.
 func (t *Table) setEnd(r *record, now time.Time, d time.Duration) {
 	r.Expires = now.Add(d)
-	r.Holder = r.Expires.Add(-min(t.cfg.Margin, d/10))
+	r.ClientEnd = r.Expires.Add(-min(t.cfg.Margin, d/10))
 	r.notice = r.Expires.Add(-min(t.cfg.Notice, d/3))
 }
 
-// Open notes that the holder is here (its event stream is open) and returns the number of this presence for Away.
+// Open notes that the client is here (its event stream is open) and returns the number of this presence for Away.
 // A newer presence takes the place of an older one.
 func (t *Table) Open(id ID) (presence uint64, err error) {
 	t.mu.Lock()
@@ -30,7 +30,7 @@ func (t *Table) Open(id ID) (presence uint64, err error) {
 	return r.presence, nil
 }
 
-// Away notes that a presence is over. The holder has Config.Return to come back, or Config.Connected if workers are still
+// Away notes that a presence is over. The client has Config.Return to come back, or Config.Connected if workers are still
 // connected to its process; the owner then says when they no longer are (Disconnected). Away does nothing and returns false when a
 // newer presence has begun or the lease has ended.
 func (t *Table) Away(id ID, presence uint64, connected bool) bool {
@@ -50,7 +50,7 @@ func (t *Table) Away(id ID, presence uint64, connected bool) bool {
 	return true
 }
 
-// Disconnected notes that no worker of a lease is connected to its holder's process any more. A holder that went away now has
+// Disconnected notes that no worker of a lease is connected to its client's process any more. A client that went away now has
 // Config.Return to come back.
 func (t *Table) Disconnected(id ID) {
 	t.mu.Lock()
@@ -62,7 +62,7 @@ func (t *Table) Disconnected(id ID) {
 	t.hurry(r)
 }
 
-// hurry gives an absent holder at most Config.Return. The caller holds mu.
+// hurry gives an absent client at most Config.Return. The caller holds mu.
 func (t *Table) hurry(r *record) {
 	if by := t.cfg.Now().Add(t.cfg.Return); by.Before(r.comeBy) {
 		r.comeBy = by
@@ -70,7 +70,7 @@ func (t *Table) hurry(r *record) {
 	}
 }
 
-// Gone notes that the connection has ended on which a lease was granted. A holder that has not been here yet now has
+// Gone notes that the connection has ended on which a lease was granted. A client that has not been here yet now has
 // Config.Return to come, as one that went away.
 func (t *Table) Gone(id ID) {
 	t.mu.Lock()
@@ -113,7 +113,7 @@ func (t *Table) Renew(id ID, d time.Duration) (Lease, error) {
 		return Lease{}, fmt.Errorf("renew lease %d for %v: want more than 0: %w", id, d, ErrInvalid)
 	case t.draining:
 		return Lease{}, fmt.Errorf("renew lease %d: %w", id, ErrDraining)
-	case !now.Before(r.Expires): // nobody has come round to ending it; its holder has stopped
+	case !now.Before(r.Expires): // nobody has come round to ending it; its client has stopped
 		return Lease{}, fmt.Errorf("renew lease %d: %w", id, &EndedError{ID: id, State: Expired, Reason: "its time is over"})
 	}
 	if r.Expires.Before(now.Add(d)) {
@@ -144,7 +144,7 @@ func (t *Table) End(id ID, how State, reason string) (Lease, error) {
 }
 
 // Reaped gives back the resources of an ended lease whose last worker is gone. A second call is ErrState and
-// changes nothing, and so is one for a lease that is kept: Drop it first.
+// changes nothing, and so is one for a lease that is cached: Drop it first.
 func (t *Table) Reaped(id ID) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,8 +152,8 @@ func (t *Table) Reaped(id ID) error {
 	if r == nil {
 		return unknown(id)
 	}
-	if !r.State.Ended() || r.reaped || !r.kept.IsZero() {
-		return fmt.Errorf("lease %d is %v, resources given back: %t, kept: %t: %w", id, r.State, r.reaped, !r.kept.IsZero(), ErrState)
+	if !r.State.Ended() || r.reaped || !r.cached.IsZero() {
+		return fmt.Errorf("lease %d is %v, resources given back: %t, cached: %t: %w", id, r.State, r.reaped, !r.cached.IsZero(), ErrState)
 	}
 	t.giveBack(r)
 	t.bury(r)
@@ -172,7 +172,7 @@ func (t *Table) bury(r *record) {
 	}
 }
 
-// Drain makes every further new request and renewal ErrDraining. Leases that exist stay, and so does what is kept: the
+// Drain makes every further new request and renewal ErrDraining. Leases that exist stay, and so does what is cached: the
 // owner drops it.
 func (t *Table) Drain() {
 	t.mu.Lock()
@@ -180,7 +180,7 @@ func (t *Table) Drain() {
 	t.draining = true
 }
 
-// Due is something that is due: State Expiring asks for Notice, Released for Drop (of what is kept), the others for End
+// Due is something that is due: State Expiring asks for Notice, Released for Drop (of what is cached), the others for End
 // in that state.
 type Due struct {
 	ID     ID

@@ -16,16 +16,16 @@ type model struct {
 	share  int
 	memory uint64
 	now    time.Time
-	held   map[ID]Lease         // that have resources, the kept ones not among them
-	kept   []Lease              // oldest first
+	held   map[ID]Lease         // that have resources, the cached ones not among them
+	cached []Lease              // oldest first
 	lost   map[ID]map[int]int   // cores that an evicted lease has yielded, by its lowest CPU
 	lostM  map[ID]uint64        // memory likewise
 	ends   map[ID]time.Time     // of granted leases that have not ended
 	keeps  map[ID]time.Time     // when keeping ends
 	states map[ID]State         // of everything ever granted or requested
-	away   map[ID]time.Time     // when an absent holder must have come
+	away   map[ID]time.Time     // when an absent client must have come
 	told   map[ID]time.Duration // duration that set the present end
-	drops  map[ID]bool          // were kept and are to be reaped
+	drops  map[ID]bool          // were cached and are to be reaped
 }
 
 const (
@@ -57,7 +57,7 @@ func (m *model) taken() (map[int]int, uint64) {
 	return cpus, memory
 }
 
-// possible says whether terms can be had, taking away all that is kept.
+// possible says whether terms can be had, taking away all that is cached.
 func (m *model) possible(tm Terms) bool {
 	cpus, memory := m.taken()
 	sum := 0
@@ -77,11 +77,11 @@ func (m *model) check(t *testing.T, tab *Table) {
 	}
 	got := tab.Capacity()
 	want := Capacity{Cores: len(m.cores) * m.share, FreeCores: len(m.cores)*m.share - used, Memory: m.memory,
-		FreeMemory: m.memory - memory, Leases: len(m.held), Kept: len(m.kept)}
+		FreeMemory: m.memory - memory, Leases: len(m.held), Cached: len(m.cached)}
 	if got != want {
 		t.Fatalf("table %+v, model %+v", got, want)
 	}
-	all := slices.Clone(m.kept)
+	all := slices.Clone(m.cached)
 	for id, l := range m.held {
 		if len(m.lost[id]) == 0 {
 			all = append(all, l)
@@ -126,11 +126,11 @@ func (m *model) request(t *testing.T, tab *Table, rid RequestID, tm Terms, reuse
 	}
 	m.states[l.ID] = Requested
 	if reuse != 0 {
-		i := slices.IndexFunc(m.kept, func(k Lease) bool { return k.ID == reuse })
-		if i < 0 || fmt.Sprint(m.kept[i].CPUs) != fmt.Sprint(l.CPUs) || l.Reuses != reuse {
+		i := slices.IndexFunc(m.cached, func(k Lease) bool { return k.ID == reuse })
+		if i < 0 || fmt.Sprint(m.cached[i].CPUs) != fmt.Sprint(l.CPUs) || l.Reuses != reuse {
 			t.Fatalf("lease %d with cores %v reuses %d, which has cores of its own", l.ID, l.CPUs, reuse)
 		}
-		m.kept = slices.Delete(m.kept, i, i+1)
+		m.cached = slices.Delete(m.cached, i, i+1)
 		m.held[l.ID] = l
 		return l.ID, nil
 	}
@@ -141,20 +141,20 @@ func (m *model) request(t *testing.T, tab *Table, rid RequestID, tm Terms, reuse
 		t.Fatalf("%d workers, %d wanted", len(l.CPUs), tm.Workers)
 	}
 	// Those who are evicted are the oldest, and what they have yielded is the new lease's.
-	others, memory := m.taken() // and kept
-	for _, k := range m.kept {
+	others, memory := m.taken() // and cached
+	for _, k := range m.cached {
 		for c, n := range coresOf(k) {
 			others[c] += n
 		}
 		memory += k.Terms.memory()
 	}
 	for i, id := range l.Evict {
-		if m.kept[i].ID != id {
-			t.Fatalf("lease %d evicts %v, the oldest kept is %d", l.ID, l.Evict, m.kept[i].ID)
+		if m.cached[i].ID != id {
+			t.Fatalf("lease %d evicts %v, the oldest cached is %d", l.ID, l.Evict, m.cached[i].ID)
 		}
-		m.held[id], m.lost[id], m.drops[id] = m.kept[i], map[int]int{}, true
+		m.held[id], m.lost[id], m.drops[id] = m.cached[i], map[int]int{}, true
 	}
-	m.kept = m.kept[len(l.Evict):]
+	m.cached = m.cached[len(l.Evict):]
 	for c, n := range coresOf(l) {
 		over := others[c] + n - m.share
 		for _, id := range l.Evict {
@@ -184,7 +184,7 @@ func (m *model) gone(id ID) {
 
 // due is what the model expects Due to say of a lease; 0: nothing.
 func (m *model) due(id ID) State {
-	if end, ok := m.keeps[id]; ok && slices.ContainsFunc(m.kept, func(l Lease) bool { return l.ID == id }) && !end.After(m.now) {
+	if end, ok := m.keeps[id]; ok && slices.ContainsFunc(m.cached, func(l Lease) bool { return l.ID == id }) && !end.After(m.now) {
 		return Released
 	}
 	end, ok := m.ends[id]
@@ -252,8 +252,8 @@ func TestModel(t *testing.T) {
 				tm := Terms{Workers: rnd.IntN(4), CoresPerWorker: rnd.IntN(4), MemoryPerWorker: rnd.Uint64N(1500),
 					Duration: time.Duration(rnd.IntN(100)) * time.Second, Kind: [32]byte{byte(rnd.IntN(3))}}
 				var reuse ID
-				if len(m.kept) > 0 && rnd.IntN(2) == 0 {
-					k := m.kept[rnd.IntN(len(m.kept))]
+				if len(m.cached) > 0 && rnd.IntN(2) == 0 {
+					k := m.cached[rnd.IntN(len(m.cached))]
 					if reuse = k.ID; rnd.IntN(4) > 0 {
 						tm = k.Terms
 					}
@@ -314,7 +314,7 @@ func TestModel(t *testing.T) {
 					}
 					want := living && !absent && p == presence[id]
 					if got := tab.Away(id, p, kind == 1); got != want {
-						t.Fatalf("away from a lease that is %v, its holder absent %t: %t", state, absent, got)
+						t.Fatalf("away from a lease that is %v, its client absent %t: %t", state, absent, got)
 					}
 					if want {
 						m.away[id] = m.now.Add(patience)
@@ -347,7 +347,7 @@ func TestModel(t *testing.T) {
 				}
 				if err == nil {
 					m.gone(id)
-					m.kept, m.keeps[id] = append(m.kept, l), m.now.Add(modelKeep)
+					m.cached, m.keeps[id] = append(m.cached, l), m.now.Add(modelKeep)
 				}
 			case 10:
 				d := time.Duration(rnd.IntN(60)-5) * time.Second
@@ -365,8 +365,8 @@ func TestModel(t *testing.T) {
 					if !l.Expires.Equal(m.ends[id]) || l.State != m.states[id] {
 						t.Fatalf("renewed: %v until %v, want %v until %v", l.State, l.Expires, m.states[id], m.ends[id])
 					}
-					if gap := l.Expires.Sub(l.Holder); gap <= 0 || gap > modelMargin {
-						t.Fatalf("the holder's end is %v before the executor's", gap)
+					if gap := l.Expires.Sub(l.ClientEnd); gap <= 0 || gap > modelMargin {
+						t.Fatalf("the client's end is %v before the executor's", gap)
 					}
 				}
 			case 11:
@@ -414,9 +414,9 @@ func (m *model) dues(t *testing.T, tab *Table) {
 			}
 		case Released:
 			if err = tab.Drop(d.ID); err == nil {
-				i := slices.IndexFunc(m.kept, func(l Lease) bool { return l.ID == d.ID })
-				m.held[d.ID], m.drops[d.ID] = m.kept[i], true
-				m.kept = slices.Delete(m.kept, i, i+1)
+				i := slices.IndexFunc(m.cached, func(l Lease) bool { return l.ID == d.ID })
+				m.held[d.ID], m.drops[d.ID] = m.cached[i], true
+				m.cached = slices.Delete(m.cached, i, i+1)
 			}
 		default:
 			if _, err = tab.End(d.ID, d.State, d.Reason); err == nil {
@@ -432,7 +432,7 @@ func (m *model) dues(t *testing.T, tab *Table) {
 // finish ends everything; all capacity must be back.
 func (m *model) finish(t *testing.T, tab *Table) {
 	t.Helper()
-	for _, id := range tab.Kept() {
+	for _, id := range tab.Cached() {
 		if err := tab.Drop(id); err != nil {
 			t.Fatal(err)
 		}
@@ -455,12 +455,12 @@ func (m *model) finish(t *testing.T, tab *Table) {
 		}
 	}
 	c := tab.Capacity()
-	if c.FreeCores != c.Cores || c.FreeMemory != c.Memory || c.Leases != 0 || c.Kept != 0 {
+	if c.FreeCores != c.Cores || c.FreeMemory != c.Memory || c.Leases != 0 || c.Cached != 0 {
 		t.Fatalf("at the end: %+v", c)
 	}
 	for i := range tab.cores.list {
-		if tab.cores.used[i] != 0 || tab.cores.kept[i] != 0 {
-			t.Fatalf("core %v at the end: %d used, %d kept", tab.cores.list[i], tab.cores.used[i], tab.cores.kept[i])
+		if tab.cores.used[i] != 0 || tab.cores.cached[i] != 0 {
+			t.Fatalf("core %v at the end: %d used, %d cached", tab.cores.list[i], tab.cores.used[i], tab.cores.cached[i])
 		}
 	}
 }

@@ -16,13 +16,13 @@ type Config struct {
 	Near   []int  // NUMA nodes whose cores go first
 	Share  int    // leases that may have the same core; 0: 1
 
-	// FirstUse is how long a granted lease waits for its holder. Return is how long an active one waits after its holder went
-	// away, and Connected the same while workers are connected to the holder's process; at least Return. 0: 10 s, 2 s, 1 minute.
+	// FirstUse is how long a granted lease waits for its client. Return is how long an active one waits after its client went
+	// away, and Connected the same while workers are connected to the client's process; at least Return. 0: 10 s, 2 s, 1 minute.
 	FirstUse, Return, Connected time.Duration
-	// Margin is how long before the end the holder stops, at most a tenth of the duration; Notice how long before the end
+	// Margin is how long before the end the client stops, at most a tenth of the duration; Notice how long before the end
 	// it is told, at most a third. 0: 500 ms and 30 s.
 	Margin, Notice time.Duration
-	// Keep is how long what was released is kept. 0: 1 minute.
+	// Keep is how long what was released is cached. 0: 1 minute.
 	Keep time.Duration
 
 	// Now is the clock. nil: time.Now.
@@ -36,10 +36,10 @@ type Config struct {
 
 // Capacity is what a table has. Cores are physical ones, times Config.Share.
 type Capacity struct {
-	Cores, FreeCores   int // what is kept is free
+	Cores, FreeCores   int // what is cached is free
 	Memory, FreeMemory uint64
-	Leases             int // that hold resources, the kept ones not counted
-	Kept               int
+	Leases             int // that hold resources, the cached ones not counted
+	Cached             int
 }
 
 // Table keeps the leases. All methods may be called from any goroutine; only Wait blocks.
@@ -47,16 +47,16 @@ type Table struct {
 	cfg     Config
 	changed chan struct{} // capacity 1: a deadline may have become earlier
 
-	mu         sync.Mutex
-	cores      *cores
-	memory     uint64 // free, nobody keeps it
-	keptMemory uint64
-	draining   bool
-	leases     map[ID]*record
-	requests   map[RequestID]*record
-	past       []ID // reaped leases still remembered, oldest first
-	kept       []ID // oldest first
-	holding    int  // leases with resources that are not kept
+	mu           sync.Mutex
+	cores        *cores
+	memory       uint64 // free, nobody keeps it
+	cachedMemory uint64
+	draining     bool
+	leases       map[ID]*record
+	requests     map[RequestID]*record
+	past         []ID // reaped leases still remembered, oldest first
+	cached       []ID // oldest first
+	holding      int  // leases with resources that are not cached
 }
 
 // New makes an empty table.
@@ -86,9 +86,9 @@ func New(cfg Config) (*Table, error) {
 // caller reaps the workers of Lease.Evict, starts the new ones and then calls Grant or Fail. With first false the id was
 // seen before: the caller calls Wait.
 //
-// reuse names a kept lease whose workers shall go on, 0 none: there is nothing to start then, unless one of them has died.
+// reuse names a cached lease whose workers shall go on, 0 none: there is nothing to start then, unless one of them has died.
 //
-// Errors: ErrInvalid (never possible here, or the id came with other terms), ErrBusy, ErrDraining, ErrNotKept, ErrEnded
+// Errors: ErrInvalid (never possible here, or the id came with other terms), ErrBusy, ErrDraining, ErrNotCached, ErrEnded
 // (the id's lease is over).
 func (t *Table) Request(rid RequestID, terms Terms, reuse ID) (l Lease, first bool, err error) {
 	t.mu.Lock()
@@ -147,7 +147,7 @@ func (t *Table) possible(terms Terms) error {
 	return nil
 }
 
-// take finds cores and memory for the terms. When there are not enough free ones, what is kept has to go, the oldest
+// take finds cores and memory for the terms. When there are not enough free ones, what is cached has to go, the oldest
 // first.
 func (t *Table) take(r *record, terms *Terms) error {
 	have := make([]int, len(t.cores.list))
@@ -162,16 +162,16 @@ func (t *Table) take(r *record, terms *Terms) error {
 				break
 			}
 		}
-		if victims == len(t.kept) {
+		if victims == len(t.cached) {
 			return t.busy(terms)
 		}
-		v := t.leases[t.kept[victims]]
+		v := t.leases[t.cached[victims]]
 		count(have, v.shares, 1)
 		memory += v.memory
 		victims++
 	}
 	r.memory = terms.memory()
-	evicted := slices.Clone(t.kept[:victims])
+	evicted := slices.Clone(t.cached[:victims])
 	for _, id := range evicted {
 		t.drop(t.leases[id])
 	}
@@ -219,7 +219,7 @@ func (r *record) yield(i int) bool {
 }
 
 func (t *Table) busy(terms *Terms) error {
-	free, memory := t.cores.free(), t.memory+t.keptMemory
+	free, memory := t.cores.free(), t.memory+t.cachedMemory
 	if need := terms.Workers * terms.CoresPerWorker; need > free {
 		return fmt.Errorf("%d cores wanted, %d of %d are free: %w", need, free, t.cores.total(), ErrBusy)
 	}
@@ -324,13 +324,13 @@ func (t *Table) Get(id ID) (Lease, error) {
 	return r.copy(), nil
 }
 
-// List returns the leases that hold resources, the oldest grant first, those that are kept not among them.
+// List returns the leases that hold resources, the oldest grant first, those that are cached not among them.
 func (t *Table) List() []Lease {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var list []Lease
 	for _, r := range t.leases {
-		if !r.reaped && r.kept.IsZero() {
+		if !r.reaped && r.cached.IsZero() {
 			list = append(list, r.copy())
 		}
 	}
@@ -343,7 +343,7 @@ func (t *Table) Capacity() Capacity {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return Capacity{Cores: t.cores.total(), FreeCores: t.cores.free(), Memory: t.cfg.Memory,
-		FreeMemory: t.memory + t.keptMemory, Leases: t.holding, Kept: len(t.kept)}
+		FreeMemory: t.memory + t.cachedMemory, Leases: t.holding, Cached: len(t.cached)}
 }
 
 // Changed receives when a deadline may have become earlier than the last Due said. One owner reads it.

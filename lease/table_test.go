@@ -228,6 +228,6 @@ func TestDrain(t *testing.T) {
 		t.Errorf("end: %v, %v", e.State, err)
 	}
 	if err := tab.Keep(l.ID); err == nil {
-		t.Error("a drained lease was kept")
+		t.Error("a drained lease was cached")
 	}
 }

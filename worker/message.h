@@ -22,8 +22,8 @@
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  one line in the output for each offset
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
- *   executor ── worker socket ──▶ worker      PARK                      the lease is over: run nothing, do not spin
- *   executor ◀─ worker socket ─── worker      PARKED
+ *   executor ── worker socket ──▶ worker      SUSPEND                      the lease is over: run nothing, do not spin
+ *   executor ◀─ worker socket ─── worker      SUSPENDED
  *   executor ── worker socket ──▶ worker      RESUME {client's blob}    a new lease of the same client, or FAILED and the worker ends
  *
  * The worker and the executor share a page with the worker's state, also at its death (page.h).
@@ -62,8 +62,8 @@ enum {
     DP_MSG_FINISH = 10,
     DP_MSG_PREPARE = 11,
     DP_MSG_PREPARED = 12,
-    DP_MSG_PARK = 14,
-    DP_MSG_PARKED = 15,
+    DP_MSG_SUSPEND = 14,
+    DP_MSG_SUSPENDED = 15,
     DP_MSG_RESUME = 16, /* body: the client's channel blob, as in SPAWN but of another generation */
     DP_MSG_INSPECT = 18, /* body: dp_msg_inspect without offsets */
     DP_MSG_SYMBOLS = 19, /* body: dp_msg_inspect with at least one */

@@ -105,7 +105,7 @@ static void ignore_sigterm(int sig, siginfo_t *info, void *context) {
 }
 
 static void take_name(const worker *w) {
-    char name[16] = "rfaas-warm";
+    char name[16] = "rfaas-pooled";
     if (w->m->n_functions)
         snprintf(name, sizeof name, "rfaas-w%u", w->id);
     prctl(PR_SET_NAME, name);
@@ -299,8 +299,8 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
     dp_ahead_end(memory);
 }
 
-/* Tells the executor, which waits for it, that the serving thread has parked. */
-static void tell_parked(void *arg) { dp_msg_send(FD_SOCK, DP_MSG_PARKED, ((const worker *)arg)->id, NULL, 0, -1); }
+/* Tells the executor, which waits for it, that the serving thread has suspended. */
+static void tell_suspended(void *arg) { dp_msg_send(FD_SOCK, DP_MSG_SUSPENDED, ((const worker *)arg)->id, NULL, 0, -1); }
 
 /* The executor does not wait for the worker to resume. If the client's blob is wrong, the worker ends, and the executor reports why. */
 static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
@@ -348,8 +348,8 @@ static void *listen_to_executor(void *arg) {
                        : 0;
         if (said == DP_MSG_FINISH)
             dp_server_finish(server);
-        if (said == DP_MSG_PARK)
-            dp_server_park(server);
+        if (said == DP_MSG_SUSPEND)
+            dp_server_suspend(server);
         if (said == DP_MSG_RESUME)
             resume(w, msg.rest, msg.head.len);
         if (n <= 0 || said == DP_MSG_STOP) {
@@ -369,7 +369,7 @@ static void start_listener(const worker *w) {
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attr, DP_STARTUP_STACK);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    dp_server_on_parked(w->server, tell_parked, (void *)w);
+    dp_server_on_suspended(w->server, tell_suspended, (void *)w);
     int e = pthread_create(&thread, &attr, listen_to_executor, (void *)w);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);

@@ -1,10 +1,10 @@
 // Package cold measures what `rfaas bench cold` prints: how long it takes from asking for a lease to the first result, with
-// a worker that is cloned for it, one that waits for a lease, or one that is kept from the last lease, and what each step of
+// a worker that is cloned for it, one that waits for a lease, or one that is cached from the last lease, and what each step of
 // that takes.
 //
 // The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
 // that takes once, the first contact, is told beside the rest, also with TLS, and so is what starting a process for a call takes
-// on this machine, as every lease of the first rFaaS did. A warm lease is asked for when the executor's pool is full again: what
+// on this machine, as every lease of the first rFaaS did. A pooled lease is asked for when the executor's pool is full again: what
 // it takes to fill it is nobody's start, unless there are too many.
 package cold
 
@@ -38,7 +38,7 @@ type Config struct {
 	Provider string // shm or verbs
 	Library  string // with the function, which is called without a payload
 	Function string
-	Mode     string // cold, warm or cached; empty: cold
+	Mode     string // cold, pooled or cached; empty: cold
 	Leases   int    // to be measured; 0: 200
 	Bulk     int64  // bytes of each channel's bulk area; 0: the client's default, negative: none
 	Peer     string // path of rfaas-bench-peer, the process whose start is measured; empty: none is
@@ -53,7 +53,7 @@ type Result struct {
 	Name         string  `json:"name"` // "start"
 	Provider     string  `json:"provider"`
 	Client       string  `json:"client"` // go
-	Mode         string  `json:"mode"`   // cold, warm or cached
+	Mode         string  `json:"mode"`   // cold, pooled or cached
 	Function     string  `json:"function"`
 	Samples      int     `json:"samples"`
 	Others       int     `json:"others"` // leases that started in another way, not counted: the pool was empty, say
@@ -84,9 +84,9 @@ type samples struct{ total, control, fork, sandbox, connect, code, call, release
 
 // modes are the settings of the executor that lead to each way to start.
 var modes = map[string][]string{
-	"cold":   {"--warm-pool", "0", "--keep-time", "0s"},
-	"warm":   {"--warm-pool", strconv.Itoa(poolSize), "--keep-time", "0s"},
-	"cached": {"--warm-pool", "0"},
+	"cold":   {"--pool", "0", "--cache-time", "0s"},
+	"pooled": {"--pool", strconv.Itoa(poolSize), "--cache-time", "0s"},
+	"cached": {"--pool", "0"},
 }
 
 // Modes are the ways to start that can be measured.

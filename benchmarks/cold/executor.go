@@ -19,7 +19,7 @@ import (
 // executor is a process that lends one core.
 type executor struct{ *daemon.Daemon }
 
-// poolSize is how many workers wait for a warm lease.
+// poolSize is how many workers wait for a pooled lease.
 const poolSize = 4
 
 // startExecutor starts one that listens there, with what the mode needs and more arguments.

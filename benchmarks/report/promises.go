@@ -10,11 +10,11 @@ import (
 
 // Promise is a line that we claim, its bound, and where the measured value comes from.
 type Promise struct {
-	Room  string // what it is about
-	Line  string
-	Bound float64
-	Least bool // the bound is a lower one
-	Unit  string
+	Section string // what it is about
+	Line    string
+	Bound   float64
+	Least   bool // the bound is a lower one
+	Unit    string
 	// of returns the value; false: it was not measured.
 	of     func(*Data) (float64, bool)
 	figure string // in the place of of: a test's figure
@@ -173,57 +173,57 @@ func Promises() []Promise {
 		switch {
 		case b.Depth > 1 && b.Ratio > 0:
 			of := ratio(b.Provider, b.Client, b.Mode.String(), b.Payload, b.Depth)
-			all = append(all, Promise{Room: "Calls", Line: line + ": share of the bare rings' rate", Bound: 1 / b.Ratio, Least: true,
+			all = append(all, Promise{Section: "Calls", Line: line + ": share of the bare rings' rate", Bound: 1 / b.Ratio, Least: true,
 				of: func(d *Data) (float64, bool) { r, ok := of(d); return 1 / r, ok }})
 		case b.Ratio > 0:
-			all = append(all, Promise{Room: "Calls", Line: line + ": ratio to the floor", Bound: b.Ratio,
+			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the floor", Bound: b.Ratio,
 				of: ratio(b.Provider, b.Client, b.Mode.String(), b.Payload, b.Depth)})
 		}
 		if b.PayloadOnly > 0 {
-			all = append(all, Promise{Room: "Calls", Line: line + ": ratio to the bare payload (the first rFaaS)", Bound: b.PayloadOnly, of: payloadOnly(b.Payload)})
+			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the bare payload (the first rFaaS)", Bound: b.PayloadOnly, of: payloadOnly(b.Payload)})
 		}
 		if b.GoOverC > 0 {
-			all = append(all, Promise{Room: "Calls", Line: "Go client over the C client, " + size(b.Payload), Bound: b.GoOverC, Unit: "ns", of: goOverC})
+			all = append(all, Promise{Section: "Calls", Line: "Go client over the C client, " + size(b.Payload), Bound: b.GoOverC, Unit: "ns", of: goOverC})
 		}
 	}
 	ms := func(r *latency.Result) float64 { return float64(r.P99NS) / 1e6 }
 	return append(all, []Promise{
-		{Room: "Calls", Line: "allocations of a call from Go", Bound: 0, figure: "go.call.allocations"},
-		{Room: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold", 1e6)},
-		{Room: "Starts", Line: "shm, lease to first result, warm, p50", Bound: 1, Unit: "ms", of: start("shm", "warm", 1e6)},
-		{Room: "Starts", Line: "shm, lease to first result, cached, p50", Bound: 0.5, Unit: "ms", of: start("shm", "cached", 1e6)},
-		{Room: "Starts", Line: "verbs, lease to first result, cold, p50", Bound: 60, Unit: "ms", of: start("verbs", "cold", 1e6)},
-		{Room: "Starts", Line: "verbs, warm, as a share of a process started for the call", Bound: 0.2, of: startShare("warm")},
-		{Room: "Starts", Line: "verbs, cached, as a share of a process started for the call", Bound: 0.2, of: startShare("cached")},
-		{Room: "Starts", Line: "lease cycles of 8 clients, exact capacity at the end", Bound: 10_000, Least: true, figure: "leases.cycles"},
-		{Room: "Starts", Line: "drain under load: how long after its grace the executor ended (negative: before that)", Bound: 0.5, Unit: "s", figure: "drain.after_grace_s"},
-		{Room: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
-		{Room: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
-		{Room: "Resource manager", Line: "a change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", figure: "mailboxes.p99_ms"},
-		{Room: "Resource manager", Line: "a message to the manager, and its change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: controlP("shm", "change told to 1000 subscribers", ms)},
-		{Room: "Resource manager", Line: "charges of 4 processes, manager killed meanwhile, exact", Bound: 10e6, Least: true, figure: "charges.exact"},
-		{Room: "Resource manager", Line: "kills of the manager during these charges", Bound: 20, Least: true, figure: "charges.kills"},
-		{Room: "Resource manager", Line: "charges of 50 executors over 3 kills of the manager, 20 clients meanwhile, exact", Bound: 10_000, Least: true, figure: "cluster.charges"},
-		{Room: "Resource manager", Line: "the manager away, leases and charges going on, bills exact", Bound: 120, Least: true, Unit: "s", figure: "manager.away_s"},
-		{Room: "Resource manager", Line: "what charging every 10 ms adds to a call", Bound: 5, Unit: "ns", of: charging},
-		{Room: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", figure: "library.over_channel_ns"},
-		{Room: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.1us"},
-		{Room: "Client library", Line: "rfaas_map, functions of 100 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.100us"},
-		{Room: "Client library", Line: "shm, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("shm")},
-		{Room: "Client library", Line: "verbs, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("verbs")},
-		{Room: "Client library", Line: "the same from C, everything until the lease is open", Bound: 0.5, figure: "cached.control_share"},
-		{Room: "Client library", Line: "one of two executors killed: longest gap between results, of it 50 ms for detection, p95", Bound: 100, Unit: "ms", figure: "failover.gap_p95_ms"},
-		{Room: "Client library", Line: "kills in that, all results right", Bound: 20, Least: true, figure: "failover.kills"},
-		{Room: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, figure: "kills"},
-		{Room: "Faults", Line: "the longest wait of a client in that", Bound: 15, Unit: "s", figure: "kills.longest_wait_s"},
-		{Room: "Faults", Line: "random kills under load on verbs, all calls right or a named error", Bound: 30, Least: true, figure: "vm.kills"},
-		{Room: "Faults", Line: "calls with random cancels and deadlines, buffers intact", Bound: 1e6, Least: true, figure: "race.calls"},
-		{Room: "Slurm", Line: "a job's extra wait because of executors, p95", Bound: 1.5, Unit: "s", figure: "slurm.extra_wait_p95_s"},
-		{Room: "Slurm", Line: "from idle to a line on the board, p95", Bound: 3, Unit: "s", figure: "slurm.idle_to_board_p95_s"},
-		{Room: "Slurm", Line: "a day of idle gaps replayed: share covered of gaps over a minute", Bound: 90, Least: true, Unit: "%", figure: "slurm.replay_covered"},
-		{Room: "Soak", Line: "random kills under load on shm, all calls right or a named error, in a longer run", Bound: 1000, Least: true, figure: "soak.kills", soak: true},
-		{Room: "Soak", Line: "the longest wait of a client in the longer run", Bound: 15, Unit: "s", figure: "soak.kills.longest_wait_s", soak: true},
-		{Room: "Soak", Line: "tests with a real Slurm cluster that did not pass", Bound: 0, of: notPassed("soak-slurm"), soak: true},
+		{Section: "Calls", Line: "allocations of a call from Go", Bound: 0, figure: "go.call.allocations"},
+		{Section: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold", 1e6)},
+		{Section: "Starts", Line: "shm, lease to first result, pooled, p50", Bound: 1, Unit: "ms", of: start("shm", "pooled", 1e6)},
+		{Section: "Starts", Line: "shm, lease to first result, cached, p50", Bound: 0.5, Unit: "ms", of: start("shm", "cached", 1e6)},
+		{Section: "Starts", Line: "verbs, lease to first result, cold, p50", Bound: 60, Unit: "ms", of: start("verbs", "cold", 1e6)},
+		{Section: "Starts", Line: "verbs, pooled, as a share of a process started for the call", Bound: 0.2, of: startShare("pooled")},
+		{Section: "Starts", Line: "verbs, cached, as a share of a process started for the call", Bound: 0.2, of: startShare("cached")},
+		{Section: "Starts", Line: "lease cycles of 8 clients, exact capacity at the end", Bound: 10_000, Least: true, figure: "leases.cycles"},
+		{Section: "Starts", Line: "drain under load: how long after its grace the executor ended (negative: before that)", Bound: 0.5, Unit: "s", figure: "drain.after_grace_s"},
+		{Section: "Resource manager", Line: "placement with 10,000 executors over placement with 10, p50", Bound: 1.5, of: placementGrowth},
+		{Section: "Resource manager", Line: "placement while the manager is stopped, p99", Bound: 5, Unit: "ms", of: controlP("shm", "placement, 10000 executors, manager stopped", ms)},
+		{Section: "Resource manager", Line: "a change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", figure: "mailboxes.p99_ms"},
+		{Section: "Resource manager", Line: "a message to the manager, and its change in 1,000 mailboxes, p99", Bound: 5, Unit: "ms", of: controlP("shm", "change told to 1000 subscribers", ms)},
+		{Section: "Resource manager", Line: "charges of 4 processes, manager killed meanwhile, exact", Bound: 10e6, Least: true, figure: "charges.exact"},
+		{Section: "Resource manager", Line: "kills of the manager during these charges", Bound: 20, Least: true, figure: "charges.kills"},
+		{Section: "Resource manager", Line: "charges of 50 executors over 3 kills of the manager, 20 clients meanwhile, exact", Bound: 10_000, Least: true, figure: "cluster.charges"},
+		{Section: "Resource manager", Line: "the manager away, leases and charges going on, bills exact", Bound: 120, Least: true, Unit: "s", figure: "manager.away_s"},
+		{Section: "Resource manager", Line: "what charging every 10 ms adds to a call", Bound: 5, Unit: "ns", of: charging},
+		{Section: "Client library", Line: "C library over the bare channel, a call", Bound: 15, Unit: "ns", figure: "library.over_channel_ns"},
+		{Section: "Client library", Line: "rfaas_map, functions of 1 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.1us"},
+		{Section: "Client library", Line: "rfaas_map, functions of 100 us: share of the ideal rate", Bound: 0.9, Least: true, figure: "map.100us"},
+		{Section: "Client library", Line: "shm, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("shm")},
+		{Section: "Client library", Line: "verbs, second lease, on a cached connection: asking, granting and connecting as a share of the first one's", Bound: 0.5, of: cachedControl("verbs")},
+		{Section: "Client library", Line: "the same from C, everything until the lease is open", Bound: 0.5, figure: "cached.control_share"},
+		{Section: "Client library", Line: "one of two executors killed: longest gap between results, of it 50 ms for detection, p95", Bound: 100, Unit: "ms", figure: "failover.gap_p95_ms"},
+		{Section: "Client library", Line: "kills in that, all results right", Bound: 20, Least: true, figure: "failover.kills"},
+		{Section: "Faults", Line: "random kills under load on shm, all calls right or a named error", Bound: 300, Least: true, figure: "kills"},
+		{Section: "Faults", Line: "the longest wait of a client in that", Bound: 15, Unit: "s", figure: "kills.longest_wait_s"},
+		{Section: "Faults", Line: "random kills under load on verbs, all calls right or a named error", Bound: 30, Least: true, figure: "vm.kills"},
+		{Section: "Faults", Line: "calls with random cancels and deadlines, buffers intact", Bound: 1e6, Least: true, figure: "race.calls"},
+		{Section: "Slurm", Line: "a job's extra wait because of executors, p95", Bound: 1.5, Unit: "s", figure: "slurm.extra_wait_p95_s"},
+		{Section: "Slurm", Line: "from idle to a line on the board, p95", Bound: 3, Unit: "s", figure: "slurm.idle_to_board_p95_s"},
+		{Section: "Slurm", Line: "a day of idle gaps replayed: share covered of gaps over a minute", Bound: 90, Least: true, Unit: "%", figure: "slurm.replay_covered"},
+		{Section: "Soak", Line: "random kills under load on shm, all calls right or a named error, in a longer run", Bound: 1000, Least: true, figure: "soak.kills", soak: true},
+		{Section: "Soak", Line: "the longest wait of a client in the longer run", Bound: 15, Unit: "s", figure: "soak.kills.longest_wait_s", soak: true},
+		{Section: "Soak", Line: "tests with a real Slurm cluster that did not pass", Bound: 0, of: notPassed("soak-slurm"), soak: true},
 	}...)
 }
 

@@ -92,7 +92,7 @@ func promises(b *strings.Builder, verdicts []Verdict) {
 	b.WriteString("| | promise | bound | measured | |\n|---|---|---|---|---|\n")
 	met, not, unknown := 0, 0, 0
 	for _, v := range verdicts {
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", v.Room, v.Line, v.bound(), v.value(), v.verdict())
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", v.Section, v.Line, v.bound(), v.value(), v.verdict())
 		switch {
 		case !v.Measured:
 			unknown++

@@ -98,7 +98,7 @@ func TestJudge(t *testing.T) {
 		d := &Data{Results: results(ratio)}
 		n := 0
 		for _, v := range Judge(d) {
-			if v.Room == "Calls" && v.Measured {
+			if v.Section == "Calls" && v.Measured {
 				n++
 				if v.Met() != want {
 					t.Errorf("%s: %v is met: %v", v.Line, v.Value, v.Met())
@@ -121,7 +121,7 @@ func TestJudge(t *testing.T) {
 	}
 	unknown := &Data{Results: results(math.NaN())}
 	for _, v := range Judge(unknown) {
-		if v.Room == "Calls" && v.Measured {
+		if v.Section == "Calls" && v.Measured {
 			t.Errorf("%s: an unknown ratio was judged", v.Line)
 		}
 	}

@@ -1,6 +1,6 @@
 /* How a lease gets its workers. The agent chooses and asks executors. The library makes the channels.
  *
- *   begin ── channels of a kept home like this one, or new ones for the provider of the last lease ──┐
+ *   begin ── channels of a cached grant like this one, or new ones for the provider of the last lease ──┐
  *                                                                                                  ▼
  *        ┌───────────────── offers ────────────────────────────────────▶ agent: next executor, grant
  *        │                                                                │            │
@@ -12,10 +12,10 @@
 
 #include "client.h"
 
-/* ---- homes ---- */
+/* ---- grants ---- */
 
-rfaas_home *rfaas_api_home_new(const rfaas_lease *l) {
-    rfaas_home *h = calloc(1, sizeof *h);
+rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l) {
+    rfaas_grant *h = calloc(1, sizeof *h);
     if (!h || !(h->workers = calloc(l->n_workers, sizeof *h->workers))) {
         free(h);
         return NULL;
@@ -25,7 +25,7 @@ rfaas_home *rfaas_api_home_new(const rfaas_lease *l) {
     return h;
 }
 
-static void drop_channels(rfaas_home *h) {
+static void drop_channels(rfaas_grant *h) {
     for (uint32_t i = 0; i < h->n_workers; i++) {
         dp_channel_destroy(h->workers[i].ch);
         h->workers[i].ch = NULL;
@@ -37,7 +37,7 @@ static void drop_channels(rfaas_home *h) {
     memset(&h->before, 0, sizeof h->before);
 }
 
-void rfaas_api_home_destroy(rfaas_home *h) {
+void rfaas_api_grant_destroy(rfaas_grant *h) {
     drop_channels(h);
     for (uint32_t i = 0; i < h->n_workers; i++)
         free(h->workers[i].details);
@@ -45,18 +45,18 @@ void rfaas_api_home_destroy(rfaas_home *h) {
     free(h);
 }
 
-void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h) {
+void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h) {
     if (!h)
         return;
     pthread_mutex_lock(&l->mu);
-    h->key = 0; /* no event finds the home any more, and none is being handled */
-    if (l->home == h)
-        l->home = NULL;
+    h->key = 0; /* no event finds the grant any more, and none is being handled */
+    if (l->grant == h)
+        l->grant = NULL;
     pthread_mutex_unlock(&l->mu);
-    rfaas_api_home_destroy(h);
+    rfaas_api_grant_destroy(h);
 }
 
-int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait) {
+int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait) {
     rfaas_agent_release req = {.key = h->key};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     if (wait)
@@ -83,13 +83,13 @@ static void idle(void *arg, int64_t now, bool probe) {
     }
 }
 
-static void attend(rfaas_home *h) {
+static void attend(rfaas_grant *h) {
     dp_endpoint_on_silence(h->ep, rfaas_api_silent, h);
     dp_endpoint_on_idle(h->ep, idle, NULL);
 }
 
 /* Makes the endpoint and a channel for each worker, on a provider. */
-static int make_channels(const rfaas_lease *l, rfaas_home *h, const char *provider) {
+static int make_channels(const rfaas_lease *l, rfaas_grant *h, const char *provider) {
     const rfaas_lease_options *o = &l->options;
     dp_dev *dev = NULL;
     dp_error err = {0};
@@ -114,7 +114,7 @@ int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob) {
     return dp_channel_offer(w->ch, blob->bytes, &blob->size, &err) ? rfaas_api_fail_dp("offer a channel", &err) : RFAAS_OK;
 }
 
-int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_agent_worker *from) {
+int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const rfaas_agent_worker *from) {
     dp_error err = {0};
     rfaas_worker *w = &h->workers[i];
     if (from->blob.size == 0 || from->blob.size > sizeof from->blob.bytes)
@@ -152,11 +152,11 @@ static bool finished(rfaas_acquisition *a, int status) {
     return true;
 }
 
-/* Sends a step. It offers the home's channels, if there are any. */
+/* Sends a step. It offers the grant's channels, if there are any. */
 static bool send_step(rfaas_acquisition *a, bool first) {
     rfaas_lease *l = a->lease;
-    rfaas_home *h = a->home;
-    rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .kept = a->kept, .wait_ns = a->wait_ns, .first = first};
+    rfaas_grant *h = a->grant;
+    rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .cached = a->cached, .wait_ns = a->wait_ns, .first = first};
     rfaas_agent_blob *offers = NULL;
     int status = RFAAS_OK;
     if (first) {
@@ -181,19 +181,19 @@ static bool send_step(rfaas_acquisition *a, bool first) {
 /* Sends the first step. Also used after the agent has ended, since the next agent knows nothing of the acquisition. */
 static bool start(rfaas_acquisition *a) {
     const rfaas_lease *l = a->lease;
-    drop_channels(a->home);
-    a->kept = rfaas_api_adopt_kept(l, a->home, a->at);
-    if (a->kept)
-        attend(a->home);
+    drop_channels(a->grant);
+    a->cached = rfaas_api_adopt_cached(l, a->grant, a->at);
+    if (a->cached)
+        attend(a->grant);
     const char *guess = l->session->provider;
     uint64_t bytes = l->options.workers * ((uint64_t)l->options.depth * l->options.eager + l->options.bulk);
-    if (!a->kept && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->home, guess))
-        drop_channels(a->home); /* the agent names the provider that is needed, and an error is reported then */
+    if (!a->cached && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->grant, guess))
+        drop_channels(a->grant); /* the agent names the provider that is needed, and an error is reported then */
     return send_step(a, true);
 }
 
-void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_home *h, const char *at, int64_t wait_ns) {
-    *a = (rfaas_acquisition){.lease = l, .home = h, .at = at, .wait_ns = wait_ns};
+void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns) {
+    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_ns = wait_ns};
     start(a);
 }
 
@@ -244,7 +244,7 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
 
 /* Notes what was granted, so that a thread that reaches the next agent hands it over. False: the agent that granted it has ended, and
  * the present one may not know it. */
-static bool take_lease(rfaas_lease *l, rfaas_home *h, const rfaas_agent_candidate *c, uint32_t granted_by) {
+static bool take_lease(rfaas_lease *l, rfaas_grant *h, const rfaas_agent_candidate *c, uint32_t granted_by) {
     pthread_mutex_lock(&l->mu);
     h->lease_id = c->lease_id;
     h->until_ns = c->until_ns;
@@ -255,8 +255,8 @@ static bool take_lease(rfaas_lease *l, rfaas_home *h, const rfaas_agent_candidat
     return rfaas_agent_generation() == granted_by;
 }
 
-/* Gives back what take_lease has noted, and gives the home another key. */
-static void forget_lease(rfaas_lease *l, rfaas_home *h) {
+/* Gives back what take_lease has noted, and gives the grant another key. */
+static void forget_lease(rfaas_lease *l, rfaas_grant *h) {
     rfaas_api_give_back(l, h, false);
     uint64_t key = rfaas_api_new_key(l);
     pthread_mutex_lock(&l->mu);
@@ -270,7 +270,7 @@ static void forget_lease(rfaas_lease *l, rfaas_home *h) {
 /* Connects the channels to the workers that were granted. */
 static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, const uint8_t *behind, size_t size) {
     rfaas_lease *l = a->lease;
-    rfaas_home *h = a->home;
+    rfaas_grant *h = a->grant;
     if (c->workers != h->n_workers || !h->ep || size != c->workers * sizeof(rfaas_agent_worker) + c->names_size)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: a grant of %u workers in %zu bytes, want %u", c->workers, size, h->n_workers);
     int status = take_functions(l, c, (const char *)behind + c->workers * sizeof(rfaas_agent_worker));
@@ -286,7 +286,7 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
 }
 
 bool rfaas_api_acquire_step(rfaas_acquisition *a) {
-    rfaas_home *h = a->home;
+    rfaas_grant *h = a->grant;
     rfaas_reply r;
     if (a->done)
         return true;
@@ -321,7 +321,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
         return finished(a, status);
     }
     free(r.data);
-    a->kept = 0;
+    a->cached = 0;
     drop_channels(h); /* an executor that refused may have connected to them */
     int status = make_channels(a->lease, h, c.provider);
     return status ? finished(a, status) : send_step(a, false);

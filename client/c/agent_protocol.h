@@ -138,7 +138,7 @@ typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;
     uint64_t from;    /* key of a lost lease of this process, or 0 */
-    uint64_t kept;    /* key of a released lease whose channels are offered again, or 0 */
+    uint64_t cached;    /* key of a released lease whose channels are offered again, or 0 */
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
@@ -189,12 +189,12 @@ typedef struct rfaas_agent_replace {
 
 typedef struct rfaas_agent_release {
     uint64_t key;
-    uint32_t keep; /* not 0: the channels are at rest, and the workers may be kept for another lease */
+    uint32_t keep; /* not 0: the channels are at rest, and the workers may be cached for another lease */
     uint32_t reserved;
 } rfaas_agent_release;
 
 typedef struct rfaas_agent_released {
-    uint32_t kept; /* not 0: the workers are kept, until an event DROPPED with this key */
+    uint32_t cached; /* not 0: the workers are cached, until an event DROPPED with this key */
     uint32_t reserved;
 } rfaas_agent_released;
 
@@ -267,7 +267,7 @@ typedef struct rfaas_agent_event {
     char text[512];
 } rfaas_agent_event;
 
-/* Kind of an event: the workers that were kept under this key are gone. */
+/* Kind of an event: the workers that were cached under this key are gone. */
 #define RFAAS_AGENT_DROPPED 100
 
 #endif

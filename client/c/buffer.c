@@ -24,7 +24,7 @@ static void *map_pages(uint64_t size, uint64_t *mapped) {
     return at;
 }
 
-void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_home *to) {
+void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_grant *to) {
     for (rfaas_buffer *b = l->buffers; b; b = b->next) {
         dp_error err = {0};
         if (b->mem)
@@ -79,7 +79,7 @@ static int add(rfaas_lease *l, const char *op, void *addr, uint64_t size, void *
     if (other)
         status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %llu bytes at %p overlap the buffer of %llu bytes at %p", op,
                                 (unsigned long long)size, addr, (unsigned long long)other->size, other->addr);
-    else if (l->home->ep && dp_mem_register(dp_endpoint_domain(l->home->ep), b->addr, size, 0, &b->mem, &err))
+    else if (l->grant->ep && dp_mem_register(dp_endpoint_domain(l->grant->ep), b->addr, size, 0, &b->mem, &err))
         b->mem = NULL, status = rfaas_api_fail_dp(op, &err);
     if (!status) {
         b->next = l->buffers;

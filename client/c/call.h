@@ -131,7 +131,7 @@ static inline int64_t attempt_deadline(const call_plan *p) {
     return p->deadline && p->deadline < until ? p->deadline : until;
 }
 
-/* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` is that of the home where
+/* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` is that of the grant where
  * the call was made (rfaas_api_move_shared). Returns the status of the last attempt. */
 __attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, uint64_t key, int status, rfaas_function fn,
                                            const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got);
@@ -170,9 +170,9 @@ int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, cons
 void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline);
 /* Cancels a request and takes it for this thread. */
 int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op);
-/* Moves the lease (rfaas_api_move), unless another thread has moved it since its home had this key. */
+/* Moves the lease (rfaas_api_move), unless another thread has moved it since its grant had this key. */
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
-uint64_t rfaas_api_home_key(rfaas_lease *l);
+uint64_t rfaas_api_grant_key(rfaas_lease *l);
 
 /* ---- request.c ---- */
 

@@ -90,7 +90,7 @@ type SessionOptions struct {
 	Port, GIDIndex, PKeyIndex, TrafficClass, ServiceLevel, MTU         int
 	AllowPlaintext                                                     bool
 	Timeout                                                            time.Duration
-	KeepLeases                                                         int
+	CachedLeases                                                       int
 }
 
 // strings keeps copies of texts for C.
@@ -119,7 +119,7 @@ func SessionOpen(o *SessionOptions) (*Session, error) {
 		executor: texts.c(o.Executor), provider: texts.c(o.Provider), tenant: texts.c(o.Tenant), device: texts.c(o.Device),
 		gid_index: C.int32_t(o.GIDIndex), pkey_index: C.int32_t(o.PKeyIndex), traffic_class: C.int32_t(o.TrafficClass),
 		service_level: C.int32_t(o.ServiceLevel), mtu: C.int32_t(o.MTU), timeout_ns: C.int64_t(o.Timeout),
-		keep_leases: C.int32_t(o.KeepLeases), secret_file: texts.c(o.SecretFile), token_file: texts.c(o.TokenFile)}
+		cached_leases: C.int32_t(o.CachedLeases), secret_file: texts.c(o.SecretFile), token_file: texts.c(o.TokenFile)}
 	if o.AllowPlaintext {
 		c.flags = C.RFAAS_SESSION_ALLOW_PLAINTEXT
 	}
@@ -131,8 +131,8 @@ func SessionOpen(o *SessionOptions) (*Session, error) {
 // Close closes the session and releases its leases.
 func (s *Session) Close() error { return errorOf(C.rfaas_shim_session_close(s.c())) }
 
-// Kept is how many released leases are kept, 0 of a closed session.
-func (s *Session) Kept() int { return max(int(C.rfaas_session_kept(s.c())), 0) }
+// Cached is how many released leases are cached, 0 of a closed session.
+func (s *Session) Cached() int { return max(int(C.rfaas_session_cached(s.c())), 0) }
 
 // Change is rfaas_change.
 type Change struct {
@@ -337,8 +337,8 @@ func (l *Lease) WorkerInfo(worker int) (WorkerInfo, error) {
 
 // Statistics are rfaas_statistics.
 type Statistics struct {
-	Replaced, Calls, Replies, Abandoned, Late, Busy, BytesIn, BytesOut, Blocked, Repeated, Moved, Local, Cold, Warm, Cached,
-	QueuePairs, Kept uint64
+	Replaced, Calls, Replies, Abandoned, Late, Busy, BytesIn, BytesOut, Blocked, Repeated, Moved, Local, Cold, Pooled, Cached,
+	QueuePairs, CachedLeases uint64
 	Open time.Duration
 }
 
@@ -348,7 +348,7 @@ func (l *Lease) Statistics() (Statistics, error) {
 	err := errorOf(C.rfaas_shim_lease_statistics(l.c(), &c))
 	return Statistics{uint64(c.replaced), uint64(c.calls), uint64(c.replies), uint64(c.abandoned), uint64(c.late), uint64(c.busy),
 		uint64(c.bytes_in), uint64(c.bytes_out), uint64(c.blocked), uint64(c.repeated), uint64(c.moved), uint64(c.local),
-		uint64(c.cold), uint64(c.warm), uint64(c.cached), uint64(c.queue_pairs), uint64(c.kept), time.Duration(c.open_ns)}, err
+		uint64(c.cold), uint64(c.pooled), uint64(c.cached), uint64(c.queue_pairs), uint64(c.cached_leases), time.Duration(c.open_ns)}, err
 }
 
 // ---- memory ----

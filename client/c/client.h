@@ -7,14 +7,14 @@
  *                          acquire.c                    how a lease gets its workers
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          failover.c                   moving a lease to another executor
- *                          kept.c                       channels of released leases, for the next lease
+ *                          cached.c                       channels of released leases, for the next lease
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          local.c                      running functions in this process
  *                               │  ▲
  *                      requests ▼  │ replies, events     agent.c, agent_start.c; the messages: agent_protocol.h
  *                          agent of this user and node
  *
- * A lease has a home: the grant of one executor, with the channels to its workers. A lease that moves gets another home.
+ * A lease has a grant: what one executor has granted, and the channels to its workers. A lease that moves gets another grant.
  */
 #ifndef RFAAS_CLIENT_H
 #define RFAAS_CLIENT_H
@@ -85,7 +85,7 @@ typedef struct rfaas_worker {
     rfaas_request_slot *invoked; /* a shared lease's rfaas_invoke: its request, on that thread's stack; NULL: none */
     bool broken;        /* the channel is not connected: a replacement is under way or has failed */
     bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
-    bool resumes;       /* the channel was kept from an earlier lease, so it is resumed and not connected */
+    bool resumes;       /* the channel was cached from an earlier lease, so it is resumed and not connected */
     /* Under the lease's mutex: */
     rfaas_worker_start start; /* how the worker came here */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
@@ -101,11 +101,11 @@ typedef struct rfaas_buffer {
     void *addr;
     uint64_t size;   /* as asked for */
     uint64_t mapped; /* bytes that rfaas_alloc mapped here; 0: the memory is the caller's */
-    dp_mem *mem;     /* its registration for the lease's home; NULL: refused, so payloads are copied */
+    dp_mem *mem;     /* its registration for the lease's grant; NULL: refused, so payloads are copied */
     struct rfaas_buffer *next;
 } rfaas_buffer;
 
-enum { RFAAS_STARTS = 4 }; /* of workers: not known, cold, warm, cached */
+enum { RFAAS_STARTS = 4 }; /* of workers: not known, cold, pooled, cached */
 
 /* Tells libraries apart without reading them: a file by its inode and times, bytes in memory by a checksum. */
 typedef struct rfaas_library_id {
@@ -114,12 +114,12 @@ typedef struct rfaas_library_id {
 } rfaas_library_id;
 
 /* A grant of one executor: workers, and the channels to them. */
-typedef struct rfaas_home {
+typedef struct rfaas_grant {
     uint64_t key; /* the agent's name of the grant; its low bits are the lease's index. 0: takes no more events */
-    /* Of a kept home (kept.c): */
-    struct rfaas_home *link;      /* the next one */
+    /* Of a cached grant (cached.c): */
+    struct rfaas_grant *link;      /* the next one */
     const rfaas_session *session; /* of the released lease */
-    bool kept;                    /* the agent keeps the workers */
+    bool cached;                    /* the agent keeps the workers */
     /* Of the lease: */
     rfaas_agent_spec spec;
     rfaas_library_id library;
@@ -132,12 +132,12 @@ typedef struct rfaas_home {
     uint64_t lease_id;
     char node[256], executor[256], provider[16];
     uint32_t starts[RFAAS_STARTS]; /* workers by how they started */
-    uint32_t queue_pairs;          /* made for this home */
-    rfaas_statistics before;       /* counters of the channels when they were taken over from a kept home */
+    uint32_t queue_pairs;          /* made for this grant */
+    rfaas_statistics before;       /* counters of the channels when they were taken over from a cached grant */
     /* Under the lease's mutex: */
     int ended; /* 0, or the status with which the grant ended */
     char ended_reason[256];
-} rfaas_home;
+} rfaas_grant;
 
 #define RFAAS_NEWS_KEPT 16
 
@@ -148,16 +148,16 @@ typedef struct rfaas_news {
     char text[256];
 } rfaas_news;
 
-/* Getting the workers of a home (acquire.c). */
+/* Getting the workers of a grant (acquire.c). */
 typedef struct rfaas_acquisition {
     rfaas_lease *lease;
-    rfaas_home *home;
+    rfaas_grant *grant;
     const char *at;      /* executor to ask first, or NULL */
     int64_t wait_ns;     /* how long the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
     rfaas_ticket ticket; /* of the present step */
-    uint64_t kept;       /* key of the kept home whose channels are offered; 0: none */
-    bool offered;        /* channels of home->provider are */
+    uint64_t cached;       /* key of the cached grant whose channels are offered; 0: none */
+    bool offered;        /* channels of grant->provider are */
     bool done;
     uint32_t lost;  /* agents that ended under it */
     int status;     /* once it is done */
@@ -181,7 +181,7 @@ struct rfaas_lease {
     rfaas_agent_lease_line *line; /* in the page that the agent shares: threads inside, and whether the node drains */
     uint32_t n_workers;
     uint32_t n_functions;
-    rfaas_worker *workers; /* the home's */
+    rfaas_worker *workers; /* the grant's */
     uint32_t sync_worker;  /* worker of the last synchronous call, whose cache lines are here */
     uint32_t next_worker;
     rfaas_buffer *buffers;
@@ -190,7 +190,7 @@ struct rfaas_lease {
     uint32_t requests_free; /* index + 1 */
     uint64_t request_seq;
     dp_channel_config cfg;
-    rfaas_home *home;            /* has no endpoint if no executor had room and calls run in this process */
+    rfaas_grant *grant;            /* has no endpoint if no executor had room and calls run in this process */
     dp_local *local;             /* with RFAAS_LEASE_LOCAL */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are valid only while the lease is opened */
     rfaas_agent_spec spec;       /* the options as the agent gets them */
@@ -210,15 +210,15 @@ struct rfaas_lease {
     pthread_mutex_t table_mu; /* of a shared lease: protects the list of free requests. Taken last */
     pthread_mutex_t local_mu; /* of a shared lease: one call at a time in this process. Taken last */
 
-    pthread_mutex_t mu; /* protects what events change, and the pointers to homes */
+    pthread_mutex_t mu; /* protects what events change, and the pointers to grants */
     char leaving_reason[256];
     /* Failover. The owner, or a thread that holds all units, changes these. Changes of `next` also need mu. */
-    rfaas_home *next; /* being acquired, or ready */
+    rfaas_grant *next; /* being acquired, or ready */
     rfaas_acquisition seek;
     bool seeking, next_ready;
     int64_t seek_again;    /* earliest time of the next search */
     char next_reason[512]; /* why the last search failed */
-    rfaas_statistics past; /* sum of earlier homes */
+    rfaas_statistics past; /* sum of earlier grants */
     rfaas_news news[RFAAS_NEWS_KEPT]; /* events that were not taken: a ring */
     uint32_t news_first, news_count, news_lost;
 };
@@ -271,7 +271,7 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
 int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a);
 /* Checks the program's options and copies them with defaults filled in. `most` is the largest number of workers. */
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out);
-/* Returns a new key for a home of the lease. */
+/* Returns a new key for a grant of the lease. */
 uint64_t rfaas_api_new_key(const rfaas_lease *l);
 /* In the child of fork(): invalidates all handles. */
 void rfaas_api_forget_leases(void);
@@ -299,41 +299,41 @@ const char *rfaas_api_nearest(const rfaas_lease *l, const char *name);
 
 /* ---- acquire.c ---- */
 
-rfaas_home *rfaas_api_home_new(const rfaas_lease *l);
-/* Takes a home away from its lease and from events, and destroys it. NULL: does nothing. */
-void rfaas_api_home_free(rfaas_lease *l, rfaas_home *h);
-/* Frees a home that no lease and no event can find, with its channels. */
-void rfaas_api_home_destroy(rfaas_home *h);
-/* Starts to get workers for a home of the lease. `at` and wait_ns are those of rfaas_acquisition. */
-void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_home *h, const char *at, int64_t wait_ns);
+rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l);
+/* Takes a grant away from its lease and from events, and destroys it. NULL: does nothing. */
+void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h);
+/* Frees a grant that no lease and no event can find, with its channels. */
+void rfaas_api_grant_destroy(rfaas_grant *h);
+/* Starts to get workers for a grant of the lease. `at` and wait_ns are those of rfaas_acquisition. */
+void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns);
 /* Continues as far as is possible without waiting. Returns true when it is done; a->status and a->text are then set. After an
- * error the caller releases the home's key. */
+ * error the caller releases the grant's key. */
 bool rfaas_api_acquire_step(rfaas_acquisition *a);
-/* Gives an acquisition up. The caller releases the home's key. */
+/* Gives an acquisition up. The caller releases the grant's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
-/* Releases a home's grant, if it has one. The key is invalid then. With `wait`, returns when the executor has released it. */
-int rfaas_api_give_back(const rfaas_lease *l, const rfaas_home *h, bool wait);
+/* Releases what an executor has granted, if it has. The key is invalid then. With `wait`, returns when the executor has released it. */
+int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait);
 /* Writes the address of a worker's channel to blob. */
 int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
 /* Connects the channel of worker i to the worker that the agent describes. */
-int rfaas_api_connect_worker(rfaas_lease *l, rfaas_home *h, uint32_t i, const rfaas_agent_worker *worker);
+int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const rfaas_agent_worker *worker);
 
-/* ---- kept.c ---- */
+/* ---- cached.c ---- */
 
-/* Releases the lease's home, or keeps it for the next lease like this one. If it is kept, the lease has no home and no buffers
+/* Releases the lease's grant, or keeps it for the next lease like this one. If it is cached, the lease has no grant and no buffers
  * any more. */
-int rfaas_api_release_home(rfaas_lease *l);
-/* Moves the channels of a kept home that suits the lease to h, ready to be offered. Returns the kept home's key; 0: there is
+int rfaas_api_release_grant(rfaas_lease *l);
+/* Moves the channels of a cached grant that suits the lease to h, ready to be offered. Returns the cached grant's key; 0: there is
  * none. */
-uint64_t rfaas_api_adopt_kept(const rfaas_lease *l, rfaas_home *h, const char *at);
-/* Destroys the kept home with this key, if there is one. */
-void rfaas_api_drop_kept(uint64_t key);
-/* Destroys all kept homes of a session. NULL: of all sessions. */
-void rfaas_api_drop_all_kept(const rfaas_session *s);
-/* In the child of fork(): forgets the kept homes, without touching them. */
-void rfaas_api_forget_kept(void);
-/* Returns the number of kept homes of a session. */
-uint64_t rfaas_api_kept(const rfaas_session *s);
+uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char *at);
+/* Destroys the cached grant with this key, if there is one. */
+void rfaas_api_drop_cached(uint64_t key);
+/* Destroys all cached grants of a session. NULL: of all sessions. */
+void rfaas_api_drop_all_cached(const rfaas_session *s);
+/* In the child of fork(): forgets the cached grants, without touching them. */
+void rfaas_api_forget_cached(void);
+/* Returns the number of cached grants of a session. */
+uint64_t rfaas_api_cached(const rfaas_session *s);
 
 /* ---- worker.c ---- */
 
@@ -349,7 +349,7 @@ int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
  * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
  * RFAAS_LEASE_ENDED. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
-/* Reports a worker that does not answer to the agent. A dp_silence_fn; arg is an rfaas_home. */
+/* Reports a worker that does not answer to the agent. A dp_silence_fn; arg is an rfaas_grant. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
 
 /* ---- event.c ---- */
@@ -376,14 +376,14 @@ void rfaas_api_drain(rfaas_lease *l);
 
 /* Reports whether the lease moves when its executor is lost. */
 static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
-/* Waits until there is another home, and moves the lease there. Registered buffers have other dp_mems afterwards. With
- * RFAAS_LEASE_LOCAL it does not wait, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a home. The caller
+/* Waits until there is another grant, and moves the lease there. Registered buffers have other dp_mems afterwards. With
+ * RFAAS_LEASE_LOCAL it does not wait, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller
  * owns the lease or holds all units. */
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
-/* Ends the search for another home, and releases what it has found. */
+/* Ends the search for another grant, and releases what it has found. */
 void rfaas_api_stop_seeking(rfaas_lease *l);
-/* Adds the counters of a home's channels to s. */
-void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s);
+/* Adds the counters of a grant's channels to s. */
+void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s);
 
 /* ---- local.c ---- */
 
@@ -400,8 +400,8 @@ int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void
 
 /* ---- buffer.c ---- */
 
-/* Registers all buffers anew for another home. */
-void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_home *to);
+/* Registers all buffers anew for another grant. */
+void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_grant *to);
 
 /* Frees all buffers, or unregisters them if the memory is the caller's. */
 void rfaas_api_free_buffers(rfaas_lease *l);

@@ -13,15 +13,15 @@ int rfaas_lease_renew(rfaas_lease *l, int64_t duration_ns) {
         return status;
     if (duration_ns < 0)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: duration_ns %lld is negative", op, (long long)duration_ns));
-    if (!l->home->ep)
+    if (!l->grant->ep)
         return leave(l, RFAAS_OK); /* it has no end */
-    rfaas_agent_renewal req = {.key = rfaas_api_home_key(l), .duration_ns = duration_ns};
+    rfaas_agent_renewal req = {.key = rfaas_api_grant_key(l), .duration_ns = duration_ns};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
     status = rfaas_agent_ask(op, RFAAS_AGENT_RENEW, &parts, l->session->timeout_ns, sizeof(rfaas_agent_until), &reply);
     if (!status) {
         pthread_mutex_lock(&l->mu);
-        l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        l->grant->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
         pthread_mutex_unlock(&l->mu);
         free(reply.data);
     }
@@ -73,7 +73,7 @@ void rfaas_api_finish(rfaas_lease *l) {
     if (!__atomic_compare_exchange_n(&l->line->draining, &soon, RFAAS_AGENT_DRAIN_TOLD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         return;
     pthread_mutex_lock(&l->mu); /* the lease may be moving */
-    rfaas_agent_lease_name req = {.key = l->home ? l->home->key : 0};
+    rfaas_agent_lease_name req = {.key = l->grant ? l->grant->key : 0};
     pthread_mutex_unlock(&l->mu);
     rfaas_agent_tell(RFAAS_AGENT_FINISH, &req, sizeof req); /* if it fails, the executor ends the lease by itself */
 }
@@ -84,7 +84,7 @@ void rfaas_api_await_reason(rfaas_lease *l) {
     int64_t until = dp_now_ns() + REASON_NS;
     for (bool known = false; !known && dp_now_ns() < until;) {
         pthread_mutex_lock(&l->mu);
-        known = l->leaving_reason[0] || l->home->ended;
+        known = l->leaving_reason[0] || l->grant->ended;
         pthread_mutex_unlock(&l->mu);
         if (!known)
             rfaas_agent_wait(until);

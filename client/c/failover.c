@@ -1,7 +1,7 @@
-/* How a lease moves to another executor. The library has no thread. So the first call that finds the home lost starts a search, and
- * calls continue it until there is another home. The agent waits for an executor that has room.
+/* How a lease moves to another executor. The library has no thread. So the first call that finds the grant lost starts a search, and
+ * calls continue it until there is another grant. The agent waits for an executor that has room.
  *
- *   home lost ──▶ acquire (wait) ──▶ next, ready ──▶ home = next, the old one given back
+ *   grant lost ──▶ acquire (wait) ──▶ next, ready ──▶ grant = next, the old one given back
  *                    ▲     └── refused: again, after a pause
  *                    └── lost before it was taken
  */
@@ -17,12 +17,12 @@
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
-static bool home_lost(const rfaas_lease *l) { return l->home->ended || leaving(l); }
+static bool home_lost(const rfaas_lease *l) { return l->grant->ended || leaving(l); }
 
 /* ---- the search ---- */
 
 static void drop_next(rfaas_lease *l) {
-    rfaas_home *h = l->next;
+    rfaas_grant *h = l->next;
     if (!h)
         return;
     rfaas_api_acquire_drop(&l->seek);
@@ -31,11 +31,11 @@ static void drop_next(rfaas_lease *l) {
     l->next = NULL;
     pthread_mutex_unlock(&l->mu);
     l->next_ready = l->seeking = false;
-    rfaas_api_home_destroy(h);
+    rfaas_api_grant_destroy(h);
 }
 
 static void begin(rfaas_lease *l) {
-    rfaas_home *h = rfaas_api_home_new(l);
+    rfaas_grant *h = rfaas_api_grant_new(l);
     if (!h) {
         snprintf(l->next_reason, sizeof l->next_reason, "out of memory");
         l->seek_again = dp_now_ns() + PAUSE_NS;
@@ -48,7 +48,7 @@ static void begin(rfaas_lease *l) {
     rfaas_api_acquire_begin(&l->seek, l, h, NULL, PATIENCE_NS);
 }
 
-/* Continues the search as far as is possible without waiting. Returns true if there is another home. */
+/* Continues the search as far as is possible without waiting. Returns true if there is another grant. */
 static bool search(rfaas_lease *l) {
     if (l->next && l->next->ended) { /* lost before it was used */
         snprintf(l->next_reason, sizeof l->next_reason, "%s", l->next->ended_reason);
@@ -77,10 +77,10 @@ void rfaas_api_stop_seeking(rfaas_lease *l) {
     l->seek_again = 0;
 }
 
-void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
+void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s) {
     const rfaas_statistics *b = &h->before;
     s->cold += h->starts[1];
-    s->warm += h->starts[2];
+    s->pooled += h->starts[2];
     s->cached += h->starts[3];
     s->queue_pairs += h->queue_pairs;
     s->calls -= b->calls;
@@ -104,15 +104,15 @@ void rfaas_api_count(const rfaas_home *h, rfaas_statistics *s) {
     }
 }
 
-/* Collects the outcomes of requests in the old home. */
+/* Collects the outcomes of requests in the old grant. */
 static void hear_out(rfaas_lease *l) {
-    if (!l->home->ended)
+    if (!l->grant->ended)
         rfaas_api_drain(l);
     for (uint32_t i = 0; i < l->n_workers; i++)
         rfaas_api_settle(l, i);
 }
 
-/* Lets calls run in this process until there is another home, and the agent release the old one. */
+/* Lets calls run in this process until there is another grant, and the agent release the old one. */
 static void stay_here(rfaas_lease *l) {
     if (__atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) == RFAAS_AGENT_DRAIN_LOCAL)
         return;
@@ -122,11 +122,11 @@ static void stay_here(rfaas_lease *l) {
 }
 
 static void take_next(rfaas_lease *l) {
-    rfaas_home *old = l->home, *h = l->next;
+    rfaas_grant *old = l->grant, *h = l->next;
     rfaas_api_move_buffers(l, h);
     rfaas_api_count(old, &l->past);
     pthread_mutex_lock(&l->mu);
-    l->home = h;
+    l->grant = h;
     l->workers = h->workers;
     if (memcmp(&l->cfg, &h->cfg, sizeof l->cfg)) /* no write if it is the same, since other threads read it */
         l->cfg = h->cfg;
@@ -141,7 +141,7 @@ static void take_next(rfaas_lease *l) {
     l->line->key = h->key;
     __atomic_store_n(&l->line->draining, RFAAS_AGENT_DRAIN_NOT, __ATOMIC_RELEASE);
     rfaas_api_give_back(l, old, false);
-    rfaas_api_home_free(l, old);
+    rfaas_api_grant_free(l, old);
 }
 
 /* Waits for a message until `until`, at most PAUSE_NS, since a search may also end without one. */
@@ -151,7 +151,7 @@ static void await(int64_t until) {
 }
 
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
-    if (!l->home->ep)
+    if (!l->grant->ep)
         return RFAAS_OK;
     int64_t start = dp_now_ns(), until = start + l->session->timeout_ns, news = start + NEWS_PATIENCE_NS;
     bool cut = deadline && deadline < until;
@@ -181,11 +181,11 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
     char why[256];
     const char *none = l->next_reason[0] ? l->next_reason : "still asking";
     pthread_mutex_lock(&l->mu);
-    snprintf(why, sizeof why, "%s", l->home->ended ? l->home->ended_reason : leaving(l) ? l->leaving_reason : "not known");
+    snprintf(why, sizeof why, "%s", l->grant->ended ? l->grant->ended_reason : leaving(l) ? l->leaving_reason : "not known");
     pthread_mutex_unlock(&l->mu);
     if (cut && dp_now_ns() >= deadline)
         return rfaas_api_fail(RFAAS_DEADLINE, 0, "%s: the lease on %s ended: %s; no other until the deadline: %s", op,
-                              l->home->executor, why, none);
+                              l->grant->executor, why, none);
     return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease on %s ended: %s; no other within %lld ms: %s", op,
-                          l->home->executor, why, (long long)(dp_now_ns() - start) / 1000000, none);
+                          l->grant->executor, why, (long long)(dp_now_ns() - start) / 1000000, none);
 }

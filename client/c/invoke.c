@@ -121,10 +121,10 @@ int rfaas_api_plan_options(const rfaas_lease *l, const char *op, const rfaas_cal
 
 int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
-    if (leaving(l) && !rfaas_api_fails_over(l) && l->home->ep) {
+    if (leaving(l) && !rfaas_api_fails_over(l) && l->grant->ep) {
         rfaas_api_await_reason(l);
         return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: the node of %s leaves: %s", op, function_name(l, fn),
-                              l->home->executor, l->leaving_reason);
+                              l->grant->executor, l->leaving_reason);
     }
     if (fn >= l->n_functions)
         return rfaas_api_fail(RFAAS_NO_FUNCTION, 0, "%s: function %u, the library has functions 0..%u", op, fn,
@@ -134,7 +134,7 @@ int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
     if (!out && capacity)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s %s: out is NULL with capacity %zu", op, function_name(l, fn),
                               capacity);
-    return RFAAS_OK; /* only leaving, and another home takes the call */
+    return RFAAS_OK; /* only leaving, and another grant takes the call */
 }
 
 int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size, size_t capacity) {
@@ -252,10 +252,10 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_pl
     return invoke_slow(l, p, *at, status, started, fn, in, in_size, reg, out, capacity, got);
 }
 
-/* Most moves of one call, if homes are lost one after the other. */
+/* Most moves of one call, if grants are lost one after the other. */
 #define MOVES_MAX 16
 
-/* *ever: some attempt may have been executed. key: of the home where the last attempt was made. */
+/* *ever: some attempt may have been executed. key: of the grant where the last attempt was made. */
 static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status, rfaas_function fn, const void *in, uint32_t in_size,
                   void *out, uint32_t capacity, uint32_t *got, bool *ever) {
     bool over = rfaas_api_fails_over(l);
@@ -277,7 +277,7 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
                 nanosleep(&ts, NULL);
             } else {
                 rfaas_api_collect_ended(l);
-                dp_endpoint_wait_any(l->home->ep, now + 1000000);
+                dp_endpoint_wait_any(l->grant->ep, now + 1000000);
             }
         } else if (ran) {
             if (!left)
@@ -296,7 +296,7 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
         }
         if (p->worker == RFAAS_ANY_WORKER)
             w = w + 1 >= l->n_workers ? 0 : w + 1;
-        key = rfaas_api_home_key(l);
+        key = rfaas_api_grant_key(l);
         status = attempt(l, p, &w, fn, in, in_size, out, capacity, got);
         if (status == DP_OK) {
             __atomic_store_n(&l->sync_worker, w, __ATOMIC_RELAXED);
@@ -318,7 +318,7 @@ int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t ke
 static __attribute__((noinline, cold)) int invoke_leaving(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
                                                           uint32_t in_size, void *out, uint32_t capacity, uint32_t *got,
                                                           bool *moved) {
-    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_home_key(l), p->deadline);
+    int status = rfaas_api_move_shared(l, "invoke", rfaas_api_grant_key(l), p->deadline);
     *moved = !status && !leaving(l);
     return status || *moved ? status : rfaas_api_here(l, "invoke", fn, in, in_size, out, capacity, got);
 }
@@ -344,7 +344,7 @@ static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const ca
             return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline",
                                   function_name(l, fn));
         rfaas_api_collect_ended(l);
-        if (dp_endpoint_wait_turn(l->home->ep, p->deadline && p->deadline < until ? p->deadline : until) == DP_YIELD)
+        if (dp_endpoint_wait_turn(l->grant->ep, p->deadline && p->deadline < until ? p->deadline : until) == DP_YIELD)
             rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
         if (!shared(l))
             rfaas_api_collect_ended(l);
@@ -359,7 +359,7 @@ static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const ca
 static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in,
                                                    uint32_t in_size, void *out, uint32_t room, uint32_t *got) {
     uint32_t w = 0;
-    uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_home_key(l) : 0;
+    uint64_t key = rfaas_api_fails_over(l) ? rfaas_api_grant_key(l) : 0;
     int status = rfaas_api_invoke_shared(l, p, fn, in, in_size, out, room, got, &w);
     return LIKELY(status == DP_OK) ? status : invoke_again(l, p, w, key, status, fn, in, in_size, out, room, got);
 }
@@ -368,7 +368,7 @@ static __attribute__((noinline)) int invoke_shared(rfaas_lease *l, const call_pl
 static __attribute__((noinline, cold)) int invoke_rest(rfaas_lease *l, const call_plan *p, uint32_t w, uint32_t slot,
                                                        int64_t deadline, int status, dp_started started, rfaas_function fn,
                                                        const void *in, uint32_t in_size, void *out, uint32_t room, uint32_t *got) {
-    uint64_t key = rfaas_api_home_key(l);
+    uint64_t key = rfaas_api_grant_key(l);
     if (status == DP_TOO_LARGE && started == DP_NOT_STARTED)
         return rfaas_api_too_large(l, "invoke", fn, in_size, room);
     if (status == DP_YIELD)

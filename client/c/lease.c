@@ -72,13 +72,13 @@ void rfaas_api_forget_leases(void) {
         leases[i] = NULL;
         lease_taken[i] = false;
     }
-    rfaas_api_forget_kept();
+    rfaas_api_forget_cached();
 }
 
 /* Frees everything that a lease holds in this process, and lets the handle be used again. */
 static void destroy_lease(rfaas_lease *l) {
     rfaas_api_free_buffers(l);
-    rfaas_api_home_free(l, l->home);
+    rfaas_api_grant_free(l, l->grant);
     rfaas_api_local_free(l);
     for (uint32_t i = 0; i < l->requests_used; i++)
         free(l->requests[i].text);
@@ -253,15 +253,15 @@ int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, 
     l->options = o;
     l->open_ns = begun;
     l->requests = calloc((size_t)o.workers * o.depth, sizeof *l->requests);
-    rfaas_home *h = rfaas_api_home_new(l);
+    rfaas_grant *h = rfaas_api_grant_new(l);
     if (!h || !l->requests) {
         if (h)
-            rfaas_api_home_destroy(h);
+            rfaas_api_grant_destroy(h);
         destroy_lease(l);
         return rfaas_api_fail(RFAAS_FATAL, 0, "%s: out of memory", op);
     }
     pthread_mutex_lock(&l->mu);
-    l->home = h;
+    l->grant = h;
     l->line->key = h->key;
     pthread_mutex_unlock(&l->mu);
     status = o.flags & RFAAS_LEASE_LOCAL ? rfaas_api_local_load(l) : RFAAS_OK;
@@ -280,7 +280,7 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
     rfaas_lease *l = *lease;
     if (a->status) {
         int class = dp_status_class(a->status);
-        rfaas_api_give_back(l, l->home, false);
+        rfaas_api_give_back(l, l->grant, false);
         if (!l->local || (class != RFAAS_CLASS_BUSY && class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_UNSUPPORTED) ||
             rfaas_api_local_open(l)) {
             destroy_lease(l);
@@ -288,8 +288,8 @@ int rfaas_api_lease_finish(rfaas_lease **lease, rfaas_acquisition *a) {
             return rfaas_api_fail(a->status, 0, "%s", a->text);
         }
     }
-    l->workers = l->home->workers;
-    l->cfg = l->home->cfg;
+    l->workers = l->grant->workers;
+    l->cfg = l->grant->cfg;
     l->open_ns = dp_now_ns() - l->open_ns;
     __atomic_store_n(&l->magic, RFAAS_LEASE_MAGIC, __ATOMIC_RELEASE);
     return RFAAS_OK;
@@ -319,7 +319,7 @@ int rfaas_lease_release(rfaas_lease *l) {
     if (status)
         return status;
     rfaas_api_stop_seeking(l);
-    status = rfaas_api_release_home(l);
+    status = rfaas_api_release_grant(l);
     destroy_lease(l);
     return status;
 }
@@ -342,7 +342,7 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: details.struct_size is %u, want sizeof(rfaas_lease_details)", op,
                               details->struct_size);
     pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease, or releasing it */
-    if (!l->home) {
+    if (!l->grant) {
         pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
         return rfaas_api_bad_lease(l, op);
     }
@@ -351,19 +351,19 @@ int rfaas_lease_info(const rfaas_lease *l, rfaas_lease_details *details) {
                              .depth = l->cfg.depth,
                              .eager = l->cfg.eager,
                              .bulk = l->cfg.bulk,
-                             .lease_id = l->home->lease_id,
+                             .lease_id = l->grant->lease_id,
                              .functions = l->n_functions,
                              .replaced = __atomic_load_n(&l->replaced, __ATOMIC_RELAXED)};
-    snprintf(d.node, sizeof d.node, "%.*s", (int)sizeof d.node - 1, l->home->node);
-    snprintf(d.executor, sizeof d.executor, "%.*s", (int)sizeof d.executor - 1, l->home->executor);
-    memcpy(d.node_name, l->home->node, sizeof d.node_name);
-    memcpy(d.executor_address, l->home->executor, sizeof d.executor_address);
+    snprintf(d.node, sizeof d.node, "%.*s", (int)sizeof d.node - 1, l->grant->node);
+    snprintf(d.executor, sizeof d.executor, "%.*s", (int)sizeof d.executor - 1, l->grant->executor);
+    memcpy(d.node_name, l->grant->node, sizeof d.node_name);
+    memcpy(d.executor_address, l->grant->executor, sizeof d.executor_address);
     if (__atomic_load_n(&l->line->draining, __ATOMIC_RELAXED) == RFAAS_AGENT_DRAIN_LOCAL)
         snprintf(d.provider, sizeof d.provider, "local");
     else
-        memcpy(d.provider, l->home->provider, sizeof d.provider);
-    int64_t left = l->home->ep && l->home->until_ns ? l->home->until_ns - dp_now_ns() : 0;
-    d.left_ns = left > 0 && !l->home->ended ? left : 0;
+        memcpy(d.provider, l->grant->provider, sizeof d.provider);
+    int64_t left = l->grant->ep && l->grant->until_ns ? l->grant->until_ns - dp_now_ns() : 0;
+    d.left_ns = left > 0 && !l->grant->ended ? left : 0;
     pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
     memcpy(details, &d, details->struct_size < sizeof d ? details->struct_size : sizeof d);
     return RFAAS_OK;
@@ -379,10 +379,10 @@ int rfaas_lease_status(const rfaas_lease *lease) {
     if (rfaas_api_fails_over(l))
         return RFAAS_OK;
     pthread_mutex_lock(&l->mu);
-    if (!l->home)
+    if (!l->grant)
         status = rfaas_api_bad_lease(l, op);
-    else if ((status = l->home->ended))
-        rfaas_api_fail(status, 0, "the lease on %s ended: %s", l->home->executor, l->home->ended_reason);
+    else if ((status = l->grant->ended))
+        rfaas_api_fail(status, 0, "the lease on %s ended: %s", l->grant->executor, l->grant->ended_reason);
     pthread_mutex_unlock(&l->mu);
     return status;
 }
@@ -401,13 +401,13 @@ int rfaas_worker_origin(const rfaas_lease *lease, int worker, rfaas_worker_start
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
     rfaas_worker_start s = {.pid = getpid()};
     pthread_mutex_lock(&l->mu); /* another thread may be moving the lease, or releasing it */
-    if (!l->home) {
+    if (!l->grant) {
         pthread_mutex_unlock(&l->mu);
         return rfaas_api_bad_lease(l, op);
     }
-    if (l->home->ep) {
-        s = l->home->workers[worker].start;
-        s.pid = (int32_t)l->home->workers[worker].pid;
+    if (l->grant->ep) {
+        s = l->grant->workers[worker].start;
+        s.pid = (int32_t)l->grant->workers[worker].pid;
     }
     pthread_mutex_unlock(&l->mu);
     s.struct_size = start->struct_size;
@@ -437,8 +437,8 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
     if (worker < 0 || (uint32_t)worker >= l->n_workers)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: worker %d, the lease has workers 0..%u", op, worker, l->n_workers - 1);
     pthread_mutex_lock((pthread_mutex_t *)&l->mu); /* another thread may be moving the lease, or releasing it */
-    bool workers = l->home && l->home->ep;
-    uint64_t key = l->home ? l->home->key : 0;
+    bool workers = l->grant && l->grant->ep;
+    uint64_t key = l->grant ? l->grant->key : 0;
     pthread_mutex_unlock((pthread_mutex_t *)&l->mu);
     if (!workers)
         return rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op);
@@ -473,7 +473,7 @@ int rfaas_lease_function(const rfaas_lease *l, const char *name, rfaas_function 
         }
     if ((status = rfaas_api_take_all(mine, op, 0)))
         return leave(mine, status);
-    bool local = !l->home->ep;
+    bool local = !l->grant->ep;
     if (local) {
         status = rfaas_api_local_function(mine, name);
         *function = status ? *function : l->n_functions - 1;
@@ -510,8 +510,8 @@ int rfaas_lease_statistics(rfaas_lease *l, rfaas_statistics *stats) {
     s.struct_size = stats->struct_size;
     s.replaced = l->replaced;
     s.open_ns = l->open_ns;
-    s.kept = rfaas_api_kept(l->session);
-    rfaas_api_count(l->home, &s);
+    s.cached_leases = rfaas_api_cached(l->session);
+    rfaas_api_count(l->grant, &s);
     rfaas_api_put_all(l);
     memcpy(stats, &s, stats->struct_size < sizeof s ? stats->struct_size : sizeof s);
     return leave(l, RFAAS_OK);

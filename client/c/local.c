@@ -23,14 +23,14 @@ void rfaas_api_local_free(rfaas_lease *l) {
 }
 
 int rfaas_api_local_open(rfaas_lease *l) {
-    rfaas_home *h = rfaas_api_home_new(l);
+    rfaas_grant *h = rfaas_api_grant_new(l);
     if (!h)
         return rfaas_api_fail(RFAAS_FATAL, 0, "lease: out of memory");
-    rfaas_api_home_free(l, l->home);
+    rfaas_api_grant_free(l, l->grant);
     h->cfg = (dp_channel_config){.depth = l->options.depth, .eager = l->options.eager, .bulk = l->options.bulk};
     snprintf(h->provider, sizeof h->provider, "local");
     gethostname(h->node, sizeof h->node - 1);
-    l->home = h;
+    l->grant = h;
     l->line->draining = RFAAS_AGENT_DRAIN_LOCAL;
     return RFAAS_OK;
 }

@@ -75,7 +75,7 @@ static bool replacing(const rfaas_lease *l) {
 static bool slots_come(rfaas_lease *l) {
     if (shared(l)) /* other threads' calls end, too */
         return !leaving(l);
-    if (!l->home->ep)
+    if (!l->grant->ep)
         return false;
     for (uint32_t i = 0; i < l->n_workers; i++)
         if (dp_channel_free_slots(l->workers[i].ch) + l->workers[i].in_flight < l->cfg.depth)
@@ -114,7 +114,7 @@ static int take_ended(map *m, size_t *taken) {
 static void wait_some(map *m, int64_t deadline) {
     rfaas_lease *l = m->l;
     if (!shared(l)) {
-        if (dp_endpoint_wait_turn(l->home->ep, deadline) == DP_YIELD)
+        if (dp_endpoint_wait_turn(l->grant->ep, deadline) == DP_YIELD)
             rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
     } else if (m->n_parts) {
         rfaas_api_wait_a_while(l, m->parts[m->turn++ % m->n_parts].r, deadline);

@@ -185,7 +185,7 @@ static __attribute__((noinline, cold)) int ended_badly(rfaas_lease *l, rfaas_req
         status = rfaas_api_explain(l, op, r->function, r->worker, status, r->started);
     if (r->repeats && status != DP_RESULT_TOO_LARGE) {
         call_plan p = {.worker = r->chosen, .repeats = r->repeats, .deadline = r->last, .attempt = r->attempt};
-        status = rfaas_api_repeat(l, &p, r->worker, rfaas_api_home_key(l), status, r->function, r->in, r->in_size, r->out, r->capacity, &r->size);
+        status = rfaas_api_repeat(l, &p, r->worker, rfaas_api_grant_key(l), status, r->function, r->in, r->in_size, r->out, r->capacity, &r->size);
     }
     return status;
 }
@@ -411,7 +411,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
     bool told = false;
     int status = RFAAS_OK;
     for (int moves = 0; moves < 2; moves++) {
-        uint64_t key = sharing && l->options.flags & (RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) ? rfaas_api_home_key(l) : 0;
+        uint64_t key = sharing && l->options.flags & (RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) ? rfaas_api_grant_key(l) : 0;
         if (UNLIKELY((leaving(l) || moves) && (status = rfaas_api_move_shared(l, op, key, p->deadline)))) {
             give_request(l, r);
             return status;
@@ -683,7 +683,7 @@ static int wait_any(size_t count, rfaas_request requests[], int64_t until, size_
             continue; /* the next look says so */
         if (UNLIKELY(shared(l)))
             rfaas_api_wait_a_while(l, r, deadline);
-        else if (dp_endpoint_wait_turn(l->home->ep, deadline) == DP_YIELD)
+        else if (dp_endpoint_wait_turn(l->grant->ep, deadline) == DP_YIELD)
             rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
         leave(l, 0);
     }

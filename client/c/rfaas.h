@@ -195,8 +195,8 @@ typedef struct rfaas_session_options {
     uint32_t flags;        /* RFAAS_SESSION_* or 0 */
     int64_t timeout_ns;    /* bound of each control operation: open, lease, replace a worker; 0: 10 s */
     /* Number of released leases that stay connected for reuse (rfaas_lease_release). 0: environment
-     * variable RFAAS_KEEP_LEASES, else 16. Negative: none. */
-    int32_t keep_leases;
+     * variable RFAAS_CACHED_LEASES, else 16. Negative: none. */
+    int32_t cached_leases;
     uint32_t reserved;     /* 0 */
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
      * daemons of this user write it. */
@@ -233,10 +233,10 @@ RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_ses
  * The handle is invalid afterwards, whatever is returned. */
 RFAAS_API int rfaas_session_close(rfaas_session *session);
 
-/* rfaas_session_kept returns how many released leases a session keeps connected.
+/* rfaas_session_cached returns how many released leases a session keeps connected.
  *
  * The library tells what it knows without a message. Returns a negative status on an error. */
-RFAAS_API int rfaas_session_kept(rfaas_session *session);
+RFAAS_API int rfaas_session_cached(rfaas_session *session);
 
 /* ---- changes of executors ---- */
 
@@ -380,7 +380,7 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * call has been answered. Cached workers are stopped, stay connected and keep their code. The next
  * lease gets them without a new process, registration or queue pair (`cached` in rfaas_statistics),
  * and any thread may open it. Whatever functions left in the memory of these workers is still there. A
- * session caches at most keep_leases released leases, the latest ones, for as long as the executor
+ * session caches at most cached_leases released leases, the latest ones, for as long as the executor
  * permits. Other tenants can use the cores meanwhile. If the workers were ended for another lease, or
  * with their executor, the next lease gets new workers. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
@@ -518,7 +518,7 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 
 #define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
 #define RFAAS_START_COLD 1    /* a new process */
-#define RFAAS_START_WARM 2    /* a process of the executor's pool */
+#define RFAAS_START_POOLED 2  /* a process of the executor's pool */
 #define RFAAS_START_CACHED 3  /* a worker that served an earlier lease of this process and was still connected */
 
 /* rfaas_worker_start says how a worker came to its lease, with times that the executor measured. A
@@ -794,25 +794,25 @@ RFAAS_API int rfaas_map(rfaas_lease *lease, rfaas_function function, const void 
 /* ---- statistics ---- */
 
 typedef struct rfaas_statistics {
-    uint32_t struct_size; /* set by the caller to sizeof(rfaas_statistics) */
-    uint32_t replaced;    /* workers replaced */
-    uint64_t calls;       /* requests posted to workers */
-    uint64_t replies;     /* of these: answered in time */
-    uint64_t abandoned;   /* of these: abandoned at a deadline or by rfaas_cancel */
-    uint64_t late;        /* replies to abandoned requests */
-    uint64_t busy;        /* times that a worker had no free slot or no room */
-    uint64_t bytes_in;    /* payload sent */
-    uint64_t bytes_out;   /* results received */
-    uint64_t blocked;     /* waits that went to sleep since the last move */
-    uint64_t repeated;    /* calls that were repeated */
-    uint64_t moved;       /* times that the lease moved to another executor */
-    uint64_t local;       /* calls that ran in this process (RFAAS_LEASE_LOCAL), not counted above */
-    uint64_t cold;        /* workers that started cold, as new processes, including replacements and moves */
-    uint64_t warm;        /* workers from the executor's pool of processes without code */
-    uint64_t cached;      /* workers that a released lease left cached, connected and with their code */
-    uint64_t queue_pairs; /* queue pairs made for the lease; none for cached workers */
-    int64_t open_ns;      /* time that opening the lease took */
-    uint64_t kept;        /* released leases that the session keeps cached now, as far as it knows */
+    uint32_t struct_size;   /* set by the caller to sizeof(rfaas_statistics) */
+    uint32_t replaced;      /* workers replaced */
+    uint64_t calls;         /* requests posted to workers */
+    uint64_t replies;       /* of these: answered in time */
+    uint64_t abandoned;     /* of these: abandoned at a deadline or by rfaas_cancel */
+    uint64_t late;          /* replies to abandoned requests */
+    uint64_t busy;          /* times that a worker had no free slot or no room */
+    uint64_t bytes_in;      /* payload sent */
+    uint64_t bytes_out;     /* results received */
+    uint64_t blocked;       /* waits that went to sleep since the last move */
+    uint64_t repeated;      /* calls that were repeated */
+    uint64_t moved;         /* times that the lease moved to another executor */
+    uint64_t local;         /* calls that ran in this process (RFAAS_LEASE_LOCAL), not counted above */
+    uint64_t cold;          /* workers that started cold, as new processes, including replacements and moves */
+    uint64_t pooled;        /* workers from the executor's pool of processes without code */
+    uint64_t cached;        /* workers that a released lease left cached, connected and with their code */
+    uint64_t queue_pairs;   /* queue pairs made for the lease; none for cached workers */
+    int64_t open_ns;        /* time that opening the lease took */
+    uint64_t cached_leases; /* released leases that the session keeps cached now, as far as it knows */
 } rfaas_statistics;
 
 /* rfaas_lease_statistics returns the statistics of a lease since it was opened.

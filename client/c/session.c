@@ -181,7 +181,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     s->timeout_ns = o.timeout_ns ? o.timeout_ns : 10000000000ll;
     memset(s->provider, 0, sizeof s->provider);
     pthread_mutex_lock(&rfaas_api_mu);
-    s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.keep_leases, .timeout_ns = s->timeout_ns};
+    s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.cached_leases, .timeout_ns = s->timeout_ns};
     pthread_mutex_unlock(&rfaas_api_mu);
     const struct {
         const char *name, *from;
@@ -239,7 +239,7 @@ int rfaas_session_close(rfaas_session *s) {
     rfaas_agent_session_name req = {.session = s->open.session};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
-    rfaas_api_drop_all_kept(s); /* if the request succeeded, events have done so */
+    rfaas_api_drop_all_cached(s); /* if the request succeeded, events have done so */
     close_devices(s);
     give_session(s);
     return status;
@@ -299,12 +299,12 @@ int rfaas_api_attend_fd(void) {
     return fd;
 }
 
-int rfaas_session_kept(rfaas_session *s) {
-    int status = rfaas_api_bad_session(s, "kept leases");
+int rfaas_session_cached(rfaas_session *s) {
+    int status = rfaas_api_bad_session(s, "cached leases");
     if (status)
         return status;
     rfaas_agent_look();
-    return (int)rfaas_api_kept(s);
+    return (int)rfaas_api_cached(s);
 }
 
 /* The session's device for a provider, opened once. */
@@ -325,7 +325,7 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
 
 /* ---- another agent ---- */
 
-/* The next home of a lease that moves is not handed over: the lease looks for another one. */
+/* The next grant of a lease that moves is not handed over: the lease looks for another one. */
 static void give_up_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     rfaas_agent_event e = {.key = l->next && l->next->lease_id ? l->next->key : 0, .kind = RFAAS_EVENT_ENDED, .status = RFAAS_LEASE_ENDED,
@@ -341,7 +341,7 @@ static void hand_over(rfaas_lease *l) {
     int library = -1;
     give_up_next(l);
     pthread_mutex_lock(&l->mu);
-    rfaas_home *h = l->home;
+    rfaas_grant *h = l->grant;
     bool ours = l->session && h && h->key && h->lease_id && h->ep && !h->ended;
     rfaas_agent_adopt req = {0};
     uint64_t *pids = ours ? malloc(h->n_workers * sizeof *pids) : NULL;
@@ -368,8 +368,8 @@ static void hand_over(rfaas_lease *l) {
         close(library);
     if (!status) {
         pthread_mutex_lock(&l->mu);
-        if (l->home && l->home->key == req.key)
-            l->home->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
+        if (l->grant && l->grant->key == req.key)
+            l->grant->until_ns = ((rfaas_agent_until *)reply.data)->until_ns;
         pthread_mutex_unlock(&l->mu);
         free(reply.data);
     } else if (!reply.lost) { /* otherwise it is handed to the next agent */
@@ -380,7 +380,7 @@ static void hand_over(rfaas_lease *l) {
 }
 
 void rfaas_api_reopen(void) {
-    rfaas_api_drop_all_kept(NULL); /* executors ended their workers when the connection of the old agent broke */
+    rfaas_api_drop_all_cached(NULL); /* executors ended their workers when the connection of the old agent broke */
     for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++) {
         rfaas_session *s = __atomic_load_n(&sessions[i], __ATOMIC_ACQUIRE);
         if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)

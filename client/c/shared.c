@@ -18,9 +18,9 @@ static int fail_released(const char *op, int started) {
     return rfaas_api_fail(RFAAS_LEASE_ENDED, started, "%s: the lease was released by another thread", op);
 }
 
-uint64_t rfaas_api_home_key(rfaas_lease *l) {
+uint64_t rfaas_api_grant_key(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
-    uint64_t key = l->home ? l->home->key : 0;
+    uint64_t key = l->grant ? l->grant->key : 0;
     pthread_mutex_unlock(&l->mu);
     return key;
 }
@@ -31,7 +31,7 @@ int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t 
     int status = rfaas_api_take_all(l, op, deadline);
     if (status)
         return status;
-    if (l->home->key == key)
+    if (l->grant->key == key)
         status = rfaas_api_move(l, op, deadline);
     rfaas_api_put_all(l);
     return status;

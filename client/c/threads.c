@@ -11,7 +11,7 @@
  *                               └────another thread, the owner is inside, or too often──▶ shared, until it is released
  *
  * Inside a shared lease, a thread holds the unit of a lane (dp_turns.h) while it uses the workers of that lane, their channels
- * and the requests in flight on them. All units together protect what belongs to the whole lease: home, buffers, statistics.
+ * and the requests in flight on them. All units together protect what belongs to the whole lease: grant, buffers, statistics.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -89,19 +89,19 @@ void rfaas_api_threads_reset(rfaas_lease *l) {
 
 static uint32_t units(const rfaas_lease *l) { return l->n_workers < DP_LANES_MAX ? l->n_workers : DP_LANES_MAX; }
 
-/* Asks the thread that waits on a lane to yield. The mutex keeps the home and its channels from being freed. */
+/* Asks the thread that waits on a lane to yield. The mutex keeps the grant and its channels from being freed. */
 static void ask_unit(void *arg, uint32_t unit) {
     rfaas_lease *l = arg;
     pthread_mutex_lock(&l->mu);
-    if (l->home && l->home->ep && unit < l->home->n_workers && l->home->workers[unit].ch)
-        dp_channel_ask(l->home->workers[unit].ch);
+    if (l->grant && l->grant->ep && unit < l->grant->n_workers && l->grant->workers[unit].ch)
+        dp_channel_ask(l->grant->workers[unit].ch);
     pthread_mutex_unlock(&l->mu);
 }
 
 static void ask_owner(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
-    if (l->home && l->home->ep)
-        dp_endpoint_ask(l->home->ep);
+    if (l->grant && l->grant->ep)
+        dp_endpoint_ask(l->grant->ep);
     pthread_mutex_unlock(&l->mu);
 }
 

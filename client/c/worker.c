@@ -20,7 +20,7 @@ static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *
         dp_channel_fail(w->ch, w->death_status);
 }
 
-static void note_end(rfaas_home *h, const rfaas_agent_event *e) {
+static void note_end(rfaas_grant *h, const rfaas_agent_event *e) {
     h->ended = e->status < 0 ? e->status : DP_LEASE_ENDED;
     snprintf(h->ended_reason, sizeof h->ended_reason, "%.*s", (int)sizeof h->ended_reason - 1, e->text);
     for (uint32_t i = 0; i < h->n_workers; i++)
@@ -30,14 +30,14 @@ static void note_end(rfaas_home *h, const rfaas_agent_event *e) {
 
 void rfaas_api_take_event(const rfaas_agent_event *e, const char *details) {
     if (e->kind == RFAAS_AGENT_DROPPED) {
-        rfaas_api_drop_kept(e->key);
+        rfaas_api_drop_cached(e->key);
         return;
     }
     rfaas_lease *l = e->key ? rfaas_api_lease_at(e->key & (RFAAS_LEASES_MAX - 1)) : NULL;
     if (!l)
         return;
     pthread_mutex_lock(&l->mu);
-    rfaas_home *h = l->home;
+    rfaas_grant *h = l->grant;
     uint32_t kind = e->kind;
     if (l->next && l->next->key == e->key) {
         /* The lease has not moved there yet, and does not move to an executor that drains. */
@@ -52,14 +52,14 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details) {
             note_end(h, e);
         else if (kind == RFAAS_EVENT_DRAINING && !l->leaving_reason[0])
             snprintf(l->leaving_reason, sizeof l->leaving_reason, "%.*s", (int)sizeof l->leaving_reason - 1, e->text);
-        if (h == l->home && kind >= RFAAS_EVENT_WORKER_DIED && kind <= RFAAS_EVENT_EXPIRING)
+        if (h == l->grant && kind >= RFAAS_EVENT_WORKER_DIED && kind <= RFAAS_EVENT_EXPIRING)
             rfaas_api_keep_news(l, e);
     }
     pthread_mutex_unlock(&l->mu);
 }
 
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
-    const rfaas_home *h = arg;
+    const rfaas_grant *h = arg;
     rfaas_agent_silence req = {.key = h->key, .since_ns = silence.since, .at_ns = silence.at};
     while (req.worker < h->n_workers && h->workers[req.worker].ch != ch)
         req.worker++;
@@ -69,7 +69,7 @@ void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence) {
 /* Reports whether waiting for an event about a worker is useless: its death or the lease's end is known, or no event came before. */
 static bool explained(rfaas_lease *l, const rfaas_worker *w) {
     pthread_mutex_lock(&l->mu);
-    bool known = l->home->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
+    bool known = l->grant->ended || !w->pid || w->dead_pid == w->pid || w->silent_pid == w->pid;
     pthread_mutex_unlock(&l->mu);
     return known;
 }
@@ -91,14 +91,14 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     if (started == RFAAS_MAYBE_EXECUTED && w->dead_pid != w->pid)
         w->silent_pid = w->pid; /* later calls do not wait again */
     bool died = w->pid && w->dead_pid == w->pid;
-    int ended = l->home->ended;
-    snprintf(why, sizeof why, "%s", ended ? l->home->ended_reason : w->reason);
+    int ended = l->grant->ended;
+    snprintf(why, sizeof why, "%s", ended ? l->grant->ended_reason : w->reason);
     int death = w->death_status;
     if (died && !ended && w->details)
         details = strdup(w->details);
     pthread_mutex_unlock(&l->mu);
     if (ended)
-        return rfaas_api_fail(ended, started, "%s %s: the lease on %s ended: %s%s", op, name, l->home->executor, why, note);
+        return rfaas_api_fail(ended, started, "%s %s: the lease on %s ended: %s%s", op, name, l->grant->executor, why, note);
     if (!died)
         return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s", op, name, worker, rfaas_strerror(status), note);
     rfaas_api_fail(death, started, "%s %s: %s: %s%s%s", op, name, rfaas_strerror(death), why, note, details ? details : "");
@@ -111,14 +111,14 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     dp_error err = {0};
     rfaas_api_settle(l, i);
     pthread_mutex_lock(&l->mu);
-    int ended = l->home->ended;
-    char why[sizeof l->home->ended_reason];
-    memcpy(why, l->home->ended_reason, sizeof why);
+    int ended = l->grant->ended;
+    char why[sizeof l->grant->ended_reason];
+    memcpy(why, l->grant->ended_reason, sizeof why);
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
     if (ended)
-        return rfaas_api_fail(ended, 0, "%s %u: the lease on %s ended: %s", op, i, l->home->executor, why);
+        return rfaas_api_fail(ended, 0, "%s %u: the lease on %s ended: %s", op, i, l->grant->executor, why);
     if (dp_channel_reset(w->ch, &err))
         return rfaas_api_fail_dp(op, &err);
     return RFAAS_OK;
@@ -131,7 +131,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     int status = w->replacing && !dp_channel_broken(w->ch) ? RFAAS_OK : begin(l, w, i, op);
     if (status)
         return status;
-    rfaas_agent_replace req = {.key = l->home->key, .worker = i, .timeout_ns = patience > 0 ? patience : 0};
+    rfaas_agent_replace req = {.key = l->grant->key, .worker = i, .timeout_ns = patience > 0 ? patience : 0};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply = {0};
     status = rfaas_api_offer(w, &req.offer);
@@ -145,7 +145,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
         return RFAAS_BUSY;
     }
     if (!status) {
-        status = rfaas_api_connect_worker(l, l->home, i, got);
+        status = rfaas_api_connect_worker(l, l->grant, i, got);
         free(reply.data);
     }
     if (status) {

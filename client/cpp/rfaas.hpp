@@ -176,9 +176,9 @@ class session {
     /* Closes the session, its leases and its cached workers now. Throws the errors that the destructor ignores. */
     void close() { check(rfaas_session_close(std::exchange(handle_, nullptr))); }
 
-    /* Returns how many released leases are kept connected. */
-    int kept() const {
-        int n = rfaas_session_kept(handle_);
+    /* Returns how many released leases are cached connected. */
+    int cached() const {
+        int n = rfaas_session_cached(handle_);
         check(n);
         return n;
     }

@@ -51,12 +51,12 @@ module rfaas_options
 
 contains
 
-   subroutine set_session(a, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
+   subroutine set_session(a, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
                           traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file)
       type(session_arguments), intent(inout), target :: a
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
-      integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       logical, intent(in), optional :: allow_plaintext
       a%options%struct_size = int(c_sizeof(a%options), c_int32_t)
       a%options%manager = string(manager, a%manager)
@@ -67,7 +67,7 @@ contains
       a%options%secret_file = string(secret_file, a%secret_file)
       a%options%token_file = string(token_file, a%token_file)
       if (present(timeout)) a%options%timeout_ns = nanoseconds(timeout)
-      if (present(keep_leases)) a%options%keep_leases = keep_leases
+      if (present(cached_leases)) a%options%cached_leases = cached_leases
       if (present(port)) a%options%port = port
       if (present(gid_index)) a%options%gid_index = gid_index
       if (present(pkey_index)) a%options%pkey_index = pkey_index
@@ -193,7 +193,7 @@ module rfaas
       RFAAS_MAYBE_EXECUTED, RFAAS_SESSION_ALLOW_PLAINTEXT, RFAAS_EXECUTOR_OPEN, RFAAS_EXECUTOR_DRAINING, RFAAS_EXECUTOR_SILENT, &
       RFAAS_EXECUTOR_LEFT, RFAAS_WAIT_ADAPTIVE, RFAAS_WAIT_HOT, RFAAS_WAIT_WARM, RFAAS_NO_BULK, RFAAS_EVENT_NONE, &
       RFAAS_EVENT_WORKER_DIED, RFAAS_EVENT_ENDED, RFAAS_EVENT_DRAINING, RFAAS_EVENT_EXPIRING, RFAAS_EVENT_MOVED, &
-      RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_WARM, RFAAS_START_CACHED, RFAAS_ANY_WORKER
+      RFAAS_START_UNKNOWN, RFAAS_START_COLD, RFAAS_START_POOLED, RFAAS_START_CACHED, RFAAS_ANY_WORKER
    ! end of what is generated
    integer, parameter, public :: RFAAS_UNDEFINED = 0 !< index of rfaas_waitany if all requests are null
 
@@ -254,7 +254,7 @@ module rfaas
    public :: rfaas_session_open, rfaas_session_close, rfaas_session_changes, rfaas_session_watch, rfaas_lease_open, &
       rfaas_lease_open_at, rfaas_lease_open_across, rfaas_places, rfaas_lease_release, rfaas_lease_workers, rfaas_lease_function, &
       rfaas_lease_renew, rfaas_lease_event, rfaas_lease_info, rfaas_worker_info, rfaas_lease_statistics
-   public :: rfaas_session_kept, rfaas_lease_status, rfaas_worker_origin, rfaas_lease_function_name
+   public :: rfaas_session_cached, rfaas_lease_status, rfaas_worker_origin, rfaas_lease_function_name
    public :: rfaas_alloc, rfaas_free, rfaas_register, rfaas_unregister
    public :: rfaas_invoke, rfaas_iinvoke, rfaas_wait, rfaas_test, rfaas_cancel, rfaas_waitall, rfaas_waitany, &
       rfaas_waitany_for, rfaas_map
@@ -318,28 +318,28 @@ contains
    end function
 
    !> Arguments that are absent have the defaults of rfaas_session_options.
-   subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, keep_leases, port, &
+   subroutine rfaas_session_open(session, manager, executor, provider, tenant, device, timeout, ierror, cached_leases, port, &
                                  gid_index, pkey_index, traffic_class, service_level, mtu, allow_plaintext, secret_file, &
                                  token_file)
       type(rfaas_session), intent(inout) :: session
       character(len=*), intent(in), optional :: manager, executor, provider, tenant, device, secret_file, token_file
       real(c_double), intent(in), optional :: timeout
       integer, intent(out), optional :: ierror
-      integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       logical, intent(in), optional :: allow_plaintext
       type(session_arguments), target :: a
-      call set_session(a, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
+      call set_session(a, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
                        traffic_class, service_level, mtu, allow_plaintext, secret_file, token_file)
       call finish(rfaas_session_open_c(a%options, session%handle), ierror)
    end subroutine
 
    !> Returns how many released leases the session keeps connected.
-   subroutine rfaas_session_kept(session, kept, ierror)
+   subroutine rfaas_session_cached(session, cached, ierror)
       type(rfaas_session), intent(in) :: session
-      integer, intent(out) :: kept
+      integer, intent(out) :: cached
       integer, intent(out), optional :: ierror
-      kept = int(rfaas_session_kept_c(session%handle))
-      call finish(min(int(kept, c_int), 0_c_int), ierror)
+      cached = int(rfaas_session_cached_c(session%handle))
+      call finish(min(int(cached, c_int), 0_c_int), ierror)
    end subroutine
 
    subroutine rfaas_session_close(session, ierror)

@@ -72,7 +72,7 @@ module rfaas_c
 
    integer, parameter :: RFAAS_START_UNKNOWN = 0 !< the executor does not say, or the worker is this process
    integer, parameter :: RFAAS_START_COLD = 1 !< a new process
-   integer, parameter :: RFAAS_START_WARM = 2 !< a process of the executor's pool
+   integer, parameter :: RFAAS_START_POOLED = 2 !< a process of the executor's pool
    integer, parameter :: RFAAS_START_CACHED = 3 !< a worker that served an earlier lease of this process and was still connected
 
    integer, parameter :: RFAAS_ANY_WORKER = -1
@@ -97,7 +97,7 @@ module rfaas_c
       integer(c_int32_t) :: mtu = 0
       integer(c_int32_t) :: flags = 0
       integer(c_int64_t) :: timeout_ns = 0
-      integer(c_int32_t) :: keep_leases = 0
+      integer(c_int32_t) :: cached_leases = 0
       integer(c_int32_t) :: reserved = 0
       type(c_ptr) :: secret_file = c_null_ptr
       type(c_ptr) :: token_file = c_null_ptr
@@ -216,11 +216,11 @@ module rfaas_c
       integer(c_int64_t) :: moved = 0
       integer(c_int64_t) :: local = 0
       integer(c_int64_t) :: cold = 0
-      integer(c_int64_t) :: warm = 0
+      integer(c_int64_t) :: pooled = 0
       integer(c_int64_t) :: cached = 0
       integer(c_int64_t) :: queue_pairs = 0
       integer(c_int64_t) :: open_ns = 0
-      integer(c_int64_t) :: kept = 0
+      integer(c_int64_t) :: cached_leases = 0
    end type
 
    interface
@@ -269,8 +269,8 @@ module rfaas_c
          type(c_ptr), value :: session
       end function
 
-      !> rfaas_session_kept returns how many released leases a session keeps connected.
-      integer(c_int) function rfaas_session_kept_c(session) bind(c, name='rfaas_session_kept')
+      !> rfaas_session_cached returns how many released leases a session keeps connected.
+      integer(c_int) function rfaas_session_cached_c(session) bind(c, name='rfaas_session_cached')
          import
          type(c_ptr), value :: session
       end function

@@ -47,7 +47,7 @@ contains
    !> aborts the program.
    subroutine open_f08(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                        duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, local, &
-                       allow_plaintext, why, library_data, library_size, device, keep_leases, port, gid_index, pkey_index, &
+                       allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, pkey_index, &
                        traffic_class, service_level, mtu)
       type(MPI_Comm), intent(in) :: comm
       character(len=*), intent(in) :: library
@@ -62,12 +62,12 @@ contains
       character(len=*), intent(out), optional :: why
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
-      integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       type(session_arguments), target :: where
       type(lease_arguments), target :: what
       character(kind=c_char) :: text(RFAAS_MPI_ERROR_MAX)
       integer(c_int) :: status
-      call set_session(where, manager, executor, provider, tenant, device, timeout, keep_leases, port, gid_index, pkey_index, &
+      call set_session(where, manager, executor, provider, tenant, device, timeout, cached_leases, port, gid_index, pkey_index, &
                        traffic_class, service_level, mtu, allow_plaintext)
       call set_lease(what, library, workers=workers, cores_per_worker=cores_per_worker, depth=depth, eager=eager, &
                      wait_mode=wait_mode, bulk=bulk, memory=memory, duration=duration, call_limit=call_limit, renew=renew, &
@@ -85,7 +85,7 @@ contains
 
    subroutine open_integer(comm, library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, memory, &
                            duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
-                           local, allow_plaintext, why, library_data, library_size, device, keep_leases, port, gid_index, &
+                           local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
                            pkey_index, traffic_class, service_level, mtu)
       integer, intent(in) :: comm
       character(len=*), intent(in) :: library
@@ -100,10 +100,10 @@ contains
       character(len=*), intent(out), optional :: why
       type(c_ptr), intent(in), optional :: library_data
       integer(c_size_t), intent(in), optional :: library_size
-      integer, intent(in), optional :: keep_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
+      integer, intent(in), optional :: cached_leases, port, gid_index, pkey_index, traffic_class, service_level, mtu
       call open_f08(MPI_Comm(comm), library, session, lease, workers, cores_per_worker, depth, eager, wait_mode, bulk, &
                     memory, duration, call_limit, manager, executor, provider, tenant, timeout, ierror, renew, failover, &
-                    local, allow_plaintext, why, library_data, library_size, device, keep_leases, port, gid_index, &
+                    local, allow_plaintext, why, library_data, library_size, device, cached_leases, port, gid_index, &
                     pkey_index, traffic_class, service_level, mtu)
    end subroutine
 end module

@@ -40,7 +40,7 @@ func TestLease(t *testing.T) {
 		t.Errorf("status %s: %v", text, err)
 	}
 	if l.release(false) {
-		t.Error("kept, which nobody asked for")
+		t.Error("cached, which nobody asked for")
 	}
 	if n := x.free(t, w.secret); n != 2 {
 		t.Errorf("%d cores are free, want 2", n)

@@ -13,7 +13,7 @@ func BenchmarkCachedLease(b *testing.B) {
 	p := opened(b, w, x)
 	l := p.mustAcquire(1, 1)
 	if !l.release(true) {
-		b.Fatal("not kept")
+		b.Fatal("not cached")
 	}
 	key := uint64(1)
 	for b.Loop() {
@@ -26,7 +26,7 @@ func BenchmarkCachedLease(b *testing.B) {
 			b.Fatalf("worker %+v is not a cached one", next.Workers[0])
 		}
 		if l = next; !l.release(true) {
-			b.Fatal("not kept")
+			b.Fatal("not cached")
 		}
 	}
 }

@@ -106,8 +106,8 @@ func (p *process) acquire(a protocol.Acquire) (*leased, error) {
 	return p.acquireWith(a, nil)
 }
 
-// acquireWith offers the channels of a kept lease first, if that is not nil.
-func (p *process) acquireWith(a protocol.Acquire, kept *leased) (*leased, error) {
+// acquireWith offers the channels of a cached lease first, if that is not nil.
+func (p *process) acquireWith(a protocol.Acquire, cached *leased) (*leased, error) {
 	p.t.Helper()
 	a.First = true
 	if a.Session == 0 {
@@ -125,8 +125,8 @@ func (p *process) acquireWith(a protocol.Acquire, kept *leased) (*leased, error)
 	p.page.line(a.Key).key.Store(a.Key)
 	for {
 		var ch *channels
-		if kept != nil {
-			ch, a.Kept = kept.channels, kept.key
+		if cached != nil {
+			ch, a.Cached = cached.channels, cached.key
 			for _, c := range ch.all {
 				if err := c.Renew(); err != nil {
 					return nil, err
@@ -147,12 +147,12 @@ func (p *process) acquireWith(a protocol.Acquire, kept *leased) (*leased, error)
 		}
 		if !d.Granted {
 			ch.close()
-			a.First, a.Provider, f, kept = false, d.Provider, nil, nil
+			a.First, a.Provider, f, cached = false, d.Provider, nil, nil
 			continue
 		}
 		for i, w := range d.Workers {
 			connect := ch.all[i].Connect
-			if kept != nil {
+			if cached != nil {
 				connect = ch.all[i].Resume
 			}
 			if err := connect(w.Blob); err != nil {
@@ -172,12 +172,12 @@ func (p *process) mustAcquire(key uint64, workers uint32) *leased {
 	return l
 }
 
-func (l *leased) release(keep bool) (kept bool) {
+func (l *leased) release(keep bool) (cached bool) {
 	l.p.t.Helper()
 	r := protocol.Release{Key: l.key, Keep: keep}
-	kept, err := protocol.DecodeReleased(l.p.must(protocol.OpRelease, r.Encode, nil))
+	cached, err := protocol.DecodeReleased(l.p.must(protocol.OpRelease, r.Encode, nil))
 	if err != nil {
 		l.p.t.Fatal(err)
 	}
-	return kept
+	return cached
 }

@@ -215,7 +215,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		if err := l.plan(m, r); err != nil {
 			return nil, nil, err
 		}
-		if m.Kept != 0 {
+		if m.Cached != 0 {
 			held, err := l.resume(ctx, m)
 			if held != nil || err != nil {
 				return held, nil, err
@@ -277,14 +277,14 @@ func (c *client) spec(s *protocol.Spec) grant.Spec {
 		CallLimit: time.Duration(s.CallLimitNs), Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }
 
-// resume asks for the workers that are kept under a key. If they are not available, it returns no lease and no error,
+// resume asks for the workers that are cached under a key. If they are not available, it returns no lease and no error,
 // and the client needs new channels.
 func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
-	k := l.session.control.TakeKept(m.Kept)
+	k := l.session.control.TakeCached(m.Cached)
 	switch {
 	case k == nil: // given up; an event says so
 		return nil, nil
-	case len(m.Offers) != int(m.Spec.Workers) || !l.pending.UseKept(k):
+	case len(m.Offers) != int(m.Spec.Workers) || !l.pending.UseCached(k):
 		l.session.control.GiveUp(k)
 		return nil, nil
 	}
@@ -468,12 +468,12 @@ func (c *client) release(r *request) (body, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer := func(kept bool) body {
-		return func(b []byte) []byte { return protocol.EncodeReleased(b, kept) }
+	answer := func(cached bool) body {
+		return func(b []byte) []byte { return protocol.EncodeReleased(b, cached) }
 	}
 	l, err := c.lease("release", m.Key)
 	if err != nil || !c.forget(l) {
-		c.forgetKept(m.Key) // otherwise there was no lease, or its acquisition failed
+		c.forgetCached(m.Key) // otherwise there was no lease, or its acquisition failed
 		return answer(false), nil
 	}
 	l.mu.Lock()
@@ -489,12 +489,12 @@ func (c *client) release(r *request) (body, error) {
 	case !m.Keep:
 		return answer(false), held.Release(context.WithoutCancel(c.ctx))
 	}
-	kept, err := held.ReleaseKeep(context.WithoutCancel(c.ctx), m.Key)
-	return answer(kept), err
+	cached, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key)
+	return answer(cached), err
 }
 
-// forgetKept ends the workers that are kept under a key, if there are any. No event follows.
-func (c *client) forgetKept(key uint64) {
+// forgetCached ends the workers that are cached under a key, if there are any. No event follows.
+func (c *client) forgetCached(key uint64) {
 	c.mu.Lock()
 	sessions := slices.Collect(maps.Values(c.sessions))
 	c.mu.Unlock()
@@ -502,7 +502,7 @@ func (c *client) forgetKept(key uint64) {
 		if s == nil {
 			continue
 		}
-		if k := s.control.TakeKept(key); k != nil {
+		if k := s.control.TakeCached(key); k != nil {
 			s.control.Forget(k)
 			return
 		}

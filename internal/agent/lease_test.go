@@ -55,13 +55,13 @@ func TestEndOfProcessReleases(t *testing.T) {
 	x := executor(t, w.secret)
 	p := opened(t, w, x)
 	p.mustAcquire(1, 1)
-	kept := p.mustAcquire(2, 1)
-	if !kept.release(true) {
-		t.Fatal("not kept")
+	cached := p.mustAcquire(2, 1)
+	if !cached.release(true) {
+		t.Fatal("not cached")
 	}
 	began := time.Now()
 	p.conn.Close()
-	eventually(t, "both cores are free, and nothing is kept", func() bool { return x.free(t, w.secret) == 2 && w.agent.count() == 0 })
+	eventually(t, "both cores are free, and nothing is cached", func() bool { return x.free(t, w.secret) == 2 && w.agent.count() == 0 })
 	t.Logf("free after %v", time.Since(began))
 }
 
@@ -141,7 +141,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestKeptWorkers(t *testing.T) {
+func TestCachedWorkers(t *testing.T) {
 	w := newWorld(t, 0)
 	x := executor(t, w.secret)
 	p := opened(t, w, x)
@@ -150,7 +150,7 @@ func TestKeptWorkers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !first.release(true) {
-		t.Fatal("not kept")
+		t.Fatal("not cached")
 	}
 	again, err := p.acquireWith(protocol.Acquire{Key: 2, Spec: spec(2)}, first)
 	if err != nil {
@@ -165,7 +165,7 @@ func TestKeptWorkers(t *testing.T) {
 
 	// Workers that do not fit are given up.
 	if !again.release(true) {
-		t.Fatal("not kept")
+		t.Fatal("not cached")
 	}
 	other := spec(2)
 	other.Memory = 100 << 20
@@ -182,11 +182,11 @@ func TestKeptWorkers(t *testing.T) {
 
 	// Those that are given back for good are gone without an event.
 	if !l.release(true) {
-		t.Fatal("not kept")
+		t.Fatal("not cached")
 	}
 	l.release(false)
-	if s := w.agent.status(); s.Kept != 0 {
-		t.Errorf("%d are kept", s.Kept)
+	if s := w.agent.status(); s.Cached != 0 {
+		t.Errorf("%d are cached", s.Cached)
 	}
 	name := protocol.SessionName{Session: 1}
 	p.must(protocol.OpClose, name.Encode, nil)

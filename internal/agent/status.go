@@ -19,7 +19,7 @@ type Status struct {
 	Clients   []ClientStatus `json:"clients"`
 	Executors int            `json:"executors"` // to which it is connected
 	Board     bool           `json:"board"`     // a resource manager's board is attached
-	Kept      int            `json:"kept"`      // leases whose workers are cached
+	Cached    int            `json:"cached"`    // leases whose workers are cached
 	Served    uint64         `json:"served"`    // operations so far
 	Tokens    []TokenStatus  `json:"tokens"`    // of the open sessions
 }
@@ -55,7 +55,7 @@ func (a *Agent) status() Status {
 		}
 		for _, x := range c.sessions {
 			if x != nil {
-				s.Kept += x.control.Kept()
+				s.Cached += x.control.Cached()
 			}
 		}
 		c.mu.Unlock()

@@ -79,7 +79,7 @@ func printAgent(out io.Writer, socket string, s *agent.Status) error {
 	fmt.Fprintf(w, "up\t%v\n", (time.Duration(s.UptimeMS) * time.Millisecond).Round(time.Millisecond))
 	fmt.Fprintf(w, "executors\t%d connected\n", s.Executors)
 	fmt.Fprintf(w, "board\t%s\n", board)
-	fmt.Fprintf(w, "cached leases\t%d\n", s.Kept)
+	fmt.Fprintf(w, "cached leases\t%d\n", s.Cached)
 	fmt.Fprintf(w, "operations\t%d\n", s.Served)
 	for _, t := range s.Tokens {
 		fmt.Fprintf(w, "token\t%s, tenant %s, expires %s\n", t.File, t.Tenant, t.Expires.Format(time.RFC3339))

@@ -156,7 +156,7 @@ func newDrain(a *app) *cobra.Command {
 	a.addressFlag(c, &executor, "executor", "RFAAS_EXECUTOR", control.DefaultExecutorAddress, "address of the executor")
 	a.addressFlag(c, &manager, "manager", "RFAAS_MANAGER", control.DefaultManagerAddress, "with NODE: address of the resource manager")
 	c.Flags().DurationVar(&grace, "grace", 0, "how long running calls may take (default: the executor's setting)")
-	c.Flags().StringVar(&reason, "reason", "", "what the holders are told")
+	c.Flags().StringVar(&reason, "reason", "", "what the clients are told")
 	return c
 }
 

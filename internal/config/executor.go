@@ -60,16 +60,16 @@ type Executor struct {
 	CodeCache Bytes  `mapstructure:"code-cache"`
 	MaxBulk   Bytes  `mapstructure:"max-bulk"`
 
-	WarmPool       int           `mapstructure:"warm-pool"`   // pooled workers for each provider
-	KeepTime       time.Duration `mapstructure:"keep-time"`   // how long released workers are cached; 0: not cached
-	KeepMost       int           `mapstructure:"keep-most"`   // leases whose workers are cached
+	Pool           int           `mapstructure:"pool"`        // pooled workers for each provider
+	CacheTime      time.Duration `mapstructure:"cache-time"`  // how long released workers are cached; 0: not cached
+	CacheMost      int           `mapstructure:"cache-most"`  // leases whose workers are cached
 	MaxWorkers     int           `mapstructure:"max-workers"` // per lease; 0: as many as cores
 	LeaseDefault   time.Duration `mapstructure:"lease-default"`
 	LeaseMax       time.Duration `mapstructure:"lease-max"`
 	LeaseMargin    time.Duration `mapstructure:"lease-margin"`
 	LeaseNotice    time.Duration `mapstructure:"lease-notice"`
-	HolderFirstUse time.Duration `mapstructure:"holder-first-use"`
-	HolderReturn   time.Duration `mapstructure:"holder-return"`
+	ClientFirstUse time.Duration `mapstructure:"client-first-use"`
+	ClientReturn   time.Duration `mapstructure:"client-return"`
 	AgentGrace     time.Duration `mapstructure:"agent-grace"`
 	SpawnTimeout   time.Duration `mapstructure:"spawn-timeout"`
 	CallLimit      time.Duration `mapstructure:"call-limit"` // 0: none
@@ -91,8 +91,8 @@ type Executor struct {
 	providersParsed []string
 }
 
-// maxWarm bounds the pooled workers: each is a process.
-const maxWarm = 1024
+// maxPool bounds the pooled workers: each is a process.
+const maxPool = 1024
 
 // maxKeep bounds how long workers are cached.
 const maxKeep = 24 * time.Hour
@@ -125,16 +125,16 @@ var executorOptions = slices.Concat([]option{
 	{"code-limit", "256MiB", "largest library that may be uploaded"},
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
-	{"warm-pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
-	{"keep-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; ended if others need their cores; 0s for no cache"},
-	{"keep-most", "64", "most released leases whose workers are cached"},
+	{"pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
+	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; ended if others need their cores; 0s for no cache"},
+	{"cache-most", "64", "most released leases whose workers are cached"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
 	{"lease-default", "1h", "duration of a lease whose request names none"},
 	{"lease-max", "24h", "longest lease, and longest renewal"},
 	{"lease-margin", "500ms", "how long before the end of a lease its client stops using it (at most a tenth of the lease)"},
 	{"lease-notice", "30s", "how long before the end of a lease its client is notified (at most a third of the lease)"},
-	{"holder-first-use", "10s", "how long a granted lease waits for its client's first use"},
-	{"holder-return", "2s", "how long a lease waits for its client or agent to come back after the control connection broke"},
+	{"client-first-use", "10s", "how long a granted lease waits for its client's first use"},
+	{"client-return", "2s", "how long a lease waits for its client or agent to come back after the control connection broke"},
 	{"agent-grace", "1m", "the same while workers are connected to the client's process, for example when only its agent has died; the lease is charged"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
@@ -267,11 +267,11 @@ func (c *Executor) validate() error {
 	if c.MaxBulk > 1<<32 {
 		v.failf("max-bulk: %v is above 4GiB", c.MaxBulk)
 	}
-	v.between("warm-pool", c.WarmPool, 0, maxWarm)
-	if c.KeepTime < 0 || c.KeepTime > maxKeep {
-		v.failf("keep-time: %v is not in 0s..%v", c.KeepTime, maxKeep)
+	v.between("pool", c.Pool, 0, maxPool)
+	if c.CacheTime < 0 || c.CacheTime > maxKeep {
+		v.failf("cache-time: %v is not in 0s..%v", c.CacheTime, maxKeep)
 	}
-	v.between("keep-most", c.KeepMost, 0, maxWarm)
+	v.between("cache-most", c.CacheMost, 0, maxPool)
 	v.between("max-workers", c.MaxWorkers, 0, maxCPU)
 	v.positive("lease-default", c.LeaseDefault)
 	v.positive("lease-max", c.LeaseMax)
@@ -284,8 +284,8 @@ func (c *Executor) validate() error {
 		v.failf("%v", err)
 	}
 	v.between("share-cores", c.ShareCores, 1, 64)
-	v.positive("holder-first-use", c.HolderFirstUse)
-	v.positive("holder-return", c.HolderReturn)
+	v.positive("client-first-use", c.ClientFirstUse)
+	v.positive("client-return", c.ClientReturn)
 	v.positive("agent-grace", c.AgentGrace)
 	v.positive("spawn-timeout", c.SpawnTimeout)
 	if c.CallLimit < 0 || c.CallLimit > 0 && c.CallLimit < time.Millisecond {

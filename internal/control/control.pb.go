@@ -79,8 +79,8 @@ type StartPath int32
 const (
 	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
 	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
-	StartPath_START_PATH_WARM    StartPath = 2 // cloned in advance
-	StartPath_START_PATH_CACHED  StartPath = 3 // kept from an earlier lease of the same process, connected
+	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance
+	StartPath_START_PATH_CACHED  StartPath = 3 // cached from an earlier lease of the same process, connected
 )
 
 // Enum value maps for StartPath.
@@ -88,13 +88,13 @@ var (
 	StartPath_name = map[int32]string{
 		0: "START_PATH_UNKNOWN",
 		1: "START_PATH_COLD",
-		2: "START_PATH_WARM",
+		2: "START_PATH_POOLED",
 		3: "START_PATH_CACHED",
 	}
 	StartPath_value = map[string]int32{
 		"START_PATH_UNKNOWN": 0,
 		"START_PATH_COLD":    1,
-		"START_PATH_WARM":    2,
+		"START_PATH_POOLED":  2,
 		"START_PATH_CACHED":  3,
 	}
 )
@@ -470,7 +470,7 @@ type LeaseRequest struct {
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
 	WaitMs          uint64                 `protobuf:"varint,13,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                  // on a Leasing stream: how long the caller waits for the answer, 0: for ever. Lease has the call's deadline
-	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not kept
+	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not cached
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // released lease whose workers shall go on, 0: none; client_blobs are of the same queue pairs
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -618,8 +618,8 @@ type LeaseReply struct {
 	Workers       []*WorkerGrant         `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
 	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
 	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
-	HolderMs      uint64                 `protobuf:"varint,6,opt,name=holder_ms,json=holderMs,proto3" json:"holder_ms,omitempty"`       // the holder stops after this time, counted from before it asked
-	NotKept       bool                   `protobuf:"varint,20,opt,name=not_kept,json=notKept,proto3" json:"not_kept,omitempty"`         // the workers to be used again are no more; nothing is leased: ask for new ones
+	ClientMs      uint64                 `protobuf:"varint,6,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // the client stops after this time, counted from before it asked
+	NotCached     bool                   `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"`   // the workers to be used again are no more; nothing is leased: ask for new ones
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -689,16 +689,16 @@ func (x *LeaseReply) GetDurationMs() uint64 {
 	return 0
 }
 
-func (x *LeaseReply) GetHolderMs() uint64 {
+func (x *LeaseReply) GetClientMs() uint64 {
 	if x != nil {
-		return x.HolderMs
+		return x.ClientMs
 	}
 	return 0
 }
 
-func (x *LeaseReply) GetNotKept() bool {
+func (x *LeaseReply) GetNotCached() bool {
 	if x != nil {
-		return x.NotKept
+		return x.NotCached
 	}
 	return false
 }
@@ -1134,8 +1134,8 @@ func (x *ReleaseRequest) GetKeep() bool {
 
 type ReleaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kept          bool                   `protobuf:"varint,1,opt,name=kept,proto3" json:"kept,omitempty"`
-	KeepMs        uint64                 `protobuf:"varint,2,opt,name=keep_ms,json=keepMs,proto3" json:"keep_ms,omitempty"` // for so long at most, and only while the connection on which they were released lasts
+	Cached        bool                   `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
+	CacheMs       uint64                 `protobuf:"varint,2,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"` // for so long at most, and only while the connection on which they were released lasts
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1170,16 +1170,16 @@ func (*ReleaseReply) Descriptor() ([]byte, []int) {
 	return file_internal_control_control_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *ReleaseReply) GetKept() bool {
+func (x *ReleaseReply) GetCached() bool {
 	if x != nil {
-		return x.Kept
+		return x.Cached
 	}
 	return false
 }
 
-func (x *ReleaseReply) GetKeepMs() uint64 {
+func (x *ReleaseReply) GetCacheMs() uint64 {
 	if x != nil {
-		return x.KeepMs
+		return x.CacheMs
 	}
 	return 0
 }
@@ -1239,7 +1239,7 @@ func (x *RenewRequest) GetDurationMs() uint64 {
 type RenewReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DurationMs    uint64                 `protobuf:"varint,1,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // from the renewal, by the executor's clock
-	HolderMs      uint64                 `protobuf:"varint,2,opt,name=holder_ms,json=holderMs,proto3" json:"holder_ms,omitempty"`       // as in LeaseReply
+	ClientMs      uint64                 `protobuf:"varint,2,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // as in LeaseReply
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1281,9 +1281,9 @@ func (x *RenewReply) GetDurationMs() uint64 {
 	return 0
 }
 
-func (x *RenewReply) GetHolderMs() uint64 {
+func (x *RenewReply) GetClientMs() uint64 {
 	if x != nil {
-		return x.HolderMs
+		return x.ClientMs
 	}
 	return 0
 }
@@ -1479,7 +1479,7 @@ func (x *LeaseEntry) GetFlag() string {
 type RevokeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // told to the holder
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // told to the client
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1567,7 +1567,7 @@ func (*RevokeReply) Descriptor() ([]byte, []int) {
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	GraceMs       uint64                 `protobuf:"varint,1,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"` // 0: the executor's setting
-	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                   // told to the holders
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                   // told to the clients
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3673,7 +3673,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\await_ms\x18\r \x01(\x04R\x06waitMs\x12\x1b\n" +
 	"\tclient_id\x18\x14 \x01(\fR\bclientId\x12\x14\n" +
 	"\x05reuse\x18\x15 \x01(\x04R\x05reuseB\x0e\n" +
-	"\f_duration_ms\"\xfa\x01\n" +
+	"\f_duration_ms\"\xfe\x01\n" +
 	"\n" +
 	"LeaseReply\x12!\n" +
 	"\fcode_unknown\x18\x01 \x01(\bR\vcodeUnknown\x12\x19\n" +
@@ -3682,8 +3682,9 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\tfunctions\x18\x04 \x03(\tR\tfunctions\x12\x1f\n" +
 	"\vduration_ms\x18\x05 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
-	"\tholder_ms\x18\x06 \x01(\x04R\bholderMs\x12\x19\n" +
-	"\bnot_kept\x18\x14 \x01(\bR\anotKept\"\xae\x01\n" +
+	"\tclient_ms\x18\x06 \x01(\x04R\bclientMs\x12\x1d\n" +
+	"\n" +
+	"not_cached\x18\x14 \x01(\bR\tnotCached\"\xae\x01\n" +
 	"\vWorkerGrant\x12\x12\n" +
 	"\x04blob\x18\x01 \x01(\fR\x04blob\x12\x12\n" +
 	"\x04cpus\x18\x02 \x03(\rR\x04cpus\x12\x10\n" +
@@ -3714,10 +3715,10 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0eReleaseRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06finish\x18\x02 \x01(\bR\x06finish\x12\x12\n" +
-	"\x04keep\x18\x03 \x01(\bR\x04keep\";\n" +
-	"\fReleaseReply\x12\x12\n" +
-	"\x04kept\x18\x01 \x01(\bR\x04kept\x12\x17\n" +
-	"\akeep_ms\x18\x02 \x01(\x04R\x06keepMs\"_\n" +
+	"\x04keep\x18\x03 \x01(\bR\x04keep\"A\n" +
+	"\fReleaseReply\x12\x16\n" +
+	"\x06cached\x18\x01 \x01(\bR\x06cached\x12\x19\n" +
+	"\bcache_ms\x18\x02 \x01(\x04R\acacheMs\"_\n" +
 	"\fRenewRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12$\n" +
 	"\vduration_ms\x18\x02 \x01(\x04H\x00R\n" +
@@ -3727,7 +3728,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"RenewReply\x12\x1f\n" +
 	"\vduration_ms\x18\x01 \x01(\x04R\n" +
 	"durationMs\x12\x1b\n" +
-	"\tholder_ms\x18\x02 \x01(\x04R\bholderMs\"\x0f\n" +
+	"\tclient_ms\x18\x02 \x01(\x04R\bclientMs\"\x0f\n" +
 	"\rLeasesRequest\"C\n" +
 	"\vLeasesReply\x124\n" +
 	"\x06leases\x18\x01 \x03(\v2\x1c.rfaas.control.v1.LeaseEntryR\x06leases\"\xea\x01\n" +
@@ -3903,11 +3904,11 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bWaitMode\x12\x16\n" +
 	"\x12WAIT_MODE_ADAPTIVE\x10\x00\x12\x11\n" +
 	"\rWAIT_MODE_HOT\x10\x01\x12\x12\n" +
-	"\x0eWAIT_MODE_WARM\x10\x02*d\n" +
+	"\x0eWAIT_MODE_WARM\x10\x02*f\n" +
 	"\tStartPath\x12\x16\n" +
 	"\x12START_PATH_UNKNOWN\x10\x00\x12\x13\n" +
-	"\x0fSTART_PATH_COLD\x10\x01\x12\x13\n" +
-	"\x0fSTART_PATH_WARM\x10\x02\x12\x15\n" +
+	"\x0fSTART_PATH_COLD\x10\x01\x12\x15\n" +
+	"\x11START_PATH_POOLED\x10\x02\x12\x15\n" +
 	"\x11START_PATH_CACHED\x10\x032\xc2\a\n" +
 	"\bExecutor\x12B\n" +
 	"\x04Info\x12\x1d.rfaas.control.v1.InfoRequest\x1a\x1b.rfaas.control.v1.InfoReply\x12E\n" +

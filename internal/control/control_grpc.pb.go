@@ -52,7 +52,7 @@ type ExecutorClient interface {
 	Leasing(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaseRequest, LeaseReply], error)
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[UploadChunk, UploadReply], error)
-	// Replace starts a new worker in the place of one that died, or kills one that its holder cannot reach. Repeating a
+	// Replace starts a new worker in the place of one that died, or kills one that its client cannot reach. Repeating a
 	// client blob returns the worker made for it.
 	Replace(ctx context.Context, in *ReplaceRequest, opts ...grpc.CallOption) (*ReplaceReply, error)
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
@@ -67,7 +67,7 @@ type ExecutorClient interface {
 	Until(ctx context.Context, in *UntilRequest, opts ...grpc.CallOption) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
-	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
+	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 }
 
@@ -239,7 +239,7 @@ type ExecutorServer interface {
 	Leasing(grpc.BidiStreamingServer[LeaseRequest, LeaseReply]) error
 	// Upload stores a library on the node under its SHA-256. The first chunk names it.
 	Upload(grpc.ClientStreamingServer[UploadChunk, UploadReply]) error
-	// Replace starts a new worker in the place of one that died, or kills one that its holder cannot reach. Repeating a
+	// Replace starts a new worker in the place of one that died, or kills one that its client cannot reach. Repeating a
 	// client blob returns the worker made for it.
 	Replace(context.Context, *ReplaceRequest) (*ReplaceReply, error)
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
@@ -254,7 +254,7 @@ type ExecutorServer interface {
 	Until(context.Context, *UntilRequest) (*UntilReply, error)
 	// Inspect shows what a worker does and has printed, dead or alive.
 	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
-	// Events lasts as long as the lease. The lease ends when the holder closes it or disappears.
+	// Events lasts as long as the lease. The lease ends when the client closes it or disappears.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	mustEmbedUnimplementedExecutorServer()
 }

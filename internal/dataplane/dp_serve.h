@@ -50,14 +50,14 @@ int dp_server_run(dp_server *s);
 void dp_server_stop(dp_server *s);
 /* After the calls that have arrived, and those that arrive within a moment. Any thread. */
 void dp_server_finish(dp_server *s);
-/* Between leases: after dp_server_park the server serves what has arrived, calls `parked`, and then blocks and reads nothing that
+/* Between leases: after dp_server_suspend the server serves what has arrived, calls `suspended`, and then blocks and reads nothing that
  * its client sends. dp_server_resume lets it serve the same client again, whose new blob differs from the first one in its
  * generation only. Requests that arrive before it has resumed are served then, except those of earlier generations, which are
  * refused. Both return at once. Any thread, one at a time; each waits until the server has begun what was asked before. */
-void dp_server_park(dp_server *s);
+void dp_server_suspend(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
-/* Sets what the serving thread calls when it has parked. Before dp_server_run. */
-void dp_server_on_parked(dp_server *s, void (*parked)(void *arg), void *arg);
+/* Sets what the serving thread calls when it has suspended. Before dp_server_run. */
+void dp_server_on_suspended(dp_server *s, void (*suspended)(void *arg), void *arg);
 /* Whether dp_server_prepare made it, and so all that it has but the client's memory. */
 bool dp_server_made_ahead(const dp_server *s);
 /* Makes the pages of the client's memory present that calls use first, up to 4 MiB of slots and the mailbox, as far as the client has

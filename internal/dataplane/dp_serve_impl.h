@@ -7,7 +7,7 @@
 #include "dp_wait.h"
 
 /* What a server can be told by another thread: dp_server.stop. */
-enum { STOP_NOW = 1, STOP_EMPTY, STOP_PARK, STOP_RESUME };
+enum { STOP_NOW = 1, STOP_EMPTY, STOP_SUSPEND, STOP_RESUME };
 
 struct dp_server {
     dp_server_config cfg;
@@ -35,8 +35,8 @@ struct dp_server {
     uint32_t n_pending, cap_pending;
     int32_t stop;      /* atomic, futex: 0 or STOP_* */
     uint32_t next_generation; /* of the client, with STOP_RESUME */
-    void (*parked_fn)(void *arg);
-    void *parked_arg;
+    void (*suspended_fn)(void *arg);
+    void *suspended_arg;
     int64_t finish_at; /* when one that is to finish and has had nothing to do ends; 0: it had something */
 };
 

@@ -249,12 +249,12 @@ static void ask(dp_server *s, int32_t what) {
 
 void dp_server_finish(dp_server *s) { ask(s, STOP_EMPTY); }
 
-void dp_server_on_parked(dp_server *s, void (*parked)(void *arg), void *arg) {
-    s->parked_fn = parked;
-    s->parked_arg = arg;
+void dp_server_on_suspended(dp_server *s, void (*suspended)(void *arg), void *arg) {
+    s->suspended_fn = suspended;
+    s->suspended_arg = arg;
 }
 
-void dp_server_park(dp_server *s) { ask(s, STOP_PARK); }
+void dp_server_suspend(dp_server *s) { ask(s, STOP_SUSPEND); }
 
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err) {
     dp_side side;
@@ -296,12 +296,12 @@ static void resume(dp_server *s) {
 }
 
 /* Blocks until the server is resumed, or ends: then it returns true. Nothing that a client sends is read meanwhile. */
-static bool park(dp_server *s) {
-    int32_t what = STOP_PARK;
+static bool suspend(dp_server *s) {
+    int32_t what = STOP_SUSPEND;
     dp_cq_promise_hot(s->cq, false);
-    for (; what == STOP_PARK; what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
-        if (taken(s, STOP_PARK) && s->parked_fn)
-            s->parked_fn(s->parked_arg);
+    for (; what == STOP_SUSPEND; what = __atomic_load_n(&s->stop, __ATOMIC_ACQUIRE)) {
+        if (taken(s, STOP_SUSPEND) && s->suspended_fn)
+            s->suspended_fn(s->suspended_arg);
         while (!__atomic_load_n(&s->stop, __ATOMIC_ACQUIRE))
             futex(&s->stop, FUTEX_WAIT_PRIVATE, 0);
     }
@@ -311,7 +311,7 @@ static bool park(dp_server *s) {
 bool dp_server_obey(dp_server *s, int32_t what) {
     if (what == STOP_NOW || what == STOP_EMPTY)
         return may_end(s, what);
-    if (what == STOP_PARK && park(s))
+    if (what == STOP_SUSPEND && suspend(s))
         return true;
     if (taken(s, STOP_RESUME))
         resume(s);

@@ -33,13 +33,13 @@ func startOf(granted []*control.WorkerGrant) string {
 		switch g.GetStart() {
 		case control.StartPath_START_PATH_COLD:
 			slowest = g.GetStart()
-		case control.StartPath_START_PATH_WARM:
+		case control.StartPath_START_PATH_POOLED:
 			if slowest == control.StartPath_START_PATH_CACHED {
 				slowest = g.GetStart()
 			}
 		}
 	}
-	if slowest == control.StartPath_START_PATH_WARM {
+	if slowest == control.StartPath_START_PATH_POOLED {
 		return "pooled"
 	}
 	return pathOf(slowest)

@@ -6,7 +6,7 @@ import "time"
 const lookEvery = 50 * time.Millisecond
 
 // away records that a lease's event stream has ended. The lease then waits for its client or the client's next agent: for
-// agent-grace while a worker is connected to the client's process, else for holder-return.
+// agent-grace while a worker is connected to the client's process, else for client-return.
 func (e *Executor) away(h *holding, presence uint64) {
 	connected := h.connected()
 	if e.table.Away(h.id, presence, connected) && connected {

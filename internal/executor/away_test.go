@@ -41,7 +41,7 @@ func (n *node) absent(id uint64, patience time.Duration) {
 // While a worker is connected to the client's process, a lease waits for the client's next agent.
 func TestLeaseOfAConnectedClientWaits(t *testing.T) {
 	const grace = 20 * time.Minute
-	n := newNode(t, func(c *Config) { c.Settings.HolderReturn, c.Settings.AgentGrace = time.Nanosecond, grace })
+	n := newNode(t, func(c *Config) { c.Settings.ClientReturn, c.Settings.AgentGrace = time.Nanosecond, grace })
 	id, hangUp := n.hold()
 	hangUp()
 	n.absent(id, grace)
@@ -58,7 +58,7 @@ func TestLeaseOfAConnectedClientWaits(t *testing.T) {
 	ev.want(control.Event_KIND_LEASE_ENDED)
 }
 
-// When the last worker that was connected to a client's process is not any more, a client that is away has only holder-return.
+// When the last worker that was connected to a client's process is not any more, a client that is away has only client-return.
 func TestLeaseOfAnEndedClient(t *testing.T) {
 	const grace = 20 * time.Minute
 	for name, end := range map[string]func(w *fakeWorker){
@@ -68,7 +68,7 @@ func TestLeaseOfAnEndedClient(t *testing.T) {
 	} {
 		for _, first := range []string{"agent", "client"} {
 			t.Run(name+", first the "+first, func(t *testing.T) {
-				n := newNode(t, func(c *Config) { c.Settings.HolderReturn, c.Settings.AgentGrace = time.Millisecond, grace })
+				n := newNode(t, func(c *Config) { c.Settings.ClientReturn, c.Settings.AgentGrace = time.Millisecond, grace })
 				id, hangUp := n.hold()
 				if first == "agent" {
 					hangUp()
@@ -92,7 +92,7 @@ func TestLeaseOfAnEndedClient(t *testing.T) {
 // The wait for an agent is bounded.
 func TestAgentGraceEnds(t *testing.T) {
 	n := newNode(t, func(c *Config) {
-		c.Settings.HolderReturn, c.Settings.AgentGrace = time.Nanosecond, 100*time.Millisecond
+		c.Settings.ClientReturn, c.Settings.AgentGrace = time.Nanosecond, 100*time.Millisecond
 	})
 	id, hangUp := n.hold()
 	hangUp()

@@ -1,5 +1,5 @@
 // Package executor is the daemon on a node that lends its cores: it grants leases, keeps uploaded code, starts and
-// reaps workers, tells holders what happens to them, and reports to the resource manager.
+// reaps workers, tells clients what happens to them, and reports to the resource manager.
 //
 // Why this room exists: cmd/executor is a thin main. What it starts has to be tested in one process, with a
 // fake in the place of the zygote, on a loopback connection, under the race detector.

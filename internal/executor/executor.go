@@ -57,8 +57,8 @@ type Executor struct {
 
 	mu       sync.Mutex
 	holdings map[lease.ID]*holding
-	kept     map[lease.ID]*kept // cached workers
-	coming   coming             // resources of cached workers that are being reaped
+	cached   map[lease.ID]*cached // cached workers
+	coming   coming               // resources of cached workers that are being reaped
 	draining bool
 	until    time.Time       // end of the grace, while draining
 	grace    context.Context // of the drain: it also ends when the drain is cut short
@@ -68,12 +68,12 @@ type Executor struct {
 func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
-		FirstUse: s.HolderFirstUse, Return: s.HolderReturn, Connected: s.AgentGrace, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
-		Keep: s.KeepTime, Now: cfg.Now, NewID: randomID})
+		FirstUse: s.ClientFirstUse, Return: s.ClientReturn, Connected: s.AgentGrace, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
+		Keep: s.CacheTime, Now: cfg.Now, NewID: randomID})
 	if err != nil {
 		return nil, err
 	}
-	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, kept: map[lease.ID]*kept{},
+	e := &Executor{cfg: cfg, log: cfg.Log, table: table, maxWorkers: s.MaxWorkers, holdings: map[lease.ID]*holding{}, cached: map[lease.ID]*cached{},
 		asked: make(chan drainRequest, 1), report: func() {}, metrics: newMetrics(), back: newWantedBack(s.Until.Time(), s.Grace),
 		codes: newCodeStore(uint64(s.CodeLimit), uint64(s.CodeCache), cfg.Spawner.Inspect)}
 	if lends := table.Capacity().Cores; e.maxWorkers == 0 || e.maxWorkers > lends {
@@ -172,7 +172,7 @@ func grpcError(err error) error {
 		return control.CodeErrorf(control.ClassBusy, codes.Unavailable, "the executor is draining and grants no more leases")
 	case errors.Is(err, lease.ErrInvalid):
 		return control.Errorf(control.ClassInvalid, "%s", without(lease.ErrInvalid))
-	case errors.Is(err, lease.ErrUnknown), errors.Is(err, lease.ErrNotKept):
+	case errors.Is(err, lease.ErrUnknown), errors.Is(err, lease.ErrNotCached):
 		return control.Errorf(control.ClassLease, "%v", err)
 	case errors.Is(err, lease.ErrEnded), errors.Is(err, lease.ErrState):
 		return control.CodeErrorf(control.ClassLease, codes.FailedPrecondition, "%v", err)

@@ -69,13 +69,13 @@ type fakeWorker struct {
 	done chan struct{}
 	exit zygote.Exit
 
-	stubborn bool // does not stop when asked
-	stopped  atomic.Bool
-	finished atomic.Bool
-	killed   atomic.Bool
-	alone    atomic.Bool // its client's process has ended
-	parked   bool        // under z.mu
-	resumed  atomic.Int32
+	stubborn  bool // does not stop when asked
+	stopped   atomic.Bool
+	finished  atomic.Bool
+	killed    atomic.Bool
+	alone     atomic.Bool // its client's process has ended
+	suspended bool        // under z.mu
+	resumed   atomic.Int32
 }
 
 func (z *fakeSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) {
@@ -145,7 +145,7 @@ func (z *fakeSpawner) Symbols(_ context.Context, _ *os.File, offsets []uint64) (
 	return z.symbols(offsets), nil
 }
 
-func (z *fakeSpawner) KeepWarm(int, ...zygote.Spec) error { return nil }
+func (z *fakeSpawner) KeepPool(int, ...zygote.Spec) error { return nil }
 func (z *fakeSpawner) Waiting() int                       { return 0 }
 
 func (z *fakeSpawner) Close() error { return nil }
@@ -202,7 +202,7 @@ func (w *fakeWorker) die(x zygote.Exit) {
 	})
 }
 
-func (w *fakeWorker) Park(ctx context.Context) error {
+func (w *fakeWorker) Suspend(ctx context.Context) error {
 	if w.stubborn {
 		<-ctx.Done()
 		return ctx.Err()
@@ -212,7 +212,7 @@ func (w *fakeWorker) Park(ctx context.Context) error {
 	for _, c := range w.spec.CPUs {
 		w.z.cores[c] = nil // a stopped process uses none
 	}
-	w.parked = true
+	w.suspended = true
 	return nil
 }
 
@@ -224,8 +224,8 @@ func (w *fakeWorker) Resume(blob []byte) error {
 		return errors.New("it is dead")
 	default:
 	}
-	if !w.parked {
-		w.z.t.Errorf("worker %d is resumed and was not parked", w.pid)
+	if !w.suspended {
+		w.z.t.Errorf("worker %d is resumed and was not suspended", w.pid)
 	}
 	for _, c := range w.spec.CPUs {
 		if w.z.cores[c] != nil {
@@ -233,7 +233,7 @@ func (w *fakeWorker) Resume(blob []byte) error {
 		}
 		w.z.cores[c] = w
 	}
-	w.spec.ClientBlob, w.parked = blob, false
+	w.spec.ClientBlob, w.suspended = blob, false
 	w.resumed.Add(1)
 	return nil
 }

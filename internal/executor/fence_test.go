@@ -30,7 +30,7 @@ func counted(ch *channel.Channel, within time.Duration) (uint64, dataplane.Statu
 }
 
 // The fence: whoever held a lease keeps its connection, addresses and keys and goes on writing after its end. None of that
-// reaches the next holder of the same core, and the old holder gets an error and no result. Revoked, expired, released.
+// reaches the next client of the same core, and the old client gets an error and no result. Revoked, expired, released.
 func TestLateWritesAreFenced(t *testing.T) {
 	r := newReal(t)
 	h, _ := r.deploy(compile(t, countSource, "-shared", "-fPIC"))
@@ -93,10 +93,10 @@ func TestLateWritesAreFenced(t *testing.T) {
 			}
 			for i := range uint64(5) {
 				if n, st := counted(old, 100*time.Millisecond); st == 0 {
-					t.Fatalf("a call of the old holder succeeded: %d", n)
+					t.Fatalf("a call of the old client succeeded: %d", n)
 				}
 				if n, st := counted(next, testBound); st != 0 || n != i+1 {
-					t.Fatalf("call %d of the new holder: the function was called %d times (%v)", i+1, n, st)
+					t.Fatalf("call %d of the new client: the function was called %d times (%v)", i+1, n, st)
 				}
 			}
 			r.release(l2.GetLeaseId())

@@ -47,7 +47,7 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	}
 	var l lease.Lease
 	var h *holding
-	var k *kept
+	var k *cached
 	err = e.requestPatiently(ctx, func() (err error) {
 		l, h, k, err = e.request(rid, terms, code, req)
 		return err
@@ -82,28 +82,28 @@ func (e *Executor) Lease(ctx context.Context, req *control.LeaseRequest) (*contr
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return &control.LeaseReply{LeaseId: uint64(l.ID), Workers: h.granted, Functions: h.code.names,
-		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), HolderMs: milliseconds(l.Holder.Sub(e.now()))}, nil
+		DurationMs: milliseconds(l.Expires.Sub(l.Granted)), ClientMs: milliseconds(l.ClientEnd.Sub(e.now()))}, nil
 }
 
 // leaseFailed returns the reply to a request that got no lease.
 func leaseFailed(err error) (*control.LeaseReply, error) {
-	if errors.Is(err, lease.ErrNotKept) {
-		return &control.LeaseReply{NotKept: true}, nil
+	if errors.Is(err, lease.ErrNotCached) {
+		return &control.LeaseReply{NotCached: true}, nil
 	}
 	return nil, grpcError(err)
 }
 
 // request reserves the resources. The holding is nil if the request is a repetition. The cached workers are nil unless
 // the request names some. Lease and holding are created together, so that neither is seen without the other.
-func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, *kept, error) {
+func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req *control.LeaseRequest) (lease.Lease, *holding, *cached, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	l, first, err := e.table.Request(rid, terms, lease.ID(req.GetReuse()))
 	if err != nil || !first {
 		return l, nil, nil, err
 	}
-	k := e.kept[l.Reuses] // exists, because the table has assigned it
-	delete(e.kept, l.Reuses)
+	k := e.cached[l.Reuses] // exists, because the table has assigned it
+	delete(e.cached, l.Reuses)
 	h := newHolding(l.ID, c, e.spec(req, terms, c), l.CPUs)
 	h.tenant = terms.Tenant
 	e.holdings[l.ID] = h
@@ -129,7 +129,7 @@ func deviceSpec(s *config.Executor, provider string) zygote.Spec {
 
 // start turns a requested lease into a granted one, or undoes it. k has the cached workers of an earlier lease, or is
 // nil. start is not bound to the caller's context, which only identifies the caller and bounds the time for starting.
-func (e *Executor) start(caller context.Context, h *holding, k *kept, blobs [][]byte) {
+func (e *Executor) start(caller context.Context, h *holding, k *cached, blobs [][]byte) {
 	limit := e.spawnLimit(caller)
 	flag, err := e.reserve(h)
 	var workers []Worker

@@ -30,7 +30,7 @@ type holding struct {
 	cancel  context.CancelFunc
 	started chan struct{}  // closed when all first workers have started, or none is left
 	gone    chan struct{}  // closed when the workers are reaped or cached, and the cores are free
-	kept    chan struct{}  // closed when the workers are cached and no longer belong to this lease
+	cached  chan struct{}  // closed when the workers are cached and no longer belong to this lease
 	spawns  sync.WaitGroup // replacements being started; Add under mu while not ending
 
 	mu       sync.Mutex
@@ -63,7 +63,7 @@ type seat struct {
 }
 
 func newHolding(id lease.ID, c *code, spec zygote.Spec, cpus [][]int) *holding {
-	h := &holding{id: id, code: c, spec: spec, started: make(chan struct{}), gone: make(chan struct{}), kept: make(chan struct{}),
+	h := &holding{id: id, code: c, spec: spec, started: make(chan struct{}), gone: make(chan struct{}), cached: make(chan struct{}),
 		changed: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	for _, c := range cpus {
@@ -111,8 +111,8 @@ func (h *holding) grant(i int, w Worker) *control.WorkerGrant {
 	switch {
 	case steps.Cached:
 		g.Start = control.StartPath_START_PATH_CACHED
-	case steps.Warm:
-		g.Start = control.StartPath_START_PATH_WARM
+	case steps.Pooled:
+		g.Start = control.StartPath_START_PATH_POOLED
 	}
 	for _, c := range h.seats[i].cpus {
 		g.Cpus = append(g.Cpus, uint32(c))
@@ -183,7 +183,7 @@ func (h *holding) watch(i int, w Worker) bool {
 	select {
 	case <-w.Done():
 		return !h.died(i, w)
-	case <-h.kept:
+	case <-h.cached:
 		return false
 	}
 }

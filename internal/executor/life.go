@@ -53,7 +53,7 @@ func (e *Executor) due(d lease.Due) {
 			h.expiring(l.Expires)
 		}
 	case lease.Released: // its workers are cached
-		e.work.Go(func() { e.dropKept(d.ID) })
+		e.work.Go(func() { e.dropCached(d.ID) })
 	default:
 		if h, err := e.beginEnd(context.Background(), d.ID, d.State, d.Reason); err == nil {
 			e.work.Go(func() { e.finishEnd(context.Background(), h, killed) })
@@ -170,7 +170,7 @@ func (e *Executor) DrainUntil(ctx context.Context, reason string) {
 		})
 	}
 	wg.Wait()
-	e.dropAllKept()
+	e.dropAllCached()
 	e.work.Wait()
 	e.codes.close()
 }

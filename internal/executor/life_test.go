@@ -27,15 +27,15 @@ func TestRenew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.GetDurationMs() != 4500 || l.GetHolderMs() > 4050 || l.GetHolderMs() == 0 {
-		t.Errorf("a lease of 4.5 s: %d ms, of which the holder has %d", l.GetDurationMs(), l.GetHolderMs())
+	if l.GetDurationMs() != 4500 || l.GetClientMs() > 4050 || l.GetClientMs() == 0 {
+		t.Errorf("a lease of 4.5 s: %d ms, of which the client has %d", l.GetDurationMs(), l.GetClientMs())
 	}
 	ev := n.events(l.GetLeaseId())
 	if e := ev.want(control.Event_KIND_EXPIRING); e.GetInMs() > 1500 {
 		t.Errorf("a lease of 4.5 s is told to expire in %d ms, want at most a third", e.GetInMs())
 	}
 	r, err := n.renew(l.GetLeaseId(), time.Minute)
-	if err != nil || r.GetDurationMs() > 60_000 || r.GetDurationMs() < 30_000 || r.GetHolderMs() >= r.GetDurationMs() {
+	if err != nil || r.GetDurationMs() > 60_000 || r.GetDurationMs() < 30_000 || r.GetClientMs() >= r.GetDurationMs() {
 		t.Fatalf("renewed: %v, %v", r, err)
 	}
 	if again, err := n.renew(l.GetLeaseId(), time.Second); err != nil || again.GetDurationMs() < 30_000 {
@@ -125,7 +125,7 @@ func TestRevoke(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "needed elsewhere")
 }
 
-// A holder that gives its lease back when it is told of the drain ends it early.
+// A client that gives its lease back when it is told of the drain ends it early.
 func TestDrainEndsWithItsHolders(t *testing.T) {
 	n := newNode(t)
 	l := n.lease(3)

@@ -62,7 +62,7 @@ func ourChildren(t *testing.T) map[int]string {
 // What the zygote has ready of memory is of the next worker with such a channel: not of one with another channel, nor of the zygote or
 // the guard afterwards. On shm it has none.
 func TestRealSpareMemory(t *testing.T) {
-	r := newReal(t, "--warm-pool", "0", "--keep-time", "0s")
+	r := newReal(t, "--pool", "0", "--cache-time", "0s")
 	zygote := 0
 	for pid, name := range ourChildren(t) {
 		if name == "rfaas-zygote" {

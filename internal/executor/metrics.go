@@ -26,7 +26,7 @@ type metrics struct {
 func newMetrics() *metrics {
 	m := &metrics{
 		starts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "rfaas_executor_worker_starts_total",
-			Help: "Workers given to leases, by how they started: cold, warm or cached."}, []string{"path"}),
+			Help: "Workers given to leases, by how they started: cold, pooled or cached."}, []string{"path"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "rfaas_executor_worker_start_seconds",
 			Help:    "What starting a worker took, from the request to its being connected with its code loaded, by path.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16)}, []string{"path"}),
@@ -53,7 +53,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-var startPaths = []string{"cold", "warm", "cached"}
+var startPaths = []string{"cold", "pooled", "cached"}
 
 // pathOf is a start path as a label.
 func pathOf(p control.StartPath) string {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -296,7 +297,7 @@ func queuePair(t *testing.T, blob []byte) []byte {
 
 // Leases come and go and leave nothing: no descriptor, no process, no core.
 func TestRealLeaseCycles(t *testing.T) {
-	r := newReal(t, "--warm-pool", "0") // workers that wait hold descriptors, sometimes
+	r := newReal(t, "--pool", "0") // workers that wait hold descriptors, sometimes
 	h, _ := r.deploy(compile(t, realSource, "-shared", "-fPIC"))
 	cycle := func() {
 		ch, blob := r.channel()
@@ -468,10 +469,12 @@ func TestLibrariesAreNotReadHere(t *testing.T) {
 			}
 			ev := sub.events(l.GetLeaseId())
 			begun := time.Now()
-			go ch.Call(0, nil, nil, dataplane.Now()+int64(testBound))
+			var call sync.WaitGroup
+			call.Go(func() { ch.Call(0, nil, nil, dataplane.Now()+int64(testBound)) })
 			e := ev.want(control.Event_KIND_WORKER_DIED)
 			t.Logf("told after %v; the executor grew by %d KiB", time.Since(begun).Round(10*time.Microsecond), (peakRSS(t)-before)>>10)
 			ch.Fail(dataplane.StatusWorkerDied)
+			call.Wait() // before ch is closed
 			lines := strings.Split(e.GetBacktrace(), "\n")
 			for i, frame := range c.frames {
 				if i >= len(lines) || !strings.HasPrefix(lines[i], frame) {

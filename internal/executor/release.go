@@ -19,7 +19,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 	if req.GetFinish() && e.isDraining() {
 		how, reason = lease.Drained, drainReason
 	}
-	if e.dropKept(id) { // the lease was released before: end its cached workers
+	if e.dropCached(id) { // the lease was released before: end its cached workers
 		return &control.ReleaseReply{}, nil
 	}
 	h, err := e.beginEnd(ctx, id, how, reason)
@@ -27,7 +27,7 @@ func (e *Executor) Release(ctx context.Context, req *control.ReleaseRequest) (*c
 		return nil, grpcError(err)
 	}
 	if req.GetKeep() && !req.GetFinish() && e.keep(h, control.Connection(ctx)) {
-		return &control.ReleaseReply{Kept: true, KeepMs: milliseconds(e.cfg.Settings.KeepTime)}, nil
+		return &control.ReleaseReply{Cached: true, CacheMs: milliseconds(e.cfg.Settings.CacheTime)}, nil
 	}
 	// Independent of the caller's context.
 	ctx, cancel := context.WithTimeout(context.Background(), releaseGrace)
@@ -74,7 +74,7 @@ func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*contr
 	h.renewed()
 	e.log.Debug("lease renewed", "lease", uint64(h.id), "until", l.Expires, "tenant", l.Terms.Tenant)
 	now := e.now()
-	return &control.RenewReply{DurationMs: milliseconds(l.Expires.Sub(now)), HolderMs: milliseconds(l.Holder.Sub(now))}, nil
+	return &control.RenewReply{DurationMs: milliseconds(l.Expires.Sub(now)), ClientMs: milliseconds(l.ClientEnd.Sub(now))}, nil
 }
 
 // milliseconds returns a remaining time, rounded down.

@@ -346,7 +346,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err := port.Serve(); err != nil {
 		return err
 	}
-	if err := spawner.KeepWarm(s.WarmPool, e.warmDevices()...); err != nil {
+	if err := spawner.KeepPool(s.Pool, e.pooledDevices()...); err != nil {
 		return err
 	}
 	if web.Address != "" {
@@ -450,9 +450,9 @@ func checkIdentity(s *config.Executor, node *identity.Node, advertised string) e
 	return nil
 }
 
-// warmDevices returns the specs of pooled workers: one for each provider, with what most leases use: a channel with the
+// pooledDevices returns the specs of pooled workers: one for each provider, with what most leases use: a channel with the
 // client's defaults, one core and its memory.
-func (e *Executor) warmDevices() (list []zygote.Spec) {
+func (e *Executor) pooledDevices() (list []zygote.Spec) {
 	for _, p := range e.cfg.Providers {
 		spec := deviceSpec(&e.cfg.Settings, p)
 		spec.MaxDepth, spec.MaxEager, spec.MaxBulk = dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk)
@@ -565,7 +565,7 @@ func nodeConfig(s config.Executor, spawner Spawner, log *slog.Logger) (Config, e
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Memory = lentMemory(available, slurm.Memory, s.WarmPool*len(cfg.Providers))
+		cfg.Memory = lentMemory(available, slurm.Memory, s.Pool*len(cfg.Providers))
 	}
 	if cfg.NodeID, err = control.NodeID(); err != nil {
 		return cfg, err

@@ -31,8 +31,8 @@ type Worker interface {
 	Stop(ctx context.Context) error
 	// Finish is Stop after all calls that the client has sent.
 	Finish(ctx context.Context) error
-	// Park freezes the process. Resume lets it serve the same client again.
-	Park(ctx context.Context) error
+	// Suspend freezes the process. Resume lets it serve the same client again.
+	Suspend(ctx context.Context) error
 	Resume(clientBlob []byte) error
 	// EndCall ends a worker whose call exceeds its limit and reports where it was. It blocks until the process is
 	// killed.
@@ -52,8 +52,8 @@ type Spawner interface {
 	// library.
 	Symbols(ctx context.Context, code *os.File, offsets []uint64) ([]string, error)
 	VerbsDevices() int
-	// KeepWarm keeps n pooled workers for each of the devices.
-	KeepWarm(n int, devices ...zygote.Spec) error
+	// KeepPool keeps n pooled workers for each of the devices.
+	KeepPool(n int, devices ...zygote.Spec) error
 	Waiting() int // number of pooled workers
 	// OpenFile opens a file that the administrator's settings name, for reading or appending.
 	OpenFile(path string, appending bool) (*os.File, error)

@@ -39,9 +39,9 @@ type Options struct {
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string
-	// Keep is how many released leases are kept connected; 0: the environment's number or 16, negative: none.
+	// Keep is how many released leases are cached connected; 0: the environment's number or 16, negative: none.
 	Keep int
-	// Dropped is called with the name of a kept lease that nobody will use any more, on any goroutine. May be nil.
+	// Dropped is called with the name of a cached lease that nobody will use any more, on any goroutine. May be nil.
 	Dropped func(name uint64)
 }
 
@@ -66,7 +66,7 @@ func (o Options) WithEnvironment(getenv func(string) string) Options {
 	if o.Tenant == "" {
 		o.Tenant = cmp.Or(o.dial().TokenTenant(), getenv("USER"), getenv("LOGNAME"), "uid"+strconv.Itoa(os.Getuid()))
 	}
-	o.Keep = keepOf(o.Keep, getenv(EnvKeep))
+	o.Keep = cachedOf(o.Keep, getenv(EnvCached))
 	if o.Keep == 0 {
 		o.Keep = -1
 	}
@@ -86,7 +86,7 @@ type Control struct {
 
 	mu     sync.Mutex
 	closed bool
-	kept   []*Kept        // released leases, the oldest first
+	cached []*Cached      // released leases, the oldest first
 	work   sync.WaitGroup // goroutines of expire
 }
 
@@ -132,7 +132,7 @@ func (c *shared) LikelyProvider() string {
 	return last
 }
 
-// Close gives up the kept leases, and closes the connections unless other sessions share them. The caller releases all leases before;
+// Close gives up the cached leases, and closes the connections unless other sessions share them. The caller releases all leases before;
 // executors end leases that were not released when they notice that the client is gone. A second call does nothing.
 func (c *Control) Close() {
 	c.mu.Lock()
@@ -142,7 +142,7 @@ func (c *Control) Close() {
 	if closed {
 		return
 	}
-	c.dropKept()
+	c.dropCached()
 	c.done()
 	c.work.Wait()
 }
@@ -184,7 +184,7 @@ type Candidate struct {
 	Node     string // host name, for messages
 	Provider string // "shm" or "verbs", decided
 	info     *control.InfoReply
-	Kept     *Kept // its cached workers are there; nil for a new lease
+	Cached   *Cached // its cached workers are there; nil for a new lease
 }
 
 // provider chooses the provider for the node that info describes. An error says why none is possible.

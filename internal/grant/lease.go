@@ -61,7 +61,7 @@ type Pending struct {
 	granted    bool
 }
 
-// Plan checks the spec of a lease. The caller then calls Look or UseKept.
+// Plan checks the spec of a lease. The caller then calls Look or UseCached.
 func (c *Control) Plan(lib *Library, s Spec) (*Pending, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ type Held struct {
 	c     *Control
 	cl    control.ExecutorClient
 	renew bool
-	key   keptKey
+	key   cachedKey
 	sha   [sha256.Size]byte
 	watch *watch
 
@@ -246,7 +246,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	r, err := p.ask(ctx, cl, blobs)
 	switch {
 	case err != nil:
-	case cand.Kept != nil && (r.CodeUnknown || r.NotKept): // the executor was perhaps restarted
+	case cand.Cached != nil && (r.CodeUnknown || r.NotCached): // the executor was perhaps restarted
 		err = fail(op, dataplane.StatusBusy, "%s has ended the cached workers", cand.Address)
 	case r.CodeUnknown:
 		if err = p.upload(ctx, cl, cand.Address); err == nil {
@@ -265,7 +265,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	p.granted = true
 	p.c.note(cand.Provider)
 	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha,
-		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.HolderMs)), unanswered: make(chan Unanswered, reportsMax)}
+		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.ClientMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))
 	}
@@ -298,7 +298,7 @@ func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]
 		Tenant:          p.c.opts.Tenant,
 		ClientId:        p.c.client[:],
 	}
-	if k := p.candidates[p.current].Kept; k != nil {
+	if k := p.candidates[p.current].Cached; k != nil {
 		req.Reuse = k.id
 	}
 	if p.spec.Duration > 0 {
@@ -414,7 +414,7 @@ func (h *Held) Renew(ctx context.Context, d time.Duration) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if end := asked.Add(milliseconds(r.HolderMs)); end.After(h.end) {
+	if end := asked.Add(milliseconds(r.ClientMs)); end.After(h.end) {
 		h.end = end
 		if h.watch != nil {
 			h.watch.wake()

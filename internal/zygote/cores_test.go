@@ -39,13 +39,13 @@ func TestWorkerStaysOnItsCPUs(t *testing.T) {
 				defer func() { testSandbox = Sandbox{} }()
 				z := startZygote(t)
 				if warm {
-					if err := z.KeepWarm(1, Spec{Provider: "shm", GIDIndex: -1, CPUs: []int{0, 1}}); err != nil {
+					if err := z.KeepPool(1, Spec{Provider: "shm", GIDIndex: -1, CPUs: []int{0, 1}}); err != nil {
 						t.Fatal(err)
 					}
 					eventually(t, "a worker waits", func() bool { return z.Waiting() == 1 })
 				}
 				w := lease(t, z, startClient(t), func(s *Spec) { s.CPUs = []int{1} })
-				if w.Steps().Warm != warm {
+				if w.Steps().Pooled != warm {
 					t.Fatalf("steps %+v", w.Steps())
 				}
 				cpuset := w.group.HoldsCPUs()

@@ -38,12 +38,12 @@ func (p *pool) wake() {
 	}
 }
 
-// KeepWarm keeps n pooled workers for each of the given devices until Close. It clones missing ones in the background.
+// KeepPool keeps n pooled workers for each of the given devices until Close. It clones missing ones in the background.
 // A spec names the device and what most leases will need: MaxDepth, MaxEager and MaxBulk are the sizes of a channel,
 // whose worker's side is made ahead (MaxDepth 0: no channel); MemoryLimit and ChannelMemory set the memory limit of the
 // control group; CPUs are the CPUs that the worker may use while it waits. A lease with other values gets such a worker
-// too, which then makes anew what does not fit. Call KeepWarm at most once.
-func (z *Zygote) KeepWarm(n int, devices ...Spec) error {
+// too, which then makes anew what does not fit. Call KeepPool at most once.
+func (z *Zygote) KeepPool(n int, devices ...Spec) error {
 	for i := range devices {
 		if _, err := prepareBody(&devices[i]); err != nil {
 			return err
@@ -209,7 +209,7 @@ func (z *Zygote) lend(ctx context.Context, spec *Spec, body []byte, names *os.Fi
 		}
 		w.conn.SetReadDeadline(time.Time{})
 		w.asked = time.Now()
-		w.steps.Warm = true
+		w.steps.Pooled = true
 		w.serves.Store(spec)
 		m := wire.Message{Type: wire.Spawn, ID: w.id, Body: body}
 		err := w.group.Limit(spec.groupMemory())

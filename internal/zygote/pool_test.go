@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warmZygote keeps n workers waiting for shm leases.
-func warmZygote(t *testing.T, n int) *Zygote {
+// pooledZygote keeps n workers waiting for shm leases.
+func pooledZygote(t *testing.T, n int) *Zygote {
 	t.Helper()
 	z := startZygote(t)
-	if err := z.KeepWarm(n, Spec{Provider: "shm", GIDIndex: -1}); err != nil {
+	if err := z.KeepPool(n, Spec{Provider: "shm", GIDIndex: -1}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "workers wait", func() bool { return z.Waiting() == n })
@@ -25,12 +25,12 @@ func warmZygote(t *testing.T, n int) *Zygote {
 }
 
 // A lease takes a worker that waits, which then is what any other worker is; another one takes its place.
-func TestWarm(t *testing.T) {
-	z := warmZygote(t, 2)
+func TestPooled(t *testing.T) {
+	z := pooledZygote(t, 2)
 	c := startClient(t)
 	w := lease(t, z, c, func(s *Spec) { s.CPUs = []int{1} })
-	if !w.Steps().Warm || w.Steps().Fork <= 0 || w.Steps().Connect <= 0 || w.Steps().Code <= 0 {
-		t.Errorf("steps %+v, want those of a warm start", w.Steps())
+	if !w.Steps().Pooled || w.Steps().Fork <= 0 || w.Steps().Connect <= 0 || w.Steps().Code <= 0 {
+		t.Errorf("steps %+v, want those of a pooled start", w.Steps())
 	}
 	if got := w.mustCall(t, fnEcho, []byte("hello")); string(got) != "hello" {
 		t.Errorf("echo: %q", got)
@@ -56,7 +56,7 @@ func TestWarm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if other.Steps().Warm {
+	if other.Steps().Pooled {
 		t.Error("a worker for another device was taken")
 	}
 	if err := c.connect(other, channel); err != nil {
@@ -72,13 +72,13 @@ func TestWarm(t *testing.T) {
 }
 
 // More leases than workers wait are served too, and a start that fails leaves nothing, as without a pool.
-func TestWarmPoolRunsOut(t *testing.T) {
-	z := warmZygote(t, 1)
+func TestPoolRunsOut(t *testing.T) {
+	z := pooledZygote(t, 1)
 	c := startClient(t)
 	warm := 0
 	for i := range 6 {
 		w := lease(t, z, c, nil)
-		if w.Steps().Warm {
+		if w.Steps().Pooled {
 			warm++
 		}
 		w.mustCall(t, fnEcho, []byte{byte(i)})
@@ -93,8 +93,8 @@ func TestWarmPoolRunsOut(t *testing.T) {
 }
 
 // Workers that die while they wait are replaced, and no lease fails because of it. Workers of a dead zygote still serve.
-func TestWarmWorkersDie(t *testing.T) {
-	z := warmZygote(t, 2)
+func TestPooledWorkersDie(t *testing.T) {
+	z := pooledZygote(t, 2)
 	waiting := func() (list []*Worker) {
 		z.pool.mu.Lock()
 		defer z.pool.mu.Unlock()
@@ -119,23 +119,23 @@ func TestWarmWorkersDie(t *testing.T) {
 	})
 	unix.Kill(current(t, z), unix.SIGKILL)
 	w := lease(t, z, c, nil)
-	if w.PID() != before[0].PID() || !w.Steps().Warm {
+	if w.PID() != before[0].PID() || !w.Steps().Pooled {
 		t.Errorf("worker %d (%+v), want %d, which had waited", w.PID(), w.Steps(), before[0].PID())
 	}
 	w.mustCall(t, fnEcho, []byte("y"))
 }
 
-func TestKeepWarmRefuses(t *testing.T) {
+func TestKeepPoolRefuses(t *testing.T) {
 	z := startZygote(t)
 	for _, s := range []Spec{{}, {Provider: "pigeon"}, {Provider: "shm", MTU: -1}, {Provider: "verbs", Device: "a b"}} {
-		if err := z.KeepWarm(1, s); err == nil {
+		if err := z.KeepPool(1, s); err == nil {
 			t.Errorf("%+v was taken", s)
 		}
 	}
 }
 
 // A worker that waited seals itself before its client has answered: if no answer comes, it still says what was wrong.
-func TestWarmWorkerWhosePeerFails(t *testing.T) {
+func TestPooledWorkerWhosePeerFails(t *testing.T) {
 	for name, peer := range map[string]func(net.Conn){
 		"is silent": func(net.Conn) {},
 		"hangs up":  func(c net.Conn) { c.Close() },
@@ -144,7 +144,7 @@ func TestWarmWorkerWhosePeerFails(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			z := warmZygote(t, 1)
+			z := pooledZygote(t, 1)
 			c := startClient(t)
 			spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
 			ended := misdirect(t, spec.ClientBlob, peer)
@@ -194,7 +194,7 @@ func misdirect(t *testing.T, blob []byte, peer func(net.Conn)) (end func()) {
 }
 
 // What a lease may have of memory is the same whether its channel was made ahead, is made for it, or its worker is.
-func TestMemoryOfAWarmWorker(t *testing.T) {
+func TestMemoryOfAPooledWorker(t *testing.T) {
 	for name, kind := range map[string]*Spec{
 		"channel made ahead": {Provider: "shm", GIDIndex: -1, MaxDepth: 4, MaxEager: 4096, MaxBulk: 1 << 20}, // as testdata/client.c offers
 		"another was":        {Provider: "shm", GIDIndex: -1, MaxDepth: 4, MaxEager: 4096, MaxBulk: 64 << 10},
@@ -203,13 +203,13 @@ func TestMemoryOfAWarmWorker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			z := startZygote(t)
 			if kind != nil {
-				if err := z.KeepWarm(1, *kind); err != nil {
+				if err := z.KeepPool(1, *kind); err != nil {
 					t.Fatal(err)
 				}
 				eventually(t, "a worker waits", func() bool { return z.Waiting() == 1 })
 			}
 			w := lease(t, z, startClient(t), func(s *Spec) { s.MemoryLimit = 3 << 20 })
-			if w.Steps().Warm != (kind != nil) {
+			if w.Steps().Pooled != (kind != nil) {
 				t.Errorf("steps %+v", w.Steps())
 			}
 			w.mustCall(t, fnAllocates, u64(5<<19))
@@ -221,8 +221,8 @@ func TestMemoryOfAWarmWorker(t *testing.T) {
 }
 
 // A worker whose client's memory cannot be mapped has its lease by then. It ends and says why.
-func TestWarmWorkerWhosePeersMemoryIsWrong(t *testing.T) {
-	z := warmZygote(t, 1)
+func TestPooledWorkerWhosePeersMemoryIsWrong(t *testing.T) {
+	z := pooledZygote(t, 1)
 	c := startClient(t)
 	spec, _ := c.spec(t, sealedFile(t, testLibrary(t)))
 	ended := misdirect(t, spec.ClientBlob, answerWithPipes)

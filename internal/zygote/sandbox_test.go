@@ -28,7 +28,7 @@ func TestInSandbox(t *testing.T) {
 	defer func() { testSandbox = Sandbox{} }()
 	for name, test := range map[string]func(*testing.T){
 		"deaths": TestDeathIsExplained, "time limit": TestTimeLimit, "stopped worker": TestStoppedWorker, "counters": TestCounters,
-		"zygote killed": TestZygoteKilledDuringSpawns, "warm workers die": TestWarmWorkersDie,
+		"zygote killed": TestZygoteKilledDuringSpawns, "pooled workers die": TestPooledWorkersDie,
 		"inspection": TestInspect, "refusals": TestInspectRefuses, "bounds": TestInspectIsBounded, "symbols": TestSymbols,
 	} {
 		t.Run(name, test)

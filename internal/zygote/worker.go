@@ -129,7 +129,7 @@ type Steps struct {
 	Sandbox time.Duration // namespaces, credentials, filters; the work of its guard process is in Fork
 	Connect time.Duration // device, memory, queue pair; of a pooled worker on shm, until its client's answer
 	Code    time.Duration // the library, including its constructors
-	Warm    bool          // a pooled worker: Fork is the time to wake it
+	Pooled  bool          // a pooled worker: Fork is the time to wake it
 	Cached  bool          // a cached worker: Connect is the duration of Resume
 }
 

@@ -87,7 +87,7 @@ static void *end_agent_soon(void *session) {
     return NULL;
 }
 
-/* The agent ends when it has granted the lease's next home, while calls still run at the old one: the lease does not move to a home
+/* The agent ends when it has granted the lease's next grant, while calls still run at the old one: the lease does not move to a grant
  * that the next agent does not know. */
 T_CASE(api_agent_ends_moving, "threads/agent-ends-while-a-lease-moves", .providers = T_SHM) {
     rfaas_lease_options lo;
@@ -104,14 +104,14 @@ T_CASE(api_agent_ends_moving, "threads/agent-ends-while-a-lease-moves", .provide
     pthread_t thread;
     pthread_mutex_lock(&fake_mu);
     lease->line->draining = RFAAS_AGENT_DRAIN_SOON;
-    fake_event(&(rfaas_agent_event){.key = lease->home->key, .kind = RFAAS_EVENT_DRAINING, .text = "drains"});
+    fake_event(&(rfaas_agent_event){.key = lease->grant->key, .kind = RFAAS_EVENT_DRAINING, .text = "drains"});
     pthread_mutex_unlock(&fake_mu);
     CHECK(!pthread_create(&thread, NULL, end_agent_soon, session));
     CHECKF(rfaas_invoke(lease, echo, &in, sizeof in, &out[1], sizeof *out, NULL, NULL) == RFAAS_OK, "%s", rfaas_last_error());
     pthread_join(thread, NULL);
     CHECKF(rfaas_wait(&r, NULL) == RFAAS_OK && out[0] == in, "%s", rfaas_last_error());
     pthread_mutex_lock(&fake_mu);
-    fake_lease *l = fake_find(lease->home->key);
+    fake_lease *l = fake_find(lease->grant->key);
     CHECK(l && l->known);
     pthread_mutex_unlock(&fake_mu);
     CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
@@ -151,7 +151,7 @@ T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM)
         rfaas_agent_wait(dp_now_ns() + 20000000);
         if (!offered && __atomic_load_n(&fake_granted, __ATOMIC_ACQUIRE) == before) {
             CHECK(!rfaas_api_acquire_step(&a));
-            offered = lease->home->ep;
+            offered = lease->grant->ep;
         }
     }
     rfaas_agent_wait(dp_now_ns() + 200000000); /* the reply comes to its ticket */

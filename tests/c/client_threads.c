@@ -137,7 +137,7 @@ T_CASE(api_threads, "threads/c-api", .providers = T_SHM, .seconds = 40) {
     }
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
     fake_leave();
-    printf("%u leases, %u of them on kept connections, %u deaths told, %u calls died, %u workers replaced\n", fake_granted,
+    printf("%u leases, %u of them on cached connections, %u deaths told, %u calls died, %u workers replaced\n", fake_granted,
            fake_resumed, told, died, fake_replaced);
     CHECK_EQ(fake_granted, 3u * CLIENTS * 8u);
     CHECK_EQ(fake_released, fake_granted - fake_resumed);
@@ -215,7 +215,7 @@ static void tell_a_death(void) {
     uint32_t worker = (uint32_t)(t_random() % WORKERS);
     pthread_mutex_lock(&fake_mu);
     for (int i = 0; i < LEASES; i++)
-        if (fake_leases[i].key && !fake_leases[i].kept && fake_leases[i].workers[worker].server)
+        if (fake_leases[i].key && !fake_leases[i].cached && fake_leases[i].workers[worker].server)
             fake_death(fake_leases[i].key, worker, fake_leases[i].workers[worker].pid);
     pthread_mutex_unlock(&fake_mu);
 }

@@ -28,7 +28,7 @@ static void *fake_serve(void *arg) {
     return NULL;
 }
 
-static void fake_parked(void *arg) { sem_post(arg); }
+static void fake_suspended(void *arg) { sem_post(arg); }
 
 /* Under fake_mu, as are the next ones. */
 static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
@@ -36,8 +36,8 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     CHECK_OK_ERR(dp_dev_open("shm", &(dp_dev_options){.active_side_only = 1}, &w->dev, &err), err);
     CHECK_OK_ERR(dp_server_create(w->dev, &(dp_server_config){.mode = DP_WAIT_ADAPTIVE}, offer->bytes, offer->size, &w->server, &err), err);
     dp_server_set_functions(w->server, fake_functions, 2);
-    sem_init(&w->parked, 0, 0);
-    dp_server_on_parked(w->server, fake_parked, &w->parked);
+    sem_init(&w->suspended, 0, 0);
+    dp_server_on_suspended(w->server, fake_suspended, &w->suspended);
     out->blob.size = sizeof out->blob.bytes;
     CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
     out->pid = w->pid = ++fake_pid;
@@ -45,7 +45,7 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
 }
 
-/* What was kept goes on: each worker with its client's new generation. */
+/* What was cached goes on: each worker with its client's new generation. */
 static void fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_server_resume(w->server, offer->bytes, offer->size, &err), err);
@@ -62,7 +62,7 @@ static void fake_stop(fake_worker *w) {
     pthread_join(w->thread, NULL);
     dp_server_destroy(w->server);
     dp_dev_close(w->dev);
-    sem_destroy(&w->parked);
+    sem_destroy(&w->suspended);
     w->server = NULL;
 }
 
@@ -77,7 +77,7 @@ static void fake_end(fake_lease *l) {
     for (int i = 0; i < WORKERS; i++)
         fake_stop(&l->workers[i]);
     l->key = 0;
-    l->kept = false;
+    l->cached = false;
     fake_released++;
 }
 
@@ -98,7 +98,7 @@ uint64_t fake_drop(uint64_t session) {
     for (int i = 0; i < LEASES; i++) {
         fake_lease *l = &fake_leases[i];
         uint64_t key = l->key;
-        if (l->kept && (!session || l->session == session)) {
+        if (l->cached && (!session || l->session == session)) {
             fake_end(l);
             return key;
         }
@@ -123,12 +123,12 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     } grant = {.names = "echo\0slow"};
     memcpy(c.executor, fake_name(), sizeof c.executor);
     memcpy(c.node, fake_name(), sizeof c.node);
-    fake_lease *from = req->kept ? fake_find(req->kept) : NULL;
-    if (req->kept && from && t_random() % 8 == 0) { /* in vain */
+    fake_lease *from = req->cached ? fake_find(req->cached) : NULL;
+    if (req->cached && from && t_random() % 8 == 0) { /* in vain */
         fake_end(from);
         from = NULL;
     }
-    if (!req->offers || (req->kept && !from)) {
+    if (!req->offers || (req->cached && !from)) {
         fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, NULL, 0);
         return;
     }
@@ -137,7 +137,7 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     CHECK(l);
     l->key = req->key;
     l->session = req->session;
-    l->kept = false;
+    l->cached = false;
     l->known = true;
     for (uint32_t i = 0; i < WORKERS; i++)
         (from ? fake_resume : fake_start)(&l->workers[i], &offers[i], &grant.workers[i]);
@@ -161,18 +161,18 @@ static void fake_replace(uint32_t id, const rfaas_agent_replace *req) {
     fake_send(RFAAS_AGENT_REPLACE, id, &w, sizeof w, NULL, 0);
 }
 
-/* Ends a lease, or has its workers come to rest. Every fourth is not kept, although it could be. */
+/* Ends a lease, or has its workers come to rest. Every fourth is not cached, although it could be. */
 static void fake_release(uint32_t id, const rfaas_agent_release *req) {
     fake_lease *l = fake_find(req->key);
-    rfaas_agent_released r = {.kept = l && req->keep && t_random() % 4};
-    if (l && !r.kept)
+    rfaas_agent_released r = {.cached = l && req->keep && t_random() % 4};
+    if (l && !r.cached)
         fake_end(l);
-    for (int i = 0; r.kept && i < WORKERS; i++)
-        dp_server_park(l->workers[i].server);
-    for (int i = 0; r.kept && i < WORKERS; i++)
-        sem_wait(&l->workers[i].parked);
-    if (r.kept)
-        l->kept = true;
+    for (int i = 0; r.cached && i < WORKERS; i++)
+        dp_server_suspend(l->workers[i].server);
+    for (int i = 0; r.cached && i < WORKERS; i++)
+        sem_wait(&l->workers[i].suspended);
+    if (r.cached)
+        l->cached = true;
     fake_send(RFAAS_AGENT_RELEASE, id, &r, sizeof r, NULL, 0);
 }
 

@@ -16,13 +16,13 @@ typedef struct fake_worker {
     dp_dev *dev;
     dp_server *server;
     uint64_t pid;
-    sem_t parked;
+    sem_t suspended;
 } fake_worker;
 
 typedef struct fake_lease {
     uint64_t key; /* 0: free */
     uint64_t session;
-    bool kept; /* released, its workers wait */
+    bool cached; /* released, its workers wait */
     bool known; /* to the present agent */
     fake_worker workers[WORKERS];
 } fake_lease;
@@ -46,7 +46,7 @@ void fake_leave(void);
 fake_lease *fake_find(uint64_t key); /* NULL: the agent has no such lease */
 void fake_event(const rfaas_agent_event *e);
 void fake_death(uint64_t key, uint32_t worker, uint64_t pid);
-/* Ends a kept lease of the session (0: of any) and returns its key, 0 if there is none. */
+/* Ends a cached lease of the session (0: of any) and returns its key, 0 if there is none. */
 uint64_t fake_drop(uint64_t session);
 void fake_dropped(uint64_t key); /* tells the library of that */
 

@@ -1,4 +1,4 @@
-/* The program that runs the cases: each in a child, its deadline kept from outside, its traces looked for. */
+/* The program that runs the cases: each in a child, its deadline cached from outside, its traces looked for. */
 #include "runner.h"
 
 #include <dirent.h>

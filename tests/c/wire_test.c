@@ -1,4 +1,4 @@
-/* The bytes of docs/PROTOCOL.md. internal/houselaw compares the strings below with the document, so neither can change
+/* The bytes of docs/PROTOCOL.md. internal/conventions compares the strings below with the document, so neither can change
  * alone. */
 #include <stdlib.h>
 

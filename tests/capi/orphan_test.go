@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// returnPatience is the holder-return of these tests' executors: how long they wait for a client that is not connected to its worker.
+// returnPatience is the client-return of these tests' executors: how long they wait for a client that is not connected to its worker.
 const returnPatience = 200 * time.Millisecond
 
 // A process that does nothing in the library keeps its lease when its agent is killed.
 func TestLeaseOutlivesItsAgent(t *testing.T) {
 	crosses(t)
-	env, socket, _ := agentCluster(t, "--holder-return", returnPatience.String())
+	env, socket, _ := agentCluster(t, "--client-return", returnPatience.String())
 	c := lead(t, 1, 0, env...)
 	c.do("init", "session", "open", "calls 100")
 	for range 2 {
@@ -30,7 +30,7 @@ func TestLeaseOutlivesItsAgent(t *testing.T) {
 // Without agent and client, the cores of a lease are free after the patience for a client that is not connected.
 func TestAgentAndClientKilled(t *testing.T) {
 	crosses(t)
-	env, socket, _ := agentCluster(t, "--cores", "1", "--holder-return", returnPatience.String())
+	env, socket, _ := agentCluster(t, "--cores", "1", "--client-return", returnPatience.String())
 	other := filepath.Join(t.TempDir(), "agent.sock")
 	t.Cleanup(func() { stopAgent(t, other) })
 	next := lead(t, 1, 0, append(slices.Clone(env), "RFAAS_AGENT_SOCKET="+other)...)

@@ -76,7 +76,7 @@ func (w *world) newExecutor(name string, args ...string) *daemon {
 
 func (w *world) newExecutorOn(on machine, name string, args ...string) *daemon {
 	w.Helper()
-	args = append([]string{"--cores", "2", "--memory", "1800MiB", "--providers", provider(), "--grace", "2s", "--holder-return", "500ms", "--warm-pool", "0", "--keep-time", "0s"}, args...)
+	args = append([]string{"--cores", "2", "--memory", "1800MiB", "--providers", provider(), "--grace", "2s", "--client-return", "500ms", "--pool", "0", "--cache-time", "0s"}, args...)
 	if w.manager != nil {
 		args = append(args, "--manager", w.manager.address)
 	}

@@ -64,7 +64,7 @@ func TestProgramsAcrossMachines(t *testing.T) {
 		t.Run("manager "+map[machine]string{here: "here", there: "there"}[c.manager], func(t *testing.T) {
 			w := newWorld(t)
 			w.newManagerOn(c.manager)
-			executor := w.newExecutorOn(there, "executor", "--keep-time", "1m")
+			executor := w.newExecutorOn(there, "executor", "--cache-time", "1m")
 			w.env = append(w.env, "TEST_REMOTE=1", "TEST_LIBRARY="+built(t, "build/twovm/functions.so"), "OMPI_ALLOW_RUN_AS_ROOT=1",
 				"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 			w.known(executor)

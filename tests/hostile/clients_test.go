@@ -34,7 +34,7 @@ func (c *cluster) dial(addr string, cfg control.DialConfig) *grpc.ClientConn {
 	return conn
 }
 
-// tenant is a connection to the executor as the holder of a tenant's token.
+// tenant is a connection to the executor as the client of a tenant's token.
 func (c *cluster) tenant(name string) control.ExecutorClient {
 	c.Helper()
 	return control.NewExecutorClient(c.dial(c.executor.address, control.DialConfig{TokenFile: c.token(name)}))
@@ -219,7 +219,7 @@ func reusesOthers(c *cluster) string {
 		r.Tenant, r.Reuse, r.ClientId = "eve", c.victim.ID(), bytes.Repeat([]byte{7}, 16)
 	}))
 	defer c.giveBack("eve", r)
-	if err == nil && !r.GetNotKept() {
+	if err == nil && !r.GetNotCached() {
 		return "granted"
 	}
 	return ""

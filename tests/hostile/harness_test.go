@@ -200,7 +200,7 @@ func (c *cluster) token(tenant string, args ...string) string {
 func (c *cluster) session(d *daemon, token string, keep int) *client.Session {
 	c.Helper()
 	s, err := client.Connect(context.Background(), client.Options{Executor: d.address, Provider: "shm", TokenFile: token, Timeout: patience,
-		KeepLeases: keep})
+		CachedLeases: keep})
 	if err != nil {
 		c.Fatal(err)
 	}

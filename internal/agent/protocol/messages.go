@@ -190,18 +190,18 @@ func blobOf(op Op, c *C.rfaas_agent_blob) ([]byte, error) {
 
 // Acquire is one step towards a lease. Its descriptor, of the first step unless it has From, is the library.
 type Acquire struct {
-	Key, Session, From, Kept uint64
-	WaitNs                   int64
-	First                    bool
-	At, Provider             string
-	Spec                     Spec
-	Offers                   [][]byte
+	Key, Session, From, Cached uint64
+	WaitNs                     int64
+	First                      bool
+	At, Provider               string
+	Spec                       Spec
+	Offers                     [][]byte
 }
 
 // Encode appends the body of the message.
 func (a *Acquire) Encode(b []byte) []byte {
 	c := C.rfaas_agent_acquire{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), from: C.uint64_t(a.From),
-		kept: C.uint64_t(a.Kept), wait_ns: C.int64_t(a.WaitNs), offers: C.uint32_t(len(a.Offers)), spec: a.Spec.c()}
+		cached: C.uint64_t(a.Cached), wait_ns: C.int64_t(a.WaitNs), offers: C.uint32_t(len(a.Offers)), spec: a.Spec.c()}
 	if a.First {
 		c.first = 1
 	}
@@ -225,7 +225,7 @@ func DecodeAcquire(b []byte) (Acquire, error) {
 		return Acquire{}, err
 	}
 	t := texts{op: OpAcquire}
-	a := Acquire{Key: uint64(c.key), Session: uint64(c.session), From: uint64(c.from), Kept: uint64(c.kept), WaitNs: int64(c.wait_ns),
+	a := Acquire{Key: uint64(c.key), Session: uint64(c.session), From: uint64(c.from), Cached: uint64(c.cached), WaitNs: int64(c.wait_ns),
 		First: c.first != 0, At: t.of("at", c.at[:]), Provider: t.of("provider", c.provider[:])}
 	if a.First && a.From == 0 {
 		a.Spec = t.spec(&c.spec)
@@ -466,19 +466,19 @@ func DecodeRelease(b []byte) (Release, error) {
 }
 
 // EncodeReleased appends the body of a reply to RELEASE.
-func EncodeReleased(b []byte, kept bool) []byte {
+func EncodeReleased(b []byte, cached bool) []byte {
 	var c C.rfaas_agent_released
-	if kept {
-		c.kept = 1
+	if cached {
+		c.cached = 1
 	}
 	return put(b, &c)
 }
 
 // DecodeReleased decodes the body of the message.
-func DecodeReleased(b []byte) (kept bool, err error) {
+func DecodeReleased(b []byte) (cached bool, err error) {
 	var c C.rfaas_agent_released
 	err = exactly(OpRelease, b, &c)
-	return c.kept != 0, err
+	return c.cached != 0, err
 }
 
 // EncodeLeaseName appends a body that names a lease.
@@ -703,7 +703,7 @@ func DecodeSilence(b []byte) (Silence, error) {
 	return Silence{uint64(c.key), int64(c.since_ns), int64(c.at_ns), uint32(c.worker)}, err
 }
 
-// Event is an event of a lease, or of the workers that are kept under its key.
+// Event is an event of a lease, or of the workers that are cached under its key.
 type Event struct {
 	Key, PID uint64
 	InNs     int64

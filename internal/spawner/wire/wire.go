@@ -38,8 +38,8 @@ const (
 	Finish      Type = 10
 	Prepare     Type = 11
 	Prepared    Type = 12
-	Park        Type = 14
-	Parked      Type = 15
+	Suspend     Type = 14
+	Suspended   Type = 15
 	Resume      Type = 16
 	Inspect     Type = 18
 	Symbols     Type = 19

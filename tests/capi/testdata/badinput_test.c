@@ -291,7 +291,7 @@ static void use_anew(rfaas_session *theirs, rfaas_lease *of_them) {
 static void another_process(void) {
     rfaas_lease *l = lease(1, 2, RFAAS_WAIT_ADAPTIVE);
     uint64_t in = 5, out = 0;
-    OK(rfaas_lease_release(lease(1, 1, RFAAS_WAIT_ADAPTIVE))); /* and something is kept */
+    OK(rfaas_lease_release(lease(1, 1, RFAAS_WAIT_ADAPTIVE))); /* and something is cached */
     rfaas_request r = start(l, 200000000);
     fflush(NULL);
     pid_t child = fork();

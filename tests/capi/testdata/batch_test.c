@@ -106,8 +106,8 @@ static void all(void) {
     OK(rfaas_lease_release(other));
     OK(rfaas_lease_release(l));
     FAILS(rfaas_lease_status(l), RFAAS_INVALID, "released");
-    CHECK(rfaas_session_kept(session) >= 0 && !rfaas_lease_function_name(l, 0));
-    FAILS(rfaas_session_kept(NULL), RFAAS_INVALID, "session is NULL");
+    CHECK(rfaas_session_cached(session) >= 0 && !rfaas_lease_function_name(l, 0));
+    FAILS(rfaas_session_cached(NULL), RFAAS_INVALID, "session is NULL");
 }
 
 /* One worker answers in order, so nobody may be passed over for long. */

@@ -149,7 +149,7 @@ int main(int, char **argv) {
         lease.invoke(lease.function("print"), std::string("hear, hear"), copy, rfaas::call_options().on(1));
         rfaas_worker_details worker = lease.worker_info(1);
         CHECK(worker.pid > 1 && worker.calls > 0);
-        CHECK(lease.origin(1).pid == worker.pid && session.kept() == 0);
+        CHECK(lease.origin(1).pid == worker.pid && session.cached() == 0);
         THROWS(rfaas::invalid_error, "worker 2", lease.worker_info(2));
         lease.renew(std::chrono::minutes(1));
         THROWS(rfaas::invalid_error, "negative", lease.renew(std::chrono::nanoseconds(-1)));

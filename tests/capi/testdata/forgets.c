@@ -1,4 +1,4 @@
-/* Ends without rfaas_finalize, with a lease held, calls in flight, connections kept and a thread inside the library. Arguments:
+/* Ends without rfaas_finalize, with a lease held, calls in flight, connections cached and a thread inside the library. Arguments:
  * echo.so, and how: "return" from main, "exit" from a function, "other" for exit() by another thread. Exit status 0. */
 #define CHECK_ARGUMENT how
 static const char *how;
@@ -32,7 +32,7 @@ void everything(void) {
     for (double end = now() + 30; (status = rfaas_lease_open(session, &o, &first)) == RFAAS_BUSY && now() < end;)
         usleep(10000);
     OK(status);
-    OK(rfaas_lease_release(first)); /* kept */
+    OK(rfaas_lease_release(first)); /* cached */
     rfaas_lease *l = lease(1, 2, RFAAS_WAIT_ADAPTIVE), *other = lease(1, 2, RFAAS_WAIT_WARM);
     for (int i = 0; i < 2; i++)
         OK(rfaas_iinvoke(l, find(l, "sleep_ns"), &ns, 8, &out[i], 8, NULL, &r[i]));

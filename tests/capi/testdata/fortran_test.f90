@@ -148,8 +148,8 @@ program fortran_test
               stats%open_ns > 0, 'statistics')
    call rfaas_cancel(one)
    call rfaas_lease_release(lease)
-   call rfaas_session_kept(session, i)
-   call check(i == 1, 'kept')
+   call rfaas_session_cached(session, i)
+   call check(i == 1, 'cached')
    call rfaas_lease_open(session, text, lease, workers=2, depth=4, wait_mode=RFAAS_WAIT_ADAPTIVE)
    call rfaas_lease_statistics(lease, stats)
    call check(stats%cached == 2 .and. stats%queue_pairs == 0 .and. stats%calls == 0, 'cached connections')
@@ -191,7 +191,7 @@ contains
       open (newunit=unit, file=text, access='stream', form='unformatted', action='read')
       read (unit) bytes
       close (unit)
-      call rfaas_session_open(mine, gid_index=-1, traffic_class=0, service_level=0, pkey_index=0, port=0, mtu=0, keep_leases=-1, &
+      call rfaas_session_open(mine, gid_index=-1, traffic_class=0, service_level=0, pkey_index=0, port=0, mtu=0, cached_leases=-1, &
                               allow_plaintext=.true.)
       call rfaas_lease_open(mine, '', there, library_data=c_loc(bytes), library_size=size(bytes, kind=c_size_t), &
                             eager=4096, bulk=RFAAS_NO_BULK)

@@ -26,12 +26,12 @@ func TestKeepAndReuse(t *testing.T) {
 		if err := tab.Keep(l.ID); err != nil {
 			t.Fatal(err)
 		}
-		if c := tab.Capacity(); c.FreeCores != 4 || c.FreeMemory != 1000 || c.Leases != 0 || c.Kept != 1 {
-			t.Errorf("capacity %+v: what is kept is free", c)
+		if c := tab.Capacity(); c.FreeCores != 4 || c.FreeMemory != 1000 || c.Leases != 0 || c.Cached != 1 {
+			t.Errorf("capacity %+v: what is cached is free", c)
 		}
 		for name, err := range map[string]error{"Keep": tab.Keep(l.ID), "Reaped": tab.Reaped(l.ID)} {
 			if !errors.Is(err, ErrState) {
-				t.Errorf("%s of a kept lease: %v", name, err)
+				t.Errorf("%s of a cached lease: %v", name, err)
 			}
 		}
 		other := kind(terms(2), 1)
@@ -40,8 +40,8 @@ func TestKeepAndReuse(t *testing.T) {
 		wait.Wait, limit.CallLimit = Hot, time.Second
 		for name, tm := range map[string]Terms{"another kind": kind(terms(2), 2), "fewer workers": kind(terms(1), 1),
 			"another tenant": other, "another policy": wait, "another limit": limit, "no kind": terms(2)} {
-			if _, _, err := tab.Request(rid(2), tm, l.ID); !errors.Is(err, ErrNotKept) {
-				t.Errorf("%s: %v, want ErrNotKept", name, err)
+			if _, _, err := tab.Request(rid(2), tm, l.ID); !errors.Is(err, ErrNotCached) {
+				t.Errorf("%s: %v, want ErrNotCached", name, err)
 			}
 		}
 		again, first, err := tab.Request(rid(2), kind(terms(2), 1), l.ID)
@@ -51,8 +51,8 @@ func TestKeepAndReuse(t *testing.T) {
 		if _, _, err := tab.Request(rid(2), kind(terms(2), 1), 0); !errors.Is(err, ErrInvalid) {
 			t.Errorf("the same request without reuse: %v, want ErrInvalid", err)
 		}
-		if _, _, err := tab.Request(rid(3), kind(terms(2), 1), l.ID); !errors.Is(err, ErrNotKept) {
-			t.Errorf("reused twice: %v, want ErrNotKept", err)
+		if _, _, err := tab.Request(rid(3), kind(terms(2), 1), l.ID); !errors.Is(err, ErrNotCached) {
+			t.Errorf("reused twice: %v, want ErrNotCached", err)
 		}
 		if err := tab.Drop(l.ID); !errors.Is(err, ErrState) {
 			t.Errorf("dropped after the reuse: %v", err)
@@ -67,14 +67,14 @@ func TestKeepAndReuse(t *testing.T) {
 
 		// Enough is free: it stays. Not enough: it goes, and what the new lease does not need waits for its end.
 		small := granted(t, tab, 4, terms(2))
-		if c := tab.Capacity(); c.Kept != 1 || c.FreeCores != 2 {
+		if c := tab.Capacity(); c.Cached != 1 || c.FreeCores != 2 {
 			t.Errorf("capacity %+v: two cores were free without taking anything away", c)
 		}
 		one, _, err := tab.Request(rid(5), terms(1), 0)
 		if err != nil || !slices.Equal(one.Evict, []ID{again.ID}) || one.CPUs[0][0] != again.CPUs[0][0] {
-			t.Fatalf("request that needs a kept core: %+v, %v", one, err)
+			t.Fatalf("request that needs a cached core: %+v, %v", one, err)
 		}
-		if c := tab.Capacity(); c.FreeCores != 0 || c.Kept != 0 {
+		if c := tab.Capacity(); c.FreeCores != 0 || c.Cached != 0 {
 			t.Errorf("capacity %+v: the other core's worker is not reaped yet", c)
 		}
 		if err := tab.Reaped(again.ID); err != nil {
@@ -109,18 +109,18 @@ func TestKeepAndReuse(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if due, _ := tab.Due(); len(due) != 1 || due[0].State != Released || due[0].ID != last.ID {
-			t.Fatalf("due %v, want the kept lease", due)
+			t.Fatalf("due %v, want the cached lease", due)
 		}
 		if err := tab.Drop(last.ID); err != nil {
 			t.Fatal(err)
 		}
 		if err := tab.Keep(last.ID); !errors.Is(err, ErrState) {
-			t.Errorf("kept again after the drop: %v", err)
+			t.Errorf("cached again after the drop: %v", err)
 		}
 		if err := tab.Reaped(last.ID); err != nil {
 			t.Fatal(err)
 		}
-		if c := tab.Capacity(); c.FreeCores != 4 || c.FreeMemory != 1000 || c.Leases+c.Kept != 0 {
+		if c := tab.Capacity(); c.FreeCores != 4 || c.FreeMemory != 1000 || c.Leases+c.Cached != 0 {
 			t.Errorf("capacity at the end: %+v", c)
 		}
 	})

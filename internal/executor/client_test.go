@@ -113,7 +113,7 @@ func TestReplace(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "released")
 }
 
-// A holder that cannot reach a living worker, or that never heard of it because the answer was lost, gets another one
+// A client that cannot reach a living worker, or that never heard of it because the answer was lost, gets another one
 // for a new blob, and the same one for the same blob.
 func TestReplaceOfALivingWorker(t *testing.T) {
 	n := newNode(t)
@@ -235,7 +235,7 @@ func TestReplaceDuringRelease(t *testing.T) {
 }
 
 func TestHolderThatNeverComes(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.HolderFirstUse = 20 * time.Millisecond })
+	n := newNode(t, func(c *Config) { c.Settings.ClientFirstUse = 20 * time.Millisecond })
 	l := n.lease(4)
 	eventually(t, "the lease has ended", func() bool { return n.free() == 4 })
 	if len(n.z.alive()) != 0 {
@@ -250,7 +250,7 @@ func TestHolderThatNeverComes(t *testing.T) {
 
 // A client that dies between the grant and its event stream is missed by its connection.
 func TestHolderThatDiesBeforeItComes(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.HolderFirstUse, c.Settings.HolderReturn = time.Hour, 20*time.Millisecond })
+	n := newNode(t, func(c *Config) { c.Settings.ClientFirstUse, c.Settings.ClientReturn = time.Hour, 20*time.Millisecond })
 	var holds atomic.Bool
 	began, goOn := make(chan struct{}), make(chan struct{})
 	n.z.before = func(context.Context, zygote.Spec) error {
@@ -288,7 +288,7 @@ func TestHolderThatDiesBeforeItComes(t *testing.T) {
 
 func TestHolderThatDies(t *testing.T) {
 	n := newNode(t, func(c *Config) {
-		c.Settings.HolderReturn, c.Settings.AgentGrace = 20*time.Millisecond, 20*time.Millisecond
+		c.Settings.ClientReturn, c.Settings.AgentGrace = 20*time.Millisecond, 20*time.Millisecond
 	})
 	other := n.dial()
 	ctx := n.ctx()
@@ -310,7 +310,7 @@ func TestHolderThatDies(t *testing.T) {
 }
 
 func TestHolderThatComesBack(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.HolderReturn = time.Hour })
+	n := newNode(t, func(c *Config) { c.Settings.ClientReturn = time.Hour })
 	l := n.lease(1)
 	n.events(l.GetLeaseId()).cancel()
 	ev := n.events(l.GetLeaseId())
@@ -322,7 +322,7 @@ func TestHolderThatComesBack(t *testing.T) {
 
 // The newest stream counts: an old one whose end comes late takes nothing away.
 func TestNewerStreamTakesOver(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.HolderReturn, c.Settings.AgentGrace = time.Nanosecond, time.Nanosecond })
+	n := newNode(t, func(c *Config) { c.Settings.ClientReturn, c.Settings.AgentGrace = time.Nanosecond, time.Nanosecond })
 	l := n.lease(1)
 	old := n.events(l.GetLeaseId())
 	ev := n.events(l.GetLeaseId())
@@ -419,7 +419,7 @@ func TestDrainDuringLease(t *testing.T) {
 func TestHammer(t *testing.T) {
 	n := newNode(t, func(c *Config) {
 		c.Cores = testCores(8)
-		c.Settings.HolderReturn, c.Settings.AgentGrace = time.Millisecond, time.Millisecond
+		c.Settings.ClientReturn, c.Settings.AgentGrace = time.Millisecond, time.Millisecond
 	})
 	n.z.before = func(context.Context, zygote.Spec) error {
 		if rand.IntN(20) == 0 {

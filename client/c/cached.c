@@ -1,84 +1,84 @@
-/* Channels of released leases, kept for the next lease: the endpoint and channels of a home, under its key. The next lease like the
+/* Channels of released leases, cached for the next lease: the endpoint and channels of a grant, under its key. The next lease like the
  * released one offers them again. The agent compares the libraries by their hash.
  *
- *   release ──▶ kept ──▶ agent: kept ──▶ a lease like it: offered ──▶ granted again
- *                │   └── not kept: destroyed     └─▶ event DROPPED: destroyed
+ *   release ──▶ cached ──▶ agent: cached ──▶ a lease like it: offered ──▶ granted again
+ *                │   └── not cached: destroyed     └─▶ event DROPPED: destroyed
  *
- * The thread that takes a home off the list owns it. In this way its objects pass from one thread to another. */
+ * The thread that takes a grant off the list owns it. In this way its objects pass from one thread to another. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client.h"
 
-static pthread_mutex_t kept_mu = PTHREAD_MUTEX_INITIALIZER; /* taken last, held for moments */
-static rfaas_home *kept;                                    /* linked by link */
+static pthread_mutex_t cached_mu = PTHREAD_MUTEX_INITIALIZER; /* taken last, held for moments */
+static rfaas_grant *cached;                                    /* linked by link */
 
-static void put(rfaas_home *h) {
-    pthread_mutex_lock(&kept_mu);
-    h->link = kept;
-    kept = h;
-    pthread_mutex_unlock(&kept_mu);
+static void put(rfaas_grant *h) {
+    pthread_mutex_lock(&cached_mu);
+    h->link = cached;
+    cached = h;
+    pthread_mutex_unlock(&cached_mu);
 }
 
-static bool alike(const rfaas_home *h, const rfaas_lease *l, const char *at) {
+static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
     const rfaas_agent_spec *a = &h->spec, *b = &l->spec;
     const char *executor = at && *at ? at : b->executor;
-    return h->kept && h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
+    return h->cached && h->session == l->session && a->workers == b->workers && a->cores_per_worker == b->cores_per_worker &&
            a->wait_mode == b->wait_mode && a->depth == b->depth && a->eager == b->eager && a->memory == b->memory && a->bulk == b->bulk &&
            a->call_limit_ns == b->call_limit_ns && !memcmp(&h->library, &l->library, sizeof h->library) &&
            (!*executor || !strcmp(executor, h->executor));
 }
 
-/* Takes a home off the list: the one with the key, or one like the lease, or one of the session, or any. */
-static rfaas_home *take(uint64_t key, const rfaas_lease *like, const char *at, const rfaas_session *s) {
-    pthread_mutex_lock(&kept_mu);
-    rfaas_home **p = &kept;
+/* Takes a grant off the list: the one with the key, or one like the lease, or one of the session, or any. */
+static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, const rfaas_session *s) {
+    pthread_mutex_lock(&cached_mu);
+    rfaas_grant **p = &cached;
     while (*p && (key ? (*p)->key != key : like ? !alike(*p, like, at) : s && (*p)->session != s))
         p = &(*p)->link;
-    rfaas_home *h = *p;
+    rfaas_grant *h = *p;
     if (h)
         *p = h->link;
-    pthread_mutex_unlock(&kept_mu);
+    pthread_mutex_unlock(&cached_mu);
     return h;
 }
 
-/* Lets leases take a home, since the agent keeps its workers. The home may be gone, if an event has dropped it. */
+/* Lets leases take a grant, since the agent keeps its workers. The grant may be gone, if an event has dropped it. */
 static void offer_for_use(uint64_t key) {
-    pthread_mutex_lock(&kept_mu);
-    for (rfaas_home *h = kept; h; h = h->link)
+    pthread_mutex_lock(&cached_mu);
+    for (rfaas_grant *h = cached; h; h = h->link)
         if (h->key == key)
-            h->kept = true;
-    pthread_mutex_unlock(&kept_mu);
+            h->cached = true;
+    pthread_mutex_unlock(&cached_mu);
 }
 
-uint64_t rfaas_api_kept(const rfaas_session *s) {
+uint64_t rfaas_api_cached(const rfaas_session *s) {
     uint64_t n = 0;
-    pthread_mutex_lock(&kept_mu);
-    for (const rfaas_home *h = kept; h; h = h->link)
-        n += h->session == s && h->kept;
-    pthread_mutex_unlock(&kept_mu);
+    pthread_mutex_lock(&cached_mu);
+    for (const rfaas_grant *h = cached; h; h = h->link)
+        n += h->session == s && h->cached;
+    pthread_mutex_unlock(&cached_mu);
     return n;
 }
 
-void rfaas_api_drop_kept(uint64_t key) {
-    rfaas_home *h = take(key, NULL, NULL, NULL);
+void rfaas_api_drop_cached(uint64_t key) {
+    rfaas_grant *h = take(key, NULL, NULL, NULL);
     if (h)
-        rfaas_api_home_destroy(h);
+        rfaas_api_grant_destroy(h);
 }
 
-void rfaas_api_drop_all_kept(const rfaas_session *s) {
-    for (rfaas_home *h; (h = take(0, NULL, NULL, s));)
-        rfaas_api_home_destroy(h);
+void rfaas_api_drop_all_cached(const rfaas_session *s) {
+    for (rfaas_grant *h; (h = take(0, NULL, NULL, s));)
+        rfaas_api_grant_destroy(h);
 }
 
-void rfaas_api_forget_kept(void) {
-    pthread_mutex_init(&kept_mu, NULL);
-    kept = NULL;
+void rfaas_api_forget_cached(void) {
+    pthread_mutex_init(&cached_mu, NULL);
+    cached = NULL;
 }
 
 /* Reports whether the channels can serve another lease: no call is in flight, and no late reply can arrive. */
 static bool at_rest(rfaas_lease *l) {
-    const rfaas_home *h = l->home;
+    const rfaas_grant *h = l->grant;
     if (!h->ep || __atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) != RFAAS_AGENT_DRAIN_NOT)
         return false;
     for (uint32_t i = 0; i < h->n_workers; i++)
@@ -90,35 +90,35 @@ static bool at_rest(rfaas_lease *l) {
     return good;
 }
 
-int rfaas_api_release_home(rfaas_lease *l) {
-    rfaas_home *h = l->home;
+int rfaas_api_release_grant(rfaas_lease *l) {
+    rfaas_grant *h = l->grant;
     if (!h->ep)
         return RFAAS_OK; /* its calls ran in this process */
     if (!at_rest(l) || l->session->open.keep < 0)
         return rfaas_api_give_back(l, h, true);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
     rfaas_agent_release req = {.key = h->key, .keep = 1};
-    pthread_mutex_lock(&l->mu); /* no event finds the home any more, and none is being handled */
-    l->home = NULL;
+    pthread_mutex_lock(&l->mu); /* no event finds the grant any more, and none is being handled */
+    l->grant = NULL;
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
-    h->kept = false;
+    h->cached = false;
     put(h); /* before the agent keeps the workers, since it may report their end at once */
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
     int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
-    bool taken = !status && ((rfaas_agent_released *)reply.data)->kept;
+    bool taken = !status && ((rfaas_agent_released *)reply.data)->cached;
     if (!status)
         free(reply.data);
     if (taken)
         offer_for_use(req.key);
     else
-        rfaas_api_drop_kept(req.key);
+        rfaas_api_drop_cached(req.key);
     return status;
 }
 
-uint64_t rfaas_api_adopt_kept(const rfaas_lease *l, rfaas_home *h, const char *at) {
-    rfaas_home *from = take(0, l, at, NULL);
+uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char *at) {
+    rfaas_grant *from = take(0, l, at, NULL);
     if (!from)
         return 0;
     uint64_t key = from->key;
@@ -142,6 +142,6 @@ uint64_t rfaas_api_adopt_kept(const rfaas_lease *l, rfaas_home *h, const char *a
     } else { /* the agent gives it up */
         rfaas_api_give_back(l, from, false);
     }
-    rfaas_api_home_destroy(from);
+    rfaas_api_grant_destroy(from);
     return good ? key : 0;
 }

@@ -1,4 +1,4 @@
-package houselaw
+package conventions
 
 import (
 	"os"

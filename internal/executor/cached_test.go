@@ -15,7 +15,7 @@ import (
 
 var thisProcess = bytes.Repeat([]byte{7}, clientIDSize)
 
-// keepable is a request whose workers may be kept; change may alter it.
+// keepable is a request whose workers may be cached; change may alter it.
 func (n *node) keepable(workers int, change ...func(*control.LeaseRequest)) *control.LeaseRequest {
 	r := n.request(workers)
 	r.ClientId = thisProcess
@@ -34,19 +34,19 @@ func (n *node) mustLease(r *control.LeaseRequest) *control.LeaseReply {
 	return l
 }
 
-// keepLease takes a lease and gives it back with its workers kept.
+// keepLease takes a lease and gives it back with its workers cached.
 func (n *node) keepLease(workers int, change ...func(*control.LeaseRequest)) *control.LeaseReply {
 	n.t.Helper()
 	l := n.mustLease(n.keepable(workers, change...))
-	n.releaseKept(l.GetLeaseId())
+	n.releaseCached(l.GetLeaseId())
 	return l
 }
 
-func (n *node) releaseKept(id uint64) {
+func (n *node) releaseCached(id uint64) {
 	n.t.Helper()
 	r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: id, Keep: true})
-	if err != nil || !r.GetKept() || r.GetKeepMs() == 0 {
-		n.t.Fatalf("release of lease %d: %v, %v, want its workers kept", id, r, err)
+	if err != nil || !r.GetCached() || r.GetCacheMs() == 0 {
+		n.t.Fatalf("release of lease %d: %v, %v, want its workers cached", id, r, err)
 	}
 }
 
@@ -71,13 +71,13 @@ func reuse(id uint64) func(*control.LeaseRequest) {
 	return func(r *control.LeaseRequest) { r.Reuse = id }
 }
 
-func TestKeptWorkersGoOn(t *testing.T) {
+func TestCachedWorkersGoOn(t *testing.T) {
 	n := newNode(t)
 	first := n.keepLease(2)
 	for range 5 {
 		n.freeAndLiving(4, 2)
 		next := n.mustLease(n.keepable(2, reuse(first.GetLeaseId())))
-		if next.GetNotKept() || len(next.GetWorkers()) != 2 || next.GetLeaseId() == first.GetLeaseId() {
+		if next.GetNotCached() || len(next.GetWorkers()) != 2 || next.GetLeaseId() == first.GetLeaseId() {
 			t.Fatalf("the next lease: %v", next)
 		}
 		for i, w := range next.GetWorkers() {
@@ -88,21 +88,21 @@ func TestKeptWorkersGoOn(t *testing.T) {
 		}
 		n.freeAndLiving(2, 2)
 		n.events(next.GetLeaseId()).cancel()
-		n.releaseKept(next.GetLeaseId())
+		n.releaseCached(next.GetLeaseId())
 		first = next
 	}
 	// Given back once more by who does not want them.
 	n.release(first.GetLeaseId())
 	n.freeAndLiving(4, 0)
-	if r := n.mustLease(n.keepable(2, reuse(first.GetLeaseId()))); !r.GetNotKept() {
+	if r := n.mustLease(n.keepable(2, reuse(first.GetLeaseId()))); !r.GetNotCached() {
 		t.Errorf("dropped workers were granted again: %v", r)
 	}
 }
 
-// Kept workers go only to a request that is the same in everything; any other is told to ask for new workers.
-func TestKeptWorkersAreNobodyElses(t *testing.T) {
+// Cached workers go only to a request that is the same in everything; any other is told to ask for new workers.
+func TestCachedWorkersAreNobodyElses(t *testing.T) {
 	n := newNode(t)
-	kept := n.keepLease(1)
+	cached := n.keepLease(1)
 	for what, change := range map[string]func(*control.LeaseRequest){
 		"another tenant":    func(r *control.LeaseRequest) { r.Tenant = "mallory" },
 		"another process":   func(r *control.LeaseRequest) { r.ClientId = bytes.Repeat([]byte{8}, clientIDSize) },
@@ -113,9 +113,9 @@ func TestKeptWorkersAreNobodyElses(t *testing.T) {
 		"another limit":     func(r *control.LeaseRequest) { r.CallLimitMs = 1000 },
 		"another lease":     func(r *control.LeaseRequest) { r.Reuse++ },
 	} {
-		r, err := n.Lease(n.ctx(), n.keepable(1, reuse(kept.GetLeaseId()), change))
-		if err != nil || !r.GetNotKept() || r.GetLeaseId() != 0 {
-			t.Errorf("%s: %v, %v, want not_kept", what, r, err)
+		r, err := n.Lease(n.ctx(), n.keepable(1, reuse(cached.GetLeaseId()), change))
+		if err != nil || !r.GetNotCached() || r.GetLeaseId() != 0 {
+			t.Errorf("%s: %v, %v, want not_cached", what, r, err)
 		}
 	}
 	for what, change := range map[string]func(*control.LeaseRequest){
@@ -123,58 +123,58 @@ func TestKeptWorkersAreNobodyElses(t *testing.T) {
 		"a short client":   func(r *control.LeaseRequest) { r.ClientId = []byte{1} },
 		"somebody's grant": func(r *control.LeaseRequest) { r.ClientBlobs[0] = []byte("x") },
 	} {
-		if r, err := n.Lease(n.ctx(), n.keepable(1, reuse(kept.GetLeaseId()), change)); control.ClassOf(err) != control.ClassInvalid {
+		if r, err := n.Lease(n.ctx(), n.keepable(1, reuse(cached.GetLeaseId()), change)); control.ClassOf(err) != control.ClassInvalid {
 			t.Errorf("%s: %v, %v, want class invalid", what, r, status.Convert(err).Message())
 		}
 	}
-	if r := n.mustLease(n.keepable(1, reuse(kept.GetLeaseId()))); r.GetNotKept() {
-		t.Error("after all that it is not kept any more")
+	if r := n.mustLease(n.keepable(1, reuse(cached.GetLeaseId()))); r.GetNotCached() {
+		t.Error("after all that it is not cached any more")
 	}
 }
 
-func TestNotKept(t *testing.T) {
+func TestNotCached(t *testing.T) {
 	n := newNode(t)
 	plain := n.lease(1) // without saying who asks
 	r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: plain.GetLeaseId(), Keep: true})
-	if err != nil || r.GetKept() {
+	if err != nil || r.GetCached() {
 		t.Errorf("the workers of a client without an id: %v, %v", r, err)
 	}
 	n.freeAndLiving(4, 0)
 	stubborn := n.mustLease(n.keepable(1))
 	n.z.alive()[0].stubborn = true
-	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: stubborn.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
+	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: stubborn.GetLeaseId(), Keep: true}); err != nil || r.GetCached() {
 		t.Errorf("a worker that does not come to rest: %v, %v", r, err)
 	}
 	n.freeAndLiving(4, 0)
 	dead := n.mustLease(n.keepable(1))
 	n.z.alive()[0].die(zygote.Exit{Signal: 11})
 	eventually(t, "it is dead", func() bool { return len(n.z.alive()) == 0 })
-	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: dead.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
+	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: dead.GetLeaseId(), Keep: true}); err != nil || r.GetCached() {
 		t.Errorf("a worker that is dead: %v, %v", r, err)
 	}
 	n.freeAndLiving(4, 0)
 
-	off := newNode(t, func(c *Config) { c.Settings.KeepTime = 0 })
+	off := newNode(t, func(c *Config) { c.Settings.CacheTime = 0 })
 	l := off.mustLease(off.keepable(1))
-	if r, err = off.Release(off.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
-		t.Errorf("keep-time 0: %v, %v", r, err)
+	if r, err = off.Release(off.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || r.GetCached() {
+		t.Errorf("cache-time 0: %v, %v", r, err)
 	}
 	off.freeAndLiving(4, 0)
 }
 
-// Kept workers make room: for leases that need their cores, for newer ones, with their client, for a drain.
-func TestKeptWorkersGiveWay(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.KeepMost = 2; c.Settings.KeepTime = time.Hour })
+// Cached workers make room: for leases that need their cores, for newer ones, with their client, for a drain.
+func TestCachedWorkersGiveWay(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.CacheMost = 2; c.Settings.CacheTime = time.Hour })
 	a, b := n.keepLease(2), n.keepLease(1)
 	n.freeAndLiving(4, 3)
 	n.keepLease(1) // the third of two
 	n.freeAndLiving(4, 2)
-	if r := n.mustLease(n.keepable(2, reuse(a.GetLeaseId()))); !r.GetNotKept() {
-		t.Error("the oldest was kept beyond the number")
+	if r := n.mustLease(n.keepable(2, reuse(a.GetLeaseId()))); !r.GetNotCached() {
+		t.Error("the oldest was cached beyond the number")
 	}
 	whole := n.lease(4)
 	n.freeAndLiving(0, 4)
-	if r, err := n.Lease(n.ctx(), n.keepable(1, reuse(b.GetLeaseId()))); err != nil || !r.GetNotKept() {
+	if r, err := n.Lease(n.ctx(), n.keepable(1, reuse(b.GetLeaseId()))); err != nil || !r.GetNotCached() {
 		t.Errorf("an evicted one: %v, %v", r, err)
 	}
 	n.release(whole.GetLeaseId())
@@ -185,7 +185,7 @@ func TestKeptWorkersGiveWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err := other.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || !r.GetKept() {
+	if r, err := other.Release(n.ctx(), &control.ReleaseRequest{LeaseId: l.GetLeaseId(), Keep: true}); err != nil || !r.GetCached() {
 		t.Fatalf("%v, %v", r, err)
 	}
 	began := time.Now()
@@ -196,39 +196,39 @@ func TestKeptWorkersGiveWay(t *testing.T) {
 }
 
 // And with time.
-func TestKeptWorkersAreKeptForATime(t *testing.T) {
-	n := newNode(t, func(c *Config) { c.Settings.KeepTime = 100 * time.Millisecond })
+func TestCachedWorkersEndAfterATime(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Settings.CacheTime = 100 * time.Millisecond })
 	before := time.Now()
 	n.keepLease(1)
 	n.becomesFree(4)
 	if d := time.Since(before); d < 100*time.Millisecond {
-		t.Errorf("kept for %v, want 100 ms", d)
+		t.Errorf("cached for %v, want 100 ms", d)
 	}
 }
 
-func TestKeptWorkersEndWithADrain(t *testing.T) {
+func TestCachedWorkersEndWithADrain(t *testing.T) {
 	n := newNode(t)
 	n.keepLease(2)
 	held := n.mustLease(n.keepable(1))
 	ctx, cancel := context.WithTimeout(context.Background(), testBound)
 	defer cancel()
 	n.e.BeginDrain()
-	if r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: held.GetLeaseId(), Keep: true}); err != nil || r.GetKept() {
-		t.Errorf("kept while the node drains: %v, %v", r, err)
+	if r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: held.GetLeaseId(), Keep: true}); err != nil || r.GetCached() {
+		t.Errorf("cached while the node drains: %v, %v", r, err)
 	}
 	n.e.DrainUntil(ctx, drainReason)
 	n.freeAndLiving(4, 0)
 }
 
-// A kept worker that dies is missed at once, and a lease that meets it in that moment is told to ask for a new one.
-func TestKeptWorkerDies(t *testing.T) {
+// A cached worker that dies is missed at once, and a lease that meets it in that moment is told to ask for a new one.
+func TestCachedWorkerDies(t *testing.T) {
 	n := newNode(t)
 	for range 20 {
 		l := n.keepLease(2)
 		w := n.z.alive()[1]
 		go w.die(zygote.Exit{Signal: 9})
 		r := n.mustLease(n.keepable(2, reuse(l.GetLeaseId())))
-		if !r.GetNotKept() { // resumed before it died: its holder hears of it
+		if !r.GetNotCached() { // resumed before it died: its client hears of it
 			n.release(r.GetLeaseId())
 		}
 		// Who is told to ask for a new one may hear it before the other worker is reaped.
@@ -238,7 +238,7 @@ func TestKeptWorkerDies(t *testing.T) {
 }
 
 // Workers that wait are charged to no tenant, and a lease is charged for its own calls only.
-func TestKeptWorkersAreFree(t *testing.T) {
+func TestCachedWorkersAreFree(t *testing.T) {
 	n := newNode(t)
 	n.e.accounts = newAccounts("node", [16]byte{1}, n.e.now, nil, n.e.log)
 	first := n.keepLease(1)
@@ -247,7 +247,7 @@ func TestKeptWorkersAreFree(t *testing.T) {
 		t.Fatalf("after the release: %+v, want the account of lease %d, final", entries, first.GetLeaseId())
 	}
 	if e := n.e.accounts.measure(); len(e) != 0 {
-		t.Errorf("while they are kept: %+v", e)
+		t.Errorf("while they are cached: %+v", e)
 	}
 	next := n.mustLease(n.keepable(1, reuse(first.GetLeaseId())))
 	entries = n.e.accounts.measure()

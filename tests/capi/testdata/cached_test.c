@@ -46,7 +46,7 @@ static void reuse(const char *distance) {
     uint64_t pairs = made();
     rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
     rfaas_statistics s = statistics_of(l);
-    CHECK(s.cold + s.warm == 2 && s.cached == 0 && s.queue_pairs == 2 && s.kept == 0 && made() - pairs == 2);
+    CHECK(s.cold + s.pooled == 2 && s.cached == 0 && s.queue_pairs == 2 && s.cached_leases == 0 && made() - pairs == 2);
     int64_t cold = s.open_ns;
     for (int w = 0; w < 2; w++) {
         first[w].struct_size = sizeof first[w];
@@ -58,7 +58,7 @@ static void reuse(const char *distance) {
     for (int i = 0; i < CYCLES; i++) {
         l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
         s = statistics_of(l);
-        CHECK(s.cached == 2 && s.cold == 0 && s.warm == 0 && s.queue_pairs == 0 && s.kept == 0);
+        CHECK(s.cached == 2 && s.cold == 0 && s.pooled == 0 && s.queue_pairs == 0 && s.cached_leases == 0);
         CHECK(s.calls == 0 && s.replies == 0 && s.bytes_in == 0 && s.bytes_out == 0); /* of this lease alone */
         times[i] = s.open_ns;
         for (int w = 0; w < 2 && i == 0; w++) {
@@ -84,7 +84,7 @@ static void reuse(const char *distance) {
     use(l);
     use(other);
     OK(rfaas_lease_release(l));
-    CHECK(statistics_of(other).kept >= 1);
+    CHECK(statistics_of(other).cached >= 1);
     OK(rfaas_lease_release(other));
 
     /* A lease that is not at rest leaves nothing: a call is under way, or has been given up. */
@@ -111,7 +111,7 @@ static void reuse(const char *distance) {
         again.struct_size = sizeof again;
         OK(rfaas_worker_info(l, 0, &again));
         OK(rfaas_lease_release(l));
-        /* A kept worker dies. */
+        /* A cached worker dies. */
         CHECK(again.pid > 1 && kill((pid_t)again.pid, SIGKILL) == 0);
         l = lease(2, 2, RFAAS_WAIT_ADAPTIVE);
         CHECK(statistics_of(l).cached == 0);
@@ -172,30 +172,30 @@ static void limits(void) {
     so.reserved = 5;
     FAILS(rfaas_session_open(&so, &s), RFAAS_INVALID, "reserved is 5");
     so.reserved = 0;
-    so.keep_leases = -1;
+    so.cached_leases = -1;
     OK(rfaas_session_open(&so, &s));
     OK(rfaas_lease_release(of_depth(s, 1)));
     rfaas_lease *l = of_depth(s, 1);
     st = statistics_of(l);
-    CHECK(st.kept == 0 && st.cached == 0);
+    CHECK(st.cached == 0 && st.cached == 0);
     OK(rfaas_session_close(s));
-    so.keep_leases = 2;
+    so.cached_leases = 2;
     OK(rfaas_session_open(&so, &s));
     for (uint32_t depth = 1; depth <= 3; depth++)
         OK(rfaas_lease_release(of_depth(s, depth)));
     l = of_depth(s, 4);
-    CHECK(statistics_of(l).kept == 2);
+    CHECK(statistics_of(l).cached == 2);
     OK(rfaas_lease_release(l)); /* 3 and 4 are left */
     l = of_depth(s, 2);
     CHECK(statistics_of(l).cached == 0);
     rfaas_lease *third = of_depth(s, 3);
     st = statistics_of(third);
-    CHECK(st.cached == 1 && st.kept == 1);
+    CHECK(st.cached == 1 && st.cached == 1);
     OK(rfaas_lease_release(third));
     double end = now() + 20;
-    while (statistics_of(l).kept && now() < end)
+    while (statistics_of(l).cached && now() < end)
         usleep(1000);
-    CHECK(statistics_of(l).kept == 0); /* the executor's time is over */
+    CHECK(statistics_of(l).cached == 0); /* the executor's time is over */
     OK(rfaas_session_close(s));
 }
 

@@ -39,12 +39,12 @@ func TestReleasedWorkersAreUsedAgain(t *testing.T) {
 	first := time.Since(began)
 	pids := [2]int{l.Worker(0).PID(), l.Worker(1).PID()}
 	use(t, l)
-	if s := l.Statistics(); s.Cached != 0 || s.Cold+s.Warm != 2 {
+	if s := l.Statistics(); s.Cached != 0 || s.Cold+s.Pooled != 2 {
 		t.Errorf("the first lease: %+v", s)
 	}
 	release(t, l)
-	if n := w.session.Kept(); n != 1 {
-		t.Errorf("after the first lease %d are kept", n)
+	if n := w.session.Cached(); n != 1 {
+		t.Errorf("after the first lease %d are cached", n)
 	}
 	made := dataplane.QueuePairsMade()
 	best := time.Hour
@@ -56,25 +56,25 @@ func TestReleasedWorkersAreUsedAgain(t *testing.T) {
 			t.Fatalf("%v, workers %d and %d, want %v", l.Start(), l.Worker(0).PID(), l.Worker(1).PID(), pids)
 		}
 		use(t, l)
-		if s := l.Statistics(); s.Cached != 2 || s.Cold+s.Warm != 0 {
-			t.Errorf("a lease on kept connections: %+v", s)
+		if s := l.Statistics(); s.Cached != 2 || s.Cold+s.Pooled != 0 {
+			t.Errorf("a lease on cached connections: %+v", s)
 		}
 		release(t, l)
 	}
 	if n := dataplane.QueuePairsMade() - made; n != 0 {
-		t.Errorf("%d queue pairs were made for leases on kept connections", n)
+		t.Errorf("%d queue pairs were made for leases on cached connections", n)
 	}
-	if n := w.session.Kept(); n != 1 {
-		t.Errorf("%d leases are kept, want 1", n)
+	if n := w.session.Cached(); n != 1 {
+		t.Errorf("%d leases are cached, want 1", n)
 	}
 	t.Logf("first lease %v, best on its connections %v", first.Round(time.Microsecond), best.Round(time.Microsecond))
 	if best > first/2 {
-		t.Errorf("a lease on kept connections took %v, the first one %v", best, first)
+		t.Errorf("a lease on cached connections took %v, the first one %v", best, first)
 	}
 }
 
 // Another kind of lease is another worker, and so is the same one while the first is still held.
-func TestKeptWorkersFitTheirKindOnly(t *testing.T) {
+func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	w := newWorld(t, "--share-cores", "8", "--memory", "1600MiB")
 	l := w.lease(t, client.LeaseOptions{})
 	pid := l.Worker(0).PID()
@@ -93,7 +93,7 @@ func TestKeptWorkersFitTheirKindOnly(t *testing.T) {
 	}
 	mine := w.lease(t, client.LeaseOptions{})
 	if mine.Worker(0).PID() != pid {
-		t.Error("the kept worker is gone")
+		t.Error("the cached worker is gone")
 	}
 	second := w.lease(t, client.LeaseOptions{})
 	if second.Worker(0).PID() == pid || second.Start() == client.StartCached {
@@ -110,9 +110,9 @@ func TestKeptWorkersFitTheirKindOnly(t *testing.T) {
 	}
 }
 
-// Whatever happened to what was kept, the next lease is a good one.
-func TestKeptWorkersAreGone(t *testing.T) {
-	w := newWorld(t, "--warm-pool", "0")
+// Whatever happened to what was cached, the next lease is a good one.
+func TestCachedWorkersAreGone(t *testing.T) {
+	w := newWorld(t, "--pool", "0")
 	next := func(what string) {
 		t.Helper()
 		l := w.lease(t, client.LeaseOptions{Workers: 2})
@@ -131,7 +131,7 @@ func TestKeptWorkersAreGone(t *testing.T) {
 	release(t, l)
 	kill(t, pid, syscall.SIGKILL)
 	within(t, 10*time.Second, "the killed worker has ended", func() bool { return !running(pid) })
-	next("a kept worker was killed")
+	next("a cached worker was killed")
 
 	// A worker that is being killed may be granted: then the lease is cached, and a call replaces the worker.
 	l = w.lease(t, client.LeaseOptions{Workers: 2})
@@ -149,7 +149,7 @@ func TestKeptWorkersAreGone(t *testing.T) {
 	s := w.connect(t, client.Options{Executor: w.Address})
 	other, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
 	if err != nil {
-		t.Fatalf("kept workers are in another lease's way: %v", err)
+		t.Fatalf("cached workers are in another lease's way: %v", err)
 	}
 	release(t, other)
 	next("evicted")
@@ -163,8 +163,8 @@ func TestKeptWorkersAreGone(t *testing.T) {
 	release(t, l)
 }
 
-// What is kept is lost with its executor, and the one that comes in its place serves.
-func TestKeptWorkersOfAnEarlierExecutor(t *testing.T) {
+// What is cached is lost with its executor, and the one that comes in its place serves.
+func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 	w := newWorld(t)
 	release(t, w.lease(t, client.LeaseOptions{}))
 	w.signal(syscall.SIGKILL)
@@ -193,9 +193,9 @@ func TestKeptWorkersOfAnEarlierExecutor(t *testing.T) {
 }
 
 // A session keeps a number of leases, the latest ones, and none for ever.
-func TestKeptWorkersAreLimited(t *testing.T) {
-	w := newWorld(t, "--share-cores", "4", "--keep-time", "2s")
-	s := w.connect(t, client.Options{Executor: w.Address, KeepLeases: 2})
+func TestCachedWorkersAreLimited(t *testing.T) {
+	w := newWorld(t, "--share-cores", "4", "--cache-time", "2s")
+	s := w.connect(t, client.Options{Executor: w.Address, CachedLeases: 2})
 	lease := func(depth int) *client.Lease {
 		l, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so"), Depth: depth})
 		if err != nil {
@@ -206,28 +206,28 @@ func TestKeptWorkersAreLimited(t *testing.T) {
 	for depth := 1; depth <= 3; depth++ {
 		release(t, lease(depth))
 	}
-	if n := s.Kept(); n != 2 {
-		t.Errorf("%d leases are kept, want 2", n)
+	if n := s.Cached(); n != 2 {
+		t.Errorf("%d leases are cached, want 2", n)
 	}
 	l := lease(1)
 	if l.Start() == client.StartCached {
-		t.Error("the oldest of three is kept")
+		t.Error("the oldest of three is cached")
 	}
 	release(t, l)
-	within(t, 10*time.Second, "time ends the keeping", func() bool { return s.Kept() == 0 })
-	none := w.connect(t, client.Options{Executor: w.Address, KeepLeases: -1})
+	within(t, 10*time.Second, "time ends the keeping", func() bool { return s.Cached() == 0 })
+	none := w.connect(t, client.Options{Executor: w.Address, CachedLeases: -1})
 	l, err := none.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	release(t, l)
-	if n := none.Kept(); n != 0 {
-		t.Errorf("%d leases are kept, none is wanted", n)
+	if n := none.Cached(); n != 0 {
+		t.Errorf("%d leases are cached, none is wanted", n)
 	}
 }
 
-// A lease whose calls are not over when it is released is not kept, and they end as they do.
-func TestReleaseWithCallsIsNotKept(t *testing.T) {
+// A lease whose calls are not over when it is released is not cached, and they end as they do.
+func TestReleaseWithCallsIsNotCached(t *testing.T) {
 	w := newWorld(t)
 	l := w.lease(t, client.LeaseOptions{})
 	ended := make(chan error, 1)
@@ -240,7 +240,7 @@ func TestReleaseWithCallsIsNotKept(t *testing.T) {
 	if err := ends(t, "the call", ended); !errors.Is(err, client.ErrLease) {
 		t.Errorf("the call: %v, want class lease", err)
 	}
-	if n := w.session.Kept(); n != 0 {
-		t.Errorf("%d leases are kept", n)
+	if n := w.session.Cached(); n != 0 {
+		t.Errorf("%d leases are cached", n)
 	}
 }

@@ -10,22 +10,22 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
 )
 
-// Park ends a worker's service for a lease and keeps the process. The worker first finishes the calls that it has
-// received. Then it runs no function, whatever its client sends. When Park returns, the worker and all processes that
+// Suspend ends a worker's service for a lease and keeps the process. The worker first finishes the calls that it has
+// received. Then it runs no function, whatever its client sends. When Suspend returns, the worker and all processes that
 // its functions have started are frozen: they use no processor time, whatever signals and timers they have. Memory,
 // queue pair and code stay. If the control group has no freezer, the error wraps sandbox.ErrNoFreezer: SIGSTOP would
-// not stop a function that has arranged for a SIGCONT. After an error the worker must be killed. Park must not run at
+// not stop a function that has arranged for a SIGCONT. After an error the worker must be killed. Suspend must not run at
 // the same time as Resume, Stop or Finish.
-func (w *Worker) Park(ctx context.Context) error {
+func (w *Worker) Suspend(ctx context.Context) error {
 	err := sandbox.ErrNoFreezer
 	if w.group.CanFreeze() {
-		_, err = w.tell(ctx, wire.Park, nil, wire.Parked)
+		_, err = w.tell(ctx, wire.Suspend, nil, wire.Suspended)
 	}
 	if err == nil {
 		err = w.group.Freeze(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("park worker %d: %w", w.id, err)
+		return fmt.Errorf("suspend worker %d: %w", w.id, err)
 	}
 	if w.killed.Load() || w.verdict.Load() != nil { // the spawner may have thawed the group before it was frozen
 		w.group.LetDie()
@@ -33,7 +33,7 @@ func (w *Worker) Park(ctx context.Context) error {
 	return nil
 }
 
-// Resume makes a parked worker serve its client again, under the generation of the new client blob. It does not wait for
+// Resume makes a suspended worker serve its client again, under the generation of the new client blob. It does not wait for
 // the worker, which serves calls that arrive earlier. The worker ends if the blob is not that of its client. After an
 // error the worker must be killed.
 func (w *Worker) Resume(clientBlob []byte) error {

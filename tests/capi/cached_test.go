@@ -40,7 +40,7 @@ func TestCachedConnections(t *testing.T) {
 // limited runs the program's "limits" with an executor that keeps nothing for long.
 func limited(t *testing.T, program string) {
 	secret := filepath.Join(t.TempDir(), "secret")
-	address, _, _ := startProcess(t, secret, "--share-cores", "4", "--keep-time", "2s")
+	address, _, _ := startProcess(t, secret, "--share-cores", "4", "--cache-time", "2s")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, built(t, "build/functions/echo.so"), "limits")

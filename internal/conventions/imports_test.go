@@ -1,4 +1,4 @@
-package houselaw
+package conventions
 
 import (
 	"encoding/json"
@@ -13,12 +13,12 @@ import (
 
 const module = "github.com/rfaas-go/rfaas"
 
-// rooms states for every room which other rooms it may import. A room is a directory below the module's root with all
-// that is in it; the longest entry that contains a package is its room. Within a room everything may import
+// layers states for every layer which other layers it may import. A layer is a directory below the module's root with all
+// that is in it; the longest entry that contains a package is its layer. Within a layer everything may import
 // everything. Dependencies point down: programs, then what programs are made of, then the public packages, then
 // the protocol, then the ground.
-var rooms = map[string][]string{
-	// Programs. Thin: what they do is in the rooms below.
+var layers = map[string][]string{
+	// Programs. Thin: what they do is in the layers below.
 	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli"},
 	"cmd/resource-manager": {"internal/manager", "internal/config", "internal/cli"},
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
@@ -60,14 +60,14 @@ var rooms = map[string][]string{
 	"internal/quota":        {},
 	"internal/config": {"accounting", "internal/control", "internal/identity", "internal/privilege", "internal/quota", "internal/sandbox",
 		"internal/topology"},
-	"internal/topology":  {},
-	"internal/dataplane": {},
-	"internal/apigen":    {}, // what `make api` runs; no program contains it
-	"internal/houselaw":  {"internal/apigen"},
-	"tests/channel":      {"internal/dataplane"},
-	"tests/leakcheck":    {},
-	"tests/agenttest":    {},
-	"tests/smalldisk":    {},
+	"internal/topology":    {},
+	"internal/dataplane":   {},
+	"internal/apigen":      {}, // what `make api` runs; no program contains it
+	"internal/conventions": {"internal/apigen"},
+	"tests/channel":        {"internal/dataplane"},
+	"tests/leakcheck":      {},
+	"tests/agenttest":      {},
+	"tests/smalldisk":      {},
 
 	// What stands on the public packages like any other user.
 	"examples": {"client", "invoke", "mpi"},
@@ -91,7 +91,7 @@ var cgoRooms = []string{"internal/dataplane", "client/c", "internal/agent/protoc
 // testHelpers may be imported by the tests of any package.
 var testHelpers = []string{"tests/agenttest", "tests/channel", "tests/leakcheck", "tests/smalldisk"}
 
-// noCgo rooms reach no C at all, not even through what they import.
+// noCgo layers reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}
 
 type listed struct {
@@ -135,10 +135,10 @@ func inModule(importPath string) (string, bool) {
 	return strings.CutPrefix(importPath, module+"/")
 }
 
-// roomOf returns the room of a path below the module's root, or "".
-func roomOf(p string) string {
+// layerOf returns the layer of a path below the module's root, or "".
+func layerOf(p string) string {
 	for ; p != "."; p = path.Dir(p) {
-		if _, ok := rooms[p]; ok {
+		if _, ok := layers[p]; ok {
 			return p
 		}
 	}
@@ -151,9 +151,9 @@ func within(p string, roots []string) bool {
 
 // breaches returns what package p, imported by the given path, imports against the law.
 func breaches(p string, imports []string) []string {
-	room := roomOf(p)
-	if room == "" {
-		return []string{p + " is in no room: add it to `rooms` in imports_test.go, and to ARCHITECTURE or RATIONALE.md"}
+	layer := layerOf(p)
+	if layer == "" {
+		return []string{p + " is in no layer: add it to `layers` in imports_test.go, and to ARCHITECTURE or RATIONALE.md"}
 	}
 	var bad []string
 	for _, i := range imports {
@@ -161,9 +161,9 @@ func breaches(p string, imports []string) []string {
 		if !ours {
 			continue
 		}
-		to := roomOf(target)
-		if to != room && !slices.Contains(rooms[room], to) {
-			bad = append(bad, p+" imports "+target+": room "+room+" may import "+strings.Join(rooms[room], ", "))
+		to := layerOf(target)
+		if to != layer && !slices.Contains(layers[layer], to) {
+			bad = append(bad, p+" imports "+target+": layer "+layer+" may import "+strings.Join(layers[layer], ", "))
 		}
 	}
 	return bad
@@ -177,7 +177,7 @@ func TestImportsPointDown(t *testing.T) {
 			continue
 		}
 		seen++
-		// A package's tests may use what the package may, testing helpers of the same room, and those for every room.
+		// A package's tests may use what the package may, testing helpers of the same layer, and those for every layer.
 		tests := slices.DeleteFunc(slices.Concat(pkg.TestImports, pkg.XTestImports), func(i string) bool {
 			p, _ := inModule(i)
 			return slices.Contains(testHelpers, p)
@@ -193,25 +193,25 @@ func TestImportsPointDown(t *testing.T) {
 
 func TestRoomsHaveNoCycle(t *testing.T) {
 	state := map[string]int{} // 1: on the way, 2: done
-	var visit func(room string, way []string)
-	visit = func(room string, way []string) {
-		if _, ok := rooms[room]; !ok {
-			t.Errorf("%v leads to %q, which is no room", way, room)
+	var visit func(layer string, way []string)
+	visit = func(layer string, way []string) {
+		if _, ok := layers[layer]; !ok {
+			t.Errorf("%v leads to %q, which is no layer", way, layer)
 			return
 		}
-		switch state[room] {
+		switch state[layer] {
 		case 1:
-			t.Errorf("rooms import each other: %v", append(way, room))
+			t.Errorf("layers import each other: %v", append(way, layer))
 		case 0:
-			state[room] = 1
-			for _, next := range rooms[room] {
-				visit(next, append(slices.Clone(way), room))
+			state[layer] = 1
+			for _, next := range layers[layer] {
+				visit(next, append(slices.Clone(way), layer))
 			}
-			state[room] = 2
+			state[layer] = 2
 		}
 	}
-	for room := range rooms {
-		visit(room, nil)
+	for layer := range layers {
+		visit(layer, nil)
 	}
 }
 

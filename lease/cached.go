@@ -15,20 +15,20 @@ func (t *Table) Keep(id ID) error {
 	switch {
 	case r == nil:
 		return unknown(id)
-	case r.State != Released || r.reaped || r.dropped || !r.kept.IsZero():
-		return fmt.Errorf("lease %d is %v, resources given back: %t, kept: %t, or no more: %t: %w", id, r.State, r.reaped,
-			!r.kept.IsZero(), r.dropped, ErrState)
+	case r.State != Released || r.reaped || r.dropped || !r.cached.IsZero():
+		return fmt.Errorf("lease %d is %v, resources given back: %t, cached: %t, or no more: %t: %w", id, r.State, r.reaped,
+			!r.cached.IsZero(), r.dropped, ErrState)
 	case t.draining:
 		return ErrDraining
 	case r.Terms.Kind == [32]byte{}:
 		return fmt.Errorf("lease %d fits no other: %w", id, ErrState)
 	}
-	r.kept = t.cfg.Now().Add(t.cfg.Keep)
-	t.kept = append(t.kept, id)
+	r.cached = t.cfg.Now().Add(t.cfg.Keep)
+	t.cached = append(t.cached, id)
 	t.holding--
 	count(t.cores.used, r.shares, -1)
-	count(t.cores.kept, r.shares, 1)
-	t.keptMemory += r.memory
+	count(t.cores.cached, r.shares, 1)
+	t.cachedMemory += r.memory
 	t.wake()
 	return nil
 }
@@ -42,14 +42,14 @@ func (t *Table) Drop(id ID) error {
 	switch {
 	case r == nil:
 		return unknown(id)
-	case r.kept.IsZero():
-		return fmt.Errorf("lease %d is not kept: %w", id, ErrState)
+	case r.cached.IsZero():
+		return fmt.Errorf("lease %d is not cached: %w", id, ErrState)
 	}
 	t.drop(r)
 	return nil
 }
 
-// drop makes a kept lease one that waits to be reaped.
+// drop makes a cached lease one that waits to be reaped.
 func (t *Table) drop(r *record) {
 	t.unkeep(r)
 	r.dropped = true
@@ -58,27 +58,27 @@ func (t *Table) drop(r *record) {
 }
 
 func (t *Table) unkeep(r *record) {
-	r.kept = time.Time{}
-	t.kept = slices.DeleteFunc(t.kept, func(id ID) bool { return id == r.ID })
-	count(t.cores.kept, r.shares, -1)
-	t.keptMemory -= r.memory
+	r.cached = time.Time{}
+	t.cached = slices.DeleteFunc(t.cached, func(id ID) bool { return id == r.ID })
+	count(t.cores.cached, r.shares, -1)
+	t.cachedMemory -= r.memory
 }
 
-// Kept returns the leases that are kept, the oldest first.
-func (t *Table) Kept() []ID {
+// Cached returns the leases that are cached, the oldest first.
+func (t *Table) Cached() []ID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.Clone(t.kept)
+	return slices.Clone(t.cached)
 }
 
-// takeOver gives a new lease what a kept one holds.
+// takeOver gives a new lease what a cached one holds.
 func (t *Table) takeOver(r *record, terms *Terms, id ID) error {
 	old := t.leases[id]
 	switch {
-	case old == nil || old.kept.IsZero():
-		return fmt.Errorf("lease %d: %w", id, ErrNotKept)
+	case old == nil || old.cached.IsZero():
+		return fmt.Errorf("lease %d: %w", id, ErrNotCached)
 	case !terms.fit(old.Terms):
-		return fmt.Errorf("lease %d is kept for other terms: %w", id, ErrNotKept)
+		return fmt.Errorf("lease %d is cached for other terms: %w", id, ErrNotCached)
 	}
 	t.unkeep(old)
 	r.Reuses, r.shares, r.memory = id, old.shares, old.memory

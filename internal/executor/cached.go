@@ -10,13 +10,13 @@ import (
 	"github.com/rfaas-go/rfaas/lease"
 )
 
-// parkPatience is how long the workers of a released lease may take to come to rest. Slower ones are ended.
-const parkPatience = 500 * time.Millisecond
+// suspendPatience is how long the workers of a released lease may take to come to rest. Slower ones are ended.
+const suspendPatience = 500 * time.Millisecond
 
-// kept has the cached workers of a released lease. They are frozen and wait for the next lease of the same client
-// process, with queue pairs, memory and code unchanged. The goroutine that takes it out of Executor.kept decides about
+// cached has the cached workers of a released lease. They are frozen and wait for the next lease of the same client
+// process, with queue pairs, memory and code unchanged. The goroutine that takes it out of Executor.cached decides about
 // them.
-type kept struct {
+type cached struct {
 	id      lease.ID
 	code    *code // with a reference
 	workers []Worker
@@ -28,7 +28,7 @@ type kept struct {
 // not; some of the workers may have stopped serving then. conn ends with the client.
 func (e *Executor) keep(h *holding, conn context.Context) bool {
 	s := &e.cfg.Settings
-	if l, err := e.table.Get(h.id); err != nil || l.Terms.Kind == [32]byte{} || s.KeepTime == 0 || s.KeepMost == 0 {
+	if l, err := e.table.Get(h.id); err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {
 		return false
 	}
 	e.accounts.last(h.id)
@@ -36,20 +36,20 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	if !all {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(conn, parkPatience)
+	ctx, cancel := context.WithTimeout(conn, suspendPatience)
 	defer cancel()
-	if err := each(workers, func(_ int, w Worker) error { return w.Park(ctx) }); err != nil {
+	if err := each(workers, func(_ int, w Worker) error { return w.Suspend(ctx) }); err != nil {
 		e.log.Debug("workers not cached", "lease", uint64(h.id), "error", err)
 		return false
 	}
 	e.accounts.end(h.id)
-	k := &kept{id: h.id, code: h.code, workers: workers, taken: make(chan struct{})}
-	k.unwatch = context.AfterFunc(conn, func() { e.dropKept(k.id) })
+	k := &cached{id: h.id, code: h.code, workers: workers, taken: make(chan struct{})}
+	k.unwatch = context.AfterFunc(conn, func() { e.dropCached(k.id) })
 	for _, w := range workers {
 		e.work.Go(func() {
 			select {
 			case <-w.Done():
-				e.dropKept(k.id)
+				e.dropCached(k.id)
 			case <-k.taken:
 			}
 		})
@@ -57,23 +57,23 @@ func (e *Executor) keep(h *holding, conn context.Context) bool {
 	e.mu.Lock()
 	err := e.table.Keep(h.id)
 	if err == nil {
-		e.kept[h.id] = k
+		e.cached[h.id] = k
 	}
 	e.mu.Unlock()
 	if err != nil { // the node drains
 		e.release(k)
 		return false
 	}
-	close(h.kept)
+	close(h.cached)
 	e.remove(h)
 	if gone := each(workers, func(_ int, w Worker) error { return ended(w) }); gone != nil || conn.Err() != nil {
-		e.dropKept(k.id) // the connection may have ended before the watch began
+		e.dropCached(k.id) // the connection may have ended before the watch began
 	}
-	for _, oldest := range e.table.Kept() {
-		if len(e.table.Kept()) <= s.KeepMost {
+	for _, oldest := range e.table.Cached() {
+		if len(e.table.Cached()) <= s.CacheMost {
 			break
 		}
-		e.dropKept(oldest)
+		e.dropCached(oldest)
 	}
 	e.report()
 	return true
@@ -109,17 +109,17 @@ func each(workers []Worker, do func(i int, w Worker) error) error {
 }
 
 // take removes and returns cached workers; nil if they have been taken already.
-func (e *Executor) take(id lease.ID) *kept {
+func (e *Executor) take(id lease.ID) *cached {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	k := e.kept[id]
-	delete(e.kept, id)
+	k := e.cached[id]
+	delete(e.cached, id)
 	return k
 }
 
-// dropKept ends the cached workers of a lease and waits until they are reaped. It returns false if they are not cached
+// dropCached ends the cached workers of a lease and waits until they are reaped. It returns false if they are not cached
 // any more.
-func (e *Executor) dropKept(id lease.ID) bool {
+func (e *Executor) dropCached(id lease.ID) bool {
 	l, err := e.table.Get(id)
 	if err != nil {
 		return false
@@ -130,7 +130,7 @@ func (e *Executor) dropKept(id lease.ID) bool {
 	e.mu.Unlock()
 	dropped := e.table.Drop(id) == nil
 	if dropped {
-		e.reapKept(id)
+		e.reapCached(id)
 	}
 	e.mu.Lock()
 	e.coming.end(cores, memory)
@@ -194,8 +194,8 @@ func (e *Executor) requestPatiently(ctx context.Context, try func() error) error
 	}
 }
 
-// reapKept ends cached workers that the table has removed.
-func (e *Executor) reapKept(id lease.ID) {
+// reapCached ends cached workers that the table has removed.
+func (e *Executor) reapCached(id lease.ID) {
 	if k := e.take(id); k != nil {
 		e.end(k)
 	}
@@ -206,14 +206,14 @@ func (e *Executor) reapKept(id lease.ID) {
 }
 
 // end ends and reaps workers that were cached.
-func (e *Executor) end(k *kept) {
+func (e *Executor) end(k *cached) {
 	e.release(k)
 	stopAll(context.Background(), k.workers, killed)
 	e.codes.release(k.code)
 }
 
 // release stops watching the connection of cached workers.
-func (e *Executor) release(k *kept) {
+func (e *Executor) release(k *cached) {
 	close(k.taken)
 	k.unwatch()
 }
@@ -222,20 +222,20 @@ func (e *Executor) release(k *kept) {
 func (e *Executor) evict(ids []lease.ID) {
 	var wg sync.WaitGroup
 	for _, id := range ids {
-		wg.Go(func() { e.reapKept(id) })
+		wg.Go(func() { e.reapCached(id) })
 	}
 	wg.Wait()
 }
 
-// dropAllKept ends all cached workers. The table must not cache more.
-func (e *Executor) dropAllKept() {
-	for _, id := range e.table.Kept() {
-		e.dropKept(id)
+// dropAllCached ends all cached workers. The table must not cache more.
+func (e *Executor) dropAllCached() {
+	for _, id := range e.table.Cached() {
+		e.dropCached(id)
 	}
 }
 
-// resumeAll resumes cached workers for a new lease. If one fails, all are ended and the error is lease.ErrNotKept.
-func (e *Executor) resumeAll(h *holding, k *kept, blobs [][]byte, limit time.Duration) ([]Worker, error) {
+// resumeAll resumes cached workers for a new lease. If one fails, all are ended and the error is lease.ErrNotCached.
+func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	e.release(k)
 	ctx, cancel := spawnContext(h, limit)
 	defer cancel()
@@ -244,7 +244,7 @@ func (e *Executor) resumeAll(h *holding, k *kept, blobs [][]byte, limit time.Dur
 	if err == nil {
 		return k.workers, nil
 	}
-	e.tell(h, slog.LevelInfo, "kept workers are of no use any more", "lease", uint64(h.id), "of", uint64(k.id), "error", err)
+	e.tell(h, slog.LevelInfo, "cached workers are of no use any more", "lease", uint64(h.id), "of", uint64(k.id), "error", err)
 	stopAll(ctx, k.workers, killed)
-	return nil, lease.ErrNotKept
+	return nil, lease.ErrNotCached
 }

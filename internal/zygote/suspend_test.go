@@ -17,7 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/spawner"
 )
 
-// freezing starts a zygote whose workers can be parked, with the freezer of each available version.
+// freezing starts a zygote whose workers can be suspended, with the freezer of each available version.
 func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -79,8 +79,8 @@ func (l *leased) runsOn(t testing.TB) (looks int) {
 }
 
 // A function that sends itself SIGCONT all the time, and whose child does so, uses no processor time while its worker
-// is parked.
-func TestParkedWorkerRunsNoMore(t *testing.T) {
+// is suspended.
+func TestSuspendedWorkerRunsNoMore(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		for _, children := range []byte{0, 1} {
 			w := lease(t, z, startClient(t), nil)
@@ -90,21 +90,21 @@ func TestParkedWorkerRunsNoMore(t *testing.T) {
 				t.Fatalf("the function runs at %d of 30 looks, and does not spin", floor)
 			}
 			for range 3 {
-				if err := w.Park(t.Context()); err != nil {
+				if err := w.Suspend(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				// The kernel reports a thread as frozen just before it leaves its processor, so each may run in one more interval.
 				if n := w.runsOn(t); n > floor/4 {
-					t.Errorf("%d children: a parked worker has run at %d of 30 looks, before at %d", children, n, floor)
+					t.Errorf("%d children: a suspended worker has run at %d of 30 looks, before at %d", children, n, floor)
 				}
 				w.resume(t, w.renew(t))
 				w.mustCall(t, fnEcho, []byte("x"))
 			}
-			if err := w.Park(t.Context()); err != nil {
+			if err := w.Suspend(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			w.Kill()
-			within(t, "a parked worker is killed", w.Done())
+			within(t, "a suspended worker is killed", w.Done())
 		}
 	})
 }
@@ -130,11 +130,11 @@ func TestCPUTimeOfChildren(t *testing.T) {
 	})
 }
 
-// Without a freezer no worker is parked.
-func TestParkNeedsAFreezer(t *testing.T) {
+// Without a freezer no worker is suspended.
+func TestSuspendNeedsAFreezer(t *testing.T) {
 	w := lease(t, startZygote(t), startClient(t), nil)
-	if err := w.Park(t.Context()); !errors.Is(err, sandbox.ErrNoFreezer) {
-		t.Errorf("parked without a control group: %v", err)
+	if err := w.Suspend(t.Context()); !errors.Is(err, sandbox.ErrNoFreezer) {
+		t.Errorf("suspended without a control group: %v", err)
 	}
 	w.mustCall(t, fnEcho, []byte("x"))
 }
@@ -165,7 +165,7 @@ func (l *leased) resume(t testing.TB, blob []byte) {
 const statusBadRequest = -205
 
 // A worker serves one lease after the other over one queue pair, and stays frozen in between for any time.
-func TestPark(t *testing.T) {
+func TestSuspend(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		w := lease(t, z, startClient(t), nil)
 		pid := w.PID()
@@ -175,7 +175,7 @@ func TestPark(t *testing.T) {
 			if n := w.Counters().Calls; n != 2 {
 				t.Errorf("lease %d: %d calls are counted, want its own 2", i, n)
 			}
-			if err := w.Park(t.Context()); err != nil {
+			if err := w.Suspend(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if i == 0 {
@@ -193,12 +193,12 @@ func TestPark(t *testing.T) {
 }
 
 // Nothing that a client sends between leases, or of an earlier lease, is executed, even if the process is let run.
-func TestParkedServesNobody(t *testing.T) { freezing(t, testParkedServesNobody) }
+func TestSuspendedServesNobody(t *testing.T) { freezing(t, testSuspendedServesNobody) }
 
-func testParkedServesNobody(t *testing.T, z *Zygote) {
+func testSuspendedServesNobody(t *testing.T, z *Zygote) {
 	w := lease(t, z, startClient(t), nil)
 	w.mustCall(t, fnEcho, []byte("x"))
-	if err := w.Park(t.Context()); err != nil {
+	if err := w.Suspend(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	refused := func(when string, size int) {
@@ -213,7 +213,7 @@ func testParkedServesNobody(t *testing.T, z *Zygote) {
 		t.Fatal(err)
 	}
 	var call sync.WaitGroup
-	call.Go(func() { refused("parked", 8) })
+	call.Go(func() { refused("suspended", 8) })
 	if err := w.Resume(blob); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestCallBeforeTheWorkerHasResumed(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		w := lease(t, z, startClient(t), nil)
 		for range 20 {
-			if err := w.Park(t.Context()); err != nil {
+			if err := w.Suspend(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			blob := w.renew(t)
@@ -267,7 +267,7 @@ func testResumeRefuses(t *testing.T, z *Zygote) {
 	} {
 		w := lease(t, z, c, nil)
 		w.mustCall(t, fnEcho, []byte("x"))
-		if err := w.Park(t.Context()); err != nil {
+		if err := w.Suspend(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.Resume(wrong.blob); err != nil {
@@ -278,18 +278,18 @@ func testResumeRefuses(t *testing.T, z *Zygote) {
 			t.Errorf("%s: the worker ended with %q, want %q", wrong.what, x.Reason, wrong.reason)
 		}
 	}
-	// A worker that hangs in a call is not parked.
+	// A worker that hangs in a call is not suspended.
 	w := lease(t, z, c, nil)
 	go w.call(fnHangs, nil)
 	eventually(t, "the call runs", func() bool { return w.Running() == "hangs" })
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := w.Park(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("park while a call runs: %v", err)
+	if err := w.Suspend(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("suspend while a call runs: %v", err)
 	}
 	w.Kill()
 	<-w.Done()
-	if err := w.Park(t.Context()); err == nil {
-		t.Error("a dead worker was parked")
+	if err := w.Suspend(t.Context()); err == nil {
+		t.Error("a dead worker was suspended")
 	}
 }
