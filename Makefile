@@ -287,7 +287,7 @@ SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox interna
 
 .PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
-	$(Q)scripts/test
+	$(Q)tests/run
 
 .PHONY: build-tests
 build-tests: build test-programs # all that lanes run
@@ -363,12 +363,12 @@ build/fuzz/driver.o: tests/fuzz/driver.c tests/fuzz/fuzz.h
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(DP_CFLAGS) -O2 -g -c -o $@ $<
 test-fuzz:
-	$(Q)scripts/fuzz --quick
+	$(Q)tests/fuzz/run --quick
 
 FUZZTIME ?= 60s
 .PHONY: test-fuzz fuzz
 fuzz: ## every fuzz target for a while (FUZZTIME=60s each)
-	$(Q)scripts/fuzz --time $(FUZZTIME)
+	$(Q)tests/fuzz/run --time $(FUZZTIME)
 
 # clang and libFuzzer, for `make fuzz` where there is a clang.
 $(eval $(call fuzz_build,build/fuzz/clang,clang,-fsanitize=fuzzer-no-link,-fsanitize=fuzzer,))
@@ -415,12 +415,12 @@ test-guard: $(if $(BUILT),,build) ## what has a bound, measured beside its floor
 	$(Q)scripts/softroce/run --timeout 130 -- $(GUARD) --slack 1.3 --provider verbs --prove $(unless_busy)
 
 test-install: # installs, uses what is there, uninstalls
-	$(Q)scripts/test --install-check
+	$(Q)tests/run --install-check
 
 # What `make run` shows, and the other examples, with either MPI.
 test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
-	$(Q)scripts/test --interrupt-check
+	$(Q)tests/run --interrupt-check
 	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples
@@ -437,7 +437,7 @@ test-softroce: build/ctest/dp_test ## all of it that touches verbs, on a real ve
 	$(Q)$(if $(SOFTROCE_PACKAGES),$(GO) test -c -o build/gotest/ $(SOFTROCE_PACKAGES))
 	$(Q)cd tests/capi && RFAAS_REQUIRE_VERBS=1 RFAAS_TEST_PROGRAMS=$(CURDIR)/build/gotest/programs ../../build/gotest/capi.test -compile \
 		-test.skip '^Example.' || echo 'make: some programs of tests/capi were not compiled; going on with the tests' >&2
-	$(Q)scripts/softroce/run --timeout 1100 -e RFAAS_REQUIRE_VERBS=1 -- scripts/test --guest
+	$(Q)scripts/softroce/run --timeout 1100 -e RFAAS_REQUIRE_VERBS=1 -- tests/run --guest
 
 test-softroce-faults: ## kills, stops and cancels on a real verbs device in a virtual machine
 	$(Q)$(try_build)
@@ -467,7 +467,7 @@ test-twovm: ## client in one virtual machine, executor in another: the link is c
 	$(Q)$(CC) -shared -fPIC -O2 -Iinclude -o build/twovm/functions.so tests/capi/testdata/functions.c
 	$(Q)umask 077 && od -An -v -tx1 -N 32 /dev/urandom | tr -d ' \n' >build/twovm/secret && echo >>build/twovm/secret
 	$(Q)for boot in first second; do \
-		$(TWOVM) -- scripts/test --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done
+		$(TWOVM) -- tests/run --twovm $$boot -- sh -c 'scripts/softroce/cable && exec build/twovm/remote serve 10.77.0.3:7000'; done
 
 check: build test-programs lint build/ctest/dp_test ## before a commit: lint and the quick tests
 	$(Q)build/ctest/dp_test --provider shm
@@ -504,7 +504,7 @@ lint-c:
 # SC2317 takes what only a trap calls for unreachable.
 lint-sh:
 	$(call say,LINT,sh)
-	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts .ci/run | xargs -r shellcheck -x -e SC2317
+	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts tests/run tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
 	$(Q)grep -rlE '^#!/bin/sh' scripts | xargs -r shellcheck -x -e SC2317 -s dash
 
 # README's table is what benchmarks/headline says.
