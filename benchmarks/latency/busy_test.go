@@ -13,12 +13,13 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // twoCPUs ends a test that needs two of them: CI has them, so it fails there.
 func twoCPUs(t *testing.T) {
 	t.Helper()
-	if all, err := allowedCPUs(); err != nil || len(all) < 2 {
+	if all, err := topology.Affinity(); err != nil || len(all) < 2 {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("two CPUs are needed, there are %v (%v)", all, err)
 		}
@@ -38,7 +39,7 @@ func TestSpinnersOnOneCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	all, err := allowedCPUs()
+	all, err := topology.Affinity()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // Clients and functions that can be measured.
@@ -124,7 +125,7 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) chooseCPUs() error {
-	allowed, err := allowedCPUs()
+	allowed, err := topology.Affinity()
 	if err != nil {
 		return err
 	}

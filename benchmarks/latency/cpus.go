@@ -6,55 +6,26 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// allowedCPUs returns the CPUs that this thread may run on, ascending.
-func allowedCPUs() ([]int, error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil, fmt.Errorf("read the CPU affinity: %w", err)
-	}
-	var cpus []int
-	for cpu := 0; cpu < 8*len(set)*8 && len(cpus) < set.Count(); cpu++ {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
+// siblingsOf returns those of the allowed CPUs that are hardware threads of one core, as far as the kernel tells.
+func siblingsOf(cpu int, allowed []int) []int {
+	cores, _ := topology.Cores("/", allowed)
+	for _, core := range cores {
+		if slices.Contains(core.CPUs, cpu) {
+			return core.CPUs
 		}
 	}
-	return cpus, nil
-}
-
-// siblingsOf returns the hardware threads of the CPU's core, as far as the kernel tells.
-func siblingsOf(cpu int) []int {
-	text, err := os.ReadFile(fmt.Sprintf("/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu))
-	if err != nil {
-		return []int{cpu}
-	}
-	return parseCPUList(strings.TrimSpace(string(text)))
-}
-
-// parseCPUList reads the kernel's form: 0-3,8. What it cannot read it leaves out.
-func parseCPUList(s string) []int {
-	var cpus []int
-	for part := range strings.SplitSeq(s, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		a, errA := strconv.Atoi(from)
-		b, errB := strconv.Atoi(to)
-		for c := a; errA == nil && errB == nil && c <= b; c++ {
-			cpus = append(cpus, c)
-		}
-	}
-	return cpus
+	return []int{cpu}
 }
 
 // choosePair returns two of the allowed CPUs, of different cores where there are two, and spares CPU 0, which serves most
 // interrupts, where it can. With one CPU it is returned twice.
-func choosePair(allowed []int, siblings func(int) []int) []int {
+func choosePair(allowed []int, siblings func(cpu int, allowed []int) []int) []int {
 	if len(allowed) == 1 {
 		return []int{allowed[0], allowed[0]}
 	}
@@ -63,7 +34,7 @@ func choosePair(allowed []int, siblings func(int) []int) []int {
 		candidates = candidates[1:]
 	}
 	first := candidates[0]
-	same := siblings(first)
+	same := siblings(first, allowed)
 	for _, cpu := range candidates[1:] {
 		if !slices.Contains(same, cpu) {
 			return []int{first, cpu}

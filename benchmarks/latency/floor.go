@@ -10,6 +10,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // Floor is a peer that stays beside other measurements, for bare round trips between two batches of theirs. Its peer sleeps
@@ -49,7 +50,7 @@ func (f *Floor) pinned(g func() error) error {
 	if !f.cfg.elsewhere() {
 		return g()
 	}
-	allowed, err := allowedCPUs()
+	allowed, err := topology.Affinity()
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/topology"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
 )
 
@@ -108,11 +109,11 @@ func TestPairingDiscardsChangesOfMode(t *testing.T) {
 }
 
 func TestChoosePair(t *testing.T) {
-	smt := func(cpu int) []int { return []int{cpu &^ 1, cpu | 1} } // 0-1, 2-3, ...
-	alone := func(cpu int) []int { return []int{cpu} }
+	smt := func(cpu int, _ []int) []int { return []int{cpu &^ 1, cpu | 1} } // 0-1, 2-3, ...
+	alone := func(cpu int, _ []int) []int { return []int{cpu} }
 	for _, c := range []struct {
 		allowed  []int
-		siblings func(int) []int
+		siblings func(int, []int) []int
 		want     []int
 	}{
 		{[]int{3}, alone, []int{3, 3}},
@@ -124,14 +125,6 @@ func TestChoosePair(t *testing.T) {
 	} {
 		if got := choosePair(c.allowed, c.siblings); !slices.Equal(got, c.want) {
 			t.Errorf("of %v: %v, want %v", c.allowed, got, c.want)
-		}
-	}
-}
-
-func TestParseCPUList(t *testing.T) {
-	for s, want := range map[string][]int{"0-2,5": {0, 1, 2, 5}, "7": {7}, "": nil, "x,3": {3}} {
-		if got := parseCPUList(s); !slices.Equal(got, want) {
-			t.Errorf("%q: %v, want %v", s, got, want)
 		}
 	}
 }
@@ -157,7 +150,7 @@ func TestValidate(t *testing.T) {
 		"one CPU":  {func(c *Config) { c.CPUs = []int{0} }, "two are needed"},
 		"no CPU":   {func(c *Config) { c.CPUs = []int{0, 9999} }, "CPU 9999"},
 		"hot on one": {func(c *Config) {
-			all, _ := allowedCPUs()
+			all, _ := topology.Affinity()
 			c.CPUs = []int{all[0], all[0]}
 			c.Modes = []dataplane.WaitMode{dataplane.Warm, dataplane.Hot}
 		}, "only --mode warm"},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
 // Run measures every mode, client and payload of cfg, hands each result to emit as it is there, and returns the first
@@ -36,7 +37,7 @@ func Run(ctx context.Context, cfg Config, emit func(*Result) error) error {
 
 func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit func(*Result) error) error {
 	if cfg.elsewhere() { // a peer in this process would be pinned with us
-		allowed, err := allowedCPUs()
+		allowed, err := topology.Affinity()
 		if err != nil {
 			return err
 		}

@@ -81,7 +81,7 @@ var layers = map[string][]string{
 	"tests/slurm":   {"client", "internal/control"},
 	// What `rfaas bench` runs: it starts what it measures.
 	"benchmarks": {"internal/cli/command", "client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
-		"internal/executor", "internal/identity", "internal/manager", "internal/zygote"},
+		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
 }
 
 // cgoRooms may import "C": the data plane, the messages between library and agent, the binding of MPI, the bare round trips
