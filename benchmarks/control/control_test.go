@@ -20,7 +20,7 @@ func config(t *testing.T) Config {
 	if err != nil {
 		t.Fatalf("run make build first: %v", err)
 	}
-	return Config{Manager: program, Executors: []int{3, 40}, Subscribers: []int{2, 5}, Batch: 10, Latency: latency.Config{Provider: dataplane.SHM,
+	return Config{Manager: program, Executors: []int{3, 40}, Subscribers: []int{2, 5}, Batch: 10, Latency: latency.Config{Provider: dataplane.SHM, Peer: "../../libexec/rfaas-bench-peer",
 		Device: dataplane.Options{GIDIndex: -1}, Pairs: 2, Duration: 10 * time.Second}}
 }
 

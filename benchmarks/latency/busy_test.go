@@ -3,7 +3,6 @@ package latency
 import (
 	"math"
 	"os"
-	"path/filepath"
 	"runtime"
 	"syscall"
 	"testing"
@@ -32,17 +31,17 @@ func twoCPUs(t *testing.T) {
 func TestSpinnersOnOneCPU(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	all, err := topology.Affinity()
+	if err != nil {
+		t.Fatal(err)
+	}
 	cfg := quick(dataplane.SHM)
-	cfg.Payloads = []int{8}
+	cfg.Payloads, cfg.CPUs = []int{8}, []int{all[0], all[0]}
 	f, err := OpenFloor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	all, err := topology.Affinity()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var one, every unix.CPUSet
 	one.Set(all[0])
 	for _, cpu := range all {
@@ -68,15 +67,8 @@ func TestSpinnersOnOneCPU(t *testing.T) {
 // A batch whose peer does not get a processor is given up and counts for nothing, and the next one is as ever.
 func TestBatchIsGivenUp(t *testing.T) {
 	twoCPUs(t)
-	peer, err := filepath.Abs("../../libexec/rfaas-bench-peer")
-	if err == nil {
-		_, err = os.Stat(peer)
-	}
-	if err != nil {
-		t.Fatalf("run make build first: %v", err)
-	}
 	cfg := quick(dataplane.SHM)
-	cfg.Payloads, cfg.Peer = []int{8}, peer
+	cfg.Payloads = []int{8}
 	f, err := OpenFloor(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ type Config struct {
 	Rounds   int           // calls of a batch; 0: as Batch says
 	Duration time.Duration // bound of one result; 0: 30 s
 	CPUs     []int         // of client and peer, with Remote of the client alone; nil: chosen
-	Peer     string        // path of rfaas-bench-peer; "": the peer is a thread of this process (tests)
+	Peer     string        // path of rfaas-bench-peer
 	Remote   string        // HOST:PORT at which Serve runs on another machine, which starts the peer; "": the peer is here
 	Progress func(line string)
 
@@ -160,9 +160,6 @@ func (c *Config) tolerance() float64 {
 
 // byMedian says whether a batch stands for its median and not for its mean.
 func (c *Config) byMedian() bool { return c.Remote != "" && c.Depth == 1 }
-
-// elsewhere says whether the peer is no thread of this process.
-func (c *Config) elsewhere() bool { return c.Peer != "" || c.Remote != "" }
 
 // peerCPU is where the peer runs, -1 when another machine says where.
 func (c *Config) peerCPU() int {

@@ -45,11 +45,8 @@ func (f *Floor) Close() {
 // CPUs are those of client and peer.
 func (f *Floor) CPUs() (client, peer int) { return f.cfg.CPUs[0], f.cfg.peerCPU() }
 
-// pinned runs g on the client's CPU, if the peer is a process.
+// pinned runs g on the client's CPU.
 func (f *Floor) pinned(g func() error) error {
-	if !f.cfg.elsewhere() {
-		return g()
-	}
 	allowed, err := topology.Affinity()
 	if err != nil {
 		return err

@@ -232,9 +232,12 @@ func TestTableAndCSV(t *testing.T) {
 	}
 }
 
-// quick is a measurement against a peer in this process that takes well under a second, and little longer on a machine that is busy.
+// peerProgram is what make builds.
+const peerProgram = "../../libexec/rfaas-bench-peer"
+
+// quick is a measurement that takes well under a second, and little longer on a machine that is busy.
 func quick(provider string) Config {
-	cfg := Config{Provider: provider, Device: dataplane.Options{GIDIndex: -1}, Clients: []string{"c", "go"},
+	cfg := Config{Provider: provider, Peer: peerProgram, Device: dataplane.Options{GIDIndex: -1}, Clients: []string{"c", "go"},
 		Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{1, 8, 64, 100_000}, Pairs: 2, Rounds: 20, Duration: 500 * time.Millisecond}
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" { // everything is slow in the virtual machine
 		cfg.Payloads, cfg.Pairs = []int{8, 20_000}, 1

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
@@ -140,7 +139,7 @@ func (s *session) joinPeer(socket int) error {
 type ServeConfig struct {
 	Device   dataplane.Options
 	CPU      int           // that the peer is pinned to; -1: none
-	Peer     string        // path of rfaas-bench-peer; "": the peer is a thread of this process (tests)
+	Peer     string        // path of rfaas-bench-peer
 	Idle     time.Duration // end when nobody has come for so long after one was served; 0: never
 	Progress func(line string)
 }
@@ -253,27 +252,6 @@ func serveOne(ctx context.Context, conn net.Conn, cfg ServeConfig) error {
 // than once; then, or by itself, it ends, and says why.
 func (cfg *ServeConfig) startPeer(socket int) (kill func(), ended chan error, err error) {
 	ended = make(chan error, 1)
-	if cfg.Peer == "" {
-		var mu sync.Mutex
-		closed := false
-		go func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			err := raw.Serve(raw.FDs{Socket: socket, Memory: -1, Ping: -1, Pong: -1}, &raw.Here{Device: cfg.Device, CPU: -1})
-			mu.Lock()
-			defer mu.Unlock()
-			closed = true
-			_ = unix.Close(socket)
-			ended <- err
-		}()
-		return func() {
-			mu.Lock()
-			defer mu.Unlock()
-			if !closed {
-				_ = unix.Shutdown(socket, unix.SHUT_RDWR)
-			}
-		}, ended, nil
-	}
 	d := cfg.Device
 	cmd := exec.Command(cfg.Peer, "--here", d.Device)
 	for _, n := range []int{d.Port, d.GIDIndex, d.PKeyIndex, d.TrafficClass, d.ServiceLevel, d.MTU, cfg.CPU} {

@@ -36,17 +36,15 @@ func Run(ctx context.Context, cfg Config, emit func(*Result) error) error {
 }
 
 func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit func(*Result) error) error {
-	if cfg.elsewhere() { // a peer in this process would be pinned with us
-		allowed, err := topology.Affinity()
-		if err != nil {
-			return err
-		}
-		undo, err := pin(cfg.CPUs[0], cfg.peerCPU(), allowed)
-		if err != nil {
-			return err
-		}
-		defer undo()
+	allowed, err := topology.Affinity()
+	if err != nil {
+		return err
 	}
+	undo, err := pin(cfg.CPUs[0], cfg.peerCPU(), allowed)
+	if err != nil {
+		return err
+	}
+	defer undo()
 	s, err := openSession(cfg, mode)
 	if err != nil {
 		return err

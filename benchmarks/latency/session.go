@@ -98,7 +98,7 @@ func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 		s.closeFDs()
 		return nil, err
 	}
-	if cfg.Remote == "" && cfg.Peer != "" {
+	if cfg.Remote == "" {
 		closeTheirs() // the peer has its own: if it ends, we read the end of the file
 	}
 	if err := s.connect(mine, payload); err != nil {
@@ -111,14 +111,6 @@ func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 }
 
 func (s *session) startPeer(fds raw.FDs) error {
-	if s.cfg.Peer == "" {
-		s.kill = func() { _ = unix.Shutdown(fds.Socket, unix.SHUT_RDWR) }
-		go func() {
-			s.peerErr = raw.Serve(fds, nil)
-			close(s.peerEnd)
-		}()
-		return nil
-	}
 	cmd := exec.Command(s.cfg.Peer)
 	cmd.Stderr = os.Stderr
 	for i, fd := range []int{fds.Socket, fds.Memory, fds.Ping, fds.Pong} {
@@ -150,16 +142,12 @@ func (s *session) connect(fds raw.FDs, payload int) error {
 		return err
 	}
 	s.dev = dev
-	peerCPU := s.cfg.peerCPU()
-	if !s.cfg.elsewhere() {
-		peerCPU = -1 // a goroutine's thread is not ours to pin
-	}
 	var bulk int64
 	if payload > s.cfg.Eager {
 		bulk = int64((payload+63)&^63) * int64(s.cfg.Depth)
 	}
 	s.bench, err = raw.Open(dev, s.cfg.Device, raw.Config{Slots: s.cfg.Slots, Depth: s.cfg.Depth, Eager: s.cfg.Eager,
-		Bulk: max(bulk, dataplane.DefaultBulk), Payload: payload, Mode: s.mode, PeerCPU: peerCPU,
+		Bulk: max(bulk, dataplane.DefaultBulk), Payload: payload, Mode: s.mode, PeerCPU: s.cfg.peerCPU(),
 		Registered: s.cfg.Buffers == BuffersRegistered, CallsOnly: s.cfg.callsOnly}, fds)
 	if err != nil {
 		return err
@@ -186,7 +174,7 @@ func (s *session) close() {
 	if s.bench != nil {
 		s.bench.Close() // a peer on shm sees its client go
 	}
-	if s.bench == nil || s.cfg.Provider != dataplane.SHM && s.cfg.elsewhere() {
+	if s.bench == nil || s.cfg.Provider != dataplane.SHM {
 		s.kill()
 	}
 	select {

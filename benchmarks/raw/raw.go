@@ -271,28 +271,3 @@ func (b *Bench) Blocked() (client, peer uint64) {
 
 // Clock is the median cost of reading the clock in C, ns.
 func Clock() float64 { return float64(C.dp_bench_clock_ns()) }
-
-// Here has the settings of a peer on another machine: its device, and the CPU that it pins itself to, -1 for none.
-type Here struct {
-	Device dataplane.Options
-	CPU    int
-}
-
-// Serve executes the peer in this process, for tests. Measurements use the program rfaas-bench-peer. It keeps its OS thread
-// busy until the client closes. here is nil if the client chooses the device.
-func Serve(fds FDs, here *Here) error {
-	cf := fds.c()
-	var e C.dp_error
-	var own *C.dp_bench_here
-	if here != nil {
-		name := C.CString(here.Device.Device)
-		defer C.free(unsafe.Pointer(name))
-		own = (*C.dp_bench_here)(C.calloc(1, C.sizeof_dp_bench_here))
-		defer C.free(unsafe.Pointer(own))
-		own.device, own.cpu = options(here.Device, name), C.int(here.CPU)
-	}
-	if C.dp_bench_serve(&cf, own, &e) != 0 {
-		return failure("serve bench", &e)
-	}
-	return nil
-}
