@@ -504,7 +504,7 @@ lint-c:
 # SC2317 takes what only a trap calls for unreachable.
 lint-sh:
 	$(call say,LINT,sh)
-	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts tests/run tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
+	$(Q)grep -rlE '^(#!.*\bbash\b|# shellcheck shell=)' scripts tests/run tests/softroce tests/fuzz/run .ci/run | xargs -r shellcheck -x -e SC2317
 	$(Q)grep -rlE '^#!/bin/sh' scripts | xargs -r shellcheck -x -e SC2317 -s dash
 
 # README's table is what benchmarks/headline says.
