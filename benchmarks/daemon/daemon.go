@@ -16,7 +16,6 @@ import (
 type Daemon struct {
 	Address string // of its control port
 	Metrics string // of its HTTP port, "" if it has none
-	Process int
 
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -34,7 +33,7 @@ func Start(ctx context.Context, program string, args ...string) (*Daemon, error)
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
-	d := &Daemon{Process: cmd.Process.Pid, cmd: cmd, done: make(chan struct{})}
+	d := &Daemon{cmd: cmd, done: make(chan struct{})}
 	var said strings.Builder
 	lines := bufio.NewScanner(errs)
 	for lines.Scan() {

@@ -77,7 +77,7 @@ func (c *Config) make(name string) other {
 	verbs := c.Latency.Provider == "verbs"
 	switch name {
 	case "openmpi", "mpich":
-		return &mpi{name: name, program: c.MPI + "." + name, cpus: fmt.Sprintf("%d,%d", client, peer), verbs: verbs, sizes: c.Latency.Payloads}
+		return &mpi{name: name, program: c.MPI + "." + name, cpus: fmt.Sprintf("%d,%d", client, peer), verbs: verbs}
 	case "ucx":
 		return &ucx{client: client, peer: peer, verbs: verbs}
 	}

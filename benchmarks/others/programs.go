@@ -45,7 +45,6 @@ func last(text string) string {
 type mpi struct {
 	name, program, mpirun, cpus string
 	verbs                       bool
-	sizes                       []int
 	env                         []string
 	args                        []string
 }

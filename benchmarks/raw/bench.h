@@ -145,7 +145,7 @@ typedef struct dp_bench_hello {
     uint32_t depth;
     char provider[16];
     char device[64];
-    int32_t port, gid_index, pkey_index, traffic_class, service_level, mtu, timeout, retry_count;
+    int32_t port, gid_index, pkey_index, traffic_class, service_level, mtu;
     uint32_t blob_len;
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
 } dp_bench_hello;

@@ -57,8 +57,7 @@ static int shake_hands(dp_bench *b, const dp_dev *dev, const dp_dev_options *o, 
     dp_bench_hello h = {.magic = DP_BENCH_MAGIC, .mode = b->cfg.mode, .peer_cpu = b->cfg.peer_cpu,
                         .payload = b->cfg.payload, .depth = b->cfg.depth, .port = o->port, .gid_index = o->gid_index,
                         .pkey_index = o->pkey_index, .traffic_class = o->traffic_class,
-                        .service_level = o->service_level, .mtu = o->mtu, .timeout = o->timeout,
-                        .retry_count = o->retry_count, .blob_len = sizeof h.blob};
+                        .service_level = o->service_level, .mtu = o->mtu, .blob_len = sizeof h.blob};
     snprintf(h.provider, sizeof h.provider, "%s", dev->provider == DP_PROVIDER_VERBS ? "verbs" : "shm");
     snprintf(h.device, sizeof h.device, "%s", o->device ? o->device : "");
     int st = dp_channel_offer(b->ch, h.blob, &h.blob_len, err);

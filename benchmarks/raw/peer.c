@@ -135,8 +135,7 @@ static int start(peer *p, const dp_bench_hello *h, const dp_bench_fds *fds, cons
                  dp_bench_answer *a, dp_error *err) {
     dp_dev_options o = {.device = h->device, .port = h->port, .gid_index = h->gid_index,
                               .pkey_index = h->pkey_index, .traffic_class = h->traffic_class,
-                              .service_level = h->service_level, .mtu = h->mtu, .timeout = h->timeout,
-                              .retry_count = h->retry_count};
+                              .service_level = h->service_level, .mtu = h->mtu};
     if (here)
         o = here->device;
     o.active_side_only = 1;

@@ -139,7 +139,6 @@ func options(o dataplane.Options, device *C.char) C.dp_dev_options {
 	return C.dp_dev_options{
 		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
 		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
-		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
 	}
 }
 

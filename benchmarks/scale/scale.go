@@ -17,13 +17,12 @@ import (
 
 // Units are measured costs, seconds unless they say otherwise.
 type Units struct {
-	Placement  float64 // of a decision, for the client
-	LineWrite  float64 // an executor's heartbeat, for the executor
-	Message    float64 // a heartbeat by message, round trip
-	Charge     float64 // all counters of a lease
-	TellFixed  float64 // a change told to nobody
-	TellEach   float64 // to one subscriber more
-	LargestRun int     // subscribers at which it was measured
+	Placement float64 // of a decision, for the client
+	LineWrite float64 // an executor's heartbeat, for the executor
+	Message   float64 // a heartbeat by message, round trip
+	Charge    float64 // all counters of a lease
+	TellFixed float64 // a change told to nobody
+	TellEach  float64 // to one subscriber more
 }
 
 // Cluster is what is to be predicted. The zero value is of no use.
@@ -132,7 +131,6 @@ func UnitsFrom(results []*latency.Result) (u Units, missing string) {
 	if missing == "" {
 		u.TellFixed, u.TellEach = fit(x, y)
 		u.TellFixed, u.TellEach = math.Max(u.TellFixed, 0), math.Max(u.TellEach, 0)
-		u.LargestRun = int(slices.Max(x))
 	}
 	return u, missing
 }

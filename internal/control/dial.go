@@ -39,8 +39,6 @@ type DialConfig struct {
 	Getenv func(string) string
 	// Connect connects to a unix socket that this process has no permission to reach itself. nil: connect directly.
 	Connect func(path string) (net.Conn, error)
-	// ConnectTimeout bounds one attempt to connect. 0: 5 s.
-	ConnectTimeout time.Duration
 }
 
 // Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH". It checks the address
@@ -68,10 +66,6 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 		transport.live = &live{conns: map[net.Conn]struct{}{}}
 		cfg.Node.OnReload(transport.live.end)
 	}
-	timeout := cfg.ConnectTimeout
-	if timeout == 0 {
-		timeout = 5 * time.Second
-	}
 	// passthrough with our own dialer avoids DNS service-config look-ups and HTTP proxies from the environment, and treats
 	// unix sockets in the same way.
 	conn, err := grpc.NewClient("passthrough:///"+a.String(),
@@ -87,7 +81,7 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 		}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
-			MinConnectTimeout: timeout,
+			MinConnectTimeout: 5 * time.Second,
 		}),
 		// Detects a silent node while an event stream is open. 10 s is the smallest value that grpc-go accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),

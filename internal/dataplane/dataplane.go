@@ -28,8 +28,6 @@ type Options struct {
 	TrafficClass int // 0..255
 	ServiceLevel int // 0..15
 	MTU          int // bytes; 0 takes the port's
-	Timeout      int // local ack timeout exponent, 0 takes the default
-	RetryCount   int // 1..7, 0 takes the default
 }
 
 // Device is an open provider instance. Safe for concurrent use.
@@ -42,7 +40,6 @@ func (o Options) c(device *C.char) C.dp_dev_options {
 	return C.dp_dev_options{
 		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
 		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
-		timeout: C.int(o.Timeout), retry_count: C.int(o.RetryCount),
 	}
 }
 

@@ -33,7 +33,6 @@ type Config struct {
 	NodeID    string              // control.NodeID
 	Spawner   Spawner
 	Log       *slog.Logger
-	Now       func() time.Time // nil: time.Now
 }
 
 // Executor grants leases and manages their workers. It implements control.ExecutorServer.
@@ -69,7 +68,7 @@ func New(cfg Config) (*Executor, error) {
 	s := &cfg.Settings
 	table, err := lease.New(lease.Config{Cores: cfg.Cores, Near: cfg.Near, Share: s.ShareCores, Memory: cfg.Memory,
 		FirstUse: s.ClientFirstUse, Return: s.ClientReturn, Connected: s.AgentGrace, Margin: s.LeaseMargin, Notice: s.LeaseNotice,
-		Keep: s.CacheTime, Now: cfg.Now, NewID: randomID})
+		Keep: s.CacheTime, NewID: randomID})
 	if err != nil {
 		return nil, err
 	}
@@ -93,12 +92,7 @@ func randomID() lease.ID {
 // Register adds the executor's service to a server.
 func (e *Executor) Register(s *grpc.Server) { control.RegisterExecutorServer(s, e) }
 
-func (e *Executor) now() time.Time {
-	if e.cfg.Now != nil {
-		return e.cfg.Now()
-	}
-	return time.Now()
-}
+func (e *Executor) now() time.Time { return time.Now() }
 
 // info returns what clients and the manager are told about this executor.
 func (e *Executor) info() *control.InfoReply {

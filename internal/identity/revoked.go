@@ -148,7 +148,6 @@ func parseRevocations(text string) (*RevocationList, error) {
 
 // Revocations is a list in a file that is reloaded when it changes. It is safe for concurrent use.
 type Revocations struct {
-	path string
 	list reloaded[*indexed]
 }
 
@@ -163,7 +162,7 @@ var errOlder = errors.New("older than the list in use")
 
 // NewRevocations returns the list in a file, which one of the keys must have signed.
 func NewRevocations(path string, open Opener, keys func(now time.Time) []ed25519.PublicKey, log *slog.Logger) *Revocations {
-	r := &Revocations{path: path}
+	r := &Revocations{}
 	r.list = reloaded[*indexed]{open: open, paths: []string{path}}
 	var said string
 	r.list.make = func() (*indexed, error) {

@@ -170,18 +170,17 @@ func (m *memory) device(provider string) (*device, error) {
 
 // attachment is an executor's connection to its line and its cells, in a domain that contains nothing else.
 type attachment struct {
-	node        string
-	owner       owner
-	freed       func() // called by free, once; nil: nothing to do
-	incarnation [16]byte
-	domain      *dataplane.Domain
-	line        *dataplane.Memory
-	cells       *dataplane.Memory
-	limits      *dataplane.Memory // nil: no tenant has a limit
-	held        *dataplane.Memory // likewise
-	way         accounting.LimitWay
-	conn        *dataplane.Conn
-	blob        []byte // of conn
+	node   string
+	owner  owner
+	freed  func() // called by free, once; nil: nothing to do
+	domain *dataplane.Domain
+	line   *dataplane.Memory
+	cells  *dataplane.Memory
+	limits *dataplane.Memory // nil: no tenant has a limit
+	held   *dataplane.Memory // likewise
+	way    accounting.LimitWay
+	conn   *dataplane.Conn
+	blob   []byte // of conn
 
 	mu     sync.Mutex         // protects the fields below; never held while waiting for the table's lock
 	merged []accounting.Entry // for each cell, what the ledger has; zero: nothing
@@ -200,7 +199,7 @@ func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, 
 		freed()
 		return nil, err
 	}
-	a := &attachment{node: e.info.GetNode(), owner: e.owner, incarnation: incarnationOf(e.info), freed: freed,
+	a := &attachment{node: e.info.GetNode(), owner: e.owner, freed: freed,
 		merged: make([]accounting.Entry, cellsFor(e.info.GetCores()))}
 	if a.domain, err = dev.NewDomain(); err == nil {
 		a.line, err = a.domain.Window(m.whole, m.head.LineOffset(e.slot), board.LineSize, dataplane.RemoteRead|dataplane.RemoteWrite)

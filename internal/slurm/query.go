@@ -90,17 +90,14 @@ func (s NodeState) usable() bool { return s >= Idle }
 
 // Node is a node of the partition.
 type Node struct {
-	Name      string
-	State     NodeState
-	Text      string // the state in Slurm's words
-	CPUs      int
-	FreeCPUs  int
-	Memory    uint64 // bytes, according to Slurm
-	FreeBytes uint64 // not allocated to jobs
+	Name   string
+	State  NodeState
+	CPUs   int
+	Memory uint64 // bytes, according to Slurm
 }
 
 // nodesFormat is the format that parseNodes reads.
-const nodesFormat = "NodeHost:|,StateLong:|,CPUsState:|,Memory:|,AllocMem:|"
+const nodesFormat = "NodeHost:|,StateLong:|,CPUsState:|,Memory:|"
 
 // Nodes asks for the nodes of a partition.
 func (c *Commands) Nodes(ctx context.Context, partition string) ([]Node, error) {
@@ -115,10 +112,10 @@ func parseNodes(out string) ([]Node, error) {
 	var nodes []Node
 	for line := range strings.Lines(out) {
 		f := strings.Split(strings.TrimSpace(line), "|")
-		if len(f) < 5 {
-			return nil, fmt.Errorf("sinfo: %q has %d fields, want 5", line, len(f))
+		if len(f) < 4 {
+			return nil, fmt.Errorf("sinfo: %q has %d fields, want 4", line, len(f))
 		}
-		n := Node{Name: f[0], Text: f[1], State: nodeState(f[1])}
+		n := Node{Name: f[0], State: nodeState(f[1])}
 		var alloc, idle, other int
 		if _, err := fmt.Sscanf(f[2], "%d/%d/%d/%d", &alloc, &idle, &other, &n.CPUs); err != nil {
 			return nil, fmt.Errorf("sinfo: node %s: CPUs %q: %w", n.Name, f[2], err)
@@ -127,11 +124,7 @@ func parseNodes(out string) ([]Node, error) {
 		if err != nil {
 			return nil, fmt.Errorf("sinfo: node %s: memory %q: %w", n.Name, f[3], err)
 		}
-		used, err := strconv.ParseUint(f[4], 10, 40)
-		if err != nil {
-			return nil, fmt.Errorf("sinfo: node %s: allocated memory %q: %w", n.Name, f[4], err)
-		}
-		n.FreeCPUs, n.Memory, n.FreeBytes = idle, total<<20, (total-min(used, total))<<20
+		n.Memory = total << 20
 		nodes = append(nodes, n)
 	}
 	return nodes, nil

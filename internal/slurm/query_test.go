@@ -10,15 +10,15 @@ import (
 )
 
 func TestParseNodes(t *testing.T) {
-	got, err := parseNodes("n1|idle|0/2/0/2|2048|0|\nn2|mixed-|1/1/0/2|2048|512|\nn3|down*|0/0/2/2|2048|0|\n")
+	got, err := parseNodes("n1|idle|0/2/0/2|2048|\nn2|mixed-|1/1/0/2|2048|\nn3|down*|0/0/2/2|2048|\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "[{n1 idle idle 2 2 2147483648 2147483648} {n2 mixed mixed- 2 1 2147483648 1610612736} {n3 unusable down* 2 0 2147483648 2147483648}]"
+	want := "[{n1 idle 2 2147483648} {n2 mixed 2 2147483648} {n3 unusable 2 2147483648}]"
 	if fmt.Sprint(got) != want {
 		t.Errorf("got  %v\nwant %s", got, want)
 	}
-	for _, bad := range []string{"n1|idle\n", "n1|idle|x|2048|0|\n", "n1|idle|0/2/0/2|x|0|\n", "n1|idle|0/2/0/2|1|-1|\n", "\n"} {
+	for _, bad := range []string{"n1|idle\n", "n1|idle|x|2048|\n", "n1|idle|0/2/0/2|x|\n", "n1|idle|0/2/0/2|-1|\n", "\n"} {
 		if got, err := parseNodes(bad); err == nil {
 			t.Errorf("%q: %v", bad, got)
 		}

@@ -89,7 +89,6 @@ type replayJob struct {
 	Job
 	node   *replayNode
 	listed time.Time
-	ends   time.Time // by its limit
 }
 
 type replayEvent struct {
@@ -224,7 +223,7 @@ func (s *replay) launch(j *replayJob, delay time.Duration) {
 			limit = min(limit, fits)
 		}
 		j.State, n.job, s.changed = Running, j, s.now
-		j.listed, j.ends = s.now.Add(s.Start.draw(s.r)), s.now.Add(limit)
+		j.listed = s.now.Add(s.Start.draw(s.r))
 		s.after(limit, func() {
 			if n.job == j {
 				s.finish(n, s.now.Add(-s.Grace))
