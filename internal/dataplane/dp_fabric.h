@@ -52,11 +52,8 @@ enum {
     DP_CAP_RKEY_PTR = 2,    /* dp_rkey_ptr can return a pointer */
 };
 
-/* Flags of a post. */
-enum {
-    DP_SIGNALED = 1, /* the initiator gets a completion */
-    DP_MORE = 2,     /* another post on this queue pair follows at once: its notification may wait for it */
-};
+/* Flag of a post: the initiator gets a completion. */
+enum { DP_SIGNALED = 1 };
 
 typedef enum dp_op {
     DP_OP_RECV = 1,     /* a receive failed, or the peer of a verbs queue pair sent something, which rfaas never does */

@@ -39,7 +39,7 @@ static int post_write(dp_server *s, const void *data, uint64_t size, uint64_t ra
     while (size) {
         uint32_t part = size < s->dev->max_msg ? (uint32_t)size : s->dev->max_msg;
         dp_sge sge = {p, part, s->staging ? s->staging->lkey : 0};
-        int st = dp_post_write(s->qp, &sge, 1, raddr, s->client.rkey, 0, DP_MORE);
+        int st = dp_post_write(s->qp, &sge, 1, raddr, s->client.rkey, 0, 0);
         if (st == DP_BUSY) {
             if ((st = make_room(s, &since)))
                 return st;

@@ -388,7 +388,7 @@ static bool qp_disconnect(shm_qp *qp) {
     bool had_peer = shm_link_forget((shm_dev *)qp->q.domain->dev, qp) || qp->connected;
     if (qp->connected && !qp->peer.reached)
         cq->n_cold--;
-    qp->connected = qp->owed = false;
+    qp->connected = false;
     shm_peer_clear(&qp->peer);
     uint32_t keep = cq->local_head;
     for (uint32_t i = cq->local_head; i != cq->local_tail; i++)

@@ -122,7 +122,6 @@ struct shm_qp {
     uint32_t spos;      /* next entry of the peer's ring */
     uint32_t credit;    /* peer's `posted` when last looked at */
     uint32_t unpolled;  /* completions of ours in the local queue */
-    bool owed;          /* DP_MORE messages are published and the peer is not notified */
     shm_peer peer;
     bool connected;
     /* Exchange, under the device's lock. */

@@ -19,7 +19,6 @@ static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, u
 /* Tells the peer that there is something, unless it promised to look by itself. */
 static inline void notify(shm_qp *qp) {
     uint32_t *mode = qp->peer.mode;
-    qp->owed = false;
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
     if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_HOT)
         return; /* partner: the membarrier in shm_cq_arm */
@@ -31,24 +30,16 @@ static inline void notify(shm_qp *qp) {
         shm_futex(mode, FUTEX_WAKE, 1, NULL);
 }
 
-/* A post that ends a DP_MORE batch without a message of its own gives the notification that the batch owes. */
-static inline int settle(shm_qp *qp, int status, uint32_t flags) {
-    if (__builtin_expect(qp->owed, 0) && (status != DP_OK || !(flags & DP_MORE)))
-        notify(qp);
-    return status;
-}
-
 static inline int may_post(shm_qp *qp) {
     if (qp->q.state != DP_QP_CONNECTED)
         return DP_CONNECTION;
     if (__atomic_load_n(&qp->q.broken, __ATOMIC_RELAXED))
         return DP_CONNECTION;
-    return qp->unpolled >= qp->q.max_send ? settle(qp, DP_BUSY, 0) : DP_OK;
+    return qp->unpolled >= qp->q.max_send ? DP_BUSY : DP_OK;
 }
 
 /* Remote access refused: as a network adapter would, a completion and the error state. */
 static int refuse(shm_qp *qp, uint64_t wr_id, dp_op op) {
-    settle(qp, DP_OK, 0);
     qp->q.state = DP_QP_ERROR;
     shm_local_push(qp, wr_id, DP_INVALID, op, 0);
     return DP_OK;
@@ -80,15 +71,12 @@ static __attribute__((noinline)) int look_for_credit(shm_qp *qp) {
 /* DP_OK: there is room for one more message in the peer's ring. */
 static inline int take_credit(shm_qp *qp) { return qp->spos != qp->credit ? DP_OK : look_for_credit(qp); }
 
-static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm, uint32_t flags) {
+static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm) {
     e->what = what;
     /* Release pairs with the acquire in take_entry(). */
     __atomic_store_n(&e->seq_imm, (uint64_t)imm << 32 | (uint32_t)(qp->spos + 1), __ATOMIC_RELEASE);
     qp->spos++;
-    if (flags & DP_MORE)
-        qp->owed = true;
-    else
-        notify(qp);
+    notify(qp);
 }
 
 int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id,
@@ -98,7 +86,7 @@ int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t 
     if (st)
         return st;
     if (n < 0 || n > 2)
-        return settle(qp, DP_INVALID, flags);
+        return DP_INVALID;
     uint64_t total = total_of(sge, n);
     /* Nothing to write needs no key, as on a network adapter. */
     int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
@@ -111,7 +99,7 @@ int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t 
     }
     if (flags & DP_SIGNALED)
         shm_local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
-    return settle(qp, DP_OK, flags);
+    return DP_OK;
 }
 
 static inline void put_small(uint8_t *dst, const dp_sge *sge, int n) {
@@ -152,13 +140,13 @@ int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint3
     if (st)
         return st;
     if (n < 0 || n > 2)
-        return settle(qp, DP_INVALID, flags);
+        return DP_INVALID;
     uint64_t total = total_of(sge, n);
     int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
     if (i < 0 || total > UINT32_MAX)
         return refuse(qp, wr_id, DP_OP_WRITE);
     if ((st = take_credit(qp)))
-        return settle(qp, st, flags);
+        return st;
     uint64_t offset = total ? raddr - qp->peer.regions[i].base : 0;
     shm_entry *e = &qp->peer.segment->ring[qp->spos & (qp->peer.ring_size - 1)];
     uint32_t head = (uint32_t)total;
@@ -168,7 +156,7 @@ int shm_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint3
         head = put_split(e->data, qp->peer.regions[i].map + offset, sge, n);
     }
     e->offset = offset;
-    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head), imm, flags);
+    publish(qp, e, shm_what((uint32_t)total, (uint32_t)i, head), imm);
     if (flags & DP_SIGNALED)
         shm_local_push(qp, wr_id, DP_OK, DP_OP_WRITE, (uint32_t)total);
     return DP_OK;
@@ -185,7 +173,7 @@ int shm_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, ui
     put((uint8_t *)sge->addr, qp->peer.regions[i].map + (raddr - qp->peer.regions[i].base), sge->len);
     if (flags & DP_SIGNALED)
         shm_local_push(qp, wr_id, DP_OK, DP_OP_READ, sge->len);
-    return settle(qp, DP_OK, flags);
+    return DP_OK;
 }
 
 int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
@@ -202,7 +190,7 @@ int shm_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rke
     memcpy((void *)sge->addr, &old, 8);
     if (flags & DP_SIGNALED)
         shm_local_push(qp, wr_id, DP_OK, DP_OP_FETCH_ADD, 8);
-    return settle(qp, DP_OK, flags);
+    return DP_OK;
 }
 
 int shm_post_recv(dp_qp *q, uint64_t wr_id) {

@@ -29,7 +29,7 @@ static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t 
     while (size) {
         uint32_t part = size < ch->ep->dev->max_msg ? size : ch->ep->dev->max_msg;
         dp_sge sge = {p, part, lkey};
-        int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, DP_MORE);
+        int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, 0);
         if (st == DP_BUSY && p != data && (st = make_room(ch, &since)) == DP_BUSY)
             continue;
         if (st)

@@ -265,7 +265,7 @@ static void order_left(duo *d) {
                 uint64_t *src = (uint64_t *)(local_bytes(e) + ring++ * 8);
                 *src = ++value;
                 dp_sge s = {src, 8, e->local->lkey};
-                end_write(e, &s, 1, PEER(d, word * 64), value, word % 4 ? DP_MORE : 0);
+                end_write(e, &s, 1, PEER(d, word * 64), value, 0);
             }
         end_write_imm(e, NULL, 0, PEER(d, 0), (uint32_t)r, 0, 0);
         duo_await(d);
@@ -302,7 +302,7 @@ static void stream_left(duo *d) {
         for (int k = 0; k < ITEM / 4; k++)
             src[k] = i;
         dp_sge s = {src, ITEM, e->local->lkey};
-        CHECK_OK(dp_post_write_imm(e->qp, &s, 1, PEER(d, i % WINDOW * ITEM), i, i, i % 4 ? DP_MORE : 0));
+        CHECK_OK(dp_post_write_imm(e->qp, &s, 1, PEER(d, i % WINDOW * ITEM), i, i, 0));
     }
     while (acked < n)
         acked = end_imm(e).imm;
@@ -378,7 +378,7 @@ static void signals_left(duo *d) {
             bool sig = t_random() % 2;
             if (sig)
                 want[n++] = id;
-            end_write(e, &s, 1, PEER(d, i * 8), id, (sig ? DP_SIGNALED : 0) | (t_random() % 2 && i < 31 ? DP_MORE : 0));
+            end_write(e, &s, 1, PEER(d, i * 8), id, sig ? DP_SIGNALED : 0);
         }
         for (int i = 0; i < n; i++)
             end_sent(e, want[i], DP_OP_WRITE);
@@ -458,123 +458,3 @@ static void unsignalled_right(duo *d) {
 static const end_opts unsignalled_opts = {.max_send = 8, .max_recv = 8};
 DUO_CASE(unsignalled_left, unsignalled_right, "write/unsignalled-beyond-queue", &unsignalled_opts, .seconds = 20,
          .verbs_seconds = 60)
-
-/* DP_MORE: batches of every length up to the queue's arrive whole and in order. */
-static void more_left(duo *d) {
-    end *e = &d->e;
-    uint32_t seq = 0;
-    for (uint32_t len = 1; len <= 32; len++) {
-        for (uint32_t i = 0; i < len; i++, seq++) {
-            *(uint32_t *)(local_bytes(e) + i * 64) = seq;
-            dp_sge s = local_sge(e, i * 64, 4);
-            uint32_t flags = (i + 1 < len ? DP_MORE : 0) | (i == len / 2 ? DP_SIGNALED : 0);
-            CHECK_OK(dp_post_write_imm(e->qp, &s, 1, PEER(d, i * 64), seq, seq, flags));
-        }
-        end_sent(e, seq - len + len / 2, DP_OP_WRITE);
-        duo_await(d);
-    }
-}
-
-static void more_right(duo *d) {
-    uint32_t seq = 0;
-    for (uint32_t len = 1; len <= 32; len++) {
-        for (uint32_t i = 0; i < len; i++, seq++) {
-            t_note("write %u of a batch of %u", i, len);
-            CHECK_EQ(end_imm(&d->e).imm, seq);
-            CHECK_EQ(*(uint32_t *)(end_bytes(&d->e) + i * 64), seq);
-        }
-        duo_ack(d);
-    }
-}
-static const end_opts more_opts = {.max_send = 128, .max_recv = 64};
-DUO_CASE(more_left, more_right, "write/more-batches", &more_opts)
-
-/* A DP_MORE whose follower finds the queue full: what was accepted is notified all the same. */
-static void more_full_left(duo *d) {
-    end *e = &d->e;
-    t_sync(d->sock);
-    t_sleep_ms(10); /* the right side sleeps, most likely */
-    uint64_t accepted = 0;
-    int st = DP_OK;
-    while (st == DP_OK && accepted < 4) {
-        dp_sge s = local_sge(e, 0, 8);
-        st = dp_post_write_imm(e->qp, &s, 1, PEER(d, 0), (uint32_t)accepted, accepted, DP_SIGNALED | DP_MORE);
-        accepted += st == DP_OK;
-    }
-    dp_sge s = local_sge(e, 0, 8);
-    CHECK_STATUS(dp_post_write_imm(e->qp, &s, 1, PEER(d, 0), 99, 99, DP_SIGNALED), DP_BUSY);
-    CHECK_EQ(accepted, 4);
-    for (uint64_t i = 0; i < accepted; i++)
-        end_sent(e, i, DP_OP_WRITE);
-    duo_await(d);
-}
-
-static void more_full_right(duo *d) {
-    end *e = &d->e;
-    t_sync(d->sock);
-    for (uint32_t i = 0; i < 4;) {
-        /* Blocks, for only a notification ends this wait in time. */
-        CHECK_EQ(dp_cq_arm(e->cq), DP_OK);
-        dp_wc wc;
-        if (dp_cq_poll(e->cq, &wc, 1) == 0) {
-            int64_t start = dp_now_ns();
-            CHECK_OK(dp_cq_wait(e->cq, poll_ns()));
-            CHECKF(dp_now_ns() - start < poll_ns() / 2, "writes posted with DP_MORE were never notified");
-            continue;
-        }
-        CHECK_OK(wc.status);
-        CHECK_EQ(wc.imm, i);
-        i++;
-        e->recvs_done++;
-        end_post_recv(e);
-    }
-    dp_cq_disarm(e->cq);
-    duo_ack(d);
-}
-static const end_opts more_full_opts = {.max_send = 4, .max_recv = 16};
-DUO_CASE(more_full_left, more_full_right, "write/more-then-busy", &more_full_opts)
-
-/* The follower of a DP_MORE may be of another kind, or be refused: the notification is owed all the same. */
-static void more_other_left(duo *d) {
-    end *e = &d->e;
-    dp_sge s = local_sge(e, 0, 8), three[3] = {s, s, s};
-    for (int i = 0; i < 4; i++) {
-        t_note("follower %d", i);
-        t_sync(d->sock);
-        t_sleep_ms(10); /* the right side sleeps, most likely */
-        CHECK_OK(dp_post_write_imm(e->qp, &s, 1, PEER(d, 0), (uint32_t)i, 1, DP_MORE));
-        if (i == 0)
-            CHECK_OK(dp_post_write(e->qp, &s, 1, PEER(d, 64), 2, 0));
-        if (i == 1)
-            CHECK_OK(dp_post_read(e->qp, &s, PEER(d, 64), 2, 0));
-        if (i == 2)
-            CHECK_OK(dp_post_fetch_add(e->qp, &s, PEER(d, 64), 1, 2, 0));
-        if (i == 3)
-            CHECK_STATUS(dp_post_write(e->qp, three, 3, PEER(d, 64), 2, 0), DP_INVALID);
-        duo_await(d);
-    }
-}
-
-static void more_other_right(duo *d) {
-    end *e = &d->e;
-    for (uint32_t i = 0; i < 4; i++) {
-        dp_wc wc;
-        t_note("follower %u", i);
-        t_sync(d->sock);
-        for (;;) {
-            CHECK_OK(dp_cq_arm(e->cq));
-            if (dp_cq_poll(e->cq, &wc, 1) == 1)
-                break;
-            int64_t start = dp_now_ns();
-            CHECK_OK(dp_cq_wait(e->cq, poll_ns() / 2));
-            CHECKF(dp_now_ns() - start < poll_ns() / 4, "a write posted with DP_MORE was never notified");
-        }
-        CHECK_OK(wc.status);
-        CHECK_EQ(wc.imm, i);
-        e->recvs_done++;
-        end_post_recv(e);
-        dp_cq_disarm(e->cq);
-        duo_ack(d);
-    }
-}
-DUO_CASE(more_other_left, more_other_right, "write/more-then-other", NULL)
