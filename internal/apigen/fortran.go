@@ -108,7 +108,7 @@ func fortranFields(s Item) (string, error) {
 }
 
 // fortranDummy declares a parameter of a C function.
-func fortranDummy(p Variable) (string, error) {
+func fortranDummy(p Variable) string {
 	optional := ""
 	if p.Nullable {
 		optional = ", optional"
@@ -123,32 +123,32 @@ func fortranDummy(p Variable) (string, error) {
 	scalar := fortranScalar(p.Type)
 	switch {
 	case p.Buffer && constant:
-		return "type(*), dimension(*), intent(in), asynchronous" + optional + " :: " + p.Name, nil
+		return "type(*), dimension(*), intent(in), asynchronous" + optional + " :: " + p.Name
 	case p.Buffer:
-		return "type(*), dimension(*), asynchronous" + optional + " :: " + p.Name, nil
+		return "type(*), dimension(*), asynchronous" + optional + " :: " + p.Name
 	case element == "char":
-		return "character(kind=c_char), intent(" + intent + ") :: " + p.Name + "(*)", nil
+		return "character(kind=c_char), intent(" + intent + ") :: " + p.Name + "(*)"
 	case element == "rfaas_session" || element == "rfaas_lease" || element == "void":
 		if p.Array {
-			return "type(c_ptr), intent(inout) :: " + p.Name + "(*)", nil
+			return "type(c_ptr), intent(inout) :: " + p.Name + "(*)"
 		}
-		return "type(c_ptr), value :: " + p.Name, nil
+		return "type(c_ptr), value :: " + p.Name
 	case strings.HasSuffix(element, "*"): // a pointer that the function sets
-		return "type(c_ptr), intent(inout) :: " + p.Name, nil
+		return "type(c_ptr), intent(inout) :: " + p.Name
 	case scalar != "" && scalar != "type(c_ptr)" && !p.Array:
-		return scalar + ", value :: " + p.Name, nil
+		return scalar + ", value :: " + p.Name
 	}
 	kind := fortranScalar(element)
 	if kind == "" {
 		kind = "type(" + element + "_c)"
 	}
 	if p.Array {
-		return kind + ", intent(inout)" + optional + " :: " + p.Name + "(*)", nil
+		return kind + ", intent(inout)" + optional + " :: " + p.Name + "(*)"
 	}
-	return kind + ", intent(" + intent + ")" + optional + " :: " + p.Name, nil
+	return kind + ", intent(" + intent + ")" + optional + " :: " + p.Name
 }
 
-func fortranFunction(f Item) (string, error) {
+func fortranFunction(f Item) string {
 	kind := "integer(c_int)"
 	if strings.HasSuffix(f.Returns, "*") {
 		kind = "type(c_ptr)"
@@ -166,13 +166,9 @@ func fortranFunction(f Item) (string, error) {
 	b.WriteString(broken("      ", kind+" function "+f.Function+"_c(", ", ", names))
 	b.WriteString("         import\n")
 	for _, p := range f.Params {
-		line, err := fortranDummy(p)
-		if err != nil {
-			return "", err
-		}
-		b.WriteString("         " + line + "\n")
+		b.WriteString("         " + fortranDummy(p) + "\n")
 	}
-	return b.String() + "      end function\n", nil
+	return b.String() + "      end function\n"
 }
 
 // fortranPublic returns the statements by which the module rfaas offers the constants.

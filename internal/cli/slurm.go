@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -182,7 +181,7 @@ The exit status is the executor's.`,
 			log := slog.New(slog.NewTextHandler(a.Stderr, nil))
 			if program == "" {
 				var err error
-				if program, err = sibling("executor"); err != nil {
+				if program, err = command.Beside("executor"); err != nil {
 					return err
 				}
 			}
@@ -239,26 +238,13 @@ func newSlurmInit(*app) *cobra.Command {
 	}
 }
 
-// sibling returns the path of a program beside this one.
-func sibling(name string) (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("where is %s: %w", name, err)
-	}
-	if real, err := filepath.EvalSymlinks(self); err == nil {
-		self = real
-	}
-	return filepath.Join(filepath.Dir(self), name), nil
-}
-
 // defaultScript finds a file of scripts/slurm, installed or in the source tree.
 func defaultScript(name string) (string, error) {
-	bin, err := sibling("..")
-	if err != nil {
-		return "", err
-	}
 	for _, dir := range []string{"share/rfaas/slurm", "scripts/slurm"} {
-		path := filepath.Join(bin, dir, name)
+		path, err := command.Beside("..", dir, name)
+		if err != nil {
+			return "", err
+		}
 		if _, err := os.Stat(path); err == nil {
 			return path, nil
 		}

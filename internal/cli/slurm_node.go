@@ -71,7 +71,7 @@ func (a *app) slurmNode(ctx context.Context, f *nodeFlags, args []string) error 
 	}
 	var err error
 	if f.program == "" {
-		if f.program, err = sibling("executor"); err != nil {
+		if f.program, err = command.Beside("executor"); err != nil {
 			return err
 		}
 	}

@@ -335,7 +335,7 @@ func (g *Groups) constants(t *tree) (list []setting) {
 		case c == "hugetlb":
 			list = append(list, hugePages(t)...)
 		case c == "rdma":
-			list = append(list, rdmaDevices(t)...)
+			list = append(list, rdmaDevices()...)
 		}
 	}
 	return list
@@ -374,7 +374,7 @@ func hugePages(t *tree) (list []setting) {
 
 // rdmaDevices returns the limits for each RDMA device. A worker opens a device once, and its channel has about ten
 // objects.
-func rdmaDevices(t *tree) (list []setting) {
+func rdmaDevices() (list []setting) {
 	devices, _ := os.ReadDir("/sys/class/infiniband")
 	for _, d := range devices {
 		list = append(list, setting{"rdma", "rdma.max", d.Name() + " hca_handle=4 hca_object=256"})
