@@ -2,7 +2,6 @@ package latency
 
 import (
 	"math"
-	"os"
 	"runtime"
 	"syscall"
 	"testing"
@@ -13,16 +12,14 @@ import (
 	"github.com/rfaas-go/rfaas/benchmarks/raw"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/topology"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // twoCPUs ends a test that needs two of them: CI has them, so it fails there.
 func twoCPUs(t *testing.T) {
 	t.Helper()
 	if all, err := topology.Affinity(); err != nil || len(all) < 2 {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("two CPUs are needed, there are %v (%v)", all, err)
-		}
-		t.Skip("one CPU")
+		testkit.Lacks(t, "two CPUs are needed, there are %v (%v)", all, err)
 	}
 }
 

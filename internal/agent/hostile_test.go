@@ -18,6 +18,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // stranger is a process of another user.
@@ -33,9 +34,7 @@ func stranger() int {
 }
 
 func TestOtherUsersAreRefused(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root, to become another user")
-	}
+	testkit.Root(t, "can become another user")
 	w := newWorld(t, 0)
 	// The socket is reachable here, as by a mistake of its owner.
 	for p := w.socket; p != os.TempDir(); p = filepath.Dir(p) {

@@ -67,7 +67,8 @@ var layers = map[string][]string{
 	"tests/channel":        {"internal/dataplane"},
 	"tests/leakcheck":      {},
 	"tests/agenttest":      {},
-	"tests/smalldisk":      {},
+	"tests/smalldisk":      {"tests/testkit"},
+	"tests/testkit":        {},
 
 	// What stands on the public packages like any other user.
 	"examples": {"client", "invoke", "mpi"},
@@ -89,7 +90,7 @@ var layers = map[string][]string{
 var cgoRooms = []string{"internal/dataplane", "client/c", "internal/agent/protocol", "mpi", "benchmarks/raw", "tests/channel"}
 
 // testHelpers may be imported by the tests of any package.
-var testHelpers = []string{"tests/agenttest", "tests/channel", "tests/leakcheck", "tests/smalldisk"}
+var testHelpers = []string{"tests/agenttest", "tests/channel", "tests/leakcheck", "tests/smalldisk", "tests/testkit"}
 
 // noCgo layers reach no C at all, not even through what they import.
 var noCgo = []string{"lease", "accounting", "internal/board", "internal/sandbox"}

@@ -15,6 +15,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/privilege"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // noRoot opens nothing as root.
@@ -28,12 +29,7 @@ func (*noRoot) OpenFile(path string, _ bool) (*os.File, error) {
 // link there does not lead root to another file: the journal, the audit file and the identity are not opened with root's
 // rights.
 func TestStateDirectoryLeadsNowhere(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root can be led to other files: run the tests as root in CI")
-		}
-		t.Skip("only root can be led to other files")
-	}
+	testkit.Root(t, "can be led to other files")
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o711); err != nil {

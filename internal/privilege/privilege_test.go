@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // dropped is set in the child process in which the test gives up its rights.
@@ -88,12 +90,7 @@ func afterwards(dir string) {
 }
 
 func TestDropAndFilter(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root has rights to give up: run the tests as root in CI")
-		}
-		t.Skip("only root has rights to give up")
-	}
+	testkit.Root(t, "has rights to give up")
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o711); err != nil {
@@ -184,12 +181,7 @@ func TestOwnRefusesOthers(t *testing.T) {
 
 // As opens files with the user's rights and does not change the process.
 func TestAs(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root can open files as somebody else: run the tests as root in CI")
-		}
-		t.Skip("only root can open files as somebody else")
-	}
+	testkit.Root(t, "can open files as somebody else")
 	dir := t.TempDir()
 	secret, own := filepath.Join(dir, "secret"), filepath.Join(dir, "own")
 	if err := errors.Join(os.WriteFile(secret, nil, 0o660), os.Mkdir(own, 0o700), os.Chown(own, 4711, 4712), os.Symlink(secret, filepath.Join(own, "link"))); err != nil {

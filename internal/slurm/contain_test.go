@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // The test binary is also init, and the process around it.
@@ -162,8 +164,8 @@ func everyMode(t *testing.T, run func(t *testing.T, as, mode string)) {
 	for _, as := range []string{"root", "nobody"} {
 		for _, mode := range []string{"space", "adopt"} {
 			t.Run(as+" "+mode, func(t *testing.T) {
-				if as == "nobody" && os.Geteuid() != 0 {
-					t.Skip("needs root to become nobody")
+				if as == "nobody" {
+					testkit.Root(t, "can become nobody")
 				}
 				run(t, as, mode)
 			})
@@ -230,8 +232,8 @@ func TestContainKills(t *testing.T) {
 func TestContainDiesWithItsParent(t *testing.T) {
 	for _, as := range []string{"root", "nobody"} {
 		t.Run(as, func(t *testing.T) {
-			if as == "nobody" && os.Geteuid() != 0 {
-				t.Skip("needs root to become nobody")
+			if as == "nobody" {
+				testkit.Root(t, "can become nobody")
 			}
 			m := marker()
 			cmd := container(t, as, "space", bound, deserter(m, ":", "echo up; while :; do sleep 0.05; done")...)
@@ -295,7 +297,7 @@ func TestContainRemovesControlGroups(t *testing.T) {
 		}
 	}
 	if group == "" {
-		t.Skip("this process may make no control groups")
+		testkit.Lacks(t, "this process may make no control groups")
 	}
 	cmd := container(t, "root", "space", time.Second, "/bin/sh", "-c",
 		`mkdir "$0/rfaas-$(readlink /proc/self/ns/pid | tr -dc 0-9).$$-1" && ls -d "$0"/rfaas-*.$$-1 && kill -KILL $$`, group)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // nobody is an unprivileged user.
@@ -66,9 +68,7 @@ func prolog(t *testing.T, path string, force bool) error {
 // ofNobody makes a directory that belongs to nobody. It needs root.
 func ofNobody(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to be two users")
-	}
+	testkit.Root(t, "can be two users")
 	dir := filepath.Join(t.TempDir(), "nobody")
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.Chown(dir, nobody, nobody))

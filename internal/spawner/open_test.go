@@ -8,17 +8,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // An executor's user cannot make a path of the administrator's settings lead to another file: not by a symbolic link, a
 // renamed directory, or another name of a file.
 func TestOpenPath(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root can make files of two users: run the tests as root in CI")
-		}
-		t.Skip("only root can make files of two users")
-	}
+	testkit.Root(t, "can make files of two users")
 	const uid, gid = 1234567, 1234567
 	const reading, appending = unix.O_RDONLY, unix.O_CREAT | unix.O_APPEND | unix.O_WRONLY
 	dir := t.TempDir() // in a sticky directory that every user may write to
@@ -89,12 +86,7 @@ func TestOpenPath(t *testing.T) {
 // Nor can it make such a path lead to another socket, which would accept the spawner as root, or to a file that root
 // then removes.
 func TestConnectAndRemovePath(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root can make files of two users: run the tests as root in CI")
-		}
-		t.Skip("only root can make files of two users")
-	}
+	testkit.Root(t, "can make files of two users")
 	const uid, gid = 1234567, 1234567
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }

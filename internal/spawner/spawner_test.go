@@ -20,6 +20,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // program returns the path of a file that `make build` makes.
@@ -292,12 +293,7 @@ func TestMalformedMessages(t *testing.T) {
 
 // No request makes a worker run as root, as a system user, or as another worker.
 func TestUsersAreRefused(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("workers can be other users where the spawner is root: run the tests as root in CI")
-		}
-		t.Skip("workers can be other users only where the spawner is root")
-	}
+	testkit.Root(t, "gives workers other users")
 	p := start(t, Config{Mode: sandbox.On, UIDs: sandbox.Range{First: 500000, N: 4}, UID: 4711, GID: 4711})
 	for i, c := range []struct {
 		uid, gid uint32

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // taken is the result of takes_cpus.
@@ -50,7 +52,7 @@ func TestWorkerStaysOnItsCPUs(t *testing.T) {
 				}
 				cpuset := w.group.HoldsCPUs()
 				if file == "" && !cpuset {
-					t.Skip("no cpuset")
+					testkit.Lacks(t, "no cpuset")
 				}
 				one := w.takeCPUs(t, 1)
 				many := w.takeCPUs(t, 512)

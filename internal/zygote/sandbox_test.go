@@ -15,6 +15,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/spawner/wire"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 var confined = Sandbox{Mode: sandbox.On, UIDs: sandbox.Range{First: 1_900_000_000, N: 1000}, Processes: 200, Files: 100}
@@ -116,19 +117,14 @@ func TestRequiredSandbox(t *testing.T) {
 	s.Mode = sandbox.Require
 	z, err := Start(t.Context(), Config{Path: workerPath(t), Log: testLog(t), Sandbox: s})
 	if err != nil {
-		if os.Getenv("CI") != "" && os.Geteuid() == 0 {
-			t.Fatal(err)
-		}
-		t.Skip(err)
+		testkit.Lacks(t, "%v", err)
 	}
 	z.Close()
 }
 
 // A user that was verified is the one that the worker is.
 func TestVerifiedUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root gives workers other users")
-	}
+	testkit.Root(t, "gives workers other users")
 	testSandbox = confined
 	defer func() { testSandbox = Sandbox{} }()
 	z := startZygote(t)
@@ -152,9 +148,7 @@ func TestVerifiedUser(t *testing.T) {
 
 // No worker in a sandbox is root, even if the executor has no user ids to give.
 func TestNoWorkerIsRoot(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the executor is not root")
-	}
+	testkit.Root(t, "could start a worker as root")
 	testSandbox = confined
 	testSandbox.UIDs = sandbox.Range{}
 	defer func() { testSandbox = Sandbox{} }()
@@ -256,9 +250,7 @@ func TestZygoteMemoryIsNotInherited(t *testing.T) {
 
 // When the ids are used up, here or by another executor, there is no worker, and those of dead workers serve again.
 func TestUserIDsRunOut(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root gives workers other users")
-	}
+	testkit.Root(t, "gives workers other users")
 	testSandbox = confined
 	testSandbox.UIDs.N, testSandbox.UIDFile = 1, filepath.Join(t.TempDir(), "uids")
 	defer func() { testSandbox = Sandbox{} }()

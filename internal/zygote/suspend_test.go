@@ -15,6 +15,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 	"github.com/rfaas-go/rfaas/internal/spawner"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // freezing starts a zygote whose workers can be suspended, with the freezer of each available version.
@@ -40,8 +41,8 @@ func freezing(t *testing.T, test func(t *testing.T, z *Zygote)) {
 			defer func() { testSandbox = Sandbox{} }()
 			z := startZygote(t)
 			if !lease(t, z, startClient(t), nil).group.CanFreeze() {
-				if os.Getenv("CI") != "" && os.Geteuid() == 0 && own == "" {
-					t.Fatal("no freezer")
+				if own == "" {
+					testkit.Lacks(t, "control groups have no freezer")
 				}
 				t.Skip("control groups have no freezer")
 			}

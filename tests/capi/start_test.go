@@ -7,14 +7,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // A set-user-ID program does not start the agent, nor listen at the socket, that the environment of its user names.
 func TestSetUserIDProgram(t *testing.T) {
 	crosses(t)
-	if os.Getuid() != 0 {
-		t.Skip("needs root, to make a set-user-ID program")
-	}
+	testkit.Root(t, "can make a set-user-ID program of another user")
 	const uid = 12345
 	dir := t.TempDir()
 	for p := dir; p != os.TempDir() && p != "/"; p = filepath.Dir(p) {
