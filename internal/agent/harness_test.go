@@ -12,6 +12,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 var objects = leakcheck.Objects(dataplane.Live)
@@ -43,15 +44,8 @@ func built(t testing.TB, path string) string {
 	return p
 }
 
-// eventually fails the test if what does not become true within some seconds.
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
-}
+// eventually waits for a state that has no event.
+var eventually = testkit.Eventually
 
 type locked struct {
 	mu sync.Mutex

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // built is a file that make build makes.
@@ -101,17 +102,8 @@ func (p *process) end(s syscall.Signal) {
 	}
 }
 
-// eventually polls until f holds.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(20 * time.Second); !f(); <-tick.C {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within 20 s", what)
-		}
-	}
-}
+// eventually waits for a state that has no event.
+var eventually = testkit.Eventually
 
 // billed is a counter of a tenant's bill, in core-microseconds or as it is counted; -1 while there is no bill.
 func billed(t *testing.T, run func(...string) (int, string, string), tenant, item string) int64 {

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
@@ -117,14 +116,10 @@ func TestClusterAndTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) { // the list is looked at once a second
-		if code, _, errs := run("executors"); code == 1 && strings.Contains(errs, "revoked") {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("a revoked token is taken")
-		}
-	}
+	eventually(t, "the revoked token is refused", func() bool { // the list is looked at once a second
+		code, _, errs := run("executors")
+		return code == 1 && strings.Contains(errs, "revoked")
+	})
 }
 
 // A cluster from before signed lists gets a list with one command, including its earlier revocations. Until then

@@ -5,13 +5,13 @@ import (
 	"io"
 	"os"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Leasing answers each request with a lease id: the length of the caller's tenant name.
@@ -54,9 +54,10 @@ func TestEachRequestIsChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		_, err = ask() // the list is looked at once a second
-	}
+	testkit.Eventually(t, "a request is refused", func() bool { // the list is looked at once a second
+		_, err = ask()
+		return err != nil
+	})
 	if status.Code(err) != codes.Unauthenticated || r.port.Gate.RefusedFor(identity.Revoked) != 1 {
 		t.Errorf("revoked: %v, %d refused", err, r.port.Gate.RefusedFor(identity.Revoked))
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/rfaas-go/rfaas/invoke"
 	"github.com/rfaas-go/rfaas/lease"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // The zygote's starter thread is there for good: workers die with the thread that made them (internal/zygote/thread.go).
@@ -484,20 +485,8 @@ func (e *events) wantEnd() {
 	}
 }
 
-// eventually waits until cond holds. It is for what has no event of its own.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	bound := time.After(testBound)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-bound:
-			t.Fatalf("not within %v: %s", testBound, what)
-		}
-	}
-}
+// eventually waits for a state that has no event.
+var eventually = testkit.Eventually
 
 // waitAddress waits until a daemon is ready and returns its address.
 func waitAddress(t *testing.T, file string) (address string) {

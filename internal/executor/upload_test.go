@@ -364,9 +364,7 @@ func TestLibrariesOfOneOwnerTakeTurns(t *testing.T) {
 		}
 		return 0
 	}
-	for ofAnn.Load() == 0 || waiting() < 8 {
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "one of ann's uploads is read and the others wait", func() bool { return ofAnn.Load() > 0 && waiting() >= 8 })
 	done := make(chan error, 1)
 	go func() { done <- add("tenant ben", 99) }()
 	select {

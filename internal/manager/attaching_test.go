@@ -20,6 +20,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/link"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // blackHole is a socket of the namespace in which shm peers listen. It accepts every connection and never answers. blob
@@ -178,9 +179,7 @@ func TestAttachIsCancelled(t *testing.T) {
 	fd := <-met
 	defer unix.Close(fd)
 	stopSecond, second := begin()
-	for m.attach.clients.attempts() < 2 {
-		time.Sleep(time.Millisecond)
-	}
+	testkit.Eventually(t, "the second one waits for its turn", func() bool { return m.attach.clients.attempts() >= 2 })
 	stopSecond()
 	if err := <-second; !strings.Contains(err.Error(), "turn") || !strings.Contains(err.Error(), context.Canceled.Error()) {
 		t.Errorf("waiting for a turn: %v", err)
@@ -232,18 +231,15 @@ func TestAttachedByTenant(t *testing.T) {
 	}
 	mine[0].Close()
 	// Its monitor notices the end of the peer's socket; then a sweep closes the connection.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	testkit.Eventually(t, "another client of the tenant can attach", func() bool {
 		m.notifier.sweep()
 		m.notifier.post()
 		c, err := attach("ann")
 		if err == nil {
 			t.Cleanup(c.Close)
-			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("nothing has become free: %v", err)
-		}
-	}
+		return err == nil
+	})
 }
 
 // Parties take turns, independent of their order of arrival, and none exceeds its share.
@@ -258,9 +254,7 @@ func TestTurns(t *testing.T) {
 			order <- party
 			done()
 		})
-		for turns.attempts() < n {
-			time.Sleep(time.Millisecond)
-		}
+		testkit.Eventually(t, party+" waits for its turn", func() bool { return turns.attempts() >= n })
 	}
 	for i := range 4 {
 		wait("a", i+2)

@@ -25,6 +25,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/link"
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Environment of this test binary as another program.
@@ -185,14 +186,10 @@ func end9(t *testing.T, m *exec.Cmd) {
 // made waits for a file of a manager that starts.
 func made(t *testing.T, path string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if _, err := os.Stat(path); err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the manager does not start: no %s", path)
-		}
-	}
+	testkit.Eventually(t, "the manager starts and makes "+path, func() bool {
+		_, err := os.Stat(path)
+		return err == nil
+	})
 }
 
 // 10 million charges of four processes while the manager is killed 20 times: exact to the unit.

@@ -22,6 +22,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/link"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // providers runs f on each available provider. With RFAAS_REQUIRE_VERBS verbs must be available, and f runs on verbs
@@ -168,16 +169,13 @@ func (w *world) reader() (*link.Client, *board.Reader) {
 // mailbox waits until the mailbox shows that many changes.
 func mailbox(t testing.TB, c *link.Client, n uint64) board.Mailbox {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; {
-		m, err := c.Mailbox()
-		if err == nil && m.Changes >= n && m.Epoch != 0 {
-			return m
-		}
-		if time.Now().After(end) {
-			t.Fatalf("mailbox %+v, want %d changes; %v", m, n, err)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	var m board.Mailbox
+	testkit.Eventually(t, fmt.Sprintf("%d changes in the mailbox", n), func() bool {
+		var err error
+		m, err = c.Mailbox()
+		return err == nil && m.Changes >= n && m.Epoch != 0
+	})
+	return m
 }
 
 var need = board.Need{Cores: 1, Local: board.SHM | board.Verbs, Remote: board.Verbs}
@@ -238,13 +236,7 @@ func TestProviderForgottenSubscriber(t *testing.T) {
 			w.notifier.drop(s)
 		}
 		w.notifier.post()
-		end := time.Now().Add(20 * time.Second)
-		for c.Err() == nil && time.Now().Before(end) {
-			time.Sleep(10 * time.Millisecond)
-		}
-		if c.Err() == nil {
-			t.Error("it has noticed nothing for 20 s")
-		}
+		testkit.Eventually(t, "the subscriber notices it", func() bool { return c.Err() != nil })
 	})
 }
 
@@ -334,10 +326,11 @@ func TestProviderBoard(t *testing.T) {
 		// A subscriber that is gone is forgotten, and the others hear on.
 		n := w.notifier.count()
 		c.Close()
-		for end := time.Now().Add(20 * time.Second); w.notifier.count() == n && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		testkit.Eventually(t, "it is forgotten", func() bool {
 			w.notifier.change(board.Change{})
 			w.notifier.sweep()
-		}
+			return w.notifier.count() != n
+		})
 		if w.notifier.count() != n-1 {
 			t.Errorf("%d subscribers, want %d", w.notifier.count(), n-1)
 		}

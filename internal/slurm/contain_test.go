@@ -118,14 +118,8 @@ func lives(marker string) (pids []int) {
 	return pids
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(bound); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", bound, what)
-		}
-	}
-}
+// eventually waits for a state that has no event.
+var eventually = testkit.Eventually
 
 // deserter is a shell that leaves behind a process in a session of its own whose parents are gone, waits until that is
 // there, and does the rest. What it sets before is set for both.

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rfaas-go/rfaas/tests/leakcheck"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Names of testdata/functions.c, in index order.
@@ -344,14 +345,8 @@ func within(t testing.TB, what string, done <-chan struct{}) {
 	}
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testBound); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, testBound)
-		}
-	}
-}
+// eventually waits for a state that has no event.
+var eventually = testkit.Eventually
 
 // expiring is a context whose time is over when the test says so.
 type expiring struct {

@@ -154,7 +154,9 @@ T_CASE(api_grant_of_another, "api/agent-ends-after-a-grant", .providers = T_SHM)
             offered = lease->grant->ep;
         }
     }
-    rfaas_agent_wait(dp_now_ns() + 200000000); /* the reply comes to its ticket */
+    pthread_mutex_lock(&fake_mu); /* the agent has sent the reply */
+    pthread_mutex_unlock(&fake_mu);
+    rfaas_agent_wait(dp_now_ns() + 1000000); /* and the library has it */
     fake_hang_up();
     while (rfaas_agent_generation() == generation)
         rfaas_agent_wait(dp_now_ns() + 20000000);

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // agentKills is how often tests kill an agent and clients.
@@ -220,7 +221,9 @@ func TestAgentKilled(t *testing.T) {
 			}
 		}
 		c.say("until")
-		time.Sleep(20 * time.Millisecond) // into the calls
+		if !c.out.Scan() || c.out.Text() != "calling" {
+			t.Fatalf("round %d: %q\n%s", i, c.out.Text(), c.error.String())
+		}
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -434,12 +437,5 @@ func median(d []time.Duration) time.Duration {
 	return sorted[len(sorted)/2]
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !so(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not so within 20 s: %s", what)
-		}
-	}
-}
+// eventually waits for a state that has no event.
+var eventually = testkit.Eventually

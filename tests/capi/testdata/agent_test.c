@@ -1,7 +1,7 @@
 /* A client that agent_test.go leads by lines on standard input. It answers each with a line:
  *   init | session | open | renew | release | close | finalize   "STATUS MILLISECONDS TEXT"
  *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
- *   until         calls until the next line comes, as calls
+ *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
  *   self          "THREADS HANDLERS RSS_KIB" of this process
  * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
 #include <poll.h>
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         double start = now(), longest = 0;
-        int status = 0, called = 0;
+        int status = 0, called = 0, calling = 0;
         if (!strcmp(line, "init"))
             status = rfaas_init(NULL);
         else if (!strcmp(line, "session"))
@@ -99,6 +99,8 @@ int main(int argc, char **argv) {
                 status = one_call();
                 took = now() - from;
                 longest = took > longest ? took : longest;
+                if (line[0] == 'u' && !calling++)
+                    puts("calling");
             }
         } else {
             return 2;
