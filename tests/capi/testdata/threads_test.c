@@ -246,10 +246,27 @@ static void several(void) {
 
 /* ---- threads on other workers go on during a long call ---- */
 
+/* Waits until n workers of the lease run sleep_ns. */
+static void await_sleepers(int n) {
+    rfaas_worker_details d = {.struct_size = sizeof d};
+    int running;
+    do {
+        usleep(5000); /* since hot workers need the processors */
+        running = 0;
+        for (int w = 0; w < rfaas_lease_workers(l); w++) {
+            OK(rfaas_worker_info(l, w, &d));
+            running += !strcmp(d.running, "sleep_ns");
+        }
+    } while (running < n && !failures);
+}
+
+static atomic_int long_calls; /* that have ended */
+
 static void *long_call(void *arg) {
     worker_thread *t = arg;
     uint64_t ns = t->calls, out = 0;
     TCHECK(rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL) == RFAAS_OK && out == ns);
+    long_calls++;
     return NULL;
 }
 
@@ -259,6 +276,7 @@ static void *long_wait(void *arg) {
     rfaas_request r;
     TCHECK(rfaas_iinvoke(l, sleep_ns, &ns, 8, &out, 8, NULL, &r) == RFAAS_OK);
     TCHECK(rfaas_wait(&r, NULL) == RFAAS_OK && out == ns);
+    long_calls++;
     return NULL;
 }
 
@@ -269,6 +287,7 @@ static void *long_any(void *arg) {
     size_t at;
     TCHECK(rfaas_iinvoke(l, sleep_ns, &ns, 8, &out, 8, NULL, &r) == RFAAS_OK);
     TCHECK(rfaas_waitany(1, &r, &at, NULL) == RFAAS_OK && out == ns);
+    long_calls++;
     return NULL;
 }
 
@@ -280,10 +299,11 @@ static void during_long_calls(void) {
             uint64_t in = 1, out = 0;
             l = open_lease(2, mode);
             double start = now();
+            long_calls = 0;
             run_threads(1, longs[k], t, (uint64_t)(500 * MS), NULL);
-            usleep(50000); /* it is the owner, and inside */
+            await_sleepers(1); /* its thread is the owner, and inside */
             int n = 0;
-            for (; now() < start + 0.3; n++, in++)
+            for (; !long_calls; n++, in++)
                 CHECK(rfaas_invoke(l, echo, &in, 8, &out, 8, NULL, NULL) == RFAAS_OK && out == in);
             CHECK(n > 3); /* none waits for the long one */
             join(1, t);
@@ -316,7 +336,7 @@ static void deadlines(void) {
     worker_thread busy[2], t[6];
     l = open_lease(2, RFAAS_WAIT_ADAPTIVE);
     run_threads(2, long_call, busy, (uint64_t)(1500 * MS), NULL);
-    usleep(100000);
+    await_sleepers(2);
     run_threads(6, impatient, t, 5, is_deadline);
     join(6, t);
     join(2, busy);
