@@ -202,7 +202,7 @@ func TestClientAddsLittle(t *testing.T) {
 // When the agent is killed, calls go on, the lease is handed to the next agent, and control operations work again.
 func TestAgentKilled(t *testing.T) {
 	crosses(t)
-	env, socket, _ := agentCluster(t)
+	env, socket, _ := agentCluster(t, "--agent-grace", "2s") // the client that does not return stays connected to its worker
 	c := lead(t, 1, 0, env...)
 	c.do("init", "session", "open", "calls 100")
 	var last int
