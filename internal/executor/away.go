@@ -1,6 +1,9 @@
 package executor
 
-import "time"
+import (
+	"log/slog"
+	"time"
+)
 
 // lookEvery is how often the workers of a lease whose client is away are asked whether they are connected to its process.
 const lookEvery = 50 * time.Millisecond
@@ -10,6 +13,7 @@ const lookEvery = 50 * time.Millisecond
 func (e *Executor) away(h *holding, presence uint64) {
 	connected := h.connected()
 	if e.table.Away(h.id, presence, connected) && connected {
+		e.tell(h, slog.LevelInfo, "lease without an event stream: waiting for its agent, since a worker is connected to the client", "lease", uint64(h.id), "at-most", e.cfg.Settings.AgentGrace)
 		go e.watchConnected(h, presence)
 	}
 }
