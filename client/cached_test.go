@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
-	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // use makes a small and a large call.
@@ -28,48 +27,6 @@ func release(t *testing.T, l *client.Lease) {
 	t.Helper()
 	if err := l.Release(context.Background()); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// The next lease like one that was released has the same workers, and no new queue pair. It takes less time to get.
-func TestReleasedWorkersAreUsedAgain(t *testing.T) {
-	w := newWorld(t)
-	began := time.Now()
-	l := w.lease(t, client.LeaseOptions{Workers: 2})
-	first := time.Since(began)
-	pids := [2]int{l.Worker(0).PID(), l.Worker(1).PID()}
-	use(t, l)
-	if s := l.Statistics(); s.Cached != 0 || s.Cold+s.Pooled != 2 {
-		t.Errorf("the first lease: %+v", s)
-	}
-	release(t, l)
-	if n := w.session.Cached(); n != 1 {
-		t.Errorf("after the first lease %d are cached", n)
-	}
-	made := dataplane.QueuePairsMade()
-	best := time.Hour
-	for range 20 {
-		began = time.Now()
-		l = w.lease(t, client.LeaseOptions{Workers: 2})
-		best = min(best, time.Since(began))
-		if l.Start() != client.StartCached || [2]int{l.Worker(0).PID(), l.Worker(1).PID()} != pids {
-			t.Fatalf("%v, workers %d and %d, want %v", l.Start(), l.Worker(0).PID(), l.Worker(1).PID(), pids)
-		}
-		use(t, l)
-		if s := l.Statistics(); s.Cached != 2 || s.Cold+s.Pooled != 0 {
-			t.Errorf("a lease on cached connections: %+v", s)
-		}
-		release(t, l)
-	}
-	if n := dataplane.QueuePairsMade() - made; n != 0 {
-		t.Errorf("%d queue pairs were made for leases on cached connections", n)
-	}
-	if n := w.session.Cached(); n != 1 {
-		t.Errorf("%d leases are cached, want 1", n)
-	}
-	t.Logf("first lease %v, best on its connections %v", first.Round(time.Microsecond), best.Round(time.Microsecond))
-	if best > first/2 {
-		t.Errorf("a lease on cached connections took %v, the first one %v", best, first)
 	}
 }
 
@@ -223,24 +180,5 @@ func TestCachedWorkersAreLimited(t *testing.T) {
 	release(t, l)
 	if n := none.Cached(); n != 0 {
 		t.Errorf("%d leases are cached, none is wanted", n)
-	}
-}
-
-// A lease whose calls are not over when it is released is not cached, and they end as they do.
-func TestReleaseWithCallsIsNotCached(t *testing.T) {
-	w := newWorld(t)
-	l := w.lease(t, client.LeaseOptions{})
-	ended := make(chan error, 1)
-	go func() {
-		_, err := function(t, l, "sleep_ns").Invoke(context.Background(), u64(uint64(10*time.Second)), make([]byte, 8))
-		ended <- err
-	}()
-	untilRuns(t, l.Worker(0), "sleep_ns")
-	release(t, l)
-	if err := ends(t, "the call", ended); !errors.Is(err, client.ErrLease) {
-		t.Errorf("the call: %v, want class lease", err)
-	}
-	if n := w.session.Cached(); n != 0 {
-		t.Errorf("%d leases are cached", n)
 	}
 }

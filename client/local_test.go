@@ -1,14 +1,12 @@
 package client_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/client"
@@ -124,48 +122,5 @@ func TestLocal(t *testing.T) {
 		if _, err := w.session.Lease(t.Context(), o); !errors.As(err, &e) || e.Status != client.StatusBadLibrary {
 			t.Errorf("%s: %v", what, err)
 		}
-	}
-}
-
-// From the loss of an executor until there is another one, functions run in this process.
-func TestLocalUntilThereIsAnother(t *testing.T) {
-	if provider() == "verbs" {
-		t.Skip("TestFailover shows there how a lease moves")
-	}
-	g := newGrid(t)
-	g.more()
-	l, moved := g.lease(client.LeaseOptions{Workers: 2, Failover: true, Local: true})
-	echo, pid := function(t, l, "echo"), function(t, l, "pid")
-	ctx, out := client.Idempotent(t.Context(), 3), make([]byte, 8)
-	here := func() bool {
-		if n, err := echo.Invoke(ctx, u64(7), out); err != nil || !bytes.Equal(out[:n], u64(7)) {
-			t.Fatalf("%x, %v", out[:n], err)
-		}
-		if _, err := pid.Invoke(ctx, nil, out); err != nil {
-			t.Fatal(err)
-		}
-		return binary.LittleEndian.Uint64(out) == uint64(os.Getpid())
-	}
-	if here() {
-		t.Error("it ran here, although there is an executor")
-	}
-	for range 2 {
-		g.nodes[l.Executor()].signal(syscall.SIGKILL)
-		for !here() { // every call ends well, the one that finds the loss, too
-		}
-		if p := l.Provider(); p != "local" {
-			t.Errorf("provider %s", p)
-		}
-		next := g.more()
-		moved.want(next.Address)
-		if here() {
-			t.Error("it ran here, although there is an executor again")
-		}
-	}
-	if s := l.Statistics(); s.Moved != 2 || s.Local < 2 {
-		t.Errorf("%+v", s)
-	}
-	if err := l.Release(t.Context()); err != nil {
-		t.Error(err)
 	}
 }

@@ -10,6 +10,3 @@ func Live() map[string]int {
 	return map[string]int{"devices": int(l.devices), "domains": int(l.domains), "regions": int(l.regions),
 		"completion queues": int(l.queues), "queue pairs": int(l.queue_pairs)}
 }
-
-// QueuePairsMade is how many queue pairs this process has made so far.
-func QueuePairsMade() uint64 { return uint64(C.dp_qps_made()) }

@@ -59,12 +59,6 @@ func functions(t *testing.T) string {
 	return library(t, "testdata/functions.c", "-O2", "-Wall", "-Werror")
 }
 
-// deaths compiles the functions that end their worker, or worse.
-func deaths(t *testing.T) string {
-	t.Helper()
-	return library(t, "../../internal/zygote/testdata/deaths.c", "-O1", "-D_GNU_SOURCE", "-pthread")
-}
-
 func library(t *testing.T, source string, flags ...string) string {
 	t.Helper()
 	return compile(t, "gcc", source, append([]string{"-shared", "-fPIC", "-I", filepath.Dir(built(t, "include/rfaas_function.h"))}, flags...)...)
@@ -80,11 +74,10 @@ func run(t *testing.T, line ...string) string {
 func runWith(t *testing.T, executor []string, line ...string) string {
 	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
-	libraries := []string{"TEST_LIBRARY=" + functions(t), "TEST_DEATHS=" + deaths(t)}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-	cmd.Env = append(append(os.Environ(), libraries...), "RFAAS_EXECUTOR="+startExecutor(t, secret, executor...), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	cmd.Env = append(os.Environ(), "TEST_LIBRARY="+functions(t), "RFAAS_EXECUTOR="+startExecutor(t, secret, executor...), "RFAAS_SECRET_FILE="+secret, "RFAAS_MANAGER=", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -1,5 +1,5 @@
 /* Leases on connections that released ones have left (kept_test.go). Arguments: echo.so, and what to do: "reuse:N", where N is how
- * far behind rfaas_invoke the library has its dp_qps_made, "threads", "limits" or "restart". */
+ * far behind rfaas_invoke the library has its dp_qps_made, or "threads". */
 #define CHECK_ARGUMENT what
 static const char *what;
 #include "check.h"
@@ -155,79 +155,6 @@ static void threads(void) {
     CHECK(all >= 1 && all <= THREADS + THREADS * ROUNDS / 10);
 }
 
-static rfaas_lease *of_depth(rfaas_session *s, uint32_t depth) {
-    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
-    rfaas_lease *l = NULL;
-    o.library = library;
-    o.depth = depth;
-    OK(rfaas_lease_open(s, &o, &l));
-    return l;
-}
-
-/* The latest few, and for a time. */
-static void limits(void) {
-    rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
-    rfaas_session *s;
-    rfaas_statistics st;
-    so.reserved = 5;
-    FAILS(rfaas_session_open(&so, &s), RFAAS_INVALID, "reserved is 5");
-    so.reserved = 0;
-    so.cached_leases = -1;
-    OK(rfaas_session_open(&so, &s));
-    OK(rfaas_lease_release(of_depth(s, 1)));
-    rfaas_lease *l = of_depth(s, 1);
-    st = statistics_of(l);
-    CHECK(st.cached == 0 && st.cached == 0);
-    OK(rfaas_session_close(s));
-    so.cached_leases = 2;
-    OK(rfaas_session_open(&so, &s));
-    for (uint32_t depth = 1; depth <= 3; depth++)
-        OK(rfaas_lease_release(of_depth(s, depth)));
-    l = of_depth(s, 4);
-    CHECK(statistics_of(l).cached == 2);
-    OK(rfaas_lease_release(l)); /* 3 and 4 are left */
-    l = of_depth(s, 2);
-    CHECK(statistics_of(l).cached == 0);
-    rfaas_lease *third = of_depth(s, 3);
-    st = statistics_of(third);
-    CHECK(st.cached == 1 && st.cached == 1);
-    OK(rfaas_lease_release(third));
-    double end = now() + 20;
-    while (statistics_of(l).cached && now() < end)
-        usleep(1000);
-    CHECK(statistics_of(l).cached == 0); /* the executor's time is over */
-    OK(rfaas_session_close(s));
-}
-
-/* The executor dies, another one comes in its place: says "released", and goes on with the next line of input. */
-static void restart(void) {
-    char line[16];
-    rfaas_lease *l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
-    use(l);
-    OK(rfaas_lease_release(l));
-    puts("released");
-    fflush(stdout);
-    CHECK(fgets(line, sizeof line, stdin) != NULL);
-    rfaas_lease_options o = RFAAS_LEASE_OPTIONS_INIT;
-    o.library = library;
-    o.workers = 2;
-    o.depth = 4;
-    o.bulk = 1 << 20;
-    double end = now() + 20;
-    int status;
-    while ((status = rfaas_lease_open(session, &o, &l)) && RFAAS_CLASS(status) == RFAAS_CLASS_CONNECTION && now() < end)
-        usleep(10000); /* the control connection finds its way after a while */
-    OK(status);
-    if (status)
-        return;
-    CHECK(statistics_of(l).cached == 0 && statistics_of(l).queue_pairs == 2);
-    use(l);
-    OK(rfaas_lease_release(l));
-    l = lease(2, 4, RFAAS_WAIT_ADAPTIVE);
-    CHECK(statistics_of(l).cached == 2);
-    use(l);
-}
-
 void everything(void) {
     OK(rfaas_init(NULL));
     OK(rfaas_session_open(NULL, &session));
@@ -235,10 +162,6 @@ void everything(void) {
         reuse(what + 6);
     else if (!strcmp(what, "threads"))
         threads();
-    else if (!strcmp(what, "limits"))
-        limits();
-    else if (!strcmp(what, "restart"))
-        restart();
     else
         report(__LINE__, what);
     OK(rfaas_finalize());
