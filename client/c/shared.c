@@ -93,7 +93,7 @@ static bool wait_for(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, bo
             int64_t until = others ? dp_now_ns() + slice : deadline;
             if (deadline && deadline < until)
                 until = deadline;
-            put_down = dp_turns_brief(l->turns, unit, claimed);
+            put_down = dp_turns_brief(l->turns, unit);
             if (put_down)
                 continue;
             st = dp_channel_wait_turn(l->workers[r->worker].ch, r->slot, until, others);
@@ -154,7 +154,7 @@ void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t
         deadline = most;
     if (dp_turns_take(l->turns, DP_TURN_LONG, unit, false, deadline, &same))
         return;
-    if (mine(r, id) && r->state == RFAAS_REQ_FLYING && !dp_turns_brief(l->turns, unit, false))
+    if (mine(r, id) && r->state == RFAAS_REQ_FLYING && !dp_turns_brief(l->turns, unit))
         dp_channel_wait_turn(l->workers[r->worker].ch, r->slot, deadline, true);
     dp_turns_put_down(l->turns, unit);
 }
@@ -237,7 +237,7 @@ static int wait_for_slot(rfaas_lease *l, uint32_t w, int64_t deadline) {
     int64_t now = dp_now_ns(), until = now + SLICE_MAX_NS;
     if (deadline && now >= deadline)
         return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke: no worker had a free slot until the deadline");
-    if (!dp_turns_brief(l->turns, unit_of(w), true))
+    if (!dp_turns_brief(l->turns, unit_of(w)))
         dp_channel_wait_some(ch, deadline && deadline < until ? deadline : until);
     rfaas_api_collect_ended_of(l, w);
     return RFAAS_OK;
@@ -275,7 +275,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
             }
         }
         dp_channel *ch = l->workers[w].ch;
-        if (UNLIKELY(dp_turns_others(l->turns, unit) || dp_turns_brief(l->turns, unit, true)))
+        if (UNLIKELY(dp_turns_others(l->turns, unit) || dp_turns_brief(l->turns, unit)))
             dp_channel_ask(ch); /* makes this thread's own wait yield */
         dp_started started = DP_NOT_STARTED;
         uint32_t slot;

@@ -1,6 +1,7 @@
 #include "dp_turns.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -9,8 +10,6 @@
 
 #include "dp_fabric.h"
 
-#define HELD 1u
-#define CLAIM 2u
 #define SPINS 64 /* before a thread goes to sleep: about as long as a short call takes */
 
 enum { ASLEEP = 0, TRY = 1, GIVEN = 2 };
@@ -23,6 +22,24 @@ struct dp_turn_waiter {
     uint32_t word; /* atomic, futex: ASLEEP, TRY, GIVEN */
     int64_t since;
 };
+
+/* ---- events ---- */
+
+int dp_event_wait(dp_event *e, uint32_t seen, int64_t deadline_ns) {
+    struct timespec ts = {.tv_sec = deadline_ns / 1000000000, .tv_nsec = deadline_ns % 1000000000};
+    int saved = errno;
+    long st = syscall(SYS_futex, &e->count, FUTEX_WAIT_BITSET_PRIVATE, seen, deadline_ns ? &ts : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
+    bool late = st < 0 && errno == ETIMEDOUT;
+    errno = saved;
+    return late ? DP_DEADLINE : DP_OK;
+}
+
+void dp_event_wake(dp_event *e) {
+    __atomic_add_fetch(&e->count, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &e->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- turns ---- */
 
 void dp_turns_init(dp_turns *t, uint32_t n, void (*ask)(void *arg, uint32_t unit), void *arg) {
     memset(t, 0, sizeof *t);
@@ -47,11 +64,21 @@ uint32_t dp_turns_inside(const dp_turns *t) {
     return n;
 }
 
+void dp_turns_drain(dp_turns *t, uint32_t most) {
+    for (bool gone = false; !gone;) {
+        uint32_t seen = dp_event_prepare(&t->left);
+        gone = dp_turns_inside(t) <= most;
+        if (!gone)
+            dp_event_wait(&t->left, seen, 0);
+        dp_event_finish(&t->left);
+    }
+}
+
 /* ---- without waiting ---- */
 
-static inline bool suits(dp_turn_kind kind, uint32_t state) { return kind == DP_TURN_CALL ? state == 0 : !(state & HELD); }
+static inline bool suits(dp_turn_kind kind, uint32_t state) { return kind == DP_TURN_CALL ? state == 0 : !(state & DP_TURN_HELD); }
 
-static inline uint32_t taken(dp_turn_kind kind, uint32_t state) { return state | (kind == DP_TURN_CALL ? HELD | CLAIM : HELD); }
+static inline uint32_t taken(dp_turn_kind kind, uint32_t state) { return state | (kind == DP_TURN_CALL ? DP_TURN_HELD | DP_TURN_CLAIM : DP_TURN_HELD); }
 
 bool dp_turns_try(dp_turns *t, dp_turn_kind kind, uint32_t unit) {
     uint32_t *word = &t->units[unit].state, state = __atomic_load_n(word, __ATOMIC_RELAXED);
@@ -101,12 +128,20 @@ static void wake(dp_turn_waiter *w, uint32_t what) {
     syscall(SYS_futex, &w->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* The first that a unit in this state suits. Under mu. */
-static dp_turn_waiter *next_for(const dp_turns *t, uint32_t unit, uint32_t state) {
-    dp_turn_waiter *w = t->first;
+/* Returns the first thread of those from w on that a unit in this state suits. Under mu. */
+static dp_turn_waiter *next_for(dp_turn_waiter *w, uint32_t unit, uint32_t state) {
     while (w && !((w->any || w->unit == unit) && suits(w->kind, state)))
         w = w->next;
     return w;
+}
+
+/* Wakes the first sleeping thread that may take the unit. One that is awake already may take another unit. Under mu. */
+static void wake_for(dp_turns *t, uint32_t unit, uint32_t state) {
+    dp_turn_waiter *w = next_for(t->first, unit, state);
+    while (w && __atomic_load_n(&w->word, __ATOMIC_RELAXED) != ASLEEP)
+        w = next_for(w->next, unit, state);
+    if (w)
+        wake(w, TRY);
 }
 
 static void hand_over(dp_turns *t, dp_turn_waiter *w, uint32_t unit) {
@@ -120,14 +155,13 @@ static void hand_over(dp_turns *t, dp_turn_waiter *w, uint32_t unit) {
 static __attribute__((noinline)) void release_to(dp_turns *t, uint32_t unit, uint32_t state, bool at_once) {
     uint32_t *word = &t->units[unit].state;
     pthread_mutex_lock(&t->mu);
-    dp_turn_waiter *w = next_for(t, unit, state);
+    dp_turn_waiter *w = next_for(t->first, unit, state);
     if (w && (at_once || w->kind != DP_TURN_CALL || dp_now_ns() - w->since >= DP_TURN_PATIENCE_NS)) {
         __atomic_store_n(word, taken(w->kind, state), __ATOMIC_SEQ_CST);
         hand_over(t, w, unit);
     } else {
         __atomic_store_n(word, state, __ATOMIC_SEQ_CST);
-        if (w && __atomic_load_n(&w->word, __ATOMIC_RELAXED) == ASLEEP)
-            wake(w, TRY);
+        wake_for(t, unit, state);
     }
     pthread_mutex_unlock(&t->mu);
 }
@@ -142,12 +176,12 @@ static inline void release(dp_turns *t, uint32_t unit, uint32_t state, bool at_o
         return;
     /* One has come in between. Unless it, or another, has the unit by now, it gets it. */
     uint32_t expected = state;
-    if (__atomic_compare_exchange_n(&t->units[unit].state, &expected, state | HELD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
+    if (__atomic_compare_exchange_n(&t->units[unit].state, &expected, state | DP_TURN_HELD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         release_to(t, unit, state, at_once);
 }
 
 void dp_turns_put_down(dp_turns *t, uint32_t unit) {
-    release(t, unit, __atomic_load_n(&t->units[unit].state, __ATOMIC_RELAXED) & ~HELD, true);
+    release(t, unit, __atomic_load_n(&t->units[unit].state, __ATOMIC_RELAXED) & ~DP_TURN_HELD, true);
 }
 
 void dp_turns_give(dp_turns *t, uint32_t unit) { release(t, unit, 0, false); }
@@ -159,21 +193,23 @@ static void sleep_until(dp_turn_waiter *w, int64_t deadline_ns) {
     syscall(SYS_futex, &w->word, FUTEX_WAIT_BITSET_PRIVATE, ASLEEP, deadline_ns ? &ts : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Leaves the list; the unit that was given meanwhile is ours all the same. */
+/* Leaves the list. Returns true if a unit was handed over meanwhile. If the thread was woken to try instead, wakes others in its place. */
 static bool give_up(dp_turns *t, dp_turn_waiter *w) {
     pthread_mutex_lock(&t->mu);
-    bool given = __atomic_load_n(&w->word, __ATOMIC_ACQUIRE) == GIVEN;
-    if (!given)
+    uint32_t word = __atomic_load_n(&w->word, __ATOMIC_ACQUIRE);
+    if (word != GIVEN)
         strike_out(t, w);
+    for (uint32_t i = 0; word == TRY && t->first && i < t->n; i++)
+        wake_for(t, i, __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST));
     pthread_mutex_unlock(&t->mu);
-    return given;
+    return word == GIVEN;
 }
 
 /* Tells those that hold what this thread waits for. Whoever has a claim does not make room for another call. */
 static void ask(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any) {
     for (uint32_t i = any ? 0 : from; i < (any ? t->n : from + 1); i++) {
         uint32_t state = __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST);
-        if (kind == DP_TURN_CALL ? state == HELD : state & HELD)
+        if (kind == DP_TURN_CALL ? state == DP_TURN_HELD : state & DP_TURN_HELD)
             t->ask(t->arg, i);
     }
 }
@@ -190,17 +226,18 @@ static __attribute__((noinline)) int wait_for(dp_turns *t, dp_turn_kind kind, ui
     enlist(t, &w);
     pthread_mutex_unlock(&t->mu);
     for (;;) {
+        /* The thread is in the list, so a thread that puts a unit down from here on sees it. It tries even if it is late: it may have been
+         * woken for a unit, and no other thread was. */
+        if (try_any(t, kind, from, any, unit)) {
+            if (give_up(t, &w))
+                dp_turns_give(t, w.unit); /* a second one, so `any`: a thread that waits for one unit either has it or was handed it */
+            return DP_OK;
+        }
         bool closed = kind != DP_TURN_CLAIMED && dp_turns_closed(t), late = deadline_ns && dp_now_ns() >= deadline_ns;
         if (closed || late) {
             if (!give_up(t, &w))
                 return closed ? DP_LEASE_ENDED : DP_DEADLINE;
             *unit = w.unit;
-            return DP_OK;
-        }
-        /* After it was enlisted: whoever puts a unit down from here on sees it. */
-        if (try_any(t, kind, from, any, unit)) {
-            if (give_up(t, &w))
-                dp_turns_give(t, w.unit); /* a second one */
             return DP_OK;
         }
         ask(t, kind, from, any);
@@ -221,11 +258,20 @@ static __attribute__((noinline)) int wait_for(dp_turns *t, dp_turn_kind kind, ui
 }
 
 int dp_turns_take(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any, int64_t deadline_ns, uint32_t *unit) {
-    if (__builtin_expect(kind != DP_TURN_CLAIMED && dp_turns_closed(t), 0))
-        return DP_LEASE_ENDED;
-    if (__builtin_expect(try_any(t, kind, from, any, unit), 1))
+    if (__builtin_expect(!try_any(t, kind, from, any, unit), 0)) {
+        int st = wait_for(t, kind, from, any, deadline_ns, unit);
+        if (st)
+            return st;
+    }
+    /* Looked at last: dp_turns_close asks the threads that have units after it has closed the turns. So a thread that sees them open
+     * here is asked, and no other thread of its unit can answer for it. */
+    if (__builtin_expect(kind == DP_TURN_CLAIMED || !dp_turns_closed(t), 1))
         return DP_OK;
-    return wait_for(t, kind, from, any, deadline_ns, unit);
+    if (kind == DP_TURN_CALL)
+        dp_turns_give(t, *unit);
+    else
+        dp_turns_put_down(t, *unit);
+    return DP_LEASE_ENDED;
 }
 
 void dp_turns_close(dp_turns *t) {

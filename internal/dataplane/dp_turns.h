@@ -29,10 +29,38 @@ typedef enum dp_turn_kind {
     DP_TURN_CALL = 3,    /* claims it and holds it */
 } dp_turn_kind;
 
+/* An event that threads wait for. Without a waiting thread, a signal costs a load.
+ *
+ *   waiting thread:  seen = dp_event_prepare ──▶ look again ──▶ dp_event_wait(seen) ──▶ dp_event_finish
+ *   other thread:    change what the waiting thread looks at ──▶ dp_event_signal
+ *
+ * All of it is sequentially consistent: either the waiting thread sees the change, or the signal wakes it. */
+typedef struct dp_event {
+    uint32_t count;   /* atomic, futex */
+    uint32_t waiting; /* atomic: threads between dp_event_prepare and dp_event_finish */
+} dp_event;
+
+static inline uint32_t dp_event_prepare(dp_event *e) {
+    __atomic_add_fetch(&e->waiting, 1, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&e->count, __ATOMIC_SEQ_CST);
+}
+/* dp_event_wait returns after a signal, and sometimes without one: DP_OK. DP_DEADLINE after deadline_ns (CLOCK_MONOTONIC, 0: none). */
+int dp_event_wait(dp_event *e, uint32_t seen, int64_t deadline_ns);
+static inline void dp_event_finish(dp_event *e) { __atomic_sub_fetch(&e->waiting, 1, __ATOMIC_SEQ_CST); }
+/* dp_event_wake is dp_event_signal after it has seen a waiting thread. */
+void dp_event_wake(dp_event *e);
+static inline void dp_event_signal(dp_event *e) {
+    if (__builtin_expect(__atomic_load_n(&e->waiting, __ATOMIC_SEQ_CST) != 0, 0))
+        dp_event_wake(e);
+}
+
 typedef struct dp_turn_waiter dp_turn_waiter;
 
+#define DP_TURN_HELD 1u
+#define DP_TURN_CLAIM 2u
+
 typedef struct dp_turn {
-    uint32_t state;   /* atomic: held, claimed */
+    uint32_t state;   /* atomic: DP_TURN_HELD, DP_TURN_CLAIM */
     uint32_t brief;   /* atomic: threads that wait for it to hold it for moments */
     uint32_t others;  /* atomic: that wait for it otherwise, but not to claim it */
     uint32_t calls;   /* atomic: that wait to claim this one */
@@ -45,6 +73,7 @@ typedef struct dp_turns {
     uint32_t closed;  /* atomic */
     uint32_t waiting; /* atomic: threads in the list */
     uint32_t any;     /* atomic: of them, those that want to claim whichever unit is free */
+    dp_event left;    /* a thread has left (dp_turns_leave) */
     pthread_mutex_t mu;
     dp_turn_waiter *first, **last; /* under mu, in the order in which they came */
     /* Called before a thread goes to sleep for a unit, so that the thread which holds that unit learns of it. */
@@ -65,12 +94,13 @@ bool dp_turns_try(dp_turns *t, dp_turn_kind kind, uint32_t unit);
 void dp_turns_put_down(dp_turns *t, uint32_t unit);
 /* Puts it down and ends the claim. */
 void dp_turns_give(dp_turns *t, uint32_t unit);
-/* What a thread that waits with the unit in its hands asks. dp_turns_brief: another wants it for moments, or (the unit is not claimed)
- * to start a call. dp_turns_others: another wants it in order to wait, too. */
-static inline bool dp_turns_brief(const dp_turns *t, uint32_t unit, bool claimed) {
+/* What a thread looks at while it waits and holds the unit. dp_turns_brief: another thread wants it for moments, or (nobody has the
+ * claim) to start a call. dp_turns_others: another thread wants it in order to wait, too. */
+static inline bool dp_turns_brief(const dp_turns *t, uint32_t unit) {
     const dp_turn *u = &t->units[unit];
     return __atomic_load_n(&u->brief, __ATOMIC_SEQ_CST) ||
-           (!claimed && (__atomic_load_n(&u->calls, __ATOMIC_SEQ_CST) || __atomic_load_n(&t->any, __ATOMIC_SEQ_CST)));
+           (!(__atomic_load_n(&u->state, __ATOMIC_RELAXED) & DP_TURN_CLAIM) &&
+            (__atomic_load_n(&u->calls, __ATOMIC_SEQ_CST) || __atomic_load_n(&t->any, __ATOMIC_SEQ_CST)));
 }
 static inline bool dp_turns_others(const dp_turns *t, uint32_t unit) {
     return __atomic_load_n(&t->units[unit].others, __ATOMIC_SEQ_CST) != 0;
@@ -84,8 +114,11 @@ static inline void dp_turns_enter(dp_turns *t, uint32_t place) {
 }
 static inline void dp_turns_leave(dp_turns *t, uint32_t place) {
     __atomic_sub_fetch(&t->units[place % DP_TURNS_MAX].inside, 1, __ATOMIC_SEQ_CST);
+    dp_event_signal(&t->left); /* the turns are never freed, so another thread may have reset them by now */
 }
 uint32_t dp_turns_inside(const dp_turns *t);
+/* dp_turns_drain waits until at most `most` threads are inside. */
+void dp_turns_drain(dp_turns *t, uint32_t most);
 
 /* Makes every take that waits or comes return DP_LEASE_ENDED, but that of a thread which has a claim, and asks the threads that hold
  * units. dp_turns_reset undoes it and frees all units; nobody uses them. */

@@ -83,7 +83,7 @@ static void *use(void *arg) {
             break;
         case 3:
             CHECK_STATUS(dp_turns_take(s->t, DP_TURN_LONG, unit, false, 0, &same), DP_OK);
-            while (!dp_turns_brief(s->t, unit, false) && !dp_turns_others(s->t, unit) && t_random() % 64)
+            while (!dp_turns_brief(s->t, unit) && !dp_turns_others(s->t, unit) && t_random() % 64)
                 dp_cpu_pause();
             s->plain[unit]++;
             u->held++;
@@ -163,10 +163,10 @@ T_CASE(turns_order, "turns/what-suits-whom", .providers = T_SHM) {
         CHECK_STATUS(dp_turns_take(s.t, DP_TURN_CALL, i, false, 0, &unit), DP_OK);
     CHECK(!dp_turns_try(s.t, DP_TURN_BRIEF, 1) && !dp_turns_try(s.t, DP_TURN_CALL, 1));
     start(&call, &s, DP_TURN_CALL, false, 0);
-    CHECK(!dp_turns_brief(s.t, 1, true)); /* who has a claim makes no room for another call */
+    CHECK(!dp_turns_brief(s.t, 1)); /* who has a claim makes no room for another call */
     CHECK(!__atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE));
     start(&brief, &s, DP_TURN_BRIEF, false, 0);
-    CHECK(dp_turns_brief(s.t, 1, true) && !dp_turns_others(s.t, 1) && __atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE));
+    CHECK(dp_turns_brief(s.t, 1) && !dp_turns_others(s.t, 1) && __atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE));
     dp_turns_put_down(s.t, 1); /* to the later one: the other cannot claim it */
     CHECK_STATUS(join(&brief), DP_OK);
     CHECK(!__atomic_load_n(&call.done, __ATOMIC_ACQUIRE));
@@ -183,7 +183,7 @@ T_CASE(turns_order, "turns/what-suits-whom", .providers = T_SHM) {
     /* A unit that is held for a wait goes to the next call at once. */
     CHECK_STATUS(dp_turns_take(s.t, DP_TURN_LONG, 1, false, 0, &unit), DP_OK);
     start(&call, &s, DP_TURN_CALL, false, 0);
-    CHECK(dp_turns_brief(s.t, 1, false));
+    CHECK(dp_turns_brief(s.t, 1));
     dp_turns_put_down(s.t, 1);
     CHECK(!dp_turns_try(s.t, DP_TURN_LONG, 1));
     CHECK_STATUS(join(&call), DP_OK);
