@@ -19,7 +19,6 @@ const lanes = 64
 const (
 	firstSlice = 200 * time.Microsecond
 	lastSlice  = 5 * time.Millisecond
-	busyPause  = time.Millisecond
 )
 
 // ---- contexts ----
@@ -166,7 +165,7 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	if o.Attempt > 0 {
 		// Attempts that were given up may have all slots, which come back when the worker has answered.
 		for until := time.Now().Add(f.lease.session.timeout); errors.Is(err, ErrBusy) && ctx.Err() == nil && time.Now().Before(until); {
-			time.Sleep(busyPause)
+			f.lease.c.AwaitSlot(o.Worker, lastSlice)
 			r, n, done, err = f.lease.c.Start(f.index, in, out, o, firstSlice)
 		}
 	}

@@ -170,6 +170,28 @@ int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, cons
 void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline);
 /* Cancels a request and takes it for this thread. */
 int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op);
+/* Nobody announces that a worker has been replaced: a thread that waits for something else asks so often. */
+#define RFAAS_REPLACED_NS 1000000
+
+/* Returns the sooner of a deadline (0: none) and `from` + ns. */
+static inline int64_t rfaas_api_sooner(int64_t deadline, int64_t from, int64_t ns) {
+    return !deadline || ns < deadline - from ? from + ns : deadline;
+}
+
+/* Reports whether the owner has workers that are being replaced. */
+static inline bool rfaas_api_replacing(const rfaas_lease *l) {
+    for (uint32_t i = 0; i < l->n_workers; i++)
+        if (l->workers[i].replacing || l->workers[i].broken)
+            return true;
+    return false;
+}
+
+/* Waits until a call may find a free slot that it did not find before: on the chosen worker, or with RFAAS_ANY_WORKER on any. Returns
+ * at the latest at `until` (0: none). Of a shared lease it looks at one lane at a time, for about a millisecond: *turn counts them. The caller
+ * is inside, and holds no unit. It may become one of the threads of a shared lease. */
+void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_t until);
+/* The same for a thread that is not inside (shim.h). Returns at once if the lease has ended. */
+void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
 /* Moves the lease (rfaas_api_move), unless another thread has moved it since its grant had this key. */
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
 uint64_t rfaas_api_grant_key(rfaas_lease *l);
@@ -179,6 +201,8 @@ uint64_t rfaas_api_grant_key(rfaas_lease *l);
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
+/* Reports whether a shared lease has as many requests as it may have. */
+bool rfaas_api_requests_full(rfaas_lease *l);
 /* Sets the error that says why a request cannot be waited for. */
 int rfaas_api_bad_request(rfaas_request id, const char *op);
 

@@ -417,6 +417,11 @@ func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, patience time.Dur
 	return Request(c.request), int(c.size), c.request == 0, nil
 }
 
+// AwaitSlot waits a while until a call that was ErrBusy may find a free slot on the worker, or with AnyWorker on any.
+func (l *Lease) AwaitSlot(worker int32, patience time.Duration) {
+	C.rfaas_shim_await_slot(l.c(), C.int32_t(worker), C.int64_t(patience))
+}
+
 // WaitAny waits a while for one of several requests to end: its place, or -1. A request that has ended is 0 afterwards.
 func WaitAny(requests []Request, patience time.Duration) (i, n int, err error) {
 	c := C.rfaas_shim_waitany(C.size_t(len(requests)), (*C.rfaas_request)(unsafe.SliceData(requests)), C.int64_t(patience))

@@ -203,6 +203,7 @@ struct rfaas_lease {
     int64_t open_ns; /* time that rfaas_lease_open took */
 
     dp_turns *turns;          /* made when the handle's lease is first shared, and never freed; a unit for each lane */
+    dp_event freed;           /* of a shared lease: a request was freed */
     rfaas_owner owners[RFAAS_OWNERS]; /* used in turn, also by later leases of this handle */
     uint32_t owned;           /* owners that the handle has had; under owner_mu */
     uint32_t first_owned;     /* value of owned when this lease was opened */

@@ -169,6 +169,8 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
         }
         if (l->local && home_lost(l))
             break;
+        if (shared(l) && dp_turns_closed(l->turns))
+            return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease was released by another thread", op);
         int64_t last = home_lost(l) || until < news ? until : news;
         if (dp_now_ns() >= last)
             break;

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "call.h"
 
@@ -252,6 +251,10 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_pl
     return invoke_slow(l, p, *at, status, started, fn, in, in_size, reg, out, capacity, got);
 }
 
+/* Back-off until the agent is asked again to replace a worker. Nobody announces that an executor has room. The wait ends sooner if the
+ * agent reports something, such as the end of the lease. */
+#define BACK_OFF_NS 1000000
+
 /* Most moves of one call, if grants are lost one after the other. */
 #define MOVES_MAX 16
 
@@ -272,13 +275,10 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
             /* All slots are taken by calls of the program. That must not use up the call's repeats. */
             if (!p->repeats || now >= (p->deadline ? p->deadline : patience))
                 return status;
-            if (shared(l)) { /* there is no worker in the place of a dead one */
-                struct timespec ts = {.tv_nsec = 1000000};
-                nanosleep(&ts, NULL);
-            } else {
-                rfaas_api_collect_ended(l);
-                dp_endpoint_wait_any(l->grant->ep, now + 1000000);
-            }
+            if (shared(l))
+                rfaas_agent_wait(now + BACK_OFF_NS);
+            else
+                rfaas_api_await_slot(l, p->worker, NULL, now + BACK_OFF_NS);
         } else if (ran) {
             if (!left)
                 return status;
@@ -339,15 +339,10 @@ static __attribute__((noinline, cold)) int invoke_again(rfaas_lease *l, const ca
                                                         rfaas_function fn, const void *in, uint32_t in_size, void *out,
                                                         uint32_t room, uint32_t *got) {
     while (status == DP_BUSY && !shared(l) && full(l, p)) { /* the slots are taken by the owner's own requests */
-        int64_t now = dp_now_ns(), until = now + 1000000;
-        if (p->deadline && now >= p->deadline)
+        if (p->deadline && dp_now_ns() >= p->deadline)
             return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "invoke %s: no worker had a free slot until the deadline",
                                   function_name(l, fn));
-        rfaas_api_collect_ended(l);
-        if (dp_endpoint_wait_turn(l->grant->ep, p->deadline && p->deadline < until ? p->deadline : until) == DP_YIELD)
-            rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
-        if (!shared(l))
-            rfaas_api_collect_ended(l);
+        rfaas_api_await_slot(l, p->worker, NULL, p->deadline);
         status = attempt(l, p, &w, fn, in, in_size, out, room, got);
     }
     if (status != DP_OK && (p->repeats || rfaas_api_fails_over(l)))

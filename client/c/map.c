@@ -1,7 +1,6 @@
 /* rfaas_map: requests in a window, each a chunk of items, until all have ended. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "call.h"
 
@@ -23,7 +22,7 @@ typedef struct map {
     call_plan plan;
     part *parts;
     size_t n_parts;
-    size_t turn; /* index of the call to wait for */
+    uint32_t turn; /* counts the calls and lanes that a thread of a shared lease waits for */
 } map;
 
 static const char op[] = "map";
@@ -61,16 +60,6 @@ static int fill(map *m) {
     return RFAAS_OK;
 }
 
-/* Whether workers are being replaced. */
-static bool replacing(const rfaas_lease *l) {
-    if (shared(l))
-        return false;
-    for (uint32_t i = 0; i < l->n_workers; i++)
-        if (l->workers[i].replacing)
-            return true;
-    return false;
-}
-
 /* Reports whether slots become free by themselves: workers are being replaced, or run calls that were given up. */
 static bool slots_come(rfaas_lease *l) {
     if (shared(l)) /* other threads' calls end, too */
@@ -80,7 +69,7 @@ static bool slots_come(rfaas_lease *l) {
     for (uint32_t i = 0; i < l->n_workers; i++)
         if (dp_channel_free_slots(l->workers[i].ch) + l->workers[i].in_flight < l->cfg.depth)
             return true;
-    return replacing(l);
+    return rfaas_api_replacing(l);
 }
 
 /* Collects the calls that have ended. */
@@ -113,15 +102,12 @@ static int take_ended(map *m, size_t *taken) {
 /* Waits for one of the calls, for any slot if there is none. */
 static void wait_some(map *m, int64_t deadline) {
     rfaas_lease *l = m->l;
-    if (!shared(l)) {
-        if (dp_endpoint_wait_turn(l->grant->ep, deadline) == DP_YIELD)
-            rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
-    } else if (m->n_parts) {
+    if (!m->n_parts)
+        rfaas_api_await_slot(l, m->plan.worker, &m->turn, deadline);
+    else if (shared(l))
         rfaas_api_wait_a_while(l, m->parts[m->turn++ % m->n_parts].r, deadline);
-    } else {
-        struct timespec ts = {.tv_nsec = 100000};
-        nanosleep(&ts, NULL);
-    }
+    else if (dp_endpoint_wait_turn(l->grant->ep, deadline) == DP_YIELD)
+        rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
 }
 
 static int run(map *m) {
@@ -140,20 +126,18 @@ static int run(map *m) {
             busy_since = 0;
             continue;
         }
-        int64_t deadline = m->plan.deadline;
+        int64_t now = dp_now_ns(), deadline = m->plan.deadline;
         if (!m->n_parts) {
-            int64_t now = dp_now_ns();
             busy_since = busy_since ? busy_since : now;
             if (!slots_come(m->l) || (shared(m->l) && now - busy_since > m->l->session->timeout_ns))
                 return rfaas_api_fail_const(RFAAS_BUSY, "no free slot on any worker; finish a request and try again");
-            if (deadline && dp_now_ns() >= deadline)
+            if (deadline && now >= deadline)
                 return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", op, m->next);
+            if (shared(m->l))
+                deadline = rfaas_api_sooner(deadline, busy_since, m->l->session->timeout_ns);
         }
-        if (!m->n_parts || replacing(m->l)) { /* neither a late reply nor a new worker ends a call that is waited for */
-            int64_t soon = dp_now_ns() + 1000000;
-            if (!deadline || soon < deadline)
-                deadline = soon;
-        }
+        if (!shared(m->l) && rfaas_api_replacing(m->l))
+            deadline = rfaas_api_sooner(deadline, now, RFAAS_REPLACED_NS);
         wait_some(m, deadline);
     }
 }

@@ -54,6 +54,14 @@ static __attribute__((noinline)) void put_shared(rfaas_lease *l, rfaas_request_s
     pthread_mutex_lock(&l->table_mu);
     put_free(l, r);
     pthread_mutex_unlock(&l->table_mu);
+    dp_event_signal(&l->freed);
+}
+
+bool rfaas_api_requests_full(rfaas_lease *l) {
+    pthread_mutex_lock(&l->table_mu);
+    bool full = !l->requests_free && l->requests_used == l->n_workers * l->cfg.depth;
+    pthread_mutex_unlock(&l->table_mu);
+    return full;
 }
 
 static inline void give_request(rfaas_lease *l, rfaas_request_slot *r) {

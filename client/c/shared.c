@@ -228,6 +228,8 @@ static int replace(rfaas_lease *l, uint32_t w, int64_t deadline) {
     }
 }
 
+static bool dead(const rfaas_lease *l, uint32_t w) { return l->workers[w].broken || dp_channel_status(l->workers[w].ch); }
+
 /* Waits about a millisecond for one of the worker's requests to end. All its slots are taken. */
 static int wait_for_slot(rfaas_lease *l, uint32_t w, int64_t deadline) {
     rfaas_api_collect_ended_of(l, w);
@@ -243,7 +245,67 @@ static int wait_for_slot(rfaas_lease *l, uint32_t w, int64_t deadline) {
     return RFAAS_OK;
 }
 
-static bool dead(const rfaas_lease *l, uint32_t w) { return l->workers[w].broken || dp_channel_status(l->workers[w].ch); }
+/* Waits until a thread frees a request. */
+static void await_request(rfaas_lease *l, int64_t until) {
+    for (bool over = false; !over;) {
+        uint32_t seen = dp_event_prepare(&l->freed);
+        over = !rfaas_api_requests_full(l) || dp_turns_closed(l->turns) || dp_event_wait(&l->freed, seen, until) == DP_DEADLINE;
+        dp_event_finish(&l->freed);
+    }
+}
+
+/* Reports whether a living worker of the lane has a free slot. The thread holds the unit. */
+static bool slot_on(rfaas_lease *l, uint32_t unit) {
+    bool free = !l->grant->ep; /* calls run in this process */
+    for (uint32_t w = unit; !free && w < l->n_workers; w += DP_LANES_MAX) {
+        rfaas_api_collect_ended_of(l, w);
+        free = !dead(l, w) && dp_channel_free_slots(l->workers[w].ch);
+    }
+    return free;
+}
+
+/* Waits until slot_on(), at most for SLICE_MAX_NS, because another lane may have a slot sooner. */
+static void await_lane(rfaas_lease *l, uint32_t unit, int64_t until) {
+    uint32_t same;
+    until = rfaas_api_sooner(until, dp_now_ns(), SLICE_MAX_NS);
+    if (dp_turns_take(l->turns, DP_TURN_LONG, unit, false, until, &same))
+        return;
+    for (int st = DP_YIELD; st == DP_YIELD && !slot_on(l, unit) && !dp_turns_brief(l->turns, unit);) {
+        bool others = dp_turns_others(l->turns, unit);
+        int64_t slice = dp_now_ns() + SLICE_MIN_NS;
+        st = dp_channel_wait_some(l->workers[unit].ch, others && slice < until ? slice : until);
+        if (others)
+            break;
+    }
+    dp_turns_put_down(l->turns, unit);
+}
+
+void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_t until) {
+    if (!shared(l)) {
+        if (!l->grant->ep)
+            return; /* calls run in this process */
+        rfaas_api_collect_ended(l);
+        if (rfaas_api_replacing(l))
+            until = rfaas_api_sooner(until, dp_now_ns(), RFAAS_REPLACED_NS);
+        if (dp_endpoint_wait_turn(l->grant->ep, until) == DP_YIELD)
+            rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
+        if (!shared(l))
+            rfaas_api_collect_ended(l);
+    } else if (rfaas_api_requests_full(l)) {
+        await_request(l, until);
+    } else {
+        await_lane(l, worker == RFAAS_ANY_WORKER ? (*turn)++ % l->turns->n : unit_of((uint32_t)worker), until);
+    }
+}
+
+void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until) {
+    static _Thread_local uint32_t turn;
+    if (rfaas_api_enter(l, "wait for a slot"))
+        return;
+    if (!leaving(l))
+        rfaas_api_await_slot(l, worker, &turn, until);
+    leave(l, RFAAS_OK);
+}
 
 int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size, void *out,
                             uint32_t capacity, uint32_t *got, uint32_t *at) {

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "rfaas.h"
 
@@ -77,6 +78,14 @@ static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, co
         status = rfaas_waitany_for(1, &s.request, patience_ns, &index, &s.size);
     s.error = rfaas_shim_check(status);
     return s;
+}
+
+void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until); /* call.h */
+
+static inline void rfaas_shim_await_slot(rfaas_lease *l, int32_t worker, int64_t patience_ns) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    rfaas_api_enter_and_await_slot(l, worker, ts.tv_sec * 1000000000ll + ts.tv_nsec + patience_ns);
 }
 
 typedef struct rfaas_shim_ended {

@@ -227,13 +227,9 @@ int rfaas_api_enter_last(rfaas_lease *l, const char *op) {
         return leave(l, rfaas_api_bad_lease(l, op));
     if (!shared(l))
         return RFAAS_OK;
-    dp_turns_close(l->turns);
-    while (dp_turns_inside(l->turns) != 1) {
-        struct timespec ts = {.tv_nsec = 50000};
-        nanosleep(&ts, NULL);
-        for (uint32_t i = 0; i < units(l); i++)
-            ask_unit(l, i);
-    }
+    dp_turns_close(l->turns); /* interrupts the threads inside. One that waits again looks first whether the turns are closed */
+    dp_event_signal(&l->freed);
+    dp_turns_drain(l->turns, 1);
     return RFAAS_OK;
 }
 

@@ -60,6 +60,7 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
         } else if (s->state == SLOT_ABANDONED) {
             s->state = SLOT_FENCED;
             ch->n_abandoned--;
+            ch->lane->ended++;
         }
     }
 }
@@ -73,6 +74,7 @@ static inline bool settle(dp_channel *ch, uint32_t i) {
         ch->mail_slot = DP_NOTHING;
     if (__builtin_expect(s->state == SLOT_ABANDONED, 0)) {
         ch->n_abandoned--;
+        ch->lane->ended++; /* threads wait for its slot */
         ch->stats.late_replies++;
         dp_slot_free(ch, i);
         return false;

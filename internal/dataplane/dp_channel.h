@@ -125,7 +125,8 @@ void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg);
  * it blocks; with `probe` each time that peers are probed. fn must not use the endpoint, but may let its channels fail. */
 typedef void (*dp_idle_fn)(void *arg, int64_t now, bool probe);
 void dp_endpoint_on_idle(dp_endpoint *ep, dp_idle_fn fn, void *arg);
-/* dp_endpoint_wait_any makes progress until any call of any channel has ended since the last look, or deadline. */
+/* dp_endpoint_wait_any makes progress until any call of any channel has ended since the last look, abandoned ones included, or
+ * deadline. */
 int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns);
 
 typedef struct dp_channel_stats {

@@ -448,6 +448,7 @@ T_CASE(reset_fails, "channel/reset-without-descriptors", .providers = T_SHM) {
     CHECK_NE(dp_channel_status(s.ch), DP_OK);
     for (int i = 0; i < 4; i++)
         CHECK_EQ(dp_status_class(dp_channel_submit(s.ch, FN_ECHO, "12345678", 8, NULL, 8, &slot)), 5);
+    CHECK_STATUS(dp_endpoint_wait_any(s.ep, dp_now_ns() + 1000000), DP_OK); /* the abandoned call */
     CHECK_STATUS(dp_endpoint_wait_any(s.ep, dp_now_ns() + 1000000), DP_DEADLINE);
     CHECK_OK_ERR(dp_channel_reset(s.ch, &err), err);
     t_peer_join(&s.peer);

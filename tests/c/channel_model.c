@@ -241,6 +241,8 @@ static void m_reset(model *m) {
         return;
     }
     CHECK_OK_ERR(st, err);
+    if (!m->failed)
+        m->ended += m_count(m, SLOT_ABANDONED);
     for (uint32_t i = 0; i < m->depth; i++)
         m_free(m, &m->slots[i]);
     CHECK_EQ(m->in_used | m->out_used, 0);

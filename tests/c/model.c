@@ -48,6 +48,7 @@ void m_fail(model *m, int status) {
             m->ended++;
         } else if (s->state == SLOT_ABANDONED) {
             s->state = SLOT_FENCED;
+            m->ended++;
         }
     }
 }
@@ -57,13 +58,13 @@ static void m_settle(model *m, uint32_t i, int status, uint32_t size, int fill) 
     m_slot *s = &m->slots[i];
     if (m->mail_slot == (int)i)
         m->mail_slot = -1;
+    m->ended++;
     if (s->state == SLOT_ABANDONED) {
         m->stats.late_replies++;
         m_free(m, s);
         return;
     }
     m->stats.replies++;
-    m->ended++;
     s->state = SLOT_DONE;
     s->status = status;
     s->fill = fill;
