@@ -443,24 +443,20 @@ static bool any_asked(const dp_endpoint *ep) {
 /* block() on every lane. */
 static void block_all(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
     dp_cq *cqs[DP_LANES_MAX];
-    uint32_t n = 0;
-    bool armed = true;
-    while (armed && n < ep->n_lanes) {
-        cqs[n] = ep->lanes[n]->cq;
-        armed = !dp_cq_arm(cqs[n]);
-        n += armed;
-    }
+    for (uint32_t i = 0; i < ep->n_lanes; i++)
+        cqs[i] = ep->lanes[i]->cq;
+    if (dp_cq_arm_many(cqs, ep->n_lanes))
+        return;
     if (yields)
         say_blocked(ep, 1);
-    if (armed && !progress_all(ep) && !reap_all(ep) && !(yields && any_asked(ep))) {
+    if (!progress_all(ep) && !reap_all(ep) && !(yields && any_asked(ep))) {
         int64_t timeout = dp_waiter_timeout(&ep->lanes[0]->waiter, deadline_ns);
         if (ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS)
             timeout = DP_BLOCK_ATTENDED_NS;
         ep->lanes[0]->waiter.blocked++;
-        dp_cq_wait_many(cqs, n, timeout);
+        dp_cq_wait_many(cqs, ep->n_lanes, timeout);
     } else {
-        for (uint32_t i = 0; i < n; i++)
-            dp_cq_disarm(cqs[i]);
+        dp_cq_disarm_many(cqs, ep->n_lanes);
     }
     if (yields)
         say_blocked(ep, 0);

@@ -10,7 +10,8 @@ static int make_lane(dp_endpoint *ep, dp_error *err) {
     dp_lane *lane = calloc(1, sizeof *lane);
     if (!lane)
         return dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
-    int st = dp_cq_create(ep->dev, ep->lane_capacity, &lane->cq, err);
+    int st = ep->n_lanes ? dp_cq_create_beside(ep->lanes[0]->cq, ep->lane_capacity, &lane->cq, err)
+                         : dp_cq_create(ep->dev, ep->lane_capacity, &lane->cq, err);
     if (st) {
         free(lane);
         return st;

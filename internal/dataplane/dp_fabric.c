@@ -176,6 +176,12 @@ int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
     return made(dev->ops->cq_create(dev, capacity, out, err), &live.queues);
 }
 
+int dp_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err) {
+    if (!other->ops->cq_create_beside || capacity == 0 || capacity > (1u << 20))
+        return dp_cq_create(other->dev, capacity, out, err);
+    return made(other->ops->cq_create_beside(other, capacity, out, err), &live.queues);
+}
+
 void dp_cq_destroy(dp_cq *cq) {
     if (!cq)
         return;
@@ -184,6 +190,31 @@ void dp_cq_destroy(dp_cq *cq) {
 }
 
 #define BLIND_NS 1000000 /* how long to sleep on one queue while another may get something */
+
+int dp_cq_arm_many(dp_cq **cqs, uint32_t n) {
+    const dp_ops *ops = cqs[0]->ops;
+    if (ops->cq_arm_many && ops->cq_arm_many(cqs, n))
+        return DP_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        int st = dp_cq_arm(cqs[i]);
+        if (!st)
+            continue;
+        while (i-- > 0)
+            dp_cq_disarm(cqs[i]);
+        return st;
+    }
+    return DP_OK;
+}
+
+void dp_cq_disarm_many(dp_cq **cqs, uint32_t n) {
+    const dp_ops *ops = cqs[0]->ops;
+    if (ops->cq_disarm_many) {
+        ops->cq_disarm_many(cqs, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        dp_cq_disarm(cqs[i]);
+}
 
 void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns) {
     const dp_ops *ops = cqs[0]->ops;

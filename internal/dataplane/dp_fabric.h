@@ -181,13 +181,17 @@ struct dp_ops {
     int (*mem_window)(dp_domain *, dp_mem *, uint64_t offset, uint64_t size, uint32_t access, dp_mem **, dp_error *);
     void (*mem_free)(dp_mem *);
     int (*cq_create)(dp_dev *, uint32_t capacity, dp_cq **, dp_error *);
+    int (*cq_create_beside)(dp_cq *, uint32_t capacity, dp_cq **, dp_error *); /* NULL: cq_create does as well */
     void (*cq_destroy)(dp_cq *);
     int (*cq_poll)(dp_cq *, dp_wc *, int n);
     int (*cq_arm)(dp_cq *);
     void (*cq_disarm)(dp_cq *);
     int (*cq_wait)(dp_cq *, int64_t timeout_ns);
-    /* The same on several of one device, n > 1; false: it cannot. NULL: it never can. */
+    /* The same on several of one device, n > 1; false: it cannot. NULL: it never can. cq_arm_many may arm fewer words than queues, so
+     * only cq_wait_many and cq_disarm_many may follow it. */
+    bool (*cq_arm_many)(dp_cq **, uint32_t n);
     bool (*cq_wait_many)(dp_cq **, uint32_t n, int64_t timeout_ns);
+    void (*cq_disarm_many)(dp_cq **, uint32_t n);
     void (*cq_wake)(dp_cq *);
     void (*cq_promise_hot)(dp_cq *, bool);
     int (*qp_create)(dp_domain *, dp_cq *, const dp_qp_attr *, dp_qp **, dp_error *);
@@ -260,6 +264,10 @@ void dp_mem_free(dp_mem *m);
 /* ---- completion queues ---- */
 
 int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
+/* dp_cq_create_beside creates one on the device of another one. One thread will often wait for both (dp_cq_wait_many), and their peers
+ * trust each other as much as they would on one queue. The two may be destroyed in any order. One thread at a time creates and destroys
+ * queues that are beside each other. */
+int dp_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err);
 void dp_cq_destroy(dp_cq *cq);
 /* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. */
 static inline int dp_cq_poll(dp_cq *cq, dp_wc *wc, int n) {
@@ -275,9 +283,11 @@ static inline void dp_cq_disarm(dp_cq *cq) { cq->ops->cq_disarm(cq); }
 /* dp_cq_wait blocks until an event, a wake or the time-out (negative: none). Spurious returns are
  * allowed. Returns DP_OK or DP_FATAL. */
 static inline int dp_cq_wait(dp_cq *cq, int64_t timeout_ns) { return cq->ops->cq_wait(cq, timeout_ns); }
-/* dp_cq_wait_many blocks likewise on n armed queues of one device. Where the provider cannot, it waits on the first for at most a
- * millisecond. Disarms all. */
+/* The same for n queues of one device. Where the provider cannot wait for several, dp_cq_wait_many waits for the first for at most a
+ * millisecond. Afterwards none is armed. dp_cq_arm_many returns DP_OK with all armed, or an error with none. */
+int dp_cq_arm_many(dp_cq **cqs, uint32_t n);
 void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns);
+void dp_cq_disarm_many(dp_cq **cqs, uint32_t n);
 /* dp_cq_wake ends the present or the next dp_cq_wait. Any thread. Async-signal-safe. */
 static inline void dp_cq_wake(dp_cq *cq) { cq->ops->cq_wake(cq); }
 /* dp_cq_promise_hot(true) promises peers that this side polls without blocking until the promise is

@@ -243,7 +243,32 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
 
 /* ---- completion queues ---- */
 
-static int shm_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
+static int make_mode_page(shm_mode_page **out, dp_error *err) {
+    shm_mode_page *p = calloc(1, sizeof *p);
+    if (!p)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create completion queue");
+    void *map = NULL;
+    int st = shm_segment_create("a completion queue", SHM_PAGE, true, &p->fd, &map, err);
+    if (st) {
+        free(p);
+        return st;
+    }
+    fcntl(p->fd, F_ADD_SEALS, F_SEAL_SEAL);
+    p->map = map;
+    *out = p;
+    return DP_OK;
+}
+
+static void leave_mode_page(shm_mode_page *p) {
+    if (--p->users)
+        return;
+    shm_unmap(p->map, SHM_PAGE);
+    close(p->fd);
+    free(p);
+}
+
+/* page: NULL for a new one. */
+static int create_cq(dp_dev *dev, shm_mode_page *page, uint32_t capacity, dp_cq **out, dp_error *err) {
     shm_cq *cq = calloc(1, sizeof *cq);
     if (!cq)
         return dp_fail(err, DP_FATAL, ENOMEM, "create completion queue");
@@ -253,24 +278,33 @@ static int shm_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *
     cq->c = (dp_cq){.ops = &shm_ops, .dev = dev, .capacity = capacity};
     cq->local_mask = room - 1;
     cq->local = calloc(room, sizeof *cq->local);
-    void *page = NULL;
-    int st = cq->local ? shm_segment_create("a completion queue", SHM_PAGE, true, &cq->fd, &page, err)
-                       : dp_fail(err, DP_FATAL, ENOMEM, "create completion queue of %u", capacity);
+    int st = !cq->local ? dp_fail(err, DP_FATAL, ENOMEM, "create completion queue of %u", capacity)
+             : page     ? DP_OK
+                        : make_mode_page(&page, err);
     if (st) {
         free(cq->local);
         free(cq);
         return st;
     }
-    fcntl(cq->fd, F_ADD_SEALS, F_SEAL_SEAL);
-    cq->mode = page;
+    page->users++;
+    cq->page = page;
+    cq->mode = (uint32_t *)(void *)(page->map + DP_CACHE_LINE * page->made++);
     *out = &cq->c;
     return DP_OK;
 }
 
+static int shm_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
+    return create_cq(dev, NULL, capacity, out, err);
+}
+
+static int shm_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err) {
+    shm_mode_page *page = ((shm_cq *)other)->page;
+    return create_cq(other->dev, page->made < SHM_MODES ? page : NULL, capacity, out, err);
+}
+
 static void shm_cq_destroy(dp_cq *c) {
     shm_cq *cq = (shm_cq *)c;
-    shm_unmap(cq->mode, SHM_PAGE);
-    close(cq->fd);
+    leave_mode_page(cq->page);
     free(cq->qps);
     free(cq->local);
     free(cq);
@@ -279,7 +313,7 @@ static void shm_cq_destroy(dp_cq *c) {
 /* ---- queue pairs ---- */
 
 uint64_t shm_segment_size(uint32_t ring_size) {
-    return sizeof(shm_segment) + (uint64_t)ring_size * (sizeof(shm_entry) + SHM_RESERVED);
+    return sizeof(shm_segment) + (uint64_t)ring_size * sizeof(shm_entry);
 }
 
 static int segment_renew(shm_qp *qp, dp_error *err) {
@@ -459,12 +493,15 @@ static const dp_ops shm_ops = {
     .mem_window = shm_mem_window,
     .mem_free = shm_mem_free,
     .cq_create = shm_cq_create,
+    .cq_create_beside = shm_cq_create_beside,
     .cq_destroy = shm_cq_destroy,
     .cq_poll = shm_cq_poll,
     .cq_arm = shm_cq_arm,
     .cq_disarm = shm_cq_disarm,
     .cq_wait = shm_cq_wait,
+    .cq_arm_many = shm_cq_arm_many,
     .cq_wait_many = shm_cq_wait_many,
+    .cq_disarm_many = shm_cq_disarm_many,
     .cq_wake = shm_cq_wake,
     .cq_promise_hot = shm_cq_promise_hot,
     .qp_create = shm_qp_create,

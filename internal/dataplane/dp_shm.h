@@ -28,7 +28,6 @@
 #include "dp_fabric.h"
 
 #define SHM_INLINE 40
-#define SHM_RESERVED 1024 /* bytes behind the ring for each of its entries: peers map them, nothing uses them */
 #define SHM_RING_MAX 4096
 #define SHM_PAGE 4096u
 #define SHM_WAIT_MAX 64 /* queues of one wait; the kernel's own bound is 128 */
@@ -51,15 +50,27 @@ _Static_assert(sizeof(shm_entry) == DP_CACHE_LINE, "a ring entry is one cache li
 typedef struct shm_segment {
     uint32_t posted; /* receives ever posted: written by the owner, the peer's credit */
     uint8_t pad[DP_CACHE_LINE - 4];
-    shm_entry ring[]; /* ring_size entries, then ring_size times SHM_RESERVED bytes */
+    shm_entry ring[]; /* ring_size entries */
 } shm_segment;
 
-/* State of a completion queue's owner, first word of its page; the futex that it sleeps on.
+/* State of a completion queue's owner: a word of the page, and the futex that the owner sleeps on.
  * HOT:      promises not to sleep; before it leaves this state it makes every peer's CPU pass a barrier
  *           (membarrier), so peers need none of their own.
  * AWAKE:    may go to sleep at any time: peers pass a full barrier between publishing and looking here.
- * SLEEPING: sleeps or is about to: the peer that moves it to AWAKE wakes it. */
-enum { SHM_AWAKE = 0, SHM_SLEEPING = 1, SHM_HOT = 2 };
+ * SLEEPING: sleeps or is about to: the peer that moves it to AWAKE wakes it.
+ * TOGETHER: the page's word `together` says it, which is AWAKE or SLEEPING. It belongs to all queues that share the page, so an owner
+ *           that waits for all of them sleeps on one futex, and the first peer alone wakes it. */
+enum { SHM_AWAKE = 0, SHM_SLEEPING = 1, SHM_HOT = 2, SHM_TOGETHER = 3 };
+#define SHM_MODES (SHM_PAGE / DP_CACHE_LINE) /* of a page: one in each cache line, `together` behind the first */
+
+typedef struct shm_mode_page {
+    int fd;
+    uint8_t *map;
+    uint32_t users, made; /* queues that use it, and that were ever put there */
+    uint32_t sleeps;      /* the owner sleeps on `together`, or is about to; atomic. Peers cannot write it */
+} shm_mode_page;
+
+static inline uint32_t *shm_together(uint8_t *page) { return (uint32_t *)(void *)page + 1; }
 
 typedef struct shm_dev shm_dev;
 typedef struct shm_qp shm_qp;
@@ -76,7 +87,7 @@ typedef struct shm_mem {
 typedef struct shm_cq {
     dp_cq c;
     uint32_t *mode; /* in the page that peers map */
-    int fd;
+    shm_mode_page *page;
     bool hot;        /* mode is SHM_HOT */
     bool no_barrier; /* membarrier was refused: no hot promise again */
     bool unsure;     /* it was refused when a promise was withdrawn: the next wait is short */
@@ -102,11 +113,13 @@ typedef struct shm_region { /* of the peer, mapped here */
 typedef struct shm_peer {
     uint8_t token[16];
     uint32_t ring_size;
+    uint32_t mode_at; /* offset of its queue's mode in the page */
     uint32_t reached; /* its process is registered for membarrier */
     uint32_t n_regions;
     shm_region regions[DP_EXPOSE_MAX];
     int fds[2 + DP_EXPOSE_MAX]; /* receive segment, completion-queue page, regions; -1 when closed */
     shm_segment *segment;
+    uint8_t *page;
     uint32_t *mode;
 } shm_peer;
 
@@ -208,6 +221,8 @@ int shm_cq_arm(dp_cq *c);
 void shm_cq_disarm(dp_cq *c);
 void shm_cq_promise_hot(dp_cq *c, bool hot);
 int shm_cq_wait(dp_cq *c, int64_t timeout_ns);
+bool shm_cq_arm_many(dp_cq **c, uint32_t n);
+void shm_cq_disarm_many(dp_cq **c, uint32_t n);
 bool shm_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns);
 void shm_cq_wake(dp_cq *c);
 int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);

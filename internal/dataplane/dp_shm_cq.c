@@ -83,16 +83,20 @@ int shm_cq_poll(dp_cq *c, dp_wc *wc, int n) {
     return got;
 }
 
+static void take_back_promise(shm_cq *cq) {
+    if (!cq->hot)
+        return;
+    cq->hot = false;
+    __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_SEQ_CST);
+    /* Peers that saw HOT left their barrier out: pass one on their CPUs. Partner of the early return in
+     * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
+    if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
+        cq->no_barrier = cq->unsure = true; /* forbidden since we registered, as a sandbox may */
+}
+
 int shm_cq_arm(dp_cq *c) {
     shm_cq *cq = (shm_cq *)c;
-    if (cq->hot) {
-        cq->hot = false;
-        __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_SEQ_CST);
-        /* Peers that saw HOT left their barrier out: pass one on their CPUs. Partner of the early return in
-         * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
-        if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
-            cq->no_barrier = cq->unsure = true; /* forbidden since we registered, as a sandbox may */
-    }
+    take_back_promise(cq);
     __atomic_store_n(cq->mode, SHM_SLEEPING, __ATOMIC_RELAXED);
     /* The caller's next poll must come after this. An exchange alone would not do: on aarch64 later loads may pass
      * its store. Partners: the fence in notify(), the one in shm_cq_wake. */
@@ -152,28 +156,74 @@ typedef struct waitv {
     uint32_t flags, reserved;
 } waitv;
 
-bool shm_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns) {
+/* Returns the page that all the queues share, or NULL. */
+static shm_mode_page *page_of(dp_cq **c, uint32_t n) {
+    shm_mode_page *page = ((shm_cq *)c[0])->page;
+    for (uint32_t i = 1; i < n; i++)
+        if (((shm_cq *)c[i])->page != page)
+            return NULL;
+    return page;
+}
+
+bool shm_cq_arm_many(dp_cq **c, uint32_t n) {
+    shm_mode_page *page = page_of(c, n);
+    if (!page)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        shm_cq *cq = (shm_cq *)c[i];
+        take_back_promise(cq);
+        if (__atomic_load_n(cq->mode, __ATOMIC_RELAXED) != SHM_TOGETHER) /* it stays so, until a queue is used alone */
+            __atomic_store_n(cq->mode, SHM_TOGETHER, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&page->sleeps, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(shm_together(page->map), SHM_SLEEPING, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as in shm_cq_arm */
+    return true;
+}
+
+void shm_cq_disarm_many(dp_cq **c, uint32_t n) {
+    shm_mode_page *page = page_of(c, n);
+    if (page) {
+        __atomic_store_n(&page->sleeps, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(shm_together(page->map), SHM_AWAKE, __ATOMIC_RELEASE);
+    }
+    for (uint32_t i = 0; !page && i < n; i++)
+        shm_cq_disarm(c[i]);
+}
+
+/* Sleeps until one of the words is no longer SLEEPING. Returns false where the kernel cannot. */
+static bool sleep_on_all(dp_cq **c, uint32_t n, int64_t timeout_ns) {
     waitv v[SHM_WAIT_MAX];
+    for (uint32_t i = 0; i < n; i++)
+        v[i] = (waitv){SHM_SLEEPING, (uintptr_t)((shm_cq *)c[i])->mode, WAITV_32, 0};
+    int64_t until = dp_now_ns() + (timeout_ns < 0 ? INT64_MAX / 2 : timeout_ns); /* this call wants a time, not a span */
+    struct timespec ts = {until / 1000000000, until % 1000000000};
+    int saved = errno;
+    bool worked = syscall(SYS_futex_waitv, v, n, 0, &ts, CLOCK_MONOTONIC) >= 0 || (errno != ENOSYS && errno != EPERM);
+    errno = saved;
+    return worked;
+}
+
+bool shm_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns) {
+    shm_mode_page *page = page_of(c, n);
     bool woken = false, worked = true;
     if (n > SHM_WAIT_MAX)
         return false;
     for (uint32_t i = 0; i < n; i++) {
         shm_cq *cq = (shm_cq *)c[i];
-        v[i] = (waitv){SHM_SLEEPING, (uintptr_t)cq->mode, WAITV_32, 0};
         woken |= __atomic_exchange_n(&cq->wake, 0, __ATOMIC_ACQ_REL) != 0;
         if (cq->unsure && (timeout_ns < 0 || timeout_ns > UNSURE_NS))
             timeout_ns = UNSURE_NS; /* as in shm_cq_wait */
         cq->unsure = false;
     }
-    if (!woken) {
-        int64_t until = dp_now_ns() + (timeout_ns < 0 ? INT64_MAX / 2 : timeout_ns); /* this call wants a time, not a span */
-        struct timespec ts = {until / 1000000000, until % 1000000000};
-        int saved = errno;
-        worked = syscall(SYS_futex_waitv, v, n, 0, &ts, CLOCK_MONOTONIC) >= 0 || (errno != ENOSYS && errno != EPERM);
-        errno = saved;
+    if (!woken && page) {
+        struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+        shm_futex(shm_together(page->map), FUTEX_WAIT, SHM_SLEEPING, timeout_ns < 0 ? NULL : &ts);
+    } else if (!woken) {
+        worked = sleep_on_all(c, n, timeout_ns);
     }
-    for (uint32_t i = 0; worked && i < n; i++)
-        __atomic_store_n(((shm_cq *)c[i])->mode, SHM_AWAKE, __ATOMIC_RELEASE);
+    if (worked)
+        shm_cq_disarm_many(c, n);
     return worked;
 }
 
@@ -182,8 +232,9 @@ void shm_cq_wake(dp_cq *c) {
     __atomic_store_n(&cq->wake, 1, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* partner: the one in shm_cq_arm */
     uint32_t sleeping = SHM_SLEEPING;
-    __atomic_compare_exchange_n(cq->mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    uint32_t *word = __atomic_load_n(&cq->page->sleeps, __ATOMIC_RELAXED) ? shm_together(cq->page->map) : cq->mode;
+    __atomic_compare_exchange_n(word, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     /* Whatever the flag said: peers write it too, and one may have died after it took the flag from SLEEPING and before
      * it woke us. */
-    shm_futex(cq->mode, FUTEX_WAKE, 1, NULL);
+    shm_futex(word, FUTEX_WAKE, 1, NULL);
 }

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <sys/un.h>
 
-#define SHM_LINK_VERSION 2
+#define SHM_LINK_VERSION 3
 #define SHM_BLOB_MAGIC 0x53514652u  /* "RFQS" */
 #define SHM_HELLO_MAGIC 0x48534652u /* "RFSH" */
 #define SHM_HELLO_FDS (2 + DP_EXPOSE_MAX)
@@ -44,7 +44,7 @@ typedef struct shm_hello {
     int32_t status; /* of an answer: DP_OK, or why there is none */
     uint32_t ring_size;
     uint32_t reached; /* registered for membarrier */
-    uint32_t zero;
+    uint32_t mode_at; /* offset of the queue's mode in the completion-queue page: of a cache line */
     uint8_t to[16];   /* token that it is for */
     uint8_t from[16]; /* token of the sender's queue pair */
     shm_hello_region regions[DP_EXPOSE_MAX];

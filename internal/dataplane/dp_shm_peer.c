@@ -23,13 +23,14 @@ static void peer_init(shm_peer *p) {
 void shm_peer_unmap(shm_peer *p) {
     if (p->segment)
         shm_unmap(p->segment, shm_segment_size(p->ring_size));
-    if (p->mode)
-        shm_unmap(p->mode, SHM_PAGE);
+    if (p->page)
+        shm_unmap(p->page, SHM_PAGE);
     for (uint32_t i = 0; i < p->n_regions; i++) {
         shm_unmap(p->regions[i].map, p->regions[i].size);
         p->regions[i].map = NULL;
     }
     p->segment = NULL;
+    p->page = NULL;
     p->mode = NULL;
 }
 
@@ -83,9 +84,10 @@ int shm_peer_map(shm_peer *p, bool now, dp_error *err) {
     p->segment = map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true, true);
     if (!p->segment)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's receive ring of %u", p->ring_size);
-    p->mode = map_checked(p->fds[1], 0, SHM_PAGE, true, true);
-    if (!p->mode)
+    p->page = map_checked(p->fds[1], 0, SHM_PAGE, true, true);
+    if (!p->page)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's completion-queue page");
+    p->mode = (uint32_t *)(void *)(p->page + p->mode_at);
     for (uint32_t i = 0; i < p->n_regions; i++) {
         shm_region *r = &p->regions[i];
         bool writable = r->access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC);
@@ -113,7 +115,9 @@ int shm_hello_send(int fd, const shm_dev *dev, const shm_qp *qp, int status, con
         h.ring_size = qp->ring_size;
         h.n_regions = (uint16_t)qp->n_expose;
         fds[n++] = qp->seg_fd;
-        fds[n++] = ((shm_cq *)qp->q.cq)->fd;
+        const shm_cq *cq = (const shm_cq *)qp->q.cq;
+        h.mode_at = (uint32_t)((uint8_t *)cq->mode - cq->page->map);
+        fds[n++] = cq->page->fd;
         for (uint32_t i = 0; i < qp->n_expose; i++) {
             const shm_mem *m = qp->expose[i];
             h.regions[i] = (shm_hello_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size,
@@ -153,10 +157,11 @@ int shm_hello_check(const shm_hello *h, int n_fds, shm_peer *p) {
     if (h->status)
         return 0; /* a refusal: nothing else in it counts */
     if (h->n_regions > DP_EXPOSE_MAX || n_fds != 2 + h->n_regions || h->ring_size == 0 ||
-        h->ring_size > SHM_RING_MAX || (h->ring_size & (h->ring_size - 1)))
+        h->ring_size > SHM_RING_MAX || (h->ring_size & (h->ring_size - 1)) || h->mode_at % DP_CACHE_LINE || h->mode_at >= SHM_PAGE)
         return EPROTO;
     memcpy(p->token, h->from, 16);
     p->ring_size = h->ring_size;
+    p->mode_at = h->mode_at;
     p->reached = h->reached;
     for (uint32_t i = 0; i < h->n_regions; i++) {
         const shm_hello_region *r = &h->regions[i];

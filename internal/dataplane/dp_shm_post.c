@@ -18,16 +18,19 @@ static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, u
 
 /* Tells the peer that there is something, unless it promised to look by itself. */
 static inline void notify(shm_qp *qp) {
-    uint32_t *mode = qp->peer.mode;
+    uint32_t *word = qp->peer.mode;
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
-    if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_HOT)
+    if (__atomic_load_n(word, __ATOMIC_RELAXED) == SHM_HOT)
         return; /* partner: the membarrier in shm_cq_arm */
     /* The entry must be visible before mode is read. Partner: the fence in shm_cq_arm. */
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    uint32_t sleeping = SHM_SLEEPING;
-    if (__atomic_load_n(mode, __ATOMIC_RELAXED) == SHM_SLEEPING &&
-        __atomic_compare_exchange_n(mode, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
-        shm_futex(mode, FUTEX_WAKE, 1, NULL);
+    uint32_t sleeping = SHM_SLEEPING, mode = __atomic_load_n(word, __ATOMIC_RELAXED);
+    if (mode == SHM_TOGETHER) {
+        word = shm_together(qp->peer.page);
+        mode = __atomic_load_n(word, __ATOMIC_RELAXED);
+    }
+    if (mode == SHM_SLEEPING && __atomic_compare_exchange_n(word, &sleeping, SHM_AWAKE, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+        shm_futex(word, FUTEX_WAKE, 1, NULL);
 }
 
 static inline int may_post(shm_qp *qp) {

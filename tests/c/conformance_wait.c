@@ -146,6 +146,41 @@ T_CASE(wake_flag, "wait/wake-whatever-the-flag-says", .providers = T_SHM) {
     end_close(&e);
 }
 
+/* The same while this side sleeps on two queues at once: the wake is for the second one. */
+T_CASE(wake_many, "wait/wake-of-many-whatever-the-flag-says", .providers = T_SHM) {
+    static const uint32_t flags[] = {SHM_AWAKE, SHM_HOT, SHM_SLEEPING, SHM_TOGETHER, 77};
+    dp_dev *dev;
+    dp_error err;
+    dp_cq *cqs[2];
+    CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &dev, &err), err);
+    CHECK_OK_ERR(dp_cq_create(dev, 16, &cqs[0], &err), err);
+    CHECK_OK_ERR(dp_cq_create_beside(cqs[0], 16, &cqs[1], &err), err);
+    uint32_t *together = shm_together(((shm_cq *)cqs[0])->page->map);
+    for (int i = 0; i < 10; i++) {
+        waker w = {cqs[1], NULL, 60, 0};
+        t_peer p;
+        t_peer_start(&p, false, wake_later, &w);
+        int64_t t0 = dp_now_ns();
+        CHECK_OK(dp_cq_arm_many(cqs, 2));
+        __atomic_store_n(i % 2 ? together : ((shm_cq *)cqs[1])->mode, flags[i / 2], __ATOMIC_SEQ_CST);
+        dp_cq_wait_many(cqs, 2, 2000000000);
+        CHECKF(dp_now_ns() - t0 < 1000000000, "flag %u: woken after %lld ms", flags[i / 2], (long long)(dp_now_ns() - t0) / 1000000);
+        t_peer_join(&p);
+        dp_cq_wake(cqs[0]);
+        CHECK_OK(dp_cq_arm_many(cqs, 2));
+        dp_cq_wait_many(cqs, 2, -1);
+        CHECK_OK(dp_cq_arm(cqs[1])); /* each is its own queue, too */
+        dp_cq_wake(cqs[1]);
+        CHECK_OK(dp_cq_wait(cqs[1], -1));
+    }
+    dp_cq_destroy(cqs[0]); /* the page stays for the other one */
+    CHECK_OK(dp_cq_arm(cqs[1]));
+    dp_cq_wake(cqs[1]);
+    CHECK_OK(dp_cq_wait(cqs[1], -1));
+    dp_cq_destroy(cqs[1]);
+    dp_dev_close(dev);
+}
+
 T_CASE(wake_next, "wait/wake-ends-next-wait") {
     end e;
     end_open(&e, NULL, NULL);

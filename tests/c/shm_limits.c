@@ -252,7 +252,7 @@ static int say_with(const card *to, shm_hello h, const int *fds, int n_fds) {
 static int say(const card *to, shm_hello h, const shm_qp *qp, int n_fds) {
     int fds[SHM_HELLO_FDS + 4];
     for (int i = 0; i < n_fds; i++)
-        fds[i] = i == 0 ? qp->seg_fd : i == 1 ? ((shm_cq *)qp->q.cq)->fd : qp->expose[0]->fd;
+        fds[i] = i == 0 ? qp->seg_fd : i == 1 ? ((shm_cq *)qp->q.cq)->page->fd : qp->expose[0]->fd;
     return say_with(to, h, fds, n_fds);
 }
 
@@ -288,6 +288,8 @@ T_CASE(bad_hello, "connect/bad-hello", .providers = T_SHM) {
     WITH("no ring", h.ring_size = 0, 3, 1);
     WITH("a ring of 24", h.ring_size = 24, 3, 1);
     WITH("a ring of 8192", h.ring_size = 8192, 3, 1);
+    WITH("a mode behind the page", h.mode_at = SHM_PAGE, 3, 1);
+    WITH("a mode in the middle of a cache line", h.mode_at = 4, 3, 1);
     WITH("a region of no bytes", h.regions[0].size = 0, 3, 1);
     WITH("a region beyond 2^40", h.regions[0].size = SHM_REGION_MAX + 1, 3, 1);
     WITH("a region that is not page-aligned", h.regions[0].base += 64, 3, 1);
@@ -344,7 +346,7 @@ static int connect_to(int fd, uint64_t size, dp_error *err) {
     memcpy(h.to, b.token, 16);
     memcpy(h.from, qp->token, 16);
     h.regions[0] = (shm_hello_region){7, DP_REMOTE_WRITE, 1u << 20, size, 0};
-    CHECK_EQ(say_with(&c, h, (int[]){qp->seg_fd, ((shm_cq *)qp->q.cq)->fd, fd}, 3), DP_OK);
+    CHECK_EQ(say_with(&c, h, (int[]){qp->seg_fd, ((shm_cq *)qp->q.cq)->page->fd, fd}, 3), DP_OK);
     int st = dp_qp_connect(e.qp, co.blob, co.blob_len, err);
     end_close(&e);
     end_close(&other);
