@@ -7,7 +7,7 @@ import (
 
 // TestCachedConnections takes leases on connections that released ones have left.
 func TestCachedConnections(t *testing.T) {
-	program := build(t, "gcc", "testdata/kept_test.c", c11...)
+	program := build(t, "gcc", "testdata/cached_test.c", c11...)
 	// No new queue pair, by the statistics and by the data plane's own count, and at most half of the first lease's control time.
 	t.Run("reuse", func(t *testing.T) {
 		at := symbols(t, "rfaas_invoke", "dp_qps_made")

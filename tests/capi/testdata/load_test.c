@@ -1,6 +1,6 @@
 /* Idempotent calls while executors are killed (failover_test.go): as many rounds as the second argument says, each of 100,000
  * calls or more. After a fifth of them it says on which executor it is, which is then killed, and at the end of a
- * round how long nothing was completed at most, and how long without what the machine cached a thread waiting that does nothing. Every
+ * round how long nothing was completed at most, and how long without what the machine kept a thread waiting that does nothing. Every
  * result is checked. Exit status 0: all good. */
 #define CHECK_ARGUMENT rounds
 static const char *rounds;
@@ -15,7 +15,7 @@ typedef struct span {
     double from, to;
 } span;
 
-/* When the machine cached a thread waiting for more than 10 ms, on any core; and when nothing was completed for so long. */
+/* When the machine kept a thread waiting for more than 10 ms, on any core; and when nothing was completed for so long. */
 #define SPANS 4096
 static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
 static span held[SPANS], gaps[SPANS];
@@ -40,7 +40,7 @@ static void *wakes(void *arg) {
 
 static double length(span s) { return s.to - s.from; }
 
-/* The longest gap, each without the longest part of it in which a thread was cached waiting, in seconds. Forgets all of them. */
+/* The longest gap, each without the longest part of it in which a thread was kept waiting, in seconds. Forgets all of them. */
 static double own_gap(void) {
     double longest = 0;
     pthread_mutex_lock(&held_lock);
