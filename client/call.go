@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -161,12 +162,12 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	if o.Repeats > 0 {
 		pinBytes(&pin, in)
 	}
-	r, n, done, err := f.lease.c.Start(f.index, in, out, o, firstSlice)
+	r, n, done, err := f.start(ctx, in, out, o, firstSlice)
 	if o.Attempt > 0 {
 		// Attempts that were given up may have all slots, which come back when the worker has answered.
 		for until := time.Now().Add(f.lease.session.timeout); errors.Is(err, ErrBusy) && ctx.Err() == nil && time.Now().Before(until); {
 			f.lease.c.AwaitSlot(o.Worker, lastSlice)
-			r, n, done, err = f.lease.c.Start(f.index, in, out, o, firstSlice)
+			r, n, done, err = f.start(ctx, in, out, o, firstSlice)
 		}
 	}
 	request := [1]c.Request{r}
@@ -183,6 +184,33 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 		err = f.lease.explain(err)
 	}
 	return n, err
+}
+
+// start starts a call and waits a while for its end. While it waits for a new worker or another executor it looks at the context.
+func (f *Function) start(ctx context.Context, in, out []byte, o c.CallOptions, patience time.Duration) (r c.Request, n int, done bool, err error) {
+	wait := lastSlice
+	if ctx.Done() == nil {
+		wait = 0
+	}
+	var until time.Time
+	for {
+		r, n, done, err = f.lease.c.Start(f.index, in, out, o, wait, patience)
+		var e *Error
+		if err == nil || wait == 0 || !errors.As(err, &e) || e.Status != StatusDeadline || e.Started {
+			return r, n, done, err
+		}
+		if until.IsZero() {
+			until = time.Now().Add(f.lease.session.timeout)
+		}
+		switch left := timeout(ctx); {
+		case ctx.Err() != nil:
+			return 0, 0, true, f.ended(ctx, "given up before it began", false)
+		case left < 0 || time.Now().After(until):
+			return r, n, done, err
+		default:
+			o.Timeout = left
+		}
+	}
 }
 
 func (f *Function) ended(ctx context.Context, detail string, started bool) error {
@@ -293,7 +321,7 @@ func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity in
 	}
 	s.f = f
 	var err error
-	if s.request, _, _, err = w.lease.c.Start(f.index, in, s.memory[:s.room:s.room], o, 0); err != nil {
+	if s.request, _, _, err = f.start(ctx, in, s.memory[:s.room:s.room], o, 0); err != nil {
 		s.put(w.lease)
 		return Call{}, w.lease.explain(err)
 	}
@@ -467,8 +495,8 @@ type MapOptions struct {
 
 // Map calls the function on consecutive items of an array, on all workers of the lease, and gathers the results: with k >= 1
 // items of inItem bytes it returns k*outItem bytes, the results of these items in the same order. in is a number of items, out has
-// room for as many results. Repeats are those of [Idempotent]. The context's deadline bounds it; a cancellation is noticed when it
-// is over. After an error no call is made any more, the text names the items, and what is in out is undefined.
+// room for as many results. Repeats are those of [Idempotent]. The context bounds it: when it ends first, the calls in flight are given
+// up and may still run. After an error no call is made any more, the text names the items, and what is in out is undefined.
 func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, outItem int, o MapOptions) error {
 	const op = "map"
 	count := len(in) / max(inItem, 1)
@@ -486,7 +514,26 @@ func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, o
 	if options.Timeout = timeout(ctx); options.Timeout < 0 {
 		return f.ended(ctx, "before it began", false)
 	}
-	err := f.lease.c.Map(f.index, in, inItem, out, outItem, count, o.Chunk, options.Timeout, options.Repeats)
+	var cancelled *atomic.Uint32
+	if ctx.Done() != nil {
+		cancelled = new(atomic.Uint32)
+		told := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() {
+			cancelled.Store(1)
+			f.lease.c.Interrupt()
+			close(told)
+		})
+		defer func() {
+			if !stop() {
+				<-told
+			}
+		}()
+	}
+	err := f.lease.c.Map(f.index, in, inItem, out, outItem, count, o.Chunk, options.Timeout, options.Repeats, cancelled)
+	var e *Error
+	if errors.As(err, &e) && e.Status == StatusCancelled {
+		return f.ended(ctx, "given up", true)
+	}
 	if err == nil && ctx.Err() != nil {
 		return f.ended(ctx, "it has ended nevertheless", true)
 	}

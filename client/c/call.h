@@ -120,6 +120,7 @@ typedef struct call_plan {
     int32_t worker;   /* RFAAS_ANY_WORKER or an index */
     uint32_t repeats;
     int64_t attempt; /* longest time of one attempt, ns; 0: no limit */
+    int64_t wait_until; /* of a call that has not started: when to return RFAAS_DEADLINE to a caller that comes again. 0: none */
     bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
 } call_plan;
 
@@ -129,6 +130,13 @@ static inline int64_t attempt_deadline(const call_plan *p) {
         return p->deadline;
     int64_t until = dp_now_ns() + p->attempt;
     return p->deadline && p->deadline < until ? p->deadline : until;
+}
+
+/* Returns the deadline of what a call waits for before it starts. */
+static inline int64_t start_deadline(const call_plan *p) {
+    if (LIKELY(!p->wait_until))
+        return p->deadline;
+    return p->deadline && p->deadline < p->wait_until ? p->deadline : p->wait_until;
 }
 
 /* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` is that of the grant where
@@ -196,11 +204,21 @@ void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t unti
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
 uint64_t rfaas_api_grant_key(rfaas_lease *l);
 
+/* ---- map.c ---- */
+
+/* rfaas_map that another thread may cancel: it sets *cancelled and calls rfaas_api_interrupt. Returns RFAAS_CANCELLED then. */
+int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
+                  const rfaas_map_options *options, const uint32_t *cancelled);
+
 /* ---- request.c ---- */
 
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
+/* rfaas_iinvoke that waits at most wait_ns (0: no limit) for what must come before the call starts, such as a new worker. Then it returns
+ * RFAAS_DEADLINE, not started, and the caller may come again. For bindings whose calls can be cancelled (shim.h). */
+int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
+                          const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
 /* Reports whether a shared lease has as many requests as it may have. */
 bool rfaas_api_requests_full(rfaas_lease *l);
 /* Sets the error that says why a request cannot be waited for. */

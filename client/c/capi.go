@@ -24,6 +24,7 @@ import "C"
 import (
 	"context"
 	"runtime"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -405,12 +406,13 @@ func (l *Lease) Invoke(f uint32, in, out []byte, o CallOptions) (n int, err erro
 	return int(r.size), nil
 }
 
-// Start starts a call and waits a while for its end: done. Otherwise the request goes on, and C keeps out, and in if the call
+// Start starts a call and waits a while for its end: done. With wait above 0, it waits no longer than that for what must come before the
+// call, such as a new worker. It is StatusDeadline then, and not started. Otherwise the request goes on, and C keeps out, and in if the call
 // repeats or lies in memory of Alloc.
-func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, patience time.Duration) (r Request, n int, done bool, err error) {
+func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
 	c := C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
 		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
-		C.int64_t(o.Attempt), C.int64_t(patience))
+		C.int64_t(o.Attempt), C.int64_t(wait), C.int64_t(patience))
 	if c.error != nil {
 		return 0, int(c.size), true, take(c.error)
 	}
@@ -437,10 +439,14 @@ func (r Request) Cancel() error {
 	return errorOf(C.rfaas_shim_cancel(&c))
 }
 
-// Map calls a function on the items of an array.
-func (l *Lease) Map(f uint32, in []byte, inItem int, out []byte, outItem, count, chunk int, timeout time.Duration, repeats uint32) error {
+// Interrupt has the threads inside the lease look whether their maps were cancelled.
+func (l *Lease) Interrupt() { C.rfaas_api_interrupt(l.c()) }
+
+// Map calls a function on the items of an array. A goroutine that sets *cancelled, which may be nil, and calls Interrupt ends it.
+func (l *Lease) Map(f uint32, in []byte, inItem int, out []byte, outItem, count, chunk int, timeout time.Duration, repeats uint32,
+	cancelled *atomic.Uint32) error {
 	c := C.rfaas_map_options{struct_size: C.sizeof_rfaas_map_options, chunk: C.size_t(chunk), timeout_ns: C.int64_t(timeout),
 		repeats: C.uint32_t(repeats)}
 	return errorOf(C.rfaas_shim_map(l.c(), C.rfaas_function(f), at(in), C.size_t(inItem),
-		at(out), C.size_t(outItem), C.size_t(count), &c))
+		at(out), C.size_t(outItem), C.size_t(count), &c, (*C.uint32_t)(unsafe.Pointer(cancelled))))
 }

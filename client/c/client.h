@@ -288,6 +288,8 @@ void rfaas_api_threads_init(rfaas_lease *l);
 void rfaas_api_threads_reset(rfaas_lease *l);
 /* rfaas_api_enter for rfaas_lease_release. After RFAAS_OK every other thread has left, and none can enter. */
 int rfaas_api_enter_last(rfaas_lease *l, const char *op);
+/* Has every thread that waits inside the lease look whether it still wants to. Any thread, also of a lease that was released. */
+void rfaas_api_interrupt(rfaas_lease *l);
 /* Keeps the other threads of a shared lease from its workers, requests and buffers until rfaas_api_put_all. The caller is inside
  * and holds no unit. Errors: RFAAS_DEADLINE, and RFAAS_LEASE_ENDED if the lease is released meanwhile. */
 int rfaas_api_take_all(rfaas_lease *l, const char *op, int64_t deadline);

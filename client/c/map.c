@@ -22,6 +22,7 @@ typedef struct map {
     call_plan plan;
     part *parts;
     size_t n_parts;
+    const uint32_t *cancelled; /* atomic, set by another thread; NULL: cannot be cancelled */
     uint32_t turn; /* counts the calls and lanes that a thread of a shared lease waits for */
 } map;
 
@@ -110,10 +111,25 @@ static void wait_some(map *m, int64_t deadline) {
         rfaas_api_share(l, RFAAS_NO_UNIT, DP_TURN_BRIEF);
 }
 
+static bool cancelled(const map *m) { return m->cancelled && __atomic_load_n(m->cancelled, __ATOMIC_SEQ_CST); }
+
+#define START_NS 5000000 /* how long a map that can be cancelled waits for a new worker before it looks */
+
+/* fill() that looks now and then whether the map is cancelled. */
+static int fill_or_cancel(map *m, int64_t busy_since) {
+    if (!m->cancelled)
+        return fill(m);
+    int64_t now = dp_now_ns();
+    m->plan.wait_until = now + START_NS;
+    int status = cancelled(m) ? rfaas_api_fail(RFAAS_CANCELLED, RFAAS_MAYBE_EXECUTED, "%s: cancelled", op) : fill(m);
+    bool late = (m->plan.deadline && now >= m->plan.deadline) || (busy_since && now - busy_since > m->l->session->timeout_ns);
+    return status == RFAAS_DEADLINE && !late ? RFAAS_BUSY : status;
+}
+
 static int run(map *m) {
     int64_t busy_since = 0;
     for (;;) {
-        int status = fill(m);
+        int status = fill_or_cancel(m, busy_since);
         if (status && status != RFAAS_BUSY)
             return status;
         if (!status && !m->n_parts)
@@ -153,7 +169,7 @@ static void give_up(map *m, int status) {
     int64_t until = dp_now_ns() + QUIET_NS;
     int started = rfaas_started();
     char *why = strdup(rfaas_last_error()); /* others' messages must not take its place */
-    bool late = status == RFAAS_DEADLINE || status == RFAAS_LEASE_ENDED;
+    bool late = status == RFAAS_DEADLINE || status == RFAAS_CANCELLED || status == RFAAS_LEASE_ENDED;
     if (m->plan.deadline && m->plan.deadline < until)
         until = m->plan.deadline;
     for (size_t i = 0; i < m->n_parts;) {
@@ -207,6 +223,11 @@ static int check(map *m, size_t chunk) {
 
 int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
               const rfaas_map_options *options) {
+    return rfaas_api_map(l, function, in, in_item, out, out_item, count, options, NULL);
+}
+
+int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
+                  const rfaas_map_options *options, const uint32_t *cancelled) {
     int status = rfaas_api_enter(l, op);
     if (status)
         return status;
@@ -220,7 +241,7 @@ int rfaas_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in
     if (o.timeout_ns < 0)
         return leave(l, rfaas_api_fail(RFAAS_INVALID, 0, "%s: timeout_ns %lld is negative", op, (long long)o.timeout_ns));
     map m = {.l = l, .fn = function, .in = in, .out = out, .in_item = in_item, .out_item = out_item, .count = count,
-             .chunk = o.chunk, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats, .full_is_busy = true}};
+             .chunk = o.chunk, .cancelled = cancelled, .plan = {.worker = RFAAS_ANY_WORKER, .repeats = o.repeats, .full_is_busy = true}};
     if ((status = check(&m, o.chunk)) || count == 0)
         return leave(l, status);
     if (o.timeout_ns) {

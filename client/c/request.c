@@ -287,7 +287,7 @@ static ALWAYS_INLINE int submit_one(rfaas_lease *l, rfaas_request_slot *r, const
     *told = false;
     int status = submit_to(l, r, a, w);
     if (UNLIKELY(dp_status_class(status) == RFAAS_CLASS_CONNECTION)) {
-        status = last ? rfaas_api_repair(l, w, a->p->deadline) : rfaas_api_begin_repair(l, w);
+        status = last ? rfaas_api_repair(l, w, start_deadline(a->p)) : rfaas_api_begin_repair(l, w);
         *told = status != RFAAS_OK && status != RFAAS_BUSY;
         if (status == RFAAS_OK)
             status = submit_to(l, r, a, w);
@@ -301,7 +301,7 @@ static ALWAYS_INLINE int submit_one(rfaas_lease *l, rfaas_request_slot *r, const
 static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t w, bool last,
                                                    bool *told) {
     uint32_t unit;
-    int status = dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, a->p->deadline, &unit);
+    int status = dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, start_deadline(a->p), &unit);
     if (UNLIKELY(status)) {
         *told = true;
         return rfaas_api_fail(status, RFAAS_NOT_STARTED, status == RFAAS_DEADLINE
@@ -348,7 +348,7 @@ static __attribute__((noinline)) bool submit_idle(rfaas_lease *l, rfaas_request_
         if (submit_aside(l, r, a, from, true))
             return true;
         uint32_t unit, w = least_loaded(l, from);
-        if (in_flight(l, w) || dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, a->p->deadline, &unit))
+        if (in_flight(l, w) || dp_turns_take(l->turns, DP_TURN_BRIEF, unit_of(w), false, start_deadline(a->p), &unit))
             return false;
         bool idle = !in_flight(l, w), good = idle && !leaving(l) && submit_to(l, r, a, w) == DP_OK;
         if (good) {
@@ -420,7 +420,7 @@ static ALWAYS_INLINE int start(rfaas_lease *l, const char *op, const call_plan *
     int status = RFAAS_OK;
     for (int moves = 0; moves < 2; moves++) {
         uint64_t key = sharing && l->options.flags & (RFAAS_LEASE_FAILOVER | RFAAS_LEASE_LOCAL) ? rfaas_api_grant_key(l) : 0;
-        if (UNLIKELY((leaving(l) || moves) && (status = rfaas_api_move_shared(l, op, key, p->deadline)))) {
+        if (UNLIKELY((leaving(l) || moves) && (status = rfaas_api_move_shared(l, op, key, start_deadline(p))))) {
             give_request(l, r);
             return status;
         }
@@ -461,19 +461,23 @@ int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_fu
     return start(l, op, p, fn, in, in_size, out, capacity, request, false);
 }
 
-int rfaas_iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
-                  const rfaas_call_options *options, rfaas_request *request) {
+/* wait_ns: 0 for rfaas_iinvoke. */
+static ALWAYS_INLINE int iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
+                                 const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request) {
     if (UNLIKELY(!usable(l)))
         return rfaas_api_bad_lease(l, "iinvoke");
     if (UNLIKELY(!request))
         return rfaas_api_fail(RFAAS_INVALID, 0, "iinvoke: request is NULL");
+    call_plan p = {.worker = RFAAS_ANY_WORKER, .wait_until = wait_ns ? dp_now_ns() + wait_ns : 0};
     int st;
-    if (UNLIKELY(!enter(l)) && (st = rfaas_api_join(l, "iinvoke", rfaas_api_deadline_of(options))))
-        return st;
+    if (UNLIKELY(!enter(l))) {
+        call_plan early = {.deadline = rfaas_api_deadline_of(options), .wait_until = p.wait_until};
+        if ((st = rfaas_api_join(l, "iinvoke", start_deadline(&early))))
+            return st;
+    }
     if (UNLIKELY(leaving(l) || fn >= l->n_functions || (!in && in_size) || (!out && capacity)) &&
         (st = rfaas_api_bad_call(l, "iinvoke", fn, in, in_size, out, capacity)))
         return leave(l, st);
-    call_plan p = {.worker = RFAAS_ANY_WORKER};
     if (UNLIKELY(options != NULL) && (st = rfaas_api_plan_options(l, "iinvoke", options, &p)))
         return leave(l, st);
     if (UNLIKELY(in_size > UINT32_MAX))
@@ -483,6 +487,16 @@ int rfaas_iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_s
     if (LIKELY(status == RFAAS_OK))
         *request = r->id;
     return leave(l, status);
+}
+
+int rfaas_iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
+                  const rfaas_call_options *options, rfaas_request *request) {
+    return iinvoke(l, fn, in, in_size, out, capacity, options, 0, request);
+}
+
+int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
+                          const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request) {
+    return iinvoke(l, fn, in, in_size, out, capacity, options, wait_ns, request);
 }
 
 int rfaas_wait(rfaas_request *request, size_t *out_size) {

@@ -61,6 +61,14 @@ static inline rfaas_shim_result rfaas_shim_call(rfaas_lease *l, uint32_t f, cons
     return r;
 }
 
+/* Functions of call.h and client.h, which this header does not include because it would give Go the insides of the handles. */
+int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
+                          const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
+int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
+                  const rfaas_map_options *options, const uint32_t *cancelled);
+void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
+void rfaas_api_interrupt(rfaas_lease *l);
+
 typedef struct rfaas_shim_started {
     rfaas_request request; /* 0: it has ended */
     size_t size;
@@ -69,18 +77,16 @@ typedef struct rfaas_shim_started {
 
 static inline rfaas_shim_started rfaas_shim_start(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
                                                   int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns,
-                                                  int64_t patience_ns) {
+                                                  int64_t wait_ns, int64_t patience_ns) {
     rfaas_shim_started s = {RFAAS_REQUEST_NULL, 0, NULL};
     rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
     size_t index;
-    int status = rfaas_iinvoke(l, f, in, in_size, out, capacity, &o, &s.request);
+    int status = rfaas_api_iinvoke_for(l, f, in, in_size, out, capacity, &o, wait_ns, &s.request);
     if (!status && patience_ns > 0)
         status = rfaas_waitany_for(1, &s.request, patience_ns, &index, &s.size);
     s.error = rfaas_shim_check(status);
     return s;
 }
-
-void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until); /* call.h */
 
 static inline void rfaas_shim_await_slot(rfaas_lease *l, int32_t worker, int64_t patience_ns) {
     struct timespec ts;
@@ -106,8 +112,9 @@ static inline rfaas_shim_ended rfaas_shim_waitany(size_t count, rfaas_request *r
 static inline rfaas_shim_error *rfaas_shim_cancel(rfaas_request *r) { return rfaas_shim_check(rfaas_cancel(r)); }
 
 static inline rfaas_shim_error *rfaas_shim_map(rfaas_lease *l, rfaas_function f, const uint8_t *in, size_t in_item, uint8_t *out,
-                                               size_t out_item, size_t count, const rfaas_map_options *o) {
-    return rfaas_shim_check(rfaas_map(l, f, in, in_item, out, out_item, count, o));
+                                               size_t out_item, size_t count, const rfaas_map_options *o,
+                                               const uint32_t *cancelled) {
+    return rfaas_shim_check(rfaas_api_map(l, f, in, in_item, out, out_item, count, o, cancelled));
 }
 
 /* ---- everything else ---- */

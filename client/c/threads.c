@@ -105,6 +105,11 @@ static void ask_owner(rfaas_lease *l) {
     pthread_mutex_unlock(&l->mu);
 }
 
+void rfaas_api_interrupt(rfaas_lease *l) {
+    ask_owner(l);
+    dp_event_signal(&l->freed);
+}
+
 static bool make_turns(rfaas_lease *l) {
     if (!l->turns) {
         if (!(l->turns = aligned_alloc(64, (sizeof *l->turns + 63) & ~63ul)))

@@ -1,0 +1,86 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+)
+
+// cancelled runs a call with a context that is cancelled a little later, and has no deadline. It fails if the call does not end then.
+func cancelled(t *testing.T, what string, started bool, call func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- call(ctx) }()
+	select {
+	case err := <-done:
+		t.Fatalf("%s: ended before it was cancelled: %v", what, err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	cancel()
+	select {
+	case err := <-done:
+		var e *client.Error
+		if !errors.Is(err, context.Canceled) || !errors.As(err, &e) || e.Started != started {
+			t.Errorf("%s: %v", what, err)
+		}
+	case <-time.After(5 * time.Second): // the session's time-out is 10 s, functions run for a minute
+		t.Errorf("%s: goes on after it was cancelled", what)
+		<-done
+	}
+}
+
+func TestCancelEndsAMap(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	sleep := function(t, l, "sleep_ns")
+	items := bytes.Repeat(u64(uint64(time.Minute)), 3)
+	one := func(ctx context.Context) error {
+		return sleep.Map(ctx, items, 8, make([]byte, len(items)), 8, client.MapOptions{Chunk: 1})
+	}
+	cancelled(t, "a map", true, one)
+	cancelled(t, "a map beside another one", true, func(ctx context.Context) error {
+		other := make(chan error, 1)
+		go func() { other <- one(ctx) }()
+		return errors.Join(one(ctx), <-other)
+	})
+}
+
+func TestCancelEndsAWaitForAWorker(t *testing.T) {
+	if provider() == "verbs" {
+		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")
+	}
+	w := newWorld(t, "--pool", "0")
+	l := w.lease(t, client.LeaseOptions{})
+	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
+	victim := l.Worker(0).PID()
+	call, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(time.Minute)), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.signal(syscall.SIGSTOP) // nobody tells of the death, and nobody starts another worker
+	kill(t, victim, syscall.SIGKILL)
+	bound, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := call.Wait(bound); err != nil {
+		t.Fatal(err)
+	}
+	call.Cancel()
+	cancelled(t, "Invoke", false, func(ctx context.Context) error { return second(echo.Invoke(ctx, nil, nil)) })
+	cancelled(t, "Worker.Invoke", false, func(ctx context.Context) error { return second(l.Worker(0).Invoke(ctx, echo, nil, nil)) })
+	cancelled(t, "Submit", false, func(ctx context.Context) error { return second(l.Worker(0).Submit(ctx, echo, nil, 8)) })
+	cancelled(t, "Map", true, func(ctx context.Context) error {
+		return echo.Map(ctx, make([]byte, 80), 8, make([]byte, 80), 8, client.MapOptions{Chunk: 1})
+	})
+	w.signal(syscall.SIGCONT)
+	out := make([]byte, 8)
+	if n, err := echo.Invoke(t.Context(), []byte("again"), out); err != nil || string(out[:n]) != "again" {
+		t.Errorf("afterwards: %q, %v", out[:n], err)
+	}
+}
