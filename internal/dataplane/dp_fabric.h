@@ -102,12 +102,11 @@ typedef struct dp_dev {
     const dp_ops *ops;
     dp_provider_id provider;
     uint32_t caps;
-    uint32_t max_inline; /* upper bound of what a queue pair may take inline; rely on dp_qp.max_inline */
-    uint32_t max_msg;    /* bytes of one write */
-    char name[64];       /* for people: "shm", "rxe0 port 1 gid 1" */
-    uint8_t link;        /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
-    uint16_t lid;        /* InfiniBand */
-    uint8_t gid[16];     /* zero when the port has none */
+    uint32_t max_msg; /* bytes of one write */
+    char name[64];    /* for people: "shm", "rxe0 port 1 gid 1" */
+    uint8_t link;     /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
+    uint16_t lid;     /* InfiniBand */
+    uint8_t gid[16];  /* zero when the port has none */
     /* meanwhile: one-shot callback, run while the next dp_qp_connect waits for the peer. met: run by each dp_qp_connect when
      * the peer has answered, before its memory is mapped. NULL: none. Verbs never waits. */
     void (*meanwhile)(void *arg), (*met)(void *arg);

@@ -223,7 +223,6 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     dev->d.ops = &shm_ops;
     dev->d.provider = DP_PROVIDER_SHM;
     dev->d.caps = DP_CAP_SYNC_SOURCE | DP_CAP_RKEY_PTR;
-    dev->d.max_inline = UINT32_MAX;
     dev->d.max_msg = UINT32_MAX;
     strcpy(dev->d.name, "shm");
     dev->active_only = opts->active_side_only;

@@ -376,7 +376,6 @@ static void describe(dpv_dev *dev, const struct ibv_port_attr *port) {
     b->ops = &dpv_ops;
     b->provider = DP_PROVIDER_VERBS;
     b->caps = 0;
-    b->max_inline = DPV_MAX_INLINE; /* upper bound: what a queue pair gets is only known when it is made */
     b->max_msg = port->max_msg_sz;
     b->link = dev->link_layer == IBV_LINK_LAYER_INFINIBAND ? 1 : 2;
     b->lid = dev->lid;

@@ -337,9 +337,6 @@ func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationLi
 	return l, path, WriteFile(path, b, 0o644, false)
 }
 
-// Verifier checks tokens as a node of the cluster would.
-func (c *Cluster) Verifier() (*TokenVerifier, error) { return OpenVerifier(c.dir) }
-
 // OpenVerifier reads the keys and the list to check tokens with from the directory of a cluster or of a node.
 func OpenVerifier(dir string) (*TokenVerifier, error) {
 	keys, err := readTokenKeys(filepath.Join(dir, fileTokenPub), nil)

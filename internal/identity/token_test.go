@@ -54,7 +54,7 @@ func nonce(b byte) []byte { return append(make([]byte, NonceSize-1), b) }
 
 func TestToken(t *testing.T) {
 	c, cred, _ := testCluster(t, ann())
-	v, err := c.Verifier()
+	v, err := OpenVerifier(c.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestToken(t *testing.T) {
 func TestTokenRefused(t *testing.T) {
 	c, cred, dir := testCluster(t, ann())
 	_, others, _ := testCluster(t, ann())
-	v, err := c.Verifier()
+	v, err := OpenVerifier(c.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestIssueRefuses(t *testing.T) {
 // Proofs are good for one connection, one time and one place.
 func TestProofs(t *testing.T) {
 	c, cred, _ := testCluster(t, ann())
-	tokens, err := c.Verifier()
+	tokens, err := OpenVerifier(c.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestCluster(t *testing.T) {
 // Any token gives claims that meet Check, or an *Error. Only tokens that we have signed are taken.
 func FuzzToken(f *testing.F) {
 	c, cred, _ := testCluster(f, ann())
-	v, err := c.Verifier()
+	v, err := OpenVerifier(c.dir)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -162,9 +162,6 @@ func (g *Groups) Missing() []string { return g.missing }
 // HoldCPUs reports whether processes of groups cannot leave their CPUs.
 func (g *Groups) HoldCPUs() bool { return g.hasController("cpuset") }
 
-// CanFreeze reports whether groups have a freezer.
-func (g *Groups) CanFreeze() bool { return g.hasController("freezer") }
-
 func (g *Groups) hasController(name string) bool {
 	return slices.ContainsFunc(g.trees, func(t *tree) bool { return slices.Contains(t.controllers, name) })
 }

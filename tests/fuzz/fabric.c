@@ -70,7 +70,7 @@ static int qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp **out
     fabric *f = (fabric *)d->dev;
     dp_qp *q = calloc(1, sizeof *q);
     *q = (dp_qp){.ops = d->dev->ops, .domain = d, .cq = c, .max_send = attr->max_send, .max_recv = attr->max_recv,
-                 .max_inline = d->dev->max_inline};
+                 .max_inline = 64};
     f->qp = q;
     *out = q;
     return DP_OK;
@@ -204,5 +204,5 @@ static const dp_ops ops = {
 void fabric_init(fabric *f, uint32_t caps, uint32_t max_msg) {
     memset(f, 0, sizeof *f);
     f->dev = (dp_dev){.ops = &ops, .provider = caps & DP_CAP_RKEY_PTR ? DP_PROVIDER_SHM : DP_PROVIDER_VERBS, .caps = caps,
-                      .max_inline = 64, .max_msg = max_msg};
+                      .max_msg = max_msg};
 }
