@@ -1,0 +1,206 @@
+package protocol
+
+/*
+#include "agent_protocol.h"
+*/
+import "C"
+
+import "bytes"
+
+// Replace asks for a new worker.
+type Replace struct {
+	Key       uint64
+	TimeoutNs int64
+	Worker    uint32
+	Offer     []byte
+}
+
+// Encode appends the body of the message.
+func (r *Replace) Encode(b []byte) []byte {
+	c := C.rfaas_agent_replace{key: C.uint64_t(r.Key), timeout_ns: C.int64_t(r.TimeoutNs), worker: C.uint32_t(r.Worker)}
+	c.offer.size = C.uint32_t(copy(view(&c.offer.bytes), r.Offer))
+	return put(b, &c)
+}
+
+// DecodeReplace decodes the body of the message.
+func DecodeReplace(b []byte) (Replace, error) {
+	var c C.rfaas_agent_replace
+	if err := exactly(OpReplace, b, &c); err != nil {
+		return Replace{}, err
+	}
+	blob, err := blobOf(OpReplace, &c.offer)
+	return Replace{uint64(c.key), int64(c.timeout_ns), uint32(c.worker), blob}, err
+}
+
+// Release releases a lease.
+type Release struct {
+	Key  uint64
+	Keep bool
+}
+
+// Encode appends the body of the message.
+func (r *Release) Encode(b []byte) []byte {
+	c := C.rfaas_agent_release{key: C.uint64_t(r.Key)}
+	if r.Keep {
+		c.keep = 1
+	}
+	return put(b, &c)
+}
+
+// DecodeRelease decodes the body of the message.
+func DecodeRelease(b []byte) (Release, error) {
+	var c C.rfaas_agent_release
+	err := exactly(OpRelease, b, &c)
+	return Release{uint64(c.key), c.keep != 0}, err
+}
+
+// EncodeReleased appends the body of a reply to RELEASE.
+func EncodeReleased(b []byte, cached bool) []byte {
+	var c C.rfaas_agent_released
+	if cached {
+		c.cached = 1
+	}
+	return put(b, &c)
+}
+
+// DecodeReleased decodes the body of the message.
+func DecodeReleased(b []byte) (cached bool, err error) {
+	var c C.rfaas_agent_released
+	err = exactly(OpRelease, b, &c)
+	return c.cached != 0, err
+}
+
+// EncodeLeaseName appends a body that names a lease.
+func EncodeLeaseName(b []byte, key uint64) []byte {
+	return put(b, &C.rfaas_agent_lease_name{C.uint64_t(key)})
+}
+
+// DecodeLeaseName decodes the body of the message.
+func DecodeLeaseName(op Op, b []byte) (key uint64, err error) {
+	var c C.rfaas_agent_lease_name
+	err = exactly(op, b, &c)
+	return uint64(c.key), err
+}
+
+// WorkerName names a worker.
+type WorkerName struct {
+	Key    uint64
+	Worker uint32
+}
+
+// Encode appends the body of the message.
+func (w *WorkerName) Encode(b []byte) []byte {
+	return put(b, &C.rfaas_agent_worker_name{key: C.uint64_t(w.Key), worker: C.uint32_t(w.Worker)})
+}
+
+// DecodeWorkerName decodes the body of the message.
+func DecodeWorkerName(op Op, b []byte) (WorkerName, error) {
+	var c C.rfaas_agent_worker_name
+	err := exactly(op, b, &c)
+	return WorkerName{uint64(c.key), uint32(c.worker)}, err
+}
+
+// Inspection describes a worker.
+type Inspection struct {
+	PID                                       int
+	Calls, Failed, Refused, BytesIn, BytesOut uint64
+	Running                                   string
+	Output                                    []byte // the end of it, if it is too long
+}
+
+// Encode appends the body of the message.
+func (i *Inspection) Encode(b []byte) []byte {
+	c := C.rfaas_agent_inspection{pid: C.int32_t(i.PID), calls: C.uint64_t(i.Calls), failed: C.uint64_t(i.Failed),
+		refused: C.uint64_t(i.Refused), bytes_in: C.uint64_t(i.BytesIn), bytes_out: C.uint64_t(i.BytesOut)}
+	set(c.running[:], i.Running)
+	room := len(c.output) - 1
+	c.output_size = C.uint32_t(copy(view(&c.output)[:room], i.Output[max(len(i.Output)-room, 0):]))
+	return put(b, &c)
+}
+
+// DecodeInspection decodes the body of the message.
+func DecodeInspection(b []byte) (Inspection, error) {
+	var c C.rfaas_agent_inspection
+	t := texts{op: OpInspect, err: exactly(OpInspect, b, &c)}
+	i := Inspection{int(c.pid), uint64(c.calls), uint64(c.failed), uint64(c.refused), uint64(c.bytes_in), uint64(c.bytes_out),
+		t.of("running", c.running[:]), nil}
+	if t.err == nil && int(c.output_size) >= len(c.output) {
+		t.err = malformed(OpInspect, "%d bytes of output, want less than %d", uint32(c.output_size), len(c.output))
+	}
+	if t.err != nil {
+		return Inspection{}, t.err
+	}
+	i.Output = bytes.Clone(view(&c.output)[:c.output_size])
+	return i, nil
+}
+
+// Renewal renews a lease.
+type Renewal struct {
+	Key        uint64
+	DurationNs int64
+}
+
+// Encode appends the body of the message.
+func (r *Renewal) Encode(b []byte) []byte {
+	return put(b, &C.rfaas_agent_renewal{C.uint64_t(r.Key), C.int64_t(r.DurationNs)})
+}
+
+// DecodeRenewal decodes the body of the message.
+func DecodeRenewal(b []byte) (Renewal, error) {
+	var c C.rfaas_agent_renewal
+	err := exactly(OpRenew, b, &c)
+	return Renewal{uint64(c.key), int64(c.duration_ns)}, err
+}
+
+// Silence reports a worker that does not answer. Times are of CLOCK_MONOTONIC.
+type Silence struct {
+	Key           uint64
+	SinceNs, AtNs int64
+	Worker        uint32
+}
+
+// Encode appends the body of the message.
+func (s *Silence) Encode(b []byte) []byte {
+	return put(b, &C.rfaas_agent_silence{key: C.uint64_t(s.Key), since_ns: C.int64_t(s.SinceNs), at_ns: C.int64_t(s.AtNs),
+		worker: C.uint32_t(s.Worker)})
+}
+
+// DecodeSilence decodes the body of the message.
+func DecodeSilence(b []byte) (Silence, error) {
+	var c C.rfaas_agent_silence
+	err := exactly(OpSilent, b, &c)
+	return Silence{uint64(c.key), int64(c.since_ns), int64(c.at_ns), uint32(c.worker)}, err
+}
+
+// Event is an event of a lease, or of the workers that are cached under its key.
+type Event struct {
+	Key, PID uint64
+	InNs     int64
+	Kind     uint32
+	Status   int32
+	Worker   uint32
+	Text     string
+	Details  string // lines below the error text
+}
+
+// Encode appends the body of the message. Details that do not fit into a message are cut.
+func (e *Event) Encode(b []byte) []byte {
+	c := C.rfaas_agent_event{key: C.uint64_t(e.Key), pid: C.uint64_t(e.PID), in_ns: C.int64_t(e.InNs), kind: C.uint32_t(e.Kind),
+		status: C.int32_t(e.Status), worker: C.uint32_t(e.Worker)}
+	details := e.Details[:min(len(e.Details), MaxMessage-HeaderSize-C.sizeof_rfaas_agent_event)]
+	c.details_size = C.uint32_t(len(details))
+	set(c.text[:], e.Text)
+	return append(put(b, &c), details...)
+}
+
+// DecodeEvent decodes the body of the message.
+func DecodeEvent(b []byte) (Event, error) {
+	var c C.rfaas_agent_event
+	rest, err := take(OpEvent, b, &c)
+	if err == nil && uint64(len(rest)) != uint64(c.details_size) {
+		err = malformed(OpEvent, "%d bytes of details, want %d", len(rest), uint32(c.details_size))
+	}
+	t := texts{op: OpEvent, err: err}
+	return Event{uint64(c.key), uint64(c.pid), int64(c.in_ns), uint32(c.kind), int32(c.status), uint32(c.worker),
+		t.of("text", c.text[:]), string(rest)}, t.err
+}
