@@ -1800,11 +1800,14 @@ type InspectReply struct {
 	Running    string                 `protobuf:"bytes,2,opt,name=running,proto3" json:"running,omitempty"`                         // function that runs now, "" for none
 	OutputTail []byte                 `protobuf:"bytes,3,opt,name=output_tail,json=outputTail,proto3" json:"output_tail,omitempty"` // last bytes that the worker printed
 	// As the worker counts, which user code could forge.
-	Calls         uint64 `protobuf:"varint,4,opt,name=calls,proto3" json:"calls,omitempty"`
-	Failed        uint64 `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`   // of calls
-	Refused       uint64 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"` // malformed requests
-	BytesIn       uint64 `protobuf:"varint,7,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
-	BytesOut      uint64 `protobuf:"varint,8,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	Calls    uint64 `protobuf:"varint,4,opt,name=calls,proto3" json:"calls,omitempty"`
+	Failed   uint64 `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`   // of calls
+	Refused  uint64 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"` // malformed requests
+	BytesIn  uint64 `protobuf:"varint,7,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	BytesOut uint64 `protobuf:"varint,8,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	// As the kernel counts.
+	CpuNs         uint64 `protobuf:"varint,9,opt,name=cpu_ns,json=cpuNs,proto3" json:"cpu_ns,omitempty"` // CPU time of the worker's processes
+	Runnable      bool   `protobuf:"varint,10,opt,name=runnable,proto3" json:"runnable,omitempty"`       // its main thread has a processor or waits for one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1893,6 +1896,20 @@ func (x *InspectReply) GetBytesOut() uint64 {
 		return x.BytesOut
 	}
 	return 0
+}
+
+func (x *InspectReply) GetCpuNs() uint64 {
+	if x != nil {
+		return x.CpuNs
+	}
+	return 0
+}
+
+func (x *InspectReply) GetRunnable() bool {
+	if x != nil {
+		return x.Runnable
+	}
+	return false
 }
 
 type EventsRequest struct {
@@ -3759,7 +3776,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x0eInspectRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12\x16\n" +
 	"\x06worker\x18\x02 \x01(\rR\x06worker\x12#\n" +
-	"\runanswered_ms\x18\x03 \x01(\x04R\funansweredMs\"\xdb\x01\n" +
+	"\runanswered_ms\x18\x03 \x01(\x04R\funansweredMs\"\x8e\x02\n" +
 	"\fInspectReply\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\tR\arunning\x12\x1f\n" +
@@ -3769,7 +3786,10 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\x06failed\x18\x05 \x01(\x04R\x06failed\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\x12\x19\n" +
 	"\bbytes_in\x18\a \x01(\x04R\abytesIn\x12\x1b\n" +
-	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\"*\n" +
+	"\tbytes_out\x18\b \x01(\x04R\bbytesOut\x12\x15\n" +
+	"\x06cpu_ns\x18\t \x01(\x04R\x05cpuNs\x12\x1a\n" +
+	"\brunnable\x18\n" +
+	" \x01(\bR\brunnable\"*\n" +
 	"\rEventsRequest\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\"\x93\x03\n" +
 	"\x05Event\x120\n" +

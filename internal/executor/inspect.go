@@ -1,8 +1,11 @@
 package executor
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -29,8 +32,16 @@ func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*c
 		e.endOverdue(h, req.GetWorker(), w, unanswered)
 	}
 	c := w.Counters()
+	cpu, _ := w.CPUTime()
 	return &control.InspectReply{Pid: int32(w.PID()), Running: w.Running(), OutputTail: w.OutputTail(), Calls: c.Calls,
-		Failed: c.Failed, Refused: c.Refused, BytesIn: c.BytesIn, BytesOut: c.BytesOut}, nil
+		Failed: c.Failed, Refused: c.Refused, BytesIn: c.BytesIn, BytesOut: c.BytesOut, CpuNs: uint64(cpu), Runnable: runnable(w.PID())}, nil
+}
+
+// runnable reports whether the main thread of a process has a processor or waits for one.
+func runnable(pid int) bool {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, found := bytes.Cut(b, []byte(") "))
+	return found && rest[0] == 'R'
 }
 
 // endOverdue ends a worker that its client reports as overdue. It does so once, however often the client reports it.

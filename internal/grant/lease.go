@@ -363,6 +363,9 @@ type Inspection struct {
 	Refused  uint64 // malformed requests
 	BytesIn  uint64 // of payload
 	BytesOut uint64 // of results
+	// As the kernel counts.
+	CPU      time.Duration
+	Runnable bool // its main thread has a processor or waits for one
 }
 
 // Inspect asks the executor about worker i.
@@ -377,7 +380,7 @@ func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (In
 		return Inspection{}, fromControl("inspect a worker", h.Address, err)
 	}
 	return Inspection{PID: int(r.Pid), Running: r.Running, Output: r.OutputTail, Calls: r.Calls, Failed: r.Failed,
-		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut}, nil
+		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut, CPU: time.Duration(r.CpuNs), Runnable: r.Runnable}, nil
 }
 
 func milliseconds(ms uint64) time.Duration {

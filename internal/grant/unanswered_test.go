@@ -23,6 +23,8 @@ func TestSuspicion(t *testing.T) {
 		{"ends one, with its answer on its way", []*Inspection{runs, idle(5)}, 3, 3},
 		{"counts calls", []*Inspection{idle(4), idle(5), idle(6), idle(7), runs}, 0, 10},
 		{"is another one", []*Inspection{idle(4), {PID: 8, Calls: 4}, {PID: 9, Calls: 4}, runs}, 0, 9},
+		{"gets no processor", []*Inspection{{PID: 7, Calls: 4, Runnable: true}}, 0, 48},
+		{"gets one at last", []*Inspection{{PID: 7, Calls: 4, Runnable: true}, {PID: 7, Calls: 4, Runnable: true}, {PID: 7, Calls: 4, Runnable: true, CPU: time.Second}}, 3, 3},
 		{"refuses calls", []*Inspection{idle(4), {PID: 7, Calls: 4, Refused: 1}, runs}, 0, 8},
 		{"is not seen", []*Inspection{nil}, 0, 48},
 		{"is not seen in between", []*Inspection{idle(4), nil, idle(4), idle(4)}, 4, 4},
