@@ -57,7 +57,7 @@ int rfaas_session_watch(rfaas_session *s, rfaas_change_fn f, void *arg, int64_t 
         return status;
     if (!f || timeout_ns < 0)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s", op, !f ? "the function is NULL" : "timeout_ns is negative");
-    for (int64_t end = dp_now_ns() + timeout_ns;;) {
+    for (int64_t end = dp_now_ns() + (timeout_ns < RFAAS_TIMEOUT_MAX_NS ? timeout_ns : RFAAS_TIMEOUT_MAX_NS);;) {
         rfaas_change changes[AT_A_TIME];
         size_t n = 0;
         status = rfaas_session_changes(s, changes, AT_A_TIME, &n);

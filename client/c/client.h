@@ -51,6 +51,7 @@ void rfaas_api_note_started(int started);
 #define RFAAS_LEASE_MAGIC 0x4c464652u
 #define RFAAS_SESSION_MAGIC 0x53464652u
 #define RFAAS_DEPTH_DEFAULT 8
+#define RFAAS_TIMEOUT_MAX_NS (INT64_MAX / 4) /* 73 years. Longer ones are cut, so that deadlines do not overflow */
 
 enum { RFAAS_STATE_DOWN = 0, RFAAS_STATE_UP = 1, RFAAS_STATE_FORKED = 2 };
 extern int rfaas_api_state; /* RFAAS_STATE_*; atomic, written under rfaas_api_mu */

@@ -178,7 +178,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
                               .traffic_class = o.traffic_class,
                               .service_level = o.service_level,
                               .mtu = o.mtu};
-    s->timeout_ns = o.timeout_ns ? o.timeout_ns : 10000000000ll;
+    s->timeout_ns = !o.timeout_ns ? 10000000000ll : o.timeout_ns < RFAAS_TIMEOUT_MAX_NS ? o.timeout_ns : RFAAS_TIMEOUT_MAX_NS;
     memset(s->provider, 0, sizeof s->provider);
     pthread_mutex_lock(&rfaas_api_mu);
     s->open = (rfaas_agent_session){.session = ++session_epoch, .flags = o.flags, .keep = o.cached_leases, .timeout_ns = s->timeout_ns};
