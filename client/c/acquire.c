@@ -143,6 +143,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 #define SPECULATIVE_BYTES (64ull << 20) /* most memory of channels that are made before an executor is known */
 #define STEP_GRACE_NS 1000000000ll
+#define STARVED_NS 500000000ll /* how long an acquisition waits for a free descriptor. Workers wait for 2 s */
 
 static bool finished(rfaas_acquisition *a, int status) {
     a->done = true;
@@ -291,7 +292,14 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     if (a->done)
         return true;
     if (!rfaas_agent_take(a->ticket, &r)) {
-        if (dp_now_ns() < a->until)
+        int64_t now = dp_now_ns();
+        a->starved = !rfaas_api_starved() ? 0 : a->starved ? a->starved : now;
+        if (a->starved && now - a->starved >= STARVED_NS) {
+            rfaas_api_acquire_drop(a);
+            return finished(a, rfaas_api_fail(RFAAS_FATAL, 0, "lease: no file descriptor is left for the connections of workers; close some, or raise "
+                                              "the limit (ulimit -n)"));
+        }
+        if (now < a->until)
             return false;
         rfaas_api_acquire_drop(a);
         return finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: the agent did not answer in time; check whether it is stopped with `rfaas agent status`"));

@@ -252,14 +252,16 @@ static void read_once(int64_t until) {
     int got = receive(fd);
     int64_t left;
     if (got == 0 && (left = until - dp_now_ns()) > 0) {
+        bool starved = rfaas_api_starved();
+        if (starved && left > RFAAS_STARVED_NS)
+            left = RFAAS_STARVED_NS;
         struct timespec ts = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
         struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = rfaas_api_attend_fd(), .events = POLLIN}}; /* -1 is ignored */
-        if (ppoll(p, 2, &ts, NULL) > 0) {
-            if (p[1].revents)
-                rfaas_api_attend();
-            if (p[0].revents)
-                got = receive(fd);
-        }
+        int ready = ppoll(p, 2, &ts, NULL);
+        if (starved || (ready > 0 && p[1].revents))
+            rfaas_api_attend();
+        if (ready > 0 && p[0].revents)
+            got = receive(fd);
     }
     pthread_mutex_lock(&mu);
     reading = false;

@@ -160,6 +160,7 @@ typedef struct rfaas_acquisition {
     uint64_t cached;       /* key of the cached grant whose channels are offered; 0: none */
     bool offered;        /* channels of grant->provider are */
     bool done;
+    int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
     uint32_t lost;  /* agents that ended under it */
     int status;     /* once it is done */
     char text[512]; /* of its error */
@@ -260,6 +261,10 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
  * thread for that, so every wait calls it, and polls the descriptor of rfaas_api_attend_fd (-1: there is no shm device). */
 void rfaas_api_attend(void);
 int rfaas_api_attend_fd(void);
+/* Reports whether a worker waits that could not be accepted, because this process has no descriptor left. Its descriptor tells of no
+ * event then, so a wait calls rfaas_api_attend every RFAAS_STARVED_NS. */
+bool rfaas_api_starved(void);
+#define RFAAS_STARVED_NS 5000000
 
 /* ---- lease.c ---- */
 

@@ -292,6 +292,13 @@ void rfaas_api_attend(void) {
     pthread_mutex_unlock(&shm_mu);
 }
 
+bool rfaas_api_starved(void) {
+    pthread_mutex_lock(&shm_mu);
+    bool starved = shm && dp_dev_starved(shm);
+    pthread_mutex_unlock(&shm_mu);
+    return starved;
+}
+
 int rfaas_api_attend_fd(void) {
     pthread_mutex_lock(&shm_mu);
     int fd = shm ? dp_dev_event_fd(shm) : -1;

@@ -112,6 +112,8 @@ int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, 
 
 int dp_dev_event_fd(dp_dev *dev) { return dev->ops->dev_event_fd ? dev->ops->dev_event_fd(dev) : -1; }
 
+bool dp_dev_starved(const dp_dev *dev) { return dev->ops->dev_starved && dev->ops->dev_starved(dev); }
+
 void dp_dev_attend(dp_dev *dev) {
     if (dev->ops->dev_attend)
         dev->ops->dev_attend(dev);

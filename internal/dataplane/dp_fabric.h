@@ -173,6 +173,7 @@ struct dp_ops {
     void (*dev_close)(dp_dev *);
     int (*dev_event_fd)(dp_dev *); /* NULL: none */
     void (*dev_attend)(dp_dev *);
+    bool (*dev_starved)(const dp_dev *); /* NULL: never */
     int (*domain_create)(dp_dev *, dp_domain **, dp_error *);
     void (*domain_destroy)(dp_domain *);
     int (*mem_alloc)(dp_domain *, uint64_t size, uint32_t access, dp_mem **, dp_error *);
@@ -225,6 +226,9 @@ void dp_dev_close(dp_dev *dev);
  * has something to do when the descriptor of dp_dev_event_fd is readable (-1: never). Any thread. */
 int dp_dev_event_fd(dp_dev *dev);
 void dp_dev_attend(dp_dev *dev);
+/* dp_dev_starved reports whether a peer waits that dp_dev_attend could not accept, because this process has no descriptor left. The
+ * descriptor of dp_dev_event_fd is not readable then, so attend now and then. Any thread. */
+bool dp_dev_starved(const dp_dev *dev);
 /* Provider openers, called through dp_dev_open. */
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);

@@ -485,6 +485,7 @@ static const dp_ops shm_ops = {
     .dev_close = shm_dev_close,
     .dev_event_fd = shm_event_fd,
     .dev_attend = shm_attend,
+    .dev_starved = shm_starved,
     .domain_create = shm_domain_create,
     .domain_destroy = shm_domain_destroy,
     .mem_alloc = shm_mem_alloc,

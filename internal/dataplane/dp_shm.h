@@ -166,7 +166,7 @@ struct shm_dev {
     uint64_t next_link;
     uint32_t n_strangers; /* accepted sockets that have not said hello */
     bool listening;
-    bool paused; /* no descriptor for a newcomer; the monitor thread's own */
+    bool paused; /* no descriptor for a newcomer; atomic, written by the thread that handles events */
     uint8_t name[16]; /* of the listening abstract socket */
     int listen_fd, epoll_fd, stop_fd;
     pthread_t monitor;
@@ -249,6 +249,7 @@ int shm_link_peer_fd(shm_dev *dev, const shm_qp *qp);
 void shm_link_close(shm_dev *dev);
 int shm_event_fd(dp_dev *d);
 void shm_attend(dp_dev *d);
+bool shm_starved(const dp_dev *d);
 int shm_link_identity(shm_dev *dev, dp_error *err);
 
 #endif

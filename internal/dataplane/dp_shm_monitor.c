@@ -77,7 +77,7 @@ static bool drop_oldest_stranger(shm_dev *dev) {
 static void listen_on(shm_dev *dev, bool on) {
     struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.u64 = ID_LISTEN};
     epoll_ctl(dev->epoll_fd, EPOLL_CTL_MOD, dev->listen_fd, &ev);
-    dev->paused = !on;
+    __atomic_store_n(&dev->paused, !on, __ATOMIC_RELAXED);
 }
 
 static void greet_stranger(shm_dev *dev, shm_link *l);
@@ -183,13 +183,20 @@ void shm_attend(dp_dev *d) {
     struct epoll_event ev[EVENTS];
     if (!dev->attended || !__atomic_load_n(&dev->listening, __ATOMIC_ACQUIRE))
         return;
+    if (shm_starved(d)) { /* try again to accept newcomers */
+        pthread_mutex_lock(&dev->lock);
+        listen_on(dev, true);
+        pthread_mutex_unlock(&dev->lock);
+    }
     int n;
     do {
         n = epoll_wait(dev->epoll_fd, ev, EVENTS, 0);
-        if (n > 0 || dev->paused)
+        if (n > 0)
             handle(dev, ev, n);
     } while (n == EVENTS);
 }
+
+bool shm_starved(const dp_dev *d) { return __atomic_load_n(&((const shm_dev *)d)->paused, __ATOMIC_RELAXED); }
 
 int shm_event_fd(dp_dev *d) {
     const shm_dev *dev = (const shm_dev *)d;
