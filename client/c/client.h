@@ -276,6 +276,8 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
  * NULL after an error. */
 int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **l, rfaas_acquisition *a);
 int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a);
+/* rfaas_lease_release, if the lease is of the session (NULL: any). */
+int rfaas_api_release_of(rfaas_lease *l, const rfaas_session *of);
 /* Checks the program's options and copies them with defaults filled in. `most` is the largest number of workers. */
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out);
 /* Returns a new key for a grant of the lease. */
@@ -292,8 +294,9 @@ int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
 /* Prepares a new handle, and a handle whose lease was released for the next one. */
 void rfaas_api_threads_init(rfaas_lease *l);
 void rfaas_api_threads_reset(rfaas_lease *l);
-/* rfaas_api_enter for rfaas_lease_release. After RFAAS_OK every other thread has left, and none can enter. */
-int rfaas_api_enter_last(rfaas_lease *l, const char *op);
+/* rfaas_api_enter for rfaas_lease_release. After RFAAS_OK every other thread has left, and none can enter. Fails if the lease is not of
+ * the session `of` (NULL: any), since its handle may have been reused. */
+int rfaas_api_enter_last(rfaas_lease *l, const char *op, const rfaas_session *of);
 /* Has every thread that waits inside the lease look whether it still wants to. Any thread, also of a lease that was released. */
 void rfaas_api_interrupt(rfaas_lease *l);
 /* Keeps the other threads of a shared lease from its workers, requests and buffers until rfaas_api_put_all. The caller is inside

@@ -314,8 +314,10 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
     return status;
 }
 
-int rfaas_lease_release(rfaas_lease *l) {
-    int status = rfaas_api_enter_last(l, "release");
+int rfaas_lease_release(rfaas_lease *l) { return rfaas_api_release_of(l, NULL); }
+
+int rfaas_api_release_of(rfaas_lease *l, const rfaas_session *of) {
+    int status = rfaas_api_enter_last(l, "release", of);
     if (status)
         return status;
     rfaas_api_stop_seeking(l);

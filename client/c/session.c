@@ -227,7 +227,7 @@ int rfaas_session_close(rfaas_session *s) {
         bool ours = l->session == s;
         pthread_mutex_unlock(&rfaas_api_mu);
         if (ours && l->magic == RFAAS_LEASE_MAGIC)
-            rfaas_lease_release(l);
+            rfaas_api_release_of(l, s);
     }
     pthread_mutex_lock(&rfaas_api_mu);
     uint32_t opening = s->opening;

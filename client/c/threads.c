@@ -224,10 +224,12 @@ int rfaas_api_leave_shared(rfaas_lease *l, int status) {
 
 /* ---- all units ---- */
 
-int rfaas_api_enter_last(rfaas_lease *l, const char *op) {
+int rfaas_api_enter_last(rfaas_lease *l, const char *op, const rfaas_session *of) {
     int status = rfaas_api_enter(l, op);
     if (status)
         return status;
+    if (of && l->session != of) /* stays as it is while this thread is inside */
+        return leave(l, rfaas_api_bad_lease(l, op));
     if (__atomic_exchange_n(&l->magic, 0, __ATOMIC_SEQ_CST) != RFAAS_LEASE_MAGIC) /* two threads release it */
         return leave(l, rfaas_api_bad_lease(l, op));
     if (!shared(l))
