@@ -31,6 +31,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -310,20 +311,35 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
+enum { EXECUTOR, CLIENT }; /* what an event of await_executor is about */
+
+/* Returns an epoll instance for the executor's socket and the client's; -1: none is needed, or there are no descriptors. poll() would
+ * hold a reference to the client's socket, so that the client would not see that a function has closed it. */
+static int watch_client(int client) {
+    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = CLIENT};
+    int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+    if (ep >= 0) {
+        epoll_ctl(ep, EPOLL_CTL_ADD, FD_SOCK, &said);
+        epoll_ctl(ep, EPOLL_CTL_ADD, client, &gone);
+    }
+    return ep;
+}
+
 /* Blocks until the executor has said something. Notes in the page when the client's process ends meanwhile: the serving thread
- * cannot see that while it runs a function. */
-static void wait_for_executor(const worker *w, int *client) {
-    for (;;) {
-        struct pollfd p[] = {{.fd = FD_SOCK, .events = POLLIN}, {.fd = *client, .events = POLLIN | POLLRDHUP}};
-        if (poll(p, 2, -1) < 0)
-            continue;
-        if (p[1].revents) {
-            if (!(p[1].revents & POLLNVAL)) /* else user code has closed it */
-                __atomic_store_n(&w->page->client_gone, 1, __ATOMIC_RELEASE);
-            *client = -1;
-        }
-        if (p[0].revents)
+ * cannot see that while it runs a function. Returns at once if a function has closed the epoll instance: recv() waits then. */
+static void await_executor(const worker *w, int ep, int client) {
+    for (bool said = false; !said;) {
+        struct epoll_event ev[2];
+        int n = epoll_wait(ep, ev, 2, -1);
+        if (n < 0 && errno != EINTR)
             return;
+        for (int i = 0; i < n; i++) {
+            said |= ev[i].data.u32 == EXECUTOR;
+            if (ev[i].data.u32 == CLIENT) {
+                __atomic_store_n(&w->page->client_gone, 1, __ATOMIC_RELEASE);
+                epoll_ctl(ep, EPOLL_CTL_DEL, client, NULL);
+            }
+        }
     }
 }
 
@@ -331,14 +347,14 @@ static void wait_for_executor(const worker *w, int *client) {
 static void *listen_to_executor(void *arg) {
     const worker *w = arg;
     dp_server *server = w->server;
-    int client = dp_server_peer_fd(server);
+    int client = dp_server_peer_fd(server), ep = watch_client(client);
     dp_server_touch(server); /* while the first call is under way */
     for (;;) {
         struct {
             dp_msg_head head;
             uint8_t rest[DP_CHANNEL_BLOB_MAX];
         } msg;
-        wait_for_executor(w, &client);
+        await_executor(w, ep, client);
         ssize_t n = recv(FD_SOCK, &msg, sizeof msg, 0);
         if (n < 0 && errno == EINTR)
             continue;
