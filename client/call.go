@@ -186,6 +186,12 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	return n, err
 }
 
+// isLate reports whether a call's time was over before the call started.
+func isLate(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Status == StatusDeadline && !e.Started
+}
+
 // start starts a call and waits a while for its end. While it waits for a new worker or another executor it looks at the context.
 func (f *Function) start(ctx context.Context, in, out []byte, o c.CallOptions, patience time.Duration) (r c.Request, n int, done bool, err error) {
 	wait := lastSlice
@@ -195,8 +201,7 @@ func (f *Function) start(ctx context.Context, in, out []byte, o c.CallOptions, p
 	var until time.Time
 	for {
 		r, n, done, err = f.lease.c.Start(f.index, in, out, o, wait, patience)
-		var e *Error
-		if err == nil || wait == 0 || !errors.As(err, &e) || e.Status != StatusDeadline || e.Started {
+		if err == nil || wait == 0 || !isLate(err) {
 			return r, n, done, err
 		}
 		if until.IsZero() {
