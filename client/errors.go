@@ -43,6 +43,7 @@ const (
 	StatusTimeLimit      = dataplane.StatusTimeLimit   // the function ran too long, and its worker was killed
 	StatusMemoryLimit    = dataplane.StatusMemoryLimit // the function needed too much memory and died of it
 	StatusLeaseEnded     = dataplane.StatusLeaseEnded
+	StatusFatal          = dataplane.StatusFatal
 )
 
 func fail(op string, st Status, format string, args ...any) error {

@@ -25,13 +25,23 @@ var cxxMPI = []string{"-std=c++17", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"}
 var mpiEnvironment = []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 	"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1"}
 
-// TestMPILeases gives all ranks of a communicator leases in one call, in C, C++ and Fortran. There are as many ranks as cores on three
+// TestMPILeases gives all ranks of a communicator leases in one call, in C, C++, Fortran and Go. There are as many ranks as cores on three
 // executors, and no executor refuses, so every rank was sent to another core.
 func TestMPILeases(t *testing.T) {
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 		t.Skip("placement does not depend on the fabric, and two MPIs are slow there")
 	}
 	for _, mpi := range mpis {
+		t.Run(mpi.name+"/go", func(t *testing.T) {
+			program, tags := filepath.Join(t.TempDir(), "mpilease"), ""
+			if mpi.name == "mpich" {
+				tags = mpi.name
+			}
+			if out, err := exec.Command("go", "build", "-tags", tags, "-o", program, "./testdata/mpilease").CombinedOutput(); err != nil {
+				t.Fatalf("go build: %v\n%s", err, out)
+			}
+			leaseForRanks(t, mpi.run, program)
+		})
 		t.Run(mpi.name+"/c", func(t *testing.T) {
 			leaseForRanks(t, mpi.run, build(t, mpi.c, "testdata/mpi_lease_test.c", c11...))
 		})

@@ -22,6 +22,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/mpi"
+	"github.com/rfaas-go/rfaas/mpi/mpilease"
 )
 
 const chunk = 20000 // points
@@ -158,15 +159,12 @@ func count(seeds []uint64, workers int, library string, tell bool) (c counted, e
 		}
 		library = filepath.Join(filepath.Dir(program), "../functions/montecarlo.so")
 	}
-	session, err := client.Connect(ctx, client.Options{})
+	session, lease, err := mpilease.Open(ctx, mpi.World(), client.Options{},
+		client.LeaseOptions{Library: library, Workers: workers, Failover: true, Local: true})
 	if err != nil {
 		return c, err
 	}
 	defer session.Close()
-	lease, err := session.Lease(ctx, client.LeaseOptions{Library: library, Workers: workers, Failover: true, Local: true})
-	if err != nil {
-		return c, err
-	}
 	f, err := lease.Function("circle")
 	if err != nil {
 		return c, err
