@@ -37,7 +37,6 @@ func TestBenchRefuses(t *testing.T) {
 		{"latency --duration 0s", 2, "--duration 0s"},
 		{"latency --depth 0", 2, "--depth 0"},
 		{"latency --mode lukewarm", 2, `"lukewarm"`},
-		{"latency --client c,rust", 2, `"rust"`},
 		{"latency --depth 5000", 2, "5000"},
 		{"latency --cpus 7777,7778", 2, "7777"},
 		{"latency --json --csv", 2, "one of them"},

@@ -22,7 +22,6 @@ import (
 type benchFlags struct {
 	output
 	cfg      latency.Config
-	clients  []string
 	modes    []string
 	payloads []string
 }
@@ -97,9 +96,9 @@ func (a *app) emitResults(o *output, run func(emit func(*latency.Result) error) 
 	return err
 }
 
-// measure runs run with the C client and prints its results.
+// measure runs run and prints its results.
 func (a *app) measure(ctx context.Context, b *benchFlags, mode string, run func(context.Context, latency.Config, func(*latency.Result) error) error) error {
-	b.clients, b.modes = []string{latency.ClientC}, []string{mode}
+	b.modes = []string{mode}
 	if err := b.complete(a); err != nil {
 		return a.BadUsage(err)
 	}
@@ -114,7 +113,6 @@ func (b *benchFlags) complete(a *app) error {
 	if b.cfg.Pairs < 1 || b.cfg.Duration <= 0 { // 0 is the default for who fills in a Config, and not what a flag means
 		return fmt.Errorf("--pairs %d and --duration %v: want 1 at least, and more than 0s", b.cfg.Pairs, b.cfg.Duration)
 	}
-	b.cfg.Clients = b.clients
 	b.cfg.Modes, b.cfg.Payloads = nil, nil
 	for _, s := range b.modes {
 		m, err := dataplane.ParseWaitMode(s)
@@ -166,7 +164,7 @@ func newBenchLatency(a *app) *cobra.Command {
 		Use:   "latency",
 		Short: "Round trips of calls, beside bare ones of the same bytes",
 		Example: `  rfaas bench latency --payload 8,64,1KiB,64KiB,1MiB
-  rfaas bench latency --client c,go --mode hot,warm --json >now.json
+  rfaas bench latency --mode hot,warm --json >now.json
   rfaas bench latency --depth 64 --payload 8
   rfaas bench latency --provider verbs --device mlx5_0 --payload 8,4KiB
   rfaas bench latency --provider verbs --connect node-b:7470      # there: rfaas bench serve --listen :7470`,
@@ -184,7 +182,6 @@ func newBenchLatency(a *app) *cobra.Command {
 	b.common(c)
 	b.connect(c)
 	f := c.Flags()
-	f.StringSliceVar(&b.clients, "client", []string{latency.ClientC}, "c, go: which client calls (several: c,go)")
 	f.StringSliceVar(&b.modes, "mode", []string{"hot"}, "hot, warm, adaptive: how both sides wait (several: hot,warm)")
 	f.StringSliceVar(&b.payloads, "payload", []string{"8", "64", "1KiB", "4KiB", "64KiB", "1MiB"}, "bytes there, and as many back")
 	f.IntVar(&b.cfg.Depth, "depth", 1, "calls in flight")
@@ -248,7 +245,7 @@ much as a bound allows must exceed it. Exit status: 0 nothing is above its bound
 verdict on the measurements or on the proof.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"8"} // the guard has its own
+			b.modes, b.payloads = []string{"warm"}, []string{"8"} // the guard has its own
 			if patience.Slack < 1 || patience.Repeats < 1 || patience.Total < 0 {
 				return a.BadUsage(fmt.Errorf("slack %g, %d repeats, %v in all: want at least 1, 1 and 0", patience.Slack, patience.Repeats, patience.Total))
 			}

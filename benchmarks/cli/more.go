@@ -47,7 +47,7 @@ func newBenchOthers(a *app) *cobra.Command {
 with keep-alive. What is not here is skipped, and the output says why.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			b.clients, b.modes = []string{latency.ClientC}, []string{"warm"}
+			b.modes = []string{"warm"}
 			if err := b.complete(a); err != nil {
 				return a.BadUsage(err)
 			}
@@ -95,7 +95,7 @@ func newBenchControl(a *app) *cobra.Command {
 started, with simulated executors on their boards. Leases are what rfaas bench cold measures.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			b.clients, b.modes, b.payloads = []string{latency.ClientC}, []string{"warm"}, []string{"64"}
+			b.modes, b.payloads = []string{"warm"}, []string{"64"}
 			if err := b.complete(a); err != nil {
 				return a.BadUsage(err)
 			}

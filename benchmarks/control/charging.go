@@ -37,7 +37,7 @@ type caller struct {
 // one that has nobody to charge to. Both workers have the same core, on which the idle one sleeps. OverFloor is the
 // median difference of batch means.
 func Charging(ctx context.Context, cfg ChargingConfig) (r *latency.Result, err error) {
-	l := latency.Config{Provider: cfg.Provider, Clients: []string{latency.ClientC}, Modes: nil, Payloads: []int{8}, CPUs: cfg.CPUs}
+	l := latency.Config{Provider: cfg.Provider, Modes: nil, Payloads: []int{8}, CPUs: cfg.CPUs}
 	l.Modes = append(l.Modes, 0)
 	if err := l.Validate(); err != nil {
 		return nil, err

@@ -102,7 +102,7 @@ type run struct {
 // Run measures everything, and hands results to emit.
 func Run(ctx context.Context, cfg Config, emit func(*latency.Result) error) error {
 	cfg.Latency.Payloads = []int{board.GroupLines*board.LineSize + board.LineSize}
-	cfg.Latency.Clients, cfg.Latency.Modes = []string{latency.ClientC}, []dataplane.WaitMode{dataplane.Warm}
+	cfg.Latency.Modes = []dataplane.WaitMode{dataplane.Warm}
 	if err := cfg.Latency.Validate(); err != nil {
 		return err
 	}

@@ -10,11 +10,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/topology"
 )
 
-// Clients and functions that can be measured.
+// Functions that can be measured.
 const (
-	ClientC  = "c"
-	ClientGo = "go"
-
 	FunctionEcho  = "echo"  // copies its payload to its result
 	FunctionEmpty = "empty" // as many bytes, untouched
 
@@ -37,11 +34,10 @@ const (
 	memoryMax = 1 << 30 // as much as a peer makes room for
 )
 
-// Config says what to measure. Provider, Clients, Modes and Payloads are mandatory.
+// Config says what to measure. Provider, Modes and Payloads are mandatory.
 type Config struct {
 	Provider string
 	Device   dataplane.Options // verbs
-	Clients  []string
 	Modes    []dataplane.WaitMode
 	Payloads []int // bytes
 	Depth    int   // calls in flight; 0: 1
@@ -70,13 +66,8 @@ func (c *Config) Validate() error {
 	if c.Remote != "" && c.Provider != dataplane.Verbs {
 		return fmt.Errorf("a peer on another machine (%s) is reached by provider verbs, not by %s", c.Remote, c.Provider)
 	}
-	if len(c.Clients) == 0 || len(c.Modes) == 0 || len(c.Payloads) == 0 {
-		return errors.New("nothing to measure: clients, modes and payloads must each name one")
-	}
-	for _, k := range c.Clients {
-		if k != ClientC && k != ClientGo {
-			return fmt.Errorf("client %q (c, go)", k)
-		}
+	if len(c.Modes) == 0 || len(c.Payloads) == 0 {
+		return errors.New("nothing to measure: modes and payloads must each name one")
 	}
 	c.Depth = or(c.Depth, 1)
 	c.Slots = or(c.Slots, max(c.Depth, 8))

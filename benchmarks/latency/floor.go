@@ -23,7 +23,7 @@ type Floor struct {
 // OpenFloor starts the peer, for payloads up to the largest of cfg. Of cfg, Provider, Device, Payloads, Depth, CPUs, Peer
 // and Remote are used.
 func OpenFloor(cfg Config) (*Floor, error) {
-	cfg.Clients, cfg.Modes, cfg.Function, cfg.Buffers, cfg.Slots = []string{ClientC}, []dataplane.WaitMode{dataplane.Warm}, "", "", 0
+	cfg.Modes, cfg.Function, cfg.Buffers, cfg.Slots = []dataplane.WaitMode{dataplane.Warm}, "", "", 0
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func RunFloors(ctx context.Context, cfg Config, emit func(*Result) error) error 
 	end()
 	for i, k := range kinds {
 		r := first
-		r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Buffers = "floor", f.cfg.Provider, ClientC, "hot", k.kind.String(), BuffersRegistered
+		r.Name, r.Provider, r.Client, r.Mode, r.Function, r.Buffers = "floor", f.cfg.Provider, "c", "hot", k.kind.String(), BuffersRegistered
 		r.Payload, r.Depth, r.BatchCalls = k.size, 1, counts[i]
 		r.CPUClient, r.CPUPeer = f.CPUs()
 		r.Remote = f.cfg.Remote

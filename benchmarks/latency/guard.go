@@ -11,33 +11,30 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// Bound is what a measurement must not exceed. All bounds are relative to the floor of the same run, but for the cost of
-// Go, which is a difference to C in the same run. 0: not bounded.
+// Bound is what a measurement must not exceed. All bounds are relative to the floor of the same run. 0: not bounded.
 type Bound struct {
-	Provider, Client string
-	Mode             dataplane.WaitMode
-	Payload, Depth   int
+	Provider       string
+	Mode           dataplane.WaitMode
+	Payload, Depth int
 
 	Ratio       float64 // to the floor
 	PayloadOnly float64 // to the floor without our headers (verbs): what the first rFaaS had
-	GoOverC     float64 // ns
 }
 
 // Bounds are the promises: what `rfaas bench latency --check` and `rfaas bench guard` hold results against. This is the one
 // place where they are written down.
 var Bounds = []Bound{
-	{dataplane.SHM, ClientC, dataplane.Hot, 8, 1, 1.25, 0, 0},
-	{dataplane.SHM, ClientC, dataplane.Hot, 64, 1, 1.25, 0, 0},
-	{dataplane.SHM, ClientC, dataplane.Hot, 64 << 10, 1, 1.2, 0, 0},
-	{dataplane.SHM, ClientC, dataplane.Hot, 1 << 20, 1, 1.2, 0, 0},
-	{dataplane.SHM, ClientC, dataplane.Hot, 8, 64, 10, 0, 0}, // a tenth of the bare rings' rate
-	{dataplane.SHM, ClientC, dataplane.Warm, 8, 1, 1.25, 0, 0},
-	{dataplane.SHM, ClientGo, dataplane.Hot, 8, 1, 0, 0, 80},
-	{dataplane.Verbs, ClientC, dataplane.Hot, 8, 1, 1.08, 1.17, 0},
-	{dataplane.Verbs, ClientC, dataplane.Hot, 64, 1, 1.08, 1.10, 0},
-	{dataplane.Verbs, ClientC, dataplane.Hot, 1 << 10, 1, 1.08, 1.09, 0},
-	{dataplane.Verbs, ClientC, dataplane.Hot, 4 << 10, 1, 1.08, 1.03, 0},
-	{dataplane.Verbs, ClientC, dataplane.Hot, 64 << 10, 1, 1.08, 0, 0},
+	{dataplane.SHM, dataplane.Hot, 8, 1, 1.25, 0},
+	{dataplane.SHM, dataplane.Hot, 64, 1, 1.25, 0},
+	{dataplane.SHM, dataplane.Hot, 64 << 10, 1, 1.2, 0},
+	{dataplane.SHM, dataplane.Hot, 1 << 20, 1, 1.2, 0},
+	{dataplane.SHM, dataplane.Hot, 8, 64, 10, 0}, // a tenth of the bare rings' rate
+	{dataplane.SHM, dataplane.Warm, 8, 1, 1.25, 0},
+	{dataplane.Verbs, dataplane.Hot, 8, 1, 1.08, 1.17},
+	{dataplane.Verbs, dataplane.Hot, 64, 1, 1.08, 1.10},
+	{dataplane.Verbs, dataplane.Hot, 1 << 10, 1, 1.08, 1.09},
+	{dataplane.Verbs, dataplane.Hot, 4 << 10, 1, 1.08, 1.03},
+	{dataplane.Verbs, dataplane.Hot, 64 << 10, 1, 1.08, 0},
 }
 
 // minPairs is how many good pairs a verdict needs: with fewer a result says that the machine was busy, not that we are slow.
@@ -72,12 +69,12 @@ func (v Verdict) rank() int {
 func (v Verdict) OK() bool { return len(v.Exceeds) == 0 }
 
 func (b *Bound) covers(r *Result) bool {
-	return b.Provider == r.Provider && b.Client == r.Client && b.Mode.String() == r.Mode && b.Payload == r.Payload && b.Depth == r.Depth
+	return b.Provider == r.Provider && b.Mode.String() == r.Mode && b.Payload == r.Payload && b.Depth == r.Depth
 }
 
 // config is cfg for what b bounds.
 func (b *Bound) config(cfg Config) Config {
-	cfg.Clients, cfg.Modes, cfg.Payloads, cfg.Depth = []string{b.Client}, []dataplane.WaitMode{b.Mode}, []int{b.Payload}, b.Depth
+	cfg.Modes, cfg.Payloads, cfg.Depth = []dataplane.WaitMode{b.Mode}, []int{b.Payload}, b.Depth
 	cfg.Slots = max(cfg.Slots, b.Depth)
 	return cfg
 }
@@ -109,7 +106,6 @@ func CheckSlack(r *Result, slack float64) Verdict {
 		}{
 			{"ratio to " + r.FloorName, float64(r.Ratio), b.Ratio},
 			{"ratio to payload-only bytes", float64(r.RatioPayloadOnly), b.PayloadOnly},
-			{"ns of the Go client over the C client", float64(r.GoOverC), b.GoOverC},
 		} {
 			if bound := slack * c.bound; bound > 0 && (c.value > bound || math.IsNaN(c.value)) {
 				v.Exceeds = append(v.Exceeds, fmt.Sprintf("%s: %s is %.4g, bound %.4g", r.Key(), c.what, c.value, bound))

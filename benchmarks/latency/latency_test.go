@@ -100,9 +100,6 @@ func TestPairingDiscardsChangesOfMode(t *testing.T) {
 	if got := p.ratios(1, 0); !slices.Equal(got, []float64{1.1, 1.1, 1.2}) {
 		t.Errorf("ratios %v", got)
 	}
-	if got := p.differences(1, 0); !slices.Equal(got, []float64{10, 40, 20}) {
-		t.Errorf("differences %v", got)
-	}
 	if got := p.mean(0); got != 100 {
 		t.Errorf("mean of the floor %v", got)
 	}
@@ -131,14 +128,13 @@ func TestChoosePair(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	good := func() Config {
-		return Config{Provider: "shm", Clients: []string{"c"}, Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8}}
+		return Config{Provider: "shm", Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8}}
 	}
 	for name, c := range map[string]struct {
 		change func(*Config)
 		says   string
 	}{
 		"provider": {func(c *Config) { c.Provider = "tcp" }, `"tcp"`},
-		"client":   {func(c *Config) { c.Clients = []string{"rust"} }, `"rust"`},
 		"nothing":  {func(c *Config) { c.Payloads = nil }, "nothing to measure"},
 		"payload":  {func(c *Config) { c.Payloads = []int{0} }, "payload of 0"},
 		"memory":   {func(c *Config) { c.Payloads = []int{1 << 30}; c.Depth = 2 }, "in flight"},
@@ -191,7 +187,7 @@ func TestJSONKeepsItsFields(t *testing.T) {
 			t.Errorf("no %s in %s", want, line)
 		}
 	}
-	if strings.Contains(line, "go_over_c_ns") || strings.Contains(line, "ratio_payload_only") {
+	if strings.Contains(line, "ratio_payload_only") {
 		t.Errorf("fields that were not asked for in %s", line)
 	}
 	if strings.Count(line, "\n") != 1 {
@@ -237,7 +233,7 @@ const peerProgram = "../../libexec/rfaas-bench-peer"
 
 // quick is a measurement that takes well under a second, and little longer on a machine that is busy.
 func quick(provider string) Config {
-	cfg := Config{Provider: provider, Peer: peerProgram, Device: dataplane.Options{GIDIndex: -1}, Clients: []string{"c", "go"},
+	cfg := Config{Provider: provider, Peer: peerProgram, Device: dataplane.Options{GIDIndex: -1},
 		Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{1, 8, 64, 100_000}, Pairs: 2, Rounds: 20, Duration: 500 * time.Millisecond}
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" { // everything is slow in the virtual machine
 		cfg.Payloads, cfg.Pairs = []int{8, 20_000}, 1
@@ -277,11 +273,11 @@ func TestRunProvider(t *testing.T) {
 			{"pipelined", func(c *Config) {
 				c.Modes, c.Depth, c.Payloads = []dataplane.WaitMode{dataplane.Adaptive}, 16, []int{8, 1000}
 			}, true},
-			{"registered", func(c *Config) { c.Buffers, c.Clients = BuffersRegistered, []string{"c"} }, true},
+			{"registered", func(c *Config) { c.Buffers = BuffersRegistered }, true},
 			{"registered, pipelined", func(c *Config) {
-				c.Modes, c.Depth, c.Buffers, c.Clients = []dataplane.WaitMode{dataplane.Adaptive}, 4, BuffersRegistered, []string{"c"}
+				c.Modes, c.Depth, c.Buffers = []dataplane.WaitMode{dataplane.Adaptive}, 4, BuffersRegistered
 			}, false},
-			{"empty", func(c *Config) { c.Function, c.Payloads, c.Clients = FunctionEmpty, []int{8}, []string{"c"} }, true},
+			{"empty", func(c *Config) { c.Function, c.Payloads = FunctionEmpty, []int{8} }, true},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				cfg := quick(provider)
@@ -296,7 +292,7 @@ func TestRunProvider(t *testing.T) {
 				if err := Run(context.Background(), cfg, func(r *Result) error { got = append(got, r); return nil }); err != nil {
 					t.Fatal(err)
 				}
-				if want := len(cfg.Payloads) * len(cfg.Clients); len(got) != want {
+				if want := len(cfg.Payloads); len(got) != want {
 					t.Fatalf("%d results, want %d", len(got), want)
 				}
 				for _, r := range got {
@@ -384,15 +380,6 @@ func TestCheck(t *testing.T) {
 	other.Payload, other.Ratio = 9, 100
 	if v := Check(other); v.Bounded || !v.OK() {
 		t.Errorf("unbounded: %+v", v)
-	}
-	viaGo := example()
-	viaGo.Client, viaGo.Ratio, viaGo.GoOverC = "go", 5, 79
-	if v := Check(viaGo); !v.Bounded || !v.OK() {
-		t.Errorf("go: %+v", v)
-	}
-	viaGo.GoOverC = 81
-	if v := Check(viaGo); v.OK() {
-		t.Error("81 ns over C pass")
 	}
 }
 

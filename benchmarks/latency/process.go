@@ -12,7 +12,7 @@ import (
 // sizes: the peer loads its libraries, opens the device, registers memory and connects. What a worker's start would take without
 // anything that is there before. peer is the path of rfaas-bench-peer.
 func ProcessStart(provider string, device dataplane.Options, peer string) (time.Duration, error) {
-	cfg := Config{Provider: provider, Device: device, Clients: []string{ClientC}, Modes: []dataplane.WaitMode{dataplane.Warm},
+	cfg := Config{Provider: provider, Device: device, Modes: []dataplane.WaitMode{dataplane.Warm},
 		Payloads: []int{8}, Buffers: BuffersCopied, Peer: peer, callsOnly: true}
 	if err := cfg.Validate(); err != nil {
 		return 0, err

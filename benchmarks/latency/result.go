@@ -43,8 +43,6 @@ type Result struct {
 	RatioHigh Number `json:"ratio_q3"`
 	// RatioPayloadOnly is to a floor that moves the payload without our headers (verbs).
 	RatioPayloadOnly Number `json:"ratio_payload_only,omitzero"`
-	// GoOverC is by how much the Go client's mean is above the C client's, ns.
-	GoOverC Number `json:"go_over_c_ns,omitzero"`
 
 	// OverFloor is the median of the differences between pairs' means, ns, where a difference is what is asked for.
 	OverFloor Number `json:"over_floor_ns,omitzero"`
@@ -199,7 +197,6 @@ var csvColumns = []struct {
 	{"ratio", func(r *Result) string { return r.Ratio.format(4) }},
 	{"ratio_payload_only", func(r *Result) string { return asked(r.RatioPayloadOnly, 4) }},
 	{"ratio_rough", func(r *Result) string { return asked(r.RatioRough, 4) }},
-	{"go_over_c_ns", func(r *Result) string { return asked(r.GoOverC, 1) }},
 	{"over_floor_ns", func(r *Result) string { return asked(r.OverFloor, 1) }},
 	{"ops_per_s", func(r *Result) string { return strconv.FormatFloat(r.OpsPerS, 'f', 0, 64) }},
 	{"bytes_per_s", func(r *Result) string { return strconv.FormatFloat(r.BytesPerS, 'f', 0, 64) }},
@@ -252,7 +249,7 @@ func WriteTable(w io.Writer, results ...*Result) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "provider\tclient\tmode\tfunction\tdepth\tbytes\tp50 us\tp90\tp99\tp99.9\tmax\tfloor\tratio\tquartiles\tpayload only\tover C ns\tcalls/s\tpairs\t")
+	fmt.Fprintln(t, "provider\tclient\tmode\tfunction\tdepth\tbytes\tp50 us\tp90\tp99\tp99.9\tmax\tfloor\tratio\tquartiles\tpayload only\tcalls/s\tpairs\t")
 	for _, r := range results {
 		pairs := strconv.Itoa(r.Pairs)
 		if n := r.PairsDiscarded + r.PairsShared + r.PairsAwake; n > 0 {
@@ -261,9 +258,9 @@ func WriteTable(w io.Writer, results ...*Result) error {
 		if !r.Complete {
 			pairs += " !"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Function, r.Depth, r.Payload,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s-%s\t%s\t%s\t%s\t\n", r.Provider, r.Client, r.Mode, r.Function, r.Depth, r.Payload,
 			micro(r.P50NS), micro(r.P90NS), micro(r.P99NS), micro(r.P999NS), micro(r.MaxNS), micro(r.FloorP50),
-			r.Ratio.format(3), r.RatioLow.format(2), r.RatioHigh.format(2), dash(asked(r.RatioPayloadOnly, 3)), dash(asked(r.GoOverC, 0)),
+			r.Ratio.format(3), r.RatioLow.format(2), r.RatioHigh.format(2), dash(asked(r.RatioPayloadOnly, 3)),
 			rate(r.OpsPerS), pairs)
 	}
 	if err := t.Flush(); err != nil {

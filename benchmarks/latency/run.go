@@ -55,17 +55,15 @@ func runMode(ctx context.Context, cfg *Config, mode dataplane.WaitMode, emit fun
 		if err := s.bench.Verify(payload); err != nil {
 			return s.explain(err)
 		}
-		for _, client := range cfg.Clients {
-			runtime.GC()
-			m := &measurement{s: s, cfg: cfg, client: client, payload: payload, pairs: pairing{tolerance: cfg.tolerance()}}
-			r, err := m.run(ctx)
-			s = m.s
-			if err != nil {
-				return s.explain(err)
-			}
-			if err := emit(r); err != nil {
-				return err
-			}
+		runtime.GC()
+		m := &measurement{s: s, cfg: cfg, payload: payload, pairs: pairing{tolerance: cfg.tolerance()}}
+		r, err := m.run(ctx)
+		s = m.s
+		if err != nil {
+			return s.explain(err)
+		}
+		if err := emit(r); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -81,11 +79,10 @@ type side struct {
 type measurement struct {
 	s       *session
 	cfg     *Config
-	client  string
 	payload int
 
 	sides    []side // the floor first, what is measured last
-	only, c  int    // of sides: the payload-only floor, the C client beside the Go client; 0: none
+	only     int    // of sides: the payload-only floor; 0: none
 	n, warm  int    // calls of a batch
 	floor    *floorKind
 	pairs    pairing
@@ -139,7 +136,7 @@ func (m *measurement) run(ctx context.Context) (*Result, error) {
 		}
 		if time.Since(said) > time.Second {
 			said = time.Now()
-			m.cfg.Progress(fmt.Sprintf("%s %s %s %d B depth %d: %d of %d pairs, %d discarded, %d on a shared core, %d awake", m.cfg.Provider, m.client, m.s.mode,
+			m.cfg.Progress(fmt.Sprintf("%s %s %d B depth %d: %d of %d pairs, %d discarded, %d on a shared core, %d awake", m.cfg.Provider, m.s.mode,
 				m.payload, m.cfg.Depth, m.pairs.len(), wanted, m.pairs.discarded, m.shared, m.awake))
 		}
 	}
@@ -310,7 +307,7 @@ func (m *measurement) calibrate() (float64, error) {
 
 func (m *measurement) setSides() {
 	s, p, floor := m.s, m.payload, m.floor
-	m.sides, m.only, m.c = nil, 0, 0
+	m.sides, m.only = nil, 0
 	bare := func(k floorKind) func(int, int, []int64) (float64, error) {
 		return func(warm, n int, samples []int64) (float64, error) {
 			return s.floor(k.kind, k.size, k.reply, warm, n, samples)
@@ -328,14 +325,7 @@ func (m *measurement) setSides() {
 			return s.floor(m.calibOf, m.calibLen, m.calibLen, warm, n, samples)
 		}})
 	}
-	calls := func(client string) side {
-		return side{client, func(warm, n int, samples []int64) (float64, error) { return s.calls(client, p, warm, n, samples) }}
-	}
-	if m.client == ClientGo {
-		m.c = len(m.sides)
-		m.sides = append(m.sides, calls(ClientC))
-	}
-	m.sides = append(m.sides, calls(m.client))
+	m.sides = append(m.sides, side{"calls", func(warm, n int, samples []int64) (float64, error) { return s.calls(p, warm, n, samples) }})
 }
 
 // sizeBatch chooses how many calls a batch has, and warms everything up.
@@ -446,7 +436,7 @@ func (m *measurement) result() *Result {
 	p := &m.pairs
 	wanted, _ := m.wanted()
 	r := &Result{
-		Name: "latency", Provider: m.cfg.Provider, Client: m.client, Mode: m.s.mode.String(), Function: m.cfg.Function, Buffers: m.buffers(),
+		Name: "latency", Provider: m.cfg.Provider, Client: "c", Mode: m.s.mode.String(), Function: m.cfg.Function, Buffers: m.cfg.Buffers,
 		Payload: m.payload, Depth: m.cfg.Depth, PairsShared: m.shared, PairsAwake: m.awake, Complete: p.len() >= wanted,
 		Slots: m.cfg.Slots, Eager: m.cfg.Eager, BatchCalls: m.n, CPUClient: m.cfg.CPUs[0], CPUPeer: m.cfg.peerCPU(), Remote: m.cfg.Remote,
 		ClockNS: raw.Clock(), Method: m.method(),
@@ -463,22 +453,11 @@ func (m *measurement) result() *Result {
 	if m.only > 0 {
 		r.RatioPayloadOnly = Number(median(p.ratios(p.last(), m.only)))
 	}
-	if m.c > 0 {
-		r.GoOverC = Number(median(p.differences(p.last(), m.c)))
-	}
 	if m.calibOf == raw.Flag && p.len() > 0 {
 		near := r.Calibration.Before < nearNS
 		r.Near = &near
 	}
 	return r
-}
-
-// buffers of what is measured: the Go client's calls copy.
-func (m *measurement) buffers() string {
-	if m.client == ClientGo {
-		return BuffersCopied
-	}
-	return m.cfg.Buffers
 }
 
 func (m *measurement) method() string {

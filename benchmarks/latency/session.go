@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -20,11 +19,10 @@ import (
 
 // session is an open channel to a running peer, with the bare floors beside it. It belongs to a locked thread.
 type session struct {
-	cfg     *Config
-	mode    dataplane.WaitMode
-	dev     *dataplane.Device
-	bench   *raw.Bench
-	in, out []byte // of the Go client
+	cfg   *Config
+	mode  dataplane.WaitMode
+	dev   *dataplane.Device
+	bench *raw.Bench
 
 	mu       sync.Mutex // orders abort and close
 	closed   bool
@@ -84,10 +82,7 @@ func openSession(cfg *Config, mode dataplane.WaitMode) (*session, error) {
 		return nil, err
 	}
 	closeTheirs := sync.OnceFunc(func() { _ = unix.Close(theirs.Socket) })
-	s := &session{cfg: cfg, mode: mode, peerEnd: make(chan struct{}), closeFDs: func() { closeTheirs(); closeFDs() },
-		in: make([]byte, payload), out: make([]byte, payload)}
-	clear(s.in) // prefaults
-	clear(s.out)
+	s := &session{cfg: cfg, mode: mode, peerEnd: make(chan struct{}), closeFDs: func() { closeTheirs(); closeFDs() }}
 	if cfg.Remote != "" {
 		mine.Memory = -1
 		err = s.joinPeer(theirs.Socket)
@@ -249,78 +244,9 @@ func (s *session) function() uint32 {
 	return raw.FnEcho
 }
 
-// calls runs one batch of calls by a client and returns its average, ns.
-func (s *session) calls(client string, size, warm, n int, samples []int64) (float64, error) {
-	return s.average(n, samples, func(samples []int64) (int64, error) {
-		if client == ClientC {
-			return s.bench.Calls(s.function(), size, warm, n, samples)
-		}
-		if _, err := s.goCalls(size, warm, nil); err != nil {
-			return 0, err
-		}
-		return s.goCalls(size, n, samples)
-	})
-}
-
-// goCalls is what a Go program would write: a call per round trip, or a window of them.
-func (s *session) goCalls(size, n int, samples []int64) (int64, error) {
-	if s.cfg.Depth > 1 {
-		return s.goPipeline(size, n, samples)
-	}
-	in, out, fn := s.in[:size], s.out[:size], s.function()
-	// The scheduler takes the processor from a goroutine after 10 ms, which for one that is locked to its thread means to
-	// wait for another thread. Yielding now puts that off until the batch is over.
-	runtime.Gosched()
-	begin := time.Now()
-	last := time.Duration(0)
-	for i := range n {
-		in[0] = byte(i)
-		if got := s.bench.Call(fn, in, out); got != int64(size) {
-			return 0, callError(got, size)
-		}
-		if samples != nil {
-			now := time.Since(begin)
-			samples[i] = int64(now - last)
-			last = now
-		}
-	}
-	return int64(time.Since(begin)), nil
-}
-
-func (s *session) goPipeline(size, n int, samples []int64) (int64, error) {
-	in, out, fn, depth := s.in[:size], s.out[:size], s.function(), s.cfg.Depth
-	slots := make([]int64, depth)
-	submitted := make([]time.Duration, depth)
-	runtime.Gosched()
-	begin := time.Now()
-	for head, tail := 0, 0; tail < n; {
-		for ; head < n && head-tail < depth; head++ {
-			in[0] = byte(head)
-			if samples != nil {
-				submitted[head%depth] = time.Since(begin)
-			}
-			slot := s.bench.Submit(fn, in)
-			if slot < 0 {
-				return 0, callError(slot, size)
-			}
-			slots[head%depth] = slot
-		}
-		if got := s.bench.Finish(slots[tail%depth], out); got != int64(size) {
-			return 0, callError(got, size)
-		}
-		if samples != nil {
-			samples[tail] = int64(time.Since(begin) - submitted[tail%depth])
-		}
-		tail++
-	}
-	return int64(time.Since(begin)), nil
-}
-
-func callError(got int64, size int) error {
-	if got < 0 {
-		return &dataplane.Error{Op: fmt.Sprintf("call of %d bytes", size), Status: dataplane.Status(got)}
-	}
-	return fmt.Errorf("call of %d bytes: the result has %d", size, got)
+// calls runs one batch of calls and returns its average, ns.
+func (s *session) calls(size, warm, n int, samples []int64) (float64, error) {
+	return s.average(n, samples, func(samples []int64) (int64, error) { return s.bench.Calls(s.function(), size, warm, n, samples) })
 }
 
 // explain prefers what happened to the peer over what the client saw of it.

@@ -127,7 +127,3 @@ func (p *pairing) each(a, b int, f func(a, b float64) float64) []float64 {
 func (p *pairing) ratios(of, to int) []float64 {
 	return p.each(of, to, func(a, b float64) float64 { return a / b })
 }
-
-func (p *pairing) differences(of, to int) []float64 {
-	return p.each(of, to, func(a, b float64) float64 { return a - b })
-}

@@ -31,7 +31,7 @@ func config(only ...string) Config {
 	self, _ := os.Executable()
 	mpi, _ := filepath.Abs("../../build/bench/pingpong")
 	return Config{Only: only, Rounds: 50, Self: []string{self, "echo-server"}, MPI: mpi,
-		Latency: latency.Config{Provider: "shm", Peer: "../../libexec/rfaas-bench-peer", Device: dataplane.Options{GIDIndex: -1}, Clients: []string{"c"},
+		Latency: latency.Config{Provider: "shm", Peer: "../../libexec/rfaas-bench-peer", Device: dataplane.Options{GIDIndex: -1},
 			Modes: []dataplane.WaitMode{dataplane.Warm}, Payloads: []int{8, 100_000}, Pairs: 1, Duration: 20 * time.Second}}
 }
 

@@ -9,35 +9,6 @@ package raw
 #cgo LDFLAGS: -Wl,--unresolved-symbols=ignore-all
 #include <stdlib.h>
 #include "bench.h"
-
-// The calls of the Go client. Each returns a size or a slot, or a negative status.
-static int64_t go_call(dp_bench *b, uint32_t function, const uint8_t *in, uint32_t size, uint8_t *out) {
-	uint32_t got = 0;
-	dp_started started;
-	int st = dp_channel_call(dp_bench_channel(b), function, in, size, NULL, out, size, &got, 0, &started);
-	return st ? st : (int64_t)got;
-}
-
-static int64_t go_submit(dp_bench *b, uint32_t function, const uint8_t *in, uint32_t size) {
-	uint32_t slot = 0;
-	int st = dp_channel_submit(dp_bench_channel(b), function, in, size, NULL, size, &slot);
-	return st ? st : (int64_t)slot;
-}
-
-static int64_t go_finish(dp_bench *b, uint32_t slot, uint8_t *out) {
-	uint32_t got = 0;
-	int st = dp_channel_wait(dp_bench_channel(b), slot, 0);
-	if (!st)
-		st = dp_channel_finish(dp_bench_channel(b), slot, out, &got, NULL);
-	return st ? st : (int64_t)got;
-}
-
-#cgo noescape go_call
-#cgo nocallback go_call
-#cgo noescape go_submit
-#cgo nocallback go_submit
-#cgo noescape go_finish
-#cgo nocallback go_finish
 */
 import "C"
 
@@ -192,24 +163,6 @@ func (b *Bench) Close() {
 
 // Abort ends every blocked call of the bench with an error, when the peer has ended. Any goroutine may call it.
 func (b *Bench) Abort() { C.dp_bench_abort(b.c) }
-
-// Call calls a function once from Go and waits. The result is in out, which is as long as in. got is its size, or a negative
-// status, as of Submit and Finish.
-func (b *Bench) Call(fn uint32, in, out []byte) (got int64) {
-	return int64(C.go_call(b.c, C.uint32_t(fn), bytesOf(in), C.uint32_t(len(in)), bytesOf(out)))
-}
-
-// Submit starts a call, whose result is at most as long as in, and returns its slot.
-func (b *Bench) Submit(fn uint32, in []byte) (slot int64) {
-	return int64(C.go_submit(b.c, C.uint32_t(fn), bytesOf(in), C.uint32_t(len(in))))
-}
-
-// Finish waits for a call and copies its result to out.
-func (b *Bench) Finish(slot int64, out []byte) (got int64) {
-	return int64(C.go_finish(b.c, C.uint32_t(slot), bytesOf(out)))
-}
-
-func bytesOf(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(b))) }
 
 func samplesOf(samples []int64, n int) (*C.int64_t, error) {
 	if n < 1 || samples != nil && len(samples) < n {

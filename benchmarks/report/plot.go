@@ -122,7 +122,6 @@ func latencyPlot(d *Data, dir, provider string) (*Picture, error) {
 	lines := []series{
 		byPayload(d, "rfaas, hot, C", calls("c", "hot"), p50us),
 		byPayload(d, "floor, hot", calls("c", "hot"), floorUS),
-		byPayload(d, "rfaas, hot, Go", calls("go", "hot"), p50us),
 		byPayload(d, "rfaas, warm, C", calls("c", "warm"), p50us),
 	}
 	lines[1].dashed = true

@@ -100,13 +100,6 @@ func payloadOnly(payload int) func(*Data) (float64, bool) {
 	}
 }
 
-func goOverC(d *Data) (float64, bool) {
-	if r := d.call("shm", "go", "hot", 8, 1); r != nil {
-		return value(r.GoOverC)
-	}
-	return 0, false
-}
-
 // start is the p50 of a start, in milliseconds.
 func start(provider, mode string) func(*Data) (float64, bool) {
 	return func(d *Data) (float64, bool) {
@@ -170,25 +163,23 @@ func charging(d *Data) (float64, bool) {
 func Promises() []Promise {
 	var all []Promise
 	for _, b := range latency.Bounds {
-		line := fmt.Sprintf("%s, %s client, %s, %s, depth %d", b.Provider, b.Client, b.Mode, size(b.Payload), b.Depth)
+		line := fmt.Sprintf("%s, %s, %s, depth %d", b.Provider, b.Mode, size(b.Payload), b.Depth)
 		switch {
 		case b.Depth > 1 && b.Ratio > 0:
-			of := ratio(b.Provider, b.Client, b.Mode.String(), b.Payload, b.Depth)
+			of := ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Depth)
 			all = append(all, Promise{Section: "Calls", Line: line + ": share of the bare rings' rate", Bound: 1 / b.Ratio, Least: true,
 				of: func(d *Data) (float64, bool) { r, ok := of(d); return 1 / r, ok }})
 		case b.Ratio > 0:
 			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the floor", Bound: b.Ratio,
-				of: ratio(b.Provider, b.Client, b.Mode.String(), b.Payload, b.Depth)})
+				of: ratio(b.Provider, "c", b.Mode.String(), b.Payload, b.Depth)})
 		}
 		if b.PayloadOnly > 0 {
 			all = append(all, Promise{Section: "Calls", Line: line + ": ratio to the bare payload (the first rFaaS)", Bound: b.PayloadOnly, of: payloadOnly(b.Payload)})
 		}
-		if b.GoOverC > 0 {
-			all = append(all, Promise{Section: "Calls", Line: "Go client over the C client, " + size(b.Payload), Bound: b.GoOverC, Unit: "ns", of: goOverC})
-		}
 	}
 	ms := func(r *latency.Result) float64 { return float64(r.P99NS) / 1e6 }
 	return append(all, []Promise{
+		{Section: "Calls", Line: "shm, hot, 8 B: a call from Go over one from C", Bound: 50, Unit: "ns", figure: "go.over_c_ns"},
 		{Section: "Calls", Line: "allocations of a call from Go", Bound: 0, figure: "go.call.allocations"},
 		{Section: "Starts", Line: "shm, lease to first result, cold, p50", Bound: 8, Unit: "ms", of: start("shm", "cold")},
 		{Section: "Starts", Line: "shm, lease to first result, pooled, p50", Bound: 1, Unit: "ms", of: start("shm", "pooled")},

@@ -1,0 +1,64 @@
+package client_test
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/ccalls"
+)
+
+// A call from Go takes little longer than rfaas_invoke from C, on the same lease and thread. The figure is the median of
+// interleaved pairs. With far processors it is smaller, because the worker's line is on its way meanwhile.
+func TestGoAddsLittle(t *testing.T) {
+	const calls = 5000
+	pairs := 11
+	if os.Getenv("RFAAS_TEST_FIGURES") != "" {
+		pairs = 301
+	}
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{WaitMode: client.Hot})
+	echo := function(t, l, "echo")
+	in, out := make([]byte, 8), make([]byte, 8)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	fromC := func() float64 {
+		d, err := ccalls.Invoke(client.Handle(l), client.Index(echo), in, out, calls)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return float64(d) / calls
+	}
+	fromGo := func() float64 {
+		runtime.Gosched() // the scheduler interrupts a goroutine after 10 ms, which takes long on a locked thread
+		began := time.Now()
+		for range calls {
+			if _, err := echo.Invoke(context.Background(), in, out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return float64(time.Since(began)) / calls
+	}
+	var over, alone []float64
+	for i := range pairs {
+		var c, g float64
+		if i%2 == 0 {
+			c, g = fromC(), fromGo()
+		} else {
+			g, c = fromGo(), fromC()
+		}
+		over, alone = append(over, g-c), append(alone, c)
+	}
+	slices.Sort(over)
+	slices.Sort(alone)
+	more, base := over[pairs/2], alone[pairs/2]
+	t.Logf("%.1f ns from C", base)
+	t.Logf("figure: go.over_c_ns = %.1f ns", more)
+	if more > 3*base {
+		t.Errorf("a call from Go takes %.1f ns more than one from C, which takes %.1f", more, base)
+	}
+}
