@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
@@ -26,6 +27,8 @@ type lease struct {
 	c       *client
 	key     uint64
 	session *session
+
+	draining atomic.Bool // its executor has said that the node drains
 
 	mu        sync.Mutex
 	acquiring bool               // a request looks for an executor
@@ -409,7 +412,11 @@ func (l *lease) tell(e grant.Event) {
 	case grant.Expiring:
 		m.Kind = protocol.Expiring
 	}
-	drains := e.Kind == grant.Draining && l.c.page.drain(l.key)
+	drains := false
+	if e.Kind == grant.Draining {
+		l.draining.Store(true)
+		drains = l.c.page.drain(l.key)
+	}
 	l.c.event(&m)
 	if !drains {
 		return
@@ -622,8 +629,13 @@ func (c *client) finish(r *request) error {
 	if err != nil {
 		return err
 	}
-	if l, _, err := c.held("finish", key); err == nil { // otherwise it was released meanwhile
+	l, _, err := c.held("finish", key)
+	switch {
+	case err != nil: // it was released meanwhile
+	case l.draining.Load():
 		l.finish()
+	default: // a thread has seen the flag of the lease that used the line before
+		c.page.undrain(key)
 	}
 	return nil
 }

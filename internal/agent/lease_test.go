@@ -353,6 +353,24 @@ func TestDrain(t *testing.T) {
 	<-x.done // all leases were given back, long before its grace is over
 }
 
+// A thread of the client that has read the flag of the lease that used the line before does not end the present one.
+func TestFinishOfALeaseThatDoesNotDrain(t *testing.T) {
+	w := newWorld(t, 0)
+	p := opened(t, w, executor(t, w.secret))
+	l := p.mustAcquire(4096+1, 1)
+	line := p.page.line(l.key)
+	line.key.Store(l.key)
+	line.draining.Store(protocol.DrainTold)
+	if err := sendMessage(p.conn, message(protocol.OpFinish, 0, func(b []byte) []byte { return protocol.EncodeLeaseName(b, l.key) }), nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the lease starts calls again", func() bool { return line.draining.Load() == protocol.DrainNot })
+	if err := l.call(0); err != nil {
+		t.Error(err)
+	}
+	l.release(false)
+}
+
 // A line that has another lease by now is not told of the old lease's node.
 func TestDrainOfALeaseThatHasMoved(t *testing.T) {
 	f := memory(t, protocol.PageSize, unix.F_SEAL_SHRINK)

@@ -71,6 +71,14 @@ func (p *page) drain(key uint64) bool {
 	return true
 }
 
+// undrain lets a lease start calls again that a thread of the client has taken for a draining one: the flag that drain set and took back
+// was of the lease that used the line before.
+func (p *page) undrain(key uint64) {
+	if l := p.line(key); l.key.Load() == key {
+		l.draining.CompareAndSwap(protocol.DrainTold, protocol.DrainNot)
+	}
+}
+
 // left reports whether no thread of the client is inside a draining lease, so that the agent has to finish it. Call it
 // after a barrier that follows drain.
 func (p *page) left(key uint64) bool {
