@@ -89,7 +89,7 @@ func TestSandbox(t *testing.T) {
 		t.Run("pool "+pool, func(t *testing.T) {
 			w := newWorld(t, "--sandbox", "on", "--pool", pool, "--cache-time", "0s", "--sandbox-processes", "40", "--sandbox-files", "100")
 			executor := fmt.Sprint(w.pid())
-			descriptors, device := "8", ""
+			descriptors, device := "9", ""
 			if provider() == "verbs" {
 				descriptors, device = "12", "verbs"
 			}

@@ -133,13 +133,14 @@ func TestTokenIsReplacedUnderALease(t *testing.T) {
 
 // A lease that cannot be renewed until its end says why.
 func TestTokenThatIsNotReplaced(t *testing.T) {
-	r := newRealm(t, "--lease-default", "2s")
+	r := newRealm(t, "--lease-default", "4s")
 	id := r.issue("ann", time.Hour)
 	p := r.connect()
 	if _, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1)}); err != nil {
 		t.Fatal(err)
 	}
 	r.revoke(id)
+	eventually(t, "a renewal is refused", func() bool { return strings.Contains(r.status().Warning, "revoked") })
 	for {
 		e := p.event()
 		if e.Kind == protocol.Expiring {
