@@ -50,7 +50,13 @@ func agentProgram(t *testing.T) string {
 // lead starts a client with an environment of its own (later values win).
 func lead(t *testing.T, workers, flags int, env ...string) *led {
 	t.Helper()
-	c := &led{t: t, cmd: exec.Command(agentProgram(t), built(t, "build/functions/echo.so"), strconv.Itoa(workers), strconv.Itoa(flags))}
+	return leadBy(t, exec.Command(agentProgram(t), built(t, "build/functions/echo.so"), strconv.Itoa(workers), strconv.Itoa(flags)), env...)
+}
+
+// leadBy starts a client by a command.
+func leadBy(t *testing.T, cmd *exec.Cmd, env ...string) *led {
+	t.Helper()
+	c := &led{t: t, cmd: cmd}
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stderr = &c.error
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -1,14 +1,12 @@
 package capi
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/rfaas-go/rfaas/internal/agent"
@@ -17,28 +15,7 @@ import (
 // leadUnder starts a client from a shell that has run a script.
 func leadUnder(t *testing.T, script string, env ...string) *led {
 	t.Helper()
-	c := &led{t: t, cmd: exec.Command("bash", "-c", script+` && exec "$@"`, "bash", agentProgram(t), built(t, "build/functions/echo.so"), "1", "0")}
-	c.cmd.Env = append(os.Environ(), env...)
-	c.cmd.Stderr = &c.error
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var err error
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.out = bufio.NewScanner(out)
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		c.in.Close()
-		c.cmd.Process.Kill()
-		c.cmd.Wait()
-	})
-	return c
+	return leadBy(t, exec.Command("bash", "-c", script+` && exec "$@"`, "bash", agentProgram(t), built(t, "build/functions/echo.so"), "1", "0"), env...)
 }
 
 // proc returns a field of a file of the agent in /proc, without surrounding spaces.
