@@ -40,6 +40,7 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     dp_server_on_suspended(w->server, fake_suspended, &w->suspended);
     out->blob.size = sizeof out->blob.bytes;
     CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
+    w->blob = out->blob;
     out->pid = w->pid = ++fake_pid;
     out->start = 1;
     CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
@@ -49,8 +50,7 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
 static void fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_server_resume(w->server, offer->bytes, offer->size, &err), err);
-    out->blob.size = sizeof out->blob.bytes;
-    CHECK_OK_ERR(dp_server_blob(w->server, out->blob.bytes, &out->blob.size, &err), err);
+    out->blob = w->blob;
     out->pid = w->pid;
     out->start = 3;
 }

@@ -16,6 +16,7 @@ typedef struct fake_worker {
     dp_dev *dev;
     dp_server *server;
     uint64_t pid;
+    rfaas_agent_blob blob; /* what it answered when it started */
     sem_t suspended;
 } fake_worker;
 
