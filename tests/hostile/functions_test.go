@@ -105,7 +105,7 @@ func functionAttacks() []attack {
 		asks("makes_devices", "make device files", "EPERM", none),
 		asks("runs_setuid", "run a setuid program as root", "not root", text("/usr/bin/su")),
 		asks("environment", "read the executor's environment", "not there", text(variable)),
-		asks("descriptors", "use descriptors of the executor", "only its own", text("8")),
+		asks("descriptors", "use descriptors of the executor", "only its own", text("9")),
 		asks("device", "open the RDMA device again", "not in sight", none),
 
 		asks("opens_socket", "socket AF_INET", "EPERM", text(fmt.Sprint(unix.AF_INET, unix.SOCK_STREAM, 0))),
