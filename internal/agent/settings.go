@@ -132,7 +132,7 @@ func (s *Settings) Logger(socket *Socket, stderr io.Writer) (*slog.Logger, error
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: s.LogLevel})), nil
 }
 
-// logMost bounds a log file, in bytes. The previous log file is cached too.
+// logMost bounds a log file, in bytes. The previous log file is kept too.
 const logMost = 1 << 20
 
 // logFile is a log of bounded size.

@@ -44,7 +44,7 @@ type DialConfig struct {
 // Dial prepares a connection to an executor or a resource manager at "host:port" or "unix:PATH". It checks the address
 // and loads the credentials but does not wait for the connection. The first call connects. It fails with
 // codes.Unavailable if nothing answers at the address, and later calls try again. Closing the connection ends every
-// call on it. It is safe for concurrent use and meant to be cached: one per address and process.
+// call on it. It is safe for concurrent use. A process keeps one per address.
 func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	a, err := ParseAddress(addr)
 	if err != nil {

@@ -32,7 +32,7 @@ type accounts struct {
 
 	// Used only by the settling goroutine.
 	settling sync.Mutex
-	journal  *accounting.Journal // nil: sums are cached in memory only
+	journal  *accounting.Journal // nil: sums are kept in memory only
 	owed     map[accounting.Key]*owed
 	way      *link.Executor // connection to the manager's memory; nil: by message
 	cells    []*owed        // by cell of that connection; nil: free

@@ -122,7 +122,7 @@ func TestAccountsOfALease(t *testing.T) {
 	if exec < 20_000 || hot < 20_000 || max(exec, hot) > 2*min(exec, hot) {
 		t.Errorf("%d us in functions, %d us polling", exec, hot)
 	}
-	// The manager is away: it is cached, and comes with the next answer.
+	// The manager is away: the charge is kept until it answers again.
 	m.fail = errors.New("away")
 	clock = clock.Add(time.Second)
 	a.seat(7, 0, newCountingWorker())

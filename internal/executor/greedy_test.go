@@ -32,7 +32,7 @@ func TestHolderThatReadsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	death := zygote.Exit{Signal: 11, Reason: "killed by SIGSEGV", OutputTail: []byte(strings.Repeat("o", 32<<10)), Backtrace: strings.Repeat("b", 32<<10)}
-	const deaths = 300 // 20 MB, if the executor cached it
+	const deaths = 300 // 20 MB, if the executor kept it
 	for range deaths {
 		w := n.seated(id)
 		w.die(death)

@@ -46,7 +46,7 @@ static void fake_start(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agen
     CHECK(!pthread_create(&w->thread, NULL, fake_serve, w->server));
 }
 
-/* What was cached goes on: each worker with its client's new generation. */
+/* Resumes a cached worker with its client's new generation. */
 static void fake_resume(fake_worker *w, const rfaas_agent_blob *offer, rfaas_agent_worker *out) {
     dp_error err;
     CHECK_OK_ERR(dp_server_resume(w->server, offer->bytes, offer->size, &err), err);

@@ -179,11 +179,11 @@ static void forget(fault *f, const dp_qp *qp) {
         *entry = NULL;
     for (int i = 0; i < CQS_MAX; i++) {
         queue *q = &f->queues[i];
-        uint32_t cached = 0;
+        uint32_t kept = 0;
         for (uint32_t k = 0; k < q->n; k++)
             if (q->items[k].wc.qp != qp)
-                q->items[cached++] = q->items[k];
-        q->n = cached;
+                q->items[kept++] = q->items[k];
+        q->n = kept;
     }
 }
 

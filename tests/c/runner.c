@@ -1,4 +1,4 @@
-/* The program that runs the cases: each in a child, its deadline cached from outside, its traces looked for. */
+/* The program that runs the cases. Each runs in a child process. The parent enforces its deadline and looks for what it leaves behind. */
 #include "runner.h"
 
 #include <dirent.h>

@@ -446,7 +446,7 @@ int main(int argc, char **argv) {
         run(corpus[i]);
     if (seconds > 0 || runs)
         hunt(seconds > 0 ? seconds : 1e9, runs, &t0);
-    printf("%-22s %3zu given, %8llu runs, %4zu more cached, %.1f s, seed %llu\n", program, given,
+    printf("%-22s %3zu given, %8llu runs, %4zu more kept, %.1f s, seed %llu\n", program, given,
            (unsigned long long)run_number, n_corpus - given, since(&t0), (unsigned long long)seed);
     for (size_t i = 0; i < n_corpus; i++)
         free(corpus[i].data);

@@ -30,7 +30,7 @@ void everything(void) {
     FAILS(rfaas_lease_open_across(session, &o, executors - 1, l, &n), RFAAS_BUSY, "room for 2 leases");
     CHECK(n == 77);
 
-    /* All cores, twice: what failed above has cached none, nor does what was released. What an executor says of its cores is
+    /* All cores, twice: what failed above holds none, nor does what was released. What an executor says of its cores is
      * on the board a moment later. */
     for (int time = 0; time < 2; time++) {
         int status;
