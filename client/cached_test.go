@@ -171,7 +171,7 @@ func TestCachedWorkersAreLimited(t *testing.T) {
 		t.Error("the oldest of three is cached")
 	}
 	release(t, l)
-	within(t, 10*time.Second, "time ends the keeping", func() bool { return s.Cached() == 0 })
+	within(t, 10*time.Second, "the cached leases end after the cache time", func() bool { return s.Cached() == 0 })
 	none := w.connect(t, client.Options{Executor: w.Address, CachedLeases: -1})
 	l, err := none.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
 	if err != nil {

@@ -164,7 +164,7 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	}
 	r, n, done, err := f.start(ctx, in, out, o, firstSlice)
 	if o.Attempt > 0 {
-		// Attempts that were given up may have all slots, which come back when the worker has answered.
+		// Attempts that were given up may occupy all slots, until the worker has answered them.
 		for until := time.Now().Add(f.lease.session.timeout); errors.Is(err, ErrBusy) && ctx.Err() == nil && time.Now().Before(until); {
 			f.lease.c.AwaitSlot(o.Worker, lastSlice)
 			r, n, done, err = f.start(ctx, in, out, o, firstSlice)
@@ -186,13 +186,14 @@ func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []by
 	return n, err
 }
 
-// isLate reports whether a call's time was over before the call started.
+// isLate reports whether err says that the deadline passed before the call started.
 func isLate(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Status == StatusDeadline && !e.Started
 }
 
-// start starts a call and waits a while for its end. While it waits for a new worker or another executor it looks at the context.
+// start starts a call and waits for up to patience for its end. While it waits for a new worker or another executor, the end of ctx
+// ends the wait.
 func (f *Function) start(ctx context.Context, in, out []byte, o c.CallOptions, patience time.Duration) (r c.Request, n int, done bool, err error) {
 	wait := lastSlice
 	if ctx.Done() == nil {
@@ -500,8 +501,8 @@ type MapOptions struct {
 
 // Map calls the function on consecutive items of an array, on all workers of the lease, and gathers the results: with k >= 1
 // items of inItem bytes it returns k*outItem bytes, the results of these items in the same order. in is a number of items, out has
-// room for as many results. Repeats are those of [Idempotent]. The context bounds it: when it ends first, the calls in flight are given
-// up and may still run. After an error no call is made any more, the text names the items, and what is in out is undefined.
+// room for as many results. Repeats are those of [Idempotent]. When the context ends, Map returns, and calls in flight may still run.
+// After an error Map makes no further calls, the text names the items, and the contents of out are undefined.
 func (f *Function) Map(ctx context.Context, in []byte, inItem int, out []byte, outItem int, o MapOptions) error {
 	const op = "map"
 	count := len(in) / max(inItem, 1)

@@ -207,7 +207,7 @@ func TestFailover(t *testing.T) {
 			for err == nil { // until the loss is known
 				_, err = echo.Invoke(client.Idempotent(ctx, 3), u64(1), make([]byte, 8))
 			}
-			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no other until the deadline") {
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no other executor until the deadline") {
 				t.Errorf("a call with nobody left: %v", err)
 			}
 			last := g.more()

@@ -225,8 +225,8 @@ func (l *Lease) Node() string { return l.info().Node }
 // Provider is "shm", "verbs" or "local" (LeaseOptions.Local).
 func (l *Lease) Provider() string { return l.info().Provider }
 
-// Until is when the lease ends for this client unless it is renewed: a little before the executor ends it. The zero Time: it has
-// ended, or ends with its release only.
+// Until returns when the client stops using the lease unless it is renewed: a little before the executor ends it. The zero Time: the
+// lease has ended, or ends only with its release.
 func (l *Lease) Until() time.Time {
 	if left := l.info().Left; left > 0 {
 		return time.Now().Add(left)
@@ -289,7 +289,7 @@ func (l *Lease) Start() Start {
 }
 
 // Release ends the lease. Calls in flight end with ErrLease. When there are none, its workers may be cached, connected and
-// stopped, for the next lease of this session that is like this one. When the context ends first, the release goes on. A second
+// frozen, for the next lease of this session with the same terms. When the context ends first, the release goes on. A second
 // Release does nothing.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.released.Swap(true) {

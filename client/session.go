@@ -27,8 +27,8 @@ type Options struct {
 	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
 	AllowPlaintext bool          // speak without TLS, also to addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
-	// CachedLeases is how many released leases are cached connected for later ones like them; 0: RFAAS_CACHED_LEASES or 16,
-	// negative: none.
+	// CachedLeases is how many released leases the session caches for later leases with the same terms; 0: RFAAS_CACHED_LEASES
+	// or 16, negative: none.
 	CachedLeases int
 }
 
@@ -153,7 +153,7 @@ func during[T any](ctx context.Context, s *Session, op string, f func() (T, erro
 	}, undo)
 }
 
-// Cached returns how many released leases the session keeps connected now.
+// Cached returns how many released leases the session caches now.
 func (s *Session) Cached() int { return s.c.Cached() }
 
 // Close releases the leases that are left and closes everything. A second Close does nothing. No Lease call may be

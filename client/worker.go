@@ -26,8 +26,8 @@ type Start int
 const (
 	StartUnknown Start = iota // the executor does not say, or the worker is this process
 	StartCold                 // a process was cloned for it
-	StartPooled               // a process was there, cloned in advance
-	StartCached               // it has served an earlier lease of this process, and the connection to it stood
+	StartPooled               // a process of the executor's pool, cloned in advance
+	StartCached               // it has served an earlier lease of this process, and was still connected
 )
 
 var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartPooled: "pooled", StartCached: "cached"}

@@ -1,6 +1,6 @@
 /* How a lease gets its workers. The agent chooses and asks executors. The library makes the channels.
  *
- *   begin ── channels of a cached grant like this one, or new ones for the provider of the last lease ──┐
+ *   begin ── channels of a cached grant that suits the lease, or new ones for the likely provider ──┐
  *                                                                                                  ▼
  *        ┌───────────────── offers ────────────────────────────────────▶ agent: next executor, grant
  *        │                                                                │            │
@@ -49,7 +49,7 @@ void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h) {
     if (!h)
         return;
     pthread_mutex_lock(&l->mu);
-    h->key = 0; /* no event finds the grant any more, and none is being handled */
+    h->key = 0; /* from here on no event finds the grant; events are handled under the mutex */
     if (l->grant == h)
         l->grant = NULL;
     pthread_mutex_unlock(&l->mu);
@@ -71,7 +71,7 @@ int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait) {
 
 /* Runs in the slow part of a wait, in place of a thread of the library: handles events, and notices workers that have ended. */
 static void idle(void *arg, int64_t now, bool probe) {
-    static int64_t attended; /* when a thread did so last; approximate */
+    static int64_t attended; /* when a thread last called rfaas_api_attend; approximate */
     (void)arg;
     if (probe)
         rfaas_agent_look();
@@ -143,7 +143,7 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 #define SPECULATIVE_BYTES (64ull << 20) /* most memory of channels that are made before an executor is known */
 #define STEP_GRACE_NS 1000000000ll
-#define STARVED_NS 500000000ll /* how long an acquisition waits for a free descriptor. Workers wait for 2 s */
+#define STARVED_NS 500000000ll /* how long an acquisition waits for a free descriptor; a worker waits 2 s for its client */
 
 static bool finished(rfaas_acquisition *a, int status) {
     a->done = true;
@@ -216,7 +216,7 @@ static const char *nth_name(const char *names, size_t size, uint32_t n) {
     return at < end && memchr(at, 0, (size_t)(end - at)) ? at : NULL;
 }
 
-/* Takes the function names of a grant. Those of the first grant are the lease's; those of later grants must be the same. */
+/* Takes the function names of a grant. The first grant sets the lease's names; later grants must have the same ones. */
 static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const char *names) {
     if (c->functions == 0)
         return rfaas_api_fail(RFAAS_BAD_LIBRARY, 0, "lease: the library has no functions");
@@ -243,8 +243,8 @@ static int take_functions(rfaas_lease *l, const rfaas_agent_candidate *c, const 
                                                                      c->functions, l->n_functions);
 }
 
-/* Notes what was granted, so that a thread that reaches the next agent hands it over. False: the agent that granted it has ended, and
- * the present one may not know it. */
+/* Notes what was granted, so that it is handed over to the next agent. Returns false if the agent that granted it has ended: the
+ * present agent may not know the lease. */
 static bool take_lease(rfaas_lease *l, rfaas_grant *h, const rfaas_agent_candidate *c, uint32_t granted_by) {
     pthread_mutex_lock(&l->mu);
     h->lease_id = c->lease_id;
@@ -256,7 +256,7 @@ static bool take_lease(rfaas_lease *l, rfaas_grant *h, const rfaas_agent_candida
     return rfaas_agent_generation() == granted_by;
 }
 
-/* Gives back what take_lease has noted, and gives the grant another key. */
+/* Releases the lease that take_lease has noted, and gives the grant a new key. */
 static void forget_lease(rfaas_lease *l, rfaas_grant *h) {
     rfaas_api_give_back(l, h, false);
     uint64_t key = rfaas_api_new_key(l);
@@ -282,7 +282,7 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     }
     if (!status)
         memcpy(l->session->provider, h->provider, sizeof h->provider);
-    /* A malformed grant must not look like an executor that cannot be reached, after which another one is asked. */
+    /* Report a malformed grant as a protocol error: after a connection error the caller would ask another executor. */
     return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 

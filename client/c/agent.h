@@ -35,10 +35,10 @@ typedef struct rfaas_request_parts {
     int fd;
 } rfaas_request_parts;
 
-/* rfaas_agent_can_start reports whether the limits of this process let an agent run that it starts. Otherwise `why` says what to do. */
+/* rfaas_agent_can_start reports whether an agent could run within the hard limits of this process. Otherwise `why` says what to do. */
 bool rfaas_agent_can_start(char *why, size_t room);
-/* rfaas_agent_prepare resets what the program that this process becomes would inherit: soft limits, CPUs, memory policy, priority. For a
- * process that was made to start an agent. Allocates nothing. */
+/* rfaas_agent_prepare resets what the agent must not inherit: soft limits, CPUs, memory policy, scheduling. Called in the process that
+ * is about to execute the agent. Allocates nothing. */
 void rfaas_agent_prepare(void);
 
 /* rfaas_agent_ask sends a request and waits for its reply, at most timeout_ns and a second. A reply shorter than `want` bytes is a

@@ -32,7 +32,7 @@ enum {
     RFAAS_AGENT_STATUS = 2,  /* - -> rfaas_agent_report, text. Needs no hello before it */
     RFAAS_AGENT_STOP = 3,    /* - -> -. The agent then exits. Needs no hello before it */
     RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> rfaas_agent_opened */
-    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Drops the released leases that the session keeps */
+    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Ends the cached leases of the session */
     RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
                                 rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
     RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, pids of the workers, descriptor of the library -> rfaas_agent_until */
@@ -101,7 +101,7 @@ typedef struct rfaas_agent_report {
 typedef struct rfaas_agent_session {
     uint64_t session; /* chosen by the library */
     uint32_t flags;   /* RFAAS_SESSION_* */
-    int32_t keep;     /* released leases to keep connected; 0: the default, negative: none */
+    int32_t keep;     /* most released leases to cache; 0: the default, negative: none */
     int64_t timeout_ns;
     char manager[RFAAS_AGENT_ADDRESS], executor[RFAAS_AGENT_ADDRESS], tenant[RFAAS_AGENT_ADDRESS];
     char provider[16];
@@ -109,7 +109,7 @@ typedef struct rfaas_agent_session {
 } rfaas_agent_session;
 
 typedef struct rfaas_agent_opened {
-    char provider[16]; /* that of the session's first lease, probably; "": not known */
+    char provider[16]; /* likely provider of the session's first lease; "": not known */
 } rfaas_agent_opened;
 
 typedef struct rfaas_agent_session_name {
@@ -138,7 +138,7 @@ typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;
     uint64_t from;    /* key of a lost lease of this process, or 0 */
-    uint64_t cached;    /* key of a released lease whose channels are offered again, or 0 */
+    uint64_t cached;  /* key of a cached lease whose channels are offered again, or 0 */
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
@@ -189,12 +189,12 @@ typedef struct rfaas_agent_replace {
 
 typedef struct rfaas_agent_release {
     uint64_t key;
-    uint32_t keep; /* not 0: the channels are at rest, and the workers may be cached for another lease */
+    uint32_t keep; /* not 0: cache the workers for another lease, if possible; the channels are idle */
     uint32_t reserved;
 } rfaas_agent_release;
 
 typedef struct rfaas_agent_released {
-    uint32_t cached; /* not 0: the workers are cached, until an event DROPPED with this key */
+    uint32_t cached; /* not 0: the workers stay cached until an event DROPPED with this key */
     uint32_t reserved;
 } rfaas_agent_released;
 
@@ -267,7 +267,7 @@ typedef struct rfaas_agent_event {
     char text[512];
 } rfaas_agent_event;
 
-/* Kind of an event: the workers that were cached under this key are gone. */
+/* Kind of an event: the workers cached under this key have ended. */
 #define RFAAS_AGENT_DROPPED 100
 
 #endif

@@ -1,17 +1,17 @@
-/* Channels of released leases, cached for the next lease: the endpoint and channels of a grant, under its key. The next lease like the
- * released one offers them again. The agent compares the libraries by their hash.
+/* Cached grants: the endpoint and channels of a released lease, under the grant's key. The next lease with the same terms offers them
+ * again. The agent compares the libraries by their hash.
  *
- *   release ──▶ cached ──▶ agent: cached ──▶ a lease like it: offered ──▶ granted again
- *                │   └── not cached: destroyed     └─▶ event DROPPED: destroyed
+ *   release ──▶ on the list ──▶ agent caches the workers ──▶ lease with the same terms: offered ──▶ granted again
+ *                    └── agent does not: destroyed    └─▶ event DROPPED: destroyed
  *
- * The thread that takes a grant off the list owns it. In this way its objects pass from one thread to another. */
+ * The thread that takes a grant off the list owns it, so grants may pass from one thread to another. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client.h"
 
 static pthread_mutex_t cached_mu = PTHREAD_MUTEX_INITIALIZER; /* taken last, held for moments */
-static rfaas_grant *cached;                                    /* linked by link */
+static rfaas_grant *cached;                                   /* linked by link */
 
 static void put(rfaas_grant *h) {
     pthread_mutex_lock(&cached_mu);
@@ -29,7 +29,7 @@ static bool alike(const rfaas_grant *h, const rfaas_lease *l, const char *at) {
            (!*executor || !strcmp(executor, h->executor));
 }
 
-/* Takes a grant off the list: the one with the key, or one like the lease, or one of the session, or any. */
+/* Takes a grant off the list: the one with `key`; without a key, one with the terms of `like`; else one of `s`; else any. */
 static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, const rfaas_session *s) {
     pthread_mutex_lock(&cached_mu);
     rfaas_grant **p = &cached;
@@ -42,7 +42,7 @@ static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, 
     return h;
 }
 
-/* Lets leases take a grant, since the agent keeps its workers. The grant may be gone, if an event has dropped it. */
+/* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. */
 static void offer_for_use(uint64_t key) {
     pthread_mutex_lock(&cached_mu);
     for (rfaas_grant *h = cached; h; h = h->link)
@@ -98,12 +98,12 @@ int rfaas_api_release_grant(rfaas_lease *l) {
         return rfaas_api_give_back(l, h, true);
     rfaas_api_free_buffers(l); /* they are registered with the endpoint's domain */
     rfaas_agent_release req = {.key = h->key, .keep = 1};
-    pthread_mutex_lock(&l->mu); /* no event finds the grant any more, and none is being handled */
+    pthread_mutex_lock(&l->mu); /* events are handled under it, and find no grant afterwards */
     l->grant = NULL;
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
     h->cached = false;
-    put(h); /* before the agent keeps the workers, since it may report their end at once */
+    put(h); /* before the request: the agent may report the end of cached workers at once */
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     rfaas_reply reply;
     int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
@@ -139,7 +139,7 @@ uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char
         rfaas_statistics sum = {0};
         rfaas_api_count(h, &sum);
         h->before = sum;
-    } else { /* the agent gives it up */
+    } else { /* makes the agent end the workers */
         rfaas_api_give_back(l, from, false);
     }
     rfaas_api_grant_destroy(from);

@@ -120,7 +120,7 @@ typedef struct call_plan {
     int32_t worker;   /* RFAAS_ANY_WORKER or an index */
     uint32_t repeats;
     int64_t attempt; /* longest time of one attempt, ns; 0: no limit */
-    int64_t wait_until; /* of a call that has not started: when to return RFAAS_DEADLINE to a caller that comes again. 0: none */
+    int64_t wait_until; /* when a call that has not started returns RFAAS_DEADLINE, after which the caller tries again. 0: never */
     bool full_is_busy; /* return RFAAS_BUSY if a living worker is full, and do not wait for replacements of other workers */
 } call_plan;
 
@@ -132,14 +132,14 @@ static inline int64_t attempt_deadline(const call_plan *p) {
     return p->deadline && p->deadline < until ? p->deadline : until;
 }
 
-/* Returns the deadline of what a call waits for before it starts. */
+/* Returns the deadline of a call's waits before it starts. */
 static inline int64_t start_deadline(const call_plan *p) {
     if (LIKELY(!p->wait_until))
         return p->deadline;
     return p->deadline && p->deadline < p->wait_until ? p->deadline : p->wait_until;
 }
 
-/* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` is that of the grant where
+/* Repeats a call that failed, as often as its plan and status permit. The error is this thread's. `key` names the grant in which
  * the call was made (rfaas_api_move_shared). Returns the status of the last attempt. */
 __attribute__((cold)) int rfaas_api_repeat(rfaas_lease *l, const call_plan *p, uint32_t worker, uint64_t key, int status, rfaas_function fn,
                                            const void *in, uint32_t in_size, void *out, uint32_t capacity, uint32_t *got);
@@ -178,7 +178,7 @@ int rfaas_api_look(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, cons
 void rfaas_api_wait_a_while(rfaas_lease *l, const rfaas_request_slot *r, int64_t deadline);
 /* Cancels a request and takes it for this thread. */
 int rfaas_api_give_up_shared(rfaas_lease *l, rfaas_request_slot *r, rfaas_request id, const char *op);
-/* Nobody announces that a worker has been replaced: a thread that waits for something else asks so often. */
+/* No event announces a replaced worker. A thread that waits for something else checks this often. */
 #define RFAAS_REPLACED_NS 1000000
 
 /* Returns the sooner of a deadline (0: none) and `from` + ns. */
@@ -194,19 +194,19 @@ static inline bool rfaas_api_replacing(const rfaas_lease *l) {
     return false;
 }
 
-/* Waits until a call may find a free slot that it did not find before: on the chosen worker, or with RFAAS_ANY_WORKER on any. Returns
- * at the latest at `until` (0: none). Of a shared lease it looks at one lane at a time, for about a millisecond: *turn counts them. The caller
- * is inside, and holds no unit. It may become one of the threads of a shared lease. */
+/* Waits until a slot may have become free, on the chosen worker or with RFAAS_ANY_WORKER on any, at most until `until` (0: no limit).
+ * In a shared lease it waits on one lane, for about a millisecond; *turn selects the lane and is advanced. The caller is inside and
+ * holds no unit. The lease may be shared afterwards. */
 void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_t until);
-/* The same for a thread that is not inside (shim.h). Returns at once if the lease has ended. */
+/* rfaas_api_await_slot for a thread that is not inside (shim.h). Returns at once if the lease has ended. */
 void rfaas_api_enter_and_await_slot(rfaas_lease *l, int32_t worker, int64_t until);
-/* Moves the lease (rfaas_api_move), unless another thread has moved it since its grant had this key. */
+/* Moves the lease (rfaas_api_move), unless another thread has moved it: then its grant no longer has this key. */
 int rfaas_api_move_shared(rfaas_lease *l, const char *op, uint64_t key, int64_t deadline);
 uint64_t rfaas_api_grant_key(rfaas_lease *l);
 
 /* ---- map.c ---- */
 
-/* rfaas_map that another thread may cancel: it sets *cancelled and calls rfaas_api_interrupt. Returns RFAAS_CANCELLED then. */
+/* rfaas_map that another thread can cancel by setting *cancelled and calling rfaas_api_interrupt. It then returns RFAAS_CANCELLED. */
 int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
                   const rfaas_map_options *options, const uint32_t *cancelled);
 
@@ -215,8 +215,8 @@ int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
-/* rfaas_iinvoke that waits at most wait_ns (0: no limit) for what must come before the call starts, such as a new worker. Then it returns
- * RFAAS_DEADLINE, not started, and the caller may come again. For bindings whose calls can be cancelled (shim.h). */
+/* rfaas_iinvoke that waits at most wait_ns (0: no limit) before the call starts, for example for a new worker. Then it returns
+ * RFAAS_DEADLINE, not started, and the caller may try again. For bindings whose calls can be cancelled (shim.h). */
 int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
                           const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
 /* Reports whether a shared lease has as many requests as it may have. */

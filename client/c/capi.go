@@ -132,7 +132,7 @@ func SessionOpen(o *SessionOptions) (*Session, error) {
 // Close closes the session and releases its leases.
 func (s *Session) Close() error { return errorOf(C.rfaas_shim_session_close(s.c())) }
 
-// Cached is how many released leases are cached, 0 of a closed session.
+// Cached returns how many released leases the session caches; 0 for a closed session.
 func (s *Session) Cached() int { return max(int(C.rfaas_session_cached(s.c())), 0) }
 
 // Change is rfaas_change.
@@ -406,9 +406,9 @@ func (l *Lease) Invoke(f uint32, in, out []byte, o CallOptions) (n int, err erro
 	return int(r.size), nil
 }
 
-// Start starts a call and waits a while for its end: done. With wait above 0, it waits no longer than that for what must come before the
-// call, such as a new worker. It is StatusDeadline then, and not started. Otherwise the request goes on, and C keeps out, and in if the call
-// repeats or lies in memory of Alloc.
+// Start starts a call and waits for up to patience for its end; done says that it has ended. With wait above 0, it waits at most that long
+// before the call starts, for example for a new worker, and then returns StatusDeadline, not started. A call that has not ended goes on: C
+// keeps out, and also in if the call may be repeated or in lies in memory of Alloc.
 func (l *Lease) Start(f uint32, in, out []byte, o CallOptions, wait, patience time.Duration) (r Request, n int, done bool, err error) {
 	c := C.rfaas_shim_start(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
 		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),

@@ -7,14 +7,14 @@
  *                          acquire.c                    how a lease gets its workers
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          failover.c                   moving a lease to another executor
- *                          cached.c                       channels of released leases, for the next lease
+ *                          cached.c                     channels of released leases, for the next lease
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          local.c                      running functions in this process
  *                               │  ▲
  *                      requests ▼  │ replies, events     agent.c, agent_start.c; the messages: agent_protocol.h
  *                          agent of this user and node
  *
- * A lease has a grant: what one executor has granted, and the channels to its workers. A lease that moves gets another grant.
+ * A lease has a grant: the workers of one executor, and the channels to them. A lease that moves to another executor gets a new grant.
  */
 #ifndef RFAAS_CLIENT_H
 #define RFAAS_CLIENT_H
@@ -86,7 +86,7 @@ typedef struct rfaas_worker {
     rfaas_request_slot *invoked; /* a shared lease's rfaas_invoke: its request, on that thread's stack; NULL: none */
     bool broken;        /* the channel is not connected: a replacement is under way or has failed */
     bool replacing;     /* the agent was asked for a replacement, which will connect to the channel as it was offered */
-    bool resumes;       /* the channel was cached from an earlier lease, so it is resumed and not connected */
+    bool resumes;       /* the channel comes from a cached grant, so it is resumed and not connected */
     /* Under the lease's mutex: */
     rfaas_worker_start start; /* how the worker came here */
     uint64_t pid;        /* of the worker that the channel is connected to, 0 while there is none */
@@ -114,13 +114,13 @@ typedef struct rfaas_library_id {
     int64_t modified_ns, changed_ns;
 } rfaas_library_id;
 
-/* A grant of one executor: workers, and the channels to them. */
+/* The workers that one executor has granted, and the channels to them. */
 typedef struct rfaas_grant {
-    uint64_t key; /* the agent's name of the grant; its low bits are the lease's index. 0: takes no more events */
+    uint64_t key; /* names the grant to the agent; its low bits are the lease's index. 0: takes no more events */
     /* Of a cached grant (cached.c): */
-    struct rfaas_grant *link;      /* the next one */
+    struct rfaas_grant *link;     /* the next one */
     const rfaas_session *session; /* of the released lease */
-    bool cached;                    /* the agent keeps the workers */
+    bool cached;                  /* the agent has confirmed that the workers are cached */
     /* Of the lease: */
     rfaas_agent_spec spec;
     rfaas_library_id library;
@@ -134,7 +134,7 @@ typedef struct rfaas_grant {
     char node[256], executor[256], provider[16];
     uint32_t starts[RFAAS_STARTS]; /* workers by how they started */
     uint32_t queue_pairs;          /* made for this grant */
-    rfaas_statistics before;       /* counters of the channels when they were taken over from a cached grant */
+    rfaas_statistics before;       /* counters of the channels when they came from a cached grant */
     /* Under the lease's mutex: */
     int ended; /* 0, or the status with which the grant ended */
     char ended_reason[256];
@@ -157,11 +157,11 @@ typedef struct rfaas_acquisition {
     int64_t wait_ns;     /* how long the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
     rfaas_ticket ticket; /* of the present step */
-    uint64_t cached;       /* key of the cached grant whose channels are offered; 0: none */
+    uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
     bool offered;        /* channels of grant->provider are */
     bool done;
     int64_t starved; /* since when rfaas_api_starved has been true; 0: it is not */
-    uint32_t lost;  /* agents that ended under it */
+    uint32_t lost;  /* agents that ended during it */
     int status;     /* once it is done */
     char text[512]; /* of its error */
 } rfaas_acquisition;
@@ -192,7 +192,7 @@ struct rfaas_lease {
     uint32_t requests_free; /* index + 1 */
     uint64_t request_seq;
     dp_channel_config cfg;
-    rfaas_grant *grant;            /* has no endpoint if no executor had room and calls run in this process */
+    rfaas_grant *grant;          /* has no endpoint if no executor had room and calls run in this process */
     dp_local *local;             /* with RFAAS_LEASE_LOCAL */
     rfaas_lease_options options; /* checked, with defaults filled in; its pointers are valid only while the lease is opened */
     rfaas_agent_spec spec;       /* the options as the agent gets them */
@@ -261,8 +261,8 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
  * thread for that, so every wait calls it, and polls the descriptor of rfaas_api_attend_fd (-1: there is no shm device). */
 void rfaas_api_attend(void);
 int rfaas_api_attend_fd(void);
-/* Reports whether a worker waits that could not be accepted, because this process has no descriptor left. Its descriptor tells of no
- * event then, so a wait calls rfaas_api_attend every RFAAS_STARVED_NS. */
+/* Reports whether a worker waits for a connection that this process cannot accept, because it has no descriptor left. The descriptor
+ * of rfaas_api_attend_fd is not readable then, so a wait calls rfaas_api_attend every RFAAS_STARVED_NS. */
 bool rfaas_api_starved(void);
 #define RFAAS_STARVED_NS 5000000
 
@@ -276,7 +276,7 @@ int rfaas_api_lease_open(rfaas_session *s, const rfaas_lease_options *options, c
  * NULL after an error. */
 int rfaas_api_lease_begin(rfaas_session *s, const rfaas_lease_options *options, const char *at, rfaas_lease **l, rfaas_acquisition *a);
 int rfaas_api_lease_finish(rfaas_lease **l, rfaas_acquisition *a);
-/* rfaas_lease_release, if the lease is of the session (NULL: any). */
+/* rfaas_lease_release. Fails if the lease does not belong to the session (NULL: any). */
 int rfaas_api_release_of(rfaas_lease *l, const rfaas_session *of);
 /* Checks the program's options and copies them with defaults filled in. `most` is the largest number of workers. */
 int rfaas_api_lease_options(const rfaas_lease_options *options, uint32_t most, rfaas_lease_options *out);
@@ -294,10 +294,10 @@ int rfaas_api_bad_lease(const rfaas_lease *l, const char *op);
 /* Prepares a new handle, and a handle whose lease was released for the next one. */
 void rfaas_api_threads_init(rfaas_lease *l);
 void rfaas_api_threads_reset(rfaas_lease *l);
-/* rfaas_api_enter for rfaas_lease_release. After RFAAS_OK every other thread has left, and none can enter. Fails if the lease is not of
- * the session `of` (NULL: any), since its handle may have been reused. */
+/* rfaas_api_enter for rfaas_lease_release. After RFAAS_OK every other thread has left, and none can enter. Fails if the lease does not
+ * belong to the session `of` (NULL: any), because its handle may have been reused. */
 int rfaas_api_enter_last(rfaas_lease *l, const char *op, const rfaas_session *of);
-/* Has every thread that waits inside the lease look whether it still wants to. Any thread, also of a lease that was released. */
+/* Wakes every thread that waits inside the lease, so that it checks again whether to wait. Any thread; the lease may be released. */
 void rfaas_api_interrupt(rfaas_lease *l);
 /* Keeps the other threads of a shared lease from its workers, requests and buffers until rfaas_api_put_all. The caller is inside
  * and holds no unit. Errors: RFAAS_DEADLINE, and RFAAS_LEASE_ENDED if the lease is released meanwhile. */
@@ -323,7 +323,7 @@ void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *
 bool rfaas_api_acquire_step(rfaas_acquisition *a);
 /* Gives an acquisition up. The caller releases the grant's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
-/* Releases what an executor has granted, if it has. The key is invalid then. With `wait`, returns when the executor has released it. */
+/* Releases what an executor has granted, if anything. The key is invalid then. With `wait`, returns when the executor has released it. */
 int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait);
 /* Writes the address of a worker's channel to blob. */
 int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
@@ -332,8 +332,8 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 /* ---- cached.c ---- */
 
-/* Releases the lease's grant, or keeps it for the next lease like this one. If it is cached, the lease has no grant and no buffers
- * any more. */
+/* Releases the lease's grant, or caches it for the next lease with the same terms. If it is cached, the lease has no grant and no
+ * buffers any more. */
 int rfaas_api_release_grant(rfaas_lease *l);
 /* Moves the channels of a cached grant that suits the lease to h, ready to be offered. Returns the cached grant's key; 0: there is
  * none. */
@@ -342,7 +342,7 @@ uint64_t rfaas_api_adopt_cached(const rfaas_lease *l, rfaas_grant *h, const char
 void rfaas_api_drop_cached(uint64_t key);
 /* Destroys all cached grants of a session. NULL: of all sessions. */
 void rfaas_api_drop_all_cached(const rfaas_session *s);
-/* In the child of fork(): forgets the cached grants, without touching them. */
+/* In the child of fork(): empties the list, and leaves the grants as they are. */
 void rfaas_api_forget_cached(void);
 /* Returns the number of cached grants of a session. */
 uint64_t rfaas_api_cached(const rfaas_session *s);
@@ -355,13 +355,13 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
  * the session's time-out). After RFAAS_DEADLINE the replacement continues. The caller owns the lease or holds the worker's
  * unit. */
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
-/* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker is not there yet. */
+/* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker has not started yet. */
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
 /* Sets the error of a call that ended with `status`. If the worker died, waits up to 0.9 s for the event that says how. Returns the
  * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
  * RFAAS_LEASE_ENDED. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
-/* Reports a worker that does not answer to the agent. A dp_silence_fn; arg is an rfaas_grant. */
+/* Tells the agent that a worker does not answer. A dp_silence_fn; arg is an rfaas_grant. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);
 
 /* ---- event.c ---- */
@@ -388,11 +388,11 @@ void rfaas_api_drain(rfaas_lease *l);
 
 /* Reports whether the lease moves when its executor is lost. */
 static inline bool rfaas_api_fails_over(const rfaas_lease *l) { return l->options.flags & RFAAS_LEASE_FAILOVER; }
-/* Waits until there is another grant, and moves the lease there. Registered buffers have other dp_mems afterwards. With
- * RFAAS_LEASE_LOCAL it does not wait, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller
- * owns the lease or holds all units. */
+/* Waits for a new grant and moves the lease to it. Registered buffers have other dp_mems afterwards. With RFAAS_LEASE_LOCAL it does
+ * not wait, and calls run in this process (RFAAS_AGENT_DRAIN_LOCAL) until there is a grant. The caller owns the lease or holds all
+ * units. */
 int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline);
-/* Ends the search for another grant, and releases what it has found. */
+/* Ends the search for a new grant, and releases a grant that it has found. */
 void rfaas_api_stop_seeking(rfaas_lease *l);
 /* Adds the counters of a grant's channels to s. */
 void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s);
@@ -402,7 +402,7 @@ void rfaas_api_count(const rfaas_grant *h, rfaas_statistics *s);
 /* Opens the lease's library in this process. */
 int rfaas_api_local_load(rfaas_lease *l);
 void rfaas_api_local_free(rfaas_lease *l);
-/* Prepares a lease that got no grant for calls in this process. */
+/* Prepares a lease for calls in this process, because no executor had room. */
 int rfaas_api_local_open(rfaas_lease *l);
 /* Adds a function's name to the lease. */
 int rfaas_api_local_function(rfaas_lease *l, const char *name);
@@ -412,7 +412,7 @@ int rfaas_api_here(rfaas_lease *l, const char *op, rfaas_function fn, const void
 
 /* ---- buffer.c ---- */
 
-/* Registers all buffers anew for another grant. */
+/* Registers all buffers for a new grant. */
 void rfaas_api_move_buffers(rfaas_lease *l, const rfaas_grant *to);
 
 /* Frees all buffers, or unregisters them if the memory is the caller's. */

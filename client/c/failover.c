@@ -1,7 +1,7 @@
 /* How a lease moves to another executor. The library has no thread. So the first call that finds the grant lost starts a search, and
- * calls continue it until there is another grant. The agent waits for an executor that has room.
+ * calls continue it until there is a new grant. The agent waits for an executor that has room.
  *
- *   grant lost ──▶ acquire (wait) ──▶ next, ready ──▶ grant = next, the old one given back
+ *   grant lost ──▶ acquire (wait) ──▶ next, ready ──▶ grant = next, the old one released
  *                    ▲     └── refused: again, after a pause
  *                    └── lost before it was taken
  */
@@ -17,7 +17,7 @@
 /* How long to wait for the agent to report a lost executor. The agent itself waits 3 s for an executor to come back. */
 #define NEWS_PATIENCE_NS 5000000000ll
 
-static bool home_lost(const rfaas_lease *l) { return l->grant->ended || leaving(l); }
+static bool grant_lost(const rfaas_lease *l) { return l->grant->ended || leaving(l); }
 
 /* ---- the search ---- */
 
@@ -42,13 +42,13 @@ static void begin(rfaas_lease *l) {
         return;
     }
     pthread_mutex_lock(&l->mu);
-    l->next = h; /* events may come for it */
+    l->next = h; /* events may name it */
     pthread_mutex_unlock(&l->mu);
     l->seeking = true;
     rfaas_api_acquire_begin(&l->seek, l, h, NULL, PATIENCE_NS);
 }
 
-/* Continues the search as far as is possible without waiting. Returns true if there is another grant. */
+/* Continues the search as far as is possible without waiting. Returns true if there is a new grant. */
 static bool search(rfaas_lease *l) {
     if (l->next && l->next->ended) { /* lost before it was used */
         snprintf(l->next_reason, sizeof l->next_reason, "%s", l->next->ended_reason);
@@ -112,7 +112,7 @@ static void hear_out(rfaas_lease *l) {
         rfaas_api_settle(l, i);
 }
 
-/* Lets calls run in this process until there is another grant, and the agent release the old one. */
+/* Makes calls run in this process until there is a new grant, and has the agent release the old one. */
 static void stay_here(rfaas_lease *l) {
     if (__atomic_load_n(&l->line->draining, __ATOMIC_ACQUIRE) == RFAAS_AGENT_DRAIN_LOCAL)
         return;
@@ -159,7 +159,7 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
         until = deadline;
     rfaas_agent_look();
     for (;;) {
-        if (home_lost(l) && search(l)) {
+        if (grant_lost(l) && search(l)) {
             hear_out(l);
             if (search(l)) { /* still there */
                 take_next(l);
@@ -167,16 +167,16 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
             }
             continue;
         }
-        if (l->local && home_lost(l))
+        if (l->local && grant_lost(l))
             break;
         if (shared(l) && dp_turns_closed(l->turns))
             return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease was released by another thread", op);
-        int64_t last = home_lost(l) || until < news ? until : news;
+        int64_t last = grant_lost(l) || until < news ? until : news;
         if (dp_now_ns() >= last)
             break;
         await(last);
     }
-    if (l->local && home_lost(l)) {
+    if (l->local && grant_lost(l)) {
         stay_here(l);
         return RFAAS_OK;
     }
@@ -186,8 +186,8 @@ int rfaas_api_move(rfaas_lease *l, const char *op, int64_t deadline) {
     snprintf(why, sizeof why, "%s", l->grant->ended ? l->grant->ended_reason : leaving(l) ? l->leaving_reason : "not known");
     pthread_mutex_unlock(&l->mu);
     if (cut && dp_now_ns() >= deadline)
-        return rfaas_api_fail(RFAAS_DEADLINE, 0, "%s: the lease on %s ended: %s; no other until the deadline: %s", op,
+        return rfaas_api_fail(RFAAS_DEADLINE, 0, "%s: the lease on %s ended: %s; no other executor until the deadline: %s", op,
                               l->grant->executor, why, none);
-    return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease on %s ended: %s; no other within %lld ms: %s", op,
+    return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s: the lease on %s ended: %s; no other executor within %lld ms: %s", op,
                           l->grant->executor, why, (long long)(dp_now_ns() - start) / 1000000, none);
 }

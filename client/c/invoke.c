@@ -133,7 +133,7 @@ int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
     if (!out && capacity)
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s %s: out is NULL with capacity %zu", op, function_name(l, fn),
                               capacity);
-    return RFAAS_OK; /* only leaving, and another grant takes the call */
+    return RFAAS_OK; /* the executor drains, and a new grant takes the call */
 }
 
 int rfaas_api_too_large(const rfaas_lease *l, const char *op, rfaas_function fn, size_t in_size, size_t capacity) {
@@ -251,14 +251,14 @@ static __attribute__((noinline, cold)) int attempt(rfaas_lease *l, const call_pl
     return invoke_slow(l, p, *at, status, started, fn, in, in_size, reg, out, capacity, got);
 }
 
-/* Back-off until the agent is asked again to replace a worker. Nobody announces that an executor has room. The wait ends sooner if the
- * agent reports something, such as the end of the lease. */
+/* Pause before the agent is asked again to replace a worker, because no event announces that an executor has room. An event, such as
+ * the end of the lease, ends it. */
 #define BACK_OFF_NS 1000000
 
-/* Most moves of one call, if grants are lost one after the other. */
+/* Most moves of one call whose grants are lost one after the other. */
 #define MOVES_MAX 16
 
-/* *ever: some attempt may have been executed. key: of the grant where the last attempt was made. */
+/* *ever: some attempt may have been executed. key: names the grant in which the last attempt was made. */
 static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, int status, rfaas_function fn, const void *in, uint32_t in_size,
                   void *out, uint32_t capacity, uint32_t *got, bool *ever) {
     bool over = rfaas_api_fails_over(l);

@@ -23,13 +23,13 @@ typedef struct map {
     part *parts;
     size_t n_parts;
     const uint32_t *cancelled; /* atomic, set by another thread; NULL: cannot be cancelled */
-    uint32_t turn; /* counts the calls and lanes that a thread of a shared lease waits for */
+    uint32_t turn; /* of a shared lease: selects the call or lane to wait for next */
 } map;
 
 static const char op[] = "map";
 
-/* So many items that every worker gets twice `depth` calls out of what is left: the calls that are queued at a slow one
- * are then at most half of its work. */
+/* Returns how many items make one call. Every worker gets twice `depth` calls out of the remaining items, so the calls queued at a
+ * slow worker are at most half of its work. */
 static size_t next_chunk(const map *m) {
     size_t left = m->count - m->next, n = m->chunk;
     if (!n) {
@@ -100,7 +100,7 @@ static int take_ended(map *m, size_t *taken) {
     return RFAAS_OK;
 }
 
-/* Waits for one of the calls, for any slot if there is none. */
+/* Waits for one of the calls; without calls, for a free slot. */
 static void wait_some(map *m, int64_t deadline) {
     rfaas_lease *l = m->l;
     if (!m->n_parts)
@@ -113,9 +113,9 @@ static void wait_some(map *m, int64_t deadline) {
 
 static bool cancelled(const map *m) { return m->cancelled && __atomic_load_n(m->cancelled, __ATOMIC_SEQ_CST); }
 
-#define START_NS 5000000 /* how long a map that can be cancelled waits for a new worker before it looks */
+#define START_NS 5000000 /* longest wait of fill() for a new worker, if the map can be cancelled */
 
-/* fill() that looks now and then whether the map is cancelled. */
+/* fill() that fails if the map is cancelled, and returns RFAAS_BUSY every START_NS so that it is called again. */
 static int fill_or_cancel(map *m, int64_t busy_since) {
     if (!m->cancelled)
         return fill(m);
@@ -161,14 +161,14 @@ static int run(map *m) {
 /* How long a failed map waits for its calls in flight. */
 #define QUIET_NS 1000000000ll
 
-/* The map has failed: its calls come to an end before it returns, since one that still runs or waits in its worker's
- * queue might kill the worker under the program's next call. A worker that is busy for too long is replaced by the next call
- * that wants it, unless it has requests of the program's. After the deadline there is no time left for that. */
+/* Ends the calls of a failed map before it returns: one that still runs or waits in its worker's queue might kill the worker under
+ * the program's next call. A worker that is busy for longer is replaced by the next call that uses it, unless it has requests of
+ * the program. After the deadline the map does not wait. */
 static void give_up(map *m, int status) {
     rfaas_lease *l = m->l;
     int64_t until = dp_now_ns() + QUIET_NS;
     int started = rfaas_started();
-    char *why = strdup(rfaas_last_error()); /* others' messages must not take its place */
+    char *why = strdup(rfaas_last_error()); /* collecting other calls sets other errors */
     bool late = status == RFAAS_DEADLINE || status == RFAAS_CANCELLED || status == RFAAS_LEASE_ENDED;
     if (m->plan.deadline && m->plan.deadline < until)
         until = m->plan.deadline;

@@ -297,7 +297,7 @@ static ALWAYS_INLINE int submit_one(rfaas_lease *l, rfaas_request_slot *r, const
     return status;
 }
 
-/* The same of a shared lease. What the caller wants to know of the worker is said while it is this thread's. */
+/* The same for a shared lease. Reports the state of the worker while this thread holds its unit. */
 static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t w, bool last,
                                                    bool *told) {
     uint32_t unit;
@@ -308,7 +308,7 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
                                                              ? "iinvoke: another thread had worker %u until the deadline"
                                                              : "iinvoke: the lease was released by another thread (worker %u)", w);
     }
-    if (UNLIKELY(leaving(l))) { /* since this thread entered */
+    if (UNLIKELY(leaving(l))) { /* the drain began after this thread entered */
         *told = true;
         status = rfaas_api_bad_call(l, "iinvoke", a->fn, NULL, 0, NULL, 0);
         if (!status)
@@ -324,8 +324,8 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
     return status;
 }
 
-/* Tries workers whose lanes nobody uses at this moment: those of others may be in long calls. idle: only workers without calls in
- * flight, whose waiters may be elsewhere at this moment. */
+/* Tries workers of lanes that no thread holds at this moment, because the others may be in long calls. idle: only workers without
+ * calls in flight. */
 static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t from, bool idle) {
     for (uint32_t i = 0, w = from; i < l->n_workers; i++, w = w + 1 == l->n_workers ? 0 : w + 1) {
         if ((idle && in_flight(l, w)) || !dp_turns_try(l->turns, DP_TURN_BRIEF, unit_of(w)))
@@ -461,7 +461,7 @@ int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_fu
     return start(l, op, p, fn, in, in_size, out, capacity, request, false);
 }
 
-/* wait_ns: 0 for rfaas_iinvoke. */
+/* wait_ns: as for rfaas_api_iinvoke_for; 0 for rfaas_iinvoke. */
 static ALWAYS_INLINE int iinvoke(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
                                  const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request) {
     if (UNLIKELY(!usable(l)))

@@ -194,8 +194,8 @@ typedef struct rfaas_session_options {
     int32_t mtu;           /* verbs: 256..4096 bytes; 0: the port's */
     uint32_t flags;        /* RFAAS_SESSION_* or 0 */
     int64_t timeout_ns;    /* bound of each control operation: open, lease, replace a worker; 0: 10 s */
-    /* Number of released leases that stay connected for reuse (rfaas_lease_release). 0: environment
-     * variable RFAAS_CACHED_LEASES, else 16. Negative: none. */
+    /* Most released leases that the session caches (rfaas_lease_release). 0: environment variable
+     * RFAAS_CACHED_LEASES, else 16. Negative: none. */
     int32_t cached_leases;
     uint32_t reserved;     /* 0 */
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
@@ -233,9 +233,9 @@ RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_ses
  * The handle is invalid afterwards, whatever is returned. */
 RFAAS_API int rfaas_session_close(rfaas_session *session);
 
-/* rfaas_session_cached returns how many released leases a session keeps connected.
+/* rfaas_session_cached returns how many released leases a session caches.
  *
- * The library tells what it knows without a message. Returns a negative status on an error. */
+ * Does not ask the agent. Returns a negative status on an error. */
 RFAAS_API int rfaas_session_cached(rfaas_session *session);
 
 /* ---- changes of executors ---- */
@@ -375,14 +375,14 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * Calls in flight are abandoned, and rfaas_wait returns RFAAS_INVALID for their requests. Buffers of
  * rfaas_alloc are freed. The handle is invalid afterwards, whatever is returned.
  *
- * A lease that is released at rest keeps its workers cached for the next lease of this session that
- * has the same library and sizes. At rest means that no call is in flight and that every abandoned
- * call has been answered. Cached workers are stopped, stay connected and keep their code. The next
- * lease gets them without a new process, registration or queue pair (`cached` in rfaas_statistics),
- * and any thread may open it. Whatever functions left in the memory of these workers is still there. A
- * session caches at most cached_leases released leases, the latest ones, for as long as the executor
- * permits. Other tenants can use the cores meanwhile. If the workers were ended for another lease, or
- * with their executor, the next lease gets new workers. */
+ * The workers of a lease that is released at rest are cached for the next lease of this session with
+ * the same library and sizes. At rest means that no call is in flight and that every abandoned call
+ * has been answered. Cached workers are frozen, stay connected and keep their code. The next lease
+ * gets them without a new process, registration or queue pair (`cached` in rfaas_statistics), and any
+ * thread may open it. Whatever functions left in the memory of these workers is still there. A session
+ * caches at most cached_leases released leases, the latest ones, for as long as the executor permits.
+ * Other tenants can use the cores meanwhile. If the workers were ended for another lease, or with
+ * their executor, the next lease gets new workers. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -809,10 +809,10 @@ typedef struct rfaas_statistics {
     uint64_t local;         /* calls that ran in this process (RFAAS_LEASE_LOCAL), not counted above */
     uint64_t cold;          /* workers that started cold, as new processes, including replacements and moves */
     uint64_t pooled;        /* workers from the executor's pool of processes without code */
-    uint64_t cached;        /* workers that a released lease left cached, connected and with their code */
+    uint64_t cached;        /* cached workers of an earlier lease, connected and with their code */
     uint64_t queue_pairs;   /* queue pairs made for the lease; none for cached workers */
     int64_t open_ns;        /* time that opening the lease took */
-    uint64_t cached_leases; /* released leases that the session keeps cached now, as far as it knows */
+    uint64_t cached_leases; /* released leases that the session caches now, as far as the library knows */
 } rfaas_statistics;
 
 /* rfaas_lease_statistics returns the statistics of a lease since it was opened.

@@ -239,7 +239,7 @@ int rfaas_session_close(rfaas_session *s) {
     rfaas_agent_session_name req = {.session = s->open.session};
     rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
-    rfaas_api_drop_all_cached(s); /* if the request succeeded, events have done so */
+    rfaas_api_drop_all_cached(s); /* events have done so already if the request succeeded */
     close_devices(s);
     give_session(s);
     return status;
@@ -286,7 +286,7 @@ static void forget_devices(void) {
 
 void rfaas_api_attend(void) {
     if (pthread_mutex_trylock(&shm_mu))
-        return; /* another thread does */
+        return; /* another thread attends */
     if (shm)
         dp_dev_attend(shm);
     pthread_mutex_unlock(&shm_mu);
@@ -332,7 +332,7 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
 
 /* ---- another agent ---- */
 
-/* The next grant of a lease that moves is not handed over: the lease looks for another one. */
+/* A lease that is moving does not hand over its next grant: it searches again. */
 static void give_up_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     rfaas_agent_event e = {.key = l->next && l->next->lease_id ? l->next->key : 0, .kind = RFAAS_EVENT_ENDED, .status = RFAAS_LEASE_ENDED,
@@ -342,7 +342,7 @@ static void give_up_next(rfaas_lease *l) {
         rfaas_api_take_event(&e, NULL);
 }
 
-/* Hands a lease's grant over. If it is lost, its calls end. Another thread may move or release the lease meanwhile. */
+/* Hands a lease's grant over to a new agent. If the grant is lost, its calls end. Another thread may move or release the lease meanwhile. */
 static void hand_over(rfaas_lease *l) {
     int64_t timeout_ns = 0;
     int library = -1;

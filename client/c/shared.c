@@ -50,7 +50,7 @@ static void explain(rfaas_lease *l, rfaas_request_slot *r, const char *op) {
     r->text = strdup(rfaas_last_error());
 }
 
-/* Ends a request if it is time, and reports whether it has ended. The thread holds its unit. */
+/* Collects or gives up a request, if it is time for either, and reports whether it has ended. The thread holds its unit. */
 static bool ended(rfaas_lease *l, rfaas_request_slot *r, bool late) {
     if (r->state == RFAAS_REQ_ENDED)
         return true;
@@ -217,14 +217,14 @@ static int replace(rfaas_lease *l, uint32_t w, int64_t deadline) {
         if (st != RFAAS_DEADLINE)
             return st;
         if (dp_now_ns() >= until)
-            return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: not done within %lld ms, and goes on", w,
+            return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: no new worker within %lld ms; the replacement continues", w,
                                   (long long)(dp_now_ns() - start) / 1000000);
         if (dp_turns_closed(l->turns))
             return fail_released("invoke", RFAAS_NOT_STARTED);
         dp_turns_put_down(l->turns, unit);
         dp_turns_take(l->turns, DP_TURN_CLAIMED, unit, false, 0, &unit);
         if (!l->workers[w].broken && !dp_channel_status(l->workers[w].ch))
-            return RFAAS_OK; /* by another thread */
+            return RFAAS_OK; /* another thread has replaced it */
     }
 }
 
@@ -264,7 +264,7 @@ static bool slot_on(rfaas_lease *l, uint32_t unit) {
     return free;
 }
 
-/* Waits until slot_on(), at most for SLICE_MAX_NS, because another lane may have a slot sooner. */
+/* Waits until slot_on() is true, at most for SLICE_MAX_NS, because another lane may have a slot sooner. */
 static void await_lane(rfaas_lease *l, uint32_t unit, int64_t until) {
     uint32_t same;
     until = rfaas_api_sooner(until, dp_now_ns(), SLICE_MAX_NS);
@@ -319,7 +319,7 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
         if (UNLIKELY(st))
             return fail_released(op, RFAAS_NOT_STARTED);
         uint32_t w = *at = any ? worker_of(l, unit) : (uint32_t)p->worker;
-        if (UNLIKELY(leaving(l))) { /* since this thread entered */
+        if (UNLIKELY(leaving(l))) { /* the drain began after this thread entered */
             dp_turns_give(l->turns, unit);
             st = rfaas_api_bad_call(l, op, fn, in, in_size, out, capacity);
             return st ? st : rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "invoke %s: the node is draining", function_name(l, fn));

@@ -78,7 +78,7 @@ void rfaas_api_threads_reset(rfaas_lease *l) {
     set_outside(owner_of(l));
     pthread_mutex_lock(&l->owner_mu);
     if (shared(l))
-        dp_turns_leave(l->turns, (uint32_t)(this_thread() >> 12)); /* rfaas_api_enter_last; nobody else is inside */
+        dp_turns_leave(l->turns, (uint32_t)(this_thread() >> 12)); /* rfaas_api_enter_last; no other thread is inside */
     set_owner(l, 0);
     l->first_owned = l->owned;
     __atomic_store_n(&l->shared, 0, __ATOMIC_RELEASE);
@@ -228,13 +228,13 @@ int rfaas_api_enter_last(rfaas_lease *l, const char *op, const rfaas_session *of
     int status = rfaas_api_enter(l, op);
     if (status)
         return status;
-    if (of && l->session != of) /* stays as it is while this thread is inside */
+    if (of && l->session != of) /* the session cannot change while this thread is inside */
         return leave(l, rfaas_api_bad_lease(l, op));
-    if (__atomic_exchange_n(&l->magic, 0, __ATOMIC_SEQ_CST) != RFAAS_LEASE_MAGIC) /* two threads release it */
+    if (__atomic_exchange_n(&l->magic, 0, __ATOMIC_SEQ_CST) != RFAAS_LEASE_MAGIC) /* another thread releases it, too */
         return leave(l, rfaas_api_bad_lease(l, op));
     if (!shared(l))
         return RFAAS_OK;
-    dp_turns_close(l->turns); /* interrupts the threads inside. One that waits again looks first whether the turns are closed */
+    dp_turns_close(l->turns); /* interrupts the threads inside; each checks whether the turns are closed before it waits again */
     dp_event_signal(&l->freed);
     dp_turns_drain(l->turns, 1);
     return RFAAS_OK;

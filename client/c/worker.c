@@ -5,7 +5,7 @@
 
 #include "call.h"
 
-/* How long an error waits for the event that tells how its worker died. */
+/* How long the error of a call waits for the event that says how the worker died. */
 #define EXPLAIN_NS 900000000ll
 
 static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *details) {
@@ -13,8 +13,8 @@ static void note_death(rfaas_worker *w, const rfaas_agent_event *e, const char *
     free(w->details);
     w->details = e->details_size ? strndup(details, e->details_size) : NULL;
     w->death_status = dp_status_class(e->status) == RFAAS_CLASS_CONNECTION ? e->status : DP_WORKER_DIED;
-    /* The dead worker may be replaced already, because its channel broke earlier: the event must not end its successor. If the
-     * successor died before it was connected, dead_pid keeps that until then. */
+    /* The dead worker may have been replaced already, because its channel broke earlier: the event must not end its successor. If the
+     * successor died before it was connected, dead_pid says so when it is. */
     w->dead_pid = e->pid;
     if (w->pid && w->dead_pid == w->pid)
         dp_channel_fail(w->ch, w->death_status);
@@ -106,7 +106,7 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     return death;
 }
 
-/* Ends what was on the old worker's channel and makes it one that can be offered. */
+/* Ends the calls on the old worker's channel and resets the channel, so that it can be offered. */
 static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     dp_error err = {0};
     rfaas_api_settle(l, i);
@@ -124,7 +124,7 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     return RFAAS_OK;
 }
 
-/* Asks for a new worker and waits for at most so long. RFAAS_BUSY: it is not there yet. */
+/* Asks for a new worker and waits for it at most for `patience`. RFAAS_BUSY: it has not started yet. */
 static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     static const char op[] = "replace worker";
     rfaas_worker *w = &l->workers[i];
@@ -166,6 +166,6 @@ int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline) {
     int status = repair(l, worker, patience);
     if (status != RFAAS_BUSY || !l->workers[worker].replacing)
         return status;
-    return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: not done within %lld ms, and goes on", worker,
+    return rfaas_api_fail(RFAAS_DEADLINE, 0, "replace worker %u: no new worker within %lld ms; the replacement continues", worker,
                           (long long)(dp_now_ns() - start) / 1000000);
 }

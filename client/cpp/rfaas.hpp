@@ -176,7 +176,7 @@ class session {
     /* Closes the session, its leases and its cached workers now. Throws the errors that the destructor ignores. */
     void close() { check(rfaas_session_close(std::exchange(handle_, nullptr))); }
 
-    /* Returns how many released leases are cached connected. */
+    /* Returns how many released leases the session caches. */
     int cached() const {
         int n = rfaas_session_cached(handle_);
         check(n);

@@ -333,7 +333,7 @@ contains
       call finish(rfaas_session_open_c(a%options, session%handle), ierror)
    end subroutine
 
-   !> Returns how many released leases the session keeps connected.
+   !> Returns how many released leases the session caches.
    subroutine rfaas_session_cached(session, cached, ierror)
       type(rfaas_session), intent(in) :: session
       integer, intent(out) :: cached

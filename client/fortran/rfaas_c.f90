@@ -269,7 +269,7 @@ module rfaas_c
          type(c_ptr), value :: session
       end function
 
-      !> rfaas_session_cached returns how many released leases a session keeps connected.
+      !> rfaas_session_cached returns how many released leases a session caches.
       integer(c_int) function rfaas_session_cached_c(session) bind(c, name='rfaas_session_cached')
          import
          type(c_ptr), value :: session

@@ -62,7 +62,7 @@ static void worker_deaths(void) {
     double longest = 0, end = now() + 10;
     uint32_t late = 0;
     CHECK(rfaas_invoke(l, crash, NULL, 0, NULL, 0, NULL, NULL) == RFAAS_WORKER_DIED);
-    FAILS(rfaas_invoke(l, echo, &v, 8, &out, 8, NULL, &o), RFAAS_DEADLINE, "replace worker 0: not done within");
+    FAILS(rfaas_invoke(l, echo, &v, 8, &out, 8, NULL, &o), RFAAS_DEADLINE, "replace worker 0: no new worker within");
     CHECK(rfaas_started() == RFAAS_NOT_STARTED);
     o.timeout_ns = 1000000;
     for (int status = RFAAS_DEADLINE; status != RFAAS_OK && now() < end; late++, o.timeout_ns += 1000000) {
