@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Keep keeps a released lease's workers, in the place of Reaped, for a request that reuses it. Errors: ErrState (not
-// released, or without resources), ErrDraining, ErrUnknown; the caller then goes on to reap them.
+// Keep caches the workers of a released lease, in place of Reaped, for a request that reuses it. Errors: ErrState (not
+// released, or without resources), ErrDraining, ErrUnknown; the caller then reaps the workers.
 func (t *Table) Keep(id ID) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -16,12 +16,12 @@ func (t *Table) Keep(id ID) error {
 	case r == nil:
 		return unknown(id)
 	case r.State != Released || r.reaped || r.dropped || !r.cached.IsZero():
-		return fmt.Errorf("lease %d is %v, resources given back: %t, cached: %t, or no more: %t: %w", id, r.State, r.reaped,
+		return fmt.Errorf("lease %d is %v, resources returned: %t, cached: %t, dropped: %t: %w", id, r.State, r.reaped,
 			!r.cached.IsZero(), r.dropped, ErrState)
 	case t.draining:
 		return ErrDraining
 	case r.Terms.Kind == [32]byte{}:
-		return fmt.Errorf("lease %d fits no other: %w", id, ErrState)
+		return fmt.Errorf("lease %d has no kind, so no request can reuse it: %w", id, ErrState)
 	}
 	r.cached = t.cfg.Now().Add(t.cfg.Keep)
 	t.cached = append(t.cached, id)
@@ -33,8 +33,8 @@ func (t *Table) Keep(id ID) error {
 	return nil
 }
 
-// Drop ends the keeping: its caller reaps the workers and then calls Reaped. Exactly one of Drop and the requests that
-// reuse or evict it succeeds; for the others it is ErrState.
+// Drop removes a lease from the cache. Its caller reaps the workers and then calls Reaped. Of Drop and the requests that
+// reuse or evict the lease exactly one succeeds; Drop returns ErrState if it was another.
 func (t *Table) Drop(id ID) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,7 +49,7 @@ func (t *Table) Drop(id ID) error {
 	return nil
 }
 
-// drop makes a cached lease one that waits to be reaped.
+// drop removes a lease from the cache; its workers are to be reaped.
 func (t *Table) drop(r *record) {
 	t.unkeep(r)
 	r.dropped = true
@@ -64,14 +64,14 @@ func (t *Table) unkeep(r *record) {
 	t.cachedMemory -= r.memory
 }
 
-// Cached returns the leases that are cached, the oldest first.
+// Cached returns the cached leases, the oldest first.
 func (t *Table) Cached() []ID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.cached)
 }
 
-// takeOver gives a new lease what a cached one holds.
+// takeOver gives the resources of a cached lease to a new one.
 func (t *Table) takeOver(r *record, terms *Terms, id ID) error {
 	old := t.leases[id]
 	switch {

@@ -17,7 +17,7 @@ type cores struct {
 	list   []Core
 	share  int
 	used   []int // shares of leases, by index into list
-	cached []int // shares that are cached and may be taken away
+	cached []int // shares of cached leases, which may be evicted
 	nodes  []int // NUMA nodes, the preferred ones first
 }
 
@@ -58,7 +58,7 @@ func newCores(list []Core, near []int, share int) (*cores, error) {
 	return c, nil
 }
 
-// total is how many shares there are, free how many a request can have: those that are cached too.
+// total returns the number of shares, free how many of them a request can have, including those of cached leases.
 func (c *cores) total() int { return len(c.list) * c.share }
 
 func (c *cores) free() int {

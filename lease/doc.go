@@ -17,12 +17,12 @@
 //	                                             └──▶ requested, as the next lease of the same client (Reuse)
 //
 // An ended lease keeps its cores and memory until the owner has reaped the last worker and says so: that is the
-// fence, nobody else gets a core on which the old client's code could still run. Afterwards the table
+// fence: no other lease gets a core on which the old client's code could still run. Afterwards the table
 // remembers for a while how the lease ended, so that a second release or a late request gets an answer that
 // says why, and so that it changes nothing.
 //
-// A released lease may be cached with its workers for the same client's next one. What is cached counts as free: when somebody
-// else needs it, Request takes it away and says in Lease.Evict whose workers must be reaped first.
+// A released lease may be cached, with its workers, for the next lease of the same client. Its resources count as free: when
+// another lease needs them, Request takes them, and Lease.Evict names the cached leases whose workers must be reaped first.
 //
 // # Cores
 //
@@ -32,9 +32,9 @@
 //
 // # Time
 //
-// A lease ends at Expires by the executor's clock. Its client is told durations, never times of day, and counts
-// them from before it asked; it stops Config.Margin earlier. So a clock that is wrong does no harm, and a
-// client never uses a lease that its executor has ended for time.
+// A lease ends at Expires by the executor's clock. Its client gets durations, never times of day, counts them from
+// before its request, and stops Config.Margin earlier. So a wrong clock does no harm, and a client never uses a lease
+// that has expired at the executor.
 //
 // # Requests
 //

@@ -19,7 +19,7 @@ var (
 	ErrState = errors.New("wrong state")
 	// ErrDraining: the node gives out no more leases and renews none.
 	ErrDraining = errors.New("draining")
-	// ErrNotCached: what was to be used again is not cached any more, or not for these terms. A new lease may do.
+	// ErrNotCached: the lease to be reused is not cached any more, or has other terms. A request without reuse may succeed.
 	ErrNotCached = errors.New("not cached")
 )
 

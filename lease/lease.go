@@ -17,9 +17,9 @@ type State uint8
 // The states.
 const (
 	Requested State = iota + 1 // resources are set aside, workers are being started
-	Granted                    // the client has the grant and has not come yet
-	Active                     // the client has been here
-	Expiring                   // active, and the client has been told that the end is near
+	Granted                    // the client has the grant and has not opened its event stream yet
+	Active                     // the client has opened its event stream
+	Expiring                   // active, and the client was notified that the end is near
 	Released                   // ended by its client
 	Expired                    // ended by time
 	Revoked                    // ended by the node
@@ -90,9 +90,9 @@ type Lease struct {
 	ClientEnd time.Time // when the client stops using it: Config.Margin before Expires
 	Reason    string    // why it ended
 
-	// Reuses is the released lease whose workers this one goes on with; 0: none.
+	// Reuses is the cached lease whose workers serve this one; 0: none.
 	Reuses ID
-	// Evict are released leases whose cached workers must be reaped, and Reaped called for, before this lease's are started.
+	// Evict are cached leases. Their workers must be reaped, and Reaped called, before the workers of this lease are started.
 	Evict []ID
 
 	rec *record // what Wait waits on; it outlives the table's memory of the lease
@@ -105,10 +105,10 @@ type record struct {
 	failure  error         // why it failed, set before settled is closed
 	presence uint64        // number of the client's latest stream
 	present  bool
-	comeBy   time.Time // when the absent client must have come; zero while it is present
-	notice   time.Time // when the client is told that the end is near
+	comeBy   time.Time // deadline for the absent client to open its event stream; zero while it is present
+	notice   time.Time // when the client is notified that the end is near
 	cached   time.Time // until when its workers are cached; zero: they are not
-	dropped  bool      // they were; now they are to be reaped
+	dropped  bool      // they were cached, and are to be reaped
 	reaped   bool
 
 	shares [][]int // of each worker: indices into the table's cores
@@ -133,7 +133,7 @@ func (r *record) due(now time.Time) (at time.Time, d Due) {
 	d.ID = r.ID
 	switch r.State {
 	case Released:
-		d.State, d.Reason = Released, "cached long enough"
+		d.State, d.Reason = Released, "its time in the cache is over"
 		return r.cached, d
 	case Granted, Active, Expiring:
 	default:

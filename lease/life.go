@@ -31,8 +31,8 @@ func (t *Table) Open(id ID) (presence uint64, err error) {
 }
 
 // Away notes that a presence is over. The client has Config.Return to come back, or Config.Connected if workers are still
-// connected to its process; the owner then says when they no longer are (Disconnected). Away does nothing and returns false when a
-// newer presence has begun or the lease has ended.
+// connected to its process; the owner calls Disconnected when none is any more. Away does nothing and returns false if a newer
+// presence has begun or the lease has ended.
 func (t *Table) Away(id ID, presence uint64, connected bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -50,7 +50,7 @@ func (t *Table) Away(id ID, presence uint64, connected bool) bool {
 	return true
 }
 
-// Disconnected notes that no worker of a lease is connected to its client's process any more. A client that went away now has
+// Disconnected notes that no worker of a lease is connected to its client's process any more. An absent client then has
 // Config.Return to come back.
 func (t *Table) Disconnected(id ID) {
 	t.mu.Lock()
@@ -62,7 +62,7 @@ func (t *Table) Disconnected(id ID) {
 	t.hurry(r)
 }
 
-// hurry gives an absent client at most Config.Return. The caller holds mu.
+// hurry gives an absent client at most Config.Return from now on. The caller holds mu.
 func (t *Table) hurry(r *record) {
 	if by := t.cfg.Now().Add(t.cfg.Return); by.Before(r.comeBy) {
 		r.comeBy = by
@@ -70,8 +70,8 @@ func (t *Table) hurry(r *record) {
 	}
 }
 
-// Gone notes that the connection has ended on which a lease was granted. A client that has not been here yet now has
-// Config.Return to come, as one that went away.
+// Gone notes that the connection on which a lease was granted has ended. A client that has not opened its event stream yet
+// then has Config.Return to do so.
 func (t *Table) Gone(id ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -82,8 +82,8 @@ func (t *Table) Gone(id ID) {
 	t.hurry(r)
 }
 
-// Notice makes an active lease expiring, when Due has said so, and returns it. An error: it has been renewed or has
-// ended.
+// Notice makes an active lease expiring, after Due has asked for it, and returns the lease. It fails if the lease has been
+// renewed or has ended.
 func (t *Table) Notice(id ID) (Lease, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +144,7 @@ func (t *Table) End(id ID, how State, reason string) (Lease, error) {
 }
 
 // Reaped gives back the resources of an ended lease whose last worker is gone. A second call is ErrState and
-// changes nothing, and so is one for a lease that is cached: Drop it first.
+// changes nothing. So is a call for a cached lease: Drop it first.
 func (t *Table) Reaped(id ID) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -153,7 +153,7 @@ func (t *Table) Reaped(id ID) error {
 		return unknown(id)
 	}
 	if !r.State.Ended() || r.reaped || !r.cached.IsZero() {
-		return fmt.Errorf("lease %d is %v, resources given back: %t, cached: %t: %w", id, r.State, r.reaped, !r.cached.IsZero(), ErrState)
+		return fmt.Errorf("lease %d is %v, resources returned: %t, cached: %t: %w", id, r.State, r.reaped, !r.cached.IsZero(), ErrState)
 	}
 	t.giveBack(r)
 	t.bury(r)
@@ -172,16 +172,16 @@ func (t *Table) bury(r *record) {
 	}
 }
 
-// Drain makes every further new request and renewal ErrDraining. Leases that exist stay, and so does what is cached: the
-// owner drops it.
+// Drain makes every new request and renewal fail with ErrDraining. Existing leases stay. So do cached ones, which the
+// owner drops.
 func (t *Table) Drain() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.draining = true
 }
 
-// Due is something that is due: State Expiring asks for Notice, Released for Drop (of what is cached), the others for End
-// in that state.
+// Due asks the owner for a call: Notice if State is Expiring, Drop of a cached lease if it is Released, otherwise End with
+// that state.
 type Due struct {
 	ID     ID
 	State  State

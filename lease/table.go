@@ -16,13 +16,13 @@ type Config struct {
 	Near   []int  // NUMA nodes whose cores go first
 	Share  int    // leases that may have the same core; 0: 1
 
-	// FirstUse is how long a granted lease waits for its client. Return is how long an active one waits after its client went
-	// away, and Connected the same while workers are connected to the client's process; at least Return. 0: 10 s, 2 s, 1 minute.
+	// FirstUse is how long a granted lease waits for its client. Return is how long an active lease waits for an absent client,
+	// and Connected the same while workers are connected to the client's process; at least Return. 0: 10 s, 2 s, 1 minute.
 	FirstUse, Return, Connected time.Duration
-	// Margin is how long before the end the client stops, at most a tenth of the duration; Notice how long before the end
-	// it is told, at most a third. 0: 500 ms and 30 s.
+	// Margin is how long before the end the client stops, at most a tenth of the duration. Notice is how long before the end
+	// it is notified, at most a third. 0: 500 ms and 30 s.
 	Margin, Notice time.Duration
-	// Keep is how long what was released is cached. 0: 1 minute.
+	// Keep is how long released leases are cached. 0: 1 minute.
 	Keep time.Duration
 
 	// Now is the clock. nil: time.Now.
@@ -36,9 +36,9 @@ type Config struct {
 
 // Capacity is what a table has. Cores are physical ones, times Config.Share.
 type Capacity struct {
-	Cores, FreeCores   int // what is cached is free
+	Cores, FreeCores   int // cores of cached leases count as free
 	Memory, FreeMemory uint64
-	Leases             int // that hold resources, the cached ones not counted
+	Leases             int // leases that hold resources, without cached ones
 	Cached             int
 }
 
@@ -49,7 +49,7 @@ type Table struct {
 
 	mu           sync.Mutex
 	cores        *cores
-	memory       uint64 // free, nobody keeps it
+	memory       uint64 // free, without cachedMemory
 	cachedMemory uint64
 	draining     bool
 	leases       map[ID]*record
@@ -86,7 +86,7 @@ func New(cfg Config) (*Table, error) {
 // caller reaps the workers of Lease.Evict, starts the new ones and then calls Grant or Fail. With first false the id was
 // seen before: the caller calls Wait.
 //
-// reuse names a cached lease whose workers shall go on, 0 none: there is nothing to start then, unless one of them has died.
+// reuse names a cached lease whose workers the new one takes over; 0: none. The caller then resumes them and starts none.
 //
 // Errors: ErrInvalid (never possible here, or the id came with other terms), ErrBusy, ErrDraining, ErrNotCached, ErrEnded
 // (the id's lease is over).
@@ -147,7 +147,7 @@ func (t *Table) possible(terms Terms) error {
 	return nil
 }
 
-// take finds cores and memory for the terms. When there are not enough free ones, what is cached has to go, the oldest
+// take finds cores and memory for the terms. When there are not enough free ones, it evicts cached leases, the oldest
 // first.
 func (t *Table) take(r *record, terms *Terms) error {
 	have := make([]int, len(t.cores.list))
@@ -324,7 +324,7 @@ func (t *Table) Get(id ID) (Lease, error) {
 	return r.copy(), nil
 }
 
-// List returns the leases that hold resources, the oldest grant first, those that are cached not among them.
+// List returns the leases that hold resources, without cached ones, the oldest grant first.
 func (t *Table) List() []Lease {
 	t.mu.Lock()
 	defer t.mu.Unlock()

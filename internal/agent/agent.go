@@ -39,7 +39,7 @@ type Agent struct {
 	served   atomic.Uint64 // requests answered
 	barriers barriers
 
-	spare *os.File // closed when a client has to be told that there are no descriptors; nil: there was none to keep
+	spare *os.File // closed to make room for a client that is refused when all descriptors are in use; nil: none could be opened
 
 	ctx    context.Context // ends when the agent has to stop
 	cancel context.CancelFunc

@@ -23,7 +23,7 @@ import (
 const (
 	mostSessions    = 256
 	mostOpen        = 1024             // requests without a reply
-	mostHeld        = 16 << 20         // bytes of requests without a reply
+	mostHeld        = 16 << 20         // bytes of the requests without a reply
 	mostUnread      = 4 << 20          // bytes of replies and events that the client has not read
 	helloPatience   = 10 * time.Second // time from connecting to the hello
 	releasesAtATime = 32               // concurrent releases after a client has ended
@@ -42,7 +42,7 @@ type client struct {
 	ending sync.Once
 	work   sync.WaitGroup // requests, and work that they leave in the background
 	open   atomic.Int32   // requests without a reply
-	bytes  atomic.Int64   // bytes of them
+	bytes  atomic.Int64   // bytes of these requests
 
 	// Set by the hello, before any other request.
 	page *page
@@ -64,9 +64,9 @@ type request struct {
 	protocol.Header
 	body  []byte
 	file  *os.File // descriptor that came with it, or nil
-	lost  bool     // a descriptor came with it, and this process had no room for it
-	bytes int      // of it that count for the client
-	over  bool     // the client holds too many bytes: the body was dropped
+	lost  bool     // a descriptor came with it, and this process had none free to receive it
+	bytes int      // counted in client.bytes
+	over  bool     // the client holds too many bytes: the body was discarded
 
 	// Set by admit:
 	acquire protocol.Acquire
@@ -165,7 +165,7 @@ func (c *client) read(r *request) error {
 	if !c.hold(r) {
 		r.over = true
 		if _, err := io.CopyN(io.Discard, c.conn, int64(want)); err != nil {
-			return fmt.Errorf("a request that is refused: %w", err)
+			return fmt.Errorf("read a request that is refused: %w", err)
 		}
 		return nil
 	}
@@ -186,10 +186,10 @@ func (c *client) read(r *request) error {
 	return nil
 }
 
-// smallRequest is the most that the requests have which free what others hold. These are never refused.
+// smallRequest bounds requests that free memory of other requests, in bytes. Such requests are never refused.
 const smallRequest = 1024
 
-// hold counts a request for the client. It returns false if the client would hold too many bytes.
+// hold adds a request to client.bytes. It returns false if the client would then hold too many bytes.
 func (c *client) hold(r *request) bool {
 	small := (r.ID == 0 || r.Op == protocol.OpRelease) && r.Size <= smallRequest
 	if c.bytes.Add(int64(r.Size)) > mostHeld && !small {
@@ -248,7 +248,7 @@ func (c *client) serve() {
 		}
 		if r.over && r.ID == 0 {
 			c.drop(&r)
-			c.end(fmt.Errorf("%v of %d bytes", r.Op, r.Size))
+			c.end(fmt.Errorf("%v of %d bytes, want at most %d", r.Op, r.Size, smallRequest))
 			return
 		}
 		if why := c.unfit(&r); why != nil {
@@ -280,7 +280,7 @@ func (c *client) unfit(r *request) error {
 	case r.lost:
 		return c.a.noFiles()
 	case r.over:
-		return failed("agent", dataplane.StatusBusy, "requests of %d bytes have no reply yet, and this one has %d: at most %d for a process", c.bytes.Load(),
+		return failed("agent", dataplane.StatusBusy, "requests of %d bytes wait for a reply, and this one has %d bytes: a process may have %d, try again after a reply", c.bytes.Load(),
 			r.Size, mostHeld)
 	}
 	return nil

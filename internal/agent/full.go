@@ -15,30 +15,30 @@ import (
 const (
 	// pauseAccept is how long accepting pauses when this process has no descriptor left.
 	pauseAccept = 50 * time.Millisecond
-	// turnAwayPatience is how long a client that is turned away may take to say hello and to read the answer.
+	// turnAwayPatience is how long a refused client may take to send its hello and to read the answer.
 	turnAwayPatience = 200 * time.Millisecond
 )
 
-// noFiles is the error for a client for which this process has no file descriptors left.
+// noFiles returns the error for a client when this process has no file descriptors left.
 func (a *Agent) noFiles() error {
 	var l unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &l)
-	return failed("agent", dataplane.StatusBusy, "the agent (pid %d) has no file descriptors left for another request or client: it may have %d. "+
+	return failed("agent", dataplane.StatusBusy, "the agent (pid %d) has no file descriptors left for another request or client: its limit is %d. "+
 		"End client processes, or stop it with `rfaas agent stop` and start it from a process with a higher limit (ulimit -n)", os.Getpid(), l.Cur)
 }
 
-// tooMany is the error for a client beyond the most that the agent serves.
+// tooMany returns the error for a client beyond mostClients.
 func tooMany() error {
-	return failed("agent", dataplane.StatusBusy, "%d processes are connected to the agent, the most that it serves: end some of them", mostClients)
+	return failed("agent", dataplane.StatusBusy, "%d processes are connected to the agent, which serves no more: end some of them", mostClients)
 }
 
-// turnAway accepts a client with the spare descriptor and refuses it. Only the goroutine that accepts may call it.
+// turnAway closes the spare descriptor, accepts a client in its place, and refuses it. Only the accepting goroutine may call it.
 func (a *Agent) turnAway() {
 	if a.spare == nil {
 		time.Sleep(pauseAccept)
 	} else {
 		a.spare.Close()
-		_ = a.cfg.Socket.listener.SetDeadline(time.Now().Add(lastWait)) // the client may have gone
+		_ = a.cfg.Socket.listener.SetDeadline(time.Now().Add(lastWait)) // the client may have disconnected
 		conn, err := a.cfg.Socket.listener.AcceptUnix()
 		a.linger()
 		if err == nil {
@@ -50,7 +50,7 @@ func (a *Agent) turnAway() {
 	a.spare, _ = os.Open(os.DevNull)
 }
 
-// refuse answers the first request of a client with an error and hangs up.
+// refuse answers the first request of a client with an error and closes the connection.
 func refuse(conn *net.UnixConn, why error) {
 	defer conn.Close()
 	if _, err := peer(conn); err != nil {
@@ -58,7 +58,7 @@ func refuse(conn *net.UnixConn, why error) {
 	}
 	_ = conn.SetDeadline(time.Now().Add(turnAwayPatience))
 	head := make([]byte, protocol.HeaderSize)
-	if _, err := io.ReadFull(conn, head); err != nil { // Read drops descriptors that come with it
+	if _, err := io.ReadFull(conn, head); err != nil { // Read discards descriptors that come with it
 		return
 	}
 	h, err := protocol.DecodeHeader(head)

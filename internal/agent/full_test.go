@@ -66,7 +66,7 @@ func TestNoDescriptorsLeft(t *testing.T) {
 	for refusal == "" {
 		refusal = greet()
 	}
-	if len(served) < 10 || !strings.Contains(refusal, "it may have 64") || !strings.Contains(refusal, "ulimit -n") {
+	if len(served) < 10 || !strings.Contains(refusal, "its limit is 64") || !strings.Contains(refusal, "ulimit -n") {
 		t.Errorf("after %d clients: %s", len(served), refusal)
 	}
 	for _, conn := range served {
@@ -91,7 +91,7 @@ func TestFitness(t *testing.T) {
 	}{
 		{1024, unix.RLIM_INFINITY, "", ""},
 		{64, 1, "after 1 s of processor time", ""},
-		{63, unix.RLIM_INFINITY, "", "63 open files, want at least 64"},
+		{63, unix.RLIM_INFINITY, "", "open files is 63, want at least 64"},
 	} {
 		warnings, err := fitness(func(resource int) (unix.Rlimit, error) {
 			return unix.Rlimit{Max: map[int]uint64{unix.RLIMIT_NOFILE: c.files, unix.RLIMIT_CPU: c.cpu}[resource]}, nil

@@ -28,7 +28,7 @@ type lease struct {
 	key     uint64
 	session *session
 
-	draining atomic.Bool // its executor has said that the node drains
+	draining atomic.Bool // its executor has reported that the node drains
 
 	mu        sync.Mutex
 	acquiring bool               // a request looks for an executor
@@ -223,7 +223,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			if held != nil || err != nil {
 				return held, nil, err
 			}
-			offers = nil // these channels belonged to the workers that are gone
+			offers = nil // these channels belonged to workers that have ended
 		}
 	}
 	look := m.First
@@ -280,8 +280,8 @@ func (c *client) spec(s *protocol.Spec) grant.Spec {
 		CallLimit: time.Duration(s.CallLimitNs), Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
 }
 
-// resume asks for the workers that are cached under a key. If they are not available, it returns no lease and no error,
-// and the client needs new channels.
+// resume asks for the workers that are cached under a key. If they have ended, it returns no lease and no error, and the
+// client needs new channels.
 func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
 	k := l.session.control.TakeCached(m.Cached)
 	switch {
@@ -469,7 +469,7 @@ func (l *lease) abandon(stopping bool) {
 	}
 }
 
-// release releases a lease, or keeps its workers.
+// release releases a lease, or caches its workers.
 func (c *client) release(r *request) (body, error) {
 	m, err := protocol.DecodeRelease(r.body)
 	if err != nil {
@@ -480,7 +480,7 @@ func (c *client) release(r *request) (body, error) {
 	}
 	l, err := c.lease("release", m.Key)
 	if err != nil || !c.forget(l) {
-		c.forgetCached(m.Key) // otherwise there was no lease, or its acquisition failed
+		c.forgetCached(m.Key) // if nothing is cached either, the acquisition failed or never began
 		return answer(false), nil
 	}
 	l.mu.Lock()
@@ -634,7 +634,7 @@ func (c *client) finish(r *request) error {
 	case err != nil: // it was released meanwhile
 	case l.draining.Load():
 		l.finish()
-	default: // a thread has seen the flag of the lease that used the line before
+	default: // a thread has seen the flag of the lease that used the line before: the present one does not drain
 		c.page.undrain(key)
 	}
 	return nil

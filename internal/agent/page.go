@@ -57,22 +57,22 @@ func (p *page) line(key uint64) line {
 		(*atomic.Uint64)(unsafe.Pointer(&p.mem[at+protocol.OffsetKey]))}
 }
 
-// drain sets the flag by which the client's threads start no more calls in the lease of a key. An earlier agent may have
-// set it. It returns false if another lease uses the line by now, or if the lease is being finished.
+// drain sets the flag that makes the client's threads start no more calls in the lease of a key. An earlier agent may have
+// set it already. It returns false if another lease uses the line by now, or if the lease is being finished.
 func (p *page) drain(key uint64) bool {
 	l := p.line(key)
 	if l.key.Load() != key || !l.draining.CompareAndSwap(protocol.DrainNot, protocol.DrainSoon) && l.draining.Load() != protocol.DrainSoon {
 		return false
 	}
-	if l.key.Load() != key { // the client moved the lease after the first look
+	if l.key.Load() != key { // the client has moved the lease after the first check
 		l.draining.CompareAndSwap(protocol.DrainSoon, protocol.DrainNot)
 		return false
 	}
 	return true
 }
 
-// undrain lets a lease start calls again that a thread of the client has taken for a draining one: the flag that drain set and took back
-// was of the lease that used the line before.
+// undrain lets the lease of a key start calls again. A thread of the client has seen the flag that drain set for the lease that used the
+// line before, and took this lease for a draining one.
 func (p *page) undrain(key uint64) {
 	if l := p.line(key); l.key.Load() == key {
 		l.draining.CompareAndSwap(protocol.DrainTold, protocol.DrainNot)

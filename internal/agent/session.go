@@ -133,7 +133,7 @@ func (c *client) session(op string, name uint64) (*session, error) {
 	return nil, failed(op, dataplane.StatusInvalid, "unknown session %#x", name)
 }
 
-// dropped tells the client that the workers cached under a key are gone.
+// dropped tells the client that the workers cached under a key have ended.
 func (c *client) dropped(key uint64) { c.event(&protocol.Event{Key: key, Kind: protocol.Dropped}) }
 
 // spread answers which executors have room for how many workers.

@@ -8,7 +8,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// tokensEvery is how often the agent looks at the token files of its clients. Each call to a daemon looks too.
+// tokensEvery is how often the agent checks the token files of its clients. Each call to a daemon checks them too.
 const tokensEvery = 10 * time.Second
 
 // TokenStatus describes a token that clients of the agent use.
@@ -32,14 +32,14 @@ func (a *Agent) tokens(now time.Time) []TokenStatus {
 	return list
 }
 
-// soonPart is the part of a token's life that is left when the user is warned.
+// soonPart: the agent warns when less than 1/soonPart of a token's life is left.
 const soonPart = 10
 
-// warning returns what the user should know about a token, and the kind of the warning, which does not change with the time that is
-// left. Both are "" for nothing.
+// warning returns a warning about a token for the user, and its kind, which does not depend on the time left. Both are "" if there is
+// nothing to warn of.
 func warning(t *grant.Token, now time.Time) (kind, text string) {
 	left := t.Expires.Sub(now)
-	const remedy = "have it renewed with rfaas token renew, or no lease can be opened or renewed"
+	const remedy = "have it renewed with rfaas token renew; without that no lease can be opened or renewed"
 	switch {
 	case t.Problem != nil:
 		return t.Problem.Error(), t.Problem.Error()
@@ -53,9 +53,9 @@ func warning(t *grant.Token, now time.Time) (kind, text string) {
 	return "", ""
 }
 
-// watchTokens writes warnings about tokens to the log, each once, until ctx ends.
+// watchTokens logs warnings about tokens, each once, until ctx ends.
 func (a *Agent) watchTokens(ctx context.Context) {
-	said := map[string]string{} // kind of the last warning about a token
+	said := map[string]string{} // kind of the last warning about each token
 	tick := time.NewTicker(tokensEvery)
 	defer tick.Stop()
 	for {
@@ -68,7 +68,7 @@ func (a *Agent) watchTokens(ctx context.Context) {
 	}
 }
 
-// warn logs the warnings that differ from those that were logged before, and returns the present ones.
+// warn logs the warnings whose kind is not in before, and returns the kinds of all present warnings.
 func (a *Agent) warn(before map[string]string, now time.Time) map[string]string {
 	said := map[string]string{}
 	for _, t := range a.pool.Tokens() {

@@ -126,7 +126,7 @@ var executorOptions = slices.Concat([]option{
 	{"code-cache", "1GiB", "memory for uploaded libraries"},
 	{"max-bulk", "1GiB", "largest bulk area of one worker"},
 	{"pool", "2", "pooled workers for each fabric: processes that wait for a lease, so that it starts faster; they use no core; 0 for none"},
-	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; ended if others need their cores; 0s for no cache"},
+	{"cache-time", "1m", "how long released workers are cached, frozen, for the next lease of the same client process; they are ended if other leases need their cores; 0s for no cache"},
 	{"cache-most", "64", "most released leases whose workers are cached"},
 	{"max-workers", "0", "most workers of one lease, 0 for as many as cores"},
 	{"lease-default", "1h", "duration of a lease whose request names none"},
@@ -135,7 +135,7 @@ var executorOptions = slices.Concat([]option{
 	{"lease-notice", "30s", "how long before the end of a lease its client is notified (at most a third of the lease)"},
 	{"client-first-use", "10s", "how long a granted lease waits for its client's first use"},
 	{"client-return", "2s", "how long a lease waits for its client or agent to come back after the control connection broke"},
-	{"agent-grace", "1m", "the same while workers are connected to the client's process, for example when only its agent has died; the lease is charged"},
+	{"agent-grace", "1m", "how long it waits instead while workers are connected to the client's process, for example because only its agent has died; the lease is charged"},
 	{"spawn-timeout", "10s", "how long starting a lease's workers may take"},
 	{"call-limit", "0s", "longest that one call may run before its worker is killed, 0s for no limit; leases may ask for less"},
 	{"sandbox", "auto", "confine workers: require (the executor does not start without a complete sandbox), on (use what the node supports and log the rest), " +

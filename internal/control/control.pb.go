@@ -80,7 +80,7 @@ const (
 	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
 	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
 	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance
-	StartPath_START_PATH_CACHED  StartPath = 3 // cached from an earlier lease of the same process, connected
+	StartPath_START_PATH_CACHED  StartPath = 3 // served an earlier lease of the same process, and still connected
 )
 
 // Enum value maps for StartPath.
@@ -471,7 +471,7 @@ type LeaseRequest struct {
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
 	WaitMs          uint64                 `protobuf:"varint,13,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                  // on a Leasing stream: how long the caller waits for the answer, 0: for ever. Lease has the call's deadline
 	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not cached
-	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // released lease whose workers shall go on, 0: none; client_blobs are of the same queue pairs
+	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -619,7 +619,7 @@ type LeaseReply struct {
 	Functions     []string               `protobuf:"bytes,4,rep,name=functions,proto3" json:"functions,omitempty"`                      // by index
 	DurationMs    uint64                 `protobuf:"varint,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"` // by the executor's clock, from the grant
 	ClientMs      uint64                 `protobuf:"varint,6,opt,name=client_ms,json=clientMs,proto3" json:"client_ms,omitempty"`       // the client stops after this time, counted from before it asked
-	NotCached     bool                   `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"`   // the workers to be used again are no more; nothing is leased: ask for new ones
+	NotCached     bool                   `protobuf:"varint,20,opt,name=not_cached,json=notCached,proto3" json:"not_cached,omitempty"`   // the workers of `reuse` have ended. Nothing is leased: ask for new workers
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1076,7 +1076,7 @@ type ReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Finish        bool                   `protobuf:"varint,2,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
-	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`     // keep the workers for this process's next lease, if you can: no call is under way
+	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`     // cache the workers for this process's next lease, if possible. No call is in flight
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1135,7 +1135,7 @@ func (x *ReleaseRequest) GetKeep() bool {
 type ReleaseReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Cached        bool                   `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
-	CacheMs       uint64                 `protobuf:"varint,2,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"` // for so long at most, and only while the connection on which they were released lasts
+	CacheMs       uint64                 `protobuf:"varint,2,opt,name=cache_ms,json=cacheMs,proto3" json:"cache_ms,omitempty"` // longest time that the workers are cached. They end with the connection on which they were released
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1807,7 +1807,7 @@ type InspectReply struct {
 	BytesOut uint64 `protobuf:"varint,8,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
 	// As the kernel counts.
 	CpuNs         uint64 `protobuf:"varint,9,opt,name=cpu_ns,json=cpuNs,proto3" json:"cpu_ns,omitempty"` // CPU time of the worker's processes
-	Runnable      bool   `protobuf:"varint,10,opt,name=runnable,proto3" json:"runnable,omitempty"`       // its main thread has a processor or waits for one
+	Runnable      bool   `protobuf:"varint,10,opt,name=runnable,proto3" json:"runnable,omitempty"`       // its main thread runs or is ready to run
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

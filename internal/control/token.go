@@ -20,7 +20,7 @@ type Token struct {
 	looked  time.Time
 	read    fs.FileInfo // of the file that was loaded last; nil: OpenToken loaded it
 	now     *identity.Credentials
-	problem error // why the file as it is now is not used; nil: it is
+	problem error // why the present file is not used; nil: it is
 }
 
 // TokenState describes a token file.
@@ -30,7 +30,7 @@ type TokenState struct {
 	ID      string // revocation lists name it
 	Begins  time.Time
 	Expires time.Time
-	Problem error // why the file has changed and this token is still in use; nil: the file has this token
+	Problem error // why a changed file is not used; nil: the file has this token
 }
 
 // OpenToken loads a token file. Errors: fs.ErrNotExist; class ErrInvalid for a file with other content.
@@ -85,7 +85,7 @@ func (t *Token) get(now time.Time) *identity.Credentials {
 	return t.now
 }
 
-// replaces returns an error for credentials that must not take the place of those in use.
+// replaces returns an error for credentials that must not replace those in use.
 func (t *Token) replaces(c *identity.Credentials, now time.Time) error {
 	was := &t.now.Claims
 	if c.Claims.Tenant != was.Tenant {

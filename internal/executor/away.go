@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// lookEvery is how often the workers of a lease whose client is away are asked whether they are connected to its process.
+// lookEvery is how often the executor checks whether the workers of an absent client are still connected to its process.
 const lookEvery = 50 * time.Millisecond
 
 // away records that a lease's event stream has ended. The lease then waits for its client or the client's next agent: for
@@ -13,13 +13,13 @@ const lookEvery = 50 * time.Millisecond
 func (e *Executor) away(h *holding, presence uint64) {
 	connected := h.connected()
 	if e.table.Away(h.id, presence, connected) && connected {
-		e.tell(h, slog.LevelInfo, "lease without an event stream: waiting for its agent, since a worker is connected to the client", "lease", uint64(h.id), "at-most", e.cfg.Settings.AgentGrace)
+		e.tell(h, slog.LevelInfo, "the client's event stream has ended: waiting for its next agent while a worker is connected to the client", "lease", uint64(h.id), "at-most", e.cfg.Settings.AgentGrace)
 		go e.watchConnected(h, presence)
 	}
 }
 
-// watchConnected shortens the wait for a client that is away when no worker is connected to its process any more. It returns when
-// that has happened, when the client is back, or when the lease has ended.
+// watchConnected shortens the wait for an absent client as soon as no worker is connected to its process. It returns then, when the
+// client is back, or when the lease has ended.
 func (e *Executor) watchConnected(h *holding, presence uint64) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
@@ -39,15 +39,15 @@ func (e *Executor) watchConnected(h *holding, presence uint64) {
 	}
 }
 
-// isAway reports whether a stream was the newest and the lease is not ending.
+// isAway reports whether no newer stream has opened and the lease is not ending.
 func (h *holding) isAway(presence uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.presence == presence && !h.ending
 }
 
-// connected reports whether a worker of the lease lives and is connected to its client's process. A worker ends when it notices
-// that its client has ended.
+// connected reports whether a living worker of the lease is connected to its client's process. A worker exits when it notices that
+// this process has ended.
 func (h *holding) connected() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -50,7 +50,7 @@ func TestLeaseOfAConnectedClientWaits(t *testing.T) {
 	if n.free() != 2 || len(n.z.alive()) != 2 {
 		t.Fatalf("%d cores free, %d workers alive, want 2 and 2", n.free(), len(n.z.alive()))
 	}
-	eventually(t, "the log says so", func() bool { return strings.Contains(n.log.String(), "waiting for its agent") })
+	eventually(t, "the log says so", func() bool { return strings.Contains(n.log.String(), "waiting for its next agent") })
 	ev := n.events(id)
 	n.z.alive()[0].alone.Store(true) // says nothing while the client is here
 	time.Sleep(3 * lookEvery)

@@ -14,18 +14,18 @@ import (
 const suspendPatience = 500 * time.Millisecond
 
 // cached has the cached workers of a released lease. They are frozen and wait for the next lease of the same client
-// process, with queue pairs, memory and code unchanged. The goroutine that takes it out of Executor.cached decides about
-// them.
+// process, with queue pairs, memory and code unchanged. The goroutine that removes it from Executor.cached ends or resumes
+// the workers.
 type cached struct {
 	id      lease.ID
 	code    *code // with a reference
 	workers []Worker
-	taken   chan struct{} // closed when a lease has them again, or they are ended
-	unwatch func() bool   // of the connection
+	taken   chan struct{} // closed when a lease takes the workers, or they are ended
+	unwatch func() bool   // stops watching the connection
 }
 
-// keep caches the workers of a lease that its client has released, instead of finishEnd. It returns false if it could
-// not; some of the workers may have stopped serving then. conn ends with the client.
+// keep caches the workers of a released lease, in place of finishEnd. It returns false if it cannot; some of the workers may
+// have stopped serving then. conn ends with the client.
 func (e *Executor) keep(h *holding, conn context.Context) bool {
 	s := &e.cfg.Settings
 	if l, err := e.table.Get(h.id); err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {
@@ -108,7 +108,7 @@ func each(workers []Worker, do func(i int, w Worker) error) error {
 	return first
 }
 
-// take removes and returns cached workers; nil if they have been taken already.
+// take removes and returns the cached workers of a lease; nil if another goroutine has taken them.
 func (e *Executor) take(id lease.ID) *cached {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -227,14 +227,14 @@ func (e *Executor) evict(ids []lease.ID) {
 	wg.Wait()
 }
 
-// dropAllCached ends all cached workers. The table must not cache more.
+// dropAllCached ends all cached workers. The node must be draining, so that no more are cached.
 func (e *Executor) dropAllCached() {
 	for _, id := range e.table.Cached() {
 		e.dropCached(id)
 	}
 }
 
-// resumeAll resumes cached workers for a new lease. If one fails, all are ended and the error is lease.ErrNotCached.
+// resumeAll resumes cached workers for a new lease. If one cannot be resumed, all are ended and the error is lease.ErrNotCached.
 func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.Duration) ([]Worker, error) {
 	e.release(k)
 	ctx, cancel := spawnContext(h, limit)
@@ -244,7 +244,7 @@ func (e *Executor) resumeAll(h *holding, k *cached, blobs [][]byte, limit time.D
 	if err == nil {
 		return k.workers, nil
 	}
-	e.tell(h, slog.LevelInfo, "cached workers are of no use any more", "lease", uint64(h.id), "of", uint64(k.id), "error", err)
+	e.tell(h, slog.LevelInfo, "cannot resume cached workers; ended them", "lease", uint64(h.id), "of", uint64(k.id), "error", err)
 	stopAll(ctx, k.workers, killed)
 	return nil, lease.ErrNotCached
 }

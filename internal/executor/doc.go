@@ -1,8 +1,8 @@
-// Package executor is the daemon on a node that lends its cores: it grants leases, keeps uploaded code, starts and
-// reaps workers, tells clients what happens to them, and reports to the resource manager.
+// Package executor is the daemon on a node that lends its cores: it grants leases, stores uploaded code, starts and
+// reaps workers, reports their deaths to clients, and reports to the resource manager.
 //
-// Why this room exists: cmd/executor is a thin main. What it starts has to be tested in one process, with a
-// fake in the place of the zygote, on a loopback connection, under the race detector.
+// cmd/executor is a thin main, so that the daemon can be tested in one process, with a fake in place of the zygote, on a
+// loopback connection, under the race detector.
 //
 // The executor never runs user code and takes no part in invocations: workers write results straight into the
 // client's memory. Its bookkeeping is package lease; this package adds processes and connections.

@@ -37,7 +37,7 @@ func (e *Executor) Inspect(ctx context.Context, req *control.InspectRequest) (*c
 		Failed: c.Failed, Refused: c.Refused, BytesIn: c.BytesIn, BytesOut: c.BytesOut, CpuNs: uint64(cpu), Runnable: runnable(w.PID())}, nil
 }
 
-// runnable reports whether the main thread of a process has a processor or waits for one.
+// runnable reports whether the main thread of a process runs or is ready to run.
 func runnable(pid int) bool {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, found := bytes.Cut(b, []byte(") "))

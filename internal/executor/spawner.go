@@ -21,8 +21,8 @@ type Worker interface {
 	OutputTail() []byte
 	Running() string
 	Counters() zygote.Counters
-	// ClientGone reports whether the client's process has ended, also while a function runs. It is always false on verbs, where the
-	// worker ends when it runs no function.
+	// ClientGone reports whether the client's process has ended, also while a function runs. On verbs it is always false: there the
+	// worker exits as soon as it runs no function.
 	ClientGone() bool
 	// CPUTime returns the CPU time that the kernel reports for the worker, with its child processes where there are
 	// control groups.

@@ -24,7 +24,7 @@ type Adoption struct {
 const shortest = time.Millisecond
 
 // Adopt continues a lease of another process: it renews the lease, or asks how long it lasts if the spec does not say
-// Renew. The executor waits a moment for the new client (2 s by default), so Watch must follow soon. lib may be nil or
+// Renew. The executor waits for the new event stream (2 s by default), so Watch must follow soon. lib may be nil or
 // another library than the lease's; then leases like this one only go to executors that know the library. Errors:
 // ErrLease (the executor does not know the lease any more), ErrConnection.
 func (c *Control) Adopt(ctx context.Context, lib *Library, s Spec, a Adoption) (*Pending, *Held, error) {

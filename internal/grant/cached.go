@@ -11,13 +11,13 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 )
 
-// EnvCached is the environment variable with the number of released leases that a session keeps connected; 0: none.
+// EnvCached is the environment variable with the most released leases that a session caches; 0: none.
 const EnvCached = "RFAAS_CACHED_LEASES"
 
-// defaultCached is this number without the variable.
+// defaultCached is the number without the variable.
 const defaultCached = 16
 
-// cachedKey is what a new lease must have in common with a cached one to get its workers.
+// cachedKey has the terms in which a new lease must equal a cached one to get its workers.
 type cachedKey struct {
 	sha            [sha256.Size]byte
 	workers, cores int
@@ -33,8 +33,8 @@ func (p *Pending) key() cachedKey {
 	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk}
 }
 
-// Cached is a released lease whose workers the executor caches. The client has the channels, under the name of the lease. Each Cached is
-// passed on once: to the caller of TakeCached, or its name to Options.Dropped.
+// Cached is a released lease whose workers the executor caches. The client caches the channels under the same name. Each Cached is handed
+// out once: TakeCached returns it, or Options.Dropped gets its name.
 type Cached struct {
 	name  uint64
 	cand  Candidate
@@ -44,7 +44,7 @@ type Cached struct {
 	timer *time.Timer
 }
 
-// keep remembers a released lease for d. If there are too many, the one that was released first is given up.
+// keep caches a released lease for d. If there are too many, the oldest one is given up.
 func (c *Control) keep(k *Cached, d time.Duration) {
 	c.mu.Lock()
 	if c.closed {
@@ -53,7 +53,7 @@ func (c *Control) keep(k *Cached, d time.Duration) {
 		return
 	}
 	c.cached = append(c.cached, k)
-	// Earlier than the executor ends the workers, so that no lease asks for workers that are gone.
+	// Before the executor ends the workers, so that no lease asks for workers that have ended.
 	k.timer = time.AfterFunc(d-d/10, func() { c.expire(k) })
 	var oldest *Cached
 	if len(c.cached) > c.opts.Keep {
@@ -65,7 +65,7 @@ func (c *Control) keep(k *Cached, d time.Duration) {
 	}
 }
 
-// expire gives a cached lease up, on both sides, unless it was taken.
+// expire gives up a cached lease, at the executor and the client, unless it was taken.
 func (c *Control) expire(k *Cached) {
 	c.mu.Lock()
 	mine := c.remove(k)
@@ -85,7 +85,7 @@ func (c *Control) letGo(k *Cached) {
 		defer c.work.Done()
 		ctx, cancel := c.bound(context.Background())
 		defer cancel()
-		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error the executor ends them later by itself
+		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error the executor ends them by itself, later
 	}()
 }
 
@@ -100,7 +100,7 @@ func (c *Control) remove(k *Cached) bool {
 	return true
 }
 
-// dropCached gives all cached leases up.
+// dropCached gives up all cached leases.
 func (c *Control) dropCached() {
 	c.mu.Lock()
 	all := slices.Clone(c.cached)
@@ -110,7 +110,8 @@ func (c *Control) dropCached() {
 	}
 }
 
-// TakeCached takes the cached lease with this name. The caller passes it to UseCached, GiveUp or Forget. nil: it was given up.
+// TakeCached removes and returns the cached lease with this name; nil: it was given up. The caller passes it to UseCached, GiveUp or
+// Forget.
 func (c *Control) TakeCached(name uint64) *Cached {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +124,7 @@ func (c *Control) TakeCached(name uint64) *Cached {
 	return k
 }
 
-// GiveUp ends a cached lease that TakeCached has returned, on both sides.
+// GiveUp ends a cached lease that TakeCached has returned, at the executor and the client.
 func (c *Control) GiveUp(k *Cached) {
 	c.dropped(k)
 	c.Forget(k)
@@ -137,8 +138,8 @@ func (c *Control) Forget(k *Cached) {
 	c.letGo(k)
 }
 
-// UseCached makes a cached lease the only candidate. It returns false if its workers cannot serve this lease; k is still
-// the caller's then.
+// UseCached makes a cached lease the only candidate. It returns false if its workers cannot serve this lease; the caller
+// then still owns k.
 func (p *Pending) UseCached(k *Cached) bool {
 	at := cmp.Or(p.spec.At, p.spec.Executor)
 	if k.key != p.key() || at != "" && at != k.cand.Address {
@@ -163,8 +164,8 @@ func (c *Control) Cached() int {
 	return len(c.cached)
 }
 
-// ReleaseCached is Release for a client without calls in flight that could use the same workers again. name is for TakeCached and
-// Options.Dropped, which get it only if cached is true.
+// ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If cached is true, TakeCached
+// and Options.Dropped know the lease by name.
 func (h *Held) ReleaseCached(ctx context.Context, name uint64) (cached bool, err error) {
 	if h.c.opts.Keep <= 0 || h.adopted {
 		return false, h.Release(ctx)
@@ -187,7 +188,7 @@ func (p *Pending) Look(ctx context.Context) (err error) {
 	return err
 }
 
-// cachedOf returns the number of leases to keep, from an option and the environment.
+// cachedOf returns the most leases to cache, from an option and the environment.
 func cachedOf(setting int, environment string) int {
 	if n, err := strconv.Atoi(environment); setting == 0 && err == nil {
 		return max(n, 0)

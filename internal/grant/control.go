@@ -39,9 +39,9 @@ type Options struct {
 	Timeout        time.Duration // 0: DefaultTimeout
 	// Getenv looks up the variables that name credentials. nil: os.Getenv, or what WithEnvironment was called with.
 	Getenv func(string) string
-	// Keep is how many released leases are cached connected; 0: the environment's number or 16, negative: none.
+	// Keep is the most released leases to cache; 0: the environment's number or 16, negative: none.
 	Keep int
-	// Dropped is called with the name of a cached lease that nobody will use any more, on any goroutine. May be nil.
+	// Dropped is called with the name of a cached lease that was given up, on any goroutine. May be nil.
 	Dropped func(name uint64)
 }
 
@@ -78,7 +78,7 @@ func (o *Options) dial() control.DialConfig {
 }
 
 // Control is one session with a manager or an executor. Its connections may be shared with other sessions (Pool); the
-// time-out and the released leases that stay connected are its own. Safe for concurrent use.
+// time-out and the cached leases are its own. Safe for concurrent use.
 type Control struct {
 	*shared
 	opts Options
@@ -90,8 +90,8 @@ type Control struct {
 	work   sync.WaitGroup // goroutines of expire
 }
 
-// reach makes sure that the session's manager or executor answers. It sends no message if the connection to it has not broken since
-// the last answer, and the token has not changed.
+// reach checks that the session's manager or executor answers. It sends no message if, since the last answer, the connection has not
+// broken and the token has not changed.
 func (c *shared) reach(ctx context.Context) (err error) {
 	at, token := cmp.Or(c.opts.Manager, c.opts.Executor), c.tokenState()
 	c.mu.Lock()
@@ -133,7 +133,7 @@ func (c *shared) LikelyProvider() string {
 }
 
 // Close gives up the cached leases, and closes the connections unless other sessions share them. The caller releases all leases before;
-// executors end leases that were not released when they notice that the client is gone. A second call does nothing.
+// executors end leases that were not released when they notice that the client has disconnected. A second call does nothing.
 func (c *Control) Close() {
 	c.mu.Lock()
 	closed := c.closed
@@ -184,7 +184,7 @@ type Candidate struct {
 	Node     string // host name, for messages
 	Provider string // "shm" or "verbs", decided
 	info     *control.InfoReply
-	Cached   *Cached // its cached workers are there; nil for a new lease
+	Cached   *Cached // whose workers are to be resumed; nil: start new ones
 }
 
 // provider chooses the provider for the node that info describes. An error says why none is possible.

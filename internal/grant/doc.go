@@ -1,7 +1,7 @@
-// Package grant is the control side of a client. It finds an executor, asks it for a lease, and watches over the lease. Its
-// caller makes the channels and gives it their addresses as blobs. The Go client and the agent use it.
+// Package grant is the control side of a client. It finds an executor, asks it for a lease, and watches over the lease. The
+// agent uses it, and passes it the addresses of the client's channels as blobs.
 //
-//	Open ──▶ Control ── Prepare ──▶ Pending ── Next, Grant ──▶ Held ── Watch, Replace ──▶ Release
+//	Open ──▶ Control ── Plan, Look ──▶ Pending ── Next, Grant ──▶ Held ── Watch, Replace ──▶ Release
 //
 // No call passes through this package.
 package grant

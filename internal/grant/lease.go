@@ -100,7 +100,7 @@ func (p *Pending) Like() *Pending {
 	return q
 }
 
-// Next returns the next executor to ask. If no candidate is left, the error says why the last one refused.
+// Next returns the next executor to ask. If no candidate is left, the error says why the last executor refused.
 func (p *Pending) Next(ctx context.Context) (Candidate, error) {
 	const op = "lease"
 	for p.current+1 < len(p.candidates) || p.more(ctx) {
@@ -203,10 +203,10 @@ type Held struct {
 	mu      sync.Mutex
 	end     time.Time // when the client stops using the lease
 	over    string    // why the lease has ended; then there is nothing to release
-	refusal string    // why it could not be renewed, if the executor refuses the credential
+	refusal string    // why it could not be renewed, if the executor refused the credential
 }
 
-// note remembers that the lease has ended.
+// note records that the lease has ended.
 func (h *Held) note(e Event) {
 	if e.Kind == LeaseEnded && e.Status == dataplane.StatusLeaseEnded {
 		h.mu.Lock()
@@ -365,7 +365,7 @@ type Inspection struct {
 	BytesOut uint64 // of results
 	// As the kernel counts.
 	CPU      time.Duration
-	Runnable bool // its main thread has a processor or waits for one
+	Runnable bool // its main thread runs or is ready to run
 }
 
 // Inspect asks the executor about worker i.

@@ -30,7 +30,7 @@ type shared struct {
 	inUse     map[[sha256.Size]byte]weak.Pointer[Library] // libraries of leases, also if they are too large to be remembered
 	streams   map[string][]*leasing                       // idle ones, by address
 	token     *control.Token                              // nil: none is used yet
-	refusal   string                                      // why the last renewal of a lease was refused for its credential; "": it was not
+	refusal   string                                      // why the credential was refused at the last renewal of a lease; "": it was not
 	closed    bool
 	// The last answer of the session's manager or executor came with this token. Set by reach.
 	reached      bool
@@ -53,7 +53,7 @@ func newShared(o *Options) (*shared, error) {
 	}
 	s := &shared{opts: *o, nodeID: id, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
 		streams: make(map[string][]*leasing), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
-	s.opts.Dropped = nil // of one session
+	s.opts.Dropped = nil // belongs to one session
 	rand.Read(s.client[:])
 	return s, nil
 }
@@ -102,7 +102,7 @@ func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// note remembers the provider of a grant.
+// note records the provider of a grant.
 func (c *shared) note(provider string) {
 	c.mu.Lock()
 	c.lastProvider = provider

@@ -14,7 +14,7 @@ import (
 // Token describes a token that sessions of a pool use.
 type Token struct {
 	control.TokenState
-	Refusal string // why an executor has refused it for the last renewal of a lease; "": it has not
+	Refusal string // why an executor refused it at the last renewal of a lease; "": it did not
 }
 
 // Tokens returns the tokens that the sessions of a pool use, by path and tenant.
@@ -45,7 +45,7 @@ func (p *Pool) Tokens() (list []Token) {
 	return list
 }
 
-// The user may renew the token file at any time. These bound how often an executor is asked again meanwhile.
+// The user may renew the token file at any time. These bound the pause before an executor that has refused the token is asked again.
 const (
 	firstRefused = 250 * time.Millisecond
 	mostRefused  = 10 * time.Second
@@ -57,7 +57,7 @@ func untilRefused(n int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// noteRenewal remembers whether the renewal of a lease has failed because of a credential.
+// noteRenewal records whether the executor refused the credential when a lease was renewed.
 func (h *Held) noteRenewal(err error) {
 	var e *dataplane.Error
 	refusal := ""
@@ -72,7 +72,7 @@ func (h *Held) noteRenewal(err error) {
 	h.c.shared.mu.Unlock()
 }
 
-// expiry returns the reason of an event about the lease's end, which says why the lease could not be renewed.
+// expiry adds to the reason of an event about the lease's end why the lease could not be renewed.
 func (h *Held) expiry(reason string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

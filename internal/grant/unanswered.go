@@ -15,7 +15,7 @@ const (
 	lookAgain  = time.Second      // between two looks at a worker that runs nothing
 	lookMost   = 30 * time.Second // longest pause between looks at a worker that runs a function; each is twice the one before
 	lookBound  = 2 * time.Second  // longest time of one look
-	enoughCPU  = time.Millisecond // between two looks, for a worker that is ready to run
+	enoughCPU  = time.Millisecond // CPU time between two looks; with less, a worker that is ready to run is not judged
 	reportsMax = 64               // reports in the queue; more are dropped, because channels repeat them
 )
 
@@ -107,7 +107,7 @@ func (k *suspicion) take(i *Inspection, err error, now int64) {
 		k.idle = 0
 		k.next = k.looked + int64(k.pause)
 		k.pause = min(2*k.pause, lookMost)
-	case k.idle > 0 && i.PID == k.saw.PID && i.Runnable && i.CPU-k.saw.CPU < enoughCPU: // others have its processor
+	case k.idle > 0 && i.PID == k.saw.PID && i.Runnable && i.CPU-k.saw.CPU < enoughCPU: // other processes occupy its processor
 	case k.idle > 0 && i.PID == k.saw.PID && i.Calls == k.saw.Calls && i.Refused == k.saw.Refused:
 		k.idle++
 	default:

@@ -156,7 +156,7 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 }
 
 // keep renews the lease each time that half of its remaining time is over, until ctx ends or the executor refuses. If the executor
-// does not answer, or does not accept the token, which the user may renew, it asks again until the lease expires.
+// does not answer, or refuses a token that the user may still renew, it asks again until the lease expires.
 func (h *Held) keep(ctx context.Context) {
 	pause := time.Until(h.Until()) / 2
 	refused := 0
@@ -202,7 +202,7 @@ func (h *Held) StopWatch() {
 // follow keeps an event stream open. It returns the event that ended the lease, or false when ctx ended it.
 func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 	var brokenSince time.Time
-	pause, tries := 20*time.Millisecond, 0 // tries: refused in a row
+	pause, tries := 20*time.Millisecond, 0 // tries: refusals in a row
 	for {
 		end, opened, err := h.stream(ctx, handle)
 		switch {

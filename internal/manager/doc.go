@@ -1,6 +1,6 @@
-// Package manager is the resource manager: it knows which executors there are, where, and what they have free. It
-// decides nothing about leases and is on nobody's way: executors and clients go on when it is away, and executors
+// Package manager is the resource manager: it knows the executors, their addresses and their free cores. It decides
+// nothing about leases, and no call passes through it: executors and clients go on while it is away, and executors
 // register again when it is back.
 //
-// What it knows lives in memory and comes back by itself with the next heartbeats.
+// Its knowledge of executors is in memory only. After a restart the next heartbeats restore it.
 package manager

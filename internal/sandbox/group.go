@@ -138,8 +138,8 @@ func field(text, name string) (n uint64, ok bool) {
 	return 0, false
 }
 
-// freezeLooks is how often Freeze looks before it sleeps: the shortest sleep is longer than a group of one sleeping process needs.
-// With it the release of a cached lease takes 0.9 of what it takes with sleeps alone.
+// freezeLooks is how often Freeze checks the state before it sleeps, because the shortest sleep is longer than the freezing of one sleeping
+// process. With it, the release of a cached lease takes 0.9 of its time with sleeps alone.
 const freezeLooks = 30
 
 // Freeze stops all processes of the group, whatever signals they get. It blocks until the kernel reports that all of
@@ -185,8 +185,8 @@ func (g *Group) frozen() (bool, error) {
 	return n == 1, err
 }
 
-// awaitEvent waits for a change of cgroup.events since it was last read, at most for *wait, which it doubles up to 1 ms: the kernel
-// delays the second of two changes by 10 ms. Version 1 has no such event.
+// awaitEvent waits for a change of cgroup.events since it was last read, at most for *wait, which it doubles up to 1 ms. It has a limit
+// because the kernel delays the second of two changes by 10 ms. In version 1, which has no such event, it only sleeps.
 func (g *Group) awaitEvent(wait *time.Duration) {
 	limit := unix.NsecToTimespec(int64(*wait))
 	*wait = min(2**wait, time.Millisecond)

@@ -7,9 +7,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// passed are the variables of the executor's that workers in a sandbox keep: what the loader, the C library, runtimes of
-// languages, and libraries for computing and for the fabric (libibverbs and its providers) look at. An asterisk at the end stands for any
-// end; a beginning that other programs use as well, for credentials even, has none, or a longer name.
+// passed are the executor's variables that workers in a sandbox get: those that the loader, the C library, language runtimes, and
+// libraries for computing and for the fabric (libibverbs and its providers) read. An asterisk matches any suffix. Prefixes that other
+// programs also use, perhaps for credentials, have no asterisk or are longer.
 var passed = []string{
 	"PATH", "LD_*", "GLIBC_TUNABLES", "MALLOC_*", "LANG", "LANGUAGE", "LC_*", "LOCPATH", "TZ", "TZDIR",
 	"GFORTRAN_*", "FORT_*", "PYTHONHOME", "PYTHONPATH",
@@ -20,11 +20,11 @@ var passed = []string{
 	"ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS",
 }
 
-// ours begins the names of our own settings, which may contain secrets.
+// ours is the prefix of the variables of rfaas, which may contain secrets.
 const ours = "RFAAS_"
 
-// environment is that of the zygote and so of user code, out of the executor's. Other settings and credentials stand there than
-// rfaas': in a sandbox only what is named is left, and what nobody outside calls home is /tmp.
+// environment returns the environment of the zygote, and so of user code, from that of the executor. The executor's may hold credentials
+// of other programs, so a sandbox gets only the named variables. HOME is /tmp there.
 func (s *Sandbox) environment(env []string) (out []string) {
 	if s.Mode != sandbox.Off {
 		out = []string{"HOME=/tmp"}

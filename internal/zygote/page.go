@@ -14,18 +14,18 @@ import (
 const (
 	pageSize    = 4096
 	pagePhase   = 56  // offset of dp_worker_page.phase
-	pageGone    = 60  // of client_gone
-	pageDeath   = 256 // of dp_worker_death
-	deathText   = 40  // offset in it
+	pageGone    = 60  // offset of dp_worker_page.client_gone
+	pageDeath   = 256 // offset of dp_worker_page.death
+	deathText   = 40  // offset of dp_worker_death.text
 	textMax     = 3584
 	deathNoted  = 0x44454144
 	deathTraced = 0x44454145
-	overflowed  = 1 // a stack
-	byItself    = 2 // the signal was sent
+	overflowed  = 1 // DP_DEATH_STACK_OVERFLOW
+	byItself    = 2 // DP_DEATH_BY_ITSELF
 )
 
-// Counters are what a worker says of its work. User code can write there, so they are good for information and for
-// charging a tenant whose code it is, and never above what the clock allows.
+// Counters are a worker's own counters. User code can forge them. So they serve as information, and to charge the tenant
+// whose code it is, but never for more than the clock allows.
 type Counters struct {
 	Calls    uint64 // functions that returned
 	Refused  uint64 // requests that were malformed
@@ -34,20 +34,20 @@ type Counters struct {
 	BytesOut uint64 // results
 }
 
-// since is what was counted after b, nothing where a worker has counted backwards.
+// since returns what was counted after b; 0 for a counter that went backwards.
 func (c Counters) since(b *Counters) Counters {
 	less := func(now, then uint64) uint64 { return now - min(now, then) }
 	return Counters{Calls: less(c.Calls, b.Calls), Refused: less(c.Refused, b.Refused), Failed: less(c.Failed, b.Failed),
 		BytesIn: less(c.BytesIn, b.BytesIn), BytesOut: less(c.BytesOut, b.BytesOut)}
 }
 
-// page is what a worker shows of itself, in memory that it may write at any time and that nobody can shrink.
+// page is the page that a worker shares. The worker may write it at any time, and no process can shrink it.
 type page struct {
 	mu  sync.Mutex
-	mem []byte // once the worker is dead: a copy
+	mem []byte // a copy once the worker is dead
 }
 
-// newPage returns the page and the descriptor for the worker, which is the caller's.
+// newPage returns the page and its descriptor for the worker, which the caller closes.
 func newPage() (*page, int, error) {
 	fd, err := fixedMemfd("rfaas-page", pageSize)
 	if err != nil {
@@ -61,7 +61,7 @@ func newPage() (*page, int, error) {
 	return &page{mem: mem}, fd, nil
 }
 
-// freeze keeps what is there and lets the shared memory go: a process that the worker left behind may still write.
+// freeze copies the page and unmaps the shared memory, which a process that the worker left behind may still write.
 func (p *page) freeze() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,7 +75,7 @@ func (p *page) word(i int) uint64 {
 	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&p.mem[8*i])))
 }
 
-// running is the word that tells the present call, and its function's index. ok is false between calls.
+// running returns the word that identifies the present call, and the index of its function. ok is false between calls.
 func (p *page) running() (call uint64, function int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,14 +90,14 @@ const (
 	phaseLoaded  = 3
 )
 
-// phase is how far a start has come. Good until user code runs, which may say what it likes.
+// phase returns the phase of the start. It is reliable until user code runs, which can forge it.
 func (p *page) phase() uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return binary.LittleEndian.Uint32(p.mem[pagePhase:])
 }
 
-// clientGone reports whether the worker has seen the end of its client's process.
+// clientGone reports whether the worker has noted the end of its client's process.
 func (p *page) clientGone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

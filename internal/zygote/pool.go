@@ -41,8 +41,8 @@ func (p *pool) wake() {
 // KeepPool keeps n pooled workers for each of the given devices until Close. It clones missing ones in the background.
 // A spec names the device and what most leases will need: MaxDepth, MaxEager and MaxBulk are the sizes of a channel,
 // whose worker's side is made ahead (MaxDepth 0: no channel); MemoryLimit and ChannelMemory set the memory limit of the
-// control group; CPUs are the CPUs that the worker may use while it waits. A lease with other values gets such a worker
-// too, which then makes anew what does not fit. Call KeepPool at most once.
+// control group; CPUs are the CPUs that the worker may use while it waits. A lease with other values gets such a worker,
+// too, which then replaces the parts that do not fit. Call KeepPool at most once.
 func (z *Zygote) KeepPool(n int, devices ...Spec) error {
 	for i := range devices {
 		if _, err := prepareBody(&devices[i]); err != nil {

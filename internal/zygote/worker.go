@@ -89,8 +89,8 @@ func (w *Worker) Counters() Counters {
 	return c
 }
 
-// ClientGone reports whether the process of the worker's client has ended, as far as the worker tells. A worker on shared memory
-// tells it also while it runs a function. On verbs it ends instead, as soon as it runs none. User code can forge the answer.
+// ClientGone reports whether the worker has noted that its client's process has ended. A worker on shared memory notes it also while
+// it runs a function. A worker on verbs exits instead, as soon as it runs none. User code can forge the answer.
 func (w *Worker) ClientGone() bool { return w.page.clientGone() }
 
 // CPUTime returns how much CPU time all processes of the worker's control group have used, including ended ones.

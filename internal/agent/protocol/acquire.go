@@ -130,7 +130,7 @@ func putWorker(b []byte, w *Worker) []byte {
 // EncodeWorker appends the body of a reply to REPLACE.
 func EncodeWorker(b []byte, w *Worker) []byte { return putWorker(b, w) }
 
-// DecodeWorker decodes the body of a reply to REPLACE. A worker without a process is not there yet.
+// DecodeWorker decodes the body of a reply to REPLACE. A worker with PID 0 has not started yet.
 func DecodeWorker(b []byte) (Worker, error) {
 	var c C.rfaas_agent_worker
 	err := exactly(OpReplace, b, &c)

@@ -66,7 +66,7 @@ func DecodeSessionName(op Op, b []byte) (SessionName, error) {
 type Spread struct {
 	Session, Workers, CoresPerWorker, Memory uint64
 	DurationNs                               int64
-	One                                      bool // leases of one worker each
+	One                                      bool // every share is for leases of one worker each
 	Executor                                 string
 	Avoid                                    []string
 }

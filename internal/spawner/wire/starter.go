@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// PDEATHSIG is sent when the thread that started a child ends, and the Go runtime ends threads. All children of this process
-// are therefore started on one OS thread that never ends. This needs the only global variable here.
+// starter is the OS thread on which all children of this process are started. It never ends, because the kernel sends PDEATHSIG
+// when the thread that started a child ends, and the Go runtime ends threads. This needs the only global variable here.
 var starter = sync.OnceValue(func() chan func() {
 	c := make(chan func())
 	go func() {
@@ -18,7 +18,7 @@ var starter = sync.OnceValue(func() chan func() {
 	return c
 })
 
-// OnStarterThread runs f on that thread and returns when f has.
+// OnStarterThread runs f on the thread that starts children, and returns after f.
 func OnStarterThread(f func()) {
 	done := make(chan struct{})
 	starter() <- func() { defer close(done); f() }
