@@ -6,9 +6,9 @@
  *
  *   spawner  ◀─ zygote socket ─── zygote      HELLO {wire version, verbs devices, sandbox, version}
  *   spawner  ── zygote socket ──▶ zygote      SPAWN   + fds {worker socket, code, names, log pipe, page}
- *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}   (or SPAWN_FAILED {status, text} + fds {processes
- *                                             that must be reaped})
- *                                             in a sandbox + fds {pidfd, guard's pidfd, and the stem's if there is one}
+ *   spawner  ◀─ zygote socket ─── zygote      SPAWNED {pid} + fd {pidfd}; in a sandbox + fds {pidfd, guard's pidfd, and the
+ *                                             stem's if there is one}
+ *   spawner  ◀─ zygote socket ─── zygote      or SPAWN_FAILED {status, text} + fds {processes that must be reaped}
  *   executor ◀─ worker socket ─── worker      STARTED                   runs its first instructions
  *   executor ◀─ worker socket ─── worker      LOADED {times, channel blob}  sealed, connected to the client's queue pair, code
  *                                             loaded: serving
@@ -22,9 +22,9 @@
  *   executor ◀─ worker socket ─── worker      INSPECTED {count, bytes}  one line in the output for each offset
  *   executor ── worker socket ──▶ worker      STOP                      finish the running call, exit 0
  *   executor ── worker socket ──▶ worker      FINISH                    finish all calls that were sent, exit 0
- *   executor ── worker socket ──▶ worker      SUSPEND                      the lease is over: run nothing, do not spin
+ *   executor ── worker socket ──▶ worker      SUSPEND                   the lease has ended: run nothing, block
  *   executor ◀─ worker socket ─── worker      SUSPENDED
- *   executor ── worker socket ──▶ worker      RESUME {client's blob}    a new lease of the same client, or FAILED and the worker ends
+ *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is not its client's
  *
  * The worker and the executor share a page with the worker's state, also at its death (page.h).
  *
@@ -156,7 +156,7 @@ _Static_assert(offsetof(dp_msg_inspect, cpu_seconds) == 8 && offsetof(dp_msg_ins
                    sizeof(dp_msg_inspect) + sizeof(dp_msg_head) <= DP_MSG_MAX,
                "inspect message layout");
 
-/* Body of SPAWNED: {u32 pid}. Body of LOADED: {u32 functions}.
+/* Body of SPAWNED: {u32 pid}.
  * Body of FAILED and SPAWN_FAILED: {i32 status, text without NUL}. */
 
 /* Sends one packet, with descriptor fd if it is not -1. Blocks while the socket is full. 0 or an errno. */

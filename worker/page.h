@@ -44,7 +44,7 @@ enum {
 typedef struct dp_worker_page {
     dp_server_stats stats;
     uint32_t phase; /* DP_PHASE_* */
-    uint32_t client_gone; /* 1: the client's process has ended. A worker that runs no function exits instead */
+    uint32_t client_gone; /* 1: the client's process has ended. Set also while a function runs; a worker that runs none exits */
     uint8_t gap[256 - sizeof(dp_server_stats) - 2 * sizeof(uint32_t)];
     dp_worker_death death;
 } dp_worker_page;

@@ -300,10 +300,10 @@ static void open_and_connect(worker *w, dp_ahead *memory) {
     dp_ahead_end(memory);
 }
 
-/* Tells the executor, which waits for it, that the serving thread has suspended. */
+/* Tells the executor that the serving thread has suspended. */
 static void tell_suspended(void *arg) { dp_msg_send(FD_SOCK, DP_MSG_SUSPENDED, ((const worker *)arg)->id, NULL, 0, -1); }
 
-/* The executor does not wait for the worker to resume. If the client's blob is wrong, the worker ends, and the executor reports why. */
+/* Resumes service. The executor does not wait for it. If the client's blob is wrong, the worker ends, and the executor reports why. */
 static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
     dp_error err = {0};
     int st = dp_server_resume(w->server, blob, len, &err);
@@ -311,10 +311,10 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
         fail(w, FD_SOCK, st, err.msg);
 }
 
-enum { EXECUTOR, CLIENT }; /* what an event of await_executor is about */
+enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
 
-/* Returns an epoll instance for the executor's socket and the client's; -1: none is needed, or there are no descriptors. poll() would
- * hold a reference to the client's socket, so that the client would not see that a function has closed it. */
+/* Returns an epoll instance for the sockets of the executor and the client; -1: none is needed, or no descriptor is left. poll() would
+ * hold a reference to the client's socket, and the client would not notice that a function has closed it. */
 static int watch_client(int client) {
     struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = CLIENT};
     int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
@@ -325,8 +325,8 @@ static int watch_client(int client) {
     return ep;
 }
 
-/* Blocks until the executor has said something. Notes in the page when the client's process ends meanwhile: the serving thread
- * cannot see that while it runs a function. Returns at once if a function has closed the epoll instance: recv() waits then. */
+/* Blocks until there is a message of the executor. If the client's process ends meanwhile, notes it in the page: the serving thread
+ * cannot see it while it runs a function. Returns at once if a function has closed the epoll instance; recv() waits then. */
 static void await_executor(const worker *w, int ep, int client) {
     for (bool said = false; !said;) {
         struct epoll_event ev[2];

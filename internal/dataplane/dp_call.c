@@ -1,10 +1,10 @@
-/* Calls that are under way: replies, waiting, the end. dp_submit.c starts them. */
+/* Calls in flight: replies, waiting, the end. dp_submit.c starts calls. */
 #include <string.h>
 
 #include "dp_channel_impl.h"
 
 #define POLL_BATCH 16
-#define LOOK_EVERY 16 /* polls that found something, until a waiter looks at the clock all the same */
+#define LOOK_EVERY 16 /* successful polls after which a waiter checks its deadline */
 
 /* ---- slots ---- */
 
@@ -16,7 +16,7 @@ static void give_bulk(dp_channel *ch, slot *s) {
     s->in_at = s->out_at = DP_NOTHING;
 }
 
-/* Takes bulk ranges for the call as its sizes ask. */
+/* Takes the bulk ranges that the call's sizes need. */
 int dp_slot_take_bulk(dp_channel *ch, slot *s, uint32_t size, uint32_t capacity) {
     if (size > ch->cfg.eager &&
         dp_bulk_take(&ch->bulk_in, (uint32_t)(((uint64_t)size + 63) / DP_BULK_UNIT), &s->in_at)) {
@@ -40,8 +40,8 @@ void dp_slot_free(dp_channel *ch, uint32_t i) {
     ch->free[ch->n_free++] = i;
 }
 
-/* The end of the connection is the end of every call on it; abandoned ones stay fenced until the reset, since
- * the old worker may still write to them. */
+/* Ends every call of a channel whose connection has ended. Abandoned calls stay fenced until the reset, because the old worker may still
+ * write to their slots. */
 void dp_channel_end_calls(dp_channel *ch, int status) {
     if (ch->failed)
         return;
@@ -67,14 +67,14 @@ void dp_channel_end_calls(dp_channel *ch, int status) {
 
 /* ---- replies ---- */
 
-/* A call of ours has its reply: BUSY becomes DONE, ABANDONED becomes FREE. True when somebody waits for it. */
+/* A call has its reply: BUSY becomes DONE, ABANDONED becomes FREE. Returns true if the call was not abandoned. */
 static inline bool settle(dp_channel *ch, uint32_t i) {
     slot *s = &ch->slots[i];
     if (i == ch->mail_slot)
         ch->mail_slot = DP_NOTHING;
     if (__builtin_expect(s->state == SLOT_ABANDONED, 0)) {
         ch->n_abandoned--;
-        ch->lane->ended++; /* threads wait for its slot */
+        ch->lane->ended++; /* a thread may wait for the slot */
         ch->stats.late_replies++;
         dp_slot_free(ch, i);
         return false;
@@ -88,7 +88,7 @@ static inline bool settle(dp_channel *ch, uint32_t i) {
     return true;
 }
 
-/* A status other than OK as it came from the worker. Only those that a worker may use pass. */
+/* Takes a status other than OK from the worker. A status that workers may not send becomes DP_PROTOCOL. */
 static void refused(slot *s, int status, uint32_t size) {
     s->status = status;
     s->size = 0;
@@ -100,14 +100,14 @@ static void refused(slot *s, int status, uint32_t size) {
         break;
     case DP_FUNCTION_FAILED:
     case DP_RESULT_TOO_LARGE:
-        s->size = size; /* of the message; of the result that the caller should have room for */
+        s->size = size; /* size of the message, or of the result that needs more room */
         break;
     default:
         s->status = DP_PROTOCOL;
     }
 }
 
-/* Looks into the mailbox. Its words are the worker's and checked. */
+/* Polls the mailbox. The worker writes its words, so they are checked. */
 static inline bool take_mail(dp_channel *ch) {
     if (ch->mail_slot == DP_NOTHING)
         return false;
@@ -134,8 +134,8 @@ static inline bool take_mail(dp_channel *ch) {
     return true;
 }
 
-/* What came, with header or bare, for the slot of its immediate; false: no reply to a call of ours. A bare reply says no
- * more than the tag, which is enough: a slot has one call at a time and none before that call's reply has come. */
+/* Reads the reply, with a header or bare, for the slot that its immediate names. Returns false if it answers no call in flight. A bare
+ * reply has only the tag. That is enough, because a slot has one call at a time, and no new one before the reply of the last. */
 static inline bool read_reply(const dp_channel *ch, const slot *s, const uint8_t *payload, const dp_wc *wc,
                               dp_reply *h) {
     if (s->state != SLOT_BUSY && s->state != SLOT_ABANDONED)
@@ -148,10 +148,10 @@ static inline bool read_reply(const dp_channel *ch, const slot *s, const uint8_t
     return h->generation == ch->generation && h->call_id == s->call_id && dp_imm_tag(wc->imm) == (h->call_id & 0xffff);
 }
 
-/* Everything in an immediate and a header is the worker's word and checked. */
+/* The worker writes immediates and headers, so every field is checked. */
 static void on_reply(dp_channel *ch, const dp_wc *wc) {
     uint32_t i = dp_imm_slot(wc->imm);
-    /* The receive goes back before the slot can be free: credits never run short of slots. */
+    /* Post the receive again before the slot can become free, so that there is a credit for every slot. */
     if (dp_post_recv(ch->qp, 0)) {
         dp_channel_end_calls(ch, DP_CONNECTION);
         return;
@@ -164,7 +164,7 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
     uint8_t *payload = (uint8_t *)ch->results->addr + dp_slot_payload(&ch->layout, i);
     dp_reply h;
     if (!read_reply(ch, s, payload, wc, &h)) {
-        ch->stats.strays++; /* repeated, forged or of another life */
+        ch->stats.strays++; /* repeated, forged or of an earlier generation */
         return;
     }
     if (!settle(ch, i))
@@ -188,7 +188,7 @@ static void on_reply(dp_channel *ch, const dp_wc *wc) {
     refused(s, h.status, h.status == DP_FUNCTION_FAILED && !has_message ? 0 : h.size);
 }
 
-/* Handles what has arrived; true when there was something. */
+/* Handles completions. Returns true if there were any. */
 bool dp_lane_progress(dp_lane *lane) {
     bool mail = false;
     for (dp_channel *ch = lane->channels; ch; ch = ch->next)
@@ -213,8 +213,8 @@ bool dp_lane_progress(dp_lane *lane) {
     return true;
 }
 
-/* Ends the calls of channels that another thread or the provider declared broken. What arrived before counts: a worker
- * that leaves answers first. */
+/* Ends the calls of channels that another thread or the provider declared broken. Handles replies that arrived before, because a worker
+ * that ends regularly answers first. */
 bool dp_lane_reap(dp_lane *lane) {
     bool any = false;
     for (dp_channel *ch = lane->channels; ch; ch = ch->next) {
@@ -230,7 +230,7 @@ bool dp_lane_reap(dp_lane *lane) {
 
 /* ---- waiting ---- */
 
-/* Abandoned calls count: their slots come back with a reply or when the peer is known to be gone. */
+/* Probes the peers of channels with calls in flight. Abandoned calls count, too: only a reply or the end of the peer frees their slots. */
 static void probe_all(dp_lane *lane, int64_t now) {
     if (now < lane->waiter.probe_at)
         return;
@@ -238,8 +238,8 @@ static void probe_all(dp_lane *lane, int64_t now) {
     for (dp_channel *ch = lane->channels; ch; ch = ch->next)
         if (!ch->failed && (ch->n_busy || ch->n_abandoned)) {
             dp_qp_probe(ch->qp);
-            /* Only we write this word. A worker whose function has overwritten it has perhaps taken garbage for a request,
-             * and its answer to that for ours. */
+            /* Only this side writes this word. If a function has overwritten it, its worker may have executed garbage as a request, and
+             * the answer to that may look like the reply. */
             if (ch->mail_slot != DP_NOTHING && dp_mail_call_id(__atomic_load_n(&ch->mail->request, __ATOMIC_RELAXED)) !=
                                                    ch->slots[ch->mail_slot].call_id)
                 dp_qp_break(ch->qp, DP_PROTOCOL);
@@ -249,7 +249,7 @@ static void probe_all(dp_lane *lane, int64_t now) {
         lane->ep->idle_fn(lane->ep->idle_arg, now, true);
 }
 
-/* Progress for a caller who does not wait here but comes again. */
+/* Makes progress for a caller that polls and does not wait here. */
 void dp_lane_look(dp_lane *lane) {
     if (!dp_lane_progress(lane) && ++lane->looks % DP_LOOKS_PER_PROBE == 0)
         probe_all(lane, dp_now_ns());
@@ -258,8 +258,8 @@ void dp_lane_look(dp_lane *lane) {
 
 void dp_channel_look(dp_channel *ch) { dp_lane_look(ch->lane); }
 
-/* The thread that waits and those that ask it to yield: it says that it sleeps before it looks whether it was asked, and they
- * ask before they look whether it sleeps. */
+/* How a waiting thread is asked to yield. The waiting thread sets `blocked` before it reads `asked`; an asking thread sets `asked` before
+ * it reads `blocked`. So either the request is seen, or the asking thread wakes the waiting one. */
 static bool asked(const dp_lane *lane) { return __atomic_load_n(&lane->asked, __ATOMIC_RELAXED); }
 
 static void ask(dp_lane *lane) {
@@ -275,12 +275,12 @@ void dp_endpoint_ask(dp_endpoint *ep) {
         ask(ep->lanes[i]);
 }
 
-/* Takes what was asked. */
+/* Accepts a request to yield, if there is one. */
 static inline bool yields_now(dp_lane *lane) {
     return __builtin_expect(asked(lane), 0) && __atomic_exchange_n(&lane->asked, 0, __ATOMIC_ACQUIRE);
 }
 
-/* Blocks until something may have happened. */
+/* Blocks until something may have arrived, the deadline has passed, or another thread asks this one to yield. */
 static void block(dp_lane *lane, int64_t deadline_ns, bool yields) {
     if (dp_cq_arm(lane->cq))
         return;
@@ -289,7 +289,7 @@ static void block(dp_lane *lane, int64_t deadline_ns, bool yields) {
         return;
     }
     int64_t timeout = dp_waiter_timeout(&lane->waiter, deadline_ns);
-    if (lane->ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS) /* nobody else looks after the peer */
+    if (lane->ep->idle_fn && timeout > DP_BLOCK_ATTENDED_NS) /* idle_fn must run while this thread blocks */
         timeout = DP_BLOCK_ATTENDED_NS;
     if (yields)
         __atomic_store_n(&lane->blocked, 1, __ATOMIC_SEQ_CST);
@@ -303,7 +303,7 @@ static void block(dp_lane *lane, int64_t deadline_ns, bool yields) {
         __atomic_store_n(&lane->blocked, 0, __ATOMIC_RELAXED);
 }
 
-/* One step of waiting after a poll found nothing. DP_DEADLINE when it is too late. */
+/* One step of waiting after a poll found nothing. Returns DP_DEADLINE after the deadline. */
 static int idle(dp_lane *lane, int64_t deadline_ns, bool yields) {
     dp_waiter *w = &lane->waiter;
     int what = dp_waiter_spin(w);
@@ -323,8 +323,8 @@ static int idle(dp_lane *lane, int64_t deadline_ns, bool yields) {
     return DP_OK;
 }
 
-/* After a poll that found something: a worker that sends without end keeps nobody from his deadline, nor from the end of
- * another channel. True when the deadline has passed. */
+/* Called after a poll that found something, so that a worker that sends without end delays neither the caller's deadline nor the end of
+ * another channel. Returns true if the deadline has passed. */
 static inline bool flooded(dp_lane *lane, uint32_t *found, int64_t deadline_ns) {
     if (++*found % LOOK_EVERY)
         return false;
@@ -332,9 +332,9 @@ static inline bool flooded(dp_lane *lane, uint32_t *found, int64_t deadline_ns) 
     return deadline_ns && dp_now_ns() >= deadline_ns;
 }
 
-/* The first spins of a wait for a reply on a line of its own: one look per pause at the word that will change, and at the
- * queue, since every further instruction between two looks delays the reply. Where request and reply share a line the general
- * way is better: there a look that comes too early takes the line from the worker. False: go on with that. */
+/* The first spins of a wait for a reply that has a cache line of its own. They read only the word that will change, and the queue, once
+ * per pause, because every further instruction delays the reply. If request and reply share a line, the general wait is better, because
+ * a read that comes too early takes the line from the worker. Returns false if the general wait must follow. */
 static inline bool spin_for_mail(dp_channel *ch, const slot *s) {
     const dp_cq *cq = ch->lane->cq;
     const dp_waiter *w = &ch->lane->waiter;
@@ -462,7 +462,7 @@ static void block_all(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
         say_blocked(ep, 0);
 }
 
-/* idle() for all lanes: the first one's waiter keeps the time. */
+/* idle() for all lanes. The waiter of the first lane keeps the time. */
 static int idle_all(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
     dp_waiter *w = &ep->lanes[0]->waiter;
     int what = dp_waiter_spin(w);

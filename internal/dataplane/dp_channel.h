@@ -59,17 +59,17 @@ void dp_channel_hold(dp_channel *ch);
 int dp_channel_connect(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
 /* dp_channel_reset prepares a failed (or any) channel for a new offer. DP_BUSY while calls wait to be finished. */
 int dp_channel_reset(dp_channel *ch, dp_error *err);
-/* Between leases: dp_channel_idle says whether a connected channel can be kept, since nothing is under way on it and nothing
- * has failed. dp_channel_renew gives such a channel a new generation for an offer to the same worker. dp_channel_resume checks that
- * a blob, of any generation, is that worker's: the queue pair, its memory and its peer stay. */
+/* Between leases: dp_channel_idle reports whether a connected channel can be cached: no call is in flight on it, and it has not failed.
+ * dp_channel_renew gives such a channel a new generation, for an offer to the same worker. dp_channel_resume checks that a blob, of
+ * any generation, is that worker's. Queue pair and memory stay. */
 bool dp_channel_idle(const dp_channel *ch);
 int dp_channel_renew(dp_channel *ch, dp_error *err);
 int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
 /* dp_channel_fail ends every call of the channel with status (a connection or lease class). Any thread. */
 void dp_channel_fail(dp_channel *ch, int status);
-/* 0 or the status that failed it. */
+/* Returns 0, or the status with which the channel failed. */
 int dp_channel_status(const dp_channel *ch);
-/* The same of its connection alone, whether calls are held or not. */
+/* dp_channel_status of the connection alone: dp_channel_hold does not count. */
 int dp_channel_broken(const dp_channel *ch);
 
 /* dp_channel_submit starts a call: function index, payload, the most result bytes wanted. *slot names the call until
@@ -112,21 +112,21 @@ int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t 
 /* dp_channel_call_turn is dp_channel_call that may return DP_YIELD, as dp_channel_wait_turn does: the call goes on in *slot. */
 int dp_channel_call_turn(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                          uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started, uint32_t *slot);
-/* Since when calls are under way of which the worker has answered none, and when that was last so. It has lasted so long that they
- * must have reached the worker: it runs a long function, or will never answer. Its executor can tell which. CLOCK_MONOTONIC ns. */
+/* First and latest probe that found calls in flight without any reply, CLOCK_MONOTONIC ns. By then the calls must have reached the
+ * worker. It runs a long function, or will never answer; its executor can tell which. */
 typedef struct dp_silence {
     int64_t since, at;
 } dp_silence;
-/* dp_endpoint_on_silence has fn called, by the thread that uses the endpoint, now and then while a channel is silent. fn must
- * not use the endpoint. Also for one that had another fn. */
+/* dp_endpoint_on_silence sets fn, in place of an earlier one. The thread that uses the endpoint calls it now and then while a channel
+ * is silent. fn must not use the endpoint. */
 typedef void (*dp_silence_fn)(void *arg, const dp_channel *ch, dp_silence silence);
 void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg);
-/* dp_endpoint_on_idle has fn called by a thread that waits on the endpoint: often while it spins, and every DP_BLOCK_ATTENDED_NS while
- * it blocks; with `probe` each time that peers are probed. fn must not use the endpoint, but may let its channels fail. */
+/* dp_endpoint_on_idle sets fn. A thread that waits on the endpoint calls it: often while it spins, every DP_BLOCK_ATTENDED_NS while it
+ * blocks, and with `probe` each time that it probes peers. fn must not use the endpoint, but may let its channels fail. */
 typedef void (*dp_idle_fn)(void *arg, int64_t now, bool probe);
 void dp_endpoint_on_idle(dp_endpoint *ep, dp_idle_fn fn, void *arg);
-/* dp_endpoint_wait_any makes progress until any call of any channel has ended since the last look, abandoned ones included, or
- * deadline. */
+/* dp_endpoint_wait_any makes progress until a call of any channel has ended since the last such wait, abandoned calls included, or
+ * until the deadline. */
 int dp_endpoint_wait_any(dp_endpoint *ep, int64_t deadline_ns);
 
 typedef struct dp_channel_stats {

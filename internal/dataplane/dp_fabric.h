@@ -10,8 +10,8 @@
  *   - Operations of one queue pair take effect in the order they were posted, with one exception: the data
  *     of a write-with-immediate is in place when its completion is polled at the target, and a provider may
  *     put it there no sooner. Do not read or overwrite those bytes from the initiator's side before that.
- *   - A receive is consumed by each write-with-immediate, and has no memory of its own. Posting receives is
- *     the target's duty; counting them is the initiator's (the channel does). A post that finds no room
+ *   - Each write-with-immediate consumes a receive. Receives have no memory. The target posts them, and
+ *     the initiator counts them (the channel does). A post that finds no room
  *     in the local queue returns DP_BUSY and has no effect.
  *   - A failed operation moves the queue pair to the error state. Later posts return DP_CONNECTION
  *     until dp_qp_reset and a new dp_qp_connect, as they do before the first dp_qp_connect.
@@ -104,7 +104,7 @@ typedef struct dp_dev {
     uint32_t caps;
     uint32_t max_msg; /* bytes of one write */
     char name[64];    /* for people: "shm", "rxe0 port 1 gid 1" */
-    uint8_t link;     /* what the address is: 0 there is none, 1 InfiniBand, 2 RoCE */
+    uint8_t link;     /* kind of the address: 0 none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;     /* InfiniBand */
     uint8_t gid[16];  /* zero when the port has none */
     /* meanwhile: one-shot callback, run while the next dp_qp_connect waits for the peer. met: run by each dp_qp_connect when
@@ -187,8 +187,8 @@ struct dp_ops {
     int (*cq_arm)(dp_cq *);
     void (*cq_disarm)(dp_cq *);
     int (*cq_wait)(dp_cq *, int64_t timeout_ns);
-    /* The same on several of one device, n > 1; false: it cannot. NULL: it never can. cq_arm_many may arm fewer words than queues, so
-     * only cq_wait_many and cq_disarm_many may follow it. */
+    /* The same for n > 1 queues of one device. False: not possible for these queues. NULL: not supported. cq_arm_many may arm fewer words
+     * than queues, so only cq_wait_many and cq_disarm_many may follow it. */
     bool (*cq_arm_many)(dp_cq **, uint32_t n);
     bool (*cq_wait_many)(dp_cq **, uint32_t n, int64_t timeout_ns);
     void (*cq_disarm_many)(dp_cq **, uint32_t n);
@@ -227,7 +227,7 @@ void dp_dev_close(dp_dev *dev);
 int dp_dev_event_fd(dp_dev *dev);
 void dp_dev_attend(dp_dev *dev);
 /* dp_dev_starved reports whether a peer waits that dp_dev_attend could not accept, because this process has no descriptor left. The
- * descriptor of dp_dev_event_fd is not readable then, so attend now and then. Any thread. */
+ * descriptor of dp_dev_event_fd is not readable then, so call dp_dev_attend now and then. Any thread. */
 bool dp_dev_starved(const dp_dev *dev);
 /* Provider openers, called through dp_dev_open. */
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
@@ -267,9 +267,9 @@ void dp_mem_free(dp_mem *m);
 /* ---- completion queues ---- */
 
 int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
-/* dp_cq_create_beside creates one on the device of another one. One thread will often wait for both (dp_cq_wait_many), and their peers
- * trust each other as much as they would on one queue. The two may be destroyed in any order. One thread at a time creates and destroys
- * queues that are beside each other. */
+/* dp_cq_create_beside creates a completion queue on the device of `other`, for threads that often wait for both (dp_cq_wait_many). The
+ * two may share a page, so their peers can affect each other as on one queue. They may be destroyed in any order. One thread at a time
+ * creates and destroys queues that are beside each other. */
 int dp_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err);
 void dp_cq_destroy(dp_cq *cq);
 /* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. */
@@ -286,8 +286,8 @@ static inline void dp_cq_disarm(dp_cq *cq) { cq->ops->cq_disarm(cq); }
 /* dp_cq_wait blocks until an event, a wake or the time-out (negative: none). Spurious returns are
  * allowed. Returns DP_OK or DP_FATAL. */
 static inline int dp_cq_wait(dp_cq *cq, int64_t timeout_ns) { return cq->ops->cq_wait(cq, timeout_ns); }
-/* The same for n queues of one device. Where the provider cannot wait for several, dp_cq_wait_many waits for the first for at most a
- * millisecond. Afterwards none is armed. dp_cq_arm_many returns DP_OK with all armed, or an error with none. */
+/* The same for n queues of one device. If the provider cannot wait for several queues, dp_cq_wait_many waits for the first one, for at
+ * most a millisecond. Afterwards no queue is armed. dp_cq_arm_many arms all queues, or none after an error. */
 int dp_cq_arm_many(dp_cq **cqs, uint32_t n);
 void dp_cq_wait_many(dp_cq **cqs, uint32_t n, int64_t timeout_ns);
 void dp_cq_disarm_many(dp_cq **cqs, uint32_t n);
@@ -345,7 +345,7 @@ static inline int dp_post_read(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uin
                                uint32_t flags) {
     return qp->ops->post_read(qp, sge, raddr, rkey, wr_id, flags);
 }
-/* Adds to one naturally aligned remote u64; its old value lands in the 8 bytes at sge->addr. */
+/* Adds to one naturally aligned remote u64. Its old value is written to the 8 bytes at sge->addr. */
 static inline int dp_post_fetch_add(dp_qp *qp, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add,
                                     uint64_t wr_id, uint32_t flags) {
     return qp->ops->post_fetch_add(qp, sge, raddr, rkey, add, wr_id, flags);

@@ -28,40 +28,39 @@ typedef struct dp_server_stats {
 
 int dp_server_create(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **out,
                      dp_error *err);
-/* dp_server_prepare makes all of a server but its connection, for a client whose channel has these sizes: a multiple of 64 bytes
- * each but for the depth. dp_server_connect is dp_server_create with one that is there: *server is used if it fits the client,
- * else it is destroyed and another one made, also if it is NULL. After an error *server is NULL. */
+/* dp_server_prepare makes a server without a connection, for a client whose channel has these sizes (multiples of 64, except the
+ * depth). dp_server_connect is dp_server_create with a prepared server: it uses *server if that fits the client. Otherwise, or if
+ * *server is NULL, it makes a new one and destroys the old. After an error *server is NULL. */
 int dp_server_prepare(dp_dev *dev, const dp_channel_config *sizes, dp_server **out, dp_error *err);
 int dp_server_connect(dp_dev *dev, const dp_server_config *cfg, const void *client_blob, uint32_t len, dp_server **server,
                       dp_error *err);
 /* dp_server_region returns how many bytes a server registers on verbs for a channel of these sizes: the requests,
  * and as much again for staging; 0 for depth 0. dp_server_region_for takes the sizes from a client's blob, and
- * returns 0 for a client that would be refused. The worker's zygote prepares memory of these
- * sizes. */
+ * returns 0 for a client that would be refused. The zygote prepares memory of these sizes. */
 enum { DP_SERVER_REGIONS = 2 };
 uint64_t dp_server_region(const dp_channel_config *sizes);
 uint64_t dp_server_region_for(const dp_server_config *cfg, const void *client_blob, uint32_t len);
 int dp_server_blob(dp_server *s, void *blob, uint32_t *len, dp_error *err);
 /* Functions by index; the table is the caller's and stays while the server runs. n at most 65536. */
 void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n);
-/* dp_server_run returns DP_OK after dp_server_stop or dp_server_finish, DP_PEER_GONE when the client went away, DP_PROTOCOL, ... */
+/* dp_server_run returns DP_OK after dp_server_stop or dp_server_finish, DP_PEER_GONE if the client has ended, DP_PROTOCOL, ... */
 int dp_server_run(dp_server *s);
-/* After the running call. Async-signal-safe, any thread. */
+/* Ends the server after the running call. Async-signal-safe, any thread. */
 void dp_server_stop(dp_server *s);
-/* After the calls that have arrived, and those that arrive within a moment. Any thread. */
+/* Ends the server after the calls that have arrived, and those that arrive within a moment. Any thread. */
 void dp_server_finish(dp_server *s);
-/* Between leases: after dp_server_suspend the server serves what has arrived, calls `suspended`, and then blocks and reads nothing that
- * its client sends. dp_server_resume lets it serve the same client again, whose new blob differs from the first one in its
- * generation only. Requests that arrive before it has resumed are served then, except those of earlier generations, which are
- * refused. Both return at once. Any thread, one at a time; each waits until the server has begun what was asked before. */
+/* Between leases: after dp_server_suspend the server serves the requests that have arrived, calls `suspended`, and blocks. It then reads
+ * nothing that its client sends. dp_server_resume makes it serve the same client again, whose new blob may differ only in its
+ * generation. The server then serves requests that arrived meanwhile, and refuses those of earlier generations. Both return at once,
+ * but wait first until the server has begun the previous one. Any thread, one at a time. */
 void dp_server_suspend(dp_server *s);
 int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_error *err);
-/* Sets what the serving thread calls when it has suspended. Before dp_server_run. */
+/* Sets the function that the serving thread calls when it has suspended. Before dp_server_run. */
 void dp_server_on_suspended(dp_server *s, void (*suspended)(void *arg), void *arg);
-/* Whether dp_server_prepare made it, and so all that it has but the client's memory. */
+/* Reports whether dp_server_prepare made the server. */
 bool dp_server_made_ahead(const dp_server *s);
-/* Makes the pages of the client's memory present that calls use first, up to 4 MiB of slots and the mailbox, as far as the client has
- * them: after connecting, by who has time for it. Other pages come with their first use. */
+/* Maps the pages of the client's memory that calls use first: the mailbox and up to 4 MiB of slots, as far as the client has allocated
+ * them. Other pages are mapped when they are first used. After connecting, by a thread that has time. */
 void dp_server_touch(dp_server *s);
 /* Returns a descriptor that is readable once the client's process has ended, also while a function runs; -1 where there is none
  * (verbs). The server owns it. */

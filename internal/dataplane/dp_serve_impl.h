@@ -6,7 +6,7 @@
 #include "dp_serve.h"
 #include "dp_wait.h"
 
-/* What a server can be told by another thread: dp_server.stop. */
+/* Requests of another thread, in dp_server.stop. */
 enum { STOP_NOW = 1, STOP_EMPTY, STOP_SUSPEND, STOP_RESUME };
 
 struct dp_server {
@@ -42,7 +42,7 @@ struct dp_server {
 
 /* ---- between dp_server.c and dp_serve.c ---- */
 
-/* Does what another thread has asked of a server that has nothing to do. Returns true if the server is to end. */
+/* Carries out the request of another thread, when the server has nothing to do. Returns true if the server is to end. */
 bool dp_server_obey(dp_server *s, int32_t what);
 
 #endif

@@ -1,4 +1,4 @@
-/* Making, connecting and ending a server, and what other threads tell one. */
+/* Making, connecting and ending a server, and requests of other threads to it. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "dp_serve_impl.h"
 
-#define FINISH_NS 2000000 /* how long a server that is to finish looks for more */
+#define FINISH_NS 2000000 /* how long a server that is to finish polls for more requests */
 
 /* ---- set-up ---- */
 
@@ -222,7 +222,7 @@ void dp_server_destroy(dp_server *s) {
     free(s);
 }
 
-/* ---- what it is told ---- */
+/* ---- requests of other threads ---- */
 
 static void futex(int32_t *word, int op, int32_t value) { syscall(SYS_futex, word, op, value, NULL, NULL, 0); }
 
@@ -271,7 +271,7 @@ int dp_server_resume(dp_server *s, const void *client_blob, uint32_t len, dp_err
     return DP_OK;
 }
 
-/* Whether a server that was told to stop, and has found nothing to do, may end. One that is to finish looks for a while
+/* Reports whether a server that was asked to end, and has found nothing to do, may end. After STOP_EMPTY it polls for FINISH_NS
  * longer: a request may be on its way, and the last replies have to leave. */
 static bool may_end(dp_server *s, int32_t stop) {
     if (stop == STOP_NOW)
@@ -282,20 +282,20 @@ static bool may_end(dp_server *s, int32_t stop) {
     return now >= s->finish_at;
 }
 
-/* Takes a request of another thread. Returns false if STOP_NOW has replaced it. */
+/* Accepts a request of another thread. Returns false if STOP_NOW has replaced it. */
 static bool taken(dp_server *s, int32_t what) {
     bool is = __atomic_compare_exchange_n(&s->stop, &what, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    futex(&s->stop, FUTEX_WAKE_PRIVATE, INT32_MAX); /* ask waits */
+    futex(&s->stop, FUTEX_WAKE_PRIVATE, INT32_MAX); /* ask() waits for it */
     return is;
 }
 
 static void resume(dp_server *s) {
-    memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* no bare request means one of an earlier lease */
+    memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* so that no bare request repeats a header of an earlier lease */
     s->client.generation = s->next_generation;
     dp_waiter_expect(&s->waiter);
 }
 
-/* Blocks until the server is resumed, or ends: then it returns true. Nothing that a client sends is read meanwhile. */
+/* Blocks until the server is to resume, and returns false, or until it is to end, and returns true. Reads nothing that the client sends. */
 static bool suspend(dp_server *s) {
     int32_t what = STOP_SUSPEND;
     dp_cq_promise_hot(s->cq, false);

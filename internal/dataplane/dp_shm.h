@@ -54,19 +54,19 @@ typedef struct shm_segment {
 } shm_segment;
 
 /* State of a completion queue's owner: a word of the page, and the futex that the owner sleeps on.
- * HOT:      promises not to sleep; before it leaves this state it makes every peer's CPU pass a barrier
+ * HOT:      the owner promises not to sleep. Before it leaves this state it makes every peer's CPU pass a barrier
  *           (membarrier), so peers need none of their own.
- * AWAKE:    may go to sleep at any time: peers pass a full barrier between publishing and looking here.
- * SLEEPING: sleeps or is about to: the peer that moves it to AWAKE wakes it.
- * TOGETHER: the page's word `together` says it, which is AWAKE or SLEEPING. It belongs to all queues that share the page, so an owner
- *           that waits for all of them sleeps on one futex, and the first peer alone wakes it. */
+ * AWAKE:    the owner may go to sleep at any time: peers pass a full barrier between publishing and reading the state.
+ * SLEEPING: the owner sleeps or is about to: the peer that changes it to AWAKE wakes the owner.
+ * TOGETHER: the state is in the page's word `together`, AWAKE or SLEEPING, which all queues of the page share. An owner that waits for
+ *           all of them sleeps on this one futex, and only the first peer wakes it. */
 enum { SHM_AWAKE = 0, SHM_SLEEPING = 1, SHM_HOT = 2, SHM_TOGETHER = 3 };
-#define SHM_MODES (SHM_PAGE / DP_CACHE_LINE) /* of a page: one in each cache line, `together` behind the first */
+#define SHM_MODES (SHM_PAGE / DP_CACHE_LINE) /* queues of a page: each has a cache line; `together` follows the first state */
 
 typedef struct shm_mode_page {
     int fd;
     uint8_t *map;
-    uint32_t users, made; /* queues that use it, and that were ever put there */
+    uint32_t users, made; /* queues that use the page now, and that ever did */
     uint32_t sleeps;      /* the owner sleeps on `together`, or is about to; atomic. Peers cannot write it */
 } shm_mode_page;
 
@@ -80,7 +80,7 @@ typedef struct shm_mem {
     int fd;           /* -1: the caller's memory */
     bool window;      /* the mapping is another region's */
     uint64_t offset;  /* in fd */
-    bool lost;        /* nothing is mapped at its address any more, and somebody else's memory may be */
+    bool lost;        /* its mapping is gone, and other memory may be mapped at its address */
     uint32_t exposed; /* queue pairs that expose it */
 } shm_mem;
 
@@ -156,7 +156,7 @@ struct shm_dev {
     dp_dev d;
     bool active_only, attended;
     bool membarrier;
-    int spare; /* of one that only connects: a socket for that, of the network namespace that it was opened in; -1 */
+    int spare; /* active_only: a socket of the network namespace in which the device was opened, for connecting; -1: none */
     uint8_t boot_id[16];
     uint64_t netns;
     /* Everything below under lock. */
@@ -164,9 +164,9 @@ struct shm_dev {
     shm_qp *qps;
     shm_link *links;
     uint64_t next_link;
-    uint32_t n_strangers; /* accepted sockets that have not said hello */
+    uint32_t n_newcomers; /* accepted sockets without a hello */
     bool listening;
-    bool paused; /* no descriptor for a newcomer; atomic, written by the thread that handles events */
+    bool paused; /* no descriptor is left to accept a peer; atomic, written by the thread that handles events */
     uint8_t name[16]; /* of the listening abstract socket */
     int listen_fd, epoll_fd, stop_fd;
     pthread_t monitor;

@@ -91,7 +91,7 @@ static void take_back_promise(shm_cq *cq) {
     /* Peers that saw HOT left their barrier out: pass one on their CPUs. Partner of the early return in
      * notify(): afterwards either their entry is visible to our next poll or they see AWAKE. */
     if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0))
-        cq->no_barrier = cq->unsure = true; /* forbidden since we registered, as a sandbox may */
+        cq->no_barrier = cq->unsure = true; /* a filter may have forbidden it after we registered */
 }
 
 int shm_cq_arm(dp_cq *c) {
@@ -172,7 +172,7 @@ bool shm_cq_arm_many(dp_cq **c, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         shm_cq *cq = (shm_cq *)c[i];
         take_back_promise(cq);
-        if (__atomic_load_n(cq->mode, __ATOMIC_RELAXED) != SHM_TOGETHER) /* it stays so, until a queue is used alone */
+        if (__atomic_load_n(cq->mode, __ATOMIC_RELAXED) != SHM_TOGETHER) /* stays set until a queue is used alone */
             __atomic_store_n(cq->mode, SHM_TOGETHER, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&page->sleeps, 1, __ATOMIC_RELAXED);
@@ -191,12 +191,12 @@ void shm_cq_disarm_many(dp_cq **c, uint32_t n) {
         shm_cq_disarm(c[i]);
 }
 
-/* Sleeps until one of the words is no longer SLEEPING. Returns false where the kernel cannot. */
+/* Sleeps until one of the words is no longer SLEEPING. Returns false if the kernel has no futex_waitv. */
 static bool sleep_on_all(dp_cq **c, uint32_t n, int64_t timeout_ns) {
     waitv v[SHM_WAIT_MAX];
     for (uint32_t i = 0; i < n; i++)
         v[i] = (waitv){SHM_SLEEPING, (uintptr_t)((shm_cq *)c[i])->mode, WAITV_32, 0};
-    int64_t until = dp_now_ns() + (timeout_ns < 0 ? INT64_MAX / 2 : timeout_ns); /* this call wants a time, not a span */
+    int64_t until = dp_now_ns() + (timeout_ns < 0 ? INT64_MAX / 2 : timeout_ns); /* futex_waitv takes an absolute time */
     struct timespec ts = {until / 1000000000, until % 1000000000};
     int saved = errno;
     bool worked = syscall(SYS_futex_waitv, v, n, 0, &ts, CLOCK_MONOTONIC) >= 0 || (errno != ENOSYS && errno != EPERM);

@@ -1,5 +1,5 @@
-/* The sockets of shm: the one that listens, those to peers, and the thread that greets newcomers and notices the end of
- * a peer. */
+/* The sockets of shm: the listening one, those to peers, and the thread that accepts newcomers and notices the end of a peer. A newcomer
+ * is a peer that has connected and not sent its hello yet. */
 #include "dp_shm_link.h"
 
 #include <errno.h>
@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define STRANGERS_MAX 128
-#define PAUSE_MS 100 /* without a descriptor for a newcomer: when to look again */
+#define NEWCOMERS_MAX 128
+#define PAUSE_MS 100 /* pause in accepting when no descriptor is left */
 
 enum { ID_LISTEN = 0, ID_STOP = 1, ID_FIRST_LINK = 2 };
 
@@ -44,7 +44,7 @@ void shm_link_drop(shm_dev *dev, shm_link *gone) {
             *p = gone->next;
             break;
         }
-    dev->n_strangers -= !gone->qp;
+    dev->n_newcomers -= !gone->qp;
     close(gone->fd); /* leaves epoll with it */
     free(gone);
 }
@@ -62,9 +62,9 @@ static shm_qp *qp_by_token(shm_dev *dev, const uint8_t token[16]) {
 
 /* ---- monitor thread ---- */
 
-/* Drops the stranger that has said nothing for the longest; false when there is none. */
-static bool drop_oldest_stranger(shm_dev *dev) {
-    shm_link *oldest = NULL; /* new ones are put in front */
+/* Drops the newcomer that has waited longest. Returns false if there is none. */
+static bool drop_oldest_newcomer(shm_dev *dev) {
+    shm_link *oldest = NULL; /* newer links are in front */
     for (shm_link *l = dev->links; l; l = l->next)
         if (!l->qp)
             oldest = l;
@@ -73,38 +73,38 @@ static bool drop_oldest_stranger(shm_dev *dev) {
     return oldest != NULL;
 }
 
-/* Whether newcomers are accepted. Those that are not wait in the socket's queue. */
+/* Starts or stops accepting newcomers, which otherwise wait in the socket's queue. */
 static void listen_on(shm_dev *dev, bool on) {
     struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.u64 = ID_LISTEN};
     epoll_ctl(dev->epoll_fd, EPOLL_CTL_MOD, dev->listen_fd, &ev);
     __atomic_store_n(&dev->paused, !on, __ATOMIC_RELAXED);
 }
 
-static void greet_stranger(shm_dev *dev, shm_link *l);
+static void greet_newcomer(shm_dev *dev, shm_link *l);
 
-static void accept_stranger(shm_dev *dev) {
+static void accept_newcomer(shm_dev *dev) {
     int fd;
     while ((fd = accept4(dev->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
         if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
-            return; /* the newcomer has left again */
-        if (!drop_oldest_stranger(dev)) {
-            /* The socket stays readable: to poll it until a descriptor is free would keep a core busy. */
+            return; /* the newcomer has disconnected */
+        if (!drop_oldest_newcomer(dev)) {
+            /* The socket stays readable, so polling it until a descriptor is free would keep a core busy. */
             listen_on(dev, false);
             return;
         }
     }
-    if (dev->n_strangers >= STRANGERS_MAX)
-        drop_oldest_stranger(dev);
+    if (dev->n_newcomers >= NEWCOMERS_MAX)
+        drop_oldest_newcomer(dev);
     shm_link *l = shm_link_add(dev, fd, NULL);
     if (!l) {
         close(fd);
         return;
     }
-    dev->n_strangers++;
-    greet_stranger(dev, l); /* mostly it has said hello already */
+    dev->n_newcomers++;
+    greet_newcomer(dev, l); /* its hello has usually arrived already */
 }
 
-static void greet_stranger(shm_dev *dev, shm_link *l) {
+static void greet_newcomer(shm_dev *dev, shm_link *l) {
     shm_hello h;
     shm_peer p;
     int e = shm_hello_recv(l->fd, MSG_DONTWAIT, &h, &p);
@@ -125,7 +125,7 @@ static void greet_stranger(shm_dev *dev, shm_link *l) {
     qp->deposit = deposit;
     qp->taken = qp->given = true;
     l->qp = qp;
-    dev->n_strangers--;
+    dev->n_newcomers--;
     shm_hello_send(l->fd, dev, qp, DP_OK, h.from);
     /* Now, while the peer is busy and our connect waits for its blob. If it fails, connect tries again and says why. */
     if (shm_peer_map(deposit, true, NULL))
@@ -137,17 +137,17 @@ static void link_event(shm_dev *dev, uint64_t id) {
         if (l->id != id)
             continue;
         if (!l->qp) {
-            greet_stranger(dev, l);
+            greet_newcomer(dev, l);
             return;
         }
-        /* Nothing is ever said after hello: readable means closed, or a peer that breaks the rules. */
+        /* Nothing follows a hello: a readable socket means that the peer has closed it or violates the protocol. */
         dp_qp_break(&l->qp->q, DP_PEER_GONE);
         epoll_ctl(dev->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
         return;
     }
 }
 
-/* Handles what epoll has found. False: the thread shall stop. */
+/* Handles the events of epoll. Returns false if the thread is to stop. */
 static bool handle(shm_dev *dev, const struct epoll_event *ev, int n) {
     bool stop = false;
     pthread_mutex_lock(&dev->lock);
@@ -157,7 +157,7 @@ static bool handle(shm_dev *dev, const struct epoll_event *ev, int n) {
         if (ev[i].data.u64 == ID_STOP)
             stop = true;
         else if (ev[i].data.u64 == ID_LISTEN)
-            accept_stranger(dev);
+            accept_newcomer(dev);
         else
             link_event(dev, ev[i].data.u64);
     }
@@ -177,13 +177,13 @@ static void *monitor(void *arg) {
     }
 }
 
-/* A device without a thread: what the thread would do. */
+/* Does the work of the thread, for a device without one. */
 void shm_attend(dp_dev *d) {
     shm_dev *dev = (shm_dev *)d;
     struct epoll_event ev[EVENTS];
     if (!dev->attended || !__atomic_load_n(&dev->listening, __ATOMIC_ACQUIRE))
         return;
-    if (shm_starved(d)) { /* try again to accept newcomers */
+    if (shm_starved(d)) { /* descriptors may be free again: try to accept */
         pthread_mutex_lock(&dev->lock);
         listen_on(dev, true);
         pthread_mutex_unlock(&dev->lock);
@@ -245,7 +245,7 @@ int shm_listen_start(shm_dev *dev, dp_error *err) {
         epoll_ctl(dev->epoll_fd, EPOLL_CTL_ADD, dev->stop_fd, &on_stop))
         e = errno;
     dev->next_link += ID_FIRST_LINK;
-    for (shm_link *l = dev->links; !e && l; l = l->next) { /* made before we listened */
+    for (shm_link *l = dev->links; !e && l; l = l->next) { /* links that were made before this socket */
         l->id = dev->next_link++;
         if (!watch(dev, l))
             e = errno;

@@ -1,5 +1,4 @@
-/* What a peer hands over: hello messages with descriptors, and the memory behind them. Every word of it is the peer's and
- * checked. */
+/* Hello messages of peers, their descriptors, and the memory behind them. The peer writes all of it, so every word is checked. */
 #include "dp_shm_link.h"
 
 #include <errno.h>
@@ -155,7 +154,7 @@ int shm_hello_check(const shm_hello *h, int n_fds, shm_peer *p) {
     if (h->magic != SHM_HELLO_MAGIC || h->version != SHM_LINK_VERSION)
         return EPROTO;
     if (h->status)
-        return 0; /* a refusal: nothing else in it counts */
+        return 0; /* a refusal has no other fields */
     if (h->n_regions > DP_EXPOSE_MAX || n_fds != 2 + h->n_regions || h->ring_size == 0 ||
         h->ring_size > SHM_RING_MAX || (h->ring_size & (h->ring_size - 1)) || h->mode_at % DP_CACHE_LINE || h->mode_at >= SHM_PAGE)
         return EPROTO;
@@ -209,7 +208,7 @@ int shm_hello_recv(int fd, int flags, shm_hello *h, shm_peer *p) {
         return ECONNRESET;
     if (n != (ssize_t)sizeof *h || (msg.msg_flags & MSG_TRUNC))
         return EPROTO;
-    if (msg.msg_flags & MSG_CTRUNC) /* more than anybody sends, or this process has none left */
+    if (msg.msg_flags & MSG_CTRUNC) /* too many descriptors, or this process has none left */
         return n_fds == SHM_HELLO_FDS ? EPROTO : EMFILE;
     return shm_hello_check(h, n_fds, p);
 }

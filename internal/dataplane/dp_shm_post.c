@@ -16,7 +16,7 @@ static inline int find_region(const shm_qp *qp, uint64_t raddr, uint32_t rkey, u
     return -1;
 }
 
-/* Tells the peer that there is something, unless it promised to look by itself. */
+/* Wakes the peer, unless it has promised to poll. */
 static inline void notify(shm_qp *qp) {
     uint32_t *word = qp->peer.mode;
     __atomic_signal_fence(__ATOMIC_SEQ_CST); /* the compiler keeps the order; the processor is membarrier's matter */
@@ -41,7 +41,7 @@ static inline int may_post(shm_qp *qp) {
     return qp->unpolled >= qp->q.max_send ? DP_BUSY : DP_OK;
 }
 
-/* Remote access refused: as a network adapter would, a completion and the error state. */
+/* Refuses a remote access as a network adapter does: with a completion and the error state. */
 static int refuse(shm_qp *qp, uint64_t wr_id, dp_op op) {
     qp->q.state = DP_QP_ERROR;
     shm_local_push(qp, wr_id, DP_INVALID, op, 0);
@@ -58,8 +58,8 @@ static inline void put(uint8_t *dst, const void *src, uint64_t len) {
         memcpy(dst, src, len);
 }
 
-/* Looks at the peer's count of receives: DP_OK when there is one more. The count only grows, and never beyond the ring: any
- * other is garbage, of a function that writes where it should not. */
+/* Reads the peer's count of receives. DP_OK: there is one for the next message. The count only grows, and by no more than the ring has entries. Any other
+ * value is garbage, written by a function that overwrites memory. */
 static __attribute__((noinline)) int look_for_credit(shm_qp *qp) {
     /* Acquire pairs with the release in shm_post_recv: the peer has read the entry that we are about to reuse. */
     uint32_t posted = __atomic_load_n(&qp->peer.segment->posted, __ATOMIC_ACQUIRE);
@@ -71,7 +71,7 @@ static __attribute__((noinline)) int look_for_credit(shm_qp *qp) {
     return qp->spos != posted ? DP_OK : DP_BUSY;
 }
 
-/* DP_OK: there is room for one more message in the peer's ring. */
+/* Returns DP_OK if the peer's ring has room for one more message. */
 static inline int take_credit(shm_qp *qp) { return qp->spos != qp->credit ? DP_OK : look_for_credit(qp); }
 
 static inline void publish(shm_qp *qp, shm_entry *e, uint64_t what, uint32_t imm) {
@@ -91,7 +91,7 @@ int shm_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t 
     if (n < 0 || n > 2)
         return DP_INVALID;
     uint64_t total = total_of(sge, n);
-    /* Nothing to write needs no key, as on a network adapter. */
+    /* A write of no bytes needs no key, as on a network adapter. */
     int i = total ? find_region(qp, raddr, rkey, total, DP_REMOTE_WRITE) : 0;
     if (i < 0)
         return refuse(qp, wr_id, DP_OP_WRITE);
@@ -113,7 +113,7 @@ static inline void put_small(uint8_t *dst, const dp_sge *sge, int n) {
     }
 }
 
-/* Data that exceeds an entry: what lies before the target's next line into `head`, the rest to its target. */
+/* Stores data that exceeds an entry: the bytes before the target's next cache line in `head`, the rest at the target. */
 static uint32_t put_split(uint8_t *head, uint8_t *dst, const dp_sge *sge, int n) {
     uint32_t want = (uint32_t)-(uintptr_t)dst & (DP_CACHE_LINE - 1);
     if (want > SHM_INLINE)

@@ -1,6 +1,6 @@
-/* Workers that do not answer. Nobody on this side can tell one that runs a long function from one whose memory a function has
- * damaged so that it never sees a request again, nor posts a reply: both are silent, and their devices answer as ever. What this
- * side does know is that calls are under way and should have arrived. It says so to whoever can ask the worker's executor. */
+/* Workers that do not answer. The client cannot tell a worker that runs a long function from one whose memory a function has damaged, so
+ * that it sees no request and posts no reply: both are silent, and their devices still acknowledge. The client only knows that calls are
+ * in flight and should have arrived. It calls the endpoint's silence function, which can ask the worker's executor. */
 #include "dp_channel_impl.h"
 
 #define SILENT_NS 2000000000  /* when the peer's device is known to have all that was posted, the last keepalive included */

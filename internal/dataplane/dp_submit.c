@@ -1,15 +1,16 @@
-/* Starting calls: by the mailbox, with or without header by the queue pair, with bulk ranges. */
+/* Starting calls: by the mailbox, or by the queue pair with or without a header and bulk ranges. */
 #include <string.h>
 
 #include "dp_channel_impl.h"
 
 #define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path has several callers */
 
-#define PART_PATIENCE_NS 2000000000 /* between two messages of one payload */
+#define PART_PATIENCE_NS 2000000000 /* longest wait between two messages of one payload */
 
 /* ---- by the queue pair ---- */
 
-/* The send queue filled up in the middle of a request: from its start it would fill up again. DP_BUSY: post once more. */
+/* Makes room in a send queue that filled up in the middle of a request, which must not start again from its beginning. DP_BUSY: post
+ * the same message again. */
 static int make_room(dp_channel *ch, int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
@@ -42,7 +43,7 @@ static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t 
     return DP_OK;
 }
 
-/* Posts a request that is its payload and nothing else. */
+/* Posts a request without a header. */
 static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const void *in, uint32_t size,
                             const dp_mem *reg) {
     uint64_t at = dp_slot_payload(&ch->layout, i);
@@ -55,8 +56,7 @@ static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const 
                              DP_IMM_BARE | dp_imm(i, call_id), i, 0);
 }
 
-/* Posts the request; the header on the stack and the payload where it lies, or both from staging when the
- * device reads its source later. */
+/* Posts a request with its header. Header and payload are copied to staging first if the device reads its source after the post. */
 static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
                         const dp_mem *reg) {
     const slot *s = &ch->slots[i];
@@ -102,14 +102,14 @@ static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, 
 
 /* ---- by the mailbox ---- */
 
-/* Whether a call is alone on its channel and fits the mailbox. */
+/* Reports whether a call is alone on its channel and fits into the mailbox. */
 static inline bool fits_mail(const dp_channel *ch, uint32_t size, const dp_mem *reg, uint32_t capacity) {
     return ch->mail && ch->n_free == ch->cfg.depth && size <= ch->mail_max && capacity <= ch->cfg.eager && !reg;
 }
 
-/* Puts a call for which fits_mail() into the mailbox, under the id of the next call and the slot that is free next. It
- * takes neither: mail_submitted() does. False: a word of the mailbox carries this id already, as one 2^32 calls old may;
- * the queue pair knows no such words. */
+/* Writes a call for which fits_mail() is true into the mailbox, with the next call id and the next free slot. It does not take the
+ * slot: mail_submitted() does. Returns false if a word of the mailbox has this id already, from 2^32 calls ago; such a call goes by the
+ * queue pair. */
 static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, uint32_t capacity) {
     dp_mailbox *m = ch->mail;
     uint32_t call_id = ch->next_call;
@@ -130,7 +130,7 @@ static ALWAYS_INLINE bool post_mail(dp_channel *ch, uint32_t function, const voi
     return true;
 }
 
-/* The call in the mailbox takes its slot, which is returned. */
+/* Takes the slot of the call in the mailbox, and returns it. */
 static inline uint32_t mail_submitted(dp_channel *ch, uint32_t capacity) {
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
@@ -169,8 +169,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         return DP_INVALID;
     if (!ch->n_free) {
         if (ch->n_abandoned == ch->cfg.depth)
-            ch->lane->looks = DP_LOOKS_PER_PROBE - 1; /* nobody waits any more who would probe */
-        dp_lane_look(ch->lane); /* a late reply may have freed one, and the end of the connection may have come behind it */
+            ch->lane->looks = DP_LOOKS_PER_PROBE - 1; /* probe here, because no thread may be waiting */
+        dp_lane_look(ch->lane); /* a late reply may have freed a slot, or the connection may have ended */
         if (ch->failed)
             return ch->failed;
         if (!ch->n_free) {
@@ -181,7 +181,7 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     uint32_t i = ch->free[--ch->n_free];
     slot *s = &ch->slots[i];
     if (!eager && dp_slot_take_bulk(ch, s, size, capacity)) {
-        dp_lane_look(ch->lane); /* a late reply may give room back */
+        dp_lane_look(ch->lane); /* a late reply may free bulk memory */
         if (ch->failed || dp_slot_take_bulk(ch, s, size, capacity)) {
             dp_slot_free(ch, i);
             ch->stats.busy++;
@@ -203,7 +203,7 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     int st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg);
     if (__builtin_expect(st != DP_OK, 0)) {
         dp_slot_free(ch, i);
-        int why = dp_qp_broken(ch->qp); /* also of one that is not connected, since replacing its worker failed */
+        int why = dp_qp_broken(ch->qp); /* also set if the channel is not connected, because its worker could not be replaced */
         if (st == DP_CONNECTION || why) {
             dp_lane_progress(ch->lane);
             dp_channel_end_calls(ch, why ? why : DP_CONNECTION);
@@ -228,8 +228,8 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
     return DP_OK;
 }
 
-/* A call by the mailbox whose reply comes while we spin never takes a slot. True: it has ended well. False: it is under
- * way in the slot *i, or it had to be refused, or the reply says more than OK; dp_channel_wait() sees to that. */
+/* Calls by the mailbox. A call whose reply arrives during the first spins takes no slot. Returns true if the call has succeeded. False:
+ * it is in flight in slot *i, it was not accepted, or its reply needs dp_channel_wait(). */
 static ALWAYS_INLINE bool call_by_mail(dp_channel *ch, uint32_t function, const void *in, uint32_t size, void *out,
                                 uint32_t capacity, uint32_t *out_size, uint32_t *i) {
     if (!post_mail(ch, function, in, size, capacity))

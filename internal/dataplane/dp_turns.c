@@ -18,7 +18,7 @@ struct dp_turn_waiter {
     dp_turn_waiter *next;
     dp_turn_kind kind;
     bool any;
-    uint32_t unit; /* without any: which; of one that was given: which */
+    uint32_t unit; /* without any: the unit it waits for; GIVEN: the unit that it got */
     uint32_t word; /* atomic, futex: ASLEEP, TRY, GIVEN */
     int64_t since;
 };
@@ -97,7 +97,7 @@ static bool try_any(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any, uin
     return false;
 }
 
-/* ---- the list of those that wait ---- */
+/* ---- the list of waiting threads ---- */
 
 static void count(dp_turns *t, const dp_turn_waiter *w, uint32_t by) {
     dp_turn *u = &t->units[w->unit];
@@ -106,7 +106,7 @@ static void count(dp_turns *t, const dp_turn_waiter *w, uint32_t by) {
     __atomic_add_fetch(&t->waiting, by, __ATOMIC_SEQ_CST);
 }
 
-/* Under mu, as is the next one. */
+/* Under mu, as is strike_out. */
 static void enlist(dp_turns *t, dp_turn_waiter *w) {
     *t->last = w;
     t->last = &w->next;
@@ -124,11 +124,11 @@ static void strike_out(dp_turns *t, dp_turn_waiter *w) {
 
 static void wake(dp_turn_waiter *w, uint32_t what) {
     __atomic_store_n(&w->word, what, __ATOMIC_RELEASE);
-    /* From here on the waiter may have left: the address is only a name for the kernel. */
+    /* The waiter may have returned by now. The address is only a name for the kernel. */
     syscall(SYS_futex, &w->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* Returns the first thread of those from w on that a unit in this state suits. Under mu. */
+/* Returns the first thread, from w on, that may take a unit in this state. Under mu. */
 static dp_turn_waiter *next_for(dp_turn_waiter *w, uint32_t unit, uint32_t state) {
     while (w && !((w->any || w->unit == unit) && suits(w->kind, state)))
         w = w->next;
@@ -150,8 +150,9 @@ static void hand_over(dp_turns *t, dp_turn_waiter *w, uint32_t unit) {
     wake(w, GIVEN);
 }
 
-/* A call has ended, or `at_once`: the unit is handed over to any thread that it suits. Else one that waits for its turn to call is
- * woken and takes it if it is quick enough, which keeps the processor busy meanwhile. */
+/* Releases a unit while threads wait. With `at_once` it hands the unit to the first thread that may take it. Without, a thread that waits
+ * to call is only woken, unless it has waited for DP_TURN_PATIENCE_NS: a running thread may take the unit first, which keeps the
+ * processor busy meanwhile. */
 static __attribute__((noinline)) void release_to(dp_turns *t, uint32_t unit, uint32_t state, bool at_once) {
     uint32_t *word = &t->units[unit].state;
     pthread_mutex_lock(&t->mu);
@@ -174,7 +175,7 @@ static inline void release(dp_turns *t, uint32_t unit, uint32_t state, bool at_o
     __atomic_store_n(&t->units[unit].state, state, __ATOMIC_SEQ_CST);
     if (__builtin_expect(__atomic_load_n(&t->waiting, __ATOMIC_SEQ_CST) == 0, 1))
         return;
-    /* One has come in between. Unless it, or another, has the unit by now, it gets it. */
+    /* A thread has begun to wait in between. Take the unit back, unless another thread has it by now, and release it to the list. */
     uint32_t expected = state;
     if (__atomic_compare_exchange_n(&t->units[unit].state, &expected, state | DP_TURN_HELD, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         release_to(t, unit, state, at_once);
@@ -193,7 +194,7 @@ static void sleep_until(dp_turn_waiter *w, int64_t deadline_ns) {
     syscall(SYS_futex, &w->word, FUTEX_WAIT_BITSET_PRIVATE, ASLEEP, deadline_ns ? &ts : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Leaves the list. Returns true if a unit was handed over meanwhile. If the thread was woken to try instead, wakes others in its place. */
+/* Leaves the list. Returns true if a unit was handed over meanwhile. If the thread was woken to try, wakes other threads instead. */
 static bool give_up(dp_turns *t, dp_turn_waiter *w) {
     pthread_mutex_lock(&t->mu);
     uint32_t word = __atomic_load_n(&w->word, __ATOMIC_ACQUIRE);
@@ -205,7 +206,7 @@ static bool give_up(dp_turns *t, dp_turn_waiter *w) {
     return word == GIVEN;
 }
 
-/* Tells those that hold what this thread waits for. Whoever has a claim does not make room for another call. */
+/* Asks the threads that hold what this thread waits for. A thread with a claim is not asked to make room for another call. */
 static void ask(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any) {
     for (uint32_t i = any ? 0 : from; i < (any ? t->n : from + 1); i++) {
         uint32_t state = __atomic_load_n(&t->units[i].state, __ATOMIC_SEQ_CST);
@@ -226,11 +227,11 @@ static __attribute__((noinline)) int wait_for(dp_turns *t, dp_turn_kind kind, ui
     enlist(t, &w);
     pthread_mutex_unlock(&t->mu);
     for (;;) {
-        /* The thread is in the list, so a thread that puts a unit down from here on sees it. It tries even if it is late: it may have been
-         * woken for a unit, and no other thread was. */
+        /* This thread is in the list, so a thread that puts a unit down from here on sees it. It tries even after its deadline, because it
+         * may be the only thread that was woken for a unit. */
         if (try_any(t, kind, from, any, unit)) {
             if (give_up(t, &w))
-                dp_turns_give(t, w.unit); /* a second one, so `any`: a thread that waits for one unit either has it or was handed it */
+                dp_turns_give(t, w.unit); /* a second unit, possible only with `any` */
             return DP_OK;
         }
         bool closed = kind != DP_TURN_CLAIMED && dp_turns_closed(t), late = deadline_ns && dp_now_ns() >= deadline_ns;
@@ -263,8 +264,8 @@ int dp_turns_take(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any, int64
         if (st)
             return st;
     }
-    /* Looked at last: dp_turns_close asks the threads that have units after it has closed the turns. So a thread that sees them open
-     * here is asked, and no other thread of its unit can answer for it. */
+    /* Checked last: dp_turns_close first closes the turns and then asks the threads that have units. So a thread that sees the turns open
+     * here will be asked. */
     if (__builtin_expect(kind == DP_TURN_CLAIMED || !dp_turns_closed(t), 1))
         return DP_OK;
     if (kind == DP_TURN_CALL)

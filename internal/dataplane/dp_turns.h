@@ -1,16 +1,16 @@
-/* Turns: several threads share a number of units, of which each is used by one thread at a time.
+/* Turns: several threads share units. One thread at a time uses a unit.
  *
- * A unit is held for as long as a thread touches what belongs to it, and claimed for as long as a call occupies it. The thread
- * with the claim may put the unit down while it waits and hold it again later; meanwhile others may hold it, but not claim it.
+ * A thread holds a unit while it accesses the data of the unit, and claims it for the time of a call. The thread with the claim may
+ * put the unit down while it waits and take it again later; meanwhile other threads may hold the unit, but not claim it.
  *
  *   free ──take(CALL)──▶ claimed, held ◀──take(CLAIMED)── claimed ──take(BRIEF, LONG)──▶ claimed, held
  *     │                     │      └──────put_down───────────▲ ▲──────────put_down──────────────┘
  *     │                     └─give─▶ free
  *     └──take(BRIEF, LONG)─▶ held ──put_down─▶ free
  *
- * Taking and giving without competition costs one atomic operation each. Threads that wait are served in the order in which they
- * came, with one exception: at the end of a call a running thread may claim the unit before a sleeping one has woken. A thread
- * that has waited for DP_TURN_PATIENCE_NS is handed the next unit that suits, so that none starves.
+ * Without competition, taking and giving cost one atomic operation each. Waiting threads get units in the order of their arrival, with
+ * one exception: at the end of a call a running thread may claim the unit before a sleeping one has woken. A thread that has waited
+ * for DP_TURN_PATIENCE_NS is handed the next unit that suits it, so that none starves.
  */
 #ifndef RFAAS_DP_TURNS_H
 #define RFAAS_DP_TURNS_H
@@ -24,17 +24,17 @@
 
 typedef enum dp_turn_kind {
     DP_TURN_BRIEF = 0,   /* holds the unit for moments */
-    DP_TURN_LONG = 1,    /* holds it while it waits, and puts it down when others want it */
-    DP_TURN_CLAIMED = 2, /* the same, of the thread that has the claim */
-    DP_TURN_CALL = 3,    /* claims it and holds it */
+    DP_TURN_LONG = 1,    /* holds it while it waits for a reply, and puts it down when other threads want it */
+    DP_TURN_CLAIMED = 2, /* DP_TURN_LONG for the thread that has the claim */
+    DP_TURN_CALL = 3,    /* claims and holds it */
 } dp_turn_kind;
 
 /* An event that threads wait for. Without a waiting thread, a signal costs a load.
  *
- *   waiting thread:  seen = dp_event_prepare ──▶ look again ──▶ dp_event_wait(seen) ──▶ dp_event_finish
- *   other thread:    change what the waiting thread looks at ──▶ dp_event_signal
+ *   waiting thread:  seen = dp_event_prepare ──▶ check the condition again ──▶ dp_event_wait(seen) ──▶ dp_event_finish
+ *   other thread:    change the condition ──▶ dp_event_signal
  *
- * All of it is sequentially consistent: either the waiting thread sees the change, or the signal wakes it. */
+ * All accesses are sequentially consistent: either the waiting thread sees the change, or the signal wakes it. */
 typedef struct dp_event {
     uint32_t count;   /* atomic, futex */
     uint32_t waiting; /* atomic: threads between dp_event_prepare and dp_event_finish */
@@ -44,10 +44,10 @@ static inline uint32_t dp_event_prepare(dp_event *e) {
     __atomic_add_fetch(&e->waiting, 1, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&e->count, __ATOMIC_SEQ_CST);
 }
-/* dp_event_wait returns after a signal, and sometimes without one: DP_OK. DP_DEADLINE after deadline_ns (CLOCK_MONOTONIC, 0: none). */
+/* dp_event_wait returns DP_OK after a signal, and sometimes without one; DP_DEADLINE after deadline_ns (CLOCK_MONOTONIC, 0: none). */
 int dp_event_wait(dp_event *e, uint32_t seen, int64_t deadline_ns);
 static inline void dp_event_finish(dp_event *e) { __atomic_sub_fetch(&e->waiting, 1, __ATOMIC_SEQ_CST); }
-/* dp_event_wake is dp_event_signal after it has seen a waiting thread. */
+/* The slow part of dp_event_signal. */
 void dp_event_wake(dp_event *e);
 static inline void dp_event_signal(dp_event *e) {
     if (__builtin_expect(__atomic_load_n(&e->waiting, __ATOMIC_SEQ_CST) != 0, 0))
@@ -61,10 +61,10 @@ typedef struct dp_turn_waiter dp_turn_waiter;
 
 typedef struct dp_turn {
     uint32_t state;   /* atomic: DP_TURN_HELD, DP_TURN_CLAIM */
-    uint32_t brief;   /* atomic: threads that wait for it to hold it for moments */
-    uint32_t others;  /* atomic: that wait for it otherwise, but not to claim it */
-    uint32_t calls;   /* atomic: that wait to claim this one */
-    uint32_t inside;  /* atomic: dp_turns_enter */
+    uint32_t brief;   /* atomic: threads that wait with DP_TURN_BRIEF */
+    uint32_t others;  /* atomic: threads that wait with DP_TURN_LONG or DP_TURN_CLAIMED */
+    uint32_t calls;   /* atomic: threads that wait with DP_TURN_CALL for this unit */
+    uint32_t inside;  /* atomic: count of dp_turns_enter */
     uint8_t pad[44];  /* a cache line each */
 } dp_turn;
 
@@ -72,10 +72,10 @@ typedef struct dp_turns {
     uint32_t n;
     uint32_t closed;  /* atomic */
     uint32_t waiting; /* atomic: threads in the list */
-    uint32_t any;     /* atomic: of them, those that want to claim whichever unit is free */
+    uint32_t any;     /* atomic: threads that wait with DP_TURN_CALL for any unit */
     dp_event left;    /* a thread has left (dp_turns_leave) */
     pthread_mutex_t mu;
-    dp_turn_waiter *first, **last; /* under mu, in the order in which they came */
+    dp_turn_waiter *first, **last; /* under mu, in the order of arrival */
     /* Called before a thread goes to sleep for a unit, so that the thread which holds that unit learns of it. */
     void (*ask)(void *arg, uint32_t unit);
     void *arg;
@@ -85,17 +85,17 @@ typedef struct dp_turns {
 /* n: 1..DP_TURNS_MAX. */
 void dp_turns_init(dp_turns *t, uint32_t n, void (*ask)(void *arg, uint32_t unit), void *arg);
 
-/* dp_turns_take takes the unit `from`, or with `any` (only of DP_TURN_CALL) the first that is free from there on, and returns its
- * index in *unit. Waits until deadline_ns (CLOCK_MONOTONIC, 0: for ever). DP_OK, DP_DEADLINE, or DP_LEASE_ENDED once it is closed. */
+/* dp_turns_take takes the unit `from`, or with `any` (DP_TURN_CALL only) the first free unit from there on. *unit becomes its index.
+ * Waits until deadline_ns (CLOCK_MONOTONIC, 0: for ever). Returns DP_OK, DP_DEADLINE, or DP_LEASE_ENDED after dp_turns_close. */
 int dp_turns_take(dp_turns *t, dp_turn_kind kind, uint32_t from, bool any, int64_t deadline_ns, uint32_t *unit);
-/* dp_turns_try is dp_turns_take of one unit that does not wait. */
+/* dp_turns_try is dp_turns_take of one unit without waiting. */
 bool dp_turns_try(dp_turns *t, dp_turn_kind kind, uint32_t unit);
 /* Puts a held unit down; a claim stays. */
 void dp_turns_put_down(dp_turns *t, uint32_t unit);
 /* Puts it down and ends the claim. */
 void dp_turns_give(dp_turns *t, uint32_t unit);
-/* What a thread looks at while it waits and holds the unit. dp_turns_brief: another thread wants it for moments, or (nobody has the
- * claim) to start a call. dp_turns_others: another thread wants it in order to wait, too. */
+/* For a thread that holds a unit while it waits. dp_turns_brief: another thread wants the unit for moments, or to start a call if the
+ * unit is not claimed. dp_turns_others: another thread wants it in order to wait, too. */
 static inline bool dp_turns_brief(const dp_turns *t, uint32_t unit) {
     const dp_turn *u = &t->units[unit];
     return __atomic_load_n(&u->brief, __ATOMIC_SEQ_CST) ||
@@ -106,9 +106,9 @@ static inline bool dp_turns_others(const dp_turns *t, uint32_t unit) {
     return __atomic_load_n(&t->units[unit].others, __ATOMIC_SEQ_CST) != 0;
 }
 
-/* Counts of threads: dp_turns_enter and dp_turns_leave of the same `place`, any number. dp_turns_inside: how many are inside. Both are
- * sequentially consistent: of a thread that enters and then looks at a word, and one that changes the word and then
- * counts, one sees the other. */
+/* dp_turns_enter and dp_turns_leave count the threads inside; a thread passes the same `place`, any number, to both. dp_turns_inside
+ * returns the count. All are sequentially consistent: if one thread enters and then reads a word, and another changes the word and then
+ * counts, at least one of them sees the other. */
 static inline void dp_turns_enter(dp_turns *t, uint32_t place) {
     __atomic_add_fetch(&t->units[place % DP_TURNS_MAX].inside, 1, __ATOMIC_SEQ_CST);
 }
@@ -120,10 +120,10 @@ uint32_t dp_turns_inside(const dp_turns *t);
 /* dp_turns_drain waits until at most `most` threads are inside. */
 void dp_turns_drain(dp_turns *t, uint32_t most);
 
-/* Makes every take that waits or comes return DP_LEASE_ENDED, but that of a thread which has a claim, and asks the threads that hold
- * units. dp_turns_reset undoes it and frees all units; nobody uses them. */
-void dp_turns_reset(dp_turns *t, uint32_t n);
+/* dp_turns_close makes every present and later dp_turns_take return DP_LEASE_ENDED, except that of a thread with a claim, and asks the
+ * threads that hold units to yield. dp_turns_reset reopens the turns, with all units free; no other thread may use them. */
 void dp_turns_close(dp_turns *t);
+void dp_turns_reset(dp_turns *t, uint32_t n);
 static inline bool dp_turns_closed(const dp_turns *t) { return __atomic_load_n(&t->closed, __ATOMIC_SEQ_CST) != 0; }
 
 #endif
