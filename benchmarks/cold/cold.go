@@ -1,11 +1,10 @@
-// Package cold measures what `rfaas bench cold` prints: how long it takes from asking for a lease to the first result, with
-// a worker that is cloned for it, one that waits for a lease, or one that is cached from the last lease, and what each step of
-// that takes.
+// Package cold measures what `rfaas bench cold` prints: the time from asking for a lease to the first result, with a new
+// worker, a pooled worker or the cached worker of the last lease, and the time of each step.
 //
 // The executor is a process of its own. The connection to it stands before the first lease, and it has the library: what
 // that takes once, the first contact, is told beside the rest, also with TLS, and so is what starting a process for a call takes
-// on this machine, as every lease of the first rFaaS did. A pooled lease is asked for when the executor's pool is full again: what
-// it takes to fill it is nobody's start, unless there are too many.
+// on this machine, as every lease of the first rFaaS did. In mode pooled, each lease is asked for when the executor's pool is full
+// again, so that the time to fill it counts for no start.
 package cold
 
 import (

@@ -19,7 +19,7 @@ import (
 // executor is a process that lends one core.
 type executor struct{ *daemon.Daemon }
 
-// poolSize is how many workers wait for a pooled lease.
+// poolSize is the size of the executor's pool in mode pooled.
 const poolSize = 4
 
 // startExecutor starts one that listens there, with what the mode needs and more arguments.
@@ -29,7 +29,7 @@ func startExecutor(ctx context.Context, cfg Config, listen string, args ...strin
 	return executor{d}, err
 }
 
-// untilFull waits until as many workers wait for a lease as shall, and nobody is about to start one. Bounded by ctx.
+// untilFull waits until poolSize workers wait for a lease. Bounded by ctx.
 func (e executor) untilFull(ctx context.Context) error {
 	for {
 		text, err := e.read(ctx)

@@ -1,3 +1,3 @@
-// Package conventions holds no code, only tests of what the whole repository has agreed on: which layer may import
-// which, where C may live, and that documents and sources state the same bytes and numbers.
+// Package conventions has no code, only tests of rules for the whole repository: which layer may import which, which
+// packages may use cgo, and that documents and sources state the same bytes and numbers.
 package conventions

@@ -13,12 +13,11 @@ import (
 
 const module = "github.com/rfaas-go/rfaas"
 
-// layers states for every layer which other layers it may import. A layer is a directory below the module's root with all
-// that is in it; the longest entry that contains a package is its layer. Within a layer everything may import
-// everything. Dependencies point down: programs, then what programs are made of, then the public packages, then
-// the protocol, then the ground.
+// layers maps each layer to the other layers that it may import. A layer is a directory below the module's root with its
+// subdirectories; a package belongs to the longest entry that contains it. Within a layer, packages may import each other.
+// Dependencies point down: programs, then the packages behind them, then the public packages, then the base.
 var layers = map[string][]string{
-	// Programs. Thin: what they do is in the layers below.
+	// Programs. Thin: the layers below do the work.
 	"cmd/executor":         {"internal/executor", "internal/config", "internal/cli"},
 	"cmd/resource-manager": {"internal/manager", "internal/config", "internal/cli"},
 	"cmd/rfaas":            {"internal/cli", "internal/config"},
@@ -26,7 +25,7 @@ var layers = map[string][]string{
 	"cmd/rfaas-spawner":    {"internal/spawner", "internal/spawner/wire"},
 	"cmd/rfaas-agent":      {"internal/agent"},
 
-	// What programs are made of.
+	// The packages behind the programs.
 	"internal/cli": {"client", "internal/agent", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
@@ -45,7 +44,7 @@ var layers = map[string][]string{
 	"invoke":     {"internal/dataplane"},
 	"mpi":        {},
 
-	// The ground.
+	// The base.
 	"internal/grant":        {"internal/board", "internal/link", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/zygote":       {"internal/dataplane", "internal/sandbox", "internal/spawner", "internal/spawner/wire"},
 	"internal/spawner":      {"internal/sandbox", "internal/spawner/wire"},
@@ -71,7 +70,7 @@ var layers = map[string][]string{
 	"tests/smalldisk":      {"tests/testkit"},
 	"tests/testkit":        {},
 
-	// What stands on the public packages like any other user.
+	// Users of the public packages.
 	"examples":     {"client", "invoke", "mpi", "mpi/mpilease"},
 	"mpi/mpilease": {"client", "mpi"},
 	// Tests of the C library: they run its programs beside agents and executors of their own.
@@ -82,7 +81,7 @@ var layers = map[string][]string{
 	"tests/hostile": {"client", "internal/control", "internal/identity"},
 	"tests/remote":  {},
 	"tests/slurm":   {"client", "internal/control"},
-	// What `rfaas bench` runs: it starts what it measures.
+	// `rfaas bench` starts the programs that it measures.
 	"benchmarks": {"internal/cli/command", "client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},
 }
@@ -156,7 +155,7 @@ func within(p string, roots []string) bool {
 func breaches(p string, imports []string) []string {
 	layer := layerOf(p)
 	if layer == "" {
-		return []string{p + " is in no layer: add it to `layers` in imports_test.go, and to ARCHITECTURE or RATIONALE.md"}
+		return []string{p + " is in no layer: add it to `layers` in imports_test.go, and to docs/architecture.md or RATIONALE.md"}
 	}
 	var bad []string
 	for _, i := range imports {
