@@ -13,10 +13,10 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// lanes is how many threads C lets wait for synchronous calls of a lease at a time. Calls of larger leases are requests.
+// lanes is how many threads may wait in C for synchronous calls of a lease at a time. In larger leases all calls are requests.
 const lanes = 64
 
-// Bounds of one stay inside C when a context has to be looked at now and then.
+// Bounds of one stay inside C, after which Go checks the context.
 const (
 	firstSlice = 200 * time.Microsecond
 	lastSlice  = 5 * time.Millisecond
@@ -24,25 +24,25 @@ const (
 
 // ---- contexts ----
 
-// repeats is what a context says of the calls that are made with it.
+// repeats has the settings of Idempotent and IdempotentWithin.
 type repeats struct {
 	times   int
-	attempt time.Duration // 0: an attempt has no bound of its own
+	attempt time.Duration // longest time of an attempt; 0: no limit
 }
 
 type idempotentKey struct{}
 
-// Idempotent is a context for calls of functions that may run more than once. An Invoke of a function or worker, or a submitted
-// call, is then made again, up to times times, when it may have been executed but its worker died or its lease ended (ErrConnection,
-// ErrLease): on another worker if one is free, and elsewhere if the lease goes on there (LeaseOptions.Failover). Without Failover a
-// lease that has ended ends its calls nevertheless. Calls that cannot have been executed are made again anyway where that helps.
+// Idempotent returns a context for calls of functions that may run more than once. If such a call may have been executed when its
+// worker dies or its lease ends (ErrConnection, ErrLease), it is repeated, at most the given number of times. It runs again on another
+// worker if one is free, or at another executor if the lease has moved there (LeaseOptions.Failover). Without Failover the end of
+// a lease ends its calls. Calls that cannot have been executed are repeated without this context, too, if that can help.
 func Idempotent(ctx context.Context, times int) context.Context {
 	return IdempotentWithin(ctx, times, 0)
 }
 
-// IdempotentWithin is Idempotent with a bound for each attempt: one that takes longer is given up and counts as failed. The first
-// attempt of a submitted call begins with Submit. Where what was given up still takes all slots, the next attempt waits for one, at
-// most for the session's time-out. The context's own deadline bounds the whole call. 0: no bound.
+// IdempotentWithin is Idempotent with a bound for each attempt: a longer attempt is given up and counts as failed; 0: no bound. The
+// first attempt of a submitted call begins with Submit. If abandoned attempts still occupy all slots, the next one waits for a slot, at
+// most for the session's time-out. The context's own deadline bounds the whole call.
 func IdempotentWithin(ctx context.Context, times int, attempt time.Duration) context.Context {
 	if times <= 0 {
 		times, attempt = 0, 0
@@ -55,12 +55,12 @@ func repeatsOf(ctx context.Context) repeats {
 	return r
 }
 
-// options are those of a call on a worker or on c.AnyWorker, without the context's deadline.
+// options returns the options of a call on a worker or on c.AnyWorker, without the context's deadline.
 func (r repeats) options(worker int) c.CallOptions {
 	return c.CallOptions{Worker: int32(worker), Repeats: uint32(r.times), Attempt: r.attempt}
 }
 
-// timeout is the time until the context's deadline, 0: it has none; below 0: it has ended.
+// timeout returns the time until the context's deadline; 0: it has none; below 0: the context has ended.
 func timeout(ctx context.Context) time.Duration {
 	if ctx.Err() != nil {
 		return -1
@@ -89,17 +89,17 @@ func (f *Function) Name() string { return f.name }
 
 func (f *Function) op() string { return "invoke " + f.name }
 
-// Invoke calls the function with payload in on a free worker, waiting for one if need be, and waits for the result,
-// which is stored to out; len(out) is the most that it may have, and a len(out) above the lease's eager size reserves
-// that much of its bulk area. n is the result's size. Makes no allocation.
+// Invoke calls the function with payload in and waits for the result. It waits for a free worker if there is none. The
+// result is stored to out and has at most len(out) bytes; n is its size. A len(out) above the lease's eager size reserves
+// that much of its bulk area. Invoke makes no allocation.
 //
-// The context bounds the call; when it ends first the call is given up and may still run (Error.Started). Without Done
-// channel (context.Background()) a call is one crossing into C. A dead worker is replaced while others take its calls; a
-// call that has to wait for the new one waits until its context's deadline, and the replacement goes on. See [Idempotent]
-// for calls that are to be made again.
+// When the context ends first, the call is given up and may still run (Error.Started). With a context that cannot be
+// cancelled (context.Background()), a call is one crossing into C. A dead worker is replaced while others take its calls. A
+// call that waits for the new worker waits until its context ends, and the replacement continues afterwards. See
+// [Idempotent] for calls that may be repeated.
 //
-// Errors: ErrFunction (the function failed, or StatusResultTooLarge and n is the size that it has), ErrConnection (the
-// worker died), ErrInvalid (too large), ErrBusy (all slots are taken by submitted calls), ErrLease.
+// Errors: ErrFunction (the function failed, or the result is too large: StatusResultTooLarge, n is its size), ErrConnection
+// (the worker died), ErrInvalid (the payload is too large), ErrBusy (submitted calls occupy all slots), ErrLease.
 func (f *Function) Invoke(ctx context.Context, in, out []byte) (n int, err error) {
 	l := f.lease
 	if !l.turns.take(ctx, l.over) {
@@ -132,7 +132,7 @@ func (w *Worker) check(f *Function) error {
 	return nil
 }
 
-// call makes a call. The caller has a turn.
+// call makes a call. The caller holds a turn.
 func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int, err error) {
 	if f.lease.released.Load() {
 		return 0, f.lease.noTurn(ctx, f.op())
@@ -151,7 +151,7 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 	return n, err
 }
 
-// callWithin makes a call that ends with its context. A short one is one crossing into C.
+// callWithin makes a call that ends with its context. A short call is one crossing into C.
 func (f *Function) callWithin(ctx context.Context, o c.CallOptions, in, out []byte) (n int, err error) {
 	if o.Timeout = timeout(ctx); o.Timeout < 0 {
 		return 0, f.ended(ctx, "before it began", false)
@@ -235,7 +235,7 @@ func pinBytes(p *runtime.Pinner, b []byte) {
 
 // ---- calls in flight ----
 
-// Call is a call in flight: a value that may be copied, of which one copy is asked for the result or cancelled.
+// Call is a call in flight. It may be copied; Result or Cancel is called on one copy, once.
 type Call struct {
 	slot *slot
 	seq  uint64
@@ -244,18 +244,18 @@ type Call struct {
 // slot is a place for a call in flight, with memory that C may write the result to.
 type slot struct {
 	mu      sync.Mutex
-	seq     uint64 // of the call that has it; another one's: it was asked for already
+	seq     uint64 // of the present call; a Call with another number was ended by Result or Cancel
 	f       *Function
-	request c.Request // 0: it has ended,
-	n       int       // with this,
-	err     error     // or this
+	request c.Request // 0: the call has ended
+	n       int       // size of the result
+	err     error     // of a call that failed
 	room    int
-	memory  []byte // of C
-	gone    bool   // its lease was released
+	memory  []byte // from C
+	gone    bool   // the lease was released
 	in      runtime.Pinner
 }
 
-// take returns a free slot with so much room.
+// take returns a free slot with room for capacity bytes.
 func (l *Lease) take(capacity int) *slot {
 	l.mu.Lock()
 	var s *slot
@@ -279,7 +279,7 @@ func (l *Lease) take(capacity int) *slot {
 	return s
 }
 
-// put makes a slot free, with its lock.
+// put frees a slot. The caller holds its lock.
 func (s *slot) put(l *Lease) {
 	s.seq++
 	s.in.Unpin()
@@ -306,10 +306,9 @@ func (l *Lease) drop() {
 }
 
 // Submit starts a call on this worker and returns at once; capacity is the most bytes that the result may have. in may
-// be reused when Submit returns, unless it lies in a Buffer. ErrBusy when the lease's depth is exhausted. Every Call
-// needs a Result or a Cancel, or its slot stays taken. The context's deadline is the call's. With the context of [Idempotent], in
-// must stay unchanged until Result; whichever of Wait, Test and Result finds the end makes the call again if need be, and blocks
-// meanwhile.
+// be reused when Submit returns, unless it lies in a Buffer. ErrBusy: the lease's depth is exhausted. The slot is occupied until
+// Result or Cancel, so every Call needs one of them. The deadline of the context is the deadline of the call. With a context of
+// [Idempotent], in must stay unchanged until Result, and Wait, Test or Result may repeat the call and block meanwhile.
 func (w *Worker) Submit(ctx context.Context, f *Function, in []byte, capacity int) (Call, error) {
 	if err := w.check(f); err != nil {
 		return Call{}, err
@@ -353,7 +352,7 @@ func (x Call) enter(op string) (*slot, error) {
 	return x.slot, nil
 }
 
-// look waits a while for the call to end. With the slot's lock.
+// look waits for up to patience for the call to end. The caller holds the slot's lock.
 func (s *slot) look(patience time.Duration) {
 	if s.request == 0 {
 		return
@@ -363,7 +362,7 @@ func (s *slot) look(patience time.Duration) {
 	}
 }
 
-// take takes over what a call came to.
+// take stores the outcome of a call.
 func (s *slot) take(n int, err error) {
 	s.request, s.n = 0, n
 	if err != nil {
@@ -371,7 +370,7 @@ func (s *slot) take(n int, err error) {
 	}
 }
 
-// slice is how long to stay in C, when the context has a say.
+// slice returns how long to stay in C: at most until the context's deadline.
 func slice(ctx context.Context, most time.Duration) time.Duration {
 	if d, ok := ctx.Deadline(); ok {
 		return max(min(most, time.Until(d)), 0)
@@ -379,8 +378,8 @@ func slice(ctx context.Context, most time.Duration) time.Duration {
 	return most
 }
 
-// Wait returns nil when the call has ended, well or not: Result tells. When the context ends first the call goes on and
-// may be waited for again.
+// Wait returns nil when the call has ended; Result says how. When the context ends first, the call goes on, and Wait may be
+// called again.
 func (x Call) Wait(ctx context.Context) error {
 	const op = "wait"
 	for most := firstSlice; ; most = min(2*most, lastSlice) {
@@ -400,8 +399,8 @@ func (x Call) Wait(ctx context.Context) error {
 	}
 }
 
-// WaitAny waits until one of the calls has ended, well or not: its place, to be asked for its Result. Zero Calls are passed over; -1
-// and no error: there are no others. When the context ends first the calls go on. The same call may not be waited for elsewhere
+// WaitAny waits until one of the calls has ended, and returns its index; Result says how it ended. It ignores zero Calls, and returns -1
+// and no error if there are no others. When the context ends first, the calls go on. No other goroutine may wait for these calls
 // meanwhile.
 func WaitAny(ctx context.Context, calls []Call) (int, error) {
 	const op = "wait for any"
@@ -445,7 +444,7 @@ func WaitAny(ctx context.Context, calls []Call) (int, error) {
 	}
 }
 
-// Test says whether the call has ended. It does not wait for the call, but for another goroutine that is waiting for it.
+// Test reports whether the call has ended. It does not wait for the call, but may wait for another goroutine that waits for it.
 func (x Call) Test() (bool, error) {
 	s, err := x.enter("test")
 	if err != nil {
@@ -456,8 +455,8 @@ func (x Call) Test() (bool, error) {
 	return s.request == 0, nil
 }
 
-// Result stores the result of an ended call to out and frees its slot: once per call. n is its size. ErrBusy when the
-// call has not ended; other errors are as of Invoke.
+// Result stores the result of an ended call to out and frees its slot. It is called once for each call. n is the size of
+// the result. ErrBusy: the call has not ended. Other errors are those of Invoke.
 func (x Call) Result(out []byte) (n int, err error) {
 	s, err := x.enter("result")
 	if err != nil {
@@ -479,8 +478,8 @@ func (x Call) Result(out []byte) (n int, err error) {
 	return copy(out, s.memory[:n]), nil
 }
 
-// Cancel gives up the call. The function may run nevertheless; its result is dropped and the slot is free when the
-// worker has answered. Cancelling a call that was asked for already does nothing.
+// Cancel gives up the call. The function may run nevertheless; its result is dropped, and the slot becomes free when the
+// worker has answered. Cancel does nothing after Result or Cancel.
 func (x Call) Cancel() {
 	s, err := x.enter("cancel")
 	if err != nil {
@@ -494,7 +493,7 @@ func (x Call) Cancel() {
 
 // ---- one function over an array ----
 
-// MapOptions say how a map is made. The zero value takes the defaults.
+// MapOptions are the options of Map. The zero value selects the defaults.
 type MapOptions struct {
 	Chunk int // items of one call; 0: chosen so that all workers end at about the same time
 }

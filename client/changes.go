@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// ExecutorChange is something that happened to an executor of the resource manager's.
+// ExecutorChange is a change of an executor's state.
 type ExecutorChange struct {
 	Executor string // control address
 	Node     string // host name
-	State    string // what it is now: "open", "draining", "silent" or "left"
+	State    string // the new state: "open", "draining", "silent" or "left"
 }
 
 var executorStates = [...]string{1: "open", 2: "draining", 3: "silent", 4: "left"}
 
-// Changes tells what happens to executors. The first changes name the registered executors. Each change is told once for a session, whichever
-// Changes of the session it was asked of. After a restart of the manager it goes on by itself. Safe for concurrent use, until the
-// session is closed.
+// Changes reports changes of executors. The first changes name the registered executors. Each change is reported once for each session,
+// by one of the Changes of the session. Changes continues after a restart of the manager. Safe for concurrent use, until the session is
+// closed.
 type Changes struct{ session *Session }
 
-// Between two looks for a channel or a callback; while the manager is away, they are rarer.
+// Pauses between two polls for a channel or a callback; longer while the manager is away.
 const (
 	changesEvery     = 5 * time.Millisecond
 	changesEveryAway = 100 * time.Millisecond
@@ -30,8 +30,8 @@ const (
 // Changes subscribes. It does not block.
 func (s *Session) Changes() *Changes { return &Changes{s} }
 
-// Poll returns what has happened since the last Poll, nil if nothing has. Errors: ErrUnsupported (there is no resource manager, or no
-// way to its memory from here); any other: it is away, try again later.
+// Poll returns the changes since the last Poll; nil: none. Errors: ErrUnsupported (there is no resource manager, or its memory cannot be
+// reached from here); after any other error the manager is away, try again later.
 func (c *Changes) Poll(ctx context.Context) ([]ExecutorChange, error) {
 	return during(ctx, c.session, "changes", func() ([]ExecutorChange, error) {
 		found, err := c.session.c.Changes()

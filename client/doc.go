@@ -30,18 +30,17 @@
 // # Contexts
 //
 // A context's deadline bounds a call in C. A call whose context can be cancelled stays in C for 5 ms at most before it looks
-// whether it was: a call that is answered within 200 us is one crossing into C nevertheless. While a call waits for a new worker, or
-// for another executor, only the deadline ends it. Operations other than calls return when their context ends and go on in the
-// background.
+// whether it was. A call that is answered within 200 us is still one crossing into C. Other operations return when their context ends,
+// and go on in the background.
 //
 // # Threads
 //
-// A goroutine inside C takes a thread of the operating system. As many goroutines as there are workers invoke at a time; others wait
-// for their turn as goroutines do. Each goroutine in Call.Wait takes a thread.
+// A goroutine inside C occupies a thread of the operating system. As many goroutines as there are workers invoke at a time; others wait
+// for a turn without a thread. Each goroutine in Call.Wait occupies a thread.
 //
 // # Failover
 //
-// Calls made with [Idempotent] are made again when their worker dies or their lease ends. With LeaseOptions.Failover a lease goes on at
-// another executor when its own is lost or drains, and with LeaseOptions.Local functions run in this process while there is no
-// executor for them.
+// Calls with a context of [Idempotent] are repeated when their worker dies or their lease ends. With LeaseOptions.Failover a lease moves to
+// another executor when its executor is lost or drains. With LeaseOptions.Local, functions run in this process while no executor has
+// room.
 package client

@@ -10,17 +10,17 @@ type EventKind int
 
 // Kinds of events; the numbers are those of rfaas.h.
 const (
-	// EventWorkerDied: worker Worker died as Reason says. The next call that wants it replaces it.
+	// EventWorkerDied: worker Worker died as Reason says. The next call that uses it replaces it.
 	EventWorkerDied EventKind = iota + 1
-	// EventEnded: the lease is no more. Reason begins with how: released, expired, revoked or drained. With
-	// LeaseOptions.Failover only its part on one executor is no more.
+	// EventEnded: the lease has ended. Reason begins with how: released, expired, revoked or drained. With
+	// LeaseOptions.Failover only the lease on one executor has ended.
 	EventEnded
-	// EventDraining: the node is needed and leaves after In. Calls that were sent finish, new ones fail with ErrLease and have
+	// EventDraining: the node drains, and its executor ends after In. Calls that were sent finish. New calls fail with ErrLease,
 	// not started: take another lease.
 	EventDraining
-	// EventExpiring: the lease ends after In, unless Renew.
+	// EventExpiring: the lease ends after In, unless it is renewed.
 	EventExpiring
-	// EventMoved: with LeaseOptions.Failover, calls now go to workers elsewhere. Reason is their executor's address.
+	// EventMoved: with LeaseOptions.Failover, calls now go to workers of another executor. Reason is its address.
 	EventMoved
 )
 
@@ -42,11 +42,11 @@ type Event struct {
 	Reason string
 }
 
-// eventsEvery is how often a lease with OnEvent looks for events. The C library has no thread that could wait for them: whoever
-// looks also reads what the agent has sent.
+// eventsEvery is how often a lease with OnEvent polls for events. The C library has no thread that could wait for them: a poll also
+// reads the agent's messages.
 const eventsEvery = 10 * time.Millisecond
 
-// watch tells events until the lease is released.
+// watch reports events until the lease is released.
 func (l *Lease) watch(tell func(Event)) {
 	tick := time.NewTicker(eventsEvery)
 	defer tick.Stop()

@@ -21,8 +21,8 @@ type Group struct {
 const leasesMost = 4096
 
 // LeaseAcross leases o.Workers workers wherever they fit, on as few executors as it finds. Each executor's part is a Lease of its
-// own: it is renewed, drained and lost by itself. All or nothing: an executor that refuses is replaced by others, and
-// nothing stays leased after an error. o.Local is passed over. Needs a resource manager. Blocks up to the session's time-out for each round. Errors:
+// own: it is renewed, drained and lost separately. If an executor refuses, LeaseAcross asks others. Nothing stays leased
+// after an error. o.Local is ignored. Needs a resource manager. Blocks up to the session's time-out for each round. Errors:
 // ErrBusy (there is room for fewer; the text says how many), and those of Lease.
 func (s *Session) LeaseAcross(ctx context.Context, o LeaseOptions) (*Group, error) {
 	o.Local = false
@@ -98,9 +98,9 @@ func (g *Group) Function(name string) (*GroupFunction, error) {
 // On returns the function at each executor, in the order of Group.Leases.
 func (f *GroupFunction) On() []*Function { return slices.Clone(f.on) }
 
-// Invoke is Function.Invoke at one of the executors. They take turns; those without a free worker are passed over while others have
-// one. A call that ends since its executor or worker is lost, and has not been executed or is one of [Idempotent], is made again at
-// the next executor, each executor once.
+// Invoke is Function.Invoke at one of the executors. They take turns, except those without a free worker while others have one. If the
+// executor or worker is lost, and the call was not executed or has a context of [Idempotent], Invoke repeats it at the next executor,
+// at each executor once.
 func (f *GroupFunction) Invoke(ctx context.Context, in, out []byte) (n int, err error) {
 	from, ran := f.next.Add(1), false
 	at := func(i int) *Function { return f.on[(from+uint32(i))%uint32(len(f.on))] }

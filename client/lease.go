@@ -33,37 +33,37 @@ type LeaseOptions struct {
 	Memory         uint64 // bytes per worker; 0: the executor's default
 	Depth          int    // calls in flight per worker; 0: DefaultDepth
 	Eager          int    // bytes of payload that travel with the request; 0: 16 KiB
-	// Bulk is how many bytes the large payloads in flight may take together, per worker and direction, so also the
-	// largest payload and result; 0: 2 MiB, negative: none, Eager is the limit then.
+	// Bulk bounds the bytes of all large payloads in flight, for each worker and direction, and so the largest payload and
+	// result. 0: 2 MiB. Negative: none, so that Eager is the limit.
 	Bulk     int64
 	WaitMode WaitMode
-	// Duration is after which time the lease ends by itself; 0: not set, which is the executor's default, and Renew. Negative ones, and those
-	// that the executor does not give, are ErrInvalid; one below a millisecond is a millisecond.
+	// Duration is the time after which the lease ends by itself. 0: the executor's default, and Renew. ErrInvalid: it is negative, or
+	// longer than the executor permits. Durations below a millisecond count as a millisecond.
 	Duration time.Duration
 	Renew    bool // renew the lease in the background for as long as it is held
-	// Failover: the lease goes on elsewhere. When its executor is lost or its node drains, calls look for a lease with as many
-	// workers, wherever the session finds one (at Executor alone if that is given), again and again until there is one.
-	// Calls wait for it, at most until their context's deadline or for the session's time-out, and fail with ErrLease, not started,
-	// if there is none by then. State that functions kept in the old workers is gone. Calls in flight end with an error, but
-	// for those that [Idempotent] lets be made again. Worker i is then whichever worker has that place.
+	// Failover moves the lease to another executor when its executor is lost or its node drains. Calls then search for a lease
+	// with as many workers, wherever the session finds one, or only at Executor if that is given. They wait for it until their
+	// context ends, or without a deadline for the session's time-out, and then fail with ErrLease, not started. Later calls continue the
+	// search. State that functions kept in the old workers is lost. Calls in flight end with an error, except those that
+	// [Idempotent] allows to repeat. Worker i then means the new worker i.
 	Failover bool
-	// Local: functions run in this process when there is no executor for them. The library is opened here too (dlopen), so its
-	// constructors run and what it is linked with must be there (StatusBadLibrary). If Session.Lease finds no room or nobody to
-	// ask, it succeeds, Provider says "local", and the lease stays so until it is released. With Failover, calls run here from
-	// the loss of the executor until another one is found. Such a call runs on the caller's thread
-	// before Invoke or Submit returns; no deadline, time or memory limit ends it, a crash is the caller's, rfaas_state is
-	// another one, and rfaas_fail only prints (rfaas_function.h).
+	// Local runs functions in this process while no executor has room. The library is loaded here too (dlopen): its constructors
+	// run, and everything that it is linked with must exist (StatusBadLibrary). If no executor can be reached or has room,
+	// Session.Lease succeeds, Provider is "local", and the lease stays local until it is released. With Failover, calls run here
+	// from the loss of the executor until another one is found. A local call runs on the caller's thread, before Invoke or
+	// Submit returns. No deadline, time limit or memory limit ends it, and a crash of the function is a crash of the program.
+	// rfaas_state has a value of its own here, and rfaas_fail only prints (rfaas_function.h).
 	Local bool
 	// CallLimit is how long one call may run: a worker that takes longer is killed and the call ends with
 	// StatusTimeLimit. 0: the executor's own limit, if it has one.
 	CallLimit time.Duration
 	Executor  string // address: this executor and no other; empty: the session's choice
-	// OnEvent is called with what happens to the lease, one event at a time, on a goroutine of the lease, which looks for events
-	// every 10 ms. It must not block for long nor call Release.
+	// OnEvent is called with each event of the lease, one at a time, on a goroutine of the lease, which polls for events every
+	// 10 ms. It must not block for long and must not call Release.
 	OnEvent func(Event)
 }
 
-// c checks what C's types cannot hold and converts.
+// c converts the options to C's types. It fails if a value does not fit.
 func (o *LeaseOptions) c() (*c.LeaseOptions, error) {
 	const op = "lease"
 	for _, x := range []struct {
@@ -88,9 +88,9 @@ type Lease struct {
 	session *Session
 	c       *c.Lease
 	turns   turns
-	chosen  atomic.Int64 // calls on a worker that the program chose, which take no turn of the lease
+	chosen  atomic.Int64 // calls on a worker that the program chose; they take no turn of the lease
 	workers []Worker
-	begun   c.Info // when the lease began
+	begun   c.Info // the lease as it began
 
 	released atomic.Bool
 	over     chan struct{} // closed by Release
@@ -102,8 +102,8 @@ type Lease struct {
 	free  []*slot
 }
 
-// Lease takes a lease: it finds an executor, connects and loads the library there, which is sent only if the node
-// does not have it. Blocks up to the session's time-out. Nothing stays leased after an error. Errors: ErrBusy (not
+// Lease takes a lease: it finds an executor, connects to its workers and loads the library there. The library is sent only
+// if the node does not have it. Blocks up to the session's time-out. Nothing stays leased after an error. Errors: ErrBusy (not
 // enough free cores), ErrInvalid (also a library that cannot be loaded: StatusBadLibrary), ErrUnsupported,
 // ErrConnection.
 func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
@@ -113,8 +113,8 @@ func (s *Session) Lease(ctx context.Context, o LeaseOptions) (*Lease, error) {
 // Place is an executor that Places has found, for LeaseAt in any process of the tenant.
 type Place string
 
-// Places finds room for so many leases like o, on as few executors as it finds. It takes nothing: the executors may refuse. For
-// programs of which one process looks for all, such as those of MPI. Errors: ErrBusy (there is room for fewer), ErrInvalid,
+// Places finds room for count leases with the options o, on as few executors as possible. It reserves nothing: the executors may
+// refuse later. For programs in which one process searches for all, such as MPI programs. Errors: ErrBusy (there is room for fewer), ErrInvalid,
 // ErrConnection.
 func (s *Session) Places(ctx context.Context, o LeaseOptions, count int) ([]Place, error) {
 	options, err := o.c()
@@ -134,7 +134,7 @@ func (s *Session) Places(ctx context.Context, o LeaseOptions, count int) ([]Plac
 	}, nil)
 }
 
-// LeaseAt is Lease that asks the executor at a place and no other one; "" is Lease.
+// LeaseAt is Lease at the executor that Places has found, and at no other one. With "" it is Lease.
 func (s *Session) LeaseAt(ctx context.Context, o LeaseOptions, at Place) (*Lease, error) {
 	options, err := o.c()
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *Session) LeaseAt(ctx context.Context, o LeaseOptions, at Place) (*Lease
 	}, func(l *Lease) { _ = l.Release(context.Background()) })
 }
 
-// newLease is the lease of a handle. After an error it is released.
+// newLease returns the lease of a handle. After an error the handle is released.
 func (s *Session) newLease(handle *c.Lease, o *LeaseOptions) (*Lease, error) {
 	info, err := handle.Info()
 	if err != nil {
@@ -173,7 +173,7 @@ func (s *Session) newLease(handle *c.Lease, o *LeaseOptions) (*Lease, error) {
 	return l, nil
 }
 
-// info describes the lease as it is, or after its release as it began.
+// info describes the lease; after its release, as it was at its beginning.
 func (l *Lease) info() c.Info {
 	if !l.released.Load() {
 		if info, err := l.c.Info(); err == nil {
@@ -191,8 +191,8 @@ func (l *Lease) Workers() int { return len(l.workers) }
 // Worker returns worker i, 0 <= i < Workers(). It panics on another index, as a slice would.
 func (l *Lease) Worker(i int) *Worker { return &l.workers[i] }
 
-// Functions returns the names of the library's functions in the order of their indices; of a lease that is local, those that were
-// looked up.
+// Functions returns the names of the library's functions in the order of their indices. A local lease knows only the functions that
+// were looked up.
 func (l *Lease) Functions() []string {
 	var names []string
 	for i := range l.info().Functions {
@@ -201,7 +201,7 @@ func (l *Lease) Functions() []string {
 	return names
 }
 
-// Function finds a function by name. ErrInvalid (StatusNoFunction) names those that exist.
+// Function finds a function by name. The error ErrInvalid (StatusNoFunction) names the functions that exist.
 func (l *Lease) Function(name string) (*Function, error) {
 	if l.released.Load() {
 		return nil, fail("find function", StatusLeaseEnded, "the lease was released")
@@ -234,7 +234,7 @@ func (l *Lease) Until() time.Time {
 	return time.Time{}
 }
 
-// Renew makes the lease last at least d from now on; 0: as long as it was leased for. It never makes it shorter. Errors:
+// Renew makes the lease last at least d from now on; 0: its first duration. It never makes it shorter. Errors:
 // ErrLease (it has ended), ErrBusy (the node drains and renews nothing), ErrInvalid (longer than the executor permits),
 // ErrConnection.
 func (l *Lease) Renew(ctx context.Context, d time.Duration) error {
@@ -250,14 +250,14 @@ func (l *Lease) Renew(ctx context.Context, d time.Duration) error {
 // LeaseStatistics counts what happened to a lease.
 type LeaseStatistics struct {
 	Replaced uint64 // workers that died and were replaced
-	Repeated uint64 // calls that were made again
-	Moved    uint64 // times that the lease went on at another executor
+	Repeated uint64 // calls that were repeated
+	Moved    uint64 // times that the lease moved to another executor
 	Local    uint64 // calls that ran in this process
-	// Workers by how they came to the lease, those of replacements and moves included.
+	// Workers by how they started, including replacements and moves.
 	Cold, Pooled, Cached uint64
 }
 
-// Statistics returns the counters since the lease began; none of a lease that was released.
+// Statistics returns the counters since the lease began; zeros for a lease that was released.
 func (l *Lease) Statistics() LeaseStatistics {
 	if l.released.Load() {
 		return LeaseStatistics{}
@@ -270,7 +270,7 @@ func (l *Lease) Statistics() LeaseStatistics {
 // Replaced is how many workers died and were replaced.
 func (l *Lease) Replaced() uint64 { return l.Statistics().Replaced }
 
-// Err is nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended. One with
+// Err returns nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended. A lease with
 // LeaseOptions.Failover lasts until it is released.
 func (l *Lease) Err() error {
 	if l.released.Load() {
@@ -279,7 +279,7 @@ func (l *Lease) Err() error {
 	return l.explain(l.c.Status())
 }
 
-// Start is how the lease's workers came to it, the slowest of them.
+// Start returns how the workers of the lease started; if they differ, the slowest way.
 func (l *Lease) Start() Start {
 	how := StartCached
 	for i := range l.workers {
@@ -320,9 +320,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 }
 
-// turns bounds how many goroutines are inside C, since each takes an operating system's thread there. Those that wait for a turn do not.
+// turns bounds how many goroutines are inside C, where each occupies a thread of the operating system. Goroutines that wait for a turn do
+// not.
 type turns struct {
-	free atomic.Int64 // below 0: how many wait
+	free atomic.Int64 // free turns; below 0: the number of waiting goroutines
 	wake chan struct{}
 }
 
@@ -344,11 +345,11 @@ func (t *turns) wait(ctx context.Context, over <-chan struct{}) bool {
 	case <-ctx.Done():
 	}
 	for n := t.free.Load(); n < 0; n = t.free.Load() {
-		if t.free.CompareAndSwap(n, n+1) { // one that waits less
+		if t.free.CompareAndSwap(n, n+1) { // one waiting goroutine less
 			return false
 		}
 	}
-	<-t.wake // a turn is on its way to each that waits
+	<-t.wake // this goroutine has been given a turn
 	t.give()
 	return false
 }
@@ -359,10 +360,10 @@ func (t *turns) give() {
 	}
 }
 
-// idle says whether some worker was free a moment ago.
+// idle reports whether a worker was free a moment ago.
 func (l *Lease) idle() bool { return l.turns.free.Load() > l.chosen.Load() }
 
-// noTurn is the error of a call that got none.
+// noTurn returns the error of a call that got no turn.
 func (l *Lease) noTurn(ctx context.Context, op string) error {
 	if l.released.Load() {
 		return fail(op, StatusLeaseEnded, "the lease was released")

@@ -25,14 +25,14 @@ type Options struct {
 	Tenant         string        // account that pays; empty: the token's, else the user's name
 	SecretFile     string        // empty: $RFAAS_SECRET_FILE, else where the daemons of this user put it
 	TokenFile      string        // of rfaas token issue; empty: $RFAAS_TOKEN_FILE, else ~/.rfaas/token if that exists
-	AllowPlaintext bool          // speak without TLS, also to addresses that are neither loopback nor unix sockets
+	AllowPlaintext bool          // use no TLS, also for addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
 	// CachedLeases is how many released leases the session caches for later leases with the same terms; 0: RFAAS_CACHED_LEASES
 	// or 16, negative: none.
 	CachedLeases int
 }
 
-// VerbsOptions choose an RDMA device and its path. The zero value takes the defaults.
+// VerbsOptions choose an RDMA device and its path. The zero value selects the defaults.
 type VerbsOptions struct {
 	Device       string // empty: the first with an active port
 	Port         int    // from 1; 0: the first active one
@@ -70,9 +70,9 @@ func finalizeLibrary() error {
 	return c.Finalize()
 }
 
-// Connect reaches the manager or executor once, through this user's agent on this node, which is started if need be, and checks
-// that it speaks our protocol, so that a wrong or dead address is found here. Errors: ErrInvalid, ErrConnection (nobody there, or
-// somebody else), ErrCredential, ErrUnsupported (no agent can be started).
+// Connect opens a session. It calls the manager or executor once, so that a wrong address is reported here. It does so through this user's
+// agent on this node, and starts the agent if none runs. Errors: ErrInvalid, ErrConnection (no daemon of rfaas answers at the address),
+// ErrCredential, ErrUnsupported (no agent can be started).
 func Connect(ctx context.Context, o Options) (*Session, error) {
 	if o.Timeout < 0 {
 		return nil, fail("connect", dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)

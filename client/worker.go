@@ -7,9 +7,9 @@ import (
 	"github.com/rfaas-go/rfaas/client/c"
 )
 
-// Worker is one place in a lease: a remote process on its cores, replaced when it dies. Safe for concurrent use:
-// calls on one worker run one after the other, except that up to the lease's depth may be submitted before the first
-// is waited for.
+// Worker is the position of one worker in a lease: a remote process on its own cores, which is replaced when it dies. Safe for
+// concurrent use. Calls on one worker run one after the other; calls up to the lease's depth may be submitted before the first
+// has ended.
 type Worker struct {
 	lease *Lease
 	index int
@@ -39,7 +39,7 @@ func (s Start) String() string {
 	return startNames[s]
 }
 
-// StartSteps is what the start of a worker took, as its executor saw it.
+// StartSteps has the durations of a worker's start, as its executor measured them.
 type StartSteps struct {
 	Start   Start
 	Fork    time.Duration // from the request to the worker's first instruction, or until it has its lease
@@ -55,7 +55,7 @@ func (w *Worker) origin() (o c.Start) {
 	return o
 }
 
-// StartSteps is what the start of the present process in this place took.
+// StartSteps returns the durations of the start of the present process.
 func (w *Worker) StartSteps() StartSteps {
 	o := w.origin()
 	return StartSteps{Start: Start(o.Start), Fork: o.Fork, Connect: o.Connect, Code: o.Code, Sandbox: o.Sandbox}
@@ -64,7 +64,7 @@ func (w *Worker) StartSteps() StartSteps {
 // PID is the process id of the worker on its node, 0 while it is being replaced.
 func (w *Worker) PID() int { return w.origin().PID }
 
-// Inspection is what a worker does and has printed; its counters are its own, which the functions could forge.
+// Inspection says what a worker does and has printed. The worker counts by itself, so functions could forge the counters.
 type Inspection = c.WorkerInfo
 
 // Inspect asks the executor about the worker, also while it runs a function or has just died. It takes a control round

@@ -10,19 +10,20 @@ import (
 	"github.com/rfaas-go/rfaas/mpi"
 )
 
-// Most bytes of what ranks send each other.
+// Bounds of what ranks send each other, in bytes.
 const (
-	textMost  = 512 // the text of an error
-	placeMost = 256 // the address of an executor
+	textMost  = 512 // text of an error
+	placeMost = 256 // address of an executor
 )
 
 // Open opens a session and a lease on every rank of a communicator, or on none. Only rank 0 asks the resource manager where there is room,
-// with its own options, and sends each rank an executor. Ranks with neighbouring numbers share one. The other ranks
-// open a session with that executor, unless the lease has Failover. A rank whose executor has no room any more looks for itself.
+// with its own options, and sends each rank the address of an executor. Ranks with neighbouring numbers share an executor. The other
+// ranks open a session with their executor, unless the lease has Failover. If the executor of a rank has no room any more, the rank
+// searches by itself.
 //
-// Open is collective: every rank calls it, with like options, of which each lease has o.Workers workers. Each rank closes its session,
-// which releases the lease. All ranks return an error, or none does. Its class is the same on every rank: that of the most serious
-// error of any rank. ctx bounds what the rank does by itself, and not the waiting for other ranks.
+// Open is collective: every rank calls it, with the same options. Each rank gets a lease of o.Workers workers, and closes its session,
+// which releases the lease. Either all ranks return an error or none does. The class of the error is the same on every rank: that of the
+// most serious error of any rank. ctx bounds the rank's own operations, and not its waits for other ranks.
 func Open(ctx context.Context, comm *mpi.Comm, so client.Options, o client.LeaseOptions) (*client.Session, *client.Lease, error) {
 	rank, err := comm.Rank()
 	if err != nil {
@@ -36,7 +37,7 @@ func Open(ctx context.Context, comm *mpi.Comm, so client.Options, o client.Lease
 	var lease *client.Lease
 	fail := func(err error) (*client.Session, *client.Lease, error) {
 		if session != nil {
-			_ = session.Close() // releases the lease; the first error is the one to tell
+			_ = session.Close() // releases the lease; the first error is reported
 		}
 		return nil, nil, err
 	}
@@ -46,7 +47,7 @@ func Open(ctx context.Context, comm *mpi.Comm, so client.Options, o client.Lease
 			places, err = session.Places(ctx, o, ranks)
 		}
 		if errors.Is(err, client.ErrBusy) && o.Local {
-			places, err = nil, nil // each rank looks for itself
+			places, err = nil, nil // each rank searches by itself
 		}
 		for _, p := range places {
 			if len(p) > placeMost {
@@ -68,7 +69,7 @@ func Open(ctx context.Context, comm *mpi.Comm, so client.Options, o client.Lease
 	return session, lease, nil
 }
 
-// take opens a rank's session, unless it has one, and its lease, at the place that was chosen for it if that still has room.
+// take opens a rank's lease, and its session unless it has one. It tries the executor that rank 0 has chosen first.
 func take(ctx context.Context, s *client.Session, so client.Options, o client.LeaseOptions, at client.Place) (*client.Session, *client.Lease, error) {
 	there, only := o, so
 	there.Local = false // only after other executors have refused
@@ -144,7 +145,7 @@ func agree(comm *mpi.Comm, rank int, err error) error {
 	return &client.Error{Status: client.Status(worst[0]), Text: fmt.Sprintf("rank %d: %s", first[0], cut(text))}
 }
 
-// scatter sends each rank its place.
+// scatter sends each rank the address of its executor.
 func scatter(comm *mpi.Comm, rank, ranks int, places []client.Place) (client.Place, error) {
 	var all []byte
 	if rank == 0 {
