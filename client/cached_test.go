@@ -30,7 +30,7 @@ func release(t *testing.T, l *client.Lease) {
 	}
 }
 
-// Another kind of lease is another worker, and so is the same one while the first is still held.
+// A lease with other terms gets another worker. So does one with the same terms while the first lease is held.
 func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	w := newWorld(t, "--share-cores", "8", "--memory", "1600MiB")
 	l := w.lease(t, client.LeaseOptions{})
@@ -67,7 +67,7 @@ func TestCachedWorkersFitTheirKindOnly(t *testing.T) {
 	}
 }
 
-// Whatever happened to what was cached, the next lease is a good one.
+// Whatever happens to cached workers, the next lease works.
 func TestCachedWorkersAreGone(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	next := func(what string) {
@@ -90,7 +90,7 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	within(t, 10*time.Second, "the killed worker has ended", func() bool { return !running(pid) })
 	next("a cached worker was killed")
 
-	// A worker that is being killed may be granted: then the lease is cached, and a call replaces the worker.
+	// A worker that is being killed may be granted. The lease then has a cached start, and a call replaces the worker.
 	l = w.lease(t, client.LeaseOptions{Workers: 2})
 	pid = l.Worker(1).PID()
 	release(t, l)
@@ -120,7 +120,7 @@ func TestCachedWorkersAreGone(t *testing.T) {
 	release(t, l)
 }
 
-// What is cached is lost with its executor, and the one that comes in its place serves.
+// Cached workers end with their executor, and the executor that replaces it serves the next lease.
 func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 	w := newWorld(t)
 	release(t, w.lease(t, client.LeaseOptions{}))
@@ -149,7 +149,7 @@ func TestCachedWorkersOfAnEarlierExecutor(t *testing.T) {
 	release(t, l)
 }
 
-// A session keeps a number of leases, the latest ones, and none for ever.
+// A session caches a limited number of leases, the latest ones, for a limited time.
 func TestCachedWorkersAreLimited(t *testing.T) {
 	w := newWorld(t, "--share-cores", "4", "--cache-time", "2s")
 	s := w.connect(t, client.Options{Executor: w.Address, CachedLeases: 2})

@@ -64,7 +64,7 @@ func TestCancelEndsAWaitForAWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.signal(syscall.SIGSTOP) // nobody tells of the death, and nobody starts another worker
+	w.signal(syscall.SIGSTOP) // so that it neither reports the death nor starts another worker
 	kill(t, victim, syscall.SIGKILL)
 	bound, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()

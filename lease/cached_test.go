@@ -65,7 +65,8 @@ func TestKeepAndReuse(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		// Enough is free: it stays. Not enough: it goes, and what the new lease does not need waits for its end.
+		// With enough free cores the cached lease stays. Without, it is evicted, and the resources that the new lease does not need are free
+		// when its workers are reaped.
 		small := granted(t, tab, 4, terms(2))
 		if c := tab.Capacity(); c.Cached != 1 || c.FreeCores != 2 {
 			t.Errorf("capacity %+v: two cores were free without taking anything away", c)
@@ -98,7 +99,7 @@ func TestKeepAndReuse(t *testing.T) {
 			}
 		}
 
-		// What nobody wants goes by itself.
+		// A cached lease that no request reuses ends by itself.
 		last := granted(t, tab, 6, kind(terms(1), 3))
 		release(last)
 		if err := tab.Keep(last.ID); err != nil {

@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-// model is the plainest possible account of who has what: nothing but lists.
+// model records in simple lists which lease has which resources.
 type model struct {
 	cores  []Core
 	share  int
 	memory uint64
 	now    time.Time
-	held   map[ID]Lease         // that have resources, the cached ones not among them
+	held   map[ID]Lease         // leases that have resources, without cached ones
 	cached []Lease              // oldest first
 	lost   map[ID]map[int]int   // cores that an evicted lease has yielded, by its lowest CPU
 	lostM  map[ID]uint64        // memory likewise
 	ends   map[ID]time.Time     // of granted leases that have not ended
-	keeps  map[ID]time.Time     // when keeping ends
+	keeps  map[ID]time.Time     // until when leases are cached
 	states map[ID]State         // of everything ever granted or requested
-	away   map[ID]time.Time     // when an absent client must have come
+	away   map[ID]time.Time     // deadlines of absent clients
 	told   map[ID]time.Duration // duration that set the present end
-	drops  map[ID]bool          // were cached and are to be reaped
+	drops  map[ID]bool          // leases that were cached and are to be reaped
 }
 
 const (
@@ -57,7 +57,7 @@ func (m *model) taken() (map[int]int, uint64) {
 	return cpus, memory
 }
 
-// possible says whether terms can be had, taking away all that is cached.
+// possible reports whether terms can be granted if all cached leases are evicted.
 func (m *model) possible(tm Terms) bool {
 	cpus, memory := m.taken()
 	sum := 0
@@ -140,7 +140,7 @@ func (m *model) request(t *testing.T, tab *Table, rid RequestID, tm Terms, reuse
 	if len(l.CPUs) != tm.Workers {
 		t.Fatalf("%d workers, %d wanted", len(l.CPUs), tm.Workers)
 	}
-	// Those who are evicted are the oldest, and what they have yielded is the new lease's.
+	// The evicted leases are the oldest ones, and the new lease has their resources.
 	others, memory := m.taken() // and cached
 	for _, k := range m.cached {
 		for c, n := range coresOf(k) {

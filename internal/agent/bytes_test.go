@@ -30,8 +30,8 @@ func rss(t *testing.T, pid int) (now, most int64) {
 	return read("VmRSS:"), read("VmHWM:")
 }
 
-// A client with a thousand large requests that have to wait is refused as busy, and takes little of the agent's memory. Its releases are
-// answered, and so are the requests of others.
+// A client that sends a thousand large requests which have to wait is refused as busy, and takes little of the agent's memory. Its
+// releases are answered, and so are the requests of other clients.
 func TestClientWithLargeRequests(t *testing.T) {
 	dir := t.TempDir()
 	socket, secret := filepath.Join(dir, "agent.sock"), filepath.Join(dir, "secret")
@@ -94,7 +94,7 @@ func TestClientWithLargeRequests(t *testing.T) {
 	}
 }
 
-// A release is never too large for what its client holds, and a large message that says that it is one is not taken for one.
+// A release is never refused because its client holds too many bytes. A large message with the number of a release is.
 func TestWhatIsHeld(t *testing.T) {
 	c := &client{}
 	big := request{Header: protocol.Header{Op: protocol.OpAcquire, ID: 1, Size: mostHeld}}

@@ -14,7 +14,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/agent/protocol"
 )
 
-// An agent that has no descriptors left says so to the client for which there are none, and serves the others.
+// An agent that has no descriptors left refuses a new client with an error that says so, and serves the others.
 func TestNoDescriptorsLeft(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "agent.sock")
@@ -83,7 +83,7 @@ func TestNoDescriptorsLeft(t *testing.T) {
 	eventually(t, "a client is served again", func() bool { return greet() == "" })
 }
 
-// Limits that let an agent serve, and those that do not.
+// With which hard limits an agent serves.
 func TestFitness(t *testing.T) {
 	for _, c := range []struct {
 		files, cpu   uint64

@@ -220,7 +220,7 @@ func TestManyConnections(t *testing.T) {
 	eventually(t, "the connections are gone", func() bool { return w.agent.count() == 1 })
 }
 
-// A client that sends requests and reads no reply is cut off, and delays nobody.
+// A client that sends requests and reads no reply is disconnected, and delays no other client.
 func TestClientThatDoesNotRead(t *testing.T) {
 	w := newWorld(t, 0)
 	x := executor(t, w.secret)

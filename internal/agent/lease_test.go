@@ -49,7 +49,7 @@ func TestProcessesShareConnections(t *testing.T) {
 	}
 }
 
-// The end of a process gives its leases back.
+// The end of a process releases its leases.
 func TestEndOfProcessReleases(t *testing.T) {
 	w := newWorld(t, 0)
 	x := executor(t, w.secret)
@@ -180,7 +180,7 @@ func TestCachedWorkers(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Those that are given back for good are gone without an event.
+	// Workers whose lease is released again end without an event.
 	if !l.release(true) {
 		t.Fatal("not cached")
 	}
@@ -233,7 +233,7 @@ func TestDeadWorkerIsReplaced(t *testing.T) {
 	}
 }
 
-// A lease that is waited for comes with the executor that has room for it.
+// A request that waits for a lease gets it when an executor with room appears.
 func TestWaitForExecutor(t *testing.T) {
 	w := newWorld(t, 0)
 	m := start(t, "bin/resource-manager", w.secret)
@@ -267,7 +267,7 @@ func TestWaitForExecutor(t *testing.T) {
 		t.Errorf("status %+v, want the board and one executor", s)
 	}
 
-	// The successor of a lost lease is like it, and needs no library.
+	// The successor of a lost lease has the same terms, and needs no library.
 	x.process.Kill()
 	if e := p.event(); e.Kind != protocol.LeaseEnded || e.Key != 3 || e.Status != int32(dataplane.StatusPeerGone) {
 		t.Errorf("event %+v", e)
@@ -350,7 +350,7 @@ func TestDrain(t *testing.T) {
 	if e := p.event(); e.Kind != protocol.LeaseEnded || e.Key != busy.key {
 		t.Errorf("event %+v, want the end of the other lease", e)
 	}
-	<-x.done // all leases were given back, long before its grace is over
+	<-x.done // all leases were released, long before its grace is over
 }
 
 // A thread of the client that has read the flag of the lease that used the line before does not end the present one.
@@ -371,7 +371,7 @@ func TestFinishOfALeaseThatDoesNotDrain(t *testing.T) {
 	l.release(false)
 }
 
-// A line that has another lease by now is not told of the old lease's node.
+// When a line has another lease, the drain of the old lease's node does not change it.
 func TestDrainOfALeaseThatHasMoved(t *testing.T) {
 	f := memory(t, protocol.PageSize, unix.F_SEAL_SHRINK)
 	defer f.Close()

@@ -52,7 +52,7 @@ func leaveSocket() int {
 	return 0
 }
 
-// A process that has ended is gone although a child of it has inherited its connection.
+// The agent notices the end of a process even if a child has inherited its connection.
 func TestInheritedSocket(t *testing.T) {
 	w := newWorld(t, 0)
 	cmd := exec.Command("/proc/self/exe")
@@ -182,7 +182,7 @@ func testAdoption(t *testing.T, how syscall.Signal) {
 	eventually(t, "all cores are free", func() bool { return x.free(t, secret) == 4 })
 }
 
-// The agent leaves after a while without a client, and a client that comes at that moment is served by it or by the next.
+// The agent ends after a while without a client. A client that connects at that moment is served by this agent or the next one.
 func TestLingerAndRestart(t *testing.T) {
 	w := newWorld(t, time.Millisecond)
 	served := 0
@@ -235,7 +235,7 @@ func TestLingerAndRestart(t *testing.T) {
 	}
 }
 
-// An agent whose directory is removed has no more clients to wait for, and ends.
+// An agent whose directory is removed can get no more clients, and ends.
 func TestDirectoryRemoved(t *testing.T) {
 	w := newWorld(t, 50*time.Millisecond)
 	if err := os.RemoveAll(filepath.Dir(w.socket)); err != nil {
@@ -284,7 +284,7 @@ func TestStatusAndStop(t *testing.T) {
 	}
 }
 
-// Two agents at one place are one too many.
+// An agent does not listen on a socket that is taken, or in a directory that other users can change.
 func TestSocketThatIsTaken(t *testing.T) {
 	w := newWorld(t, 0)
 	if s, err := Listen(w.socket); err == nil {

@@ -131,7 +131,7 @@ func TestTokenIsReplacedUnderALease(t *testing.T) {
 	l.release(false)
 }
 
-// A lease that cannot be renewed until its end says why.
+// The event of a lease that could not be renewed until its end says why.
 func TestTokenThatIsNotReplaced(t *testing.T) {
 	r := newRealm(t, "--lease-default", "4s")
 	id := r.issue("ann", time.Hour)
@@ -154,7 +154,7 @@ func TestTokenThatIsNotReplaced(t *testing.T) {
 	}
 }
 
-// The log has each warning once.
+// Each warning is logged once.
 func TestTokenWarnings(t *testing.T) {
 	r := newRealm(t)
 	r.issue("ann", time.Hour)

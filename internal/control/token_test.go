@@ -61,7 +61,7 @@ func (i *issued) write(b []byte) {
 	}
 }
 
-// A token that is in use is replaced by one of the same tenant, and by nothing else that the file may hold.
+// Only a valid token of the same tenant replaces the token in use.
 func TestTokenFileChanges(t *testing.T) {
 	i := newIssued(t)
 	first, second := i.content("ann", time.Hour), i.content("ann", 2*time.Hour)
@@ -142,7 +142,7 @@ func TestOpenToken(t *testing.T) {
 	if s := token.State(); s.Problem != nil || time.Until(s.Expires) > 0 {
 		t.Errorf("%+v", s)
 	}
-	// It is replaced by one that is expired too, but of later.
+	// A token that expired later replaces it.
 	i.write(i.content("ann", -time.Minute))
 	was := token.State().ID
 	if c := token.get(time.Now().Add(time.Minute)); c.Claims.ID == was {

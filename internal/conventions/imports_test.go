@@ -193,7 +193,7 @@ func TestImportsPointDown(t *testing.T) {
 	}
 }
 
-func TestRoomsHaveNoCycle(t *testing.T) {
+func TestLayersHaveNoCycle(t *testing.T) {
 	state := map[string]int{} // 1: on the way, 2: done
 	var visit func(layer string, way []string)
 	visit = func(layer string, way []string) {

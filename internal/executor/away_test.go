@@ -52,7 +52,7 @@ func TestLeaseOfAConnectedClientWaits(t *testing.T) {
 	}
 	eventually(t, "the log says so", func() bool { return strings.Contains(n.log.String(), "waiting for its next agent") })
 	ev := n.events(id)
-	n.z.alive()[0].alone.Store(true) // says nothing while the client is here
+	n.z.alive()[0].alone.Store(true) // has no effect while the client is present
 	time.Sleep(3 * lookEvery)
 	n.z.alive()[1].die(zygote.Exit{Code: exitClientGone, Reason: "its client is gone"})
 	ev.want(control.Event_KIND_WORKER_DIED)
@@ -60,7 +60,7 @@ func TestLeaseOfAConnectedClientWaits(t *testing.T) {
 	ev.want(control.Event_KIND_LEASE_ENDED)
 }
 
-// When the last worker that was connected to a client's process is not any more, a client that is away has only client-return.
+// When the last worker is no longer connected to the process of an absent client, the lease waits only for client-return.
 func TestLeaseOfAnEndedClient(t *testing.T) {
 	const grace = 20 * time.Minute
 	for name, end := range map[string]func(w *fakeWorker){

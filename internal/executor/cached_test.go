@@ -34,7 +34,7 @@ func (n *node) mustLease(r *control.LeaseRequest) *control.LeaseReply {
 	return l
 }
 
-// keepLease takes a lease and gives it back with its workers cached.
+// keepLease takes a lease and releases it so that its workers are cached.
 func (n *node) keepLease(workers int, change ...func(*control.LeaseRequest)) *control.LeaseReply {
 	n.t.Helper()
 	l := n.mustLease(n.keepable(workers, change...))
@@ -91,7 +91,7 @@ func TestCachedWorkersGoOn(t *testing.T) {
 		n.releaseCached(next.GetLeaseId())
 		first = next
 	}
-	// Given back once more by who does not want them.
+	// A client that no longer wants the cached workers releases the lease again.
 	n.release(first.GetLeaseId())
 	n.freeAndLiving(4, 0)
 	if r := n.mustLease(n.keepable(2, reuse(first.GetLeaseId()))); !r.GetNotCached() {
@@ -99,7 +99,7 @@ func TestCachedWorkersGoOn(t *testing.T) {
 	}
 }
 
-// Cached workers go only to a request that is the same in everything; any other is told to ask for new workers.
+// Cached workers go only to a request with the same terms. Any other request is told to ask for new workers.
 func TestCachedWorkersAreNobodyElses(t *testing.T) {
 	n := newNode(t)
 	cached := n.keepLease(1)
@@ -128,13 +128,13 @@ func TestCachedWorkersAreNobodyElses(t *testing.T) {
 		}
 	}
 	if r := n.mustLease(n.keepable(1, reuse(cached.GetLeaseId()))); r.GetNotCached() {
-		t.Error("after all that it is not cached any more")
+		t.Error("the refused requests have ended the cached workers")
 	}
 }
 
 func TestNotCached(t *testing.T) {
 	n := newNode(t)
-	plain := n.lease(1) // without saying who asks
+	plain := n.lease(1) // without a client id
 	r, err := n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: plain.GetLeaseId(), Keep: true})
 	if err != nil || r.GetCached() {
 		t.Errorf("the workers of a client without an id: %v, %v", r, err)
@@ -162,7 +162,7 @@ func TestNotCached(t *testing.T) {
 	off.freeAndLiving(4, 0)
 }
 
-// Cached workers make room: for leases that need their cores, for newer ones, with their client, for a drain.
+// Cached workers end for leases that need their cores, for newer cached leases, with their client's connection, and in a drain.
 func TestCachedWorkersGiveWay(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.CacheMost = 2; c.Settings.CacheTime = time.Hour })
 	a, b := n.keepLease(2), n.keepLease(1)
@@ -195,7 +195,7 @@ func TestCachedWorkersGiveWay(t *testing.T) {
 	t.Logf("gone %v after their client", time.Since(began).Round(time.Millisecond))
 }
 
-// And with time.
+// They also end after the cache time.
 func TestCachedWorkersEndAfterATime(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.CacheTime = 100 * time.Millisecond })
 	before := time.Now()
@@ -220,7 +220,7 @@ func TestCachedWorkersEndWithADrain(t *testing.T) {
 	n.freeAndLiving(4, 0)
 }
 
-// A cached worker that dies is missed at once, and a lease that meets it in that moment is told to ask for a new one.
+// The executor notices at once that a cached worker has died. A lease that asks for it at that moment is told to ask for a new worker.
 func TestCachedWorkerDies(t *testing.T) {
 	n := newNode(t)
 	for range 20 {
@@ -231,13 +231,13 @@ func TestCachedWorkerDies(t *testing.T) {
 		if !r.GetNotCached() { // resumed before it died: its client hears of it
 			n.release(r.GetLeaseId())
 		}
-		// Who is told to ask for a new one may hear it before the other worker is reaped.
+		// The client may be told so before the other worker is reaped.
 		eventually(t, "the cores are free", func() bool { return n.e.table.Capacity().FreeCores == 4 })
 		n.freeAndLiving(4, 0)
 	}
 }
 
-// Workers that wait are charged to no tenant, and a lease is charged for its own calls only.
+// Cached workers are charged to no tenant, and a lease is charged for its own calls only.
 func TestCachedWorkersAreFree(t *testing.T) {
 	n := newNode(t)
 	n.e.accounts = newAccounts("node", [16]byte{1}, n.e.now, nil, n.e.log)

@@ -46,7 +46,7 @@ func TestWorkerDeathIsReported(t *testing.T) {
 	ev.want(control.Event_KIND_LEASE_ENDED) // and no further deaths before it
 }
 
-// A death before the stream is there, or between two streams, is not lost.
+// A death before the stream opens, or between two streams, is reported.
 func TestDeathIsToldToALateStream(t *testing.T) {
 	n := newNode(t)
 	l := n.lease(1)
@@ -98,7 +98,7 @@ func TestReplace(t *testing.T) {
 		}
 	}
 
-	// One that does not start leaves the seat free for another attempt.
+	// A worker that does not start leaves the seat free for another attempt.
 	victim().die(segfault)
 	ev.want(control.Event_KIND_WORKER_DIED)
 	n.z.before = func(context.Context, zygote.Spec) error { return &zygote.WorkerError{Status: -203, Text: "blob"} }
@@ -140,7 +140,7 @@ func TestReplaceOfALivingWorker(t *testing.T) {
 	if list := n.z.alive(); len(list) != 1 || int32(list[0].pid) != third {
 		t.Errorf("%d workers alive, want worker %d alone", len(list), third)
 	}
-	// The late reports about those before do not end it.
+	// The late reports about earlier workers do not end it.
 	n.z.alive()[0].die(segfault)
 	for {
 		e, err := ev.s.Recv()
@@ -154,7 +154,7 @@ func TestReplaceOfALivingWorker(t *testing.T) {
 	n.release(id)
 }
 
-// Two requests for one seat come one after the other, the later one's blob stays, and no core ever has two workers.
+// Two requests for one seat run one after the other. The blob of the later one stays, and no core ever has two workers.
 func TestReplaceTwiceAtOnce(t *testing.T) {
 	n := newNode(t)
 	id := n.lease(1).GetLeaseId()
@@ -234,7 +234,7 @@ func TestReplaceDuringRelease(t *testing.T) {
 	}
 }
 
-func TestHolderThatNeverComes(t *testing.T) {
+func TestClientThatNeverComes(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.ClientFirstUse = 20 * time.Millisecond })
 	l := n.lease(4)
 	eventually(t, "the lease has ended", func() bool { return n.free() == 4 })
@@ -248,8 +248,8 @@ func TestHolderThatNeverComes(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "did not open")
 }
 
-// A client that dies between the grant and its event stream is missed by its connection.
-func TestHolderThatDiesBeforeItComes(t *testing.T) {
+// If a client dies between the grant and its event stream, the executor notices it by the end of the connection.
+func TestClientThatDiesBeforeItComes(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.ClientFirstUse, c.Settings.ClientReturn = time.Hour, 20*time.Millisecond })
 	var holds atomic.Bool
 	began, goOn := make(chan struct{}), make(chan struct{})
@@ -286,7 +286,7 @@ func TestHolderThatDiesBeforeItComes(t *testing.T) {
 	eventually(t, "the lease has ended", func() bool { return n.free() == 3 })
 }
 
-func TestHolderThatDies(t *testing.T) {
+func TestClientThatDies(t *testing.T) {
 	n := newNode(t, func(c *Config) {
 		c.Settings.ClientReturn, c.Settings.AgentGrace = 20*time.Millisecond, 20*time.Millisecond
 	})
@@ -309,7 +309,7 @@ func TestHolderThatDies(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "went away")
 }
 
-func TestHolderThatComesBack(t *testing.T) {
+func TestClientThatComesBack(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.ClientReturn = time.Hour })
 	l := n.lease(1)
 	n.events(l.GetLeaseId()).cancel()
@@ -320,7 +320,7 @@ func TestHolderThatComesBack(t *testing.T) {
 	ev.want(control.Event_KIND_LEASE_ENDED)
 }
 
-// The newest stream counts: an old one whose end comes late takes nothing away.
+// Only the newest stream counts: the late end of an older stream changes nothing.
 func TestNewerStreamTakesOver(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Settings.ClientReturn, c.Settings.AgentGrace = time.Nanosecond, time.Nanosecond })
 	l := n.lease(1)

@@ -29,8 +29,8 @@ func counted(ch *channel.Channel, within time.Duration) (uint64, dataplane.Statu
 	return binary.LittleEndian.Uint64(out), st
 }
 
-// The fence: whoever held a lease keeps its connection, addresses and keys and goes on writing after its end. None of that
-// reaches the next client of the same core, and the old client gets an error and no result. Revoked, expired, released.
+// The fence: after the end of its lease a client still has its connection, addresses and keys, and goes on writing. Nothing of this
+// reaches the next client of the same core, and the old client gets an error and no result. The lease was revoked, expired or released.
 func TestLateWritesAreFenced(t *testing.T) {
 	r := newReal(t)
 	h, _ := r.deploy(compile(t, countSource, "-shared", "-fPIC"))

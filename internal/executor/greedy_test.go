@@ -25,7 +25,7 @@ func (n *node) seated(id uint64) *fakeWorker {
 
 // A client that never reads its event stream costs the executor nothing: what its workers leave behind is not queued, and
 // neither other clients, nor the end of its lease, nor the drain (newNode's) wait for it.
-func TestHolderThatReadsNothing(t *testing.T) {
+func TestClientThatReadsNothing(t *testing.T) {
 	n := newNode(t)
 	id := n.lease(1).GetLeaseId()
 	if _, err := n.Events(n.ctx(), &control.EventsRequest{LeaseId: id}); err != nil {

@@ -126,7 +126,7 @@ func TestRevoke(t *testing.T) {
 }
 
 // A client that gives its lease back when it is told of the drain ends it early.
-func TestDrainEndsWithItsHolders(t *testing.T) {
+func TestDrainEndsWithItsClients(t *testing.T) {
 	n := newNode(t)
 	l := n.lease(3)
 	ev := n.events(l.GetLeaseId())

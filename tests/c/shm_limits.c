@@ -1,4 +1,4 @@
-/* shm when the system refuses what it needs, and strangers at its socket. */
+/* shm when the system refuses resources, and connections to its socket that send no hello. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -204,7 +204,7 @@ T_CASE(newcomers, "connect/no-descriptor-for-a-newcomer", .providers = T_SHM, .s
     end_close(&e);
 }
 
-/* ---- strangers ---- */
+/* ---- connections without a hello ---- */
 
 static int call_on(const card *c) {
     shm_blob b;

@@ -34,7 +34,7 @@ func proc(t *testing.T, pid int, file, field string) string {
 	return ""
 }
 
-// An agent does not inherit what its starter has set for itself.
+// An agent does not inherit the settings of the process that starts it.
 func TestAgentInheritsNoSettings(t *testing.T) {
 	crosses(t)
 	soft := func(line string) string { return strings.Fields(line)[0] }
@@ -113,7 +113,7 @@ func TestAgentInheritsNoSettings(t *testing.T) {
 	}
 }
 
-// Where the limits let no agent run, the program is told which one, and what to do.
+// If no agent can run within the limits, the program's error names the limit and says what to do.
 func TestAgentCannotRun(t *testing.T) {
 	crosses(t)
 	for name, test := range map[string]struct{ script, want string }{
@@ -137,7 +137,7 @@ func TestAgentCannotRun(t *testing.T) {
 	}
 }
 
-// An agent that the kernel ends for its processor time is followed by another one, and no lease is lost.
+// When the kernel kills an agent for its processor time, another agent starts, and no lease is lost.
 func TestAgentRunsOutOfTime(t *testing.T) {
 	crosses(t)
 	env, socket, _ := agentCluster(t)
