@@ -138,7 +138,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		if done := len(all.total) + r.Others; cfg.Progress != nil && done%20 == 0 {
 			cfg.Progress(fmt.Sprintf("%s %s: %d of %d leases, %d started otherwise", cfg.Provider, cfg.Mode, len(all.total), n, r.Others))
 		}
-		if cfg.Mode == "warm" {
+		if cfg.Mode == "pooled" {
 			if err := e.untilFull(ctx); err != nil {
 				return nil, err
 			}

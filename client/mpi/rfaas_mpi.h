@@ -54,24 +54,28 @@ static inline int rfaas_mpi_agree(MPI_Comm comm, int rank, int status, char why[
 static inline int rfaas_mpi_take(const rfaas_session_options *session_options, const rfaas_lease_options *options,
                                  const rfaas_place *place, rfaas_session **session, rfaas_lease **lease) {
     rfaas_session_options o = RFAAS_SESSION_OPTIONS_INIT;
-    rfaas_lease_options there = RFAAS_LEASE_OPTIONS_INIT; /* local only after other executors refused */
+    rfaas_lease_details d;
     int status, own;
-    memcpy(&there, options, options->struct_size < sizeof there ? options->struct_size : sizeof there);
-    there.struct_size = sizeof there;
-    there.flags &= ~RFAAS_LEASE_LOCAL;
+    memset(&d, 0, sizeof d);
+    d.struct_size = sizeof d;
     if (session_options)
         memcpy(&o, session_options, session_options->struct_size < sizeof o ? session_options->struct_size : sizeof o);
     o.struct_size = sizeof o;
-    own = !*session && !(there.flags & RFAAS_LEASE_FAILOVER) && place->executor[0];
+    own = !*session && !(options->flags & RFAAS_LEASE_FAILOVER) && place->executor[0];
     if (own) {
         o.manager = NULL;
         o.executor = place->executor;
     }
     status = *session ? RFAAS_OK : rfaas_session_open(own ? &o : session_options, session);
     if (status == RFAAS_OK && place->executor[0])
-        status = rfaas_lease_open_at(*session, &there, place, lease);
+        status = rfaas_lease_open_at(*session, options, place, lease);
     else if (status == RFAAS_OK)
         status = rfaas_lease_open(*session, options, lease);
+    if (status == RFAAS_OK && place->executor[0] && rfaas_lease_info(*lease, &d) == RFAAS_OK && !strcmp(d.provider, "local")) {
+        rfaas_lease_release(*lease); /* other executors may have room */
+        *lease = NULL;
+        status = RFAAS_BUSY;
+    }
     if (!place->executor[0] || (RFAAS_CLASS(status) != RFAAS_CLASS_BUSY && RFAAS_CLASS(status) != RFAAS_CLASS_CONNECTION))
         return status;
     if (own) {

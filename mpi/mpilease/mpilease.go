@@ -71,8 +71,7 @@ func Open(ctx context.Context, comm *mpi.Comm, so client.Options, o client.Lease
 
 // take opens a rank's lease, and its session unless it has one. It tries the executor that rank 0 has chosen first.
 func take(ctx context.Context, s *client.Session, so client.Options, o client.LeaseOptions, at client.Place) (*client.Session, *client.Lease, error) {
-	there, only := o, so
-	there.Local = false // only after other executors have refused
+	only := so
 	own := s == nil && !o.Failover && at != ""
 	if own {
 		only.Manager, only.Executor = "", string(at)
@@ -87,7 +86,10 @@ func take(ctx context.Context, s *client.Session, so client.Options, o client.Le
 	case at == "":
 		l, err = s.Lease(ctx, o)
 	default:
-		l, err = s.LeaseAt(ctx, there, at)
+		if l, err = s.LeaseAt(ctx, o, at); err == nil && l.Provider() == "local" {
+			_ = l.Release(ctx)
+			l, err = nil, client.ErrBusy // other executors may have room
+		}
 	}
 	if at == "" || !errors.Is(err, client.ErrBusy) && !errors.Is(err, client.ErrConnection) {
 		return s, l, err
