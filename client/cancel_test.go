@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -82,5 +83,51 @@ func TestCancelEndsAWaitForAWorker(t *testing.T) {
 	out := make([]byte, 8)
 	if n, err := echo.Invoke(t.Context(), []byte("again"), out); err != nil || string(out[:n]) != "again" {
 		t.Errorf("afterwards: %q, %v", out[:n], err)
+	}
+}
+
+// A map that finds every request of a shared lease taken ends with its context.
+func TestMapWithoutRequestsIsCancelled(t *testing.T) {
+	w := newWorld(t)
+	l := w.lease(t, client.LeaseOptions{Workers: 1})
+	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
+	call := func() {
+		if _, err := echo.Invoke(t.Context(), []byte("x"), make([]byte, 8)); err != nil {
+			t.Error(err)
+		}
+	}
+	other, done := make(chan func()), make(chan bool)
+	go func() {
+		runtime.LockOSThread()
+		for f := range other {
+			f()
+			done <- true
+		}
+	}()
+	defer close(other)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for range 12 { // two threads that call in turns share the lease
+		call()
+		other <- call
+		<-done
+	}
+	var calls []client.Call
+	for {
+		c, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(20*time.Second)), 8)
+		if err != nil {
+			break // all requests are taken
+		}
+		calls = append(calls, c)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	began := time.Now()
+	err := echo.Map(ctx, make([]byte, 80), 8, make([]byte, 80), 8, client.MapOptions{Chunk: 1})
+	if !errors.Is(err, context.Canceled) || time.Since(began) > 5*time.Second {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+	for i := range calls {
+		calls[i].Cancel()
 	}
 }

@@ -318,10 +318,12 @@ enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
 static int watch_client(int client) {
     struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = CLIENT};
     int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
-    if (ep >= 0) {
-        epoll_ctl(ep, EPOLL_CTL_ADD, FD_SOCK, &said);
-        epoll_ctl(ep, EPOLL_CTL_ADD, client, &gone);
+    if (ep >= 0 && epoll_ctl(ep, EPOLL_CTL_ADD, FD_SOCK, &said)) { /* the user's limit of watches is reached */
+        close(ep);
+        ep = -1;
     }
+    if (ep >= 0)
+        epoll_ctl(ep, EPOLL_CTL_ADD, client, &gone);
     return ep;
 }
 

@@ -379,7 +379,7 @@ void rfaas_api_await_reason(rfaas_lease *l);
 void rfaas_api_settle(rfaas_lease *l, uint32_t worker);
 
 /* Collects ended requests, so that their slots are free: of all workers, and of one. */
-void rfaas_api_collect_ended(rfaas_lease *l);
+bool rfaas_api_collect_ended(rfaas_lease *l);
 void rfaas_api_collect_ended_of(rfaas_lease *l, uint32_t worker);
 /* Waits for every request in flight, each until its deadline. */
 void rfaas_api_drain(rfaas_lease *l);

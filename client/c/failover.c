@@ -135,11 +135,11 @@ static void take_next(rfaas_lease *l) {
     rfaas_agent_event moved = {.kind = RFAAS_EVENT_MOVED};
     snprintf(moved.text, sizeof moved.text, "%s", h->executor);
     rfaas_api_keep_news(l, &moved);
+    __atomic_store_n(&l->line->draining, RFAAS_AGENT_DRAIN_NOT, __ATOMIC_RELAXED); /* before the key, after which the agent sets it for this grant */
+    __atomic_store_n(&l->line->key, h->key, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&l->mu);
     l->next_ready = false;
     l->past.moved++;
-    l->line->key = h->key;
-    __atomic_store_n(&l->line->draining, RFAAS_AGENT_DRAIN_NOT, __ATOMIC_RELEASE);
     rfaas_api_give_back(l, old, false);
     rfaas_api_grant_free(l, old);
 }

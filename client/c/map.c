@@ -151,6 +151,8 @@ static int run(map *m) {
                 return rfaas_api_fail(RFAAS_DEADLINE, RFAAS_NOT_STARTED, "%s: items from %zu: no worker was free", op, m->next);
             if (shared(m->l))
                 deadline = rfaas_api_sooner(deadline, busy_since, m->l->session->timeout_ns);
+            if (shared(m->l) && m->cancelled)
+                deadline = rfaas_api_sooner(deadline, now, START_NS);
         }
         if (!shared(m->l) && rfaas_api_replacing(m->l))
             deadline = rfaas_api_sooner(deadline, now, RFAAS_REPLACED_NS);

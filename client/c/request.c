@@ -148,15 +148,19 @@ void rfaas_api_settle(rfaas_lease *l, uint32_t worker) {
     }
 }
 
-static inline void collect_ended(rfaas_lease *l, rfaas_request_slot *r) {
-    if (dp_channel_result(l->workers[r->worker].ch, r->slot, NULL, NULL, NULL) != DP_INVALID)
+static inline bool collect_ended(rfaas_lease *l, rfaas_request_slot *r) {
+    bool ended = dp_channel_result(l->workers[r->worker].ch, r->slot, NULL, NULL, NULL) != DP_INVALID;
+    if (ended)
         rfaas_api_collect(l, r);
+    return ended;
 }
 
-void rfaas_api_collect_ended(rfaas_lease *l) {
+bool rfaas_api_collect_ended(rfaas_lease *l) {
+    bool any = false;
     for (uint32_t i = 0; i < l->requests_used; i++)
         if (l->requests[i].state == RFAAS_REQ_FLYING)
-            collect_ended(l, &l->requests[i]);
+            any |= collect_ended(l, &l->requests[i]);
+    return any;
 }
 
 void rfaas_api_collect_ended_of(rfaas_lease *l, uint32_t worker) {

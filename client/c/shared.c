@@ -284,7 +284,8 @@ void rfaas_api_await_slot(rfaas_lease *l, int32_t worker, uint32_t *turn, int64_
     if (!shared(l)) {
         if (!l->grant->ep)
             return; /* calls run in this process */
-        rfaas_api_collect_ended(l);
+        if (rfaas_api_collect_ended(l))
+            return; /* their slots are free now, and nothing else may end */
         if (rfaas_api_replacing(l))
             until = rfaas_api_sooner(until, dp_now_ns(), RFAAS_REPLACED_NS);
         if (dp_endpoint_wait_turn(l->grant->ep, until) == DP_YIELD)

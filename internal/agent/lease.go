@@ -29,6 +29,7 @@ type lease struct {
 	session *session
 
 	draining atomic.Bool // its executor has reported that the node drains
+	finished sync.Once
 
 	mu        sync.Mutex
 	acquiring bool               // a request looks for an executor
@@ -431,7 +432,9 @@ func (l *lease) tell(e grant.Event) {
 }
 
 // finish ends the lease when its calls have ended. After an error the executor ends the lease by itself and sends an event.
-func (l *lease) finish() { l.c.background(func() { _ = l.held.Finish(l.c.ctx) }) }
+func (l *lease) finish() {
+	l.finished.Do(func() { l.c.background(func() { _ = l.held.Finish(l.c.ctx) }) })
+}
 
 // details returns the lines below the error about a dead worker: its stack and its last output.
 func details(e *grant.Event) string {
@@ -635,7 +638,9 @@ func (c *client) finish(r *request) error {
 	case l.draining.Load():
 		l.finish()
 	default: // a thread has seen the flag of the lease that used the line before: the present one does not drain
-		c.page.undrain(key)
+		if c.page.undrain(key); l.draining.Load() { // the node has begun to drain meanwhile, and the line said TOLD
+			c.page.drain(key)
+		}
 	}
 	return nil
 }

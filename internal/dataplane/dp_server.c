@@ -292,6 +292,7 @@ static bool taken(dp_server *s, int32_t what) {
 static void resume(dp_server *s) {
     memset(s->headers, 0, s->layout.depth * sizeof *s->headers); /* so that no bare request repeats a header of an earlier lease */
     s->client.generation = s->next_generation;
+    dp_waiter_begin(&s->waiter); /* the time in between was not spent waiting for a processor */
     dp_waiter_expect(&s->waiter);
 }
 

@@ -13,7 +13,6 @@ const lookEvery = 50 * time.Millisecond
 func (e *Executor) away(h *holding, presence uint64) {
 	connected := h.connected()
 	if e.table.Away(h.id, presence, connected) && connected {
-		e.tell(h, slog.LevelInfo, "the client's event stream has ended: waiting for its next agent while a worker is connected to the client", "lease", uint64(h.id), "at-most", e.cfg.Settings.AgentGrace)
 		go e.watchConnected(h, presence)
 	}
 }
@@ -23,7 +22,7 @@ func (e *Executor) away(h *holding, presence uint64) {
 func (e *Executor) watchConnected(h *holding, presence uint64) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	for {
+	for first := true; ; first = false {
 		select {
 		case <-h.gone:
 			return
@@ -35,6 +34,9 @@ func (e *Executor) watchConnected(h *holding, presence uint64) {
 		if !h.connected() {
 			e.table.Disconnected(h.id) // changes nothing if the client has just come back
 			return
+		}
+		if first { // a release ends the stream too, a moment before the lease
+			e.tell(h, slog.LevelInfo, "the client's event stream has ended: waiting for its next agent while a worker is connected to the client", "lease", uint64(h.id), "at-most", e.cfg.Settings.AgentGrace)
 		}
 	}
 }

@@ -75,9 +75,34 @@ static void map_without_requests(uint32_t mode) {
     OK(rfaas_lease_release(l));
 }
 
+/* The only slot of a worker is taken by a request that ended while the thread waited for another one. */
+static void invoke_behind_ended(uint32_t mode) {
+    uint64_t in = 7, out[2], result = 0;
+    rfaas_request r[2];
+    size_t index;
+    rfaas_call_options c = RFAAS_CALL_OPTIONS_INIT;
+    rfaas_worker_details d = {.struct_size = sizeof d};
+    l = lease(2, 1, mode);
+    echo = find(l, "echo");
+    for (c.worker = 0; c.worker < 2; c.worker++)
+        OK(rfaas_iinvoke(l, echo, &in, 8, &out[c.worker], 8, &c, &r[c.worker]));
+    for (int w = 0; w < 2; w++) /* until both have replied */
+        for (d.calls = 0; !d.calls; usleep(1000))
+            OK(rfaas_worker_info(l, w, &d));
+    OK(rfaas_waitany(1, &r[0], &index, NULL));
+    c.worker = 1;
+    c.timeout_ns = 30000000000;
+    OK(rfaas_invoke(l, echo, &in, 8, &result, 8, NULL, &c));
+    CHECK(result == in);
+    OK(rfaas_wait(&r[1], NULL));
+    OK(rfaas_lease_release(l));
+}
+
 void everything(void) {
     OK(rfaas_init(NULL));
     OK(rfaas_session_open(NULL, &session));
+    invoke_behind_ended(RFAAS_WAIT_ADAPTIVE);
+    invoke_behind_ended(RFAAS_WAIT_WARM);
     map_without_requests(RFAAS_WAIT_ADAPTIVE);
     map_without_requests(RFAAS_WAIT_WARM);
     OK(rfaas_session_close(session));
