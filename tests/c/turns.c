@@ -166,7 +166,9 @@ T_CASE(turns_order, "turns/what-suits-whom", .providers = T_SHM) {
     CHECK(!dp_turns_brief(s.t, 1)); /* who has a claim makes no room for another call */
     CHECK(!__atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE));
     start(&brief, &s, DP_TURN_BRIEF, false, 0);
-    CHECK(dp_turns_brief(s.t, 1) && !dp_turns_others(s.t, 1) && __atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE));
+    while (!__atomic_load_n(&s.asked[1], __ATOMIC_ACQUIRE))
+        t_sleep_ms(1); /* start returns before the thread has asked */
+    CHECK(dp_turns_brief(s.t, 1) && !dp_turns_others(s.t, 1));
     dp_turns_put_down(s.t, 1); /* to the later one: the other cannot claim it */
     CHECK_STATUS(join(&brief), DP_OK);
     CHECK(!__atomic_load_n(&call.done, __ATOMIC_ACQUIRE));
@@ -183,7 +185,8 @@ T_CASE(turns_order, "turns/what-suits-whom", .providers = T_SHM) {
     /* A unit that is held for a wait goes to the next call at once. */
     CHECK_STATUS(dp_turns_take(s.t, DP_TURN_LONG, 1, false, 0, &unit), DP_OK);
     start(&call, &s, DP_TURN_CALL, false, 0);
-    CHECK(dp_turns_brief(s.t, 1));
+    while (!dp_turns_brief(s.t, 1))
+        t_sleep_ms(1);
     dp_turns_put_down(s.t, 1);
     CHECK(!dp_turns_try(s.t, DP_TURN_LONG, 1));
     CHECK_STATUS(join(&call), DP_OK);
