@@ -105,6 +105,7 @@ type record struct {
 	failure  error         // why it failed, set before settled is closed
 	presence uint64        // number of the client's latest stream
 	present  bool
+	left     time.Time // when the client went away last
 	comeBy   time.Time // deadline for the absent client to open its event stream; zero while it is present
 	notice   time.Time // when the client is notified that the end is near
 	cached   time.Time // until when its workers are cached; zero: they are not

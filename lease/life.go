@@ -40,18 +40,18 @@ func (t *Table) Away(id ID, presence uint64, connected bool) bool {
 	if r == nil || r.State.Ended() || !r.present || r.presence != presence {
 		return false
 	}
-	r.present = false
+	r.present, r.left = false, t.cfg.Now()
 	patience := t.cfg.Return
 	if connected {
 		patience = max(patience, t.cfg.Connected)
 	}
-	r.comeBy = t.cfg.Now().Add(patience)
+	r.comeBy = r.left.Add(patience)
 	t.wake()
 	return true
 }
 
 // Disconnected notes that no worker of a lease is connected to its client's process any more. An absent client then has
-// Config.Return to come back.
+// Config.Return from when it went away.
 func (t *Table) Disconnected(id ID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -59,7 +59,18 @@ func (t *Table) Disconnected(id ID) {
 	if r == nil || r.State.Ended() || r.present || r.comeBy.IsZero() {
 		return
 	}
-	t.hurry(r)
+	now := t.cfg.Now()
+	by := now.Add(t.cfg.Return)
+	if !r.left.IsZero() {
+		by = r.left.Add(t.cfg.Return)
+	}
+	if by.Before(now) {
+		by = now
+	}
+	if by.Before(r.comeBy) {
+		r.comeBy = by
+		t.wake()
+	}
 }
 
 // hurry gives an absent client at most Config.Return from now on. The caller holds mu.

@@ -24,6 +24,7 @@ type model struct {
 	keeps  map[ID]time.Time     // until when leases are cached
 	states map[ID]State         // of everything ever granted or requested
 	away   map[ID]time.Time     // deadlines of absent clients
+	left   map[ID]time.Time     // when absent clients went away
 	told   map[ID]time.Duration // duration that set the present end
 	drops  map[ID]bool          // leases that were cached and are to be reaped
 }
@@ -222,7 +223,7 @@ func TestModel(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		m := &model{share: 1 + int(seed%4)/3, memory: 4000, now: time.Unix(1e9, 0), held: map[ID]Lease{}, lost: map[ID]map[int]int{},
 			lostM: map[ID]uint64{}, ends: map[ID]time.Time{}, keeps: map[ID]time.Time{}, states: map[ID]State{},
-			away: map[ID]time.Time{}, told: map[ID]time.Duration{}, drops: map[ID]bool{}}
+			away: map[ID]time.Time{}, left: map[ID]time.Time{}, told: map[ID]time.Duration{}, drops: map[ID]bool{}}
 		cpus := rnd.Perm(60)
 		for n := 1 + rnd.IntN(12); n > 0; n-- {
 			smt := 1 + rnd.IntN(3)
@@ -305,7 +306,14 @@ func TestModel(t *testing.T) {
 				switch patience, kind := modelReturn, rnd.IntN(3); kind {
 				case 0:
 					tab.Disconnected(id)
-					if by := m.now.Add(modelReturn); living && absent && by.Before(m.away[id]) {
+					by := m.now.Add(modelReturn)
+					if at, known := m.left[id]; known {
+						by = at.Add(modelReturn)
+					}
+					if by.Before(m.now) {
+						by = m.now
+					}
+					if living && absent && by.Before(m.away[id]) {
 						m.away[id] = by
 					}
 				default:
@@ -317,7 +325,7 @@ func TestModel(t *testing.T) {
 						t.Fatalf("away from a lease that is %v, its client absent %t: %t", state, absent, got)
 					}
 					if want {
-						m.away[id] = m.now.Add(patience)
+						m.away[id], m.left[id] = m.now.Add(patience), m.now
 					}
 				}
 			case 7:
