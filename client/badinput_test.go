@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/client"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // compile makes a shared library of C source, once for each source and flags, and returns its path.
@@ -353,15 +355,8 @@ func TestNothingLeaks(t *testing.T) {
 	for range 5 {
 		round()
 	}
-	var g, f int
-	for end := time.Now().Add(3 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if g, f = count(); g <= g0 && f <= f0 {
-			return
-		}
-		if time.Now().After(end) {
-			break
-		}
-	}
-	buf := make([]byte, 1<<16)
-	t.Errorf("goroutines went from %d to %d, descriptors from %d to %d\n%s", g0, g, f0, f, buf[:runtime.Stack(buf, true)])
+	testkit.Eventually(t, fmt.Sprintf("there are %d goroutines and %d descriptors again", g0, f0), func() bool {
+		g, f := count()
+		return g <= g0 && f <= f0
+	})
 }

@@ -57,21 +57,8 @@ func TestCancelEndsAWaitForAWorker(t *testing.T) {
 	if provider() == "verbs" {
 		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")
 	}
-	w := newWorld(t, "--pool", "0")
-	l := w.lease(t, client.LeaseOptions{})
-	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
-	victim := l.Worker(0).PID()
-	call, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(time.Minute)), 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.signal(syscall.SIGSTOP) // so that it neither reports the death nor starts another worker
-	kill(t, victim, syscall.SIGKILL)
-	bound, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := call.Wait(bound); err != nil {
-		t.Fatal(err)
-	}
+	w, l, call := deadWorker(t)
+	echo := function(t, l, "echo")
 	call.Cancel()
 	cancelled(t, "Invoke", false, func(ctx context.Context) error { return second(echo.Invoke(ctx, nil, nil)) })
 	cancelled(t, "Worker.Invoke", false, func(ctx context.Context) error { return second(l.Worker(0).Invoke(ctx, echo, nil, nil)) })

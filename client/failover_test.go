@@ -285,26 +285,34 @@ func TestFailoverOfOtherCalls(t *testing.T) {
 	}
 }
 
-// A worker is not waited for longer than the call's context says, and comes nevertheless.
-func TestReplacementWithinTheContext(t *testing.T) {
-	if provider() == "verbs" {
-		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")
-	}
+// deadWorker returns a lease whose only worker was killed during a call, which has ended. The executor is stopped, so that it neither
+// reports the death nor starts another worker.
+func deadWorker(t *testing.T) (*world, *client.Lease, client.Call) {
+	t.Helper()
 	w := newWorld(t, "--pool", "0")
 	l := w.lease(t, client.LeaseOptions{})
-	echo, sleep := function(t, l, "echo"), function(t, l, "sleep_ns")
 	victim := l.Worker(0).PID()
-	call, err := l.Worker(0).Submit(t.Context(), sleep, u64(uint64(time.Minute)), 8)
+	call, err := l.Worker(0).Submit(t.Context(), function(t, l, "sleep_ns"), u64(uint64(time.Minute)), 8)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.signal(syscall.SIGSTOP) // so that it neither reports the death nor starts another worker
+	w.signal(syscall.SIGSTOP)
 	kill(t, victim, syscall.SIGKILL)
 	bound, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := call.Wait(bound); err != nil {
 		t.Fatal(err)
 	}
+	return w, l, call
+}
+
+// A worker is not waited for longer than the call's context says, and comes nevertheless.
+func TestReplacementWithinTheContext(t *testing.T) {
+	if provider() == "verbs" {
+		t.Skip("only shared memory tells of a worker's death at once, and the replacing is the same")
+	}
+	w, l, call := deadWorker(t)
+	echo := function(t, l, "echo")
 	for _, call := range []func(context.Context) error{
 		func(ctx context.Context) error { return second(echo.Invoke(ctx, nil, nil)) },
 		func(ctx context.Context) error { return second(l.Worker(0).Submit(ctx, echo, nil, 8)) },

@@ -44,8 +44,8 @@ type LeaseOptions struct {
 	// Failover moves the lease to another executor when its executor is lost or its node drains. Calls then search for a lease
 	// with as many workers, wherever the session finds one, or only at Executor if that is given. They wait for it until their
 	// context ends, or without a deadline for the session's time-out, and then fail with ErrLease, not started. Later calls continue the
-	// search. State that functions kept in the old workers is lost. Calls in flight end with an error, except those that
-	// [Idempotent] allows to repeat. Worker i then means the new worker i.
+	// search. State that functions kept in the old workers is lost. Calls in flight end with an error. Idempotent calls are
+	// repeated instead (see [Idempotent]). Worker i then means the new worker i.
 	Failover bool
 	// Local runs functions in this process while no executor has room. The library is loaded here too (dlopen): its constructors
 	// run, and everything that it is linked with must exist (StatusBadLibrary). If no executor can be reached or has room,

@@ -124,7 +124,7 @@ func (t *Table) Renew(id ID, d time.Duration) (Lease, error) {
 		return Lease{}, fmt.Errorf("renew lease %d for %v: want more than 0: %w", id, d, ErrInvalid)
 	case t.draining:
 		return Lease{}, fmt.Errorf("renew lease %d: %w", id, ErrDraining)
-	case !now.Before(r.Expires): // nobody has come round to ending it; its client has stopped
+	case !now.Before(r.Expires): // over, although the table has not ended it yet
 		return Lease{}, fmt.Errorf("renew lease %d: %w", id, &EndedError{ID: id, State: Expired, Reason: "its time is over"})
 	}
 	if r.Expires.Before(now.Add(d)) {

@@ -47,7 +47,7 @@ void dp_server_set_functions(dp_server *s, const dp_function *table, uint32_t n)
 int dp_server_run(dp_server *s);
 /* Ends the server after the running call. Async-signal-safe, any thread. */
 void dp_server_stop(dp_server *s);
-/* Ends the server after the calls that have arrived, and those that arrive within a moment. Any thread. */
+/* Makes dp_server_run return once no call has arrived for 2 ms. Any thread. */
 void dp_server_finish(dp_server *s);
 /* Between leases: after dp_server_suspend the server serves the requests that have arrived, calls `suspended`, and blocks. It then reads
  * nothing that its client sends. dp_server_resume makes it serve the same client again, whose new blob may differ only in its

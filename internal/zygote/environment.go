@@ -7,8 +7,8 @@ import (
 	"github.com/rfaas-go/rfaas/internal/sandbox"
 )
 
-// passed are the executor's variables that workers in a sandbox get: those that the loader, the C library, language runtimes, and
-// libraries for computing and for the fabric (libibverbs and its providers) read. An asterisk matches any suffix. Prefixes that other
+// passed names the executor's environment variables that workers in a sandbox also have. The loader, the C library, language
+// runtimes, and libraries for computing and for the fabric (libibverbs and its providers) read them. An asterisk matches any suffix. Prefixes that other
 // programs also use, perhaps for credentials, have no asterisk or are longer.
 var passed = []string{
 	"PATH", "LD_*", "GLIBC_TUNABLES", "MALLOC_*", "LANG", "LANGUAGE", "LC_*", "LOCPATH", "TZ", "TZDIR",
