@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -205,6 +206,27 @@ func (w *world) run(on machine, env []string, line func(string), program string,
 		close(p.done)
 	}()
 	return p, nil
+}
+
+// newAgent starts an agent that no client has used, and returns the variable with which clients use it.
+func (w *world) newAgent() string {
+	w.Helper()
+	socket := filepath.Join(w.TempDir(), "agent.sock")
+	var log lines
+	agent, err := w.run(here, nil, log.add, built(w, "libexec/rfaas-agent"), "--socket", socket)
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(agent.kill)
+	w.eventually(10*time.Second, "the new agent listens", func() bool {
+		w.lastly = log.tail(2000)
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	return "RFAAS_AGENT_SOCKET=" + socket
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }

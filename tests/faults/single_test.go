@@ -63,9 +63,9 @@ func (p *pair) ready(c *caller) {
 	p.served(c, bound(20*time.Second))
 }
 
-func (p *pair) newSteady(seed uint64) *caller {
+func (p *pair) newSteady(seed uint64, env ...string) *caller {
 	return p.newCaller(callerOptions{language: p.language, steady: true, seed: seed, maxBytes: 4096, pause: 20 * time.Millisecond,
-		timeout: callerBound, on: p.on})
+		timeout: callerBound, on: p.on, env: env})
 }
 
 // single runs a test for either kind of client, side by side; on verbs, where the machine is emulated, for one.
@@ -280,18 +280,24 @@ func TestManagerKilled(t *testing.T) {
 	})
 }
 
+// A client whose agent has read the board before is served, since nobody has to answer that. One with a new agent is told who does not
+// answer, and is served when the manager is back.
 func TestManagerStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
+		agent := p.newAgent()
 		p.manager.signal(syscall.SIGSTOP)
 		hit := time.Now()
 		second := p.newSteady(2)
+		p.served(second, bound(callerBound))
+		second.finish(10 * time.Second)
+		stranger := p.newSteady(3, agent)
 		p.undisturbed(p.caller, 2*time.Second)
-		e := p.fails(second, hit, bound(callerBound+3*time.Second), client.StatusPeerGone, client.StatusDeadline)
+		e := p.fails(stranger, hit, bound(callerBound+3*time.Second), client.StatusPeerGone, client.StatusDeadline)
 		if !strings.Contains(e.text, p.manager.address) {
 			p.Errorf("the error does not say who does not answer: %s", e.text)
 		}
 		p.manager.signal(syscall.SIGCONT)
-		p.served(second, bound(10*time.Second))
+		p.served(stranger, bound(10*time.Second))
 		p.caller.finish(10 * time.Second)
 	})
 }
