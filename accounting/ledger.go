@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 )
 
 // ErrConflict means that the Key of an entry belongs to another tenant.
@@ -44,38 +45,57 @@ type Ledger struct {
 // The error is ErrLedger if the file is too damaged to be read, or if it is missing or empty although there was one.
 // Single damaged records are no error here: operations on them fail, and CheckLedger finds them.
 func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
-	l := &Ledger{}
-	err := checkBegun(path)
-	if err == nil {
-		err = sound(func() (err error) {
-			l.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
-			if err != nil {
-				return err
-			}
-			if err := whole(l.db, path); err != nil {
-				return err
-			}
-			if err := l.update(prepare); err != nil {
-				return err
-			}
-			return l.view(func(tx *bbolt.Tx) error { // read every page, to detect damage now
-				for _, name := range [][]byte{bucketLeases, bucketHours, bucketOwners} {
-					if err := tx.Bucket(name).ForEach(func([]byte, []byte) error { return nil }); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		})
+	if err := checkBegun(path); err != nil {
+		return nil, fmt.Errorf("ledger %s: %w", path, err)
 	}
+	l, err := openAt(path, timeout)
 	if err != nil {
-		if l.db != nil {
-			l.db.Close()
-		}
 		return nil, fmt.Errorf("ledger %s: %w", path, err)
 	}
 	_ = begin(path) // a full disk must not prevent opening the ledger; the next OpenLedger tries again
 	return l, nil
+}
+
+// OpenTemporaryLedger makes a ledger in memory. Nothing is left of it when it is closed or the process ends.
+func OpenTemporaryLedger() (*Ledger, error) {
+	fd, err := unix.MemfdCreate("rfaas-ledger", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("temporary ledger: %w", err)
+	}
+	defer unix.Close(fd) // the ledger opens it again
+	l, err := openAt(fmt.Sprintf("/proc/self/fd/%d", fd), time.Second)
+	if err != nil {
+		return nil, fmt.Errorf("temporary ledger: %w", err)
+	}
+	return l, nil
+}
+
+func openAt(path string, timeout time.Duration) (*Ledger, error) {
+	l := &Ledger{}
+	err := sound(func() (err error) {
+		l.db, err = bbolt.Open(path, 0o600, &bbolt.Options{Timeout: timeout, FreelistType: bbolt.FreelistMapType})
+		if err != nil {
+			return err
+		}
+		if err := whole(l.db, path); err != nil {
+			return err
+		}
+		if err := l.update(prepare); err != nil {
+			return err
+		}
+		return l.view(func(tx *bbolt.Tx) error { // read every page, to detect damage now
+			for _, name := range [][]byte{bucketLeases, bucketHours, bucketOwners} {
+				if err := tx.Bucket(name).ForEach(func([]byte, []byte) error { return nil }); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil && l.db != nil {
+		l.db.Close()
+	}
+	return l, err
 }
 
 // prepare creates the buckets and converts those of an older version.

@@ -105,6 +105,30 @@ func TestLedger(t *testing.T) {
 	}
 }
 
+// A temporary ledger is a ledger, and makes no file, which a killed process would leave behind.
+func TestTemporaryLedger(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	l, err := OpenTemporaryLedger()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var all []Entry
+	for i := range uint64(2000) { // which do not fit into the first pages
+		all = append(all, entry(i+1, 1))
+	}
+	if err := l.Merge(now, all...); err != nil {
+		t.Fatal(err)
+	}
+	if got := units(t, l, "ann", time.Time{}, CoreMicros); got != int64(len(all)) {
+		t.Errorf("%d units, want %d", got, len(all))
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("files of a temporary ledger: %v, %v", files, err)
+	}
+}
+
 func TestLedgerOfAnotherVersionOrKind(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ledger")
 	l := openLedger(t, path)

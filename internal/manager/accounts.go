@@ -26,11 +26,11 @@ const ledgerWait = 5 * time.Second
 
 // accounts merges the charges of executors into the ledger.
 type accounts struct {
-	ledger *accounting.Ledger
-	tariff accounting.Tariff
-	path   string // of a temporary ledger; empty if the ledger is permanent
-	log    *slog.Logger
-	now    func() time.Time
+	ledger    *accounting.Ledger
+	tariff    accounting.Tariff
+	temporary bool // the ledger is in memory
+	log       *slog.Logger
+	now       func() time.Time
 
 	keep time.Duration // how long records of ended leases are kept; 0: for ever
 
@@ -128,22 +128,16 @@ func (a *accounts) wrong() error { return cmp.Or(a.trouble[:]...) }
 // openAccounts opens the ledger in a directory. Without a directory the ledger is temporary and ends with the manager.
 func openAccounts(dir string, tariff accounting.Tariff, log *slog.Logger, now func() time.Time) (*accounts, error) {
 	a := &accounts{tariff: tariff, log: log, now: now, byMessage: map[accounting.Key]accounting.Entry{}}
+	var err error
 	if dir == "" {
-		tmp, err := os.MkdirTemp("", "rfaas-ledger-")
-		if err != nil {
-			return nil, fmt.Errorf("ledger: %w", err)
-		}
-		dir, a.path = tmp, tmp
-	} else if err := os.MkdirAll(dir, 0o700); err != nil {
+		a.temporary = true
+		a.ledger, err = accounting.OpenTemporaryLedger()
+		return a, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("ledger: %w", err)
 	}
-	var err error
-	if a.ledger, err = accounting.OpenLedger(filepath.Join(dir, "ledger"), ledgerWait); err != nil && a.path != "" {
-		os.RemoveAll(a.path)
-	}
-	if a.path != "" && err == nil {
-		os.RemoveAll(a.path) // the open file remains usable until it is closed
-	}
+	a.ledger, err = accounting.OpenLedger(filepath.Join(dir, "ledger"), ledgerWait)
 	return a, err
 }
 
@@ -421,7 +415,7 @@ func (a *accounts) state() string {
 	switch {
 	case a.wrong() != nil:
 		return a.wrong().Error()
-	case a.path != "":
+	case a.temporary:
 		return "the accounts are in memory only and will be lost when the resource manager ends (use --state-dir to keep them)"
 	}
 	return ""
