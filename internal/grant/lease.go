@@ -9,6 +9,7 @@ import (
 	"math"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -199,6 +200,7 @@ type Held struct {
 	adopted bool // granted to another process, whose client id the executor knows
 
 	unanswered chan Unanswered
+	leaving    atomic.Bool // events are dropped, because the lease is being released
 
 	mu      sync.Mutex
 	end     time.Time // when the client stops using the lease
@@ -444,7 +446,8 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
-	h.StopWatch()
+	h.leaving.Store(true)
+	defer h.StopWatch() // afterwards: an event stream that ends before the lease means to the executor that the client is away
 	if h.ended("release") != nil {
 		return nil, nil
 	}

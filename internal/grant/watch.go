@@ -131,18 +131,26 @@ func (h *Held) handle(ctx context.Context, events, deaths <-chan Event, renewed 
 			if !more {
 				return
 			}
+			if h.leaving.Load() {
+				continue
+			}
 			h.note(e)
 			handle(e)
 			if e.Kind == LeaseEnded {
 				return
 			}
 		case e := <-deaths:
-			handle(e)
+			if !h.leaving.Load() {
+				handle(e)
+			}
 		case <-renewed:
 			timer.Reset(time.Until(h.Until()))
 		case <-timer.C:
 			if left := time.Until(h.Until()); left > 0 {
 				timer.Reset(left)
+				continue
+			}
+			if h.leaving.Load() {
 				continue
 			}
 			e := Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: h.expiry("expired: its time is over")}

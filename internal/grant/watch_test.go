@@ -45,15 +45,15 @@ func (m *mute) Events(_ *control.EventsRequest, s grpc.ServerStreamingServer[con
 	}
 }
 
-// watched follows a lease on an executor like that.
-func watched(t *testing.T, m *mute) (address string, told <-chan Event) {
+// reached connects to an executor that a test makes up.
+func reached(t *testing.T, executor control.ExecutorServer) (*grpc.ClientConn, string) {
 	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
 	port, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
 	if err != nil {
 		t.Fatal(err)
 	}
-	control.RegisterExecutorServer(port.Server, m)
+	control.RegisterExecutorServer(port.Server, executor)
 	if err := port.Serve(); err != nil {
 		t.Fatal(err)
 	}
@@ -61,20 +61,70 @@ func watched(t *testing.T, m *mute) (address string, told <-chan Event) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() {
-		cancel()
 		conn.Close()
 		port.Close(context.Background())
 	})
-	h := &Held{cl: control.NewExecutorClient(conn), Candidate: Candidate{Address: port.Address}, ID: 1}
+	return conn, port.Address
+}
+
+// watched follows a lease on an executor like that.
+func watched(t *testing.T, m *mute) (address string, told <-chan Event) {
+	t.Helper()
+	conn, address := reached(t, m)
+	h := &Held{cl: control.NewExecutorClient(conn), Candidate: Candidate{Address: address}, ID: 1}
 	events := make(chan Event, 1)
 	go func() {
-		if last, ended := h.follow(ctx, func(Event) {}); ended {
+		if last, ended := h.follow(t.Context(), func(Event) {}); ended {
 			events <- last
 		}
 	}()
-	return port.Address, events
+	return address, events
+}
+
+// releasing is an executor that ends the event stream of a lease when the lease is released.
+type releasing struct {
+	control.UnimplementedExecutorServer
+	open, release, over chan struct{}
+}
+
+func (r *releasing) Events(_ *control.EventsRequest, s grpc.ServerStreamingServer[control.Event]) error {
+	if err := s.Send(&control.Event{Kind: control.Event_KIND_OPEN}); err != nil {
+		return err
+	}
+	close(r.open)
+	select {
+	case <-s.Context().Done():
+		return s.Context().Err()
+	case <-r.release:
+	}
+	err := s.Send(&control.Event{Kind: control.Event_KIND_LEASE_ENDED, Reason: "by its client"})
+	close(r.over)
+	return err
+}
+
+func (r *releasing) Release(ctx context.Context, _ *control.ReleaseRequest) (*control.ReleaseReply, error) {
+	close(r.release)
+	select {
+	case <-r.over:
+		return &control.ReleaseReply{}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// The event stream stays open until the executor has released the lease, because an executor takes its end for the loss of the client. What
+// the stream says meanwhile is no event.
+func TestReleaseBeforeTheStreamEnds(t *testing.T) {
+	r := &releasing{open: make(chan struct{}), release: make(chan struct{}), over: make(chan struct{})}
+	conn, address := reached(t, r)
+	h := &Held{c: &Control{opts: Options{Timeout: 20 * time.Second}}, cl: control.NewExecutorClient(conn), Candidate: Candidate{Address: address},
+		ID: 1, end: time.Now().Add(time.Hour)}
+	h.Watch(func(e Event) { t.Errorf("event %+v", e) })
+	<-r.open
+	if err := h.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // An executor that falls silent counts as gone after a multiple of what it promised, and not before.
