@@ -48,15 +48,20 @@ func (h *holding) isAway(presence uint64) bool {
 	return h.presence == presence && !h.ending
 }
 
-// connected reports whether a living worker of the lease is connected to its client's process. A worker exits when it notices that
-// this process has ended.
-func (h *holding) connected() bool {
+// connected reports whether the client's process may live: a worker lives, and none has noticed the end of that process. An idle worker
+// exits when it notices that. One that runs a function cannot notice it on verbs.
+func (h *holding) connected() (alive bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range h.seats {
-		if s := &h.seats[i]; s.worker != nil && !s.dead && !s.worker.ClientGone() {
-			return true
+		s := &h.seats[i]
+		switch {
+		case s.worker == nil:
+		case s.dead && s.worker.Exit().Code == exitClientGone, !s.dead && s.worker.ClientGone():
+			return false
+		case !s.dead:
+			alive = true
 		}
 	}
-	return false
+	return alive
 }
