@@ -25,7 +25,8 @@
 // context.Canceled or context.DeadlineExceeded.
 //
 // A worker that dies ends its calls with ErrConnection and a text that says how it died. The next call replaces it; meanwhile calls
-// use the other workers or wait for the replacement.
+// use the other workers or wait for the replacement. When the executor is lost, calls in flight end with ErrConnection, and later calls
+// with ErrLease.
 //
 // # Contexts
 //

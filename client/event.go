@@ -12,7 +12,7 @@ type EventKind int
 const (
 	// EventWorkerDied: worker Worker died as Reason says. The next call that uses it replaces it.
 	EventWorkerDied EventKind = iota + 1
-	// EventEnded: the lease has ended. Reason begins with how: released, expired, revoked or drained. With
+	// EventEnded: the lease has ended. Reason begins with how: released, expired, revoked, drained or lost. With
 	// LeaseOptions.Failover only the lease on one executor has ended.
 	EventEnded
 	// EventDraining: the node drains, and its executor ends after In. Calls that were sent finish. New calls fail with ErrLease,

@@ -92,10 +92,12 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 	return 0
 }
 
-// A killed executor takes zygote and workers with it, and calls end with a named error within a second.
+// A killed executor takes zygote and workers with it. Calls that are running end with a named error within a second, and the lease has
+// ended: its event says that it was lost, and its later calls that a new lease is needed.
 func TestExecutorKilledLeavesNothing(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
-	l := w.lease(t, client.LeaseOptions{Workers: 2})
+	events := newRecorder()
+	l := w.lease(t, client.LeaseOptions{Workers: 2, OnEvent: events.on})
 	pids := children(t, w.pid())
 	acting := withoutGuards(pids)
 	if len(acting) != 3 {
@@ -127,6 +129,17 @@ func TestExecutorKilledLeavesNothing(t *testing.T) {
 	}
 	more := gone(time.Second, "zygote and workers are gone")
 	t.Logf("calls ended after %v, processes after %v more", took.Round(time.Microsecond), more.Round(time.Microsecond))
+	if e := events.want(t, 0, client.EventEnded); !strings.HasPrefix(e.Reason, "lost: ") {
+		t.Errorf("the event says %q, want lost: and why", e.Reason)
+	}
+	_, invoked := l.Worker(0).Invoke(t.Context(), sleep, u64(0), make([]byte, 8))
+	_, submitted := l.Worker(1).Submit(t.Context(), sleep, u64(0), 8)
+	for op, err := range map[string]error{"Invoke": invoked, "Submit": submitted, "Renew": l.Renew(t.Context(), 0), "Err": l.Err()} {
+		var e *client.Error
+		if !errors.As(err, &e) || !errors.Is(err, client.ErrLease) || e.Started || !strings.Contains(err.Error(), "lost: ") {
+			t.Errorf("%s after the executor was killed: %v, want that the lease was lost", op, err)
+		}
+	}
 }
 
 // SIGTERM lets running calls finish, ends those that do not with a lease error after the grace, and the executor

@@ -235,8 +235,8 @@ func (l *Lease) Until() time.Time {
 }
 
 // Renew makes the lease last at least d from now on; 0: its first duration. It never makes it shorter. Errors:
-// ErrLease (it has ended), ErrBusy (the node drains and renews nothing), ErrInvalid (longer than the executor permits),
-// ErrConnection.
+// ErrLease (it has ended, or its executor is lost), ErrBusy (the node drains and renews nothing), ErrInvalid (longer than the executor
+// permits), ErrConnection.
 func (l *Lease) Renew(ctx context.Context, d time.Duration) error {
 	if l.released.Load() {
 		return fail("renew", StatusLeaseEnded, "the lease was released")
@@ -270,7 +270,7 @@ func (l *Lease) Statistics() LeaseStatistics {
 // Replaced is how many workers died and were replaced.
 func (l *Lease) Replaced() uint64 { return l.Statistics().Replaced }
 
-// Err returns nil while the lease lasts, then an error of class ErrLease or ErrConnection that says how it ended. A lease with
+// Err returns nil while the lease lasts, then an error of class ErrLease whose text says how it ended. A lease with
 // LeaseOptions.Failover lasts until it is released.
 func (l *Lease) Err() error {
 	if l.released.Load() {

@@ -136,7 +136,7 @@ typedef struct rfaas_grant {
     uint32_t queue_pairs;          /* made for this grant */
     rfaas_statistics before;       /* counters of the channels when they came from a cached grant */
     /* Under the lease's mutex: */
-    int ended; /* 0, or the status with which the grant ended */
+    int ended; /* 0, or the status of calls that were in flight when the grant ended */
     char ended_reason[256];
 } rfaas_grant;
 
@@ -357,9 +357,11 @@ void rfaas_api_take_event(const rfaas_agent_event *e, const char *details);
 int rfaas_api_repair(rfaas_lease *l, uint32_t worker, int64_t deadline);
 /* rfaas_api_repair without waiting. RFAAS_BUSY: the new worker has not started yet. */
 int rfaas_api_begin_repair(rfaas_lease *l, uint32_t worker);
+/* Returns RFAAS_OK while the lease lasts, else RFAAS_LEASE_ENDED with the reason as the error's text. */
+int rfaas_api_fail_ended(rfaas_lease *l, const char *op);
 /* Sets the error of a call that ended with `status`. If the worker died, waits up to 0.9 s for the event that says how. Returns the
  * status, or the reason if the event has a more precise one: RFAAS_WORKER_DIED, RFAAS_TIME_LIMIT, RFAAS_MEMORY_LIMIT or
- * RFAAS_LEASE_ENDED. */
+ * RFAAS_LEASE_ENDED. A call that was not started because the lease has ended gets RFAAS_LEASE_ENDED, also if its executor is lost. */
 int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_t worker, int status, int started);
 /* Tells the agent that a worker does not answer. A dp_silence_fn; arg is an rfaas_grant. */
 void rfaas_api_silent(void *arg, const dp_channel *ch, dp_silence silence);

@@ -380,13 +380,7 @@ int rfaas_lease_status(const rfaas_lease *lease) {
     rfaas_agent_look();
     if (rfaas_api_fails_over(l))
         return RFAAS_OK;
-    pthread_mutex_lock(&l->mu);
-    if (!l->grant)
-        status = rfaas_api_bad_lease(l, op);
-    else if ((status = l->grant->ended))
-        rfaas_api_fail(status, 0, "the lease on %s ended: %s", l->grant->executor, l->grant->ended_reason);
-    pthread_mutex_unlock(&l->mu);
-    return status;
+    return rfaas_api_fail_ended(l, op);
 }
 
 int rfaas_worker_origin(const rfaas_lease *lease, int worker, rfaas_worker_start *start) {

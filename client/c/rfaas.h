@@ -20,6 +20,10 @@
  * function may have run. On an error, a function writes no output argument unless its description says
  * so.
  *
+ * Lost executor. When the executor of a lease is lost, calls that are in flight fail with a status of
+ * the connection class and RFAAS_MAYBE_EXECUTED. As soon as the agent has reported the loss, later
+ * calls fail with RFAAS_LEASE_ENDED and RFAAS_NOT_STARTED.
+ *
  * Threads. Any number of threads may use one lease at the same time. Their calls run in parallel on
  * its workers, and take turns if there are fewer workers than threads. A request may be waited for by
  * another thread than the one that started it. When a lease is released while other threads are
@@ -100,7 +104,7 @@ extern "C" {
 #define RFAAS_TIME_LIMIT (-504)       /* the function exceeded the lease's call_limit_ns and its worker was killed */
 #define RFAAS_MEMORY_LIMIT (-505)     /* the function exceeded the lease's memory and its worker was killed */
 
-#define RFAAS_LEASE_ENDED (-600)      /* the lease was released, revoked or has expired; open a new lease */
+#define RFAAS_LEASE_ENDED (-600)      /* the lease was released, revoked, expired or lost its executor; open another */
 
 #define RFAAS_FATAL (-700)            /* out of memory, device removed, or refused by the kernel */
 
@@ -444,7 +448,7 @@ RFAAS_API int rfaas_lease_open_at(rfaas_session *session, const rfaas_lease_opti
  * A renewal never makes the term shorter.
  *
  * Errors:
- *   RFAAS_LEASE_ENDED: the lease has ended.
+ *   RFAAS_LEASE_ENDED: the lease has ended or its executor is lost.
  *   RFAAS_BUSY: the node is draining and renews no lease.
  *   RFAAS_INVALID: duration_ns is longer than the executor permits.
  *   class CONNECTION: the executor cannot be reached. */
@@ -454,7 +458,7 @@ RFAAS_API int rfaas_lease_renew(rfaas_lease *lease, int64_t duration_ns);
 
 #define RFAAS_EVENT_NONE 0        /* there is no event */
 #define RFAAS_EVENT_WORKER_DIED 1 /* a worker died; the next call gets a new worker in its place */
-#define RFAAS_EVENT_ENDED 2       /* the lease has ended; the text begins with released, expired, revoked or drained */
+#define RFAAS_EVENT_ENDED 2       /* it has ended; the text begins with released, expired, revoked, drained or lost */
 #define RFAAS_EVENT_DRAINING 3    /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
 #define RFAAS_EVENT_EXPIRING 4    /* the lease expires soon unless it is renewed */
 #define RFAAS_EVENT_MOVED 5       /* with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address */
@@ -512,8 +516,7 @@ RFAAS_API int rfaas_lease_info(const rfaas_lease *lease, rfaas_lease_details *de
  * until it is released. Does not block.
  *
  * Errors:
- *   RFAAS_LEASE_ENDED: the lease has expired, or was revoked or drained; a status of the connection
- *     class says that its executor is lost. */
+ *   RFAAS_LEASE_ENDED: the lease has expired, was revoked or drained, or its executor is lost. */
 RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 
 #define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */

@@ -336,7 +336,7 @@ int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **ou
 static void give_up_next(rfaas_lease *l) {
     pthread_mutex_lock(&l->mu);
     rfaas_agent_event e = {.key = l->next && l->next->lease_id ? l->next->key : 0, .kind = RFAAS_EVENT_ENDED, .status = RFAAS_LEASE_ENDED,
-                           .text = "the agent has ended"};
+                           .text = "lost: the agent has ended"};
     pthread_mutex_unlock(&l->mu);
     if (e.key)
         rfaas_api_take_event(&e, NULL);
@@ -381,7 +381,7 @@ static void hand_over(rfaas_lease *l) {
         free(reply.data);
     } else if (!reply.lost) { /* otherwise it is handed to the next agent */
         rfaas_agent_event e = {.key = req.key, .kind = RFAAS_EVENT_ENDED, .status = status};
-        snprintf(e.text, sizeof e.text, "%s", rfaas_last_error());
+        snprintf(e.text, sizeof e.text, "lost: %s", rfaas_last_error());
         rfaas_api_take_event(&e, NULL);
     }
 }

@@ -101,8 +101,9 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     if (died && !ended && w->details)
         details = strdup(w->details);
     pthread_mutex_unlock(&l->mu);
-    if (ended)
-        return rfaas_api_fail(ended, started, "%s %s: the lease on %s ended: %s%s", op, name, l->grant->executor, why, note);
+    if (ended) /* a call that was in flight keeps the status of its connection */
+        return rfaas_api_fail(started == RFAAS_MAYBE_EXECUTED ? ended : RFAAS_LEASE_ENDED, started, "%s %s: the lease on %s ended: %s%s", op,
+                              name, l->grant->executor, why, note);
     if (!died)
         return rfaas_api_fail(status, started, "%s %s on worker %u: %s%s", op, name, worker, rfaas_strerror(status), note);
     rfaas_api_fail(death, started, "%s %s: %s: %s%s%s", op, name, rfaas_strerror(death), why, note, details ? details : "");
@@ -110,19 +111,26 @@ int rfaas_api_explain(rfaas_lease *l, const char *op, rfaas_function fn, uint32_
     return death;
 }
 
+int rfaas_api_fail_ended(rfaas_lease *l, const char *op) {
+    pthread_mutex_lock(&l->mu);
+    int status = !l->grant ? rfaas_api_bad_lease(l, op) : l->grant->ended ? RFAAS_LEASE_ENDED : RFAAS_OK;
+    if (status == RFAAS_LEASE_ENDED)
+        rfaas_api_fail(status, RFAAS_NOT_STARTED, "%s: the lease on %s ended: %s", op, l->grant->executor, l->grant->ended_reason);
+    pthread_mutex_unlock(&l->mu);
+    return status;
+}
+
 /* Ends the calls on the old worker's channel and resets the channel, so that it can be offered. */
 static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     dp_error err = {0};
     rfaas_api_settle(l, i);
     pthread_mutex_lock(&l->mu);
-    int ended = l->grant->ended;
-    char why[sizeof l->grant->ended_reason];
-    memcpy(why, l->grant->ended_reason, sizeof why);
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
-    if (ended)
-        return rfaas_api_fail(ended, 0, "%s %u: the lease on %s ended: %s", op, i, l->grant->executor, why);
+    int status = rfaas_api_fail_ended(l, op);
+    if (status)
+        return status;
     if (dp_channel_reset(w->ch, &err))
         return rfaas_api_fail_dp(op, &err);
     return RFAAS_OK;
@@ -154,7 +162,8 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     }
     if (status) {
         dp_channel_fail(w->ch, DP_PEER_GONE); /* so that the next use tries again */
-        return status;
+        int ended = rfaas_api_fail_ended(l, op); /* the event may have come while the executor did not answer */
+        return ended ? ended : status;
     }
     w->broken = false;
     __atomic_add_fetch(&l->replaced, 1, __ATOMIC_RELAXED);

@@ -33,7 +33,7 @@ enum class status : int {
     protocol = RFAAS_PROTOCOL, /* the peer broke the protocol or speaks another version */
     time_limit = RFAAS_TIME_LIMIT, /* the function exceeded the lease's call_limit_ns and its worker was killed */
     memory_limit = RFAAS_MEMORY_LIMIT, /* the function exceeded the lease's memory and its worker was killed */
-    lease_ended = RFAAS_LEASE_ENDED, /* the lease was released, revoked or has expired; open a new lease */
+    lease_ended = RFAAS_LEASE_ENDED, /* the lease was released, revoked, expired or lost its executor; open another */
     fatal = RFAAS_FATAL, /* out of memory, device removed, or refused by the kernel */
     credential = RFAAS_CREDENTIAL, /* the token or secret is missing, wrong, expired, revoked or not yet valid */
 };
@@ -126,7 +126,7 @@ constexpr lease_flags operator&(lease_flags a, lease_flags b) noexcept {
 enum class event_kind : int {
     none = RFAAS_EVENT_NONE, /* there is no event */
     worker_died = RFAAS_EVENT_WORKER_DIED, /* a worker died; the next call gets a new worker in its place */
-    ended = RFAAS_EVENT_ENDED, /* the lease has ended; the text begins with released, expired, revoked or drained */
+    ended = RFAAS_EVENT_ENDED, /* it has ended; the text begins with released, expired, revoked, drained or lost */
     draining = RFAAS_EVENT_DRAINING, /* the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED */
     expiring = RFAAS_EVENT_EXPIRING, /* the lease expires soon unless it is renewed */
     moved = RFAAS_EVENT_MOVED, /* with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address */

@@ -30,7 +30,7 @@ module rfaas_c
    integer, parameter :: RFAAS_PROTOCOL = -503 !< the peer broke the protocol or speaks another version
    integer, parameter :: RFAAS_TIME_LIMIT = -504 !< the function exceeded the lease's call_limit_ns and its worker was killed
    integer, parameter :: RFAAS_MEMORY_LIMIT = -505 !< the function exceeded the lease's memory and its worker was killed
-   integer, parameter :: RFAAS_LEASE_ENDED = -600 !< the lease was released, revoked or has expired; open a new lease
+   integer, parameter :: RFAAS_LEASE_ENDED = -600 !< the lease was released, revoked, expired or lost its executor; open another
    integer, parameter :: RFAAS_FATAL = -700 !< out of memory, device removed, or refused by the kernel
    integer, parameter :: RFAAS_CREDENTIAL = -800 !< the token or secret is missing, wrong, expired, revoked or not yet valid
 
@@ -65,7 +65,7 @@ module rfaas_c
 
    integer, parameter :: RFAAS_EVENT_NONE = 0 !< there is no event
    integer, parameter :: RFAAS_EVENT_WORKER_DIED = 1 !< a worker died; the next call gets a new worker in its place
-   integer, parameter :: RFAAS_EVENT_ENDED = 2 !< the lease has ended; the text begins with released, expired, revoked or drained
+   integer, parameter :: RFAAS_EVENT_ENDED = 2 !< it has ended; the text begins with released, expired, revoked, drained or lost
    integer, parameter :: RFAAS_EVENT_DRAINING = 3
    integer, parameter :: RFAAS_EVENT_EXPIRING = 4 !< the lease expires soon unless it is renewed
    integer, parameter :: RFAAS_EVENT_MOVED = 5

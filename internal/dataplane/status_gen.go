@@ -27,7 +27,7 @@ const (
 	StatusProtocol       Status = -503 // the peer broke the protocol or speaks another version
 	StatusTimeLimit      Status = -504 // the function exceeded the lease's call_limit_ns and its worker was killed
 	StatusMemoryLimit    Status = -505 // the function exceeded the lease's memory and its worker was killed
-	StatusLeaseEnded     Status = -600 // the lease was released, revoked or has expired; open a new lease
+	StatusLeaseEnded     Status = -600 // the lease was released, revoked, expired or lost its executor; open another
 	StatusFatal          Status = -700 // out of memory, device removed, or refused by the kernel
 	StatusCredential     Status = -800 // the token or secret is missing, wrong, expired, revoked or not yet valid
 )
@@ -86,7 +86,7 @@ type EventKind uint32
 const (
 	EventNone       EventKind = 0 // there is no event
 	EventWorkerDied EventKind = 1 // a worker died; the next call gets a new worker in its place
-	EventEnded      EventKind = 2 // the lease has ended; the text begins with released, expired, revoked or drained
+	EventEnded      EventKind = 2 // it has ended; the text begins with released, expired, revoked, drained or lost
 	EventDraining   EventKind = 3 // the node drains: calls in flight finish, new calls fail with RFAAS_LEASE_ENDED
 	EventExpiring   EventKind = 4 // the lease expires soon unless it is renewed
 	EventMoved      EventKind = 5 // with RFAAS_LEASE_FAILOVER: calls go to another executor; the text is its address

@@ -204,15 +204,16 @@ type Held struct {
 
 	mu      sync.Mutex
 	end     time.Time // when the client stops using the lease
-	over    string    // why the lease has ended; then there is nothing to release
+	over    string    // why the lease has ended
+	lost    bool      // it has ended because its executor cannot be reached, which may still have to release it
 	refusal string    // why it could not be renewed, if the executor refused the credential
 }
 
 // note records that the lease has ended.
 func (h *Held) note(e Event) {
-	if e.Kind == LeaseEnded && e.Status == dataplane.StatusLeaseEnded {
+	if e.Kind == LeaseEnded {
 		h.mu.Lock()
-		h.over = e.Reason
+		h.over, h.lost = e.Reason, e.Status != dataplane.StatusLeaseEnded
 		h.mu.Unlock()
 	}
 }
@@ -448,7 +449,10 @@ func (h *Held) Release(ctx context.Context) error {
 func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
 	h.leaving.Store(true)
 	defer h.StopWatch() // afterwards: an event stream that ends before the lease means to the executor that the client is away
-	if h.ended("release") != nil {
+	h.mu.Lock()
+	nothing := h.over != "" && !h.lost
+	h.mu.Unlock()
+	if nothing {
 		return nil, nil
 	}
 	ctx, cancel := h.c.bound(ctx)

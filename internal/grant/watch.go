@@ -30,7 +30,7 @@ type EventKind int
 // Kinds of events.
 const (
 	WorkerDied EventKind = iota + 1
-	LeaseEnded           // Status says why: the lease ended, or the executor is lost
+	LeaseEnded           // Reason begins with released, expired, revoked, drained or lost
 	Draining             // the executor stops after In: start no calls, finish, release
 	Expiring             // the lease ends after In unless it is renewed
 )
@@ -219,10 +219,10 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 		case end != nil:
 			return *end, true
 		case errors.Is(err, dataplane.ErrLease):
-			return Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "the executor does not know the lease any more"}, true
+			return Event{Kind: LeaseEnded, Status: dataplane.StatusLeaseEnded, Reason: "lost: executor " + h.Address + " does not know the lease any more"}, true
 		}
 		if nobodyListens(err) { // the executor's process has ended, and its workers with it
-			return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "executor " + err.Error()}, true
+			return lost(err), true
 		}
 		now := time.Now()
 		refused := errors.Is(err, dataplane.ErrCredential) // the executor answers; the user may renew the token
@@ -233,7 +233,7 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 			pause, tries = 20*time.Millisecond, 0
 		}
 		if now.Sub(brokenSince) > watchBound {
-			return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "executor " + err.Error()}, true
+			return lost(err), true
 		}
 		select {
 		case <-ctx.Done():
@@ -246,6 +246,16 @@ func (h *Held) follow(ctx context.Context, handle func(Event)) (Event, bool) {
 			tries++
 		}
 	}
+}
+
+// lost returns the event of a lease whose executor cannot be reached. The detail of err begins with the executor's address.
+func lost(err error) Event {
+	why := err.Error()
+	var e *dataplane.Error
+	if errors.As(err, &e) && e.Detail != "" {
+		why = e.Detail
+	}
+	return Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: "lost: executor " + why}
 }
 
 // stream follows one event stream until it breaks. opened reports whether the stream was established.
@@ -279,7 +289,8 @@ func (h *Held) stream(ctx context.Context, handle func(Event)) (end *Event, open
 	}
 	var silent *silence
 	if errors.As(context.Cause(ctx), &silent) {
-		return &Event{Kind: LeaseEnded, Status: dataplane.StatusPeerGone, Reason: fmt.Sprintf("executor %s: %v", h.Address, silent)}, opened, nil
+		e := lost(fail(op, dataplane.StatusPeerGone, "%s: %v", h.Address, silent))
+		return &e, opened, nil
 	}
 	return nil, opened, fromControl(op, h.Address, err)
 }

@@ -141,7 +141,7 @@ func TestSilentExecutorIsGone(t *testing.T) {
 	select {
 	case e := <-told:
 		took := time.Since(began)
-		if e.Kind != LeaseEnded || e.Status != dataplane.StatusPeerGone || !strings.Contains(e.Reason, address) || !strings.Contains(e.Reason, "1s") {
+		if e.Kind != LeaseEnded || e.Status != dataplane.StatusPeerGone || !strings.HasPrefix(e.Reason, "lost: executor "+address+": ") || !strings.Contains(e.Reason, "1s") {
 			t.Errorf("%+v", e)
 		}
 		if took < silentTimes*m.promise-2*m.promise {

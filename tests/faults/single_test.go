@@ -259,7 +259,7 @@ func TestExecutorStopped(t *testing.T) {
 		hit := time.Now()
 		p.executor.signal(syscall.SIGSTOP)
 		p.undisturbed(p.caller, 3*time.Second)
-		e := p.fails(p.caller, hit, bound(10*time.Second), client.StatusPeerGone)
+		e := p.fails(p.caller, hit, bound(10*time.Second), client.StatusPeerGone, client.StatusLeaseEnded)
 		if d := e.at.Sub(hit); d < 3500*time.Millisecond { // 5 s after the executor's last word, which comes every second
 			p.Errorf("given up after %v already", d)
 		}

@@ -179,7 +179,7 @@ func TestStoppedAcrossMachines(t *testing.T) {
 	p.served(p.caller, 20*time.Second)
 	hit = time.Now()
 	there.shell(t, "kill -STOP $(pidof executor)")
-	e = p.fails(p.caller, hit, 2*lost, client.StatusPeerGone)
+	e = p.fails(p.caller, hit, 2*lost, client.StatusPeerGone, client.StatusLeaseEnded)
 	there.shell(t, "kill -CONT $(pidof executor)")
 	t.Logf("served again after %v", p.served(p.caller, 30*time.Second).Round(time.Millisecond))
 	p.caller.finish(20 * time.Second)
