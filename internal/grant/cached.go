@@ -184,7 +184,7 @@ func (p *Pending) Look(ctx context.Context) (err error) {
 	defer cancel()
 	p.last = nil
 	p.current, p.refused = -1, map[uint32]bool{}
-	p.candidates, p.byBoard, err = p.c.first(ctx, &p.spec, p.refused)
+	p.candidates, p.unusable, p.byBoard, err = p.c.first(ctx, &p.spec, p.refused)
 	return err
 }
 

@@ -210,8 +210,12 @@ func (c *shared) provider(addr string, info *control.InfoReply) (string, error) 
 	if local && offers("shm") {
 		return "shm", nil
 	}
-	if offers("verbs") {
+	if offers("verbs") && c.devices() {
 		return "verbs", nil
+	}
+	if offers("verbs") {
+		return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v, and this node has no RDMA device", addr, info.Node,
+			info.Providers)
 	}
 	return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v: shm needs the same node and network namespace, "+
 		"verbs an RDMA device", addr, info.Node, info.Providers)
@@ -226,54 +230,33 @@ func (c *shared) named(addr string, info *control.InfoReply) (string, error) {
 	return c.provider(addr, info)
 }
 
-// candidates returns the executors to ask for a lease, the best first. If there is none, the error says why.
-func (c *shared) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
-	const op = "find an executor"
+// candidates returns the executors to ask for a lease, the best first, and why others cannot be asked. If there is none to ask, the error
+// says why.
+func (c *shared) candidates(ctx context.Context, s *Spec) (found []Candidate, unusable []error, err error) {
 	if addr := cmp.Or(s.Executor, c.opts.Executor); addr != "" {
 		cand, err := c.only(ctx, addr, s)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return []Candidate{cand}, nil
+		return []Candidate{cand}, nil, nil
 	}
 	entries, err := c.list(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var (
-		found  []Candidate
-		alive  int
-		mostOf uint32
-		noWay  error
-	)
+	// The manager knows what was free at the last heartbeat. An executor that seemed full then may have room now, so it is asked after the
+	// others.
 	need := uint32(s.Workers * s.CoresPerWorker)
 	for _, e := range entries {
-		if !e.Alive || e.Info == nil || e.Info.Draining {
-			continue
-		}
-		alive++
-		mostOf = max(mostOf, e.Info.Cores)
-		// The manager knows what was free at the last heartbeat. An executor that seemed full then may have room now, so it is
-		// asked after the others.
-		if e.Info.Cores < need {
-			continue
-		}
-		p, err := c.named(e.Address, e.Info)
+		cand, err := c.usable(e, need)
 		if err != nil {
-			noWay = err
+			unusable = append(unusable, err)
 			continue
 		}
-		found = append(found, Candidate{Address: e.Address, Node: e.Info.Node, Provider: p, info: e.Info})
+		found = append(found, cand)
 	}
-	switch {
-	case len(found) > 0:
-	case noWay != nil:
-		return nil, noWay
-	case alive == 0:
-		return nil, fail(op, dataplane.StatusBusy, "the resource manager %s knows %d executors, none of them alive and open", c.opts.Manager, len(entries))
-	default:
-		return nil, fail(op, dataplane.StatusInvalid, "%d workers of %d cores need %d cores on one node, the largest of %d executors has %d",
-			s.Workers, s.CoresPerWorker, need, alive, mostOf)
+	if len(found) == 0 {
+		return nil, unusable, c.nothingUsable(s, unusable)
 	}
 	// Executors of this node first, then those with the most free cores. Equal ones are in random order, so that many ranks do not
 	// all ask the same executor.
@@ -290,5 +273,5 @@ func (c *shared) candidates(ctx context.Context, s *Spec) ([]Candidate, error) {
 		}
 		return cmp.Compare(b.info.FreeCores, a.info.FreeCores)
 	})
-	return found, nil
+	return found, unusable, nil
 }

@@ -58,6 +58,7 @@ type Pending struct {
 	current    int             // index of the candidate that Next returned last; -1: none yet
 	refused    map[uint32]bool // slots of the board that were tried
 	byBoard    bool            // more candidates may be on the board, and then in the manager's list
+	unusable   []error         // why other executors of the manager's list cannot be asked
 	last       error
 	granted    bool
 }
@@ -116,7 +117,7 @@ func (p *Pending) Next(ctx context.Context) (Candidate, error) {
 	if p.last == nil {
 		p.last = fail(op, dataplane.StatusBusy, "no executor is left to ask")
 	}
-	return Candidate{}, p.last
+	return Candidate{}, withUnusable(p.last, p.unusable)
 }
 
 // boardMost is how many executors of the board are asked before the manager is asked for its list, which is long.
@@ -136,10 +137,11 @@ func (p *Pending) more(ctx context.Context) bool {
 		}
 	}
 	p.byBoard = false
-	all, err := p.c.candidates(ctx, &p.spec)
+	all, unusable, err := p.c.candidates(ctx, &p.spec)
+	p.unusable = unusable
 	if err != nil {
 		if p.last == nil {
-			p.last = err
+			p.last, p.unusable = err, nil // the error says both
 		}
 		return false
 	}

@@ -24,14 +24,9 @@ func (l *liar) List(context.Context, *control.ListRequest) (*control.ListReply, 
 	return &control.ListReply{Executors: l.list}, nil
 }
 
-// The client does not dial a loopback address or a unix socket of an executor on another node: the listener at that
-// address on this node is not that executor.
-func TestLocalAddressOfAnotherNode(t *testing.T) {
-	self, err := control.NodeID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := &liar{}
+// listing returns a session with the resource manager l.
+func listing(t *testing.T, l *liar) *Control {
+	t.Helper()
 	secret := filepath.Join(t.TempDir(), "secret")
 	port, err := control.OpenPort(control.PortConfig{Listen: "127.0.0.1:0", SecretFile: secret})
 	if err != nil {
@@ -41,12 +36,25 @@ func TestLocalAddressOfAnotherNode(t *testing.T) {
 	if err := port.Serve(); err != nil {
 		t.Fatal(err)
 	}
-	defer port.Close(context.Background())
-	c, err := openSession(t, Options{Manager: port.Address, SecretFile: secret, Timeout: 20 * time.Second})
+	t.Cleanup(func() { port.Close(context.Background()) })
+	c, err := openSession(t, Options{Manager: port.Address, SecretFile: secret, Provider: "auto", Timeout: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(c.Close)
+	return c
+}
+
+// The client does not dial a loopback address or a unix socket of an executor on another node: the listener at that
+// address on this node is not that executor.
+func TestLocalAddressOfAnotherNode(t *testing.T) {
+	self, err := control.NodeID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &liar{}
+	c := listing(t, l)
+	c.devices = func() bool { return true }
 	for _, k := range []struct {
 		address, node string
 		taken         bool
@@ -60,7 +68,7 @@ func TestLocalAddressOfAnotherNode(t *testing.T) {
 		{"192.0.2.1:7465", "elsewhere/1", true},
 	} {
 		l.list = []*control.ExecutorEntry{{Address: k.address, Alive: true, Info: &control.InfoReply{NodeId: k.node, Cores: 4, FreeCores: 4, Providers: []string{"shm", "verbs"}}}}
-		found, err := c.candidates(t.Context(), &Spec{Workers: 1, CoresPerWorker: 1})
+		found, _, err := c.candidates(t.Context(), &Spec{Workers: 1, CoresPerWorker: 1})
 		if k.taken && (err != nil || len(found) != 1) || !k.taken && (err == nil || !strings.Contains(err.Error(), k.address)) {
 			t.Errorf("%s of node %q: %v, %v", k.address, k.node, found, err)
 		}

@@ -159,7 +159,10 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 	case "verbs":
 		need.Local, need.Remote = board.Verbs, board.Verbs
 	default:
-		need.Local, need.Remote = board.SHM|board.Verbs, board.Verbs
+		need.Local = board.SHM
+		if c.devices() {
+			need.Local, need.Remote = board.SHM|board.Verbs, board.Verbs
+		}
 	}
 	if err := p.refresh(refreshAfter); err != nil {
 		return Candidate{}, err
@@ -202,8 +205,9 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 	return Candidate{}, board.ErrNone
 }
 
-// first finds the first candidates: one executor from the board (byBoard), or the manager's whole list.
-func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, byBoard bool, err error) {
+// first finds the first candidates: one executor from the board (byBoard), or the manager's whole list. unusable says why other executors
+// of that list cannot be asked.
+func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, unusable []error, byBoard bool, err error) {
 	if s.At != "" {
 		at := *s
 		at.Executor = s.At
@@ -211,9 +215,9 @@ func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (f
 	}
 	if s.Executor == "" && c.opts.Executor == "" {
 		if cand, err := c.pick(ctx, s, refused); err == nil {
-			return []Candidate{cand}, true, nil
+			return []Candidate{cand}, nil, true, nil
 		}
 	}
-	found, err = c.candidates(ctx, s)
-	return found, false, err
+	found, unusable, err = c.candidates(ctx, s)
+	return found, unusable, false, err
 }

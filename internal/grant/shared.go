@@ -21,7 +21,9 @@ import (
 type shared struct {
 	opts   Options // those of part
 	nodeID string
-	client [16]byte // identifies this process to executors that cache its workers
+	// devices reports whether this node has an RDMA device.
+	devices func() bool
+	client  [16]byte // identifies this process to executors that cache its workers
 
 	mu        sync.Mutex
 	conns     map[string]*grpc.ClientConn
@@ -51,7 +53,7 @@ func newShared(o *Options) (*shared, error) {
 	if err != nil {
 		return nil, fail("connect", dataplane.StatusFatal, "%v", err)
 	}
-	s := &shared{opts: *o, nodeID: id, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
+	s := &shared{opts: *o, nodeID: id, devices: anyDevice, conns: make(map[string]*grpc.ClientConn), infos: make(map[string]*control.InfoReply),
 		streams: make(map[string][]*leasing), libraries: make(map[fileState]*Library), inUse: make(map[[sha256.Size]byte]weak.Pointer[Library])}
 	s.opts.Dropped = nil // belongs to one session
 	rand.Read(s.client[:])

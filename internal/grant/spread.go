@@ -63,7 +63,7 @@ func (c *Control) Spread(ctx context.Context, s Spec, avoid []string) ([]Share, 
 func (c *Control) spreadList(ctx context.Context, sp *spread) ([]Share, error) {
 	one := sp.spec
 	one.Workers = 1
-	all, err := c.candidates(ctx, &one)
+	all, _, err := c.candidates(ctx, &one)
 	if err != nil {
 		return nil, err
 	}
