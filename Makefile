@@ -318,7 +318,7 @@ CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 # between shared words of two processes or two threads that are atomic themselves, so that it misses orders and invents no
 # races. Nothing is suppressed. Where the kernel randomises addresses more than this compiler's runtime knows
 # (vm.mmap_rnd_bits above 28), setarch keeps them where it wants them.
-TSAN_CASES := 'threads/*' 'turns/*' '*@one-device' '*@two-devices' 'device/*' 'channel/*' 'wait/w*' 'wait/break*' 'connect/*-hello' 'connect/no-*' \
+TSAN_CASES := 'threads/*' 'reap/*' 'turns/*' '*@one-device' '*@two-devices' 'device/*' 'channel/*' 'wait/w*' 'wait/break*' 'connect/*-hello' 'connect/no-*' \
 	'reset/*-refused'
 test-c-tsan: build/ctest/dp_test-tsan
 	$(Q)setarch -R build/ctest/dp_test-tsan --provider shm $(TSAN_CASES)

@@ -26,12 +26,13 @@ rfaas_grant *rfaas_api_grant_new(const rfaas_lease *l) {
 }
 
 static void drop_channels(rfaas_grant *h) {
+    dp_channel *channels[RFAAS_WORKERS_MAX];
     for (uint32_t i = 0; i < h->n_workers; i++) {
-        dp_channel_destroy(h->workers[i].ch);
+        channels[i] = h->workers[i].ch;
         h->workers[i].ch = NULL;
         h->workers[i].resumes = false;
     }
-    dp_endpoint_destroy(h->ep);
+    rfaas_api_reap(h->ep, channels, h->n_workers);
     h->ep = NULL;
     h->queue_pairs = 0;
     memset(&h->before, 0, sizeof h->before);

@@ -5,6 +5,7 @@
  *                          buffer.c                     registered memory
  *                          session.c, lease.c           handles: opening, closing, information
  *                          acquire.c                    how a lease gets its workers
+ *                          reap.c                       destroying channels whose driver is slow
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          failover.c                   moving a lease to another executor
  *                          cached.c                     channels of released leases, for the next lease
@@ -346,6 +347,17 @@ void rfaas_api_drop_all_cached(const rfaas_session *s);
 void rfaas_api_forget_cached(void);
 /* Returns the number of cached grants of a session. */
 uint64_t rfaas_api_cached(const rfaas_session *s);
+
+/* ---- reap.c ---- */
+
+/* Destroys channels and their endpoint, which may be NULL. If the driver is slow, returns after 0.1 s, and a thread continues. */
+void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n);
+/* Closes a device that has no more users, or leaves that to the last thread that still destroys channels of the device. */
+void rfaas_api_reap_device(dp_dev *dev);
+/* Waits for all threads, at most 1 s. */
+void rfaas_api_reap_finish(void);
+void rfaas_api_reap_before_fork(void);
+void rfaas_api_reap_after_fork(bool child);
 
 /* ---- worker.c ---- */
 

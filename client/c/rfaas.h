@@ -30,7 +30,9 @@
  * inside, their calls end with RFAAS_LEASE_ENDED. A program with one calling thread uses no lock for
  * that. Any number of threads may use one session. A process may hold any number of leases. The
  * library can be used before MPI_Init, after MPI_Finalize and at every MPI thread level; it makes no
- * MPI call. It starts no thread and installs no signal handler.
+ * MPI call. It installs no signal handler. It has no thread. Only on verbs, whose drivers may take
+ * most of a minute to destroy a queue pair, a thread without signals destroys the channels of a
+ * released lease. After 0.1 s the release returns, and the thread continues.
  *
  * Agent. The program rfaas-agent finds executors, renews leases and follows their events, for all
  * processes of a user on a node. The library starts it when it is first needed, and talks to it on a
@@ -161,7 +163,9 @@ RFAAS_API int rfaas_init(const void *options);
 /* rfaas_finalize undoes one rfaas_init.
  *
  * The last rfaas_finalize closes every session and releases every lease. No other rfaas call may be
- * running then. */
+ * running then. If the driver of an RDMA device is slow, it waits for the destruction of queue pairs
+ * at most 0.1 s for each lease and session, and 1 s more. What is not destroyed then goes on in the
+ * background, or ends with the process. */
 RFAAS_API int rfaas_finalize(void);
 
 /* rfaas_version returns the version of the library at run time.

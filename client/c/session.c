@@ -29,14 +29,17 @@ int rfaas_version(void) { return RFAAS_VERSION_MAJOR * 1000 + RFAAS_VERSION_MINO
 static void before_fork(void) {
     pthread_mutex_lock(&rfaas_api_mu);
     rfaas_agent_before_fork();
+    rfaas_api_reap_before_fork();
 }
 
 static void after_fork_parent(void) {
+    rfaas_api_reap_after_fork(false);
     rfaas_agent_after_fork(false);
     pthread_mutex_unlock(&rfaas_api_mu);
 }
 
 static void after_fork_child(void) {
+    rfaas_api_reap_after_fork(true);
     rfaas_agent_after_fork(true);
     rfaas_api_forget_leases();
     forget_devices();
@@ -92,6 +95,7 @@ int rfaas_finalize(void) {
     for (uint32_t i = 0; i < RFAAS_SESSIONS_MAX; i++)
         if (sessions[i] && sessions[i]->magic == RFAAS_SESSION_MAGIC)
             rfaas_session_close(sessions[i]);
+    rfaas_api_reap_finish();
     pthread_mutex_lock(&rfaas_api_mu);
     init_count = 0;
     __atomic_store_n(&rfaas_api_state, RFAAS_STATE_DOWN, __ATOMIC_RELEASE);
@@ -266,14 +270,15 @@ static int open_shm(rfaas_session *s, dp_error *err) {
 }
 
 static void close_devices(rfaas_session *s) {
+    dp_dev *unused = NULL;
     pthread_mutex_lock(&shm_mu);
     if (s->shm && --shm_users == 0) {
-        dp_dev_close(shm);
+        unused = shm;
         shm = NULL;
     }
     pthread_mutex_unlock(&shm_mu);
-    if (s->verbs)
-        dp_dev_close(s->verbs);
+    rfaas_api_reap_device(unused);
+    rfaas_api_reap_device(s->verbs);
     s->shm = false;
     s->verbs = NULL;
 }

@@ -170,6 +170,7 @@ typedef struct dp_qp {
 } dp_qp;
 
 struct dp_ops {
+    bool destroys_slowly; /* the driver may take long to destroy a queue pair, completion queue or region */
     void (*dev_close)(dp_dev *);
     int (*dev_event_fd)(dp_dev *); /* NULL: none */
     void (*dev_attend)(dp_dev *);

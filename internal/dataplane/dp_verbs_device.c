@@ -14,6 +14,7 @@
 static void dpv_dev_close(dp_dev *base);
 
 static const dp_ops dpv_ops = {
+    .destroys_slowly = true,
     .dev_close = dpv_dev_close,
     .domain_create = dpv_domain_create,
     .domain_destroy = dpv_domain_destroy,

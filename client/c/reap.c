@@ -1,0 +1,189 @@
+/* Destruction of channels on devices whose driver may be slow. A verbs driver may take most of a minute to destroy a queue pair. A
+ * thread that releases a lease must not wait for that. So a thread of the library destroys the channels of such a device. The caller
+ * waits for it, but only for a moment:
+ *
+ *   caller: create the thread ── wait ──┬─ in time: join the thread, so that none is left
+ *                                       └─ else: detach the thread, and return
+ *   thread:        destroy the channels ── the last thread of a closed device: close the device ── end
+ *
+ * Nothing else in the library has a thread, and on shared memory nothing has. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client.h"
+
+#define PATIENCE_NS 100000000ll   /* how long a caller waits for a destruction */
+#define FINALIZE_NS 1000000000ll  /* how long rfaas_finalize waits for all */
+#define UNDER_WAY_MAX 64          /* threads; beyond them callers destroy channels themselves */
+#define STACK_BYTES (256 << 10)
+
+typedef struct reaping {
+    struct reaping *next;
+    dp_dev *dev;
+    dp_endpoint *ep; /* NULL: only the device is closed */
+    bool done, left; /* the thread has finished; its caller has gone on */
+    bool closes;     /* the session has closed the device: the last of its reapings closes it */
+    uint32_t n;
+    dp_channel *channels[];
+} reaping;
+
+/* Guards the list and the flags. */
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed; /* a reaping is done; made with the first one */
+static bool cond_made;
+static reaping *under_way;
+static uint32_t n_under_way;
+
+static bool make_cond(void) {
+    pthread_condattr_t attr;
+    if (!cond_made && !pthread_condattr_init(&attr)) {
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        cond_made = !pthread_cond_init(&changed, &attr);
+        pthread_condattr_destroy(&attr);
+    }
+    return cond_made;
+}
+
+/* Waits for a change until `until`. Returns false after that time. The caller holds mu. */
+static bool wait_until(int64_t until) {
+    struct timespec at = {until / 1000000000, until % 1000000000};
+    return pthread_cond_timedwait(&changed, &mu, &at) != ETIMEDOUT;
+}
+
+static void destroy(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        dp_channel_destroy(channels[i]);
+    dp_endpoint_destroy(ep);
+}
+
+/* Returns a reaping of the device that is under way, or NULL. The caller holds mu. */
+static reaping *of_device(const dp_dev *dev) {
+    reaping *r = under_way;
+    while (r && r->dev != dev)
+        r = r->next;
+    return r;
+}
+
+static void take_out(reaping *r) {
+    reaping **p = &under_way;
+    while (*p != r)
+        p = &(*p)->next;
+    *p = r->next;
+    n_under_way--;
+}
+
+static void *reap(void *arg) {
+    reaping *r = arg;
+    destroy(r->ep, r->channels, r->n);
+    pthread_mutex_lock(&mu);
+    take_out(r);
+    dp_dev *dev = r->closes && !of_device(r->dev) ? r->dev : NULL;
+    bool left = r->left;
+    r->done = true; /* unless it has left, the caller frees it now */
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mu);
+    dp_dev_close(dev);
+    if (left)
+        free(r);
+    return NULL;
+}
+
+/* Keeps this library's code in memory even if the program unloads the library with dlclose while a thread runs it. */
+static void pin_library(void) {
+    Dl_info here;
+    if (dladdr((void *)(uintptr_t)reap, &here) && here.dli_fname)
+        dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+/* Starts the thread, which takes no signal. The caller holds mu. */
+static bool start(reaping *r, pthread_t *thread) {
+    pthread_attr_t attr;
+    sigset_t all, old;
+    if (n_under_way >= UNDER_WAY_MAX || !make_cond() || pthread_attr_init(&attr))
+        return false;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool good = !pthread_attr_setstacksize(&attr, STACK_BYTES < PTHREAD_STACK_MIN ? PTHREAD_STACK_MIN : STACK_BYTES) &&
+                !pthread_create(thread, &attr, reap, r);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    if (good) {
+        r->next = under_way;
+        under_way = r;
+        n_under_way++;
+    }
+    return good;
+}
+
+void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n) {
+    dp_dev *dev = ep ? dp_endpoint_domain(ep)->dev : NULL;
+    reaping *r = dev && dev->ops->destroys_slowly ? calloc(1, sizeof *r + n * sizeof(dp_channel *)) : NULL;
+    if (!r) {
+        destroy(ep, channels, n);
+        return;
+    }
+    *r = (reaping){.dev = dev, .ep = ep, .n = n};
+    memcpy(r->channels, channels, n * sizeof(dp_channel *));
+    int64_t until = dp_now_ns() + PATIENCE_NS;
+    pthread_t thread;
+    pthread_mutex_lock(&mu);
+    bool started = start(r, &thread);
+    while (started && !r->done && wait_until(until))
+        ;
+    bool done = started && r->done;
+    if (started && !done)
+        r->left = true;
+    pthread_mutex_unlock(&mu);
+    if (started && !done) {
+        pthread_detach(thread);
+        pin_library();
+        return;
+    }
+    if (started)
+        pthread_join(thread, NULL);
+    else
+        destroy(ep, channels, n);
+    free(r);
+}
+
+void rfaas_api_reap_device(dp_dev *dev) {
+    if (!dev)
+        return;
+    int64_t until = dp_now_ns() + PATIENCE_NS;
+    pthread_mutex_lock(&mu);
+    while (of_device(dev) && wait_until(until))
+        ;
+    bool busy = of_device(dev);
+    for (reaping *r = under_way; r; r = r->next)
+        r->closes |= r->dev == dev;
+    pthread_mutex_unlock(&mu);
+    if (!busy)
+        dp_dev_close(dev);
+}
+
+void rfaas_api_reap_finish(void) {
+    int64_t until = dp_now_ns() + FINALIZE_NS;
+    pthread_mutex_lock(&mu);
+    while (under_way && wait_until(until))
+        ;
+    pthread_mutex_unlock(&mu);
+}
+
+void rfaas_api_reap_before_fork(void) { pthread_mutex_lock(&mu); }
+
+void rfaas_api_reap_after_fork(bool child) {
+    if (!child) {
+        pthread_mutex_unlock(&mu);
+        return;
+    }
+    /* The threads are the parent's, and so are the devices. */
+    pthread_mutex_init(&mu, NULL);
+    cond_made = false;
+    under_way = NULL;
+    n_under_way = 0;
+}
