@@ -41,7 +41,7 @@ func newCluster(a *app) *cobra.Command {
 			"A node gets a directory out of it (rfaas cluster node) for --identity-dir of its executor or resource manager,\n" +
 			"a user gets a file (rfaas token issue). Revoked credentials are in a signed list that every node has (rfaas cluster revoked).",
 	}
-	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterRevoke(a), newClusterRevoked(a))
+	c.AddCommand(newClusterInit(a), newClusterNode(a), newClusterRenew(a), newClusterRevoke(a), newClusterRevoked(a))
 	return c
 }
 
@@ -100,6 +100,46 @@ func newClusterNode(a *app) *cobra.Command {
 	a.clusterFlag(c, &dir)
 	c.Flags().StringVar(&out, "out", "", "directory to write (default: the first name)")
 	c.Flags().DurationVar(&life, "for", nodeLife, "how long the certificate is valid")
+	return c
+}
+
+func newClusterRenew(a *app) *cobra.Command {
+	var dir string
+	var within, life time.Duration
+	c := &cobra.Command{
+		Use:   "renew DIR...",
+		Short: "Make the identity directories again whose certificates end soon",
+		Long: "Make each of these identity directories again, for the same names and addresses, if its certificate ends within --within or has\n" +
+			"ended. Other directories stay as they are. The command is for a timer on the machine that has the cluster's keys: copy the\n" +
+			"directories to their nodes afterwards. Running daemons load them. A revoked certificate, and one of another cluster, is an error.",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, nodes []string) error {
+			if life <= within || within < 0 {
+				return a.BadUsage(fmt.Errorf("--for %v is not above --within %v, which must not be negative", life, within))
+			}
+			cl, err := identity.OpenCluster(dir)
+			if err != nil {
+				return err
+			}
+			var failed []error
+			for _, node := range nodes {
+				ends, renewed, err := cl.RenewNode(node, within, life, time.Now())
+				if err != nil {
+					failed = append(failed, err)
+					continue
+				}
+				what := "is valid"
+				if renewed {
+					what = "is renewed, and valid"
+				}
+				fmt.Fprintf(a.Stdout, "%s %s until %s\n", node, what, ends.UTC().Format(time.RFC3339))
+			}
+			return errors.Join(failed...)
+		},
+	}
+	a.clusterFlag(c, &dir)
+	c.Flags().DurationVar(&within, "within", 60*day, "renew certificates that end within this time")
+	c.Flags().DurationVar(&life, "for", nodeLife, "how long a new certificate is valid")
 	return c
 }
 

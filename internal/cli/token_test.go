@@ -3,16 +3,91 @@ package cli
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
+
+// Identity directories whose certificates end soon are made again, for the same names, and others are not touched.
+func TestClusterRenew(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	run := func(args ...string) (int, string, string) {
+		var out, errs bytes.Buffer
+		getenv := func(k string) string { return map[string]string{"RFAAS_CLUSTER_DIR": in("cluster")}[k] }
+		code := Run(t.Context(), Env{Version: "v1", Getenv: getenv, Stdout: &out, Stderr: &errs}, append([]string{"cluster"}, args...))
+		return code, out.String(), errs.String()
+	}
+	good := func(args ...string) string {
+		t.Helper()
+		code, out, errs := run(args...)
+		if code != 0 || errs != "" {
+			t.Fatalf("%q: %d %s", args, code, errs)
+		}
+		return out
+	}
+	certificate := func(name string) *x509.Certificate {
+		t.Helper()
+		c, err := identity.ReadCertificate(in(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	good("init")
+	good("node", "192.0.2.7", "node7", "node7.example", "2001:db8::7", "--for", "480h", "--out", in("soon"))
+	good("node", "node8", "--out", in("later"))
+	good("node", "node9", "--for", "480h", "--out", in("bad"))
+	good("revoke", in("bad"))
+	soon, later, bad := certificate("soon"), certificate("later"), certificate("bad")
+	if out := good("renew", in("soon"), in("later"), "--within", "240h"); strings.Contains(out, "renewed") || !certificate("soon").Equal(soon) {
+		t.Errorf("within ten days: %s", out)
+	}
+	out := good("renew", in("soon"), in("later"))
+	if !strings.Contains(out, in("soon")+" is renewed, and valid until ") || !strings.Contains(out, in("later")+" is valid until ") {
+		t.Errorf("within two months: %s", out)
+	}
+	made := certificate("soon")
+	if made.NotAfter.Before(time.Now().Add(365*day)) || made.Equal(soon) || made.Subject.CommonName != soon.Subject.CommonName ||
+		!slices.Equal(made.DNSNames, soon.DNSNames) || !slices.EqualFunc(made.IPAddresses, soon.IPAddresses, net.IP.Equal) {
+		t.Errorf("%v %v %v until %v, before %v %v %v", made.Subject, made.DNSNames, made.IPAddresses, made.NotAfter, soon.Subject, soon.DNSNames, soon.IPAddresses)
+	}
+	if _, err := identity.OpenNode(in("soon"), nil, nil, time.Now()); err != nil {
+		t.Errorf("a daemon with the new directory: %v", err)
+	}
+	if !certificate("later").Equal(later) {
+		t.Error("a certificate that is good for a year was renewed")
+	}
+	// A directory that cannot be renewed does not keep others from it.
+	good("node", "192.0.2.7", "--for", "1h", "--out", in("soon"))
+	if code, out, errs := run("renew", in("bad"), in("none"), in("soon")); code != 1 || !strings.Contains(errs, "is revoked") || !strings.Contains(errs, in("none")) ||
+		!strings.Contains(out, in("soon")+" is renewed") || !certificate("bad").Equal(bad) {
+		t.Errorf("a revoked one and a missing one: %d\n%s%s", code, out, errs)
+	}
+	good("init", "--dir", in("other"))
+	if code, _, errs := run("renew", in("soon"), "--dir", in("other"), "--within", "8000h"); code != 1 || !strings.Contains(errs, "not of this cluster") {
+		t.Errorf("another cluster: %d %s", code, errs)
+	}
+	if err := identity.InitCluster(in("old"), "old", 48*time.Hour, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	good("node", "node1", "--dir", in("old"), "--out", in("last"))
+	if code, _, errs := run("renew", in("last"), "--dir", in("old")); code != 1 || !strings.Contains(errs, "the cluster's own certificate ends") {
+		t.Errorf("a cluster that ends: %d %s", code, errs)
+	}
+	if code, _, errs := run("renew", in("soon"), "--within", "100h", "--for", "10h"); code != 2 || !strings.Contains(errs, "--for 10h0m0s") {
+		t.Errorf("bad usage: %d %s", code, errs)
+	}
+}
 
 // From nothing to a command that is let in over TLS, and out again.
 func TestClusterAndTokens(t *testing.T) {

@@ -228,6 +228,45 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 	return WriteFile(filepath.Join(out, fileNodeKey), keyPEM, 0o600, false)
 }
 
+// RenewNode issues a node's directory again, for the same names and addresses, if its certificate ends before now+within. It returns
+// when the certificate in the directory ends then, and whether it is new. It refuses a certificate of another cluster and a revoked one.
+func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Time) (ends time.Time, renewed bool, err error) {
+	old, err := ReadCertificate(dir)
+	if err != nil {
+		return ends, false, err
+	}
+	if err := old.CheckSignatureFrom(c.ca); err != nil {
+		return ends, false, fmt.Errorf("the certificate in %s is not of this cluster: %w", dir, err)
+	}
+	list, err := c.Revocations()
+	if err != nil {
+		return ends, false, err
+	}
+	if id := NodeSerial(old); slices.ContainsFunc(list.Entries, func(e Revocation) bool { return e.Kind == RevokedNode && e.ID == id }) {
+		return ends, false, fmt.Errorf("the certificate in %s is revoked: if the node is trusted again, issue another one with rfaas cluster node", dir)
+	}
+	if old.NotAfter.After(now.Add(within)) {
+		return old.NotAfter, false, nil
+	}
+	if !old.NotAfter.Before(c.ca.NotAfter) {
+		return ends, false, fmt.Errorf("the certificate in %s is valid until %s, when the cluster's own certificate ends: make a new cluster", dir, stamp(old.NotAfter))
+	}
+	first := old.Subject.CommonName
+	hosts := slices.Clone(old.DNSNames)
+	for _, ip := range old.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	hosts = append([]string{first}, slices.DeleteFunc(hosts, func(h string) bool { return h == first })...)
+	if err := c.IssueNode(dir, hosts, valid, now); err != nil {
+		return ends, false, err
+	}
+	made, err := ReadCertificate(dir)
+	if err != nil {
+		return ends, false, err
+	}
+	return made.NotAfter, true, nil
+}
+
 // IssueToken returns a user's credentials. key is the user's; nil makes a new one.
 func (c *Cluster) IssueToken(claims Claims, key ed25519.PrivateKey, now time.Time) (*Credentials, error) {
 	if key == nil {
