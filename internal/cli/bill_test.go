@@ -5,10 +5,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"math/big"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
@@ -141,6 +144,36 @@ func journalled(t *testing.T, dir string) (size int64) {
 		size += i.Size()
 	}
 	return size
+}
+
+// What a killed executor does not charge is stated where users and administrators read about bills.
+func TestUnchargedTimeIsStated(t *testing.T) {
+	var out bytes.Buffer
+	if code := Run(t.Context(), Env{Version: "v1", Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &out}, []string{"bill", "--help"}); code != 0 {
+		t.Fatalf("bill --help: %d %s", code, out.String())
+	}
+	var settings bytes.Buffer
+	if _, err := config.LoadExecutor([]string{"--help"}, nil, &settings, "v1"); !errors.Is(err, config.ErrDone) {
+		t.Fatal(err)
+	}
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	spaces := regexp.MustCompile(`\s+`) // help is wrapped
+	for where, c := range map[string]struct{ text, want string }{
+		"bill --help":          {out.String(), "at most the executor's charge-interval"},
+		"executor --help":      {settings.String(), "a killed executor leaves at most this time of each lease uncharged"},
+		"docs/operations.md":   {read("../../docs/operations.md"), "at most one `charge-interval` of each lease"},
+		"docs/architecture.md": {read("../../docs/architecture.md"), "At most one `charge-interval` of the lease is not charged"},
+	} {
+		if !strings.Contains(spaces.ReplaceAllString(c.text, " "), c.want) {
+			t.Errorf("%s does not say %q", where, c.want)
+		}
+	}
 }
 
 // What people pay is what they had, whoever is killed in between: daemons as they are, over shared memory.

@@ -108,7 +108,7 @@ var executorOptions = slices.Concat([]option{
 	{"http-listen", "", "address of /healthz, /readyz and /metrics: host:port or unix:PATH (default: none)"},
 	{"manager", "", "resource manager to register with: host:port or unix:PATH (default: none)"},
 	{"state-dir", "", "directory of the journal, which keeps accounts while the resource manager is unreachable (default: in memory)"},
-	{"charge-interval", "1s", "how often leases are charged"},
+	{"charge-interval", "1s", "how often leases are charged; a killed executor leaves at most this time of each lease uncharged"},
 	{"limit-unknown", "admit", "what to do with a lease if its tenant's limit cannot be read: admit (and flag it) or refuse"},
 	{"cores", "auto", "cores to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may share a core; above 1 the node is oversubscribed and calls take turns"},
