@@ -1,0 +1,328 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// Pauses between two attempts to find an executor. Each is twice the one before. A new executor ends a pause.
+const (
+	pauseMin = 5 * time.Millisecond
+	pauseMax = 500 * time.Millisecond
+)
+
+// admit does the part of a request that must happen in the order of the requests, so that a release finds the lease of
+// the acquisition before it.
+func (c *client) admit(r *request) {
+	switch r.Op {
+	case protocol.OpAcquire:
+		if r.acquire, r.err = protocol.DecodeAcquire(r.body); r.err != nil {
+			return
+		}
+		if r.acquire.First {
+			r.lease, r.err = c.newLease(r.acquire.Key, r.acquire.Session)
+		} else {
+			r.lease, r.err = c.lease(opLease, r.acquire.Key)
+		}
+	case protocol.OpAdopt:
+		if r.adopt, r.err = protocol.DecodeAdopt(r.body); r.err != nil {
+			return
+		}
+		r.lease, r.err = c.newLease(r.adopt.Key, r.adopt.Session)
+	}
+	if r.lease != nil {
+		r.ctx, r.err = r.lease.begin()
+	}
+}
+
+// acquire is one step towards a lease.
+func (c *client) acquire(r *request) (func(bool), body, error) {
+	if r.err != nil {
+		return nil, nil, r.err
+	}
+	l := r.lease
+	held, cand, err := l.acquire(r.ctx, &r.acquire, r)
+	if !l.done(held, err) { // the client released it meanwhile
+		return nil, nil, failed(opLease, dataplane.StatusCancelled, "the lease was released while it was being acquired")
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if held == nil {
+		d := protocol.Candidate{Executor: cand.Address, Node: cand.Node, Provider: cand.Provider}
+		return nil, d.Encode, nil
+	}
+	d := protocol.Candidate{Granted: true, LeaseID: held.ID, UntilNs: untilNs(held), Library: held.Library(), Executor: held.Address,
+		Node: held.Node, Provider: held.Provider, Functions: held.Functions}
+	for i := range held.Workers {
+		d.Workers = append(d.Workers, workerOf(&held.Workers[i]))
+	}
+	return l.granted, d.Encode, nil
+}
+
+// granted runs after the reply that grants the lease, so that no event precedes the reply.
+func (l *lease) granted(sent bool) {
+	l.mu.Lock()
+	given := l.given
+	if sent && !given {
+		l.held.Watch(l.tell)
+	}
+	l.mu.Unlock()
+	if !sent && !given {
+		l.drop()
+	}
+}
+
+// drop releases a lease that the client does not know of.
+func (l *lease) drop() {
+	l.c.forget(l)
+	l.c.background(func() { l.abandon(false) })
+}
+
+// newLease adds a lease to the client.
+func (c *client) newLease(key, session uint64) (*lease, error) {
+	s, err := c.session(opLease, session)
+	if err != nil {
+		return nil, err
+	}
+	l := &lease{c: c, key: key, session: s, pause: pauseMin}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return nil, failed(opLease, dataplane.StatusCancelled, "the connection has ended")
+	case key == 0 || c.leases[key] != nil:
+		return nil, failed(opLease, dataplane.StatusInvalid, "key %#x is in use", key)
+	case len(c.leases) >= 2*protocol.MaxLeases: // a lost lease and its successor count as two
+		return nil, failed(opLease, dataplane.StatusBusy, "%d leases, the most for a process", len(c.leases))
+	}
+	c.leases[key] = l
+	return l, nil
+}
+
+// begin makes a request the one that looks for an executor. The context ends when the client releases the key.
+func (l *lease) begin() (context.Context, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.acquiring || l.held != nil {
+		return nil, failed(opLease, dataplane.StatusInvalid, "lease %#x is granted or being acquired already", l.key)
+	}
+	ctx, cancel := context.WithCancel(l.c.ctx)
+	l.acquiring, l.cancel = true, cancel
+	return ctx, nil
+}
+
+// done ends the search that begin started. After an error the key is free again. It returns false if the client has
+// released the key.
+func (l *lease) done(held *grant.Held, err error) bool {
+	l.mu.Lock()
+	l.cancel()
+	l.acquiring, l.held = false, held
+	given := l.given
+	l.mu.Unlock()
+	switch {
+	case given:
+		l.c.background(func() { l.abandon(false) })
+	case err != nil:
+		l.c.forget(l)
+	}
+	return !given
+}
+
+// acquire finds an executor. It returns the lease, or the candidate that the client has to offer channels to.
+func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
+	control := l.session.control
+	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
+	ctx, stop := context.WithDeadline(ctx, until.Add(control.Timeout()))
+	defer stop()
+	offers := m.Offers
+	if m.First {
+		if err := l.plan(m, r); err != nil {
+			return nil, nil, err
+		}
+		if m.Cached != 0 {
+			held, err := l.resume(ctx, m)
+			if held != nil || err != nil {
+				return held, nil, err
+			}
+			offers = nil // these channels belonged to workers that have ended
+		}
+	}
+	look := m.First
+	for {
+		seen := control.Arrivals()
+		held, cand, err := l.try(ctx, look, &offers, m.Provider)
+		if err == nil {
+			return held, cand, nil
+		}
+		left := time.Until(until)
+		if left <= 0 || ctx.Err() != nil || final(err) {
+			return nil, nil, err
+		}
+		pause, stop := context.WithTimeout(ctx, min(l.pause, left))
+		control.AwaitArrival(pause, seen)
+		stop()
+		l.pause = min(2*l.pause, pauseMax)
+		look = true
+		l.pending.Recheck() // so that the client makes no channels in vain
+	}
+}
+
+// plan prepares the lease of a first step.
+func (l *lease) plan(m *protocol.Acquire, r *request) error {
+	if m.From != 0 {
+		old, err := l.c.lease(opLease, m.From)
+		if err != nil {
+			return err
+		}
+		old.mu.Lock()
+		defer old.mu.Unlock()
+		if old.pending == nil {
+			return failed(opLease, dataplane.StatusInvalid, "lease %#x was never planned", m.From)
+		}
+		l.pending = old.pending.Like()
+		return nil
+	}
+	if r.file == nil {
+		return failed("read the library", dataplane.StatusBadLibrary, "no descriptor came with it")
+	}
+	lib, err := l.session.control.Library(r.file, m.Spec.Library)
+	if err != nil {
+		return err
+	}
+	spec := l.c.spec(&m.Spec)
+	spec.At = l.c.env.address(m.At)
+	l.pending, err = l.session.control.Plan(lib, spec)
+	return err
+}
+
+func (c *client) spec(s *protocol.Spec) grant.Spec {
+	return grant.Spec{Library: s.Library, Workers: int(s.Workers), CoresPerWorker: int(s.CoresPerWorker), Memory: s.Memory,
+		Mode: control.WaitMode(s.WaitMode), Duration: time.Duration(s.DurationNs), Renew: s.Flags&protocol.Renew != 0 || s.DurationNs == 0,
+		CallLimit: time.Duration(s.CallLimitNs), Executor: c.env.address(s.Executor), Depth: int(s.Depth), Eager: int(s.Eager), Bulk: s.Bulk}
+}
+
+// resume asks for the workers that are cached under a key. If they have ended, it returns no lease and no error, and the
+// client needs new channels.
+func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
+	k := l.session.control.TakeCached(m.Cached)
+	switch {
+	case k == nil: // given up; an event says so
+		return nil, nil
+	case len(m.Offers) != int(m.Spec.Workers) || !l.pending.UseCached(k):
+		l.session.control.GiveUp(k)
+		return nil, nil
+	}
+	grant, stop := uncancelled(ctx)
+	defer stop()
+	held, err := l.pending.Grant(grant, m.Offers)
+	if err != nil && !l.pending.Granted() {
+		return nil, nil
+	}
+	return held, err
+}
+
+// try asks the next candidate if it accepts the offers, or returns the candidate that needs other ones. A set of offers is
+// used for one executor only, because workers of a failed start may have connected to some of them.
+func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider string) (*grant.Held, *grant.Candidate, error) {
+	p := l.pending
+	for {
+		if look {
+			l.next, look = nil, false
+			if err := p.Look(ctx); err != nil {
+				return nil, nil, err
+			}
+		}
+		if l.next == nil {
+			cand, err := p.Next(ctx)
+			if err != nil {
+				return nil, nil, err
+			}
+			if err := fits(opLease, cand.Address); err != nil {
+				return nil, nil, &refusal{err}
+			}
+			l.next = &cand
+		}
+		if len(*offers) == 0 || provider != l.next.Provider {
+			return nil, l.next, nil
+		}
+		blobs := *offers
+		*offers, l.next = nil, nil
+		grant, stop := uncancelled(ctx)
+		held, err := p.Grant(grant, blobs)
+		stop()
+		if err == nil {
+			return held, nil, nil
+		}
+		if p.Granted() || !goesOn(err) {
+			return nil, nil, &refusal{err}
+		}
+	}
+}
+
+// uncancelled returns a context with the deadline of ctx that is not cancelled with it. If a client did not wait for the
+// reply, the executor would keep the cores reserved for a while. done releases such a lease.
+func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, _ := ctx.Deadline()
+	return context.WithDeadline(context.WithoutCancel(ctx), at)
+}
+
+// goesOn reports whether the next candidate may be asked after an error of a grant.
+func goesOn(err error) bool {
+	var typed *dataplane.Error
+	protocolError := errors.As(err, &typed) && typed.Status == dataplane.StatusProtocol
+	return errors.Is(err, dataplane.ErrBusy) || errors.Is(err, dataplane.ErrConnection) && !protocolError
+}
+
+// refusal is an error of an executor that was asked for the lease.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
+// final reports whether waiting for another executor is useless.
+func final(err error) bool {
+	var asked *refusal
+	return errors.As(err, &asked) && (errors.Is(err, dataplane.ErrInvalid) || errors.Is(err, dataplane.ErrUnsupported) ||
+		errors.Is(err, dataplane.ErrFatal))
+}
+
+// adopt continues a lease that another agent held.
+func (c *client) adopt(r *request) (func(bool), body, error) {
+	const op = "adopt a lease"
+	if r.err != nil {
+		return nil, nil, r.err
+	}
+	l := r.lease
+	held, err := l.adopt(r.ctx, &r.adopt, r)
+	if !l.done(held, err) {
+		return nil, nil, failed(op, dataplane.StatusCancelled, "the lease was released while it was being adopted")
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return l.granted, func(b []byte) []byte { return protocol.EncodeUntil(b, untilNs(held)) }, nil
+}
+
+func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*grant.Held, error) {
+	var lib *grant.Library
+	if r.file != nil {
+		var err error
+		if lib, err = l.session.control.Library(r.file, m.Spec.Library); err != nil {
+			l.c.log.Debug("the library of an adopted lease cannot be read", "library", m.Spec.Library, "error", err)
+		}
+	}
+	a := grant.Adoption{ID: m.LeaseID, Address: l.c.env.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
+		Until: time.Now().Add(time.Duration(m.UntilNs - dataplane.Now()))}
+	for _, pid := range m.PIDs {
+		a.PIDs = append(a.PIDs, int(pid))
+	}
+	pending, held, err := l.session.control.Adopt(ctx, lib, l.c.spec(&m.Spec), a)
+	l.pending = pending
+	return held, err
+}
