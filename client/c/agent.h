@@ -40,6 +40,9 @@ bool rfaas_agent_can_start(char *why, size_t room);
 /* rfaas_agent_prepare resets what the agent must not inherit: soft limits, CPUs, memory policy, scheduling. Called in the process that
  * is about to execute the agent. Allocates nothing. */
 void rfaas_agent_prepare(void);
+/* rfaas_agent_inherited returns the variables that the agent inherits: those of this process, without variables that change how the loader,
+ * malloc or the Go runtime behaves. The array is the caller's to free, the strings are not. NULL: out of memory. */
+char **rfaas_agent_inherited(void);
 
 /* rfaas_agent_ask sends a request and waits for its reply, at most timeout_ns and a second. A reply shorter than `want` bytes is a
  * protocol error. Without a connection it connects, and starts an agent if none is running. If the agent ends before it replies, the

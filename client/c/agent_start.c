@@ -215,6 +215,7 @@ static int find_program(reach *r, char *out, size_t room) {
 
 typedef struct start {
     const char *program, *log;
+    char **environment;
     int listening;
     int why;
 } start;
@@ -241,7 +242,7 @@ static int spawn_agent(void *arg) {
     posix_spawnattr_setsigdefault(&attr, &all);
     char *const argv[] = {(char *)s->program, "--listening", "3", NULL};
     pid_t pid;
-    s->why = posix_spawn(&pid, s->program, &files, &attr, argv, rfaas_agent_environment());
+    s->why = posix_spawn(&pid, s->program, &files, &attr, argv, s->environment);
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&files);
     return 0;
@@ -249,11 +250,14 @@ static int spawn_agent(void *arg) {
 
 static int start_agent(reach *r, const char *program, int listening) {
     enum { STACK = 128 << 10 };
-    char *stack = malloc(STACK), log[sizeof r->at.sun_path + 8];
-    if (!stack)
+    char *stack = malloc(STACK), **environment = rfaas_agent_inherited(), log[sizeof r->at.sun_path + 8];
+    if (!stack || !environment) {
+        free(stack);
+        free(environment);
         return failed(r, RFAAS_FATAL, "out of memory");
+    }
     snprintf(log, sizeof log, "%s.log", r->at.sun_path);
-    start s = {.program = program, .log = log, .listening = listening};
+    start s = {.program = program, .log = log, .environment = environment, .listening = listening};
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* no signal handler may run in the process that shares the memory */
@@ -263,6 +267,7 @@ static int start_agent(reach *r, const char *program, int listening) {
         ;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     free(stack);
+    free(environment);
     if (!why)
         why = s.why;
     return why ? failed(r, RFAAS_UNSUPPORTED, "cannot start the agent %s: %s", program, strerror(why)) : 0;

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -110,6 +111,33 @@ func TestAgentInheritsNoSettings(t *testing.T) {
 			test.check(t, pid)
 			c.do("calls 100", "release", "close")
 		})
+	}
+}
+
+// The agent inherits no variable that changes how its loader, its allocator or its runtime behaves. It inherits all others.
+func TestAgentInheritsNoRuntimeSettings(t *testing.T) {
+	crosses(t)
+	refused := []string{"LD_PRELOAD=libm.so.6", "LD_BIND_NOW=1", "MALLOC_ARENA_MAX=1", "GLIBC_TUNABLES=glibc.malloc.arena_max=1", "GOGC=10",
+		"GOMEMLIMIT=200MiB", "GOMAXPROCS=2", "GODEBUG=madvdontneed=1", "GOTRACEBACK=crash"}
+	kept := []string{"LD_LIBRARY_PATH=/usr/lib", "GOOGLE=1", "RFAAS_AGENT_LINGER=11s"}
+	env, socket, _ := agentCluster(t)
+	c := lead(t, 1, 0, slices.Concat(env, refused, kept)...)
+	c.do("init", "session")
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", agentStatus(t, socket).PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := strings.Split(string(b), "\x00")
+	for _, v := range refused {
+		name, _, _ := strings.Cut(v, "=")
+		if slices.ContainsFunc(has, func(h string) bool { return strings.HasPrefix(h, name+"=") }) {
+			t.Errorf("the agent has inherited %s", name)
+		}
+	}
+	for _, v := range kept {
+		if !slices.Contains(has, v) {
+			t.Errorf("the agent has not inherited %s", v)
+		}
 	}
 }
 
