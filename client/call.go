@@ -137,13 +137,13 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 	if f.lease.released.Load() {
 		return 0, f.lease.noTurn(ctx, f.op())
 	}
-	switch r := repeatsOf(ctx); {
-	case ctx.Done() != nil || len(f.lease.workers) > lanes:
-		return f.callWithin(ctx, r.options(worker), in, out)
-	case worker == c.AnyWorker && r.times == 0:
+	switch large := len(f.lease.workers) > lanes; {
+	case !large && worker == c.AnyWorker && ctx == context.Background(): // with neither an end nor repeats; asking it takes longer
 		n, err = f.lease.c.Call(f.index, in, out)
+	case large || ctx.Done() != nil:
+		return f.callWithin(ctx, repeatsOf(ctx).options(worker), in, out)
 	default:
-		n, err = f.lease.c.Invoke(f.index, in, out, r.options(worker))
+		n, err = f.lease.c.Invoke(f.index, in, out, repeatsOf(ctx).options(worker))
 	}
 	if err != nil {
 		err = f.lease.explain(err)

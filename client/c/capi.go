@@ -388,20 +388,22 @@ func at(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceDa
 
 // Call calls a function on any worker and waits. n is also the size of a result that is too large.
 func (l *Lease) Call(f uint32, in, out []byte) (n int, err error) {
-	r := C.rfaas_shim_call(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)), at(out), C.size_t(len(out)))
-	if r.error != nil {
-		return int(r.size), take(r.error)
-	}
-	return int(r.size), nil
+	var r C.rfaas_shim_result
+	C.rfaas_shim_call(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)), at(out), C.size_t(len(out)), &r)
+	return outcome(&r)
 }
 
 // Invoke is Call with options.
 func (l *Lease) Invoke(f uint32, in, out []byte, o CallOptions) (n int, err error) {
-	r := C.rfaas_shim_invoke(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)),
-		at(out), C.size_t(len(out)), C.int32_t(o.Worker), C.uint32_t(o.Repeats), C.int64_t(o.Timeout),
-		C.int64_t(o.Attempt))
-	if r.error != nil {
-		return int(r.size), take(r.error)
+	var r C.rfaas_shim_result
+	C.rfaas_shim_invoke(l.c(), C.uint32_t(f), at(in), C.size_t(len(in)), at(out), C.size_t(len(out)), C.int32_t(o.Worker),
+		C.uint32_t(o.Repeats), C.int64_t(o.Timeout), C.int64_t(o.Attempt), &r)
+	return outcome(&r)
+}
+
+func outcome(r *C.rfaas_shim_result) (n int, err error) {
+	if r.error != 0 {
+		return int(r.size), take(C.rfaas_shim_error_of(r.error))
 	}
 	return int(r.size), nil
 }

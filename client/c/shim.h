@@ -34,31 +34,31 @@ static inline rfaas_shim_error *rfaas_shim_check(int status) {
  * Payloads and results are bytes here: Go would search behind a void pointer for pointers of its own, which takes as long as half of
  * a crossing. */
 
+/* What a call came to. Go passes a pointer to one, because a returned structure would be copied behind two calls that ask whether the
+ * goroutine's stack has moved. It has no pointers, because Go would check what they point to. */
 typedef struct rfaas_shim_result {
     size_t size;
-    rfaas_shim_error *error;
+    uint64_t error; /* address of the rfaas_shim_error; 0: none */
 } rfaas_shim_result;
+
+static inline rfaas_shim_error *rfaas_shim_error_of(uint64_t error) { return (rfaas_shim_error *)(uintptr_t)error; }
 
 static inline rfaas_call_options rfaas_shim_options(int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns) {
     return (rfaas_call_options){sizeof(rfaas_call_options), worker, timeout_ns, repeats, 0, attempt_ns};
 }
 
-static inline rfaas_shim_result rfaas_shim_invoke(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
-                                                  int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns) {
-    rfaas_shim_result r = {0, NULL};
+static inline void rfaas_shim_invoke(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+                                     int32_t worker, uint32_t repeats, int64_t timeout_ns, int64_t attempt_ns, rfaas_shim_result *r) {
     rfaas_call_options o = rfaas_shim_options(worker, repeats, timeout_ns, attempt_ns);
-    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r.size, &o);
-    r.error = rfaas_shim_check(status);
-    return r;
+    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r->size, &o);
+    r->error = (uintptr_t)rfaas_shim_check(status);
 }
 
 /* Without options. */
-static inline rfaas_shim_result rfaas_shim_call(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out,
-                                                size_t capacity) {
-    rfaas_shim_result r = {0, NULL};
-    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r.size, NULL);
-    r.error = rfaas_shim_check(status);
-    return r;
+static inline void rfaas_shim_call(rfaas_lease *l, uint32_t f, const uint8_t *in, size_t in_size, uint8_t *out, size_t capacity,
+                                   rfaas_shim_result *r) {
+    int status = rfaas_invoke(l, f, in, in_size, out, capacity, &r->size, NULL);
+    r->error = (uintptr_t)rfaas_shim_check(status);
 }
 
 /* Functions of call.h and client.h, which this header does not include because it would give Go the insides of the handles. */
