@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -354,33 +353,6 @@ static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int6
 
 /* ---- the hello ---- */
 
-char **rfaas_agent_environment(void) {
-    static char *none[] = {NULL};
-    return environ && !getauxval(AT_SECURE) ? environ : none;
-}
-
-/* The variables that the control plane looks at. */
-static bool of_interest(const char *variable) {
-    static const char *const names[] = {"RFAAS_", "HOME=", "XDG_RUNTIME_DIR=", "USER=", "LOGNAME="};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strncmp(variable, names[i], strlen(names[i])))
-            return true;
-    return false;
-}
-
-static char *environment(size_t *size) {
-    char **variables = rfaas_agent_environment();
-    *size = 0;
-    for (char **v = variables; *v; v++)
-        if (of_interest(*v))
-            *size += strlen(*v) + 1;
-    char *all = malloc(*size + 1), *at = all;
-    for (char **v = variables; all && *v; v++)
-        if (of_interest(*v))
-            at = stpcpy(at, *v) + 1;
-    return all;
-}
-
 static bool take_locked(rfaas_ticket id, rfaas_reply *reply) {
     for (ticket **at = &tickets; *at; at = &(*at)->next) {
         ticket *t = *at;
@@ -401,7 +373,7 @@ static bool take_locked(rfaas_ticket id, rfaas_reply *reply) {
 static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     rfaas_agent_hello hello = {.magic = RFAAS_AGENT_MAGIC, .protocol = RFAAS_AGENT_PROTOCOL};
     size_t size;
-    char *env = environment(&size);
+    char *env = rfaas_agent_hello_environment(&size);
     if (!env) {
         snprintf(text, RFAAS_AGENT_TEXT, "out of memory");
         close(fd);

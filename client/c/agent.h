@@ -40,9 +40,6 @@ bool rfaas_agent_can_start(char *why, size_t room);
 /* rfaas_agent_prepare resets what the agent must not inherit: soft limits, CPUs, memory policy, scheduling. Called in the process that
  * is about to execute the agent. Allocates nothing. */
 void rfaas_agent_prepare(void);
-/* rfaas_agent_inherited returns the variables that the agent inherits: those of this process, without variables that change how the loader,
- * malloc or the Go runtime behaves. The array is the caller's to free, the strings are not. NULL: out of memory. */
-char **rfaas_agent_inherited(void);
 
 /* rfaas_agent_ask sends a request and waits for its reply, at most timeout_ns and a second. A reply shorter than `want` bytes is a
  * protocol error. Without a connection it connects, and starts an agent if none is running. If the agent ends before it replies, the
@@ -83,8 +80,16 @@ int rfaas_agent_above_stdio(int fd);
 void rfaas_agent_before_fork(void);
 void rfaas_agent_after_fork(bool child);
 
-/* The variables of this process, for the agent: none in a program that has more rights than the user who runs it. */
+/* ---- environment.c ---- */
+
+/* rfaas_agent_environment returns the variables of this process: none in a program that has more rights than the user who runs it. */
 char **rfaas_agent_environment(void);
+/* rfaas_agent_hello_environment returns the variables that the control plane looks at, each with a NUL behind it, and their size in bytes.
+ * The caller frees it. NULL: out of memory. */
+char *rfaas_agent_hello_environment(size_t *size);
+/* rfaas_agent_inherited returns the variables that the agent inherits: those of this process, without variables that change how the loader,
+ * malloc or the Go runtime behaves. The array is the caller's to free, the strings are not. NULL: out of memory. */
+char **rfaas_agent_inherited(void);
 
 /* ---- agent_start.c ---- */
 

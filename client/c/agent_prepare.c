@@ -1,7 +1,6 @@
 /* Resets what an agent must not inherit from the process that starts it, because the agent outlives that process and serves others. */
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -57,29 +56,4 @@ void rfaas_agent_prepare(void) {
     if (sched_getscheduler(0) != SCHED_OTHER)
         sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
     setpriority(PRIO_PROCESS, 0, 0); /* fails if the user may not raise the priority */
-}
-
-/* Variables of the loader, of malloc and of the Go runtime. LD_LIBRARY_PATH stays, because the agent may find libibverbs only by it. */
-static bool changes_a_runtime(const char *variable) {
-    static const char *const names[] = {"LD_", "MALLOC_", "GLIBC_TUNABLES=", "GOGC=", "GOMEMLIMIT=", "GOMAXPROCS=", "GODEBUG=", "GOTRACEBACK="};
-    if (!strncmp(variable, "LD_LIBRARY_PATH=", sizeof "LD_LIBRARY_PATH=" - 1))
-        return false;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strncmp(variable, names[i], strlen(names[i])))
-            return true;
-    return false;
-}
-
-char **rfaas_agent_inherited(void) {
-    char **own = rfaas_agent_environment();
-    size_t n = 0, kept = 0;
-    while (own[n])
-        n++;
-    char **all = malloc((n + 1) * sizeof *all);
-    for (size_t i = 0; all && i < n && own[i]; i++)
-        if (!changes_a_runtime(own[i]))
-            all[kept++] = own[i];
-    if (all)
-        all[kept] = NULL;
-    return all;
 }

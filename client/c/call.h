@@ -1,4 +1,4 @@
-/* The steps that every call has, for invoke.c, request.c, shared.c and map.c. They are inline functions because the hot path
+/* The steps that every call has, for invoke.c, request*.c, shared.c and map.c. They are inline functions because the hot path
  * is a few loads, and the compiler does not inline functions of other files. */
 #ifndef RFAAS_CALL_H
 #define RFAAS_CALL_H
@@ -210,23 +210,25 @@ uint64_t rfaas_api_grant_key(rfaas_lease *l);
 int rfaas_api_map(rfaas_lease *l, rfaas_function function, const void *in, size_t in_item, void *out, size_t out_item, size_t count,
                   const rfaas_map_options *options, const uint32_t *cancelled);
 
+/* ---- request_start.c ---- */
+
+/* rfaas_iinvoke that waits at most wait_ns (0: no limit) before the call starts, for example for a new worker. Then it returns
+ * RFAAS_DEADLINE, not started, and the caller may try again. For bindings whose calls can be cancelled (shim.h). */
+int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
+                          const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
+/* Starts a call with checked arguments. The caller owns the request until rfaas_api_report or rfaas_api_drop_request. */
+int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
+                    void *out, size_t capacity, rfaas_request_slot **request);
+
 /* ---- request.c ---- */
 
 /* rfaas_api_collect takes the outcome of an ended call from its channel. rfaas_api_abandon gives up a call that has not ended. */
 void rfaas_api_collect(rfaas_lease *l, rfaas_request_slot *r);
 void rfaas_api_abandon(rfaas_lease *l, rfaas_request_slot *r, int status);
-/* rfaas_iinvoke that waits at most wait_ns (0: no limit) before the call starts, for example for a new worker. Then it returns
- * RFAAS_DEADLINE, not started, and the caller may try again. For bindings whose calls can be cancelled (shim.h). */
-int rfaas_api_iinvoke_for(rfaas_lease *l, rfaas_function fn, const void *in, size_t in_size, void *out, size_t capacity,
-                          const rfaas_call_options *options, int64_t wait_ns, rfaas_request *request);
 /* Reports whether a shared lease has as many requests as it may have. */
 bool rfaas_api_requests_full(rfaas_lease *l);
 /* Sets the error that says why a request cannot be waited for. */
 int rfaas_api_bad_request(rfaas_request id, const char *op);
-
-/* Starts a call with checked arguments. The caller owns the request until rfaas_api_report or rfaas_api_drop_request. */
-int rfaas_api_start(rfaas_lease *l, const char *op, const call_plan *p, rfaas_function fn, const void *in, uint32_t in_size,
-                    void *out, size_t capacity, rfaas_request_slot **request);
 /* Reports whether a request has ended, without polling the network. `now` is 0 if it has no deadline. */
 bool rfaas_api_ended(rfaas_lease *l, rfaas_request_slot *r, int64_t now);
 /* Sets *out_size and the thread's error from an ended request, frees the request and returns its status. */

@@ -1,6 +1,8 @@
 /* Private side of the C API (rfaas.h).
  *
- *   program ── rfaas.h ──▶ invoke.c, request.c, map.c   calls, on dp_channel_*; they do not use the agent
+ *   program ── rfaas.h ──▶ invoke.c, map.c              calls, on dp_channel_*; they do not use the agent
+ *                          request_start.c, request.c,  calls that the program does not wait for at once; waiting for several
+ *                          request_many.c
  *                          shared.c, threads.c          calls of several threads in one lease
  *                          buffer.c                     registered memory
  *                          session.c, lease.c           handles: opening, closing, information
@@ -12,7 +14,8 @@
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          local.c                      running functions in this process
  *                               │  ▲
- *                      requests ▼  │ replies, events     agent.c, agent_start.c; the messages: agent_protocol.h
+ *                      requests ▼  │ replies, events     agent.c; the messages: agent_protocol.h
+ *                               │  │                     agent_start.c, agent_prepare.c, environment.c: starting an agent
  *                          agent of this user and node
  *
  * A lease has a grant: the workers of one executor, and the channels to them. A lease that moves to another executor gets a new grant.
