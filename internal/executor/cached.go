@@ -25,7 +25,7 @@ type cached struct {
 }
 
 // keep caches the workers of a released lease, in place of finishEnd. It returns false if it cannot; some of the workers may
-// have stopped serving then. conn ends with the client.
+// be suspended then, and finishEnd ends them like the others. conn ends with the client.
 func (e *Executor) keep(h *holding, conn context.Context) bool {
 	s := &e.cfg.Settings
 	if l, err := e.table.Get(h.id); err != nil || l.Terms.Kind == [32]byte{} || s.CacheTime == 0 || s.CacheMost == 0 {

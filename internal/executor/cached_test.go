@@ -146,6 +146,17 @@ func TestNotCached(t *testing.T) {
 		t.Errorf("a worker that does not come to rest: %v, %v", r, err)
 	}
 	n.freeAndLiving(4, 0)
+	half := n.mustLease(n.keepable(2))
+	workers := n.z.alive()
+	workers[0].stubborn = true
+	if r, err = n.Release(n.ctx(), &control.ReleaseRequest{LeaseId: half.GetLeaseId(), Keep: true}); err != nil || r.GetCached() {
+		t.Errorf("two workers of which one does not come to rest: %v, %v", r, err)
+	}
+	if w := workers[1]; !w.suspended || !w.stopped.Load() || w.killed.Load() {
+		t.Errorf("the other worker: suspended %t, stopped %t, killed %t, want that it was suspended and ended by itself", w.suspended,
+			w.stopped.Load(), w.killed.Load())
+	}
+	n.freeAndLiving(4, 0)
 	dead := n.mustLease(n.keepable(1))
 	n.z.alive()[0].die(zygote.Exit{Signal: 11})
 	eventually(t, "it is dead", func() bool { return len(n.z.alive()) == 0 })

@@ -31,7 +31,7 @@ type Worker interface {
 	Stop(ctx context.Context) error
 	// Finish is Stop after all calls that the client has sent.
 	Finish(ctx context.Context) error
-	// Suspend freezes the process. Resume lets it serve the same client again.
+	// Suspend freezes the process. Resume lets it serve the same client again. Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
 	Resume(clientBlob []byte) error
 	// EndCall ends a worker whose call exceeds its limit and reports where it was. It blocks until the process is

@@ -14,14 +14,15 @@ import (
 // received. Then it runs no function, whatever its client sends. When Suspend returns, the worker and all processes that
 // its functions have started are frozen: they use no processor time, whatever signals and timers they have. Memory,
 // queue pair and code stay. If the control group has no freezer, the error wraps sandbox.ErrNoFreezer: SIGSTOP would
-// not stop a function that has arranged for a SIGCONT. After an error the worker must be killed. Suspend must not run at
-// the same time as Resume, Stop or Finish.
+// not stop a function that has arranged for a SIGCONT. After Suspend, or an error of it, Stop and Finish end the worker as
+// before. After an error it cannot be resumed. Suspend must not run at the same time as Resume, Stop or Finish.
 func (w *Worker) Suspend(ctx context.Context) error {
 	err := sandbox.ErrNoFreezer
 	if w.group.CanFreeze() {
 		_, err = w.tell(ctx, wire.Suspend, nil, wire.Suspended)
 	}
 	if err == nil {
+		w.frozen.Store(true) // also after an error, which may leave some of the processes frozen
 		err = w.group.Freeze(ctx)
 	}
 	if err != nil {
@@ -43,6 +44,7 @@ func (w *Worker) Resume(clientBlob []byte) error {
 	if err := w.group.Thaw(); err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}
+	w.frozen.Store(false)
 	if err := w.send(wire.Resume, clientBlob); err != nil {
 		return fmt.Errorf("resume worker %d: %w", w.id, err)
 	}

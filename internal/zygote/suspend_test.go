@@ -248,6 +248,24 @@ func TestCallBeforeTheWorkerHasResumed(t *testing.T) {
 	})
 }
 
+// A suspended worker ends by itself when it is asked to: it is not killed after the time that it has for its calls.
+func TestStopOfASuspendedWorker(t *testing.T) {
+	freezing(t, func(t *testing.T, z *Zygote) {
+		for what, end := range map[string]func(*Worker, context.Context) error{"stop": (*Worker).Stop, "finish": (*Worker).Finish} {
+			w := lease(t, z, startClient(t), nil)
+			w.mustCall(t, fnEcho, []byte("x"))
+			if err := w.Suspend(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a guard
+			if err := end(w.Worker, ctx); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			cancel()
+		}
+	})
+}
+
 // Only the client that a worker is connected to can have it back.
 func TestResumeRefuses(t *testing.T) { freezing(t, testResumeRefuses) }
 

@@ -43,6 +43,7 @@ type Worker struct {
 
 	stopped atomic.Bool // Stop was called, so a clean exit is expected
 	killed  atomic.Bool
+	frozen  atomic.Bool             // Suspend has begun to freeze it
 	verdict atomic.Pointer[verdict] // why the executor ended it
 	done    chan struct{}
 	gone    chan struct{} // closed when nothing of it is left, also if it was never started
@@ -158,6 +159,9 @@ func (w *Worker) Finish(ctx context.Context) error { return w.leave(ctx, wire.Fi
 
 func (w *Worker) leave(ctx context.Context, how wire.Type) error {
 	w.stopped.Store(true)
+	if w.frozen.Load() {
+		_ = w.group.Thaw() // after an error the worker reads nothing, and is killed when ctx ends
+	}
 	m := wire.Message{Type: how, ID: w.id}
 	// Fails if the worker has ended or does not read its socket; both cases are handled below.
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
