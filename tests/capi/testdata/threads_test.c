@@ -298,7 +298,6 @@ static void during_long_calls(void) {
             worker_thread t[1];
             uint64_t in = 1, out = 0;
             l = open_lease(2, mode);
-            double start = now();
             long_calls = 0;
             run_threads(1, longs[k], t, (uint64_t)(500 * MS), NULL);
             await_sleepers(1); /* its thread is the owner, and inside */
@@ -307,7 +306,6 @@ static void during_long_calls(void) {
                 CHECK(rfaas_invoke(l, echo, &in, 8, &out, 8, NULL, NULL) == RFAAS_OK && out == in);
             CHECK(n > 3); /* none waits for the long one */
             join(1, t);
-            CHECK(now() - start < 5);
             OK(rfaas_lease_release(l));
         }
     }
@@ -326,7 +324,7 @@ static void *impatient(void *arg) {
         double start = now();
         TCHECK(t->may(rfaas_invoke(l, echo, &i, 8, &out, 8, NULL, &o)));
         TCHECK(strstr(rfaas_last_error(), "invoke"));
-        TCHECK(now() - start > 0.029 && now() - start < 2);
+        TCHECK(now() - start > 0.029 && !long_calls); /* it has not waited for a worker */
         t->longest = now() - start > t->longest ? now() - start : t->longest;
     }
     return NULL;
@@ -335,7 +333,8 @@ static void *impatient(void *arg) {
 static void deadlines(void) {
     worker_thread busy[2], t[6];
     l = open_lease(2, RFAAS_WAIT_ADAPTIVE);
-    run_threads(2, long_call, busy, (uint64_t)(1500 * MS), NULL);
+    long_calls = 0;
+    run_threads(2, long_call, busy, (uint64_t)(3000 * MS), NULL);
     await_sleepers(2);
     run_threads(6, impatient, t, 5, is_deadline);
     join(6, t);
@@ -438,7 +437,7 @@ static void *until_released(void *arg) {
                 status = rfaas_wait(&r, NULL);
             else if (status == RFAAS_BUSY)
                 continue;
-        } else if (t->index == 1) { /* for ever */
+        } else if (t->index == 1) { /* so long that only the release ends it; the result would be a wrong one */
             status = rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL);
         } else if (t->index == 2) {
             rfaas_request r = RFAAS_REQUEST_NULL;
@@ -474,9 +473,7 @@ static void releases(void) {
         run_threads(n, until_released, t, 0, NULL);
         usleep((useconds_t)(round % 4 ? round * 2000 : 0));
         rfaas_lease *gone = l;
-        double start = now();
         OK(rfaas_lease_release(gone));
-        CHECK(now() - start < 5);
         FAILS(rfaas_lease_release(gone), RFAAS_INVALID, "released");
         join(n, t);
     }
