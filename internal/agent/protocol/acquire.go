@@ -5,10 +5,7 @@ package protocol
 */
 import "C"
 
-import (
-	"bytes"
-	"strings"
-)
+import "bytes"
 
 // Spec has the terms of a lease.
 type Spec struct {
@@ -18,26 +15,10 @@ type Spec struct {
 	Executor, Library                                      string
 }
 
-func (s *Spec) c() (c C.rfaas_agent_spec) {
-	c = C.rfaas_agent_spec{workers: C.uint32_t(s.Workers), cores_per_worker: C.uint32_t(s.CoresPerWorker),
-		wait_mode: C.uint32_t(s.WaitMode), flags: C.uint32_t(s.Flags), depth: C.uint32_t(s.Depth), eager: C.uint32_t(s.Eager),
-		memory: C.uint64_t(s.Memory), bulk: C.uint64_t(s.Bulk), duration_ns: C.int64_t(s.DurationNs),
-		call_limit_ns: C.int64_t(s.CallLimitNs)}
-	set(c.executor[:], s.Executor)
-	set(c.library[:], s.Library)
-	return c
-}
-
 func (t *texts) spec(c *C.rfaas_agent_spec) Spec {
 	return Spec{uint32(c.workers), uint32(c.cores_per_worker), uint32(c.wait_mode), uint32(c.flags), uint32(c.depth),
 		uint32(c.eager), uint64(c.memory), uint64(c.bulk), int64(c.duration_ns), int64(c.call_limit_ns),
 		t.of("executor", c.executor[:]), t.of("library", c.library[:])}
-}
-
-func putBlob(b []byte, blob []byte) []byte {
-	var c C.rfaas_agent_blob
-	c.size = C.uint32_t(copy(view(&c.bytes), blob))
-	return put(b, &c)
 }
 
 func blobOf(op Op, c *C.rfaas_agent_blob) ([]byte, error) {
@@ -55,22 +36,6 @@ type Acquire struct {
 	At, Provider               string
 	Spec                       Spec
 	Offers                     [][]byte
-}
-
-// Encode appends the body of the message.
-func (a *Acquire) Encode(b []byte) []byte {
-	c := C.rfaas_agent_acquire{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), from: C.uint64_t(a.From),
-		cached: C.uint64_t(a.Cached), wait_ns: C.int64_t(a.WaitNs), offers: C.uint32_t(len(a.Offers)), spec: a.Spec.c()}
-	if a.First {
-		c.first = 1
-	}
-	set(c.at[:], a.At)
-	set(c.provider[:], a.Provider)
-	b = put(b, &c)
-	for _, o := range a.Offers {
-		b = putBlob(b, o)
-	}
-	return b
 }
 
 // DecodeAcquire decodes the body of the message.
@@ -116,10 +81,6 @@ type Worker struct {
 	ForkNs, SandboxNs, ConnectNs, CodeNs int64
 }
 
-func workerOf(c *C.rfaas_agent_worker, blob []byte) Worker {
-	return Worker{uint64(c.pid), uint32(c.start), blob, int64(c.fork_ns), int64(c.sandbox_ns), int64(c.connect_ns), int64(c.code_ns)}
-}
-
 func putWorker(b []byte, w *Worker) []byte {
 	c := C.rfaas_agent_worker{pid: C.uint64_t(w.PID), start: C.uint32_t(w.Start), fork_ns: C.int64_t(w.ForkNs),
 		sandbox_ns: C.int64_t(w.SandboxNs), connect_ns: C.int64_t(w.ConnectNs), code_ns: C.int64_t(w.CodeNs)}
@@ -129,17 +90,6 @@ func putWorker(b []byte, w *Worker) []byte {
 
 // EncodeWorker appends the body of a reply to REPLACE.
 func EncodeWorker(b []byte, w *Worker) []byte { return putWorker(b, w) }
-
-// DecodeWorker decodes the body of a reply to REPLACE. A worker with PID 0 has not started yet.
-func DecodeWorker(b []byte) (Worker, error) {
-	var c C.rfaas_agent_worker
-	err := exactly(OpReplace, b, &c)
-	if err != nil || c.pid == 0 {
-		return Worker{}, err
-	}
-	blob, err := blobOf(OpReplace, &c.blob)
-	return workerOf(&c, blob), err
-}
 
 // Candidate answers an ACQUIRE: the next candidate with the provider that it needs, or the lease if Granted is set.
 type Candidate struct {
@@ -176,43 +126,6 @@ func (d *Candidate) Encode(b []byte) []byte {
 	return b
 }
 
-// DecodeCandidate decodes the body of the message.
-func DecodeCandidate(b []byte) (Candidate, error) {
-	var c C.rfaas_agent_candidate
-	rest, err := take(OpAcquire, b, &c)
-	if err != nil {
-		return Candidate{}, err
-	}
-	names := uint64(c.names_size)
-	if names > uint64(len(rest)) {
-		return Candidate{}, malformed(OpAcquire, "%d bytes of names in %d", names, len(rest))
-	}
-	workers, functions := rest[:uint64(len(rest))-names], rest[uint64(len(rest))-names:]
-	if err := list[C.rfaas_agent_worker](OpAcquire, "workers", workers, uint64(c.workers), MaxWorkers); err != nil {
-		return Candidate{}, err
-	}
-	t := texts{op: OpAcquire}
-	d := Candidate{Granted: c.granted != 0, LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns),
-		Executor: t.of("executor", c.executor[:]), Node: t.of("node", c.node[:]), Provider: t.of("provider", c.provider[:])}
-	copy(d.Library[:], view(&c.library))
-	for range uint32(c.workers) {
-		var w C.rfaas_agent_worker
-		workers, _ = take(OpAcquire, workers, &w)
-		blob, err := blobOf(OpAcquire, &w.blob)
-		if err != nil {
-			return Candidate{}, err
-		}
-		d.Workers = append(d.Workers, workerOf(&w, blob))
-	}
-	if len(functions) > 0 && functions[len(functions)-1] != 0 || uint64(bytes.Count(functions, []byte{0})) != uint64(c.functions) {
-		return Candidate{}, malformed(OpAcquire, "%d bytes of names are not those of %d functions", names, uint32(c.functions))
-	}
-	if len(functions) > 0 {
-		d.Functions = strings.Split(string(functions[:len(functions)-1]), "\x00")
-	}
-	return d, t.err
-}
-
 // Adopt names a lease that another agent held. Its descriptor is the library.
 type Adopt struct {
 	Key, Session, LeaseID uint64
@@ -221,21 +134,6 @@ type Adopt struct {
 	At, Node, Provider    string
 	Spec                  Spec
 	PIDs                  []uint64
-}
-
-// Encode appends the body of the message.
-func (a *Adopt) Encode(b []byte) []byte {
-	c := C.rfaas_agent_adopt{key: C.uint64_t(a.Key), session: C.uint64_t(a.Session), lease_id: C.uint64_t(a.LeaseID),
-		until_ns: C.int64_t(a.UntilNs), spec: a.Spec.c()}
-	copy(view(&c.library), a.Library[:])
-	set(c.at[:], a.At)
-	set(c.node[:], a.Node)
-	set(c.provider[:], a.Provider)
-	b = put(b, &c)
-	for _, pid := range a.PIDs {
-		b = put(b, &pid)
-	}
-	return b
 }
 
 // DecodeAdopt decodes the body of the message.
@@ -262,10 +160,3 @@ func DecodeAdopt(b []byte) (Adopt, error) {
 
 // EncodeUntil appends a body with the end of a lease.
 func EncodeUntil(b []byte, ns int64) []byte { return put(b, &C.rfaas_agent_until{C.int64_t(ns)}) }
-
-// DecodeUntil decodes the body of the message.
-func DecodeUntil(op Op, b []byte) (int64, error) {
-	var c C.rfaas_agent_until
-	err := exactly(op, b, &c)
-	return int64(c.until_ns), err
-}

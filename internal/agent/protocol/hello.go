@@ -17,21 +17,6 @@ type Hello struct {
 	Environment []string
 }
 
-// Encode appends the body of the message.
-func (h *Hello) Encode(b []byte) []byte {
-	c := C.rfaas_agent_hello{magic: Magic, protocol: Version}
-	for _, e := range h.Environment {
-		c.environment_size += C.uint32_t(len(e) + 1)
-	}
-	set(c.version[:], h.Version)
-	set(c.directory[:], h.Directory)
-	b = put(b, &c)
-	for _, e := range h.Environment {
-		b = append(append(b, e...), 0)
-	}
-	return b
-}
-
 // Greeting is what a hello of any version begins with.
 type Greeting struct{ Magic, Protocol uint32 }
 
@@ -77,14 +62,6 @@ func (w *Welcome) Encode(b []byte) []byte {
 	c := C.rfaas_agent_welcome{protocol: C.uint32_t(w.Protocol), pid: C.int32_t(w.PID)}
 	set(c.version[:], w.Version)
 	return put(b, &c)
-}
-
-// DecodeWelcome decodes the body of the message.
-func DecodeWelcome(b []byte) (Welcome, error) {
-	var c C.rfaas_agent_welcome
-	err := exactly(OpHello, b, &c)
-	t := texts{op: OpHello, err: err}
-	return Welcome{uint32(c.protocol), int(c.pid), t.of("version", c.version[:])}, t.err
 }
 
 // EncodeReport appends the body of a reply to a request for the status.

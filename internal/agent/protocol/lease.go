@@ -5,21 +5,12 @@ package protocol
 */
 import "C"
 
-import "bytes"
-
 // Replace asks for a new worker.
 type Replace struct {
 	Key       uint64
 	TimeoutNs int64
 	Worker    uint32
 	Offer     []byte
-}
-
-// Encode appends the body of the message.
-func (r *Replace) Encode(b []byte) []byte {
-	c := C.rfaas_agent_replace{key: C.uint64_t(r.Key), timeout_ns: C.int64_t(r.TimeoutNs), worker: C.uint32_t(r.Worker)}
-	c.offer.size = C.uint32_t(copy(view(&c.offer.bytes), r.Offer))
-	return put(b, &c)
 }
 
 // DecodeReplace decodes the body of the message.
@@ -38,15 +29,6 @@ type Release struct {
 	Keep bool
 }
 
-// Encode appends the body of the message.
-func (r *Release) Encode(b []byte) []byte {
-	c := C.rfaas_agent_release{key: C.uint64_t(r.Key)}
-	if r.Keep {
-		c.keep = 1
-	}
-	return put(b, &c)
-}
-
 // DecodeRelease decodes the body of the message.
 func DecodeRelease(b []byte) (Release, error) {
 	var c C.rfaas_agent_release
@@ -63,18 +45,6 @@ func EncodeReleased(b []byte, cached bool) []byte {
 	return put(b, &c)
 }
 
-// DecodeReleased decodes the body of the message.
-func DecodeReleased(b []byte) (cached bool, err error) {
-	var c C.rfaas_agent_released
-	err = exactly(OpRelease, b, &c)
-	return c.cached != 0, err
-}
-
-// EncodeLeaseName appends a body that names a lease.
-func EncodeLeaseName(b []byte, key uint64) []byte {
-	return put(b, &C.rfaas_agent_lease_name{C.uint64_t(key)})
-}
-
 // DecodeLeaseName decodes the body of the message.
 func DecodeLeaseName(op Op, b []byte) (key uint64, err error) {
 	var c C.rfaas_agent_lease_name
@@ -86,11 +56,6 @@ func DecodeLeaseName(op Op, b []byte) (key uint64, err error) {
 type WorkerName struct {
 	Key    uint64
 	Worker uint32
-}
-
-// Encode appends the body of the message.
-func (w *WorkerName) Encode(b []byte) []byte {
-	return put(b, &C.rfaas_agent_worker_name{key: C.uint64_t(w.Key), worker: C.uint32_t(w.Worker)})
 }
 
 // DecodeWorkerName decodes the body of the message.
@@ -118,31 +83,10 @@ func (i *Inspection) Encode(b []byte) []byte {
 	return put(b, &c)
 }
 
-// DecodeInspection decodes the body of the message.
-func DecodeInspection(b []byte) (Inspection, error) {
-	var c C.rfaas_agent_inspection
-	t := texts{op: OpInspect, err: exactly(OpInspect, b, &c)}
-	i := Inspection{int(c.pid), uint64(c.calls), uint64(c.failed), uint64(c.refused), uint64(c.bytes_in), uint64(c.bytes_out),
-		t.of("running", c.running[:]), nil}
-	if t.err == nil && int(c.output_size) >= len(c.output) {
-		t.err = malformed(OpInspect, "%d bytes of output, want less than %d", uint32(c.output_size), len(c.output))
-	}
-	if t.err != nil {
-		return Inspection{}, t.err
-	}
-	i.Output = bytes.Clone(view(&c.output)[:c.output_size])
-	return i, nil
-}
-
 // Renewal renews a lease.
 type Renewal struct {
 	Key        uint64
 	DurationNs int64
-}
-
-// Encode appends the body of the message.
-func (r *Renewal) Encode(b []byte) []byte {
-	return put(b, &C.rfaas_agent_renewal{C.uint64_t(r.Key), C.int64_t(r.DurationNs)})
 }
 
 // DecodeRenewal decodes the body of the message.
@@ -157,12 +101,6 @@ type Silence struct {
 	Key           uint64
 	SinceNs, AtNs int64
 	Worker        uint32
-}
-
-// Encode appends the body of the message.
-func (s *Silence) Encode(b []byte) []byte {
-	return put(b, &C.rfaas_agent_silence{key: C.uint64_t(s.Key), since_ns: C.int64_t(s.SinceNs), at_ns: C.int64_t(s.AtNs),
-		worker: C.uint32_t(s.Worker)})
 }
 
 // DecodeSilence decodes the body of the message.
@@ -191,16 +129,4 @@ func (e *Event) Encode(b []byte) []byte {
 	c.details_size = C.uint32_t(len(details))
 	set(c.text[:], e.Text)
 	return append(put(b, &c), details...)
-}
-
-// DecodeEvent decodes the body of the message.
-func DecodeEvent(b []byte) (Event, error) {
-	var c C.rfaas_agent_event
-	rest, err := take(OpEvent, b, &c)
-	if err == nil && uint64(len(rest)) != uint64(c.details_size) {
-		err = malformed(OpEvent, "%d bytes of details, want %d", len(rest), uint32(c.details_size))
-	}
-	t := texts{op: OpEvent, err: err}
-	return Event{uint64(c.key), uint64(c.pid), int64(c.in_ns), uint32(c.kind), int32(c.status), uint32(c.worker),
-		t.of("text", c.text[:]), string(rest)}, t.err
 }

@@ -17,19 +17,6 @@ type Session struct {
 	SecretFile, TokenFile               string
 }
 
-// Encode appends the body of the message.
-func (s *Session) Encode(b []byte) []byte {
-	c := C.rfaas_agent_session{session: C.uint64_t(s.Session), flags: C.uint32_t(s.Flags), keep: C.int32_t(s.Keep),
-		timeout_ns: C.int64_t(s.TimeoutNs)}
-	set(c.manager[:], s.Manager)
-	set(c.executor[:], s.Executor)
-	set(c.tenant[:], s.Tenant)
-	set(c.provider[:], s.Provider)
-	set(c.secret_file[:], s.SecretFile)
-	set(c.token_file[:], s.TokenFile)
-	return put(b, &c)
-}
-
 // DecodeSession decodes the body of the message.
 func DecodeSession(b []byte) (Session, error) {
 	var c C.rfaas_agent_session
@@ -50,11 +37,6 @@ func EncodeOpened(b []byte, provider string) []byte {
 // SessionName names a session. Count is of CHANGES.
 type SessionName struct{ Session, Count uint64 }
 
-// Encode appends the body of the message.
-func (s *SessionName) Encode(b []byte) []byte {
-	return put(b, &C.rfaas_agent_session_name{C.uint64_t(s.Session), C.uint64_t(s.Count)})
-}
-
 // DecodeSessionName decodes the body of the message.
 func DecodeSessionName(op Op, b []byte) (SessionName, error) {
 	var c C.rfaas_agent_session_name
@@ -72,24 +54,6 @@ type Spread struct {
 }
 
 type address [C.RFAAS_AGENT_ADDRESS]C.char
-
-// Encode appends the body of the message.
-func (s *Spread) Encode(b []byte) []byte {
-	c := C.rfaas_agent_spread{session: C.uint64_t(s.Session), workers: C.uint64_t(s.Workers),
-		cores_per_worker: C.uint64_t(s.CoresPerWorker), memory: C.uint64_t(s.Memory), duration_ns: C.int64_t(s.DurationNs),
-		avoid: C.uint32_t(len(s.Avoid))}
-	if s.One {
-		c.one = 1
-	}
-	set(c.executor[:], s.Executor)
-	b = put(b, &c)
-	for _, x := range s.Avoid {
-		var a address
-		set(a[:], x)
-		b = put(b, &a)
-	}
-	return b
-}
 
 // DecodeSpread decodes the body of the message.
 func DecodeSpread(b []byte) (Spread, error) {
@@ -129,22 +93,6 @@ func EncodeShares(b []byte, shares []Share) []byte {
 	return b
 }
 
-// DecodeShares decodes the body of the message.
-func DecodeShares(b []byte) (shares []Share, err error) {
-	var n C.rfaas_agent_count
-	rest, err := take(OpSpread, b, &n)
-	if err == nil {
-		err = list[C.rfaas_agent_share](OpSpread, "shares", rest, uint64(n.count), MaxMessage)
-	}
-	t := texts{op: OpSpread, err: err}
-	for t.err == nil && len(rest) > 0 {
-		var c C.rfaas_agent_share
-		rest, _ = take(OpSpread, rest, &c)
-		shares = append(shares, Share{uint64(c.workers), t.of("executor", c.executor[:])})
-	}
-	return shares, t.err
-}
-
 // Change is a change of an executor's state.
 type Change struct {
 	State          uint32
@@ -164,20 +112,4 @@ func EncodeChanges(b []byte, changes []Change) []byte {
 		b = put(b, &c)
 	}
 	return b
-}
-
-// DecodeChanges decodes the body of the message.
-func DecodeChanges(b []byte) (changes []Change, err error) {
-	var n C.rfaas_agent_count
-	rest, err := take(OpChanges, b, &n)
-	if err == nil {
-		err = list[C.rfaas_agent_change](OpChanges, "changes", rest, uint64(n.count), MaxChanges)
-	}
-	t := texts{op: OpChanges, err: err}
-	for t.err == nil && len(rest) > 0 {
-		var c C.rfaas_agent_change
-		rest, _ = take(OpChanges, rest, &c)
-		changes = append(changes, Change{uint32(c.state), t.of("executor", c.executor[:]), t.of("node", c.node[:])})
-	}
-	return changes, t.err
 }
