@@ -35,7 +35,7 @@
 #define DP_BLOB_MAX 128 /* bytes of a queue-pair blob, any provider */
 #define DP_EXPOSE_MAX 8 /* regions a queue pair exposes to its peer */
 
-typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2 } dp_provider_id;
+typedef enum dp_provider_id { DP_PROVIDER_SHM = 1, DP_PROVIDER_VERBS = 2, DP_PROVIDER_TCP = 3 } dp_provider_id;
 
 /* What a region's peer may do with it. Local access is always read and write. */
 enum {
@@ -50,6 +50,9 @@ enum {
 enum {
     DP_CAP_SYNC_SOURCE = 1, /* a post has consumed its source before it returns: no lkey needed */
     DP_CAP_RKEY_PTR = 2,    /* dp_rkey_ptr can return a pointer */
+    /* The target's thread executes remote operations while it polls. A signalled post completes, and room for posts that found none
+     * comes, only once the target polls, which takes as long as a function runs. */
+    DP_CAP_POLLED_TARGET = 4,
 };
 
 /* Flag of a post: the initiator gets a completion. */
@@ -92,8 +95,15 @@ typedef struct dp_dev_options {
     int retry_count;       /* verbs: 1..7, 0 for the default 6; soft-RoCE takes 7 for "for ever" */
     int keepalive_ms;      /* verbs: how long a peer may be silent until dp_qp_probe asks it for a sign of life;
                               1..3600000, 0 for the default 1000 */
-    int active_side_only;  /* shm: this process only connects to blobs whose owners listen (workers) */
-    int attended;          /* shm: no thread: the program calls dp_dev_attend while it waits */
+    int active_side_only;  /* shm, tcp: this process only connects to blobs whose owners listen (shm: workers; tcp: clients) */
+    int attended;          /* shm, tcp: no thread: the program calls dp_dev_attend while it waits */
+    const char *address;   /* tcp: numeric IPv4 or IPv6 address to listen on, NULL or "" for 127.0.0.1 */
+    int port_first;        /* tcp: first and last port to listen on, 1..65535; both 0: the kernel chooses */
+    int port_last;
+    const char *advertise; /* tcp: up to 4 "IPv4:port" or "[IPv6]:port", separated by commas, for the blobs. NULL or "": where the
+                              device listens. Needed when `address` is a wildcard, and when `handed` */
+    int handed;            /* tcp: the device neither listens nor connects; another process hands sockets to it, see dp_tcp.h (workers) */
+    int handed_from;       /* tcp, with handed: unix socket from which dp_qp_connect takes sockets while it waits. The caller's. 0: none */
 } dp_dev_options;
 
 typedef struct dp_ops dp_ops;
@@ -103,7 +113,7 @@ typedef struct dp_dev {
     dp_provider_id provider;
     uint32_t caps;
     uint32_t max_msg; /* bytes of one write */
-    char name[64];    /* for people: "shm", "rxe0 port 1 gid 1" */
+    char name[64];    /* for people: "shm", "rxe0 port 1 gid 1", "tcp 10.1.2.3" */
     uint8_t link;     /* kind of the address: 0 none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;     /* InfiniBand */
     uint8_t gid[16];  /* zero when the port has none */
@@ -217,7 +227,7 @@ struct dp_ops {
 
 /* ---- devices ---- */
 
-/* dp_dev_open opens a device of the provider named "shm" or "verbs"; opts may be NULL for defaults
+/* dp_dev_open opens a device of the provider named "shm", "verbs" or "tcp"; opts may be NULL for defaults
  * (gid_index is then -1). "verbs" without a usable device: DP_NO_DEVICE naming what was looked for; without libibverbs,
  * which it loads: DP_UNSUPPORTED naming the packages to install. */
 int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, dp_error *err);
@@ -233,6 +243,7 @@ bool dp_dev_starved(const dp_dev *dev);
 /* Provider openers, called through dp_dev_open. */
 int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 int dp_verbs_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
+int dp_tcp_open(const dp_dev_options *opts, dp_dev **out, dp_error *err);
 /* dp_verbs_preload loads libibverbs and its providers and keeps the device list, so that later opens here and in forked
  * children are quick. It opens no device. Returns the number of devices; 0 when there are none, without loading anything,
  * or when they cannot be listed: err says why. */
