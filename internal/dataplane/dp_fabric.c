@@ -107,7 +107,9 @@ int dp_dev_open(const char *provider, const dp_dev_options *opts, dp_dev **out, 
         return made(dp_shm_open(opts, out, err), &live.devices);
     if (provider && !strcmp(provider, "verbs"))
         return made(dp_verbs_open(opts, out, err), &live.devices);
-    return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs)", provider ? provider : "");
+    if (provider && !strcmp(provider, "tcp"))
+        return made(dp_tcp_open(opts, out, err), &live.devices);
+    return dp_fail(err, DP_INVALID, 0, "unknown provider \"%s\" (shm, verbs, tcp)", provider ? provider : "");
 }
 
 int dp_dev_event_fd(dp_dev *dev) { return dev->ops->dev_event_fd ? dev->ops->dev_event_fd(dev) : -1; }

@@ -47,7 +47,8 @@ int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generat
 }
 
 static const char *provider_name(uint8_t provider) {
-    return provider == DP_PROVIDER_SHM ? "shm" : provider == DP_PROVIDER_VERBS ? "verbs" : "unknown";
+    static const char *const names[] = {[DP_PROVIDER_SHM] = "shm", [DP_PROVIDER_VERBS] = "verbs", [DP_PROVIDER_TCP] = "tcp"};
+    return provider >= DP_PROVIDER_SHM && provider <= DP_PROVIDER_TCP ? names[provider] : "unknown";
 }
 
 int dp_side_decode(const void *blob, uint32_t len, uint8_t role, dp_provider_id provider, dp_side *out,

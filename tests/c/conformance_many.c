@@ -44,6 +44,7 @@ static void hub(bool process, bool block) {
     CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &dev, &err), err);
     CHECK_OK_ERR(dp_domain_create(dev, &dom, &err), err);
     CHECK_OK_ERR(dp_cq_create(dev, LEAVES * (64 + 16), &cq, &err), err);
+    end_attend(cq);
     for (int i = 0; i < LEAVES; i++) {
         CHECK_OK_ERR(dp_mem_alloc(dom, 4096, ACCESS_ALL, &mem[i], &err), err);
         dp_qp_attr attr = {.max_send = 64, .max_recv = 16, .expose = {mem[i]}, .n_expose = 1};
@@ -107,6 +108,7 @@ static void hub(bool process, bool block) {
         dp_qp_destroy(qp[i]);
         dp_mem_free(mem[i]);
     }
+    end_unattend(cq);
     dp_cq_destroy(cq);
     dp_domain_destroy(dom);
     dp_dev_close(dev);
@@ -129,6 +131,7 @@ T_CASE(fair, "many/flood-does-not-starve", .seconds = 15) {
     dp_qp *qp[2];
     dp_error err = {0};
     CHECK_OK_ERR(dp_cq_create(host.dev, 1024, &cq, &err), err);
+    end_attend(cq);
     end *src[2] = {&busy, &quiet};
     for (int i = 0; i < 2; i++) {
         dp_qp_attr attr = {.max_send = 8, .max_recv = 256, .expose = {host.mem}, .n_expose = 1};
@@ -167,6 +170,7 @@ T_CASE(fair, "many/flood-does-not-starve", .seconds = 15) {
     end_reset(&quiet);
     for (int i = 0; i < 2; i++)
         dp_qp_destroy(qp[i]);
+    end_unattend(cq);
     dp_cq_destroy(cq);
     end_close(&busy);
     end_close(&quiet);

@@ -151,6 +151,7 @@ static void contention(bool process) {
     dp_qp *qp[CONTENDERS];
     dp_error err = {0};
     CHECK_OK_ERR(dp_cq_create(hub.dev, 64, &cq, &err), err);
+    end_attend(cq);
     for (int i = 0; i < CONTENDERS; i++) {
         dp_qp_attr attr = {.max_send = 4, .max_recv = 4, .expose = {hub.mem}, .n_expose = 1};
         CHECK_OK_ERR(dp_qp_create(hub.dom, cq, &attr, &qp[i], &err), err);
@@ -174,6 +175,7 @@ static void contention(bool process) {
         t_peer_join(&p[i]);
         dp_qp_destroy(qp[i]);
     }
+    end_unattend(cq);
     dp_cq_destroy(cq);
     end_close(&hub);
 }

@@ -186,6 +186,7 @@ T_CASE(reset_keeps_others, "reset/keeps-other-completions") {
     dp_qp *qp[2];
     dp_qp_attr attr = {.max_send = 8, .max_recv = 8, .expose = {b.mem}, .n_expose = 1};
     CHECK_OK_ERR(dp_cq_create(b.dev, 32, &cq, &err), err);
+    end_attend(cq);
     end src[2];
     for (int i = 0; i < 2; i++) {
         end_open(&src[i], NULL, NULL);
@@ -237,6 +238,7 @@ T_CASE(reset_keeps_others, "reset/keeps-other-completions") {
         end_close(&src[i]);
         dp_qp_destroy(qp[i]);
     }
+    end_unattend(cq);
     dp_cq_destroy(cq);
     end_close(&a);
     end_close(&b);

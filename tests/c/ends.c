@@ -10,6 +10,37 @@ dp_dev_options quick_options(void) {
     return (dp_dev_options){.gid_index = -1, .timeout = 10, .retry_count = 2, .keepalive_ms = 20};
 }
 
+/* ---- queues whose owner waits for something else ---- */
+
+enum { ATTENDED_MAX = 32 };
+static __thread dp_cq *attended[ATTENDED_MAX];
+
+static void poll_attended(void) {
+    for (int i = 0; i < ATTENDED_MAX; i++)
+        if (attended[i])
+            CHECK_EQ(dp_cq_poll(attended[i], NULL, 0), 0);
+}
+
+static void replace_attended(dp_cq *from, dp_cq *to) {
+    int i = 0;
+    while (i < ATTENDED_MAX && attended[i] != from)
+        i++;
+    CHECKF(i < ATTENDED_MAX, "more than %d queues in a thread, or one that is not attended", ATTENDED_MAX);
+    attended[i] = to;
+}
+
+void end_attend(dp_cq *cq) {
+    if (!(cq->dev->caps & DP_CAP_POLLED_TARGET))
+        return;
+    replace_attended(NULL, cq);
+    t_idle = poll_attended;
+}
+
+void end_unattend(dp_cq *cq) {
+    if (cq->dev->caps & DP_CAP_POLLED_TARGET)
+        replace_attended(cq, NULL);
+}
+
 /* ---- an end ---- */
 
 static const end_opts no_opts;
@@ -38,6 +69,7 @@ void end_open(end *e, const end_opts *o, dp_dev *dev) {
         .max_inline = o->max_inline,
     };
     CHECK_OK_ERR(dp_cq_create(e->dev, attr.max_send + attr.max_recv, &e->cq, &err), err);
+    end_attend(e->cq);
     attr.expose[attr.n_expose++] = e->mem;
     for (int i = 0; i < o->n_regions; i++)
         if (!o->regions[i].hidden)
@@ -53,6 +85,7 @@ void end_open(end *e, const end_opts *o, dp_dev *dev) {
 
 void end_close(end *e) {
     dp_qp_destroy(e->qp);
+    end_unattend(e->cq);
     dp_cq_destroy(e->cq);
     dp_mem_free(e->local);
     for (int i = 0; i < e->n_regions; i++)
@@ -131,6 +164,8 @@ bool end_poll(end *e, dp_wc *wc, int64_t ns) {
             CHECKF(wc->qp == e->qp, "completion of queue pair %p, ours is %p", (void *)wc->qp, (void *)e->qp);
             return true;
         }
+        if (t_idle)
+            t_idle();
         dp_cpu_pause();
         if (i % 64)
             continue;
@@ -159,6 +194,8 @@ bool end_poll_recv(end *e, dp_wc *wc, int64_t ns) { return poll_kind(e, wc, true
 
 void end_drain(end *e) {
     dp_wc wc[16];
+    if (t_idle)
+        t_idle();
     int n = dp_cq_poll(e->cq, wc, 16);
     CHECK_GE(n, 0);
     CHECK_LE(n, 16);

@@ -92,6 +92,12 @@ static inline unsigned char *local_bytes(end *e) { return e->local->addr; }
 /* Piece of local memory. */
 dp_sge local_sge(end *e, uint64_t off, uint32_t len);
 
+/* Makes this thread poll the queue, without taking completions, whenever it waits for something else: for t_recv, t_sync, or a
+ * completion of another end. Peers' operations proceed only while their target polls where the device has
+ * DP_CAP_POLLED_TARGET; on others this does nothing. Ends do it with their own queues. */
+void end_attend(dp_cq *cq);
+void end_unattend(dp_cq *cq);
+
 /* One completion of any kind, or false after ns. Does not look at the stashes. */
 bool end_poll(end *e, dp_wc *wc, int64_t ns);
 /* Completion of an own post, whatever its status; false after ns. */

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@ static t_peer *peers; /* process peers of this process, so that later ones can d
 
 static __thread t_slot *my_slot;
 static __thread uint64_t random_state;
+__thread void (*t_idle)(void);
 
 /* ---- registration ---- */
 
@@ -29,7 +31,9 @@ void t_register(t_case *c) {
 }
 
 const char *t_provider(void) { return this_run.provider; }
+bool t_is_shm(void) { return this_run.provider[0] == 's'; }
 bool t_is_verbs(void) { return this_run.provider[0] == 'v'; }
+bool t_is_tcp(void) { return this_run.provider[0] == 't'; }
 
 double t_time_scale(void) {
     const char *s = getenv("RFAAS_TEST_TIMEOUT_SCALE");
@@ -319,9 +323,14 @@ void t_send(int sock, const void *msg, size_t len) {
 void t_recv(int sock, void *msg, size_t len) {
     char *b = msg;
     while (len) {
-        ssize_t n = recv(sock, b, len, 0);
+        ssize_t n = recv(sock, b, len, t_idle ? MSG_DONTWAIT : 0);
         if (n < 0 && errno == EINTR)
             continue;
+        if (n < 0 && errno == EAGAIN && t_idle) {
+            t_idle();
+            sched_yield();
+            continue;
+        }
         if (n <= 0)
             T_FAIL("the other side ended early (recv: %s)", n ? strerror(errno) : "end of stream");
         b += n;

@@ -6,7 +6,7 @@
  *
  * The program's main is in runner.c; a file of cases needs nothing but this header and to be linked in.
  *
- *   dp_test [--list] [--provider shm|verbs] [--case GLOB]... [--repeat N] [--verbose] [GLOB]...
+ *   dp_test [--list] [--provider shm|verbs|tcp] [--case GLOB]... [--repeat N] [--verbose] [GLOB]...
  *
  * What the harness does for every case:
  *   - forks a child that leads its own process group; everything it starts dies with it;
@@ -49,15 +49,15 @@
 
 /* ---- cases ---- */
 
-/* Which providers a case runs on; 0 means both. */
-enum { T_SHM = 1, T_VERBS = 2 };
+/* Which providers a case runs on; 0 means all. */
+enum { T_SHM = 1, T_VERBS = 2, T_TCP = 4 };
 
 typedef struct t_case {
     const char *name; /* "subject/what" or "subject/what@variant" */
     void (*run)(const struct t_case *);
     const void *arg;   /* for cases made from a table */
     int variant;       /* same */
-    int seconds;       /* deadline on shm; 0: 10 */
+    int seconds;       /* deadline on shm and tcp; 0: 10, on tcp 20 */
     int verbs_seconds; /* deadline on verbs; 0: 30 */
     unsigned providers;
     struct t_case *next;
@@ -71,11 +71,16 @@ void t_register(t_case *c);
     __attribute__((constructor)) static void fn##_register(void) { t_register(&fn##_case); }                           \
     static void fn(__attribute__((unused)) const t_case *self)
 
-/* "shm" or "verbs": what --provider said. */
+/* "shm", "verbs" or "tcp": what --provider said. */
 const char *t_provider(void);
+bool t_is_shm(void);
 bool t_is_verbs(void);
-/* One of two counts or sizes, by provider (verbs runs in an emulated machine). */
-static inline long t_pick(long shm, long verbs) { return t_is_verbs() ? verbs : shm; }
+bool t_is_tcp(void);
+/* One of two counts or sizes, by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, a
+ * sixteenth of what shm does, but no less than verbs does. */
+static inline long t_pick(long shm, long verbs) {
+    return t_is_shm() ? shm : t_is_verbs() || verbs > shm / 16 ? verbs : shm / 16;
+}
 /* Multiplier of deadlines, for time-outs inside cases. */
 double t_time_scale(void);
 
@@ -176,6 +181,9 @@ void t_peer_start(t_peer *p, bool process, void (*fn)(int sock, void *arg), void
 void t_peer_join(t_peer *p);
 /* SIGKILL to a peer process, which is reaped before this returns. Closes the socket. */
 void t_peer_kill(t_peer *p);
+
+/* Called again and again while this thread waits in t_recv or t_sync; NULL: nothing is. See ends.h. */
+extern __thread void (*t_idle)(void);
 
 /* Whole messages over a socketpair. The other side's end is a failure, for it says more there. */
 void t_send(int sock, const void *msg, size_t len);

@@ -179,7 +179,7 @@ static bool left_in_dev_shm(char *name, size_t len) {
 static int run_case(const t_case *c) {
     int log = verbose ? -1 : memfd_create("case-output", MFD_CLOEXEC);
     memset(this_run.board, 0, sizeof *this_run.board);
-    int seconds = t_is_verbs() ? (c->verbs_seconds ? c->verbs_seconds : 30) : (c->seconds ? c->seconds : 10);
+    int seconds = t_is_verbs() ? (c->verbs_seconds ? c->verbs_seconds : 30) : c->seconds ? c->seconds : t_is_tcp() ? 20 : 10;
     fflush(NULL);
     int64_t start = dp_now_ns();
     pid_t pid = fork();
@@ -265,7 +265,7 @@ static bool provider_present(char *why, size_t len) {
 }
 
 static bool selected(const t_case *c, char **globs, int n) {
-    if (c->providers && !(c->providers & (t_is_verbs() ? T_VERBS : T_SHM)))
+    if (c->providers && !(c->providers & (t_is_verbs() ? T_VERBS : t_is_tcp() ? T_TCP : T_SHM)))
         return false;
     for (int i = 0; i < n; i++)
         if (!fnmatch(globs[i], c->name, 0))
@@ -274,7 +274,7 @@ static bool selected(const t_case *c, char **globs, int n) {
 }
 
 static int usage(const char *problem, const char *value) {
-    fprintf(stderr, "dp_test: %s%s\nusage: dp_test [--list] [--provider shm|verbs] [--case GLOB]... [--repeat N] "
+    fprintf(stderr, "dp_test: %s%s\nusage: dp_test [--list] [--provider shm|verbs|tcp] [--case GLOB]... [--repeat N] "
                     "[--verbose] [GLOB]...\n",
             problem, value);
     return 2;
@@ -301,7 +301,7 @@ int main(int argc, char **argv) {
         else
             globs[n_globs++] = argv[i];
     }
-    if (strcmp(this_run.provider, "shm") && strcmp(this_run.provider, "verbs"))
+    if (strcmp(this_run.provider, "shm") && strcmp(this_run.provider, "verbs") && strcmp(this_run.provider, "tcp"))
         return usage("unknown provider ", this_run.provider);
     if (repeat < 1)
         return usage("--repeat must be at least 1", "");

@@ -1,0 +1,287 @@
+/* Completion queues of the tcp provider: polling, blocking, and looking whether a peer is there.
+ *
+ * With one or two queue pairs a poll reads their sockets: one system call each. With more it asks epoll first. A wait is level
+ * triggered, so arming has nothing to arm. */
+#include "dp_tcp_impl.h"
+
+#include <errno.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+/* A peer is gone when it has acknowledged nothing for so long although it was asked: RATIONALE.md, "Why our own provider over TCP?" */
+#define GONE_MS 3500
+#define GONE_RETRANSMITS 3
+#define GONE_PROBES 2
+#define EVENTS 64
+
+/* ---- create, destroy ---- */
+
+int tcp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
+    tcp_cq *cq = calloc(1, sizeof *cq);
+    if (!cq)
+        return dp_fail(err, DP_FATAL, ENOMEM, "create completion queue");
+    uint32_t room = 1;
+    while (room < capacity)
+        room <<= 1;
+    cq->c = (dp_cq){.ops = dev->ops, .dev = dev, .capacity = capacity};
+    cq->mask = room - 1;
+    cq->epoll_fd = -1;
+    cq->ring = calloc(room, sizeof *cq->ring);
+    cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!cq->ring || cq->wake_fd < 0) {
+        int e = cq->ring ? errno : ENOMEM;
+        if (cq->wake_fd >= 0)
+            close(cq->wake_fd);
+        free(cq->ring);
+        free(cq);
+        return dp_fail(err, DP_FATAL, e, "create completion queue of %u", capacity);
+    }
+    *out = &cq->c;
+    return DP_OK;
+}
+
+void tcp_cq_destroy(dp_cq *c) {
+    tcp_cq *cq = tcp_cq_of(c);
+    if (cq->epoll_fd >= 0)
+        close(cq->epoll_fd);
+    close(cq->wake_fd);
+    free(cq->qps);
+    free(cq->ring);
+    free(cq);
+}
+
+int tcp_cq_attach(tcp_cq *cq, tcp_qp *qp, dp_error *err) {
+    if (cq->n_qps == cq->cap_qps) {
+        uint32_t cap = cq->cap_qps ? 2 * cq->cap_qps : 4;
+        tcp_qp **more = realloc(cq->qps, cap * sizeof *more);
+        if (!more)
+            return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
+        cq->qps = more;
+        cq->cap_qps = cap;
+    }
+    if (cq->n_qps >= TCP_DIRECT_QPS && cq->epoll_fd < 0 && (cq->epoll_fd = epoll_create1(EPOLL_CLOEXEC)) < 0)
+        return dp_fail(err, DP_FATAL, errno, "create queue pair: epoll");
+    cq->qps[cq->n_qps++] = qp;
+    return DP_OK;
+}
+
+void tcp_cq_detach(tcp_cq *cq, tcp_qp *qp) {
+    for (uint32_t i = 0; i < cq->n_qps; i++)
+        if (cq->qps[i] == qp) {
+            cq->qps[i] = cq->qps[--cq->n_qps];
+            return;
+        }
+}
+
+void tcp_cq_forget(tcp_cq *cq, const tcp_qp *qp) {
+    uint32_t keep = cq->head;
+    for (uint32_t i = cq->head; i != cq->tail; i++)
+        if (cq->ring[i & cq->mask].qp != &qp->q)
+            cq->ring[keep++ & cq->mask] = cq->ring[i & cq->mask];
+    cq->tail = keep;
+}
+
+/* ---- polling ---- */
+
+/* Events that the queue pair's socket is to be watched for; 0: none. A socket whose data is not wanted yet is not watched at all, because
+ * its end would be reported without being asked for. */
+static uint32_t wanted(const tcp_qp *qp) {
+    if (qp->peer.fd < 0)
+        return 0;
+    return (qp->held ? 0 : EPOLLIN) | (tcp_backlog(qp) ? EPOLLOUT : 0);
+}
+
+/* Brings epoll up to date. A socket that cannot be watched is read at each poll, and bounds the wait. */
+static bool watch(tcp_cq *cq, tcp_qp *qp) {
+    uint32_t events = wanted(qp);
+    if (qp->watched == events)
+        return true;
+    struct epoll_event ev = {.events = events, .data.ptr = qp};
+    int op = !qp->watched ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+    if (epoll_ctl(cq->epoll_fd, op, qp->peer.fd, &ev))
+        return false;
+    qp->watched = events;
+    return true;
+}
+
+void tcp_close(tcp_qp *qp) {
+    if (qp->peer.fd < 0)
+        return;
+    /* Not left to close(): a child process may still have the descriptor. */
+    if (qp->watched)
+        epoll_ctl(tcp_cq_of(qp->q.cq)->epoll_fd, EPOLL_CTL_DEL, qp->peer.fd, NULL);
+    shutdown(qp->peer.fd, SHUT_RDWR);
+    close(qp->peer.fd);
+    qp->peer.fd = -1;
+    qp->watched = 0;
+}
+
+static void look_at(tcp_qp *qp) {
+    tcp_take(qp);
+    if (qp->peer.fd >= 0 && tcp_backlog(qp))
+        tcp_flush(qp); /* answers go at once: a function may run before the next poll */
+}
+
+/* Whether a look at the queue pair can find something although epoll says nothing. */
+static bool due(const tcp_qp *qp) {
+    return qp->ready || qp->more || tcp_backlog(qp) || (qp->held && qp->rtaken != qp->rposted) || !(qp->watched & EPOLLIN);
+}
+
+static void look_around(tcp_cq *cq) {
+    bool all = cq->epoll_fd < 0;
+    if (!all) {
+        struct epoll_event ev[EVENTS];
+        int n = epoll_wait(cq->epoll_fd, ev, EVENTS, 0);
+        for (int i = 0; i < n; i++)
+            ((tcp_qp *)ev[i].data.ptr)->ready = true;
+    }
+    for (uint32_t i = 0; i < cq->n_qps; i++) {
+        tcp_qp *qp = cq->qps[i];
+        if (qp->peer.fd < 0 || qp->q.state == DP_QP_INIT || !(all || due(qp)))
+            continue;
+        look_at(qp);
+        if (!all)
+            watch(cq, qp);
+    }
+}
+
+int tcp_cq_poll(dp_cq *c, dp_wc *wc, int n) {
+    tcp_cq *cq = tcp_cq_of(c);
+    cq->polls++;
+    if (cq->head == cq->tail || n == 0)
+        look_around(cq);
+    int got = 0;
+    for (; got < n && cq->head != cq->tail; got++) {
+        wc[got] = cq->ring[cq->head++ & cq->mask];
+        tcp_qp *qp = tcp_qp_of(wc[got].qp);
+        if (wc[got].op == DP_OP_RECV_IMM)
+            qp->rpolled++;
+        else
+            qp->unpolled--;
+    }
+    return got;
+}
+
+/* ---- blocking ---- */
+
+int tcp_cq_arm(dp_cq *c) {
+    tcp_cq *cq = tcp_cq_of(c);
+    for (uint32_t i = 0; i < cq->n_qps; i++)
+        if (cq->qps[i]->peer.fd >= 0 && tcp_backlog(cq->qps[i]))
+            tcp_flush(cq->qps[i]);
+    return DP_OK;
+}
+
+void tcp_cq_disarm(dp_cq *c) { (void)c; }
+
+void tcp_cq_promise_hot(dp_cq *c, bool hot) { (void)c, (void)hot; }
+
+void tcp_cq_wake(dp_cq *c) {
+    int saved = errno; /* this may run in a signal handler */
+    uint64_t one = 1;
+    ssize_t n = write(tcp_cq_of(c)->wake_fd, &one, sizeof one); /* fails only when many wakes are pending */
+    (void)n;
+    errno = saved;
+}
+
+#define FDS_PER_CQ (1 + TCP_DIRECT_QPS)
+#define UNWATCHED_NS 1000000 /* how long to sleep while a socket is not watched */
+
+/* Fills in what to wait for. Returns the number of descriptors, or -1 when there is something to poll already. */
+static int collect(tcp_cq *cq, struct pollfd *fds, int64_t *timeout_ns) {
+    int n = 0;
+    if (cq->head != cq->tail)
+        return -1;
+    fds[n++] = (struct pollfd){.fd = cq->wake_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < cq->n_qps; i++) {
+        tcp_qp *qp = cq->qps[i];
+        if (qp->peer.fd < 0)
+            continue;
+        if (qp->more || (qp->held && qp->rtaken != qp->rposted))
+            return -1;
+        if (cq->epoll_fd >= 0) {
+            if (!watch(cq, qp) && (*timeout_ns < 0 || *timeout_ns > UNWATCHED_NS))
+                *timeout_ns = UNWATCHED_NS;
+        } else if (wanted(qp)) { /* EPOLLIN and EPOLLOUT have the values of POLLIN and POLLOUT */
+            fds[n++] = (struct pollfd){.fd = qp->peer.fd, .events = (short)wanted(qp)};
+        }
+    }
+    if (cq->epoll_fd >= 0)
+        fds[n++] = (struct pollfd){.fd = cq->epoll_fd, .events = POLLIN};
+    return n;
+}
+
+static void take_wake(const tcp_cq *cq) {
+    uint64_t count;
+    ssize_t n = read(cq->wake_fd, &count, sizeof count);
+    (void)n; /* there may be none */
+}
+
+bool tcp_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns) {
+    struct pollfd fds[TCP_WAIT_MAX * FDS_PER_CQ];
+    nfds_t used = 0;
+    if (n > TCP_WAIT_MAX)
+        return false;
+    bool now = false;
+    for (uint32_t i = 0; i < n; i++) {
+        int k = collect(tcp_cq_of(c[i]), fds + used, &timeout_ns);
+        now |= k < 0;
+        used += k > 0 ? (nfds_t)k : 0;
+    }
+    struct timespec ts = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    if (!now && ppoll(fds, used, timeout_ns < 0 ? NULL : &ts, NULL) <= 0)
+        return true;
+    for (uint32_t i = 0; i < n; i++)
+        take_wake(tcp_cq_of(c[i]));
+    return true;
+}
+
+int tcp_cq_wait(dp_cq *c, int64_t timeout_ns) {
+    tcp_cq_wait_many(&c, 1, timeout_ns);
+    return DP_OK;
+}
+
+/* ---- looking after a peer ---- */
+
+/* What the kernel knows of the connection says that the peer does not answer. Retransmits count while data is under way, probes while
+ * the connection is idle (keepalive) or the peer's window is full; probes that are answered do not count. */
+static bool silent(const struct tcp_info *info) {
+    bool asked = (info->tcpi_unacked && info->tcpi_retransmits >= GONE_RETRANSMITS) || info->tcpi_probes >= GONE_PROBES;
+    return asked && info->tcpi_last_ack_recv >= GONE_MS;
+}
+
+/* The peer has closed the connection. What it sent before is taken first, if somebody polls and nothing else is missing. */
+static bool nothing_left(const tcp_qp *qp, bool polled) {
+    int unread = 0;
+    if (qp->held || !polled || ioctl(qp->peer.fd, FIONREAD, &unread))
+        return true;
+    return unread == 0 && qp->hi == qp->lo;
+}
+
+int tcp_qp_probe(dp_qp *q) {
+    tcp_qp *qp = tcp_qp_of(q);
+    tcp_cq *cq = tcp_cq_of(q->cq);
+    int broken = dp_qp_broken(q);
+    if (broken)
+        return broken;
+    if (qp->peer.fd < 0)
+        return q->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
+    struct tcp_info info = {0};
+    socklen_t len = sizeof info;
+    bool polled = cq->polls != qp->probed_polls;
+    qp->probed_polls = cq->polls;
+    if (getsockopt(qp->peer.fd, IPPROTO_TCP, TCP_INFO, &info, &len))
+        return DP_OK;
+    q->arrived = info.tcpi_unacked || info.tcpi_notsent_bytes || tcp_backlog(qp) ? q->posted - (q->posted > 0) : q->posted;
+    bool open = info.tcpi_state == 1 /* established */;
+    if (open ? silent(&info) : nothing_left(qp, polled))
+        tcp_end(qp, DP_PEER_GONE);
+    return dp_qp_broken(q);
+}

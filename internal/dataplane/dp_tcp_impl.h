@@ -1,0 +1,264 @@
+/* Inside the tcp provider: its objects, its formats, and what its files ask of each other. dp_tcp.h has the interface.
+ *
+ *   dp_tcp.c        devices, memory, completion queues, the life of a queue pair
+ *   dp_tcp_link.c   blobs and hellos; connecting, and taking over sockets that others connected
+ *   dp_tcp_listen.c the listening socket, and the thread that accepts
+ *   dp_tcp_recv.c   taking frames out of the stream: everything that a peer says is checked here
+ *   dp_tcp_post.c   posts, and sending
+ *   dp_tcp_cq.c     polling, blocking, and looking whether the peer is there
+ *
+ * Threads: the owner of a queue pair posts, polls, probes and resets. Other threads only free memory, which queue pairs expose
+ * (tcp_qp.lock), and look queue pairs up by token (tcp_dev.lock, which is taken first).
+ */
+#ifndef RFAAS_DP_TCP_IMPL_H
+#define RFAAS_DP_TCP_IMPL_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/socket.h>
+
+#include "dp_tcp.h"
+
+#define TCP_MAX_MSG (1u << 20)       /* bytes of one write or read */
+#define TCP_STAGE (16u << 10)        /* bytes that are received at once before their frame is known */
+#define TCP_ONE_SEND (16u << 10)     /* frames up to this size are copied together and sent by one call */
+#define TCP_DIRECT_MIN (8u << 10)    /* payload that is left: from this size on it is received where it belongs */
+#define TCP_OUT_POSTS (4u << 20)     /* bytes that wait to be sent: posts find no room above this */
+#define TCP_READS (4u << 20)         /* bytes that the reads of a queue pair may have under way */
+#define TCP_OUT_MAX (TCP_OUT_POSTS + TCP_READS + TCP_MAX_MSG + (1u << 20)) /* never more wait: a peer that reads so much breaks the limit above */
+#define TCP_TAKE_MAX (4u << 20)      /* bytes taken from one socket until the next one has its turn */
+#define TCP_DIRECT_QPS 2             /* so many sockets of a completion queue are read without asking epoll first */
+#define TCP_WAIT_MAX 64              /* queues of one wait */
+
+/* ---- formats: little endian ---- */
+
+/* What follows the hellos. A payload of len bytes follows WRITE, WRITE_IMM and DATA; 8 bytes follow FETCH_ADD. */
+enum { TCP_WRITE = 1, TCP_WRITE_IMM, TCP_READ, TCP_FETCH_ADD, TCP_ACK, TCP_DATA, TCP_VALUE };
+enum { TCP_WANTS_ACK = 1 }; /* flag of WRITE and WRITE_IMM */
+
+typedef struct tcp_frame {
+    uint8_t op;
+    uint8_t flags;
+    uint16_t zero;
+    uint32_t len;   /* of the payload; READ: bytes asked for; FETCH_ADD: 8 */
+    uint32_t imm;   /* WRITE_IMM, else 0 */
+    uint32_t rkey;  /* of a request with a target */
+    uint64_t raddr; /* same; VALUE: what the word was before */
+} tcp_frame;
+_Static_assert(sizeof(tcp_frame) == 24 && offsetof(tcp_frame, raddr) == 16, "tcp frame");
+
+typedef struct tcp_address {
+    uint8_t ip[16]; /* IPv6, or IPv4 as ::ffff:a.b.c.d */
+    uint16_t port;
+    uint16_t zero;
+} tcp_address;
+
+typedef struct tcp_blob {
+    uint32_t magic;
+    uint16_t version;
+    uint8_t provider;
+    uint8_t n_addresses;
+    uint8_t token[DP_TCP_TOKEN_SIZE];
+    tcp_address addresses[DP_TCP_ADDRESSES]; /* the unused ones are zero */
+    uint8_t reserved[8];
+} tcp_blob;
+_Static_assert(sizeof(tcp_blob) == 112 && offsetof(tcp_blob, token) == DP_TCP_BLOB_TOKEN_AT, "tcp blob");
+
+typedef struct tcp_region { /* as in a hello */
+    uint32_t rkey, access;
+    uint64_t base, size;
+} tcp_region;
+
+typedef struct tcp_hello {
+    uint32_t magic;
+    uint16_t version;
+    uint8_t n_regions;
+    uint8_t zero;
+    uint8_t to[DP_TCP_TOKEN_SIZE];
+    uint8_t from[DP_TCP_TOKEN_SIZE];
+    int32_t status; /* of an answer: DP_OK, or DP_BUSY when both sides connected at once and the other socket is the one to use */
+    uint8_t reserved[20];
+    tcp_region regions[DP_EXPOSE_MAX]; /* the unused ones are zero */
+} tcp_hello;
+_Static_assert(sizeof(tcp_hello) == DP_TCP_HELLO_SIZE && offsetof(tcp_hello, to) == DP_TCP_HELLO_TOKEN_AT &&
+                   offsetof(tcp_hello, from) == DP_TCP_HELLO_FROM_AT && offsetof(tcp_hello, regions) == 64,
+               "tcp hello");
+
+/* ---- objects ---- */
+
+typedef struct tcp_dev tcp_dev;
+typedef struct tcp_qp tcp_qp;
+typedef struct tcp_listener tcp_listener;
+
+typedef struct tcp_mem {
+    dp_mem m;
+    void *map; /* NULL: the caller's memory */
+    uint64_t map_len;
+} tcp_mem;
+
+typedef struct tcp_cq {
+    dp_cq c;
+    int wake_fd;  /* eventfd */
+    int epoll_fd; /* -1 until there are more than TCP_DIRECT_QPS queue pairs */
+    tcp_qp **qps;
+    uint32_t n_qps, cap_qps;
+    dp_wc *ring; /* completions that were not polled yet: bounded, for each queue pair has reserved its part */
+    uint32_t head, tail, mask;
+    uint64_t polls;
+} tcp_cq;
+
+/* A socket that the peer, or a daemon, connected, with what its hello says. */
+typedef struct tcp_link {
+    int fd; /* -1: none */
+    uint8_t token[DP_TCP_TOKEN_SIZE]; /* of the peer's queue pair */
+    uint32_t n_regions;
+    tcp_region regions[DP_EXPOSE_MAX];
+} tcp_link;
+
+/* A post that waits for its answer. They come in the order of the posts. */
+typedef struct tcp_pending {
+    uint64_t wr_id;
+    uint8_t *dst;  /* of a read or a fetch-and-add */
+    uint32_t len;
+    uint8_t op;    /* a dp_op */
+    uint8_t wants; /* the frame that answers; 0: none, it failed already and only waits for its turn */
+    bool shown;    /* DP_SIGNALED */
+} tcp_pending;
+
+struct tcp_qp {
+    dp_qp q;
+    tcp_link peer; /* fd is -1 unless connected */
+    /* Receiving. */
+    uint8_t *stage; /* TCP_STAGE bytes; [lo, hi) were received and not taken */
+    uint32_t lo, hi;
+    tcp_frame frame;     /* under way, if in_frame: its payload is not complete */
+    bool in_frame;
+    bool held;           /* a write-with-immediate waits for a receive */
+    bool more;           /* the last look at the socket ended before everything was taken */
+    bool ready;          /* epoll says so */
+    uint8_t *dst;        /* where the rest of the payload goes */
+    uint32_t left;       /* bytes of it */
+    const tcp_mem *into; /* region that dst lies in; NULL: local memory */
+    uint64_t *recvs;     /* wr_id of receives, by position & recv_mask */
+    uint32_t recv_mask, rposted, rtaken, rpolled;
+    /* Sending. */
+    uint8_t *out; /* [out_lo, out_hi) could not be sent yet */
+    size_t out_lo, out_hi, out_cap;
+    tcp_pending *pending;
+    uint32_t pend_mask, pend_head, pend_tail;
+    uint32_t unpolled;     /* own completions in the ring */
+    uint64_t reading;      /* bytes that reads under way will bring */
+    uint32_t watched;      /* events that epoll watches for; 0: not in it */
+    uint64_t probed_polls; /* cq.polls at the last probe */
+    /* Shared with threads that free memory: under lock. */
+    pthread_mutex_t lock;
+    uint32_t n_expose;
+    tcp_mem *expose[DP_EXPOSE_MAX]; /* NULL when it was freed */
+    /* Exchange: under the device's lock. */
+    uint8_t token[DP_TCP_TOKEN_SIZE];
+    uint8_t meeting_token[DP_TCP_TOKEN_SIZE]; /* of the peer, while meeting */
+    bool meeting;   /* dp_qp_connect is under way */
+    int meeting_fd; /* its socket; -1: none */
+    bool taken;     /* the token was used */
+    bool cancelled;
+    tcp_link deposit; /* what a peer that connected first left */
+    tcp_qp *next;
+};
+
+struct tcp_dev {
+    dp_dev d;
+    bool active_only, attended, handed;
+    int handed_from; /* -1: none */
+    struct sockaddr_storage listen_at;
+    socklen_t listen_len;
+    int port_first, port_last;
+    tcp_address addresses[DP_TCP_ADDRESSES]; /* for blobs; of a listening device that advertises nothing set when it listens */
+    uint32_t n_addresses;
+    /* Everything below under lock. */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a deposit came, or a connect was cancelled */
+    tcp_qp *qps;
+    dp_tcp_counts counts;
+    tcp_listener *listener; /* NULL: not listening */
+};
+
+static inline tcp_dev *tcp_dev_of(dp_dev *d) { return (tcp_dev *)d; }
+static inline tcp_qp *tcp_qp_of(dp_qp *q) { return (tcp_qp *)q; }
+static inline tcp_cq *tcp_cq_of(dp_cq *c) { return (tcp_cq *)c; }
+static inline size_t tcp_backlog(const tcp_qp *qp) { return qp->out_hi - qp->out_lo; }
+
+static inline void tcp_complete(tcp_qp *qp, const dp_wc *wc) {
+    tcp_cq *cq = tcp_cq_of(qp->q.cq);
+    cq->ring[cq->tail++ & cq->mask] = *wc;
+}
+
+/* dp_tcp_recv.c */
+
+/* Takes what has arrived, until nothing is left, a receive is missing, or TCP_TAKE_MAX. Owner. */
+void tcp_take(tcp_qp *qp);
+/* Ends the connection: status is the reason. Posts that wait fail, the first one with `status`. Owner. */
+void tcp_end(tcp_qp *qp, int status);
+/* Completes posts that failed before they were sent and have become the oldest. */
+void tcp_complete_refused(tcp_qp *qp);
+
+/* dp_tcp_post.c */
+
+/* Sends what waits. False: the socket is of no use any more, and the queue pair was ended. */
+bool tcp_flush(tcp_qp *qp);
+/* Appends an answer to what waits to be sent. False: the peer asked for more than it may, or there is no memory. */
+bool tcp_answer(tcp_qp *qp, const tcp_frame *f, const void *payload);
+int tcp_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int tcp_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
+                       uint32_t flags);
+int tcp_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
+int tcp_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id,
+                       uint32_t flags);
+int tcp_post_recv(dp_qp *q, uint64_t wr_id);
+
+/* dp_tcp_cq.c */
+
+int tcp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
+void tcp_cq_destroy(dp_cq *c);
+int tcp_cq_attach(tcp_cq *cq, tcp_qp *qp, dp_error *err);
+void tcp_cq_detach(tcp_cq *cq, tcp_qp *qp);
+/* Closes the socket, if there is one. */
+void tcp_close(tcp_qp *qp);
+/* Drops the queue pair's completions. */
+void tcp_cq_forget(tcp_cq *cq, const tcp_qp *qp);
+int tcp_cq_poll(dp_cq *c, dp_wc *wc, int n);
+int tcp_cq_arm(dp_cq *c);
+void tcp_cq_disarm(dp_cq *c);
+int tcp_cq_wait(dp_cq *c, int64_t timeout_ns);
+bool tcp_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns);
+void tcp_cq_wake(dp_cq *c);
+void tcp_cq_promise_hot(dp_cq *c, bool hot);
+int tcp_qp_probe(dp_qp *q);
+
+/* dp_tcp_link.c */
+
+int tcp_link_export(tcp_dev *dev, const tcp_qp *qp, void *blob, uint32_t *len, dp_error *err);
+int tcp_link_connect(tcp_dev *dev, tcp_qp *qp, const void *blob, uint32_t len, dp_error *err);
+void tcp_link_cancel(tcp_dev *dev, tcp_qp *qp);
+/* Makes the token invalid and drops a deposit. */
+void tcp_link_forget(tcp_dev *dev, tcp_qp *qp);
+/* Reads a blob and checks every byte of it but the token. */
+int tcp_blob_check(const void *data, uint32_t len, tcp_blob *b, dp_error *err);
+/* Checks a hello and copies its regions and its sender. */
+bool tcp_hello_check(const tcp_hello *h, tcp_link *out);
+/* The address and port of a socket address, and back. False: another family. */
+bool tcp_address_of(const struct sockaddr_storage *a, tcp_address *out);
+socklen_t tcp_address_to(const tcp_address *a, struct sockaddr_storage *out);
+/* "IPv4:port" or "[IPv6]:port", separated by commas. */
+int tcp_addresses_parse(const char *text, tcp_address *out, uint32_t *n, dp_error *err);
+
+/* dp_tcp_listen.c */
+
+/* Under dev->lock. */
+int tcp_listen_start(tcp_dev *dev, dp_error *err);
+/* Not under dev->lock. */
+void tcp_listen_stop(tcp_dev *dev);
+int tcp_event_fd(dp_dev *d);
+void tcp_attend(dp_dev *d);
+bool tcp_starved(const dp_dev *d);
+
+#endif

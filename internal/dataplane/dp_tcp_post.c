@@ -1,0 +1,237 @@
+/* Posts of the tcp provider. A post has consumed its source when it returns: what the socket does not take is copied.
+ *
+ * Frames up to 16 KB are copied behind their header and sent by one call. Of larger ones the header is sent with MSG_MORE and the payload
+ * from where it is: one more call costs less than the copy. sendmsg would do the same with one call, but a sealed worker may not use it. */
+#include "dp_tcp_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- sending ---- */
+
+/* Sends what the socket takes. Returns the bytes, or -1 when the socket is of no use any more. */
+static ssize_t send_some(const tcp_qp *qp, const void *data, size_t len, int flags) {
+    ssize_t n;
+    do
+        n = send(qp->peer.fd, data, len, MSG_DONTWAIT | MSG_NOSIGNAL | flags);
+    while (n < 0 && errno == EINTR);
+    return n < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM) ? 0 : n;
+}
+
+bool tcp_flush(tcp_qp *qp) {
+    while (tcp_backlog(qp)) {
+        ssize_t n = send_some(qp, qp->out + qp->out_lo, tcp_backlog(qp), 0);
+        if (n < 0) {
+            tcp_end(qp, DP_PEER_GONE);
+            return false;
+        }
+        if (n == 0)
+            return true;
+        qp->out_lo += (size_t)n;
+    }
+    qp->out_lo = qp->out_hi = 0;
+    return true;
+}
+
+/* Makes room for len more bytes behind what waits. */
+static bool make_room(tcp_qp *qp, size_t len) {
+    if (qp->out_cap - qp->out_hi >= len)
+        return true;
+    size_t have = tcp_backlog(qp);
+    memmove(qp->out, qp->out + qp->out_lo, have);
+    qp->out_lo = 0;
+    qp->out_hi = have;
+    if (qp->out_cap - have >= len)
+        return true;
+    size_t cap = 2 * qp->out_cap;
+    while (cap < have + len)
+        cap *= 2;
+    uint8_t *more = realloc(qp->out, cap);
+    if (!more)
+        return false;
+    qp->out = more;
+    qp->out_cap = cap;
+    return true;
+}
+
+static void append(tcp_qp *qp, const void *data, size_t len) {
+    if (len)
+        memcpy(qp->out + qp->out_hi, data, len);
+    qp->out_hi += len;
+}
+
+bool tcp_answer(tcp_qp *qp, const tcp_frame *f, const void *payload) {
+    size_t len = payload ? f->len : 0;
+    if (tcp_backlog(qp) + sizeof *f + len > TCP_OUT_MAX || !make_room(qp, sizeof *f + len))
+        return false;
+    append(qp, f, sizeof *f);
+    append(qp, payload, len);
+    return true;
+}
+
+/* A piece of a message: the header, or a part of the payload. */
+typedef struct piece {
+    const void *data;
+    size_t len;
+} piece;
+
+/* Sends a message whose parts are too large to be copied together. What the socket does not take is copied. */
+static int send_pieces(tcp_qp *qp, const piece *p, int n) {
+    bool full = false;
+    for (int i = 0; i < n; i++) {
+        size_t sent = 0;
+        while (!full && sent < p[i].len) {
+            ssize_t k = send_some(qp, (const uint8_t *)p[i].data + sent, p[i].len - sent, i + 1 < n ? MSG_MORE : 0);
+            if (k < 0) {
+                tcp_end(qp, DP_PEER_GONE);
+                return DP_CONNECTION;
+            }
+            full = k == 0;
+            sent += (size_t)k;
+        }
+        if (sent == p[i].len)
+            continue;
+        if (!make_room(qp, p[i].len - sent)) { /* half a frame is on its way */
+            tcp_end(qp, DP_CONNECTION);
+            return DP_CONNECTION;
+        }
+        append(qp, (const uint8_t *)p[i].data + sent, p[i].len - sent);
+    }
+    return DP_OK;
+}
+
+/* Sends a frame with a payload of n pieces behind what waits. DP_BUSY: there is no room, and nothing was sent. */
+static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
+    piece p[3] = {{f, sizeof *f}};
+    int parts = 1;
+    size_t all = sizeof *f;
+    for (int i = 0; i < n; i++)
+        if (sge[i].len) {
+            p[parts++] = (piece){sge[i].addr, sge[i].len};
+            all += sge[i].len;
+        }
+    if (tcp_backlog(qp) && !tcp_flush(qp))
+        return DP_CONNECTION;
+    bool waits = tcp_backlog(qp) != 0;
+    if (waits && tcp_backlog(qp) + all > TCP_OUT_POSTS)
+        return DP_BUSY;
+    if (!waits && all > TCP_ONE_SEND)
+        return send_pieces(qp, p, parts);
+    if (!make_room(qp, all))
+        return DP_BUSY;
+    for (int i = 0; i < parts; i++)
+        append(qp, p[i].data, p[i].len);
+    return waits || tcp_flush(qp) ? DP_OK : DP_CONNECTION;
+}
+
+/* ---- posts ---- */
+
+static int may_post(const tcp_qp *qp) {
+    if (qp->q.state != DP_QP_CONNECTED || __atomic_load_n(&qp->q.broken, __ATOMIC_RELAXED))
+        return DP_CONNECTION;
+    return qp->pend_tail - qp->pend_head + qp->unpolled >= qp->q.max_send ? DP_BUSY : DP_OK;
+}
+
+/* The peer's region with this key has the bytes and the right. The peer checks again. */
+static bool may_reach(const tcp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len, uint32_t need) {
+    for (uint32_t i = 0; i < qp->peer.n_regions; i++) {
+        const tcp_region *r = &qp->peer.regions[i];
+        if (r->rkey != rkey)
+            continue;
+        uint64_t offset = raddr - r->base; /* wraps to a huge value below base */
+        return (r->access & need) && offset <= r->size && len <= r->size - offset;
+    }
+    return false;
+}
+
+static void expect(tcp_qp *qp, const tcp_pending *p) { qp->pending[qp->pend_tail++ & qp->pend_mask] = *p; }
+
+/* Refuses a remote access as a network adapter does: with a completion, in its turn, and the error state. */
+static int refuse(tcp_qp *qp, uint64_t wr_id, dp_op op) {
+    qp->q.state = DP_QP_ERROR;
+    expect(qp, &(tcp_pending){.wr_id = wr_id, .op = op, .shown = true});
+    tcp_complete_refused(qp);
+    return DP_OK;
+}
+
+static int post_write(dp_qp *q, uint8_t op, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
+                      uint32_t flags) {
+    tcp_qp *qp = tcp_qp_of(q);
+    int st = may_post(qp);
+    if (st)
+        return st;
+    if (n < 0 || n > 2)
+        return DP_INVALID;
+    uint64_t total = n == 2 ? (uint64_t)sge[0].len + sge[1].len : n == 1 ? sge[0].len : 0;
+    if (total > TCP_MAX_MSG)
+        return DP_INVALID;
+    /* A write of no bytes needs no key, as on a network adapter. */
+    if (total && !may_reach(qp, raddr, rkey, total, DP_REMOTE_WRITE))
+        return refuse(qp, wr_id, DP_OP_WRITE);
+    bool shown = flags & DP_SIGNALED;
+    tcp_frame f = {.op = op, .flags = shown ? TCP_WANTS_ACK : 0, .len = (uint32_t)total, .imm = imm, .rkey = rkey, .raddr = raddr};
+    st = put(qp, &f, sge, n);
+    if (st)
+        return st;
+    q->posted++;
+    if (shown)
+        expect(qp, &(tcp_pending){.wr_id = wr_id, .len = (uint32_t)total, .op = DP_OP_WRITE, .wants = TCP_ACK, .shown = true});
+    return DP_OK;
+}
+
+int tcp_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
+    return post_write(q, TCP_WRITE, sge, n, raddr, rkey, 0, wr_id, flags);
+}
+
+int tcp_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
+                       uint32_t flags) {
+    return post_write(q, TCP_WRITE_IMM, sge, n, raddr, rkey, imm, wr_id, flags);
+}
+
+int tcp_post_read(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags) {
+    tcp_qp *qp = tcp_qp_of(q);
+    int st = may_post(qp);
+    if (st)
+        return st;
+    if (sge->len > TCP_MAX_MSG)
+        return DP_INVALID;
+    if (!may_reach(qp, raddr, rkey, sge->len, DP_REMOTE_READ))
+        return refuse(qp, wr_id, DP_OP_READ);
+    if (qp->reading + sge->len > TCP_READS)
+        return DP_BUSY;
+    tcp_frame f = {.op = TCP_READ, .len = sge->len, .rkey = rkey, .raddr = raddr};
+    if ((st = put(qp, &f, NULL, 0)))
+        return st;
+    q->posted++;
+    qp->reading += sge->len;
+    expect(qp, &(tcp_pending){.wr_id = wr_id, .dst = (uint8_t *)sge->addr, .len = sge->len, .op = DP_OP_READ, .wants = TCP_DATA,
+                              .shown = flags & DP_SIGNALED});
+    return DP_OK;
+}
+
+int tcp_post_fetch_add(dp_qp *q, const dp_sge *sge, uint64_t raddr, uint32_t rkey, uint64_t add, uint64_t wr_id, uint32_t flags) {
+    tcp_qp *qp = tcp_qp_of(q);
+    int st = may_post(qp);
+    if (st)
+        return st;
+    if ((raddr & 7) || sge->len < 8 || !may_reach(qp, raddr, rkey, 8, DP_REMOTE_ATOMIC))
+        return refuse(qp, wr_id, DP_OP_FETCH_ADD);
+    tcp_frame f = {.op = TCP_FETCH_ADD, .len = 8, .rkey = rkey, .raddr = raddr};
+    if ((st = put(qp, &f, &(dp_sge){.addr = &add, .len = 8}, 1)))
+        return st;
+    q->posted++;
+    expect(qp, &(tcp_pending){.wr_id = wr_id, .dst = (uint8_t *)sge->addr, .len = 8, .op = DP_OP_FETCH_ADD, .wants = TCP_VALUE,
+                              .shown = flags & DP_SIGNALED});
+    return DP_OK;
+}
+
+int tcp_post_recv(dp_qp *q, uint64_t wr_id) {
+    tcp_qp *qp = tcp_qp_of(q);
+    if (q->state == DP_QP_ERROR)
+        return DP_CONNECTION;
+    if (qp->rposted - qp->rpolled >= q->max_recv)
+        return DP_BUSY;
+    qp->recvs[qp->rposted++ & qp->recv_mask] = wr_id;
+    return DP_OK;
+}

@@ -1,0 +1,249 @@
+/* Taking frames out of a connection's stream. A peer is not trusted: each frame is checked before it has an effect, and one that no
+ * peer of this version sends ends the connection with DP_PROTOCOL.
+ *
+ * Bytes are received into a staging buffer, from which several small frames are taken without a further system call. The rest of a large
+ * payload is received where it belongs. */
+#include "dp_tcp_impl.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* ---- own posts ---- */
+
+static void complete_post(tcp_qp *qp, const tcp_pending *p, int status) {
+    if (!p->shown && status == DP_OK)
+        return;
+    qp->unpolled++;
+    tcp_complete(qp, &(dp_wc){.wr_id = p->wr_id, .qp = &qp->q, .status = status, .op = p->op, .byte_len = status ? 0 : p->len});
+}
+
+static tcp_pending *oldest(tcp_qp *qp) { return qp->pend_head == qp->pend_tail ? NULL : &qp->pending[qp->pend_head & qp->pend_mask]; }
+
+void tcp_complete_refused(tcp_qp *qp) {
+    for (tcp_pending *p; (p = oldest(qp)) && !p->wants;) {
+        qp->pend_head++;
+        complete_post(qp, p, DP_INVALID);
+    }
+}
+
+static void answered(tcp_qp *qp) {
+    complete_post(qp, oldest(qp), DP_OK);
+    qp->pend_head++;
+    tcp_complete_refused(qp);
+}
+
+void tcp_end(tcp_qp *qp, int status) {
+    if (qp->peer.fd < 0)
+        return;
+    tcp_close(qp);
+    qp->in_frame = qp->held = qp->more = false;
+    qp->lo = qp->hi = 0;
+    qp->out_lo = qp->out_hi = 0;
+    qp->q.state = DP_QP_ERROR;
+    int first = status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
+    for (tcp_pending *p; (p = oldest(qp)); first = DP_CONNECTION) {
+        qp->pend_head++;
+        complete_post(qp, p, p->wants ? first : DP_INVALID);
+    }
+    dp_qp_break(&qp->q, status);
+}
+
+/* ---- frames ---- */
+
+/* Where the peer's access goes, or NULL. */
+static uint8_t *reach(const tcp_qp *qp, const tcp_frame *f, uint32_t need, const tcp_mem **into) {
+    for (uint32_t i = 0; i < qp->n_expose; i++) {
+        const tcp_mem *m = qp->expose[i];
+        if (!m || m->m.rkey != f->rkey)
+            continue;
+        uint64_t offset = f->raddr - (uint64_t)(uintptr_t)m->m.addr;
+        if (!(m->m.access & need) || offset > m->m.size || f->len > m->m.size - offset)
+            return NULL;
+        *into = m;
+        return (uint8_t *)m->m.addr + offset;
+    }
+    return NULL;
+}
+
+/* Executes a request for an answer. False: it is not one that this peer may make. The one place where peers' atomics are executed. */
+static bool serve(tcp_qp *qp, const tcp_frame *f, const uint8_t *operand) {
+    const tcp_mem *m;
+    uint8_t *at;
+    if (f->op == TCP_READ) {
+        /* A read of no bytes has a key, but the answer has no payload. */
+        if (f->len > TCP_MAX_MSG || !(at = reach(qp, f, DP_REMOTE_READ, &m)))
+            return false;
+        return tcp_answer(qp, &(tcp_frame){.op = TCP_DATA, .len = f->len}, at);
+    }
+    if (f->len != 8 || (f->raddr & 7) || !(at = reach(qp, f, DP_REMOTE_ATOMIC, &m)) || ((uintptr_t)at & 7))
+        return false;
+    uint64_t add;
+    memcpy(&add, operand, 8);
+    uint64_t old = __atomic_fetch_add((uint64_t *)(void *)at, add, __ATOMIC_SEQ_CST);
+    return tcp_answer(qp, &(tcp_frame){.op = TCP_VALUE, .raddr = old}, NULL);
+}
+
+/* Bytes that must be staged before a frame can be taken. */
+static uint32_t head_size(const tcp_qp *qp) {
+    return sizeof(tcp_frame) + (qp->hi - qp->lo > 0 && qp->stage[qp->lo] == TCP_FETCH_ADD ? 8 : 0);
+}
+
+/* The answer that the oldest post waits for has come; its payload follows. */
+static bool expected(tcp_qp *qp, const tcp_frame *f) {
+    const tcp_pending *p = oldest(qp);
+    if (!p || p->wants != f->op || f->len != (f->op == TCP_DATA ? p->len : 0))
+        return false;
+    if (f->op == TCP_VALUE)
+        memcpy(p->dst, &f->raddr, 8);
+    if (f->op == TCP_DATA) {
+        qp->dst = p->dst;
+        qp->into = NULL;
+        qp->reading -= p->len;
+    }
+    return true;
+}
+
+typedef enum step { TAKEN, SHORT /* of bytes */, HELD, VIOLATION } step;
+
+/* Takes the next frame's header if it is staged; the payload is under way then (in_frame). */
+static step take_head(tcp_qp *qp) {
+    uint32_t need = head_size(qp);
+    if (qp->hi - qp->lo < need)
+        return SHORT;
+    tcp_frame *f = &qp->frame;
+    memcpy(f, qp->stage + qp->lo, sizeof *f);
+    const uint8_t *behind = qp->stage + qp->lo + sizeof *f;
+    if (f->zero || (f->flags & ~TCP_WANTS_ACK) || (f->flags && f->op != TCP_WRITE && f->op != TCP_WRITE_IMM))
+        return VIOLATION;
+    qp->left = 0;
+    switch (f->op) {
+    case TCP_WRITE_IMM:
+        if (qp->rtaken == qp->rposted)
+            return HELD;
+        /* fall through */
+    case TCP_WRITE:
+        if (f->len && (f->len > TCP_MAX_MSG || !(qp->dst = reach(qp, f, DP_REMOTE_WRITE, &qp->into))))
+            return VIOLATION;
+        qp->left = f->len;
+        break;
+    case TCP_READ:
+    case TCP_FETCH_ADD:
+        if (!serve(qp, f, behind))
+            return VIOLATION;
+        break;
+    case TCP_ACK:
+    case TCP_DATA:
+    case TCP_VALUE:
+        if (!expected(qp, f))
+            return VIOLATION;
+        qp->left = f->op == TCP_DATA ? f->len : 0;
+        break;
+    default: return VIOLATION;
+    }
+    qp->lo += need;
+    qp->in_frame = true;
+    return TAKEN;
+}
+
+/* The payload is complete. False: the acknowledgement finds no room. */
+static bool finish(tcp_qp *qp) {
+    const tcp_frame *f = &qp->frame;
+    qp->in_frame = false;
+    if (f->op >= TCP_ACK)
+        answered(qp);
+    if (f->op == TCP_WRITE_IMM)
+        tcp_complete(qp, &(dp_wc){.wr_id = qp->recvs[qp->rtaken++ & qp->recv_mask], .qp = &qp->q, .imm = f->imm, .byte_len = f->len,
+                                  .op = DP_OP_RECV_IMM});
+    return !(f->flags & TCP_WANTS_ACK) || tcp_answer(qp, &(tcp_frame){.op = TCP_ACK}, NULL);
+}
+
+/* ---- the stream ---- */
+
+/* Receives up to len bytes. 0: nothing is there now, or the connection has ended. */
+static uint32_t receive(tcp_qp *qp, void *to, uint32_t len) {
+    ssize_t n;
+    do
+        n = recv(qp->peer.fd, to, len, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n > 0)
+        return (uint32_t)n;
+    if (n == 0 || errno != EAGAIN)
+        tcp_end(qp, DP_PEER_GONE); /* a peer that has closed the connection, has ended or is not reached any more */
+    return 0;
+}
+
+/* Receives behind what is staged, of which there is less than a header. Returns the bytes. */
+static uint32_t stage_more(tcp_qp *qp) {
+    uint32_t have = qp->hi - qp->lo;
+    memmove(qp->stage, qp->stage + qp->lo, have);
+    qp->lo = 0;
+    qp->hi = have;
+    uint32_t n = receive(qp, qp->stage + have, TCP_STAGE - have);
+    qp->hi += n; /* tcp_end made it 0 */
+    return n;
+}
+
+/* Moves what is there of the payload to its place. Adds what was received to *budget. False: more must come. */
+static bool take_payload(tcp_qp *qp, uint64_t *budget, bool *drained) {
+    while (qp->left) {
+        if (!qp->dst) { /* dp_mem_free took the region away */
+            tcp_end(qp, DP_CONNECTION);
+            return false;
+        }
+        uint32_t n = qp->hi - qp->lo < qp->left ? qp->hi - qp->lo : qp->left;
+        if (n) {
+            memcpy(qp->dst, qp->stage + qp->lo, n);
+            qp->lo += n;
+        } else if (*drained || *budget >= TCP_TAKE_MAX) {
+            return false;
+        } else if (qp->left >= TCP_DIRECT_MIN) {
+            if (!(n = receive(qp, qp->dst, qp->left)))
+                return false;
+            *budget += n;
+            *drained = n < qp->left;
+        } else { /* the end of the payload and the next frames together */
+            uint32_t got = stage_more(qp);
+            if (!got)
+                return false;
+            *budget += got;
+            *drained = got < TCP_STAGE;
+            continue;
+        }
+        qp->dst += n;
+        qp->left -= n;
+    }
+    return true;
+}
+
+static void take(tcp_qp *qp) {
+    bool drained = false;
+    uint64_t budget = 0;
+    qp->more = qp->held = qp->ready = false;
+    while (qp->peer.fd >= 0) {
+        step s = qp->in_frame ? TAKEN : take_head(qp);
+        if (s == VIOLATION) {
+            tcp_end(qp, DP_PROTOCOL);
+        } else if (s == HELD) {
+            qp->held = true;
+            return;
+        } else if (s == SHORT) {
+            uint32_t room = TCP_STAGE - (qp->hi - qp->lo), got;
+            if (drained || budget >= TCP_TAKE_MAX || !(got = stage_more(qp)))
+                break;
+            budget += got;
+            drained = got < room;
+        } else {
+            if (!take_payload(qp, &budget, &drained))
+                break;
+            if (!finish(qp))
+                tcp_end(qp, DP_PROTOCOL);
+        }
+    }
+    qp->more = budget >= TCP_TAKE_MAX && qp->peer.fd >= 0;
+}
+
+void tcp_take(tcp_qp *qp) {
+    pthread_mutex_lock(&qp->lock);
+    take(qp);
+    pthread_mutex_unlock(&qp->lock);
+}
