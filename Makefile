@@ -305,13 +305,15 @@ test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
 	$(Q)$(GO) test -race -short -count=1 -vet=off -timeout 280s -skip '^($(subst $() ,|,$(strip $(RACE_SKIP))))$$' $(RACE_PACKAGES)
 
-test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm, plain and with sanitizers
+test-c: test-c-plain test-c-asan test-c-tsan ## conformance and unit tests of the C core on shm and tcp, plain and with sanitizers
 
 test-c-plain: build/ctest/dp_test
 	$(Q)build/ctest/dp_test --provider shm
+	$(Q)build/ctest/dp_test --provider tcp
 
 test-c-asan: build/ctest/dp_test-asan
 	$(Q)build/ctest/dp_test-asan --provider shm
+	$(Q)build/ctest/dp_test-asan --provider tcp
 
 CTEST_LINK := -rdynamic -Wl,--wrap=mmap# shm_limits.c makes it fail
 # The thread sanitizer sees one process: the cases whose threads meet in it. It knows no fences (-Wno-tsan): ours stand

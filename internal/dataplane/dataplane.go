@@ -17,9 +17,10 @@ import (
 const (
 	SHM   = "shm"   // processes of one host
 	Verbs = "verbs" // InfiniBand, RoCE, soft-RoCE
+	TCP   = "tcp"   // plain Ethernet
 )
 
-// Options choose and configure a verbs device; shm has none. The zero value with GIDIndex -1 is the default.
+// Options choose and configure a verbs or tcp device; shm has none. The zero value with GIDIndex -1 is the default.
 type Options struct {
 	Device       string // "" takes the first with an active port
 	Port         int    // from 1; 0 takes the first active one
@@ -28,6 +29,16 @@ type Options struct {
 	TrafficClass int // 0..255
 	ServiceLevel int // 0..15
 	MTU          int // bytes; 0 takes the port's
+
+	// Address is the numeric IPv4 or IPv6 address that a tcp device listens on, "" for 127.0.0.1. PortFirst and PortLast are the
+	// ports to try, 0 for any.
+	Address             string
+	PortFirst, PortLast int
+	// Advertise names where peers connect to: up to four of "IPv4:port" or "[IPv6]:port", separated by commas. "" is where the tcp
+	// device listens. A wildcard Address needs it.
+	Advertise string
+	// ActiveOnly makes a tcp device that does not listen: it connects to peers that do.
+	ActiveOnly bool
 }
 
 // Device is an open provider instance. Safe for concurrent use.
@@ -35,11 +46,21 @@ type Device struct {
 	c *C.dp_dev
 }
 
-// c is the same for C. device is the name in C's memory, which stays the caller's.
-func (o Options) c(device *C.char) C.dp_dev_options {
-	return C.dp_dev_options{
+// c is the same for C. The strings are in C's memory until free is called.
+func (o Options) c() (opts C.dp_dev_options, free func()) {
+	device, address, advertise := C.CString(o.Device), C.CString(o.Address), C.CString(o.Advertise)
+	opts = C.dp_dev_options{
 		device: device, port: C.int(o.Port), gid_index: C.int(o.GIDIndex), pkey_index: C.int(o.PKeyIndex),
 		traffic_class: C.int(o.TrafficClass), service_level: C.int(o.ServiceLevel), mtu: C.int(o.MTU),
+		address: address, port_first: C.int(o.PortFirst), port_last: C.int(o.PortLast), advertise: advertise,
+	}
+	if o.ActiveOnly {
+		opts.active_side_only = 1
+	}
+	return opts, func() {
+		for _, s := range []*C.char{device, address, advertise} {
+			C.free(unsafe.Pointer(s))
+		}
 	}
 }
 
@@ -55,10 +76,10 @@ func LoadVerbs() error {
 
 // Open opens a device of the provider. Errors are ErrUnsupported (no such device, or no libibverbs) and ErrInvalid.
 func Open(provider string, o Options) (*Device, error) {
-	name, dev := C.CString(provider), C.CString(o.Device)
+	name := C.CString(provider)
 	defer C.free(unsafe.Pointer(name))
-	defer C.free(unsafe.Pointer(dev))
-	opts := o.c(dev)
+	opts, free := o.c()
+	defer free()
 	var d Device
 	var e C.dp_error
 	if st := C.dp_dev_open(name, &opts, &d.c, &e); st != 0 {
@@ -76,13 +97,16 @@ func (d *Device) Close() {
 // Handle is the C object, for C code outside of this package.
 func (d *Device) Handle() unsafe.Pointer { return unsafe.Pointer(d.c) }
 
-// Name describes the device for people: "shm", "rxe0 port 1 gid 1".
+// Name describes the device for people: "shm", "rxe0 port 1 gid 1", "tcp 10.1.2.3".
 func (d *Device) Name() string { return C.GoString(&d.c.name[0]) }
 
-// Provider is SHM or Verbs.
+// Provider is SHM, Verbs or TCP.
 func (d *Device) Provider() string {
-	if d.c.provider == C.DP_PROVIDER_VERBS {
+	switch d.c.provider {
+	case C.DP_PROVIDER_VERBS:
 		return Verbs
+	case C.DP_PROVIDER_TCP:
+		return TCP
 	}
 	return SHM
 }

@@ -8,6 +8,7 @@
  * writes to lines which the client's core holds. */
 #define IN_PLACE_MIN 256
 #define POST_PATIENCE_NS 2000000000 /* a client that gives no credit for so long broke the protocol */
+#define POLLED_STEP_NS 1000000      /* wait for room in steps of this, where it depends on the peer's polling */
 
 static __thread dp_invocation *current_invocation;
 
@@ -22,13 +23,18 @@ static int make_room(dp_server *s, int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
         *since = now;
-    if (dp_qp_broken(s->qp) || now - *since > POST_PATIENCE_NS)
+    bool polled = s->dev->caps & DP_CAP_POLLED_TARGET; /* no room comes while the client does something else */
+    if (dp_qp_broken(s->qp) || (!polled && now - *since > POST_PATIENCE_NS))
         return DP_PROTOCOL;
     uint32_t room = s->cap_pending - s->n_pending;
     int n = room ? dp_cq_poll(s->cq, s->pending + s->n_pending, (int)room) : 0;
     if (n < 0)
         return DP_FATAL;
     s->n_pending += (uint32_t)n;
+    if (polled && n == 0 && now - *since > POLLED_STEP_NS) {
+        dp_cq_wait(s->cq, POLLED_STEP_NS);
+        dp_qp_probe(s->qp);
+    }
     dp_cpu_pause();
     return DP_OK;
 }

@@ -6,6 +6,7 @@
 #define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path has several callers */
 
 #define PART_PATIENCE_NS 2000000000 /* longest wait between two messages of one payload */
+#define POLLED_STEP_NS 1000000      /* wait for room in steps of this, where it depends on the peer's polling */
 
 /* ---- by the queue pair ---- */
 
@@ -15,9 +16,15 @@ static int make_room(dp_channel *ch, int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
         *since = now;
-    if (!dp_lane_progress(ch->lane))
+    bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* no room comes while the worker runs a function */
+    if (!dp_lane_progress(ch->lane)) {
+        if (polled && now - *since > POLLED_STEP_NS) {
+            dp_cq_wait(ch->lane->cq, POLLED_STEP_NS);
+            dp_qp_probe(ch->qp);
+        }
         dp_lane_reap(ch->lane);
-    if (!ch->failed && now - *since > PART_PATIENCE_NS)
+    }
+    if (!ch->failed && !polled && now - *since > PART_PATIENCE_NS)
         dp_channel_end_calls(ch, DP_CONNECTION);
     dp_cpu_pause();
     return ch->failed ? DP_CONNECTION : DP_BUSY;

@@ -355,6 +355,8 @@ static void one_run(model *m, uint64_t seed) {
     m->ep->lanes[0]->seen = m->ep->lanes[0]->ended;
     STEP(m, "create, depth %u", m->depth);
     CHECK_OK_ERR(dp_channel_create(m->ep, &(dp_channel_config){m->depth, EAGER, BULK}, &m->ch, &err), err);
+    dp_cq *cq = m->ch->lane->cq;
+    end_attend(cq);
     m_connect(m);
     for (m->step = 1; m->step <= STEPS; m->step++) {
         one_step(m);
@@ -368,6 +370,7 @@ static void one_run(model *m, uint64_t seed) {
             CHECK_OK(dp_channel_submit(m->ch, 0, all, BULK, NULL, BULK, &i));
         }
     }
+    end_unattend(cq);
     dp_channel_destroy(m->ch); /* in whatever state it is */
 }
 
@@ -380,6 +383,7 @@ T_CASE(slot_model, "channel/slot-model", .seconds = 60, .verbs_seconds = 60) {
     CHECK_OK_ERR(dp_dev_open(t_provider(), NULL, &m->dev, &err), err);
     CHECK_OK_ERR(dp_endpoint_create(m->dev, 1, DEPTH_MAX, DP_WAIT_ADAPTIVE, &m->ep, &err), err);
     end_open(&m->worker.e, &opts, NULL);
+    m->worker.client_polls = true;
     dp_layout_set(&m->worker.l, DEPTH_MAX, EAGER, BULK);
     CHECK_LE(m->worker.l.size, m->worker.e.mem->size);
     m->trace = only != NULL;

@@ -78,6 +78,7 @@ void raw_worker(raw *r, int sock) {
     raw_open(r);
     recv_blob(r, sock, DP_ROLE_CLIENT);
     r->generation = r->peer.generation;
+    r->client_polls = false;
     CHECK_EQ(r->peer.layout.depth, 8);
     join(r);
     send_blob(r, sock, DP_ROLE_WORKER);
@@ -158,15 +159,21 @@ uint32_t raw_take(raw *r, dp_request *q, bool *bare) {
     return slot;
 }
 
+/* Waits until it has arrived, unless only a poll of the client can tell and the client is another process. */
+static void put_and_wait(raw *r, uint32_t at, uint32_t size, uint32_t payload, uint32_t imm) {
+    bool wait = r->client_polls || !(r->e.dev->caps & DP_CAP_POLLED_TARGET);
+    put(r, at, size, payload, imm, wait ? DP_SIGNALED : 0);
+    if (wait)
+        end_sent(&r->e, 0, DP_OP_WRITE);
+}
+
 void raw_answer(raw *r, uint32_t at, dp_reply h, uint32_t payload, int fill, uint32_t imm) {
     memcpy(local_bytes(&r->e), &h, sizeof h);
     memset(local_bytes(&r->e) + sizeof h, fill, payload);
-    put(r, at, DP_REPLY_SIZE + payload, payload, imm, DP_SIGNALED);
-    end_sent(&r->e, 0, DP_OP_WRITE);
+    put_and_wait(r, at, DP_REPLY_SIZE + payload, payload, imm);
 }
 
 void raw_answer_bare(raw *r, uint32_t at, uint32_t payload, int fill, uint32_t imm) {
     memset(local_bytes(&r->e), fill, payload);
-    put(r, at, payload, payload, imm, DP_SIGNALED);
-    end_sent(&r->e, 0, DP_OP_WRITE);
+    put_and_wait(r, at, payload, payload, imm);
 }

@@ -12,6 +12,7 @@ typedef struct raw {
     dp_side peer;
     uint32_t generation; /* 77 for a client, the client's for a worker */
     dp_request told[8];  /* worker: last header by slot */
+    bool client_polls;   /* worker: end_attend was called for the client's queue */
 } raw;
 
 /* A hand-made client, connected to a server process whose functions all echo. The server sends the status with which it

@@ -77,9 +77,9 @@ bool t_is_shm(void);
 bool t_is_verbs(void);
 bool t_is_tcp(void);
 /* One of two counts or sizes, by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, a
- * sixteenth of what shm does, but no less than verbs does. */
+ * thirty-second part of what shm does, but no less than verbs does. */
 static inline long t_pick(long shm, long verbs) {
-    return t_is_shm() ? shm : t_is_verbs() || verbs > shm / 16 ? verbs : shm / 16;
+    return t_is_shm() ? shm : t_is_verbs() || verbs > shm / 32 ? verbs : shm / 32;
 }
 /* Multiplier of deadlines, for time-outs inside cases. */
 double t_time_scale(void);
