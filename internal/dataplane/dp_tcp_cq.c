@@ -19,6 +19,7 @@
 #define GONE_MS 3500
 #define GONE_RETRANSMITS 3
 #define GONE_PROBES 2
+#define GONE_ONE_WAY 6 /* retransmits, some 13 s: acknowledgements come, but not of these */
 #define EVENTS 64
 
 /* ---- create, destroy ---- */
@@ -254,7 +255,7 @@ int tcp_cq_wait(dp_cq *c, int64_t timeout_ns) {
  * the connection is idle (keepalive) or the peer's window is full; probes that are answered do not count. */
 static bool silent(const struct tcp_info *info) {
     bool asked = (info->tcpi_unacked && info->tcpi_retransmits >= GONE_RETRANSMITS) || info->tcpi_probes >= GONE_PROBES;
-    return asked && info->tcpi_last_ack_recv >= GONE_MS;
+    return (asked && info->tcpi_last_ack_recv >= GONE_MS) || (info->tcpi_unacked && info->tcpi_retransmits >= GONE_ONE_WAY);
 }
 
 /* The peer has closed the connection. What it sent before is taken first, if somebody polls and nothing else is missing. */

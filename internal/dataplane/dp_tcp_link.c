@@ -156,12 +156,12 @@ bool tcp_hello_check(const tcp_hello *h, tcp_link *out) {
 }
 
 const uint8_t *dp_tcp_hello_token(const void *hello) {
-    const tcp_hello *h = hello;
+    const uint8_t *bytes = hello; /* not aligned */
     uint32_t magic;
     uint16_t version;
-    memcpy(&magic, &h->magic, sizeof magic);
-    memcpy(&version, &h->version, sizeof version);
-    return magic == DP_TCP_HELLO_MAGIC && version == DP_TCP_VERSION ? (const uint8_t *)hello + DP_TCP_HELLO_TOKEN_AT : NULL;
+    memcpy(&magic, bytes + offsetof(tcp_hello, magic), sizeof magic);
+    memcpy(&version, bytes + offsetof(tcp_hello, version), sizeof version);
+    return magic == DP_TCP_HELLO_MAGIC && version == DP_TCP_VERSION ? bytes + DP_TCP_HELLO_TOKEN_AT : NULL;
 }
 
 const uint8_t *dp_tcp_blob_token(const void *blob, uint32_t len) {

@@ -1,0 +1,129 @@
+/* Links that die, are interrupted, or lead to a peer that has stopped. Socket filters that drop every packet at both ends are the dead
+ * link: the kernel then neither answers nor hears anything. */
+#include "tcp_peer.h"
+
+#include <linux/filter.h>
+#include <sched.h>
+#include <sys/socket.h>
+
+#define MS 1000000ll
+
+static void cut(end *a, end *b) {
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog all = {1, &drop};
+    CHECK(!setsockopt(tcp_qp_of(a->qp)->peer.fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all));
+    CHECK(!setsockopt(tcp_qp_of(b->qp)->peer.fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all));
+}
+
+static void mend(end *a, end *b) {
+    int none = 0;
+    CHECK(!setsockopt(tcp_qp_of(a->qp)->peer.fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none));
+    CHECK(!setsockopt(tcp_qp_of(b->qp)->peer.fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none));
+}
+
+/* Polls, but the far ends do not: they are at the other side of the link. */
+static void look(end *e) {
+    dp_wc wc;
+    CHECK_EQ(dp_cq_poll(e->cq, &wc, 0), 0);
+    dp_qp_probe(e->qp);
+}
+
+enum { IDLE, BUSY, SENT_LATER, INTERRUPTED, STOPPED, LINKS };
+
+static const end_opts link_opts = {.size = 65536, .max_send = 64, .max_recv = 64};
+
+static void write_words(end *near, const card *far, uint32_t from, uint32_t to) {
+    for (uint32_t i = from; i < to; i++) {
+        dp_sge s = {&i, 4, 0};
+        CHECK_OK(dp_post_write_imm(near->qp, &s, 1, far->regions[0].addr + 4 * i, far->regions[0].rkey, i, i, 0));
+    }
+}
+
+/* Five links at the same time, so that the case takes as long as one of them. */
+T_CASE(links, "tcp/links-dead-and-interrupted", .providers = T_TCP, .seconds = 40) {
+    end near[LINKS], far[LINKS];
+    card c[LINKS];
+    for (int i = 0; i < LINKS; i++) {
+        end_open(&near[i], &link_opts, NULL);
+        end_open(&far[i], &link_opts, NULL);
+        end_card(&far[i], &c[i]);
+        ends_connect_and_write(&near[i], &far[i]);
+        end_unattend(far[i].cq); /* from now on it polls when the case says so */
+        end_unattend(near[i].cq);
+        c[i].regions[0] = (reg_ref){(uint64_t)(uintptr_t)far[i].mem->addr, far[i].mem->size, far[i].mem->rkey};
+    }
+    int64_t start = dp_now_ns(), named[LINKS] = {0}, limit = (int64_t)(5000 * MS * t_time_scale());
+    for (int i = IDLE; i <= INTERRUPTED; i++)
+        cut(&near[i], &far[i]);
+    write_words(&near[BUSY], &c[BUSY], 0, 5);
+    write_words(&near[INTERRUPTED], &c[INTERRUPTED], 0, 20);
+    /* A peer that has stopped: everything is full. */
+    uint64_t posted = 0;
+    dp_sge block = local_sge(&near[STOPPED], 0, 65536);
+    int full = 0;
+    for (int64_t since = dp_now_ns(); dp_now_ns() - since < 200 * MS;) {
+        int st = dp_post_write(near[STOPPED].qp, &block, 1, c[STOPPED].regions[0].addr, c[STOPPED].regions[0].rkey, 1, 0);
+        CHECK(st == DP_OK || st == DP_BUSY);
+        posted += st == DP_OK;
+        full += st == DP_BUSY;
+    }
+    CHECK_GE(full, 1);
+    bool mended = false, later = false;
+    for (int64_t now = start; now - start < 5200 * MS || !named[IDLE] || !named[BUSY] || !named[SENT_LATER]; now = dp_now_ns()) {
+        CHECKF(now - start < 2 * limit, "named after: idle %lld, busy %lld, later %lld ns", (long long)named[IDLE], (long long)named[BUSY],
+               (long long)named[SENT_LATER]);
+        for (int i = 0; i < LINKS; i++) {
+            look(&near[i]);
+            if (!named[i] && dp_qp_broken(near[i].qp))
+                named[i] = dp_now_ns() - start;
+        }
+        if (!later && now - start > 1500 * MS) { /* the link is dead for a while when it is needed */
+            write_words(&near[SENT_LATER], &c[SENT_LATER], 0, 5);
+            later = true;
+        }
+        if (!mended && now - start > 2000 * MS) {
+            write_words(&near[INTERRUPTED], &c[INTERRUPTED], 20, 40);
+            mend(&near[INTERRUPTED], &far[INTERRUPTED]);
+            mended = true;
+        }
+        t_sleep_ms(10);
+    }
+    for (int i = IDLE; i <= SENT_LATER; i++) {
+        t_note("link %d, named after %lld ms", i, (long long)(named[i] / MS));
+        CHECK_STATUS(dp_qp_broken(near[i].qp), DP_PEER_GONE);
+        CHECK_LE(named[i], limit + (i == SENT_LATER ? 1500 * MS : 0));
+    }
+    printf("    named after %lld ms idle, %lld ms busy, %lld ms when needed later\n", (long long)(named[IDLE] / MS), (long long)(named[BUSY] / MS),
+           (long long)(named[SENT_LATER] / MS));
+    /* Interrupted: nothing is lost. */
+    CHECK_EQ(dp_qp_broken(near[INTERRUPTED].qp), 0);
+    for (uint32_t i = 0; i < 40; i++) {
+        CHECK_EQ(end_imm(&far[INTERRUPTED]).imm, i);
+        CHECK_EQ(((uint32_t *)(void *)end_bytes(&far[INTERRUPTED]))[i], i);
+    }
+    /* Stopped: it goes on where it was. */
+    CHECK_EQ(dp_qp_broken(near[STOPPED].qp), 0);
+    int st;
+    for (int64_t until = dp_now_ns() + poll_ns();;) {
+        st = dp_post_write_imm(near[STOPPED].qp, NULL, 0, 0, 0, 7, 0, 0);
+        if (st != DP_BUSY)
+            break;
+        CHECKF(dp_now_ns() < until, "still full");
+        look(&near[STOPPED]);
+        look(&far[STOPPED]);
+    }
+    CHECK_OK(st);
+    for (int64_t until = dp_now_ns() + poll_ns(); far[STOPPED].received.head == far[STOPPED].received.tail;) {
+        CHECK(dp_now_ns() < until);
+        look(&near[STOPPED]);
+        end_drain(&far[STOPPED]);
+    }
+    CHECK_EQ(end_imm(&far[STOPPED]).imm, 7);
+    CHECK_EQ(dp_qp_broken(far[STOPPED].qp), 0);
+    for (int i = 0; i < LINKS; i++) {
+        end_attend(near[i].cq);
+        end_attend(far[i].cq);
+        end_close(&near[i]);
+        end_close(&far[i]);
+    }
+}
