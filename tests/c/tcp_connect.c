@@ -122,9 +122,9 @@ T_CASE(hellos, "tcp/hellos-refused", .providers = T_TCP) {
     CHECK_EQ(after.connected, before.connected);
     /* Half a hello, then nothing more. */
     int fd = rogue_dial(&c);
-    tcp_hello h = rogue_hello(&c, token);
+    tcp_hello half = rogue_hello(&c, token);
     char byte;
-    CHECK_EQ(send(fd, &h, 100, 0), 100);
+    CHECK_EQ(send(fd, &half, 100, 0), 100);
     shutdown(fd, SHUT_WR);
     CHECK_EQ(recv(fd, &byte, 1, 0), 0);
     close(fd);
