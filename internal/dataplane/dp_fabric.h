@@ -284,7 +284,8 @@ int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
  * creates and destroys queues that are beside each other. */
 int dp_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err);
 void dp_cq_destroy(dp_cq *cq);
-/* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. */
+/* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. With n 0 it takes no completion; on a
+ * device with DP_CAP_POLLED_TARGET it executes what peers have sent all the same. */
 static inline int dp_cq_poll(dp_cq *cq, dp_wc *wc, int n) {
     if (cq->peek && (uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) != cq->peek_value)
         return 0;

@@ -77,7 +77,7 @@ int dp_tcp_pass(int unix_fd, int fd, const void *hello, dp_error *err);
  * queue pair answers and a present or later dp_qp_connect of it completes. The device owns fd from now on and closes it in case of an
  * error. Any thread; does not block. Any mode, also a listening one.
  * Errors: DP_BAD_BLOB (not a hello, no queue pair with this token, or the token was used already; counted), DP_PEER_GONE (the
- * answer could not be sent). */
+ * answer could not be sent), DP_UNSUPPORTED (a device of another provider). */
 int dp_tcp_hand(dp_dev *dev, int fd, const void *hello, dp_error *err);
 
 /* dp_tcp_take receives one socket that dp_tcp_pass sent over unix_fd and hands it to the device. Does not block. Any thread.

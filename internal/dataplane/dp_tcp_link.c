@@ -260,11 +260,15 @@ static bool ours_wins(const tcp_qp *qp, const tcp_link *l) {
 }
 
 int dp_tcp_hand(dp_dev *d, int fd, const void *hello, dp_error *err) {
+    if (d->provider != DP_PROVIDER_TCP) {
+        close(fd);
+        return dp_fail(err, DP_UNSUPPORTED, 0, "hand over a socket to a device of another provider than tcp (%s)", d->name);
+    }
     tcp_dev *dev = tcp_dev_of(d);
     tcp_hello h;
     tcp_link l = {.fd = fd};
     memcpy(&h, hello, sizeof h);
-    bool good = d->provider == DP_PROVIDER_TCP && tcp_hello_check(&h, &l) && h.status == DP_OK;
+    bool good = tcp_hello_check(&h, &l) && h.status == DP_OK;
     int st = DP_OK;
     pthread_mutex_lock(&dev->lock);
     tcp_qp *qp = good ? qp_by_token(dev, h.to) : NULL;
@@ -315,6 +319,8 @@ int dp_tcp_take(dp_dev *d, int unix_fd, dp_error *err) {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(FDS * sizeof(int))];
     } control;
+    if (d->provider != DP_PROVIDER_TCP)
+        return dp_fail(err, DP_UNSUPPORTED, 0, "take a socket for a device of another provider than tcp (%s)", d->name);
     uint8_t hello[DP_TCP_HELLO_SIZE];
     struct iovec iov = {hello, sizeof hello};
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
