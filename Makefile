@@ -145,6 +145,10 @@ build/worker/$(WORKER)/main.o: build/version
 build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 
+# The tcp provider beside a bare pair of sockets. Executors do not offer tcp yet, so rfaas-bench does not measure it.
+BENCH_TCP_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) benchmarks/tcp/main.c
+$(eval $(call c_program,build/bench-tcp/pingpong,build/bench-tcp,$(BENCH_TCP_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
+
 # The library exports only what rfaas.h declares. An MPI program may have dp_ functions of its own. The functions of
 # rfaas_function.h must stay undefined in a client, because their absence tells a library of functions that it runs as a
 # local fallback.
@@ -498,7 +502,7 @@ lint-c:
 	$(Q)printf '%s\n' $(wildcard tests/fuzz/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) $(CFLAGS) -Itests/fuzz/stub -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 
-	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
+	$(Q)printf '%s\n' $(wildcard $(DP)/*.c $(CLIENT)/*.c $(WORKER)/*.c $(WORKER)/startup/*.c benchmarks/raw/*.c benchmarks/raw/peer/*.c benchmarks/tcp/*.c tests/c/*.c $(filter-out %/mpi_lease_test.c,$(wildcard tests/*/testdata/*.c)) client/testdata/*.c) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -I$(WORKER) $(CFLAGS) -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -S -o /dev/null FILE
 	$(Q)printf '%s\n' $(wildcard $(DP)/*.h $(WORKER)/*.h $(WORKER)/startup/*.h benchmarks/raw/*.h) | xargs -P 2 -I FILE \
 		$(CC) $(DP_CFLAGS) -Werror -fsyntax-only -x c -include FILE /dev/null

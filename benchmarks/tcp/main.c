@@ -1,0 +1,209 @@
+/* Round trips of the tcp provider beside those of a bare pair of TCP sockets, on loopback. Both sides spin, each on a processor of
+ * its own where there are two. The two kinds take turns within a round, and the ratio is the median of the rounds' ratios: a time says
+ * as much about the machine and the minute as about the program.
+ *
+ *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dp_tcp.h"
+
+enum { LARGEST = 1 << 20, ROUNDS_MAX = 1000 };
+static const uint32_t sizes[] = {8, 4 << 10, 64 << 10, 1 << 20};
+enum { SIZES = sizeof sizes / sizeof *sizes };
+
+typedef struct side {
+    int bare; /* the bare socket */
+    dp_dev *dev;
+    dp_domain *domain;
+    dp_mem *mem, *local;
+    dp_cq *cq;
+    dp_qp *qp;
+    uint64_t peer_addr;
+    uint32_t peer_key;
+    bool asks;
+} side;
+
+static void must(int status, const dp_error *err) {
+    if (status == DP_OK)
+        return;
+    fprintf(stderr, "tcp: %s\n", err->msg);
+    exit(1);
+}
+
+static void need(bool ok, const char *what) {
+    if (ok)
+        return;
+    fprintf(stderr, "tcp: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static void move(int fd, void *data, size_t len, bool out) {
+    for (size_t done = 0; done < len;) {
+        ssize_t n = out ? send(fd, (char *)data + done, len - done, MSG_DONTWAIT | MSG_NOSIGNAL)
+                        : recv(fd, (char *)data + done, len - done, MSG_DONTWAIT);
+        need(n > 0 || (n < 0 && errno == EAGAIN), "the other side has ended");
+        done += n > 0 ? (size_t)n : 0;
+        if (n < 0)
+            dp_cpu_pause();
+    }
+}
+
+static void post(side *s, uint32_t size) {
+    dp_sge sge = {s->local->addr, size, 0};
+    int st;
+    while ((st = dp_post_write_imm(s->qp, &sge, 1, s->peer_addr, s->peer_key, 1, 0, 0)) == DP_BUSY)
+        dp_cpu_pause();
+    must(st, &(dp_error){.msg = "a post failed"});
+}
+
+static void take(side *s) {
+    dp_wc wc;
+    while (dp_cq_poll(s->cq, &wc, 1) == 0)
+        need(!dp_qp_broken(s->qp), "the connection broke");
+    must(wc.status, &(dp_error){.msg = "a completion failed"});
+    must(dp_post_recv(s->qp, 0), &(dp_error){.msg = "a receive could not be posted"});
+}
+
+/* n round trips. Returns ns for one of them. */
+static double run(side *s, bool bare, uint32_t size, int n) {
+    int64_t start = dp_now_ns();
+    for (int i = 0; i < n; i++)
+        for (int turn = 0; turn < 2; turn++) {
+            bool out = s->asks == (turn == 0);
+            if (bare)
+                move(s->bare, out ? s->local->addr : s->mem->addr, size, out);
+            else if (out)
+                post(s, size);
+            else
+                take(s);
+        }
+    return (double)(dp_now_ns() - start) / n;
+}
+
+/* ---- setting up ---- */
+
+static void bind_to(int cpu) {
+    cpu_set_t all, one;
+    CPU_ZERO(&one);
+    if (sched_getaffinity(0, sizeof all, &all) || CPU_COUNT(&all) < 2)
+        return;
+    for (int i = 0, k = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &all) && k++ == cpu)
+            CPU_SET(i, &one);
+    sched_setaffinity(0, sizeof one, &one);
+}
+
+static int bare_socket(bool asks, int ctl) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), conn = fd;
+    if (asks) {
+        move(ctl, &at, sizeof at, false);
+        need(!connect(fd, (struct sockaddr *)&at, len), "connect");
+    } else {
+        need(!bind(fd, (struct sockaddr *)&at, len) && !listen(fd, 1) && !getsockname(fd, (struct sockaddr *)&at, &len), "listen");
+        move(ctl, &at, sizeof at, true);
+        conn = accept(fd, NULL, NULL);
+        need(conn >= 0, "accept");
+        close(fd);
+    }
+    dp_tcp_prepare(conn);
+    return conn;
+}
+
+static side open_side(bool asks, int ctl) {
+    side s = {.asks = asks};
+    dp_error err;
+    struct {
+        uint8_t blob[DP_BLOB_MAX];
+        uint64_t addr;
+        uint32_t len, key;
+    } mine = {.len = DP_BLOB_MAX}, peer;
+    s.bare = bare_socket(asks, ctl);
+    must(dp_dev_open("tcp", NULL, &s.dev, &err), &err);
+    must(dp_domain_create(s.dev, &s.domain, &err), &err);
+    must(dp_mem_alloc(s.domain, LARGEST, DP_REMOTE_WRITE, &s.mem, &err), &err);
+    must(dp_mem_alloc(s.domain, LARGEST, 0, &s.local, &err), &err);
+    must(dp_cq_create(s.dev, 64, &s.cq, &err), &err);
+    dp_qp_attr attr = {.max_send = 16, .max_recv = 16, .expose = {s.mem}, .n_expose = 1};
+    must(dp_qp_create(s.domain, s.cq, &attr, &s.qp, &err), &err);
+    for (int i = 0; i < 16; i++)
+        must(dp_post_recv(s.qp, 0), &(dp_error){.msg = "a receive could not be posted"});
+    must(dp_qp_export(s.qp, mine.blob, &mine.len, &err), &err);
+    mine.addr = (uint64_t)(uintptr_t)s.mem->addr;
+    mine.key = s.mem->rkey;
+    move(ctl, &mine, sizeof mine, true);
+    move(ctl, &peer, sizeof peer, false);
+    must(dp_qp_connect(s.qp, peer.blob, peer.len, &err), &err);
+    s.peer_addr = peer.addr;
+    s.peer_key = peer.key;
+    return s;
+}
+
+/* ---- the rounds: both sides go through the same ones ---- */
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+static void measure(side *s, int ctl, uint32_t size, int rounds, int ms) {
+    double bare[ROUNDS_MAX], ours[ROUNDS_MAX], ratio[ROUNDS_MAX];
+    int n = 200;
+    run(s, true, size, n);
+    double warm = run(s, false, size, n);
+    if (s->asks) { /* this side says how many round trips fill the time */
+        n = (int)(ms * 1e6 / warm) + 1;
+        move(ctl, &n, sizeof n, true);
+    } else {
+        move(ctl, &n, sizeof n, false);
+    }
+    for (int i = 0; i < rounds; i++) {
+        bare[i] = run(s, true, size, n);
+        ours[i] = run(s, false, size, n);
+        ratio[i] = ours[i] / bare[i];
+    }
+    if (s->asks)
+        printf("%8u  %10.2f  %10.2f  %8.3f\n", size, median(bare, rounds) / 1000, median(ours, rounds) / 1000, median(ratio, rounds));
+}
+
+int main(int argc, char **argv) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 15, ms = argc > 2 ? atoi(argv[2]) : 60, ctl[2];
+    if (rounds < 1 || rounds > ROUNDS_MAX || ms < 1 || argc > 3) {
+        fprintf(stderr, "usage: tcp [ROUNDS [MILLISECONDS]]: rounds 1 to %d, milliseconds from 1\n", ROUNDS_MAX);
+        return 2;
+    }
+    need(!socketpair(AF_UNIX, SOCK_STREAM, 0, ctl), "socketpair");
+    pid_t child = fork();
+    need(child >= 0, "fork");
+    if (child == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    bool asks = child > 0;
+    bind_to(asks ? 0 : 1);
+    side s = open_side(asks, ctl[asks]);
+    if (asks)
+        printf("%8s  %10s  %10s  %8s\n", "bytes", "bare us", "tcp us", "ratio");
+    for (int i = 0; i < SIZES; i++)
+        measure(&s, ctl[asks], sizes[i], rounds, ms);
+    int status = 0;
+    if (asks)
+        waitpid(child, &status, 0);
+    return status != 0;
+}
