@@ -4,11 +4,14 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#define LINGER_MS 500
 
 static const dp_ops tcp_ops;
 
@@ -277,11 +280,19 @@ static int tcp_qp_reset(dp_qp *q, dp_error *err) {
     return DP_OK;
 }
 
+/* Sends what was posted last, if the peer takes it soon: a worker answers and ends. */
+static void linger(tcp_qp *qp) {
+    int64_t until = dp_now_ns() + LINGER_MS * 1000000ll;
+    while (qp->peer.fd >= 0 && !dp_qp_broken(&qp->q) && tcp_flush(qp) && tcp_backlog(qp) && dp_now_ns() < until) {
+        struct pollfd p = {qp->peer.fd, POLLOUT, 0};
+        ppoll(&p, 1, &(struct timespec){.tv_nsec = LINGER_MS * 100000}, NULL);
+    }
+}
+
 static void tcp_qp_destroy(dp_qp *q) {
     tcp_qp *qp = tcp_qp_of(q);
     tcp_dev *dev = tcp_dev_of(q->domain->dev);
-    if (qp->peer.fd >= 0)
-        tcp_flush(qp); /* what was posted last, as far as the socket takes it */
+    linger(qp);
     disconnect(qp);
     pthread_mutex_lock(&dev->lock);
     for (tcp_qp **p = &dev->qps; *p; p = &(*p)->next)

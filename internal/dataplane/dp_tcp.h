@@ -36,6 +36,8 @@
  * shutdown, close and getrandom; dp_qp_create needs mmap, eventfd2 is needed by dp_cq_create. setsockopt is tried and may fail with EPERM.
  * worker/filter.c allows all of these in a sealed worker today.
  *
+ * dp_qp_destroy waits up to half a second for the socket to take what was posted last, and drops the rest.
+ *
  * Not encrypted: payloads and tokens travel in the clear, as with verbs.
  */
 #ifndef RFAAS_DP_TCP_H

@@ -166,6 +166,8 @@ int tcp_cq_poll(dp_cq *c, dp_wc *wc, int n) {
             qp->rpolled++;
         else
             qp->unpolled--;
+        if (wc[got].status)
+            qp->q.state = DP_QP_ERROR;
     }
     return got;
 }

@@ -39,7 +39,10 @@ void tcp_end(tcp_qp *qp, int status) {
     qp->in_frame = qp->held = qp->more = false;
     qp->lo = qp->hi = 0;
     qp->out_lo = qp->out_hi = 0;
-    qp->q.state = DP_QP_ERROR;
+    /* What a peer sent before it left is delivered, and receives can be posted for as long: dp_cq_poll sets the state when it delivers a
+     * failed post. */
+    if (status != DP_PEER_GONE)
+        qp->q.state = DP_QP_ERROR;
     int first = status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
     for (tcp_pending *p; (p = oldest(qp)); first = DP_CONNECTION) {
         qp->pend_head++;
