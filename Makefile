@@ -289,7 +289,7 @@ RACE_SKIP := TestSandbox TestSandboxesAreApart TestSandboxPaths TestSandboxMemor
 SOFTROCE_PACKAGES = $(shell for p in internal/dataplane internal/sandbox internal/executor internal/manager client tests/capi internal/cli benchmarks/latency; do \
 	compgen -G "$$p/*_test.go" >/dev/null && echo ./$$p; done || true)
 
-.PHONY: test test-go test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
+.PHONY: test test-go test-tcp test-race test-c test-c-plain test-c-asan test-c-tsan test-faults test-kills test-hostile test-install test-demo test-softroce test-softroce-faults test-softroce-slurm test-twovm check lint lint-go lint-c lint-sh
 test: ## everything that must pass: all lanes, with a table at the end
 	$(Q)tests/run
 
@@ -303,7 +303,12 @@ try_build = $(if $(BUILT),:,$(MAKE) --no-print-directory build-tests || echo 'ma
 # The other packages of tests/ have lanes of their own.
 test-go: ## Go tests
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v -E '/tests/(faults|hostile|remote|slurm)$$')
+	$(Q)$(GO) test -count=1 -vet=off -timeout 280s $$($(GO) list ./... | grep -v -E '/tests/(faults|hostile|remote|slurm|twonodes)$$')
+
+test-tcp: ## the client's tests over Ethernet sockets, and calls between two network namespaces
+	$(Q)$(try_build)
+	$(Q)RFAAS_TEST_PROVIDER=tcp $(GO) test -count=1 -vet=off -timeout 280s ./client
+	$(Q)$(GO) test -count=1 -vet=off -timeout 120s ./tests/twonodes
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)

@@ -77,7 +77,7 @@ type liar struct {
 func (l *liar) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
 	id, err := control.NodeID()
 	return &control.InfoReply{ProtocolVersion: control.ProtocolVersion, NodeId: id, Cores: 8, FreeCores: 8,
-		Providers: []string{"shm", "verbs"}}, err
+		Providers: []string{provider()}}, err
 }
 
 func (l *liar) Lease(context.Context, *control.LeaseRequest) (*control.LeaseReply, error) {

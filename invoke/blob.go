@@ -30,6 +30,7 @@ type Provider uint8
 const (
 	ProviderSHM   Provider = 1
 	ProviderVerbs Provider = 2
+	ProviderTCP   Provider = 3
 )
 
 func (p Provider) String() string {
@@ -38,6 +39,8 @@ func (p Provider) String() string {
 		return "shm"
 	case ProviderVerbs:
 		return "verbs"
+	case ProviderTCP:
+		return "tcp"
 	}
 	return fmt.Sprintf("provider %d", uint8(p))
 }
@@ -126,7 +129,7 @@ func UnmarshalChannelBlob(data []byte) (*ChannelBlob, error) {
 	switch {
 	case b.Role != RoleClient && b.Role != RoleWorker:
 		return bad("role %d", b.Role)
-	case b.Provider != ProviderSHM && b.Provider != ProviderVerbs:
+	case b.Provider < ProviderSHM || b.Provider > ProviderTCP:
 		return bad("provider %d", b.Provider)
 	case b.Generation == 0:
 		return bad("generation 0")

@@ -141,7 +141,7 @@ static int check_prepare(const dp_msg_spawn *m, dp_error *err) {
     if (m->n_functions || m->blob_len || m->memory_limit || m->channel_depth || m->channel_eager || m->channel_bulk ||
         !all_zero(m->cpus, sizeof m->cpus) || !all_zero(m->blob, sizeof m->blob))
         return dp_fail(err, DP_INVALID, 0, "prepare: the message has a lease's functions, blob, channel, memory limit or CPUs");
-    if (check_spawn_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS, err) != DP_OK ||
+    if (check_spawn_range("provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_TCP, err) != DP_OK ||
         check_spawn_range("depth", m->max_depth, 0, DP_DEPTH_MAX, err) != DP_OK)
         return DP_INVALID;
     bool sizes = m->max_eager && m->max_eager <= DP_EAGER_MAX && m->max_eager % DP_CACHE_LINE == 0 && m->max_bulk <= DP_BULK_MAX &&
@@ -156,7 +156,7 @@ static int check_spawn(const dp_msg_spawn *m, dp_error *err) {
         const char *what;
         int64_t v, low, high;
     } ranges[] = {
-        {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_VERBS},
+        {"provider", m->provider, DP_PROVIDER_SHM, DP_PROVIDER_TCP},
         {"wait mode", m->wait_mode, DP_WAIT_ADAPTIVE, DP_WAIT_WARM},
         {"reserved byte", m->pad0, 0, 0},
         {"reserved word", m->pad1, 0, 0},

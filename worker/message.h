@@ -25,6 +25,8 @@
  *   executor ── worker socket ──▶ worker      SUSPEND                   the lease has ended: run nothing, block
  *   executor ◀─ worker socket ─── worker      SUSPENDED
  *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is not its client's
+ *   executor ── worker socket ──▶ worker      SOCKET {hello} + fd {connection}  on provider tcp: the client's connection, which the
+ *                                             executor has accepted; after LOADED
  *
  * The worker and the executor share a page with the worker's state, also at its death (page.h).
  *
@@ -68,6 +70,7 @@ enum {
     DP_MSG_INSPECT = 18, /* body: dp_msg_inspect without offsets */
     DP_MSG_SYMBOLS = 19, /* body: dp_msg_inspect with at least one */
     DP_MSG_INSPECTED = 20, /* body {u32 names or lines, u32 bytes of them in the output} */
+    DP_MSG_SOCKET = 21,    /* body: the hello with which the connection began (dp_tcp.h) */
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker
@@ -125,7 +128,7 @@ typedef struct dp_msg_spawn {
     uint32_t n_functions;   /* 1..DP_FUNCTIONS_MAX */
     uint32_t blob_len;      /* client's channel blob, 1..DP_CHANNEL_BLOB_MAX */
     uint8_t cpus[DP_CPUS_MAX / 8]; /* bit i: pin to logical CPU i; no bit at all: not pinned */
-    char device[64];        /* ends with a NUL; empty: the first usable */
+    char device[64];        /* ends with a NUL; empty: the first usable. tcp: the address to which clients connect */
     uint8_t blob[DP_CHANNEL_BLOB_MAX];
     uint32_t uid; /* to run as, 0: as the zygote */
     uint32_t gid;

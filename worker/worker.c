@@ -2,7 +2,7 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
- *   own user id; on verbs into the sandbox                   before the device is opened, which remembers the opener's credentials
+ *   own user id; unless on shm into the sandbox              before a device is opened, which remembers the opener's credentials
  *   pin                                                      before memory is touched, so that its pages are near
  *   device, memory, queue pair, connect; memory limit        with final credentials and before any user code; by the end
  *                                                            the process has one thread
@@ -10,7 +10,8 @@
  *   crash notes                                              before user code, which could crash
  *   device files hidden, system calls filtered               when no later step needs them
  *   user's library; LOADED                                   the first user code is the library's constructor
- *   monitor thread; serve                                    messages of the executor are handled from here on
+ *   monitor thread; serve                                    messages of the executor are handled from here on; one brings the
+ *                                                            client's connection on tcp
  *
  * A pooled worker first takes the steps that need no client: device, sandbox, memory and queue pair for a channel of the usual
  * sizes, hiding device files, the filter without the rules against connecting; PREPARED. With the lease it is pinned, connects
@@ -43,6 +44,7 @@
 
 #include "crash.h"
 #include "dp_serve.h"
+#include "dp_tcp.h"
 #include "inspect.h"
 #include "limit.h"
 #include "load.h"
@@ -217,17 +219,20 @@ static void pin_worker(const worker *w) {
 static void open_device(worker *w) {
     const dp_msg_spawn *m = w->m;
     dp_error err = {0};
+    static const char *const names[] = {[DP_PROVIDER_SHM] = "shm", [DP_PROVIDER_VERBS] = "verbs", [DP_PROVIDER_TCP] = "tcp"};
     dp_dev_options opts = {
         .device = m->device,
+        .advertise = m->device,
+        .handed = m->provider == DP_PROVIDER_TCP,
         .port = m->port,
         .gid_index = m->gid_index,
         .pkey_index = (int)m->pkey_index,
         .traffic_class = (int)m->traffic_class,
         .service_level = (int)m->service_level,
         .mtu = (int)m->mtu,
-        .active_side_only = 1,
+        .active_side_only = m->provider == DP_PROVIDER_SHM,
     };
-    int st = dp_dev_open(m->provider == DP_PROVIDER_SHM ? "shm" : "verbs", &opts, &w->dev, &err);
+    int st = dp_dev_open(names[m->provider], &opts, &w->dev, &err);
     if (st != DP_OK)
         fail(w, FD_SOCK, st, err.msg);
 }
@@ -313,10 +318,10 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
 
 enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
 
-/* Returns an epoll instance for the sockets of the executor and the client; -1: none is needed, or no descriptor is left. poll() would
+/* Returns an epoll instance for the sockets of the executor and the client, whose end shows by the events `end`; -1: none is needed, or no descriptor is left. poll() would
  * hold a reference to the client's socket, and the client would not notice that a function has closed it. */
-static int watch_client(int client) {
-    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = EPOLLIN | EPOLLRDHUP, .data.u32 = CLIENT};
+static int watch_client(int client, uint32_t end) {
+    struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = end, .data.u32 = CLIENT};
     int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
     if (ep >= 0 && epoll_ctl(ep, EPOLL_CTL_ADD, FD_SOCK, &said)) { /* the user's limit of watches is reached */
         close(ep);
@@ -345,32 +350,65 @@ static void await_executor(const worker *w, int ep, int client) {
     }
 }
 
+_Static_assert(DP_TCP_HELLO_SIZE <= DP_CHANNEL_BLOB_MAX, "room of a message to a worker that serves");
+
+/* A message of the executor to a worker that serves. */
+typedef struct said {
+    struct {
+        dp_msg_head head;
+        uint8_t rest[DP_CHANNEL_BLOB_MAX];
+    } m;
+    int fd; /* that came with it; -1: none */
+} said;
+
+/* Receives a message. Returns its type; 0: it is malformed, -1: the executor has ended. */
+static int hear(said *s) {
+    union {
+        struct cmsghdr align;
+        char buf[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec iov = {&s->m, sizeof s->m};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.buf, .msg_controllen = sizeof control.buf};
+    ssize_t n;
+    do
+        n = recvmsg(FD_SOCK, &msg, MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    s->fd = -1;
+    if (n <= 0)
+        return -1;
+    const struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        memcpy(&s->fd, CMSG_DATA(c), sizeof s->fd);
+    bool whole = n >= (ssize_t)sizeof s->m.head && (size_t)n == sizeof s->m.head + s->m.head.len && s->m.head.magic == DP_MSG_MAGIC &&
+                 s->m.head.version == DP_WIRE_VERSION;
+    return whole ? s->m.head.type : 0;
+}
+
 /* Passes the executor's messages on to the serving thread, until STOP or the end of the executor. */
 static void *listen_to_executor(void *arg) {
     const worker *w = arg;
     dp_server *server = w->server;
-    int client = dp_server_peer_fd(server), ep = watch_client(client);
+    int client = dp_server_peer_fd(server), ep = watch_client(client, EPOLLIN | EPOLLRDHUP);
     dp_server_touch(server); /* while the first call is under way */
     for (;;) {
-        struct {
-            dp_msg_head head;
-            uint8_t rest[DP_CHANNEL_BLOB_MAX];
-        } msg;
+        said s;
         await_executor(w, ep, client);
-        ssize_t n = recv(FD_SOCK, &msg, sizeof msg, 0);
-        if (n < 0 && errno == EINTR)
-            continue;
-        int said = n >= (ssize_t)sizeof msg.head && (size_t)n == sizeof msg.head + msg.head.len &&
-                           msg.head.magic == DP_MSG_MAGIC && msg.head.version == DP_WIRE_VERSION
-                       ? msg.head.type
-                       : 0;
-        if (said == DP_MSG_FINISH)
+        int type = hear(&s);
+        if (type == DP_MSG_SOCKET && s.fd >= 0 && s.m.head.len == DP_TCP_HELLO_SIZE && w->m->provider == DP_PROVIDER_TCP && client < 0) {
+            client = fcntl(s.fd, F_DUPFD_CLOEXEC, 0); /* to notice the client's end while a function runs */
+            ep = watch_client(client, EPOLLRDHUP);
+            dp_tcp_hand(w->dev, s.fd, s.m.rest, NULL); /* refuses a wrong hello; the executor notices a client that never comes */
+            s.fd = -1;
+        }
+        if (s.fd >= 0)
+            close(s.fd);
+        if (type == DP_MSG_FINISH)
             dp_server_finish(server);
-        if (said == DP_MSG_SUSPEND)
+        if (type == DP_MSG_SUSPEND)
             dp_server_suspend(server);
-        if (said == DP_MSG_RESUME)
-            resume(w, msg.rest, msg.head.len);
-        if (n <= 0 || said == DP_MSG_STOP) {
+        if (type == DP_MSG_RESUME)
+            resume(w, s.m.rest, s.m.head.len);
+        if (type < 0 || type == DP_MSG_STOP) {
             dp_server_stop(server);
             return NULL;
         }
@@ -552,8 +590,8 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     dp_worker_yield_to_others();
     take_identity(&w);
     /* sandbox.h explains the order. */
-    bool device = m->provider == DP_PROVIDER_VERBS, early = !m->n_functions;
-    if (device)
+    bool inside = m->provider != DP_PROVIDER_SHM, early = !m->n_functions;
+    if (inside)
         enter_sandbox(&w, false);
     dp_msg_task task;
     if (early) {
@@ -566,7 +604,7 @@ _Noreturn void dp_worker_live(uint32_t id, const dp_msg_spawn *m, const dp_worke
     } else {
         open_and_connect(&w, memory);
         limit_memory(&w);
-        if (!device)
+        if (!inside)
             enter_sandbox(&w, false);
         dp_crash_note(w.page);
         seal(&w, false);

@@ -240,7 +240,7 @@ struct rfaas_session {
     char device[64];
     pthread_mutex_t mu;
     bool shm; /* uses the shm device, of which the process has one */
-    dp_dev *verbs;
+    dp_dev *verbs, *tcp; /* NULL: not opened */
     uint32_t opening; /* leases that are being opened or are open; under rfaas_api_mu */
 };
 

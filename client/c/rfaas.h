@@ -190,8 +190,9 @@ typedef struct rfaas_session_options {
     /* host:port of one executor, for use without a resource manager. NULL or "": environment variable
      * RFAAS_EXECUTOR, if it is set and no manager is given. */
     const char *executor;
-    /* "shm", "verbs" or "auto". NULL or "": environment variable RFAAS_PROVIDER, else "auto", which is
-     * shm on the executor's own node and verbs elsewhere. */
+    /* "shm", "verbs", "tcp" or "auto". NULL or "": environment variable RFAAS_PROVIDER, else "auto",
+     * which is shm on the executor's own node, elsewhere verbs if the executor and this node have a
+     * device, else tcp. */
     const char *provider;
     const char *tenant;    /* account to charge; NULL or "": the user's name */
     const char *device;    /* verbs: device name; NULL or "": the first with an active port */

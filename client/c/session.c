@@ -212,7 +212,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
     memcpy(s->provider, ((const rfaas_agent_opened *)reply.data)->provider, sizeof s->provider - 1);
     free(reply.data);
     s->shm = false;
-    s->verbs = NULL;
+    s->verbs = s->tcp = NULL;
     s->opening = 0;
     __atomic_store_n(&s->magic, RFAAS_SESSION_MAGIC, __ATOMIC_RELEASE);
     *session = s;
@@ -279,8 +279,9 @@ static void close_devices(rfaas_session *s) {
     pthread_mutex_unlock(&shm_mu);
     rfaas_api_reap_device(unused);
     rfaas_api_reap_device(s->verbs);
+    rfaas_api_reap_device(s->tcp);
     s->shm = false;
-    s->verbs = NULL;
+    s->verbs = s->tcp = NULL;
 }
 
 static void forget_devices(void) {
@@ -323,14 +324,17 @@ int rfaas_session_cached(rfaas_session *s) {
 int rfaas_api_session_device(rfaas_session *s, const char *provider, dp_dev **out) {
     dp_error err = {0};
     int status = RFAAS_OK;
-    if (strcmp(provider, "shm") && strcmp(provider, "verbs"))
+    const dp_dev_options connects = {.active_side_only = 1};
+    bool is_shm = !strcmp(provider, "shm"), is_tcp = !strcmp(provider, "tcp");
+    dp_dev **own = is_tcp ? &s->tcp : !strcmp(provider, "verbs") ? &s->verbs : NULL;
+    if (!is_shm && !own)
         return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent chose the unknown provider \"%s\"", provider);
     pthread_mutex_lock(&s->mu);
-    if (!strcmp(provider, "shm"))
+    if (is_shm)
         status = open_shm(s, &err);
-    else if (!s->verbs)
-        status = dp_dev_open(provider, &s->dev, &s->verbs, &err);
-    *out = strcmp(provider, "shm") ? s->verbs : shm;
+    else if (!*own)
+        status = dp_dev_open(provider, is_tcp ? &connects : &s->dev, own, &err);
+    *out = is_shm ? shm : *own;
     pthread_mutex_unlock(&s->mu);
     return status ? rfaas_api_fail_dp("lease: open device", &err) : RFAAS_OK;
 }

@@ -35,6 +35,7 @@ type Providers uint8
 const (
 	SHM   Providers = 1 << iota // usable from the same node only
 	Verbs                       // usable from any node of the network
+	TCP                         // likewise
 )
 
 // ProvidersOf makes a set of names; unknown ones are left out.
@@ -46,6 +47,8 @@ func ProvidersOf(names []string) Providers {
 			p |= SHM
 		case "verbs":
 			p |= Verbs
+		case "tcp":
+			p |= TCP
 		}
 	}
 	return p
@@ -58,6 +61,9 @@ func (p Providers) Names() (names []string) {
 	}
 	if p&Verbs != 0 {
 		names = append(names, "verbs")
+	}
+	if p&TCP != 0 {
+		names = append(names, "tcp")
 	}
 	return names
 }

@@ -73,7 +73,7 @@ func newInvoke(a *app) *cobra.Command {
 	}
 	c.Flags().StringVar(&f.executor, "executor", "", "address of an executor ($RFAAS_EXECUTOR)")
 	c.Flags().StringVar(&f.manager, "manager", "", "address of a resource manager that finds one ($RFAAS_MANAGER)")
-	c.Flags().StringVar(&f.provider, "provider", "", "auto, shm or verbs ($RFAAS_PROVIDER)")
+	c.Flags().StringVar(&f.provider, "provider", "", "auto, shm, verbs or tcp ($RFAAS_PROVIDER)")
 	c.Flags().StringVar(&f.input, "input", "", "file with the payload, - for standard input (default: no payload)")
 	c.Flags().StringVar(&f.hexInput, "hex", "", "the payload in hexadecimal digits")
 	c.Flags().IntVar(&f.capacity, "capacity", 1<<20, "most bytes that the result may have")

@@ -47,6 +47,9 @@ type Executor struct {
 	Memory     Bytes  `mapstructure:"memory"`      // 0: memory available at start
 	Providers  string `mapstructure:"providers"`
 
+	DataListen    string `mapstructure:"data-listen"`    // for provider tcp: host:port or host:first-last
+	DataAdvertise string `mapstructure:"data-advertise"` // IP address or name; empty: the bound address
+
 	VerbsDevice       string `mapstructure:"verbs-device"` // empty: the first usable one
 	VerbsPort         int    `mapstructure:"verbs-port"`
 	VerbsGIDIndex     int    `mapstructure:"verbs-gid-index"` // -1: choose
@@ -113,7 +116,9 @@ var executorOptions = slices.Concat([]option{
 	{"cores", "auto", "cores to lend: a count of cores, a list of logical CPUs like 2-5,8-9, or auto for all that this process may use"},
 	{"share-cores", "1", "leases that may share a core; above 1 the node is oversubscribed and calls take turns"},
 	{"memory", "auto", "memory to lend, like 16GiB, or auto for the memory available at start"},
-	{"providers", "auto", "fabrics to offer: auto, shm, verbs or shm,verbs"},
+	{"providers", "auto", "fabrics to offer: auto (shm, and verbs if there is a device), or a list of shm, verbs and tcp"},
+	{"data-listen", "127.0.0.1:0", "address for the data of calls on provider tcp: host:port, or host:first-last for the first free port of a range"},
+	{"data-advertise", "", "IP address or host name to which clients of provider tcp connect (default: the bound address)"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
@@ -249,7 +254,8 @@ func (c *Executor) validate() error {
 	if c.Manager != "" {
 		v.address("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
 	}
-	c.providersParsed = v.providers(c.Providers)
+	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
+	v.dataListen(c)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}
@@ -368,20 +374,30 @@ func (v *validator) positive(key string, d time.Duration) {
 }
 
 // providers parses a list of providers; nil means auto.
-func (v *validator) providers(list string) []string {
+func (v *validator) providers(list string, known ...string) []string {
 	if list == "auto" {
 		return nil
 	}
 	var names []string
 	for name := range strings.SplitSeq(list, ",") {
 		name = strings.TrimSpace(name)
-		if name != "shm" && name != "verbs" {
-			v.failf("providers: %q is neither shm nor verbs", name)
+		if !slices.Contains(known, name) {
+			v.failf("providers: %q is none of %s", name, strings.Join(known, ", "))
 		}
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// dataListen checks the address for the data of calls. The data is not encrypted.
+func (v *validator) dataListen(c *Executor) {
+	host, _, _, err := control.ParsePortRange(c.DataListen)
+	v.check("data-listen", err)
+	local := control.Address{Network: "tcp", Target: net.JoinHostPort(host, "0")}.Local()
+	if err == nil && !local && !c.AllowPlaintext && slices.Contains(c.providersParsed, "tcp") {
+		v.failf("data-listen: %s is not loopback, and provider tcp does not encrypt the data of calls; on a trusted network, --allow-plaintext allows that", c.DataListen)
+	}
 }
 
 func (v *validator) address(key, addr string, plaintext bool) {

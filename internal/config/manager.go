@@ -153,7 +153,7 @@ func (c *Manager) validate() error {
 	v.check("tariff", err)
 	c.limitsParsed, err = accounting.ParseLimits(c.TenantCores)
 	v.check("tenant-cores", err)
-	c.providersParsed = v.providers(c.Providers)
+	c.providersParsed = v.providers(c.Providers, "shm", "verbs")
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}

@@ -51,6 +51,26 @@ func ParseAddress(s string) (Address, error) {
 	return Address{Network: "tcp", Target: s}, nil
 }
 
+// ParsePortRange splits host:port or host:first-last. Port 0 stands for any free port.
+func ParsePortRange(s string) (host string, first, last int, err error) {
+	host, ports, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", 0, 0, fmt.Errorf("address %q: want host:port or host:first-last", s)
+	}
+	low, high, isRange := strings.Cut(ports, "-")
+	if !isRange {
+		high = low
+	}
+	first, err = strconv.Atoi(low)
+	if err == nil {
+		last, err = strconv.Atoi(high)
+	}
+	if err != nil || first < 0 || last > 65535 || first > last || isRange && first == 0 {
+		return "", 0, 0, fmt.Errorf("address %q: %q is neither a port in 0..65535 nor a range of ports like 7200-7299", s, ports)
+	}
+	return host, first, last, nil
+}
+
 // Local reports whether connections to the address stay on this node: a unix socket or a loopback address. A host name
 // other than localhost is not local, whatever it resolves to.
 func (a Address) Local() bool {

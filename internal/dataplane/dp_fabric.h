@@ -117,6 +117,7 @@ typedef struct dp_dev {
     uint8_t link;     /* kind of the address: 0 none, 1 InfiniBand, 2 RoCE */
     uint16_t lid;     /* InfiniBand */
     uint8_t gid[16];  /* zero when the port has none */
+    bool waits;       /* dp_qp_connect waits for the peer, which needs this side's blob first (tcp, handed) */
     /* meanwhile: one-shot callback, run while the next dp_qp_connect waits for the peer. met: run by each dp_qp_connect when
      * the peer has answered, before its memory is mapped. NULL: none. Verbs never waits. */
     void (*meanwhile)(void *arg), (*met)(void *arg);

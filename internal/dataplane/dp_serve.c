@@ -356,6 +356,9 @@ static int idle(dp_server *s) {
 
 int dp_server_run(dp_server *s) {
     dp_wc wc[POLL_BATCH];
+    int met = s->unconnected ? dp_server_meet(s) : DP_OK;
+    if (met)
+        return met == DP_CANCELLED ? DP_OK : met;
     dp_waiter_expect(&s->waiter);
     for (;;) {
         dp_waiter_begin(&s->waiter);

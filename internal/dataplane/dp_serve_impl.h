@@ -18,6 +18,7 @@ struct dp_server {
     dp_layout layout;
     bool ahead; /* made before its client was known */
     dp_side client;
+    bool unconnected; /* dp_server_run connects, since the client needs the server's blob first */
     dp_mem *requests; /* slots and bulk area that the client writes */
     dp_request *headers; /* by slot: the last header that came, which bare requests repeat */
     dp_mem *staging;  /* results on their way, same layout; NULL when `out` is the client's memory itself */
@@ -44,5 +45,7 @@ struct dp_server {
 
 /* Carries out the request of another thread, when the server has nothing to do. Returns true if the server is to end. */
 bool dp_server_obey(dp_server *s, int32_t what);
+/* Waits until an unconnected server's client has connected, or until another thread has a request. */
+int dp_server_meet(dp_server *s);
 
 #endif

@@ -86,6 +86,11 @@ static int server_connect(dp_server *s, const dp_server_config *cfg, const dp_si
     s->cfg = *cfg;
     s->client = *client;
     dp_waiter_init(&s->waiter, cfg->mode);
+    s->unconnected = s->dev->waits;
+    if (s->unconnected) {
+        s->out = s->staging->addr;
+        return DP_OK;
+    }
     int st = dp_qp_connect(s->qp, s->client.qp_blob, s->client.qp_len, err);
     if (st)
         return st;
@@ -230,6 +235,24 @@ static void futex(int32_t *word, int op, int32_t value) { syscall(SYS_futex, wor
 static void wake(dp_server *s) {
     futex(&s->stop, FUTEX_WAKE_PRIVATE, INT32_MAX);
     dp_cq_wake(s->cq);
+    if (__atomic_load_n(&s->unconnected, __ATOMIC_SEQ_CST))
+        dp_qp_cancel(s->qp);
+}
+
+/* A wait for the client ends with an error after a while. Whoever started the server decides how long it may wait. */
+int dp_server_meet(dp_server *s) {
+    for (;;) {
+        dp_error err = {0};
+        int st = dp_qp_connect(s->qp, s->client.qp_blob, s->client.qp_len, &err);
+        if (!st)
+            break;
+        if (__atomic_load_n(&s->stop, __ATOMIC_SEQ_CST))
+            return DP_CANCELLED;
+        if (st != DP_CONNECTION)
+            return st;
+    }
+    __atomic_store_n(&s->unconnected, false, __ATOMIC_SEQ_CST);
+    return DP_OK;
 }
 
 void dp_server_stop(dp_server *s) {

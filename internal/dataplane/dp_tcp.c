@@ -53,7 +53,7 @@ static int apply_options(tcp_dev *dev, const dp_dev_options *o, dp_error *err) {
     const char *advertise = o->advertise && *o->advertise ? o->advertise : NULL;
     dev->active_only = o->active_side_only;
     dev->attended = o->attended;
-    dev->handed = o->handed;
+    dev->handed = dev->d.waits = o->handed;
     dev->handed_from = o->handed && o->handed_from > 0 ? o->handed_from : -1;
     dev->port_first = o->port_first;
     dev->port_last = o->port_last;

@@ -13,6 +13,8 @@ func providerID(name string) invoke.Provider {
 		return invoke.ProviderSHM
 	case "verbs":
 		return invoke.ProviderVerbs
+	case "tcp":
+		return invoke.ProviderTCP
 	}
 	return 0
 }

@@ -29,6 +29,7 @@ type Config struct {
 	Memory    uint64              // to lend, bytes
 	Providers []string            // available on this node
 	Fabric    []dataplane.Address // of its RDMA devices
+	Data      *dataListener       // nil: provider tcp is not offered
 	Node      string              // host name
 	NodeID    string              // control.NodeID
 	Spawner   Spawner

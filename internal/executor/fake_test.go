@@ -217,6 +217,8 @@ func (w *fakeWorker) Suspend(ctx context.Context) error {
 	return nil
 }
 
+func (w *fakeWorker) Connect(*net.TCPConn, []byte) error { return nil }
+
 func (w *fakeWorker) Resume(blob []byte) error {
 	w.z.mu.Lock()
 	defer w.z.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/quota"
 	"github.com/rfaas-go/rfaas/internal/zygote"
@@ -112,7 +112,7 @@ func (e *Executor) request(rid lease.RequestID, terms lease.Terms, c *code, req 
 
 // spec returns the common part of the specs of a lease's workers.
 func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) zygote.Spec {
-	spec := deviceSpec(&e.cfg.Settings, req.GetProvider())
+	spec := e.deviceSpec(req.GetProvider())
 	spec.WaitMode, spec.Code, spec.Names, spec.NamesFile = uint8(req.GetWaitMode()), c.file, c.names, c.namesFile
 	spec.MaxDepth, spec.MaxEager, spec.MaxBulk = invoke.MaxDepth, invoke.MaxEager, uint64(e.cfg.Settings.MaxBulk)
 	spec.ChannelMemory = channelsMemory(req.GetClientBlobs())
@@ -122,7 +122,11 @@ func (e *Executor) spec(req *control.LeaseRequest, terms lease.Terms, c *code) z
 }
 
 // deviceSpec returns the device part of a spec for a provider.
-func deviceSpec(s *config.Executor, provider string) zygote.Spec {
+func (e *Executor) deviceSpec(provider string) zygote.Spec {
+	if provider == dataplane.TCP {
+		return zygote.Spec{Provider: provider, Device: e.cfg.Data.Address}
+	}
+	s := &e.cfg.Settings
 	return zygote.Spec{Provider: provider, Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
 		PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}
 }
@@ -253,6 +257,11 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 // spawn starts one worker. The error names the worker and has a class.
 func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (Worker, error) {
 	w, err := e.cfg.Spawner.Spawn(ctx, h.workerSpec(i, blob))
+	if err == nil && h.spec.Provider == dataplane.TCP {
+		if err = e.cfg.Data.expect(w); err != nil {
+			stopAll(ctx, []Worker{w}, killed)
+		}
+	}
 	if err == nil {
 		return w, nil
 	}

@@ -265,6 +265,12 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	if err != nil {
 		return err
 	}
+	if slices.Contains(cfg.Providers, dataplane.TCP) {
+		if cfg.Data, err = openDataListener(s.DataListen, s.DataAdvertise, log); err != nil {
+			return err
+		}
+		defer cfg.Data.close()
+	}
 	e, err := New(cfg)
 	if err != nil {
 		return err
@@ -341,6 +347,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return reason
 	})
 	web.Serve()
+	if cfg.Data != nil {
+		cfg.Data.serve()
+		log.Info("accepting data connections", "address", cfg.Data.Address)
+	}
 	wg.Go(func() { e.Run(background) })
 	wg.Go(func() { e.reportAbility(background) })
 	if err := port.Serve(); err != nil {
@@ -454,7 +464,7 @@ func checkIdentity(s *config.Executor, node *identity.Node, advertised string) e
 // client's defaults, one core and its memory.
 func (e *Executor) pooledDevices() (list []zygote.Spec) {
 	for _, p := range e.cfg.Providers {
-		spec := deviceSpec(&e.cfg.Settings, p)
+		spec := e.deviceSpec(p)
 		spec.MaxDepth, spec.MaxEager, spec.MaxBulk = dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk)
 		spec.CPUs = e.cfg.cpus()
 		spec.ChannelMemory = channelMemory(dataplane.DefaultDepth, dataplane.DefaultEager, uint64(dataplane.DefaultBulk))

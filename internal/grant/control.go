@@ -31,7 +31,7 @@ const DefaultTimeout = 10 * time.Second
 type Options struct {
 	Manager        string        // host:port or unix:PATH of a resource manager
 	Executor       string        // host:port or unix:PATH of one executor, instead of a manager
-	Provider       string        // "shm", "verbs" or "auto"
+	Provider       string        // "shm", "verbs", "tcp" or "auto"
 	Tenant         string        // account to charge
 	SecretFile     string        // empty: control's default
 	TokenFile      string        // the same
@@ -182,7 +182,7 @@ func (c *shared) list(ctx context.Context) ([]*control.ExecutorEntry, error) {
 type Candidate struct {
 	Address  string
 	Node     string // host name, for messages
-	Provider string // "shm" or "verbs", decided
+	Provider string // "shm", "verbs" or "tcp", decided
 	info     *control.InfoReply
 	Cached   *Cached // whose workers are to be resumed; nil: start new ones
 }
@@ -206,20 +206,30 @@ func (c *shared) provider(addr string, info *control.InfoReply) (string, error) 
 			return "", fail(op, dataplane.StatusUnsupported, "executor %s offers %v, not verbs", addr, info.Providers)
 		}
 		return "verbs", nil
+	case "tcp":
+		if !offers("tcp") {
+			return "", fail(op, dataplane.StatusUnsupported, "executor %s offers %v, not tcp (setting providers of the executor)", addr, info.Providers)
+		}
+		return "tcp", nil
 	}
-	if local && offers("shm") {
+	switch {
+	case local && offers("shm"):
 		return "shm", nil
-	}
-	if offers("verbs") && c.devices() {
+	case offers("verbs") && c.devices():
 		return "verbs", nil
+	case offers("tcp"):
+		return "tcp", nil
 	}
 	if offers("verbs") {
-		return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v, and this node has no RDMA device", addr, info.Node,
+		return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v, and not tcp, and this node has no RDMA device", addr, info.Node,
 			info.Providers)
 	}
 	return "", fail(op, dataplane.StatusUnsupported, "executor %s on node %q offers %v: shm needs the same node and network namespace, "+
-		"verbs an RDMA device", addr, info.Node, info.Providers)
+		"verbs an RDMA device, tcp an executor that offers it (setting providers)", addr, info.Node, info.Providers)
 }
+
+// providerRank orders providers by the time of a call, the shortest first.
+func providerRank(name string) int { return slices.Index([]string{"shm", "verbs", "tcp"}, name) }
 
 // named is provider for an executor that the resource manager has named. A local address is accepted only on the
 // executor's own node.
@@ -269,7 +279,7 @@ func (c *shared) candidates(ctx context.Context, s *Spec) (found []Candidate, un
 			return 1
 		}
 		if c.opts.Provider == "auto" && a.Provider != b.Provider {
-			return cmp.Compare(a.Provider, b.Provider) // "shm" before "verbs"
+			return cmp.Compare(providerRank(a.Provider), providerRank(b.Provider))
 		}
 		return cmp.Compare(b.info.FreeCores, a.info.FreeCores)
 	})

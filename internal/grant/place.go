@@ -158,10 +158,12 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 		need.Local = board.SHM
 	case "verbs":
 		need.Local, need.Remote = board.Verbs, board.Verbs
+	case "tcp":
+		need.Local, need.Remote = board.TCP, board.TCP
 	default:
-		need.Local = board.SHM
+		need.Local, need.Remote = board.SHM|board.TCP, board.TCP
 		if c.devices() {
-			need.Local, need.Remote = board.SHM|board.Verbs, board.Verbs
+			need.Local, need.Remote = need.Local|board.Verbs, need.Remote|board.Verbs
 		}
 	}
 	if err := p.refresh(refreshAfter); err != nil {
@@ -187,15 +189,8 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 			return Candidate{}, err
 		}
 		info := &control.InfoReply{Node: id.Node, NodeId: id.NodeID, Incarnation: id.Incarnation[:], Cores: choice.Line.Cores, FreeCores: choice.Line.FreeCores,
+			Providers:   choice.Line.Providers.Names(),
 			MemoryBytes: uint64(choice.Line.MemoryMiB) << 20, FreeMemoryBytes: uint64(choice.Line.FreeMiB) << 20, MaxDepth: id.MaxDepth, MaxEager: id.MaxEager, MaxBulk: id.MaxBulk}
-		for _, o := range []struct {
-			bit  board.Providers
-			name string
-		}{{board.SHM, "shm"}, {board.Verbs, "verbs"}} {
-			if choice.Line.Providers&o.bit != 0 {
-				info.Providers = append(info.Providers, o.name)
-			}
-		}
 		provider, err := c.named(id.Control, info)
 		if err != nil {
 			continue

@@ -146,9 +146,9 @@ func (p *Pool) Open(ctx context.Context, o Options) (*Control, error) {
 	switch o.Provider {
 	case "":
 		o.Provider = "auto"
-	case "auto", "shm", "verbs":
+	case "auto", "shm", "verbs", "tcp":
 	default:
-		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs", o.Provider)
+		return nil, fail(op, dataplane.StatusInvalid, "provider %q is none of auto, shm, verbs, tcp", o.Provider)
 	}
 	if o.Timeout < 0 {
 		return nil, fail(op, dataplane.StatusInvalid, "time-out %v is negative", o.Timeout)

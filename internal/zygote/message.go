@@ -66,8 +66,10 @@ func deviceBody(s *Spec) ([]byte, error) {
 		b[0] = 1
 	case "verbs":
 		b[0] = 2
+	case "tcp":
+		b[0] = 3
 	default:
-		return nil, invalid("unknown provider %q (shm, verbs)", s.Provider)
+		return nil, invalid("unknown provider %q (shm, verbs, tcp)", s.Provider)
 	}
 	err := putNumbers(b, []number{
 		{"port", int64(s.Port), 0, 255, 2, 1},

@@ -3,6 +3,7 @@ package zygote
 import (
 	"context"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/sandbox"
@@ -52,12 +53,20 @@ func (w *Worker) Resume(clientBlob []byte) error {
 	return nil
 }
 
+// Connect hands the worker its client's connection, and the hello with which it began. The worker continues with it from the byte after
+// the hello. The caller keeps c.
+func (w *Worker) Connect(c *net.TCPConn, hello []byte) error {
+	err := wire.Control(c, func(fd int) error { return w.send(wire.Socket, hello, fd) })
+	if err != nil {
+		return fmt.Errorf("connect worker %d: %w", w.id, err)
+	}
+	return nil
+}
+
 // send sends a message, which must fit into the socket's buffer soon.
-func (w *Worker) send(typ wire.Type, body []byte) error {
+func (w *Worker) send(typ wire.Type, body []byte, fds ...int) error {
 	w.conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	m := wire.Message{Type: typ, ID: w.id, Body: body}
-	_, err := w.conn.Write(m.Encode())
-	return err
+	return wire.Send(w.conn, &wire.Message{Type: typ, ID: w.id, Body: body}, fds...)
 }
 
 // tell sends a message and waits for its answer. User code can write to that socket too, so the answer is only the

@@ -46,8 +46,9 @@ type Config struct {
 
 // Spec describes a worker.
 type Spec struct {
-	Provider string // "shm" or "verbs"
-	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 does.
+	Provider string // "shm", "verbs" or "tcp"
+	// For verbs, as in dp_dev_options: zero values mean automatic, except GIDIndex, where -1 does. For tcp, Device is the IP address and
+	// port to which the worker's client connects.
 	Device       string
 	Port         int
 	GIDIndex     int

@@ -44,6 +44,7 @@ const (
 	Inspect     Type = 18
 	Symbols     Type = 19
 	Inspected   Type = 20
+	Socket      Type = 21
 )
 
 // Messages between an executor and its spawner only. The executor also sends Spawn and Prepare, with a SpawnRequest as

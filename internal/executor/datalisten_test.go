@@ -1,0 +1,210 @@
+package executor
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/invoke"
+)
+
+// expectant is a worker that waits for its client on provider tcp. It keeps the connection that it gets.
+type expectant struct {
+	Worker
+	token dataplane.TCPToken
+	done  chan struct{}
+	came  chan net.Conn
+	hello []byte
+}
+
+func newExpectant() *expectant {
+	w := &expectant{done: make(chan struct{}), came: make(chan net.Conn, 1)}
+	rand.Read(w.token[:])
+	return w
+}
+
+func (w *expectant) Blob() []byte {
+	b := invoke.ChannelBlob{Role: invoke.RoleWorker, Provider: invoke.ProviderTCP, Generation: 1, Depth: 1, Eager: 64,
+		QueuePair: make([]byte, 112)}
+	begin(b.QueuePair, 0x54514652, w.token) // dp_tcp.h
+	b.QueuePair[6] = byte(invoke.ProviderTCP)
+	return b.Marshal()
+}
+
+// begin writes what blobs and hellos of provider tcp begin with.
+func begin(b []byte, magic uint32, token dataplane.TCPToken) {
+	binary.LittleEndian.PutUint32(b, magic)
+	binary.LittleEndian.PutUint16(b[4:], 1)
+	copy(b[8:], token[:])
+}
+
+func (w *expectant) Done() <-chan struct{} { return w.done }
+func (w *expectant) PID() int              { return 1 }
+
+func (w *expectant) Connect(c *net.TCPConn, hello []byte) error {
+	w.hello = bytes.Clone(hello)
+	f, err := c.File() // has a descriptor of its own, as a worker has
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	own, err := net.FileConn(f)
+	w.came <- own
+	return err
+}
+
+func helloFor(token dataplane.TCPToken) []byte {
+	var h dataplane.TCPHello
+	begin(h[:], 0x54484652, token)
+	return h[:]
+}
+
+func listenForData(t *testing.T) *dataListener {
+	t.Helper()
+	d, err := openDataListener("127.0.0.1:0", "", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.serve()
+	t.Cleanup(d.close)
+	return d
+}
+
+func dialData(t *testing.T, d *dataListener, send []byte) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", d.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if _, err := c.Write(send); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// closed waits until the other side has closed a connection.
+func closed(t *testing.T, c net.Conn) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || strings.Contains(err.Error(), "timeout") {
+		t.Fatalf("the connection is not closed: %d bytes, %v", n, err)
+	}
+}
+
+// A connection goes to the worker of its token, once, with every byte that follows the hello.
+func TestDataConnectionReachesItsWorker(t *testing.T) {
+	d := listenForData(t)
+	w, other := newExpectant(), newExpectant()
+	for _, x := range []*expectant{other, w} {
+		if err := d.expect(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.expect(w); err == nil {
+		t.Error("two workers may have one token")
+	}
+	hello := helloFor(w.token)
+	dialData(t, d, append(bytes.Clone(hello), "more"...))
+	got := <-w.came
+	defer got.Close()
+	var more [4]byte
+	if _, err := io.ReadFull(got, more[:]); err != nil || string(more[:]) != "more" || !bytes.Equal(w.hello, hello) {
+		t.Errorf("the worker got hello %x and %q, %v", w.hello, more[:], err)
+	}
+	closed(t, dialData(t, d, hello)) // a second time
+	if n := d.refused.Load(); n != 1 {
+		t.Errorf("%d connections counted as refused, want 1", n)
+	}
+	if len(other.came) != 0 {
+		t.Error("another worker has got a connection")
+	}
+}
+
+// Without a token that a worker waits for, a connection is closed, and so is one that sends too little.
+func TestDataStrangersAreRefused(t *testing.T) {
+	d := listenForData(t)
+	w, gone := newExpectant(), newExpectant()
+	if err := d.expect(gone); err != nil {
+		t.Fatal(err)
+	}
+	close(gone.done)
+	if err := d.expect(w); err != nil {
+		t.Fatal(err)
+	}
+	wrong := helloFor(w.token)
+	wrong[len(wrong)-1]++ // not of the token
+	flipped := w.token
+	flipped[3] ^= 1
+	closed(t, dialData(t, d, helloFor(flipped)))
+	closed(t, dialData(t, d, helloFor(gone.token)))
+	closed(t, dialData(t, d, make([]byte, len(wrong))))
+	closed(t, dialData(t, d, helloFor(w.token)[:len(wrong)-1])) // the last byte never comes
+	if len(w.came) != 0 {
+		t.Error("the worker has got a stranger's connection")
+	}
+	dialData(t, d, helloFor(w.token))
+	(<-w.came).Close()
+}
+
+// A crowd that sends nothing does not keep a client out.
+func TestDataSilentCrowd(t *testing.T) {
+	d := listenForData(t)
+	w := newExpectant()
+	if err := d.expect(w); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 * helloPending {
+		dialData(t, d, nil)
+	}
+	dialData(t, d, helloFor(w.token))
+	(<-w.came).Close()
+}
+
+func TestDataAddresses(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := taken.Addr().(*net.TCPAddr).Port
+	d, err := openDataListener("127.0.0.1:"+strconv.Itoa(port)+"-"+strconv.Itoa(min(port+50, 65535)), "", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.close()
+	if strings.HasSuffix(d.Address, ":"+strconv.Itoa(port)) {
+		t.Errorf("it listens on %s, which another has", d.Address)
+	}
+	for address, want := range map[string]string{
+		"127.0.0.1:" + strconv.Itoa(port): "address already in use",
+		"0.0.0.0:0":                       "set data-advertise",
+		"127.0.0.1":                       "want host:port or host:first-last",
+		"127.0.0.1:9-8":                   "neither a port",
+		"127.0.0.1:0-8":                   "neither a port",
+		"127.0.0.1:1-70000":               "neither a port",
+	} {
+		if d, err := openDataListener(address, "", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", address, err, want)
+			if d != nil {
+				d.close()
+			}
+		}
+	}
+	all, err := openDataListener("0.0.0.0:0", "localhost", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.close()
+	if !strings.HasPrefix(all.Address, "127.0.0.1:") && !strings.HasPrefix(all.Address, "[::1]:") {
+		t.Errorf("localhost is %s", all.Address)
+	}
+}
