@@ -20,8 +20,8 @@
 #include "dp_tcp.h"
 
 #define TCP_MAX_MSG (1u << 20)       /* bytes of one write or read */
-#define TCP_STAGE (16u << 10)        /* bytes that are received at once before their frame is known */
-#define TCP_ONE_SEND (16u << 10)     /* frames up to this size are copied together and sent by one call */
+#define TCP_STAGE (64u << 10)        /* bytes that are received at once before their frame is known */
+#define TCP_ONE_SEND (68u << 10)     /* frames up to this size are copied together and sent by one call */
 #define TCP_DIRECT_MIN (8u << 10)    /* payload that is left: from this size on it is received where it belongs */
 #define TCP_OUT_POSTS (4u << 20)     /* bytes that wait to be sent: posts find no room above this */
 #define TCP_READS (4u << 20)         /* bytes that the reads of a queue pair may have under way */

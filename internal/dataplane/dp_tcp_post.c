@@ -1,7 +1,8 @@
 /* Posts of the tcp provider. A post has consumed its source when it returns: what the socket does not take is copied.
  *
- * Frames up to 16 KB are copied behind their header and sent by one call. Of larger ones the header is sent with MSG_MORE and the payload
- * from where it is: one more call costs less than the copy. sendmsg would do the same with one call, but a sealed worker may not use it. */
+ * Frames with up to 64 KB of payload are copied behind their header and sent by one call. Of larger ones the header is sent with MSG_MORE
+ * and the payload from where it is: then one more call costs less than the copy. sendmsg would do without the copy and with one call, but a
+ * sealed worker may not use it. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
