@@ -32,8 +32,8 @@
  *
  * System calls of the data path, once a queue pair is connected: recvfrom and sendto (no address, flags MSG_DONTWAIT, MSG_NOSIGNAL and
  * MSG_MORE), ppoll, epoll_ctl and epoll_pwait (from the third queue pair of a completion queue on; epoll_create1 before), read and write
- * (eventfd), getsockopt (TCP_INFO and SO_ERROR), close, clock_gettime. No sendmsg. dp_tcp_take also needs recvmsg; dp_qp_reset needs
- * shutdown, close and getrandom; dp_qp_create needs mmap, eventfd2 is needed by dp_cq_create. setsockopt is tried and may fail with EPERM.
+ * (eventfd), getsockopt (TCP_INFO and SO_ERROR), ioctl (FIONREAD), shutdown, close, clock_gettime. No sendmsg. dp_tcp_take also needs recvmsg; dp_qp_reset needs
+ * getrandom; dp_qp_create needs mmap, eventfd2 is needed by dp_cq_create. setsockopt is tried and may fail with EPERM.
  * worker/filter.c allows all of these in a sealed worker today.
  *
  * dp_qp_destroy waits up to half a second for the socket to take what was posted last, and drops the rest.
