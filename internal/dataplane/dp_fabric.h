@@ -157,7 +157,7 @@ typedef struct dp_qp_attr {
     uint32_t max_send;   /* posts outstanding, 1..4096 */
     uint32_t max_recv;   /* receives posted, 1..4096 */
     uint32_t max_inline; /* wished; the provider may give less or more, see dp_qp.max_inline */
-    /* Regions that the peer may reach through this queue pair. shm gives exactly these to the peer;
+    /* Regions that the peer may reach through this queue pair. shm and tcp give exactly these to the peer;
      * verbs gives the whole domain, so put nothing else remotely accessible into it. */
     dp_mem *expose[DP_EXPOSE_MAX];
     uint32_t n_expose;
@@ -327,7 +327,8 @@ int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err);
 void dp_qp_cancel(dp_qp *qp);
 /* dp_qp_reset takes the queue pair from any state back to DP_QP_INIT: posted receives, outstanding
  * operations and undelivered completions are dropped, and the old peer can no longer reach the exposed regions through
- * it. (shm gives them new pages with the old contents; a region that another queue pair exposes too keeps its pages.) */
+ * it. (shm gives them new pages with the old contents; a region that another queue pair exposes too keeps its pages. tcp closes the
+ * socket.) */
 int dp_qp_reset(dp_qp *qp, dp_error *err);
 void dp_qp_destroy(dp_qp *qp);
 /* dp_qp_break marks the queue pair as broken for `status` and wakes its completion queue. Any thread. */
@@ -337,10 +338,11 @@ static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->br
  * calls it several times a second: it costs a system call. A peer behind a network shows only by answering, so probing
  * posts a write of no bytes when the peer was last heard of keepalive_ms ago (and has been posted to or heard of at all,
  * for it may connect later); the probe after the retries ran out finds the queue pair broken with DP_PEER_GONE. It takes
- * one place of max_send while it is under way; its completion is not shown. */
+ * one place of max_send while it is under way; its completion is not shown. On tcp the kernel asks, and probing reads what it knows: a peer
+ * that answers nothing is gone after 3.5 s. */
 static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
 /* Returns a descriptor that is readable once the process of the connected peer has ended, for poll() in any thread; -1 where only
- * probing tells (verbs). The queue pair owns it. */
+ * probing tells (verbs, tcp). The queue pair owns it. */
 static inline int dp_qp_peer_fd(dp_qp *qp) { return qp->ops->qp_peer_fd ? qp->ops->qp_peer_fd(qp) : -1; }
 
 /* ---- operations; all return DP_OK, DP_BUSY, DP_INVALID, DP_CONNECTION or (atomics) DP_UNSUPPORTED at once ---- */

@@ -16,9 +16,9 @@
  * What an acceptor does:
  *   1. accept() on its data port. Read exactly DP_TCP_HELLO_SIZE bytes, and nothing more. Close the socket if they do not come within
  *      DP_TCP_HELLO_MS. Keep at most DP_TCP_STRANGERS such sockets; a new one replaces the oldest.
- *   2. dp_tcp_hello_token() (in Go: check bytes 0..5 and take bytes 8..23) gives the token that the hello is for. Look up the queue pair that
- *      has this token. It is the token of dp_tcp_blob_token() of the blob that the worker exported. Compare without regard to time only
- *      after a lookup by hash, or in constant time: the token is a secret.
+ *   2. dp_tcp_hello_token() (in Go: dataplane.HelloToken) gives the token of the queue pair that the hello is for. It is the token of
+ *      dp_tcp_blob_token() of the blob that the worker exported (in Go: dataplane.ChannelToken of a channel's blob). Look it up by hash, or
+ *      compare in constant time: the token is a secret.
  *   3. dp_tcp_prepare() the socket (TCP_NODELAY and keepalive). A sealed worker cannot: its filter refuses these options.
  *   4. dp_tcp_pass() the socket and the hello to the worker over a unix socket, then close the acceptor's copy. In Go: one message of
  *      DP_TCP_HELLO_SIZE bytes with the descriptor as SCM_RIGHTS.

@@ -1,38 +1,53 @@
 package dataplane
 
-// #include "dp_tcp.h"
+/*
+#include "dp_tcp.h"
+#include "dp_wire.h"
+*/
 import "C"
 
 import (
-	"errors"
+	"time"
 	"unsafe"
 )
 
-// TCPToken names a queue pair of provider tcp to the acceptor of its connection. It is a secret, and good for one connection.
-type TCPToken [C.DP_TCP_TOKEN_SIZE]byte
+// What a process needs that accepts tcp connections for others and hands them over. dp_tcp.h describes it.
+const (
+	HelloSize    = C.DP_TCP_HELLO_SIZE                  // bytes that each connection begins with
+	HelloTime    = C.DP_TCP_HELLO_MS * time.Millisecond // in which they must have come
+	MaxStrangers = C.DP_TCP_STRANGERS                   // connections without a whole hello; a new one replaces the oldest
+)
 
-// TCPHello is the beginning of each connection of provider tcp (dp_tcp.h).
-type TCPHello [C.DP_TCP_HELLO_SIZE]byte
+// Token names a queue pair of the tcp provider. It is a secret, and good for one connection.
+type Token [C.DP_TCP_TOKEN_SIZE]byte
 
-// Token returns the token of the queue pair that the connection is for. ok is false if the bytes are no hello of this version.
-func (h *TCPHello) Token() (t TCPToken, ok bool) {
-	return token(C.dp_tcp_hello_token(unsafe.Pointer(h)))
-}
-
-// TokenOfTCPBlob returns the token of a queue pair's blob.
-func TokenOfTCPBlob(blob []byte) (TCPToken, error) {
-	t, ok := token(C.dp_tcp_blob_token(unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob))))
-	if !ok {
-		return t, errors.New("not a queue-pair blob of provider tcp")
+// HelloToken returns the token of the queue pair that a hello of HelloSize bytes is for. False: it is no hello of this version.
+func HelloToken(hello []byte) (t Token, ok bool) {
+	if len(hello) != HelloSize {
+		return t, false
 	}
-	return t, nil
+	return token(C.dp_tcp_hello_token(unsafe.Pointer(unsafe.SliceData(hello))))
 }
 
-func token(at *C.uint8_t) (t TCPToken, ok bool) {
+// ChannelToken returns the token of the queue pair in a channel's blob. False: it is not a channel over tcp.
+func ChannelToken(blob []byte) (t Token, ok bool) {
+	if len(blob) <= C.sizeof_dp_channel_blob {
+		return t, false
+	}
+	return BlobToken(blob[C.sizeof_dp_channel_blob:])
+}
+
+// BlobToken returns the token of a queue pair's blob. False: it is no blob of tcp.
+func BlobToken(blob []byte) (t Token, ok bool) {
+	return token(C.dp_tcp_blob_token(unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob))))
+}
+
+func token(at *C.uint8_t) (t Token, ok bool) {
 	if at == nil {
 		return t, false
 	}
-	return TCPToken(unsafe.Slice((*byte)(at), len(t))), true
+	copy(t[:], unsafe.Slice((*byte)(at), len(t)))
+	return t, true
 }
 
 // PrepareTCP sets the options of a connection's descriptor that the provider relies on, and that a worker in its sandbox cannot set.

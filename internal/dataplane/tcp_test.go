@@ -42,3 +42,46 @@ func TestTCPDevice(t *testing.T) {
 		}
 	}
 }
+
+// TestTCPTokens finds the token of a blob and of a hello, and none where there is none.
+func TestTCPTokens(t *testing.T) {
+	s := openSide(t, TCP)
+	conn, err := s.domain().NewConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	blob, err := conn.Blob()
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, ok := BlobToken(blob)
+	if !ok || token == (Token{}) {
+		t.Fatalf("token %x, %t", token, ok)
+	}
+	channel := append(make([]byte, 56), blob...)
+	if got, ok := ChannelToken(channel); !ok || got != token {
+		t.Errorf("of a channel's blob: %x, %t", got, ok)
+	}
+	hello := make([]byte, HelloSize)
+	copy(hello, "RFHT\x01\x00")
+	copy(hello[8:], token[:])
+	if got, ok := HelloToken(hello); !ok || got != token {
+		t.Errorf("of a hello: %x, %t", got, ok)
+	}
+	for name, bad := range map[string][]byte{"nothing": nil, "a short blob": blob[:len(blob)-1], "zeros": make([]byte, len(blob))} {
+		if _, ok := BlobToken(bad); ok {
+			t.Errorf("%s has a token as a blob", name)
+		}
+		if _, ok := ChannelToken(bad); ok {
+			t.Errorf("%s has a token as a channel's blob", name)
+		}
+		if _, ok := HelloToken(bad); ok {
+			t.Errorf("%s has a token as a hello", name)
+		}
+	}
+	hello[4]++
+	if _, ok := HelloToken(hello); ok {
+		t.Error("a hello of another version has a token")
+	}
+}

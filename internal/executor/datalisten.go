@@ -16,12 +16,6 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/invoke"
-)
-
-const (
-	helloTime    = time.Second // for the hello of a new connection
-	helloPending = 128         // connections without a hello; a further one closes the oldest
 )
 
 // dataListener accepts the connections of clients to workers on provider tcp. A connection begins with a hello of fixed size, which has
@@ -36,7 +30,7 @@ type dataListener struct {
 	serving, greeting sync.WaitGroup
 
 	mu      sync.Mutex
-	waiting map[dataplane.TCPToken]Worker
+	waiting map[dataplane.Token]Worker
 	strange list.List // of net.Conn, the oldest first
 }
 
@@ -47,7 +41,7 @@ func openDataListener(address, advertise string, log *slog.Logger) (*dataListene
 	if err != nil {
 		return nil, fmt.Errorf("data-listen: %w", err)
 	}
-	d := &dataListener{l: l, log: log, waiting: make(map[dataplane.TCPToken]Worker)}
+	d := &dataListener{l: l, log: log, waiting: make(map[dataplane.Token]Worker)}
 	if d.Address, err = dataAddress(advertise, l.Addr().(*net.TCPAddr)); err != nil {
 		l.Close()
 		return nil, err
@@ -88,13 +82,9 @@ func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
 
 // expect lets a client connect once to a worker, whose blob the client will get.
 func (d *dataListener) expect(w Worker) error {
-	blob, err := invoke.UnmarshalChannelBlob(w.Blob())
-	if err != nil {
-		return err
-	}
-	token, err := dataplane.TokenOfTCPBlob(blob.QueuePair)
-	if err != nil {
-		return err
+	token, ok := dataplane.ChannelToken(w.Blob())
+	if !ok {
+		return errors.New("the worker has given no blob of provider tcp")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -113,7 +103,7 @@ func (d *dataListener) expect(w Worker) error {
 }
 
 // take returns the worker that waits for a token, once.
-func (d *dataListener) take(token dataplane.TCPToken) Worker {
+func (d *dataListener) take(token dataplane.Token) Worker {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.waiting[token]
@@ -144,11 +134,11 @@ func (d *dataListener) accept() {
 	}
 }
 
-// add lists a connection whose hello is missing. Beyond helloPending the oldest is closed.
+// add lists a connection whose hello is missing. Beyond dataplane.MaxStrangers the oldest is closed.
 func (d *dataListener) add(c net.Conn) *list.Element {
 	d.mu.Lock()
 	at := d.strange.PushBack(c)
-	full := d.strange.Len() > helloPending
+	full := d.strange.Len() > dataplane.MaxStrangers
 	d.mu.Unlock()
 	if full {
 		d.dropOldest()
@@ -174,9 +164,9 @@ func (d *dataListener) dropOldest() bool {
 // greet reads the hello of a connection and hands both to the worker that the hello names.
 func (d *dataListener) greet(c net.Conn, at *list.Element) {
 	defer c.Close() // the worker has a descriptor of its own
-	var hello dataplane.TCPHello
-	_ = c.SetDeadline(time.Now().Add(helloTime))
-	_, err := io.ReadFull(c, hello[:])
+	hello := make([]byte, dataplane.HelloSize)
+	_ = c.SetDeadline(time.Now().Add(dataplane.HelloTime))
+	_, err := io.ReadFull(c, hello)
 	d.mu.Lock()
 	d.strange.Remove(at)
 	d.mu.Unlock()
@@ -185,7 +175,7 @@ func (d *dataListener) greet(c net.Conn, at *list.Element) {
 		return
 	}
 	var w Worker
-	if token, ok := hello.Token(); ok {
+	if token, ok := dataplane.HelloToken(hello); ok {
 		w = d.take(token)
 	}
 	if w == nil {
@@ -198,7 +188,7 @@ func (d *dataListener) greet(c net.Conn, at *list.Element) {
 		err = raw.Control(func(fd uintptr) { dataplane.PrepareTCP(int(fd)) })
 	}
 	if err == nil {
-		err = w.Connect(conn, hello[:])
+		err = w.Connect(conn, hello)
 	}
 	if err != nil {
 		d.log.Info("cannot hand a data connection to its worker", "pid", w.PID(), "peer", c.RemoteAddr().String(), "error", err)

@@ -19,7 +19,7 @@ import (
 // expectant is a worker that waits for its client on provider tcp. It keeps the connection that it gets.
 type expectant struct {
 	Worker
-	token dataplane.TCPToken
+	token dataplane.Token
 	done  chan struct{}
 	came  chan net.Conn
 	hello []byte
@@ -40,7 +40,7 @@ func (w *expectant) Blob() []byte {
 }
 
 // begin writes what blobs and hellos of provider tcp begin with.
-func begin(b []byte, magic uint32, token dataplane.TCPToken) {
+func begin(b []byte, magic uint32, token dataplane.Token) {
 	binary.LittleEndian.PutUint32(b, magic)
 	binary.LittleEndian.PutUint16(b[4:], 1)
 	copy(b[8:], token[:])
@@ -61,10 +61,10 @@ func (w *expectant) Connect(c *net.TCPConn, hello []byte) error {
 	return err
 }
 
-func helloFor(token dataplane.TCPToken) []byte {
-	var h dataplane.TCPHello
-	begin(h[:], 0x54484652, token)
-	return h[:]
+func helloFor(token dataplane.Token) []byte {
+	h := make([]byte, dataplane.HelloSize)
+	begin(h, 0x54484652, token)
+	return h
 }
 
 func listenForData(t *testing.T) *dataListener {
@@ -162,7 +162,7 @@ func TestDataSilentCrowd(t *testing.T) {
 	if err := d.expect(w); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 * helloPending {
+	for range 3 * dataplane.MaxStrangers {
 		dialData(t, d, nil)
 	}
 	dialData(t, d, helloFor(w.token))
