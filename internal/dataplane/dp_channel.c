@@ -6,11 +6,12 @@
 
 /* ---- endpoints ---- */
 
-static int make_lane(dp_endpoint *ep, dp_error *err) {
+static int make_lane(dp_endpoint *ep, int *page, dp_error *err) {
     dp_lane *lane = calloc(1, sizeof *lane);
     if (!lane)
         return dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
     int st = ep->n_lanes ? dp_cq_create_beside(ep->lanes[0]->cq, ep->lane_capacity, &lane->cq, err)
+             : page      ? dp_cq_unpack(ep->dev, ep->lane_capacity, page, &lane->cq, err)
                          : dp_cq_create(ep->dev, ep->lane_capacity, &lane->cq, err);
     if (st) {
         free(lane);
@@ -29,7 +30,7 @@ static int take_lane(dp_endpoint *ep, dp_lane **out, dp_error *err) {
         if (!best || ep->lanes[i]->n_channels < best->n_channels)
             best = ep->lanes[i];
     if (best->n_channels && ep->n_lanes < ep->max_lanes) {
-        int st = make_lane(ep, err);
+        int st = make_lane(ep, NULL, err);
         if (st)
             return st;
         best = ep->lanes[ep->n_lanes - 1];
@@ -38,8 +39,9 @@ static int take_lane(dp_endpoint *ep, dp_lane **out, dp_error *err) {
     return DP_OK;
 }
 
-int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, dp_endpoint **out,
-                       dp_error *err) {
+/* page: descriptor of the first completion queue, to be unpacked, or NULL for a new one. */
+static int make_endpoint(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, int *page, dp_endpoint **out,
+                         dp_error *err) {
     if (max_channels == 0 || max_channels > 1024 || max_depth == 0 || max_depth > DP_DEPTH_MAX)
         return dp_fail(err, DP_INVALID, 0, "create endpoint: %u channels (1..1024) of depth %u (1..%d)", max_channels,
                        max_depth, DP_DEPTH_MAX);
@@ -56,7 +58,7 @@ int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
     ep->lanes = calloc(ep->max_lanes, sizeof(dp_lane *));
     int st = ep->lanes ? dp_domain_create(dev, &ep->domain, err) : dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
     if (!st)
-        st = make_lane(ep, err); /* the first one at once: what a device refuses shows here */
+        st = make_lane(ep, page, err); /* the first one at once: what a device refuses shows here */
     if (st) {
         dp_endpoint_destroy(ep);
         return st;
@@ -64,6 +66,18 @@ int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, d
     *out = ep;
     return DP_OK;
 }
+
+int dp_endpoint_create(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, dp_endpoint **out,
+                       dp_error *err) {
+    return make_endpoint(dev, max_channels, max_depth, mode, NULL, out, err);
+}
+
+int dp_endpoint_unpack(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, int *fd, dp_endpoint **out,
+                       dp_error *err) {
+    return make_endpoint(dev, max_channels, max_depth, mode, fd, out, err);
+}
+
+int dp_endpoint_pack(const dp_endpoint *ep) { return dp_cq_pack(ep->lanes[0]->cq); }
 
 void dp_endpoint_destroy(dp_endpoint *ep) {
     if (!ep)
@@ -110,7 +124,8 @@ static int post_receives(dp_channel *ch, dp_error *err) {
     return DP_OK;
 }
 
-int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel **out, dp_error *err) {
+/* Makes a channel without its memory and queue pair. */
+static int new_channel(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel **out, dp_error *err) {
     uint64_t eager = ((uint64_t)cfg->eager + 63) & ~63ull;
     if (cfg->depth == 0 || cfg->depth > DP_DEPTH_MAX)
         return dp_fail(err, DP_INVALID, 0, "create channel: depth %u not in 1..%d", cfg->depth, DP_DEPTH_MAX);
@@ -137,11 +152,27 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
     ch->free = calloc(ch->cfg.depth, sizeof *ch->free);
     ch->bulk_in.used = calloc(ch->cfg.depth + 1, sizeof(dp_range));
     ch->bulk_out.used = calloc(ch->cfg.depth + 1, sizeof(dp_range));
-    int st = DP_OK;
-    if (!ch->slots || !ch->free || !ch->bulk_in.used || !ch->bulk_out.used)
-        st = dp_fail(err, DP_FATAL, ENOMEM, "create channel of depth %u", ch->cfg.depth);
-    if (!st)
-        st = dp_layout_alloc(ep->domain, &ch->layout, DP_REMOTE_WRITE, &ch->results, err);
+    if (!ch->slots || !ch->free || !ch->bulk_in.used || !ch->bulk_out.used) {
+        dp_channel_destroy(ch);
+        return dp_fail(err, DP_FATAL, ENOMEM, "create channel of depth %u", cfg->depth);
+    }
+    *out = ch;
+    return DP_OK;
+}
+
+static void add_to_lane(dp_channel *ch) {
+    ch->qp->user = ch;
+    ch->next = ch->lane->channels;
+    ch->lane->channels = ch;
+    ch->lane->n_channels++;
+}
+
+int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel **out, dp_error *err) {
+    dp_channel *ch;
+    int st = new_channel(ep, cfg, &ch, err);
+    if (st)
+        return st;
+    st = dp_layout_alloc(ep->domain, &ch->layout, DP_REMOTE_WRITE, &ch->results, err);
     if (!st && !(ep->dev->caps & DP_CAP_SYNC_SOURCE))
         st = dp_layout_alloc(ep->domain, &ch->layout, 0, &ch->staging, err);
     if (!st) {
@@ -150,7 +181,6 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
         st = dp_qp_create(ep->domain, ch->lane->cq, &attr, &ch->qp, err);
     }
     if (!st) {
-        ch->qp->user = ch;
         slots_reset(ch);
         st = post_receives(ch, err);
     }
@@ -158,9 +188,7 @@ int dp_channel_create(dp_endpoint *ep, const dp_channel_config *cfg, dp_channel 
         dp_channel_destroy(ch);
         return st;
     }
-    ch->next = ch->lane->channels;
-    ch->lane->channels = ch;
-    ch->lane->n_channels++;
+    add_to_lane(ch);
     *out = ch;
     return DP_OK;
 }
@@ -243,6 +271,60 @@ int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *
         memcmp(side.qp_blob, was->qp_blob, was->qp_len) || side.layout.size != was->layout.size)
         return dp_fail(err, DP_BAD_BLOB, 0, "resume channel: another worker answers");
     return dp_channel_status(ch);
+}
+
+/* ---- handing over to another process ---- */
+
+int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *err) {
+    if (!dp_channel_idle(ch))
+        return dp_fail(err, DP_BUSY, 0, "pack: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth, dp_channel_status(ch));
+    *out = (dp_packed_channel){.version = DP_PACKED_VERSION, .cfg = ch->cfg, .generation = ch->generation, .next_call = ch->next_call,
+                               .rkey = ch->peer.rkey, .addr = ch->peer.addr, .blob_len = ch->peer.qp_len};
+    memcpy(out->blob, ch->peer.qp_blob, ch->peer.qp_len);
+    return dp_qp_pack(ch->qp, &out->qp, fds, err);
+}
+
+/* Takes over what a packed channel says about the worker's side, and about calls. */
+static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exposed, dp_error *err) {
+    const dp_mem *m = ch->results;
+    if (exposed != 1 || m->size < ch->layout.size || m->access != DP_REMOTE_WRITE || ch->qp->max_recv != ch->cfg.depth ||
+        ch->qp->max_send != 2 * ch->cfg.depth + 8)
+        return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: its queue pair is not that of a channel of depth %u", ch->cfg.depth);
+    slots_reset(ch);
+    ch->generation = p->generation;
+    ch->next_call = p->next_call; /* the mailbox still has the words of the last call */
+    ch->peer = (dp_side){.layout = ch->layout, .generation = p->generation, .addr = p->addr, .rkey = p->rkey, .qp_len = p->blob_len};
+    memcpy(ch->peer.qp_blob, p->blob, p->blob_len);
+    ch->mail = dp_rkey_ptr(ch->qp, p->addr + ch->layout.mail_at, p->rkey, sizeof *ch->mail);
+    if (!ch->mail || p->addr % DP_CACHE_LINE)
+        return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: the worker's memory has no mailbox");
+    return DP_OK;
+}
+
+int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_channel **out, dp_error *err) {
+    dp_channel *ch;
+    dp_mem *exposed[DP_EXPOSE_MAX];
+    uint32_t n = 0;
+    if (p->version != DP_PACKED_VERSION || p->blob_len > sizeof p->blob || p->generation == 0)
+        return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: version %u, this side %u, or its description is malformed", p->version,
+                       DP_PACKED_VERSION);
+    int st = new_channel(ep, &p->cfg, &ch, err);
+    if (st)
+        return st;
+    st = dp_qp_unpack(ep->domain, ch->lane->cq, &p->qp, fds, exposed, &n, &ch->qp, err);
+    if (n)
+        ch->results = exposed[0];
+    if (!st)
+        st = unpack_sides(ch, p, n, err);
+    if (st) {
+        dp_channel_destroy(ch);
+        for (uint32_t i = 1; i < n; i++)
+            dp_mem_free(exposed[i]);
+        return st;
+    }
+    add_to_lane(ch);
+    *out = ch;
+    return DP_OK;
 }
 
 int dp_channel_reset(dp_channel *ch, dp_error *err) {

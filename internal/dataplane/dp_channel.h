@@ -65,6 +65,30 @@ int dp_channel_reset(dp_channel *ch, dp_error *err);
 bool dp_channel_idle(const dp_channel *ch);
 int dp_channel_renew(dp_channel *ch, dp_error *err);
 int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
+/* Handing a connected channel at rest over to another process of this node, on shm. The worker notices nothing. An endpoint is handed
+ * over as a whole, with all its channels in the order in which they were made.
+ * dp_endpoint_pack returns a descriptor, which stays the endpoint's; -1: not supported. dp_channel_pack describes a channel and fills
+ * fds (room for DP_PACKED_FDS) with out->qp.n_fds descriptors, which stay the channel's. The channel can be used again unless another
+ * process has unpacked it; then it may only be destroyed. Errors: those of dp_qp_pack.
+ * dp_endpoint_unpack and dp_channel_unpack make them again, from bytes and descriptors of any origin. They take over the descriptors
+ * that they need and set them to -1; the caller closes the others. fds has as many as p->qp.n_fds. dp_channel_renew and an
+ * offer to the worker follow. Errors: those of dp_qp_unpack. */
+#define DP_PACKED_VERSION 1u
+typedef struct dp_packed_channel {
+    uint32_t version; /* DP_PACKED_VERSION: of this structure and those of the provider */
+    uint32_t generation, next_call;
+    uint32_t rkey; /* of the worker's memory */
+    uint64_t addr;
+    dp_channel_config cfg;
+    uint32_t blob_len; /* the worker's blob of its queue pair */
+    uint8_t blob[DP_BLOB_MAX];
+    dp_packed_qp qp;
+} dp_packed_channel;
+int dp_endpoint_pack(const dp_endpoint *ep);
+int dp_endpoint_unpack(dp_dev *dev, uint32_t max_channels, uint32_t max_depth, dp_wait_mode mode, int *fd, dp_endpoint **out,
+                       dp_error *err);
+int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *err);
+int dp_channel_unpack(dp_endpoint *ep, const dp_packed_channel *p, int *fds, dp_channel **out, dp_error *err);
 /* dp_channel_fail ends every call of the channel with status (a connection or lease class). Any thread. */
 void dp_channel_fail(dp_channel *ch, int status);
 /* Returns 0, or the status with which the channel failed. */

@@ -89,6 +89,13 @@ static int made(int status, int32_t *count) {
 
 static void gone(int32_t *count) { __atomic_fetch_sub(count, 1, __ATOMIC_RELAXED); }
 
+/* Peers know a new region by its address. */
+static int made_region(int status, dp_mem **m) {
+    if (status == DP_OK)
+        (*m)->base = (uint64_t)(uintptr_t)(*m)->addr;
+    return made(status, &live.regions);
+}
+
 void dp_live_now(dp_live *out) {
     out->devices = __atomic_load_n(&live.devices, __ATOMIC_RELAXED);
     out->domains = __atomic_load_n(&live.domains, __ATOMIC_RELAXED);
@@ -144,7 +151,7 @@ int dp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_
         return dp_fail(err, DP_INVALID, 0, "allocate region: size %llu not in 1..2^40", (unsigned long long)size);
     if (access & ~(7u | DP_MEM_LAZY))
         return dp_fail(err, DP_INVALID, 0, "allocate region: unknown access bits %#x", access);
-    return made(d->dev->ops->mem_alloc(d, size, access, out, err), &live.regions);
+    return made_region(d->dev->ops->mem_alloc(d, size, access, out, err), out);
 }
 
 int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
@@ -152,7 +159,7 @@ int dp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t access, dp
         return dp_fail(err, DP_INVALID, 0, "register region: address %p size %llu", addr, (unsigned long long)size);
     if (access & ~7u)
         return dp_fail(err, DP_INVALID, 0, "register region: unknown access bits %#x", access);
-    return made(d->dev->ops->mem_register(d, addr, size, access, out, err), &live.regions);
+    return made_region(d->dev->ops->mem_register(d, addr, size, access, out, err), out);
 }
 
 int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, uint32_t access, dp_mem **out,
@@ -164,7 +171,7 @@ int dp_mem_window(dp_domain *d, dp_mem *whole, uint64_t offset, uint64_t size, u
         return dp_fail(err, DP_INVALID, 0, "window: unknown access bits %#x", access);
     if (!d->dev->ops->mem_window)
         return dp_mem_register(d, (char *)whole->addr + offset, size, access, out, err);
-    return made(d->dev->ops->mem_window(d, whole, offset, size, access, out, err), &live.regions);
+    return made_region(d->dev->ops->mem_window(d, whole, offset, size, access, out, err), out);
 }
 
 void dp_mem_free(dp_mem *m) {
@@ -267,6 +274,41 @@ int dp_qp_connect(dp_qp *qp, const void *blob, uint32_t len, dp_error *err) {
 void dp_qp_cancel(dp_qp *qp) {
     if (qp->ops->qp_cancel)
         qp->ops->qp_cancel(qp);
+}
+
+/* ---- handing over to another process ---- */
+
+int dp_cq_pack(const dp_cq *cq) { return cq->ops->cq_pack ? cq->ops->cq_pack(cq) : -1; }
+
+static int not_packed(const dp_dev *dev, dp_error *err) {
+    return dp_fail(err, DP_UNSUPPORTED, 0, "hand over a queue pair: on %s it belongs to its process", dev->name);
+}
+
+int dp_cq_unpack(dp_dev *dev, uint32_t capacity, int *fd, dp_cq **out, dp_error *err) {
+    if (!dev->ops->cq_unpack)
+        return not_packed(dev, err);
+    if (capacity == 0 || capacity > (1u << 20))
+        return dp_fail(err, DP_INVALID, 0, "take over a completion queue: capacity %u not in 1..2^20", capacity);
+    return made(dev->ops->cq_unpack(dev, capacity, fd, out, err), &live.queues);
+}
+
+int dp_qp_pack(dp_qp *qp, dp_packed_qp *out, int *fds, dp_error *err) {
+    return qp->ops->qp_pack ? qp->ops->qp_pack(qp, out, fds, err) : not_packed(qp->domain->dev, err);
+}
+
+int dp_qp_unpack(dp_domain *d, dp_cq *cq, const dp_packed_qp *packed, int *fds, dp_mem **exposed, uint32_t *n_exposed, dp_qp **out,
+                 dp_error *err) {
+    if (!d->dev->ops->qp_unpack)
+        return not_packed(d->dev, err);
+    if (cq->dev != d->dev || packed->size == 0 || packed->size > DP_PACKED_MAX || packed->n_fds > DP_PACKED_FDS)
+        return dp_fail(err, DP_INVALID, 0, "take over a queue pair: %u bytes and %u descriptors, or a completion queue of another device",
+                       packed->size, packed->n_fds);
+    int st = made(d->dev->ops->qp_unpack(d, cq, packed, fds, exposed, n_exposed, out, err), &live.queue_pairs);
+    if (st)
+        return st;
+    __atomic_fetch_add(&live.regions, (int32_t)*n_exposed, __ATOMIC_RELAXED);
+    cq->reserved += (*out)->max_send + (*out)->max_recv; /* the provider has checked that there is room */
+    return DP_OK;
 }
 
 int dp_qp_reset(dp_qp *qp, dp_error *err) { return qp->ops->qp_reset(qp, err); }

@@ -104,6 +104,7 @@ typedef struct dp_dev_options {
                               device listens. Needed when `address` is a wildcard, and when `handed` */
     int handed;            /* tcp: the device neither listens nor connects; another process hands sockets to it, see dp_tcp.h (workers) */
     int handed_from;       /* tcp, with handed: unix socket from which dp_qp_connect takes sockets while it waits. The caller's. 0: none */
+    int packable;          /* shm: keep the descriptors that dp_qp_pack needs, while few descriptors are open */
 } dp_dev_options;
 
 typedef struct dp_ops dp_ops;
@@ -137,6 +138,7 @@ typedef struct dp_mem {
     dp_domain *domain;
     void *addr;
     uint64_t size;
+    uint64_t base; /* address by which peers know it: addr, unless dp_qp_unpack has made it */
     uint32_t lkey;
     uint32_t rkey;
     uint32_t access;
@@ -152,6 +154,15 @@ typedef struct dp_cq {
     uint32_t capacity;
     uint32_t reserved; /* by the queue pairs on it */
 } dp_cq;
+
+/* A connected queue pair at rest, for another process of this node. Descriptors belong to it: dp_qp_pack. */
+#define DP_PACKED_MAX 704 /* bytes, any provider */
+#define DP_PACKED_FDS 24  /* descriptors of one queue pair */
+typedef struct dp_packed_qp {
+    uint32_t size; /* of bytes, 1 .. DP_PACKED_MAX */
+    uint32_t n_fds;
+    _Alignas(8) uint8_t bytes[DP_PACKED_MAX];
+} dp_packed_qp;
 
 typedef struct dp_qp_attr {
     uint32_t max_send;   /* posts outstanding, 1..4096 */
@@ -194,6 +205,10 @@ struct dp_ops {
     void (*mem_free)(dp_mem *);
     int (*cq_create)(dp_dev *, uint32_t capacity, dp_cq **, dp_error *);
     int (*cq_create_beside)(dp_cq *, uint32_t capacity, dp_cq **, dp_error *); /* NULL: cq_create does as well */
+    int (*cq_pack)(const dp_cq *); /* NULL, as are the next three: a queue pair belongs to its process */
+    int (*cq_unpack)(dp_dev *, uint32_t capacity, int *fd, dp_cq **, dp_error *);
+    int (*qp_pack)(dp_qp *, dp_packed_qp *, int *fds, dp_error *);
+    int (*qp_unpack)(dp_domain *, dp_cq *, const dp_packed_qp *, int *fds, dp_mem **exposed, uint32_t *n_exposed, dp_qp **, dp_error *);
     void (*cq_destroy)(dp_cq *);
     int (*cq_poll)(dp_cq *, dp_wc *, int n);
     int (*cq_arm)(dp_cq *);
@@ -331,6 +346,22 @@ void dp_qp_cancel(dp_qp *qp);
  * socket.) */
 int dp_qp_reset(dp_qp *qp, dp_error *err);
 void dp_qp_destroy(dp_qp *qp);
+/* Handing a connected queue pair over to another process of this node, which the peer does not notice.
+ * dp_cq_pack returns the descriptor of what the completion queue shares with its peers, which stays the queue's; -1: not supported.
+ * dp_cq_unpack makes the queue again in another process, and those beside it as dp_cq_create_beside does, in the same order. It takes
+ * the descriptor over and sets *fd to -1, if it succeeds.
+ * dp_qp_pack describes a queue pair at rest: no local operation is outstanding, nothing has arrived that was not polled, and neither
+ * side posts before dp_qp_unpack. It fills fds (room for DP_PACKED_FDS) with descriptors, which stay the queue pair's. The queue pair
+ * can be used again unless another process has unpacked it; then it may only be destroyed. DP_UNSUPPORTED: this provider cannot, or
+ * the descriptors were not kept (dp_dev_options.packable). DP_BUSY: not at rest.
+ * dp_qp_unpack makes the queue pair again, connected, with its receives posted (wr_id 0). It makes the exposed regions too, which the
+ * caller frees after the queue pair; exposed has room for DP_EXPOSE_MAX. Every byte of `packed` and every descriptor is checked. It takes
+ * over the descriptors that it needs and sets them to -1; the caller closes the others. DP_PEER_GONE: the peer has ended. */
+int dp_cq_pack(const dp_cq *cq);
+int dp_cq_unpack(dp_dev *dev, uint32_t capacity, int *fd, dp_cq **out, dp_error *err);
+int dp_qp_pack(dp_qp *qp, dp_packed_qp *out, int *fds, dp_error *err);
+int dp_qp_unpack(dp_domain *d, dp_cq *cq, const dp_packed_qp *packed, int *fds, dp_mem **exposed, uint32_t *n_exposed, dp_qp **out,
+                 dp_error *err);
 /* dp_qp_break marks the queue pair as broken for `status` and wakes its completion queue. Any thread. */
 void dp_qp_break(dp_qp *qp, int status);
 static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->broken, __ATOMIC_ACQUIRE); }

@@ -34,9 +34,9 @@ int dp_side_encode(dp_qp *qp, const dp_layout *l, uint8_t role, uint32_t generat
         .qp_len = (uint16_t)qp_len,
         .eager = l->eager,
         .slots_rkey = m->rkey,
-        .slots_addr = (uint64_t)(uintptr_t)m->addr,
+        .slots_addr = m->base,
         .bulk = l->bulk,
-        .bulk_addr = (uint64_t)(uintptr_t)m->addr + l->bulk_at,
+        .bulk_addr = m->base + l->bulk_at,
         .bulk_rkey = m->rkey,
     };
     memcpy(out, &b, sizeof b);

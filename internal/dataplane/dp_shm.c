@@ -3,11 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/membarrier.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -228,6 +230,9 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     dev->active_only = opts->active_side_only;
     dev->attended = opts->attended;
     dev->listen_fd = dev->epoll_fd = dev->stop_fd = -1;
+    struct rlimit files;
+    if (opts->packable && !getrlimit(RLIMIT_NOFILE, &files)) /* the program needs the others */
+        dev->keep_below = files.rlim_cur / 4 < INT_MAX ? (int)(files.rlim_cur / 4) : INT_MAX;
     dev->spare = dev->active_only ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
     pthread_mutex_init(&dev->lock, NULL);
     dev->membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
@@ -266,8 +271,7 @@ static void leave_mode_page(shm_mode_page *p) {
     free(p);
 }
 
-/* page: NULL for a new one. */
-static int create_cq(dp_dev *dev, shm_mode_page *page, uint32_t capacity, dp_cq **out, dp_error *err) {
+int shm_cq_new(dp_dev *dev, shm_mode_page *page, uint32_t capacity, dp_cq **out, dp_error *err) {
     shm_cq *cq = calloc(1, sizeof *cq);
     if (!cq)
         return dp_fail(err, DP_FATAL, ENOMEM, "create completion queue");
@@ -288,17 +292,18 @@ static int create_cq(dp_dev *dev, shm_mode_page *page, uint32_t capacity, dp_cq 
     page->users++;
     cq->page = page;
     cq->mode = (uint32_t *)(void *)(page->map + DP_CACHE_LINE * page->made++);
+    __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELAXED); /* an unpacked page says what its last owner left */
     *out = &cq->c;
     return DP_OK;
 }
 
 static int shm_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err) {
-    return create_cq(dev, NULL, capacity, out, err);
+    return shm_cq_new(dev, NULL, capacity, out, err);
 }
 
 static int shm_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err) {
     shm_mode_page *page = ((shm_cq *)other)->page;
-    return create_cq(other->dev, page->made < SHM_MODES ? page : NULL, capacity, out, err);
+    return shm_cq_new(other->dev, page->made < SHM_MODES ? page : NULL, capacity, out, err);
 }
 
 static void shm_cq_destroy(dp_cq *c) {
@@ -335,7 +340,7 @@ static int segment_renew(shm_qp *qp, dp_error *err) {
     return DP_OK;
 }
 
-static void qp_free(shm_qp *qp) {
+void shm_qp_free(shm_qp *qp) {
     if (qp->segment) {
         shm_unmap(qp->segment, shm_segment_size(qp->ring_size));
         close(qp->seg_fd);
@@ -344,18 +349,22 @@ static void qp_free(shm_qp *qp) {
     free(qp);
 }
 
-static int shm_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
-    shm_dev *dev = (shm_dev *)d->dev;
-    shm_cq *cq = (shm_cq *)c;
-    if (cq->n_qps == cq->cap_qps) {
-        uint32_t cap = cq->cap_qps ? 2 * cq->cap_qps : 4;
-        shm_qp **more = realloc(cq->qps, cap * sizeof *more);
-        if (!more)
-            return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
-        cq->qps = more;
-        cq->cap_qps = cap;
-    }
-    shm_qp *qp = aligned_alloc(DP_CACHE_LINE, (sizeof *qp + DP_CACHE_LINE - 1) / DP_CACHE_LINE * DP_CACHE_LINE);
+/* Makes room for one more queue pair on the queue. */
+static bool reserve_qp(shm_cq *cq) {
+    if (cq->n_qps < cq->cap_qps)
+        return true;
+    uint32_t cap = cq->cap_qps ? 2 * cq->cap_qps : 4;
+    shm_qp **more = realloc(cq->qps, cap * sizeof *more);
+    if (!more)
+        return false;
+    cq->qps = more;
+    cq->cap_qps = cap;
+    return true;
+}
+
+int shm_qp_new(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, shm_qp **out, dp_error *err) {
+    shm_qp *qp = !reserve_qp((shm_cq *)c) ? NULL
+                                          : aligned_alloc(DP_CACHE_LINE, (sizeof *qp + DP_CACHE_LINE - 1) / DP_CACHE_LINE * DP_CACHE_LINE);
     if (!qp)
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
     memset(qp, 0, sizeof *qp);
@@ -372,25 +381,43 @@ static int shm_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
     for (uint32_t i = 0; i < attr->n_expose; i++) {
         qp->expose[i] = (shm_mem *)attr->expose[i];
         if (qp->expose[i]->fd < 0) {
-            qp_free(qp);
+            shm_qp_free(qp);
             return dp_fail(err, DP_UNSUPPORTED, 0, "create queue pair: exposed region %u is not of dp_mem_alloc", i);
         }
     }
-    int st = qp->recvs ? segment_renew(qp, err) : dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
-    if (st) {
-        qp_free(qp);
-        return st;
-    }
     qp->n_expose = attr->n_expose;
+    if (!qp->recvs) {
+        shm_qp_free(qp);
+        return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
+    }
+    *out = qp;
+    return DP_OK;
+}
+
+void shm_qp_add(shm_qp *qp) {
+    shm_dev *dev = (shm_dev *)qp->q.domain->dev;
+    shm_cq *cq = (shm_cq *)qp->q.cq;
     for (uint32_t i = 0; i < qp->n_expose; i++)
         qp->expose[i]->exposed++;
-    dp_random(qp->token, sizeof qp->token);
     cq->qps[cq->n_qps++] = qp;
     shm_show_next(cq);
     pthread_mutex_lock(&dev->lock);
     qp->next = dev->qps;
     dev->qps = qp;
     pthread_mutex_unlock(&dev->lock);
+}
+
+static int shm_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp **out, dp_error *err) {
+    shm_qp *qp;
+    int st = shm_qp_new(d, c, attr, &qp, err);
+    if (st)
+        return st;
+    if ((st = segment_renew(qp, err))) {
+        shm_qp_free(qp);
+        return st;
+    }
+    dp_random(qp->token, sizeof qp->token);
+    shm_qp_add(qp);
     *out = &qp->q;
     return DP_OK;
 }
@@ -447,7 +474,7 @@ static int shm_qp_reset(dp_qp *q, dp_error *err) {
     }
     pthread_mutex_lock(&((shm_dev *)q->domain->dev)->lock);
     dp_random(qp->token, sizeof qp->token);
-    qp->taken = qp->given = false;
+    qp->home.set = qp->taken = qp->given = false;
     pthread_mutex_unlock(&((shm_dev *)q->domain->dev)->lock);
     __atomic_store_n(&q->broken, 0, __ATOMIC_RELEASE);
     q->state = DP_QP_INIT;
@@ -475,7 +502,7 @@ static void shm_qp_destroy(dp_qp *q) {
     shm_show_next(cq);
     for (uint32_t i = 0; i < qp->n_expose; i++)
         qp->expose[i]->exposed--;
-    qp_free(qp);
+    shm_qp_free(qp);
 }
 
 static void shm_qp_cancel(dp_qp *q) { shm_link_cancel((shm_dev *)q->domain->dev, (shm_qp *)q); }
@@ -494,6 +521,10 @@ static const dp_ops shm_ops = {
     .mem_free = shm_mem_free,
     .cq_create = shm_cq_create,
     .cq_create_beside = shm_cq_create_beside,
+    .cq_pack = shm_cq_pack,
+    .cq_unpack = shm_cq_unpack,
+    .qp_pack = shm_qp_pack,
+    .qp_unpack = shm_qp_unpack,
     .cq_destroy = shm_cq_destroy,
     .cq_poll = shm_cq_poll,
     .cq_arm = shm_cq_arm,

@@ -13,7 +13,7 @@
  * target's next cache-line boundary does, so that a header that ends on a boundary rides in the entry and the
  * payload is stored straight into its lines.
  *
- * dp_shm.c holds the objects, dp_shm_cq.c and dp_shm_post.c the operations; dp_shm_link.c, dp_shm_monitor.c and
+ * dp_shm_pack.c hands connected queue pairs over to another process of the node. dp_shm.c holds the objects, dp_shm_cq.c and dp_shm_post.c the operations; dp_shm_link.c, dp_shm_monitor.c and
  * dp_shm_peer.c how two processes exchange descriptors and how the end of one is noticed by the other.
  */
 #ifndef RFAAS_DP_SHM_H
@@ -118,10 +118,18 @@ typedef struct shm_peer {
     uint32_t n_regions;
     shm_region regions[DP_EXPOSE_MAX];
     int fds[2 + DP_EXPOSE_MAX]; /* receive segment, completion-queue page, regions; -1 when closed */
+    int keep_below;             /* shm_peer_map keeps descriptors below this one, for shm_qp_pack */
     shm_segment *segment;
     uint8_t *page;
     uint32_t *mode;
 } shm_peer;
+
+/* What a blob says besides the token. Another process that takes a queue pair over goes on to export it as it was. */
+typedef struct shm_home {
+    uint8_t name[16];
+    uint64_t netns;
+    bool set; /* by shm_qp_unpack; otherwise the blob says what is true of the device */
+} shm_home;
 
 struct shm_qp {
     dp_qp q;
@@ -141,6 +149,7 @@ struct shm_qp {
     uint8_t token[16];
     int seg_fd;
     shm_peer *deposit; /* what a peer that connected first left here */
+    shm_home home;     /* where the token was made known */
     bool taken;        /* the token was used */
     bool given;        /* its descriptors have left this process */
     int meeting;       /* socket on which a connect waits for the peer; -1: none */
@@ -156,6 +165,7 @@ struct shm_dev {
     dp_dev d;
     bool active_only, attended;
     bool membarrier;
+    int keep_below; /* descriptors of peers below this one are kept; 0: none */
     int spare; /* active_only: a socket of the network namespace in which the device was opened, for connecting; -1: none */
     uint8_t boot_id[16];
     uint64_t netns;
@@ -179,7 +189,10 @@ int shm_segment_create(const char *what, uint64_t size, bool populate, int *fd, 
 bool shm_next_data(int fd, uint64_t offset, uint64_t len, uint64_t *from, uint64_t *to);
 /* map may lie within its first page. */
 void shm_unmap(void *map, uint64_t size);
-/* Maps the peer's descriptors and closes them. `now`: maps the existing pages of regions at once instead of on first
+/* Maps size bytes from offset of fd, followed by an inaccessible page, if it is a memfd of ordinary pages that can no longer shrink and
+ * holds them. NULL with errno otherwise. `now`: maps the existing pages at once. */
+void *shm_map_checked(int fd, uint64_t offset, uint64_t size, bool writable, bool now);
+/* Maps the peer's descriptors and closes them, except those to keep. `now`: maps the existing pages of regions at once instead of on first
  * use. The pages that every message needs are mapped in any case. */
 int shm_peer_map(shm_peer *p, bool now, dp_error *err);
 /* Takes the mappings back and keeps the descriptors of a map that failed; _clear takes all. */
@@ -235,6 +248,18 @@ int shm_post_recv(dp_qp *q, uint64_t wr_id);
 void shm_qp_notify(dp_qp *q);
 void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 
+/* dp_shm.c, for dp_shm_pack.c: a queue pair without its segment and token, and its entry among those of the device and the queue; a
+ * completion queue with this page (NULL: a new one), which it takes over if it succeeds. */
+int shm_qp_new(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, shm_qp **out, dp_error *err);
+void shm_qp_add(shm_qp *qp);
+void shm_qp_free(shm_qp *qp);
+int shm_cq_new(dp_dev *dev, shm_mode_page *page, uint32_t capacity, dp_cq **out, dp_error *err);
+/* dp_shm_pack.c */
+int shm_cq_pack(const dp_cq *c);
+int shm_cq_unpack(dp_dev *dev, uint32_t capacity, int *fd, dp_cq **out, dp_error *err);
+int shm_qp_pack(dp_qp *q, dp_packed_qp *out, int *fds, dp_error *err);
+int shm_qp_unpack(dp_domain *d, dp_cq *c, const dp_packed_qp *packed, int *fds, dp_mem **exposed, uint32_t *n_exposed, dp_qp **out,
+                  dp_error *err);
 /* dp_shm_link.c; dp_shm_monitor.c: shm_link_close */
 int shm_link_export(shm_dev *dev, shm_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *blob, uint32_t len, dp_error *err);

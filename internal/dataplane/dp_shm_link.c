@@ -54,7 +54,7 @@ int shm_link_export(shm_dev *dev, shm_qp *qp, void *out, uint32_t *len, dp_error
     int st = DP_OK;
     pthread_mutex_lock(&dev->lock);
     if (!dev->active_only && !dev->listening)
-        st = shm_listen_start(dev, err);
+        st = shm_listen_start(dev, err); /* also for a home elsewhere: the thread watches the link */
     pthread_mutex_unlock(&dev->lock);
     if (st)
         return st;
@@ -62,6 +62,10 @@ int shm_link_export(shm_dev *dev, shm_qp *qp, void *out, uint32_t *len, dp_error
     memcpy(b.boot_id, dev->boot_id, 16);
     if (dev->listening)
         memcpy(b.name, dev->name, 16);
+    if (qp->home.set) {
+        b.netns = qp->home.netns;
+        memcpy(b.name, qp->home.name, 16);
+    }
     memcpy(b.token, qp->token, 16);
     memcpy(out, &b, sizeof b);
     *len = sizeof b;
@@ -245,6 +249,7 @@ int shm_link_connect(shm_dev *dev, shm_qp *qp, const void *data, uint32_t len, d
         pthread_mutex_unlock(&dev->lock);
         return crossed ? shm_link_connect(dev, qp, data, len, err) : st;
     }
+    qp->peer.keep_below = dev->keep_below;
     st = shm_peer_map(&qp->peer, !dev->active_only, err);
     if (st) {
         shm_peer_clear(&qp->peer);

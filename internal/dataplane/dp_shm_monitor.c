@@ -45,7 +45,9 @@ void shm_link_drop(shm_dev *dev, shm_link *gone) {
             break;
         }
     dev->n_newcomers -= !gone->qp;
-    close(gone->fd); /* leaves epoll with it */
+    if (dev->listening) /* closing is not enough if another process holds the socket too */
+        epoll_ctl(dev->epoll_fd, EPOLL_CTL_DEL, gone->fd, NULL);
+    close(gone->fd);
     free(gone);
 }
 
@@ -121,6 +123,7 @@ static void greet_newcomer(shm_dev *dev, shm_link *l) {
         shm_link_drop(dev, l);
         return;
     }
+    p.keep_below = dev->keep_below;
     *deposit = p;
     qp->deposit = deposit;
     qp->taken = qp->given = true;

@@ -51,9 +51,8 @@ static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool wr
         madvise(at + from, to - from, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 }
 
-/* Maps size bytes from offset of fd if it is a memfd of ordinary pages that can no longer shrink and holds them. (Of huge
- * pages a mapping covers more than was asked for, which would be our other memory; and a fault may find none left.) */
-static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable, bool now) {
+/* Of huge pages a mapping covers more than was asked for, which would be our other memory; and a fault may find none left. */
+void *shm_map_checked(int fd, uint64_t offset, uint64_t size, bool writable, bool now) {
     struct stat st;
     struct statfs fs;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -80,23 +79,23 @@ static void *map_checked(int fd, uint64_t offset, uint64_t size, bool writable, 
 }
 
 int shm_peer_map(shm_peer *p, bool now, dp_error *err) {
-    p->segment = map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true, true);
+    p->segment = shm_map_checked(p->fds[0], 0, shm_segment_size(p->ring_size), true, true);
     if (!p->segment)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's receive ring of %u", p->ring_size);
-    p->page = map_checked(p->fds[1], 0, SHM_PAGE, true, true);
+    p->page = shm_map_checked(p->fds[1], 0, SHM_PAGE, true, true);
     if (!p->page)
         return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's completion-queue page");
     p->mode = (uint32_t *)(void *)(p->page + p->mode_at);
     for (uint32_t i = 0; i < p->n_regions; i++) {
         shm_region *r = &p->regions[i];
         bool writable = r->access & (DP_REMOTE_WRITE | DP_REMOTE_ATOMIC);
-        r->map = map_checked(p->fds[2 + i], r->offset, r->size, writable, now);
+        r->map = shm_map_checked(p->fds[2 + i], r->offset, r->size, writable, now);
         if (!r->map)
             return dp_fail(err, DP_BAD_BLOB, errno, "connect: map the peer's region of %llu bytes",
                            (unsigned long long)r->size);
     }
     for (int i = 0; i < SHM_HELLO_FDS; i++)
-        if (p->fds[i] >= 0) {
+        if (p->fds[i] >= p->keep_below) {
             close(p->fds[i]);
             p->fds[i] = -1;
         }
@@ -119,7 +118,7 @@ int shm_hello_send(int fd, const shm_dev *dev, const shm_qp *qp, int status, con
         fds[n++] = cq->page->fd;
         for (uint32_t i = 0; i < qp->n_expose; i++) {
             const shm_mem *m = qp->expose[i];
-            h.regions[i] = (shm_hello_region){m->m.rkey, m->m.access, (uint64_t)(uintptr_t)m->m.addr, m->m.size,
+            h.regions[i] = (shm_hello_region){m->m.rkey, m->m.access, m->m.base, m->m.size,
                                               m->offset};
             fds[n++] = m->fd;
         }

@@ -110,6 +110,7 @@ void served_again(served *s, bool process) {
 void served_open(served *s, bool process, dp_wait_mode mode, uint32_t depth, uint32_t eager, uint64_t bulk) {
     dp_error err;
     dp_dev_options o = quick_options();
+    o.packable = 1;
     s->mode = mode;
     if (process)
         t_peer_start(&s->peer, true, server_main, &s->mode);
