@@ -24,8 +24,8 @@ func TestLeaseCycles(t *testing.T) {
 		args   []string
 	}{
 		"new workers":    {400, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "0s"}},
-		"cached workers": {10_000, []string{"--share-cores", "4", "--pool", "0"}},
-		"too few cores":  {1000, []string{"--share-cores", "2", "--pool", "2"}}, // for all: cached workers are evicted all the time
+		"cached workers": {10_000, []string{"--share-cores", "4", "--pool", "0", "--cache-time", "3s"}}, // sessions leave them when they are closed
+		"too few cores":  {1000, []string{"--share-cores", "2", "--pool", "2", "--cache-time", "3s"}},   // for all: cached workers are evicted all the time
 	} {
 		if provider() == "verbs" {
 			c.cycles /= 20 // a lease takes up to fifty times as long in the virtual machine
@@ -104,8 +104,8 @@ func leaseCycles(t *testing.T, cycles int64, args []string) {
 		return err == nil && i.GetFreeCores() == i.GetCores() && i.GetFreeMemoryBytes() == i.GetMemoryBytes()
 	})
 	// Connections of the clients were counted before, the pool may not have been full.
-	within(t, 5*time.Second, "the descriptors are back", func() bool { return files() <= before+1+4*4 })
-	within(t, 5*time.Second, "no worker has a lease", func() bool { return working(t, w.pid()) == 0 })
+	within(t, 20*time.Second, "the descriptors are back", func() bool { return files() <= before+1+4*4 })
+	within(t, 20*time.Second, "no worker has a lease", func() bool { return working(t, w.pid()) == 0 })
 	t.Logf("%d cycles from %d clients in %v, %d times busy; started cached: %d", done.Load(), clients, took.Round(time.Millisecond), busy.Load(), cached.Load())
 }
 

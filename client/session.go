@@ -29,7 +29,7 @@ type Options struct {
 	AllowPlaintext bool          // use no TLS, also for addresses that are neither loopback nor unix sockets
 	Timeout        time.Duration // bound of each control operation; 0: 10 s
 	// CachedLeases is how many released leases the session caches for later leases with the same terms; 0: RFAAS_CACHED_LEASES
-	// or 16, negative: none.
+	// or 16, negative: none, and leases get no cached workers of other sessions.
 	CachedLeases int
 }
 

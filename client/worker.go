@@ -27,7 +27,7 @@ const (
 	StartUnknown Start = iota // the executor does not say, or the worker is this process
 	StartCold                 // a process was cloned for it
 	StartPooled               // a process of the executor's pool, cloned in advance
-	StartCached               // it has served an earlier lease of this process, and was still connected
+	StartCached               // it has served an earlier lease, of this process or on shm of another one of its user, and was still connected
 )
 
 var startNames = [...]string{StartUnknown: "unknown", StartCold: "cold", StartPooled: "pooled", StartCached: "cached"}

@@ -34,7 +34,7 @@ static void drop_channels(rfaas_grant *h) {
     }
     rfaas_api_reap(h->ep, channels, h->n_workers);
     h->ep = NULL;
-    h->queue_pairs = 0;
+    h->queue_pairs = h->held_by = 0;
     memset(&h->before, 0, sizeof h->before);
 }
 
@@ -59,7 +59,7 @@ void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h) {
 
 int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait) {
     rfaas_agent_release req = {.key = h->key};
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     if (wait)
         return rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), NULL);
     rfaas_agent_drop(rfaas_agent_send("release", RFAAS_AGENT_RELEASE, &parts, dp_now_ns() + l->session->timeout_ns));
@@ -173,7 +173,7 @@ static bool send_step(rfaas_acquisition *a, bool first) {
             status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
     }
     a->until = dp_now_ns() + l->session->timeout_ns + a->wait_ns + STEP_GRACE_NS;
-    rfaas_request_parts parts = {&req, sizeof req, offers, req.offers * sizeof *offers, first ? l->library_fd : -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first ? l->library_fd : -1};
     if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->until)))
         status = rfaas_api_last_status();
     free(offers);
@@ -287,8 +287,52 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
-bool rfaas_api_acquire_step(rfaas_acquisition *a) {
+/* Offers channels that the next executor can use: those of a cached grant that came with the reply, or new ones. */
+static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, const rfaas_reply *r) {
     rfaas_grant *h = a->grant;
+    a->cached = 0;
+    drop_channels(h); /* an executor that refused may have connected to them */
+    if (c->handed) {
+        if (rfaas_api_take_over(a->lease, h, r))
+            a->cached = h->key;
+        else
+            drop_channels(h); /* the agent gives them up, and names another candidate */
+        if (h->ep)
+            attend(h);
+        return send_step(a, false);
+    }
+    int status = make_channels(a->lease, h, c->provider);
+    return status ? finished(a, status) : send_step(a, false);
+}
+
+/* Handles the reply to a step. Returns true if the acquisition is done. */
+static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
+    rfaas_grant *h = a->grant;
+    rfaas_agent_candidate c;
+    bool done;
+    if (r->size < sizeof c) {
+        done = finished(a, rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent's reply has %u bytes, want %zu", r->size, sizeof c));
+        rfaas_reply_free(r);
+        return done;
+    }
+    memcpy(&c, r->data, sizeof c);
+    c.executor[sizeof c.executor - 1] = c.node[sizeof c.node - 1] = c.provider[sizeof c.provider - 1] = 0;
+    memcpy(h->executor, c.executor, sizeof h->executor);
+    memcpy(h->node, c.node, sizeof h->node);
+    if (!c.granted) {
+        done = offer_again(a, &c, r);
+    } else if (!take_lease(a->lease, h, &c, r->generation) && ++a->lost < RFAAS_AGENT_ATTEMPTS) {
+        forget_lease(a->lease, h);
+        done = start(a);
+    } else {
+        h->held_by = c.handed ? r->generation : 0;
+        done = finished(a, take_grant(a, &c, r->data + sizeof c, r->size - sizeof c));
+    }
+    rfaas_reply_free(r);
+    return done;
+}
+
+bool rfaas_api_acquire_step(rfaas_acquisition *a) {
     rfaas_reply r;
     if (a->done)
         return true;
@@ -306,32 +350,10 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a) {
         return finished(a, rfaas_api_fail(RFAAS_PEER_GONE, 0, "lease: the agent did not answer in time; check whether it is stopped with `rfaas agent status`"));
     }
     a->ticket = 0;
+    if (!r.status)
+        return take_candidate(a, &r);
+    rfaas_reply_free(&r);
     if (r.lost && ++a->lost < RFAAS_AGENT_ATTEMPTS)
         return start(a);
-    if (r.status)
-        return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));
-    rfaas_agent_candidate c;
-    if (r.size < sizeof c) {
-        free(r.data);
-        return finished(a, rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent's reply has %u bytes, want %zu", r.size, sizeof c));
-    }
-    memcpy(&c, r.data, sizeof c);
-    c.executor[sizeof c.executor - 1] = c.node[sizeof c.node - 1] = c.provider[sizeof c.provider - 1] = 0;
-    memcpy(h->executor, c.executor, sizeof h->executor);
-    memcpy(h->node, c.node, sizeof h->node);
-    if (c.granted && !take_lease(a->lease, h, &c, r.generation) && ++a->lost < RFAAS_AGENT_ATTEMPTS) {
-        free(r.data);
-        forget_lease(a->lease, h);
-        return start(a);
-    }
-    if (c.granted) {
-        int status = take_grant(a, &c, r.data + sizeof c, r.size - sizeof c);
-        free(r.data);
-        return finished(a, status);
-    }
-    free(r.data);
-    a->cached = 0;
-    drop_channels(h); /* an executor that refused may have connected to them */
-    int status = make_channels(a->lease, h, c.provider);
-    return status ? finished(a, status) : send_step(a, false);
+    return finished(a, rfaas_api_fail(r.status, 0, "%s", *r.text ? r.text : rfaas_strerror(r.status)));
 }

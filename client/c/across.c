@@ -67,7 +67,7 @@ typedef struct across {
 /* Asks the agent which executors have room. */
 static int ask_shares(rfaas_session *s, const char *what, rfaas_agent_spread *req, const void *avoid, rfaas_reply *reply, uint64_t *n) {
     req->session = s->open.session;
-    rfaas_request_parts parts = {req, sizeof *req, avoid, (size_t)req->avoid * RFAAS_AGENT_ADDRESS, -1};
+    rfaas_request_parts parts = {.body = req, .body_size = sizeof *req, .tail = avoid, .tail_size = (size_t)req->avoid * RFAAS_AGENT_ADDRESS, .fd = -1};
     int status = rfaas_agent_ask(what, RFAAS_AGENT_SPREAD, &parts, s->timeout_ns, sizeof(rfaas_agent_count), reply);
     if (status)
         return status;

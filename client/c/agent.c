@@ -25,6 +25,7 @@
 typedef struct ticket {
     struct ticket *next;
     rfaas_ticket id;
+    uint32_t op;
     bool done;
     rfaas_reply reply;
 } ticket;
@@ -86,7 +87,7 @@ int rfaas_agent_begin(void) {
 }
 
 static void free_ticket(ticket *t) {
-    free(t->reply.data);
+    rfaas_reply_free(&t->reply);
     free(t);
 }
 
@@ -107,6 +108,7 @@ void rfaas_agent_end(void) {
     free(buffer);
     buffer = NULL;
     buffered = buffer_size = 0;
+    rfaas_pass_drop();
     retry_at = 0;
 }
 
@@ -142,6 +144,7 @@ static void disconnect(void) {
     close(sock);
     sock = -1;
     buffered = 0;
+    rfaas_pass_drop();
     for (ticket *t = tickets; t; t = t->next) {
         if (t->done)
             continue;
@@ -186,6 +189,16 @@ static void take_reply(const rfaas_agent_header *h, const uint8_t *body, uint32_
     free(data);
 }
 
+/* Adds channels to the ticket of their request. */
+static void take_channels(const rfaas_agent_header *h, const uint8_t *body, uint32_t size) {
+    pthread_mutex_lock(&mu);
+    ticket *t = find(h->id);
+    if (t && !t->done && t->op == RFAAS_AGENT_ACQUIRE)
+        rfaas_pass_channels(&t->reply, body, size);
+    pthread_mutex_unlock(&mu);
+    rfaas_pass_drop_first();
+}
+
 static void take_event(const uint8_t *body, uint32_t size) {
     rfaas_agent_event e;
     if (size < sizeof e)
@@ -207,7 +220,9 @@ static bool take_messages(void) {
             break;
         const uint8_t *body = buffer + at + sizeof h;
         uint32_t size = h.size - (uint32_t)sizeof h;
-        if (h.id) {
+        if (h.id && h.op == RFAAS_AGENT_HAND) {
+            take_channels(&h, body, size);
+        } else if (h.id) {
             take_reply(&h, body, size);
         } else if (h.op == RFAAS_AGENT_EVENT) {
             take_event(body, size);
@@ -230,7 +245,7 @@ static int receive(int fd) {
         buffer = more;
         buffer_size = cap;
     }
-    ssize_t n = recv(fd, buffer + buffered, buffer_size - buffered, MSG_DONTWAIT);
+    ssize_t n = rfaas_pass_receive(fd, buffer + buffered, buffer_size - buffered);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
     if (n <= 0)
@@ -271,47 +286,6 @@ static void read_once(int64_t until) {
 
 /* ---- sending ---- */
 
-/* Sends a whole message before `until`. Under mu, so that messages do not mix. Returns false if the agent has ended or does not read;
- * the connection has to be closed then. */
-static bool send_all(int fd, struct iovec *iov, int n, int pass, int64_t until) {
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {0};
-    struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
-    if (pass >= 0) {
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control.room;
-        control.head = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-        memcpy(CMSG_DATA(&control.head), &pass, sizeof pass);
-    }
-    while (m.msg_iovlen) {
-        ssize_t sent = sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0 && errno == EAGAIN) {
-            int64_t left = until - dp_now_ns();
-            struct pollfd p = {.fd = fd, .events = POLLOUT};
-            if (left <= 0 || (poll(&p, 1, (int)(left / 1000000) + 1) < 0 && errno != EINTR))
-                return false;
-            continue;
-        }
-        if (sent < 0)
-            return false;
-        m.msg_control = NULL;
-        m.msg_controllen = 0;
-        for (size_t done = (size_t)sent; m.msg_iovlen && done >= m.msg_iov->iov_len; m.msg_iov++, m.msg_iovlen--) {
-            done -= m.msg_iov->iov_len;
-            sent = (ssize_t)done;
-        }
-        if (m.msg_iovlen) {
-            m.msg_iov->iov_base = (uint8_t *)m.msg_iov->iov_base + sent;
-            m.msg_iov->iov_len -= (size_t)sent;
-        }
-    }
-    return true;
-}
-
 /* Under mu. */
 static void hang_up(void) {
     if (!reading)
@@ -324,7 +298,7 @@ static void hang_up(void) {
 static bool send_message(uint32_t op, rfaas_ticket id, const rfaas_request_parts *p, int64_t until) {
     rfaas_agent_header h = {.size = (uint32_t)(sizeof h + p->body_size + p->tail_size), .op = op, .id = id};
     struct iovec iov[3] = {{&h, sizeof h}, {(void *)p->body, p->body_size}, {(void *)p->tail, p->tail_size}};
-    if (send_all(sock, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fd, until))
+    if (rfaas_pass_send(sock, iov, p->tail_size ? 3 : p->body_size ? 2 : 1, p->fds ? p->fds : &p->fd, p->fds ? p->n_fds : p->fd >= 0, until))
         return true;
     hang_up();
     return false;
@@ -338,6 +312,7 @@ static rfaas_ticket send_request(uint32_t op, const rfaas_request_parts *p, int6
     if (++next_id == 0)
         next_id = 1;
     t->id = next_id;
+    t->op = op;
     t->next = tickets;
     tickets = t;
     if (send_message(op, t->id, p, until))
@@ -394,7 +369,7 @@ static int greet(int fd, int64_t until, char text[RFAAS_AGENT_TEXT]) {
     buffered = 0;
     agent_pid = 0;
     __atomic_store_n(&events_seen, __atomic_load_n(&rfaas_agent_shared->events, __ATOMIC_ACQUIRE), __ATOMIC_RELAXED);
-    rfaas_request_parts p = {&hello, sizeof hello, env, size, page_fd};
+    rfaas_request_parts p = {.body = &hello, .body_size = sizeof hello, .tail = env, .tail_size = size, .fd = page_fd};
     rfaas_ticket id = send_request(RFAAS_AGENT_HELLO, &p, until);
     free(env);
     rfaas_reply r = {.status = RFAAS_PEER_GONE, .lost = true};
@@ -503,12 +478,16 @@ void rfaas_agent_drop(rfaas_ticket id) {
     pthread_mutex_unlock(&mu);
 }
 
-void rfaas_agent_tell(uint32_t op, const void *body, size_t size) {
-    rfaas_request_parts p = {body, size, NULL, 0, -1};
+bool rfaas_agent_pass(uint32_t op, const rfaas_request_parts *parts) {
     pthread_mutex_lock(&mu);
-    if (sock >= 0)
-        send_message(op, 0, &p, dp_now_ns() + GRACE_NS);
+    bool sent = sock >= 0 && send_message(op, 0, parts, dp_now_ns() + GRACE_NS);
     pthread_mutex_unlock(&mu);
+    return sent;
+}
+
+void rfaas_agent_tell(uint32_t op, const void *body, size_t size) {
+    rfaas_request_parts p = {.body = body, .body_size = size, .fd = -1};
+    rfaas_agent_pass(op, &p);
 }
 
 void rfaas_agent_wait(int64_t until) {

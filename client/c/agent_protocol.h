@@ -2,8 +2,8 @@
  * library in C, and the agent through cgo (internal/agent/protocol).
  *
  * A message is an rfaas_agent_header, the structure of its operation, and for some operations an array that follows it.
- * Sizes and layouts are those of the machine, since both processes run on it. If an operation passes a descriptor, it
- * comes with the first byte of the message (SCM_RIGHTS). Texts end with NUL and are truncated to their field.
+ * Sizes and layouts are those of the machine, since both processes run on it. If an operation passes descriptors, they
+ * come with the first byte of the message (SCM_RIGHTS). Texts end with NUL and are truncated to their field.
  *
  *   library ── request, id n ──▶ agent        Replies come in any order.
  *   library ◀── reply, id n ──── agent        A failure has its status, and an error text instead of the structure.
@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 2u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 3u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
@@ -25,6 +25,7 @@
 #define RFAAS_AGENT_BLOB 256               /* bytes of a channel blob */
 #define RFAAS_AGENT_LEASES 4096            /* leases of one process */
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
+#define RFAAS_AGENT_FDS 253                /* descriptors of a message, as many as the kernel passes at once */
 
 enum {
     /* request -> reply; "-": only the header */
@@ -32,7 +33,7 @@ enum {
     RFAAS_AGENT_STATUS = 2,  /* - -> rfaas_agent_report, text. Needs no hello before it */
     RFAAS_AGENT_STOP = 3,    /* - -> -. The agent then exits. Needs no hello before it */
     RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> rfaas_agent_opened */
-    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Ends the cached leases of the session */
+    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Ends the cached leases of the session that were not handed over */
     RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
                                 rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
     RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, pids of the workers, descriptor of the library -> rfaas_agent_until */
@@ -45,6 +46,8 @@ enum {
     RFAAS_AGENT_CHANGES = 14, /* rfaas_agent_session_name with count -> rfaas_agent_count, changes */
     RFAAS_AGENT_SILENT = 15,  /* rfaas_agent_silence, no reply */
     RFAAS_AGENT_EVENT = 16,   /* from the agent: rfaas_agent_event, details */
+    RFAAS_AGENT_HAND = 17,    /* rfaas_agent_hand, channels, their descriptors, no reply: before a RELEASE that caches the lease.
+                                 From the agent, with the id of an ACQUIRE, before the reply whose `handed` is set */
 };
 
 typedef struct rfaas_agent_header {
@@ -138,7 +141,7 @@ typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;
     uint64_t from;    /* key of a lost lease of this process, or 0 */
-    uint64_t cached;  /* key of a cached lease whose channels are offered again, or 0 */
+    uint64_t cached;  /* key of a cached lease whose channels are offered again, or 0. After a reply with `handed`: `key` itself */
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
@@ -152,6 +155,9 @@ typedef struct rfaas_agent_candidate {
     uint32_t workers;
     uint32_t functions;
     uint32_t names_size;                /* of their names, each with its NUL */
+    uint32_t handed;  /* granted: the agent holds the channels' descriptors. Otherwise: the channels of a cached lease came before this
+                         reply. The next step offers them with `cached`, or offers none, and then the agent gives them up */
+    uint32_t reserved;
     uint64_t lease_id;
     int64_t until_ns;                   /* CLOCK_MONOTONIC: the lease ends then unless it is renewed */
     uint8_t library[32];                /* SHA-256 */
@@ -195,8 +201,18 @@ typedef struct rfaas_agent_release {
 
 typedef struct rfaas_agent_released {
     uint32_t cached; /* not 0: the workers stay cached until an event DROPPED with this key */
-    uint32_t reserved;
+    uint32_t handed; /* not 0: the agent holds the channels, and may give them to another process */
 } rfaas_agent_released;
+
+/* Some channels of a lease at rest, in the order of its workers. Followed by `count` descriptions (dp_packed_channel) of `size` bytes, which
+ * the agent does not read. Descriptors: with the first channel that of the endpoint, then those of each channel. */
+typedef struct rfaas_agent_hand {
+    uint64_t key;
+    uint32_t first, count, size;
+    uint32_t fds;  /* how many descriptors belong to these channels, at most RFAAS_AGENT_FDS */
+    uint32_t held; /* not 0: none came, because the agent holds them since it has handed the channels over, or got them, before */
+    uint32_t reserved;
+} rfaas_agent_hand;
 
 typedef struct rfaas_agent_lease_name {
     uint64_t key;

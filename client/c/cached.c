@@ -1,5 +1,6 @@
 /* Cached grants: the endpoint and channels of a released lease, under the grant's key. The next lease with the same terms offers them
- * again. The agent compares the libraries by their hash.
+ * again. The agent compares the libraries by their hash. On shm the agent holds the channels too, and may give them to another process
+ * first (hand.c).
  *
  *   release ──▶ on the list ──▶ agent caches the workers ──▶ lease with the same terms: offered ──▶ granted again
  *                    └── agent does not: destroyed    └─▶ event DROPPED: destroyed
@@ -43,11 +44,13 @@ static rfaas_grant *take(uint64_t key, const rfaas_lease *like, const char *at, 
 }
 
 /* Lets leases take a grant, because the agent has confirmed that its workers are cached. An event may have destroyed it already. */
-static void offer_for_use(uint64_t key) {
+static void offer_for_use(uint64_t key, uint32_t held_by) {
     pthread_mutex_lock(&cached_mu);
     for (rfaas_grant *h = cached; h; h = h->link)
-        if (h->key == key)
+        if (h->key == key) {
             h->cached = true;
+            h->held_by = held_by;
+        }
     pthread_mutex_unlock(&cached_mu);
 }
 
@@ -103,15 +106,18 @@ int rfaas_api_release_grant(rfaas_lease *l) {
     pthread_mutex_unlock(&l->mu);
     h->session = l->session;
     h->cached = false;
+    rfaas_api_hand_over(h);
     put(h); /* before the request: the agent may report the end of cached workers at once */
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     rfaas_reply reply;
     int status = rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), &reply);
-    bool taken = !status && ((rfaas_agent_released *)reply.data)->cached;
+    const rfaas_agent_released *r = (const rfaas_agent_released *)reply.data;
+    bool taken = !status && r->cached;
+    uint32_t held_by = taken && r->handed ? reply.generation : 0;
     if (!status)
         free(reply.data);
     if (taken)
-        offer_for_use(req.key);
+        offer_for_use(req.key, held_by);
     else
         rfaas_api_drop_cached(req.key);
     return status;

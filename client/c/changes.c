@@ -20,7 +20,7 @@ int rfaas_session_changes(rfaas_session *s, rfaas_change changes[], size_t capac
         return rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s", op,
                               !changes ? "changes is NULL" : !count ? "count is NULL" : "capacity is 0");
     rfaas_agent_session_name req = {.session = s->open.session, .count = capacity};
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     rfaas_reply reply;
     if ((status = rfaas_agent_ask(op, RFAAS_AGENT_CHANGES, &parts, s->timeout_ns, sizeof(rfaas_agent_count), &reply)))
         return status;

@@ -10,11 +10,11 @@
  *                          reap.c                       destroying channels whose driver is slow
  *                          worker.c, event.c            replacing dead workers; events of a lease
  *                          failover.c                   moving a lease to another executor
- *                          cached.c                     channels of released leases, for the next lease
+ *                          cached.c, hand.c             channels of released leases, for the next lease; of any process
  *                          changes.c, across.c          changes of executors; leases on several executors in one call
  *                          local.c                      running functions in this process
  *                               │  ▲
- *                      requests ▼  │ replies, events     agent.c; the messages: agent_protocol.h
+ *                      requests ▼  │ replies, events     agent.c, agent_pass.c; the messages: agent_protocol.h
  *                               │  │                     agent_start.c, agent_prepare.c, environment.c: starting an agent
  *                          agent of this user and node
  *
@@ -125,6 +125,7 @@ typedef struct rfaas_grant {
     struct rfaas_grant *link;     /* the next one */
     const rfaas_session *session; /* of the released lease */
     bool cached;                  /* the agent has confirmed that the workers are cached */
+    uint32_t held_by;             /* generation of the agent that holds the channels' descriptors; 0: none. Relaxed atomic */
     /* Of the lease: */
     rfaas_agent_spec spec;
     rfaas_library_id library;
@@ -333,6 +334,14 @@ int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait);
 int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
 /* Connects the channel of worker i to the worker that the agent describes. */
 int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const rfaas_agent_worker *worker);
+
+/* ---- hand.c ---- */
+
+/* Hands the channels of a grant at rest over to the agent, before the grant is released. If that fails, the reply to the release says so. */
+void rfaas_api_hand_over(rfaas_grant *h);
+/* Makes the channels of a grant that the agent has handed over, ready to be offered. Takes over descriptors of the reply. Returns false if
+ * they cannot be used; the grant may have some channels then. */
+bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
 
 /* ---- cached.c ---- */
 

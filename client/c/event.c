@@ -16,7 +16,7 @@ int rfaas_lease_renew(rfaas_lease *l, int64_t duration_ns) {
     if (!l->grant->ep)
         return leave(l, RFAAS_OK); /* it has no end */
     rfaas_agent_renewal req = {.key = rfaas_api_grant_key(l), .duration_ns = duration_ns};
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     rfaas_reply reply;
     status = rfaas_agent_ask(op, RFAAS_AGENT_RENEW, &parts, l->session->timeout_ns, sizeof(rfaas_agent_until), &reply);
     if (!status) {

@@ -439,7 +439,7 @@ int rfaas_worker_info(const rfaas_lease *l, int worker, rfaas_worker_details *de
     if (!workers)
         return rfaas_api_fail(RFAAS_UNSUPPORTED, 0, "%s: the lease has no workers; its calls run in this process", op);
     rfaas_agent_worker_name req = {.key = key, .worker = (uint32_t)worker};
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     rfaas_reply reply;
     if ((status = rfaas_agent_ask(op, RFAAS_AGENT_INSPECT, &parts, l->session->timeout_ns, sizeof(rfaas_agent_inspection), &reply)))
         return status;

@@ -204,7 +204,8 @@ typedef struct rfaas_session_options {
     uint32_t flags;        /* RFAAS_SESSION_* or 0 */
     int64_t timeout_ns;    /* bound of each control operation: open, lease, replace a worker; 0: 10 s */
     /* Most released leases that the session caches (rfaas_lease_release). 0: environment variable
-     * RFAAS_CACHED_LEASES, else 16. Negative: none. */
+     * RFAAS_CACHED_LEASES, else 16. Negative: none, and leases get no cached workers of other
+     * sessions. */
     int32_t cached_leases;
     uint32_t reserved;     /* 0 */
     /* Path of the cluster's secret. NULL or "": environment variable RFAAS_SECRET_FILE, else where
@@ -384,14 +385,15 @@ RFAAS_API int rfaas_lease_open(rfaas_session *session, const rfaas_lease_options
  * Calls in flight are abandoned, and rfaas_wait returns RFAAS_INVALID for their requests. Buffers of
  * rfaas_alloc are freed. The handle is invalid afterwards, whatever is returned.
  *
- * The workers of a lease that is released at rest are cached for the next lease of this session with
- * the same library and sizes. At rest means that no call is in flight and that every abandoned call
- * has been answered. Cached workers are frozen, stay connected and keep their code. The next lease
- * gets them without a new process, registration or queue pair (`cached` in rfaas_statistics), and any
- * thread may open it. Whatever functions left in the memory of these workers is still there. A session
- * caches at most cached_leases released leases, the latest ones, for as long as the executor permits.
- * Other tenants can use the cores meanwhile. If the workers were ended for another lease, or with
- * their executor, the next lease gets new workers. */
+ * The workers of a lease that is released at rest are cached for the next lease with the same library
+ * and sizes: of this session, and in shared memory also of other sessions and processes of the user
+ * with the same addresses and credentials, even after this session is closed. At rest means that no
+ * call is in flight and that every abandoned call has been answered. Cached workers are frozen, stay
+ * connected and keep their code. The next lease gets them without a new process, registration or queue
+ * pair (`cached` in rfaas_statistics), and any thread may open it. Whatever functions left in the
+ * memory of these workers is still there. A session caches at most cached_leases released leases, the
+ * latest ones, for as long as the executor permits. Other tenants can use the cores meanwhile. If the
+ * workers were ended for another lease, or with their executor, the next lease gets new workers. */
 RFAAS_API int rfaas_lease_release(rfaas_lease *lease);
 
 /* rfaas_lease_open_across leases workers on as few executors as possible.
@@ -527,7 +529,10 @@ RFAAS_API int rfaas_lease_status(const rfaas_lease *lease);
 #define RFAAS_START_UNKNOWN 0 /* the executor does not say, or the worker is this process */
 #define RFAAS_START_COLD 1    /* a new process */
 #define RFAAS_START_POOLED 2  /* a process of the executor's pool */
-#define RFAAS_START_CACHED 3  /* a worker that served an earlier lease of this process and was still connected */
+
+/* RFAAS_START_CACHED: a worker that served an earlier lease, of this process or in shared memory of
+ * another one of its user, and was still connected */
+#define RFAAS_START_CACHED 3
 
 /* rfaas_worker_start says how a worker came to its lease, with times that the executor measured. A
  * time is 0 where there was nothing to do, or where the executor does not say. */

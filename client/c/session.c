@@ -201,7 +201,7 @@ int rfaas_session_open(const rfaas_session_options *options, rfaas_session **ses
         if (texts[i].from && (size_t)snprintf(texts[i].to, texts[i].room, "%s", texts[i].from) >= texts[i].room)
             status = rfaas_api_fail(RFAAS_INVALID, 0, "%s: %s has %zu bytes, want at most %zu: %s", op, texts[i].name, strlen(texts[i].from),
                                     texts[i].room - 1, texts[i].from);
-    rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
     rfaas_reply reply;
     if (!status)
         status = rfaas_agent_ask(op, RFAAS_AGENT_OPEN, &parts, s->timeout_ns, sizeof(rfaas_agent_opened), &reply);
@@ -241,7 +241,7 @@ int rfaas_session_close(rfaas_session *s) {
     if (__atomic_exchange_n(&s->magic, 0, __ATOMIC_ACQ_REL) != RFAAS_SESSION_MAGIC) /* two threads close it */
         return rfaas_api_fail(RFAAS_INVALID, 0, "close session: the session is closed");
     rfaas_agent_session_name req = {.session = s->open.session};
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     status = rfaas_agent_ask("close session", RFAAS_AGENT_CLOSE, &parts, s->timeout_ns, 0, NULL);
     rfaas_api_drop_all_cached(s); /* events have done so already if the request succeeded */
     close_devices(s);
@@ -260,7 +260,7 @@ static int open_shm(rfaas_session *s, dp_error *err) {
     int status = DP_OK;
     pthread_mutex_lock(&shm_mu);
     if (!shm)
-        status = dp_dev_open("shm", &(dp_dev_options){.attended = 1}, &shm, err);
+        status = dp_dev_open("shm", &(dp_dev_options){.attended = 1, .packable = 1}, &shm, err);
     if (!status && !s->shm) {
         s->shm = true;
         shm_users++;
@@ -376,7 +376,7 @@ static void hand_over(rfaas_lease *l) {
     pthread_mutex_unlock(&l->mu);
     if (!pids)
         return;
-    rfaas_request_parts parts = {&req, sizeof req, pids, n * sizeof *pids, library};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = pids, .tail_size = n * sizeof *pids, .fd = library};
     rfaas_reply reply;
     int status = rfaas_agent_ask("hand a lease to another agent", RFAAS_AGENT_ADOPT, &parts, timeout_ns, sizeof(rfaas_agent_until), &reply);
     free(pids);
@@ -401,7 +401,7 @@ void rfaas_api_reopen(void) {
         rfaas_session *s = __atomic_load_n(&sessions[i], __ATOMIC_ACQUIRE);
         if (!s || __atomic_load_n(&s->magic, __ATOMIC_ACQUIRE) != RFAAS_SESSION_MAGIC)
             continue;
-        rfaas_request_parts parts = {&s->open, sizeof s->open, NULL, 0, -1};
+        rfaas_request_parts parts = {.body = &s->open, .body_size = sizeof s->open, .fd = -1};
         rfaas_agent_ask("open session", RFAAS_AGENT_OPEN, &parts, s->timeout_ns, 0, NULL); /* if it fails, operations that need the session report it */
     }
     rfaas_api_each_lease(hand_over);

@@ -128,6 +128,7 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
+    __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds those of the old worker */
     int status = rfaas_api_fail_ended(l, op);
     if (status)
         return status;
@@ -144,7 +145,7 @@ static int repair(rfaas_lease *l, uint32_t i, int64_t patience) {
     if (status)
         return status;
     rfaas_agent_replace req = {.key = l->grant->key, .worker = i, .timeout_ns = patience > 0 ? patience : 0};
-    rfaas_request_parts parts = {&req, sizeof req, NULL, 0, -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     rfaas_reply reply = {0};
     status = rfaas_api_offer(w, &req.offer);
     if (!status)

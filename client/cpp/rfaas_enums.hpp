@@ -140,7 +140,7 @@ enum class start : int {
     unknown = RFAAS_START_UNKNOWN, /* the executor does not say, or the worker is this process */
     cold = RFAAS_START_COLD, /* a new process */
     pooled = RFAAS_START_POOLED, /* a process of the executor's pool */
-    cached = RFAAS_START_CACHED, /* a worker that served an earlier lease of this process and was still connected */
+    cached = RFAAS_START_CACHED,
 };
 constexpr bool operator==(start a, std::int64_t b) noexcept { return static_cast<std::int64_t>(a) == b; }
 constexpr bool operator==(std::int64_t a, start b) noexcept { return b == a; }

@@ -55,10 +55,10 @@ func (c *client) acquire(r *request) (func(bool), body, error) {
 		return nil, nil, err
 	}
 	if held == nil {
-		d := protocol.Candidate{Executor: cand.Address, Node: cand.Node, Provider: cand.Provider}
+		d := protocol.Candidate{Executor: cand.Address, Node: cand.Node, Provider: cand.Provider, Handed: l.giveTaken(r)}
 		return nil, d.Encode, nil
 	}
-	d := protocol.Candidate{Granted: true, LeaseID: held.ID, UntilNs: untilNs(held), Library: held.Library(), Executor: held.Address,
+	d := protocol.Candidate{Granted: true, Handed: l.holds(), LeaseID: held.ID, UntilNs: untilNs(held), Library: held.Library(), Executor: held.Address,
 		Node: held.Node, Provider: held.Provider, Functions: held.Functions}
 	for i := range held.Workers {
 		d.Workers = append(d.Workers, workerOf(&held.Workers[i]))
@@ -126,6 +126,9 @@ func (l *lease) done(held *grant.Held, err error) bool {
 	l.acquiring, l.held = false, held
 	given := l.given
 	l.mu.Unlock()
+	if err != nil {
+		l.clear(false)
+	}
 	switch {
 	case given:
 		l.c.background(func() { l.abandon(false) })
@@ -153,8 +156,23 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 			}
 			offers = nil // these channels belonged to workers that have ended
 		}
+		if k := l.pending.TakeHanded(); k != nil {
+			l.mu.Lock()
+			l.taken = k
+			l.mu.Unlock()
+			cand := k.Candidate()
+			return nil, &cand, nil
+		}
 	}
-	look := m.First
+	k := l.takeTaken()
+	look := m.First || k != nil
+	if k != nil {
+		held, err := l.resumeTaken(ctx, m, k)
+		if held != nil || err != nil {
+			return held, nil, err
+		}
+		offers = nil
+	}
 	for {
 		seen := control.Arrivals()
 		held, cand, err := l.try(ctx, look, &offers, m.Provider)
@@ -213,19 +231,13 @@ func (c *client) spec(s *protocol.Spec) grant.Spec {
 func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
 	k := l.session.control.TakeCached(m.Cached)
 	switch {
-	case k == nil: // given up; an event says so
+	case k == nil: // given up, or taken by another session; an event says so
 		return nil, nil
-	case len(m.Offers) != int(m.Spec.Workers) || !l.pending.UseCached(k):
+	case len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k):
 		l.session.control.GiveUp(k)
 		return nil, nil
 	}
-	grant, stop := uncancelled(ctx)
-	defer stop()
-	held, err := l.pending.Grant(grant, m.Offers)
-	if err != nil && !l.pending.Granted() {
-		return nil, nil
-	}
-	return held, err
+	return l.grantCached(ctx, m, k)
 }
 
 // try asks the next candidate if it accepts the offers, or returns the candidate that needs other ones. A set of offers is
@@ -292,37 +304,26 @@ func final(err error) bool {
 		errors.Is(err, dataplane.ErrFatal))
 }
 
-// adopt continues a lease that another agent held.
-func (c *client) adopt(r *request) (func(bool), body, error) {
-	const op = "adopt a lease"
-	if r.err != nil {
-		return nil, nil, r.err
+// resumeTaken is resume for workers whose channels the agent has given to the client.
+func (l *lease) resumeTaken(ctx context.Context, m *protocol.Acquire, k *grant.Cached) (*grant.Held, error) {
+	if m.Cached != l.key || len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k) {
+		l.session.control.Forget(k)
+		return nil, nil
 	}
-	l := r.lease
-	held, err := l.adopt(r.ctx, &r.adopt, r)
-	if !l.done(held, err) {
-		return nil, nil, failed(op, dataplane.StatusCancelled, "the lease was released while it was being adopted")
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return l.granted, func(b []byte) []byte { return protocol.EncodeUntil(b, untilNs(held)) }, nil
+	return l.grantCached(ctx, m, k)
 }
 
-func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*grant.Held, error) {
-	var lib *grant.Library
-	if r.file != nil {
-		var err error
-		if lib, err = l.session.control.Library(r.file, m.Spec.Library); err != nil {
-			l.c.log.Debug("the library of an adopted lease cannot be read", "library", m.Spec.Library, "error", err)
-		}
+func (l *lease) grantCached(ctx context.Context, m *protocol.Acquire, k *grant.Cached) (*grant.Held, error) {
+	ctx, stop := uncancelled(ctx)
+	defer stop()
+	held, err := l.pending.Grant(ctx, m.Offers)
+	if err == nil {
+		l.keepHanded(k)
+		return held, nil
 	}
-	a := grant.Adoption{ID: m.LeaseID, Address: l.c.env.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
-		Until: time.Now().Add(time.Duration(m.UntilNs - dataplane.Now()))}
-	for _, pid := range m.PIDs {
-		a.PIDs = append(a.PIDs, int(pid))
+	k.Close()
+	if !l.pending.Granted() {
+		return nil, nil
 	}
-	pending, held, err := l.session.control.Adopt(ctx, lib, l.c.spec(&m.Spec), a)
-	l.pending = pending
-	return held, err
+	return nil, err
 }

@@ -19,7 +19,7 @@ import (
 // Config has the settings of an agent.
 type Config struct {
 	Socket  *Socket
-	Linger  time.Duration // how long the agent runs without a client; 0: without a limit
+	Linger  time.Duration // how long the agent runs without a client and without cached workers; 0: without a limit
 	Version string
 	Log     *slog.Logger
 }
@@ -38,6 +38,7 @@ type Agent struct {
 	began    time.Time
 	served   atomic.Uint64 // requests answered
 	barriers barriers
+	held     atomic.Int64 // descriptors of channels that were handed over
 
 	spare *os.File // closed to make room for a client that is refused when all descriptors are in use; nil: none could be opened
 
@@ -50,7 +51,7 @@ type Agent struct {
 	all      sync.WaitGroup // clients
 }
 
-// Serve accepts clients until ctx ends, a client asks the agent to stop, or it has had no client for Linger. It releases
+// Serve accepts clients until ctx ends, a client asks the agent to stop, or it has had neither a client nor cached workers for Linger. It releases
 // no leases at the end: another agent may take them over. It removes the socket, unless another agent has replaced it.
 func Serve(ctx context.Context, cfg Config) error {
 	return newAgent(ctx, cfg).serve()
@@ -139,14 +140,14 @@ func (a *Agent) linger() {
 	}
 }
 
-// lastLook removes the socket unless a client is connected or connecting. gone reports that it was removed.
+// lastLook removes the socket unless a client is connected or connecting, or workers are cached for one. gone reports that it was removed.
 func (a *Agent) lastLook() (conn *net.UnixConn, gone bool) {
 	defer func() {
 		if !gone {
 			a.linger()
 		}
 	}()
-	if a.count() > 0 || a.cfg.Linger == 0 {
+	if a.count() > 0 || a.cfg.Linger == 0 || len(a.pool.Cached()) > 0 {
 		return nil, false
 	}
 	return a.cfg.Socket.lastLook()

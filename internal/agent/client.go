@@ -54,7 +54,7 @@ type client struct {
 	leases   map[uint64]*lease
 
 	head [protocol.HeaderSize]byte // of the goroutine that reads; there is one at a time
-	oob  [32]byte                  // room for more than one descriptor, to notice them
+	oob  [1056]byte                // room for the descriptors of a message
 
 	out output
 }
@@ -64,7 +64,8 @@ type request struct {
 	protocol.Header
 	body  []byte
 	file  *os.File // descriptor that came with it, or nil
-	lost  bool     // a descriptor came with it, and this process had none free to receive it
+	files []int    // the descriptors of HAND, instead of file
+	lost  bool     // descriptors came with it, and this process had too few free to receive them
 	bytes int      // counted in client.bytes
 	over  bool     // the client holds too many bytes: the body was discarded
 
@@ -81,6 +82,8 @@ func (c *client) drop(r *request) {
 	if r.file != nil {
 		r.file.Close()
 	}
+	closeAll(r.files)
+	r.files = nil
 	c.bytes.Add(-int64(r.bytes))
 	r.bytes = 0
 }
@@ -133,16 +136,17 @@ func (c *client) watch() {
 	}()
 }
 
-// read reads one message. The header is read alone, because a descriptor comes with the first byte.
+// read reads one message. The header is read alone, because descriptors come with the first byte.
 func (c *client) read(r *request) error {
 	head, oob := &c.head, c.oob[:]
 	for n := 0; n < len(head); {
 		got, oobn, flags, _, err := c.conn.ReadMsgUnix(head[n:], oob)
 		if oobn > 0 {
-			if err := r.take(oob[:oobn], n == 0 && flags&unix.MSG_CTRUNC == 0); err != nil {
+			if err := r.take(oob[:oobn], n == 0); err != nil {
 				return err
 			}
-		} else if n == 0 && flags&unix.MSG_CTRUNC != 0 {
+		}
+		if n == 0 && flags&unix.MSG_CTRUNC != 0 { // the buffer has room for as many as the kernel passes
 			r.lost = true
 		}
 		if err != nil {
@@ -158,6 +162,9 @@ func (c *client) read(r *request) error {
 	}
 	var err error
 	if r.Header, err = protocol.DecodeHeader(head[:]); err != nil {
+		return err
+	}
+	if err := r.sort(); err != nil {
 		return err
 	}
 	// The body is allocated while it arrives, so that a header alone does not cause an allocation of a megabyte.
@@ -200,26 +207,37 @@ func (c *client) hold(r *request) bool {
 	return true
 }
 
-// take takes the descriptor of a message. If there is more than one, it closes all and returns an error.
+// take takes the descriptors of a message. If they did not come with its first byte, it returns an error.
 func (r *request) take(oob []byte, allowed bool) error {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return fmt.Errorf("control message: %w", err)
 	}
-	var fds []int
 	for i := range messages {
 		got, err := unix.ParseUnixRights(&messages[i])
 		if err == nil {
-			fds = append(fds, got...)
+			r.files = append(r.files, got...) // drop closes them
 		}
 	}
-	if !allowed || len(fds) != 1 || r.file != nil {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-		return fmt.Errorf("%d descriptors, want at most one, with the first byte of a message", len(fds))
+	if !allowed {
+		return errors.New("descriptors that did not come with the first byte of a message")
 	}
-	r.file = os.NewFile(uintptr(fds[0]), "descriptor of a client")
+	return nil
+}
+
+// sort checks the number of descriptors, once the operation is known.
+func (r *request) sort() error {
+	switch n := len(r.files); {
+	case r.Op == protocol.OpHand, n == 0:
+	case r.lost:
+		closeAll(r.files)
+		r.files = nil
+	case n > 1:
+		return fmt.Errorf("%d descriptors, want at most one, with the first byte of a message", n)
+	default:
+		r.file = os.NewFile(uintptr(r.files[0]), "descriptor of a client")
+		r.files = nil
+	}
 	return nil
 }
 
@@ -241,10 +259,15 @@ func (c *client) serve() {
 			}
 			continue
 		}
-		if r.ID == 0 != (r.Op == protocol.OpFinish || r.Op == protocol.OpSilent) {
+		if r.ID == 0 != (r.Op == protocol.OpFinish || r.Op == protocol.OpSilent || r.Op == protocol.OpHand) {
 			c.drop(&r)
 			c.end(fmt.Errorf("a request with id %d for %v", r.ID, r.Op))
 			return
+		}
+		if r.Op == protocol.OpHand {
+			c.hand(&r) // here, because a release follows
+			c.drop(&r)
+			continue
 		}
 		if r.over && r.ID == 0 {
 			c.drop(&r)
@@ -370,7 +393,7 @@ func (c *client) reply(r *request, body func([]byte) []byte, err error) bool {
 			b = body(b)
 		}
 		if protocol.End(b, 0) {
-			c.send(b, false)
+			c.send(b, nil, false)
 			return true
 		}
 		err = failed(r.Op.String(), dataplane.StatusTooLarge, "the reply has %d bytes, want at most %d", len(b), protocol.MaxMessage)
@@ -380,7 +403,7 @@ func (c *client) reply(r *request, body func([]byte) []byte, err error) bool {
 	if errors.As(err, &typed) {
 		st = typed.Status
 	}
-	c.send(protocol.Failure(r.Op, r.ID, int32(st), err.Error()), false)
+	c.send(protocol.Failure(r.Op, r.ID, int32(st), err.Error()), nil, false)
 	return false
 }
 
@@ -388,7 +411,7 @@ func (c *client) reply(r *request, body func([]byte) []byte, err error) bool {
 func (c *client) event(e *protocol.Event) {
 	b := e.Encode(protocol.Begin(make([]byte, 0, 1024), protocol.OpEvent, 0, 0))
 	protocol.End(b, 0)
-	c.send(b, true)
+	c.send(b, nil, true)
 }
 
 // end ends the connection. The client's leases are released in the background, unless the agent stops.
@@ -450,11 +473,12 @@ type output struct {
 
 type queued struct {
 	b     []byte
+	files []int // copies of the descriptors that go with it
 	event bool
 }
 
-// send sends a message without blocking. It ends the connection of a client that does not read.
-func (c *client) send(b []byte, event bool) {
+// send sends a message without blocking. Its descriptors stay the caller's. It ends the connection of a client that does not read.
+func (c *client) send(b []byte, files []int, event bool) {
 	o := &c.out
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -462,7 +486,7 @@ func (c *client) send(b []byte, event bool) {
 		return
 	}
 	if len(o.queue) == 0 && !o.flushing {
-		n, err := c.write(b)
+		n, err := c.write(b, files)
 		if err != nil {
 			o.closed = true
 			go c.end(err)
@@ -474,13 +498,21 @@ func (c *client) send(b []byte, event bool) {
 			}
 			return
 		}
+		if n > 0 {
+			files = nil // they went with the first byte
+		}
 	}
 	if o.bytes += len(b); o.bytes > mostUnread {
 		o.closed = true
 		go c.end(fmt.Errorf("the client does not read: %d bytes wait for it, want at most %d", o.bytes, mostUnread))
 		return
 	}
-	o.queue = append(o.queue, queued{b, event})
+	dups := copies(files)
+	if len(dups) < len(files) { // the client finds that channels are missing
+		o.bytes -= len(b)
+		return
+	}
+	o.queue = append(o.queue, queued{b, dups, event})
 	if !o.flushing {
 		o.flushing = true
 		c.work.Add(1)
@@ -489,10 +521,17 @@ func (c *client) send(b []byte, event bool) {
 }
 
 // write writes as much as the socket accepts without blocking.
-func (c *client) write(b []byte) (n int, err error) {
+func (c *client) write(b []byte, files []int) (n int, err error) {
+	var oob []byte
+	if len(files) > 0 {
+		oob = unix.UnixRights(files...)
+	}
 	werr := c.raw.Write(func(fd uintptr) bool {
 		for {
-			n, err = unix.SendmsgN(int(fd), b, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			n, err = unix.SendmsgN(int(fd), b, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			if errors.Is(err, unix.ETOOMANYREFS) { // too many descriptors are on their way: the client finds that channels are missing
+				n, err = len(b), nil
+			}
 			if !errors.Is(err, unix.EINTR) {
 				return true
 			}
@@ -516,7 +555,8 @@ func (c *client) flush() {
 		o.queue[0] = queued{}
 		o.queue = o.queue[1:]
 		o.mu.Unlock()
-		_, err := c.conn.Write(q.b)
+		err := c.writeAll(q.b, q.files)
+		closeAll(q.files)
 		o.mu.Lock()
 		o.bytes -= len(q.b)
 		if err != nil {
@@ -530,9 +570,28 @@ func (c *client) flush() {
 	}
 }
 
+// writeAll writes a message, and waits as long as the client does not read.
+func (c *client) writeAll(b []byte, files []int) error {
+	if len(files) > 0 {
+		n, _, err := c.conn.WriteMsgUnix(b, unix.UnixRights(files...), nil)
+		if errors.Is(err, unix.ETOOMANYREFS) { // as in write
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	_, err := c.conn.Write(b)
+	return err
+}
+
 // close drops the queue and all later messages. The page is not accessed afterwards.
 func (o *output) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for _, q := range o.queue {
+		closeAll(q.files)
+	}
 	o.closed, o.queue = true, nil
 }

@@ -24,6 +24,7 @@ type process struct {
 	mu      sync.Mutex
 	next    uint32
 	replies map[uint32]chan reply
+	hands   []protocol.Hand // channels that the agent has handed over
 	events  chan protocol.Event
 	ended   chan struct{}
 	err     error
@@ -127,6 +128,15 @@ func (p *process) read() {
 			continue
 		}
 		p.mu.Lock()
+		if h.Op == protocol.OpHand {
+			m, err := protocol.DecodeHand(body)
+			if err != nil {
+				p.err = err
+			}
+			p.hands = append(p.hands, m)
+			p.mu.Unlock()
+			continue
+		}
 		c := p.replies[h.ID]
 		delete(p.replies, h.ID)
 		p.mu.Unlock()

@@ -175,9 +175,9 @@ func (p *process) mustAcquire(key uint64, workers uint32) *leased {
 func (l *leased) release(keep bool) (cached bool) {
 	l.p.t.Helper()
 	r := protocol.Release{Key: l.key, Keep: keep}
-	cached, err := protocol.DecodeReleased(l.p.must(protocol.OpRelease, r.Encode, nil))
+	released, err := protocol.DecodeReleased(l.p.must(protocol.OpRelease, r.Encode, nil))
 	if err != nil {
 		l.p.t.Fatal(err)
 	}
-	return cached
+	return released.Cached
 }

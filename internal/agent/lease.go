@@ -2,8 +2,6 @@ package agent
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +28,9 @@ type lease struct {
 	pending   *grant.Pending     // nil before plan
 	held      *grant.Held        // nil: not granted
 	replaced  map[int]*replacement
+	taken     *grant.Cached // its channels were given to the client, which has not offered them yet
+	handed    *handed       // the channels that the lease uses, as they were before it; nil: the agent does not hold them
+	coming    *handed       // the channels that the client hands over before it releases the lease
 
 	// Of the request that looks for an executor.
 	next  *grant.Candidate // named to the client, which has not offered it channels yet
@@ -130,89 +131,6 @@ func details(e *grant.Event) string {
 		b.WriteString("\n" + part.title + ":\n    " + text)
 	}
 	return b.String()
-}
-
-// abandon releases a lease whose key the client has released, or whose client has ended. If the agent is stopping, another
-// agent may take the lease over, so only its watch ends.
-func (l *lease) abandon(stopping bool) {
-	l.mu.Lock()
-	l.given = true
-	held, acquiring := l.held, l.acquiring
-	if acquiring {
-		l.cancel()
-	}
-	l.mu.Unlock()
-	switch {
-	case acquiring: // done calls abandon again
-	case held == nil:
-	case stopping:
-		held.StopWatch()
-	default:
-		if err := held.Release(context.Background()); err != nil {
-			l.c.log.Debug("lease not released: its executor ends it", "lease", held.ID, "executor", held.Address, "error", err)
-		}
-	}
-}
-
-// release releases a lease, or caches its workers.
-func (c *client) release(r *request) (body, error) {
-	m, err := protocol.DecodeRelease(r.body)
-	if err != nil {
-		return nil, err
-	}
-	answer := func(cached bool) body {
-		return func(b []byte) []byte { return protocol.EncodeReleased(b, cached) }
-	}
-	l, err := c.lease("release", m.Key)
-	if err != nil || !c.forget(l) {
-		c.forgetCached(m.Key) // if nothing is cached either, the acquisition failed or never began
-		return answer(false), nil
-	}
-	l.mu.Lock()
-	l.given = true
-	held, acquiring := l.held, l.acquiring
-	if acquiring {
-		l.cancel()
-	}
-	l.mu.Unlock()
-	switch {
-	case acquiring, held == nil:
-		return answer(false), nil
-	case !m.Keep:
-		return answer(false), held.Release(context.WithoutCancel(c.ctx))
-	}
-	cached, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key)
-	return answer(cached), err
-}
-
-// forgetCached ends the workers that are cached under a key, if there are any. No event follows.
-func (c *client) forgetCached(key uint64) {
-	c.mu.Lock()
-	sessions := slices.Collect(maps.Values(c.sessions))
-	c.mu.Unlock()
-	for _, s := range sessions {
-		if s == nil {
-			continue
-		}
-		if k := s.control.TakeCached(key); k != nil {
-			s.control.Forget(k)
-			return
-		}
-	}
-}
-
-// held returns a granted lease.
-func (c *client) held(op string, key uint64) (*lease, *grant.Held, error) {
-	l, err := c.lease(op, key)
-	if err != nil {
-		return nil, nil, err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.held == nil {
-		return nil, nil, failed(op, dataplane.StatusInvalid, "lease %#x is not granted yet", key)
-	}
-	return l, l.held, nil
 }
 
 func (c *client) replace(r *request) (body, error) {

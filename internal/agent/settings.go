@@ -52,7 +52,7 @@ func flags(s *Settings, level *string) *pflag.FlagSet {
 	f.SetOutput(io.Discard)
 	f.StringVar(&s.Socket, "socket", "", "path of the socket to make and to listen on (default: none, see --listening)")
 	f.IntVar(&s.Listening, "listening", SocketFD, "descriptor of a listening unix socket, unless --socket is given")
-	f.DurationVar(&s.Linger, "linger", 0, "how long to stay without a client, 0 for ever (default: $"+envLinger+" or 10s; with --socket 0)")
+	f.DurationVar(&s.Linger, "linger", 0, "how long to stay without a client and without cached workers, 0 for ever (default: $"+envLinger+" or 10s; with --socket 0)")
 	f.StringVar(&s.LogFile, "log-file", "", "log file, at most 1 MiB and as much of older lines in FILE.old; - for standard error (default: the socket's path with .log; with --socket -)")
 	f.StringVar(level, "log-level", *level, "debug, info, warn or error")
 	f.Bool("version", false, "print the version and exit")

@@ -20,8 +20,10 @@ type Status struct {
 	Executors int            `json:"executors"` // to which it is connected
 	Board     bool           `json:"board"`     // a resource manager's board is attached
 	Cached    int            `json:"cached"`    // leases whose workers are cached
-	Served    uint64         `json:"served"`    // operations so far
-	Tokens    []TokenStatus  `json:"tokens"`    // of the open sessions
+	Leases    []CachedStatus `json:"cached_leases"`
+	Held      int            `json:"held_descriptors"` // of cached leases that any process can take
+	Served    uint64         `json:"served"`           // operations so far
+	Tokens    []TokenStatus  `json:"tokens"`           // of the open sessions
 }
 
 // ClientStatus describes one process.
@@ -29,6 +31,17 @@ type ClientStatus struct {
 	PID      int `json:"pid"`
 	Sessions int `json:"sessions"`
 	Leases   int `json:"leases"`
+}
+
+// CachedStatus describes a lease whose workers are cached.
+type CachedStatus struct {
+	Executor string `json:"executor"`
+	Node     string `json:"node"`
+	Library  string `json:"library"`
+	SHA256   string `json:"sha256"`
+	Workers  int    `json:"workers"`
+	Shared   bool   `json:"shared"`   // any process can take it
+	Orphaned bool   `json:"orphaned"` // the session that released it was closed
 }
 
 func (c *client) status(r *request) (body, error) {
@@ -45,18 +58,17 @@ func (c *client) status(r *request) (body, error) {
 func (a *Agent) status() Status {
 	n := a.pool.Connections()
 	s := Status{Version: a.cfg.Version, PID: os.Getpid(), UptimeMS: time.Since(a.began).Milliseconds(), Protocol: protocol.Version,
-		Clients: []ClientStatus{}, Executors: n.Executors, Board: n.Board, Served: a.served.Load(), Tokens: a.tokens(time.Now())}
+		Clients: []ClientStatus{}, Leases: []CachedStatus{}, Executors: n.Executors, Board: n.Board, Served: a.served.Load(), Tokens: a.tokens(time.Now())}
+	for _, k := range a.pool.Cached() {
+		s.Leases = append(s.Leases, CachedStatus{k.Executor, k.Node, k.Library, k.SHA256, k.Workers, k.Handed, k.Orphaned})
+	}
+	s.Cached, s.Held = len(s.Leases), int(a.held.Load())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for c := range a.clients {
 		c.mu.Lock()
 		if c.page != nil {
 			s.Clients = append(s.Clients, ClientStatus{c.pid, len(c.sessions), len(c.leases)})
-		}
-		for _, x := range c.sessions {
-			if x != nil {
-				s.Cached += x.control.Cached()
-			}
 		}
 		c.mu.Unlock()
 	}

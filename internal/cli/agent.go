@@ -79,7 +79,16 @@ func printAgent(out io.Writer, socket string, s *agent.Status) error {
 	fmt.Fprintf(w, "up\t%v\n", (time.Duration(s.UptimeMS) * time.Millisecond).Round(time.Millisecond))
 	fmt.Fprintf(w, "executors\t%d connected\n", s.Executors)
 	fmt.Fprintf(w, "board\t%s\n", board)
-	fmt.Fprintf(w, "cached leases\t%d\n", s.Cached)
+	fmt.Fprintf(w, "cached leases\t%d, with %d descriptors for other processes\n", s.Cached, s.Held)
+	for _, k := range s.Leases {
+		whose := "of one process"
+		if k.Orphaned {
+			whose = "of an ended session"
+		} else if k.Shared {
+			whose = "of any process"
+		}
+		fmt.Fprintf(w, "\t%s on %s (%s), workers: %d, %s\n", plain(k.Library), plain(k.Node), plain(k.Executor), k.Workers, whose)
+	}
 	fmt.Fprintf(w, "operations\t%d\n", s.Served)
 	for _, t := range s.Tokens {
 		fmt.Fprintf(w, "token\t%s, tenant %s, expires %s\n", t.File, t.Tenant, t.Expires.Format(time.RFC3339))

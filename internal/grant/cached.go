@@ -4,8 +4,12 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"maps"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/control"
@@ -33,116 +37,253 @@ func (p *Pending) key() cachedKey {
 	return cachedKey{p.sha, s.Workers, s.CoresPerWorker, s.Memory, s.Mode, s.CallLimit, s.Depth, s.Eager, s.Bulk}
 }
 
-// Cached is a released lease whose workers the executor caches. The client caches the channels under the same name. Each Cached is handed
-// out once: TakeCached returns it, or Options.Dropped gets its name.
+// Cached is a released lease whose workers the executor caches. The session that released it caches the channels under the same name. If
+// the channels were handed over, any session with the same addresses and credentials can take them, also after that session was closed.
+// Each Cached is taken once (TakeCached, TakeHanded), or Options.Dropped gets its name.
 type Cached struct {
-	name  uint64
-	cand  Candidate
-	id    uint64
-	key   cachedKey
-	cl    control.ExecutorClient
-	timer *time.Timer
+	name    uint64
+	cand    Candidate
+	id      uint64
+	key     cachedKey
+	library string // its name
+	cl      control.ExecutorClient
+	timer   *time.Timer
+
+	// Protected by the cache, until it is taken.
+	owner  *Control  // nil: its session was closed
+	use    func()    // gives up the connections; nil while there is an owner
+	handed io.Closer // the channels; nil: only the owner has them
+}
+
+// cache has the released leases of all sessions that share connections, the oldest first.
+type cache struct {
+	mu     sync.Mutex
+	all    []*Cached
+	closed bool
 }
 
 // keep caches a released lease for d. If there are too many, the oldest one is given up.
 func (c *Control) keep(k *Cached, d time.Duration) {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		c.dropped(k)
-		return
-	}
-	c.cached = append(c.cached, k)
+	s := &c.cache
+	s.mu.Lock()
+	k.owner = c
 	// Before the executor ends the workers, so that no lease asks for workers that have ended.
 	k.timer = time.AfterFunc(d-d/10, func() { c.expire(k) })
-	var oldest *Cached
-	if len(c.cached) > c.opts.Keep {
-		oldest = c.cached[0]
+	s.all = append(s.all, k)
+	given := s.closed || c.left && !c.disown(k) // the session was closed meanwhile
+	oldest := s.beyond(k.owner, c.opts.Keep)
+	s.mu.Unlock()
+	if given {
+		c.expire(k)
 	}
-	c.mu.Unlock()
 	if oldest != nil {
 		c.expire(oldest)
 	}
 }
 
-// expire gives up a cached lease, at the executor and the client, unless it was taken.
-func (c *Control) expire(k *Cached) {
-	c.mu.Lock()
-	mine := c.remove(k)
-	if mine {
-		c.work.Add(1)
+// beyond returns the oldest lease of an owner if it has more than most. Under mu.
+func (s *cache) beyond(owner *Control, most int) *Cached {
+	var oldest *Cached
+	n := 0
+	for _, k := range s.all {
+		if k.owner == owner {
+			oldest = cmp.Or(oldest, k)
+			n++
+		}
 	}
-	c.mu.Unlock()
-	if mine {
-		c.dropped(k)
-		c.letGo(k)
+	if n <= most {
+		return nil
 	}
+	return oldest
 }
 
-// letGo asks the executor to end the workers of a cached lease. It is counted in work.
-func (c *Control) letGo(k *Cached) {
-	go func() {
-		defer c.work.Done()
-		ctx, cancel := c.bound(context.Background())
-		defer cancel()
-		_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error the executor ends them by itself, later
-	}()
+// disown lets a cached lease outlive the session that released it. It returns false if the channels were not handed over. Under the
+// cache's mu.
+func (c *Control) disown(k *Cached) bool {
+	if k.handed == nil || c.cache.closed {
+		return false
+	}
+	k.owner, k.use = nil, c.retain()
+	return true
 }
 
-// remove takes a cached lease off the list. Under mu.
-func (c *Control) remove(k *Cached) bool {
-	i := slices.Index(c.cached, k)
+// leaveCached gives up the cached leases of a session that is being closed, except those that were handed over. It returns when the
+// executors have ended their workers.
+func (c *Control) leaveCached() {
+	s := &c.cache
+	var given []*Cached
+	s.mu.Lock()
+	c.left = true
+	for _, k := range slices.Clone(s.all) {
+		if k.owner == c && !c.disown(k) {
+			given = append(given, k)
+		} else if oldest := s.beyond(nil, c.opts.Keep); oldest != nil {
+			s.remove(oldest)
+			c.detach(oldest)
+			go c.end(oldest)
+		}
+	}
+	for _, k := range given {
+		s.remove(k)
+		c.detach(k)
+	}
+	s.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, k := range given {
+		wg.Go(func() { c.end(k) })
+	}
+	wg.Wait()
+}
+
+// remove takes a cached lease off the list. It returns false if it was taken before. Under mu.
+func (s *cache) remove(k *Cached) bool {
+	i := slices.Index(s.all, k)
 	if i < 0 {
 		return false
 	}
 	k.timer.Stop()
-	c.cached = slices.Delete(c.cached, i, i+1)
+	s.all = slices.Delete(s.all, i, i+1)
 	return true
 }
 
-// dropCached gives up all cached leases.
-func (c *Control) dropCached() {
-	c.mu.Lock()
-	all := slices.Clone(c.cached)
-	c.mu.Unlock()
-	for _, k := range all {
-		c.expire(k)
+// expire gives up a cached lease, at the executor and its session, unless it was taken. c is a session of the same connections, which may
+// be closed.
+func (c *Control) expire(k *Cached) {
+	if c.drop(k) {
+		go c.end(k)
 	}
 }
 
-// TakeCached removes and returns the cached lease with this name; nil: it was given up. The caller passes it to UseCached, GiveUp or
-// Forget.
+// drop takes a cached lease off the list and tells its session. It returns false if it was taken before.
+func (c *Control) drop(k *Cached) bool {
+	s := &c.cache
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.remove(k) {
+		return false
+	}
+	c.detach(k)
+	return true
+}
+
+// detach tells the session of a lease that was taken off the list that it is no longer cached, and closes its channels. Under mu.
+func (c *Control) detach(k *Cached) {
+	if k.owner != nil {
+		k.owner.dropped(k.name)
+		k.owner, k.use = nil, c.retain()
+	}
+	k.Close()
+}
+
+// end asks the executor to end the workers of a lease without an owner. The connections stay until it has answered.
+func (c *Control) end(k *Cached) {
+	defer k.use()
+	ctx, cancel := c.bound(context.Background())
+	defer cancel()
+	_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error the executor ends them by itself, later
+}
+
+// close forgets all cached leases when the connections are closed, which makes the executors end the workers.
+func (s *cache) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, k := range s.all {
+		k.timer.Stop()
+		k.Close()
+	}
+	s.all = nil
+}
+
+// TakeCached removes and returns the cached lease with this name; nil: it was given up, or another session has taken it. The caller passes
+// it to UseCached, GiveUp or Forget.
 func (c *Control) TakeCached(name uint64) *Cached {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i := slices.IndexFunc(c.cached, func(k *Cached) bool { return k.name == name })
+	s := &c.cache
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.all, func(k *Cached) bool { return k.owner == c && k.name == name })
 	if i < 0 {
 		return nil
 	}
-	k := c.cached[i]
-	c.remove(k)
+	k := s.all[i]
+	s.remove(k)
 	return k
+}
+
+// TakeHanded removes and returns a cached lease with the terms of this one whose channels were handed over; nil: there is none. Those of
+// closed sessions come first. The caller passes it to UseCached or Forget, and the channels to the client.
+func (p *Pending) TakeHanded() *Cached {
+	c := p.c
+	if c.opts.Keep <= 0 {
+		return nil // a session that caches nothing wants new workers
+	}
+	s := &c.cache
+	s.mu.Lock()
+	var found *Cached
+	for _, k := range s.all {
+		if k.handed != nil && p.suits(k) && (found == nil || k.owner == nil) {
+			found = k
+		}
+	}
+	if found == nil || !s.remove(found) {
+		s.mu.Unlock()
+		return nil
+	}
+	owner, use := found.owner, found.use
+	found.owner, found.use = c, nil
+	s.mu.Unlock()
+	if owner != nil {
+		owner.dropped(found.name)
+	}
+	if use != nil {
+		use()
+	}
+	return found
 }
 
 // GiveUp ends a cached lease that TakeCached has returned, at the executor and the client.
 func (c *Control) GiveUp(k *Cached) {
-	c.dropped(k)
+	c.dropped(k.name)
 	c.Forget(k)
 }
 
-// Forget ends a cached lease that TakeCached has returned. Options.Dropped is not called.
+// Forget ends a cached lease that TakeCached or TakeHanded has returned. Options.Dropped is not called.
 func (c *Control) Forget(k *Cached) {
-	c.mu.Lock()
-	c.work.Add(1)
-	c.mu.Unlock()
-	c.letGo(k)
+	k.use = c.retain()
+	k.Close()
+	go c.end(k)
+}
+
+// Handed returns the channels of a lease that was taken; nil if they were not handed over. Close closes them, Unhand makes them the caller's.
+func (k *Cached) Handed() io.Closer { return k.handed }
+
+// Unhand returns the channels and makes them the caller's.
+func (k *Cached) Unhand() io.Closer {
+	h := k.handed
+	k.handed = nil
+	return h
+}
+
+// Close closes the channels, if they were handed over. The executor still caches the workers.
+func (k *Cached) Close() {
+	if h := k.Unhand(); h != nil {
+		h.Close()
+	}
+}
+
+// Candidate returns the executor that caches the workers.
+func (k *Cached) Candidate() Candidate { return k.cand }
+
+// suits reports whether the workers of a cached lease can serve this one.
+func (p *Pending) suits(k *Cached) bool {
+	at := cmp.Or(p.spec.At, p.spec.Executor)
+	return k.key == p.key() && (at == "" || at == k.cand.Address)
 }
 
 // UseCached makes a cached lease the only candidate. It returns false if its workers cannot serve this lease; the caller
 // then still owns k.
 func (p *Pending) UseCached(k *Cached) bool {
-	at := cmp.Or(p.spec.At, p.spec.Executor)
-	if k.key != p.key() || at != "" && at != k.cand.Address {
+	if !p.suits(k) {
 		return false
 	}
 	cand := k.cand
@@ -151,30 +292,67 @@ func (p *Pending) UseCached(k *Cached) bool {
 	return true
 }
 
-func (c *Control) dropped(k *Cached) {
+func (c *Control) dropped(name uint64) {
 	if c.opts.Dropped != nil {
-		c.opts.Dropped(k.name)
+		c.opts.Dropped(name)
 	}
 }
 
-// Cached returns the number of cached leases.
-func (c *Control) Cached() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.cached)
+// CachedLease describes a cached lease.
+type CachedLease struct {
+	Executor, Node string
+	Library        string // its name
+	SHA256         string // of the library, in hexadecimal digits
+	Workers        int
+	Handed         bool // any process can take it
+	Orphaned       bool // the session that released it was closed
+}
+
+// Cached returns the cached leases of all sessions, the oldest of each group of connections first.
+func (p *Pool) Cached() []CachedLease {
+	all := []CachedLease{}
+	p.mu.Lock()
+	parts := slices.Collect(maps.Values(p.parts))
+	p.mu.Unlock() // before the caches are locked
+	for _, s := range parts {
+		s.cache.mu.Lock()
+		for _, k := range s.cache.all {
+			all = append(all, CachedLease{Executor: k.cand.Address, Node: k.cand.Node, Library: k.library, SHA256: hex.EncodeToString(k.key.sha[:]),
+				Workers: k.key.workers, Handed: k.handed != nil, Orphaned: k.owner == nil})
+		}
+		s.cache.mu.Unlock()
+	}
+	return all
+}
+
+// Cached returns the number of cached leases of the session.
+func (c *Control) Cached() (n int) {
+	c.cache.mu.Lock()
+	defer c.cache.mu.Unlock()
+	for _, k := range c.cache.all {
+		if k.owner == c {
+			n++
+		}
+	}
+	return n
 }
 
 // ReleaseCached is Release for a client that has no calls in flight and could use the same workers again. If cached is true, TakeCached
-// and Options.Dropped know the lease by name.
-func (h *Held) ReleaseCached(ctx context.Context, name uint64) (cached bool, err error) {
+// and Options.Dropped know the lease by name. handed has the channels, if the client has handed them over; it is closed when the lease is
+// given up, and at once if the lease is not cached.
+func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer) (cached bool, err error) {
+	k := &Cached{name: name, cand: h.Candidate, id: h.ID, key: h.key, library: h.library, cl: h.cl, handed: handed}
+	k.cand.Cached = nil
 	if h.c.opts.Keep <= 0 || h.adopted {
+		k.Close()
 		return false, h.Release(ctx)
 	}
 	r, err := h.release(ctx, true)
 	if err != nil || r.GetCacheMs() == 0 || !r.GetCached() {
+		k.Close()
 		return false, err
 	}
-	h.c.keep(&Cached{name: name, cand: h.Candidate, id: h.ID, key: h.key, cl: h.cl}, milliseconds(r.GetCacheMs()))
+	h.c.keep(k, milliseconds(r.GetCacheMs()))
 	return true, nil
 }
 

@@ -86,8 +86,7 @@ type Control struct {
 
 	mu     sync.Mutex
 	closed bool
-	cached []*Cached      // released leases, the oldest first
-	work   sync.WaitGroup // goroutines of expire
+	left   bool // protected by the cache: its leases are cached without it from now on
 }
 
 // reach checks that the session's manager or executor answers. It sends no message if, since the last answer, the connection has not
@@ -132,7 +131,8 @@ func (c *shared) LikelyProvider() string {
 	return last
 }
 
-// Close gives up the cached leases, and closes the connections unless other sessions share them. The caller releases all leases before;
+// Close gives up the cached leases whose channels were not handed over, and closes the connections unless other sessions share them or such
+// leases are left. The caller releases all leases before;
 // executors end leases that were not released when they notice that the client has disconnected. A second call does nothing.
 func (c *Control) Close() {
 	c.mu.Lock()
@@ -142,9 +142,8 @@ func (c *Control) Close() {
 	if closed {
 		return
 	}
-	c.dropCached()
+	c.leaveCached()
 	c.done()
-	c.work.Wait()
 }
 
 // isOpen returns an error once the session is closed.

@@ -178,6 +178,9 @@ func workerOf(w *control.WorkerGrant) Worker {
 // Recheck makes Look ask an executor that is the only candidate whether it has room, even if the channels are small.
 func (p *Pending) Recheck() { p.spec.recheck = true }
 
+// Workers returns the number of workers.
+func (p *Pending) Workers() int { return p.spec.Workers }
+
 // Granted reports whether a Grant succeeded. The caller then owns the lease, even if Grant returned an error afterwards.
 func (p *Pending) Granted() bool { return p.granted }
 
@@ -196,8 +199,10 @@ type Held struct {
 	cl    control.ExecutorClient
 	renew bool
 	key   cachedKey
-	sha   [sha256.Size]byte
-	watch *watch
+
+	library string // its name
+	sha     [sha256.Size]byte
+	watch   *watch
 
 	adopted bool // granted to another process, whose client id the executor knows
 
@@ -269,7 +274,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	}
 	p.granted = true
 	p.c.note(cand.Provider)
-	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha,
+	h := &Held{Candidate: cand, ID: r.LeaseId, Functions: r.Functions, c: p.c, cl: cl, renew: p.spec.Renew, key: p.key(), sha: p.sha, library: p.name,
 		Duration: milliseconds(r.DurationMs), end: asked.Add(milliseconds(r.ClientMs)), unanswered: make(chan Unanswered, reportsMax)}
 	for _, w := range r.Workers {
 		h.Workers = append(h.Workers, workerOf(w))

@@ -39,9 +39,12 @@ type shared struct {
 	reachedWith  fileState
 	lastProvider string // of the last grant
 
+	cache    cache
 	reading  sync.Mutex // held while a library is read
 	places   places
 	arrivals arrivals
+
+	retain func() func() // keeps the connections open until the function that it returns is called
 
 	// Set and protected by the pool.
 	users int
@@ -62,6 +65,7 @@ func newShared(o *Options) (*shared, error) {
 
 // close closes the connections.
 func (c *shared) close() {
+	c.cache.close()
 	c.places.close()
 	c.mu.Lock()
 	conns, streams := c.conns, c.streams
@@ -199,6 +203,7 @@ func (p *Pool) connect(o *Options) (*shared, func(), error) {
 		if s, err = newShared(o); err != nil {
 			return nil, nil, err
 		}
+		s.retain = func() func() { return p.retain(key, s) }
 		p.parts[key] = s
 	}
 	if s.timer != nil {
@@ -207,6 +212,14 @@ func (p *Pool) connect(o *Options) (*shared, func(), error) {
 	}
 	s.users++
 	return s, func() { p.giveBack(key, s) }, nil
+}
+
+// retain adds a user to connections that have one.
+func (p *Pool) retain(key part, s *shared) func() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.users++
+	return func() { p.giveBack(key, s) }
 }
 
 func (p *Pool) giveBack(key part, s *shared) {

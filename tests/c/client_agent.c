@@ -1,7 +1,10 @@
 /* The C library beside agents that end, hang, and grant names of the greatest length. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include "fake_agent.h"
 
@@ -46,6 +49,82 @@ T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
     fake_ends = 2;
     CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
     CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_finalize(), RFAAS_OK);
+    fake_leave();
+}
+
+/* ---- channels that an agent hands over and that cannot be used ---- */
+
+static int hand_kind, hand_fd;
+
+static void hands(uint32_t id) {
+    static dp_packed_channel junk[WORKERS];
+    for (size_t i = 0; i < sizeof junk; i++)
+        ((uint8_t *)junk)[i] = (uint8_t)t_random();
+    rfaas_agent_hand h = {.count = WORKERS, .size = sizeof *junk, .fds = 5}, one = h;
+    one.count = 1;
+    switch (hand_kind) {
+    case 0: break;
+    case 1: fake_hand(id, &h, junk, sizeof junk, hand_fd, 5); break;
+    case 2: fake_hand(id, &h, junk, sizeof junk, hand_fd, 4); break;
+    case 3: fake_hand(id, &h, junk, sizeof junk - 1, hand_fd, 5); break;
+    case 4: fake_hand(id, &h, NULL, 0, hand_fd, 5); break;
+    case 5: fake_hand(id + 1000, &h, junk, sizeof junk, hand_fd, 5); break;
+    case 6: fake_hand(id, &one, junk, sizeof *junk, hand_fd, 5); break;
+    case 7:
+        for (int i = 0; i < 10; i++)
+            fake_hand(id, &h, junk, sizeof junk, hand_fd, 5);
+        break;
+    case 8:
+        h.count = 0;
+        fake_hand(id, &h, junk, sizeof junk, hand_fd, 5);
+        break;
+    case 9:
+        h.count = UINT32_MAX;
+        fake_hand(id, &h, junk, sizeof junk, hand_fd, RFAAS_AGENT_FDS);
+        break;
+    case 10:
+        h.first = 1;
+        fake_hand(id, &h, junk, sizeof junk, hand_fd, 5);
+        break;
+    case 11: /* a description that is well-formed as far as the agent's messages go */
+        junk[0].version = junk[1].version = DP_PACKED_VERSION;
+        junk[0].blob_len = junk[1].blob_len = 80;
+        junk[0].cfg = junk[1].cfg = (dp_channel_config){8, 4096, 0};
+        junk[0].qp.n_fds = junk[1].qp.n_fds = 2;
+        fake_hand(id, &h, junk, sizeof junk, hand_fd, 5);
+        break;
+    }
+}
+
+/* Whatever comes, the library makes channels of its own, and keeps no descriptor. */
+T_CASE(api_hands, "api/hands-that-cannot-be-used", .providers = T_SHM) {
+    rfaas_lease_options lo;
+    rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;
+    rfaas_session *session = fake_session(&lo);
+    rfaas_lease *lease = NULL;
+    t_usage before;
+    so.cached_leases = -1;
+    CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
+    CHECK_EQ(rfaas_session_open(&so, &session), RFAAS_OK);
+    hand_fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK(hand_fd >= 0 && !ftruncate(hand_fd, 4096) && !fcntl(hand_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
+    for (hand_kind = -1; hand_kind < 12; hand_kind++) {
+        t_note("kind %d", hand_kind);
+        pthread_mutex_lock(&fake_mu);
+        fake_hands = hand_kind < 0 ? NULL : hands;
+        pthread_mutex_unlock(&fake_mu);
+        uint64_t in = 7, out = 0;
+        size_t n = 0;
+        CHECKF(rfaas_lease_open(session, &lo, &lease) == RFAAS_OK, "lease: %s", rfaas_last_error());
+        CHECKF(rfaas_invoke(lease, 0, &in, 8, &out, 8, &n, NULL) == RFAAS_OK && out == 7, "call: %s", rfaas_last_error());
+        CHECK_EQ(rfaas_lease_release(lease), RFAAS_OK);
+        if (hand_kind < 0)
+            t_usage_now(&before);
+        t_usage_check(&before);
+    }
+    close(hand_fd);
     CHECK_EQ(rfaas_session_close(session), RFAAS_OK);
     CHECK_EQ(rfaas_finalize(), RFAAS_OK);
     fake_leave();

@@ -9,6 +9,7 @@ fake_lease fake_leases[LEASES];
 uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 int fake_adopts_ms, fake_reads_ms;
 uint32_t fake_ends_at, fake_ends;
+void (*fake_hands)(uint32_t id);
 static uint64_t fake_pid;
 static pthread_t fake_thread;
 static int fake_socket = -1; /* written by whoever has fake_mu */
@@ -88,6 +89,15 @@ static void fake_send(uint32_t op, uint32_t id, const void *body, size_t size, c
     sendmsg(fake_socket, &m, MSG_NOSIGNAL); /* a client that has left needs it no more */
 }
 
+void fake_hand(uint32_t id, const rfaas_agent_hand *hand, const void *tail, size_t tail_size, int fd, uint32_t n) {
+    rfaas_agent_header h = {.size = (uint32_t)(sizeof h + sizeof *hand + tail_size), .op = RFAAS_AGENT_HAND, .id = id};
+    struct iovec iov[3] = {{&h, sizeof h}, {(void *)hand, sizeof *hand}, {(void *)tail, tail_size}};
+    int fds[RFAAS_AGENT_FDS];
+    for (uint32_t i = 0; i < n; i++)
+        fds[i] = fd;
+    CHECK(rfaas_pass_send(fake_socket, iov, 3, fds, n, INT64_MAX));
+}
+
 void fake_event(const rfaas_agent_event *e) {
     fake_send(RFAAS_AGENT_EVENT, 0, e, sizeof *e, NULL, 0);
     if (rfaas_agent_shared)
@@ -123,6 +133,12 @@ static void fake_acquire(uint32_t id, const rfaas_agent_acquire *req, const rfaa
     } grant = {.names = "echo\0slow"};
     memcpy(c.executor, fake_name(), sizeof c.executor);
     memcpy(c.node, fake_name(), sizeof c.node);
+    if (fake_hands && req->first && !req->cached) {
+        fake_hands(id);
+        c.handed = 1;
+        fake_send(RFAAS_AGENT_ACQUIRE, id, &c, sizeof c, NULL, 0);
+        return;
+    }
     fake_lease *from = req->cached ? fake_find(req->cached) : NULL;
     if (req->cached && from && t_random() % 8 == 0) { /* in vain */
         fake_end(from);

@@ -35,6 +35,9 @@ extern uint32_t fake_granted, fake_replaced, fake_released, fake_resumed;
 /* What the next agent does. */
 extern int fake_adopts_ms, fake_reads_ms;        /* the time it takes to adopt the first lease, and before it reads at all */
 extern uint32_t fake_ends_at, fake_ends;         /* this operation it does not answer but ends, so many times */
+/* When set: called for the first step of an acquisition that offers no cached channels; the reply then says that channels were handed
+ * over. Under fake_mu. */
+extern void (*fake_hands)(uint32_t id);
 
 /* Opens a session with the agent, and sets the options of its leases. */
 rfaas_session *fake_session(rfaas_lease_options *lo);
@@ -46,6 +49,8 @@ void fake_leave(void);
 /* Under fake_mu, all of them: */
 fake_lease *fake_find(uint64_t key); /* NULL: the agent has no such lease */
 void fake_event(const rfaas_agent_event *e);
+/* Sends a HAND message with n copies of a descriptor. */
+void fake_hand(uint32_t id, const rfaas_agent_hand *hand, const void *tail, size_t tail_size, int fd, uint32_t n);
 void fake_death(uint64_t key, uint32_t worker, uint64_t pid);
 /* Ends a cached lease of the session (0: of any) and returns its key, 0 if there is none. */
 uint64_t fake_drop(uint64_t session);

@@ -50,7 +50,13 @@ func agentProgram(t *testing.T) string {
 // lead starts a client with an environment of its own (later values win).
 func lead(t *testing.T, workers, flags int, env ...string) *led {
 	t.Helper()
-	return leadBy(t, exec.Command(agentProgram(t), built(t, "build/functions/echo.so"), strconv.Itoa(workers), strconv.Itoa(flags)), env...)
+	return leadWith(t, built(t, "build/functions/echo.so"), workers, flags, env...)
+}
+
+// leadWith is lead with another library of functions.
+func leadWith(t *testing.T, library string, workers, flags int, env ...string) *led {
+	t.Helper()
+	return leadBy(t, exec.Command(agentProgram(t), library, strconv.Itoa(workers), strconv.Itoa(flags)), env...)
 }
 
 // leadBy starts a client by a command.
@@ -142,6 +148,14 @@ type agentReport struct {
 		Leases int `json:"leases"`
 	} `json:"clients"`
 	Executors int `json:"executors"`
+	Cached    []struct {
+		Executor string `json:"executor"`
+		Library  string `json:"library"`
+		Workers  int    `json:"workers"`
+		Shared   bool   `json:"shared"`
+		Orphaned bool   `json:"orphaned"`
+	} `json:"cached_leases"`
+	Held int `json:"held_descriptors"`
 }
 
 // agentStatus asks the agent at a socket.

@@ -94,6 +94,7 @@ func EncodeWorker(b []byte, w *Worker) []byte { return putWorker(b, w) }
 // Candidate answers an ACQUIRE: the next candidate with the provider that it needs, or the lease if Granted is set.
 type Candidate struct {
 	Granted                  bool
+	Handed                   bool // granted: the agent holds the channels' descriptors; otherwise: channels came in messages before
 	LeaseID                  uint64
 	UntilNs                  int64
 	Library                  [32]byte
@@ -105,10 +106,7 @@ type Candidate struct {
 // Encode appends the body of the message.
 func (d *Candidate) Encode(b []byte) []byte {
 	c := C.rfaas_agent_candidate{workers: C.uint32_t(len(d.Workers)), functions: C.uint32_t(len(d.Functions)),
-		lease_id: C.uint64_t(d.LeaseID), until_ns: C.int64_t(d.UntilNs)}
-	if d.Granted {
-		c.granted = 1
-	}
+		lease_id: C.uint64_t(d.LeaseID), until_ns: C.int64_t(d.UntilNs), granted: flag(d.Granted), handed: flag(d.Handed)}
 	for _, f := range d.Functions {
 		c.names_size += C.uint32_t(len(f) + 1)
 	}

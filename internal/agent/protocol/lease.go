@@ -5,6 +5,8 @@ package protocol
 */
 import "C"
 
+import "bytes"
+
 // Replace asks for a new worker.
 type Replace struct {
 	Key       uint64
@@ -34,15 +36,6 @@ func DecodeRelease(b []byte) (Release, error) {
 	var c C.rfaas_agent_release
 	err := exactly(OpRelease, b, &c)
 	return Release{uint64(c.key), c.keep != 0}, err
-}
-
-// EncodeReleased appends the body of a reply to RELEASE.
-func EncodeReleased(b []byte, cached bool) []byte {
-	var c C.rfaas_agent_released
-	if cached {
-		c.cached = 1
-	}
-	return put(b, &c)
 }
 
 // DecodeLeaseName decodes the body of the message.
@@ -129,4 +122,50 @@ func (e *Event) Encode(b []byte) []byte {
 	c.details_size = C.uint32_t(len(details))
 	set(c.text[:], e.Text)
 	return append(put(b, &c), details...)
+}
+
+// Released answers a RELEASE.
+type Released struct {
+	Cached bool // the workers are cached
+	Handed bool // the agent holds the channels
+}
+
+// Encode appends the body of the message.
+func (r *Released) Encode(b []byte) []byte {
+	return put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed)})
+}
+
+// Hand has some channels of a lease at rest.
+type Hand struct {
+	Key      uint64
+	First    int
+	Count    int
+	Size     int    // of each, bytes
+	Files    int    // descriptors that belong to them
+	Held     bool   // the agent has the descriptors
+	Channels []byte // Count descriptions, which only libraries read
+}
+
+// Encode appends the body of the message.
+func (h *Hand) Encode(b []byte) []byte {
+	b = put(b, &C.rfaas_agent_hand{key: C.uint64_t(h.Key), first: C.uint32_t(h.First), count: C.uint32_t(h.Count),
+		size: C.uint32_t(h.Size), fds: C.uint32_t(h.Files), held: flag(h.Held)})
+	return append(b, h.Channels...)
+}
+
+// DecodeHand decodes the body of the message.
+func DecodeHand(b []byte) (Hand, error) {
+	var c C.rfaas_agent_hand
+	rest, err := take(OpHand, b, &c)
+	switch {
+	case err != nil:
+		return Hand{}, err
+	case c.count < 1 || c.count > MaxWorkers || c.first > MaxWorkers-c.count:
+		return Hand{}, malformed(OpHand, "%d channels from %d on, want 1 to %d", uint32(c.count), uint32(c.first), MaxWorkers)
+	case c.fds < 1 || c.fds > MaxFiles:
+		return Hand{}, malformed(OpHand, "%d descriptors, want 1 to %d", uint32(c.fds), MaxFiles)
+	case c.size < 1 || uint64(len(rest)) != uint64(c.count)*uint64(c.size):
+		return Hand{}, malformed(OpHand, "%d bytes of %d channels of %d bytes", len(rest), uint32(c.count), uint32(c.size))
+	}
+	return Hand{uint64(c.key), int(c.first), int(c.count), int(c.size), int(c.fds), c.held != 0, bytes.Clone(rest)}, nil
 }

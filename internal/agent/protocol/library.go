@@ -167,7 +167,7 @@ func DecodeCandidate(b []byte) (Candidate, error) {
 		return Candidate{}, err
 	}
 	t := texts{op: OpAcquire}
-	d := Candidate{Granted: c.granted != 0, LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns),
+	d := Candidate{Granted: c.granted != 0, Handed: c.handed != 0, LeaseID: uint64(c.lease_id), UntilNs: int64(c.until_ns),
 		Executor: t.of("executor", c.executor[:]), Node: t.of("node", c.node[:]), Provider: t.of("provider", c.provider[:])}
 	copy(d.Library[:], view(&c.library))
 	for range uint32(c.workers) {
@@ -227,10 +227,10 @@ func (r *Release) Encode(b []byte) []byte {
 }
 
 // DecodeReleased decodes the body of the message.
-func DecodeReleased(b []byte) (cached bool, err error) {
+func DecodeReleased(b []byte) (Released, error) {
 	var c C.rfaas_agent_released
-	err = exactly(OpRelease, b, &c)
-	return c.cached != 0, err
+	err := exactly(OpRelease, b, &c)
+	return Released{c.cached != 0, c.handed != 0}, err
 }
 
 // EncodeLeaseName appends a body that names a lease.

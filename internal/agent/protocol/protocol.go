@@ -34,6 +34,7 @@ const (
 	MaxLeases  = C.RFAAS_AGENT_LEASES      // of one process
 	MaxWorkers = C.RFAAS_AGENT_WORKERS     // of one lease
 	MaxBlob    = C.RFAAS_AGENT_BLOB        // bytes
+	MaxFiles   = C.RFAAS_AGENT_FDS         // descriptors of one message
 	MaxText    = C.RFAAS_AGENT_TEXT - 1    // bytes, without the NUL
 	HeaderSize = C.sizeof_rfaas_agent_header
 )
@@ -59,12 +60,13 @@ const (
 	OpChanges Op = C.RFAAS_AGENT_CHANGES
 	OpSilent  Op = C.RFAAS_AGENT_SILENT
 	OpEvent   Op = C.RFAAS_AGENT_EVENT
+	OpHand    Op = C.RFAAS_AGENT_HAND
 )
 
 // String is the operation's name in the header, in lower case.
 func (o Op) String() string {
 	names := [...]string{"?", "hello", "status", "stop", "open", "close", "acquire", "adopt", "replace", "release", "inspect",
-		"renew", "finish", "spread", "changes", "silent", "event"}
+		"renew", "finish", "spread", "changes", "silent", "event", "hand"}
 	if int64(o) < int64(len(names)) {
 		return names[o]
 	}
@@ -195,6 +197,13 @@ func take[T any](op Op, b []byte, c *T) ([]byte, error) {
 		return nil, malformed(op, "%d bytes, want at least %d", len(b), n)
 	}
 	return b[copy(view(c), b):], nil
+}
+
+func flag(set bool) C.uint32_t {
+	if set {
+		return 1
+	}
+	return 0
 }
 
 // exactly is take for a message that ends with the structure.

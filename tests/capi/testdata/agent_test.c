@@ -2,6 +2,8 @@
  *   init | session | open | renew | release | close | finalize   "STATUS MILLISECONDS TEXT"
  *   calls N       N calls, each checked: "STATUS MILLISECONDS LONGEST_MICROSECONDS TEXT"
  *   until         calls until the next line comes, as calls; after the first one it prints the line "calling"
+ *   who           how each worker started and its process: "STATUS MILLISECONDS START:PID START:PID ..."
+ *   fork          a child of this process opens and uses a lease of its own
  *   self          "THREADS HANDLERS RSS_KIB" of this process
  * Arguments: the library of functions, the workers of a lease, RFAAS_LEASE_* flags. Control operations take 2 s at most. */
 #include <poll.h>
@@ -9,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 static rfaas_session *session;
 static rfaas_lease *lease;
@@ -52,6 +56,32 @@ static int a_line_waits(void) {
     return poll(&p, 1, 0) > 0;
 }
 
+static int who(char *text, size_t room) {
+    int n = rfaas_lease_workers(lease), status = n < 0 ? n : 0;
+    text[0] = 0;
+    for (int i = 0; i < n && !status; i++) {
+        rfaas_worker_start s = {.struct_size = sizeof s};
+        status = rfaas_worker_origin(lease, i, &s);
+        snprintf(text + strlen(text), room - strlen(text), "%s%u:%d", i ? " " : "", s.start, s.pid);
+    }
+    return status;
+}
+
+/* Returns the child's status, or 1. */
+static int forked(char **argv) {
+    fflush(stdout);
+    pid_t pid = fork();
+    if (!pid) {
+        int status = rfaas_init(NULL);
+        status = status ? status : open_session();
+        status = status ? status : open_lease(argv);
+        status = status ? status : one_call();
+        _exit(status ? 1 : rfaas_finalize() != 0);
+    }
+    int ended = 0;
+    return waitpid(pid, &ended, 0) == pid && !ended ? 0 : 1;
+}
+
 static long field(const char *file, const char *name, int base) {
     char line[512];
     long value = -1;
@@ -65,7 +95,7 @@ static long field(const char *file, const char *name, int base) {
 }
 
 int main(int argc, char **argv) {
-    char line[128];
+    char line[128], workers[1024];
     if (argc != 4)
         return 2;
     setvbuf(stdin, NULL, _IONBF, 0);
@@ -88,6 +118,10 @@ int main(int argc, char **argv) {
             status = rfaas_session_close(session);
         else if (!strcmp(line, "finalize"))
             status = rfaas_finalize();
+        else if (!strcmp(line, "fork"))
+            status = forked(argv);
+        else if (!strcmp(line, "who"))
+            status = who(workers, sizeof workers);
         else if (!strcmp(line, "self")) {
             printf("%ld %lx %ld\n", field("/proc/self/status", "Threads:", 10), field("/proc/self/status", "SigCgt:", 16),
                    field("/proc/self/status", "VmRSS:", 10));
@@ -108,7 +142,7 @@ int main(int argc, char **argv) {
         printf("%d %.3f ", status, (now() - start) * 1e3);
         if (called)
             printf("%.1f ", longest * 1e6);
-        char *text = strdup(status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
+        char *text = strdup(!status && !strcmp(line, "who") ? workers : status < 0 ? rfaas_last_error() : status ? "wrong result" : "");
         for (char *p = text; (p = strchr(p, '\n')); *p = ' ')
             ;
         printf("%s\n", text);

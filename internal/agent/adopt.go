@@ -1,0 +1,45 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// adopt continues a lease that another agent held.
+func (c *client) adopt(r *request) (func(bool), body, error) {
+	const op = "adopt a lease"
+	if r.err != nil {
+		return nil, nil, r.err
+	}
+	l := r.lease
+	held, err := l.adopt(r.ctx, &r.adopt, r)
+	if !l.done(held, err) {
+		return nil, nil, failed(op, dataplane.StatusCancelled, "the lease was released while it was being adopted")
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return l.granted, func(b []byte) []byte { return protocol.EncodeUntil(b, untilNs(held)) }, nil
+}
+
+func (l *lease) adopt(ctx context.Context, m *protocol.Adopt, r *request) (*grant.Held, error) {
+	var lib *grant.Library
+	if r.file != nil {
+		var err error
+		if lib, err = l.session.control.Library(r.file, m.Spec.Library); err != nil {
+			l.c.log.Debug("the library of an adopted lease cannot be read", "library", m.Spec.Library, "error", err)
+		}
+	}
+	a := grant.Adoption{ID: m.LeaseID, Address: l.c.env.address(m.At), Node: m.Node, Provider: m.Provider, Library: m.Library,
+		Until: time.Now().Add(time.Duration(m.UntilNs - dataplane.Now()))}
+	for _, pid := range m.PIDs {
+		a.PIDs = append(a.PIDs, int(pid))
+	}
+	pending, held, err := l.session.control.Adopt(ctx, lib, l.c.spec(&m.Spec), a)
+	l.pending = pending
+	return held, err
+}

@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/rfaas-go/rfaas/internal/agent/protocol"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// abandon releases a lease whose key the client has released, or whose client has ended. If the agent is stopping, another
+// agent may take the lease over, so only its watch ends.
+func (l *lease) abandon(stopping bool) {
+	l.mu.Lock()
+	l.given = true
+	held, acquiring := l.held, l.acquiring
+	if acquiring {
+		l.cancel()
+	}
+	l.mu.Unlock()
+	if !acquiring {
+		l.clear(stopping) // before the release: the end of the connection is one more reason for the worker to end
+	}
+	switch {
+	case acquiring: // done calls abandon again
+	case held == nil:
+	case stopping:
+		held.StopWatch()
+	default:
+		if err := held.Release(context.Background()); err != nil {
+			l.c.log.Debug("lease not released: its executor ends it", "lease", held.ID, "executor", held.Address, "error", err)
+		}
+	}
+}
+
+// release releases a lease, or caches its workers.
+func (c *client) release(r *request) (body, error) {
+	m, err := protocol.DecodeRelease(r.body)
+	if err != nil {
+		return nil, err
+	}
+	answer := func(cached, handed bool) body { return (&protocol.Released{Cached: cached, Handed: handed}).Encode }
+	l, err := c.lease("release", m.Key)
+	if err != nil || !c.forget(l) {
+		c.forgetCached(m.Key) // if nothing is cached either, the acquisition failed or never began
+		return answer(false, false), nil
+	}
+	l.mu.Lock()
+	l.given = true
+	held, acquiring := l.held, l.acquiring
+	if acquiring {
+		l.cancel()
+	}
+	l.mu.Unlock()
+	if acquiring { // done abandons it
+		return answer(false, false), nil
+	}
+	var channels io.Closer
+	if m.Keep {
+		channels = l.takeHanded()
+	}
+	l.clear(false)
+	switch {
+	case held == nil:
+		return answer(false, false), nil
+	case !m.Keep:
+		return answer(false, false), held.Release(context.WithoutCancel(c.ctx))
+	}
+	cached, err := held.ReleaseCached(context.WithoutCancel(c.ctx), m.Key, channels)
+	return answer(cached, cached && channels != nil), err
+}
+
+// forgetCached ends the workers that are cached under a key, if there are any. No event follows.
+func (c *client) forgetCached(key uint64) {
+	c.mu.Lock()
+	sessions := slices.Collect(maps.Values(c.sessions))
+	c.mu.Unlock()
+	for _, s := range sessions {
+		if s == nil {
+			continue
+		}
+		if k := s.control.TakeCached(key); k != nil {
+			s.control.Forget(k)
+			return
+		}
+	}
+}
+
+// held returns a granted lease.
+func (c *client) held(op string, key uint64) (*lease, *grant.Held, error) {
+	l, err := c.lease(op, key)
+	if err != nil {
+		return nil, nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held == nil {
+		return nil, nil, failed(op, dataplane.StatusInvalid, "lease %#x is not granted yet", key)
+	}
+	return l, l.held, nil
+}
