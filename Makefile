@@ -333,6 +333,7 @@ TSAN_CASES := 'threads/*' 'reap/*' 'turns/*' '*@one-device' '*@two-devices' 'dev
 	'reset/*-refused'
 test-c-tsan: build/ctest/dp_test-tsan
 	$(Q)setarch -R build/ctest/dp_test-tsan --provider shm $(TSAN_CASES)
+	$(Q)setarch -R build/ctest/dp_test-tsan --provider tcp 'tcp/*' '*@two-devices'
 
 $(eval $(call c_program,build/ctest/dp_test,build/ctest/plain,$(CTEST_SOURCES),$(DP_CFLAGS) $(CFLAGS),$(CTEST_LINK)))
 $(eval $(call c_program,build/ctest/dp_test-tsan,build/ctest/tsan,$(CTEST_SOURCES),$(DP_CFLAGS) $(SANITIZE_THREAD),$(CTEST_LINK)))
