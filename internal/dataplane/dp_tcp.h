@@ -34,7 +34,7 @@
  * MSG_MORE), ppoll, epoll_ctl and epoll_pwait (from the third queue pair of a completion queue on; epoll_create1 before), read and write
  * (eventfd), getsockopt (TCP_INFO and SO_ERROR), ioctl (FIONREAD), shutdown, close, clock_gettime. No sendmsg. dp_tcp_take also needs recvmsg; dp_qp_reset needs
  * getrandom; dp_qp_create needs mmap, eventfd2 is needed by dp_cq_create. setsockopt is tried and may fail with EPERM.
- * worker/filter.c allows all of these in a sealed worker today.
+ * worker/filter.c allows all of these in a sealed worker today (tests/c/tcp_connect.c: tcp/handed-to-a-sealed-worker).
  *
  * dp_qp_destroy waits up to half a second for the socket to take what was posted last, and drops the rest.
  *

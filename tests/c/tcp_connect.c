@@ -1,9 +1,11 @@
 /* Who connects to whom on tcp: hellos that are refused, tokens, strangers, and sockets that another process hands over. */
 #include "tcp_peer.h"
+#include "worker/sandbox.h"
 
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -274,6 +276,7 @@ typedef struct handing {
     acceptor a;
     int worker_end;
     bool by_connect; /* dp_qp_connect takes the socket from the unix socket itself */
+    bool sealed;     /* the worker installs its system call filter before it connects */
     uint8_t token[DP_TCP_TOKEN_SIZE];
 } handing;
 
@@ -299,9 +302,18 @@ static void handed_worker(int sock, void *arg) {
     } else {
         t_sync(sock);
     }
+    if (h->sealed) {
+        CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+        CHECK_OK(dp_sandbox_filter(DP_FILTER_ALL, false));
+        CHECK(socket(AF_INET, SOCK_STREAM, 0) < 0 && errno == EPERM);
+    }
     end_connect(&d.e, &d.peer);
     t_sync(sock);
     duo_ping(&d);
+    CHECK_STATUS(dp_qp_probe(d.e.qp), DP_OK);
+    CHECK_OK(dp_cq_arm(d.e.cq));
+    CHECK_OK(dp_cq_wait(d.e.cq, MS));
+    end_reset(&d.e);
     end_close(&d.e);
     dp_dev_close(dev);
 }
@@ -312,8 +324,8 @@ static void run_acceptor(int sock, void *arg) {
     t_sync(sock);
 }
 
-static void hand_over(bool by_connect) {
-    handing h = {.by_connect = by_connect};
+static void hand_over(bool by_connect, bool sealed) {
+    handing h = {.by_connect = by_connect, .sealed = sealed};
     t_peer worker, door;
     duo d = {.left = true};
     dp_dev *dev;
@@ -341,8 +353,15 @@ static void hand_over(bool by_connect) {
     acceptor_close(&h.a, h.worker_end);
 }
 
-T_CASE(handed_take, "tcp/handed-before-connect", .providers = T_TCP) { hand_over(false); }
-T_CASE(handed_connect, "tcp/handed-while-connecting", .providers = T_TCP) { hand_over(true); }
+T_CASE(handed_take, "tcp/handed-before-connect", .providers = T_TCP) { hand_over(false, false); }
+T_CASE(handed_connect, "tcp/handed-while-connecting", .providers = T_TCP) { hand_over(true, false); }
+
+/* The same by a worker whose filter is in force: it needs no system call that a sealed worker may not make. */
+T_CASE(handed_sealed, "tcp/handed-to-a-sealed-worker", .providers = T_TCP) {
+    if (T_ASAN || T_TSAN)
+        t_skip("a sanitizer makes system calls of its own");
+    hand_over(true, true);
+}
 
 static void cancel_later(int sock, void *arg) {
     (void)sock;
