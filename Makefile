@@ -59,9 +59,9 @@ deps: ## install the packages that are missing (as root or by sudo), or say whic
 	$(Q)scripts/deps
 
 run: ## build what is needed and show it: an MPI program that offloads work
-	$(Q)scripts/deps build mpi
+	$(Q)scripts/deps run
 	$(Q)mkdir -p build # two at a time build one after the other
-	+$(Q)flock build/lock $(MAKE) --no-print-directory build
+	+$(Q)flock build/lock $(MAKE) --no-print-directory run-parts
 	$(Q)scripts/demo
 
 bench: build test-programs ## everything that is claimed, measured: build/bench/report.md with plots; some thirteen minutes (Slurm's part as root)
@@ -231,6 +231,9 @@ GO_MPI_PROGRAMS := $(call mpi_programs,main.go)
 ALL_MPI_PROGRAMS := $(MPI_PROGRAMS) $(CXX_PROGRAMS) $(FORTRAN_PROGRAMS) $(GO_MPI_PROGRAMS)
 
 examples: $(FUNCTIONS) $(if $(filter none,$(MPI)),,$(ALL_MPI_PROGRAMS)) # build/functions/*.so, build/examples/*
+
+.PHONY: run-parts
+run-parts: programs library headers $(FUNCTIONS) $(or $(PROGRAM),build/examples/blackscholes) # what scripts/demo uses
 
 build/functions/%.so: examples/functions/%.c | headers
 	$(call say,CC,$@)

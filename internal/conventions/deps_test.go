@@ -1,0 +1,64 @@
+package conventions
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// `make run` works with an MPI of no package, for example that of a module, and asks for one if there is none.
+func TestRunNeedsAnyMPI(t *testing.T) {
+	if !strings.Contains(source(t, "Makefile"), "scripts/deps run\n") {
+		t.Error("make run does not call scripts/deps run")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name := range strings.FieldsSeq("bash env sed comm sort cat dirname head go") {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/bash\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A Debian on which every package is installed but those of MPI and compilers of other languages.
+	write("dpkg-query", `for p; do case $p in -*|*mpi*|g++|gfortran|cmake|ucx*) ;; *) echo "installed $p" ;; esac; done`)
+	check := func(mpi string, want ...string) {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(root, "scripts/deps"), "--check", "run")
+		cmd.Env = append(os.Environ(), "PATH="+dir, "CGO_ENABLED=1", "MPICC=", "MPIRUN=")
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != (len(want) == 0) {
+			t.Errorf("%s: %v\n%s", mpi, err, out)
+		}
+		for _, text := range want {
+			if !strings.Contains(string(out), text) {
+				t.Errorf("%s: output has no %q:\n%s", mpi, text, out)
+			}
+		}
+		if strings.Contains(string(out), "mpich") || strings.Contains(string(out), "cmake") {
+			t.Errorf("%s: asks for more than an MPI:\n%s", mpi, out)
+		}
+	}
+	check("no MPI", "missing: libopenmpi-dev openmpi-bin")
+	write("mpirun", "")
+	write("mpicc", "exit 1")
+	check("an mpicc without mpi.h", "libopenmpi-dev")
+	write("mpicc", "")
+	check("an MPI in PATH")
+	write("dpkg-query", `for p; do echo "installed $p"; done`)
+	write("mpicc", "exit 1")
+	check("packages whose module is not loaded", "load the module of an MPI")
+}
