@@ -235,7 +235,8 @@ typedef struct rfaas_session_options {
  *   RFAAS_UNSUPPORTED: the agent cannot be started; the error text says why.
  *   RFAAS_PEER_GONE: no answer from the manager, the executor or the agent.
  *   RFAAS_PROTOCOL: the peer is not an rfaas daemon, or has another version.
- *   RFAAS_CREDENTIAL: the peer refuses the token or secret. */
+ *   RFAAS_CREDENTIAL: the file of the token or secret is missing or unreadable, or the peer refuses
+ *     the credential. */
 RFAAS_API int rfaas_session_open(const rfaas_session_options *options, rfaas_session **session);
 
 /* rfaas_session_close releases the leases of a session and closes it.

@@ -135,7 +135,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"deploy", "/"}, 1, "not a regular file"},
 		{[]string{"executors", "--manager", "nowhere"}, 1, `"nowhere"`},
 		{[]string{"executors", "--manager", "192.0.2.1:5"}, 1, "--allow-plaintext"},
-		{[]string{"executors", "--secret-file", "/nonexistent/secret"}, 1, "made by the first executor"},
+		{[]string{"executors", "--secret-file", "/nonexistent/secret"}, 1, "start a daemon as this user"},
 		{[]string{"executors", "--manager", "unix:/nonexistent/socket"}, 1, "/nonexistent/socket"},
 	} {
 		code, out, errs := run(c.args...)

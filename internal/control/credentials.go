@@ -96,8 +96,12 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		found.token = c.Token
 	} else if token != "" {
 		t, err := OpenToken(token)
-		if err != nil && !missing(err) {
+		switch {
+		case err == nil || missing(err):
+		case IsClassed(err):
 			return nil, err
+		default:
+			return nil, fmt.Errorf("%w%s", err, remedy)
 		}
 		found.token = t
 	}
@@ -107,13 +111,13 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 		if s, err = LoadSecret(secret); err == nil {
 			found.secret = &s
 		} else if !missing(err) {
-			return nil, fmt.Errorf("%w%s", err, madeBy)
+			return nil, fmt.Errorf("%w%s", err, remedy)
 		}
 	} else if !named {
 		_, err = SecretPath(c.getenv)
 	}
 	if found.token == nil && found.secret == nil && a.Network != "unix" { // on a unix socket the kernel identifies this user
-		return nil, fmt.Errorf("%w: %w%s", errNobody, err, madeBy)
+		return nil, fmt.Errorf("%w: %w%s", errNobody, err, remedy)
 	}
 	return &found, nil
 }
@@ -121,7 +125,8 @@ func (c *DialConfig) credentials(a Address) (*caller, error) {
 // errNobody means that this user has no credential.
 var errNobody = errors.New("no token and no secret")
 
-const madeBy = " (made by the first executor or resource manager that this user starts)"
+const remedy = " (start a daemon as this user, which makes the secret; on a cluster set " + identity.TokenFileEnv +
+	", or ask the administrator for a token)"
 
 // tls returns a function that makes the TLS configuration for an address; nil: no TLS. The function is called for each
 // handshake and reads files that may have changed.

@@ -53,7 +53,7 @@ func Dial(addr string, cfg DialConfig) (*grpc.ClientConn, error) {
 	who, err := cfg.credentials(a)
 	if err != nil {
 		if far := a.CheckPlaintext(cfg.AllowPlaintext); far != nil && errors.Is(err, errNobody) {
-			return nil, Errorf(ClassInvalid, "%v (%s)", far, Text(err))
+			return nil, Errorf(ClassCredential, "%v (%s)", far, Text(err))
 		}
 		return nil, err
 	}

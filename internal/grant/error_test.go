@@ -3,6 +3,8 @@ package grant
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -43,5 +45,44 @@ func TestFromControl(t *testing.T) {
 	}
 	if err := fromControl("ask", "n1", nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A token or secret that is missing or unreadable is an error of the credential, with the remedy.
+func TestMissingCredential(t *testing.T) {
+	dir := t.TempDir()
+	open := filepath.Join(dir, "open")
+	if err := os.WriteFile(open, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o666); err != nil { // readable for others: not used
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ address, variable, file string }{
+		"no file at the default paths":       {"127.0.0.1:1", "", ""},
+		"no file, and an address of another": {"192.0.2.1:1", "", ""},
+		"no secret file":                     {"127.0.0.1:1", "RFAAS_SECRET_FILE", filepath.Join(dir, "none")},
+		"no token file":                      {"127.0.0.1:1", "RFAAS_TOKEN_FILE", filepath.Join(dir, "none")},
+		"a secret file of others":            {"127.0.0.1:1", "RFAAS_SECRET_FILE", open},
+		"a directory as token file":          {"127.0.0.1:1", "RFAAS_TOKEN_FILE", dir},
+	} {
+		pool := NewPool(0)
+		defer pool.Close()
+		_, err := pool.Open(t.Context(), Options{Executor: c.address, Getenv: func(key string) string {
+			switch {
+			case key == c.variable && key != "":
+				return c.file
+			case key == "HOME":
+				return dir
+			}
+			return ""
+		}})
+		var e *dataplane.Error
+		if !errors.As(err, &e) || e.Status != dataplane.StatusCredential || !containsAny(e.Detail, "RFAAS_TOKEN_FILE") {
+			t.Errorf("%s: %v, want status %v and the remedy", name, err, dataplane.StatusCredential)
+		}
+		if c.file != "" && err != nil && !containsAny(err.Error(), c.file) {
+			t.Errorf("%s: %v does not name the file", name, err)
+		}
 	}
 }

@@ -99,8 +99,8 @@ func (c *shared) dial(op, addr string) (*grpc.ClientConn, error) {
 	conn, err := control.Dial(addr, cfg)
 	if err != nil {
 		e := fromControl(op, "", err)
-		if control.ClassOf(err) == control.ClassFatal { // the secret or token file is wrong
-			e = fail(op, dataplane.StatusInvalid, "%v", err)
+		if control.ClassOf(err) == control.ClassFatal { // a file of the token or secret is missing, unreadable or malformed
+			e = fail(op, dataplane.StatusCredential, "%v", err)
 		}
 		return nil, e
 	}
