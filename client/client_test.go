@@ -439,7 +439,7 @@ func TestManagerFindsExecutor(t *testing.T) {
 	w := &world{secret: secret}
 	w.session = w.connect(t, client.Options{Manager: manager.Address, Provider: "auto"})
 	_, err := w.session.Lease(t.Context(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
-	if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), manager.Address) {
+	if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), "executor --manager "+manager.Address) {
 		t.Errorf("a manager without executors: %v", err)
 	}
 	for range 2 {

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -77,9 +80,23 @@ func run(ctx, now context.Context, separate bool, args, environ []string, stdout
 		return 1
 	}
 	settings.Separate = separate
-	if err := executor.Serve(ctx, now, settings, settings.Logger(stderr)); err != nil {
+	log := settings.Logger(stderr)
+	if settings.Manager == "" {
+		warnAlone(log, environ)
+	}
+	if err := executor.Serve(ctx, now, settings, log); err != nil {
 		fmt.Fprintf(stderr, "executor: %v\n", err)
 		return 1
 	}
 	return 0
+}
+
+// warnAlone logs that the executor has no resource manager, which is a mistake if the environment names one for clients.
+func warnAlone(log *slog.Logger, environ []string) {
+	const alone = "no resource manager (--manager): only RFAAS_EXECUTOR=ADDRESS reaches this executor"
+	if slices.ContainsFunc(environ, func(kv string) bool { return strings.HasPrefix(kv, "RFAAS_MANAGER=") && kv != "RFAAS_MANAGER=" }) {
+		log.Warn(alone + "; RFAAS_MANAGER is for clients; did you mean --manager?")
+		return
+	}
+	log.Info(alone)
 }

@@ -64,3 +64,24 @@ func TestRun(t *testing.T) {
 		}
 	}
 }
+
+// An executor without a resource manager says so, and what RFAAS_MANAGER is for.
+func TestWithoutManager(t *testing.T) {
+	listen := []string{"--listen", "192.0.2.1:1", "--allow-plaintext", "--secret-file", filepath.Join(t.TempDir(), "secret")} // fails at once
+	const alone, meant = "no resource manager (--manager): only RFAAS_EXECUTOR=ADDRESS", "did you mean --manager?"
+	for _, c := range []struct {
+		args         []string
+		environ      string
+		alone, meant bool
+	}{
+		{nil, "RFAAS_MANAGER=", true, false},
+		{nil, "RFAAS_MANAGER=127.0.0.1:7464", true, true},
+		{[]string{"--manager", "127.0.0.1:7464"}, "RFAAS_MANAGER=127.0.0.1:7464", false, false},
+	} {
+		var out, errs bytes.Buffer
+		run(context.Background(), context.Background(), false, append(c.args, listen...), []string{"HOME=/nonexistent", c.environ}, &out, &errs)
+		if strings.Contains(errs.String(), alone) != c.alone || strings.Contains(errs.String(), meant) != c.meant {
+			t.Errorf("%q with %s logs %q", c.args, c.environ, &errs)
+		}
+	}
+}

@@ -74,7 +74,8 @@ func rank(err error) int {
 func (c *shared) nothingUsable(s *Spec, unusable []error) error {
 	const op = "find an executor"
 	if len(unusable) == 0 {
-		return fail(op, dataplane.StatusBusy, "the resource manager %s knows no executor", c.opts.Manager)
+		return fail(op, dataplane.StatusBusy, "the resource manager %s knows no executor: start one by executor --manager %s, or see rfaas executors",
+			c.opts.Manager, c.opts.Manager)
 	}
 	st := dataplane.StatusInvalid
 	switch rank(slices.MinFunc(unusable, func(a, b error) int { return cmp.Compare(rank(a), rank(b)) })) {
