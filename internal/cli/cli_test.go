@@ -202,6 +202,37 @@ func TestRevokeAndDrain(t *testing.T) {
 	}
 }
 
+// Without addresses, errors name the flag and the variable, and drain does not guess whom it ends.
+func TestDefaultAddresses(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if _, err := control.EnsureSecret(secret); err != nil { // no daemon has it
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		env  string
+		code int
+		text string
+		want bool
+	}{
+		{[]string{"leases"}, "", 1, "(default address; set --executor or RFAAS_EXECUTOR)", true},
+		{[]string{"executors"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
+		{[]string{"drain", "n1"}, "", 1, "(default address; set --manager or RFAAS_MANAGER)", true},
+		{[]string{"leases", "--executor", control.DefaultExecutorAddress}, "", 1, "default address", false},
+		{[]string{"leases"}, control.DefaultExecutorAddress, 1, "default address", false},
+		{[]string{"drain"}, "", 2, "which executor? give NODE", true},
+		{[]string{"drain", "--executor", control.DefaultExecutorAddress}, "", 1, "which executor?", false},
+		{[]string{"drain"}, control.DefaultExecutorAddress, 1, "which executor?", false},
+	} {
+		var out, errs bytes.Buffer
+		env := map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_EXECUTOR": c.env}
+		code := Run(t.Context(), Env{Version: "v1", Getenv: func(k string) string { return env[k] }, Stdout: &out, Stderr: &errs}, c.args)
+		if code != c.code || strings.Contains(errs.String(), c.text) != c.want {
+			t.Errorf("%q with RFAAS_EXECUTOR=%s: code %d, errors %q; want %d, %q: %v", c.args, c.env, code, &errs, c.code, c.text, c.want)
+		}
+	}
+}
+
 func TestDeploy(t *testing.T) {
 	s, _, run := world(t)
 	lib := filepath.Join(t.TempDir(), "lib.so")

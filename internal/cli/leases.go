@@ -124,11 +124,14 @@ func newDrain(a *app) *cobra.Command {
 		Short: "Make an executor leave: no new leases, running calls finish, then it ends",
 		Long: "Make an executor leave: no new leases, running calls finish, then it ends. NODE is a host name as rfaas executors prints\n" +
 			"it, and all executors of that node leave, or the control address of one; the resource manager knows where they are.\n" +
-			"Without NODE it is the executor at --executor.",
+			"Without NODE it is the executor at --executor or $RFAAS_EXECUTOR, one of which must be given.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if grace < 0 {
 				return a.BadUsage(fmt.Errorf("grace %v is negative", grace))
+			}
+			if len(args) == 0 && !c.Flags().Changed("executor") && a.Getenv("RFAAS_EXECUTOR") == "" {
+				return a.BadUsage(errors.New("which executor? give NODE (rfaas executors lists them), --executor or RFAAS_EXECUTOR"))
 			}
 			addresses := []string{executor}
 			if len(args) > 0 {

@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -83,13 +85,22 @@ func (a *app) dial(addr string) (*grpc.ClientConn, error) {
 	return control.Dial(addr, a.dialConfig())
 }
 
-// addressFlag adds a flag for a daemon's address: its default is the environment variable, else fallback.
+// addressFlag adds a flag for a daemon's address: its default is the environment variable, else fallback. Errors at fallback name the
+// flag and the variable. The command must have its RunE.
 func (a *app) addressFlag(c *cobra.Command, into *string, name, variable, fallback, help string) {
 	value := a.Getenv(variable)
 	if value == "" {
 		value = fallback
 	}
 	c.Flags().StringVar(into, name, value, help+" ($"+variable+")")
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		err := run(c, args)
+		if err != nil && fallback != "" && a.Getenv(variable) == "" && !c.Flags().Changed(name) && strings.Contains(err.Error(), fallback) {
+			return fmt.Errorf("%w (default address; set --%s or %s)", err, name, variable)
+		}
+		return err
+	}
 }
 
 // printJSON writes v, indented, as the whole output.
