@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "example.h"
 
@@ -170,6 +171,9 @@ static void print_text(const arguments *a, const result *sum, const result *all,
     printf("  priced in               %9.2f ms   %.0f remotely (%.0f %%), %.0f locally\n", seconds * 1e3, sum->remote,
            100 * sum->remote / sum->priced, sum->priced - sum->remote);
     printf("  the same without rfaas  %9.2f ms   speed-up %.2f\n", local * 1e3, local / seconds);
+    if (local < seconds && !strcmp(d->provider, "shm"))
+        printf("    no gain: the workers share this machine's %ld cores with the ranks; cores of other nodes bring a gain\n",
+               sysconf(_SC_NPROCESSORS_ONLN));
     printf("  checked                 %9.0f prices against the local ones: %.0f wrong\n", sum->priced, sum->wrong);
     printf("                          %9.0f against published ones: %.0f wrong\n", sum->references, sum->wrong_references);
     for (int i = 0; a->samples && i < ranks; i++)
