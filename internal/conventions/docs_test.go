@@ -9,16 +9,22 @@ import (
 	"testing"
 )
 
-// The program that a newcomer copies out of README.md must compile.
-func TestReadmeExampleCompiles(t *testing.T) {
-	m := regexp.MustCompile("(?s)```c\n(.*?)```").FindStringSubmatch(source(t, "README.md"))
-	if m == nil {
-		t.Fatal("README.md has no C example")
+// The function and the programs that a newcomer copies out of README.md must compile.
+func TestReadmeExamplesCompile(t *testing.T) {
+	examples := regexp.MustCompile("(?s)```c\n(.*?)```").FindAllStringSubmatch(source(t, "README.md"), -1)
+	if len(examples) != 3 {
+		t.Fatalf("README.md has %d C examples, want the function, the program and the MPI program", len(examples))
 	}
-	cmd := exec.Command("gcc", "-Wall", "-Werror", "-fsyntax-only", "-I../../client/c", "-x", "c", "-")
-	cmd.Stdin = strings.NewReader(m[1])
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
+	for _, m := range examples {
+		compiler := "gcc"
+		if strings.Contains(m[1], "MPI_Init") {
+			compiler = "mpicc"
+		}
+		cmd := exec.Command(compiler, "-Wall", "-Werror", "-fsyntax-only", "-I../../client/c", "-I../../client/mpi", "-x", "c", "-")
+		cmd.Stdin = strings.NewReader(m[1])
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s%s", compiler, err, out, m[1])
+		}
 	}
 }
 
