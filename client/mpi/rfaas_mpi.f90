@@ -6,9 +6,11 @@
 !>     call rfaas_init()
 !>     call rfaas_mpi_lease_open(MPI_COMM_WORLD, 'libprices.so', session, lease, workers=4)
 !>
-!> librfaas.so does not depend on MPI, so a program compiles this file with its own MPI, and rfaas_mpi_fortran.c too:
+!> librfaas.so does not depend on MPI, so a program compiles this file with its own MPI, and rfaas_mpi_fortran.c too. Both are in
+!> PREFIX/share/rfaas:
 !>
-!>     mpicc -c rfaas_mpi_fortran.c && mpifort -c rfaas_mpi.f90
+!>     F="$(pkg-config --cflags --libs rfaas-fortran)"
+!>     mpicc -c $F rfaas_mpi_fortran.c && mpifort -c $F rfaas_mpi.f90 && mpifort prog.f90 *.o $F
 module rfaas_mpi
    use, intrinsic :: iso_c_binding
    use, intrinsic :: iso_fortran_env, only: error_unit

@@ -1,7 +1,8 @@
 /* What the Fortran module rfaas_mpi calls: rfaas_mpi_lease_open with a communicator of Fortran. Compile it with the
  * same MPI as the module:
  *
- *     mpicc -c rfaas_mpi_fortran.c && mpifort -c rfaas_mpi.f90 */
+ *     F="$(pkg-config --cflags --libs rfaas-fortran)"
+ *     mpicc -c $F rfaas_mpi_fortran.c && mpifort -c $F rfaas_mpi.f90 && mpifort prog.f90 *.o $F */
 #include <rfaas_mpi.h>
 
 int rfaas_mpi_lease_open_fortran(int comm, const rfaas_session_options *session_options,
