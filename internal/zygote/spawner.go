@@ -429,7 +429,10 @@ func (z *Zygote) opened(m *wire.Message, fds []int) {
 	}
 }
 
-// lineLogger logs the output of the spawner and the zygote, line by line.
+// lineLimit is the length, in bytes, at which lineLogger breaks lines.
+const lineLimit = 1024
+
+// lineLogger logs the output of the spawner and the zygote, line by line. It breaks longer lines and loses nothing but spaces there.
 type lineLogger struct {
 	log  *slog.Logger
 	mu   sync.Mutex
@@ -440,12 +443,19 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, c := range b {
-		if c != '\n' && len(l.line) < 1024 {
-			l.line = append(l.line, c)
+		if c == '\n' {
+			l.flush()
 			continue
 		}
-		l.log.Warn("spawner: " + wire.Printable(l.line))
-		l.line = l.line[:0]
+		if len(l.line) == lineLimit {
+			l.flush()
+		}
+		l.line = append(l.line, c)
 	}
 	return len(b), nil
+}
+
+func (l *lineLogger) flush() {
+	l.log.Warn("spawner: " + wire.Printable(l.line))
+	l.line = l.line[:0]
 }
