@@ -54,6 +54,37 @@ func TestDocumentedSettingsExist(t *testing.T) {
 	}
 }
 
+// The messages that the table of docs/operations.md quotes are those of the sources, with ... for what differs.
+func TestQuotedMessagesExist(t *testing.T) {
+	_, table, _ := strings.Cut(source(t, "docs/operations.md"), "| message | what to check |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	var sources strings.Builder
+	for _, dir := range []string{"client", "cmd", "internal", "worker"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", dir), func(path string, d os.DirEntry, err error) error {
+			if ext := filepath.Ext(path); err != nil || strings.HasSuffix(path, "_test.go") || ext != ".go" && ext != ".c" {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			sources.Write(b)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows := strings.Split(strings.TrimSpace(table), "\n")
+	if len(rows) < 8 {
+		t.Errorf("docs/operations.md has %d messages", len(rows))
+	}
+	for _, row := range rows {
+		for part := range strings.SplitSeq(strings.Split(row, "|")[1], "...") {
+			if part = strings.Trim(part, " :,"); part != "" && !strings.Contains(sources.String(), part) {
+				t.Errorf("docs/operations.md quotes %q, which no source has", part)
+			}
+		}
+	}
+}
+
 // Links from one document to another lead somewhere.
 func TestDocumentLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
