@@ -243,13 +243,20 @@ func checkPrograms() finding {
 	if err != nil {
 		return problem(check, "", "%v", err)
 	}
-	daemon := filepath.Join(filepath.Dir(self), "executor")
-	for _, p := range []string{daemon, worker} {
+	return findPrograms(check, self, worker)
+}
+
+// findPrograms looks for the executor beside this program, and for what belongs beside the worker.
+func findPrograms(check, self, worker string) finding {
+	libexec := filepath.Dir(worker)
+	programs := []string{filepath.Join(filepath.Dir(self), "executor"), filepath.Clean(worker), filepath.Join(libexec, "rfaas-spawner"),
+		filepath.Join(libexec, "rfaas-agent")}
+	for _, p := range programs {
 		if err := unix.Access(p, unix.X_OK); err != nil {
-			return problem(check, "make build, or make install", "%s: %v", filepath.Clean(p), err)
+			return problem(check, "make build, or make install", "%s: %v", p, err)
 		}
 	}
-	return ok(check, "%s, %s", filepath.Clean(daemon), filepath.Clean(worker))
+	return ok(check, "%s", strings.Join(programs, ", "))
 }
 
 // checkPort says who answers at an address.

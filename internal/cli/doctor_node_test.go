@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,6 +105,34 @@ func TestCheckClock(t *testing.T) {
 		}
 		if state != want {
 			t.Errorf("a manager %d ms ahead: %q\n%s", ahead, state, out)
+		}
+	}
+}
+
+// All programs that a node needs are looked for, and a missing one is named.
+func TestFindPrograms(t *testing.T) {
+	dir := t.TempDir()
+	names := []string{"bin/executor", "libexec/rfaas-worker", "libexec/rfaas-spawner", "libexec/rfaas-agent"}
+	find := func() finding {
+		return findPrograms("programs", filepath.Join(dir, "bin/rfaas"), filepath.Join(dir, "bin/../libexec/rfaas-worker"))
+	}
+	for _, d := range []string{"bin", "libexec"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		if got := fmt.Sprintf("%+v", find()); !strings.Contains(got, path+": no such file") {
+			t.Errorf("without %s: %s", name, got)
+		}
+		if err := os.WriteFile(path, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range names {
+		if got := fmt.Sprintf("%+v", find()); !strings.Contains(got, filepath.Join(dir, name)) || strings.Contains(got, "no such file") {
+			t.Errorf("with all programs: %s", got)
 		}
 	}
 }
