@@ -85,6 +85,41 @@ func TestQuotedMessagesExist(t *testing.T) {
 	}
 }
 
+// rfaas(3) has every environment variable that the client library and the control plane behind it read.
+func TestManualNamesVariables(t *testing.T) {
+	manual := source(t, "docs/man3/rfaas.3")
+	_, manual, _ = strings.Cut(manual, ".SH ENVIRONMENT")
+	var files []string
+	for _, pattern := range []string{"client/c/*.c", "internal/grant/*.go", "internal/identity/*.go", "internal/control/*.go"} {
+		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	read := map[string]bool{}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?:getenv\(|Env[A-Za-z]*\s*= )"(RFAAS_[A-Z_]+)"`).FindAllStringSubmatch(string(b), -1) {
+			read[m[1]] = true
+		}
+	}
+	for name := range read {
+		if !regexp.MustCompile(`\b` + name + `\b`).MatchString(manual) {
+			t.Errorf("docs/man3/rfaas.3 does not describe %s", name)
+		}
+	}
+	if len(read) < 8 {
+		t.Errorf("the client reads only %v", read)
+	}
+}
+
 // Links from one document to another lead somewhere.
 func TestDocumentLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#:]+)\)`)
