@@ -543,7 +543,8 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-sp
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(wildcard scripts/systemd/*.service)
-DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md)
+# In share/doc/rfaas as in the tree, so that their links lead somewhere.
+DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 
 .PHONY: install uninstall clean distclean proto
 install: build ## into PREFIX, below DESTDIR
@@ -554,7 +555,7 @@ install: build ## into PREFIX, below DESTDIR
 	$(Q)install -m 755 lib/$(SONAME) $(LIBDIR)
 	$(Q)ln -sfn $(SONAME) $(LIBDIR)/librfaas.so
 	$(Q)install -m 644 $(HEADERS:%=include/%) $(DESTDIR)$(PREFIX)/include
-	$(Q)install -m 644 $(DOCS) $(DESTDIR)$(PREFIX)/share/doc/rfaas
+	$(Q)for f in $(DOCS); do install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/doc/rfaas/$$f; done
 	$(Q)install -m 644 $(FORTRAN_SOURCES) client/mpi/rfaas_mpi.f90 client/mpi/rfaas_mpi_fortran.c $(DESTDIR)$(PREFIX)/share/rfaas
 	$(Q)umask 022; [[ -z '$(FORTRAN)' ]] || { \
 		install -m 644 lib/librfaas_fortran.a $(LIBDIR) && install -m 644 $(FORTRAN_MODULES:%=include/%.mod) $(DESTDIR)$(PREFIX)/include && \
