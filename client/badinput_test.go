@@ -274,7 +274,7 @@ func TestBadConnect(t *testing.T) {
 		{"provider", client.Options{Executor: executor.Address, Provider: "smoke"}, client.ErrInvalid, "smoke"},
 		{"time-out", client.Options{Executor: executor.Address, Timeout: -1}, client.ErrInvalid, "-1"},
 		{"secret", client.Options{Executor: executor.Address, SecretFile: wrong}, client.ErrCredential, "secret"},
-		{"no secret", client.Options{Executor: executor.Address, SecretFile: "/does/not/exist"}, client.ErrInvalid, "/does/not/exist"},
+		{"no secret", client.Options{Executor: executor.Address, SecretFile: "/does/not/exist"}, client.ErrCredential, "/does/not/exist"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, v := range []string{"RFAAS_MANAGER", "RFAAS_EXECUTOR", "RFAAS_PROVIDER", "RFAAS_ALLOW_PLAINTEXT"} {
