@@ -263,7 +263,7 @@ func TestZygoteRefusesBadMessages(t *testing.T) {
 		{"16 descriptors", good, 16, "16 descriptors"},
 		{"40 descriptors", good, 40, "16 descriptors"},
 		{"provider 0", patch(B+0, 0), wire.SpawnFDs, "provider 0"},
-		{"provider 3", patch(B+0, 3), wire.SpawnFDs, "provider 3"},
+		{"provider 4", patch(B+0, 4), wire.SpawnFDs, "provider 4"},
 		{"wait mode", patch(B+1, 9), wire.SpawnFDs, "wait mode 9"},
 		{"reserved", patch(B+3, 1), wire.SpawnFDs, "reserved"},
 		{"GID index", patch(B+4, word(256)...), wire.SpawnFDs, "GID index 256"},
