@@ -56,7 +56,7 @@ func OpenLedger(path string, timeout time.Duration) (*Ledger, error) {
 	return l, nil
 }
 
-// OpenTemporaryLedger makes a ledger in memory. Nothing is left of it when it is closed or the process ends.
+// OpenTemporaryLedger makes a ledger in memory. It is lost when it is closed or the process ends.
 func OpenTemporaryLedger() (*Ledger, error) {
 	fd, err := unix.MemfdCreate("rfaas-ledger", unix.MFD_CLOEXEC)
 	if err != nil {

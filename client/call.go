@@ -138,7 +138,7 @@ func (f *Function) call(ctx context.Context, worker int, in, out []byte) (n int,
 		return 0, f.lease.noTurn(ctx, f.op())
 	}
 	switch large := len(f.lease.workers) > lanes; {
-	case !large && worker == c.AnyWorker && ctx == context.Background(): // with neither an end nor repeats; asking it takes longer
+	case !large && worker == c.AnyWorker && ctx == context.Background(): // no deadline and no repeats; querying ctx takes longer
 		n, err = f.lease.c.Call(f.index, in, out)
 	case large || ctx.Done() != nil:
 		return f.callWithin(ctx, repeatsOf(ctx).options(worker), in, out)

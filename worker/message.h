@@ -25,8 +25,8 @@
  *   executor ── worker socket ──▶ worker      SUSPEND                   the lease has ended: run nothing, block
  *   executor ◀─ worker socket ─── worker      SUSPENDED
  *   executor ── worker socket ──▶ worker      RESUME {client's blob}    serve a new lease of the same client; FAILED if the blob is not its client's
- *   executor ── worker socket ──▶ worker      SOCKET {hello} + fd {connection}  on provider tcp: the client's connection, which the
- *                                             executor has accepted; after LOADED
+ *   executor ── worker socket ──▶ worker      SOCKET {hello} + fd {connection}  only on provider tcp, after LOADED: the client's
+ *                                             connection, which the executor has accepted
  *
  * The worker and the executor share a page with the worker's state, also at its death (page.h).
  *
@@ -70,7 +70,7 @@ enum {
     DP_MSG_INSPECT = 18, /* body: dp_msg_inspect without offsets */
     DP_MSG_SYMBOLS = 19, /* body: dp_msg_inspect with at least one */
     DP_MSG_INSPECTED = 20, /* body {u32 names or lines, u32 bytes of them in the output} */
-    DP_MSG_SOCKET = 21,    /* body: the hello with which the connection began (dp_tcp.h) */
+    DP_MSG_SOCKET = 21,    /* body: the hello that was read from the connection (dp_tcp.h) */
 };
 
 /* Exit statuses of zygote and worker. High numbers, so that a function's own exit(1) is not taken for one. A worker

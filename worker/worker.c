@@ -2,7 +2,7 @@
  *
  *   die with the executor, own session, signals             before anything can hang or crash
  *   own descriptors only                                     before a device opens new ones
- *   own user id; unless on shm into the sandbox              before a device is opened, which remembers the opener's credentials
+ *   own user id; except on shm: into the sandbox             before a device is opened, which remembers the opener's credentials
  *   pin                                                      before memory is touched, so that its pages are near
  *   device, memory, queue pair, connect; memory limit        with final credentials and before any user code; by the end
  *                                                            the process has one thread
@@ -318,8 +318,9 @@ static void resume(const worker *w, const uint8_t *blob, uint32_t len) {
 
 enum { EXECUTOR, CLIENT }; /* source of an event in await_executor */
 
-/* Returns an epoll instance for the sockets of the executor and the client, whose end shows by the events `end`; -1: none is needed, or no descriptor is left. poll() would
- * hold a reference to the client's socket, and the client would not notice that a function has closed it. */
+/* Returns an epoll instance for the sockets of the executor and the client. The events `end` report the end of the client's socket. -1: no
+ * epoll instance is needed, or no descriptor is left. poll() would hold a reference to the client's socket, and the client would not notice
+ * that a function has closed it. */
 static int watch_client(int client, uint32_t end) {
     struct epoll_event said = {.events = EPOLLIN, .data.u32 = EXECUTOR}, gone = {.events = end, .data.u32 = CLIENT};
     int ep = client < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
@@ -352,16 +353,16 @@ static void await_executor(const worker *w, int ep, int client) {
 
 _Static_assert(DP_TCP_HELLO_SIZE <= DP_CHANNEL_BLOB_MAX, "room of a message to a worker that serves");
 
-/* A message of the executor to a worker that serves. */
+/* A message from the executor to a serving worker. */
 typedef struct said {
     struct {
         dp_msg_head head;
         uint8_t rest[DP_CHANNEL_BLOB_MAX];
     } m;
-    int fd; /* that came with it; -1: none */
+    int fd; /* descriptor of the message; -1: none */
 } said;
 
-/* Receives a message. Returns its type; 0: it is malformed, -1: the executor has ended. */
+/* Receives a message. Returns its type, 0 if it is malformed, or -1 if the executor has ended. */
 static int hear(said *s) {
     union {
         struct cmsghdr align;
@@ -397,7 +398,8 @@ static void *listen_to_executor(void *arg) {
         if (type == DP_MSG_SOCKET && s.fd >= 0 && s.m.head.len == DP_TCP_HELLO_SIZE && w->m->provider == DP_PROVIDER_TCP && client < 0) {
             client = fcntl(s.fd, F_DUPFD_CLOEXEC, 0); /* to notice the client's end while a function runs */
             ep = watch_client(client, EPOLLRDHUP);
-            dp_tcp_hand(w->dev, s.fd, s.m.rest, NULL); /* refuses a wrong hello; the executor notices a client that never comes */
+            /* A wrong hello is refused. Then the client is never connected, and the executor notices that. */
+            dp_tcp_hand(w->dev, s.fd, s.m.rest, NULL);
             s.fd = -1;
         }
         if (s.fd >= 0)

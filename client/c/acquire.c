@@ -287,7 +287,7 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
-/* Offers channels that the next executor can use: those of a cached grant that came with the reply, or new ones. */
+/* Offers channels that the next executor can use: those of a cached grant in the reply, or new ones. */
 static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, const rfaas_reply *r) {
     rfaas_grant *h = a->grant;
     a->cached = 0;
@@ -296,7 +296,7 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
         if (rfaas_api_take_over(a->lease, h, r))
             a->cached = h->key;
         else
-            drop_channels(h); /* the agent gives them up, and names another candidate */
+            drop_channels(h); /* the agent gives up the cached grant, and names another candidate */
         if (h->ep)
             attend(h);
         return send_step(a, false);

@@ -25,7 +25,7 @@ typedef struct rfaas_reply {
     uint32_t size;
     uint8_t *data;
     char text[RFAAS_AGENT_TEXT]; /* error text of a failure */
-    /* Of an ACQUIRE: channels that the agent has handed over before it, from malloc (rfaas_reply_free). */
+    /* Reply to ACQUIRE: channels that the agent has sent before the reply, allocated by malloc (rfaas_reply_free). */
     struct dp_packed_channel *channels;
     uint32_t n_channels, n_fds;
     int *fds;
@@ -34,8 +34,8 @@ typedef struct rfaas_reply {
 /* Frees the data of a reply, and the channels and descriptors that came with it. */
 void rfaas_reply_free(rfaas_reply *reply);
 
-/* The parts of a request: a structure, the data that follows it (NULL: none), and a descriptor (-1: none) or several of them. Descriptors
- * stay the caller's. */
+/* The parts of a request: a structure, the data that follows it (NULL: none), and a descriptor (-1: none) or several of them. The caller
+ * keeps the descriptors. */
 typedef struct rfaas_request_parts {
     const void *body;
     size_t body_size;
@@ -70,7 +70,7 @@ uint32_t rfaas_agent_generation(void);
 void rfaas_agent_drop(rfaas_ticket ticket);
 /* rfaas_agent_tell sends a message that has no reply. Does nothing if there is no connection. */
 void rfaas_agent_tell(uint32_t op, const void *body, size_t size);
-/* rfaas_agent_pass is rfaas_agent_tell with all parts. Returns false if it was not sent. */
+/* rfaas_agent_pass is like rfaas_agent_tell, with all parts. Returns false if the message was not sent. */
 bool rfaas_agent_pass(uint32_t op, const rfaas_request_parts *parts);
 /* rfaas_agent_wait waits until a message arrives, at most until `until`, and handles it. */
 void rfaas_agent_wait(int64_t until);
@@ -95,29 +95,29 @@ void rfaas_agent_after_fork(bool child);
 
 /* ---- environment.c ---- */
 
-/* rfaas_agent_environment returns the variables of this process: none in a program that has more rights than the user who runs it. */
+/* rfaas_agent_environment returns the variables of this process, and none in a program with more rights than the user who runs it. */
 char **rfaas_agent_environment(void);
-/* rfaas_agent_hello_environment returns the variables that the control plane looks at, each with a NUL behind it, and their size in bytes.
- * The caller frees it. NULL: out of memory. */
+/* rfaas_agent_hello_environment returns the variables that the control plane reads, each followed by a NUL, and their size in bytes.
+ * The caller frees the result. NULL: out of memory. */
 char *rfaas_agent_hello_environment(size_t *size);
 /* rfaas_agent_inherited returns the variables that the agent inherits: those of this process, without variables that change how the loader,
- * malloc or the Go runtime behaves. The array is the caller's to free, the strings are not. NULL: out of memory. */
+ * malloc or the Go runtime behaves. The caller frees the array, but not the strings. NULL: out of memory. */
 char **rfaas_agent_inherited(void);
 
 /* ---- agent_pass.c ---- */
 
 /* rfaas_pass_send sends a whole message before `until`, with n_pass descriptors. Returns false if the agent has ended or does not read; the
- * connection has to be closed then. Several descriptors are too many if the user has many on their way: then nothing is sent. One thread
- * at a time. */
+ * caller must close the connection then. If the user has too many descriptors in flight, sends nothing and returns true. One thread at a
+ * time. */
 bool rfaas_pass_send(int fd, struct iovec *iov, int n, const int *pass, uint32_t n_pass, int64_t until);
-/* rfaas_pass_receive is recv() without waiting, and keeps the descriptors that come. A read that returns descriptors ends within the message
- * that they belong to, so they are those of at most two messages. If this process has no room for all descriptors of a message, it keeps
- * none of them. One thread at a time, as for the following functions. */
+/* rfaas_pass_receive is recv() without waiting, and keeps received descriptors. A read that returns descriptors ends within the message
+ * that they belong to, so at most two messages have descriptors at a time. If this process has no room for all descriptors of a
+ * message, it keeps none of them. One thread at a time, as for the following functions. */
 ssize_t rfaas_pass_receive(int fd, void *to, size_t room);
-/* Adds channels of a HAND message to a reply, with the descriptors of the first message that has some. Channels of another version of the
- * library are left out, and those whose descriptors did not all come; the request finds that some are missing. */
+/* Adds channels of a HAND message to a reply, with the descriptors of the first message that has some. Omits channels of another version
+ * of the library, and channels with missing descriptors; the request notices that channels are missing. */
 void rfaas_pass_channels(rfaas_reply *r, const uint8_t *body, uint32_t size);
-/* Closes the descriptors of the first message that has some, or all. */
+/* Closes the descriptors of the first message that has some, or those of all messages. */
 void rfaas_pass_drop_first(void);
 void rfaas_pass_drop(void);
 

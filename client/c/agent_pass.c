@@ -1,4 +1,4 @@
-/* Bytes and descriptors over the socket to the agent. */
+/* Sending and receiving bytes and descriptors over the socket to the agent. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ void rfaas_reply_free(rfaas_reply *r) {
     r->n_fds = r->n_channels = 0;
 }
 
-/* Of the thread that reads. */
+/* Used only by the thread that reads. */
 static struct {
     int fds[RFAAS_AGENT_FDS];
     uint32_t n;
@@ -105,7 +105,7 @@ bool rfaas_pass_send(int fd, struct iovec *iov, int n, const int *pass, uint32_t
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && errno == ETOOMANYREFS && n_pass > 1)
-            return true; /* the user has too many on their way: the agent finds that some channels are missing */
+            return true; /* too many descriptors of the user are in flight; the agent notices that channels are missing */
         if (sent < 0 && errno == EAGAIN) {
             int64_t left = until - dp_now_ns();
             struct pollfd p = {.fd = fd, .events = POLLOUT};

@@ -33,7 +33,7 @@ enum {
     RFAAS_AGENT_STATUS = 2,  /* - -> rfaas_agent_report, text. Needs no hello before it */
     RFAAS_AGENT_STOP = 3,    /* - -> -. The agent then exits. Needs no hello before it */
     RFAAS_AGENT_OPEN = 4,    /* rfaas_agent_session -> rfaas_agent_opened */
-    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Ends the cached leases of the session that were not handed over */
+    RFAAS_AGENT_CLOSE = 5,   /* rfaas_agent_session_name -> -. Ends those cached leases of the session that were not handed over */
     RFAAS_AGENT_ACQUIRE = 6, /* rfaas_agent_acquire, offers; with the first step also the library's descriptor ->
                                 rfaas_agent_candidate; if `granted` is set also workers and the names of functions */
     RFAAS_AGENT_ADOPT = 7,   /* rfaas_agent_adopt, pids of the workers, descriptor of the library -> rfaas_agent_until */
@@ -210,7 +210,7 @@ typedef struct rfaas_agent_hand {
     uint64_t key;
     uint32_t first, count, size;
     uint32_t fds;  /* how many descriptors belong to these channels, at most RFAAS_AGENT_FDS */
-    uint32_t held; /* not 0: none came, because the agent holds them since it has handed the channels over, or got them, before */
+    uint32_t held; /* not 0: the message has none, because the agent already holds these channels */
     uint32_t reserved;
 } rfaas_agent_hand;
 

@@ -337,10 +337,10 @@ int rfaas_api_connect_worker(rfaas_lease *l, rfaas_grant *h, uint32_t i, const r
 
 /* ---- hand.c ---- */
 
-/* Hands the channels of a grant at rest over to the agent, before the grant is released. If that fails, the reply to the release says so. */
+/* Hands over the channels of a grant at rest to the agent, before the release. If that fails, the reply to the release says so. */
 void rfaas_api_hand_over(rfaas_grant *h);
 /* Makes the channels of a grant that the agent has handed over, ready to be offered. Takes over descriptors of the reply. Returns false if
- * they cannot be used; the grant may have some channels then. */
+ * the channels cannot be used; the grant may have some of them then. */
 bool rfaas_api_take_over(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r);
 
 /* ---- cached.c ---- */
@@ -364,7 +364,7 @@ uint64_t rfaas_api_cached(const rfaas_session *s);
 
 /* Destroys channels and their endpoint, which may be NULL. If the driver is slow, returns after 0.1 s, and a thread continues. */
 void rfaas_api_reap(dp_endpoint *ep, dp_channel *const *channels, uint32_t n);
-/* Closes a device that has no more users, or leaves that to the last thread that still destroys channels of the device. */
+/* Closes a device without users. If threads still destroy channels of the device, the last one closes it. */
 void rfaas_api_reap_device(dp_dev *dev);
 /* Waits for all threads, at most 1 s. */
 void rfaas_api_reap_finish(void);

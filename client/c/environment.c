@@ -1,4 +1,4 @@
-/* The variables of this process that the agent gets: with a hello, and when it is started. */
+/* The variables of this process that are passed to the agent: with a hello, and when the agent is started. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -18,7 +18,7 @@ static bool begins_with(const char *variable, const char *const names[]) {
     return false;
 }
 
-/* The variables that the control plane looks at. */
+/* The variables that the control plane reads. */
 static bool of_interest(const char *variable) {
     static const char *const names[] = {"RFAAS_", "HOME=", "XDG_RUNTIME_DIR=", "USER=", "LOGNAME=", NULL};
     return begins_with(variable, names);
@@ -37,7 +37,7 @@ char *rfaas_agent_hello_environment(size_t *size) {
     return all;
 }
 
-/* Variables of the loader, of malloc and of the Go runtime. LD_LIBRARY_PATH stays, because the agent may find libibverbs only by it. */
+/* Variables of the loader, of malloc and of the Go runtime. LD_LIBRARY_PATH stays, because the agent may need it to find libibverbs. */
 static bool changes_a_runtime(const char *variable) {
     static const char *const names[] = {"LD_", "MALLOC_", "GLIBC_TUNABLES=", "GOGC=", "GOMEMLIMIT=", "GOMAXPROCS=", "GODEBUG=", "GOTRACEBACK=", NULL};
     return begins_with(variable, names) && strncmp(variable, "LD_LIBRARY_PATH=", sizeof "LD_LIBRARY_PATH=" - 1);

@@ -1,9 +1,9 @@
-/* Handing cached grants over to other processes of this user, on shm. The agent holds the descriptors of their channels.
+/* Handing over cached grants to other processes of this user, on shm. The agent holds the descriptors of the grants' channels.
  *
- *   release ── HAND, RELEASE ──▶ agent ◀── ACQUIRE ── a process that has no such grant
+ *   release ── HAND, RELEASE ──▶ agent ◀── ACQUIRE ── a process without a cached grant of these terms
  *                                  └────── HAND, candidate ──▶ makes the channels, and offers them to the same workers
  *
- * A channel is packed at rest, so what the agent holds stays true until a lease takes the grant. */
+ * A channel is packed at rest, so its description stays valid until a lease takes the grant. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,7 +27,7 @@ static bool send_load(load *o) {
 }
 
 void rfaas_api_hand_over(rfaas_grant *h) {
-    enum { MOST = RFAAS_AGENT_FDS / 6 }; /* channels of a message: each has at least six descriptors */
+    enum { MOST = RFAAS_AGENT_FDS / 6 }; /* most channels of one message: each has at least six descriptors */
     int page = strcmp(h->provider, "shm") ? -1 : dp_endpoint_pack(h->ep);
     load o = {.hand = {.key = h->key, .size = sizeof *o.channels, .held = h->held_by && h->held_by == rfaas_agent_generation()}};
     if (page < 0 || !(o.channels = malloc((h->n_workers < MOST ? h->n_workers : MOST) * sizeof *o.channels)))
@@ -42,12 +42,12 @@ void rfaas_api_hand_over(rfaas_grant *h) {
         o.hand.count += good;
         o.hand.fds += good ? p->qp.n_fds : 0;
     }
-    if (good) /* otherwise the agent finds that some are missing */
+    if (good) /* otherwise the agent notices that channels are missing */
         send_load(&o);
     free(o.channels);
 }
 
-/* Makes the endpoint and the channels of the descriptors, in the order of rfaas_api_hand_over. */
+/* Makes the endpoint and the channels from the descriptors, in the order of rfaas_api_hand_over. */
 static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
     const rfaas_lease_options *o = &l->options;
     dp_dev *dev = NULL;

@@ -1,12 +1,12 @@
-/* Destruction of channels on devices whose driver may be slow. A verbs driver may take most of a minute to destroy a queue pair. A
+/* Destruction of channels on devices whose driver may be slow. A verbs driver may take most of a minute to destroy a queue pair, and a
  * thread that releases a lease must not wait for that. So a thread of the library destroys the channels of such a device. The caller
- * waits for it, but only for a moment:
+ * waits for that thread for at most PATIENCE_NS:
  *
  *   caller: create the thread ── wait ──┬─ in time: join the thread, so that none is left
  *                                       └─ else: detach the thread, and return
  *   thread:        destroy the channels ── the last thread of a closed device: close the device ── end
  *
- * Nothing else in the library has a thread, and on shared memory nothing has. */
+ * No other part of the library creates a thread. On shared memory, no part does. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -18,7 +18,7 @@
 #include "client.h"
 
 #define PATIENCE_NS 100000000ll   /* how long a caller waits for a destruction */
-#define FINALIZE_NS 1000000000ll  /* how long rfaas_finalize waits for all */
+#define FINALIZE_NS 1000000000ll  /* how long rfaas_finalize waits for all threads */
 #define UNDER_WAY_MAX 64          /* threads; beyond them callers destroy channels themselves */
 #define STACK_BYTES (256 << 10)
 
@@ -27,14 +27,14 @@ typedef struct reaping {
     dp_dev *dev;
     dp_endpoint *ep; /* NULL: only the device is closed */
     bool done, left; /* the thread has finished; its caller has gone on */
-    bool closes;     /* the session has closed the device: the last of its reapings closes it */
+    bool closes;     /* the session no longer uses the device: its last reaping closes it */
     uint32_t n;
     dp_channel *channels[];
 } reaping;
 
 /* Guards the list and the flags. */
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed; /* a reaping is done; made with the first one */
+static pthread_cond_t changed; /* signalled when a reaping is done; initialised by make_cond */
 static bool cond_made;
 static reaping *under_way;
 static uint32_t n_under_way;
@@ -84,7 +84,7 @@ static void *reap(void *arg) {
     take_out(r);
     dp_dev *dev = r->closes && !of_device(r->dev) ? r->dev : NULL;
     bool left = r->left;
-    r->done = true; /* unless it has left, the caller frees it now */
+    r->done = true; /* the caller now frees r, unless it has left */
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&mu);
     dp_dev_close(dev);
@@ -100,7 +100,7 @@ static void pin_library(void) {
         dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-/* Starts the thread, which takes no signal. The caller holds mu. */
+/* Starts the thread, with all signals blocked. The caller holds mu. */
 static bool start(reaping *r, pthread_t *thread) {
     pthread_attr_t attr;
     sigset_t all, old;
@@ -181,7 +181,7 @@ void rfaas_api_reap_after_fork(bool child) {
         pthread_mutex_unlock(&mu);
         return;
     }
-    /* The threads are the parent's, and so are the devices. */
+    /* The threads and the devices belong to the parent. */
     pthread_mutex_init(&mu, NULL);
     cond_made = false;
     under_way = NULL;

@@ -33,7 +33,7 @@ int rfaas_waitall(size_t count, rfaas_request requests[], size_t out_sizes[], in
 /* Where this thread's next rfaas_waitany begins its search. */
 static _Thread_local size_t any_from;
 
-/* One look at all of them. 1: *index ended, with *status. 0: none has. Notes how many leases they are of, and the earliest
+/* Looks once at all requests. 1: request *index has ended, with *status. 0: none has. Also counts their leases, and finds the earliest
  * deadline. */
 static int look_at_all(size_t count, rfaas_request requests[], size_t *index, size_t *out_size, int *status,
                        rfaas_lease **lease, size_t *others, int64_t *deadline) {
@@ -102,14 +102,14 @@ static int wait_any(size_t count, rfaas_request requests[], int64_t until, size_
         if (look_at_all(count, requests, index, out_size, &status, &l, &others, &deadline))
             return status;
         if (!l || (until && dp_now_ns() >= until))
-            return RFAAS_OK; /* null requests only, or late */
+            return RFAAS_OK; /* only null requests, or the time is over */
         if (until && (!deadline || until < deadline))
             deadline = until;
         while (requests[i] == RFAAS_REQUEST_NULL)
             i = i + 1 == count ? 0 : i + 1;
         if (UNLIKELY(others || (count > 1 && __atomic_load_n(&l->shared, __ATOMIC_RELAXED)))) {
-            /* Each lease has queues of its own to sleep on, and of a shared one this thread may use one: a while on one, then on
-             * the next. */
+            /* A thread can sleep on the queue of one lease at a time, and each lease has its own. So it waits for a while on one, then
+             * on the next. */
             int64_t soon = dp_now_ns() + slice;
             if (!deadline || soon < deadline)
                 deadline = soon;
@@ -117,7 +117,7 @@ static int wait_any(size_t count, rfaas_request requests[], int64_t until, size_
         }
         rfaas_request_slot *r;
         if (UNLIKELY(enter_for(requests[i], "waitany", &l, &r)))
-            continue; /* the next look says so */
+            continue; /* the next look reports the error */
         if (UNLIKELY(shared(l)))
             rfaas_api_wait_a_while(l, r, deadline);
         else if (dp_endpoint_wait_turn(l->grant->ep, deadline) == DP_YIELD)

@@ -3,7 +3,7 @@
 
 #include "request.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path, of two callers */
+#define ALWAYS_INLINE inline __attribute__((always_inline)) /* on the hot path, with two callers */
 
 static ALWAYS_INLINE rfaas_request_slot *take_free(rfaas_lease *l) {
     uint32_t i;
@@ -125,9 +125,9 @@ static __attribute__((noinline)) bool submit_aside(rfaas_lease *l, rfaas_request
     return false;
 }
 
-/* Gives a request to a worker without calls in flight. False: there is none, or it is dead. */
+/* Submits a request to a worker without calls in flight. False: there is no such worker, or it is dead. */
 static __attribute__((noinline)) bool submit_idle(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t from) {
-    for (uint32_t i = 0; i < l->n_workers; i++) { /* other threads may be quicker */
+    for (uint32_t i = 0; i < l->n_workers; i++) { /* other threads may submit first */
         if (submit_aside(l, r, a, from, true))
             return true;
         uint32_t unit, w = least_loaded(l, from);
@@ -145,13 +145,13 @@ static __attribute__((noinline)) bool submit_idle(rfaas_lease *l, rfaas_request_
     return false;
 }
 
-/* Submits a request to the first worker that takes it, *at. *told: the error's text is set. */
+/* Submits a request to the first worker that takes it; *at is its index. *told: the error's text is set. */
 static ALWAYS_INLINE int submit(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t *at, bool *told, bool sharing) {
     bool any = a->p->worker == RFAAS_ANY_WORKER;
     uint32_t w = any ? least_loaded(l, __atomic_load_n(&l->next_worker, __ATOMIC_RELAXED)) : (uint32_t)a->p->worker;
     uint32_t tries = any ? l->n_workers : 1;
     int status = DP_BUSY;
-    bool full = false; /* one works and has no free slot */
+    bool full = false; /* a live worker has no free slot */
     if (UNLIKELY(sharing) && any && (submit_idle(l, r, a, w) || submit_aside(l, r, a, w, false)))
         return DP_OK;
     /* The first round only starts replacements of dead workers. The second round waits for them. */

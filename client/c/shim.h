@@ -34,8 +34,8 @@ static inline rfaas_shim_error *rfaas_shim_check(int status) {
  * Payloads and results are bytes here: Go would search behind a void pointer for pointers of its own, which takes as long as half of
  * a crossing. */
 
-/* What a call came to. Go passes a pointer to one, because a returned structure would be copied behind two calls that ask whether the
- * goroutine's stack has moved. It has no pointers, because Go would check what they point to. */
+/* The outcome of a call. Go passes a pointer to it, because a returned structure would be copied after two calls that check whether the
+ * goroutine's stack has moved. It contains no pointers, because cgo would check their targets. */
 typedef struct rfaas_shim_result {
     size_t size;
     uint64_t error; /* address of the rfaas_shim_error; 0: none */

@@ -128,7 +128,7 @@ static int begin(rfaas_lease *l, rfaas_worker *w, uint32_t i, const char *op) {
     w->pid = 0;
     pthread_mutex_unlock(&l->mu);
     w->broken = true;
-    __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds those of the old worker */
+    __atomic_store_n(&l->grant->held_by, 0, __ATOMIC_RELAXED); /* the agent holds the descriptors of the old worker */
     int status = rfaas_api_fail_ended(l, op);
     if (status)
         return status;

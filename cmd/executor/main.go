@@ -91,7 +91,7 @@ func run(ctx, now context.Context, separate bool, args, environ []string, stdout
 	return 0
 }
 
-// warnAlone logs that the executor has no resource manager, which is a mistake if the environment names one for clients.
+// warnAlone logs that the executor has no resource manager. That is probably a mistake if the environment names one for clients.
 func warnAlone(log *slog.Logger, environ []string) {
 	const alone = "no resource manager (--manager): only RFAAS_EXECUTOR=ADDRESS reaches this executor"
 	if slices.ContainsFunc(environ, func(kv string) bool { return strings.HasPrefix(kv, "RFAAS_MANAGER=") && kv != "RFAAS_MANAGER=" }) {

@@ -17,8 +17,8 @@ const (
 	pauseMax = 500 * time.Millisecond
 )
 
-// admit does the part of a request that must happen in the order of the requests, so that a release finds the lease of
-// the acquisition before it.
+// admit does the part of a request that must happen in the order of the requests, so that a release finds the lease of an
+// earlier acquisition.
 func (c *client) admit(r *request) {
 	switch r.Op {
 	case protocol.OpAcquire:
@@ -41,7 +41,7 @@ func (c *client) admit(r *request) {
 	}
 }
 
-// acquire is one step towards a lease.
+// acquire runs one step of an acquisition.
 func (c *client) acquire(r *request) (func(bool), body, error) {
 	if r.err != nil {
 		return nil, nil, r.err
@@ -79,7 +79,7 @@ func (l *lease) granted(sent bool) {
 	}
 }
 
-// drop releases a lease that the client does not know of.
+// drop releases a lease whose grant did not reach the client.
 func (l *lease) drop() {
 	l.c.forget(l)
 	l.c.background(func() { l.abandon(false) })
@@ -106,7 +106,7 @@ func (c *client) newLease(key, session uint64) (*lease, error) {
 	return l, nil
 }
 
-// begin makes a request the one that looks for an executor. The context ends when the client releases the key.
+// begin marks the lease as being acquired. The context ends when the client releases the key.
 func (l *lease) begin() (context.Context, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,7 @@ func (l *lease) done(held *grant.Held, err error) bool {
 	return !given
 }
 
-// acquire finds an executor. It returns the lease, or the candidate that the client has to offer channels to.
+// acquire finds an executor. It returns the lease, or the candidate for which the client must offer channels.
 func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*grant.Held, *grant.Candidate, error) {
 	control := l.session.control
 	until := time.Now().Add(time.Duration(max(m.WaitNs, 0)))
@@ -188,11 +188,11 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		stop()
 		l.pause = min(2*l.pause, pauseMax)
 		look = true
-		l.pending.Recheck() // so that the client makes no channels in vain
+		l.pending.Recheck() // so that the client does not make channels for an unusable executor
 	}
 }
 
-// plan prepares the lease of a first step.
+// plan prepares a lease in the first step of its acquisition.
 func (l *lease) plan(m *protocol.Acquire, r *request) error {
 	if m.From != 0 {
 		old, err := l.c.lease(opLease, m.From)
@@ -231,7 +231,7 @@ func (c *client) spec(s *protocol.Spec) grant.Spec {
 func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, error) {
 	k := l.session.control.TakeCached(m.Cached)
 	switch {
-	case k == nil: // given up, or taken by another session; an event says so
+	case k == nil: // given up, or taken by another session; an event reports it
 		return nil, nil
 	case len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k):
 		l.session.control.GiveUp(k)
@@ -240,8 +240,8 @@ func (l *lease) resume(ctx context.Context, m *protocol.Acquire) (*grant.Held, e
 	return l.grantCached(ctx, m, k)
 }
 
-// try asks the next candidate if it accepts the offers, or returns the candidate that needs other ones. A set of offers is
-// used for one executor only, because workers of a failed start may have connected to some of them.
+// try asks the next candidate if the offers suit it. Otherwise it returns the candidate, and the client makes new offers. A set of
+// offers is used for one executor only, because workers of a failed start may have connected to some of them.
 func (l *lease) try(ctx context.Context, look bool, offers *[][]byte, provider string) (*grant.Held, *grant.Candidate, error) {
 	p := l.pending
 	for {
@@ -297,14 +297,14 @@ type refusal struct{ error }
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// final reports whether waiting for another executor is useless.
+// final reports whether an error also holds for every other executor, so that waiting is useless.
 func final(err error) bool {
 	var asked *refusal
 	return errors.As(err, &asked) && (errors.Is(err, dataplane.ErrInvalid) || errors.Is(err, dataplane.ErrUnsupported) ||
 		errors.Is(err, dataplane.ErrFatal))
 }
 
-// resumeTaken is resume for workers whose channels the agent has given to the client.
+// resumeTaken is like resume, for workers whose channels the agent has given to the client.
 func (l *lease) resumeTaken(ctx context.Context, m *protocol.Acquire, k *grant.Cached) (*grant.Held, error) {
 	if m.Cached != l.key || len(m.Offers) != l.pending.Workers() || !l.pending.UseCached(k) {
 		l.session.control.Forget(k)

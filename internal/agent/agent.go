@@ -51,8 +51,8 @@ type Agent struct {
 	all      sync.WaitGroup // clients
 }
 
-// Serve accepts clients until ctx ends, a client asks the agent to stop, or it has had neither a client nor cached workers for Linger. It releases
-// no leases at the end: another agent may take them over. It removes the socket, unless another agent has replaced it.
+// Serve accepts clients until ctx ends, a client asks the agent to stop, or the agent has had neither a client nor cached workers for
+// Linger. It releases no leases at the end: another agent may take them over. It removes the socket, unless another agent has replaced it.
 func Serve(ctx context.Context, cfg Config) error {
 	return newAgent(ctx, cfg).serve()
 }

@@ -65,7 +65,7 @@ type request struct {
 	body  []byte
 	file  *os.File // descriptor that came with it, or nil
 	files []int    // the descriptors of HAND, instead of file
-	lost  bool     // descriptors came with it, and this process had too few free to receive them
+	lost  bool     // the message had descriptors, but this process had too few free ones to receive them
 	bytes int      // counted in client.bytes
 	over  bool     // the client holds too many bytes: the body was discarded
 
@@ -146,7 +146,7 @@ func (c *client) read(r *request) error {
 				return err
 			}
 		}
-		if n == 0 && flags&unix.MSG_CTRUNC != 0 { // the buffer has room for as many as the kernel passes
+		if n == 0 && flags&unix.MSG_CTRUNC != 0 { // the buffer has room for as many descriptors as the kernel passes at once
 			r.lost = true
 		}
 		if err != nil {
@@ -207,7 +207,7 @@ func (c *client) hold(r *request) bool {
 	return true
 }
 
-// take takes the descriptors of a message. If they did not come with its first byte, it returns an error.
+// take takes the descriptors of a message. It returns an error if they did not arrive with the first byte of the message.
 func (r *request) take(oob []byte, allowed bool) error {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -265,7 +265,7 @@ func (c *client) serve() {
 			return
 		}
 		if r.Op == protocol.OpHand {
-			c.hand(&r) // here, because a release follows
+			c.hand(&r) // not concurrently, because a release follows
 			c.drop(&r)
 			continue
 		}
@@ -473,11 +473,11 @@ type output struct {
 
 type queued struct {
 	b     []byte
-	files []int // copies of the descriptors that go with it
+	files []int // copies of the message's descriptors
 	event bool
 }
 
-// send sends a message without blocking. Its descriptors stay the caller's. It ends the connection of a client that does not read.
+// send sends a message without blocking. The caller keeps the descriptors. If the client does not read, send ends its connection.
 func (c *client) send(b []byte, files []int, event bool) {
 	o := &c.out
 	o.mu.Lock()
@@ -499,7 +499,7 @@ func (c *client) send(b []byte, files []int, event bool) {
 			return
 		}
 		if n > 0 {
-			files = nil // they went with the first byte
+			files = nil // the kernel sent them with the first byte
 		}
 	}
 	if o.bytes += len(b); o.bytes > mostUnread {
@@ -508,7 +508,7 @@ func (c *client) send(b []byte, files []int, event bool) {
 		return
 	}
 	dups := copies(files)
-	if len(dups) < len(files) { // the client finds that channels are missing
+	if len(dups) < len(files) { // the client notices that channels are missing
 		o.bytes -= len(b)
 		return
 	}
@@ -529,7 +529,7 @@ func (c *client) write(b []byte, files []int) (n int, err error) {
 	werr := c.raw.Write(func(fd uintptr) bool {
 		for {
 			n, err = unix.SendmsgN(int(fd), b, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
-			if errors.Is(err, unix.ETOOMANYREFS) { // too many descriptors are on their way: the client finds that channels are missing
+			if errors.Is(err, unix.ETOOMANYREFS) { // the user has too many descriptors in flight; the client notices that channels are missing
 				n, err = len(b), nil
 			}
 			if !errors.Is(err, unix.EINTR) {

@@ -9,15 +9,15 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
-// handed has the channels of a lease at rest, as a client has handed them over. Their descriptors are open in the agent, so the worker's
-// connection does not end with that client, and the agent gives copies to the client that takes the lease next.
+// handed holds the channels of a lease at rest, which a client has handed over. The agent keeps their descriptors open. So a worker's
+// connection does not end with that client, and the agent can give copies to the client that takes the lease next.
 type handed struct {
 	a       *Agent
 	workers int
 	parts   []part
 }
 
-// part is one message of a client.
+// part is one HAND message of a client, with its descriptors.
 type part struct {
 	protocol.Hand
 	files []int
@@ -39,7 +39,7 @@ func closeAll(files []int) {
 	}
 }
 
-// copies returns copies of descriptors; none if this process has no more.
+// copies duplicates descriptors. It returns nil if this process has too few free descriptors.
 func copies(files []int) []int {
 	var all []int
 	for _, fd := range files {
@@ -53,7 +53,7 @@ func copies(files []int) []int {
 	return all
 }
 
-// hold counts descriptors of handed-over channels. It returns false if they would be more than a quarter of those that this process can have.
+// hold counts n more descriptors of handed-over channels. It returns false if the total would exceed a quarter of this process's limit.
 func (a *Agent) hold(n int) bool {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil || a.held.Add(int64(n)) > int64(l.Cur/4) {
@@ -63,7 +63,7 @@ func (a *Agent) hold(n int) bool {
 	return true
 }
 
-// hand takes some channels of a lease that the client is about to release. Whatever is wrong, the lease is cached without being handed over.
+// hand receives some channels of a lease that the client is about to release. After an error, the lease is cached without its channels.
 func (c *client) hand(r *request) {
 	if r.over || r.lost {
 		return
@@ -104,7 +104,7 @@ func (h *handed) add(p part) {
 	h.workers += p.Count
 }
 
-// part returns a part; nil if there is none. h may be nil.
+// part returns part i, or nil if it does not exist. h may be nil.
 func (h *handed) part(i int) *part {
 	if h == nil || i >= len(h.parts) {
 		return nil
@@ -112,7 +112,7 @@ func (h *handed) part(i int) *part {
 	return &h.parts[i]
 }
 
-// discard closes channels of which not all have come. Under mu.
+// discard closes an incomplete set of channels. The caller holds mu.
 func (l *lease) discard() {
 	if l.coming != nil {
 		l.coming.Close()
@@ -120,7 +120,7 @@ func (l *lease) discard() {
 	}
 }
 
-// takeHanded returns the channels that the client has handed over before it released the lease, and closes all others. nil: not all have come.
+// takeHanded returns the channels that the client has handed over before the release, and closes all others. nil: the set is incomplete.
 func (l *lease) takeHanded() io.Closer {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +136,7 @@ func (l *lease) takeHanded() io.Closer {
 	return h
 }
 
-// close closes all channels of the lease that the agent holds. Under mu.
+// close closes all channels of the lease that the agent holds. The caller holds mu.
 func (l *lease) close() {
 	l.discard()
 	if l.handed != nil {
@@ -145,7 +145,7 @@ func (l *lease) close() {
 	}
 }
 
-// keepHanded notes that a lease uses channels that may have been handed over.
+// keepHanded makes the lease the owner of the channels of the cached lease k, if they were handed over.
 func (l *lease) keepHanded(k *grant.Cached) {
 	h, _ := k.Unhand().(*handed)
 	l.mu.Lock()
@@ -167,7 +167,7 @@ func (c *client) giveChannels(r *request, h *handed) {
 	}
 }
 
-// giveTaken sends the channels of the lease that the client can resume, if there is one.
+// giveTaken sends the client the channels of the cached lease that it can resume. It returns false if there is none.
 func (l *lease) giveTaken(r *request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,7 +180,7 @@ func (l *lease) giveTaken(r *request) bool {
 	return true
 }
 
-// takeTaken returns the cached lease whose channels the client has, if there is one, and forgets it.
+// takeTaken removes and returns the cached lease whose channels the client has received, or nil.
 func (l *lease) takeTaken() *grant.Cached {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -28,8 +28,8 @@ type lease struct {
 	pending   *grant.Pending     // nil before plan
 	held      *grant.Held        // nil: not granted
 	replaced  map[int]*replacement
-	taken     *grant.Cached // its channels were given to the client, which has not offered them yet
-	handed    *handed       // the channels that the lease uses, as they were before it; nil: the agent does not hold them
+	taken     *grant.Cached // cached lease whose channels the client has received but not offered yet
+	handed    *handed       // the lease's channels as they were before the lease; nil: the agent does not hold them
 	coming    *handed       // the channels that the client hands over before it releases the lease
 
 	// Of the request that looks for an executor.

@@ -246,7 +246,7 @@ func checkPrograms() finding {
 	return findPrograms(check, self, worker)
 }
 
-// findPrograms looks for the executor beside this program, and for what belongs beside the worker.
+// findPrograms looks for the executor in this program's directory, and for the other programs in the worker's directory.
 func findPrograms(check, self, worker string) finding {
 	libexec := filepath.Dir(worker)
 	programs := []string{filepath.Join(filepath.Dir(self), "executor"), filepath.Clean(worker), filepath.Join(libexec, "rfaas-spawner"),

@@ -85,8 +85,8 @@ func (a *app) dial(addr string) (*grpc.ClientConn, error) {
 	return control.Dial(addr, a.dialConfig())
 }
 
-// addressFlag adds a flag for a daemon's address: its default is the environment variable, else fallback. Errors at fallback name the
-// flag and the variable. The command must have its RunE.
+// addressFlag adds a flag for a daemon's address. Its default is the environment variable, else fallback. An error with the address
+// fallback names the flag and the variable. The command's RunE must be set before.
 func (a *app) addressFlag(c *cobra.Command, into *string, name, variable, fallback, help string) {
 	value := a.Getenv(variable)
 	if value == "" {

@@ -34,8 +34,8 @@ type Options struct {
 	// ports to try, 0 for any.
 	Address             string
 	PortFirst, PortLast int
-	// Advertise names where peers connect to: up to four of "IPv4:port" or "[IPv6]:port", separated by commas. "" is where the tcp
-	// device listens. A wildcard Address needs it.
+	// Advertise names where peers connect to: up to four of "IPv4:port" or "[IPv6]:port", separated by commas. "": the address at
+	// which the tcp device listens. Required if Address is a wildcard.
 	Advertise string
 	// ActiveOnly makes a tcp device that does not listen: it connects to peers that do.
 	ActiveOnly bool
@@ -46,7 +46,7 @@ type Device struct {
 	c *C.dp_dev
 }
 
-// c is the same for C. The strings are in C's memory until free is called.
+// c returns the options as a C structure. Its strings are in C memory until free is called.
 func (o Options) c() (opts C.dp_dev_options, free func()) {
 	device, address, advertise := C.CString(o.Device), C.CString(o.Address), C.CString(o.Advertise)
 	opts = C.dp_dev_options{

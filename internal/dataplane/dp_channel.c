@@ -58,7 +58,7 @@ static int make_endpoint(dp_dev *dev, uint32_t max_channels, uint32_t max_depth,
     ep->lanes = calloc(ep->max_lanes, sizeof(dp_lane *));
     int st = ep->lanes ? dp_domain_create(dev, &ep->domain, err) : dp_fail(err, DP_FATAL, ENOMEM, "create endpoint");
     if (!st)
-        st = make_lane(ep, page, err); /* the first one at once: what a device refuses shows here */
+        st = make_lane(ep, page, err); /* make the first lane at once, so that the device's errors appear here */
     if (st) {
         dp_endpoint_destroy(ep);
         return st;
@@ -284,7 +284,7 @@ int dp_channel_pack(dp_channel *ch, dp_packed_channel *out, int *fds, dp_error *
     return dp_qp_pack(ch->qp, &out->qp, fds, err);
 }
 
-/* Takes over what a packed channel says about the worker's side, and about calls. */
+/* Takes over the worker's side and the state of calls from a packed channel. */
 static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exposed, dp_error *err) {
     const dp_mem *m = ch->results;
     if (exposed != 1 || m->size < ch->layout.size || m->access != DP_REMOTE_WRITE || ch->qp->max_recv != ch->cfg.depth ||
@@ -292,7 +292,7 @@ static int unpack_sides(dp_channel *ch, const dp_packed_channel *p, uint32_t exp
         return dp_fail(err, DP_BAD_BLOB, 0, "take over a channel: its queue pair is not that of a channel of depth %u", ch->cfg.depth);
     slots_reset(ch);
     ch->generation = p->generation;
-    ch->next_call = p->next_call; /* the mailbox still has the words of the last call */
+    ch->next_call = p->next_call; /* the mailbox still holds the words of the last call */
     ch->peer = (dp_side){.layout = ch->layout, .generation = p->generation, .addr = p->addr, .rkey = p->rkey, .qp_len = p->blob_len};
     memcpy(ch->peer.qp_blob, p->blob, p->blob_len);
     ch->mail = dp_rkey_ptr(ch->qp, p->addr + ch->layout.mail_at, p->rkey, sizeof *ch->mail);

@@ -65,14 +65,14 @@ int dp_channel_reset(dp_channel *ch, dp_error *err);
 bool dp_channel_idle(const dp_channel *ch);
 int dp_channel_renew(dp_channel *ch, dp_error *err);
 int dp_channel_resume(dp_channel *ch, const void *blob, uint32_t len, dp_error *err);
-/* Handing a connected channel at rest over to another process of this node, on shm. The worker notices nothing. An endpoint is handed
- * over as a whole, with all its channels in the order in which they were made.
- * dp_endpoint_pack returns a descriptor, which stays the endpoint's; -1: not supported. dp_channel_pack describes a channel and fills
- * fds (room for DP_PACKED_FDS) with out->qp.n_fds descriptors, which stay the channel's. The channel can be used again unless another
+/* Handing over a connected channel at rest to another process of this node, on shm. The worker does not notice. An endpoint is handed over
+ * as a whole, with all its channels in the order in which they were made.
+ * dp_endpoint_pack returns a descriptor, which the endpoint still owns; -1: not supported. dp_channel_pack describes a channel and fills
+ * fds (room for DP_PACKED_FDS) with out->qp.n_fds descriptors, which the channel still owns. The channel can be used again unless another
  * process has unpacked it; then it may only be destroyed. Errors: those of dp_qp_pack.
- * dp_endpoint_unpack and dp_channel_unpack make them again, from bytes and descriptors of any origin. They take over the descriptors
- * that they need and set them to -1; the caller closes the others. fds has as many as p->qp.n_fds. dp_channel_renew and an
- * offer to the worker follow. Errors: those of dp_qp_unpack. */
+ * dp_endpoint_unpack and dp_channel_unpack rebuild the endpoint and the channel from untrusted bytes and descriptors. They take over the
+ * descriptors that they need and set them to -1; the caller closes the others. fds has p->qp.n_fds descriptors. The caller then calls
+ * dp_channel_renew and sends an offer to the worker. Errors: those of dp_qp_unpack. */
 #define DP_PACKED_VERSION 1u
 typedef struct dp_packed_channel {
     uint32_t version; /* DP_PACKED_VERSION: of this structure and those of the provider */

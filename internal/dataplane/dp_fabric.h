@@ -50,8 +50,8 @@ enum {
 enum {
     DP_CAP_SYNC_SOURCE = 1, /* a post has consumed its source before it returns: no lkey needed */
     DP_CAP_RKEY_PTR = 2,    /* dp_rkey_ptr can return a pointer */
-    /* The target's thread executes remote operations while it polls. A signalled post completes, and room for posts that found none
-     * comes, only once the target polls, which takes as long as a function runs. */
+    /* The target's thread executes remote operations while it polls. Signalled posts complete, and a full send queue gets room, only when
+     * the target polls. A target that runs a function polls only when the function has ended. */
     DP_CAP_POLLED_TARGET = 4,
 };
 
@@ -96,7 +96,7 @@ typedef struct dp_dev_options {
     int keepalive_ms;      /* verbs: how long a peer may be silent until dp_qp_probe asks it for a sign of life;
                               1..3600000, 0 for the default 1000 */
     int active_side_only;  /* shm, tcp: this process only connects to blobs whose owners listen (shm: workers; tcp: clients) */
-    int attended;          /* shm, tcp: no thread: the program calls dp_dev_attend while it waits */
+    int attended;          /* shm, tcp: the device has no thread; the program calls dp_dev_attend while it waits */
     const char *address;   /* tcp: numeric IPv4 or IPv6 address to listen on, NULL or "" for 127.0.0.1 */
     int port_first;        /* tcp: first and last port to listen on, 1..65535; both 0: the kernel chooses */
     int port_last;
@@ -104,7 +104,7 @@ typedef struct dp_dev_options {
                               device listens. Needed when `address` is a wildcard, and when `handed` */
     int handed;            /* tcp: the device neither listens nor connects; another process hands sockets to it, see dp_tcp.h (workers) */
     int handed_from;       /* tcp, with handed: unix socket from which dp_qp_connect takes sockets while it waits. The caller's. 0: none */
-    int packable;          /* shm: keep the descriptors that dp_qp_pack needs, while few descriptors are open */
+    int packable;          /* shm: keep the descriptors that dp_qp_pack needs, as long as few descriptors are open */
 } dp_dev_options;
 
 typedef struct dp_ops dp_ops;
@@ -138,7 +138,7 @@ typedef struct dp_mem {
     dp_domain *domain;
     void *addr;
     uint64_t size;
-    uint64_t base; /* address by which peers know it: addr, unless dp_qp_unpack has made it */
+    uint64_t base; /* address that peers use: addr, unless dp_qp_unpack made the region */
     uint32_t lkey;
     uint32_t rkey;
     uint32_t access;
@@ -155,7 +155,7 @@ typedef struct dp_cq {
     uint32_t reserved; /* by the queue pairs on it */
 } dp_cq;
 
-/* A connected queue pair at rest, for another process of this node. Descriptors belong to it: dp_qp_pack. */
+/* Description of a connected queue pair at rest, for another process of this node. Descriptors go with it (dp_qp_pack). */
 #define DP_PACKED_MAX 704 /* bytes, any provider */
 #define DP_PACKED_FDS 24  /* descriptors of one queue pair */
 typedef struct dp_packed_qp {
@@ -205,7 +205,7 @@ struct dp_ops {
     void (*mem_free)(dp_mem *);
     int (*cq_create)(dp_dev *, uint32_t capacity, dp_cq **, dp_error *);
     int (*cq_create_beside)(dp_cq *, uint32_t capacity, dp_cq **, dp_error *); /* NULL: cq_create does as well */
-    int (*cq_pack)(const dp_cq *); /* NULL, as are the next three: a queue pair belongs to its process */
+    int (*cq_pack)(const dp_cq *); /* this and the next three are NULL if a queue pair cannot leave its process */
     int (*cq_unpack)(dp_dev *, uint32_t capacity, int *fd, dp_cq **, dp_error *);
     int (*qp_pack)(dp_qp *, dp_packed_qp *, int *fds, dp_error *);
     int (*qp_unpack)(dp_domain *, dp_cq *, const dp_packed_qp *, int *fds, dp_mem **exposed, uint32_t *n_exposed, dp_qp **, dp_error *);
@@ -300,8 +300,8 @@ int dp_cq_create(dp_dev *dev, uint32_t capacity, dp_cq **out, dp_error *err);
  * creates and destroys queues that are beside each other. */
 int dp_cq_create_beside(dp_cq *other, uint32_t capacity, dp_cq **out, dp_error *err);
 void dp_cq_destroy(dp_cq *cq);
-/* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. With n 0 it takes no completion; on a
- * device with DP_CAP_POLLED_TARGET it executes what peers have sent all the same. */
+/* dp_cq_poll stores up to n completions and returns how many. Never blocks. Negative: DP_FATAL. With n 0 it takes no completion, but
+ * on a device with DP_CAP_POLLED_TARGET it still executes operations of peers. */
 static inline int dp_cq_poll(dp_cq *cq, dp_wc *wc, int n) {
     if (cq->peek && (uint32_t)__atomic_load_n(cq->peek, __ATOMIC_RELAXED) != cq->peek_value)
         return 0;
@@ -346,16 +346,17 @@ void dp_qp_cancel(dp_qp *qp);
  * socket.) */
 int dp_qp_reset(dp_qp *qp, dp_error *err);
 void dp_qp_destroy(dp_qp *qp);
-/* Handing a connected queue pair over to another process of this node, which the peer does not notice.
- * dp_cq_pack returns the descriptor of what the completion queue shares with its peers, which stays the queue's; -1: not supported.
- * dp_cq_unpack makes the queue again in another process, and those beside it as dp_cq_create_beside does, in the same order. It takes
- * the descriptor over and sets *fd to -1, if it succeeds.
+/* Handing over a connected queue pair to another process of this node. The peer does not notice.
+ * dp_cq_pack returns the descriptor of the page that the completion queue shares with its peers. The queue still owns it. -1: not
+ * supported.
+ * dp_cq_unpack rebuilds the queue in another process. The caller then rebuilds the queues beside it with dp_cq_create_beside, in the same
+ * order. If dp_cq_unpack succeeds, it takes over the descriptor and sets *fd to -1.
  * dp_qp_pack describes a queue pair at rest: no local operation is outstanding, nothing has arrived that was not polled, and neither
- * side posts before dp_qp_unpack. It fills fds (room for DP_PACKED_FDS) with descriptors, which stay the queue pair's. The queue pair
- * can be used again unless another process has unpacked it; then it may only be destroyed. DP_UNSUPPORTED: this provider cannot, or
- * the descriptors were not kept (dp_dev_options.packable). DP_BUSY: not at rest.
- * dp_qp_unpack makes the queue pair again, connected, with its receives posted (wr_id 0). It makes the exposed regions too, which the
- * caller frees after the queue pair; exposed has room for DP_EXPOSE_MAX. Every byte of `packed` and every descriptor is checked. It takes
+ * side posts before dp_qp_unpack. It fills fds (room for DP_PACKED_FDS) with descriptors, which the queue pair still owns. It
+ * can be used again unless another process has unpacked it; then it may only be destroyed. DP_UNSUPPORTED: the
+ * provider cannot pack queue pairs, or the descriptors were not kept (dp_dev_options.packable). DP_BUSY: not at rest.
+ * dp_qp_unpack rebuilds the queue pair, connected, with its receives posted (wr_id 0). It also makes the exposed regions. The caller frees
+ * them after the queue pair; exposed has room for DP_EXPOSE_MAX. Every byte of `packed` and every descriptor is checked. It takes
  * over the descriptors that it needs and sets them to -1; the caller closes the others. DP_PEER_GONE: the peer has ended. */
 int dp_cq_pack(const dp_cq *cq);
 int dp_cq_unpack(dp_dev *dev, uint32_t capacity, int *fd, dp_cq **out, dp_error *err);
@@ -365,12 +366,12 @@ int dp_qp_unpack(dp_domain *d, dp_cq *cq, const dp_packed_qp *packed, int *fds, 
 /* dp_qp_break marks the queue pair as broken for `status` and wakes its completion queue. Any thread. */
 void dp_qp_break(dp_qp *qp, int status);
 static inline int dp_qp_broken(const dp_qp *qp) { return __atomic_load_n(&qp->broken, __ATOMIC_ACQUIRE); }
-/* dp_qp_probe looks, without blocking, whether the peer still exists; marks the queue pair broken if not. Whoever waits
- * calls it several times a second: it costs a system call. A peer behind a network shows only by answering, so probing
- * posts a write of no bytes when the peer was last heard of keepalive_ms ago (and has been posted to or heard of at all,
- * for it may connect later); the probe after the retries ran out finds the queue pair broken with DP_PEER_GONE. It takes
- * one place of max_send while it is under way; its completion is not shown. On tcp the kernel asks, and probing reads what it knows: a peer
- * that answers nothing is gone after 3.5 s. */
+/* dp_qp_probe checks, without blocking, whether the peer still exists, and marks the queue pair broken if not. A waiting
+ * thread calls it several times a second: it costs a system call. A peer behind a network is detected only by its answers.
+ * So on verbs dp_qp_probe posts a write of 0 bytes if the peer was last heard of keepalive_ms ago. It posts none before the
+ * first post or arrival, because the peer may connect later. When the retries have run out, the next probe finds the queue
+ * pair broken with DP_PEER_GONE. A probe uses one place of max_send while it is outstanding. Its completion is not returned. On tcp
+ * the kernel sends the probes, and dp_qp_probe reads the kernel's counters: a peer that acknowledges nothing for 3.5 s is gone. */
 static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
 /* Returns a descriptor that is readable once the process of the connected peer has ended, for poll() in any thread; -1 where only
  * probing tells (verbs, tcp). The queue pair owns it. */

@@ -8,7 +8,7 @@
  * writes to lines which the client's core holds. */
 #define IN_PLACE_MIN 256
 #define POST_PATIENCE_NS 2000000000 /* a client that gives no credit for so long broke the protocol */
-#define POLLED_STEP_NS 1000000      /* wait for room in steps of this, where it depends on the peer's polling */
+#define POLLED_STEP_NS 1000000      /* step of waits for room, if room depends on the peer's polling */
 
 static __thread dp_invocation *current_invocation;
 
@@ -23,7 +23,7 @@ static int make_room(dp_server *s, int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
         *since = now;
-    bool polled = s->dev->caps & DP_CAP_POLLED_TARGET; /* no room comes while the client does something else */
+    bool polled = s->dev->caps & DP_CAP_POLLED_TARGET; /* there is no new room until the client polls */
     if (dp_qp_broken(s->qp) || (!polled && now - *since > POST_PATIENCE_NS))
         return DP_PROTOCOL;
     uint32_t room = s->cap_pending - s->n_pending;

@@ -239,7 +239,7 @@ static void wake(dp_server *s) {
         dp_qp_cancel(s->qp);
 }
 
-/* A wait for the client ends with an error after a while. Whoever started the server decides how long it may wait. */
+/* Repeats dp_qp_connect, which gives up after a while, until the client connects. The process that started the server limits the time. */
 int dp_server_meet(dp_server *s) {
     for (;;) {
         dp_error err = {0};

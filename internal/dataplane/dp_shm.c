@@ -231,7 +231,7 @@ int dp_shm_open(const dp_dev_options *opts, dp_dev **out, dp_error *err) {
     dev->attended = opts->attended;
     dev->listen_fd = dev->epoll_fd = dev->stop_fd = -1;
     struct rlimit files;
-    if (opts->packable && !getrlimit(RLIMIT_NOFILE, &files)) /* the program needs the others */
+    if (opts->packable && !getrlimit(RLIMIT_NOFILE, &files)) /* the program needs the other descriptors */
         dev->keep_below = files.rlim_cur / 4 < INT_MAX ? (int)(files.rlim_cur / 4) : INT_MAX;
     dev->spare = dev->active_only ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) : -1;
     pthread_mutex_init(&dev->lock, NULL);
@@ -292,7 +292,7 @@ int shm_cq_new(dp_dev *dev, shm_mode_page *page, uint32_t capacity, dp_cq **out,
     page->users++;
     cq->page = page;
     cq->mode = (uint32_t *)(void *)(page->map + DP_CACHE_LINE * page->made++);
-    __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELAXED); /* an unpacked page says what its last owner left */
+    __atomic_store_n(cq->mode, SHM_AWAKE, __ATOMIC_RELAXED); /* an unpacked page has the mode that its last owner set */
     *out = &cq->c;
     return DP_OK;
 }

@@ -13,8 +13,9 @@
  * target's next cache-line boundary does, so that a header that ends on a boundary rides in the entry and the
  * payload is stored straight into its lines.
  *
- * dp_shm_pack.c hands connected queue pairs over to another process of the node. dp_shm.c holds the objects, dp_shm_cq.c and dp_shm_post.c the operations; dp_shm_link.c, dp_shm_monitor.c and
- * dp_shm_peer.c how two processes exchange descriptors and how the end of one is noticed by the other.
+ * dp_shm_pack.c hands over connected queue pairs to another process of the node. dp_shm.c holds the objects, dp_shm_cq.c and
+ * dp_shm_post.c the operations. dp_shm_link.c, dp_shm_monitor.c and dp_shm_peer.c exchange descriptors between two processes and detect
+ * the end of the peer.
  */
 #ifndef RFAAS_DP_SHM_H
 #define RFAAS_DP_SHM_H
@@ -124,11 +125,11 @@ typedef struct shm_peer {
     uint32_t *mode;
 } shm_peer;
 
-/* What a blob says besides the token. Another process that takes a queue pair over goes on to export it as it was. */
+/* The contents of a blob except the token. A process that takes over a queue pair exports it with the original contents. */
 typedef struct shm_home {
     uint8_t name[16];
     uint64_t netns;
-    bool set; /* by shm_qp_unpack; otherwise the blob says what is true of the device */
+    bool set; /* by shm_qp_unpack; if not set, the blob describes this process's device */
 } shm_home;
 
 struct shm_qp {

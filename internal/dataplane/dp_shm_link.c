@@ -54,7 +54,7 @@ int shm_link_export(shm_dev *dev, shm_qp *qp, void *out, uint32_t *len, dp_error
     int st = DP_OK;
     pthread_mutex_lock(&dev->lock);
     if (!dev->active_only && !dev->listening)
-        st = shm_listen_start(dev, err); /* also for a home elsewhere: the thread watches the link */
+        st = shm_listen_start(dev, err); /* also for a home in another process, because the thread watches the link */
     pthread_mutex_unlock(&dev->lock);
     if (st)
         return st;

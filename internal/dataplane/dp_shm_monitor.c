@@ -45,7 +45,7 @@ void shm_link_drop(shm_dev *dev, shm_link *gone) {
             break;
         }
     dev->n_newcomers -= !gone->qp;
-    if (dev->listening) /* closing is not enough if another process holds the socket too */
+    if (dev->listening) /* close() is not enough if another process also holds the socket */
         epoll_ctl(dev->epoll_fd, EPOLL_CTL_DEL, gone->fd, NULL);
     close(gone->fd);
     free(gone);

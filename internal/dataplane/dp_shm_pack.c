@@ -1,8 +1,8 @@
-/* Handing a connected queue pair over to another process of the node. Whoever packed it may have been anyone, so every word and every
- * descriptor is checked as those of a hello are.
+/* Handing over a connected queue pair to another process of the node. The process that packed it is not trusted, so every word and every
+ * descriptor is checked, as for a hello.
  *
- * Descriptors: own receive segment, own regions, the peer's receive segment, completion-queue page and regions, the socket to the peer. The
- * own completion-queue page goes with the queue (shm_cq_pack), which other queue pairs may share. */
+ * Order of the descriptors: own receive segment, own regions; the peer's receive segment, completion-queue page and regions; the socket to
+ * the peer. The own completion-queue page is packed with the queue (shm_cq_pack), because several queue pairs may share it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "dp_shm_link.h"
 
 typedef struct shm_packed {
-    shm_hello own, peer; /* what each side told the other */
+    shm_hello own, peer; /* the hello of each side */
     uint8_t boot_id[16], name[16];
     uint64_t netns;
     uint32_t max_send, max_recv;
@@ -129,13 +129,13 @@ static int check(const dp_domain *d, const dp_cq *c, const shm_packed *p, uint32
     for (uint32_t i = 0; i < own->n_regions; i++)
         if (own->regions[i].offset)
             return refused(err, "an own region does not begin its memory");
-    /* The peer leaves barriers out for processes that are registered. */
+    /* The peer omits barriers if this side is registered for membarrier. */
     if (own->reached && !dev->membarrier)
         return dp_fail(err, DP_UNSUPPORTED, 0, "take over a queue pair: this process could not be registered for membarrier");
     return DP_OK;
 }
 
-/* Takes a descriptor over. */
+/* Returns a descriptor and sets the source to -1. */
 static int take(int *fd) {
     int was = *fd;
     *fd = -1;
@@ -190,7 +190,7 @@ static int take_link(shm_dev *dev, shm_qp *qp, int *fd, dp_error *err) {
     int st = DP_OK;
     pthread_mutex_lock(&dev->lock);
     if (!dev->active_only && !dev->listening)
-        st = shm_listen_start(dev, err); /* its events tell of the end of the peer */
+        st = shm_listen_start(dev, err); /* its events report the end of the peer */
     if (!st && !shm_link_add(dev, *fd, qp))
         st = dp_fail(err, DP_FATAL, errno, "take over a queue pair: watch the socket to the peer");
     pthread_mutex_unlock(&dev->lock);
@@ -199,7 +199,7 @@ static int take_link(shm_dev *dev, shm_qp *qp, int *fd, dp_error *err) {
     return st;
 }
 
-/* Maps the peer's memory and makes the queue pair one that is connected. fds: of the peer, and the socket. */
+/* Maps the peer's memory and sets the queue pair to connected. fds: the peer's descriptors, then the socket. */
 static int take_peer(shm_qp *qp, const shm_peer *peer, int *fds, dp_error *err) {
     shm_dev *dev = (shm_dev *)qp->q.domain->dev;
     int *sock = &fds[2 + peer->n_regions];

@@ -51,7 +51,8 @@ static void populate(int fd, uint64_t offset, uint8_t *at, uint64_t len, bool wr
         madvise(at + from, to - from, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
 }
 
-/* Of huge pages a mapping covers more than was asked for, which would be our other memory; and a fault may find none left. */
+/* Huge pages are refused: their mapping covers more than the requested size, so it would replace other memory of this process, and a
+ * fault may find no huge page left. */
 void *shm_map_checked(int fd, uint64_t offset, uint64_t size, bool writable, bool now) {
     struct stat st;
     struct statfs fs;

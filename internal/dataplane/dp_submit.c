@@ -6,7 +6,7 @@
 #define ALWAYS_INLINE inline __attribute__((always_inline)) /* the hot path has several callers */
 
 #define PART_PATIENCE_NS 2000000000 /* longest wait between two messages of one payload */
-#define POLLED_STEP_NS 1000000      /* wait for room in steps of this, where it depends on the peer's polling */
+#define POLLED_STEP_NS 1000000      /* step of waits for room, if room depends on the peer's polling */
 
 /* ---- by the queue pair ---- */
 
@@ -16,7 +16,7 @@ static int make_room(dp_channel *ch, int64_t *since) {
     int64_t now = dp_now_ns();
     if (!*since)
         *since = now;
-    bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* no room comes while the worker runs a function */
+    bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* there is no new room while the worker runs a function */
     if (!dp_lane_progress(ch->lane)) {
         if (polled && now - *since > POLLED_STEP_NS) {
             dp_cq_wait(ch->lane->cq, POLLED_STEP_NS);

@@ -143,7 +143,7 @@ static int tcp_mem_register(dp_domain *d, void *addr, uint64_t size, uint32_t ac
 static int tcp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **out, dp_error *err) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), body = (size + page - 1) & ~(page - 1), len;
     bool lazy = access & DP_MEM_LAZY;
-    /* Under vm.overcommit_memory=1 the mapping itself never fails: filling it would wake the OOM killer. */
+    /* With vm.overcommit_memory=1 mmap never fails; filling the mapping would trigger the OOM killer. */
     if (!lazy && body / page > (uint64_t)sysconf(_SC_PHYS_PAGES))
         return dp_fail(err, DP_FATAL, ENOMEM, "allocate region: %llu bytes exceed this machine's memory", (unsigned long long)size);
     char *map = dp_region_map(body, !lazy, &len);
@@ -159,7 +159,7 @@ static int tcp_mem_alloc(dp_domain *d, uint64_t size, uint32_t access, dp_mem **
     return DP_OK;
 }
 
-/* Takes the region away from queue pairs that expose it. A frame that is being received into it ends its connection. */
+/* Removes the region from queue pairs that expose it. If a frame is being received into the region, its connection ends. */
 static void tcp_mem_free(dp_mem *mem) {
     tcp_mem *m = (tcp_mem *)mem;
     tcp_dev *dev = tcp_dev_of(mem->domain->dev);
@@ -248,7 +248,7 @@ static int tcp_qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *er
     return DP_OK;
 }
 
-/* Drops the connection and everything of it. */
+/* Closes the connection and drops all of its state. */
 static void disconnect(tcp_qp *qp) {
     tcp_dev *dev = tcp_dev_of(qp->q.domain->dev);
     tcp_link_forget(dev, qp);
@@ -280,7 +280,7 @@ static int tcp_qp_reset(dp_qp *q, dp_error *err) {
     return DP_OK;
 }
 
-/* Sends what was posted last, if the peer takes it soon: a worker answers and ends. */
+/* Sends the last posts for up to LINGER_MS. A worker may answer and then exit at once. */
 static void linger(tcp_qp *qp) {
     int64_t until = dp_now_ns() + LINGER_MS * 1000000ll;
     while (qp->peer.fd >= 0 && !dp_qp_broken(&qp->q) && tcp_flush(qp) && tcp_backlog(qp) && dp_now_ns() < until) {

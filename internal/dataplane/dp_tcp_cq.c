@@ -1,7 +1,7 @@
-/* Completion queues of the tcp provider: polling, blocking, and looking whether a peer is there.
+/* Completion queues of the tcp provider: polling, blocking, and detecting dead peers.
  *
- * With one or two queue pairs a poll reads their sockets: one system call each. With more it asks epoll first. A wait is level
- * triggered, so arming has nothing to arm. */
+ * With one or two queue pairs, a poll reads their sockets: one system call each. With more, it asks epoll first. Waits are level
+ * triggered, so tcp_cq_arm only flushes. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
@@ -15,11 +15,12 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* A peer is gone when it has acknowledged nothing for so long although it was asked: RATIONALE.md, "Why our own provider over TCP?" */
+/* A peer is gone if it acknowledges nothing for GONE_MS in spite of retransmits or probes (RATIONALE.md, "Why our own provider over
+ * TCP?"). */
 #define GONE_MS 3500
 #define GONE_RETRANSMITS 3
 #define GONE_PROBES 2
-#define GONE_ONE_WAY 6 /* retransmits, some 13 s: acknowledgements come, but not of these */
+#define GONE_ONE_WAY 6 /* retransmits, some 13 s: acknowledgements arrive, but not for these segments */
 #define EVENTS 64
 
 /* ---- create, destroy ---- */
@@ -91,15 +92,15 @@ void tcp_cq_forget(tcp_cq *cq, const tcp_qp *qp) {
 
 /* ---- polling ---- */
 
-/* Events that the queue pair's socket is to be watched for; 0: none. A socket whose data is not wanted yet is not watched at all, because
- * its end would be reported without being asked for. */
+/* Returns the events to watch the queue pair's socket for; 0: none. A socket whose data must wait is not watched at all, because epoll
+ * would report the end of the connection unasked. */
 static uint32_t wanted(const tcp_qp *qp) {
     if (qp->peer.fd < 0)
         return 0;
     return (qp->held ? 0 : EPOLLIN) | (tcp_backlog(qp) ? EPOLLOUT : 0);
 }
 
-/* Brings epoll up to date. A socket that cannot be watched is read at each poll, and bounds the wait. */
+/* Updates the events in epoll. False: the socket cannot be watched. Then each poll reads it, and waits are at most UNWATCHED_NS long. */
 static bool watch(tcp_cq *cq, tcp_qp *qp) {
     uint32_t events = wanted(qp);
     if (qp->watched == events)
@@ -115,7 +116,7 @@ static bool watch(tcp_cq *cq, tcp_qp *qp) {
 void tcp_close(tcp_qp *qp) {
     if (qp->peer.fd < 0)
         return;
-    /* Not left to close(): a child process may still have the descriptor. */
+    /* close() does not remove the descriptor from epoll if a child process still has it. */
     if (qp->watched)
         epoll_ctl(tcp_cq_of(qp->q.cq)->epoll_fd, EPOLL_CTL_DEL, qp->peer.fd, NULL);
     shutdown(qp->peer.fd, SHUT_RDWR);
@@ -130,7 +131,7 @@ static void look_at(tcp_qp *qp) {
         tcp_flush(qp); /* answers go at once: a function may run before the next poll */
 }
 
-/* Whether a look at the queue pair can find something although epoll says nothing. */
+/* Reports whether the queue pair must be read even if epoll reports nothing. */
 static bool due(const tcp_qp *qp) {
     return qp->ready || qp->more || tcp_backlog(qp) || (qp->held && qp->rtaken != qp->rposted) || !(qp->watched & EPOLLIN);
 }
@@ -197,7 +198,7 @@ void tcp_cq_wake(dp_cq *c) {
 #define FDS_PER_CQ (1 + TCP_DIRECT_QPS)
 #define UNWATCHED_NS 1000000 /* how long to sleep while a socket is not watched */
 
-/* Fills in what to wait for. Returns the number of descriptors, or -1 when there is something to poll already. */
+/* Fills in the descriptors to wait for. Returns their number, or -1 if a poll would find something already. */
 static int collect(tcp_cq *cq, struct pollfd *fds, int64_t *timeout_ns) {
     int n = 0;
     if (cq->head != cq->tail)
@@ -224,7 +225,7 @@ static int collect(tcp_cq *cq, struct pollfd *fds, int64_t *timeout_ns) {
 static void take_wake(const tcp_cq *cq) {
     uint64_t count;
     ssize_t n = read(cq->wake_fd, &count, sizeof count);
-    (void)n; /* there may be none */
+    (void)n; /* there may be no wake */
 }
 
 bool tcp_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns) {
@@ -251,16 +252,16 @@ int tcp_cq_wait(dp_cq *c, int64_t timeout_ns) {
     return DP_OK;
 }
 
-/* ---- looking after a peer ---- */
+/* ---- detecting dead peers ---- */
 
-/* What the kernel knows of the connection says that the peer does not answer. Retransmits count while data is under way, probes while
- * the connection is idle (keepalive) or the peer's window is full; probes that are answered do not count. */
+/* Reports whether, by the kernel's counters, the peer does not answer. Retransmits count while data is in flight. Unanswered probes
+ * count while the connection is idle (keepalive) or the peer's window is full. */
 static bool silent(const struct tcp_info *info) {
     bool asked = (info->tcpi_unacked && info->tcpi_retransmits >= GONE_RETRANSMITS) || info->tcpi_probes >= GONE_PROBES;
     return (asked && info->tcpi_last_ack_recv >= GONE_MS) || (info->tcpi_unacked && info->tcpi_retransmits >= GONE_ONE_WAY);
 }
 
-/* The peer has closed the connection. What it sent before is taken first, if somebody polls and nothing else is missing. */
+/* The peer has closed the connection. Reports whether no received data is left that the owner, if it polls, could still take. */
 static bool nothing_left(const tcp_qp *qp, bool polled) {
     int unread = 0;
     if (qp->held || !polled || ioctl(qp->peer.fd, FIONREAD, &unread))

@@ -1,14 +1,14 @@
-/* Inside the tcp provider: its objects, its formats, and what its files ask of each other. dp_tcp.h has the interface.
+/* Internals of the tcp provider: objects, formats, and the functions that its files share. dp_tcp.h has the interface.
  *
  *   dp_tcp.c        devices, memory, completion queues, the life of a queue pair
- *   dp_tcp_link.c   blobs and hellos; connecting, and taking over sockets that others connected
+ *   dp_tcp_link.c   blobs and hellos; connecting, and taking over sockets that other processes accepted
  *   dp_tcp_listen.c the listening socket, and the thread that accepts
- *   dp_tcp_recv.c   taking frames out of the stream: everything that a peer says is checked here
+ *   dp_tcp_recv.c   parsing frames from the stream; checks everything that a peer sends
  *   dp_tcp_post.c   posts, and sending
- *   dp_tcp_cq.c     polling, blocking, and looking whether the peer is there
+ *   dp_tcp_cq.c     polling, blocking, and detecting dead peers
  *
- * Threads: the owner of a queue pair posts, polls, probes and resets. Other threads only free memory, which queue pairs expose
- * (tcp_qp.lock), and look queue pairs up by token (tcp_dev.lock, which is taken first).
+ * Threads: only the owner of a queue pair posts, polls, probes and resets. Other threads only free memory that queue pairs expose
+ * (tcp_qp.lock), and look up queue pairs by token (tcp_dev.lock, which is locked first).
  */
 #ifndef RFAAS_DP_TCP_IMPL_H
 #define RFAAS_DP_TCP_IMPL_H
@@ -20,19 +20,20 @@
 #include "dp_tcp.h"
 
 #define TCP_MAX_MSG (1u << 20)       /* bytes of one write or read */
-#define TCP_STAGE (64u << 10)        /* bytes that are received at once before their frame is known */
+#define TCP_STAGE (64u << 10)        /* bytes received by one call before their frames are known */
 #define TCP_ONE_SEND (68u << 10)     /* frames up to this size are copied together and sent by one call */
-#define TCP_DIRECT_MIN (8u << 10)    /* payload that is left: from this size on it is received where it belongs */
-#define TCP_OUT_POSTS (4u << 20)     /* bytes that wait to be sent: posts find no room above this */
-#define TCP_READS (4u << 20)         /* bytes that the reads of a queue pair may have under way */
-#define TCP_OUT_MAX (TCP_OUT_POSTS + TCP_READS + TCP_MAX_MSG + (1u << 20)) /* never more wait: a peer that reads so much breaks the limit above */
-#define TCP_TAKE_MAX (4u << 20)      /* bytes taken from one socket until the next one has its turn */
-#define TCP_DIRECT_QPS 2             /* so many sockets of a completion queue are read without asking epoll first */
-#define TCP_WAIT_MAX 64              /* queues of one wait */
+#define TCP_DIRECT_MIN (8u << 10)    /* if at least this much of a payload is missing, it is received into its destination */
+#define TCP_OUT_POSTS (4u << 20)     /* bytes waiting to be sent; above this, posts return DP_BUSY */
+#define TCP_READS (4u << 20)         /* bytes that the outstanding reads of a queue pair may have */
+/* Most bytes that ever wait to be sent: only a peer that breaks the limit of reads could make more of them wait. */
+#define TCP_OUT_MAX (TCP_OUT_POSTS + TCP_READS + TCP_MAX_MSG + (1u << 20))
+#define TCP_TAKE_MAX (4u << 20)      /* bytes taken from one socket before the next socket is read */
+#define TCP_DIRECT_QPS 2             /* up to this many sockets of a completion queue are read without epoll */
+#define TCP_WAIT_MAX 64              /* most completion queues in one wait */
 
 /* ---- formats: little endian ---- */
 
-/* What follows the hellos. A payload of len bytes follows WRITE, WRITE_IMM and DATA; 8 bytes follow FETCH_ADD. */
+/* The frames that follow the hellos. A payload of len bytes follows WRITE, WRITE_IMM and DATA; 8 bytes follow FETCH_ADD. */
 enum { TCP_WRITE = 1, TCP_WRITE_IMM, TCP_READ, TCP_FETCH_ADD, TCP_ACK, TCP_DATA, TCP_VALUE };
 enum { TCP_WANTS_ACK = 1 }; /* flag of WRITE and WRITE_IMM */
 
@@ -43,7 +44,7 @@ typedef struct tcp_frame {
     uint32_t len;   /* of the payload; READ: bytes asked for; FETCH_ADD: 8 */
     uint32_t imm;   /* WRITE_IMM, else 0 */
     uint32_t rkey;  /* of a request with a target */
-    uint64_t raddr; /* same; VALUE: what the word was before */
+    uint64_t raddr; /* likewise; VALUE: the word's old value */
 } tcp_frame;
 _Static_assert(sizeof(tcp_frame) == 24 && offsetof(tcp_frame, raddr) == 16, "tcp frame");
 
@@ -76,7 +77,7 @@ typedef struct tcp_hello {
     uint8_t zero;
     uint8_t to[DP_TCP_TOKEN_SIZE];
     uint8_t from[DP_TCP_TOKEN_SIZE];
-    int32_t status; /* of an answer: DP_OK, or DP_BUSY when both sides connected at once and the other socket is the one to use */
+    int32_t status; /* of an answer: DP_OK, or DP_BUSY if both sides connected at once and the sender's socket is used */
     uint8_t reserved[20];
     tcp_region regions[DP_EXPOSE_MAX]; /* the unused ones are zero */
 } tcp_hello;
@@ -102,12 +103,12 @@ typedef struct tcp_cq {
     int epoll_fd; /* -1 until there are more than TCP_DIRECT_QPS queue pairs */
     tcp_qp **qps;
     uint32_t n_qps, cap_qps;
-    dp_wc *ring; /* completions that were not polled yet: bounded, for each queue pair has reserved its part */
+    dp_wc *ring; /* completions not polled yet; cannot overflow, because each queue pair reserves its part */
     uint32_t head, tail, mask;
     uint64_t polls;
 } tcp_cq;
 
-/* A socket that the peer, or a daemon, connected, with what its hello says. */
+/* A connected socket and the contents of the peer's hello. */
 typedef struct tcp_link {
     int fd; /* -1: none */
     uint8_t token[DP_TCP_TOKEN_SIZE]; /* of the peer's queue pair */
@@ -115,13 +116,13 @@ typedef struct tcp_link {
     tcp_region regions[DP_EXPOSE_MAX];
 } tcp_link;
 
-/* A post that waits for its answer. They come in the order of the posts. */
+/* A post that waits for its answer. Answers come in the order of the posts. */
 typedef struct tcp_pending {
     uint64_t wr_id;
     uint8_t *dst;  /* of a read or a fetch-and-add */
     uint32_t len;
     uint8_t op;    /* a dp_op */
-    uint8_t wants; /* the frame that answers; 0: none, it failed already and only waits for its turn */
+    uint8_t wants; /* op of the answer; 0: none, the post has failed and waits for its turn to complete */
     bool shown;    /* DP_SIGNALED */
 } tcp_pending;
 
@@ -129,15 +130,15 @@ struct tcp_qp {
     dp_qp q;
     tcp_link peer; /* fd is -1 unless connected */
     /* Receiving. */
-    uint8_t *stage; /* TCP_STAGE bytes; [lo, hi) were received and not taken */
+    uint8_t *stage; /* TCP_STAGE bytes; [lo, hi) are received but not parsed */
     uint32_t lo, hi;
-    tcp_frame frame;     /* under way, if in_frame: its payload is not complete */
+    tcp_frame frame;     /* if in_frame: the frame whose payload is incomplete */
     bool in_frame;
     bool held;           /* a write-with-immediate waits for a receive */
-    bool more;           /* the last look at the socket ended before everything was taken */
-    bool ready;          /* epoll says so */
-    uint8_t *dst;        /* where the rest of the payload goes */
-    uint32_t left;       /* bytes of it */
+    bool more;           /* the last tcp_take stopped before it had read everything */
+    bool ready;          /* epoll has reported the socket */
+    uint8_t *dst;        /* destination of the rest of the payload */
+    uint32_t left;       /* bytes of the payload that are missing */
     const tcp_mem *into; /* region that dst lies in; NULL: local memory */
     uint64_t *recvs;     /* wr_id of receives, by position & recv_mask */
     uint32_t recv_mask, rposted, rtaken, rpolled;
@@ -147,21 +148,21 @@ struct tcp_qp {
     tcp_pending *pending;
     uint32_t pend_mask, pend_head, pend_tail;
     uint32_t unpolled;     /* own completions in the ring */
-    uint64_t reading;      /* bytes that reads under way will bring */
-    uint32_t watched;      /* events that epoll watches for; 0: not in it */
+    uint64_t reading;      /* bytes of outstanding reads */
+    uint32_t watched;      /* events that epoll watches for; 0: not registered with epoll */
     uint64_t probed_polls; /* cq.polls at the last probe */
     /* Shared with threads that free memory: under lock. */
     pthread_mutex_t lock;
     uint32_t n_expose;
-    tcp_mem *expose[DP_EXPOSE_MAX]; /* NULL when it was freed */
-    /* Exchange: under the device's lock. */
+    tcp_mem *expose[DP_EXPOSE_MAX]; /* NULL: the region was freed */
+    /* Connecting: under the device's lock. */
     uint8_t token[DP_TCP_TOKEN_SIZE];
     uint8_t meeting_token[DP_TCP_TOKEN_SIZE]; /* of the peer, while meeting */
     bool meeting;   /* dp_qp_connect is under way */
     int meeting_fd; /* its socket; -1: none */
     bool taken;     /* the token was used */
     bool cancelled;
-    tcp_link deposit; /* what a peer that connected first left */
+    tcp_link deposit; /* socket of a peer that connected before dp_qp_connect */
     tcp_qp *next;
 };
 
@@ -172,11 +173,11 @@ struct tcp_dev {
     struct sockaddr_storage listen_at;
     socklen_t listen_len;
     int port_first, port_last;
-    tcp_address addresses[DP_TCP_ADDRESSES]; /* for blobs; of a listening device that advertises nothing set when it listens */
+    tcp_address addresses[DP_TCP_ADDRESSES]; /* for blobs; without advertise, set when the device starts to listen */
     uint32_t n_addresses;
     /* Everything below under lock. */
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a deposit came, or a connect was cancelled */
+    pthread_cond_t changed; /* a deposit was made, or a connect was cancelled */
     tcp_qp *qps;
     dp_tcp_counts counts;
     tcp_listener *listener; /* NULL: not listening */
@@ -194,18 +195,18 @@ static inline void tcp_complete(tcp_qp *qp, const dp_wc *wc) {
 
 /* dp_tcp_recv.c */
 
-/* Takes what has arrived, until nothing is left, a receive is missing, or TCP_TAKE_MAX. Owner. */
+/* Reads and executes frames until the socket is empty, a receive is missing, or TCP_TAKE_MAX is reached. Owner. */
 void tcp_take(tcp_qp *qp);
-/* Ends the connection: status is the reason. Posts that wait fail, the first one with `status`. Owner. */
+/* Ends the connection; status is the reason. Outstanding posts fail, the oldest with `status`. Owner. */
 void tcp_end(tcp_qp *qp, int status);
 /* Completes posts that failed before they were sent and have become the oldest. */
 void tcp_complete_refused(tcp_qp *qp);
 
 /* dp_tcp_post.c */
 
-/* Sends what waits. False: the socket is of no use any more, and the queue pair was ended. */
+/* Sends waiting bytes. False: the connection has failed, and the queue pair was ended. */
 bool tcp_flush(tcp_qp *qp);
-/* Appends an answer to what waits to be sent. False: the peer asked for more than it may, or there is no memory. */
+/* Appends an answer to the waiting bytes. False: the peer exceeds the limit of reads, or out of memory. */
 bool tcp_answer(tcp_qp *qp, const tcp_frame *f, const void *payload);
 int tcp_post_write(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint64_t wr_id, uint32_t flags);
 int tcp_post_write_imm(dp_qp *q, const dp_sge *sge, int n, uint64_t raddr, uint32_t rkey, uint32_t imm, uint64_t wr_id,
@@ -239,9 +240,9 @@ int tcp_qp_probe(dp_qp *q);
 int tcp_link_export(tcp_dev *dev, const tcp_qp *qp, void *blob, uint32_t *len, dp_error *err);
 int tcp_link_connect(tcp_dev *dev, tcp_qp *qp, const void *blob, uint32_t len, dp_error *err);
 void tcp_link_cancel(tcp_dev *dev, tcp_qp *qp);
-/* Makes the token invalid and drops a deposit. */
+/* Invalidates the token and drops a deposit. */
 void tcp_link_forget(tcp_dev *dev, tcp_qp *qp);
-/* Reads a blob and checks every byte of it but the token. */
+/* Copies a blob and checks every byte of it except the token, which must only be nonzero. */
 int tcp_blob_check(const void *data, uint32_t len, tcp_blob *b, dp_error *err);
 /* Checks a hello and copies its regions and its sender. */
 bool tcp_hello_check(const tcp_hello *h, tcp_link *out);

@@ -1,7 +1,7 @@
-/* How two queue pairs of the tcp provider find each other: blobs, hellos, connecting, and taking over sockets. dp_tcp.h describes it.
+/* Connecting two queue pairs of the tcp provider: blobs, hellos, and taking over sockets. dp_tcp.h describes the exchange.
  *
- * Both sides may connect at once. Then the socket that the side with the smaller token opened is used: that side answers the other
- * one's hello with DP_BUSY, and the other side waits for the hello that is on its way. */
+ * Both sides may connect at once. Then both use the socket that was opened by the side with the smaller token. That side answers the
+ * other side's hello with DP_BUSY, and the other side waits for the hello that is on its way. */
 #include "dp_tcp_impl.h"
 
 #include <arpa/inet.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define MS 1000000ll
-#define STEP_MS 10 /* how often waiting for a handed socket looks for other news */
+#define STEP_MS 10 /* a wait for a handed socket checks for cancellation this often */
 
 /* ---- formats ---- */
 
@@ -114,7 +114,7 @@ int tcp_addresses_parse(const char *text, tcp_address *out, uint32_t *n, dp_erro
 }
 
 int tcp_blob_check(const void *data, uint32_t len, tcp_blob *b, dp_error *err) {
-    if (len >= 7) { /* whose is it, even if the length is another provider's */
+    if (len >= 7) { /* name the provider, even if the length is that of another provider's blob */
         memcpy(b, data, 7);
         if (b->provider != DP_PROVIDER_TCP && b->version <= 64)
             return dp_fail(err, DP_BAD_BLOB, 0, "connect: queue-pair blob of provider %u, not tcp (3)", b->provider);
@@ -185,7 +185,7 @@ static tcp_hello hello_of(tcp_qp *qp, const uint8_t *to, int status) {
 /* ---- sockets ---- */
 
 void dp_tcp_prepare(int fd) {
-    /* One probe each second of silence. The owner's probing decides when the peer is gone; the kernel decides later, should nobody probe. */
+    /* One keepalive probe each second of silence. dp_qp_probe detects a dead peer; without dp_qp_probe, the kernel does so later. */
     static const struct {
         int level, option, value;
     } options[] = {
@@ -197,7 +197,7 @@ void dp_tcp_prepare(int fd) {
 }
 
 static bool send_hello(int fd, const tcp_hello *h) {
-    return send(fd, h, sizeof *h, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *h; /* nothing was sent before: there is room */
+    return send(fd, h, sizeof *h, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *h; /* the first bytes fit into the socket's buffer */
 }
 
 /* ---- export, forget, cancel ---- */
@@ -245,7 +245,7 @@ void tcp_link_cancel(tcp_dev *dev, tcp_qp *qp) {
     pthread_mutex_unlock(&dev->lock);
 }
 
-/* ---- sockets that others connected ---- */
+/* ---- sockets that were accepted or handed over ---- */
 
 static tcp_qp *qp_by_token(tcp_dev *dev, const uint8_t *token) {
     for (tcp_qp *qp = dev->qps; qp; qp = qp->next)
@@ -254,7 +254,7 @@ static tcp_qp *qp_by_token(tcp_dev *dev, const uint8_t *token) {
     return NULL;
 }
 
-/* Both sides connect at once, and the socket that this side opened is the one to use. */
+/* Reports whether both sides connect at once and this side's socket is used. */
 static bool ours_wins(const tcp_qp *qp, const tcp_link *l) {
     return qp->meeting && same_token(qp->meeting_token, l->token) && memcmp(qp->token, l->token, DP_TCP_TOKEN_SIZE) < 0;
 }
@@ -290,7 +290,7 @@ int dp_tcp_hand(dp_dev *d, int fd, const void *hello, dp_error *err) {
         }
     }
     pthread_mutex_unlock(&dev->lock);
-    if (fd >= 0) /* a crossed one too: its answer arrives before the end */
+    if (fd >= 0) /* also if crossed: the peer receives the answer before the end of the stream */
         close(fd);
     return st;
 }
@@ -361,7 +361,7 @@ static int await(int fd, short events, int64_t until) {
     }
 }
 
-/* Makes fd the socket that dp_qp_cancel ends; -1: none. False: cancelled. */
+/* Sets the socket that dp_qp_cancel shuts down; -1: none. False: cancelled. */
 static bool set_meeting(tcp_dev *dev, tcp_qp *qp, int fd) {
     pthread_mutex_lock(&dev->lock);
     qp->meeting_fd = fd;
@@ -394,7 +394,7 @@ static int dial(tcp_dev *dev, tcp_qp *qp, const tcp_address *a, int64_t until, i
     return -1;
 }
 
-/* Reads exactly a hello. 0 or an errno; ECONNRESET also when the peer closed the socket. */
+/* Reads exactly one hello. Returns 0 or an errno; ECONNRESET also if the peer closed the socket. */
 static int read_hello(int fd, tcp_hello *h, int64_t until) {
     size_t got = 0;
     while (got < sizeof *h) {
@@ -414,7 +414,7 @@ static int read_hello(int fd, tcp_hello *h, int64_t until) {
     return 0;
 }
 
-/* Waits for a socket that the peer connects and another process may hand over. */
+/* Waits for the peer's socket, which this device accepts or another process hands over. */
 static int await_deposit(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int64_t until, dp_error *err) {
     int st = DP_OK;
     pthread_mutex_lock(&dev->lock);
@@ -446,7 +446,7 @@ static int await_deposit(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int64_t un
     return st;
 }
 
-/* Says hello on a socket and reads the answer. *crossed: the peer's own socket is to be used. */
+/* Sends a hello on a socket and reads the answer. *crossed: the peer's socket is used instead. */
 static int greet(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int fd, int64_t until, bool *crossed, dp_error *err) {
     pthread_mutex_lock(&dev->lock);
     tcp_hello h = hello_of(qp, b->token, DP_OK);
@@ -524,7 +524,7 @@ int tcp_link_connect(tcp_dev *dev, tcp_qp *qp, const void *data, uint32_t len, d
         drop_link(&qp->deposit);
     }
     pthread_mutex_unlock(&dev->lock);
-    if (crossed || (st && deposited)) /* the peer connected at the same time, and its socket is the one to use */
+    if (crossed || (st && deposited)) /* the peer connected at the same time, and its socket is used */
         st = await_deposit(dev, qp, &b, until, err);
     if (!st && dev->d.met)
         dev->d.met(dev->d.meanwhile_arg);

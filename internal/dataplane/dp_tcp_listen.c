@@ -1,5 +1,5 @@
-/* The listening socket of a tcp device, and the thread that accepts. Until its hello has named a queue pair, a socket gets nothing but
- * DP_TCP_HELLO_SIZE bytes of memory for DP_TCP_HELLO_MS, and there are at most DP_TCP_STRANGERS of them. */
+/* The listening socket of a tcp device, and the thread that accepts. A stranger is an accepted socket without a whole hello. It uses
+ * DP_TCP_HELLO_SIZE bytes of memory for at most DP_TCP_HELLO_MS, and there are at most DP_TCP_STRANGERS of them. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
@@ -14,13 +14,13 @@
 #include <unistd.h>
 
 #define MS 1000000ll
-#define PAUSE_MS 100 /* pause in accepting when no descriptor is left */
+#define PAUSE_MS 100 /* pause of accepting if no descriptor is left */
 #define BACKLOG 256
 
 enum { ID_LISTEN = 0, ID_STOP = 1, ID_TIMER = 2, ID_FIRST = 3 };
 
 typedef struct stranger {
-    uint64_t id; /* what epoll carries: strangers may vanish while their event waits; 0: this place is free */
+    uint64_t id; /* in epoll's data, because a stranger may be dropped while its event is pending; 0: unused entry */
     int fd;
     uint32_t got;
     int64_t since;
@@ -65,7 +65,7 @@ static void count(tcp_dev *dev, uint64_t *what) {
     pthread_mutex_unlock(&dev->lock);
 }
 
-/* Sets the timer to the moment when the oldest stranger has had its time. */
+/* Sets the timer to the deadline of the oldest stranger. */
 static void set_timer(tcp_listener *l) {
     const stranger *s = oldest(l);
     int64_t at = s ? s->since + DP_TCP_HELLO_MS * MS : 0;
@@ -85,14 +85,14 @@ static void drop_late(tcp_dev *dev, tcp_listener *l) {
     set_timer(l);
 }
 
-/* Starts or stops accepting. Strangers wait in the socket's queue meanwhile. */
+/* Starts or stops accepting. Meanwhile, new connections wait in the socket's queue. */
 static void listen_on(tcp_listener *l, bool on) {
     struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.u64 = ID_LISTEN};
     epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, l->listen_fd, &ev);
     __atomic_store_n(&l->paused, !on, __ATOMIC_RELAXED);
 }
 
-/* Reads what has come of a hello. */
+/* Reads the bytes of a hello that have arrived. */
 static void hear(tcp_dev *dev, tcp_listener *l, stranger *s) {
     ssize_t n = recv(s->fd, s->hello + s->got, sizeof s->hello - s->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -114,9 +114,9 @@ static void accept_stranger(tcp_dev *dev, tcp_listener *l) {
     int fd;
     while ((fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
         if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
-            return; /* the stranger has gone */
+            return; /* the connection has ended already */
         stranger *s = oldest(l);
-        if (!s) { /* the socket stays readable: polling it until a descriptor is free would keep a core busy */
+        if (!s) { /* the listening socket stays readable, so polling it until a descriptor is free would keep a core busy */
             listen_on(l, false);
             return;
         }
@@ -236,7 +236,7 @@ static int watch(const tcp_listener *l, int fd, uint64_t id) {
 }
 
 static int start_thread(tcp_dev *dev, tcp_listener *l) {
-    sigset_t all, old; /* signals belong to the program's threads */
+    sigset_t all, old; /* only the program's own threads handle signals */
     sigfillset(&all);
     pthread_attr_t attr;
     pthread_attr_init(&attr);

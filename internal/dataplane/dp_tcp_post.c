@@ -1,8 +1,8 @@
-/* Posts of the tcp provider. A post has consumed its source when it returns: what the socket does not take is copied.
+/* Posts of the tcp provider. A post has consumed its source when it returns: bytes that the socket does not take are copied.
  *
- * Frames with up to 64 KB of payload are copied behind their header and sent by one call. Of larger ones the header is sent with MSG_MORE
- * and the payload from where it is: then one more call costs less than the copy. sendmsg would do without the copy and with one call, but a
- * sealed worker may not use it. */
+ * Frames with up to 64 KB of payload are copied behind their header and sent by one call. For larger frames, the header is sent with
+ * MSG_MORE and the payload without a copy, because a second call costs less than the copy. sendmsg would need neither the copy nor the
+ * second call, but a sealed worker may not use it. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 /* ---- sending ---- */
 
-/* Sends what the socket takes. Returns the bytes, or -1 when the socket is of no use any more. */
+/* Sends as much as the socket takes. Returns the number of bytes, or -1 if the connection has failed. */
 static ssize_t send_some(const tcp_qp *qp, const void *data, size_t len, int flags) {
     ssize_t n;
     do
@@ -35,7 +35,7 @@ bool tcp_flush(tcp_qp *qp) {
     return true;
 }
 
-/* Makes room for len more bytes behind what waits. */
+/* Makes room for len more bytes behind the waiting bytes. */
 static bool make_room(tcp_qp *qp, size_t len) {
     if (qp->out_cap - qp->out_hi >= len)
         return true;
@@ -77,7 +77,7 @@ typedef struct piece {
     size_t len;
 } piece;
 
-/* Sends a message whose parts are too large to be copied together. What the socket does not take is copied. */
+/* Sends a message whose parts are too large to be copied together. Bytes that the socket does not take are copied. */
 static int send_pieces(tcp_qp *qp, const piece *p, int n) {
     bool full = false;
     for (int i = 0; i < n; i++) {
@@ -93,7 +93,7 @@ static int send_pieces(tcp_qp *qp, const piece *p, int n) {
         }
         if (sent == p[i].len)
             continue;
-        if (!make_room(qp, p[i].len - sent)) { /* half a frame is on its way */
+        if (!make_room(qp, p[i].len - sent)) { /* a part of the frame has been sent */
             tcp_end(qp, DP_CONNECTION);
             return DP_CONNECTION;
         }
@@ -102,7 +102,7 @@ static int send_pieces(tcp_qp *qp, const piece *p, int n) {
     return DP_OK;
 }
 
-/* Sends a frame with a payload of n pieces behind what waits. DP_BUSY: there is no room, and nothing was sent. */
+/* Sends a frame with a payload of n pieces behind the waiting bytes. DP_BUSY: no room, and nothing was sent. */
 static int put(tcp_qp *qp, const tcp_frame *f, const dp_sge *sge, int n) {
     piece p[3] = {{f, sizeof *f}};
     int parts = 1;
@@ -134,7 +134,7 @@ static int may_post(const tcp_qp *qp) {
     return qp->pend_tail - qp->pend_head + qp->unpolled >= qp->q.max_send ? DP_BUSY : DP_OK;
 }
 
-/* The peer's region with this key has the bytes and the right. The peer checks again. */
+/* Reports whether the peer's region with this key covers the bytes and grants the access. The peer checks again. */
 static bool may_reach(const tcp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t len, uint32_t need) {
     for (uint32_t i = 0; i < qp->peer.n_regions; i++) {
         const tcp_region *r = &qp->peer.regions[i];
@@ -148,7 +148,7 @@ static bool may_reach(const tcp_qp *qp, uint64_t raddr, uint32_t rkey, uint64_t 
 
 static void expect(tcp_qp *qp, const tcp_pending *p) { qp->pending[qp->pend_tail++ & qp->pend_mask] = *p; }
 
-/* Refuses a remote access as a network adapter does: with a completion, in its turn, and the error state. */
+/* Refuses a remote access as a network adapter does: with a failed completion, in order, and the error state. */
 static int refuse(tcp_qp *qp, uint64_t wr_id, dp_op op) {
     qp->q.state = DP_QP_ERROR;
     expect(qp, &(tcp_pending){.wr_id = wr_id, .op = op, .shown = true});

@@ -1,8 +1,8 @@
-/* Taking frames out of a connection's stream. A peer is not trusted: each frame is checked before it has an effect, and one that no
- * peer of this version sends ends the connection with DP_PROTOCOL.
+/* Parsing frames from a connection's stream. Peers are not trusted: each frame is checked before it takes effect. A malformed or
+ * forbidden frame ends the connection with DP_PROTOCOL.
  *
- * Bytes are received into a staging buffer, from which several small frames are taken without a further system call. The rest of a large
- * payload is received where it belongs. */
+ * Bytes are received into a staging buffer, so several small frames need only one system call. The rest of a large payload is received
+ * directly into its destination. */
 #include "dp_tcp_impl.h"
 
 #include <errno.h>
@@ -39,8 +39,8 @@ void tcp_end(tcp_qp *qp, int status) {
     qp->in_frame = qp->held = qp->more = false;
     qp->lo = qp->hi = 0;
     qp->out_lo = qp->out_hi = 0;
-    /* What a peer sent before it left is delivered, and receives can be posted for as long: dp_cq_poll sets the state when it delivers a
-     * failed post. */
+    /* After DP_PEER_GONE, data that the peer sent before is still delivered, and receives can still be posted. dp_cq_poll sets the error
+     * state when it delivers a failed post. */
     if (status != DP_PEER_GONE)
         qp->q.state = DP_QP_ERROR;
     int first = status == DP_PEER_GONE ? DP_PEER_GONE : DP_CONNECTION;
@@ -53,7 +53,7 @@ void tcp_end(tcp_qp *qp, int status) {
 
 /* ---- frames ---- */
 
-/* Where the peer's access goes, or NULL. */
+/* Returns the target of the peer's access, or NULL if the access is not permitted. */
 static uint8_t *reach(const tcp_qp *qp, const tcp_frame *f, uint32_t need, const tcp_mem **into) {
     for (uint32_t i = 0; i < qp->n_expose; i++) {
         const tcp_mem *m = qp->expose[i];
@@ -68,7 +68,7 @@ static uint8_t *reach(const tcp_qp *qp, const tcp_frame *f, uint32_t need, const
     return NULL;
 }
 
-/* Executes a request for an answer. False: it is not one that this peer may make. The one place where peers' atomics are executed. */
+/* Executes a read or atomic and queues its answer. False: not permitted, or no room. Peers' atomics are executed only here. */
 static bool serve(tcp_qp *qp, const tcp_frame *f, const uint8_t *operand) {
     const tcp_mem *m;
     uint8_t *at;
@@ -91,7 +91,7 @@ static uint32_t head_size(const tcp_qp *qp) {
     return sizeof(tcp_frame) + (qp->hi - qp->lo > 0 && qp->stage[qp->lo] == TCP_FETCH_ADD ? 8 : 0);
 }
 
-/* The answer that the oldest post waits for has come; its payload follows. */
+/* Handles the header of the answer to the oldest post; the payload follows. False: another answer was expected. */
 static bool expected(tcp_qp *qp, const tcp_frame *f) {
     const tcp_pending *p = oldest(qp);
     if (!p || p->wants != f->op || f->len != (f->op == TCP_DATA ? p->len : 0))
@@ -108,7 +108,7 @@ static bool expected(tcp_qp *qp, const tcp_frame *f) {
 
 typedef enum step { TAKEN, SHORT /* of bytes */, HELD, VIOLATION } step;
 
-/* Takes the next frame's header if it is staged; the payload is under way then (in_frame). */
+/* Parses the next frame's header if it is staged. Its payload follows (in_frame). */
 static step take_head(tcp_qp *qp) {
     uint32_t need = head_size(qp);
     if (qp->hi - qp->lo < need)
@@ -148,7 +148,7 @@ static step take_head(tcp_qp *qp) {
     return TAKEN;
 }
 
-/* The payload is complete. False: the acknowledgement finds no room. */
+/* Completes a frame whose payload has arrived. False: there is no room for the acknowledgement. */
 static bool finish(tcp_qp *qp) {
     const tcp_frame *f = &qp->frame;
     qp->in_frame = false;
@@ -162,7 +162,7 @@ static bool finish(tcp_qp *qp) {
 
 /* ---- the stream ---- */
 
-/* Receives up to len bytes. 0: nothing is there now, or the connection has ended. */
+/* Receives up to len bytes. 0: no bytes have arrived, or the connection has ended. */
 static uint32_t receive(tcp_qp *qp, void *to, uint32_t len) {
     ssize_t n;
     do
@@ -171,11 +171,11 @@ static uint32_t receive(tcp_qp *qp, void *to, uint32_t len) {
     if (n > 0)
         return (uint32_t)n;
     if (n == 0 || errno != EAGAIN)
-        tcp_end(qp, DP_PEER_GONE); /* a peer that has closed the connection, has ended or is not reached any more */
+        tcp_end(qp, DP_PEER_GONE); /* the peer has closed the connection, has ended or is unreachable */
     return 0;
 }
 
-/* Receives behind what is staged, of which there is less than a header. Returns the bytes. */
+/* Receives more bytes into the staging buffer, which has less than a header. Returns the number of bytes. */
 static uint32_t stage_more(tcp_qp *qp) {
     uint32_t have = qp->hi - qp->lo;
     memmove(qp->stage, qp->stage + qp->lo, have);
@@ -186,10 +186,10 @@ static uint32_t stage_more(tcp_qp *qp) {
     return n;
 }
 
-/* Moves what is there of the payload to its place. Adds what was received to *budget. False: more must come. */
+/* Moves received payload to its destination. Adds the received bytes to *budget. False: more bytes are missing. */
 static bool take_payload(tcp_qp *qp, uint64_t *budget, bool *drained) {
     while (qp->left) {
-        if (!qp->dst) { /* dp_mem_free took the region away */
+        if (!qp->dst) { /* dp_mem_free has removed the region */
             tcp_end(qp, DP_CONNECTION);
             return false;
         }
@@ -204,7 +204,7 @@ static bool take_payload(tcp_qp *qp, uint64_t *budget, bool *drained) {
                 return false;
             *budget += n;
             *drained = n < qp->left;
-        } else { /* the end of the payload and the next frames together */
+        } else { /* receive the end of the payload together with the next frames */
             uint32_t got = stage_more(qp);
             if (!got)
                 return false;

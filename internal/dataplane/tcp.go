@@ -11,17 +11,17 @@ import (
 	"unsafe"
 )
 
-// What a process needs that accepts tcp connections for others and hands them over. dp_tcp.h describes it.
+// Constants for a process that accepts tcp connections and hands them over to other processes. See dp_tcp.h.
 const (
-	HelloSize    = C.DP_TCP_HELLO_SIZE                  // bytes that each connection begins with
-	HelloTime    = C.DP_TCP_HELLO_MS * time.Millisecond // in which they must have come
+	HelloSize    = C.DP_TCP_HELLO_SIZE                  // bytes of the hello that begins each connection
+	HelloTime    = C.DP_TCP_HELLO_MS * time.Millisecond // time within which the hello must arrive
 	MaxStrangers = C.DP_TCP_STRANGERS                   // connections without a whole hello; a new one replaces the oldest
 )
 
-// Token names a queue pair of the tcp provider. It is a secret, and good for one connection.
+// Token names a queue pair of the tcp provider. It is a secret, and valid for one connection.
 type Token [C.DP_TCP_TOKEN_SIZE]byte
 
-// HelloToken returns the token of the queue pair that a hello of HelloSize bytes is for. False: it is no hello of this version.
+// HelloToken returns the token of the queue pair that a hello of HelloSize bytes addresses. False: not a hello of this version.
 func HelloToken(hello []byte) (t Token, ok bool) {
 	if len(hello) != HelloSize {
 		return t, false
@@ -29,7 +29,7 @@ func HelloToken(hello []byte) (t Token, ok bool) {
 	return token(C.dp_tcp_hello_token(unsafe.Pointer(unsafe.SliceData(hello))))
 }
 
-// ChannelToken returns the token of the queue pair in a channel's blob. False: it is not a channel over tcp.
+// ChannelToken returns the token of the queue pair in a channel's blob. False: not a channel over tcp.
 func ChannelToken(blob []byte) (t Token, ok bool) {
 	if len(blob) <= C.sizeof_dp_channel_blob {
 		return t, false
@@ -37,7 +37,7 @@ func ChannelToken(blob []byte) (t Token, ok bool) {
 	return BlobToken(blob[C.sizeof_dp_channel_blob:])
 }
 
-// BlobToken returns the token of a queue pair's blob. False: it is no blob of tcp.
+// BlobToken returns the token of a queue pair's blob. False: not a tcp blob.
 func BlobToken(blob []byte) (t Token, ok bool) {
 	return token(C.dp_tcp_blob_token(unsafe.Pointer(unsafe.SliceData(blob)), C.uint32_t(len(blob))))
 }

@@ -48,8 +48,8 @@ func (h *holding) isAway(presence uint64) bool {
 	return h.presence == presence && !h.ending
 }
 
-// connected reports whether the client's process may live: a worker lives, and none has noticed the end of that process. An idle worker
-// exits when it notices that. One that runs a function cannot notice it on verbs.
+// connected reports whether the client's process may be alive: at least one worker is, and no worker has noticed the end of the process.
+// An idle worker exits when it notices the end. On verbs, a worker that is running a function cannot notice it.
 func (h *holding) connected() (alive bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

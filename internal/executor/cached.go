@@ -13,7 +13,7 @@ import (
 // suspendPatience is how long the workers of a released lease may take to come to rest. Slower ones are ended.
 const suspendPatience = 500 * time.Millisecond
 
-// cached has the cached workers of a released lease. They are frozen and wait for the next lease of the same client,
+// cached holds the cached workers of a released lease. They are frozen and wait for the next lease of the same client,
 // which is an agent, with queue pairs, memory and code unchanged. The goroutine that removes it from Executor.cached ends or resumes
 // the workers.
 type cached struct {

@@ -18,9 +18,9 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// dataListener accepts the connections of clients to workers on provider tcp. A connection begins with a hello of fixed size, which has
-// the token of a worker's queue pair. The listener compares the token with those of workers that wait for their clients, hands the
-// connection and the hello to the worker, and forgets the token. It reads no other byte of a hello. Safe for concurrent use.
+// dataListener accepts the connections of clients to workers on provider tcp. A connection begins with a hello of fixed size that contains
+// the token of a worker's queue pair. The listener finds the worker that waits for this token, hands it the connection and the hello, and
+// forgets the token. It does not interpret the rest of the hello. Safe for concurrent use.
 type dataListener struct {
 	Address string // IP address and port that clients connect to
 	l       net.Listener
@@ -31,11 +31,11 @@ type dataListener struct {
 
 	mu      sync.Mutex
 	waiting map[dataplane.Token]Worker
-	strange list.List // of net.Conn, the oldest first
+	strange list.List // connections without a whole hello (net.Conn), the oldest first
 }
 
 // openDataListener binds an address. address is host:port, or host:first-last for the first free port of a range. advertise is the IP
-// address, or the host name, that clients connect to; empty: that of address.
+// address or host name that clients connect to; empty: the IP address of address.
 func openDataListener(address, advertise string, log *slog.Logger) (*dataListener, error) {
 	l, err := listenRange(address)
 	if err != nil {
@@ -63,7 +63,7 @@ func listenRange(address string) (net.Listener, error) {
 	}
 }
 
-// dataAddress returns what clients connect to: an IP address, because workers look up no names.
+// dataAddress returns the address that clients connect to. It is numeric, because workers do not resolve names.
 func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
 	ip := bound.AddrPort().Addr().Unmap()
 	if advertise != "" {
@@ -80,7 +80,7 @@ func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
 	return netip.AddrPortFrom(ip, uint16(bound.Port)).String(), nil
 }
 
-// expect lets a client connect once to a worker, whose blob the client will get.
+// expect lets one connection with the worker's token reach the worker. Call it before the client gets the worker's blob.
 func (d *dataListener) expect(w Worker) error {
 	token, ok := dataplane.ChannelToken(w.Blob())
 	if !ok {
@@ -90,7 +90,7 @@ func (d *dataListener) expect(w Worker) error {
 	defer d.mu.Unlock()
 	for t, other := range d.waiting {
 		select {
-		case <-other.Done(): // its client never came
+		case <-other.Done(): // the worker ended before its client connected
 			delete(d.waiting, t)
 		default:
 		}
@@ -102,7 +102,7 @@ func (d *dataListener) expect(w Worker) error {
 	return nil
 }
 
-// take returns the worker that waits for a token, once.
+// take removes and returns the worker that waits for a token, or nil.
 func (d *dataListener) take(token dataplane.Token) Worker {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,7 +126,7 @@ func (d *dataListener) accept() {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case d.dropOldest():
-		default: // no descriptor is left, and none of them is ours to close
+		default: // no descriptor is left, and there is no connection to drop
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			d.log.Warn("cannot accept a data connection", "error", err, "pause", pause)
 			time.Sleep(pause)
@@ -134,7 +134,7 @@ func (d *dataListener) accept() {
 	}
 }
 
-// add lists a connection whose hello is missing. Beyond dataplane.MaxStrangers the oldest is closed.
+// add lists a connection whose hello has not been read. Beyond dataplane.MaxStrangers, it closes the oldest one.
 func (d *dataListener) add(c net.Conn) *list.Element {
 	d.mu.Lock()
 	at := d.strange.PushBack(c)
@@ -161,9 +161,9 @@ func (d *dataListener) dropOldest() bool {
 	return true
 }
 
-// greet reads the hello of a connection and hands both to the worker that the hello names.
+// greet reads the hello of a connection, and hands the connection and the hello to the worker that waits for the token.
 func (d *dataListener) greet(c net.Conn, at *list.Element) {
-	defer c.Close() // the worker has a descriptor of its own
+	defer c.Close() // Connect has given the worker its own descriptor
 	hello := make([]byte, dataplane.HelloSize)
 	_ = c.SetDeadline(time.Now().Add(dataplane.HelloTime))
 	_, err := io.ReadFull(c, hello)
@@ -200,7 +200,7 @@ func (d *dataListener) refuse(c net.Conn, why string, err error) {
 	d.log.Debug("refused a data connection", "peer", c.RemoteAddr().String(), "reason", why, "error", err)
 }
 
-// close ends serve and closes connections without a hello. Connections that workers have stay.
+// close ends serve and closes connections without a hello. Connections that were handed to workers stay open.
 func (d *dataListener) close() {
 	d.l.Close()
 	d.serving.Wait()

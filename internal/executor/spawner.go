@@ -34,7 +34,7 @@ type Worker interface {
 	// Suspend freezes the process. Resume lets it serve the same client again. Stop and Finish also end a suspended worker.
 	Suspend(ctx context.Context) error
 	Resume(clientBlob []byte) error
-	// Connect hands the worker its client's connection on provider tcp, and the hello with which it began.
+	// Connect hands the worker its client's connection on provider tcp, and the hello that was read from it.
 	Connect(c *net.TCPConn, hello []byte) error
 	// EndCall ends a worker whose call exceeds its limit and reports where it was. It blocks until the process is
 	// killed.

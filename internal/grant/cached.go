@@ -38,8 +38,8 @@ func (p *Pending) key() cachedKey {
 }
 
 // Cached is a released lease whose workers the executor caches. The session that released it caches the channels under the same name. If
-// the channels were handed over, any session with the same addresses and credentials can take them, also after that session was closed.
-// Each Cached is taken once (TakeCached, TakeHanded), or Options.Dropped gets its name.
+// the channels were handed over, any session with the same addresses and credentials can take them, even after that session was closed.
+// Each Cached is either taken once (TakeCached, TakeHanded) or reported to Options.Dropped by its name.
 type Cached struct {
 	name    uint64
 	cand    Candidate
@@ -55,7 +55,7 @@ type Cached struct {
 	handed io.Closer // the channels; nil: only the owner has them
 }
 
-// cache has the released leases of all sessions that share connections, the oldest first.
+// cache holds the cached leases of all sessions that share connections, the oldest first.
 type cache struct {
 	mu     sync.Mutex
 	all    []*Cached
@@ -81,7 +81,7 @@ func (c *Control) keep(k *Cached, d time.Duration) {
 	}
 }
 
-// beyond returns the oldest lease of an owner if it has more than most. Under mu.
+// beyond returns the oldest lease of an owner that has more than most leases, else nil. The caller holds mu.
 func (s *cache) beyond(owner *Control, most int) *Cached {
 	var oldest *Cached
 	n := 0
@@ -97,8 +97,8 @@ func (s *cache) beyond(owner *Control, most int) *Cached {
 	return oldest
 }
 
-// disown lets a cached lease outlive the session that released it. It returns false if the channels were not handed over. Under the
-// cache's mu.
+// disown lets a cached lease outlive the session that released it. It returns false if the channels were not handed over. The
+// caller holds the cache's mu.
 func (c *Control) disown(k *Cached) bool {
 	if k.handed == nil || c.cache.closed {
 		return false
@@ -135,7 +135,7 @@ func (c *Control) leaveCached() {
 	wg.Wait()
 }
 
-// remove takes a cached lease off the list. It returns false if it was taken before. Under mu.
+// remove takes a cached lease off the list. It returns false if the lease was taken before. The caller holds mu.
 func (s *cache) remove(k *Cached) bool {
 	i := slices.Index(s.all, k)
 	if i < 0 {
@@ -146,15 +146,15 @@ func (s *cache) remove(k *Cached) bool {
 	return true
 }
 
-// expire gives up a cached lease, at the executor and its session, unless it was taken. c is a session of the same connections, which may
-// be closed.
+// expire gives up a cached lease, at the executor and in its session, unless it was taken. c is a session with the same connections, and
+// may be closed.
 func (c *Control) expire(k *Cached) {
 	if c.drop(k) {
 		go c.end(k)
 	}
 }
 
-// drop takes a cached lease off the list and tells its session. It returns false if it was taken before.
+// drop takes a cached lease off the list and tells its session. It returns false if the lease was taken before.
 func (c *Control) drop(k *Cached) bool {
 	s := &c.cache
 	s.mu.Lock()
@@ -166,7 +166,7 @@ func (c *Control) drop(k *Cached) bool {
 	return true
 }
 
-// detach tells the session of a lease that was taken off the list that it is no longer cached, and closes its channels. Under mu.
+// detach tells the session of a removed lease that the lease is no longer cached, and closes its channels. The caller holds mu.
 func (c *Control) detach(k *Cached) {
 	if k.owner != nil {
 		k.owner.dropped(k.name)
@@ -175,15 +175,15 @@ func (c *Control) detach(k *Cached) {
 	k.Close()
 }
 
-// end asks the executor to end the workers of a lease without an owner. The connections stay until it has answered.
+// end asks the executor to end the workers of a lease without an owner. The connections stay open until the executor has answered.
 func (c *Control) end(k *Cached) {
 	defer k.use()
 	ctx, cancel := c.bound(context.Background())
 	defer cancel()
-	_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error the executor ends them by itself, later
+	_, _ = k.cl.Release(ctx, &control.ReleaseRequest{LeaseId: k.id}) // after an error, the executor ends the workers by itself, later
 }
 
-// close forgets all cached leases when the connections are closed, which makes the executors end the workers.
+// close forgets all cached leases when the connections are closed. The executors then end the workers.
 func (s *cache) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,8 +195,8 @@ func (s *cache) close() {
 	s.all = nil
 }
 
-// TakeCached removes and returns the cached lease with this name; nil: it was given up, or another session has taken it. The caller passes
-// it to UseCached, GiveUp or Forget.
+// TakeCached removes and returns the cached lease with this name; nil: the lease was given up, or another session has taken it. The
+// caller passes it to UseCached, GiveUp or Forget.
 func (c *Control) TakeCached(name uint64) *Cached {
 	s := &c.cache
 	s.mu.Lock()
@@ -210,8 +210,8 @@ func (c *Control) TakeCached(name uint64) *Cached {
 	return k
 }
 
-// TakeHanded removes and returns a cached lease with the terms of this one whose channels were handed over; nil: there is none. Those of
-// closed sessions come first. The caller passes it to UseCached or Forget, and the channels to the client.
+// TakeHanded removes and returns a cached lease with the same terms whose channels were handed over; nil: there is none. Leases of
+// closed sessions come first. The caller passes the lease to UseCached or Forget, and the channels to the client.
 func (p *Pending) TakeHanded() *Cached {
 	c := p.c
 	if c.opts.Keep <= 0 {
@@ -254,10 +254,10 @@ func (c *Control) Forget(k *Cached) {
 	go c.end(k)
 }
 
-// Handed returns the channels of a lease that was taken; nil if they were not handed over. Close closes them, Unhand makes them the caller's.
+// Handed returns the channels of a taken lease; nil if they were not handed over. The lease still owns them: see Close and Unhand.
 func (k *Cached) Handed() io.Closer { return k.handed }
 
-// Unhand returns the channels and makes them the caller's.
+// Unhand returns the channels, and the caller owns them from then on.
 func (k *Cached) Unhand() io.Closer {
 	h := k.handed
 	k.handed = nil

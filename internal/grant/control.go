@@ -86,7 +86,7 @@ type Control struct {
 
 	mu     sync.Mutex
 	closed bool
-	left   bool // protected by the cache: its leases are cached without it from now on
+	left   bool // protected by the cache: its leases are cached without an owner from now on
 }
 
 // reach checks that the session's manager or executor answers. It sends no message if, since the last answer, the connection has not
@@ -131,8 +131,8 @@ func (c *shared) LikelyProvider() string {
 	return last
 }
 
-// Close gives up the cached leases whose channels were not handed over, and closes the connections unless other sessions share them or such
-// leases are left. The caller releases all leases before;
+// Close gives up the cached leases whose channels were not handed over. It closes the connections, unless other sessions share them or
+// cached leases are left. The caller releases all leases before;
 // executors end leases that were not released when they notice that the client has disconnected. A second call does nothing.
 func (c *Control) Close() {
 	c.mu.Lock()
@@ -239,8 +239,8 @@ func (c *shared) named(addr string, info *control.InfoReply) (string, error) {
 	return c.provider(addr, info)
 }
 
-// candidates returns the executors to ask for a lease, the best first, and why others cannot be asked. If there is none to ask, the error
-// says why.
+// candidates returns the executors to ask for a lease, the best first, and for each other executor the reason why it cannot be asked. If
+// no executor can be asked, it returns an error.
 func (c *shared) candidates(ctx context.Context, s *Spec) (found []Candidate, unusable []error, err error) {
 	if addr := cmp.Or(s.Executor, c.opts.Executor); addr != "" {
 		cand, err := c.only(ctx, addr, s)

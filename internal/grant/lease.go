@@ -141,7 +141,7 @@ func (p *Pending) more(ctx context.Context) bool {
 	p.unusable = unusable
 	if err != nil {
 		if p.last == nil {
-			p.last, p.unusable = err, nil // the error says both
+			p.last, p.unusable = err, nil // the error has both reasons
 		}
 		return false
 	}
@@ -212,7 +212,7 @@ type Held struct {
 	mu      sync.Mutex
 	end     time.Time // when the client stops using the lease
 	over    string    // why the lease has ended
-	lost    bool      // it has ended because its executor cannot be reached, which may still have to release it
+	lost    bool      // the lease has ended because its executor cannot be reached; the executor may still have to release it
 	refusal string    // why it could not be renewed, if the executor refused the credential
 }
 
@@ -455,7 +455,7 @@ func (h *Held) Release(ctx context.Context) error {
 
 func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
 	h.leaving.Store(true)
-	defer h.StopWatch() // afterwards: an event stream that ends before the lease means to the executor that the client is away
+	defer h.StopWatch() // after the release: if the event stream ends first, the executor assumes that the client is away
 	h.mu.Lock()
 	nothing := h.over != "" && !h.lost
 	h.mu.Unlock()

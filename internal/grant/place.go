@@ -200,8 +200,8 @@ func (c *shared) pickLocked(ctx context.Context, s *Spec, refused map[uint32]boo
 	return Candidate{}, board.ErrNone
 }
 
-// first finds the first candidates: one executor from the board (byBoard), or the manager's whole list. unusable says why other executors
-// of that list cannot be asked.
+// first finds the first candidates: one executor from the board (byBoard), or the manager's whole list. unusable has the reasons why other
+// executors of that list cannot be asked.
 func (c *shared) first(ctx context.Context, s *Spec, refused map[uint32]bool) (found []Candidate, unusable []error, byBoard bool, err error) {
 	if s.At != "" {
 		at := *s

@@ -214,7 +214,7 @@ func (p *Pool) connect(o *Options) (*shared, func(), error) {
 	return s, func() { p.giveBack(key, s) }, nil
 }
 
-// retain adds a user to connections that have one.
+// retain adds a user to connections that already have a user.
 func (p *Pool) retain(key part, s *shared) func() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

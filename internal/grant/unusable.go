@@ -41,7 +41,7 @@ func (c *shared) usable(e *control.ExecutorEntry, need uint32) (Candidate, error
 	return Candidate{Address: e.Address, Node: e.Info.Node, Provider: provider, info: e.Info}, nil
 }
 
-// details returns the reasons why executors cannot be asked, the ones that may pass first.
+// details sorts the reasons why executors cannot be asked: temporary reasons come first.
 func details(unusable []error) string {
 	sorted := slices.SortedStableFunc(slices.Values(unusable), func(a, b error) int { return cmp.Compare(rank(a), rank(b)) })
 	var list []string
@@ -69,8 +69,8 @@ func rank(err error) int {
 	return 2
 }
 
-// nothingUsable is the error of a lease for which the resource manager knows no usable executor. Its class is that of the first reason of
-// details, since one executor that may come back is enough.
+// nothingUsable returns the error of a lease for which the resource manager knows no usable executor. The error has the class of the first
+// reason in details, since one executor that may come back is enough.
 func (c *shared) nothingUsable(s *Spec, unusable []error) error {
 	const op = "find an executor"
 	if len(unusable) == 0 {
@@ -88,7 +88,7 @@ func (c *shared) nothingUsable(s *Spec, unusable []error) error {
 		"used: %s", s.Workers, s.CoresPerWorker, s.Workers*s.CoresPerWorker, len(unusable), c.opts.Manager, details(unusable))
 }
 
-// withUnusable adds to the error of the last executor that was asked why others could not be asked.
+// withUnusable adds the reasons why other executors could not be asked to the error of the last executor that was asked.
 func withUnusable(err error, unusable []error) error {
 	var e *dataplane.Error
 	if len(unusable) == 0 || !errors.As(err, &e) {

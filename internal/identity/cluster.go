@@ -228,8 +228,9 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 	return WriteFile(filepath.Join(out, fileNodeKey), keyPEM, 0o600, false)
 }
 
-// RenewNode issues a node's directory again, for the same names and addresses, if its certificate ends before now+within. It returns
-// when the certificate in the directory ends then, and whether it is new. It refuses a certificate of another cluster and a revoked one.
+// RenewNode issues a new certificate for a node's directory, with the same names and addresses, if the present one expires before
+// now+within. It returns when the directory's certificate expires, and whether it is new. It refuses revoked certificates and those of
+// another cluster.
 func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Time) (ends time.Time, renewed bool, err error) {
 	old, err := ReadCertificate(dir)
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 	executorAddress = "10.79.0.2"
 )
 
-// nodes are two namespaces with a cable between them.
+// nodes are two network namespaces that a veth pair connects.
 type nodes struct {
 	*testing.T
 	client, executor string // names of the namespaces
@@ -57,7 +57,7 @@ func newNodes(t *testing.T) *nodes {
 	return n
 }
 
-// link plugs the cable in or out.
+// link sets the link between the nodes up or down.
 func (n *nodes) link(up bool) {
 	n.Helper()
 	state := "down"
@@ -105,7 +105,7 @@ func (n *nodes) start(node string, line func(string), program string, args ...st
 	return c
 }
 
-// executor starts an executor that offers tcp, and waits until it is ready. It returns its address.
+// startExecutor starts an executor that offers tcp, waits until it is ready, and sets RFAAS_EXECUTOR for later programs.
 func (n *nodes) startExecutor() {
 	n.Helper()
 	file := filepath.Join(n.dir, "address")
@@ -163,7 +163,7 @@ func (c *caller) line(s string) {
 	}
 }
 
-// served waits for more right results.
+// served waits until the caller has received `more` further right results.
 func (c *caller) served(more int64) {
 	c.n.Helper()
 	before := c.right.Load()
@@ -173,8 +173,8 @@ func (c *caller) served(more int64) {
 	}
 }
 
-// A client calls workers of another node over Ethernet. A link that comes back soon loses nothing. One that stays away ends calls with an
-// error, and the client is served again when it is back.
+// A client calls workers on another node over Ethernet. A short outage of the link makes no call fail. In a long outage calls fail with an
+// error. When the link is up again, calls succeed again.
 func TestCallsBetweenNodes(t *testing.T) {
 	n := newNodes(t)
 	n.startExecutor()

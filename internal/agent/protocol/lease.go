@@ -135,7 +135,7 @@ func (r *Released) Encode(b []byte) []byte {
 	return put(b, &C.rfaas_agent_released{cached: flag(r.Cached), handed: flag(r.Handed)})
 }
 
-// Hand has some channels of a lease at rest.
+// Hand describes some channels of a lease at rest.
 type Hand struct {
 	Key      uint64
 	First    int

@@ -1,7 +1,7 @@
 package protocol
 
-// The library's side: the messages that client/c encodes and decodes in C. Only tests use it, as the other end of an agent, so the
-// linker leaves it out of the programs. It is no test file because those cannot use cgo.
+// The library's side: the messages that client/c encodes and decodes in C. Only tests use this code, as the peer of an agent, so the
+// linker omits it from the programs. It is not a _test.go file because test files cannot use cgo.
 
 /*
 #include "agent_protocol.h"
