@@ -145,7 +145,7 @@ build/worker/$(WORKER)/main.o: build/version
 build/version: FORCE
 	@echo '$(VERSION)' | $(call unless_same,$@)
 
-# The tcp provider beside a bare pair of sockets. Executors do not offer tcp yet, so rfaas-bench does not measure it.
+# Compares the tcp provider with a bare pair of sockets. rfaas-bench does not measure tcp.
 BENCH_TCP_SOURCES := $(filter-out $(DP)/dp_local.c,$(DP_SOURCES)) benchmarks/tcp/main.c
 $(eval $(call c_program,build/bench-tcp/pingpong,build/bench-tcp,$(BENCH_TCP_SOURCES),$(DP_CFLAGS) $(CFLAGS),))
 
@@ -543,7 +543,7 @@ INSTALLED := $(addprefix bin/,$(PROGRAMS)) libexec/rfaas-worker libexec/rfaas-sp
 API_VERSION := $(shell sed -n 's/^.define RFAAS_VERSION_M[A-Z]*OR //p' $(CLIENT)/rfaas.h | paste -sd.)
 SLURM_FILES := $(addprefix scripts/slurm/,executor.sbatch prolog epilog rfaas-slurm-node.service)
 UNITS := $(wildcard scripts/systemd/*.service)
-# In share/doc/rfaas as in the tree, so that their links lead somewhere.
+# Below share/doc/rfaas, documents have the directory structure of the source tree, so that their links work.
 DOCS := README.md RATIONALE.md LICENSE $(wildcard docs/*.md) benchmarks/README.md benchmarks/scale/README.md benchmarks/headline/latency-shm.png
 
 .PHONY: install uninstall clean distclean proto

@@ -105,7 +105,7 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// A temporary ledger is a ledger, and makes no file, which a killed process would leave behind.
+// A temporary ledger works like any other, but creates no file, which a killed process would leave behind.
 func TestTemporaryLedger(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

@@ -92,8 +92,8 @@ func zygote(t *testing.T, w *world, l *client.Lease) int {
 	return 0
 }
 
-// A killed executor takes zygote and workers with it. Calls that are running end with a named error within a second, and the lease has
-// ended: its event says that it was lost, and its later calls that a new lease is needed.
+// When an executor is killed, its zygote and workers end too. Running calls end with a named error within a second, and the lease has
+// ended: its event says that it was lost, and later calls fail with an error that asks for a new lease.
 func TestExecutorKilledLeavesNothing(t *testing.T) {
 	w := newWorld(t, "--pool", "0")
 	events := newRecorder()

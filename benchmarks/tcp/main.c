@@ -1,6 +1,6 @@
-/* Round trips of the tcp provider beside those of a bare pair of TCP sockets, on loopback. Both sides spin, each on a processor of
- * its own where there are two. The two kinds take turns within a round, and the ratio is the median of the rounds' ratios: a time says
- * as much about the machine and the minute as about the program.
+/* Compares round trips of the tcp provider with those of a bare pair of TCP sockets, on loopback. Both sides spin, each on its own
+ * processor if there are two. Each round measures both kinds, and the result is the median of the rounds' ratios, because a time depends
+ * as much on the machine and its load as on the program.
  *
  *   build/bench-tcp/pingpong [ROUNDS [MILLISECONDS]]     default: 15 rounds of about 60 ms for each kind and size
  */

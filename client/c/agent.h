@@ -31,7 +31,7 @@ typedef struct rfaas_reply {
     int *fds;
 } rfaas_reply;
 
-/* Frees the data of a reply, and the channels and descriptors that came with it. */
+/* Frees the data of a reply, and its channels and descriptors. */
 void rfaas_reply_free(rfaas_reply *reply);
 
 /* The parts of a request: a structure, the data that follows it (NULL: none), and a descriptor (-1: none) or several of them. The caller

@@ -205,7 +205,7 @@ typedef struct rfaas_agent_released {
 } rfaas_agent_released;
 
 /* Some channels of a lease at rest, in the order of its workers. Followed by `count` descriptions (dp_packed_channel) of `size` bytes, which
- * the agent does not read. Descriptors: with the first channel that of the endpoint, then those of each channel. */
+ * the agent does not read. Descriptors: in the message with the first channel, first that of the endpoint; then those of each channel. */
 typedef struct rfaas_agent_hand {
     uint64_t key;
     uint32_t first, count, size;

@@ -54,7 +54,7 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
     dp_error err = {0};
     uint32_t at = 1;
     if (r->n_channels != h->n_workers || r->n_fds < 1)
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: %u of %u channels came", r->n_channels, h->n_workers);
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent %u of %u channels", r->n_channels, h->n_workers);
     int status = rfaas_api_session_device(l->session, "shm", &dev);
     if (status)
         return status;
@@ -64,7 +64,7 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
         const dp_packed_channel *p = &r->channels[i];
         rfaas_worker *w = &h->workers[i];
         if (p->qp.n_fds > r->n_fds - at)
-            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: %u descriptors for %u channels", r->n_fds, h->n_workers);
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent %u descriptors for %u channels", r->n_fds, h->n_workers);
         if (dp_channel_unpack(h->ep, p, r->fds + at, &w->ch, &err) || dp_channel_renew(w->ch, &err))
             return rfaas_api_fail_dp("lease", &err);
         w->resumes = true;
@@ -72,7 +72,7 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
     }
     h->cfg = *dp_channel_get_config(h->workers[0].ch);
     if (h->cfg.depth != o->depth || h->cfg.eager != ((o->eager + 63) & ~63u) || h->cfg.bulk != ((o->bulk + 63) & ~63ull))
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: channels of depth %u came, want %u", h->cfg.depth, o->depth);
+        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent channels of depth %u, want %u", h->cfg.depth, o->depth);
     strcpy(h->provider, "shm");
     return RFAAS_OK;
 }

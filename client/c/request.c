@@ -1,4 +1,4 @@
-/* The end of a request: waiting for it, testing and cancelling it, and what becomes of it when its worker dies. This is the hot path, as
+/* The end of a request: waiting for it, testing and cancelling it, and ending it when its worker dies. This is the hot path, as
  * invoke.c is. request_start.c starts requests, request_many.c waits for several. */
 #include <string.h>
 

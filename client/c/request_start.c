@@ -95,7 +95,7 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
         *told = true;
         status = rfaas_api_bad_call(l, "iinvoke", a->fn, NULL, 0, NULL, 0);
         if (!status)
-            status = rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "iinvoke: the node leaves");
+            status = rfaas_api_fail(RFAAS_LEASE_ENDED, RFAAS_NOT_STARTED, "iinvoke: the executor is draining");
     } else {
         status = submit_one(l, r, a, w, last, told);
         if (status && status != DP_BUSY && status != DP_TOO_LARGE && !*told) {

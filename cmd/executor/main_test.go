@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// An executor without a resource manager says so, and what RFAAS_MANAGER is for.
+// An executor without a resource manager logs that, and explains RFAAS_MANAGER if it is set.
 func TestWithoutManager(t *testing.T) {
 	listen := []string{"--listen", "192.0.2.1:1", "--allow-plaintext", "--secret-file", filepath.Join(t.TempDir(), "secret")} // fails at once
 	const alone, meant = "no resource manager (--manager): only RFAAS_EXECUTOR=ADDRESS", "did you mean --manager?"

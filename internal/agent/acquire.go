@@ -208,7 +208,7 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 		return nil
 	}
 	if r.file == nil {
-		return failed("read the library", dataplane.StatusBadLibrary, "no descriptor came with it")
+		return failed("read the library", dataplane.StatusBadLibrary, "the request has no descriptor of the library")
 	}
 	lib, err := l.session.control.Library(r.file, m.Spec.Library)
 	if err != nil {

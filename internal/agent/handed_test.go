@@ -35,7 +35,7 @@ func (l *leased) releaseHanded() protocol.Released {
 	return r
 }
 
-// Channels that did not come as they should are not handed over, and their descriptors are closed.
+// After a wrong HAND message, channels are not handed over, and their descriptors are closed.
 func TestChannelsThatAreNotHandedOver(t *testing.T) {
 	w := newWorld(t, 0)
 	x := executor(t, w.secret)
@@ -77,7 +77,7 @@ func TestChannelsThatAreNotHandedOver(t *testing.T) {
 		}
 		l.close()
 	}
-	// At each other end of a lease they are closed too.
+	// Descriptors are also closed when the lease ends in any other way.
 	l := p.mustAcquire(100, 1)
 	l.hand(one, 3)
 	l.release(false)
@@ -136,7 +136,7 @@ func TestHandedChannelsAreGivenOnce(t *testing.T) {
 	if n := w.agent.held.Load(); n != 0 {
 		t.Errorf("%d descriptors are held, for a lease that was refused", n)
 	}
-	// One that ends before it says whether it uses the channels loses them.
+	// If a client ends before it accepts or refuses the channels, they are closed.
 	m.hand(protocol.Hand{Count: 1, Files: 5}, 5)
 	m.releaseHanded()
 	f := protocol.Acquire{Key: 9, Session: 1, First: true, Spec: spec(1)}
@@ -149,7 +149,7 @@ func TestHandedChannelsAreGivenOnce(t *testing.T) {
 	eventually(t, "the workers are ended", func() bool { return x.free(t, w.secret) == 2 })
 }
 
-// An agent that would end for lack of clients stays as long as it holds the channels of an ended one.
+// An agent without clients keeps running as long as it holds the channels of an ended client.
 func TestAgentLingersForCachedWorkers(t *testing.T) {
 	w := newWorld(t, time.Hour)
 	x := executor(t, w.secret, "--cache-time", "1s")

@@ -25,7 +25,7 @@ func (l *lease) abandon(stopping bool) {
 		l.clear(stopping) // before the release: the end of the connection is one more reason for the worker to end
 	}
 	switch {
-	case acquiring: // done calls abandon again
+	case acquiring: // done, which ends the acquisition, calls abandon again
 	case held == nil:
 	case stopping:
 		held.StopWatch()

@@ -39,8 +39,8 @@ func newBill(a *app) *cobra.Command {
 		Short: "Show what tenants have used and owe",
 		Long: "Show what tenants have used and owe, as the resource manager's ledger has it. --since is a date (2026-01-31), a time\n" +
 			"(2026-01-31T15:00:00Z) or a duration before now (720h); it is rounded down to the hour. --json and --csv have the exact count\n" +
-			"too, as units: core-microseconds for hours of cores, MiB-milliseconds for gib-hour, calls, bytes. Of the leases of an executor that\n" +
-			"was killed, the time after their last charge is missing: at most the executor's charge-interval, a second by default.",
+			"too, as units: core-microseconds for hours of cores, MiB-milliseconds for gib-hour, calls, bytes. If an executor was\n" +
+			"killed, the time after the last charge of its leases is missing: at most the executor's charge-interval, a second by default.",
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), a.timeout)

@@ -146,7 +146,7 @@ func journalled(t *testing.T, dir string) (size int64) {
 	return size
 }
 
-// What a killed executor does not charge is stated where users and administrators read about bills.
+// The help texts and documents on bills state how much time a killed executor leaves uncharged.
 func TestUnchargedTimeIsStated(t *testing.T) {
 	var out bytes.Buffer
 	if code := Run(t.Context(), Env{Version: "v1", Getenv: func(string) string { return "" }, Stdout: &out, Stderr: &out}, []string{"bill", "--help"}); code != 0 {

@@ -202,7 +202,7 @@ func TestRevokeAndDrain(t *testing.T) {
 	}
 }
 
-// Without addresses, errors name the flag and the variable, and drain does not guess whom it ends.
+// Without addresses, errors name the flag and the variable, and drain does not guess which executor to drain.
 func TestDefaultAddresses(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if _, err := control.EnsureSecret(secret); err != nil { // no daemon has it

@@ -108,10 +108,11 @@ func newClusterRenew(a *app) *cobra.Command {
 	var within, life time.Duration
 	c := &cobra.Command{
 		Use:   "renew DIR...",
-		Short: "Make the identity directories again whose certificates end soon",
-		Long: "Make each of these identity directories again, for the same names and addresses, if its certificate ends within --within or has\n" +
-			"ended. Other directories stay as they are. The command is for a timer on the machine that has the cluster's keys: copy the\n" +
-			"directories to their nodes afterwards. Running daemons load them. A revoked certificate, and one of another cluster, is an error.",
+		Short: "Renew identity directories whose certificates expire soon",
+		Long: "Issue a new certificate for each of these identity directories, with the same names and addresses, if the present one expires\n" +
+			"within --within or has expired. Other directories are not changed. Run the command from a timer on the machine that has the\n" +
+			"cluster's keys, and copy the directories to their nodes afterwards. Running daemons load them. A revoked certificate, and one\n" +
+			"of another cluster, is an error.",
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, nodes []string) error {
 			if life <= within || within < 0 {

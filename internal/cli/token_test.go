@@ -17,7 +17,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/identity"
 )
 
-// Identity directories whose certificates end soon are made again, for the same names, and others are not touched.
+// Identity directories whose certificates expire soon are renewed with the same names. Other directories are not changed.
 func TestClusterRenew(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -67,7 +67,7 @@ func TestClusterRenew(t *testing.T) {
 	if !certificate("later").Equal(later) {
 		t.Error("a certificate that is good for a year was renewed")
 	}
-	// A directory that cannot be renewed does not keep others from it.
+	// If one directory cannot be renewed, the others still are.
 	good("node", "192.0.2.7", "--for", "1h", "--out", in("soon"))
 	if code, out, errs := run("renew", in("bad"), in("none"), in("soon")); code != 1 || !strings.Contains(errs, "is revoked") || !strings.Contains(errs, in("none")) ||
 		!strings.Contains(out, in("soon")+" is renewed") || !certificate("bad").Equal(bad) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// `make run` works with an MPI of no package, for example that of a module, and asks for one if there is none.
+// `make run` works with an MPI that is not from a package, for example from a module. If there is no MPI, it asks for one.
 func TestRunNeedsAnyMPI(t *testing.T) {
 	if !strings.Contains(source(t, "Makefile"), "scripts/deps run\n") {
 		t.Error("make run does not call scripts/deps run")
@@ -33,7 +33,7 @@ func TestRunNeedsAnyMPI(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A Debian on which every package is installed but those of MPI and compilers of other languages.
+	// A Debian with every package except those of MPI and of compilers for other languages.
 	write("dpkg-query", `for p; do case $p in -*|*mpi*|g++|gfortran|cmake|ucx*) ;; *) echo "installed $p" ;; esac; done`)
 	check := func(mpi string, want ...string) {
 		t.Helper()

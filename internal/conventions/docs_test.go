@@ -54,7 +54,7 @@ func TestDocumentedSettingsExist(t *testing.T) {
 	}
 }
 
-// The messages that the table of docs/operations.md quotes are those of the sources, with ... for what differs.
+// The sources contain the messages that the table of docs/operations.md quotes. In the table, ... stands for the parts that vary.
 func TestQuotedMessagesExist(t *testing.T) {
 	_, table, _ := strings.Cut(source(t, "docs/operations.md"), "| message | what to check |\n|---|---|\n")
 	table, _, _ = strings.Cut(table, "\n\n")

@@ -249,8 +249,8 @@ int shm_post_recv(dp_qp *q, uint64_t wr_id);
 void shm_qp_notify(dp_qp *q);
 void *shm_rkey_ptr(dp_qp *q, uint64_t raddr, uint32_t rkey, uint64_t len);
 
-/* dp_shm.c, for dp_shm_pack.c: a queue pair without its segment and token, and its entry among those of the device and the queue; a
- * completion queue with this page (NULL: a new one), which it takes over if it succeeds. */
+/* In dp_shm.c, for dp_shm_pack.c: make a queue pair without segment and token; list it with the device and the queue; make a completion
+ * queue with this page (NULL: a new one), which the queue owns if the function succeeds. */
 int shm_qp_new(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, shm_qp **out, dp_error *err);
 void shm_qp_add(shm_qp *qp);
 void shm_qp_free(shm_qp *qp);

@@ -128,7 +128,7 @@ static int check(const dp_domain *d, const dp_cq *c, const shm_packed *p, uint32
         return refused(err, "the completion queue has no room for it");
     for (uint32_t i = 0; i < own->n_regions; i++)
         if (own->regions[i].offset)
-            return refused(err, "an own region does not begin its memory");
+            return refused(err, "an own region does not start at offset 0 of its memory file");
     /* The peer omits barriers if this side is registered for membarrier. */
     if (own->reached && !dev->membarrier)
         return dp_fail(err, DP_UNSUPPORTED, 0, "take over a queue pair: this process could not be registered for membarrier");

@@ -65,9 +65,9 @@ static int apply_options(tcp_dev *dev, const dp_dev_options *o, dp_error *err) {
     if (st)
         return st;
     if (dev->active_only && dev->handed)
-        return dp_fail(err, DP_INVALID, 0, "open tcp: a device is handed sockets or is active_side_only, not both");
+        return dp_fail(err, DP_INVALID, 0, "open tcp: options handed and active_side_only exclude each other");
     if (!advertise && dev->handed)
-        return dp_fail(err, DP_INVALID, 0, "open tcp: a device that is handed sockets needs advertise: where peers connect to");
+        return dp_fail(err, DP_INVALID, 0, "open tcp: option handed needs advertise: the addresses that peers connect to");
     if (!advertise && !dev->active_only && is_wildcard(dev))
         return dp_fail(err, DP_INVALID, 0, "open tcp: listening on %s needs advertise: the addresses that peers connect to", address);
     snprintf(dev->d.name, sizeof dev->d.name, "tcp %.50s", dev->handed ? advertise : dev->active_only ? "client" : address);

@@ -465,7 +465,7 @@ static int greet(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int fd, int64_t un
     if (e)
         return dp_fail(err, DP_CONNECTION, e, "connect: exchange with the tcp peer");
     if (!tcp_hello_check(&h, &l) || !same_token(h.to, qp->token) || (h.status && h.status != DP_BUSY))
-        return dp_fail(err, DP_PROTOCOL, 0, "connect: the tcp peer answered with something that is no hello");
+        return dp_fail(err, DP_PROTOCOL, 0, "connect: the tcp peer's answer is not a valid hello");
     if (!same_token(h.from, b->token))
         return dp_fail(err, DP_BAD_BLOB, 0, "connect: another queue pair answered");
     *crossed = h.status == DP_BUSY;

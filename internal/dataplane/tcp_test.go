@@ -21,7 +21,7 @@ func TestTCPDevice(t *testing.T) {
 	d.Close()
 	d, err = Open(TCP, Options{ActiveOnly: true, Address: "::"})
 	if err != nil {
-		t.Fatal(err) // it does not listen, so it needs nothing to advertise
+		t.Fatal(err) // it does not listen, so it needs no addresses to advertise
 	}
 	d.Close()
 	for _, c := range []struct {
@@ -43,7 +43,7 @@ func TestTCPDevice(t *testing.T) {
 	}
 }
 
-// TestTCPTokens finds the token of a blob and of a hello, and none where there is none.
+// TestTCPTokens finds the tokens of a blob and of a hello, and reports bytes that have no token.
 func TestTCPTokens(t *testing.T) {
 	s := openSide(t, TCP)
 	conn, err := s.domain().NewConn()

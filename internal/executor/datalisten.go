@@ -84,7 +84,7 @@ func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
 func (d *dataListener) expect(w Worker) error {
 	token, ok := dataplane.ChannelToken(w.Blob())
 	if !ok {
-		return errors.New("the worker has given no blob of provider tcp")
+		return errors.New("the worker's blob is not of provider tcp")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -39,7 +39,7 @@ func (w *expectant) Blob() []byte {
 	return b.Marshal()
 }
 
-// begin writes what blobs and hellos of provider tcp begin with.
+// begin writes the first fields of a blob or hello of provider tcp.
 func begin(b []byte, magic uint32, token dataplane.Token) {
 	binary.LittleEndian.PutUint32(b, magic)
 	binary.LittleEndian.PutUint16(b[4:], 1)
@@ -129,7 +129,7 @@ func TestDataConnectionReachesItsWorker(t *testing.T) {
 	}
 }
 
-// Without a token that a worker waits for, a connection is closed, and so is one that sends too little.
+// A connection is closed if no worker waits for its token, or if its hello is incomplete.
 func TestDataStrangersAreRefused(t *testing.T) {
 	d := listenForData(t)
 	w, gone := newExpectant(), newExpectant()
@@ -155,7 +155,7 @@ func TestDataStrangersAreRefused(t *testing.T) {
 	(<-w.came).Close()
 }
 
-// A crowd that sends nothing does not keep a client out.
+// Many silent connections do not keep a client from connecting.
 func TestDataSilentCrowd(t *testing.T) {
 	d := listenForData(t)
 	w := newExpectant()

@@ -51,7 +51,7 @@ type Cached struct {
 
 	// Protected by the cache, until it is taken.
 	owner  *Control  // nil: its session was closed
-	use    func()    // gives up the connections; nil while there is an owner
+	use    func()    // gives up the connections; nil while the lease has an owner
 	handed io.Closer // the channels; nil: only the owner has them
 }
 

@@ -41,7 +41,7 @@ func (c *shared) usable(e *control.ExecutorEntry, need uint32) (Candidate, error
 	return Candidate{Address: e.Address, Node: e.Info.Node, Provider: provider, info: e.Info}, nil
 }
 
-// details sorts the reasons why executors cannot be asked: temporary reasons come first.
+// details returns the reasons why executors cannot be asked as one text; temporary reasons come first.
 func details(unusable []error) string {
 	sorted := slices.SortedStableFunc(slices.Values(unusable), func(a, b error) int { return cmp.Compare(rank(a), rank(b)) })
 	var list []string

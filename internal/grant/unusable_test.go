@@ -21,8 +21,8 @@ func refusing(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// If no executor can be asked, the error names the executors and why each of them is unusable. Its class is that of the executor that is
-// most likely to come back, and not "unsupported" because of one that this node could never use.
+// If no executor can be asked, the error names the executors and why each of them is unusable. The error has the class of
+// the executor that is most likely to come back, even if this node could never use another one.
 func TestErrorNamesUnusableExecutors(t *testing.T) {
 	self, err := control.NodeID()
 	if err != nil {
@@ -76,7 +76,7 @@ func TestErrorNamesUnusableExecutors(t *testing.T) {
 	}
 }
 
-// The same while the resource manager still counts the executor of this node as alive: it is asked, and does not answer.
+// The resource manager still counts the executor of this node as alive. The client asks that executor and gets no answer.
 func TestErrorOfADeadExecutorNamesUnusableOnes(t *testing.T) {
 	self, err := control.NodeID()
 	if err != nil {

@@ -113,8 +113,8 @@ func (r *releasing) Release(ctx context.Context, _ *control.ReleaseRequest) (*co
 	}
 }
 
-// The event stream stays open until the executor has released the lease, because an executor takes its end for the loss of the client. What
-// the stream says meanwhile is no event.
+// The event stream stays open until the executor has released the lease, because an executor takes the end of the stream for
+// the loss of the client. Messages on the stream during the release are not reported as events.
 func TestReleaseBeforeTheStreamEnds(t *testing.T) {
 	r := &releasing{open: make(chan struct{}), release: make(chan struct{}), over: make(chan struct{})}
 	conn, address := reached(t, r)

@@ -15,7 +15,7 @@ import (
 // received. Then it runs no function, whatever its client sends. When Suspend returns, the worker and all processes that
 // its functions have started are frozen: they use no processor time, whatever signals and timers they have. Memory,
 // queue pair and code stay. If the control group has no freezer, the error wraps sandbox.ErrNoFreezer: SIGSTOP would
-// not stop a function that has arranged for a SIGCONT. After Suspend, or an error of it, Stop and Finish end the worker as
+// not stop a function that has arranged for a SIGCONT. After Suspend, even if it fails, Stop and Finish end the worker as
 // before. After an error it cannot be resumed. Suspend must not run at the same time as Resume, Stop or Finish.
 func (w *Worker) Suspend(ctx context.Context) error {
 	err := sandbox.ErrNoFreezer

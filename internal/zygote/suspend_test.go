@@ -248,7 +248,7 @@ func TestCallBeforeTheWorkerHasResumed(t *testing.T) {
 	})
 }
 
-// A suspended worker ends by itself when it is asked to: it is not killed after the time that it has for its calls.
+// A suspended worker exits when it is told to stop, and is not killed only after the time limit for its calls.
 func TestStopOfASuspendedWorker(t *testing.T) {
 	freezing(t, func(t *testing.T, z *Zygote) {
 		for what, end := range map[string]func(*Worker, context.Context) error{"stop": (*Worker).Stop, "finish": (*Worker).Finish} {

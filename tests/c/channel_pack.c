@@ -1,4 +1,4 @@
-/* Connected channels that one process hands over to another (dp_channel_pack), and descriptions of them that nobody should trust. */
+/* Connected channels that one process hands over to another (dp_channel_pack), and hostile descriptions of channels. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 
 #define FDS (1 + DP_PACKED_FDS)
 
-/* An endpoint of one channel, on its way. */
+/* A packed endpoint with one channel. */
 typedef struct packed {
     dp_packed_channel ch;
     int fds[FDS]; /* the endpoint's, the channel's */
@@ -99,7 +99,7 @@ static void taker(int sock, void *arg) {
     uint32_t now = sizeof is;
     CHECK_OK_ERR(dp_channel_offer(s.ch, is, &now, &err), err);
     CHECK_EQ(now, len);
-    CHECK_SAME(is, was, len); /* so the worker knows its client again */
+    CHECK_SAME(is, was, len); /* so the worker recognises its client */
     calls(&s);
     pack(&s, &p);
     send_packed(sock, &p);
@@ -122,16 +122,16 @@ static void passed_on(dp_wait_mode mode) {
     send_packed(peer.sock, &p);
     t_send(peer.sock, &len, sizeof len);
     t_send(peer.sock, blob, len);
-    served_close_client(&s); /* the worker notices nothing, for others hold the socket */
+    served_close_client(&s); /* the worker notices nothing, because other processes hold the socket */
     recv_packed(peer.sock, &p);
     t_sync(peer.sock);
     t_peer_join(&peer);
     CHECK_OK_ERR(unpack(&s, &p, &err), err);
     calls(&s);
-    /* A channel that was packed and not unpacked goes on. */
+    /* A channel that was packed but not unpacked can still be used. */
     pack(&s, &p);
     calls(&s);
-    /* After the worker's end it serves another worker as any channel does. */
+    /* After the worker's end, another worker can use the channel, as with any channel. */
     t_peer_kill(&s.peer);
     uint8_t in[8] = {0};
     uint32_t size;
@@ -149,7 +149,7 @@ T_CASE(pack_adaptive, "channel/pack-adaptive", .providers = T_SHM) { passed_on(D
 T_CASE(pack_hot, "channel/pack-hot", .providers = T_SHM) { passed_on(DP_WAIT_HOT); }
 T_CASE(pack_warm, "channel/pack-warm", .providers = T_SHM) { passed_on(DP_WAIT_WARM); }
 
-/* ---- who still holds the socket ---- */
+/* ---- several holders of the socket ---- */
 
 static void holder(int sock, void *arg) {
     packed p;
@@ -161,7 +161,7 @@ static void holder(int sock, void *arg) {
     close_rest(&p);
 }
 
-/* The end of a worker does not keep a process busy that has handed its channel over. */
+/* A process that has handed over a channel does not spin when the worker of that channel ends. */
 T_CASE(pack_left, "channel/pack-left-behind", .providers = T_SHM) {
     served s;
     t_peer peer, worker;
@@ -206,7 +206,7 @@ T_CASE(pack_last, "channel/pack-last-holder", .providers = T_SHM) {
     t_peer_join(&s.peer);
 }
 
-/* Without the descriptors of the peer, which few processes keep, a channel cannot be handed over. */
+/* A channel cannot be handed over without the peer's descriptors, which few processes keep. */
 T_CASE(pack_few, "channel/pack-too-many-descriptors", .providers = T_SHM) {
     served s;
     packed p;
@@ -245,7 +245,7 @@ T_CASE(pack_barrier, "channel/pack-without-membarrier", .providers = T_SHM) {
     served_close(&s);
 }
 
-/* ---- what cannot be trusted ---- */
+/* ---- hostile descriptions ---- */
 
 /* Offers a damaged description with copies of the descriptors. Nothing leaks, whatever the answer is. */
 static int offered(const packed *good, const packed *bad) {
@@ -350,7 +350,7 @@ T_CASE(pack_hostile, "channel/pack-hostile", .providers = T_SHM, .seconds = 60) 
     REFUSE(v->spos += 1000);
     REFUSE(v->reserved = 1);
 
-    /* Descriptors: of each, none, a file of another kind, memory that may shrink, and too little of it. */
+    /* For each descriptor: none, a file of another kind, memory that may shrink, and too little memory. */
     enum { SEALED = F_SEAL_SHRINK | F_SEAL_GROW };
     int null = open("/dev/null", O_RDWR | O_CLOEXEC), loose = segment(1 << 20, F_SEAL_GROW), small = segment(1, SEALED),
         fixed = segment(1 << 20, SEALED | F_SEAL_WRITE), pair[2];
@@ -363,7 +363,7 @@ T_CASE(pack_hostile, "channel/pack-hostile", .providers = T_SHM, .seconds = 60) 
     for (uint32_t k = 0; k < sizeof all / sizeof *all; k++)
         close(all[k]);
 
-    /* Any one byte: refused, or a channel that can be destroyed. */
+    /* Damages each byte in turn: the result is a refusal, or a channel that can be destroyed. */
     for (size_t at = 0; at < offsetof(dp_packed_channel, qp.bytes) + good.ch.qp.size; at++) {
         packed bad = good;
         ((uint8_t *)&bad.ch)[at] ^= (uint8_t)(1 + t_random() % 255);

@@ -54,7 +54,7 @@ T_CASE(api_agents_end, "api/agents-end-in-an-acquisition", .providers = T_SHM) {
     fake_leave();
 }
 
-/* ---- channels that an agent hands over and that cannot be used ---- */
+/* ---- unusable channels from an agent ---- */
 
 static int hand_kind, hand_fd;
 
@@ -98,7 +98,7 @@ static void hands(uint32_t id) {
     }
 }
 
-/* Whatever comes, the library makes channels of its own, and keeps no descriptor. */
+/* After any bad message, the library makes channels of its own, and keeps no descriptor. */
 T_CASE(api_hands, "api/hands-that-cannot-be-used", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_session_options so = RFAAS_SESSION_OPTIONS_INIT;

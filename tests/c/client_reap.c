@@ -1,4 +1,5 @@
-/* The C library on a device whose driver takes long to destroy a queue pair. The device is shm's, with another destruction. */
+/* The C library on a device whose driver takes long to destroy a queue pair. The device is shm, with
+ * its destroy function replaced. */
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -83,7 +84,7 @@ static void all_gone(void) {
 }
 
 
-/* A destruction that is quick leaves no thread. */
+/* A quick destruction leaves no thread. */
 T_CASE(reap_quick, "reap/quick", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *first;
@@ -100,7 +101,7 @@ T_CASE(reap_quick, "reap/quick", .providers = T_SHM) {
     fake_leave();
 }
 
-/* One that hangs holds up neither the release, nor other leases, nor the end of the session and of the library. */
+/* A destruction that hangs delays neither the release nor other leases, and neither the end of the session nor that of the library. */
 T_CASE(reap_hangs, "reap/hangs", .providers = T_SHM) {
     rfaas_lease_options lo;
     rfaas_lease *first;

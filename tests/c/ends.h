@@ -93,8 +93,8 @@ static inline unsigned char *local_bytes(end *e) { return e->local->addr; }
 dp_sge local_sge(end *e, uint64_t off, uint32_t len);
 
 /* Makes this thread poll the queue, without taking completions, whenever it waits for something else: for t_recv, t_sync, or a
- * completion of another end. Peers' operations proceed only while their target polls where the device has
- * DP_CAP_POLLED_TARGET; on others this does nothing. Ends do it with their own queues. */
+ * completion of another end. On a device with DP_CAP_POLLED_TARGET,
+ * peers' operations proceed only while their target polls. On other devices, this does nothing. Ends attend to their own queues. */
 void end_attend(dp_cq *cq);
 void end_unattend(dp_cq *cq);
 

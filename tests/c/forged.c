@@ -159,7 +159,7 @@ uint32_t raw_take(raw *r, dp_request *q, bool *bare) {
     return slot;
 }
 
-/* Waits until it has arrived, unless only a poll of the client can tell and the client is another process. */
+/* Waits until the post has arrived, unless only a poll of the client can show that and the client is another process. */
 static void put_and_wait(raw *r, uint32_t at, uint32_t size, uint32_t payload, uint32_t imm) {
     bool wait = r->client_polls || !(r->e.dev->caps & DP_CAP_POLLED_TARGET);
     put(r, at, size, payload, imm, wait ? DP_SIGNALED : 0);

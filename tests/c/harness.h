@@ -76,8 +76,8 @@ const char *t_provider(void);
 bool t_is_shm(void);
 bool t_is_verbs(void);
 bool t_is_tcp(void);
-/* One of two counts or sizes, by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, a
- * thirty-second part of what shm does, but no less than verbs does. */
+/* One of two counts or sizes, by provider (verbs runs in an emulated machine). On tcp, where each message costs system calls, 1/32
+ * of the value for shm, but at least the value for verbs. */
 static inline long t_pick(long shm, long verbs) {
     return t_is_shm() ? shm : t_is_verbs() || verbs > shm / 32 ? verbs : shm / 32;
 }

@@ -1,5 +1,5 @@
-/* Calls over tcp whose payload exceeds what sockets and buffers take, while the other side does something else for longer than the patience that
- * a side has on other providers. */
+/* Calls over tcp with payloads larger than the sockets' and queue pairs' buffers. Meanwhile the other side does not poll for longer than
+ * the time-out of a post on other providers. */
 #include <stdlib.h>
 
 #include "ends.h"

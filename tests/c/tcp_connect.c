@@ -1,4 +1,4 @@
-/* Who connects to whom on tcp: hellos that are refused, tokens, strangers, and sockets that another process hands over. */
+/* Connecting on tcp: refused hellos, tokens, sockets without a hello, and sockets that another process hands over. */
 #include "tcp_peer.h"
 #include "worker/sandbox.h"
 
@@ -142,7 +142,7 @@ T_CASE(hellos, "tcp/hellos-refused", .providers = T_TCP) {
     end_close(&e);
 }
 
-/* Another queue pair than the one whose blob the end connects to has the token and was faster. */
+/* An end connects to a blob, but another queue pair has used the end's token first. */
 T_CASE(impostor, "tcp/another-queue-pair-connects", .providers = T_TCP) {
     end e, f;
     card c, cf;
@@ -165,7 +165,7 @@ T_CASE(impostor, "tcp/another-queue-pair-connects", .providers = T_TCP) {
     end_close(&f);
 }
 
-/* Silent sockets: the oldest give way to newer ones, all are closed after a second, and who says hello is served at any time. */
+/* Silent sockets: the oldest give way to newer ones, all are closed after a second, and a peer that sends a hello is always served. */
 T_CASE(strangers, "tcp/strangers", .providers = T_TCP, .seconds = 30) {
     enum { N = DP_TCP_STRANGERS + 20 };
     end e;
@@ -257,7 +257,7 @@ static void acceptor_close(acceptor *a, int worker_end) {
     close(worker_end);
 }
 
-/* Accepts one socket, reads its hello and passes it on, as a daemon does. Returns the token that it is for. */
+/* Accepts one socket, reads its hello and passes it on, as a daemon does. Returns the token in the hello. */
 static void accept_one(acceptor *a, uint8_t token[DP_TCP_TOKEN_SIZE]) {
     uint8_t hello[DP_TCP_HELLO_SIZE];
     dp_error err;
@@ -356,7 +356,7 @@ static void hand_over(bool by_connect, bool sealed) {
 T_CASE(handed_take, "tcp/handed-before-connect", .providers = T_TCP) { hand_over(false, false); }
 T_CASE(handed_connect, "tcp/handed-while-connecting", .providers = T_TCP) { hand_over(true, false); }
 
-/* The same by a worker whose filter is in force: it needs no system call that a sealed worker may not make. */
+/* The same with a sealed worker: its system call filter permits every call that is needed. */
 T_CASE(handed_sealed, "tcp/handed-to-a-sealed-worker", .providers = T_TCP) {
     if (T_ASAN || T_TSAN)
         t_skip("a sanitizer makes system calls of its own");
@@ -369,7 +369,7 @@ static void cancel_later(int sock, void *arg) {
     dp_qp_cancel(arg);
 }
 
-/* What goes wrong with sockets that are handed over: no socket, other messages, a wrong token, an acceptor that ends, a cancelled wait. */
+/* Errors of handing over sockets: no socket, malformed messages, a wrong token, an acceptor that ends, a cancelled wait. */
 T_CASE(handed_badly, "tcp/handed-badly", .providers = T_TCP) {
     acceptor a;
     int worker_end, sv[2], pair[2];

@@ -1,5 +1,5 @@
-/* Peers of the tcp provider that send what no peer of this version sends. Nothing of it reaches memory that it may not, and each ends its
- * connection and nothing else. */
+/* Peers of the tcp provider that send malformed or forbidden frames. No frame changes memory that its peer may not write. Each
+ * frame ends only its own connection. */
 #include "tcp_peer.h"
 
 #include <sched.h>
@@ -108,8 +108,8 @@ T_CASE(cut, "tcp/frames-cut-at-every-byte", .providers = T_TCP, .seconds = 30) {
     end_close(&e);
 }
 
-/* What a peer sent before it left is delivered afterwards, and each completion's receive can be posted again: a worker answers and
- * ends. */
+/* Data that a peer sent before it ended is still delivered, and the receive of each completion can be posted again: a worker may answer and
+ * exit at once. */
 T_CASE(last_words, "tcp/last-words", .providers = T_TCP) {
     end e;
     rogue r;
@@ -135,7 +135,7 @@ T_CASE(last_words, "tcp/last-words", .providers = T_TCP) {
     end_close(&e);
 }
 
-/* ---- frames that no peer sends ---- */
+/* ---- malformed and forbidden frames ---- */
 
 typedef struct hostile {
     const char *what;
@@ -224,7 +224,7 @@ T_CASE(hostile_frames, "tcp/hostile-frames", .providers = T_TCP) {
     end_close(&e);
 }
 
-/* Random bytes behind a good start: whatever they are, the end stays whole and serves the next peer. */
+/* Valid frames with a few random bytes: the end survives them and serves the next peer. */
 T_CASE(noise, "tcp/noise", .providers = T_TCP) {
     end e, f;
     end_open(&e, &opts, NULL);
@@ -290,7 +290,7 @@ T_CASE(half_reset, "tcp/half-a-frame-and-a-reset", .providers = T_TCP) {
     end_close(&e);
 }
 
-/* dp_mem_free of an exposed region, while a frame for it is under way and after that. */
+/* dp_mem_free of an exposed region, during a frame for it and afterwards. */
 T_CASE(half_free, "tcp/half-a-frame-and-a-freed-region", .providers = T_TCP) {
     for (int round = 0; round < 2; round++) {
         end e;
@@ -325,7 +325,7 @@ T_CASE(half_destroyed, "tcp/half-a-frame-and-no-queue-pair", .providers = T_TCP)
 
 /* ---- limits ---- */
 
-/* A peer that asks and does not read is ended before its answers take more memory than TCP_OUT_MAX. */
+/* If a peer sends requests and does not read, its connection ends before the answers take more memory than TCP_OUT_MAX. */
 T_CASE(no_reader, "tcp/reads-whose-answers-nobody-takes", .providers = T_TCP) {
     static const end_opts large = {.size = TCP_MAX_MSG};
     end e;
@@ -344,7 +344,7 @@ T_CASE(no_reader, "tcp/reads-whose-answers-nobody-takes", .providers = T_TCP) {
     end_close(&e);
 }
 
-/* A write-with-immediate without a receive waits, what follows waits behind it, and waiting for them does not spin. */
+/* A write-with-immediate without a receive waits, and the frames behind it wait too. A blocked wait does not spin meanwhile. */
 T_CASE(held, "tcp/immediate-without-a-receive", .providers = T_TCP) {
     static const end_opts none = {.size = 16384, .no_recvs = true};
     end e;

@@ -1,4 +1,4 @@
-/* A peer of a tcp queue pair made by hand: a plain socket that says hello, and frames that the test wants. */
+/* A hand-made peer of a tcp queue pair: a plain socket that sends a hello and any frames. */
 #ifndef RFAAS_CTEST_TCP_PEER_H
 #define RFAAS_CTEST_TCP_PEER_H
 
@@ -21,7 +21,7 @@ void rogue_join(rogue *r, end *e);
 void rogue_say(rogue *r, const void *bytes, size_t len);
 /* Receives len bytes while the end polls. */
 void rogue_hear(rogue *r, end *e, void *bytes, size_t len);
-/* Polls the end until the rogue's socket is closed by it. */
+/* Polls the end until it closes the rogue's socket. */
 void rogue_await_end(rogue *r, end *e);
 void rogue_leave(rogue *r);
 

@@ -1,5 +1,5 @@
-/* Links that die, are interrupted, or lead to a peer that has stopped. Socket filters that drop every packet at both ends are the dead
- * link: the kernel then neither answers nor hears anything. */
+/* Links that die or are interrupted, and peers that are stopped. For a dead link, socket filters at both ends drop every packet, so the
+ * kernels neither receive nor answer anything. */
 #include "tcp_peer.h"
 
 #include <linux/filter.h>
@@ -57,7 +57,7 @@ T_CASE(links, "tcp/links-dead-and-interrupted", .providers = T_TCP, .seconds = 4
         cut(&near[i], &far[i]);
     write_words(&near[BUSY], &c[BUSY], 0, 5);
     write_words(&near[INTERRUPTED], &c[INTERRUPTED], 0, 20);
-    /* A peer that has stopped: everything is full. */
+    /* A stopped peer: all buffers are full. */
     uint64_t posted = 0;
     dp_sge block = local_sge(&near[STOPPED], 0, 65536);
     int full = 0;

@@ -39,7 +39,7 @@ func (c *led) finish(kill bool) {
 	}
 }
 
-// onNode skips a test on verbs, where connections belong to their process.
+// onNode skips a test on verbs, where a connection cannot leave its process.
 func onNode(t *testing.T) {
 	t.Helper()
 	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
@@ -47,7 +47,8 @@ func onNode(t *testing.T) {
 	}
 }
 
-// leave has a client lease a worker, call it, release it, and end in one of three ways: it closes its session, it ends without, or it is killed.
+// leave has a client lease a worker, call it, release it, and end in one of three ways: after closing its session, without closing it, or
+// by a signal.
 func leave(t *testing.T, end string, env ...string) origin {
 	t.Helper()
 	a := lead(t, 1, 0, env...)
@@ -130,7 +131,7 @@ func TestCachedLeaseOfLivingProcess(t *testing.T) {
 	}
 }
 
-// TestCachedLeaseDiffers gives a cached lease to nobody who asks for something else.
+// TestCachedLeaseDiffers asks for leases with other terms or credentials, which get no cached workers.
 func TestCachedLeaseDiffers(t *testing.T) {
 	onNode(t)
 	env, _, _ := agentCluster(t)
@@ -191,7 +192,7 @@ func TestCachedLeaseEndsWithAgent(t *testing.T) {
 	a.do("open", "calls 20")
 }
 
-// TestManyShortProcesses has one process after the other use one worker. No party keeps anything of them.
+// TestManyShortProcesses has many processes use one worker, one after another. No party keeps anything of an ended process.
 func TestManyShortProcesses(t *testing.T) {
 	onNode(t)
 	env, socket, _ := agentCluster(t)

@@ -1,7 +1,7 @@
-/* The stream of a tcp connection, whose other end sends anything. Byte 0: receives posted; byte 1: posts of this side that wait for answers (2
- * bits each: none, write, read, fetch-and-add); then pieces: a control byte (0: the rest of the input as it is; else its low 7 bits are
- * the length of the next piece, bit 7: a frame with a good key and an address in the region follows), and the piece. The region ends at an
- * inaccessible page. */
+/* The stream of a tcp connection whose peer sends arbitrary bytes. Byte 0 of the input: number of posted receives. Byte 1: posts of this
+ * side that wait for an answer (2 bits each: none, write, read, fetch-and-add). Then pieces follow, each after a control byte. Bit 7
+ * of it: the piece begins with a frame header, which gets a valid key and an address in the region or just behind it. Its low 7 bits: how
+ * many bytes of input the piece takes besides; control byte 0: as many as a piece can have. The region ends at an inaccessible page. */
 #include <sys/socket.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-/* Blobs and hellos of tcp. Byte 0: 1 the input is a blob, else a hello; 2: it gets a good magic and version. What is accepted is within
- * the bounds that the provider relies on. */
+/* Blobs and hellos of tcp. Byte 0: 1 the input is a blob, else a hello; 2: it gets a good magic and version. Accepted input is
+ * within the bounds that the provider relies on. */
 #include "dp_tcp_impl.h"
 #include "fuzz.h"
 
@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             bytes[6] = DP_PROVIDER_TCP;
     }
     if (how & 1) {
-        uint8_t *exact = calloc(1, len ? len : 1); /* exactly so long, so that reading beyond is noticed */
+        uint8_t *exact = calloc(1, len ? len : 1); /* of exactly this length, so that the sanitizer detects reads beyond it */
         MUST(exact);
         memcpy(exact, bytes, len);
         try_blob(exact, len);

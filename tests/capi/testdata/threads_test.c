@@ -437,7 +437,7 @@ static void *until_released(void *arg) {
                 status = rfaas_wait(&r, NULL);
             else if (status == RFAAS_BUSY)
                 continue;
-        } else if (t->index == 1) { /* so long that only the release ends it; the result would be a wrong one */
+        } else if (t->index == 1) { /* a call so long that only the release ends it; its result would be wrong */
             status = rfaas_invoke(l, sleep_ns, &ns, 8, &out, 8, NULL, NULL);
         } else if (t->index == 2) {
             rfaas_request r = RFAAS_REQUEST_NULL;
