@@ -348,7 +348,7 @@ FUZZ_NAMES := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz
 FUZZ_CFLAGS := $(DP_CFLAGS) -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-Itests/fuzz/stub
 # What is under test; main() and what would run a worker are of no use there.
-FUZZED := $(DP_SOURCES) $(WORKER_PARTS) $(filter-out client/c/agent%.c,$(wildcard client/c/*.c)) tests/fuzz/fabric.c
+FUZZED := $(DP_SOURCES) $(WORKER_PARTS) $(filter-out client/c/agent.c client/c/agent_start.c client/c/agent_prepare.c,$(wildcard client/c/*.c)) tests/fuzz/fabric.c
 
 # $(call fuzz_build,DIRECTORY,COMPILER,FLAGS OF SOURCES,FLAGS OF THE LINK,DRIVER): DIRECTORY/NAME for each target.
 define fuzz_build

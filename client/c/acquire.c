@@ -283,8 +283,9 @@ static int take_grant(rfaas_acquisition *a, const rfaas_agent_candidate *c, cons
     }
     if (!status)
         memcpy(l->session->provider, h->provider, sizeof h->provider);
-    /* Report a malformed grant as a protocol error: after a connection error the caller would ask another executor. */
-    return dp_status_class(status) == RFAAS_CLASS_CONNECTION ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
+    /* Report a malformed grant as a protocol error: after a connection error the caller would ask another executor. On tcp a firewall is a
+     * more likely cause. */
+    return dp_status_class(status) == RFAAS_CLASS_CONNECTION && strcmp(h->provider, "tcp") ? rfaas_api_fail(RFAAS_PROTOCOL, 0, "%s", rfaas_last_error()) : status;
 }
 
 /* Offers channels that the next executor can use: those of a cached grant in the reply, or new ones. */

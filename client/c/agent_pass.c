@@ -104,6 +104,10 @@ bool rfaas_pass_send(int fd, struct iovec *iov, int n, const int *pass, uint32_t
         ssize_t sent = sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent < 0 && errno == EINTR)
             continue;
+        if (sent < 0 && errno == ETOOMANYREFS && n_pass == 1 && dp_now_ns() < until) {
+            poll(NULL, 0, 1); /* nothing was sent; descriptors in flight arrive soon */
+            continue;
+        }
         if (sent < 0 && errno == ETOOMANYREFS && n_pass > 1)
             return true; /* too many descriptors of the user are in flight; the agent notices that channels are missing */
         if (sent < 0 && errno == EAGAIN) {

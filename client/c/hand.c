@@ -69,10 +69,10 @@ static int make_channels(rfaas_lease *l, rfaas_grant *h, const rfaas_reply *r) {
             return rfaas_api_fail_dp("lease", &err);
         w->resumes = true;
         at += p->qp.n_fds;
+        h->cfg = *dp_channel_get_config(w->ch);
+        if (h->cfg.depth != o->depth || h->cfg.eager != ((o->eager + 63) & ~63u) || h->cfg.bulk != ((o->bulk + 63) & ~63ull))
+            return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent channels of depth %u, want %u", h->cfg.depth, o->depth);
     }
-    h->cfg = *dp_channel_get_config(h->workers[0].ch);
-    if (h->cfg.depth != o->depth || h->cfg.eager != ((o->eager + 63) & ~63u) || h->cfg.bulk != ((o->bulk + 63) & ~63ull))
-        return rfaas_api_fail(RFAAS_PROTOCOL, 0, "lease: the agent sent channels of depth %u, want %u", h->cfg.depth, o->depth);
     strcpy(h->provider, "shm");
     return RFAAS_OK;
 }

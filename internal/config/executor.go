@@ -395,6 +395,9 @@ func (v *validator) dataListen(c *Executor) {
 	host, _, _, err := control.ParsePortRange(c.DataListen)
 	v.check("data-listen", err)
 	local := control.Address{Network: "tcp", Target: net.JoinHostPort(host, "0")}.Local()
+	if a, aerr := control.ParseAddress(c.Listen); err == nil && aerr == nil && local && !a.Local() && slices.Contains(c.providersParsed, "tcp") {
+		v.failf("data-listen: %s is loopback, but clients of other nodes ask at %s: set data-listen to an address of this node's network", c.DataListen, a)
+	}
 	if err == nil && !local && !c.AllowPlaintext && slices.Contains(c.providersParsed, "tcp") {
 		v.failf("data-listen: %s is not loopback, and provider tcp does not encrypt the data of calls; on a trusted network, --allow-plaintext allows that", c.DataListen)
 	}

@@ -280,7 +280,7 @@ static int tcp_qp_reset(dp_qp *q, dp_error *err) {
     return DP_OK;
 }
 
-/* Sends the last posts for up to LINGER_MS. A worker may answer and then exit at once. */
+/* Sends the last posts for up to LINGER_MS. A worker may answer and then exit at once. A client waits for nothing that it has sent. */
 static void linger(tcp_qp *qp) {
     int64_t until = dp_now_ns() + LINGER_MS * 1000000ll;
     while (qp->peer.fd >= 0 && !dp_qp_broken(&qp->q) && tcp_flush(qp) && tcp_backlog(qp) && dp_now_ns() < until) {
@@ -292,7 +292,8 @@ static void linger(tcp_qp *qp) {
 static void tcp_qp_destroy(dp_qp *q) {
     tcp_qp *qp = tcp_qp_of(q);
     tcp_dev *dev = tcp_dev_of(q->domain->dev);
-    linger(qp);
+    if (!dev->active_only)
+        linger(qp);
     disconnect(qp);
     pthread_mutex_lock(&dev->lock);
     for (tcp_qp **p = &dev->qps; *p; p = &(*p)->next)

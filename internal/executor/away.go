@@ -5,12 +5,19 @@ import (
 	"time"
 )
 
+// noticeBefore is how long before the end of the event stream a worker may have noticed the end of the client. An earlier notice was of
+// a connection that broke while the client was alive.
+const noticeBefore = 5 * time.Second
+
 // lookEvery is how often the executor checks whether the workers of an absent client are still connected to its process.
 const lookEvery = 50 * time.Millisecond
 
 // away records that a lease's event stream has ended. The lease then waits for its client or the client's next agent: for
 // agent-grace while a worker is connected to the client's process, else for client-return.
 func (e *Executor) away(h *holding, presence uint64) {
+	h.mu.Lock()
+	h.away = time.Now()
+	h.mu.Unlock()
 	connected := h.connected()
 	if e.table.Away(h.id, presence, connected) && connected {
 		go e.watchConnected(h, presence)
@@ -57,11 +64,17 @@ func (h *holding) connected() (alive bool) {
 		s := &h.seats[i]
 		switch {
 		case s.worker == nil:
-		case s.dead && s.worker.Exit().Code == exitClientGone, !s.dead && s.worker.ClientGone():
+		case s.dead && h.noticed(s), !s.dead && s.worker.ClientGone():
 			return false
 		case !s.dead:
 			alive = true
 		}
 	}
 	return alive
+}
+
+// noticed reports whether the dead worker of a seat ended because the client had, and about when the event stream ended. The caller holds mu.
+func (h *holding) noticed(s *seat) bool {
+	x := s.worker.Exit()
+	return x.Code == exitClientGone && x.Signal == 0 && x.Function == "" && s.died.After(h.away.Add(-noticeBefore))
 }

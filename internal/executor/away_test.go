@@ -9,6 +9,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/control"
 	"github.com/rfaas-go/rfaas/internal/zygote"
+	"github.com/rfaas-go/rfaas/lease"
 )
 
 // hold leases two workers on a connection of its own and opens the event stream.
@@ -91,6 +92,32 @@ func TestLeaseOfAnEndedClient(t *testing.T) {
 				wantError(t, err, codes.FailedPrecondition, control.ClassLease, "revoked", "went away")
 			})
 		}
+	}
+}
+
+// A worker whose connection broke long before the client went away says nothing about the client.
+func TestLeaseAfterABrokenConnectionWaits(t *testing.T) {
+	const grace = 20 * time.Minute
+	n := newNode(t, func(c *Config) { c.Settings.ClientReturn, c.Settings.AgentGrace = time.Nanosecond, grace })
+	id, hangUp := n.hold()
+	n.z.alive()[1].die(zygote.Exit{Code: exitClientGone, Reason: "its connection broke"})
+	h := n.e.holding(lease.ID(id))
+	eventually(t, "the death is known", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for i := range h.seats {
+			if s := &h.seats[i]; s.dead {
+				s.died = s.died.Add(-2 * noticeBefore)
+				return true
+			}
+		}
+		return false
+	})
+	hangUp()
+	n.absent(id, grace)
+	time.Sleep(3 * lookEvery) // no event shows that nothing happens
+	if n.free() != 2 {
+		t.Errorf("%d cores free, want 2", n.free())
 	}
 }
 

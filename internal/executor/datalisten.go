@@ -152,13 +152,11 @@ func (d *dataListener) dropOldest() bool {
 	first := d.strange.Front()
 	if first != nil {
 		d.strange.Remove(first)
+		first.Value.(net.Conn).Close()
+		first.Value = nil // so that greet hands nothing over
 	}
 	d.mu.Unlock()
-	if first == nil {
-		return false
-	}
-	first.Value.(net.Conn).Close()
-	return true
+	return first != nil
 }
 
 // greet reads the hello of a connection, and hands the connection and the hello to the worker that waits for the token.
@@ -168,14 +166,18 @@ func (d *dataListener) greet(c net.Conn, at *list.Element) {
 	_ = c.SetDeadline(time.Now().Add(dataplane.HelloTime))
 	_, err := io.ReadFull(c, hello)
 	d.mu.Lock()
-	d.strange.Remove(at)
+	dropped := d.strange.Remove(at) == nil
 	d.mu.Unlock()
+	if err == nil && dropped {
+		err = net.ErrClosed
+	}
 	if err != nil {
 		d.refuse(c, "no hello", err)
 		return
 	}
+	token, ok := dataplane.HelloToken(hello)
 	var w Worker
-	if token, ok := dataplane.HelloToken(hello); ok {
+	if ok {
 		w = d.take(token)
 	}
 	if w == nil {
@@ -191,6 +193,9 @@ func (d *dataListener) greet(c net.Conn, at *list.Element) {
 		err = w.Connect(conn, hello)
 	}
 	if err != nil {
+		d.mu.Lock()
+		d.waiting[token] = w // the client may connect again
+		d.mu.Unlock()
 		d.log.Info("cannot hand a data connection to its worker", "pid", w.PID(), "peer", c.RemoteAddr().String(), "error", err)
 	}
 }

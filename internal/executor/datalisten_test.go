@@ -140,19 +140,23 @@ func TestDataStrangersAreRefused(t *testing.T) {
 	if err := d.expect(w); err != nil {
 		t.Fatal(err)
 	}
-	wrong := helloFor(w.token)
-	wrong[len(wrong)-1]++ // not of the token
 	flipped := w.token
 	flipped[3] ^= 1
 	closed(t, dialData(t, d, helloFor(flipped)))
 	closed(t, dialData(t, d, helloFor(gone.token)))
-	closed(t, dialData(t, d, make([]byte, len(wrong))))
-	closed(t, dialData(t, d, helloFor(w.token)[:len(wrong)-1])) // the last byte never comes
+	closed(t, dialData(t, d, make([]byte, dataplane.HelloSize)))
+	closed(t, dialData(t, d, helloFor(w.token)[:dataplane.HelloSize-1])) // the last byte never comes
 	if len(w.came) != 0 {
 		t.Error("the worker has got a stranger's connection")
 	}
-	dialData(t, d, helloFor(w.token))
+	// The rest of the hello is the worker's business.
+	rest := helloFor(w.token)
+	rest[dataplane.HelloSize-1]++
+	dialData(t, d, rest)
 	(<-w.came).Close()
+	if !bytes.Equal(w.hello, rest) {
+		t.Errorf("the worker got hello %x", w.hello)
+	}
 }
 
 // Many silent connections do not keep a client from connecting.

@@ -37,6 +37,7 @@ type holding struct {
 	seats    []seat
 	granted  []*control.WorkerGrant // of the first workers; set before the grant
 	presence uint64                 // newest event stream
+	away     time.Time              // when an event stream ended last
 	flag     string                 // of the grant, see LeaseEntry
 	reserved func()                 // returns the tenant's reservation for this lease; may be nil
 	unwatch  func() bool            // stops watching the connection (askedOn); may be nil
@@ -56,6 +57,7 @@ type seat struct {
 	offer     sum                  // hash of the client blob that worker is connected to
 	grant     *control.WorkerGrant // sent to the client
 	dead      bool                 // reaped, not replaced
+	died      time.Time            // when it was reaped, if dead
 	overdue   Worker               // being ended because its client reported it as overdue
 	deaths    uint64               // number of deaths to report to the client
 	death     *control.Event       // the latest of them
@@ -194,7 +196,7 @@ func (h *holding) died(i int, w Worker) (ending bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s := &h.seats[i]; s.worker == w {
-		s.dead = true
+		s.dead, s.died = true, time.Now()
 	}
 	return h.ending
 }

@@ -37,7 +37,7 @@ static void messages(const uint8_t *data, size_t size) {
         MUST(r.size < fed && memchr(r.text, 0, sizeof r.text) && !r.lost);
         for (uint32_t i = 0; r.data && i < r.size; i++)
             event_bytes += r.data[i] != 0;
-        free(r.data);
+        rfaas_reply_free(&r);
     }
     rfaas_agent_end();
 }

@@ -153,6 +153,9 @@ func (h *Hand) Encode(b []byte) []byte {
 	return append(b, h.Channels...)
 }
 
+// maxPacked bounds the description of a channel, in bytes. The agent keeps it and does not read it.
+const maxPacked = 4096
+
 // DecodeHand decodes the body of the message.
 func DecodeHand(b []byte) (Hand, error) {
 	var c C.rfaas_agent_hand
@@ -164,7 +167,7 @@ func DecodeHand(b []byte) (Hand, error) {
 		return Hand{}, malformed(OpHand, "%d channels from %d on, want 1 to %d", uint32(c.count), uint32(c.first), MaxWorkers)
 	case c.fds < 1 || c.fds > MaxFiles:
 		return Hand{}, malformed(OpHand, "%d descriptors, want 1 to %d", uint32(c.fds), MaxFiles)
-	case c.size < 1 || uint64(len(rest)) != uint64(c.count)*uint64(c.size):
+	case c.size < 1 || c.size > maxPacked || uint64(len(rest)) != uint64(c.count)*uint64(c.size):
 		return Hand{}, malformed(OpHand, "%d bytes of %d channels of %d bytes", len(rest), uint32(c.count), uint32(c.size))
 	}
 	return Hand{uint64(c.key), int(c.first), int(c.count), int(c.size), int(c.fds), c.held != 0, bytes.Clone(rest)}, nil
