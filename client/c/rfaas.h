@@ -163,9 +163,9 @@ RFAAS_API int rfaas_init(const void *options);
 /* rfaas_finalize undoes one rfaas_init.
  *
  * The last rfaas_finalize closes every session and releases every lease. No other rfaas call may be
- * running then. If the driver of an RDMA device is slow, it waits for the destruction of queue pairs
- * at most 0.1 s for each lease and session, and 1 s more. What is not destroyed then goes on in the
- * background, or ends with the process. */
+ * running then. If the driver of an RDMA device is slow, rfaas_finalize waits at most 0.1 s for each
+ * lease and session, and 1 s more, for queue pairs to be destroyed. What is not destroyed then goes on
+ * in the background, or ends with the process. */
 RFAAS_API int rfaas_finalize(void);
 
 /* rfaas_version returns the version of the library at run time.

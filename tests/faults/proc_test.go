@@ -55,6 +55,28 @@ func living(executor int) (zygotes, workers []int) {
 	return zygotes, workers
 }
 
+// scheduling says what processor time the workers of executors get: the state of each, the time that it has run and has waited for a
+// processor (schedstat, ns), and the counters of its control group's quota.
+func scheduling(executors []*daemon) string {
+	var b strings.Builder
+	for _, d := range executors {
+		_, workers := living(d.pid())
+		for _, pid := range workers {
+			name, state, _, _ := stat(pid)
+			times, _ := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+			fmt.Fprintf(&b, "%s %s %d %c %s", d.name, name, pid, state, times)
+			groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+			for line := range strings.Lines(string(groups)) {
+				if _, path, ok := strings.Cut(strings.TrimSpace(line), ":cpu:"); ok {
+					quota, _ := os.ReadFile("/sys/fs/cgroup/cpu" + path + "/cpu.stat")
+					fmt.Fprintf(&b, "  %s: %s\n", path, strings.ReplaceAll(string(quota), "\n", " "))
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
 // spawner returns the process id of an executor's spawner, -1 if there is none.
 func spawner(executor int) int {
 	for _, c := range children(executor) {

@@ -240,7 +240,8 @@ func (s *storm) calm() {
 			default:
 			}
 			if c.right.Load() == before[i] {
-				s.lastly = fmt.Sprintf("caller %s has no right result; it said:\n%s\nits threads:\n%s", c.name, c.log.tail(2000), stacks(c.pid()))
+				s.lastly = fmt.Sprintf("caller %s has no right result; it said:\n%s\nits threads:\n%s\nworkers:\n%s", c.name, c.log.tail(2000), stacks(c.pid()),
+					scheduling(s.executors))
 				return false
 			}
 		}
