@@ -11,16 +11,22 @@ import (
 	"github.com/rfaas-go/rfaas/internal/grant"
 )
 
+// giveUp records that the client does not have the lease any more, and ends its acquisition. It returns the grant, or that the lease was
+// being acquired.
+func (l *lease) giveUp() (held *grant.Held, acquiring bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.given = true
+	if l.acquiring {
+		l.cancel()
+	}
+	return l.held, l.acquiring
+}
+
 // abandon releases a lease whose key the client has released, or whose client has ended. If the agent is stopping, another
 // agent may take the lease over, so only its watch ends.
 func (l *lease) abandon(stopping bool) {
-	l.mu.Lock()
-	l.given = true
-	held, acquiring := l.held, l.acquiring
-	if acquiring {
-		l.cancel()
-	}
-	l.mu.Unlock()
+	held, acquiring := l.giveUp()
 	if !acquiring {
 		l.clear(stopping) // before the release: the end of the connection is one more reason for the worker to end
 	}
@@ -48,13 +54,7 @@ func (c *client) release(r *request) (body, error) {
 		c.forgetCached(m.Key) // if nothing is cached either, the acquisition failed or never began
 		return answer(false, false), nil
 	}
-	l.mu.Lock()
-	l.given = true
-	held, acquiring := l.held, l.acquiring
-	if acquiring {
-		l.cancel()
-	}
-	l.mu.Unlock()
+	held, acquiring := l.giveUp()
 	if acquiring { // done abandons it
 		return answer(false, false), nil
 	}

@@ -107,7 +107,7 @@ func (c *Control) disown(k *Cached) bool {
 	return true
 }
 
-// leaveCached gives up the cached leases of a session that is being closed, except those that were handed over. It returns when the
+// leaveCached gives up the cached leases of a closing session. It keeps those whose channels the agent holds. It returns when the
 // executors have ended their workers.
 func (c *Control) leaveCached() {
 	s := &c.cache

@@ -280,8 +280,8 @@ func TestManagerKilled(t *testing.T) {
 	})
 }
 
-// A client whose agent has read the board before is served, since nobody has to answer that. One with a new agent is told who does not
-// answer, and is served when the manager is back.
+// A client whose agent has connected to the board gets a lease while the manager is stopped, because reading the board needs no answer.
+// A client with a new agent gets an error that names the manager, and is served when the manager continues.
 func TestManagerStopped(t *testing.T) {
 	single(t, "c", func(p *pair) {
 		agent := p.newAgent()
