@@ -163,7 +163,9 @@ func (w *world) run(on machine, env []string, line func(string), program string,
 	program, args = on.command(w, env, program, args)
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(append([]string(nil), w.env...), env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// Linux schedules the processes of a session as one group (autogroup). Linux 6.18 has let one group with callers on several CPUs use
+	// these alone for over 5 s, while workers and kernel threads on them were ready to run. Groups of one process do not starve others.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	r, out, err := os.Pipe()
 	if err != nil {
 		return nil, err
