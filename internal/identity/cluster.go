@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -43,6 +42,8 @@ type Cluster struct {
 	caPEM []byte
 	caKey crypto.Signer
 	token ed25519.PrivateKey
+
+	rename func(from, to string) error // os.Rename; tests replace it
 }
 
 // serial returns a random certificate number.
@@ -127,7 +128,7 @@ func encodePublic(key ed25519.PublicKey) ([]byte, error) {
 
 // OpenCluster reads a cluster's keys.
 func OpenCluster(dir string) (*Cluster, error) {
-	c := &Cluster{dir: dir}
+	c := &Cluster{dir: dir, rename: os.Rename}
 	var err error
 	if c.caPEM, err = os.ReadFile(filepath.Join(dir, fileCA)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -170,7 +171,9 @@ func readKey(path string) (ed25519.PrivateKey, error) {
 }
 
 // IssueNode writes the directory of a node: its certificate for hosts (names or addresses; the first one is the node's
-// name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced.
+// name), its key, the keys to check others with, and a certificate for its HTTPS page. Existing files are replaced,
+// in an order in which a daemon finds either a certificate with its own key or a pair that it refuses, so that it keeps
+// the old one. The node's certificate is last: an interrupted renewal is still due.
 func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now time.Time) error {
 	if len(hosts) == 0 {
 		return errors.New("a node's certificate needs a name or an address")
@@ -205,32 +208,28 @@ func (c *Cluster) IssueNode(out string, hosts []string, valid time.Duration, now
 	if _, err := c.Revocations(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(out, 0o700); err != nil {
-		return err
-	}
-	if err := c.issuePage(out, t, now); err != nil {
-		return err
-	}
+	files := []staged{{name: fileCA, b: c.caPEM, mode: 0o644}}
 	for _, name := range []string{fileTokenPub, fileRevoked} {
 		b, err := os.ReadFile(filepath.Join(c.dir, name))
-		if err == nil {
-			err = WriteFile(filepath.Join(out, name), b, 0o644, false)
-		}
 		if err != nil {
 			return err
 		}
+		files = append(files, staged{name: name, b: b, mode: 0o644})
 	}
-	for name, b := range map[string][]byte{fileCA: c.caPEM, fileNode: pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})} {
-		if err := WriteFile(filepath.Join(out, name), b, 0o644, false); err != nil {
-			return err
-		}
+	pageCert, pageKey, err := c.issuePage(t, now)
+	if err != nil {
+		return err
 	}
-	return WriteFile(filepath.Join(out, fileNodeKey), keyPEM, 0o600, false)
+	files = append(files, staged{name: filePageKey, b: pageKey, mode: 0o600}, staged{name: filePage, b: pageCert, mode: 0o644},
+		staged{name: fileNodeKey, b: keyPEM, mode: 0o600},
+		staged{name: fileNode, b: pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), mode: 0o644})
+	return c.replace(out, files)
 }
 
-// RenewNode issues a new certificate for a node's directory, with the same names and addresses, if the present one expires before
-// now+within. It returns when the directory's certificate expires, and whether it is new. It refuses revoked certificates and those of
-// another cluster.
+// RenewNode issues a new certificate and key for a node's directory, with the same names and addresses, if the present
+// certificate expires before now+within. It returns when the directory's certificate expires, and whether it is new. It
+// refuses revoked certificates and those of another cluster, and a certificate that is not due but does not belong to
+// the key beside it.
 func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Time) (ends time.Time, renewed bool, err error) {
 	old, err := ReadCertificate(dir)
 	if err != nil {
@@ -246,18 +245,21 @@ func (c *Cluster) RenewNode(dir string, within, valid time.Duration, now time.Ti
 	if id := NodeSerial(old); slices.ContainsFunc(list.Entries, func(e Revocation) bool { return e.Kind == RevokedNode && e.ID == id }) {
 		return ends, false, fmt.Errorf("the certificate in %s is revoked: if the node is trusted again, issue another one with rfaas cluster node", dir)
 	}
-	if old.NotAfter.After(now.Add(within)) {
-		return old.NotAfter, false, nil
-	}
-	if !old.NotAfter.Before(c.ca.NotAfter) {
-		return ends, false, fmt.Errorf("the certificate in %s is valid until %s, when the cluster's own certificate ends: make a new cluster", dir, stamp(old.NotAfter))
-	}
 	first := old.Subject.CommonName
 	hosts := slices.Clone(old.DNSNames)
 	for _, ip := range old.IPAddresses {
 		hosts = append(hosts, ip.String())
 	}
 	hosts = append([]string{first}, slices.DeleteFunc(hosts, func(h string) bool { return h == first })...)
+	if old.NotAfter.After(now.Add(within)) {
+		if err := checkLocked(dir); err != nil {
+			return ends, false, fmt.Errorf("%w: issue both again with rfaas cluster node --out %s %s", err, dir, strings.Join(hosts, " "))
+		}
+		return old.NotAfter, false, nil
+	}
+	if !old.NotAfter.Before(c.ca.NotAfter) {
+		return ends, false, fmt.Errorf("the certificate in %s is valid until %s, when the cluster's own certificate ends: make a new cluster", dir, stamp(old.NotAfter))
+	}
 	if err := c.IssueNode(dir, hosts, valid, now); err != nil {
 		return ends, false, err
 	}
@@ -357,14 +359,11 @@ func (c *Cluster) NewRevocations(serial uint64, now time.Time) (*RevocationList,
 
 // rewrite replaces the cluster's list by the result of change. Concurrent calls wait for each other.
 func (c *Cluster) rewrite(change func() (*RevocationList, error)) (*RevocationList, string, error) {
-	lock, err := os.Open(c.dir)
+	lock, err := lockDir(c.dir)
 	if err != nil {
 		return nil, "", err
 	}
 	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return nil, "", fmt.Errorf("lock %s: %w", c.dir, err)
-	}
 	l, err := change()
 	if err != nil {
 		return nil, "", err

@@ -123,11 +123,26 @@ func ReadPrivate(path string) ([]byte, error) { return Opener(nil).read(path, tr
 // WriteFile writes a file atomically: a reader sees the old or the new content. If fresh is set, an existing file is an
 // error (fs.ErrExist).
 func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	tmp, err := stage(path, b, mode)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name())
+	defer os.Remove(tmp)
+	if fresh {
+		if err := os.Link(tmp, path); err != nil {
+			return fmt.Errorf("%s: %w", path, errors.Unwrap(err))
+		}
+		return nil
+	}
+	return os.Rename(tmp, path)
+}
+
+// stage writes a temporary file beside path, on the disk, and returns its path. The caller renames or removes it.
+func stage(path string, b []byte, mode os.FileMode) (string, error) {
+	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
+	if err != nil {
+		return "", err
+	}
 	_, err = tmp.Write(b)
 	if err == nil {
 		err = tmp.Chmod(mode)
@@ -138,16 +153,11 @@ func WriteFile(path string, b []byte, mode os.FileMode, fresh bool) error {
 	if cerr := tmp.Close(); err == nil {
 		err = cerr
 	}
-	switch {
-	case err != nil:
-		return err
-	case fresh:
-		if err := os.Link(tmp.Name(), path); err != nil {
-			return fmt.Errorf("%s: %w", path, errors.Unwrap(err))
-		}
-		return nil
+	if err != nil {
+		os.Remove(tmp.Name())
+		return "", err
 	}
-	return os.Rename(tmp.Name(), path)
+	return tmp.Name(), nil
 }
 
 // Unchanged reports whether a file is the same as when it was examined before. The modification time alone is not

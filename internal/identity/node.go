@@ -110,7 +110,7 @@ func readPair(cert, key string, open Opener) (tls.Certificate, error) {
 	}
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return tls.Certificate{}, fmt.Errorf("%s: %w", cert, err)
+		return tls.Certificate{}, fmt.Errorf("certificate %s and key %s: %w", cert, key, err)
 	}
 	return pair, nil
 }

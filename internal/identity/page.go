@@ -71,30 +71,26 @@ func (c *Cluster) makePageCA(path, keyPath string, now time.Time) error {
 	return WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644, true)
 }
 
-// issuePage writes the certificate of a node's HTTPS page, with the hosts and the validity of the node's own
-// certificate.
-func (c *Cluster) issuePage(out string, node *x509.Certificate, now time.Time) error {
+// issuePage returns a new certificate and key of a node's HTTPS page in PEM, with the hosts and the validity of the
+// node's own certificate.
+func (c *Cluster) issuePage(node *x509.Certificate, now time.Time) (cert, keyPEM []byte, err error) {
 	ca, caKey, err := c.pageCA(now)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	t := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: node.Subject.CommonName, Organization: []string{"rfaas page"}},
 		NotBefore: node.NotBefore, NotAfter: node.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: node.DNSNames, IPAddresses: node.IPAddresses}
 	der, err := x509.CreateCertificate(rand.Reader, t, ca, key.Public(), caKey)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	keyPEM, err := encodeKey(key)
-	if err != nil {
-		return err
+	if keyPEM, err = encodeKey(key); err != nil {
+		return nil, nil, err
 	}
-	if err := WriteFile(filepath.Join(out, filePage), pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), 0o644, false); err != nil {
-		return err
-	}
-	return WriteFile(filepath.Join(out, filePageKey), keyPEM, 0o600, false)
+	return pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der}), keyPEM, nil
 }
