@@ -1,12 +1,13 @@
 package dataplane
 
 /*
-#include "dp_tcp.h"
+#include "dp_tcp_impl.h"
 #include "dp_wire.h"
 */
 import "C"
 
 import (
+	"net/netip"
 	"time"
 	"unsafe"
 )
@@ -35,6 +36,20 @@ func ChannelToken(blob []byte) (t Token, ok bool) {
 		return t, false
 	}
 	return BlobToken(blob[C.sizeof_dp_channel_blob:])
+}
+
+// ChannelAddresses returns the addresses at which the queue pair in a channel's blob accepts connections; none if the blob is malformed or
+// not of a channel over tcp. IPv4 addresses are not mapped to IPv6.
+func ChannelAddresses(blob []byte) (all []netip.AddrPort) {
+	if _, ok := ChannelToken(blob); !ok {
+		return nil
+	}
+	var b C.tcp_blob // not a pointer into blob, which is not aligned
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&b)), unsafe.Sizeof(b)), blob[C.sizeof_dp_channel_blob:])
+	for _, a := range b.addresses[:b.n_addresses] {
+		all = append(all, netip.AddrPortFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a.ip))).Unmap(), uint16(a.port)))
+	}
+	return all
 }
 
 // BlobToken returns the token of a queue pair's blob. False: not a tcp blob.

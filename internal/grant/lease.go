@@ -16,6 +16,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
@@ -253,7 +254,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	}
 	cl := control.NewExecutorClient(conn)
 	asked := time.Now()
-	r, err := p.ask(ctx, cl, blobs)
+	r, from, err := p.ask(ctx, cl, blobs)
 	switch {
 	case err != nil:
 	case cand.Cached != nil && (r.CodeUnknown || r.NotCached): // the executor was perhaps restarted
@@ -261,7 +262,7 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	case r.CodeUnknown:
 		if err = p.upload(ctx, cl, cand.Address); err == nil {
 			asked = time.Now()
-			r, err = p.ask(ctx, cl, blobs)
+			r, from, err = p.ask(ctx, cl, blobs)
 		}
 		if err == nil && r.CodeUnknown {
 			err = fail(op, dataplane.StatusProtocol, "%s does not know the library right after its upload", cand.Address)
@@ -285,14 +286,16 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted a lease of %d ms", cand.Address, r.DurationMs)
 	default:
-		return h, nil
+		if p.last = cand.allowWorkers(op, from, h.Workers...); p.last == nil {
+			return h, nil
+		}
 	}
 	_ = h.Release(context.WithoutCancel(ctx))
 	return nil, p.last
 }
 
 // ask sends one lease request.
-func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]byte) (*control.LeaseReply, error) {
+func (p *Pending) ask(ctx context.Context, cl control.ExecutorClient, blobs [][]byte) (*control.LeaseReply, *peer.Peer, error) {
 	id := make([]byte, control.RequestIDSize)
 	rand.Read(id)
 	req := &control.LeaseRequest{
@@ -352,14 +355,19 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) 
 	ctx, cancel := h.c.bound(ctx)
 	defer cancel()
 	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob}
-	r, err := h.cl.Replace(ctx, req)
+	var from peer.Peer
+	r, err := h.cl.Replace(ctx, req, grpc.Peer(&from))
 	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
-		r, err = h.cl.Replace(ctx, req)
+		r, err = h.cl.Replace(ctx, req, grpc.Peer(&from))
 	}
 	if err != nil {
 		return Worker{}, fromControl(op, h.Address, err)
 	}
-	return workerOf(r.GetWorker()), nil
+	w := workerOf(r.GetWorker())
+	if err := h.allowWorkers(op, &from, w); err != nil {
+		return Worker{}, err
+	}
+	return w, nil
 }
 
 // Inspection describes a worker, as its executor knows it.

@@ -9,6 +9,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/control"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
@@ -19,6 +20,7 @@ type leasing struct {
 	cancel context.CancelFunc
 	began  time.Time
 	used   bool // it has had a reply
+	peer   peer.Peer
 }
 
 // streamAge is how long a stream is used. Its credential is the one with which it began.
@@ -88,7 +90,9 @@ func (s *leasing) ask(ctx context.Context, req *control.LeaseRequest) (r *contro
 	if open = stop() && err == nil; !open {
 		s.cancel()
 	}
-	s.used = s.used || err == nil
+	if p, ok := peer.FromContext(s.stream.Context()); ok && err == nil {
+		s.used, s.peer = true, *p
+	}
 	return r, open, patience(ctx, err)
 }
 
@@ -103,16 +107,16 @@ func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, erro
 	return r, err
 }
 
-// lease sends a request and returns its reply. If the stream or the connection breaks, or the executor no longer accepts the stream's
+// lease sends a request and returns its reply and the end of the connection from which it came. If the stream or the connection breaks, or the executor no longer accepts the stream's
 // credential, it repeats the request once on a new stream. The request id is the same, so the executor answers with the first grant if
 // there was one. A reply of the executor is final, also if its error is of the class connection.
-func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, error) {
+func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, *peer.Peer, error) {
 	s := c.rested(addr)
 	for again := false; ; again = true {
 		if s == nil {
 			var err error
 			if s, err = begin(ctx, cl); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		if end, ok := ctx.Deadline(); ok {
@@ -122,19 +126,20 @@ func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClie
 		if open {
 			c.rest(addr, s)
 		}
-		code, old := status.Code(err), s.used
+		code, old, from := status.Code(err), s.used, &s.peer
 		switch s = nil; {
 		case err == nil:
-			return r, nil
+			return r, from, nil
 		case code == codes.Unimplemented && !control.IsClassed(err), code == codes.ResourceExhausted && !control.IsClassed(err):
 			// An executor of an earlier version, or one that accepts no more streams from this client.
 			req.WaitMs = 0
-			return cl.Lease(ctx, req)
+			r, err := cl.Lease(ctx, req, grpc.Peer(from))
+			return r, from, err
 		case again || ctx.Err() != nil:
-			return nil, err
+			return nil, nil, err
 		case code == codes.Unavailable && !dialFailed(err), code == codes.Unauthenticated && old:
 		default:
-			return nil, err
+			return nil, nil, err
 		}
 	}
 }

@@ -91,7 +91,7 @@ func lessee(t *testing.T, x control.ExecutorServer) (c *Control, port *control.P
 	return c, port, secret, func(ctx context.Context) (uint64, error) {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 		defer cancel()
-		r, err := c.lease(ctx, port.Address, cl, &control.LeaseRequest{})
+		r, _, err := c.lease(ctx, port.Address, cl, &control.LeaseRequest{})
 		return r.GetLeaseId(), err
 	}
 }

@@ -106,11 +106,12 @@ func (n *nodes) start(node string, line func(string), program string, args ...st
 }
 
 // startExecutor starts an executor that offers tcp, waits until it is ready, and sets RFAAS_EXECUTOR for later programs.
-func (n *nodes) startExecutor() {
+func (n *nodes) startExecutor(settings ...string) {
 	n.Helper()
 	file := filepath.Join(n.dir, "address")
-	n.start(n.executor, func(s string) { n.Log("executor: " + s) }, "bin/executor", "--listen", executorAddress+":0", "--address-file", file, "--cores", "2",
-		"--providers", "shm,tcp", "--data-listen", "0.0.0.0:7200-7299", "--data-advertise", executorAddress, "--grace", "1s", "--allow-plaintext")
+	n.start(n.executor, func(s string) { n.Log("executor: " + s) }, "bin/executor", append([]string{"--listen", executorAddress + ":0", "--address-file", file,
+		"--cores", "2", "--providers", "shm,tcp", "--data-listen", "0.0.0.0:7200-7299", "--data-advertise", executorAddress, "--grace", "1s",
+		"--allow-plaintext"}, settings...)...)
 	testkit.Eventually(n, "the executor is ready", func() bool {
 		b, err := os.ReadFile(file)
 		if err == nil && len(b) > 0 {
@@ -130,10 +131,7 @@ type caller struct {
 
 func (n *nodes) startCaller() *caller {
 	n.Helper()
-	socket := filepath.Join(n.dir, "agent.sock")
-	n.start(n.client, func(s string) { n.Log("agent: " + s) }, "libexec/rfaas-agent", "--socket", socket)
-	testkit.Eventually(n, "the agent listens", func() bool { _, err := os.Stat(socket); return err == nil })
-	n.env = append(n.env, "RFAAS_AGENT_SOCKET="+socket, "RFAAS_AGENT_START=never")
+	n.startAgent()
 	library, err := filepath.Abs("../../build/faults/work.so")
 	if err != nil {
 		n.Fatal(err)
@@ -141,6 +139,28 @@ func (n *nodes) startCaller() *caller {
 	c := &caller{n: n}
 	n.start(n.client, c.line, "build/faults/caller", "steady", library, "7", "100000", "2000", "0", "3000")
 	return c
+}
+
+// startAgent starts the agent of the client's node, which later programs use.
+func (n *nodes) startAgent() {
+	n.Helper()
+	socket := filepath.Join(n.dir, "agent.sock")
+	n.start(n.client, func(s string) { n.Log("agent: " + s) }, "libexec/rfaas-agent", "--socket", socket)
+	testkit.Eventually(n, "the agent listens", func() bool { _, err := os.Stat(socket); return err == nil })
+	n.env = append(n.env, "RFAAS_AGENT_SOCKET="+socket, "RFAAS_AGENT_START=never")
+}
+
+// rfaas runs `rfaas` on the client's node until it ends, and returns what it prints.
+func (n *nodes) rfaas(args ...string) (output string, err error) {
+	n.Helper()
+	path, err := filepath.Abs("../../bin/rfaas")
+	if err != nil {
+		n.Fatal(err)
+	}
+	c := exec.Command("ip", append([]string{"netns", "exec", n.client, path}, args...)...)
+	c.Env = n.env
+	out, err := c.CombinedOutput()
+	return string(out), err
 }
 
 func (c *caller) line(s string) {
@@ -193,4 +213,19 @@ func TestCallsBetweenNodes(t *testing.T) {
 	testkit.Eventually(t, "a call fails while the cable is out", func() bool { return c.lost.Load() > 0 })
 	n.link(true)
 	c.served(100)
+}
+
+// A client does not connect to its own node when an executor on another node says that its workers are there.
+func TestLoopbackOfAnotherNode(t *testing.T) {
+	for _, named := range []string{"127.0.0.1", clientAddress} {
+		t.Run(named, func(t *testing.T) {
+			n := newNodes(t)
+			n.startExecutor("--data-advertise", named)
+			n.startAgent()
+			out, err := n.rfaas("invoke", "../../build/functions/echo.so", "echo", "--hex", "01")
+			if err == nil || !strings.Contains(out, "names "+named+":72") || !strings.Contains(out, "set data-advertise") {
+				t.Errorf("%v, %s", err, out)
+			}
+		})
+	}
 }

@@ -1,0 +1,131 @@
+package grant
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+	"github.com/rfaas-go/rfaas/tests/channel"
+)
+
+// tcpBlob returns the blob of a channel on tcp that names addresses.
+func tcpBlob(t *testing.T, addresses string) []byte {
+	t.Helper()
+	dev, err := dataplane.Open("tcp", dataplane.Options{GIDIndex: -1, Advertise: addresses})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	ep, err := channel.NewEndpoint(dev, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ep.Close)
+	ch, err := ep.NewChannel(1, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ch.Close)
+	blob, err := ch.Offer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return blob
+}
+
+// A client connects to no address of its own node that an executor on another node names, and to no address of a group. An executor on
+// this node may name the addresses of this node.
+func TestAddressesOfWorkers(t *testing.T) {
+	own := []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")}
+	const far, near, self = "198.51.100.2:7465", "127.0.0.1:7465", "198.51.100.1:7465"
+	for _, k := range []struct{ executor, address, refused string }{
+		{far, "198.51.100.2:1", ""},
+		{far, "203.0.113.9:1", ""}, // another network of its node
+		{far, "[2001:db8::2]:1", ""},
+		{far, "127.0.0.1:1", "loopback"},
+		{far, "127.1.2.3:1", "loopback"},
+		{far, "[::1]:1", "loopback"},
+		{far, "[::ffff:127.0.0.1]:1", "loopback"},
+		{far, "198.51.100.1:1", "address of this node"},
+		{far, "[2001:db8::1]:1", "address of this node"},
+		{far, "[::ffff:198.51.100.1]:1", "address of this node"},
+		{far, "169.254.169.254:80", "link-local"},
+		{far, "[fe80::1]:1", "link-local"},
+		{"169.254.0.2:7465", "169.254.0.3:1", ""},
+		{far, "[::ffff:0.0.0.0]:1", "no address"},
+		{far, "224.0.0.1:1", "one node"},
+		{far, "255.255.255.255:1", "one node"},
+		{far, "198.51.100.2:1,127.0.0.1:1", "loopback"},
+		{near, "127.0.0.1:1", ""},
+		{near, "198.51.100.1:1", ""},
+		{near, "203.0.113.9:1", ""},
+		{near, "[ff02::1]:1", "one node"},
+		{near, "[::ffff:0.0.0.0]:1", "no address"},
+		{self, "127.0.0.1:1", ""},
+		{"unix", "127.0.0.1:1", ""},
+		{"", "127.0.0.1:1", "loopback"}, // not known
+	} {
+		p := &peer.Peer{}
+		switch k.executor {
+		case "":
+		case "unix":
+			p.Addr = &net.UnixAddr{Name: "/run/executor", Net: "unix"}
+		default:
+			p.Addr = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(k.executor))
+			p.LocalAddr = &net.TCPAddr{IP: net.IPv4(192, 0, 2, 77)}
+		}
+		blob := tcpBlob(t, k.address)
+		addresses := dataplane.ChannelAddresses(blob)
+		if len(addresses) != 1+strings.Count(k.address, ",") {
+			t.Errorf("%s: the blob has the addresses %v", k.address, addresses)
+		}
+		cand := Candidate{Address: k.executor, Node: "far", Provider: "tcp"}
+		err := cand.checkWorkers("lease", homeOf(p, own), own, Worker{Blob: blob})
+		switch {
+		case k.refused == "" && err != nil:
+			t.Errorf("an executor at %q names %s: %v", k.executor, k.address, err)
+		case k.refused == "":
+		case !errors.Is(err, dataplane.ErrConnection):
+			t.Errorf("an executor at %q names %s: %v", k.executor, k.address, err)
+		default:
+			for _, word := range []string{k.refused, "data-advertise", `on node "far"`} {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("an executor at %q names %s: the error does not contain %q: %v", k.executor, k.address, word, err)
+				}
+			}
+		}
+	}
+	for _, blob := range [][]byte{nil, make([]byte, 56), make([]byte, 168), make([]byte, 256)} {
+		if all := dataplane.ChannelAddresses(blob); all != nil {
+			t.Errorf("%d zeros name %v", len(blob), all)
+		}
+	}
+}
+
+// A connection to an address of this node is one to this node, also if another address of it is the other end.
+func TestHome(t *testing.T) {
+	own := []netip.Addr{netip.MustParseAddr("198.51.100.1")}
+	for _, k := range []struct {
+		remote, local string
+		here          bool
+	}{
+		{"198.51.100.2", "198.51.100.1", false},
+		{"198.51.100.1", "198.51.100.9", true},
+		{"203.0.113.1", "203.0.113.1", true},
+		{"127.0.0.1", "127.0.0.1", true},
+		{"::ffff:127.0.0.1", "::ffff:127.0.0.1", true},
+	} {
+		p := &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(k.remote), Port: 1}, LocalAddr: &net.TCPAddr{IP: net.ParseIP(k.local), Port: 2}}
+		if got := homeOf(p, own).here; got != k.here {
+			t.Errorf("%s from %s: here %v", k.remote, k.local, got)
+		}
+	}
+	if len(ownAddresses()) == 0 {
+		t.Error("this node has no addresses, not even loopback")
+	}
+}
