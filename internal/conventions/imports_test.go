@@ -78,10 +78,9 @@ var layers = map[string][]string{
 	// Tests of the whole system from outside: it knows programs and the client.
 	"tests/faults": {"client"},
 	// A hostile client uses the protocol directly, and makes proofs that a regular client would not make.
-	"tests/hostile":  {"client", "internal/control", "internal/identity"},
-	"tests/remote":   {},
-	"tests/slurm":    {"client", "internal/control"},
-	"tests/twonodes": {"tests/testkit"},
+	"tests/hostile": {"client", "internal/control", "internal/identity"},
+	"tests/remote":  {},
+	"tests/slurm":   {"client", "internal/control"},
 	// `rfaas bench` starts the programs that it measures.
 	"benchmarks": {"internal/cli/command", "client", "invoke", "accounting", "internal/board", "internal/link", "internal/config", "internal/control", "internal/dataplane",
 		"internal/executor", "internal/identity", "internal/manager", "internal/topology", "internal/zygote"},

@@ -39,7 +39,7 @@ func (w *world) daemon(on machine, name, program string, args ...string) *daemon
 		d.before = []string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, w.files), d.program}
 		d.program = "/bin/sh"
 	}
-	if other != "" {
+	if w.apart {
 		d.args = append(d.args, "--allow-plaintext")
 	}
 	if err := d.start(on.address() + ":0"); err != nil {
@@ -76,6 +76,9 @@ func (w *world) newExecutor(name string, args ...string) *daemon {
 
 func (w *world) newExecutorOn(on machine, name string, args ...string) *daemon {
 	w.Helper()
+	if on.namespace != "" {
+		args = append([]string{"--providers", "shm,tcp", "--data-listen", "0.0.0.0:7200-7299", "--data-advertise", on.address()}, args...)
+	}
 	args = append([]string{"--cores", "2", "--memory", "1800MiB", "--providers", provider(), "--grace", "2s", "--client-return", "500ms", "--pool", "0", "--cache-time", "0s"}, args...)
 	if w.manager != nil {
 		args = append(args, "--manager", w.manager.address)
@@ -200,7 +203,8 @@ type executorState struct {
 func (w *world) executors() ([]executorState, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, built(w, "bin/rfaas"), "executors", "--json", fmt.Sprintf("--allow-plaintext=%v", other != ""))
+	program, args := w.client.command(w, nil, built(w, "bin/rfaas"), []string{"executors", "--json", fmt.Sprintf("--allow-plaintext=%v", w.apart)})
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = w.env
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

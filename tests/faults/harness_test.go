@@ -22,8 +22,11 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "seed of what is random; 0: a new one, which is printed")
-	killsFlag = flag.Int("kills", 30, "kills and stops of TestRandomKills")
+	killsFlag = flag.Int("kills", 30, "kills of TestRandomKills and TestRandomKillsBetweenNodes")
+	flapsFlag = flag.Int("flaps", 10, "how often TestRandomKillsBetweenNodes takes the link away")
 	callsFlag = flag.Int("calls", 50_000, "calls of TestCancelsRaceReplies")
+
+	longestFlapFlag = flag.Duration("longest-flap", 8*time.Second, "longest time without the link in TestRandomKillsBetweenNodes")
 )
 
 // root is the repository, where make left the programs.
@@ -101,7 +104,9 @@ type world struct {
 	env     []string
 	secret  string
 	manager *daemon
-	files   int // how many descriptors a daemon may have; 0: as many as we
+	client  machine // where clients, their agent and the command rfaas run
+	apart   bool    // whether the parts are on several machines, so that control messages need RFAAS_ALLOW_PLAINTEXT
+	files   int     // how many descriptors a daemon may have; 0: as many as we
 
 	mu      sync.Mutex
 	daemons []*daemon
@@ -117,7 +122,7 @@ var started struct {
 
 // newWorld makes an empty world. At the test's end everything in it is killed.
 func newWorld(t testing.TB) *world {
-	w := &world{TB: t, dir: t.TempDir()}
+	w := &world{TB: t, dir: t.TempDir(), apart: other != ""}
 	if err := os.Mkdir(filepath.Join(w.dir, "tmp"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +220,7 @@ func (w *world) newAgent() string {
 	w.Helper()
 	socket := filepath.Join(w.TempDir(), "agent.sock")
 	var log lines
-	agent, err := w.run(here, nil, log.add, built(w, "libexec/rfaas-agent"), "--socket", socket)
+	agent, err := w.run(w.client, nil, log.add, built(w, "libexec/rfaas-agent"), "--socket", socket)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -11,12 +11,16 @@ import (
 	"time"
 )
 
-// Where a process runs: here, or on the second of two virtual machines, where tests/remote serves.
-type machine int
+// machine is where a process runs: here, on the second of two virtual machines, where tests/remote serves, or in a network namespace.
+type machine struct {
+	remote    bool
+	namespace string // file of the network namespace, empty: that of the test
+	ip        string // in the namespace
+}
 
-const (
-	here machine = iota
-	there
+var (
+	here  = machine{}
+	there = machine{remote: true}
 )
 
 // other is where tests/remote serves on the other machine, empty where there is none.
@@ -25,6 +29,8 @@ var other = os.Getenv("FAULTS_REMOTE")
 // address is the machine's own.
 func (m machine) address() string {
 	switch {
+	case m.namespace != "":
+		return m.ip
 	case other == "":
 		return "127.0.0.1"
 	case m == here:
@@ -35,6 +41,9 @@ func (m machine) address() string {
 
 // command is how a program is run there with the world's environment and more.
 func (m machine) command(w *world, env []string, program string, args []string) (string, []string) {
+	if m.namespace != "" { // nsenter becomes the program
+		return "nsenter", append([]string{"--net=" + m.namespace, "--", program}, args...)
+	}
 	if m == here {
 		return program, args
 	}

@@ -23,11 +23,17 @@ const (
 type storm struct {
 	*world
 	*rand.Rand
+	name      string  // prefix of the figures
+	nodes     *nodes  // with a link that is hit too; nil: none
+	server    machine // of the resource manager and the executors
 	executors []*daemon
 	callers   []*caller
 	next      uint64 // seed of the next caller
 	stopped   []stopped
+	wantFlaps int
 	kills     int
+	flaps     int           // of the link
+	down      time.Duration // how long the link was down
 	hits      map[string]int
 
 	right                 int64 // of callers that are gone
@@ -51,12 +57,21 @@ func TestRandomKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kills for a while")
 	}
-	w := newWorld(t)
-	s := &storm{world: w, Rand: rand.New(rand.NewPCG(seed(t), 0)), hits: map[string]int{}}
+	newStorm(t, newWorld(t), "kills").run()
+}
+
+func newStorm(t *testing.T, w *world, name string) *storm {
+	return &storm{world: w, name: name, Rand: rand.New(rand.NewPCG(seed(t), 0)), hits: map[string]int{}}
+}
+
+// run is the whole storm.
+func (s *storm) run() {
+	w := s.world
+	w.Helper()
 	sharedBefore := shared()
-	w.newManager()
+	w.newManagerOn(s.server)
 	for i := range 2 {
-		s.executors = append(s.executors, w.newExecutor(fmt.Sprintf("executor-%d", i)))
+		s.executors = append(s.executors, w.newExecutorOn(s.server, fmt.Sprintf("executor-%d", i)))
 	}
 	for i := range 4 {
 		s.callers = append(s.callers, s.caller(i))
@@ -84,14 +99,14 @@ func TestRandomKills(t *testing.T) {
 	s.calm()
 	s.recoveries = nil
 	began := time.Now()
-	for s.kills < *killsFlag {
+	for s.kills < *killsFlag || s.flaps < s.wantFlaps {
 		s.hit()
-		s.pass(time.Duration(50+s.IntN(450)) * time.Millisecond)
+		s.pass(50*time.Millisecond + time.Duration(s.Int64N(int64(450*time.Millisecond+s.linkLeft()))))
 		if s.kills%killsPerCalm == 0 {
 			s.calm()
 		}
-		if t.Failed() {
-			t.FailNow()
+		if s.Failed() {
+			s.FailNow()
 		}
 	}
 	s.calm()
@@ -99,11 +114,11 @@ func TestRandomKills(t *testing.T) {
 	for _, c := range s.callers {
 		s.account(c.finish(waitBound))
 	}
-	t.Logf("%d kills and stops in %v (%v), %d right results; longest wait: call %v, control operation %v", s.kills, took.Round(time.Second),
+	s.Logf("%d kills in %v (%v), %d right results; longest wait: call %v, control operation %v", s.kills, took.Round(time.Second),
 		s.summary(), s.right, s.longCall.Round(time.Millisecond), s.longControl.Round(time.Millisecond))
 	s.figures()
 	if s.longCall > waitBound || s.longControl > waitBound {
-		t.Errorf("a caller waited longer than %v", waitBound)
+		s.Errorf("a caller waited longer than %v", waitBound)
 	}
 	w.settled(s.executors, before, 10*time.Second)
 	w.eventually(10*time.Second, "the manager holds nothing for those that have gone", func() bool {
@@ -121,7 +136,7 @@ func TestRandomKills(t *testing.T) {
 func (s *storm) caller(i int) *caller {
 	s.next++
 	return s.newCaller(callerOptions{language: []string{"c", "go"}[i%2], seed: s.next, maxBytes: 200_000, mode: []int{0, 2, 2, 0}[i],
-		timeout: callerBound})
+		timeout: callerBound, on: s.client})
 }
 
 // account adds up what a caller did.
@@ -139,6 +154,7 @@ func (s *storm) noteWaits(call, control int64) {
 func (s *storm) pass(d time.Duration) {
 	for end := time.Now().Add(d); ; time.Sleep(5 * time.Millisecond) {
 		now := time.Now()
+		s.mendLink()
 		for i := 0; i < len(s.stopped); i++ {
 			if v := s.stopped[i]; now.After(v.until) {
 				v.signal(v.then)
@@ -160,8 +176,14 @@ func (s *storm) pass(d time.Duration) {
 	}
 }
 
-// hit kills or stops a process.
+// hit kills or stops a process, or takes the link away. Kills and flaps keep pace with each other.
 func (s *storm) hit() {
+	if s.flaps < s.wantFlaps && s.flaps**killsFlag <= s.kills*s.wantFlaps {
+		if s.linkLeft() == 0 {
+			s.flap()
+		}
+		return
+	}
 	d := s.executors[s.IntN(len(s.executors))]
 	switch n := s.IntN(100); {
 	case n < 42:
@@ -220,10 +242,10 @@ func (s *storm) strike(what string, pid, parent int, done func()) {
 	s.stopped = append(s.stopped, v)
 }
 
-// calm waits until no process is stopped and every caller has had a right result since.
+// calm waits until no process is stopped, the link is up and every caller has had a right result since.
 func (s *storm) calm() {
 	s.Helper()
-	for len(s.stopped) > 0 {
+	for len(s.stopped) > 0 || s.linkLeft() > 0 {
 		s.pass(0)
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -252,17 +274,21 @@ func (s *storm) calm() {
 
 // figures prints what the report takes.
 func (s *storm) figures() {
-	s.Logf("figure: kills = %d", s.kills)
-	s.Logf("figure: kills.right_results = %d", s.right)
-	s.Logf("figure: kills.longest_wait_s = %.3f s", max(s.longCall, s.longControl).Seconds())
+	s.Logf("figure: %s = %d", s.name, s.kills)
+	if s.wantFlaps > 0 {
+		s.Logf("figure: %s.flaps = %d", s.name, s.flaps)
+		s.Logf("figure: %s.link_down_s = %.1f s", s.name, s.down.Seconds())
+	}
+	s.Logf("figure: %s.right_results = %d", s.name, s.right)
+	s.Logf("figure: %s.longest_wait_s = %.3f s", s.name, max(s.longCall, s.longControl).Seconds())
 	var failed []time.Duration
 	for _, c := range s.world.callers {
 		for _, e := range c.failures() {
 			failed = append(failed, e.wait)
 		}
 	}
-	s.percentiles("kills.failed_wait", failed)
-	s.percentiles("kills.all_served_again", s.recoveries)
+	s.percentiles(s.name+".failed_wait", failed)
+	s.percentiles(s.name+".all_served_again", s.recoveries)
 }
 
 // percentiles prints how many there are, and their distribution.
@@ -283,6 +309,9 @@ func (s *storm) summary() string {
 	var parts []string
 	for _, what := range []string{"worker", "zygote", "executor", "manager", "client"} {
 		parts = append(parts, fmt.Sprintf("%s %d+%d", what, s.hits[what+" killed"], s.hits[what+" stopped"]))
+	}
+	if s.wantFlaps > 0 {
+		parts = append(parts, fmt.Sprintf("link %d times down, %v in all", s.flaps, s.down.Round(100*time.Millisecond)))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -1,0 +1,165 @@
+package faults
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
+)
+
+// Two nodes without virtual machines: two network namespaces, which a veth pair connects. Calls use provider tcp: `make test-tcp`.
+
+const (
+	serverAddress = "10.79.0.2"
+	clientAddress = "10.79.0.1"
+)
+
+// nodes is a world with two nodes. Clients and their agent are on the node world.client.
+type nodes struct {
+	*world
+	server    machine   // of the resource manager and the executors
+	downUntil time.Time // when the storm sets the link up again; zero while it is up
+}
+
+// newNodes makes two nodes, which end with the test process.
+func newNodes(t *testing.T) *nodes {
+	testkit.Root(t, "makes network namespaces")
+	n := &nodes{world: newWorld(t), server: machine{namespace: newNamespace(t), ip: serverAddress}}
+	n.apart, n.client = true, machine{namespace: newNamespace(t), ip: clientAddress}
+	n.ip(n.client, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", n.server.namespace)
+	for _, m := range []machine{n.client, n.server} {
+		n.ip(m, "link", "set", "lo", "up")
+		n.ip(m, "address", "add", m.ip+"/24", "dev", "cable")
+		n.ip(m, "link", "set", "cable", "up")
+	}
+	n.env = append(n.env, "RFAAS_PROVIDER=auto", "RFAAS_ALLOW_PLAINTEXT=1")
+	n.env = append(n.env, n.newAgent(), "RFAAS_AGENT_START=never")
+	return n
+}
+
+// newNamespace makes a network namespace and returns its file, which belongs to this process.
+func newNamespace(t *testing.T) string {
+	t.Helper()
+	runtime.LockOSThread() // stays locked, and ends with this goroutine, unless the thread returns to its namespace
+	own, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	made, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { made.Close() })
+	if err := unix.Setns(int(own.Fd()), unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("return from the network namespace: %v", err)
+	}
+	runtime.UnlockOSThread()
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), made.Fd())
+}
+
+// ip runs the program ip on a node.
+func (n *nodes) ip(on machine, args ...string) {
+	n.Helper()
+	program, args := on.command(n.world, nil, "ip", args)
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		n.Fatalf("%s %q: %v\n%s", program, args, err, out)
+	}
+}
+
+// link sets the link between the nodes up or down.
+func (n *nodes) link(up bool) {
+	n.Helper()
+	state := map[bool]string{false: "down", true: "up"}[up]
+	n.ip(n.client, "link", "set", "cable", state)
+}
+
+// flap takes the link away for 0.1 s to the longest time, each magnitude equally often. The storm's pass sets it up again.
+func (s *storm) flap() {
+	const shortest = 0.1
+	d := time.Duration(shortest * math.Pow(longestFlapFlag.Seconds()/shortest, s.Float64()) * float64(time.Second))
+	s.nodes.link(false)
+	s.nodes.downUntil = time.Now().Add(d)
+	s.flaps++
+	s.down += d
+}
+
+// linkLeft is how long the link will be down, 0 while it is up.
+func (s *storm) linkLeft() time.Duration {
+	if s.nodes == nil || s.nodes.downUntil.IsZero() {
+		return 0
+	}
+	return max(time.Until(s.nodes.downUntil), 1)
+}
+
+// mendLink sets the link up when its time has come.
+func (s *storm) mendLink() {
+	if s.nodes != nil && !s.nodes.downUntil.IsZero() && time.Now().After(s.nodes.downUntil) {
+		s.nodes.link(true)
+		s.nodes.downUntil = time.Time{}
+	}
+}
+
+// The storm of TestRandomKills, with the clients on one node and everything else on another, and a link that also fails.
+func TestRandomKillsBetweenNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kills for a while")
+	}
+	n := newNodes(t)
+	s := newStorm(t, n.world, "nodes")
+	s.nodes, s.server, s.wantFlaps = n, n.server, *flapsFlag
+	s.run()
+}
+
+// A short outage of the link between two nodes makes no call fail. In a long outage calls fail with a named error. When the link is up
+// again, the client is served again, and the executor has kept nothing of the lost lease.
+func TestLinkOutagesBetweenNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for what falls silent")
+	}
+	n := newNodes(t)
+	p := newPairIn(n.world, "c", n.server, n.server, n.client)
+	second := p.newCaller(callerOptions{language: "go", steady: true, seed: 2, maxBytes: 4096, pause: 20 * time.Millisecond, timeout: callerBound,
+		on: n.client})
+	p.ready(second)
+	callers := []*caller{p.caller, second}
+	for _, outage := range []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, time.Second} {
+		n.link(false)
+		time.Sleep(outage) // the length of the outage
+		n.link(true)
+		for _, c := range callers {
+			p.served(c, waitBound)
+			if failed := c.failures(); len(failed) > 0 {
+				t.Errorf("an outage of %v made a call of %s fail: %+v", outage, c.name, failed)
+			}
+		}
+	}
+	n.link(false)
+	hit := time.Now()
+	for _, c := range callers {
+		e := p.fails(c, hit, lost, client.StatusPeerGone, statusConnection, client.StatusWorkerDied)
+		if !e.started {
+			t.Errorf("a call that was running is not said to have started: %s", e.text)
+		}
+	}
+	n.link(true)
+	for _, c := range callers {
+		t.Logf("%s is served again %v after the link was back", c.name, p.served(c, recoverBound).Round(time.Millisecond))
+		r := c.finish(waitBound)
+		if d := time.Duration(max(r.CallNS, r.ControlNS)); d > waitBound {
+			t.Errorf("caller %s waited %v", c.name, d)
+		}
+	}
+	p.free(waitBound)
+}
