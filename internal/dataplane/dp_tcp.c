@@ -263,6 +263,7 @@ static void disconnect(tcp_qp *qp) {
     qp->out_lo = qp->out_hi = 0;
     qp->pend_head = qp->pend_tail = qp->unpolled = 0;
     qp->reading = 0;
+    qp->silent_since = 0;
     tcp_cq_forget(tcp_cq_of(qp->q.cq), qp);
 }
 

@@ -18,7 +18,7 @@
 /* A peer is gone if it acknowledges nothing for GONE_MS in spite of retransmits or probes (RATIONALE.md, "Why our own provider over
  * TCP?"). */
 #define GONE_MS 3500
-#define GONE_RETRANSMITS 3
+#define GONE_CONFIRM_NS 50000000 /* how long a reply to the latest retransmit or probe may take */
 #define GONE_PROBES 2
 #define GONE_ONE_WAY 6 /* retransmits, some 13 s: acknowledgements arrive, but not for these segments */
 #define EVENTS 64
@@ -254,11 +254,22 @@ int tcp_cq_wait(dp_cq *c, int64_t timeout_ns) {
 
 /* ---- detecting dead peers ---- */
 
-/* Reports whether, by the kernel's counters, the peer does not answer. Retransmits count while data is in flight. Unanswered probes
- * count while the connection is idle (keepalive) or the peer's window is full. */
+/* Reports whether, by the kernel's counters, the peer does not answer. A retransmit counts while data is in flight: one is enough, because
+ * soon after an outage the kernel waits for seconds before the second. Unanswered probes count while the connection is idle (keepalive) or
+ * the peer's window is full. */
 static bool silent(const struct tcp_info *info) {
-    bool asked = (info->tcpi_unacked && info->tcpi_retransmits >= GONE_RETRANSMITS) || info->tcpi_probes >= GONE_PROBES;
+    bool asked = (info->tcpi_unacked && info->tcpi_retransmits) || info->tcpi_probes >= GONE_PROBES;
     return (asked && info->tcpi_last_ack_recv >= GONE_MS) || (info->tcpi_unacked && info->tcpi_retransmits >= GONE_ONE_WAY);
+}
+
+/* Reports whether the peer is silent, and was so at an earlier probe. */
+static bool gone(tcp_qp *qp, const struct tcp_info *info) {
+    int64_t now = dp_now_ns();
+    if (!silent(info))
+        qp->silent_since = 0;
+    else if (!qp->silent_since)
+        qp->silent_since = now;
+    return qp->silent_since && now - qp->silent_since >= GONE_CONFIRM_NS;
 }
 
 /* The peer has closed the connection. Reports whether no received data is left that the owner, if it polls, could still take. */
@@ -285,7 +296,7 @@ int tcp_qp_probe(dp_qp *q) {
         return DP_OK;
     q->arrived = info.tcpi_unacked || info.tcpi_notsent_bytes || tcp_backlog(qp) ? q->posted - (q->posted > 0) : q->posted;
     bool open = info.tcpi_state == 1 /* established */;
-    if (open ? silent(&info) : nothing_left(qp, polled))
+    if (open ? gone(qp, &info) : nothing_left(qp, polled))
         tcp_end(qp, DP_PEER_GONE);
     return dp_qp_broken(q);
 }

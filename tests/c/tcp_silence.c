@@ -2,23 +2,37 @@
  * kernels neither receive nor answer anything. */
 #include "tcp_peer.h"
 
+#include <errno.h>
 #include <linux/filter.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define MS 1000000ll
 
-static void cut(end *a, end *b) {
+static void deafen(end *e) {
     struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
     struct sock_fprog all = {1, &drop};
-    CHECK(!setsockopt(tcp_qp_of(a->qp)->peer.fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all));
-    CHECK(!setsockopt(tcp_qp_of(b->qp)->peer.fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all));
+    CHECK(!setsockopt(tcp_qp_of(e->qp)->peer.fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all));
+}
+
+static void hear(end *e) {
+    int none = 0;
+    CHECK(!setsockopt(tcp_qp_of(e->qp)->peer.fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none));
+}
+
+static void cut(end *a, end *b) {
+    deafen(a);
+    deafen(b);
 }
 
 static void mend(end *a, end *b) {
-    int none = 0;
-    CHECK(!setsockopt(tcp_qp_of(a->qp)->peer.fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none));
-    CHECK(!setsockopt(tcp_qp_of(b->qp)->peer.fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none));
+    hear(a);
+    hear(b);
 }
 
 /* Polls, but the far ends do not: they are at the other side of the link. */
@@ -126,4 +140,75 @@ T_CASE(links, "tcp/links-dead-and-interrupted", .providers = T_TCP, .seconds = 4
         end_close(&near[i]);
         end_close(&far[i]);
     }
+}
+
+/* Sets the loopback interface of this process's network namespace up or down. */
+static void loopback(bool up) {
+    struct ifreq lo = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    CHECK_GE(fd, 0);
+    lo.ifr_flags = up ? IFF_UP : 0;
+    CHECK(!ioctl(fd, SIOCSIFFLAGS, &lo));
+    close(fd);
+}
+
+/* The retransmission time-out, when the peer has acknowledged all that was sent. */
+static uint32_t rto_ms(end *e) {
+    struct tcp_info info = {.tcpi_unacked = 1};
+    for (int64_t until = dp_now_ns() + poll_ns(); info.tcpi_unacked; t_sleep_ms(1)) {
+        socklen_t len = sizeof info;
+        CHECK(dp_now_ns() < until);
+        look(e);
+        CHECK(!getsockopt(tcp_qp_of(e->qp)->peer.fd, IPPROTO_TCP, TCP_INFO, &info, &len));
+    }
+    return info.tcpi_rto / 1000;
+}
+
+/* Writes a word, takes its acknowledgement and the link away for a second, and returns the retransmission time-out that follows. */
+static uint32_t outage(end *near, const card *near_card, end *far, const card *far_card) {
+    deafen(near);
+    write_words(near, far_card, 0, 1);
+    CHECK_EQ(end_imm(far).imm, 0);
+    loopback(false);
+    for (int64_t start = dp_now_ns(); dp_now_ns() - start < 1000 * MS; t_sleep_ms(10)) /* the length of the outage */
+        look(near);
+    hear(near);
+    loopback(true);
+    write_words(far, near_card, 0, 1);
+    CHECK_EQ(end_imm(near).imm, 0);
+    return rto_ms(near);
+}
+
+/* A kernel whose interface is down cannot retransmit. If the peer's next segment acknowledges what was sent before the outage, the kernel
+ * takes the length of the outage for a round-trip time, and retransmits become rare. A link that dies then must be detected as soon as any
+ * other. */
+T_CASE(link_dead_again, "tcp/link-dead-soon-after-an-outage", .providers = T_TCP, .seconds = 60) {
+    CHECKF(!unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET), "a network namespace: %s", strerror(errno));
+    loopback(true);
+    end near, far, *ends[] = {&near, &far};
+    card of_near, c;
+    end_open(&near, &link_opts, NULL);
+    end_open(&far, &link_opts, NULL);
+    end_card(&near, &of_near);
+    end_card(&far, &c);
+    ends_connect_and_write(&near, &far);
+    for (int i = 0; i < 2; i++)
+        end_unattend(ends[i]->cq);
+    uint32_t rto = 0;
+    for (int tries = 0; rto < 900 && tries < 10; tries++) /* a retransmit may have been first */
+        rto = outage(&near, &of_near, &far, &c);
+    CHECKF(rto >= 900, "the retransmission time-out is %u ms; this case needs a long one", rto);
+    cut(&near, &far);
+    write_words(&near, &c, 1, 2);
+    int64_t start = dp_now_ns(), limit = (int64_t)(5000 * MS * t_time_scale());
+    for (; !dp_qp_broken(near.qp); t_sleep_ms(10)) {
+        CHECKF(dp_now_ns() - start < limit, "not named after %lld ms; the retransmission time-out was %u ms", (long long)(limit / MS), rto);
+        look(&near);
+    }
+    CHECK_STATUS(dp_qp_broken(near.qp), DP_PEER_GONE);
+    printf("    named after %lld ms, at a retransmission time-out of %u ms\n", (long long)((dp_now_ns() - start) / MS), rto);
+    end_attend(near.cq);
+    end_attend(far.cq);
+    end_close(&near);
+    end_close(&far);
 }
