@@ -77,6 +77,25 @@ func scheduling(executors []*daemon) string {
 	return b.String()
 }
 
+// runnable lists the threads of all processes of this machine that run or are ready to run, with the processor that each is on, the time
+// that it has run and that it has waited for a processor (schedstat, ns).
+func runnable() string {
+	var b strings.Builder
+	tasks, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
+	for _, task := range tasks {
+		line, _ := os.ReadFile(task + "/stat")
+		_, rest, _ := strings.Cut(string(line), ") ")
+		fields := strings.Fields(rest)
+		if len(fields) < 37 || fields[0] != "R" {
+			continue
+		}
+		command, _ := os.ReadFile(task + "/comm")
+		times, _ := os.ReadFile(task + "/schedstat")
+		fmt.Fprintf(&b, "%s %s session %s cpu %s: %s", strings.TrimPrefix(task, "/proc/"), strings.TrimSpace(string(command)), fields[3], fields[36], times)
+	}
+	return b.String()
+}
+
 // spawner returns the process id of an executor's spawner, -1 if there is none.
 func spawner(executor int) int {
 	for _, c := range children(executor) {

@@ -253,6 +253,7 @@ func (s *storm) calm() {
 	for i, c := range s.callers {
 		before[i] = c.right.Load()
 	}
+	began := time.Now()
 	took := s.eventually(recoverBound, "every client is served again", func() bool {
 		for i, c := range s.callers {
 			c.check()
@@ -262,8 +263,10 @@ func (s *storm) calm() {
 			default:
 			}
 			if c.right.Load() == before[i] {
-				s.lastly = fmt.Sprintf("caller %s has no right result; it said:\n%s\nits threads:\n%s\nworkers:\n%s", c.name, c.log.tail(2000), stacks(c.pid()),
-					scheduling(s.executors))
+				if time.Since(began) > recoverBound/2 { // to collect this takes processor time
+					s.lastly = fmt.Sprintf("caller %s has no right result; it said:\n%s\nits threads:\n%s\nworkers:\n%s\nready to run:\n%s", c.name,
+						c.log.tail(2000), stacks(c.pid()), scheduling(s.executors), runnable())
+				}
 				return false
 			}
 		}
