@@ -267,8 +267,9 @@ static int repeat(rfaas_lease *l, const call_plan *p, uint32_t w, uint64_t key, 
     for (int moves = 0;;) {
         int class = dp_status_class(status), ran = last.started == RFAAS_MAYBE_EXECUTED;
         *ever |= ran;
+        ran |= status == DP_DEADLINE; /* an attempt whose payload found no room until its deadline counts, too */
         int64_t now = dp_now_ns();
-        if (status == DP_DEADLINE ? !ran || !p->attempt || (p->deadline && now >= p->deadline)
+        if (status == DP_DEADLINE ? !p->attempt || (p->deadline && now >= p->deadline)
                                   : class != RFAAS_CLASS_CONNECTION && class != RFAAS_CLASS_LEASE && class != RFAAS_CLASS_BUSY)
             return status;
         if (class == RFAAS_CLASS_BUSY) {

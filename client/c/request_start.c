@@ -48,7 +48,6 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
     r->capacity = a->room;
     set_worker(r, w);
     r->function = a->fn;
-    r->deadline = attempt_deadline(a->p);
     r->repeats = a->p->repeats;
     if (UNLIKELY(a->p->repeats)) {
         r->in = a->in;
@@ -61,7 +60,9 @@ static ALWAYS_INLINE void note_flying(rfaas_lease *l, rfaas_request_slot *r, con
 }
 
 static ALWAYS_INLINE int submit_to(rfaas_lease *l, rfaas_request_slot *r, const call_args *a, uint32_t w) {
-    return dp_channel_submit(l->workers[w].ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->room, &r->slot);
+    r->deadline = attempt_deadline(a->p);
+    return dp_channel_submit_until(l->workers[w].ch, a->fn, a->in, a->in_size, buffer_of(l, a->in, a->in_size), a->room, r->deadline,
+                                   &r->slot);
 }
 
 /* One worker's turn in submit(): begins to replace a dead one, or with `last` waits for the new one. Its error's text is set if

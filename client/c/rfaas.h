@@ -694,10 +694,13 @@ typedef uint64_t rfaas_request;
  *     the request ends.
  *   out: must stay valid until the request ends. Only rfaas calls on this lease write to it.
  *
- * Parameters are as for rfaas_invoke.
+ * Parameters are as for rfaas_invoke. Over tcp, the function blocks while a large payload does not fit
+ * into the connection's buffers (about 4 MiB) because the worker runs another call.
  *
  * Errors:
- *   RFAAS_BUSY: every worker, or the chosen one, has `depth` calls in flight; finish one and retry. */
+ *   RFAAS_BUSY: every worker, or the chosen one, has `depth` calls in flight; finish one and retry.
+ *   RFAAS_DEADLINE: the payload did not fit into the connection's buffers until the deadline. The
+ *     call was not started. */
 RFAAS_API int rfaas_iinvoke(rfaas_lease *lease, rfaas_function function, const void *in, size_t in_size, void *out,
                             size_t capacity, const rfaas_call_options *options, rfaas_request *request);
 

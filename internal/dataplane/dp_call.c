@@ -230,29 +230,10 @@ bool dp_lane_reap(dp_lane *lane) {
 
 /* ---- waiting ---- */
 
-/* Probes the peers of channels with calls in flight. Abandoned calls count, too: only a reply or the end of the peer frees their slots. */
-static void probe_all(dp_lane *lane, int64_t now) {
-    if (now < lane->waiter.probe_at)
-        return;
-    lane->waiter.probe_at = now + DP_PROBE_EVERY_NS;
-    for (dp_channel *ch = lane->channels; ch; ch = ch->next)
-        if (!ch->failed && (ch->n_busy || ch->n_abandoned)) {
-            dp_qp_probe(ch->qp);
-            /* Only this side writes this word. If a function has overwritten it, its worker may have executed garbage as a request, and
-             * the answer to that may look like the reply. */
-            if (ch->mail_slot != DP_NOTHING && dp_mail_call_id(__atomic_load_n(&ch->mail->request, __ATOMIC_RELAXED)) !=
-                                                   ch->slots[ch->mail_slot].call_id)
-                dp_qp_break(ch->qp, DP_PROTOCOL);
-            dp_channel_listen(ch, now);
-        }
-    if (lane->ep->idle_fn)
-        lane->ep->idle_fn(lane->ep->idle_arg, now, true);
-}
-
 /* Makes progress for a caller that polls and does not wait here. */
 void dp_lane_look(dp_lane *lane) {
     if (!dp_lane_progress(lane) && ++lane->looks % DP_LOOKS_PER_PROBE == 0)
-        probe_all(lane, dp_now_ns());
+        dp_lane_probe(lane, dp_now_ns());
     dp_lane_reap(lane);
 }
 
@@ -317,7 +298,7 @@ static int idle(dp_lane *lane, int64_t deadline_ns, bool yields) {
         return DP_DEADLINE;
     if (yields && yields_now(lane))
         return DP_YIELD;
-    probe_all(lane, w->now);
+    dp_lane_probe(lane, w->now);
     if (what == DP_SPIN_BLOCK)
         block(lane, deadline_ns, yields);
     return DP_OK;
@@ -477,7 +458,7 @@ static int idle_all(dp_endpoint *ep, int64_t deadline_ns, bool yields) {
     if (yields && yield_all(ep))
         return DP_YIELD;
     for (uint32_t i = 0; i < ep->n_lanes; i++)
-        probe_all(ep->lanes[i], w->now);
+        dp_lane_probe(ep->lanes[i], w->now);
     if (what == DP_SPIN_BLOCK)
         block_all(ep, deadline_ns, yields);
     return DP_OK;

@@ -96,12 +96,20 @@ int dp_channel_status(const dp_channel *ch);
 /* dp_channel_status of the connection alone: dp_channel_hold does not count. */
 int dp_channel_broken(const dp_channel *ch);
 
-/* dp_channel_submit starts a call: function index, payload, the most result bytes wanted. *slot names the call until
+/* dp_channel_submit_until starts a call: function index, payload, the most result bytes wanted. *slot names the call until
  * dp_channel_finish or abandonment. The payload may be reused when submit returns, unless it lies in `reg` (a
  * region of this endpoint's domain, or NULL): then it must stay unchanged until the call ends.
- * Errors are all NOT_STARTED: DP_BUSY, DP_TOO_LARGE, DP_INVALID, connection class. */
-int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
-                      uint32_t capacity, uint32_t *slot);
+ * It waits for room while a part of the request is posted. With DP_CAP_POLLED_TARGET it also waits if the connection takes nothing and
+ * no call is in flight whose end could make room. Such a wait ends at deadline_ns (CLOCK_MONOTONIC, 0: none), at the end of the
+ * connection, or when an idle or silence function fails the channel. The channel can be used after DP_DEADLINE.
+ * Errors are all NOT_STARTED: DP_BUSY, DP_DEADLINE, DP_TOO_LARGE, DP_INVALID, connection class. */
+int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                            uint32_t capacity, int64_t deadline_ns, uint32_t *slot);
+/* dp_channel_submit is dp_channel_submit_until without a deadline. */
+static inline int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                                    uint32_t capacity, uint32_t *slot) {
+    return dp_channel_submit_until(ch, function, in, size, reg, capacity, 0, slot);
+}
 /* dp_channel_test makes progress without blocking. 1: the call ended (finish it), 0: not yet. */
 int dp_channel_test(dp_channel *ch, uint32_t slot);
 /* dp_channel_wait returns when the call ended or deadline_ns (CLOCK_MONOTONIC, 0: none) passed; DP_OK or DP_DEADLINE. */
@@ -130,7 +138,8 @@ int dp_channel_finish(dp_channel *ch, uint32_t slot, void *out, uint32_t *size, 
 const char *dp_channel_message(const dp_channel *ch, uint32_t *len);
 /* dp_channel_abandon gives up a call: its reply will be dropped. The slot name is dead afterwards. */
 void dp_channel_abandon(dp_channel *ch, uint32_t slot);
-/* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE). */
+/* dp_channel_call is submit, wait and finish in one; on the deadline it abandons the call (DP_DEADLINE, NOT_STARTED if the request was
+ * not posted by then). */
 int dp_channel_call(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg, void *out,
                     uint32_t capacity, uint32_t *out_size, int64_t deadline_ns, dp_started *started);
 /* dp_channel_call_turn is dp_channel_call that may return DP_YIELD, as dp_channel_wait_turn does: the call goes on in *slot. */

@@ -85,6 +85,7 @@ struct dp_channel {
     dp_side peer;
     int failed; /* status that ended it, 0 while it works */
     bool held;  /* dp_channel_hold, and not connected since */
+    bool submitting; /* dp_channel_submit_until waits for room */
     dp_channel_stats stats;
     quiet quiet;
     uint32_t message_len; /* of the last DP_FUNCTION_FAILED */
@@ -97,6 +98,11 @@ void dp_channel_end_calls(dp_channel *ch, int status);
 
 /* ---- dp_silence.c ---- */
 
+/* Probes the peers of channels with calls in flight, unless that was done lately. Abandoned calls count, too: only a reply or the end of
+ * the peer frees their slots. */
+void dp_lane_probe(dp_lane *lane, int64_t now);
+/* Looks after peers for a thread that waits for something else than a reply: runs the idle function, probes, and reaps. */
+void dp_lane_attend(dp_lane *lane, int64_t now);
 /* After a probe that found the connection whole, with calls under way. */
 void dp_channel_listen(dp_channel *ch, int64_t now);
 /* The calls that were under way are no more. */

@@ -40,6 +40,31 @@ void dp_channel_listen(dp_channel *ch, int64_t now) {
     }
 }
 
+void dp_lane_probe(dp_lane *lane, int64_t now) {
+    if (now < lane->waiter.probe_at)
+        return;
+    lane->waiter.probe_at = now + DP_PROBE_EVERY_NS;
+    for (dp_channel *ch = lane->channels; ch; ch = ch->next)
+        if (!ch->failed && (ch->n_busy || ch->n_abandoned || ch->submitting)) {
+            dp_qp_probe(ch->qp);
+            /* Only this side writes this word. If a function has overwritten it, its worker may have executed garbage as a request, and
+             * the answer to that may look like the reply. */
+            if (ch->mail_slot != DP_NOTHING && dp_mail_call_id(__atomic_load_n(&ch->mail->request, __ATOMIC_RELAXED)) !=
+                                                   ch->slots[ch->mail_slot].call_id)
+                dp_qp_break(ch->qp, DP_PROTOCOL);
+            dp_channel_listen(ch, now);
+        }
+    if (lane->ep->idle_fn)
+        lane->ep->idle_fn(lane->ep->idle_arg, now, true);
+}
+
+void dp_lane_attend(dp_lane *lane, int64_t now) {
+    if (lane->ep->idle_fn)
+        lane->ep->idle_fn(lane->ep->idle_arg, now, false);
+    dp_lane_probe(lane, now);
+    dp_lane_reap(lane);
+}
+
 void dp_endpoint_on_silence(dp_endpoint *ep, dp_silence_fn fn, void *arg) {
     ep->silence_fn = fn;
     ep->silence_arg = arg;

@@ -10,39 +10,47 @@
 
 /* ---- by the queue pair ---- */
 
+/* A submit that waits for room in the send queue. */
+typedef struct room {
+    int64_t deadline_ns; /* 0: none */
+    int64_t since;       /* when the wait began; 0: it has not */
+} room;
+
 /* Makes room in a send queue that filled up in the middle of a request, which must not start again from its beginning. DP_BUSY: post
- * the same message again. */
-static int make_room(dp_channel *ch, int64_t *since) {
+ * the same message again. After DP_DEADLINE, the messages that were posted have no effect: no request follows them, and later messages
+ * overwrite what they have written. */
+static int make_room(dp_channel *ch, room *r) {
     int64_t now = dp_now_ns();
-    if (!*since)
-        *since = now;
+    if (!r->since)
+        r->since = now;
     bool polled = ch->ep->dev->caps & DP_CAP_POLLED_TARGET; /* there is no new room while the worker runs a function */
     if (!dp_lane_progress(ch->lane)) {
-        if (polled && now - *since > POLLED_STEP_NS) {
+        if (polled && now - r->since > POLLED_STEP_NS)
             dp_cq_wait(ch->lane->cq, POLLED_STEP_NS);
-            dp_qp_probe(ch->qp);
-        }
-        dp_lane_reap(ch->lane);
+        ch->submitting = true;
+        dp_lane_attend(ch->lane, now);
+        ch->submitting = false;
     }
-    if (!ch->failed && !polled && now - *since > PART_PATIENCE_NS)
+    if (!ch->failed && !polled && now - r->since > PART_PATIENCE_NS)
         dp_channel_end_calls(ch, DP_CONNECTION);
     dp_cpu_pause();
-    return ch->failed ? DP_CONNECTION : DP_BUSY;
+    if (ch->failed)
+        return DP_CONNECTION;
+    return r->deadline_ns && now >= r->deadline_ns ? DP_DEADLINE : DP_BUSY;
 }
 
 /* Writes a payload into the worker's bulk area, in messages that the device takes. */
-static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr) {
+static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr, room *r) {
     const uint8_t *p = data;
-    int64_t since = 0;
     while (size) {
         uint32_t part = size < ch->ep->dev->max_msg ? size : ch->ep->dev->max_msg;
         dp_sge sge = {p, part, lkey};
         int st = dp_post_write(ch->qp, &sge, 1, raddr, ch->peer.rkey, 0, 0);
-        if (st == DP_BUSY && p != data && (st = make_room(ch, &since)) == DP_BUSY)
+        if (st == DP_BUSY && p != data && (st = make_room(ch, r)) == DP_BUSY)
             continue;
         if (st)
             return st;
-        since = 0;
+        r->since = 0;
         p += part;
         raddr += part;
         size -= part;
@@ -65,7 +73,7 @@ static inline int post_bare(dp_channel *ch, uint32_t i, uint32_t call_id, const 
 
 /* Posts a request with its header. Header and payload are copied to staging first if the device reads its source after the post. */
 static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, const void *in, uint32_t size,
-                        const dp_mem *reg) {
+                        const dp_mem *reg, room *r) {
     const slot *s = &ch->slots[i];
     uint8_t *stage = ch->staging ? (uint8_t *)ch->staging->addr + dp_slot_payload(&ch->layout, i) : NULL;
     if (s->in_at != DP_NOTHING) {
@@ -77,7 +85,7 @@ static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, 
             src = copy;
             lkey = ch->staging->lkey;
         }
-        int st = write_bulk(ch, src, size, lkey, ch->peer.addr + dp_bulk_at(&ch->layout, s->in_at));
+        int st = write_bulk(ch, src, size, lkey, ch->peer.addr + dp_bulk_at(&ch->layout, s->in_at), r);
         if (st)
             return st;
         size = 0;
@@ -98,11 +106,11 @@ static inline int post_request(dp_channel *ch, uint32_t i, const dp_request *h, 
         }
     }
     uint64_t raddr = ch->peer.addr + dp_slot_payload(&ch->layout, i) - head;
-    for (int64_t since = 0;;) {
+    for (;;) {
         int st = dp_post_write_imm(ch->qp, sge, n, raddr, ch->peer.rkey, dp_imm(i, h->call_id), i, 0);
         if (__builtin_expect(st != DP_BUSY || s->in_at == DP_NOTHING, 1))
             return st;
-        if ((st = make_room(ch, &since)) != DP_BUSY)
+        if ((st = make_room(ch, r)) != DP_BUSY)
             return st;
     }
 }
@@ -151,8 +159,13 @@ static inline uint32_t mail_submitted(dp_channel *ch, uint32_t capacity) {
 
 /* ---- any call ---- */
 
-int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
-                      uint32_t capacity, uint32_t *out) {
+/* Reports whether a submit that found no room waits for it. If a call is in flight, the caller waits for the end of that call instead. */
+static bool only_polling_helps(const dp_channel *ch) {
+    return (ch->ep->dev->caps & DP_CAP_POLLED_TARGET) && ch->n_free + 1 == ch->cfg.depth;
+}
+
+int dp_channel_submit_until(dp_channel *ch, uint32_t function, const void *in, uint32_t size, const dp_mem *reg,
+                            uint32_t capacity, int64_t deadline_ns, uint32_t *out) {
     if (__builtin_expect(ch->failed != 0, 0))
         return ch->failed;
     if (function > UINT16_MAX)
@@ -207,7 +220,11 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
                             (ch->n_free + 1 == ch->cfg.depth ? DP_REQ_EXCLUSIVE : 0)),
     };
     bool bare = dp_told(&h) == s->told && h.call_id - s->told_id - 1 < DP_IMM_TAGS - 1;
-    int st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg);
+    room r = {.deadline_ns = deadline_ns};
+    int st;
+    do
+        st = bare ? post_bare(ch, i, h.call_id, in, size, reg) : post_request(ch, i, &h, in, size, reg, &r);
+    while (__builtin_expect(st == DP_BUSY, 0) && only_polling_helps(ch) && (st = make_room(ch, &r)) == DP_BUSY);
     if (__builtin_expect(st != DP_OK, 0)) {
         dp_slot_free(ch, i);
         int why = dp_qp_broken(ch->qp); /* also set if the channel is not connected, because its worker could not be replaced */
@@ -218,9 +235,9 @@ int dp_channel_submit(dp_channel *ch, uint32_t function, const void *in, uint32_
         }
         if (st == DP_BUSY) {
             ch->stats.busy++;
-            dp_lane_progress(ch->lane);
+            dp_lane_look(ch->lane); /* also probes now and then, because no thread may be waiting */
         }
-        return st;
+        return ch->failed ? ch->failed : st;
     }
     ch->n_busy++;
     ch->next_call++;
@@ -276,7 +293,7 @@ static ALWAYS_INLINE int call(dp_channel *ch, uint32_t function, const void *in,
         *started = DP_MAYBE_EXECUTED;
         return DP_OK;
     }
-    int st = i == DP_NOTHING ? dp_channel_submit(ch, function, in, size, reg, capacity, &i) : DP_OK;
+    int st = i == DP_NOTHING ? dp_channel_submit_until(ch, function, in, size, reg, capacity, deadline_ns, &i) : DP_OK;
     if (__builtin_expect(st != DP_OK, 0)) {
         *started = DP_NOT_STARTED;
         *out_size = 0;

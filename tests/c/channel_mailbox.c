@@ -293,7 +293,7 @@ static uint32_t f_late(void *args, uint32_t n, void *res) {
     return 0;
 }
 
-T_CASE(flood, "channel/deadline-in-a-flood", .providers = T_SHM) {
+T_CASE(flood, "channel/deadline-in-a-flood", .providers = T_SHM | T_TCP, .seconds = 20) {
     static const dp_function table[] = {f_late};
     static const dp_wait_mode modes[] = {DP_WAIT_ADAPTIVE, DP_WAIT_HOT, DP_WAIT_WARM};
     for (int m = 0; m < 3; m++)
