@@ -32,8 +32,8 @@ var layers = map[string][]string{
 	"internal/agent":       {"internal/grant", "internal/control", "internal/dataplane", "internal/identity"},
 	"internal/slurm":       {"internal/config", "internal/control", "internal/sandbox", "internal/topology"},
 	"internal/executor": {"lease", "accounting", "invoke", "internal/board", "internal/link", "internal/config", "internal/control",
-		"internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
-	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/dataplane", "internal/link",
+		"internal/datalisten", "internal/dataplane", "internal/identity", "internal/observe", "internal/privilege", "internal/quota", "internal/sandbox", "internal/topology", "internal/zygote"},
+	"internal/manager": {"accounting", "internal/board", "internal/config", "internal/control", "internal/datalisten", "internal/dataplane", "internal/link",
 		"internal/identity", "internal/observe", "internal/quota"},
 
 	// Public packages.
@@ -60,6 +60,7 @@ var layers = map[string][]string{
 	"internal/config": {"accounting", "internal/control", "internal/identity", "internal/privilege", "internal/quota", "internal/sandbox",
 		"internal/topology"},
 	"internal/topology":    {},
+	"internal/datalisten":  {"internal/control", "internal/dataplane"},
 	"internal/dataplane":   {},
 	"internal/apigen":      {}, // what `make api` runs; no program contains it
 	"internal/conventions": {"internal/apigen"},

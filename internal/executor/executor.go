@@ -15,6 +15,7 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/zygote"
 	"github.com/rfaas-go/rfaas/invoke"
@@ -24,14 +25,14 @@ import (
 // Config configures an Executor. All fields except Now are mandatory.
 type Config struct {
 	Settings  config.Executor
-	Cores     []lease.Core        // to lend
-	Near      []int               // NUMA nodes whose cores are lent first
-	Memory    uint64              // to lend, bytes
-	Providers []string            // available on this node
-	Fabric    []dataplane.Address // of its RDMA devices
-	Data      *dataListener       // nil: provider tcp is not offered
-	Node      string              // host name
-	NodeID    string              // control.NodeID
+	Cores     []lease.Core         // to lend
+	Near      []int                // NUMA nodes whose cores are lent first
+	Memory    uint64               // to lend, bytes
+	Providers []string             // available on this node
+	Fabric    []dataplane.Address  // of its RDMA devices
+	Data      *datalisten.Listener // nil: provider tcp is not offered
+	Node      string               // host name
+	NodeID    string               // control.NodeID
 	Spawner   Spawner
 	Log       *slog.Logger
 }

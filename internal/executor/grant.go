@@ -254,11 +254,20 @@ func (e *Executor) spawnAll(h *holding, blobs [][]byte, limit time.Duration) ([]
 	return nil, first
 }
 
+// expectClient lets the client's data connection reach a worker of provider tcp. Call it before the client gets the worker's blob.
+func (e *Executor) expectClient(w Worker) error {
+	token, ok := dataplane.ChannelToken(w.Blob())
+	if !ok {
+		return errors.New("the worker's blob is not of provider tcp")
+	}
+	return e.cfg.Data.Expect(token, fmt.Sprintf("worker with pid %d", w.PID()), w)
+}
+
 // spawn starts one worker. The error names the worker and has a class.
 func (e *Executor) spawn(ctx context.Context, h *holding, i int, blob []byte) (Worker, error) {
 	w, err := e.cfg.Spawner.Spawn(ctx, h.workerSpec(i, blob))
 	if err == nil && h.spec.Provider == dataplane.TCP {
-		if err = e.cfg.Data.expect(w); err != nil {
+		if err = e.expectClient(w); err != nil {
 			stopAll(ctx, []Worker{w}, killed)
 		}
 	}

@@ -98,7 +98,7 @@ func (e *Executor) show(r prometheus.Registerer) {
 	observe.CountRefusals(r, e.gate)
 	if e.cfg.Data != nil {
 		r.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "rfaas_executor_data_refused_total",
-			Help: "Connections to the data address without a valid worker token."}, func() float64 { return float64(e.cfg.Data.refused.Load()) }))
+			Help: "Connections to the data address without a valid worker token."}, func() float64 { return float64(e.cfg.Data.Refused()) }))
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
 	"github.com/rfaas-go/rfaas/internal/observe"
@@ -266,10 +267,10 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		return err
 	}
 	if slices.Contains(cfg.Providers, dataplane.TCP) {
-		if cfg.Data, err = openDataListener(s.DataListen, s.DataAdvertise, log); err != nil {
+		if cfg.Data, err = datalisten.Open(s.DataListen, s.DataAdvertise, log); err != nil {
 			return err
 		}
-		defer cfg.Data.close()
+		defer cfg.Data.Close()
 	}
 	e, err := New(cfg)
 	if err != nil {
@@ -348,7 +349,7 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 	})
 	web.Serve()
 	if cfg.Data != nil {
-		cfg.Data.serve()
+		cfg.Data.Serve()
 		log.Info("accepting data connections", "address", cfg.Data.Address)
 	}
 	wg.Go(func() { e.Run(background) })

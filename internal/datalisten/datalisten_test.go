@@ -1,4 +1,4 @@
-package executor
+package datalisten
 
 import (
 	"bytes"
@@ -13,12 +13,10 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/internal/dataplane"
-	"github.com/rfaas-go/rfaas/invoke"
 )
 
-// expectant is a worker that waits for its client on provider tcp. It keeps the connection that it gets.
+// expectant is a receiver that waits for its peer. It keeps the connection that it gets.
 type expectant struct {
-	Worker
 	token dataplane.Token
 	done  chan struct{}
 	came  chan net.Conn
@@ -31,14 +29,6 @@ func newExpectant() *expectant {
 	return w
 }
 
-func (w *expectant) Blob() []byte {
-	b := invoke.ChannelBlob{Role: invoke.RoleWorker, Provider: invoke.ProviderTCP, Generation: 1, Depth: 1, Eager: 64,
-		QueuePair: make([]byte, 112)}
-	begin(b.QueuePair, 0x54514652, w.token) // dp_tcp.h
-	b.QueuePair[6] = byte(invoke.ProviderTCP)
-	return b.Marshal()
-}
-
 // begin writes the first fields of a blob or hello of provider tcp.
 func begin(b []byte, magic uint32, token dataplane.Token) {
 	binary.LittleEndian.PutUint32(b, magic)
@@ -47,11 +37,10 @@ func begin(b []byte, magic uint32, token dataplane.Token) {
 }
 
 func (w *expectant) Done() <-chan struct{} { return w.done }
-func (w *expectant) PID() int              { return 1 }
 
 func (w *expectant) Connect(c *net.TCPConn, hello []byte) error {
 	w.hello = bytes.Clone(hello)
-	f, err := c.File() // has a descriptor of its own, as a worker has
+	f, err := c.File() // has a descriptor of its own, as a receiver has
 	if err != nil {
 		return err
 	}
@@ -67,18 +56,18 @@ func helloFor(token dataplane.Token) []byte {
 	return h
 }
 
-func listenForData(t *testing.T) *dataListener {
+func listenForData(t *testing.T) *Listener {
 	t.Helper()
-	d, err := openDataListener("127.0.0.1:0", "", slog.New(slog.DiscardHandler))
+	d, err := Open("127.0.0.1:0", "", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.serve()
-	t.Cleanup(d.close)
+	d.Serve()
+	t.Cleanup(d.Close)
 	return d
 }
 
-func dialData(t *testing.T, d *dataListener, send []byte) net.Conn {
+func dialData(t *testing.T, d *Listener, send []byte) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", d.Address)
 	if err != nil {
@@ -105,12 +94,12 @@ func TestDataConnectionReachesItsWorker(t *testing.T) {
 	d := listenForData(t)
 	w, other := newExpectant(), newExpectant()
 	for _, x := range []*expectant{other, w} {
-		if err := d.expect(x); err != nil {
+		if err := d.Expect(x.token, "worker", x); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := d.expect(w); err == nil {
-		t.Error("two workers may have one token")
+	if err := d.Expect(w.token, "worker", w); err == nil {
+		t.Error("two receivers may have one token")
 	}
 	hello := helloFor(w.token)
 	dialData(t, d, append(bytes.Clone(hello), "more"...))
@@ -121,7 +110,7 @@ func TestDataConnectionReachesItsWorker(t *testing.T) {
 		t.Errorf("the worker got hello %x and %q, %v", w.hello, more[:], err)
 	}
 	closed(t, dialData(t, d, hello)) // a second time
-	if n := d.refused.Load(); n != 1 {
+	if n := d.Refused(); n != 1 {
 		t.Errorf("%d connections counted as refused, want 1", n)
 	}
 	if len(other.came) != 0 {
@@ -133,11 +122,11 @@ func TestDataConnectionReachesItsWorker(t *testing.T) {
 func TestDataStrangersAreRefused(t *testing.T) {
 	d := listenForData(t)
 	w, gone := newExpectant(), newExpectant()
-	if err := d.expect(gone); err != nil {
+	if err := d.Expect(gone.token, "worker", gone); err != nil {
 		t.Fatal(err)
 	}
 	close(gone.done)
-	if err := d.expect(w); err != nil {
+	if err := d.Expect(w.token, "worker", w); err != nil {
 		t.Fatal(err)
 	}
 	flipped := w.token
@@ -163,7 +152,7 @@ func TestDataStrangersAreRefused(t *testing.T) {
 func TestDataSilentCrowd(t *testing.T) {
 	d := listenForData(t)
 	w := newExpectant()
-	if err := d.expect(w); err != nil {
+	if err := d.Expect(w.token, "worker", w); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 * dataplane.MaxStrangers {
@@ -180,11 +169,11 @@ func TestDataAddresses(t *testing.T) {
 	}
 	defer taken.Close()
 	port := taken.Addr().(*net.TCPAddr).Port
-	d, err := openDataListener("127.0.0.1:"+strconv.Itoa(port)+"-"+strconv.Itoa(min(port+50, 65535)), "", slog.New(slog.DiscardHandler))
+	d, err := Open("127.0.0.1:"+strconv.Itoa(port)+"-"+strconv.Itoa(min(port+50, 65535)), "", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.close()
+	d.Close()
 	if strings.HasSuffix(d.Address, ":"+strconv.Itoa(port)) {
 		t.Errorf("it listens on %s, which another has", d.Address)
 	}
@@ -196,18 +185,18 @@ func TestDataAddresses(t *testing.T) {
 		"127.0.0.1:0-8":                   "neither a port",
 		"127.0.0.1:1-70000":               "neither a port",
 	} {
-		if d, err := openDataListener(address, "", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
+		if d, err := Open(address, "", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", address, err, want)
 			if d != nil {
-				d.close()
+				d.Close()
 			}
 		}
 	}
-	all, err := openDataListener("0.0.0.0:0", "localhost", slog.New(slog.DiscardHandler))
+	all, err := Open("0.0.0.0:0", "localhost", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer all.close()
+	defer all.Close()
 	if !strings.HasPrefix(all.Address, "127.0.0.1:") && !strings.HasPrefix(all.Address, "[::1]:") {
 		t.Errorf("localhost is %s", all.Address)
 	}

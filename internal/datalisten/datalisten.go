@@ -1,4 +1,4 @@
-package executor
+package datalisten
 
 import (
 	"container/list"
@@ -18,11 +18,19 @@ import (
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
-// dataListener accepts the connections of clients to workers on provider tcp. A connection begins with a hello of fixed size that contains
-// the token of a worker's queue pair. The listener finds the worker that waits for this token, hands it the connection and the hello, and
-// forgets the token. It does not interpret the rest of the hello. Safe for concurrent use.
-type dataListener struct {
-	Address string // IP address and port that clients connect to
+// Receiver is what waits for one data connection.
+type Receiver interface {
+	// Connect takes over a connection and the hello that began it. It must not keep conn, but a duplicate of its descriptor.
+	Connect(conn *net.TCPConn, hello []byte) error
+	// Done is closed when the receiver waits no longer.
+	Done() <-chan struct{}
+}
+
+// Listener accepts data connections. A connection begins with a hello of fixed size that contains the token of a queue pair. The
+// listener finds the receiver that waits for this token, hands it the connection and the hello, and forgets the token. It does not
+// interpret the rest of the hello. Safe for concurrent use.
+type Listener struct {
+	Address string // IP address and port that peers connect to
 	l       net.Listener
 	log     *slog.Logger
 	refused atomic.Uint64 // connections without a valid token
@@ -30,18 +38,23 @@ type dataListener struct {
 	serving, greeting sync.WaitGroup
 
 	mu      sync.Mutex
-	waiting map[dataplane.Token]Worker
+	waiting map[dataplane.Token]waiter
 	strange list.List // connections without a whole hello (net.Conn), the oldest first
 }
 
-// openDataListener binds an address. address is host:port, or host:first-last for the first free port of a range. advertise is the IP
-// address or host name that clients connect to; empty: the IP address of address.
-func openDataListener(address, advertise string, log *slog.Logger) (*dataListener, error) {
+type waiter struct {
+	name string
+	to   Receiver
+}
+
+// Open binds an address. address is host:port, or host:first-last for the first free port of a range. advertise is the IP address or
+// host name that peers connect to; empty: the IP address of address. The caller calls Close.
+func Open(address, advertise string, log *slog.Logger) (*Listener, error) {
 	l, err := listenRange(address)
 	if err != nil {
 		return nil, fmt.Errorf("data-listen: %w", err)
 	}
-	d := &dataListener{l: l, log: log, waiting: make(map[dataplane.Token]Worker)}
+	d := &Listener{l: l, log: log, waiting: make(map[dataplane.Token]waiter)}
 	if d.Address, err = dataAddress(advertise, l.Addr().(*net.TCPAddr)); err != nil {
 		l.Close()
 		return nil, err
@@ -63,7 +76,7 @@ func listenRange(address string) (net.Listener, error) {
 	}
 }
 
-// dataAddress returns the address that clients connect to. It is numeric, because workers do not resolve names.
+// dataAddress returns the address that peers connect to. It is numeric, because workers do not resolve names.
 func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
 	ip := bound.AddrPort().Addr().Unmap()
 	if advertise != "" {
@@ -75,35 +88,34 @@ func dataAddress(advertise string, bound *net.TCPAddr) (string, error) {
 		ip = ip.Unmap()
 	}
 	if !ip.IsValid() || ip.IsUnspecified() {
-		return "", fmt.Errorf("data-advertise: clients cannot connect to %v: set data-advertise to this node's address or name", ip)
+		return "", fmt.Errorf("data-advertise: peers cannot connect to %v: set data-advertise to this node's address or name", ip)
 	}
 	return netip.AddrPortFrom(ip, uint16(bound.Port)).String(), nil
 }
 
-// expect lets one connection with the worker's token reach the worker. Call it before the client gets the worker's blob.
-func (d *dataListener) expect(w Worker) error {
-	token, ok := dataplane.ChannelToken(w.Blob())
-	if !ok {
-		return errors.New("the worker's blob is not of provider tcp")
-	}
+// Refused returns the number of connections without a valid token.
+func (d *Listener) Refused() uint64 { return d.refused.Load() }
+
+// Expect lets one connection with the token reach a receiver, which name describes in the log. Call it before the peer gets the token.
+func (d *Listener) Expect(token dataplane.Token, name string, to Receiver) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for t, other := range d.waiting {
 		select {
-		case <-other.Done(): // the worker ended before its client connected
+		case <-other.to.Done(): // the receiver ended before its peer connected
 			delete(d.waiting, t)
 		default:
 		}
 	}
-	if d.waiting[token] != nil {
-		return errors.New("another worker has the same token")
+	if d.waiting[token].to != nil {
+		return errors.New("another receiver has the same token")
 	}
-	d.waiting[token] = w
+	d.waiting[token] = waiter{name, to}
 	return nil
 }
 
-// take removes and returns the worker that waits for a token, or nil.
-func (d *dataListener) take(token dataplane.Token) Worker {
+// take removes and returns the receiver that waits for a token, or none.
+func (d *Listener) take(token dataplane.Token) waiter {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.waiting[token]
@@ -111,10 +123,10 @@ func (d *dataListener) take(token dataplane.Token) Worker {
 	return w
 }
 
-// serve starts to accept connections, until close. It does not block.
-func (d *dataListener) serve() { d.serving.Go(d.accept) }
+// Serve starts to accept connections, until Close. It does not block.
+func (d *Listener) Serve() { d.serving.Go(d.accept) }
 
-func (d *dataListener) accept() {
+func (d *Listener) accept() {
 	var pause time.Duration
 	for {
 		c, err := d.l.Accept()
@@ -135,7 +147,7 @@ func (d *dataListener) accept() {
 }
 
 // add lists a connection whose hello has not been read. Beyond dataplane.MaxStrangers, it closes the oldest one.
-func (d *dataListener) add(c net.Conn) *list.Element {
+func (d *Listener) add(c net.Conn) *list.Element {
 	d.mu.Lock()
 	at := d.strange.PushBack(c)
 	full := d.strange.Len() > dataplane.MaxStrangers
@@ -147,7 +159,7 @@ func (d *dataListener) add(c net.Conn) *list.Element {
 }
 
 // dropOldest closes the oldest connection without a hello. It returns false if there is none.
-func (d *dataListener) dropOldest() bool {
+func (d *Listener) dropOldest() bool {
 	d.mu.Lock()
 	first := d.strange.Front()
 	if first != nil {
@@ -159,9 +171,9 @@ func (d *dataListener) dropOldest() bool {
 	return first != nil
 }
 
-// greet reads the hello of a connection, and hands the connection and the hello to the worker that waits for the token.
-func (d *dataListener) greet(c net.Conn, at *list.Element) {
-	defer c.Close() // Connect has given the worker its own descriptor
+// greet reads the hello of a connection, and hands the connection and the hello to the receiver that waits for the token.
+func (d *Listener) greet(c net.Conn, at *list.Element) {
+	defer c.Close() // the receiver has its own descriptor
 	hello := make([]byte, dataplane.HelloSize)
 	_ = c.SetDeadline(time.Now().Add(dataplane.HelloTime))
 	_, err := io.ReadFull(c, hello)
@@ -176,12 +188,12 @@ func (d *dataListener) greet(c net.Conn, at *list.Element) {
 		return
 	}
 	token, ok := dataplane.HelloToken(hello)
-	var w Worker
+	var w waiter
 	if ok {
 		w = d.take(token)
 	}
-	if w == nil {
-		d.refuse(c, "no worker waits for this token", nil)
+	if w.to == nil {
+		d.refuse(c, "nothing waits for this token", nil)
 		return
 	}
 	conn := c.(*net.TCPConn)
@@ -190,23 +202,23 @@ func (d *dataListener) greet(c net.Conn, at *list.Element) {
 		err = raw.Control(func(fd uintptr) { dataplane.PrepareTCP(int(fd)) })
 	}
 	if err == nil {
-		err = w.Connect(conn, hello)
+		err = w.to.Connect(conn, hello)
 	}
 	if err != nil {
 		d.mu.Lock()
-		d.waiting[token] = w // the client may connect again
+		d.waiting[token] = w // the peer may connect again
 		d.mu.Unlock()
-		d.log.Info("cannot hand a data connection to its worker", "pid", w.PID(), "peer", c.RemoteAddr().String(), "error", err)
+		d.log.Info("cannot hand over a data connection", "to", w.name, "peer", c.RemoteAddr().String(), "error", err)
 	}
 }
 
-func (d *dataListener) refuse(c net.Conn, why string, err error) {
+func (d *Listener) refuse(c net.Conn, why string, err error) {
 	d.refused.Add(1)
 	d.log.Debug("refused a data connection", "peer", c.RemoteAddr().String(), "reason", why, "error", err)
 }
 
-// close ends serve and closes connections without a hello. Connections that were handed to workers stay open.
-func (d *dataListener) close() {
+// Close ends Serve and closes connections without a hello. Connections that were handed over stay open.
+func (d *Listener) Close() {
 	d.l.Close()
 	d.serving.Wait()
 	for d.dropOldest() {
