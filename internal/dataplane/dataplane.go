@@ -39,6 +39,9 @@ type Options struct {
 	Advertise string
 	// ActiveOnly makes a tcp device that does not listen: it connects to peers that do.
 	ActiveOnly bool
+	// Handed makes a tcp device that neither listens nor connects. It gets its connections by Hand, and Advertise is where its peers
+	// connect to.
+	Handed bool
 }
 
 // Device is an open provider instance. Safe for concurrent use.
@@ -56,6 +59,9 @@ func (o Options) c() (opts C.dp_dev_options, free func()) {
 	}
 	if o.ActiveOnly {
 		opts.active_side_only = 1
+	}
+	if o.Handed {
+		opts.handed = 1
 	}
 	return opts, func() {
 		for _, s := range []*C.char{device, address, advertise} {

@@ -172,6 +172,7 @@ typedef struct dp_qp_attr {
      * verbs gives the whole domain, so put nothing else remotely accessible into it. */
     dp_mem *expose[DP_EXPOSE_MAX];
     uint32_t n_expose;
+    uint32_t max_answers; /* tcp: most bytes of answers that wait for a slow peer; more end the connection. 0: the largest bound */
 } dp_qp_attr;
 
 typedef enum dp_qp_state { DP_QP_INIT, DP_QP_CONNECTED, DP_QP_ERROR } dp_qp_state;
@@ -238,6 +239,7 @@ struct dp_ops {
     void *(*rkey_ptr)(dp_qp *, uint64_t raddr, uint32_t rkey, uint64_t len);
     int (*qp_probe)(dp_qp *);
     int (*qp_peer_fd)(dp_qp *); /* NULL: none */
+    int (*qp_events)(dp_qp *, int *fd); /* NULL: never any */
     void (*qp_notify)(dp_qp *);
 };
 
@@ -376,6 +378,14 @@ static inline int dp_qp_probe(dp_qp *qp) { return qp->ops->qp_probe(qp); }
 /* Returns a descriptor that is readable once the process of the connected peer has ended, for poll() in any thread; -1 where only
  * probing tells (verbs, tcp). The queue pair owns it. */
 static inline int dp_qp_peer_fd(dp_qp *qp) { return qp->ops->qp_peer_fd ? qp->ops->qp_peer_fd(qp) : -1; }
+
+/* dp_qp_events sets *fd to the socket of a connected queue pair and returns the events of poll() after which dp_cq_poll has work for
+ * it. 0: none will come, because the connection has ended (*fd is -1), no receive is posted, or the provider has no socket. The
+ * queue pair owns the descriptor. */
+static inline int dp_qp_events(dp_qp *qp, int *fd) {
+    *fd = -1;
+    return qp->ops->qp_events ? qp->ops->qp_events(qp, fd) : 0;
+}
 
 /* ---- operations; all return DP_OK, DP_BUSY, DP_INVALID, DP_CONNECTION or (atomics) DP_UNSUPPORTED at once ---- */
 

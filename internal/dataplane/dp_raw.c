@@ -1,4 +1,4 @@
-#include "dp_raw.h"
+#include "dp_raw_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -12,23 +12,14 @@
 /* Memory: DP_RAW_CHUNK for operations that are waited for, then a place for each write that is not. */
 #define SCRATCH_SIZE (DP_RAW_CHUNK + DP_RAW_BATCH * DP_RAW_POSTED_MAX)
 
-struct dp_raw {
-    dp_cq *cq;
-    dp_qp *qp;
-    dp_mem *scratch;
-    uint64_t next_id;     /* of the next post; odd ones are not waited for */
-    uint32_t posted;      /* writes ever posted, */
-    uint32_t reaped;      /* and those whose completion came */
-    int status;           /* what ended the connection */
-};
-
 int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out, dp_error *err) {
     if (n > DP_EXPOSE_MAX)
         return dp_fail(err, DP_INVALID, 0, "create queue pair: %u exposed regions, at most %d", n, DP_EXPOSE_MAX);
     dp_raw *r = calloc(1, sizeof *r);
     if (!r)
         return dp_fail(err, DP_FATAL, ENOMEM, "create queue pair");
-    dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n};
+    pthread_mutex_init(&r->lock, NULL);
+    dp_qp_attr attr = {.max_send = 2 * DP_RAW_BATCH, .max_recv = 1, .n_expose = n, .max_answers = DP_RAW_ANSWERS};
     for (uint32_t i = 0; i < n; i++)
         attr.expose[i] = expose[i];
     int st = dp_mem_alloc(d, SCRATCH_SIZE, 0, &r->scratch, err);
@@ -47,10 +38,12 @@ int dp_raw_create(dp_domain *d, dp_mem *const *expose, uint32_t n, dp_raw **out,
 void dp_raw_destroy(dp_raw *r) {
     if (!r)
         return;
+    dp_raw_unserve(r);
     /* The queue pair first: until it is gone the device may read and write the memory. */
     dp_qp_destroy(r->qp);
     dp_cq_destroy(r->cq);
     dp_mem_free(r->scratch);
+    pthread_mutex_destroy(&r->lock);
     free(r);
 }
 
@@ -63,7 +56,7 @@ int dp_raw_connect(dp_raw *r, const void *blob, uint32_t len, dp_error *err) {
 void dp_raw_cancel(dp_raw *r) { dp_qp_cancel(r->qp); }
 
 /* The first reason stays. */
-static int over(dp_raw *r, int status) {
+int dp_raw_over(dp_raw *r, int status) {
     if (!r->status)
         r->status = status;
     return status;
@@ -75,62 +68,68 @@ static int known_broken(const dp_raw *r) {
     return r->status ? r->status : broken ? broken : r->qp->state == DP_QP_ERROR ? DP_CONNECTION : DP_OK;
 }
 
-/* Takes completions until none is there. *done counts those of waited-for posts, which come in order. 0 or a status. */
-static int drain(dp_raw *r, uint32_t *done) {
+int dp_raw_drain(dp_raw *r, uint32_t *done) {
     dp_wc wc[8];
     int n;
     while ((n = dp_cq_poll(r->cq, wc, 8)) > 0)
         for (int i = 0; i < n; i++) {
             if (wc[i].status)
-                return over(r, wc[i].status);
+                return dp_raw_over(r, wc[i].status);
             if (wc[i].wr_id & 1)
                 r->reaped++;
             else
                 ++*done;
         }
-    return n < 0 ? over(r, n) : DP_OK;
+    return n < 0 ? dp_raw_over(r, n) : DP_OK;
 }
 
 /* Nothing is waited for now. Completions are taken, so that a keepalive that was answered can be followed by another one. */
 int dp_raw_broken(dp_raw *r) {
     uint32_t done = 0;
-    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && drain(r, &done) == DP_OK)
+    pthread_mutex_lock(&r->lock);
+    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && dp_raw_drain(r, &done) == DP_OK)
         dp_qp_probe(r->qp);
-    return known_broken(r);
+    dp_raw_watch(r);
+    int st = known_broken(r);
+    pthread_mutex_unlock(&r->lock);
+    return st;
 }
+
+/* Why an operation that waits cannot begin, or DP_OK. */
+static int may_wait(const dp_raw *r) { return r->server ? DP_UNSUPPORTED : known_broken(r); }
 
 /* Waits until `want` posts have completed. */
 static int await(dp_raw *r, uint32_t want, uint32_t *done, int64_t deadline) {
     int64_t since = dp_now_ns();
     for (;;) {
-        int st = drain(r, done);
+        int st = dp_raw_drain(r, done);
         if (st || *done >= want)
             return st;
         if ((st = dp_qp_broken(r->qp)))
-            return over(r, st);
+            return dp_raw_over(r, st);
         int64_t now = dp_now_ns();
         if (now >= deadline)
-            return over(r, DP_DEADLINE);
+            return dp_raw_over(r, DP_DEADLINE);
         if (now - since < SPIN_NS) {
             for (int i = 0; i < 32; i++)
                 dp_cpu_pause();
             continue;
         }
-        if ((st = dp_cq_arm(r->cq)) || (st = drain(r, done)))
-            return over(r, st);
+        if ((st = dp_cq_arm(r->cq)) || (st = dp_raw_drain(r, done)))
+            return dp_raw_over(r, st);
         if (*done >= want) {
             dp_cq_disarm(r->cq);
             return DP_OK;
         }
         int64_t left = deadline - now;
         if ((st = dp_cq_wait(r->cq, left < BLOCK_MAX_NS ? left : BLOCK_MAX_NS)))
-            return over(r, st);
+            return dp_raw_over(r, st);
         dp_qp_probe(r->qp);
     }
 }
 
 /* What posting returned: DP_BUSY cannot be, since everything posted before has been waited for or counted. */
-static int posted(dp_raw *r, int st) { return st == DP_OK ? DP_OK : over(r, st); }
+static int posted(dp_raw *r, int st) { return st == DP_OK ? DP_OK : dp_raw_over(r, st); }
 
 static dp_sge scratch_at(const dp_raw *r, uint32_t offset, uint32_t len) {
     return (dp_sge){(uint8_t *)r->scratch->addr + offset, len, r->scratch->lkey};
@@ -139,7 +138,7 @@ static dp_sge scratch_at(const dp_raw *r, uint32_t offset, uint32_t len) {
 static uint64_t even_id(dp_raw *r) { return (r->next_id += 2) & ~1ull; }
 
 int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
-    int st = known_broken(r);
+    int st = may_wait(r);
     for (uint64_t at = 0; !st && at < len;) {
         uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
         dp_sge s = scratch_at(r, 0, n);
@@ -152,7 +151,7 @@ int dp_raw_read(dp_raw *r, void *dst, uint64_t len, uint64_t raddr, uint32_t rke
 }
 
 int dp_raw_write(dp_raw *r, const void *src, uint64_t len, uint64_t raddr, uint32_t rkey, int64_t deadline) {
-    int st = known_broken(r);
+    int st = may_wait(r);
     for (uint64_t at = 0; !st && at < len;) {
         uint32_t n = len - at < DP_RAW_CHUNK ? (uint32_t)(len - at) : DP_RAW_CHUNK, done = 0;
         dp_sge s = scratch_at(r, 0, n);
@@ -170,7 +169,7 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
     *done = 0;
     if (n > DP_RAW_BATCH)
         return DP_INVALID;
-    int st = known_broken(r);
+    int st = may_wait(r);
     uint32_t i = 0;
     for (; !st && i < n; i++) {
         dp_sge s = scratch_at(r, 8 * i, 8);
@@ -183,11 +182,11 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
     return st;
 }
 
-int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
+static int post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
     uint32_t none = 0;
     int st = known_broken(r);
     if (!st)
-        st = drain(r, &none);
+        st = dp_raw_drain(r, &none);
     if (st)
         return st;
     if (len > DP_RAW_POSTED_MAX)
@@ -203,10 +202,22 @@ int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32
     return st;
 }
 
+int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
+    pthread_mutex_lock(&r->lock);
+    int st = post(r, src, len, raddr, rkey);
+    dp_raw_watch(r);
+    pthread_mutex_unlock(&r->lock);
+    return st;
+}
+
 int dp_raw_reap(dp_raw *r) {
     uint32_t none = 0;
+    pthread_mutex_lock(&r->lock);
     int st = known_broken(r);
     if (!st)
-        st = drain(r, &none);
-    return st ? st : (int)(r->posted - r->reaped);
+        st = dp_raw_drain(r, &none);
+    dp_raw_watch(r);
+    int left = (int)(r->posted - r->reaped);
+    pthread_mutex_unlock(&r->lock);
+    return st ? st : left;
 }

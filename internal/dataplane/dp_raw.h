@@ -2,7 +2,7 @@
  * fast: data goes through memory of its own, so that a late operation never meets the caller's. Nothing per invocation
  * uses it.
  *
- * One thread at a time. */
+ * One thread at a time, except where dp_raw_serve says otherwise. */
 #ifndef RFAAS_DP_RAW_H
 #define RFAAS_DP_RAW_H
 
@@ -11,6 +11,7 @@
 #define DP_RAW_BATCH 16                /* atomics of one call, and writes that are not waited for */
 #define DP_RAW_POSTED_MAX 256          /* bytes of such a write */
 #define DP_RAW_CHUNK 4096u              /* larger reads and writes are made in pieces */
+#define DP_RAW_ANSWERS (64u << 10)      /* tcp: bytes of answers that a peer may leave unreceived beyond the socket's buffer */
 
 typedef struct dp_raw dp_raw;
 
@@ -39,5 +40,21 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
  * looks what has become of them: how many are still under way, or a negative status. */
 int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey);
 int dp_raw_reap(dp_raw *r);
+
+/* ---- serving ---- */
+
+/* A server is a thread that executes the operations of peers, for devices with DP_CAP_POLLED_TARGET. It serves many connections. It
+ * sleeps in epoll_wait while nothing arrives. */
+typedef struct dp_raw_server dp_raw_server;
+
+int dp_raw_server_start(dp_raw_server **out, dp_error *err);
+/* The connections that it serves must be destroyed before. */
+void dp_raw_server_stop(dp_raw_server *s);
+/* dp_raw_server_wakes counts the returns of epoll_wait. Any thread. */
+uint64_t dp_raw_server_wakes(const dp_raw_server *s);
+/* dp_raw_serve lets the server serve a connected r until dp_raw_destroy. Then dp_raw_post, dp_raw_reap and dp_raw_broken are for any one
+ * thread beside it, and operations that wait return DP_UNSUPPORTED. A peer that breaks the protocol, or that asks for more than
+ * DP_RAW_ANSWERS bytes without receiving them, ends its own connection. */
+int dp_raw_serve(dp_raw *r, dp_raw_server *s, dp_error *err);
 
 #endif

@@ -212,6 +212,7 @@ static int tcp_qp_create(dp_domain *d, dp_cq *c, const dp_qp_attr *attr, dp_qp *
     qp->out = malloc(qp->out_cap);
     qp->recv_mask = n_recv - 1;
     qp->pend_mask = n_send - 1;
+    qp->out_max = attr->max_answers ? attr->max_answers : TCP_OUT_MAX;
     qp->peer.fd = qp->deposit.fd = qp->meeting_fd = -1;
     qp->n_expose = attr->n_expose;
     for (uint32_t i = 0; i < attr->n_expose; i++)
@@ -349,5 +350,6 @@ static const dp_ops tcp_ops = {
     .post_recv = tcp_post_recv,
     .rkey_ptr = tcp_rkey_ptr,
     .qp_probe = tcp_qp_probe,
+    .qp_events = tcp_qp_events,
     .qp_notify = tcp_qp_notify,
 };

@@ -145,6 +145,7 @@ struct tcp_qp {
     /* Sending. */
     uint8_t *out; /* [out_lo, out_hi) could not be sent yet */
     size_t out_lo, out_hi, out_cap;
+    size_t out_max; /* most bytes that wait when an answer is appended */
     tcp_pending *pending;
     uint32_t pend_mask, pend_head, pend_tail;
     uint32_t unpolled;     /* own completions in the ring */
@@ -235,6 +236,7 @@ bool tcp_cq_wait_many(dp_cq **c, uint32_t n, int64_t timeout_ns);
 void tcp_cq_wake(dp_cq *c);
 void tcp_cq_promise_hot(dp_cq *c, bool hot);
 int tcp_qp_probe(dp_qp *q);
+int tcp_qp_events(dp_qp *q, int *fd);
 
 /* dp_tcp_link.c */
 

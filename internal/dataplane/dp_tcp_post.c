@@ -64,7 +64,7 @@ static void append(tcp_qp *qp, const void *data, size_t len) {
 
 bool tcp_answer(tcp_qp *qp, const tcp_frame *f, const void *payload) {
     size_t len = payload ? f->len : 0;
-    if (tcp_backlog(qp) + sizeof *f + len > TCP_OUT_MAX || !make_room(qp, sizeof *f + len))
+    if (tcp_backlog(qp) + sizeof *f + len > qp->out_max || !make_room(qp, sizeof *f + len))
         return false;
     append(qp, f, sizeof *f);
     append(qp, payload, len);

@@ -14,11 +14,11 @@ import (
 const soon = 10 * time.Second
 
 // providers runs f on each available provider. With RFAAS_REQUIRE_VERBS verbs must be available, and f runs on verbs
-// alone: shm was tested outside the virtual machine.
+// alone: shm and tcp were tested outside the virtual machine.
 func providers(t *testing.T, f func(t *testing.T, provider string)) {
-	for _, p := range []string{SHM, Verbs} {
+	for _, p := range []string{SHM, TCP, Verbs} {
 		t.Run(p, func(t *testing.T) {
-			if p == SHM && os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+			if p != Verbs && os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 				t.Skip("tested outside the virtual machine")
 			}
 			d, err := Open(p, Options{GIDIndex: -1})
@@ -80,7 +80,7 @@ func window(t *testing.T, d *Domain, m *Memory, offset, size uint64, a Access) *
 	return w
 }
 
-// connect joins a new connection of each domain; the peer reaches what a exposes.
+// connect joins a new connection of each domain; the peer reaches what a exposes. On tcp a server serves the first one.
 func connect(t *testing.T, a, b *Domain, expose ...*Memory) (mine, peers *Conn) {
 	t.Helper()
 	mine, err := a.NewConn(expose...)
@@ -103,6 +103,13 @@ func connect(t *testing.T, a, b *Domain, expose ...*Memory) (mine, peers *Conn) 
 	}
 	if err := errors.Join(peers.Connect(t.Context(), x), mine.Connect(t.Context(), y)); err != nil {
 		t.Fatal(err)
+	}
+	if _, ok := BlobToken(x); ok {
+		s := newServer(t)
+		t.Cleanup(mine.Close) // before the server
+		if err := mine.Serve(s); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return mine, peers
 }

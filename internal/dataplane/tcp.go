@@ -7,9 +7,12 @@ package dataplane
 import "C"
 
 import (
+	"net"
 	"net/netip"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Constants for a process that accepts tcp connections and hands them over to other processes. See dp_tcp.h.
@@ -67,3 +70,28 @@ func token(at *C.uint8_t) (t Token, ok bool) {
 
 // PrepareTCP sets the options of a connection's descriptor that the provider relies on, and that a worker in its sandbox cannot set.
 func PrepareTCP(fd int) { C.dp_tcp_prepare(C.int(fd)) }
+
+// Hand gives a tcp device the connection of a peer and the hello of HelloSize bytes that was read from it, for the queue pair that the
+// hello addresses. The queue pair answers, and its Connect succeeds. Hand uses a duplicate of the descriptor. It does not block. Errors:
+// StatusBadBlob (no queue pair waits for this hello), StatusPeerGone.
+func (d *Device) Hand(conn *net.TCPConn, hello []byte) error {
+	if len(hello) != HelloSize {
+		return &Error{Op: "hand over a connection", Status: StatusBadBlob, Detail: "the hello has another size"}
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	own, dup := -1, error(nil)
+	if err := raw.Control(func(fd uintptr) { own, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return err
+	}
+	if dup != nil {
+		return dup
+	}
+	var e C.dp_error
+	if C.dp_tcp_hand(d.c, C.int(own), unsafe.Pointer(unsafe.SliceData(hello)), &e) != 0 {
+		return cError("hand over a connection", &e)
+	}
+	return nil
+}
