@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -162,4 +163,22 @@ func TestLinkOutagesBetweenNodes(t *testing.T) {
 		}
 	}
 	p.free(waitBound)
+}
+
+// A client does not connect to its own node when an executor on another node says that its workers are there.
+func TestLoopbackOfAnotherNode(t *testing.T) {
+	for _, named := range []string{"127.0.0.1", clientAddress} {
+		t.Run(named, func(t *testing.T) {
+			n := newNodes(t)
+			d := n.newExecutorOn(n.server, "executor", "--data-advertise", named)
+			n.env = append(n.env, "RFAAS_EXECUTOR="+d.address)
+			program, args := n.client.command(n.world, nil, built(n, "bin/rfaas"), []string{"invoke", built(n, "build/functions/echo.so"), "echo", "--hex", "01"})
+			c := exec.Command(program, args...)
+			c.Env = n.env
+			out, err := c.CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "names "+named+":72") || !strings.Contains(string(out), "set data-advertise") {
+				t.Errorf("%v, %s", err, out)
+			}
+		})
+	}
 }
