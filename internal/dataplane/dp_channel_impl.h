@@ -59,8 +59,12 @@ struct dp_endpoint {
 
 /* What probes have seen of a worker that does not answer: dp_silence.c. */
 typedef struct quiet {
-    int64_t since; /* first probe that saw no answer after those it had seen; 0: none has */
+    int64_t since;    /* first probe after the last answer or progress of a payload; 0: there was no probe */
+    int64_t at;       /* last probe */
+    int64_t listened; /* time from `since` to `at` in which this side polled */
     uint64_t answers;
+    uint64_t acked, received; /* bytes of the connection at the first probe after the last answer */
+    uint64_t moved;           /* bytes of payloads from then to `since` */
     int64_t told_at;
 } quiet;
 

@@ -190,6 +190,9 @@ typedef struct dp_qp {
     /* Since it was connected, as of the last probe: posts, and how many of them the peer's device is known to have. Where posts
      * are there at once both stay 0. */
     uint32_t posted, arrived;
+    /* Bytes of the connection that the peer's host has acknowledged, and that this host has received, as of the last probe. Both grow
+     * until the queue pair is reset. They stay 0 where the provider cannot tell (shm, verbs). */
+    uint64_t bytes_acked, bytes_received;
 } dp_qp;
 
 struct dp_ops {

@@ -7,6 +7,10 @@
 #define UNSENT_NS 10000000000 /* when it is not: the transport would have given up by then, if the path were at fault */
 #define NS_PER_BYTE 100       /* and so much more for what may be on its way: 10 MB/s */
 #define TELL_EVERY_NS 250000000
+#define PROGRESS 65536            /* bytes of payloads that count as a sign of life: 32 KB/s with SILENT_NS */
+/* Most time between two probes that counts as silence. A side that did not poll for longer took nothing from a worker on a device with
+ * DP_CAP_POLLED_TARGET, and may have sent it nothing. */
+#define LISTENED_MAX_NS 500000000
 
 static uint64_t bytes_in(const dp_bulk *b) {
     uint64_t units = 0;
@@ -23,15 +27,32 @@ static int64_t patience(const dp_channel *ch) {
 
 void dp_channel_forget_silence(dp_channel *ch) { ch->quiet.since = 0; }
 
+/* Bytes of payloads that the connection has carried since the last answer. What the worker sends counts only up to the size of the
+ * results that calls in flight may have, so that a worker cannot avoid its call limit by sending bytes that nobody waits for. */
+static uint64_t moved(const dp_channel *ch) {
+    uint64_t results = bytes_in(&ch->bulk_out) + (uint64_t)ch->cfg.eager * (ch->n_busy + ch->n_abandoned);
+    uint64_t received = ch->qp->bytes_received - ch->quiet.received;
+    return ch->qp->bytes_acked - ch->quiet.acked + (received < results ? received : results);
+}
+
 void dp_channel_listen(dp_channel *ch, int64_t now) {
     quiet *q = &ch->quiet;
     uint64_t answers = ch->stats.replies + ch->stats.late_replies;
     if (!q->since || q->answers != answers) {
-        q->since = now;
-        q->answers = answers;
+        *q = (quiet){.since = now, .at = now, .answers = answers, .acked = ch->qp->bytes_acked, .received = ch->qp->bytes_received,
+                     .told_at = q->told_at};
         return;
     }
-    if (now - q->since < patience(ch))
+    uint64_t bytes = moved(ch);
+    if (bytes >= q->moved + PROGRESS) {
+        q->moved = bytes;
+        q->since = q->at = now;
+        q->listened = 0;
+        return;
+    }
+    q->listened += now - q->at < LISTENED_MAX_NS ? now - q->at : LISTENED_MAX_NS;
+    q->at = now;
+    if (q->listened < patience(ch))
         return;
     dp_endpoint *ep = ch->ep;
     if (ep->silence_fn && now - q->told_at >= TELL_EVERY_NS) {

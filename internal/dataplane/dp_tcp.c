@@ -245,6 +245,7 @@ static int tcp_qp_connect(dp_qp *q, const void *blob, uint32_t len, dp_error *er
     dp_tcp_prepare(qp->peer.fd);
     qp->ready = true;
     q->posted = q->arrived = 0;
+    q->bytes_acked = q->bytes_received = 0;
     q->state = DP_QP_CONNECTED;
     return DP_OK;
 }

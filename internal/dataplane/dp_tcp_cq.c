@@ -301,6 +301,8 @@ int tcp_qp_probe(dp_qp *q) {
     if (getsockopt(qp->peer.fd, IPPROTO_TCP, TCP_INFO, &info, &len))
         return DP_OK;
     q->arrived = info.tcpi_unacked || info.tcpi_notsent_bytes || tcp_backlog(qp) ? q->posted - (q->posted > 0) : q->posted;
+    q->bytes_acked = info.tcpi_bytes_acked;
+    q->bytes_received = info.tcpi_bytes_received;
     bool open = info.tcpi_state == 1 /* established */;
     if (open ? gone(qp, &info) : nothing_left(qp, polled))
         tcp_end(qp, DP_PEER_GONE);

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "ends.h"
@@ -65,7 +66,21 @@ static uint32_t f_finish(void *args, uint32_t n, void *res) {
     return f_echo(args, n, res);
 }
 
-const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill, f_finish};
+static uint32_t f_pace(void *args, uint32_t n, void *res) {
+    uint32_t paced = 0;
+    (void)n;
+    for (int fd = 3; fd < 64; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t len = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &len) || (peer.ss_family != AF_INET && peer.ss_family != AF_INET6))
+            continue;
+        paced += setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, args, sizeof(uint32_t)) == 0;
+    }
+    memcpy(res, &paced, sizeof paced);
+    return sizeof paced;
+}
+
+const dp_function served_functions[FN_COUNT] = {f_echo, f_empty, f_too_large, f_fail, f_slow, f_crash, f_fill, f_finish, f_pace};
 
 static void server_main(int sock, void *arg) {
     dp_wait_mode mode = *(dp_wait_mode *)arg;
