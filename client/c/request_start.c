@@ -100,7 +100,9 @@ static __attribute__((noinline)) int submit_shared(rfaas_lease *l, rfaas_request
     } else {
         status = submit_one(l, r, a, w, last, told);
         if (status && status != DP_BUSY && status != DP_TOO_LARGE && !*told) {
-            status = rfaas_api_explain(l, "iinvoke", a->fn, w, status, RFAAS_NOT_STARTED);
+            status = status == DP_LEASE_ENDED && dp_turns_closed(l->turns)
+                         ? rfaas_api_fail(status, RFAAS_NOT_STARTED, "iinvoke: the lease was released by another thread (worker %u)", w)
+                         : rfaas_api_explain(l, "iinvoke", a->fn, w, status, RFAAS_NOT_STARTED);
             *told = true;
         }
     }

@@ -374,6 +374,8 @@ int rfaas_api_invoke_shared(rfaas_lease *l, const call_plan *p, rfaas_function f
             rfaas_api_keep_message(l, fn, w, text, size);
         } else if (status == DP_TOO_LARGE && started == DP_NOT_STARTED) {
             rfaas_api_too_large(l, op, fn, in_size, capacity);
+        } else if (status == DP_LEASE_ENDED && dp_turns_closed(l->turns)) {
+            status = fail_released(op, started);
         } else if (status != DP_RESULT_TOO_LARGE) {
             status = rfaas_api_explain(l, op, fn, w, status, started);
         }

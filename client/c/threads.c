@@ -89,12 +89,16 @@ void rfaas_api_threads_reset(rfaas_lease *l) {
 
 static uint32_t units(const rfaas_lease *l) { return l->n_workers < DP_LANES_MAX ? l->n_workers : DP_LANES_MAX; }
 
-/* Asks the thread that waits on a lane to yield. The mutex keeps the grant and its channels from being freed. */
+/* Asks the thread that waits on a lane to yield, and after a release to end a submit. The mutex keeps the grant and its channels from being
+ * freed. */
 static void ask_unit(void *arg, uint32_t unit) {
     rfaas_lease *l = arg;
     pthread_mutex_lock(&l->mu);
-    if (l->grant && l->grant->ep && unit < l->grant->n_workers && l->grant->workers[unit].ch)
+    if (l->grant && l->grant->ep && unit < l->grant->n_workers && l->grant->workers[unit].ch) {
+        if (dp_turns_closed(l->turns))
+            dp_channel_interrupt(l->grant->workers[unit].ch);
         dp_channel_ask(l->grant->workers[unit].ch);
+    }
     pthread_mutex_unlock(&l->mu);
 }
 

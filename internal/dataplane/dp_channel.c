@@ -253,6 +253,7 @@ int dp_channel_renew(dp_channel *ch, dp_error *err) {
     if (!dp_channel_idle(ch))
         return dp_fail(err, DP_CONNECTION, 0, "renew channel: %u of %u slots are free, status %d", ch->n_free, ch->cfg.depth,
                        dp_channel_status(ch));
+    __atomic_store_n(&ch->lane->interrupted, 0, __ATOMIC_RELAXED);
     uint32_t was = ch->generation;
     while (!ch->generation || ch->generation == was)
         dp_random(&ch->generation, sizeof ch->generation);

@@ -13,8 +13,8 @@
  * then is the slot free again; caller memory is written by dp_channel_finish alone, on the caller's thread.
  *
  * Threads: channels of different lanes may be used by different threads at the same time, those of one lane by one thread at a
- * time. Creating, destroying and dp_endpoint_* need all lanes. dp_channel_fail, dp_channel_ask and dp_endpoint_ask may be called
- * by any thread. The first DP_LANES_MAX channels of an endpoint have a lane each; channel i shares that of channel
+ * time. Creating, destroying and dp_endpoint_* need all lanes. dp_channel_fail, dp_channel_ask, dp_channel_interrupt and dp_endpoint_ask
+ * may be called by any thread. The first DP_LANES_MAX channels of an endpoint have a lane each; channel i shares that of channel
  * i % DP_LANES_MAX.
  */
 #ifndef RFAAS_DP_CHANNEL_H
@@ -126,6 +126,9 @@ int dp_channel_wait_some(dp_channel *ch, int64_t deadline_ns);
  * meanwhile. */
 void dp_channel_ask(dp_channel *ch);
 void dp_endpoint_ask(dp_endpoint *ep);
+/* dp_channel_interrupt makes submits on the channel's lane that wait for room, now or later, return DP_LEASE_ENDED, until
+ * dp_channel_renew. For the end of a lease: a submit cannot yield, because its request is posted in part. Any thread. */
+void dp_channel_interrupt(dp_channel *ch);
 /* dp_channel_look makes progress on the channel's lane without blocking. */
 void dp_channel_look(dp_channel *ch);
 /* dp_channel_result gives the ended call's status and its result in library memory, valid until finish. */

@@ -42,6 +42,7 @@ typedef struct dp_lane {
     uint32_t looks;       /* that found nothing, of callers who wait by looking again and again */
     uint32_t asked;       /* atomic: the waiter is to return DP_YIELD */
     uint32_t blocked;     /* atomic: it sleeps, or is about to */
+    uint32_t interrupted; /* atomic: submits do not wait for room */
 } dp_lane;
 
 struct dp_endpoint {

@@ -17,8 +17,8 @@ typedef struct room {
 } room;
 
 /* Makes room in a send queue that filled up in the middle of a request, which must not start again from its beginning. DP_BUSY: post
- * the same message again. After DP_DEADLINE, the messages that were posted have no effect: no request follows them, and later messages
- * overwrite what they have written. */
+ * the same message again. After DP_DEADLINE and DP_LEASE_ENDED, the messages that were posted have no effect: no request follows them, and
+ * later messages overwrite what they have written. */
 static int make_room(dp_channel *ch, room *r) {
     int64_t now = dp_now_ns();
     if (!r->since)
@@ -36,8 +36,12 @@ static int make_room(dp_channel *ch, room *r) {
     dp_cpu_pause();
     if (ch->failed)
         return DP_CONNECTION;
+    if (__atomic_load_n(&ch->lane->interrupted, __ATOMIC_RELAXED))
+        return DP_LEASE_ENDED;
     return r->deadline_ns && now >= r->deadline_ns ? DP_DEADLINE : DP_BUSY;
 }
+
+void dp_channel_interrupt(dp_channel *ch) { __atomic_store_n(&ch->lane->interrupted, 1, __ATOMIC_RELAXED); }
 
 /* Writes a payload into the worker's bulk area, in messages that the device takes. */
 static int write_bulk(dp_channel *ch, const void *data, uint32_t size, uint32_t lkey, uint64_t raddr, room *r) {

@@ -1,4 +1,5 @@
 /* Payloads that find no room, because the worker takes nothing from its connection: over tcp, the request then waits in the client. */
+#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -50,6 +51,50 @@ T_CASE(room_deadline, "channel/deadline-without-room", .providers = T_TCP, .seco
     }
     free(in);
     free(out);
+}
+
+/* ---- the end of the lease ---- */
+
+typedef struct submission {
+    dp_channel *ch;
+    const uint8_t *in;
+    sem_t waits;
+    int status;
+} submission;
+
+static void tell_that_it_waits(void *arg, int64_t now, bool probe) {
+    submission *b = arg;
+    (void)now, (void)probe;
+    sem_post(&b->waits);
+}
+
+static void *submit_large(void *arg) {
+    submission *b = arg;
+    uint32_t slot;
+    t_name("submit");
+    b->status = dp_channel_submit(b->ch, FN_ECHO, b->in, LARGE, NULL, 8, &slot);
+    return NULL;
+}
+
+T_CASE(room_interrupted, "channel/interrupted-without-room", .providers = T_TCP, .seconds = 60) {
+    served s;
+    uint8_t *in = malloc(LARGE);
+    pthread_t thread;
+    fill_stopped(&s, DP_WAIT_ADAPTIVE, in);
+    submission b = {.ch = s.ch, .in = in};
+    CHECK_EQ(sem_init(&b.waits, 0, 0), 0);
+    dp_endpoint_on_idle(s.ep, tell_that_it_waits, &b);
+    CHECK_EQ(pthread_create(&thread, NULL, submit_large, &b), 0);
+    CHECK_EQ(sem_wait(&b.waits), 0);
+    dp_channel_interrupt(s.ch);
+    pthread_join(thread, NULL);
+    CHECK_STATUS(b.status, DP_LEASE_ENDED);
+    CHECK_OK(dp_channel_status(s.ch));
+    CHECK_EQ(dp_channel_free_slots(s.ch), 2);
+    t_peer_kill(&s.peer);
+    served_close_client(&s);
+    sem_destroy(&b.waits);
+    free(in);
 }
 
 /* ---- without a deadline: liveness ---- */
