@@ -54,7 +54,7 @@ help: ## this list
 
 # ---------------------------------------------------------------------------------------------- using it
 
-.PHONY: deps run bench soak headline headline-table
+.PHONY: deps run demo-two-nodes bench soak headline headline-table
 deps: ## install the packages that are missing (as root or by sudo), or say which
 	$(Q)scripts/deps
 
@@ -63,6 +63,12 @@ run: ## build what is needed and show it: an MPI program that offloads work
 	$(Q)mkdir -p build # two at a time build one after the other
 	+$(Q)flock build/lock $(MAKE) --no-print-directory run-parts
 	$(Q)scripts/demo
+
+demo-two-nodes: ## the same with the executor in a network namespace of its own, as on another node, over TCP (as root)
+	$(Q)scripts/deps two-nodes
+	$(Q)mkdir -p build
+	+$(Q)flock build/lock $(MAKE) --no-print-directory run-parts
+	$(Q)TWO_NODES=1 scripts/demo
 
 bench: build test-programs ## everything that is claimed, measured: build/bench/report.md with plots; some thirteen minutes (Slurm's part as root)
 	$(Q)scripts/bench $(BENCH_ARGS)
@@ -436,6 +442,8 @@ test-install: # installs, uses what is there, uninstalls
 test-demo: $(if $(BUILT),,build)
 	$(Q)$(run_examples)
 	$(Q)tests/run --interrupt-check
+	$(Q)TWO_NODES=1 scripts/demo | grep -A 5 '(tcp, executor .* on node2)'
+	$(Q)TWO_NODES=1 tests/run --interrupt-check
 	$(Q)$(MAKE) --no-print-directory MPI=mpich examples
 	$(Q)$(run_examples)
 	$(Q)$(MAKE) --no-print-directory examples

@@ -62,3 +62,21 @@ func TestRunNeedsAnyMPI(t *testing.T) {
 	write("mpicc", "exit 1")
 	check("packages whose module is not loaded", "load the module of an MPI")
 }
+
+// Without the right to make network namespaces, the demo with two nodes says what it needs.
+func TestTwoNodesNeedNamespaces(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "unshare"), []byte("#!/bin/sh\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("../../scripts/demo")
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TWO_NODES=1", "TMPDIR="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	want := "CAP_SYS_ADMIN and CAP_NET_ADMIN"
+	if os.Geteuid() != 0 {
+		want = "run make demo-two-nodes as root"
+	}
+	if err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("%v, want an error with %q:\n%s", err, want, out)
+	}
+}
