@@ -461,7 +461,7 @@ static int greet(tcp_dev *dev, tcp_qp *qp, const tcp_blob *b, int fd, int64_t un
     if (!e)
         e = read_hello(fd, &h, until);
     if (e == ECONNRESET || e == EPIPE)
-        return dp_fail(err, DP_BAD_BLOB, 0, "connect: the peer refused: its queue pair is gone or was reset, or its blob was used already");
+        return dp_fail(err, DP_PEER_GONE, 0, "connect: the tcp peer closed the connection: its process or queue pair is gone, or its blob was used already");
     if (e)
         return dp_fail(err, DP_CONNECTION, e, "connect: exchange with the tcp peer");
     if (!tcp_hello_check(&h, &l) || !same_token(h.to, qp->token) || (h.status && h.status != DP_BUSY))

@@ -142,6 +142,23 @@ T_CASE(hellos, "tcp/hellos-refused", .providers = T_TCP) {
     end_close(&e);
 }
 
+/* The peer dies, or is reset, after its blob was sent: an event, not a wrong address. */
+T_CASE(gone_before, "tcp/peer-gone-before-connect", .providers = T_TCP) {
+    end e, f;
+    card c;
+    dp_error err;
+    end_open(&e, NULL, NULL);
+    end_open(&f, NULL, NULL);
+    end_card(&f, &c);
+    end_reset(&f);
+    CHECK_REFUSED(dp_qp_connect(e.qp, c.blob, c.blob_len, &err), DP_PEER_GONE, err);
+    ends_connect_and_write(&e, &f);
+    end_close(&f);
+    end_reset(&e);
+    CHECK_REFUSED(dp_qp_connect(e.qp, c.blob, c.blob_len, &err), DP_PEER_GONE, err);
+    end_close(&e);
+}
+
 /* An end connects to a blob, but another queue pair has used the end's token first. */
 T_CASE(impostor, "tcp/another-queue-pair-connects", .providers = T_TCP) {
     end e, f;
