@@ -215,6 +215,9 @@ func Promises() []Promise {
 		{Section: "Slurm", Line: "a day of idle gaps replayed: share covered of gaps over a minute", Bound: 90, Least: true, Unit: "%", figure: "slurm.replay_covered"},
 		{Section: "Soak", Line: "random kills under load on shm, all calls right or a named error, in a longer run", Bound: 1000, Least: true, figure: "soak.kills", soak: true},
 		{Section: "Soak", Line: "the longest wait of a client in the longer run", Bound: 15, Unit: "s", figure: "soak.kills.longest_wait_s", soak: true},
+		{Section: "Soak", Line: "random kills between two nodes on tcp, all calls right or a named error", Bound: 200, Least: true, figure: "soak.nodes", soak: true},
+		{Section: "Soak", Line: "link outages of 0.1 to 30 s during these kills", Bound: 100, Least: true, figure: "soak.nodes.flaps", soak: true},
+		{Section: "Soak", Line: "the longest wait of a client between these nodes", Bound: 15, Unit: "s", figure: "soak.nodes.longest_wait_s", soak: true},
 		{Section: "Soak", Line: "tests with a real Slurm cluster that did not pass", Bound: 0, of: notPassed("soak-slurm"), soak: true},
 	}...)
 }

@@ -92,7 +92,7 @@ func ParseTests(text string) ([]Figure, []Test) {
 
 // soaked says whether a part that `make soak` alone has was measured, or should have been.
 func (d *Data) soaked() bool {
-	return len(d.Tests["soak-kills"])+len(d.Tests["soak-slurm"]) > 0 ||
+	return len(d.Tests["soak-kills"])+len(d.Tests["soak-nodes"])+len(d.Tests["soak-slurm"]) > 0 ||
 		slices.ContainsFunc(d.Notes, func(note string) bool { return strings.HasPrefix(note, "soak-") })
 }
 
@@ -121,7 +121,7 @@ func soak(b *strings.Builder, d *Data) {
 		}
 	}
 	b.WriteString("\n| test | result | s |\n|---|---|---|\n")
-	for _, part := range []string{"soak-kills", "soak-slurm"} {
+	for _, part := range []string{"soak-kills", "soak-nodes", "soak-slurm"} {
 		for _, t := range d.Tests[part] {
 			fmt.Fprintf(b, "| %s | %s | %.0f |\n", t.Name, t.Result, t.Seconds)
 		}
