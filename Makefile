@@ -65,6 +65,7 @@ run: ## build what is needed and show it: an MPI program that offloads work
 	$(Q)scripts/demo
 
 demo-two-nodes: ## the same with the executor in a network namespace of its own, as on another node, over TCP (as root)
+	$(Q)((EUID == 0)) || { echo 'make demo-two-nodes makes network namespaces: run it as root' >&2; exit 1; }
 	$(Q)scripts/deps two-nodes
 	$(Q)mkdir -p build
 	+$(Q)flock build/lock $(MAKE) --no-print-directory run-parts
