@@ -5,6 +5,8 @@
  *        ┌───────────────── offers ────────────────────────────────────▶ agent: next executor, grant
  *        │                                                                │            │
  *   make channels ◀── the next executor needs another provider, or refused ┘            └─▶ granted ──▶ connect each channel
+ *        ▲                                                                                                       │
+ *        └── ask the agent for another executor, and release the lease ◀── tcp: the workers cannot be reached ───┘
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,8 +59,8 @@ void rfaas_api_grant_free(rfaas_lease *l, rfaas_grant *h) {
     rfaas_api_grant_destroy(h);
 }
 
-int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait) {
-    rfaas_agent_release req = {.key = h->key};
+int rfaas_api_give_back(const rfaas_lease *l, uint64_t key, bool wait) {
+    rfaas_agent_release req = {.key = key};
     rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .fd = -1};
     if (wait)
         return rfaas_agent_ask("release", RFAAS_AGENT_RELEASE, &parts, l->session->timeout_ns, sizeof(rfaas_agent_released), NULL);
@@ -154,14 +156,18 @@ static bool finished(rfaas_acquisition *a, int status) {
     return true;
 }
 
-/* Sends a step. It offers the grant's channels, if there are any. */
-static bool send_step(rfaas_acquisition *a, bool first) {
+/* Sends a step. It offers the grant's channels, if there are any. from: key of a lease whose workers cannot be reached for the reason in a->text,
+ * or 0. */
+static bool send_step(rfaas_acquisition *a, bool first, uint64_t from) {
     rfaas_lease *l = a->lease;
     rfaas_grant *h = a->grant;
     rfaas_agent_acquire req = {.key = h->key, .session = l->session->open.session, .cached = a->cached, .wait_ns = a->wait_ns, .first = first};
     rfaas_agent_blob *offers = NULL;
     int status = RFAAS_OK;
-    if (first) {
+    if (from) {
+        req.from = from;
+        snprintf(req.reason, sizeof req.reason, "%.*s", (int)sizeof req.reason - 1, a->text);
+    } else if (first) {
         req.spec = l->spec;
         snprintf(req.at, sizeof req.at, "%s", a->at ? a->at : "");
     }
@@ -173,7 +179,7 @@ static bool send_step(rfaas_acquisition *a, bool first) {
             status = rfaas_api_offer(&h->workers[req.offers], &offers[req.offers]);
     }
     a->until = dp_now_ns() + l->session->timeout_ns + a->wait_ns + STEP_GRACE_NS;
-    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first ? l->library_fd : -1};
+    rfaas_request_parts parts = {.body = &req, .body_size = sizeof req, .tail = offers, .tail_size = req.offers * sizeof *offers, .fd = first && !from ? l->library_fd : -1};
     if (!status && !(a->ticket = rfaas_agent_send("lease", RFAAS_AGENT_ACQUIRE, &parts, a->until)))
         status = rfaas_api_last_status();
     free(offers);
@@ -191,11 +197,11 @@ static bool start(rfaas_acquisition *a) {
     uint64_t bytes = l->options.workers * ((uint64_t)l->options.depth * l->options.eager + l->options.bulk);
     if (!a->cached && *guess && bytes <= SPECULATIVE_BYTES && make_channels(l, a->grant, guess))
         drop_channels(a->grant); /* the agent names the provider that is needed, and an error is reported then */
-    return send_step(a, true);
+    return send_step(a, true, 0);
 }
 
 void rfaas_api_acquire_begin(rfaas_acquisition *a, rfaas_lease *l, rfaas_grant *h, const char *at, int64_t wait_ns) {
-    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_ns = wait_ns};
+    *a = (rfaas_acquisition){.lease = l, .grant = h, .at = at, .wait_ns = wait_ns, .patience = dp_now_ns() + l->session->timeout_ns + wait_ns};
     start(a);
 }
 
@@ -257,16 +263,19 @@ static bool take_lease(rfaas_lease *l, rfaas_grant *h, const rfaas_agent_candida
     return rfaas_agent_generation() == granted_by;
 }
 
-/* Releases the lease that take_lease has noted, and gives the grant a new key. */
-static void forget_lease(rfaas_lease *l, rfaas_grant *h) {
-    rfaas_api_give_back(l, h, false);
-    uint64_t key = rfaas_api_new_key(l);
+/* Gives the grant a new key, so that it has no lease again. Returns the old key, whose lease the caller releases. */
+static uint64_t change_key(rfaas_lease *l, rfaas_grant *h) {
+    uint64_t old = h->key, key = rfaas_api_new_key(l);
     pthread_mutex_lock(&l->mu);
-    if (l->line->key == h->key)
+    if (l->line->key == old)
         l->line->key = key;
     h->key = key;
     h->lease_id = 0;
+    h->ended = 0;
+    for (uint32_t i = 0; i < h->n_workers; i++)
+        h->workers[i].pid = h->workers[i].dead_pid = h->workers[i].silent_pid = 0;
     pthread_mutex_unlock(&l->mu);
+    return old;
 }
 
 /* Connects the channels to the workers that were granted. */
@@ -300,10 +309,27 @@ static bool offer_again(rfaas_acquisition *a, const rfaas_agent_candidate *c, co
             drop_channels(h); /* the agent gives up the cached grant, and names another candidate */
         if (h->ep)
             attend(h);
-        return send_step(a, false);
+        return send_step(a, false, 0);
     }
     int status = make_channels(a->lease, h, c->provider);
-    return status ? finished(a, status) : send_step(a, false);
+    return status ? finished(a, status) : send_step(a, false, 0);
+}
+
+/* Reports whether the workers of a grant cannot be reached, so that another executor is asked. */
+static bool unreachable(const rfaas_acquisition *a, int status) {
+    return dp_status_class(status) == RFAAS_CLASS_CONNECTION && status != DP_PROTOCOL && !strcmp(a->grant->provider, "tcp") && dp_now_ns() < a->patience;
+}
+
+/* Asks for another executor than that of the grant. The last error of this thread is that of connecting to its workers. */
+static bool go_on(rfaas_acquisition *a) {
+    snprintf(a->text, sizeof a->text, "%s", rfaas_last_error());
+    uint64_t old = change_key(a->lease, a->grant);
+    drop_channels(a->grant);
+    memset(a->grant->starts, 0, sizeof a->grant->starts);
+    a->cached = 0;
+    bool done = send_step(a, true, old);
+    rfaas_api_give_back(a->lease, old, false);
+    return done;
 }
 
 /* Handles the reply to a step. Returns true if the acquisition is done. */
@@ -323,11 +349,12 @@ static bool take_candidate(rfaas_acquisition *a, rfaas_reply *r) {
     if (!c.granted) {
         done = offer_again(a, &c, r);
     } else if (!take_lease(a->lease, h, &c, r->generation) && ++a->lost < RFAAS_AGENT_ATTEMPTS) {
-        forget_lease(a->lease, h);
+        rfaas_api_give_back(a->lease, change_key(a->lease, h), false);
         done = start(a);
     } else {
         h->held_by = c.handed ? r->generation : 0;
-        done = finished(a, take_grant(a, &c, r->data + sizeof c, r->size - sizeof c));
+        int status = take_grant(a, &c, r->data + sizeof c, r->size - sizeof c);
+        done = unreachable(a, status) ? go_on(a) : finished(a, status);
     }
     rfaas_reply_free(r);
     return done;

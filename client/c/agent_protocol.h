@@ -17,12 +17,13 @@
 #include <stdint.h>
 
 #define RFAAS_AGENT_MAGIC 0x4e454741u /* first bytes of a hello: "AGEN" */
-#define RFAAS_AGENT_PROTOCOL 3u       /* raised by every change of this header */
+#define RFAAS_AGENT_PROTOCOL 4u       /* raised by every change of this header */
 
 #define RFAAS_AGENT_MESSAGE_MAX (1u << 20) /* bytes of a message */
 #define RFAAS_AGENT_ADDRESS 256            /* bytes of an address, a host name or a path, with their NUL */
 #define RFAAS_AGENT_TEXT 1024              /* bytes of an error text, with its NUL */
 #define RFAAS_AGENT_BLOB 256               /* bytes of a channel blob */
+#define RFAAS_AGENT_REASON 256             /* bytes of a reason that is part of an error text, with its NUL */
 #define RFAAS_AGENT_LEASES 4096            /* leases of one process */
 #define RFAAS_AGENT_WORKERS 1024           /* workers of one lease */
 #define RFAAS_AGENT_FDS 253                /* descriptors of a message, as many as the kernel passes at once */
@@ -134,19 +135,20 @@ typedef struct rfaas_agent_spec {
     char library[RFAAS_AGENT_ADDRESS];  /* the library's name in error texts */
 } rfaas_agent_spec;
 
-/* One step towards a lease. The first step for a key has the spec, or names a lost lease of which it takes the spec. A step may
- * offer channels. If the next candidate has their provider, the agent asks it for the lease with them. Otherwise the reply
+/* One step towards a lease. The first step for a key has the spec, or names a granted lease to whose workers the library could not
+ * connect. Then the search for that lease continues without its executor, and the library releases it after the step. A step may offer channels. If the next candidate has their provider, the agent asks it for the lease with them. Otherwise the reply
  * names the candidate and the provider that it needs. Followed by `offers` blobs: none, or one for each worker. */
 typedef struct rfaas_agent_acquire {
     uint64_t key;     /* of the new lease, chosen by the library; its low bits are the lease's line in the page */
     uint64_t session;
-    uint64_t from;    /* key of a lost lease of this process, or 0 */
+    uint64_t from;    /* key of a granted lease whose workers could not be reached, or 0 */
     uint64_t cached;  /* key of a cached lease whose channels are offered again, or 0. After a reply with `handed`: `key` itself */
     int64_t wait_ns;  /* how long to wait for an executor that has room; 0: not at all */
     uint32_t offers;
     uint32_t first;   /* not 0: the first step for this key */
     char at[RFAAS_AGENT_ADDRESS]; /* executor to ask first, or "" */
     char provider[16];            /* of the offered channels */
+    char reason[RFAAS_AGENT_REASON]; /* why the workers of `from` could not be reached */
     rfaas_agent_spec spec;        /* of the first step, unless it has `from` */
 } rfaas_agent_acquire;
 

@@ -161,6 +161,7 @@ typedef struct rfaas_acquisition {
     const char *at;      /* executor to ask first, or NULL */
     int64_t wait_ns;     /* how long the agent waits for an executor that has room */
     int64_t until;       /* deadline of the present step */
+    int64_t patience;    /* when no further executor is asked after one whose workers cannot be reached */
     rfaas_ticket ticket; /* of the present step */
     uint64_t cached;     /* key of the cached grant whose channels are offered; 0: none */
     bool offered;        /* channels of grant->provider are */
@@ -329,7 +330,7 @@ bool rfaas_api_acquire_step(rfaas_acquisition *a);
 /* Gives an acquisition up. The caller releases the grant's key. */
 void rfaas_api_acquire_drop(rfaas_acquisition *a);
 /* Releases what an executor has granted, if anything. The key is invalid then. With `wait`, returns when the executor has released it. */
-int rfaas_api_give_back(const rfaas_lease *l, const rfaas_grant *h, bool wait);
+int rfaas_api_give_back(const rfaas_lease *l, uint64_t key, bool wait);
 /* Writes the address of a worker's channel to blob. */
 int rfaas_api_offer(rfaas_worker *w, rfaas_agent_blob *blob);
 /* Connects the channel of worker i to the worker that the agent describes. */

@@ -26,6 +26,11 @@ func (c *client) admit(r *request) {
 			return
 		}
 		if r.acquire.First {
+			if from := r.acquire.From; from != 0 { // before its release, which may follow at once
+				if r.from, r.err = c.lease(opLease, from); r.err != nil {
+					return
+				}
+			}
 			r.lease, r.err = c.newLease(r.acquire.Key, r.acquire.Session)
 		} else {
 			r.lease, r.err = c.lease(opLease, r.acquire.Key)
@@ -165,7 +170,7 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 		}
 	}
 	k := l.takeTaken()
-	look := m.First || k != nil
+	look := m.First && m.From == 0 || k != nil
 	if k != nil {
 		held, err := l.resumeTaken(ctx, m, k)
 		if held != nil || err != nil {
@@ -194,18 +199,8 @@ func (l *lease) acquire(ctx context.Context, m *protocol.Acquire, r *request) (*
 
 // plan prepares a lease in the first step of its acquisition.
 func (l *lease) plan(m *protocol.Acquire, r *request) error {
-	if m.From != 0 {
-		old, err := l.c.lease(opLease, m.From)
-		if err != nil {
-			return err
-		}
-		old.mu.Lock()
-		defer old.mu.Unlock()
-		if old.pending == nil {
-			return failed(opLease, dataplane.StatusInvalid, "lease %#x was never planned", m.From)
-		}
-		l.pending = old.pending.Like()
-		return nil
+	if r.from != nil {
+		return l.planBeyond(r.from, m.Reason)
 	}
 	if r.file == nil {
 		return failed("read the library", dataplane.StatusBadLibrary, "the request has no descriptor of the library")
@@ -217,6 +212,18 @@ func (l *lease) plan(m *protocol.Acquire, r *request) error {
 	spec := l.c.spec(&m.Spec)
 	spec.At = l.c.env.address(m.At)
 	l.pending, err = l.session.control.Plan(lib, spec)
+	return err
+}
+
+// planBeyond continues the search that has found the lease old, without the executor of old.
+func (l *lease) planBeyond(old *lease, reason string) error {
+	old.mu.Lock()
+	defer old.mu.Unlock()
+	if old.held == nil || old.pending == nil {
+		return failed(opLease, dataplane.StatusInvalid, "lease %#x was not granted", old.key)
+	}
+	var err error
+	l.pending, err = old.pending.Beyond(old.held, reason)
 	return err
 }
 

@@ -73,6 +73,7 @@ type request struct {
 	acquire protocol.Acquire
 	adopt   protocol.Adopt
 	lease   *lease
+	from    *lease // that acquire names, or nil
 	ctx     context.Context
 	err     error
 }

@@ -267,19 +267,50 @@ func TestWaitForExecutor(t *testing.T) {
 		t.Errorf("status %+v, want the board and one executor", s)
 	}
 
-	// The successor of a lost lease has the same terms, and needs no library.
+	// A lease to whose workers the client cannot connect is searched for elsewhere, with the same terms and without the library.
 	x.process.Kill()
 	if e := p.event(); e.Kind != protocol.LeaseEnded || e.Key != 3 || e.Status != int32(dataplane.StatusPeerGone) {
 		t.Errorf("event %+v", e)
 	}
-	from := protocol.Acquire{Key: 4, Session: 1, From: 3, First: true, WaitNs: int64(time.Hour)}
+	from := protocol.Acquire{Key: 4, Session: 1, From: 3, First: true, Reason: "no route", WaitNs: int64(time.Hour)}
 	waiting = p.begin(protocol.OpAcquire, from.Encode, nil)
 	second := executor(t, w.secret, "--manager", m.address)
 	if b, err = p.end(protocol.OpAcquire, waiting); err != nil {
 		t.Fatal(err)
 	}
-	if d, err := protocol.DecodeCandidate(b); err != nil || d.Executor != second.address && d.Executor != x.address {
+	if d, err := protocol.DecodeCandidate(b); err != nil || d.Executor != second.address {
 		t.Errorf("candidate %+v, %v", d, err)
+	}
+}
+
+// The executor of a lease to whose workers the client cannot connect is not asked again, although it has room, and the error names it.
+func TestContinueBeyondExecutor(t *testing.T) {
+	w := newWorld(t, 0)
+	m := start(t, "bin/resource-manager", w.secret)
+	x := executor(t, w.secret, "--manager", m.address)
+	p := w.connect("RFAAS_MANAGER=" + m.address)
+	if err := p.open(1, protocol.Session{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.acquire(protocol.Acquire{Key: 1, Spec: spec(1), WaitNs: int64(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, wait := range []time.Duration{0, 50 * time.Millisecond} {
+		from := protocol.Acquire{Key: 2, Session: 1, From: 1, First: true, Reason: "no route", WaitNs: int64(wait)}
+		_, err := p.ask(protocol.OpAcquire, from.Encode, nil)
+		if !isStatus(err, dataplane.StatusConnection) || !strings.Contains(err.Error(), "executor "+x.address) || !strings.Contains(err.Error(), "no route") {
+			t.Errorf("waiting %v: %v", wait, err)
+		}
+	}
+	unknown := protocol.Acquire{Key: 2, Session: 1, From: 9, First: true}
+	if _, err := p.ask(protocol.OpAcquire, unknown.Encode, nil); !isStatus(err, dataplane.StatusInvalid) {
+		t.Errorf("after a lease that does not exist: %v", err)
+	}
+	waiting := protocol.Acquire{Key: 3, Session: 1, First: true, Spec: spec(2), WaitNs: int64(time.Hour)}
+	p.begin(protocol.OpAcquire, waiting.Encode, library(t))
+	from := protocol.Acquire{Key: 4, Session: 1, From: 3, First: true}
+	if _, err := p.ask(protocol.OpAcquire, from.Encode, nil); !isStatus(err, dataplane.StatusInvalid) {
+		t.Errorf("after a lease that is not granted: %v", err)
 	}
 }
 

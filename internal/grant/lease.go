@@ -60,6 +60,7 @@ type Pending struct {
 	refused    map[uint32]bool // slots of the board that were tried
 	byBoard    bool            // more candidates may be on the board, and then in the manager's list
 	unusable   []error         // why other executors of the manager's list cannot be asked
+	unreached  []unreached     // executors that are not asked again
 	last       error
 	granted    bool
 }
@@ -96,29 +97,21 @@ func (s *Spec) check() error {
 	return nil
 }
 
-// Like returns a lease with the terms of this one, which was granted and has been lost. The caller then calls Look.
-func (p *Pending) Like() *Pending {
-	q := &Pending{c: p.c, spec: p.spec, lib: p.lib, name: p.name, sha: p.sha, current: -1}
-	q.spec.At = ""
-	return q
-}
-
 // Next returns the next executor to ask. If no candidate is left, the error says why the last executor refused.
 func (p *Pending) Next(ctx context.Context) (Candidate, error) {
-	const op = "lease"
 	for p.current+1 < len(p.candidates) || p.more(ctx) {
 		p.current++
 		cand := p.candidates[p.current]
+		if p.gaveUp(cand.Address) {
+			continue
+		}
 		err := cand.tooSmall(&p.spec)
 		if err == nil {
 			return cand, nil
 		}
 		p.last = err
 	}
-	if p.last == nil {
-		p.last = fail(op, dataplane.StatusBusy, "no executor is left to ask")
-	}
-	return Candidate{}, withUnusable(p.last, p.unusable)
+	return Candidate{}, p.nobody()
 }
 
 // boardMost is how many executors of the board are asked before the manager is asked for its list, which is long.
@@ -202,6 +195,7 @@ type Held struct {
 	key   cachedKey
 
 	library string // its name
+	home    home
 	sha     [sha256.Size]byte
 	watch   *watch
 
@@ -286,9 +280,13 @@ func (p *Pending) Grant(ctx context.Context, blobs [][]byte) (*Held, error) {
 	case r.DurationMs > uint64(maxDuration/time.Millisecond):
 		p.last = fail(op, dataplane.StatusProtocol, "%s granted a lease of %d ms", cand.Address, r.DurationMs)
 	default:
-		if p.last = cand.allowWorkers(op, from, h.Workers...); p.last == nil {
+		if h.home, err = cand.checkWorkers(op, from, h.Workers...); err == nil {
 			return h, nil
 		}
+		_ = h.Release(context.WithoutCancel(ctx))
+		p.granted = false
+		p.giveUp(cand.Address, err)
+		return nil, err
 	}
 	_ = h.Release(context.WithoutCancel(ctx))
 	return nil, p.last
@@ -364,7 +362,7 @@ func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) 
 		return Worker{}, fromControl(op, h.Address, err)
 	}
 	w := workerOf(r.GetWorker())
-	if err := h.allowWorkers(op, &from, w); err != nil {
+	if _, err := h.checkWorkers(op, &from, w); err != nil {
 		return Worker{}, err
 	}
 	return w, nil

@@ -67,24 +67,27 @@ func (h home) refuse(a netip.Addr, own []netip.Addr) string {
 	return ""
 }
 
-// allowWorkers is checkWorkers for blobs that came from p.
-func (cand *Candidate) allowWorkers(op string, p *peer.Peer, workers ...Worker) error {
+// checkWorkers returns an error if this process must not connect to an address in the blobs of workers on tcp, which came from p. home is
+// that of the executor on tcp. Malformed blobs are left to the client library, which refuses them.
+func (cand *Candidate) checkWorkers(op string, p *peer.Peer, workers ...Worker) (h home, err error) {
 	if cand.Provider != "tcp" {
-		return nil
+		return home{}, nil
 	}
 	own := ownAddresses()
-	return cand.checkWorkers(op, homeOf(p, own), own, workers...)
+	h = homeOf(p, own)
+	for i := range workers {
+		if err = cand.checkBlob(op, h, own, workers[i].Blob); err != nil {
+			break
+		}
+	}
+	return h, err
 }
 
-// checkWorkers returns an error if this process must not connect to an address in the blobs of an executor's workers on tcp. The blobs came
-// from the executor at from. Malformed blobs are left to the client library, which refuses them.
-func (cand *Candidate) checkWorkers(op string, from home, own []netip.Addr, workers ...Worker) error {
-	for i := range workers {
-		for _, a := range dataplane.ChannelAddresses(workers[i].Blob) {
-			if why := from.refuse(a.Addr(), own); why != "" {
-				return fail(op, dataplane.StatusConnection, "executor %s names %v as the address of its workers, which %s: set data-advertise of the executor",
-					cand.named(), a, why)
-			}
+func (cand *Candidate) checkBlob(op string, h home, own []netip.Addr, blob []byte) error {
+	for _, a := range dataplane.ChannelAddresses(blob) {
+		if why := h.refuse(a.Addr(), own); why != "" {
+			return fail(op, dataplane.StatusConnection, "executor %s names %v as the address of its workers, which %s: set data-advertise of the executor",
+				cand.named(), a, why)
 		}
 	}
 	return nil

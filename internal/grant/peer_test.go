@@ -85,7 +85,7 @@ func TestAddressesOfWorkers(t *testing.T) {
 			t.Errorf("%s: the blob has the addresses %v", k.address, addresses)
 		}
 		cand := Candidate{Address: k.executor, Node: "far", Provider: "tcp"}
-		err := cand.checkWorkers("lease", homeOf(p, own), own, Worker{Blob: blob})
+		err := cand.checkBlob("lease", homeOf(p, own), own, blob)
 		switch {
 		case k.refused == "" && err != nil:
 			t.Errorf("an executor at %q names %s: %v", k.executor, k.address, err)

@@ -129,6 +129,7 @@ func (a *Acquire) Encode(b []byte) []byte {
 	}
 	set(c.at[:], a.At)
 	set(c.provider[:], a.Provider)
+	set(c.reason[:], a.Reason)
 	b = put(b, &c)
 	for _, o := range a.Offers {
 		b = putBlob(b, o)

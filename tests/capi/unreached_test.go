@@ -1,0 +1,78 @@
+package capi
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+)
+
+// awaitExecutors waits until the manager's list has n executors.
+func awaitExecutors(ctx context.Context, t *testing.T, manager, secret string, n int) {
+	t.Helper()
+	conn, err := control.Dial(manager, control.DialConfig{SecretFile: secret})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for have := 0; have < n; time.Sleep(5 * time.Millisecond) { // ctx bounds it
+		r, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		have = len(r.GetExecutors())
+	}
+}
+
+// A client that cannot connect to the workers of one executor gets its lease from another one. If all are so, the error names each of
+// them and says what to do.
+func TestUnreachedWorkers(t *testing.T) {
+	if os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+		t.Skip("the subject is provider tcp")
+	}
+	secret, audit := filepath.Join(t.TempDir(), "secret"), filepath.Join(t.TempDir(), "audit")
+	manager, _, _ := startDaemon(t, "bin/resource-manager", "--secret-file", secret, "--heartbeat", "250ms")
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	invoke := func() (string, error) {
+		cmd := exec.CommandContext(ctx, built(t, "bin/rfaas"), "invoke", built(t, "build/functions/echo.so"), "echo", "--hex", "01")
+		cmd.Env = append(os.Environ(), "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_EXECUTOR=", "RFAAS_PROVIDER=tcp")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	asked := func() int { // how often the first two executors granted a lease
+		b, err := os.ReadFile(audit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(b), `"event":"grant"`)
+	}
+	// The data ports of the first two are at 127.0.0.1, so connections to 127.0.0.9 are refused.
+	want := []string{"cannot connect to its workers", "127.0.0.9", "onnection refused", "data-listen"}
+	for n := range 2 {
+		bad := startExecutor(t, secret, "--manager", manager, "--providers", "tcp", "--data-advertise", "127.0.0.9", "--audit-file", audit)
+		awaitExecutors(ctx, t, manager, secret, n+1)
+		want = append(want, "executor "+bad)
+		out, err := invoke()
+		if err == nil {
+			t.Errorf("%d executors cannot be reached, but one grants a lease: %s", n+1, out)
+		}
+		for _, word := range want {
+			if !strings.Contains(out, word) {
+				t.Errorf("%d executors cannot be reached: the error does not contain %q: %s", n+1, word, out)
+			}
+		}
+	}
+	startExecutor(t, secret, "--manager", manager, "--providers", "tcp")
+	awaitExecutors(ctx, t, manager, secret, 3)
+	for before := asked(); asked() == before; { // the order of executors is partly random; ctx bounds it
+		if out, err := invoke(); err != nil {
+			t.Fatalf("with another executor: %v, %s", err, out)
+		}
+	}
+}
