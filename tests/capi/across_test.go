@@ -20,7 +20,6 @@ func TestAcross(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	awaitExecutors(ctx, t, manager, secret, 3)
 	cmd := exec.CommandContext(ctx, program, built(t, "build/functions/echo.so"), "3")
 	cmd.Env = append(os.Environ(), "RFAAS_MANAGER="+manager, "RFAAS_SECRET_FILE="+secret, "RFAAS_EXECUTOR=")
 	if out, err := cmd.CombinedOutput(); err != nil {

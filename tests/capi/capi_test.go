@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -86,7 +87,8 @@ func checkLeaks(t *testing.T) {
 	}
 }
 
-// startDaemon starts a daemon on a free port; it returns its address, its process, and what is closed when it has ended.
+// startDaemon starts a daemon on a free port. It returns its address, its process, and a channel that is closed when it has ended. An
+// executor with --manager has registered then, so that clients of the manager find it.
 func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cmd, <-chan struct{}) {
 	t.Helper()
 	if *compileFlag {
@@ -102,15 +104,24 @@ func startDaemon(t *testing.T, program string, args ...string) (string, *exec.Cm
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	awaited := "msg=ready "
+	if slices.Contains(args, "--manager") {
+		awaited = "msg=registered "
+	}
 	ready, done := make(chan string, 1), make(chan struct{})
+	var once sync.Once
+	tell := func(address string) { once.Do(func() { ready <- address }) } // an executor that registers again says so again
 	var log strings.Builder
 	go func() {
 		defer close(done)
+		addr := ""
 		for s := bufio.NewScanner(stderr); s.Scan(); {
 			log.WriteString(s.Text() + "\n")
 			if _, rest, ok := strings.Cut(s.Text(), "msg=ready address="); ok {
-				addr, _, _ := strings.Cut(rest, " ")
-				ready <- addr
+				addr, _, _ = strings.Cut(rest, " ")
+			}
+			if strings.Contains(s.Text(), awaited) {
+				tell(addr)
 			}
 		}
 		cmd.Wait()
