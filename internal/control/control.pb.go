@@ -133,7 +133,7 @@ const (
 	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place, and says something at least every in_ms (0: no promise)
 	Event_KIND_WORKER_DIED Event_Kind = 2
 	Event_KIND_LEASE_ENDED Event_Kind = 3 // released, expired, revoked, drained: reason begins with which
-	Event_KIND_DRAINING    Event_Kind = 4 // the node leaves in in_ms: start nothing new, finish, release
+	Event_KIND_DRAINING    Event_Kind = 4 // the executor ends in in_ms: start no more calls, finish the others, release the lease
 	Event_KIND_EXPIRING    Event_Kind = 5 // the lease ends in in_ms unless it is renewed
 	Event_KIND_ALIVE       Event_Kind = 6 // there is no news
 )
