@@ -35,10 +35,12 @@ type stub struct {
 	control.UnimplementedManagerServer
 	got   bytes.Buffer
 	ahead atomic.Int64 // of the manager's clock, in ms
+	data  atomic.Value // string: address of the data port; not set: none
 }
 
-func (*stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
-	return &control.InfoReply{}, nil
+func (s *stub) Info(context.Context, *control.InfoRequest) (*control.InfoReply, error) {
+	data, _ := s.data.Load().(string)
+	return &control.InfoReply{DataAddress: data}, nil
 }
 
 func (s *stub) Upload(st grpc.ClientStreamingServer[control.UploadChunk, control.UploadReply]) error {
@@ -261,7 +263,7 @@ func TestDoctor(t *testing.T) {
 	_, p, run := world(t)
 	// A test binary has no executor beside it: one problem at least, with the way to mend it.
 	code, out, errs := run("doctor")
-	for _, want := range []string{"verbs devices", "verbs library", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
+	for _, want := range []string{"verbs devices", "verbs library", "soft-RoCE", "GIDs", "device files", "control groups", "namespaces", "clock", "ports", "data ports", "locked memory", "cores", "secret", "answers at " + p.Address, "make build"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -271,7 +273,7 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 16 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 17 {
 		t.Fatalf("%v, %v", list, err)
 	}
 	if f := list[14]; f.State != "note" || f.Mend == "" {

@@ -74,6 +74,7 @@ func newDoctor(a *app) *cobra.Command {
 					_, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{})
 					return err
 				}),
+				a.checkData(c.Context(), executorAddr, manager),
 			}
 			return a.report(list, asJSON)
 		},
@@ -259,9 +260,12 @@ func findPrograms(check, self, worker string) finding {
 	return ok(check, "%s", strings.Join(programs, ", "))
 }
 
+// portTime is how long the doctor waits for a daemon.
+const portTime = 3 * time.Second
+
 // checkPort says who answers at an address.
 func (a *app) checkPort(ctx context.Context, who, addr string, call func(context.Context, *grpc.ClientConn) error) finding {
-	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, 3*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, portTime))
 	defer cancel()
 	conn, err := a.dial(addr)
 	if errors.Is(err, fs.ErrNotExist) {

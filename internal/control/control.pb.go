@@ -249,6 +249,7 @@ type InfoReply struct {
 	AvailableUntil  uint64                 `protobuf:"varint,14,opt,name=available_until,json=availableUntil,proto3" json:"available_until,omitempty"` // Unix time in s at which the node is wanted back; 0: not known
 	Leases          uint32                 `protobuf:"varint,15,opt,name=leases,proto3" json:"leases,omitempty"`                                       // that hold cores
 	Fabric          []*FabricAddress       `protobuf:"bytes,16,rep,name=fabric,proto3" json:"fabric,omitempty"`                                        // of its RDMA devices
+	DataAddress     string                 `protobuf:"bytes,17,opt,name=data_address,json=dataAddress,proto3" json:"data_address,omitempty"`           // "IP:port" at which clients connect to workers on tcp; empty: tcp is not offered
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -393,6 +394,13 @@ func (x *InfoReply) GetFabric() []*FabricAddress {
 		return x.Fabric
 	}
 	return nil
+}
+
+func (x *InfoReply) GetDataAddress() string {
+	if x != nil {
+		return x.DataAddress
+	}
+	return ""
 }
 
 type FabricAddress struct {
@@ -3644,7 +3652,7 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\n" +
 	"\x1einternal/control/control.proto\x12\x10rfaas.control.v1\"8\n" +
 	"\vInfoRequest\x12)\n" +
-	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\x92\x04\n" +
+	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\"\xb5\x04\n" +
 	"\tInfoReply\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x17\n" +
@@ -3663,7 +3671,8 @@ const file_internal_control_control_proto_rawDesc = "" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12'\n" +
 	"\x0favailable_until\x18\x0e \x01(\x04R\x0eavailableUntil\x12\x16\n" +
 	"\x06leases\x18\x0f \x01(\rR\x06leases\x127\n" +
-	"\x06fabric\x18\x10 \x03(\v2\x1f.rfaas.control.v1.FabricAddressR\x06fabric\"S\n" +
+	"\x06fabric\x18\x10 \x03(\v2\x1f.rfaas.control.v1.FabricAddressR\x06fabric\x12!\n" +
+	"\fdata_address\x18\x11 \x01(\tR\vdataAddress\"S\n" +
 	"\rFabricAddress\x12\x1e\n" +
 	"\n" +
 	"infiniband\x18\x01 \x01(\bR\n" +

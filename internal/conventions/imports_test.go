@@ -26,7 +26,7 @@ var layers = map[string][]string{
 	"cmd/rfaas-agent":      {"internal/agent"},
 
 	// The packages behind the programs.
-	"internal/cli": {"client", "internal/agent", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
+	"internal/cli": {"client", "internal/agent", "internal/grant", "lease", "accounting", "invoke", "internal/cli/command", "internal/executor", "internal/manager", "internal/board",
 		"internal/link", "internal/config", "internal/control", "internal/dataplane", "internal/identity", "internal/slurm", "internal/topology", "internal/zygote", "internal/sandbox"},
 	"internal/cli/command": {"internal/control"},
 	"internal/agent":       {"internal/grant", "internal/control", "internal/dataplane", "internal/identity"},

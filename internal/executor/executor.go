@@ -107,8 +107,13 @@ func (e *Executor) info() *control.InfoReply {
 	if _, reason := e.cfg.Spawner.CannotStart(); reason != nil {
 		c.FreeCores, c.FreeMemory = 0, 0 // so that no client is sent here
 	}
+	data := ""
+	if e.cfg.Data != nil {
+		data = e.cfg.Data.Address
+	}
 	return &control.InfoReply{
 		Leases:          uint32(leases),
+		DataAddress:     data,
 		Fabric:          fabricAddresses(e.cfg.Fabric),
 		ProtocolVersion: control.ProtocolVersion,
 		Node:            e.cfg.Node, NodeId: e.cfg.NodeID, Incarnation: e.incarnation[:],

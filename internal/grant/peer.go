@@ -26,6 +26,10 @@ func homeOf(p *peer.Peer, own []netip.Addr) home {
 		_, unix := p.Addr.(*net.UnixAddr)
 		return home{here: unix}
 	}
+	return homeOfIP(remote, local, own)
+}
+
+func homeOfIP(remote, local netip.Addr, own []netip.Addr) home {
 	return home{remote, remote.IsLoopback() || remote == local || slices.Contains(own, remote)}
 }
 

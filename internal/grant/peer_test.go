@@ -2,9 +2,11 @@ package grant
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/peer"
@@ -127,5 +129,62 @@ func TestHome(t *testing.T) {
 	}
 	if len(ownAddresses()) == 0 {
 		t.Error("this node has no addresses, not even loopback")
+	}
+}
+
+// The remedy for a data address that cannot be reached is a firewall's, or says that address translation is not supported.
+func TestRemedy(t *testing.T) {
+	for _, k := range []struct {
+		control, data string
+		here, nat     bool
+	}{
+		{"203.0.113.9", "10.0.0.5", false, true},
+		{"2001:db8::9", "fd00::5", false, true},
+		{"203.0.113.9", "203.0.113.9", false, false},
+		{"203.0.113.9", "203.0.113.10", false, false},
+		{"10.0.0.5", "10.0.0.5", false, false},
+		{"10.0.0.5", "10.1.0.5", false, false}, // two private networks of one cluster
+		{"203.0.113.9", "10.0.0.5", true, false},
+	} {
+		text := home{netip.MustParseAddr(k.control), k.here}.remedy(netip.MustParseAddr(k.data))
+		if strings.Contains(text, "NAT") != k.nat || strings.Contains(text, k.control) != k.nat || !strings.Contains(text, "data-advertise") {
+			t.Errorf("%+v: %s", k, text)
+		}
+	}
+}
+
+// CheckData says why a data port cannot be used from here.
+func TestCheckData(t *testing.T) {
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})
+	}
+	if err == nil {
+		err = syscall.Listen(fd, 0) // one connection waits to be accepted; the kernel does not answer others
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	if _, err := CheckData(t.Context(), "127.0.0.1:1", silent); err != nil {
+		t.Errorf("a port that can be reached: %v", err)
+	}
+	for _, k := range []struct{ control, data, reason, remedy string }{
+		{"127.0.0.1:1", silent, "no answer within", "firewalls"},
+		{"localhost:1", refusing(t), "connection refused", "firewalls"},
+		{"unix:/run/x", refusing(t), "connection refused", "firewalls"},
+		{"198.51.100.2:1", "127.0.0.1:1", "loopback", "data-advertise"},
+		{"198.51.100.2:1", "10.0.0.1", "not an IP address and a port", "upgrade"},
+		{"nonsense", "127.0.0.1:1", "want host:port", ""},
+	} {
+		remedy, err := CheckData(t.Context(), k.control, k.data)
+		if err == nil || !strings.Contains(err.Error(), k.reason) || !strings.Contains(remedy, k.remedy) {
+			t.Errorf("%s at %s: %v -> %q", k.control, k.data, err, remedy)
+		}
 	}
 }

@@ -226,6 +226,8 @@ func TestBadRequests(t *testing.T) {
 		"address":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "nowhere", Info: info(1, 1)}, codes.InvalidArgument, "nowhere"},
 		"no info":     {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1"}, codes.InvalidArgument, "incarnation"},
 		"short GID":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Fabric: []*control.FabricAddress{{Gid: make([]byte, 15)}}}}, codes.InvalidArgument, "15 bytes"},
+		"data name":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "node7:7200"}}, codes.InvalidArgument, "node7:7200"},
+		"long data":   {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), DataAddress: "[fe80::1%" + strings.Repeat("z", 64) + "]:1"}}, codes.InvalidArgument, "data_address"},
 		"free > all":  {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: info(1, 9)}, codes.InvalidArgument, "9"},
 		"long a name": {&control.RegisterRequest{ProtocolVersion: 1, Address: "a:1", Info: &control.InfoReply{Incarnation: make([]byte, 16), Node: strings.Repeat("x", 256)}}, codes.InvalidArgument, "256"},
 	} {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	"google.golang.org/grpc"
@@ -201,10 +202,11 @@ func (m *Manager) claim() {
 }
 
 // maxFabric is the largest number of RDMA addresses, and of providers, of an executor. maxProvider is the longest name
-// of a provider.
+// of a provider, and maxDataAddress the longest data address with a port.
 const (
-	maxFabric   = 8
-	maxProvider = 32
+	maxFabric      = 8
+	maxProvider    = 32
+	maxDataAddress = 64
 )
 
 func checkInfo(info *control.InfoReply) error {
@@ -213,6 +215,11 @@ func checkInfo(info *control.InfoReply) error {
 	}
 	if n := len(info.GetNode()); n > 255 {
 		return control.Errorf(control.ClassInvalid, "info.node has %d bytes, want at most 255", n)
+	}
+	if a := info.GetDataAddress(); a != "" {
+		if _, err := netip.ParseAddrPort(a); err != nil || len(a) > maxDataAddress {
+			return control.Errorf(control.ClassInvalid, "info.data_address is %.64q, want an IP address and a port", a)
+		}
 	}
 	if n := len(info.GetNodeId()); n > 255 {
 		return control.Errorf(control.ClassInvalid, "info.node_id has %d bytes, want at most 255", n)

@@ -172,13 +172,24 @@ func TestLoopbackOfAnotherNode(t *testing.T) {
 			n := newNodes(t)
 			d := n.newExecutorOn(n.server, "executor", "--data-advertise", named)
 			n.env = append(n.env, "RFAAS_EXECUTOR="+d.address)
-			program, args := n.client.command(n.world, nil, built(n, "bin/rfaas"), []string{"invoke", built(n, "build/functions/echo.so"), "echo", "--hex", "01"})
-			c := exec.Command(program, args...)
-			c.Env = n.env
-			out, err := c.CombinedOutput()
-			if err == nil || !strings.Contains(string(out), "names "+named+":72") || !strings.Contains(string(out), "set data-advertise") {
+			out, err := n.rfaas("invoke", built(n, "build/functions/echo.so"), "echo", "--hex", "01")
+			if err == nil || !strings.Contains(out, "names "+named+":72") || !strings.Contains(out, "set data-advertise") {
 				t.Errorf("%v, %s", err, out)
+			}
+			out, _ = n.rfaas("doctor")
+			if !strings.Contains(out, "its data address "+named+":72") || !strings.Contains(out, "the executor is on another node") {
+				t.Errorf("the doctor says nothing of it: %s", out)
 			}
 		})
 	}
+}
+
+// rfaas runs `rfaas` on the client's node until it ends, and returns what it prints.
+func (n *nodes) rfaas(args ...string) (output string, err error) {
+	n.Helper()
+	program, args := n.client.command(n.world, nil, built(n, "bin/rfaas"), args)
+	c := exec.Command(program, args...)
+	c.Env = n.env
+	out, err := c.CombinedOutput()
+	return string(out), err
 }

@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/grant"
+)
+
+// maxDataPorts is how many executors checkData connects to.
+const maxDataPorts = 32
+
+// checkData connects to the data ports of the executors that offer provider tcp: those that the resource manager knows, and the one at
+// executorAddr. Other checks report daemons that do not answer.
+func (a *app) checkData(ctx context.Context, executorAddr, manager string) finding {
+	const check = "data ports"
+	ports := a.dataPorts(ctx, executorAddr, manager)
+	if len(ports) == 0 {
+		return ok(check, "no executor that answers offers tcp")
+	}
+	addresses := slices.Sorted(maps.Keys(ports))
+	left := max(len(addresses)-maxDataPorts, 0)
+	addresses = addresses[:len(addresses)-left]
+	reasons, remedies := make([]string, len(addresses)), make([]string, len(addresses))
+	var all sync.WaitGroup
+	for i, address := range addresses {
+		all.Go(func() {
+			remedy, err := grant.CheckData(ctx, address, ports[address])
+			if err != nil {
+				reasons[i], remedies[i] = fmt.Sprintf("executor %s: %v", address, err), remedy
+			}
+		})
+	}
+	all.Wait()
+	empty := func(s string) bool { return s == "" }
+	reasons, remedies = slices.DeleteFunc(reasons, empty), slices.DeleteFunc(remedies, empty)
+	if len(reasons) > 0 {
+		slices.Sort(remedies)
+		return problem(check, strings.Join(slices.Compact(remedies), "; "), "%s", strings.Join(reasons, "; "))
+	}
+	more := ""
+	if left > 0 {
+		more = fmt.Sprintf("; %d more were not asked", left)
+	}
+	return ok(check, "%d of executors on tcp can be reached%s", len(addresses), more)
+}
+
+// dataPorts returns the data addresses of executors by their control addresses.
+func (a *app) dataPorts(ctx context.Context, executorAddr, manager string) map[string]string {
+	ctx, cancel := context.WithTimeout(ctx, min(a.timeout, portTime))
+	defer cancel()
+	ports := map[string]string{}
+	add := func(address string, info *control.InfoReply) {
+		if data := info.GetDataAddress(); data != "" {
+			ports[address] = data
+		}
+	}
+	if conn, err := a.dial(manager); err == nil {
+		defer conn.Close()
+		self, _ := control.NodeID()
+		if r, err := control.NewManagerClient(conn).List(ctx, &control.ListRequest{}); err == nil {
+			for _, e := range r.GetExecutors() {
+				if e.GetAlive() && control.CheckLocal(e.GetAddress(), e.GetInfo().GetNodeId(), self) == nil {
+					add(e.GetAddress(), e.GetInfo())
+				}
+			}
+		}
+	}
+	if conn, err := a.dial(executorAddr); err == nil {
+		defer conn.Close()
+		if info, err := control.NewExecutorClient(conn).Info(ctx, &control.InfoRequest{ProtocolVersion: control.ProtocolVersion}); err == nil {
+			add(executorAddr, info)
+		}
+	}
+	return ports
+}

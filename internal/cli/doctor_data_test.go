@@ -1,0 +1,41 @@
+package cli
+
+import (
+	"net"
+	"strings"
+	"testing"
+)
+
+// The doctor connects to the data port of an executor on tcp, and says why it cannot and what to do.
+func TestDoctorDataPorts(t *testing.T) {
+	s, p, run := world(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	for _, k := range []struct {
+		data, state string
+		words       []string
+	}{
+		{"", "ok", []string{"no executor that answers offers tcp"}},
+		{l.Addr().String(), "ok", []string{"1 of executors"}},
+		{closed.Addr().String(), "problem", []string{"executor " + p.Address, closed.Addr().String(), "connection refused", "firewalls", "data-listen", "data-advertise"}},
+		{"0.0.0.0:1", "problem", []string{"executor " + p.Address, "is no address that a client can connect to", "data-advertise"}},
+		{"nonsense", "problem", []string{"executor " + p.Address, `"nonsense" is not an IP address and a port`}},
+	} {
+		s.data.Store(k.data)
+		_, out, _ := run("doctor")
+		_, found, _ := strings.Cut(out, "\n"+k.state+strings.Repeat(" ", 9-len(k.state))+"data ports")
+		for _, word := range k.words {
+			if !strings.Contains(found, word) {
+				t.Errorf("%q: no %s with %q:\n%s", k.data, k.state, word, out)
+			}
+		}
+	}
+}
