@@ -19,6 +19,7 @@ type Status struct {
 	Clients   []ClientStatus `json:"clients"`
 	Executors int            `json:"executors"` // to which it is connected
 	Board     bool           `json:"board"`     // a resource manager's board is attached
+	BoardBy   string         `json:"board_by"`  // the provider by which it is attached
 	Cached    int            `json:"cached"`    // leases whose workers are cached
 	Leases    []CachedStatus `json:"cached_leases"`
 	Held      int            `json:"held_descriptors"` // of cached leases that any process can take
@@ -58,7 +59,7 @@ func (c *client) status(r *request) (body, error) {
 func (a *Agent) status() Status {
 	n := a.pool.Connections()
 	s := Status{Version: a.cfg.Version, PID: os.Getpid(), UptimeMS: time.Since(a.began).Milliseconds(), Protocol: protocol.Version,
-		Clients: []ClientStatus{}, Leases: []CachedStatus{}, Executors: n.Executors, Board: n.Board, Served: a.served.Load(), Tokens: a.tokens(time.Now())}
+		Clients: []ClientStatus{}, Leases: []CachedStatus{}, Executors: n.Executors, Board: n.Board != "", BoardBy: n.Board, Served: a.served.Load(), Tokens: a.tokens(time.Now())}
 	for _, k := range a.pool.Cached() {
 		s.Leases = append(s.Leases, CachedStatus{k.Executor, k.Node, k.Library, k.SHA256, k.Workers, k.Handed, k.Orphaned})
 	}

@@ -70,7 +70,7 @@ func newAgentStatus(a *app) *cobra.Command {
 func printAgent(out io.Writer, socket string, s *agent.Status) error {
 	board := "not attached"
 	if s.Board {
-		board = "attached"
+		board = "attached by " + plain(s.BoardBy)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "agent\t%s\n", s.Version)

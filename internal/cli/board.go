@@ -23,7 +23,7 @@ type boardView struct {
 	manager string
 
 	conn    *grpc.ClientConn
-	devices map[string]*dataplane.Device
+	devices link.Devices
 	end     *link.Client // nil: not attached
 	reader  *board.Reader
 }
@@ -33,14 +33,12 @@ func (a *app) openBoard(manager string) (*boardView, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &boardView{app: a, manager: manager, conn: conn, devices: map[string]*dataplane.Device{}}, nil
+	return &boardView{app: a, manager: manager, conn: conn, devices: link.Devices{Options: dataplane.Options{GIDIndex: -1}}}, nil
 }
 
 func (v *boardView) close() {
 	v.detach()
-	for _, d := range v.devices {
-		d.Close()
-	}
+	v.devices.Close()
 	v.conn.Close()
 }
 
@@ -50,9 +48,6 @@ func (v *boardView) detach() {
 	}
 	v.end, v.reader = nil, nil
 }
-
-// errNoWay is a manager whose memory cannot be reached from here.
-var errNoWay = errors.New("no way to the board")
 
 func (v *boardView) attach(ctx context.Context) error {
 	if v.reader != nil {
@@ -67,18 +62,11 @@ func (v *boardView) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	provider := link.Provider(hello, self, v.app.Getenv("RFAAS_PROVIDER"))
-	if provider == "" {
-		return errNoWay
-	}
-	dev := v.devices[provider]
-	if dev == nil {
-		if dev, err = dataplane.Open(provider, dataplane.Options{GIDIndex: -1}); err != nil {
-			return errNoWay
-		}
-		v.devices[provider] = dev
-	}
-	if v.end, err = link.AttachClient(ctx, m, dev); err != nil {
+	_, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER")), func(dev *dataplane.Device) (err error) {
+		v.end, err = link.AttachClient(ctx, m, dev)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if v.reader, err = board.NewReader(v.end, self); err != nil {
@@ -92,7 +80,7 @@ func (v *boardView) list(ctx context.Context) ([]executorRow, error) {
 	ctx, cancel := context.WithTimeout(ctx, v.app.timeout)
 	defer cancel()
 	err := v.attach(ctx)
-	if errors.Is(err, errNoWay) || control.ClassOf(err) == control.ClassUnsupported {
+	if errors.Is(err, link.ErrNoWay) || control.ClassOf(err) == control.ClassUnsupported {
 		return v.ask(ctx)
 	}
 	var rows []executorRow

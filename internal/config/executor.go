@@ -255,7 +255,7 @@ func (c *Executor) validate() error {
 		v.address("manager", c.Manager, c.AllowPlaintext || c.IdentityDir != "")
 	}
 	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
-	v.dataListen(c)
+	v.dataListen(c.DataListen, c.Listen, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}
@@ -390,16 +390,19 @@ func (v *validator) providers(list string, known ...string) []string {
 	return slices.Compact(names)
 }
 
-// dataListen checks the address for the data of calls. The data is not encrypted.
-func (v *validator) dataListen(c *Executor) {
-	host, _, _, err := control.ParsePortRange(c.DataListen)
+// dataListen checks the address for data connections of provider tcp against the control address. The data is not encrypted.
+func (v *validator) dataListen(data, listen string, plaintext bool, providers []string) {
+	host, _, _, err := control.ParsePortRange(data)
 	v.check("data-listen", err)
-	local := control.Address{Network: "tcp", Target: net.JoinHostPort(host, "0")}.Local()
-	if a, aerr := control.ParseAddress(c.Listen); err == nil && aerr == nil && local && !a.Local() && slices.Contains(c.providersParsed, "tcp") {
-		v.failf("data-listen: %s is loopback, but clients of other nodes ask at %s: set data-listen to an address of this node's network", c.DataListen, a)
+	if err != nil || !slices.Contains(providers, "tcp") {
+		return
 	}
-	if err == nil && !local && !c.AllowPlaintext && slices.Contains(c.providersParsed, "tcp") {
-		v.failf("data-listen: %s is not loopback, and provider tcp does not encrypt the data of calls; on a trusted network, --allow-plaintext allows that", c.DataListen)
+	local := control.Address{Network: "tcp", Target: net.JoinHostPort(host, "0")}.Local()
+	if a, err := control.ParseAddress(listen); err == nil && local && !a.Local() {
+		v.failf("data-listen: %s is loopback, but other nodes ask at %s: set data-listen to an address of this node's network", data, a)
+	}
+	if !local && !plaintext {
+		v.failf("data-listen: %s is not loopback, and provider tcp does not encrypt the data; on a trusted network, --allow-plaintext allows that", data)
 	}
 }
 

@@ -36,6 +36,8 @@ type Manager struct {
 	AttachAttempts int           `mapstructure:"attach-attempts"`
 	TenantAttached int           `mapstructure:"tenant-attached"`
 	Providers      string        `mapstructure:"providers"`
+	DataListen     string        `mapstructure:"data-listen"`    // for provider tcp: host:port or host:first-last
+	DataAdvertise  string        `mapstructure:"data-advertise"` // IP address or name; empty: the bound address
 	VerbsDevice    string        `mapstructure:"verbs-device"`
 	VerbsPort      int           `mapstructure:"verbs-port"`
 	VerbsGIDIndex  int           `mapstructure:"verbs-gid-index"`
@@ -71,7 +73,9 @@ var managerOptions = slices.Concat([]option{
 	{"tenant-cores", "", "most cores that each tenant may have at a time, like ann=64,*=16 (*: tenants that are not named; default: no limits)"},
 	{"attach-attempts", "8", "connections to the manager's memory that are made at a time; one tenant or node may use a quarter; more wait"},
 	{"tenant-attached", "4096", "connections to the board that one tenant may have, one for each process that looks for executors"},
-	{"providers", "auto", "fabrics over which the manager's memory can be reached: auto, shm, verbs or shm,verbs"},
+	{"providers", "auto", "fabrics over which the manager's memory can be reached: auto (shm, and verbs if there is a device), or a list of shm, verbs and tcp"},
+	{"data-listen", "127.0.0.1:0", "address for connections to the manager's memory on provider tcp: host:port, or host:first-last for the first free port of a range"},
+	{"data-advertise", "", "IP address or host name to which executors and clients connect for data-listen (default: the bound address)"},
 	{"verbs-device", "", "verbs device (default: the first with an active port)"},
 	{"verbs-port", "0", "port of the verbs device, 0 for the first active one"},
 	{"verbs-gid-index", "-1", "GID index, -1 chooses (RoCE v2 preferred)"},
@@ -153,7 +157,8 @@ func (c *Manager) validate() error {
 	v.check("tariff", err)
 	c.limitsParsed, err = accounting.ParseLimits(c.TenantCores)
 	v.check("tenant-cores", err)
-	c.providersParsed = v.providers(c.Providers, "shm", "verbs")
+	c.providersParsed = v.providers(c.Providers, "shm", "verbs", "tcp")
+	v.dataListen(c.DataListen, c.Listen, c.AllowPlaintext, c.providersParsed)
 	if len(c.VerbsDevice) > 63 {
 		v.failf("verbs-device: %q has more than 63 characters", c.VerbsDevice)
 	}

@@ -31,16 +31,16 @@ type registrar struct {
 	log      *slog.Logger
 	poke     chan struct{} // capacity 1: report now
 	nodeID   string
-	open     func(provider string) (*dataplane.Device, error) // nil: messages only
-	limits   *limiter                                         // told likewise; may be nil
-	accounts *accounts                                        // told when the manager's memory can be reached; may be nil
+	devices  *link.Devices // nil: messages only
+	limits   *limiter      // told likewise; may be nil
+	accounts *accounts     // told when the manager's memory can be reached; may be nil
 
 	id       uint64 // as the manager knows us; 0: it does not
 	interval time.Duration
 	away     bool // the manager did not answer last time, and the log says so
-	devices  map[string]*dataplane.Device
 	hello    *control.ManagerHelloReply
 	way      *link.Executor // nil: messages
+	provider string         // of way
 	tried    time.Time      // when a way was last looked for
 	again    time.Duration  // attachEvery
 	beat     uint64
@@ -48,7 +48,7 @@ type registrar struct {
 
 func newRegistrar(conn grpc.ClientConnInterface, manager, address string, info func() *control.InfoReply, log *slog.Logger) *registrar {
 	return &registrar{client: control.NewManagerClient(conn), manager: manager, address: address, info: info, log: log,
-		poke: make(chan struct{}, 1), devices: map[string]*dataplane.Device{}, again: attachEvery}
+		poke: make(chan struct{}, 1), again: attachEvery}
 }
 
 // report makes run report at once.
@@ -69,8 +69,8 @@ func (r *registrar) run(ctx context.Context) {
 		case <-ctx.Done():
 			r.detach()
 			r.signOff()
-			for _, d := range r.devices {
-				d.Close()
+			if r.devices != nil {
+				r.devices.Close()
 			}
 			return
 		case <-r.poke:
@@ -109,7 +109,7 @@ func (r *registrar) step(run context.Context) bool {
 		if !reply.GetUnknown() {
 			if time.Since(r.tried) >= r.again { // messages cost the manager time, and what was in the way may be over
 				if r.attach(ctx); r.way != nil {
-					r.log.Info("the manager's memory can be reached now", "manager", r.manager)
+					r.log.Info("the manager's memory can be reached now", "manager", r.manager, "provider", r.provider)
 				}
 			}
 			r.limits.beat()
@@ -132,11 +132,11 @@ func (r *registrar) step(run context.Context) bool {
 	if r.way == nil {
 		r.limits.join(nil)
 	}
-	by := "messages"
-	if r.way != nil {
-		by = "memory"
+	if r.way == nil {
+		r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", "messages")
+	} else {
+		r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", "memory", "provider", r.provider)
 	}
-	r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", by)
 	return true
 }
 
@@ -155,29 +155,25 @@ func (r *registrar) register(run context.Context) (*control.RegisterReply, error
 // attach connects to the manager's memory if there is a way.
 func (r *registrar) attach(ctx context.Context) {
 	r.tried = time.Now()
-	provider := link.Provider(r.hello, r.nodeID, "")
-	if provider == "" || r.open == nil {
+	providers := link.Providers(r.hello, r.nodeID, "")
+	if len(providers) == 0 || r.devices == nil {
 		return
-	}
-	dev := r.devices[provider]
-	if dev == nil {
-		var err error
-		if dev, err = r.open(provider); err != nil {
-			r.log.Debug("no way to the manager's memory", "provider", provider, "error", err)
-			return
-		}
-		r.devices[provider] = dev
 	}
 	var incarnation [16]byte
 	copy(incarnation[:], r.info().GetIncarnation())
-	way, err := link.AttachExecutor(ctx, r.client, dev, r.id, incarnation)
+	provider, err := r.devices.Try(providers, func(dev *dataplane.Device) (err error) {
+		if r.way, err = link.AttachExecutor(ctx, r.client, dev, r.id, incarnation); err != nil {
+			r.log.Warn("cannot reach the manager's memory; executor reports by messages unless another provider succeeds", "provider", dev.Provider(), "error", control.Text(err))
+		}
+		return err
+	})
 	if err != nil {
-		r.log.Warn("no way to the manager's memory; messages must do", "provider", provider, "error", control.Text(err))
+		r.log.Debug("no way to the manager's memory", "providers", providers, "error", control.Text(err))
 		return
 	}
-	r.way = way
-	r.accounts.join(way)
-	r.limits.join(way)
+	r.provider = provider
+	r.accounts.join(r.way)
+	r.limits.join(r.way)
 	if err := r.write(); err != nil {
 		r.log.Debug("first beat", "error", err) // the next step looks after it
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/rfaas-go/rfaas/internal/datalisten"
 	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/link"
 	"github.com/rfaas-go/rfaas/internal/observe"
 	"github.com/rfaas-go/rfaas/internal/privilege"
 	"github.com/rfaas-go/rfaas/internal/sandbox"
@@ -327,10 +328,9 @@ func serveWith(ctx, now context.Context, s config.Executor, spawner Spawner, log
 		}
 		defer conn.Close()
 		reg = newRegistrar(conn, s.Manager, advertised, e.info, log)
-		reg.accounts, reg.nodeID, reg.open = e.accounts, cfg.NodeID, func(provider string) (*dataplane.Device, error) {
-			return dataplane.Open(provider, dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
-				PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU})
-		}
+		reg.accounts, reg.nodeID = e.accounts, cfg.NodeID
+		reg.devices = &link.Devices{Options: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex,
+			PKeyIndex: s.VerbsPKeyIndex, TrafficClass: s.VerbsTrafficClass, ServiceLevel: s.VerbsServiceLevel, MTU: s.VerbsMTU}}
 		e.report = reg.report
 		e.limits = newLimiter(reg.client, e.incarnation, s.LimitUnknown == "admit", log)
 		reg.limits = e.limits

@@ -23,8 +23,8 @@ import (
 
 	"github.com/rfaas-go/rfaas/internal/config"
 	"github.com/rfaas-go/rfaas/internal/control"
-	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"github.com/rfaas-go/rfaas/internal/identity"
+	"github.com/rfaas-go/rfaas/internal/link"
 )
 
 // Random, cut and half-sent bytes on the control port do not disturb the daemon.
@@ -425,7 +425,7 @@ func TestAttachIsTriedAgain(t *testing.T) {
 	defer conn.Close()
 	r := newRegistrar(conn, socket, "here:1", n.e.info, slog.New(slog.DiscardHandler))
 	r.nodeID, r.again = "here", 20*time.Millisecond
-	r.open = func(provider string) (*dataplane.Device, error) { return dataplane.Open(provider, dataplane.Options{}) }
+	r.devices = &link.Devices{}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()

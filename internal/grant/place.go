@@ -22,17 +22,22 @@ const refreshAfter = 10 * time.Second
 // refreshSoon is its largest age when no executor was found with it, since one may have registered on this node.
 const refreshSoon = 20 * time.Millisecond
 
+// attachEvery is how soon a connection is tried again that could not be made, since an attempt can take seconds on tcp.
+const attachEvery = 30 * time.Second
+
 // places reads the manager's board. It attaches when it is first used, and again after an error, since a manager that was restarted
 // has other memory. Safe for concurrent use.
 type places struct {
-	mu     sync.Mutex
-	own    []*dataplane.Device
-	end    *link.Client // nil: not attached
-	reader *board.Reader
-	fresh  time.Time // when the reader was last refreshed
-	closed bool
+	mu      sync.Mutex
+	devices link.Devices
+	end     *link.Client // nil: not attached
+	reader  *board.Reader
+	fresh   time.Time // when the reader was last refreshed
+	closed  bool
+	failed  error     // why no provider could connect; nil: one did
+	tried   time.Time // when failed was set
 
-	attached atomic.Bool // reader is set
+	attached atomic.Pointer[string] // the provider while reader is set, else nil
 }
 
 // hello asks the manager how its memory can be reached. An error says that the address is not a manager's.
@@ -49,20 +54,6 @@ func (c *shared) hello(ctx context.Context) (*control.ManagerHelloReply, error) 
 	return r, nil
 }
 
-// device opens a device once.
-func (p *places) device(provider string) (*dataplane.Device, error) {
-	for _, d := range p.own {
-		if d.Provider() == provider {
-			return d, nil
-		}
-	}
-	d, err := dataplane.Open(provider, dataplane.Options{GIDIndex: -1})
-	if err == nil {
-		p.own = append(p.own, d)
-	}
-	return d, err
-}
-
 // attach makes sure that there is a reader. Under the lock.
 func (c *shared) attach(ctx context.Context) error {
 	p := &c.places
@@ -72,31 +63,39 @@ func (c *shared) attach(ctx context.Context) error {
 	if p.closed {
 		return fail("read the board", dataplane.StatusInvalid, "the session is closed")
 	}
+	if p.failed != nil && time.Since(p.tried) < attachEvery {
+		return p.failed
+	}
 	hello, err := c.hello(ctx)
 	if err != nil {
 		return err
-	}
-	provider := link.Provider(hello, c.nodeID, "")
-	if provider == "" {
-		return errNoBoard
-	}
-	dev, err := p.device(provider)
-	if err != nil {
-		return errNoBoard
 	}
 	conn, err := c.dial("ask the resource manager", c.opts.Manager)
 	if err != nil {
 		return err
 	}
-	if p.end, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev); err != nil {
+	p.devices.Options.GIDIndex = -1
+	provider, err := p.devices.Try(link.Providers(hello, c.nodeID, ""), func(dev *dataplane.Device) (err error) {
+		p.end, err = link.AttachClient(ctx, control.NewManagerClient(conn), dev)
+		return err
+	})
+	if errors.Is(err, link.ErrNoWay) {
+		return errNoBoard
+	}
+	if err != nil {
+		var unreachable *dataplane.Error
+		if errors.As(err, &unreachable) {
+			p.failed, p.tried = err, time.Now()
+		}
 		return err
 	}
 	if p.reader, err = board.NewReader(p.end, c.nodeID); err != nil {
 		p.drop()
 		return err
 	}
+	p.failed = nil
 	p.fresh = time.Now()
-	p.attached.Store(true)
+	p.attached.Store(&provider)
 	return nil
 }
 
@@ -108,7 +107,7 @@ func (p *places) drop() {
 		p.end.Close()
 	}
 	p.end, p.reader = nil, nil
-	p.attached.Store(false)
+	p.attached.Store(nil)
 }
 
 func (p *places) close() {
@@ -116,10 +115,7 @@ func (p *places) close() {
 	defer p.mu.Unlock()
 	p.drop()
 	p.closed = true
-	for _, d := range p.own {
-		d.Close()
-	}
-	p.own = nil
+	p.devices.Close()
 }
 
 // pick finds an executor on the board that is not in refused, and adds it to refused. After an error the caller asks the manager.

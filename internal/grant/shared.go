@@ -257,8 +257,8 @@ func (p *Pool) Close() {
 
 // Connections counts the open connections of a pool.
 type Connections struct {
-	Executors int  // with a control connection
-	Board     bool // a manager's board is attached
+	Executors int    // with a control connection
+	Board     string // provider by which a manager's board is attached; empty: none is
 }
 
 // Connections returns the open connections.
@@ -272,7 +272,9 @@ func (p *Pool) Connections() (n Connections) {
 			n.Executors--
 		}
 		s.mu.Unlock()
-		n.Board = n.Board || s.places.attached.Load()
+		if provider := s.places.attached.Load(); provider != nil {
+			n.Board = *provider
+		}
 	}
 	return n
 }

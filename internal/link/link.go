@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
@@ -15,21 +14,6 @@ import (
 
 // Timeout bounds one remote operation.
 const Timeout = 2 * time.Second
-
-// Provider chooses how to reach a manager from the node nodeID: shared memory on its own node, else verbs; wanted ("shm",
-// "verbs") allows only one. Empty: there is no way, and messages must do.
-func Provider(hello *control.ManagerHelloReply, nodeID string, wanted string) string {
-	offers := func(p string) bool {
-		return slices.Contains(hello.GetProviders(), p) && (wanted == "" || wanted == "auto" || wanted == p)
-	}
-	switch {
-	case nodeID != "" && hello.GetNodeId() == nodeID && offers(dataplane.SHM):
-		return dataplane.SHM
-	case offers(dataplane.Verbs):
-		return dataplane.Verbs
-	}
-	return ""
-}
 
 func ref(m *control.MemoryRef) dataplane.Ref {
 	return dataplane.Ref{Addr: m.GetAddr(), Key: m.GetKey(), Size: m.GetSize()}
@@ -218,6 +202,7 @@ func (x *Executor) Hold(i int, record, cores uint32) error {
 type Client struct {
 	end
 	board dataplane.Ref
+	polls bool // writes to the mailbox arrive when this side polls (tcp)
 }
 
 // AttachClient connects a client to the board, and subscribes it to the changes.
@@ -226,7 +211,7 @@ func AttachClient(ctx context.Context, m control.ManagerClient, dev *dataplane.D
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{end: e}
+	c := &Client{end: e, polls: dev.Provider() == dataplane.TCP}
 	box := e.own.Ref()
 	r, err := m.AttachClient(ctx, &control.AttachClientRequest{Provider: dev.Provider(), Blob: blob,
 		Mailbox: &control.MemoryRef{Addr: box.Addr, Key: box.Key, Size: box.Size}})
@@ -254,6 +239,11 @@ func (c *Client) Size() uint64 { return c.board.Size }
 
 // Mailbox reads the mailbox, which is this process's memory. A copy that was torn is made again.
 func (c *Client) Mailbox() (board.Mailbox, error) {
+	if c.polls {
+		if err := c.Err(); err != nil {
+			return board.Mailbox{}, err
+		}
+	}
 	var b [board.MailboxSize]byte
 	var err error
 	for range 100 {

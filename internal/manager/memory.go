@@ -3,10 +3,8 @@ package manager
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/rfaas-go/rfaas/accounting"
 	"github.com/rfaas-go/rfaas/internal/board"
@@ -24,6 +22,7 @@ type memory struct {
 	head    board.Header      // the layout: its offsets do not change, its counters do
 	limits  *dataplane.Memory // nil: no tenant has a limit, or no provider reaches it
 	own     *ownWay           // nil: no RDMA device
+	tcp     *arrivals         // nil: no provider tcp
 }
 
 type device struct {
@@ -32,21 +31,21 @@ type device struct {
 	view    *dataplane.Memory
 }
 
-// openMemory allocates a board for a number of executors and opens the providers. A provider without a device is
-// skipped, with a line in the log, unless asked is set: then it is an error.
-func openMemory(providers []string, asked bool, options dataplane.Options, slots int, heartbeat time.Duration, epoch uint64, log *slog.Logger) (*memory, error) {
-	head, err := board.NewHeader(epoch, slots, uint32(heartbeat.Milliseconds()))
+// openMemory allocates a board for the configured number of executors and opens the providers. A provider without a device is
+// skipped, with a line in the log, unless cfg.Asked is set: then it is an error.
+func openMemory(cfg *Config, epoch uint64) (*memory, error) {
+	head, err := board.NewHeader(epoch, cfg.Slots, uint32(cfg.Heartbeat.Milliseconds()))
 	if err != nil {
 		return nil, err
 	}
 	m := &memory{head: head}
-	for _, p := range providers {
-		if err := m.open(p, options, &head); err != nil {
-			if asked {
+	for _, p := range cfg.Providers {
+		if err := m.open(p, cfg); err != nil {
+			if cfg.Asked {
 				m.close()
 				return nil, fmt.Errorf("provider %s: %w", p, err)
 			}
-			log.Debug("provider not available", "provider", p, "error", err)
+			cfg.Log.Debug("provider not available", "provider", p, "error", err)
 		}
 	}
 	if m.whole != nil {
@@ -81,14 +80,32 @@ func (m *memory) openLimits() ([]byte, error) {
 	return m.limits.Bytes(), nil
 }
 
-func (m *memory) open(provider string, options dataplane.Options, head *board.Header) error {
-	dev, err := dataplane.Open(provider, options)
+// openDevice opens the device of a provider.
+func (m *memory) openDevice(provider string, cfg *Config) (*dataplane.Device, error) {
+	if provider != dataplane.TCP {
+		return dataplane.Open(provider, cfg.Verbs)
+	}
+	var err error
+	if m.tcp, err = openArrivals(cfg.DataListen, cfg.DataAdvertise, cfg.Log); err != nil {
+		return nil, err
+	}
+	return m.tcp.device, nil
+}
+
+func (m *memory) open(provider string, cfg *Config) error {
+	dev, err := m.openDevice(provider, cfg)
 	if err != nil {
 		return err
 	}
+	head := &m.head
 	d := &device{Device: dev}
 	m.devices = append(m.devices, d) // closed with the others, even after an error
 	fail := func(err error) error {
+		if provider == dataplane.TCP {
+			m.tcp.stop()
+			m.tcp.close()
+			m.tcp = nil
+		}
 		d.close()
 		m.devices = slices.DeleteFunc(m.devices, func(x *device) bool { return x == d })
 		return err
@@ -132,6 +149,8 @@ func (d *device) close() {
 // and is closed last.
 func (m *memory) close() {
 	m.own.close()
+	m.tcp.stop()
+	m.tcp.close()
 	if m.limits != nil {
 		m.limits.Free()
 		m.limits = nil
@@ -219,7 +238,11 @@ func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, 
 		expose = append(expose, a.limits, a.held)
 	}
 	if err == nil {
-		a.conn, a.blob, err = connectTo(ctx, a.domain, blob, expose...)
+		a.conn, a.blob, err = m.connectTo(ctx, a.domain, blob, expose...)
+	}
+	if err == nil && provider == dataplane.TCP {
+		// An executor that does not connect reports by message, which ends the attachment.
+		err = m.tcp.expect(a.conn, a.blob, blob, "executor on "+a.node, nil, nil)
 	}
 	if err != nil {
 		a.fence()
@@ -229,14 +252,15 @@ func (m *memory) attachExecutor(ctx context.Context, provider string, e *entry, 
 	return a, nil
 }
 
-// connectTo makes a queue pair and connects it to the peer whose blob this is. It fails when ctx ends.
-func connectTo(ctx context.Context, d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
+// connectTo makes a queue pair and connects it to the peer whose blob this is, except on provider tcp: there arrivals.expect connects it.
+// It fails when ctx ends.
+func (m *memory) connectTo(ctx context.Context, d *dataplane.Domain, blob []byte, expose ...*dataplane.Memory) (*dataplane.Conn, []byte, error) {
 	c, err := d.NewConn(expose...)
 	if err != nil {
 		return nil, nil, err
 	}
 	mine, err := c.Blob()
-	if err == nil {
+	if _, tcp := dataplane.BlobToken(mine); err == nil && !tcp {
 		err = c.Connect(ctx, blob)
 	}
 	if err != nil {

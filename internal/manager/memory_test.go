@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -26,11 +27,11 @@ import (
 )
 
 // providers runs f on each available provider. With RFAAS_REQUIRE_VERBS verbs must be available, and f runs on verbs
-// alone: shm was tested outside the virtual machine.
+// alone: shm and tcp were tested outside the virtual machine.
 func providers(t *testing.T, f func(t *testing.T, provider string)) {
-	for _, p := range []string{dataplane.SHM, dataplane.Verbs} {
+	for _, p := range []string{dataplane.SHM, dataplane.TCP, dataplane.Verbs} {
 		t.Run(p, func(t *testing.T) {
-			if p == dataplane.SHM && os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
+			if p != dataplane.Verbs && os.Getenv("RFAAS_REQUIRE_VERBS") != "" {
 				t.Skip("tested outside the virtual machine")
 			}
 			d, err := dataplane.Open(p, dataplane.Options{GIDIndex: -1})
@@ -74,7 +75,7 @@ func (w *world) start(slots int) {
 		w.t.Fatal(err)
 	}
 	w.Manager, err = New(Config{Heartbeat: time.Second, Slots: slots, Providers: []string{w.provider}, Asked: true, StateDir: w.dir,
-		Tariff: tariff, Limits: w.config.Limits, Verbs: dataplane.Options{GIDIndex: -1}, Log: slog.New(slog.DiscardHandler), Now: w.clock.Now})
+		Tariff: tariff, Limits: w.config.Limits, Verbs: dataplane.Options{GIDIndex: -1}, DataListen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler), Now: w.clock.Now})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func (w *world) stop() {
 
 func (w *world) device() *dataplane.Device {
 	w.t.Helper()
-	d, err := dataplane.Open(w.provider, dataplane.Options{GIDIndex: -1})
+	d, err := dataplane.Open(w.provider, dataplane.Options{GIDIndex: -1, ActiveOnly: w.provider == dataplane.TCP})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -133,7 +134,7 @@ func (p *party) join(dev *dataplane.Device) {
 		p.w.t.Fatal(err)
 	}
 	p.id = r.GetExecutorId()
-	if link.Provider(r.GetManager(), p.w.nodeID, p.w.provider) != p.w.provider {
+	if got := link.Providers(r.GetManager(), p.w.nodeID, p.w.provider); !slices.Equal(got, []string{p.w.provider}) {
 		p.w.t.Fatalf("hello %v", r.GetManager())
 	}
 	if p.Executor, err = link.AttachExecutor(context.Background(), p.w.client, dev, p.id, incarnationOf(p.info)); err != nil {
@@ -232,9 +233,11 @@ func TestProviderForgottenSubscriber(t *testing.T) {
 				}
 			}
 		}
-		for s := range w.notifier.subs {
-			w.notifier.drop(s)
-		}
+		testkit.Eventually(t, "it is subscribed", func() bool { return w.notifier.count() == 1 }) // on tcp after the client has connected
+		w.notifier.mu.Lock()
+		subscribers := slices.Collect(maps.Keys(w.notifier.subs))
+		w.notifier.mu.Unlock()
+		w.notifier.drop(subscribers[0])
 		w.notifier.post()
 		testkit.Eventually(t, "the subscriber notices it", func() bool { return c.Err() != nil })
 	})

@@ -21,6 +21,7 @@ var (
 	metricSubscribers = prometheus.NewDesc("rfaas_manager_subscribers", "Clients that are attached to the board.", nil, nil)
 	metricAttempts    = prometheus.NewDesc("rfaas_manager_attach_attempts", "Attempts to connect to the manager's memory that run or wait.", nil, nil)
 	metricBusy        = prometheus.NewDesc("rfaas_manager_attach_refused_total", "Attempts to connect to the manager's memory that were refused as busy.", nil, nil)
+	metricData        = prometheus.NewDesc("rfaas_manager_data_refused_total", "Connections to the data address without a valid token; only with provider tcp.", nil, nil)
 	metricLedger      = prometheus.NewDesc("rfaas_manager_ledger_ok", "1: charges are on disk, or kept in memory as configured; 0: the ledger does not accept them.", nil, nil)
 	metricRefused     = prometheus.NewDesc("rfaas_manager_refused_charges_total", "Charges in executors' cells that the ledger refused, each counted once.", nil, nil)
 	metricUnsettled   = prometheus.NewDesc("rfaas_manager_refused_settlements_total", "Messages with charges that the ledger refused.", nil, nil)
@@ -31,7 +32,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{metricExecutors, metricCores, metricFreeCores, metricMemory, metricFreeMemory, metricLeases, metricOldest,
-		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes} {
+		metricChanges, metricSubscribers, metricAttempts, metricBusy, metricLedger, metricRefused, metricUnsettled, metricRefusedNode, metricLedgerBytes, metricData} {
 		out <- d
 	}
 }
@@ -75,4 +76,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(metricRefusedNode, prometheus.CounterValue, float64(c.m.refusals[why].Load()), refusalNames[why])
 	}
 	gauge(metricLedgerBytes, float64(c.m.accounts.ledger.Size()))
+	if tcp := c.m.memory.tcp; tcp != nil {
+		out <- prometheus.MustNewConstMetric(metricData, prometheus.CounterValue, float64(tcp.data.Refused()))
+	}
 }

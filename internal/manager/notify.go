@@ -15,6 +15,7 @@ type subscriber struct {
 	mailbox dataplane.Ref // Size 0: none
 	told    uint64        // number of changes that were posted to it
 	gone    func()        // called when conn is closed; may be nil
+	polls   bool          // writes arrive when the subscriber polls (tcp)
 }
 
 func (s *subscriber) close() {
@@ -131,7 +132,7 @@ func (n *notifier) pass() (behind bool) {
 		case err == nil:
 			s.told = box.Changes + 1
 		case errors.Is(err, dataplane.ErrBusy):
-			behind = true
+			behind = behind || !s.polls // a subscriber that polls may take long: sweep tries again
 		default:
 			n.drop(s)
 		}
@@ -140,8 +141,9 @@ func (n *notifier) pass() (behind bool) {
 	return behind
 }
 
-// sweep drops subscribers whose connection has failed.
+// sweep drops subscribers whose connection has failed, and writes to those that were skipped because they poll.
 func (n *notifier) sweep() {
+	late := false
 	n.mu.Lock()
 	subs := make([]*subscriber, 0, len(n.subs))
 	for s := range n.subs {
@@ -153,7 +155,12 @@ func (n *notifier) sweep() {
 			n.drop(s)
 		} else if _, err := s.conn.Posted(); err != nil {
 			n.drop(s)
+		} else if s.polls {
+			late = true
 		}
+	}
+	if late {
+		n.poke()
 	}
 }
 

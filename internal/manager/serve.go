@@ -21,7 +21,7 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	cfg := Config{Heartbeat: s.Heartbeat, Slots: s.Executors, Providers: s.ProviderList(), Asked: s.ProviderList() != nil,
 		StateDir: s.StateDir, Gate: port.Gate, Tariff: s.Prices(), Limits: s.TenantLimits(), Keep: s.LedgerKeep, Log: log, Audit: port.Gate.Audit(),
 		Quota:    NodeQuota{Executors: s.NodeExecutors, Memory: uint64(s.NodeMemory)},
-		Attempts: s.AttachAttempts, Attached: s.TenantAttached,
+		Attempts: s.AttachAttempts, Attached: s.TenantAttached, DataListen: s.DataListen, DataAdvertise: s.DataAdvertise,
 		Verbs: dataplane.Options{Device: s.VerbsDevice, Port: s.VerbsPort, GIDIndex: s.VerbsGIDIndex}}
 	if cfg.Providers == nil {
 		cfg.Providers = []string{dataplane.SHM, dataplane.Verbs}
@@ -56,6 +56,9 @@ func Serve(ctx context.Context, s config.Manager, log *slog.Logger) (err error) 
 	observe.WatchIdentity(web, port.Node)
 	web.SetReady(nil)
 	log.Info("ready", "address", port.Address, "memory", m.memory.providers())
+	if m.memory.tcp != nil {
+		log.Info("accepting data connections", "address", m.memory.tcp.data.Address)
+	}
 	tellSystemd(log, "READY=1")
 	if text := m.accounts.state(); text != "" {
 		log.Warn(text)

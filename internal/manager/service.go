@@ -22,22 +22,23 @@ import (
 
 // Config configures a Manager.
 type Config struct {
-	Heartbeat time.Duration     // interval in which executors report
-	Slots     int               // most executors
-	Providers []string          // through which its memory can be reached, if they are available
-	Asked     bool              // Providers come from a setting: a missing one is an error
-	Verbs     dataplane.Options // of the device
-	StateDir  string            // of the ledger; empty: in memory
-	Tariff    accounting.Tariff
-	Limits    accounting.Limits // of tenants' cores
-	Keep      time.Duration     // how long the ledger keeps records of single ended leases; 0: for ever
-	Gate      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
-	Quota     NodeQuota
-	Attempts  int // most connections to its memory that are made at a time; 0: DefaultAttempts
-	Attached  int // most connections of one tenant to the board; 0: DefaultTenantAttached
-	Log       *slog.Logger
-	Audit     *identity.Audit  // records executors that register and deregister; may be nil
-	Now       func() time.Time // nil: time.Now
+	Heartbeat                 time.Duration     // interval in which executors report
+	Slots                     int               // most executors
+	Providers                 []string          // through which its memory can be reached, if they are available
+	Asked                     bool              // Providers come from a setting: a missing one is an error
+	Verbs                     dataplane.Options // of the device
+	DataListen, DataAdvertise string            // of provider tcp; see datalisten.Open
+	StateDir                  string            // of the ledger; empty: in memory
+	Tariff                    accounting.Tariff
+	Limits                    accounting.Limits // of tenants' cores
+	Keep                      time.Duration     // how long the ledger keeps records of single ended leases; 0: for ever
+	Gate                      *control.Gate     // of the port, with the quotas of tenants; nil: no quotas
+	Quota                     NodeQuota
+	Attempts                  int // most connections to its memory that are made at a time; 0: DefaultAttempts
+	Attached                  int // most connections of one tenant to the board; 0: DefaultTenantAttached
+	Log                       *slog.Logger
+	Audit                     *identity.Audit  // records executors that register and deregister; may be nil
+	Now                       func() time.Time // nil: time.Now
 }
 
 // NodeQuota limits what one node certificate uses of a manager. 0: no limit.
@@ -78,7 +79,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.accounts.keep = cfg.Keep
 	epoch := rand.Uint64() | 1
-	if m.memory, err = openMemory(cfg.Providers, cfg.Asked, cfg.Verbs, cfg.Slots, cfg.Heartbeat, epoch, cfg.Log); err != nil {
+	if m.memory, err = openMemory(&cfg, epoch); err != nil {
 		m.accounts.close()
 		return nil, err
 	}
@@ -109,6 +110,7 @@ func New(cfg Config) (*Manager, error) {
 
 // Close ends all connections, merges the last charges into the ledger and frees everything. No call may be running.
 func (m *Manager) Close() {
+	m.memory.tcp.stop()
 	m.notifier.close()
 	live := m.table.attachments(false)
 	for _, a := range live {
@@ -337,7 +339,7 @@ func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientReq
 	if err != nil {
 		return nil, err
 	}
-	s := &subscriber{}
+	s := &subscriber{polls: dev.Provider() == dataplane.TCP}
 	if box := req.GetMailbox(); box != nil {
 		if box.GetSize() < board.MailboxSize {
 			return nil, control.Errorf(control.ClassInvalid, "mailbox.size %d, want %d", box.GetSize(), board.MailboxSize)
@@ -350,14 +352,20 @@ func (m *Manager) AttachClient(ctx context.Context, req *control.AttachClientReq
 	}
 	defer connected()
 	var blob []byte
-	if s.conn, blob, err = connectTo(ctx, dev.clients, req.GetBlob(), dev.view); err != nil {
+	if s.conn, blob, err = m.memory.connectTo(ctx, dev.clients, req.GetBlob(), dev.view); err != nil {
 		gone()
 		return nil, controlError(err)
 	}
 	s.gone = gone
-	reply := &control.AttachClientReply{Blob: blob, Board: refOf(dev.view)}
-	m.notifier.add(s)
-	return reply, nil
+	if s.polls {
+		if err := m.memory.tcp.expect(s.conn, blob, req.GetBlob(), "client "+control.Caller(ctx).Name, func() { m.notifier.add(s) }, s.close); err != nil {
+			s.close()
+			return nil, controlError(err)
+		}
+	} else {
+		m.notifier.add(s)
+	}
+	return &control.AttachClientReply{Blob: blob, Board: refOf(dev.view)}, nil
 }
 
 // controlError classes an error of the data plane.

@@ -1,0 +1,74 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Providers returns the providers by which the node nodeID can reach a manager's memory, the best first: shared memory on the manager's own
+// node, then verbs, then tcp. wanted ("shm", "verbs", "tcp") allows only one. Empty: messages must do.
+func Providers(hello *control.ManagerHelloReply, nodeID string, wanted string) []string {
+	var found []string
+	for _, p := range []string{dataplane.SHM, dataplane.Verbs, dataplane.TCP} {
+		here := p != dataplane.SHM || nodeID != "" && hello.GetNodeId() == nodeID
+		if here && slices.Contains(hello.GetProviders(), p) && (wanted == "" || wanted == "auto" || wanted == p) {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+// ErrNoWay means that no provider of the manager's memory can be used on this node.
+var ErrNoWay = errors.New("no provider of this node reaches the resource manager's memory")
+
+// Devices are the devices by which a process reaches a manager's memory. Each is opened when it is first tried. One goroutine at a time.
+type Devices struct {
+	Options dataplane.Options // of a verbs device
+	open    []*dataplane.Device
+}
+
+// Try calls attach with the device of each provider, in this order, until it succeeds, and returns that provider. Otherwise the error is
+// the last one of attach, or ErrNoWay if no device could be opened.
+func (d *Devices) Try(providers []string, attach func(*dataplane.Device) error) (provider string, err error) {
+	err = ErrNoWay
+	for _, p := range providers {
+		dev, missing := d.device(p)
+		if missing != nil {
+			if errors.Is(err, ErrNoWay) {
+				err = fmt.Errorf("%w: %w", err, missing)
+			}
+			continue
+		}
+		if err = attach(dev); err == nil {
+			return p, nil
+		}
+	}
+	return "", err
+}
+
+func (d *Devices) device(provider string) (*dataplane.Device, error) {
+	for _, dev := range d.open {
+		if dev.Provider() == provider {
+			return dev, nil
+		}
+	}
+	o := d.Options
+	o.ActiveOnly = provider == dataplane.TCP // the manager listens
+	dev, err := dataplane.Open(provider, o)
+	if err == nil {
+		d.open = append(d.open, dev)
+	}
+	return dev, err
+}
+
+// Close closes the devices. Everything that was attached by them must be closed.
+func (d *Devices) Close() {
+	for _, dev := range d.open {
+		dev.Close()
+	}
+	d.open = nil
+}
