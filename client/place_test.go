@@ -108,6 +108,39 @@ func TestPlacementWhileTheManagerIsStopped(t *testing.T) {
 	}
 }
 
+// Over tcp the manager's process serves its memory. While it is stopped, reads fail within a bound, a new lease ends in an error that
+// names the manager, and leases go on. Afterwards executors are found again.
+func TestPlacementByTCP(t *testing.T) {
+	secret := secretFile(t)
+	m := start(t, managerProgram, secret, "--providers", "tcp", "--heartbeat", "250ms", "--executors", "64")
+	for range 2 {
+		start(t, "bin/executor", secret, "--cores", "2", "--providers", provider(), "--grace", "1s", "--manager", m.Address).joined(t)
+	}
+	w := &world{daemon: m, secret: secret}
+	s := w.connect(t, client.Options{Manager: m.Address, Timeout: 5 * time.Second})
+	l := leaseSoon(t, s, 1)
+	within(t, 20*time.Second, "the board has the lease", func() bool { return m.freeCores(t, secret) == 3 })
+	m.signal(syscall.SIGSTOP)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.Lease(context.Background(), client.LeaseOptions{Library: built(t, "build/functions/echo.so")})
+		failed <- err
+	}()
+	if err := ends(t, "the request for a lease", failed); err == nil || !strings.Contains(fmt.Sprint(err), m.Address) {
+		t.Errorf("while the manager is stopped: %v", err)
+	}
+	out := make([]byte, 8)
+	if n, err := function(t, l, "echo").Invoke(context.Background(), []byte("stopped"), out); err != nil || string(out[:n]) != "stopped" {
+		t.Errorf("%q %v", out, err)
+	}
+	m.signal(syscall.SIGCONT)
+	again := leaseSoon(t, s, 2)
+	within(t, 20*time.Second, "the board has both leases", func() bool { return m.freeCores(t, secret) == 1 })
+	if err := errors.Join(l.Release(context.Background()), again.Release(context.Background())); err != nil {
+		t.Error(err)
+	}
+}
+
 // A manager that was killed and started anew is found again.
 func TestPlacementAfterAManagerRestart(t *testing.T) {
 	secret, address := secretFile(t), fixedManager(t)

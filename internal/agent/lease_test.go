@@ -235,8 +235,14 @@ func TestDeadWorkerIsReplaced(t *testing.T) {
 
 // A request that waits for a lease gets it when an executor with room appears.
 func TestWaitForExecutor(t *testing.T) {
+	for _, provider := range []string{"shm", "tcp"} { // by which the manager's memory is reached
+		t.Run(provider, func(t *testing.T) { waitForExecutor(t, provider) })
+	}
+}
+
+func waitForExecutor(t *testing.T, provider string) {
 	w := newWorld(t, 0)
-	m := start(t, "bin/resource-manager", w.secret)
+	m := start(t, "bin/resource-manager", w.secret, "--providers", provider)
 	p := w.connect("RFAAS_MANAGER=" + m.address)
 	if err := p.open(1, protocol.Session{}); err != nil {
 		t.Fatal(err)
@@ -263,8 +269,11 @@ func TestWaitForExecutor(t *testing.T) {
 	if err := l.call(0); err != nil {
 		t.Error(err)
 	}
-	if s := w.agent.status(); !s.Board || s.Executors != 1 {
-		t.Errorf("status %+v, want the board and one executor", s)
+	if s := w.agent.status(); !s.Board || s.BoardBy != provider || s.Executors != 1 {
+		t.Errorf("status %+v, want the board by %s and one executor", s, provider)
+	}
+	if want := "by=memory provider=" + provider; !strings.Contains(x.log.String(), want) {
+		t.Errorf("the executor's log lacks %q", want)
 	}
 
 	// A lease to whose workers the client cannot connect is searched for elsewhere, with the same terms and without the library.
@@ -315,8 +324,14 @@ func TestContinueBeyondExecutor(t *testing.T) {
 }
 
 func TestSpreadAndChanges(t *testing.T) {
+	for _, provider := range []string{"shm", "tcp"} { // by which the manager's memory is reached
+		t.Run(provider, func(t *testing.T) { spreadAndChanges(t, provider) })
+	}
+}
+
+func spreadAndChanges(t *testing.T, provider string) {
 	w := newWorld(t, 0)
-	m := start(t, "bin/resource-manager", w.secret)
+	m := start(t, "bin/resource-manager", w.secret, "--providers", provider)
 	p := w.connect("RFAAS_MANAGER=" + m.address)
 	if err := p.open(1, protocol.Session{}); err != nil {
 		t.Fatal(err)

@@ -108,7 +108,7 @@ func (r *registrar) step(run context.Context) bool {
 		r.away = false
 		if !reply.GetUnknown() {
 			if time.Since(r.tried) >= r.again { // messages cost the manager time, and what was in the way may be over
-				if r.attach(ctx); r.way != nil {
+				if r.attach(run) == nil {
 					r.log.Info("the manager's memory can be reached now", "manager", r.manager, "provider", r.provider)
 				}
 			}
@@ -128,12 +128,9 @@ func (r *registrar) step(run context.Context) bool {
 	r.interval = min(max(time.Duration(reply.GetHeartbeatMs())*time.Millisecond, 10*time.Millisecond), time.Minute)
 	r.limits.registered(reply.GetManager().GetLimits())
 	r.hello = reply.GetManager()
-	r.attach(ctx)
-	if r.way == nil {
+	if why := r.attach(run); why != nil {
 		r.limits.join(nil)
-	}
-	if r.way == nil {
-		r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", "messages")
+		r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", "messages", "reason", control.Text(why))
 	} else {
 		r.log.Info("registered", "manager", r.manager, "id", r.id, "heartbeat", r.interval, "by", "memory", "provider", r.provider)
 	}
@@ -152,24 +149,24 @@ func (r *registrar) register(run context.Context) (*control.RegisterReply, error
 	return r.client.Register(ctx, &control.RegisterRequest{ProtocolVersion: control.ProtocolVersion, Address: r.address, Info: r.info()})
 }
 
-// attach connects to the manager's memory if there is a way.
-func (r *registrar) attach(ctx context.Context) {
+// attach connects to the manager's memory. The error says why messages must do.
+func (r *registrar) attach(run context.Context) error {
+	ctx, cancel := context.WithTimeout(run, managerCall)
+	defer cancel()
 	r.tried = time.Now()
-	providers := link.Providers(r.hello, r.nodeID, "")
-	if len(providers) == 0 || r.devices == nil {
-		return
+	if r.devices == nil {
+		return link.ErrNoWay
 	}
 	var incarnation [16]byte
 	copy(incarnation[:], r.info().GetIncarnation())
-	provider, err := r.devices.Try(providers, func(dev *dataplane.Device) (err error) {
+	provider, err := r.devices.Try(link.Providers(r.hello, r.nodeID, ""), func(dev *dataplane.Device) (err error) {
 		if r.way, err = link.AttachExecutor(ctx, r.client, dev, r.id, incarnation); err != nil {
-			r.log.Warn("cannot reach the manager's memory; executor reports by messages unless another provider succeeds", "provider", dev.Provider(), "error", control.Text(err))
+			r.log.Warn("cannot reach the manager's memory by this provider", "manager", r.manager, "provider", dev.Provider(), "error", control.Text(err))
 		}
 		return err
 	})
 	if err != nil {
-		r.log.Debug("no way to the manager's memory", "providers", providers, "error", control.Text(err))
-		return
+		return err
 	}
 	r.provider = provider
 	r.accounts.join(r.way)
@@ -177,6 +174,7 @@ func (r *registrar) attach(ctx context.Context) {
 	if err := r.write(); err != nil {
 		r.log.Debug("first beat", "error", err) // the next step looks after it
 	}
+	return nil
 }
 
 func (r *registrar) detach() {

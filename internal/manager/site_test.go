@@ -100,7 +100,7 @@ func runSite(_, args string) error {
 	}
 	defer conn.Close()
 	s.m = control.NewManagerClient(conn)
-	if s.dev, err = dataplane.Open(s.Provider, dataplane.Options{GIDIndex: -1}); err != nil {
+	if s.dev, err = dataplane.Open(s.Provider, dataplane.Options{GIDIndex: -1, ActiveOnly: s.Provider == dataplane.TCP}); err != nil {
 		return err
 	}
 	defer s.dev.Close()
