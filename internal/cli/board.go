@@ -16,8 +16,11 @@ import (
 	"github.com/rfaas-go/rfaas/internal/link"
 )
 
-// boardView lists executors as the resource manager's memory has them, by remote reads that cost the manager nothing and
-// succeed while it is stopped; where its memory cannot be reached, by message. One goroutine.
+// attachEvery is how soon a connection to the memory is tried again that could not be made.
+const attachEvery = 30 * time.Second
+
+// boardView lists executors as the resource manager's memory has them, by remote reads. On shm and verbs they cost the manager nothing and
+// succeed while it is stopped. Where its memory cannot be reached, it lists them by message. One goroutine.
 type boardView struct {
 	app     *app
 	manager string
@@ -26,6 +29,9 @@ type boardView struct {
 	devices link.Devices
 	end     *link.Client // nil: not attached
 	reader  *board.Reader
+
+	provider string    // by which it is attached
+	tried    time.Time // when a connection could not be made
 }
 
 func (a *app) openBoard(manager string) (*boardView, error) {
@@ -62,7 +68,7 @@ func (v *boardView) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER")), func(dev *dataplane.Device) (err error) {
+	v.provider, err = v.devices.Try(link.Providers(hello, self, v.app.Getenv("RFAAS_PROVIDER")), func(dev *dataplane.Device) (err error) {
 		v.end, err = link.AttachClient(ctx, m, dev)
 		return err
 	})
@@ -76,11 +82,22 @@ func (v *boardView) attach(ctx context.Context) error {
 }
 
 // list returns the executors by node and address.
-func (v *boardView) list(ctx context.Context) ([]executorRow, error) {
-	ctx, cancel := context.WithTimeout(ctx, v.app.timeout)
+func (v *boardView) list(parent context.Context) ([]executorRow, error) {
+	ctx, cancel := context.WithTimeout(parent, v.app.timeout)
 	defer cancel()
+	if time.Since(v.tried) < attachEvery {
+		return v.ask(ctx)
+	}
 	err := v.attach(ctx)
 	if errors.Is(err, link.ErrNoWay) || control.ClassOf(err) == control.ClassUnsupported {
+		return v.ask(ctx)
+	}
+	var unreachable *dataplane.Error
+	if errors.As(err, &unreachable) {
+		v.tried = time.Now()
+		fmt.Fprintf(v.app.Stderr, "rfaas: the memory of the resource manager at %s cannot be reached, so it is asked by message: %v\n", v.manager, err)
+		ctx, cancel := context.WithTimeout(parent, v.app.timeout) // the attempt has used up the first one
+		defer cancel()
 		return v.ask(ctx)
 	}
 	var rows []executorRow
@@ -146,4 +163,26 @@ func (v *boardView) ask(ctx context.Context) ([]executorRow, error) {
 		rows = append(rows, rowOf(e))
 	}
 	return rows, nil
+}
+
+// checkBoard says by which provider this node reaches the resource manager's memory.
+func (a *app) checkBoard(ctx context.Context, manager string) finding {
+	const check = "manager's memory"
+	v, err := a.openBoard(manager)
+	if err == nil {
+		defer v.close()
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, min(a.timeout, 3*time.Second))
+		defer cancel()
+		err = v.attach(ctx)
+	}
+	var unreachable *dataplane.Error
+	switch {
+	case err == nil:
+		return ok(check, "reached by %s", v.provider)
+	case errors.Is(err, link.ErrNoWay), errors.As(err, &unreachable):
+		return note(check, "without an RDMA device, start the resource manager with tcp among its providers, and data-listen at an address of its network",
+			"executors and clients of this node use messages: %v", err)
+	}
+	return note(check, "", "not checked: %s", control.Text(err))
 }

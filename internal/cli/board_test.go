@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rfaas-go/rfaas/client"
+	"github.com/rfaas-go/rfaas/tests/testkit"
 )
 
 // Executors as the manager's memory has them, also while it is stopped, and a node that is drained by name.
@@ -131,5 +132,44 @@ func TestExecutorsFromMemory(t *testing.T) {
 	go io.Copy(io.Discard, r)
 	if code := <-ended; code != 0 {
 		t.Errorf("watch: exit status %d", code)
+	}
+}
+
+// On tcp the list is read from the manager's memory too. If no connection can be made, the manager is asked, and the reason is said.
+func TestExecutorsOverTCP(t *testing.T) {
+	for _, k := range []struct{ advertise, by, doctor, said string }{
+		{"127.0.0.1", "memory", "reached by tcp", ""},
+		{"127.0.0.2", "message", "executors and clients of this node use messages", "cannot be reached, so it is asked by message: connect: "}, // nothing listens there
+	} {
+		t.Run(k.by, func(t *testing.T) {
+			dir := t.TempDir()
+			secret, manager := filepath.Join(dir, "secret"), "unix:"+filepath.Join(dir, "m")
+			startDaemon(t, "bin/resource-manager", "--listen", manager, "--secret-file", secret, "--heartbeat", "50ms", "--executors", "64", "--providers", "tcp",
+				"--data-advertise", k.advertise)
+			startDaemon(t, "bin/executor", "--listen", "unix:"+filepath.Join(dir, "x"), "--secret-file", secret, "--manager", manager, "--cores", "2",
+				"--providers", "shm", "--grace", "2s")
+			env := func(key string) string {
+				return map[string]string{"RFAAS_SECRET_FILE": secret, "RFAAS_MANAGER": manager}[key]
+			}
+			run := func(args ...string) (string, string) {
+				var out, errs bytes.Buffer
+				Run(t.Context(), Env{Version: "v1", Getenv: env, Stdout: &out, Stderr: &errs}, args)
+				return out.String(), errs.String()
+			}
+			var rows []executorRow
+			testkit.Eventually(t, "the executor is listed", func() bool {
+				out, errs := run("executors", "--json")
+				if k.said == "" && errs != "" || !strings.Contains(errs, k.said) {
+					t.Fatalf("it says %q, want %q", errs, k.said)
+				}
+				return json.Unmarshal([]byte(out), &rows) == nil && len(rows) == 1
+			})
+			if rows[0].By != k.by || rows[0].FreeCores != 2 {
+				t.Errorf("%+v", rows[0])
+			}
+			if out, _ := run("doctor"); !strings.Contains(out, k.doctor) {
+				t.Errorf("the doctor does not say %q:\n%s", k.doctor, out)
+			}
+		})
 	}
 }

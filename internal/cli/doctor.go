@@ -75,6 +75,7 @@ func newDoctor(a *app) *cobra.Command {
 					return err
 				}),
 				a.checkData(c.Context(), executorAddr, manager),
+				a.checkBoard(c.Context(), manager),
 			}
 			return a.report(list, asJSON)
 		},

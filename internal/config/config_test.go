@@ -188,6 +188,23 @@ func TestCheckedDirectories(t *testing.T) {
 	}
 }
 
+// The manager's data address is checked as an executor's is.
+func TestManagerDataAddress(t *testing.T) {
+	for name, c := range map[string]struct{ args, want string }{
+		"loopback":      {"--providers shm,tcp --data-listen 127.0.0.1:7300-7399", ""},
+		"not offered":   {"--data-listen 10.0.0.1:7300", ""},
+		"trusted":       {"--providers tcp --data-listen 10.0.0.1:7300 --allow-plaintext", ""},
+		"in the clear":  {"--providers tcp --data-listen 10.0.0.1:7300", "data-listen: 10.0.0.1:7300 is not loopback, and provider tcp does not encrypt"},
+		"without port":  {"--data-listen 127.0.0.1", "want host:port or host:first-last"},
+		"only loopback": {"--providers tcp --listen 10.0.0.1:7464 --allow-plaintext", "data-listen: 127.0.0.1:0 is loopback, but other nodes ask at 10.0.0.1:7464"},
+	} {
+		_, err := LoadManager(strings.Fields(c.args), []string{"HOME=" + t.TempDir()}, io.Discard, "v1")
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
 // What a service has of an environment (PATH and the unit's own variables, no HOME) and an empty settings file are enough, no setting
 // of its unit takes the RDMA device away, as those do that imply DeviceAllow= for other devices, and the secret that it makes is there
 // for the next start.

@@ -62,9 +62,12 @@ func (w *world) daemon(on machine, name, program string, args ...string) *daemon
 // newManager starts a resource manager; callers that are started later ask it.
 func (w *world) newManager() *daemon { return w.newManagerOn(here) }
 
-func (w *world) newManagerOn(on machine) *daemon {
+func (w *world) newManagerOn(on machine, args ...string) *daemon {
 	w.Helper()
-	w.manager = w.daemon(on, "manager", "bin/resource-manager")
+	if on.namespace != "" {
+		args = append([]string{"--providers", "shm,tcp", "--data-listen", "0.0.0.0:7300-7399", "--data-advertise", on.address()}, args...)
+	}
+	w.manager = w.daemon(on, "manager", "bin/resource-manager", args...)
 	w.env = append(w.env, "RFAAS_MANAGER="+w.manager.address)
 	return w.manager
 }

@@ -184,6 +184,35 @@ func TestLoopbackOfAnotherNode(t *testing.T) {
 	}
 }
 
+// The manager is on one node, an executor and a client on the other. The executor reports, and the client finds it, by the manager's memory
+// over tcp. After an outage of the link both do so again.
+func TestMemoryBetweenNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for what falls silent")
+	}
+	n := newNodes(t)
+	n.newManagerOn(n.server, "--heartbeat", "250ms")
+	d := n.newExecutorOn(n.client, "executor")
+	said := func(text string, times int) func() bool {
+		return func() bool { return strings.Count(d.log.tail(1<<20), text) >= times }
+	}
+	listed := func() bool {
+		out, err := n.rfaas("executors", "--json")
+		n.lastly = out
+		return err == nil && strings.Contains(out, `"by": "memory"`) && strings.Contains(out, `"state": "idle"`)
+	}
+	n.eventually(waitBound, "the executor has registered over tcp", said("by=memory provider=tcp", 1))
+	n.eventually(waitBound, "the executor is on the board", listed)
+	n.link(false)
+	n.eventually(waitBound, "the executor loses the memory while the link is down", said("memory cannot be reached any more", 1))
+	if listed() {
+		t.Error("the executor is found while the link is down")
+	}
+	n.link(true)
+	n.eventually(recoverBound, "the executor has registered over tcp again", said("by=memory provider=tcp", 2))
+	n.eventually(waitBound, "the executor is on the board again", listed)
+}
+
 // rfaas runs `rfaas` on the client's node until it ends, and returns what it prints.
 func (n *nodes) rfaas(args ...string) (output string, err error) {
 	n.Helper()
