@@ -474,7 +474,7 @@ test-softroce-slurm: ## an MPI job on a real Slurm that is served by another nod
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/gotest-slurm && $(GO) test -c -o build/gotest-slurm/ ./tests/slurm
 	$(Q)cd tests/slurm && ../../scripts/softroce/run --timeout 280 --memory 3072 -e RFAAS_REQUIRE_VERBS=1 -- \
-		../../build/gotest-slurm/slurm.test -test.v -test.timeout 270s -test.run OtherNodes -cluster
+		../../build/gotest-slurm/slurm.test -test.v -test.timeout 270s -test.run TestMPIJobOnOtherNodes -cluster
 
 # Both machines read the same secret. Its bytes do not matter: the network ends with the machines.
 TWOVM_LINK := -Llib -lrfaas -pthread '-Wl,-rpath,$$ORIGIN/../../lib'

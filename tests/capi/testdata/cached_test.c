@@ -1,4 +1,4 @@
-/* Leases on connections that released ones have left (kept_test.go). Arguments: echo.so, and what to do: "reuse:N", where N is how
+/* Leases on connections that released ones have left (cached_test.go). Arguments: echo.so, and what to do: "reuse:N", where N is how
  * far behind rfaas_invoke the library has its dp_qps_made, or "threads". */
 #define CHECK_ARGUMENT what
 static const char *what;

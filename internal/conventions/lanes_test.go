@@ -1,0 +1,64 @@
+package conventions
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// testNames returns the names of all test functions of the repository.
+func testNames(t *testing.T) map[string]bool {
+	t.Helper()
+	names := map[string]bool{}
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz|Example)\w*)\(`)
+	err := filepath.WalkDir(filepath.Join("..", ".."), func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == "build" || d.Name() == ".git") {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		b, err := os.ReadFile(path)
+		for _, m := range function.FindAllSubmatch(b, -1) {
+			names[string(m[1])] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// The tests that the lanes and the benchmarks select by name exist: a pattern that matches nothing would run nothing and succeed. A name
+// is that of a test, or ends in .* and is the beginning of one.
+func TestSelectedTestsExist(t *testing.T) {
+	names := testNames(t)
+	selected := regexp.MustCompile(`\b((?:Test|Fuzz|Benchmark)[A-Z]\w*)(\.\*)?`)
+	for _, file := range []string{"tests/run", "Makefile", "scripts/bench"} {
+		text := source(t, file)
+		if n := len(selected.FindAllString(text, -1)); n < 1 {
+			t.Errorf("%s names no tests", file)
+		}
+		for _, m := range selected.FindAllStringSubmatch(text, -1) {
+			found := names[m[1]]
+			for name := range names {
+				found = found || m[2] != "" && strings.HasPrefix(name, m[1])
+			}
+			if !found {
+				t.Errorf("%s names the test %s, which does not exist", file, m[0])
+			}
+		}
+		// A pattern without "Test" would escape the check above.
+		for _, m := range regexp.MustCompile(`-(?:test\.)?(?:run|skip) ([A-Za-z]\w*)`).FindAllStringSubmatch(text, -1) {
+			if !names[m[1]] {
+				t.Errorf("%s selects the test %s, which does not exist: write the whole name", file, m[1])
+			}
+		}
+	}
+}
