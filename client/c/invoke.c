@@ -122,7 +122,7 @@ int rfaas_api_bad_call(rfaas_lease *l, const char *op, rfaas_function fn,
                        const void *in, size_t in_size, const void *out, size_t capacity) {
     if (leaving(l) && !rfaas_api_fails_over(l) && l->grant->ep) {
         rfaas_api_await_reason(l);
-        return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: the node of %s leaves: %s", op, function_name(l, fn),
+        return rfaas_api_fail(RFAAS_LEASE_ENDED, 0, "%s %s: executor %s is draining: %s", op, function_name(l, fn),
                               l->grant->executor, l->leaving_reason);
     }
     if (fn >= l->n_functions)

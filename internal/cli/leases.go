@@ -121,10 +121,10 @@ func newDrain(a *app) *cobra.Command {
 	var grace time.Duration
 	c := &cobra.Command{
 		Use:   "drain [NODE]",
-		Short: "Make an executor leave: no new leases, running calls finish, then it ends",
-		Long: "Make an executor leave: no new leases, running calls finish, then it ends. NODE is a host name as rfaas executors prints\n" +
-			"it, and all executors of that node leave, or the control address of one; the resource manager knows where they are.\n" +
-			"Without NODE it is the executor at --executor or $RFAAS_EXECUTOR, one of which must be given.",
+		Short: "Drain an executor: it grants no new leases, running calls finish, then it ends",
+		Long: "Drain an executor: it grants no new leases, running calls finish, then it ends. NODE is the control address of an executor,\n" +
+			"or a host name as rfaas executors prints it: then all executors of that node drain. The resource manager knows their\n" +
+			"addresses. Without NODE, --executor or $RFAAS_EXECUTOR must name the executor.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if grace < 0 {

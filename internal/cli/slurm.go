@@ -23,15 +23,15 @@ func newSlurm(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "slurm",
 		Short: "Executors on the idle nodes of a Slurm cluster",
-		Long: `Executors on the idle nodes of a Slurm cluster, which leave the moment a job wants the node.
+		Long: `Executors on the idle nodes of a Slurm cluster. They drain as soon as a job wants the node.
 
 docs/slurm.md is the administrator's guide.`,
 		Args: cobra.NoArgs,
 	}
 	c.AddCommand(newSlurmFollow(a), newSlurmStop(a), newSlurmRun(a), newSlurmInit(a), newSlurmNode(a), newSlurmStatus(a), newSlurmReplay(a),
-		newSlurmHook(a, "prolog", "In Slurm's prolog: have the node's executor leave",
-			`Have this node's executor leave before a job starts, and return when it has left. It never fails. An agent that does not answer
-in time is killed, and its executor with it; a node without an agent is left alone. The job is $SLURM_JOB_ID.`, 3*time.Second),
+		newSlurmHook(a, "prolog", "In Slurm's prolog: drain the node's executor",
+			`Drain this node's executor before a job starts, and return when it has ended. The command never fails. It kills an agent that
+does not answer in time, together with its executor. Without an agent it does nothing. The job is $SLURM_JOB_ID.`, 3*time.Second),
 		newSlurmHook(a, "epilog", "In Slurm's epilog: what the job had may be lent again",
 			"Tell this node's agent that a job has ended and what it had may be lent again. It never fails. The job is $SLURM_JOB_ID.",
 			time.Second))

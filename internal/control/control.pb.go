@@ -80,7 +80,7 @@ const (
 	StartPath_START_PATH_UNKNOWN StartPath = 0 // by an executor that does not say
 	StartPath_START_PATH_COLD    StartPath = 1 // cloned for it
 	StartPath_START_PATH_POOLED  StartPath = 2 // cloned in advance
-	StartPath_START_PATH_CACHED  StartPath = 3 // served an earlier lease of the same process, and still connected
+	StartPath_START_PATH_CACHED  StartPath = 3 // served an earlier lease with the same terms and still has its channel: of the same process, or on shm of any process
 )
 
 // Enum value maps for StartPath.
@@ -133,7 +133,7 @@ const (
 	Event_KIND_OPEN        Event_Kind = 1 // first event: the stream is in place, and says something at least every in_ms (0: no promise)
 	Event_KIND_WORKER_DIED Event_Kind = 2
 	Event_KIND_LEASE_ENDED Event_Kind = 3 // released, expired, revoked, drained: reason begins with which
-	Event_KIND_DRAINING    Event_Kind = 4 // the executor ends in in_ms: start no more calls, finish the others, release the lease
+	Event_KIND_DRAINING    Event_Kind = 4 // the executor ends in in_ms: start no new calls, finish those in flight, release the lease
 	Event_KIND_EXPIRING    Event_Kind = 5 // the lease ends in in_ms unless it is renewed
 	Event_KIND_ALIVE       Event_Kind = 6 // there is no news
 )
@@ -235,7 +235,7 @@ type InfoReply struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
 	Node            string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`                   // host name, for people
-	NodeId          string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // boot id and network name space: equal on both sides means shm can be used
+	NodeId          string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // boot id and network namespace: equal on both sides means shm can be used
 	Incarnation     []byte                 `protobuf:"bytes,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`     // 16 random bytes per start of the executor
 	Cores           uint32                 `protobuf:"varint,5,opt,name=cores,proto3" json:"cores,omitempty"`
 	FreeCores       uint32                 `protobuf:"varint,6,opt,name=free_cores,json=freeCores,proto3" json:"free_cores,omitempty"`
@@ -478,7 +478,7 @@ type LeaseRequest struct {
 	Tenant          string                 `protobuf:"bytes,11,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	CallLimitMs     uint64                 `protobuf:"varint,12,opt,name=call_limit_ms,json=callLimitMs,proto3" json:"call_limit_ms,omitempty"` // longest that one call may run, 0: the executor's own limit
 	WaitMs          uint64                 `protobuf:"varint,13,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`                  // on a Leasing stream: how long the caller waits for the answer, 0: for ever. Lease has the call's deadline
-	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only this process knows, or none: its workers are not cached
+	ClientId        []byte                 `protobuf:"bytes,20,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`             // 16 bytes that only the client knows, or none: its workers are not cached
 	Reuse           uint64                 `protobuf:"varint,21,opt,name=reuse,proto3" json:"reuse,omitempty"`                                  // cached lease whose workers serve this one, 0: none; client_blobs then name the same queue pairs
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -793,7 +793,7 @@ type StartSteps struct {
 	Fork          uint64                 `protobuf:"varint,1,opt,name=fork,proto3" json:"fork,omitempty"`       // from the request for a worker to its first instruction, or to when it has its lease
 	Connect       uint64                 `protobuf:"varint,2,opt,name=connect,proto3" json:"connect,omitempty"` // device, memory, queue pair
 	Code          uint64                 `protobuf:"varint,3,opt,name=code,proto3" json:"code,omitempty"`       // library
-	Sandbox       uint64                 `protobuf:"varint,4,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // credentials, name spaces, filters
+	Sandbox       uint64                 `protobuf:"varint,4,opt,name=sandbox,proto3" json:"sandbox,omitempty"` // credentials, namespaces, filters
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1084,7 +1084,7 @@ type ReleaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId       uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Finish        bool                   `protobuf:"varint,2,opt,name=finish,proto3" json:"finish,omitempty"` // let the calls that have been sent finish, within the executor's grace
-	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`     // cache the workers for this process's next lease, if possible. No call is in flight
+	Keep          bool                   `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`     // cache the workers for a later lease, if possible. No call is in flight
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1744,8 +1744,8 @@ type InspectRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	LeaseId uint64                 `protobuf:"varint,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	Worker  uint32                 `protobuf:"varint,2,opt,name=worker,proto3" json:"worker,omitempty"`
-	// How long the worker has answered nothing, as its client sees it, although calls must have reached it; 0: it answers. The
-	// executor ends a worker for which that is longer than the call limit, whatever the worker says of itself.
+	// How long the worker has sent no reply although calls must have reached it, as its client measures; 0: it replies. The
+	// executor kills a worker whose silence exceeds the call limit, whatever its page says.
 	UnansweredMs  uint64 `protobuf:"varint,3,opt,name=unanswered_ms,json=unansweredMs,proto3" json:"unanswered_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,16 +1,18 @@
-// Package dataplane is the C core of rfaas and its thin Go wrapper: the fabric, and the channel's client and worker side.
-// The worker program, which executes functions, is in the folder worker.
+// Package dataplane has the C core of rfaas and its Go wrapper. The C core implements remote memory operations and both sides of a
+// channel. The client library (client/c) and the worker (worker) are built on it; the Go wrapper serves the executor, the resource
+// manager, the agent and the benchmarks.
 //
-// The C files are layers, each using only those below it:
+// A C file may use its own layer and those below:
 //
-//	rfaas_api   the C interface's call path (rfaas.h)
-//	dp_channel  client side of an invocation      dp_serve   worker side (dp_server makes, dp_serve serves)
-//	dp_layout   memory layout and channel blobs   dp_wait    spinning and blocking   dp_wire  headers
-//	dp_fabric   devices, regions, queue pairs, completion queues: one interface
-//	dp_shm      provider for one host             dp_verbs   provider for InfiniBand and RoCE
+//	dp_channel, dp_submit, dp_call, dp_silence   client side of a channel
+//	dp_server, dp_serve                          worker side of a channel
+//	dp_raw                                       queue pair for control: one operation at a time
+//	dp_local                                     functions executed in the process of the client
+//	dp_turns                                     threads that share workers
+//	dp_layout, dp_bulk                           memory of a channel      dp_wait   spinning and blocking
+//	dp_fabric                                    devices, memory regions, queue pairs and completion queues: one interface
+//	dp_shm, dp_tcp, dp_verbs                     its providers: one node, TCP, InfiniBand and RoCE
+//	dp_wire                                      the protocol's bytes
 //
-// It is one package because Go compiles and caches only the C files of a package's own folder, and it is the
-// only one that imports "C" besides the C interface's exports and the MPI binding.
-//
-// Go memory is passed to C for the length of a call only; C keeps no pointer to it.
+// C keeps no pointer to Go memory after a call returns.
 package dataplane

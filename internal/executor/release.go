@@ -54,7 +54,7 @@ func (e *Executor) duration(ms *uint64, def time.Duration) (time.Duration, error
 	return e.back.before(time.Duration(*ms)*time.Millisecond, e.now()), nil
 }
 
-// Renew extends a lease.
+// Renew renews a lease.
 func (e *Executor) Renew(ctx context.Context, req *control.RenewRequest) (*control.RenewReply, error) {
 	h, err := e.findFor(ctx, "Renew", lease.ID(req.GetLeaseId()))
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package link is how executors and clients reach the resource manager's memory: the executor's end (Executor: its line and
-// its cells) and the client's (Client: the board and a mailbox). docs/BOARD.md describes that memory, internal/manager owns
-// it.
+// Package link connects executors and clients to the resource manager's memory. Executor is an executor's end: it writes the executor's
+// line and its cells. Client is a client's end: it reads the board and has a mailbox. docs/BOARD.md describes that memory, and
+// internal/manager owns it.
 //
-// An end is made by one call to the manager and lives as long as its queue pair. After an error it is of no use: close it
-// and make another one. That is also how an operation of unknown outcome is settled: whoever attaches again gets
-// fresh memory, and writes what holds.
+// One call to the manager makes an end, which lives as long as its queue pair. After an error, close the end and make
+// another one. This also settles operations whose outcome is unknown: each attachment gets new memory, and the caller writes
+// the current state into it.
 package link

@@ -32,9 +32,10 @@ static rfaas_lease *lease(void) {
     return l;
 }
 
-/* A call that failed because the node drains. */
+/* A call that failed because the executor drains. */
 static void refused_well(int status) {
     CHECK(status == RFAAS_LEASE_ENDED && rfaas_started() == RFAAS_NOT_STARTED);
+    CHECK(strstr(rfaas_last_error(), " is draining: maintenance"));
     __atomic_add_fetch(&refused, 1, __ATOMIC_RELAXED);
 }
 
