@@ -27,45 +27,6 @@ func failed(op string, st dataplane.Status, format string, args ...any) error {
 // body appends the body of a reply.
 type body = func([]byte) []byte
 
-// run runs a request. The caller calls after, if it is not nil, after it has sent the reply or failed to.
-func (c *client) run(r *request) (after func(sent bool), reply body, err error) {
-	switch r.Op {
-	case protocol.OpAcquire:
-		return c.acquire(r)
-	case protocol.OpAdopt:
-		return c.adopt(r)
-	case protocol.OpStop:
-		return func(bool) { c.a.stop() }, nil, nil
-	case protocol.OpStatus:
-		reply, err = c.status(r)
-	case protocol.OpOpen:
-		reply, err = c.openSession(r)
-	case protocol.OpClose:
-		err = c.closeSession(r)
-	case protocol.OpReplace:
-		reply, err = c.replace(r)
-	case protocol.OpRelease:
-		reply, err = c.release(r)
-	case protocol.OpInspect:
-		reply, err = c.inspect(r)
-	case protocol.OpRenew:
-		reply, err = c.renew(r)
-	case protocol.OpFinish:
-		err = c.finish(r)
-	case protocol.OpSpread:
-		reply, err = c.spread(r)
-	case protocol.OpChanges:
-		reply, err = c.changes(r)
-	case protocol.OpSilent:
-		err = c.silent(r)
-	case protocol.OpHello:
-		err = &protocol.Error{Op: r.Op, Text: "a second one on the connection"}
-	default:
-		err = &protocol.Error{Op: r.Op, Text: "unknown operation"}
-	}
-	return nil, reply, err
-}
-
 func (c *client) openSession(r *request) (body, error) {
 	const op = "open session"
 	m, err := protocol.DecodeSession(r.body)

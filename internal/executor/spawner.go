@@ -68,16 +68,8 @@ type Spawner interface {
 	Close() error
 }
 
-// zygoteSpawner adapts a zygote to Spawner.
+// zygoteSpawner adapts a zygote to Spawner. Its Spawn is in grant.go.
 type zygoteSpawner struct{ *zygote.Zygote }
-
-func (z zygoteSpawner) Spawn(ctx context.Context, s zygote.Spec) (Worker, error) {
-	w, err := z.Zygote.Spawn(ctx, s)
-	if err != nil {
-		return nil, err // and not a nil *zygote.Worker in an interface
-	}
-	return w, nil
-}
 
 // exitClientGone is the exit status of a worker whose client disconnected (DP_EXIT_CLIENT_GONE of worker/message.h).
 const exitClientGone = 91

@@ -356,16 +356,6 @@ func (h *Held) ReleaseCached(ctx context.Context, name uint64, handed io.Closer)
 	return true, nil
 }
 
-// Look finds candidates, and forgets earlier ones.
-func (p *Pending) Look(ctx context.Context) (err error) {
-	ctx, cancel := p.c.bound(ctx)
-	defer cancel()
-	p.last = nil
-	p.current, p.refused = -1, map[uint32]bool{}
-	p.candidates, p.unusable, p.byBoard, err = p.c.first(ctx, &p.spec, p.refused)
-	return err
-}
-
 // cachedOf returns the most leases to cache, from an option and the environment.
 func cachedOf(setting int, environment string) int {
 	if n, err := strconv.Atoi(environment); setting == 0 && err == nil {

@@ -6,19 +6,20 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
-	"math"
+	"io"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/rfaas-go/rfaas/internal/control"
-	"github.com/rfaas-go/rfaas/internal/dataplane"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
 )
 
 // Limits of a lease on both sides (dp_wire.h). The executor may have lower ones.
@@ -95,6 +96,16 @@ func (s *Spec) check() error {
 		return fail(op, dataplane.StatusInvalid, "wait mode %d is none of adaptive (0), hot (1), warm (2)", s.Mode)
 	}
 	return nil
+}
+
+// Look finds candidates, and forgets earlier ones.
+func (p *Pending) Look(ctx context.Context) (err error) {
+	ctx, cancel := p.c.bound(ctx)
+	defer cancel()
+	p.last = nil
+	p.current, p.refused = -1, map[uint32]bool{}
+	p.candidates, p.unusable, p.byBoard, err = p.c.first(ctx, &p.spec, p.refused)
+	return err
 }
 
 // Next returns the next executor to ask. If no candidate is left, the error says why the last executor refused.
@@ -346,133 +357,135 @@ func (p *Pending) upload(ctx context.Context, cl control.ExecutorClient, addr st
 	return e
 }
 
-// Replace asks for a new worker in place of worker i, which is killed if it is alive. If the connection breaks before the reply, it
-// repeats the request once. A repeated blob gets the worker that was started for it.
-func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
-	const op = "replace a worker"
-	ctx, cancel := h.c.bound(ctx)
-	defer cancel()
-	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob}
-	var from peer.Peer
-	r, err := h.cl.Replace(ctx, req, grpc.Peer(&from))
-	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
-		r, err = h.cl.Replace(ctx, req, grpc.Peer(&from))
-	}
-	if err != nil {
-		return Worker{}, fromControl(op, h.Address, err)
-	}
-	w := workerOf(r.GetWorker())
-	if _, err := h.checkWorkers(op, &from, w); err != nil {
-		return Worker{}, err
-	}
-	return w, nil
+// ---- the stream of requests to an executor ----
+
+// leasing is a stream of lease requests. It stays open between requests, which saves both sides the cost of beginning and ending a gRPC
+// call. Use by one goroutine at a time.
+type leasing struct {
+	stream grpc.BidiStreamingClient[control.LeaseRequest, control.LeaseReply]
+	cancel context.CancelFunc
+	began  time.Time
+	used   bool // it has had a reply
+	peer   peer.Peer
 }
 
-// Inspection describes a worker, as its executor knows it.
-type Inspection struct {
-	PID     int    // 0: there is none
-	Running string // function that runs now, "" between calls
-	Output  []byte // last bytes that the worker printed
-	// Counted by the worker itself.
-	Calls    uint64 // functions that returned
-	Failed   uint64 // of Calls: failed, or the result was too large
-	Refused  uint64 // malformed requests
-	BytesIn  uint64 // of payload
-	BytesOut uint64 // of results
-	// As the kernel counts.
-	CPU      time.Duration
-	Runnable bool // its main thread runs or is ready to run
-}
+// streamAge is how long a stream is used. Its credential is the one with which it began.
+const streamAge = time.Minute
 
-// Inspect asks the executor about worker i.
-func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return h.inspect(ctx, i, 0) }
+// idleStreams is how many unused streams to an executor stay open.
+const idleStreams = 4
 
-// inspect is Inspect, and also reports how long the worker has not answered.
-func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (Inspection, error) {
-	ctx, cancel := h.c.bound(ctx)
-	defer cancel()
-	r, err := h.cl.Inspect(ctx, &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)})
-	if err != nil {
-		return Inspection{}, fromControl("inspect a worker", h.Address, err)
-	}
-	return Inspection{PID: int(r.Pid), Running: r.Running, Output: r.OutputTail, Calls: r.Calls, Failed: r.Failed,
-		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut, CPU: time.Duration(r.CpuNs), Runnable: r.Runnable}, nil
-}
-
-func milliseconds(ms uint64) time.Duration {
-	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
-}
-
-// Until returns when the client stops using the lease unless it is renewed. That is a margin before the executor ends it.
-func (h *Held) Until() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.end
-}
-
-// Renew makes the lease last at least d from now; 0: the duration for which it was granted. Errors: ErrLease (it has ended), ErrBusy
-// (the node drains), ErrInvalid (longer than the executor permits), ErrConnection.
-func (h *Held) Renew(ctx context.Context, d time.Duration) error {
-	const op = "renew"
-	if d < 0 {
-		return fail(op, dataplane.StatusInvalid, "duration %v is negative", d)
-	}
-	if err := h.ended(op); err != nil {
-		return err
-	}
-	ctx, cancel := h.c.bound(ctx)
-	defer cancel()
-	req := &control.RenewRequest{LeaseId: h.ID}
-	if d > 0 {
-		req.DurationMs = proto.Uint64(uint64(max(d/time.Millisecond, 1)))
-	}
-	asked := time.Now()
-	r, err := h.cl.Renew(ctx, req)
-	if err != nil {
-		return fromControl(op, h.Address, err)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if end := asked.Add(milliseconds(r.ClientMs)); end.After(h.end) {
-		h.end = end
-		if h.watch != nil {
-			h.watch.wake()
+// rested returns an idle stream to addr, nil if there is none.
+func (c *shared) rested(addr string) *leasing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for idle := c.streams[addr]; len(idle) > 0; idle = c.streams[addr] {
+		last := len(idle) - 1
+		s := idle[last]
+		if idle[last] = nil; last == 0 {
+			delete(c.streams, addr)
+		} else {
+			c.streams[addr] = idle[:last]
 		}
+		if time.Since(s.began) <= streamAge {
+			return s
+		}
+		s.cancel()
 	}
 	return nil
 }
 
-// Finish ends the lease after the calls that were sent, for a client that starts no more calls. It returns when these calls have
-// ended, or the executor's time for draining is over. The watch continues and reports the end.
-func (h *Held) Finish(ctx context.Context) error {
-	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Finish: true})
-	if err = fromControl("finish", h.Address, err); errors.Is(err, dataplane.ErrLease) {
-		return nil
+// begin opens a stream. ctx bounds the opening and not the stream.
+func begin(ctx context.Context, cl control.ExecutorClient) (*leasing, error) {
+	own, cancel := context.WithCancel(context.Background())
+	stop := context.AfterFunc(ctx, cancel)
+	stream, err := cl.Leasing(own)
+	if !stop() && err == nil {
+		err = own.Err()
+	}
+	if err != nil {
+		cancel()
+		return nil, patience(ctx, err)
+	}
+	return &leasing{stream: stream, cancel: cancel, began: time.Now()}, nil
+}
+
+// patience returns the error for a stream, which is that of ctx if ctx has ended the stream.
+func patience(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (status.Code(err) == codes.Canceled || errors.Is(err, context.Canceled)) {
+		return status.FromContextError(ctx.Err()).Err()
 	}
 	return err
 }
 
-// Release ends the lease and its watch. It is no error if the lease has ended already, or if its executor has, since its workers
-// ended with it.
-func (h *Held) Release(ctx context.Context) error {
-	_, err := h.release(ctx, false)
-	return err
+// rest keeps a stream for the next lease.
+func (c *shared) rest(addr string, s *leasing) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || len(c.streams[addr]) == idleStreams {
+		s.cancel()
+		return
+	}
+	c.streams[addr] = append(c.streams[addr], s)
 }
 
-func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
-	h.leaving.Store(true)
-	defer h.StopWatch() // after the release: if the event stream ends first, the executor assumes that the client is away
-	h.mu.Lock()
-	nothing := h.over != "" && !h.lost
-	h.mu.Unlock()
-	if nothing {
-		return nil, nil
+// ask sends one request and waits for its reply until ctx ends. open reports whether the stream can be used again.
+func (s *leasing) ask(ctx context.Context, req *control.LeaseRequest) (r *control.LeaseReply, open bool, err error) {
+	stop := context.AfterFunc(ctx, s.cancel)
+	r, err = s.exchange(req)
+	if open = stop() && err == nil; !open {
+		s.cancel()
 	}
-	ctx, cancel := h.c.bound(ctx)
-	defer cancel()
-	r, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Keep: keep})
-	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
-		return nil, nil
+	if p, ok := peer.FromContext(s.stream.Context()); ok && err == nil {
+		s.used, s.peer = true, *p
+	}
+	return r, open, patience(ctx, err)
+}
+
+func (s *leasing) exchange(req *control.LeaseRequest) (*control.LeaseReply, error) {
+	if err := s.stream.Send(req); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	r, err := s.stream.Recv() // after io.EOF of Send, Recv returns the reason
+	if errors.Is(err, io.EOF) {
+		err = status.Error(codes.Unavailable, "the executor stops")
 	}
 	return r, err
+}
+
+// lease sends a request and returns its reply and the end of the connection from which it came. If the stream or the connection breaks,
+// or the executor no longer accepts the stream's credential, it repeats the request once on a new stream. The request id is the same, so the executor answers with the first grant if
+// there was one. A reply of the executor is final, also if its error is of the class connection.
+func (c *shared) lease(ctx context.Context, addr string, cl control.ExecutorClient, req *control.LeaseRequest) (*control.LeaseReply, *peer.Peer, error) {
+	s := c.rested(addr)
+	for again := false; ; again = true {
+		if s == nil {
+			var err error
+			if s, err = begin(ctx, cl); err != nil {
+				return nil, nil, err
+			}
+		}
+		if end, ok := ctx.Deadline(); ok {
+			req.WaitMs = uint64(max(time.Until(end)/time.Millisecond, 1))
+		}
+		r, open, err := s.ask(ctx, req)
+		if open {
+			c.rest(addr, s)
+		}
+		code, old, from := status.Code(err), s.used, &s.peer
+		switch s = nil; {
+		case err == nil:
+			return r, from, nil
+		case code == codes.Unimplemented && !control.IsClassed(err), code == codes.ResourceExhausted && !control.IsClassed(err):
+			// An executor of an earlier version, or one that accepts no more streams from this client.
+			req.WaitMs = 0
+			r, err := cl.Lease(ctx, req, grpc.Peer(from))
+			return r, from, err
+		case again || ctx.Err() != nil:
+			return nil, nil, err
+		case code == codes.Unavailable && !dialFailed(err), code == codes.Unauthenticated && old:
+		default:
+			return nil, nil, err
+		}
+	}
 }

@@ -1,0 +1,148 @@
+package grant
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rfaas-go/rfaas/internal/control"
+	"github.com/rfaas-go/rfaas/internal/dataplane"
+)
+
+// Replace asks for a new worker in place of worker i, which is killed if it is alive. If the connection breaks before the reply, it
+// repeats the request once. A repeated blob gets the worker that was started for it.
+func (h *Held) Replace(ctx context.Context, i int, blob []byte) (Worker, error) {
+	const op = "replace a worker"
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	req := &control.ReplaceRequest{LeaseId: h.ID, Worker: uint32(i), ClientBlob: blob}
+	var from peer.Peer
+	r, err := h.cl.Replace(ctx, req, grpc.Peer(&from))
+	if status.Code(err) == codes.Unavailable && ctx.Err() == nil && !dialFailed(err) {
+		r, err = h.cl.Replace(ctx, req, grpc.Peer(&from))
+	}
+	if err != nil {
+		return Worker{}, fromControl(op, h.Address, err)
+	}
+	w := workerOf(r.GetWorker())
+	if _, err := h.checkWorkers(op, &from, w); err != nil {
+		return Worker{}, err
+	}
+	return w, nil
+}
+
+// Inspection describes a worker, as its executor knows it.
+type Inspection struct {
+	PID     int    // 0: there is none
+	Running string // function that runs now, "" between calls
+	Output  []byte // last bytes that the worker printed
+	// Counted by the worker itself.
+	Calls    uint64 // functions that returned
+	Failed   uint64 // of Calls: failed, or the result was too large
+	Refused  uint64 // malformed requests
+	BytesIn  uint64 // of payload
+	BytesOut uint64 // of results
+	// As the kernel counts.
+	CPU      time.Duration
+	Runnable bool // its main thread runs or is ready to run
+}
+
+// Inspect asks the executor about worker i.
+func (h *Held) Inspect(ctx context.Context, i int) (Inspection, error) { return h.inspect(ctx, i, 0) }
+
+// inspect is Inspect, and also reports how long the worker has not answered.
+func (h *Held) inspect(ctx context.Context, i int, unanswered time.Duration) (Inspection, error) {
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	r, err := h.cl.Inspect(ctx, &control.InspectRequest{LeaseId: h.ID, Worker: uint32(i), UnansweredMs: uint64(max(unanswered, 0) / time.Millisecond)})
+	if err != nil {
+		return Inspection{}, fromControl("inspect a worker", h.Address, err)
+	}
+	return Inspection{PID: int(r.Pid), Running: r.Running, Output: r.OutputTail, Calls: r.Calls, Failed: r.Failed,
+		Refused: r.Refused, BytesIn: r.BytesIn, BytesOut: r.BytesOut, CPU: time.Duration(r.CpuNs), Runnable: r.Runnable}, nil
+}
+
+func milliseconds(ms uint64) time.Duration {
+	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
+}
+
+// Until returns when the client stops using the lease unless it is renewed. That is a margin before the executor ends it.
+func (h *Held) Until() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.end
+}
+
+// Renew makes the lease last at least d from now; 0: the duration for which it was granted. Errors: ErrLease (it has ended), ErrBusy
+// (the node drains), ErrInvalid (longer than the executor permits), ErrConnection.
+func (h *Held) Renew(ctx context.Context, d time.Duration) error {
+	const op = "renew"
+	if d < 0 {
+		return fail(op, dataplane.StatusInvalid, "duration %v is negative", d)
+	}
+	if err := h.ended(op); err != nil {
+		return err
+	}
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	req := &control.RenewRequest{LeaseId: h.ID}
+	if d > 0 {
+		req.DurationMs = proto.Uint64(uint64(max(d/time.Millisecond, 1)))
+	}
+	asked := time.Now()
+	r, err := h.cl.Renew(ctx, req)
+	if err != nil {
+		return fromControl(op, h.Address, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if end := asked.Add(milliseconds(r.ClientMs)); end.After(h.end) {
+		h.end = end
+		if h.watch != nil {
+			h.watch.wake()
+		}
+	}
+	return nil
+}
+
+// Finish ends the lease after the calls that were sent, for a client that starts no more calls. It returns when these calls have
+// ended, or the executor's time for draining is over. The watch continues and reports the end.
+func (h *Held) Finish(ctx context.Context) error {
+	_, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Finish: true})
+	if err = fromControl("finish", h.Address, err); errors.Is(err, dataplane.ErrLease) {
+		return nil
+	}
+	return err
+}
+
+// Release ends the lease and its watch. It is no error if the lease has ended already, or if its executor has, since its workers
+// ended with it.
+func (h *Held) Release(ctx context.Context) error {
+	_, err := h.release(ctx, false)
+	return err
+}
+
+func (h *Held) release(ctx context.Context, keep bool) (*control.ReleaseReply, error) {
+	h.leaving.Store(true)
+	defer h.StopWatch() // after the release: if the event stream ends first, the executor assumes that the client is away
+	h.mu.Lock()
+	nothing := h.over != "" && !h.lost
+	h.mu.Unlock()
+	if nothing {
+		return nil, nil
+	}
+	ctx, cancel := h.c.bound(ctx)
+	defer cancel()
+	r, err := h.cl.Release(ctx, &control.ReleaseRequest{LeaseId: h.ID, Keep: keep})
+	if err = fromControl("release", h.Address, err); errors.Is(err, dataplane.ErrLease) || nobodyListens(err) {
+		return nil, nil
+	}
+	return r, err
+}
