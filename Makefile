@@ -318,7 +318,7 @@ test-go: ## Go tests
 test-tcp: ## the client's tests over Ethernet sockets; 30 random kills and 10 link outages between two network namespaces (as root)
 	$(Q)$(try_build)
 	$(Q)RFAAS_TEST_PROVIDER=tcp $(GO) test -count=1 -vet=off -timeout 280s ./client
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 170s -run BetweenNodes ./tests/faults
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 170s -run 'TestBetweenNodes.*' ./tests/faults
 
 test-race: ## Go tests under the race detector
 	$(Q)$(try_build)
@@ -412,7 +412,7 @@ build/faults/%.so: tests/faults/testdata/%.c tests/faults/testdata/work.h | head
 # Most of these wait for something to be noticed, so many run side by side.
 test-faults: ## everything is killed and stopped, one at a time; cancels and deadlines race with 400,000 replies (make bench: a million)
 	$(Q)$(try_build)
-	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|BetweenNodes' ./tests/faults -calls 400000
+	$(Q)$(GO) test -count=1 -v -vet=off -timeout 290s -parallel 20 -skip 'TestRandomKills|TestBetweenNodes.*' ./tests/faults -calls 400000
 
 test-kills: ## 200 random kills under load (make bench: 300, make soak: 1000)
 	$(Q)$(try_build)
@@ -467,7 +467,7 @@ test-softroce-faults: ## kills, stops and cancels on a real verbs device in a vi
 	$(Q)$(try_build)
 	$(Q)mkdir -p build/gotest-faults && $(GO) test -c -o build/gotest-faults/ ./tests/faults
 	$(Q)cd tests/faults && ../../scripts/softroce/run --timeout 290 -e RFAAS_REQUIRE_VERBS=1 -- \
-		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip BetweenNodes -kills 30 -calls 8000
+		../../build/gotest-faults/faults.test -test.v -test.timeout 280s -test.parallel 4 -test.skip 'TestBetweenNodes.*' -kills 30 -calls 8000
 
 # Nodes in namespaces of one machine that has a verbs device: all of them reach it.
 test-softroce-slurm: ## an MPI job on a real Slurm that is served by another node, over verbs in a virtual machine

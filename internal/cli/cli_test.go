@@ -273,7 +273,7 @@ func TestDoctor(t *testing.T) {
 	}
 	_, out, _ = run("doctor", "--json", "--executor", "unix:/nonexistent/socket")
 	var list []finding
-	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 17 {
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 18 {
 		t.Fatalf("%v, %v", list, err)
 	}
 	if f := list[14]; f.State != "note" || f.Mend == "" {

@@ -22,11 +22,11 @@ import (
 
 var (
 	seedFlag  = flag.Uint64("seed", 0, "seed of what is random; 0: a new one, which is printed")
-	killsFlag = flag.Int("kills", 30, "kills of TestRandomKills and TestRandomKillsBetweenNodes")
-	flapsFlag = flag.Int("flaps", 10, "how often TestRandomKillsBetweenNodes takes the link away")
+	killsFlag = flag.Int("kills", 30, "kills of TestRandomKills and TestBetweenNodesRandomKills")
+	flapsFlag = flag.Int("flaps", 10, "how often TestBetweenNodesRandomKills takes the link away")
 	callsFlag = flag.Int("calls", 50_000, "calls of TestCancelsRaceReplies")
 
-	longestFlapFlag = flag.Duration("longest-flap", 8*time.Second, "longest time without the link in TestRandomKillsBetweenNodes")
+	longestFlapFlag = flag.Duration("longest-flap", 8*time.Second, "longest time without the link in TestBetweenNodesRandomKills")
 )
 
 // root is the repository, where make left the programs.

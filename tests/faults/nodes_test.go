@@ -113,7 +113,7 @@ func (s *storm) mendLink() {
 }
 
 // The storm of TestRandomKills, with the clients on one node and everything else on another, and a link that also fails.
-func TestRandomKillsBetweenNodes(t *testing.T) {
+func TestBetweenNodesRandomKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kills for a while")
 	}
@@ -125,7 +125,7 @@ func TestRandomKillsBetweenNodes(t *testing.T) {
 
 // A short outage of the link between two nodes makes no call fail. In a long outage calls fail with a named error. When the link is up
 // again, the client is served again, and the executor has kept nothing of the lost lease.
-func TestLinkOutagesBetweenNodes(t *testing.T) {
+func TestBetweenNodesLinkOutages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for what falls silent")
 	}
@@ -166,7 +166,7 @@ func TestLinkOutagesBetweenNodes(t *testing.T) {
 }
 
 // A client does not connect to its own node when an executor on another node says that its workers are there.
-func TestLoopbackOfAnotherNode(t *testing.T) {
+func TestBetweenNodesLoopback(t *testing.T) {
 	for _, named := range []string{"127.0.0.1", clientAddress} {
 		t.Run(named, func(t *testing.T) {
 			n := newNodes(t)
@@ -186,7 +186,7 @@ func TestLoopbackOfAnotherNode(t *testing.T) {
 
 // The manager is on one node, an executor and a client on the other. The executor reports, and the client finds it, by the manager's memory
 // over tcp. After an outage of the link both do so again.
-func TestMemoryBetweenNodes(t *testing.T) {
+func TestBetweenNodesMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for what falls silent")
 	}
