@@ -59,9 +59,7 @@ func (w *world) daemon(on machine, name, program string, args ...string) *daemon
 	return d
 }
 
-// newManager starts a resource manager; callers that are started later ask it.
-func (w *world) newManager() *daemon { return w.newManagerOn(here) }
-
+// newManagerOn starts a resource manager; callers that are started later ask it.
 func (w *world) newManagerOn(on machine, args ...string) *daemon {
 	w.Helper()
 	if on.namespace != "" {
