@@ -215,6 +215,32 @@ func TestBetweenNodesMemory(t *testing.T) {
 	n.eventually(waitBound, "the executor is on the board again", listed)
 }
 
+// A data port that does not answer, as behind a firewall, makes the client ask another executor. Without another one, the error says why.
+func TestBetweenNodesSilentDataPort(t *testing.T) {
+	n := newNodes(t)
+	n.newManagerOn(n.server)
+	const nobody = "10.79.0.99" // no node has this address
+	n.newExecutorOn(n.server, "unreachable", "--data-advertise", nobody)
+	invoke := func() bool {
+		out, err := n.rfaas("invoke", built(n, "build/functions/echo.so"), "echo", "--hex", "01")
+		n.lastly = out
+		return err == nil
+	}
+	n.eventually(waitBound, "the executor is asked", func() bool {
+		if invoke() {
+			t.Fatalf("there is a lease: %s", n.lastly)
+		}
+		return !strings.Contains(n.lastly, "knows no executor")
+	})
+	for _, word := range []string{"cannot connect to its workers", nobody, "data-listen"} {
+		if !strings.Contains(n.lastly, word) {
+			t.Errorf("the error does not contain %q: %s", word, n.lastly)
+		}
+	}
+	n.newExecutorOn(n.server, "reachable")
+	n.eventually(waitBound, "the other executor grants a lease", invoke)
+}
+
 // rfaas runs `rfaas` on the client's node until it ends, and returns what it prints.
 func (n *nodes) rfaas(args ...string) (output string, err error) {
 	n.Helper()
