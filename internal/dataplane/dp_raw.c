@@ -83,13 +83,17 @@ int dp_raw_drain(dp_raw *r, uint32_t *done) {
     return n < 0 ? dp_raw_over(r, n) : DP_OK;
 }
 
+/* Takes the completions of writes that are not waited for. With a server its thread does. */
+static int settle(dp_raw *r) {
+    uint32_t none = 0;
+    return r->server ? DP_OK : dp_raw_drain(r, &none);
+}
+
 /* Nothing is waited for now. Completions are taken, so that a keepalive that was answered can be followed by another one. */
 int dp_raw_broken(dp_raw *r) {
-    uint32_t done = 0;
     pthread_mutex_lock(&r->lock);
-    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && dp_raw_drain(r, &done) == DP_OK)
+    if (!known_broken(r) && r->qp->state == DP_QP_CONNECTED && settle(r) == DP_OK)
         dp_qp_probe(r->qp);
-    dp_raw_watch(r);
     int st = known_broken(r);
     pthread_mutex_unlock(&r->lock);
     return st;
@@ -183,10 +187,9 @@ int dp_raw_fetch_add(dp_raw *r, uint32_t n, const uint64_t *raddr, uint32_t rkey
 }
 
 static int post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32_t rkey) {
-    uint32_t none = 0;
     int st = known_broken(r);
     if (!st)
-        st = dp_raw_drain(r, &none);
+        st = settle(r);
     if (st)
         return st;
     if (len > DP_RAW_POSTED_MAX)
@@ -211,12 +214,10 @@ int dp_raw_post(dp_raw *r, const void *src, uint32_t len, uint64_t raddr, uint32
 }
 
 int dp_raw_reap(dp_raw *r) {
-    uint32_t none = 0;
     pthread_mutex_lock(&r->lock);
     int st = known_broken(r);
     if (!st)
-        st = dp_raw_drain(r, &none);
-    dp_raw_watch(r);
+        st = settle(r);
     int left = (int)(r->posted - r->reaped);
     pthread_mutex_unlock(&r->lock);
     return st ? st : left;
