@@ -48,6 +48,12 @@ static int failed(reach *r, int status, const char *fmt, ...) {
     return -1;
 }
 
+/* What to do about an error of a file in the directory of the socket. */
+static const char *remedy(int error) {
+    return error == ENOSPC || error == EDQUOT ? "make room there, or set RFAAS_AGENT_SOCKET to a path in another directory"
+                                              : "set RFAAS_AGENT_SOCKET to a path in another directory";
+}
+
 static bool pause_until(int64_t until) {
     if (dp_now_ns() >= until)
         return false;
@@ -168,14 +174,15 @@ static int connect_once(reach *r) {
     }
 }
 
+/* The agent of another user, also of root, would refuse this process. */
 static int check_owner(reach *r, int fd) {
     struct ucred peer = {0};
     socklen_t len = sizeof peer;
-    if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && (peer.uid == geteuid() || peer.uid == 0))
+    if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.uid == geteuid())
         return fd;
     close(fd);
-    return failed(r, RFAAS_INVALID, "the socket %s belongs to a process of user %u, not of yours (%u) or root; remove it or set "
-                  "RFAAS_AGENT_SOCKET to another path", r->at.sun_path, peer.uid, geteuid());
+    return failed(r, RFAAS_INVALID, "the socket %s belongs to an agent of user %u, and this process runs as user %u: each user needs an agent of its "
+                  "own; set RFAAS_AGENT_SOCKET to another path, or unset it, or remove the socket", r->at.sun_path, peer.uid, geteuid());
 }
 
 /* ---- starting ---- */
@@ -213,10 +220,28 @@ static int find_program(reach *r, char *out, size_t room) {
                   "install it, or set RFAAS_AGENT to its path", *dir ? dir : "the library");
 }
 
+/* Descriptors that must not outlive their use: another process could neither start an agent nor find out that there is none. Of one
+ * thread at a time. */
+static struct {
+    int lock, listening, log;
+} starting = {-1, -1, -1};
+
+static void close_starting(int *fd) {
+    int was = *fd;
+    *fd = -1; /* first: a child that is forked now must not close what has the number next */
+    if (was >= 0)
+        close(was);
+}
+
+void rfaas_agent_reach_forked(void) {
+    close_starting(&starting.log);
+    close_starting(&starting.listening);
+    close_starting(&starting.lock);
+}
+
 typedef struct start {
-    const char *program, *log;
+    const char *program;
     char **environment;
-    int listening;
     int why;
 } start;
 
@@ -234,8 +259,8 @@ static int spawn_agent(void *arg) {
     posix_spawnattr_init(&attr);
     posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-    posix_spawn_file_actions_addopen(&files, 2, s->log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600);
-    posix_spawn_file_actions_adddup2(&files, s->listening, 3); /* also clears close-on-exec */
+    posix_spawn_file_actions_adddup2(&files, starting.log, 2);
+    posix_spawn_file_actions_adddup2(&files, starting.listening, 3); /* also clears close-on-exec */
     posix_spawn_file_actions_addclosefrom_np(&files, 4);       /* an open pipe of the program would make mpirun wait for the agent */
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setsigmask(&attr, &none);
@@ -248,16 +273,23 @@ static int spawn_agent(void *arg) {
     return 0;
 }
 
-static int start_agent(reach *r, const char *program, int listening) {
+static int open_log(reach *r) {
+    char path[sizeof r->at.sun_path + 8];
+    snprintf(path, sizeof path, "%s.log", r->at.sun_path);
+    starting.log = rfaas_agent_above_stdio(open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+    return starting.log < 0 ? failed(r, RFAAS_UNSUPPORTED, "cannot open the agent's log %s: %s; %s", path, strerror(errno), remedy(errno)) : 0;
+}
+
+/* Starts the agent with the descriptors in `starting`. */
+static int start_agent(reach *r, const char *program) {
     enum { STACK = 128 << 10 };
-    char *stack = malloc(STACK), **environment = rfaas_agent_inherited(), log[sizeof r->at.sun_path + 8];
+    char *stack = malloc(STACK), **environment = rfaas_agent_inherited();
     if (!stack || !environment) {
         free(stack);
         free(environment);
         return failed(r, RFAAS_FATAL, "out of memory");
     }
-    snprintf(log, sizeof log, "%s.log", r->at.sun_path);
-    start s = {.program = program, .log = log, .environment = environment, .listening = listening};
+    start s = {.program = program, .environment = environment};
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* no signal handler may run in the process that shares the memory */
@@ -271,24 +303,6 @@ static int start_agent(reach *r, const char *program, int listening) {
     if (!why)
         why = s.why;
     return why ? failed(r, RFAAS_UNSUPPORTED, "cannot start the agent %s: %s", program, strerror(why)) : 0;
-}
-
-/* Descriptors that must not outlive their use: another process could neither start an agent nor find out that there is none. Of one
- * thread at a time. */
-static struct {
-    int lock, listening;
-} starting = {-1, -1};
-
-static void close_starting(int *fd) {
-    int was = *fd;
-    *fd = -1; /* first: a child that is forked now must not close what has the number next */
-    if (was >= 0)
-        close(was);
-}
-
-void rfaas_agent_reach_forked(void) {
-    close_starting(&starting.listening);
-    close_starting(&starting.lock);
 }
 
 /* The caller has the lock, and nobody listens. */
@@ -314,13 +328,14 @@ static int listen_and_start(reach *r) {
     /* Before bind, so that other users can never connect, even if the directory lets them. */
     fchmod(fd, 0600);
     if (bind(fd, (struct sockaddr *)&r->at, sizeof r->at) || listen(fd, BACKLOG)) {
-        failed(r, RFAAS_UNSUPPORTED, "cannot listen at the agent's socket %s: %s", r->at.sun_path, strerror(errno));
+        failed(r, RFAAS_UNSUPPORTED, "cannot listen at the agent's socket %s: %s; %s", r->at.sun_path, strerror(errno), remedy(errno));
         close_starting(&starting.listening);
         return -1;
     }
-    int st = start_agent(r, program, fd);
+    int st = open_log(r) ? -1 : start_agent(r, program);
     if (st)
         unlink(r->at.sun_path);
+    close_starting(&starting.log);
     close_starting(&starting.listening);
     return st;
 }
@@ -331,7 +346,7 @@ static int take_lock(reach *r) {
     snprintf(path, sizeof path, "%s.lock", r->at.sun_path);
     int fd = starting.lock = rfaas_agent_above_stdio(open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (fd < 0)
-        return failed(r, RFAAS_UNSUPPORTED, "cannot open the lock file %s: %s", path, strerror(errno));
+        return failed(r, RFAAS_UNSUPPORTED, "cannot open the lock file %s: %s; %s", path, strerror(errno), remedy(errno));
     while (flock(fd, LOCK_EX | LOCK_NB)) {
         if ((errno != EWOULDBLOCK && errno != EINTR) || !pause_until(r->until)) {
             failed(r, RFAAS_PEER_GONE, "the lock file %s is held by another process for too long: %s", path, strerror(errno));

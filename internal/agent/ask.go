@@ -82,14 +82,15 @@ func exchange(ctx context.Context, socket string, op protocol.Op) ([]byte, error
 	return body, nil
 }
 
-// checkOwner returns an error unless the process behind a connection is of this user or root.
+// checkOwner returns an error unless the process behind a connection is of this user.
 func checkOwner(conn *net.UnixConn) error {
 	cred, err := credentials(conn)
 	if err != nil {
 		return err
 	}
-	if uid := int(cred.Uid); uid != os.Geteuid() && uid != 0 {
-		return fmt.Errorf("the socket belongs to a process of uid %d, not of uid %d; remove it, or set %s", uid, os.Geteuid(), EnvSocket)
+	if uid := int(cred.Uid); uid != os.Geteuid() {
+		return fmt.Errorf("the socket belongs to an agent of user %d, and this process runs as user %d: each user has an agent of its own; set %s to another path, "+
+			"or unset it, or remove the socket", uid, os.Geteuid(), EnvSocket)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,8 +29,9 @@ const (
 )
 
 // Path returns the path of the socket of this user's and job's agent, as the client library finds it: $RFAAS_AGENT_SOCKET,
-// else agent-NET.sock or agent-NET-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if that directory does not exist. NET
-// is the inode of the network namespace and JOB is $SLURM_JOB_ID. Errors: ErrDirectory, or fs.ErrNotExist if neither directory exists.
+// else agent-NET.sock or agent-NET-JOB.sock in $XDG_RUNTIME_DIR/rfaas, or in /tmp/rfaas-UID if the library cannot use or make the former.
+// NET is the inode of the network namespace and JOB is $SLURM_JOB_ID. Path makes no directory. Errors: ErrDirectory, or fs.ErrNotExist
+// if the library would make the directory first.
 func Path(getenv func(string) string) (string, error) {
 	if p := getenv(EnvSocket); p != "" {
 		return p, nil
@@ -40,17 +42,32 @@ func Path(getenv func(string) string) (string, error) {
 	}
 	name += ".sock"
 	shared := filepath.Join("/tmp", "rfaas-"+strconv.Itoa(os.Geteuid()), name)
-	if d := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(d) {
+	if d := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(d) && len(d)+len("/rfaas/")+len(name) <= maxPath {
 		p := filepath.Join(d, "rfaas", name)
-		err := CheckDirectory(p)
-		if err == nil {
-			return p, nil
+		err := usable(p)
+		if err == nil || errors.Is(err, fs.ErrNotExist) && unix.Access(d, unix.W_OK) == nil {
+			return p, err
 		}
-		if CheckDirectory(shared) != nil {
-			return "", err
+		if serr := usable(shared); serr != nil {
+			return "", errors.Join(err, serr)
 		}
 	}
-	return shared, CheckDirectory(shared)
+	return shared, usable(shared)
+}
+
+// maxPath is the longest path of a socket (struct sockaddr_un without its last zero).
+const maxPath = 107
+
+// usable checks the directory of a socket as the library does before it uses the directory. Errors: those of CheckDirectory, and of access.
+func usable(socket string) error {
+	if err := CheckDirectory(socket); err != nil {
+		return err
+	}
+	if err := unix.Access(filepath.Dir(socket), unix.W_OK); err != nil {
+		return fmt.Errorf("cannot write to the directory of the agent's socket, %s: %w; set %s to a path in a directory that you can write to",
+			filepath.Dir(socket), err, EnvSocket)
+	}
+	return nil
 }
 
 // networkNamespace returns the inode of this process's network namespace, 0 without /proc.
